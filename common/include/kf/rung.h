@@ -1,0 +1,32 @@
+// A rung: one implementation of an op, and the table that lists an op's rungs.
+//
+// Plain C++, no CUDA and no torch: the kernels, the tables and the host code all include it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace kf {
+
+enum class DType : int { kFloat32, kFloat16, kBFloat16, kFloat64 };
+
+// A row in the table. `supports` answers why not, in words that follow "rung 'v2_vector' "; an empty answer is a yes.
+// `scratch_bytes` is set by rungs that need global memory between launches: Args then has a member `scratch`.
+template <class Args>
+struct Rung {
+  const char* name;
+  void (*launch)(const Args& args, void* stream);
+  std::string (*supports)(const Args& args);
+  int64_t (*scratch_bytes)(const Args& args) = nullptr;
+};
+
+// The rungs of one op on one backend, in the order of the lesson. An empty table: this build lacks the backend.
+template <class Args>
+struct Rungs {
+  const Rung<Args>* first = nullptr;
+  int count = 0;
+  const Rung<Args>* begin() const { return first; }
+  const Rung<Args>* end() const { return first + count; }
+};
+
+}  // namespace kf

@@ -1,0 +1,370 @@
+"""Builds a stage's extension: host files, the emulated kernels, and the GPU's where nvcc and a CUDA torch are there.
+
+`setup.py` of each stage lists sources and flags; this module turns them into a ninja file. ninja knows what an edit
+makes stale, and rebuilds what an interrupted build left. The library is linked under a temporary name and renamed.
+
+Environment:
+    KF_CUDA               auto (default) | 0 | 1: compile the kernels with nvcc where possible | never | or fail.
+    TORCH_CUDA_ARCH_LIST  architectures, such as "8.0 9.0a+PTX"; default: the visible GPU's, else all that nvcc knows.
+    MAX_JOBS              parallel compilations; default: the cores, fewer where memory is short.
+    KF_WERROR             1: warnings in our own files are errors.
+    CXX                   the host's C++ compiler; default c++.
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from typing import NamedTuple
+
+from setuptools import Extension
+from setuptools.command.build_ext import build_ext as _build_ext
+
+COMMON = pathlib.Path(__file__).resolve().parents[1]
+SIMT = COMMON / "simt"
+DEFAULT_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
+GIB_PER_JOB = 2.0  # what one compilation of a file that includes torch takes at its peak, rounded up
+
+
+class BuildError(RuntimeError):
+    """A build that cannot be done, with what to do about it."""
+
+
+class StageExtension(Extension):
+    """A stage's library.
+
+    Args:
+        name: "<module>._C".
+        host: .cpp files that may include torch.
+        kernels: .cu files, each compiled for the emulation and, in a CUDA build, by nvcc.
+        tables: rungs.cpp files, compiled once a backend.
+        include_dirs: the stage's own headers and those of earlier stages, relative to setup.py.
+        cxx_flags, nvcc_flags: flags for the host's compiler (host files, tables and emulated kernels) and for nvcc.
+    """
+
+    def __init__(self, name, *, host, kernels, tables, include_dirs, cxx_flags=(), nvcc_flags=()):
+        super().__init__(name, sources=[*host, *kernels, *tables], include_dirs=list(include_dirs), language="c++")
+        self.host, self.kernels, self.tables = list(host), list(kernels), list(tables)
+        self.cxx_flags, self.nvcc_flags = list(cxx_flags), list(nvcc_flags)
+
+
+# ---- what there is to build with ----
+
+
+class Cuda(NamedTuple):
+    """A usable CUDA compiler: nvcc's path, the toolkit's folder, and the architectures to compile for."""
+
+    nvcc: str
+    home: pathlib.Path
+    architectures: tuple[str, ...]
+
+
+def cuda_home(nvcc: str) -> pathlib.Path:
+    """The toolkit's folder as nvcc itself states it; nvcc on the PATH may be a wrapper script that lies elsewhere."""
+    dry = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True)
+    found = re.search(r"^#\$ TOP=(.*)$", dry.stderr + dry.stdout, re.MULTILINE)
+    if not found:
+        raise BuildError(f"{nvcc} --dryrun names no TOP folder; is it NVIDIA's nvcc?\n{dry.stderr.strip()}")
+    return pathlib.Path(found.group(1)).resolve()
+
+
+def known_architectures(nvcc: str) -> set[str]:
+    """Compute capabilities that nvcc can compile for, such as {"8.0", "9.0", "9.0a"}."""
+    listed = subprocess.run([nvcc, "--list-gpu-code"], capture_output=True, text=True, check=True).stdout
+    known = {f"{int(sm[0]) // 10}.{int(sm[0]) % 10}{sm[1]}" for sm in re.findall(r"sm_(\d+)([a-z]?)", listed)}
+    # The list leaves out the architecture-specific variants (9.0a), which exist from 9.0 on.
+    return known | {f"{arch}a" for arch in known if arch[-1].isdigit() and float(arch) >= 9.0}
+
+
+def architectures(nvcc: str) -> tuple[str, ...]:
+    """What to compile for: TORCH_CUDA_ARCH_LIST, else the visible GPUs, else the default list as far as nvcc knows it.
+
+    Raises:
+        BuildError: TORCH_CUDA_ARCH_LIST names what nvcc does not know.
+    """
+    import torch
+
+    known = known_architectures(nvcc)
+    asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").split()
+    if asked:
+        unknown = [arch for arch in asked if arch.removesuffix("+PTX") not in known]
+        if unknown:
+            raise BuildError(
+                f"TORCH_CUDA_ARCH_LIST: {nvcc} cannot compile for {' '.join(unknown)}; it knows {' '.join(sorted(known))}"
+            )
+        return tuple(asked)
+    if torch.cuda.is_available():
+        capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+        visible = []
+        for major, minor in sorted(capabilities):
+            specific = f"{major}.{minor}a"
+            visible.append(specific if major == 9 and specific in known else f"{major}.{minor}")
+        return tuple(visible)
+    listed = [arch for arch in DEFAULT_ARCHITECTURES if arch in known]
+    return (*listed[:-1], listed[-1] + "+PTX")
+
+
+def gencode_flags(archs: tuple[str, ...]) -> list[str]:
+    """nvcc's -gencode flags; "+PTX" adds PTX, from which a newer driver compiles for a GPU not listed."""
+    flags = []
+    for arch in archs:
+        number = arch.removesuffix("+PTX").replace(".", "")
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if arch.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+def find_cuda() -> tuple[Cuda | None, str]:
+    """The CUDA compiler to use, or None and the reason why the build has no GPU kernels.
+
+    Raises:
+        BuildError: KF_CUDA=1 and CUDA cannot be had, or KF_CUDA is neither auto, 0 nor 1.
+    """
+    import torch
+
+    choice = os.environ.get("KF_CUDA", "auto").lower()
+    if choice not in ("auto", "0", "1"):
+        raise BuildError(f"KF_CUDA must be auto, 0 or 1, got {choice!r}")
+    if choice == "0":
+        return None, "KF_CUDA=0"
+    nvcc = shutil.which("nvcc") or next((p for p in ("/usr/local/cuda/bin/nvcc",) if os.path.exists(p)), None)
+    problem = None
+    if torch.version.cuda is None:
+        problem = f"torch {torch.__version__} is a build without CUDA"
+    elif nvcc is None:
+        problem = "nvcc is not on the PATH"
+    else:
+        release = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+        found = re.search(r"release (\d+)\.(\d+)", release)
+        if not found:
+            problem = f"{nvcc} --version names no release"
+        elif found.group(1) != torch.version.cuda.split(".")[0]:
+            problem = (
+                f"nvcc is of CUDA {found.group(1)}, torch of CUDA {torch.version.cuda}; their major versions must agree"
+            )
+    if problem is None:
+        return Cuda(nvcc, cuda_home(nvcc), architectures(nvcc)), ""
+    if choice == "1":
+        raise BuildError(f"KF_CUDA=1, but {problem}")
+    return None, problem
+
+
+def parallel_jobs() -> int:
+    """MAX_JOBS, else one job a core, but no more than the free memory feeds."""
+    asked = os.environ.get("MAX_JOBS")
+    if asked:
+        if not asked.isdigit() or int(asked) < 1:
+            raise BuildError(f"MAX_JOBS must be a positive integer, got {asked!r}")
+        return int(asked)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    except (ValueError, OSError, AttributeError):  # macOS does not say
+        return cores
+    return max(1, min(cores, int(available / GIB_PER_JOB)))
+
+
+# ---- the ninja file ----
+
+
+def _ninja_path(path) -> str:
+    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def _shell(words) -> str:
+    return " ".join(shlex.quote(str(word)) for word in words).replace("$", "$$")
+
+
+class _Ninja:
+    """Collects rules and build lines; writes them only where they changed, so that ninja's log stays true."""
+
+    def __init__(self):
+        self.lines = ["ninja_required_version = 1.5", ""]
+
+    def rule(self, name, command, description, deps=True):
+        self.lines += [f"rule {name}", f"  command = {command}", f"  description = {description}"]
+        if deps:
+            self.lines += ["  depfile = $out.d", "  deps = gcc"]
+        self.lines.append("")
+
+    def build(self, output, rule, inputs, implicit=()):
+        line = f"build {_ninja_path(output)}: {rule} {' '.join(map(_ninja_path, inputs))}"
+        if implicit:
+            line += " | " + " ".join(map(_ninja_path, implicit))
+        self.lines.append(line)
+
+    def write(self, path: pathlib.Path):
+        text = "\n".join(self.lines) + "\n"
+        if path.exists() and path.read_text() == text:
+            return
+        beside = path.with_suffix(".tmp")
+        beside.write_text(text)
+        os.replace(beside, path)
+
+
+def _warnings() -> list[str]:
+    return ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("KF_WERROR") == "1" else [])
+
+
+def write_ninja(
+    extension: StageExtension, folder: pathlib.Path, library: pathlib.Path, cuda: Cuda | None
+) -> pathlib.Path:
+    """Writes build.ninja for `extension` into `folder`; the build ends in `library`. Returns the file's path."""
+    import torch
+    from torch.utils import cpp_extension
+
+    cxx = os.environ.get("CXX", "c++")
+    here = pathlib.Path.cwd()
+    own = ["-I", COMMON / "include", *(f"-I{here / d}" for d in extension.include_dirs)]
+    hidden = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-strict-aliasing"]
+    with_cuda = ["-DKF_WITH_CUDA"] if cuda else []
+    depfile = "-MD -MF $out.d"
+    openmp = [] if sys.platform == "darwin" else ["-fopenmp"]  # Apple's clang has none: loops run on one core there
+
+    torch_includes = [d for path in cpp_extension.include_paths() for d in ("-isystem", path)]
+    torch_includes += ["-isystem", sysconfig.get_path("include")]
+    if cuda:  # a slim toolkit leaves out libraries' headers; torch's own CUDA packages bring them
+        torch_includes += ["-isystem", cuda.home / "include"]
+        torch_includes += [d for path in _torch_cuda_includes() for d in ("-isystem", path)]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    host_flags = [
+        "-std=c++20", *hidden, *extension.cxx_flags, *_warnings(), *openmp, *own, *torch_includes, *with_cuda, abi,
+        f"-DTORCH_EXTENSION_NAME={extension.name.rsplit('.', 1)[-1]}",
+    ]  # fmt: skip
+    table_flags = ["-std=c++17", *hidden, "-O2", *_warnings(), *own, *with_cuda, abi]
+    # g++ takes an unrolled loop over registers for a read of what was never written; nvcc, whose word counts, does not.
+    emulated_flags = [
+        "-std=c++17", *hidden, "-O2", *_warnings(), "-Wno-maybe-uninitialized", "-DKF_BACKEND=emulated",
+        "-I", SIMT / "include", *own, abi,
+    ]  # fmt: skip
+
+    ninja = _Ninja()
+    ninja.rule("host", f"{_shell([cxx, *host_flags])} {depfile} -c $in -o $out", "c++ $in")
+    ninja.rule("runtime", f"{_shell([cxx, *emulated_flags])} {depfile} -c $in -o $out", "c++ $in (emulation)")
+    for backend in ("emulated", "gpu"):
+        flags = [*table_flags, f"-DKF_BACKEND={backend}"]
+        ninja.rule(f"table_{backend}", f"{_shell([cxx, *flags])} {depfile} -c $in -o $out", f"c++ $in ({backend})")
+    rewrite = [sys.executable, SIMT / "rewrite.py", *own]
+    ninja.rule("rewrite", f"{_shell(rewrite)} $in -o $out --depfile $out.d", "rewrite $in")
+    ninja.rule("emulated", f"{_shell([cxx, *emulated_flags])} $here {depfile} -c $in -o $out", "c++ $in")
+
+    objects = []
+
+    def compile_one(rule, source, kind, implicit=()):
+        output = folder / kind / f"{source}.o"
+        ninja.build(output, rule, [here / source], implicit)
+        objects.append(output)
+
+    for source in extension.host:
+        compile_one("host", source, "host")
+    for source in extension.tables:
+        compile_one("table_emulated", source, "emulated")
+    for source in sorted((SIMT / "src").glob("*.cpp")):
+        output = folder / "runtime" / f"{source.name}.o"
+        ninja.build(output, "runtime", [source])
+        objects.append(output)
+    for source in extension.kernels:
+        rewritten = folder / "rewritten" / f"{source}.cpp"
+        ninja.build(rewritten, "rewrite", [here / source], [SIMT / "rewrite.py"])
+        output = folder / "emulated" / f"{source}.o"
+        ninja.build(output, "emulated", [rewritten])
+        ninja.lines.append(f"  here = {_shell(['-I', (here / source).parent])}")
+        objects.append(output)
+
+    libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    libraries += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+    if cuda:
+        nvcc_flags = [
+            "-std=c++17", "-ccbin", cxx, *gencode_flags(cuda.architectures), *extension.nvcc_flags, "-DKF_BACKEND=gpu",
+            *with_cuda, "--expt-relaxed-constexpr", *own, f"-Xcompiler={','.join([*hidden, '-Wall', '-Wextra'])}", abi,
+        ]  # fmt: skip
+        if os.environ.get("KF_WERROR") == "1":
+            nvcc_flags.append("-Werror=all-warnings")
+        nvcc = _shell([cuda.nvcc, *nvcc_flags])
+        ninja.rule("gpu", f"{nvcc} -MD -MF $out.d -c $in -o $out", "nvcc $in")
+        for source in extension.tables:
+            compile_one("table_gpu", source, "gpu")
+        for source in extension.kernels:
+            compile_one("gpu", source, "gpu")
+        libraries += [f"-L{cuda.home / 'lib64'}", "-lc10_cuda", "-ltorch_cuda", "-lcudart"]
+
+    shared = ["-shared", *openmp, "-pthread"]
+    if sys.platform == "darwin":
+        shared = ["-bundle", "-undefined", "dynamic_lookup", "-pthread"]
+    link = f"{_shell([cxx, *shared])} $in -o $out.tmp {_shell(libraries)} && mv -f $out.tmp $out"
+    ninja.rule("link", link, "link $out", deps=False)
+    ninja.build(library, "link", objects)
+    ninja.lines.append(f"default {_ninja_path(library)}")
+    path = folder / "build.ninja"
+    ninja.write(path)
+    return path
+
+
+def _torch_cuda_includes() -> list[pathlib.Path]:
+    import torch
+
+    site = pathlib.Path(torch.__file__).resolve().parents[1]
+    return sorted(path for path in site.glob("nvidia/cu1*/include") if path.is_dir())
+
+
+def check_shared_cxx_library(library: pathlib.Path) -> None:
+    """Refuses a library that holds a C++ standard library of its own, and removes it.
+
+    Streams and exceptions pass between torch and a stage, so both must use one shared libstdc++ (or libc++). With a
+    compiler set up for -static-libstdc++ everything builds, and then the first error message crashes the process.
+
+    Raises:
+        BuildError: names the compiler and the way out.
+    """
+    if sys.platform == "linux" and not any(name in library.read_bytes() for name in (b"libstdc++.so", b"libc++.so")):
+        library.unlink()
+        cxx = os.environ.get("CXX", "c++")
+        raise BuildError(
+            f"the compiler {cxx} links the C++ standard library statically, but torch and the stages must share one; "
+            "choose another, for example CXX=/usr/bin/g++"
+        )
+
+
+class build_ext(_build_ext):
+    """`python setup.py build_ext --inplace` for stages."""
+
+    def run(self):
+        try:
+            super().run()
+        except BuildError as error:
+            raise SystemExit(f"error: {error}") from None
+
+    def build_extension(self, extension):
+        import ninja as ninja_package
+
+        cuda, why_not = find_cuda()
+        module = extension.name.split(".")[0]
+        gpu = (
+            f"CUDA kernels for {' '.join(cuda.architectures)} by {cuda.nvcc}"
+            if cuda
+            else f"no CUDA kernels ({why_not})"
+        )
+        jobs = parallel_jobs()
+        print(f"{module}: plain C++, emulated kernels, {gpu}; {jobs} job{'s' if jobs > 1 else ''}", flush=True)
+        folder = pathlib.Path(self.build_temp).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        library = pathlib.Path(self.get_ext_fullpath(extension.name)).resolve()
+        library.parent.mkdir(parents=True, exist_ok=True)
+        path = write_ninja(extension, folder, library, cuda)
+        ninja = pathlib.Path(ninja_package.BIN_DIR) / "ninja"
+        command = [str(ninja), "-f", str(path), "-j", str(jobs)]
+        if subprocess.run(command, cwd=folder).returncode != 0:
+            raise SystemExit(f"{module}: the build failed; the compiler's messages are above")
+        check_shared_cxx_library(library)
+
+    def copy_extensions_to_source(self):
+        """For --inplace: beside its place, then renamed, so that nobody ever loads half a library or keeps one."""
+        for extension in self.extensions:
+            place = self.get_ext_filename(extension.name)
+            shutil.copy2(pathlib.Path(self.build_lib, place), f"{place}.tmp")
+            os.replace(f"{place}.tmp", place)

@@ -1,0 +1,74 @@
+"""The four stages: where they are, and how scripts find them without an installation."""
+
+import importlib
+import importlib.machinery
+import pathlib
+import sys
+import types
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Stage(NamedTuple):
+    """A stage: its folder, its Python module, and its test file."""
+
+    folder: str
+    module: str
+    test: str
+
+    @property
+    def path(self) -> pathlib.Path:
+        return ROOT / self.folder
+
+
+STAGES = (
+    Stage("step1-simple", "step1_simple", "test.py"),
+    Stage("step2-attention", "step2_attention", "test_attention.py"),
+    Stage("step3-fused", "step3_fused", "test_fused.py"),
+    Stage("step4-integration", "step4_integration", "test_gpt2.py"),
+)
+
+
+def find(name: str) -> Stage:
+    """The stage called `name`: its folder ("step2-attention"), module ("step2_attention") or number ("2", "step2").
+
+    Raises:
+        ValueError: no such stage.
+    """
+    for number, stage in enumerate(STAGES, start=1):
+        if name.rstrip("/") in (stage.folder, stage.module, str(number), f"step{number}"):
+            return stage
+    raise ValueError(f"`stage` must be one of {', '.join(s.folder for s in STAGES)}, got {name!r}")
+
+
+def on_path() -> None:
+    """Makes every stage importable in this process. Imports none of them."""
+    for path in (ROOT / "common", *(stage.path for stage in STAGES)):
+        if str(path) not in sys.path:
+            sys.path.append(str(path))
+
+
+def build_command(stage: Stage) -> str:
+    """The command that builds `stage`, as a user would type it at the repository's root."""
+    return f"cd {stage.folder} && python setup.py build_ext --inplace"
+
+
+def is_built(stage: Stage) -> bool:
+    """True where the stage's library for this Python lies in its place."""
+    folder = stage.path / stage.module
+    return any((folder / f"_C{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+
+
+def load(module: str) -> types.ModuleType:
+    """The compiled part of a stage, `<module>._C`.
+
+    Raises:
+        ImportError: the stage is not built; the text gives the command.
+    """
+    stage = find(module)
+    if not is_built(stage):
+        raise ImportError(f"{module} is not built for this Python; build it with: {build_command(stage)}")
+    import torch  # noqa: F401  its libraries must be loaded before the extension that links to them
+
+    return importlib.import_module(f"{module}._C")

@@ -1,0 +1,109 @@
+"""What build.py decides before it compiles, and what it refuses after."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from kernel_fusion import build
+
+
+@pytest.fixture
+def clean_environment(monkeypatch):
+    for name in ("KF_CUDA", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def _fake_nvcc(folder: pathlib.Path, release: str = "13.0") -> str:
+    path = folder / "nvcc"
+    path.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        "--list-gpu-code) printf 'sm_75\\nsm_80\\nsm_86\\nsm_90\\nsm_100\\nsm_120\\n' ;;\n"
+        f"--version) echo 'Cuda compilation tools, release {release}, V{release}.1' ;;\n"
+        f"--dryrun) echo '#$ TOP={folder}/bin/..' >&2 ;;\n"
+        "esac\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_architectures_asked_for_are_kept(clean_environment, tmp_path):
+    clean_environment.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0a+PTX")
+    assert build.architectures(_fake_nvcc(tmp_path)) == ("8.0", "9.0a+PTX")
+
+
+def test_an_architecture_that_nvcc_does_not_know_is_named(clean_environment, tmp_path):
+    clean_environment.setenv("TORCH_CUDA_ARCH_LIST", "7.0 8.0")
+    with pytest.raises(build.BuildError, match=r"TORCH_CUDA_ARCH_LIST: .* cannot compile for 7\.0; it knows"):
+        build.architectures(_fake_nvcc(tmp_path))
+
+
+def test_without_a_gpu_all_that_nvcc_knows_of_the_default_list_and_ptx_of_the_last(clean_environment, tmp_path):
+    clean_environment.setattr("torch.cuda.is_available", lambda: False)
+    assert build.architectures(_fake_nvcc(tmp_path)) == ("7.5", "8.0", "8.6", "9.0a", "10.0", "12.0+PTX")
+
+
+def test_a_visible_gpu_decides(clean_environment, tmp_path):
+    clean_environment.setattr("torch.cuda.is_available", lambda: True)
+    clean_environment.setattr("torch.cuda.device_count", lambda: 2)
+    clean_environment.setattr("torch.cuda.get_device_capability", lambda i: [(9, 0), (8, 6)][i])
+    assert build.architectures(_fake_nvcc(tmp_path)) == ("8.6", "9.0a")
+
+
+def test_gencode_flags():
+    assert build.gencode_flags(("8.0", "9.0a+PTX")) == [
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_90a,code=compute_90a",
+    ]
+
+
+def test_kf_cuda_0_leaves_the_gpu_out(clean_environment):
+    clean_environment.setenv("KF_CUDA", "0")
+    assert build.find_cuda() == (None, "KF_CUDA=0")
+
+
+def test_kf_cuda_1_fails_where_torch_has_no_cuda(clean_environment, tmp_path):
+    clean_environment.setenv("KF_CUDA", "1")
+    clean_environment.setattr("torch.version.cuda", None)
+    with pytest.raises(build.BuildError, match="KF_CUDA=1, but torch .* is a build without CUDA"):
+        build.find_cuda()
+
+
+def test_nvcc_of_another_major_version_is_refused_with_both_named(clean_environment, tmp_path):
+    _fake_nvcc(tmp_path, release="12.4")
+    clean_environment.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    clean_environment.setattr("torch.version.cuda", "13.0")
+    cuda, why_not = build.find_cuda()
+    assert cuda is None
+    assert "nvcc is of CUDA 12, torch of CUDA 13.0" in why_not
+
+
+def test_cuda_home_comes_from_nvcc_itself(clean_environment, tmp_path):
+    assert build.cuda_home(_fake_nvcc(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize(("variable", "value"), [("KF_CUDA", "yes"), ("MAX_JOBS", "0"), ("MAX_JOBS", "many")])
+def test_settings_that_mean_nothing_are_named(clean_environment, variable, value):
+    clean_environment.setenv(variable, value)
+    with pytest.raises(build.BuildError, match=f"{variable} must be .*, got '{value}'"):
+        build.find_cuda() if variable == "KF_CUDA" else build.parallel_jobs()
+
+
+def test_a_library_with_its_own_cxx_library_is_refused_and_removed(clean_environment, tmp_path):
+    source = tmp_path / "x.cpp"
+    source.write_text('#include <iostream>\nextern "C" void f() { std::cout << 1; }\n')
+    cxx = shutil.which("g++") or pytest.skip("needs g++")
+    for flags, good in (([], True), (["-static-libstdc++"], False)):
+        library = tmp_path / "x.so"
+        subprocess.run([cxx, "-shared", "-fPIC", *flags, source, "-o", library], check=True)
+        if good:
+            build.check_shared_cxx_library(library)
+        else:
+            with pytest.raises(build.BuildError, match="links the C\\+\\+ standard library statically.*CXX="):
+                build.check_shared_cxx_library(library)
+        assert library.exists() == good
