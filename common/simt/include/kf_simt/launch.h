@@ -1,0 +1,105 @@
+// What the rewriter's output calls: launches, the entry of a kernel, shared memory.
+#pragma once
+
+#include <atomic>
+#include <type_traits>
+
+#include "kf_simt/types.h"
+
+namespace kf::simt {
+
+typedef struct CUstream_st* cudaStream_t;
+
+// One for each kernel (and each instantiation of a kernel template), made by a line that the rewriter puts at the
+// beginning of its body.
+struct KernelInfo {
+  constexpr KernelInfo(const char* signature_, unsigned max_threads_ = 1024)
+      : signature(signature_), max_threads(max_threads_) {}
+  const char* signature;               // __PRETTY_FUNCTION__
+  unsigned max_threads;                // from __launch_bounds__
+  std::atomic<int> max_dynamic{49152};  // cudaFuncAttributeMaxDynamicSharedMemorySize
+  std::atomic<int> static_bytes{0};    // known once a block has run
+};
+
+extern __thread const KernelInfo* entered_kernel;
+void enter_kernel_first(KernelInfo& info);
+
+inline void enter_kernel(KernelInfo& info) {
+  if (__builtin_expect(entered_kernel != &info, 0)) enter_kernel_first(info);
+}
+
+struct LaunchConfig {
+  const char* name;
+  const char* file;
+  int line;
+  dim3 grid;
+  dim3 block;
+  std::size_t shared;
+  bool cooperative;
+};
+
+// Runs invoke(context) once for each thread of the grid, and returns when all have finished.
+void run(const LaunchConfig& config, void (*invoke)(void*), void* context);
+
+// k<<<grid, block, shared, stream>>>(args) is rewritten as
+// kernel_call([&](auto&... a) { k(a...); }, "k")(grid, block, shared, stream)(args): the arguments are evaluated once,
+// and overloads, deduced templates and default arguments work as in any call.
+template <class Kernel>
+class KernelCall {
+ public:
+  KernelCall(Kernel kernel, LaunchConfig config) : kernel_(kernel), config_(config) {}
+
+  KernelCall& operator()(dim3 grid, dim3 block, std::size_t shared = 0, cudaStream_t = nullptr) {
+    config_.grid = grid;
+    config_.block = block;
+    config_.shared = shared;
+    return *this;
+  }
+
+  // By value, as CUDA copies arguments: an array decays, a static constant needs no definition.
+  template <class... Args>
+  void launch(Args... args) {
+    auto bound = [&] { kernel_(args...); };
+    run(config_, [](void* context) { (*static_cast<decltype(bound)*>(context))(); }, &bound);
+  }
+
+  LaunchConfig& config() { return config_; }
+
+ private:
+  Kernel kernel_;
+  LaunchConfig config_;
+};
+
+template <class Kernel>
+KernelCall<Kernel> kernel_call(Kernel kernel, const char* name, const char* file = __builtin_FILE(),
+                               int line = __builtin_LINE()) {
+  return {kernel, {name, file, line, {}, {}, 0, false}};
+}
+
+// The identity of one __shared__ declaration.
+struct SharedSlot {
+  constexpr SharedSlot(const char* name_, std::size_t size_, std::size_t align_, const char* file_, int line_)
+      : name(name_), size(size_), align(align_), file(file_), line(line_) {}
+  const char* name;
+  std::size_t size, align;
+  const char* file;
+  int line;
+  std::atomic<int> id{-1};
+};
+
+void* static_shared_address(SharedSlot& slot);
+void* dynamic_shared_address();
+
+template <class T>
+T& static_shared(SharedSlot& slot) {
+  return *reinterpret_cast<T*>(static_shared_address(slot));
+}
+
+template <class Array>
+Array& dynamic_shared() {
+  return *reinterpret_cast<Array*>(dynamic_shared_address());
+}
+
+constexpr std::size_t max_align(std::size_t a, std::size_t b = 1) { return a > b ? a : b; }
+
+}  // namespace kf::simt

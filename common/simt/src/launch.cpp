@@ -1,0 +1,505 @@
+#include <link.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <deque>
+#include <numeric>
+#include <thread>
+
+#include "runtime.h"
+
+namespace kf::simt {
+namespace {
+
+std::atomic<std::uint64_t> launches{0};
+
+struct Overrides {
+  std::mutex mutex;
+  std::string schedule;
+  int threads = 0;
+  Exited exited = Exited::kDefault;
+  double spin_seconds = -1, busy_seconds = -1;
+};
+
+Overrides& overrides() {
+  static auto* const instance = new Overrides;  // still there when static objects are destroyed
+  return *instance;
+}
+
+Schedule parse_schedule(const std::string& text) {
+  if (text == "forward") return {Schedule::kForward, 0};
+  if (text == "reverse") return {Schedule::kReverse, 0};
+  const std::string prefix = "random:";
+  if (text.compare(0, prefix.size(), prefix) == 0) {
+    const std::string seed = text.substr(prefix.size());
+    if (!seed.empty() && seed.size() <= 18 && seed.find_first_not_of("0123456789") == std::string::npos) {
+      return {Schedule::kRandom, std::stoull(seed)};
+    }
+  }
+  throw std::invalid_argument("KF_SIMT_SCHEDULE: `" + text + "` is none of forward, reverse, random:SEED");
+}
+
+unsigned cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return static_cast<unsigned>(std::max(1, CPU_COUNT(&set)));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+double seconds_from_environment(const char* name, double fallback) {
+  const char* const text = std::getenv(name);
+  if (text == nullptr) return fallback;
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  if (end == text || *end != '\0' || !(value >= 0)) {
+    throw std::invalid_argument(std::string(name) + ": `" + text + "` is not a number of seconds");
+  }
+  return value;
+}
+
+using Clock = std::chrono::steady_clock;
+constexpr double kTick = 0.01;
+constexpr unsigned kMaxExtra = 1024;  // OS threads added to a launch whose blocks wait for each other
+
+// The OS threads that help with launches, and the watchdog. They are kept from launch to launch.
+class Pool {
+ public:
+  // A child of fork() has none of its parent's threads, so it begins with a pool of its own.
+  static Pool& instance() {
+    static std::mutex* const mutex = [] {
+      pthread_atfork([] { creation().lock(); }, [] { creation().unlock(); },
+                     [] {
+                       current() = nullptr;
+                       creation().unlock();
+                     });
+      return &creation();
+    }();
+    const std::lock_guard<std::mutex> lock(*mutex);
+    if (current() == nullptr) current() = new Pool;
+    return *current();
+  }
+
+  // Asks for `count` more OS threads to call work() on this launch's blocks.
+  void offer(Launch& launch, unsigned count) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    offer_locked(launch, count);
+  }
+
+  void watch(Launch& launch) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    watched_.push_back(&launch);
+    if (!watchdog_) {
+      start([this] { watchdog(); });
+      watchdog_ = true;
+    } else if (watchdog_sleeps_) {
+      watchdog_wakes_.notify_one();
+    }
+  }
+
+  // Takes the launch back and waits for the OS threads that are at work on it.
+  void finish(Launch& launch) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    launch.wanted = 0;
+    offers_.erase(std::remove(offers_.begin(), offers_.end(), &launch), offers_.end());
+    finished_.wait(lock, [&] { return launch.running == 0; });
+    watched_.erase(std::find(watched_.begin(), watched_.end(), &launch));
+  }
+
+ private:
+  static std::mutex& creation() {
+    static auto* const mutex = new std::mutex;
+    return *mutex;
+  }
+  static Pool*& current() {
+    static Pool* pool = nullptr;
+    return pool;
+  }
+
+  template <class Function>
+  void start(Function function) {
+    // Signals belong to the program's own threads; the watchdog's is sent to one thread by name.
+    sigset_t all, before;
+    sigfillset(&all);
+    sigdelset(&all, Worker::kSignal);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      std::thread(function).detach();
+    } catch (...) {
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void offer_locked(Launch& launch, unsigned count) {
+    if (count == 0) return;
+    launch.wanted += count;
+    if (std::find(offers_.begin(), offers_.end(), &launch) == offers_.end()) offers_.push_back(&launch);
+    unsigned needed = 0;
+    for (const Launch* other : offers_) needed += other->wanted;
+    for (; idle_ + starting_ < needed; ++starting_) start([this] { help(); });
+    if (count == 1) {
+      work_offered_.notify_one();
+    } else {
+      work_offered_.notify_all();
+    }
+  }
+
+  void help() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    --starting_;
+    for (;;) {
+      ++idle_;
+      work_offered_.wait(lock, [&] { return !offers_.empty(); });
+      --idle_;
+      Launch& launch = *offers_.front();
+      if (--launch.wanted == 0) offers_.pop_front();
+      ++launch.running;
+      lock.unlock();
+      try {
+        Worker::mine().work(launch);
+      } catch (...) {
+        launch.fail(std::current_exception());
+      }
+      lock.lock();
+      --launch.running;
+      finished_.notify_all();
+      if (idle_ >= keep_) return;
+    }
+  }
+
+  void watchdog() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      watchdog_sleeps_ = true;
+      watchdog_wakes_.wait(lock, [&] { return !watched_.empty(); });
+      watchdog_sleeps_ = false;
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::duration<double>(kTick));
+      lock.lock();
+      for (Launch* launch : watched_) look_at(*launch);
+    }
+  }
+
+  void look_at(Launch& launch) {
+    const std::lock_guard<std::mutex> lock(launch.mutex);
+    if (launch.workers.empty()) return;
+    const Settings& settings = launch.settings;
+    Launch::Watch& watch = launch.watch;
+    const bool more_blocks = launch.next.load() < launch.blocks;
+    bool all_wait = true, all_quiet = true;
+    std::uint64_t events = 0;
+    const Worker* poller = nullptr;
+    for (Worker* worker : launch.workers) {
+      Worker::Pulse& pulse = worker->pulse;
+      const std::uint64_t switches = pulse.switches, idle = pulse.idle, now = pulse.events;
+      const bool at_grid = pulse.waits_for_grid;
+      events += now;
+      pulse.stuck = switches == pulse.seen_switches && !at_grid ? pulse.stuck + kTick : 0;
+      pulse.seen_switches = switches;
+      if (pulse.stuck == 0 && idle >= 20) poller = worker;
+      all_wait = all_wait && (at_grid || idle >= 20);
+      pulse.quiet = now == pulse.seen_events ? pulse.quiet + kTick : 0;
+      all_quiet = all_quiet && (at_grid || idle >= 20 || pulse.quiet >= 0.25);
+
+      // One thread that computes and computes.
+      if (now != pulse.seen_events || idle != 0 || at_grid) {
+        pulse.seen_events = now;
+        pulse.cpu_at_event = worker->cpu_seconds();
+      } else if (settings.busy_seconds > 0 && worker->cpu_seconds() - pulse.cpu_at_event > settings.busy_seconds) {
+        worker->give_up = true;
+      }
+      if (pulse.stuck >= 0.1 || (pulse.stuck > 0.03 && launch.cancelled)) interrupt(launch, *worker);
+    }
+    if (launch.cancelled) return;
+
+    // All wait for memory to change, and perhaps only a block that has not begun will change it. Threads that poll
+    // without a call look like threads that compute for long, so there the number grows slowly.
+    watch.since_extra += kTick;
+    const bool add = more_blocks && (all_wait || (all_quiet && watch.since_extra > 0.25));
+    if (add && launch.extra < kMaxExtra) {
+      watch.since_extra = 0;
+      const unsigned count = all_wait ? std::min<unsigned>(launch.extra + 1, kMaxExtra - launch.extra) : 1;
+      launch.extra += count;
+      watch.quiet = 0;
+      offer_locked(launch, count);
+      return;
+    }
+
+    // Nothing has happened, and every thread that can run has looked many times whether anything has.
+    if (events != watch.events || !all_wait || poller == nullptr) {
+      watch.events = events;
+      watch.quiet = 0;
+      for (Worker* worker : launch.workers) worker->pulse.idle_at_quiet = worker->pulse.idle;
+    } else {
+      watch.quiet += kTick;
+      bool looked = true;
+      for (const Worker* worker : launch.workers) {
+        const bool again = worker->pulse.waits_for_grid || worker->pulse.idle >= worker->pulse.idle_at_quiet + 20;
+        looked = looked && again;
+      }
+      if (settings.spin_seconds > 0 && looked && watch.quiet >= settings.spin_seconds) {
+        launch_error(launch, poller->describe_for_watchdog() +
+                                 ": polls memory that no thread changes any more; the launch can never end");
+      }
+    }
+
+    // Something happens, but no block ever ends.
+    const std::uint64_t exits = launch.exits;
+    watch.since_exit = exits == watch.exits ? watch.since_exit + kTick : 0;
+    watch.exits = exits;
+    if (settings.busy_seconds > 0 && watch.since_exit > 30 * settings.busy_seconds) {
+      launch_error(launch, launch.workers.front()->describe_for_watchdog() + ": no block has ended for " +
+                               std::to_string(watch.since_exit) + " s (see set_watchdog in kf_simt.h)");
+    }
+  }
+
+  // With launch.mutex held.
+  static void launch_error(Launch& launch, const std::string& what) {
+    if (!launch.error) launch.error = std::make_exception_ptr(Error(what));
+    launch.cancelled.store(true, std::memory_order_release);
+    launch.grid_changed.notify_all();
+  }
+
+  static void interrupt(Launch& launch, Worker& worker) {
+    if (launch.watch.code_end == 0) {
+      find_code(launch);
+      struct sigaction action {};
+      action.sa_sigaction = Worker::on_signal;
+      action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
+      sigaction(Worker::kSignal, &action, nullptr);
+    }
+    worker.interrupt();
+  }
+
+  // The executable segment that holds the launch's kernel.
+  static void find_code(Launch& launch) {
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, std::size_t, void* data) {
+          Launch& of = *static_cast<Launch*>(data);
+          const auto target = reinterpret_cast<std::uintptr_t>(of.invoke);
+          for (int i = 0; i < info->dlpi_phnum; ++i) {
+            const auto& segment = info->dlpi_phdr[i];
+            const std::uintptr_t begin = info->dlpi_addr + segment.p_vaddr;
+            if (segment.p_type != PT_LOAD || target < begin || target >= begin + segment.p_memsz) continue;
+            of.watch.code_begin = begin;
+            of.watch.code_end = begin + segment.p_memsz;
+            return 1;
+          }
+          return 0;
+        },
+        &launch);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable work_offered_, finished_, watchdog_wakes_;
+  std::deque<Launch*> offers_;
+  std::vector<Launch*> watched_;
+  unsigned idle_ = 0, starting_ = 0;
+  const unsigned keep_ = std::max(8u, 2 * cores());
+  bool watchdog_ = false, watchdog_sleeps_ = false;
+};
+
+// cudaSuccess, or why CUDA would not launch this.
+int validate(const LaunchConfig& config) {
+  constexpr int kInvalidValue = 1, kInvalidConfiguration = 9, kCooperativeTooLarge = 720;
+  const dim3 g = config.grid, b = config.block;
+  if (g.x == 0 || g.y == 0 || g.z == 0 || b.x == 0 || b.y == 0 || b.z == 0) return kInvalidConfiguration;
+  if (g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535) return kInvalidConfiguration;
+  if (b.x > kMaxThreads || b.y > kMaxThreads || b.z > 64) return kInvalidConfiguration;
+  const std::uint64_t threads = std::uint64_t{b.x} * b.y * b.z;
+  if (threads > kMaxThreads) return kInvalidConfiguration;
+  if (config.shared > kSharedLimit) return kInvalidValue;
+  if (config.cooperative) {
+    const std::uint64_t resident = occupancy(static_cast<unsigned>(threads), config.shared) * kMultiprocessors;
+    if (std::uint64_t{g.x} * g.y * g.z > resident) return kCooperativeTooLarge;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::uint64_t launch_count() { return launches.load(); }
+
+void set_schedule(const std::string& schedule) {
+  if (!schedule.empty()) parse_schedule(schedule);
+  const std::lock_guard<std::mutex> lock(overrides().mutex);
+  overrides().schedule = schedule;
+}
+
+void set_threads(int threads) {
+  const std::lock_guard<std::mutex> lock(overrides().mutex);
+  overrides().threads = threads;
+}
+
+void set_exited_at_barrier(Exited mode) {
+  const std::lock_guard<std::mutex> lock(overrides().mutex);
+  overrides().exited = mode;
+}
+
+void set_watchdog(double spin_seconds, double busy_seconds) {
+  const std::lock_guard<std::mutex> lock(overrides().mutex);
+  overrides().spin_seconds = spin_seconds;
+  overrides().busy_seconds = busy_seconds;
+}
+
+Settings current_settings() {
+  Overrides& o = overrides();
+  const std::lock_guard<std::mutex> lock(o.mutex);
+  Settings settings;
+  const char* const schedule = std::getenv("KF_SIMT_SCHEDULE");
+  if (!o.schedule.empty()) {
+    settings.schedule = parse_schedule(o.schedule);
+  } else if (schedule != nullptr && *schedule != '\0') {
+    settings.schedule = parse_schedule(schedule);
+  }
+  settings.threads = cores();
+  if (o.threads > 0) {
+    settings.threads = static_cast<unsigned>(o.threads);
+  } else if (const char* text = std::getenv("KF_SIMT_THREADS")) {
+    char* end = nullptr;
+    const long value = std::strtol(text, &end, 10);
+    if (end == text || *end != '\0' || value < 1 || value > 4096) {
+      throw std::invalid_argument(std::string("KF_SIMT_THREADS: `") + text + "` is not a number from 1 to 4096");
+    }
+    settings.threads = static_cast<unsigned>(value);
+  }
+  if (o.exited != Exited::kDefault) {
+    settings.exited_is_error = o.exited == Exited::kError;
+  } else if (const char* text = std::getenv("KF_SIMT_EXITED")) {
+    const std::string mode = text;
+    if (mode != "error" && mode != "warn") {
+      throw std::invalid_argument("KF_SIMT_EXITED: `" + mode + "` is none of error, warn");
+    }
+    settings.exited_is_error = mode == "error";
+  }
+  settings.spin_seconds = o.spin_seconds >= 0 ? o.spin_seconds : seconds_from_environment("KF_SIMT_SPIN_SECONDS", 1);
+  settings.busy_seconds = o.busy_seconds >= 0 ? o.busy_seconds : seconds_from_environment("KF_SIMT_BUSY_SECONDS", 10);
+  return settings;
+}
+
+unsigned occupancy(unsigned threads, std::size_t shared) {
+  if (threads == 0 || threads > kMaxThreads) return 0;
+  const unsigned whole_warps = (threads + warpSize - 1) / warpSize * warpSize;
+  std::size_t blocks = std::min(kThreadsPerMultiprocessor / whole_warps, kBlocksPerMultiprocessor);
+  constexpr std::size_t kReserved = 1024;  // of each block, by the system
+  return static_cast<unsigned>(std::min(blocks, kSharedPerMultiprocessor / (shared + kReserved)));
+}
+
+Launch::Launch(const LaunchConfig& config_, void (*invoke_)(void*), void* context_, const Settings& settings_)
+    : config(config_),
+      invoke(invoke_),
+      context(context_),
+      settings(settings_),
+      blocks(std::uint64_t{config_.grid.x} * config_.grid.y * config_.grid.z),
+      threads(config_.block.x * config_.block.y * config_.block.z) {}
+
+dim3 Launch::block_at(std::uint64_t n) const {
+  if (settings.schedule.kind == Schedule::kReverse) n = blocks - 1 - n;
+  if (settings.schedule.kind == Schedule::kRandom && blocks > 1) {
+    // n -> n·step + seed is a permutation when step and the number of blocks have no common factor.
+    std::uint64_t step = (settings.schedule.seed * 2654435761u + 40503) % blocks | 1;
+    while (std::gcd(step, blocks) != 1) ++step;
+    n = static_cast<std::uint64_t>((static_cast<unsigned __int128>(n) * step + settings.schedule.seed) % blocks);
+  }
+  const dim3& grid = config.grid;
+  return {static_cast<unsigned>(n % grid.x), static_cast<unsigned>(n / grid.x % grid.y),
+          static_cast<unsigned>(n / grid.x / grid.y)};
+}
+
+void Launch::fail(std::exception_ptr error_) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!error) error = std::move(error_);
+  cancelled.store(true, std::memory_order_release);
+  grid_changed.notify_all();
+}
+
+void Launch::refuse(int cuda_error) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  refused = cuda_error;
+  cancelled.store(true, std::memory_order_release);
+  grid_changed.notify_all();
+}
+
+bool Launch::grid_barrier(bool* stuck) {
+  std::unique_lock<std::mutex> lock(mutex);
+  const std::uint64_t generation = grid_generation;
+  ++grid_arrived;
+  if (grid_arrived == blocks) {
+    grid_arrived = 0;
+    ++grid_generation;
+    grid_changed.notify_all();
+    return true;
+  }
+  grid_changed.wait(lock, [&] {
+    return grid_generation != generation || cancelled.load() || grid_arrived + grid_finished == blocks;
+  });
+  if (grid_generation != generation) return true;
+  *stuck = !cancelled.load();
+  return false;
+}
+
+void Launch::block_finished() {
+  exits.fetch_add(1, std::memory_order_relaxed);
+  if (!config.cooperative) return;
+  const std::lock_guard<std::mutex> lock(mutex);
+  ++grid_finished;
+  grid_changed.notify_all();
+}
+
+void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
+  if (Worker* const worker = Worker::in_kernel()) {
+    worker->fail([&] {
+      return std::string("launches the kernel ") + config.name + " (" + config.file + ":" +
+             std::to_string(config.line) + "); kernels that launch kernels are not supported";
+    });
+  }
+  if (const int error = validate(config)) {
+    set_last_error(error);
+    return;
+  }
+  const Settings settings = current_settings();
+  Launch launch(config, invoke, context, settings);
+  const std::uint64_t threads =
+      config.cooperative ? launch.blocks : std::min<std::uint64_t>(launch.blocks, settings.threads);
+  Worker& self = Worker::mine();
+  Pool& pool = Pool::instance();
+  pool.watch(launch);
+  try {
+    pool.offer(launch, static_cast<unsigned>(threads - 1));
+    self.work(launch);
+  } catch (...) {
+    launch.fail(std::current_exception());
+  }
+  pool.finish(launch);
+  if (launch.refused != 0) {
+    set_last_error(launch.refused);
+    return;
+  }
+  launches.fetch_add(1);
+  if (launch.error) std::rethrow_exception(launch.error);
+}
+
+std::string short_name(const char* signature) {
+  // "void ns::{anonymous}::k(const T*, int) [with T = float]" becomes "ns::k [with T = float]".
+  std::string text = signature;
+  for (const char* hidden : {"{anonymous}::", "(anonymous namespace)::"}) {
+    for (std::size_t at; (at = text.find(hidden)) != std::string::npos;) text.erase(at, std::string(hidden).size());
+  }
+  const std::size_t open = text.find('(');
+  if (open == std::string::npos) return text;
+  int depth = 0;
+  std::size_t begin = open;
+  while (begin > 0 && (depth != 0 || text[begin - 1] != ' ')) {
+    --begin;
+    depth += text[begin] == '>' ? 1 : text[begin] == '<' ? -1 : 0;
+  }
+  std::string name = text.substr(begin, open - begin);
+  const std::size_t with = text.rfind(" [");
+  if (with != std::string::npos && with > open) name += text.substr(with);
+  return name;
+}
+
+}  // namespace kf::simt

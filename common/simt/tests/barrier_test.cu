@@ -1,0 +1,208 @@
+// Barriers, and what goes wrong at them.
+#include <gtest/gtest.h>
+#include <kf_simt.h>
+
+#include <chrono>
+#include <string>
+
+#include "memory.h"
+
+namespace {
+
+using test::Memory;
+
+__global__ void prefix_sum(int* data) {
+  __shared__ int buffer[2][256];
+  const int i = threadIdx.x;
+  int from = 0;
+  buffer[0][i] = data[i];
+  __syncthreads();
+  for (int d = 1; d < 256; d *= 2) {
+    buffer[1 - from][i] = buffer[from][i] + (i >= d ? buffer[from][i - d] : 0);
+    from = 1 - from;
+    __syncthreads();
+  }
+  data[i] = buffer[from][i];
+}
+
+TEST(Barrier, PrefixSum) {
+  Memory<int> data(256, 1);
+  prefix_sum<<<1, 256>>>(data.get());
+  for (int i = 0; i < 256; ++i) ASSERT_EQ(data[i], i + 1);
+}
+
+__global__ void votes(int* out) {
+  const int i = threadIdx.x;
+  int ok = __syncthreads_count(i % 3 == 0) == 34;
+  ok += __syncthreads_and(i < 100) == 1;
+  ok += __syncthreads_and(i < 99) == 0;
+  ok += __syncthreads_or(i == 57) == 1;
+  ok += __syncthreads_or(i > 100) == 0;
+  ok += __syncthreads_count(1) == 100;
+  out[i] = ok;
+}
+
+TEST(Barrier, CountAndOr) {
+  Memory<int> out(100);
+  votes<<<1, 100>>>(out.get());
+  for (int ok : out) ASSERT_EQ(ok, 6);
+}
+
+std::string error_of(void (*launch)()) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string text = "no error";
+  try {
+    launch();
+  } catch (const kf::simt::Error& error) {
+    text = error.what();
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(seconds.count(), 1.0);
+  return text;
+}
+
+void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
+  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << "no `" << part << "` in: " << text;
+}
+
+__global__ void some_exit() {
+  if (threadIdx.x == 37 && blockIdx.y == 1) return;
+  __syncthreads();
+}
+
+TEST(Barrier, ExitedThreadIsAnError) {
+  const std::string text = error_of([] { some_exit<<<dim3(1, 2), 64>>>(); });
+  expect_parts(text, {"kernel ", "some_exit", "block (0,1,0)", "thread (", "thread (37,0,0)", "has exited", "barrier_test.cu:"});
+}
+
+__global__ void exit_after_others_wait(int* out) {
+  if (threadIdx.x == 0) return;
+  out[threadIdx.x] = __syncthreads_count(1);
+}
+
+TEST(Barrier, ExitedThreadIsAWarningWhenAskedFor) {
+  Memory<int> out(40);
+  kf::simt::set_exited_at_barrier(kf::simt::Exited::kWarn);
+  testing::internal::CaptureStderr();
+  exit_after_others_wait<<<2, 40>>>(out.get());
+  const std::string text = testing::internal::GetCapturedStderr();
+  kf::simt::set_exited_at_barrier(kf::simt::Exited::kDefault);
+  for (int i = 1; i < 40; ++i) EXPECT_EQ(out[i], 39);
+  expect_parts(text, {"warning: ", "exit_after_others_wait", "thread (0,0,0)", "has exited"});
+  EXPECT_EQ(text.find("warning", text.find("warning") + 1), std::string::npos) << "more than one warning";
+}
+
+__global__ void different_barriers() {
+  if (threadIdx.x < 48) {
+    __syncthreads();
+  } else {
+    __syncthreads();
+  }
+}
+
+TEST(Barrier, DifferentBarriersAreAnError) {
+  const std::string text = error_of([] { different_barriers<<<1, 64>>>(); });
+  expect_parts(text, {"different_barriers", "block (0,0,0)", "thread (48,0,0)", "barrier_test.cu:"});
+}
+
+__global__ void barrier_and_warp() {
+  if (threadIdx.x < 16) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+  }
+}
+
+TEST(Barrier, BarrierAndWarpOperationNeverMeet) {
+  const std::string text = error_of([] { barrier_and_warp<<<1, 32>>>(); });
+  expect_parts(text, {"barrier_and_warp", "block (0,0,0)", "thread (0,0,0)", "__syncthreads", "__syncwarp", "thread (16,0,0)"});
+}
+
+__global__ void one_round_less(int* out) {
+  for (int round = 0; round < 3 - (threadIdx.x == 5); ++round) __syncthreads();
+  *out = 1;
+}
+
+TEST(Barrier, OneRoundLess) {
+  const std::string text = error_of([] {
+    Memory<int> out(1);
+    one_round_less<<<1, 32>>>(out.get());
+  });
+  expect_parts(text, {"one_round_less", "thread (5,0,0)", "has exited"});
+}
+
+// A kernel that lacks a barrier is wrong under at least one schedule.
+template <bool kBarrier>
+__global__ void shift(const int* in, int* out) {
+  __shared__ int buffer[256];
+  buffer[threadIdx.x] = in[threadIdx.x];
+  if (kBarrier) __syncthreads();
+  out[threadIdx.x] = buffer[(threadIdx.x + 1) % 256] + buffer[(threadIdx.x + 255) % 256];
+}
+
+bool right_under(const char* schedule, bool barrier) {
+  Memory<int> in(256), out(256);
+  for (int i = 0; i < 256; ++i) in[i] = i;
+  kf::simt::set_schedule(schedule);
+  if (barrier) {
+    shift<true><<<1, 256>>>(in.get(), out.get());
+  } else {
+    shift<false><<<1, 256>>>(in.get(), out.get());
+  }
+  kf::simt::set_schedule("");
+  for (int i = 0; i < 256; ++i) {
+    if (out[i] != (i + 1) % 256 + (i + 255) % 256) return false;
+  }
+  return true;
+}
+
+TEST(Schedule, FindsAMissingBarrier) {
+  const char* const schedules[] = {"forward", "reverse", "random:1", "random:2"};
+  int wrong = 0;
+  for (const char* schedule : schedules) {
+    EXPECT_TRUE(right_under(schedule, true)) << schedule;
+    wrong += !right_under(schedule, false);
+  }
+  EXPECT_GE(wrong, 1);
+}
+
+// Readers that come after writers in one order come before them in another.
+__global__ void half_hidden(int* out) {
+  __shared__ int value;
+  if (threadIdx.x == 0) value = 1;
+  out[threadIdx.x] = value;
+}
+
+TEST(Schedule, OrdersDiffer) {
+  Memory<int> out(64);
+  kf::simt::set_schedule("forward");
+  half_hidden<<<1, 64>>>(out.get());
+  EXPECT_EQ(out[63], 1);
+  kf::simt::set_schedule("reverse");
+  half_hidden<<<1, 64>>>(out.get());
+  kf::simt::set_schedule("");
+  EXPECT_NE(out[63], 1);
+}
+
+__global__ void write_order(int* next, int* order) { order[threadIdx.x] = atomicAdd(next, 1); }
+
+TEST(Schedule, RandomIsRepeatable) {
+  const auto order_under = [](const char* schedule) {
+    Memory<int> next(1), order(100);
+    kf::simt::set_schedule(schedule);
+    write_order<<<1, 100>>>(next.get(), order.get());
+    kf::simt::set_schedule("");
+    return std::vector<int>(order.begin(), order.end());
+  };
+  EXPECT_EQ(order_under("random:7"), order_under("random:7"));
+  EXPECT_NE(order_under("random:7"), order_under("random:8"));
+  EXPECT_NE(order_under("random:7"), order_under("forward"));
+}
+
+TEST(Schedule, RejectsWhatItDoesNotKnow) {
+  EXPECT_THROW(kf::simt::set_schedule("backward"), std::invalid_argument);
+  EXPECT_THROW(kf::simt::set_schedule("random:"), std::invalid_argument);
+  EXPECT_THROW(kf::simt::set_schedule("random:x"), std::invalid_argument);
+}
+
+}  // namespace
