@@ -1,0 +1,529 @@
+"""How fast a rung is, beside its peers and beside what the machine can do at all.
+
+A stage's `benchmark.py` lists its cases and ends with `benchmarks.main("<stage>", cases)`. Times are medians; on a GPU
+CUDA events measure them, with the L2 cache flushed before each repeat. Ceilings are measured in the same run: the copy
+rate at the very number of bytes that a case moves, and the rate of a large matrix product.
+"""
+
+import argparse
+import copy
+import dataclasses
+import datetime
+import functools
+import gc
+import importlib
+import json
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from kernel_fusion import stages
+from kernel_fusion.accuracy import allowance, as_tuple, in_float64, max_error
+from kernel_fusion.console import make_console, milliseconds
+
+SIZES = ("emulated", "cpu", "quick", "full")
+COPY_BYTES = {"cuda": [1 << n for n in (20, 24, 26, 28, 30, 33)], "cpu": [1 << n for n in (16, 20, 24, 28)]}
+MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
+CPU_BUDGET_S = 1.0  # what the repeats of one implementation may take together on a CPU
+# What `correct` allows of max|reference| where a case has no peer "torch eager" to compare with.
+ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One op at one shape and dtype.
+
+    Args:
+        op: the op's name.
+        shape: names and sizes, for the tables: {"rows": 4096, "width": 1024}.
+        dtype: of the inputs.
+        inputs: called with a device, gives the positional arguments of the rest.
+        run: called with the inputs and `rung=…`.
+        reference: called with the inputs in float64, gives the right outputs.
+        bytes: what must be read and written at the least, once each.
+        flops: floating-point operations.
+        peers: other implementations by name, called with the inputs. One called "torch eager" sets the tolerance.
+        bound: "memory" or "arithmetic": which ceiling the op is under.
+        direction: "forward" or "backward".
+    """
+
+    op: str
+    shape: dict[str, int]
+    dtype: torch.dtype
+    inputs: Callable[[Any], tuple]
+    run: Callable
+    reference: Callable
+    bytes: int
+    flops: int
+    peers: dict[str, Callable] = dataclasses.field(default_factory=dict)
+    bound: str = "memory"
+    direction: str = "forward"
+
+    def __post_init__(self):
+        if self.bound not in ("memory", "arithmetic"):
+            raise ValueError(f"Case: `bound` must be 'memory' or 'arithmetic', got {self.bound!r}")
+        if self.direction not in ("forward", "backward"):
+            raise ValueError(f"Case: `direction` must be 'forward' or 'backward', got {self.direction!r}")
+
+    def title(self) -> str:
+        """ "softmax 4096×1024 bfloat16" and the like, with the names of the sizes."""
+        sizes = ", ".join(f"{name} {size}" for name, size in self.shape.items())
+        backward = ", backward" if self.direction == "backward" else ""
+        return f"{self.op}{backward}: {sizes}, {dtype_name(self.dtype)}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def compiled(fn: Callable) -> Callable:
+    """`fn` under torch.compile as it is fastest: static shapes, tuned, without CUDA graphs. A peer for GPU cases."""
+    return torch.compile(fn, dynamic=False, mode="max-autotune-no-cudagraphs")
+
+
+# ---- the clock ----
+
+
+def benchmark_kernel(fn: Callable, inputs: tuple, warmup: int = 10, repeat: int = 100) -> float:
+    """The median time of `fn(*inputs)`, in milliseconds.
+
+    On CUDA tensors events on the current stream measure each call, and a buffer larger than the L2 cache is written
+    before it, so that inputs come from memory. That writing takes about a tenth of a millisecond, in which the CPU
+    launches `fn`; what is slower to launch than that shows its launches in its time. On CPU tensors a monotonic clock
+    measures, caches as they are.
+
+    Args:
+        fn: what to time.
+        inputs: its positional arguments; their device decides.
+        warmup: calls before the first that counts: compilation, allocation and clocks settle.
+        repeat: calls that count.
+
+    Raises:
+        ValueError: `repeat` is not positive, or `warmup` is negative.
+    """
+    return _time(fn, inputs, warmup, repeat)[0]
+
+
+def _time(fn: Callable, inputs: tuple, warmup: int, repeat: int) -> tuple[float, Any]:
+    """The median in milliseconds, and what the last timed call returned."""
+    if repeat < 1 or warmup < 0:
+        raise ValueError(
+            f"benchmark_kernel: `repeat` must be at least 1 and `warmup` at least 0, got {repeat} and {warmup}"
+        )
+    device = device_of(inputs)
+    for _ in range(warmup):
+        fn(*inputs)
+    times, result = (_cuda_times if device.type == "cuda" else _cpu_times)(fn, inputs, repeat, device)
+    times.sort()
+    middle = len(times) // 2
+    return (times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2), result
+
+
+def device_of(inputs: tuple) -> torch.device:
+    """The device of the first tensor in `inputs`; the CPU where there is none."""
+    return next((value.device for value in inputs if isinstance(value, torch.Tensor)), torch.device("cpu"))
+
+
+def _cpu_times(fn, inputs, repeat, device) -> tuple[list[float], Any]:
+    times = []
+    for _ in range(repeat):
+        began = time.perf_counter_ns()
+        result = fn(*inputs)
+        times.append((time.perf_counter_ns() - began) / 1e6)
+    return times, result
+
+
+def _cuda_times(fn, inputs, repeat, device) -> tuple[list[float], Any]:
+    l2 = torch.cuda.get_device_properties(device).L2_cache_size
+    flush = torch.empty(max(4 * l2, 1 << 28), dtype=torch.int8, device=device)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeat)]
+    torch.cuda.synchronize(device)
+    for start, end in events:
+        flush.zero_()  # takes longer than fn takes to launch, so that fn's kernels wait in the queue behind it
+        start.record()
+        result = fn(*inputs)
+        end.record()
+    torch.cuda.synchronize(device)
+    return [start.elapsed_time(end) for start, end in events], result
+
+
+# ---- ceilings ----
+
+
+def copy_rate(size: int, device: torch.device) -> float:
+    """GB/s of a copy that reads size/2 bytes and writes size/2 bytes."""
+    source = torch.zeros(max(size // 2, 1), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    warmup, repeat = (10, 100) if device.type == "cuda" else (2, 20)
+    ms = benchmark_kernel(lambda a, b: b.copy_(a), (source, target), warmup, repeat)
+    return 2 * source.numel() / ms / 1e6
+
+
+def matmul_rate(device: torch.device) -> float:
+    """TFLOP/s of a large square matrix product: bfloat16 on a GPU, float32 on a CPU."""
+    n = MATMUL_SIZE[device.type]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    ms = benchmark_kernel(torch.matmul, (a, b), *((10, 50) if device.type == "cuda" else (2, 10)))
+    return 2 * n**3 / ms / 1e9
+
+
+class Ceilings:
+    """What this machine can do, measured when first asked for."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.copy_gb_s: dict[int, float] = {}
+        self._matmul: float | None = None
+
+    def copy(self, size: int) -> float:
+        """GB/s of a copy at `size` bytes, read and written together."""
+        if size not in self.copy_gb_s:
+            self.copy_gb_s[size] = copy_rate(size, self.device)
+        return self.copy_gb_s[size]
+
+    def matmul(self) -> float:
+        """TFLOP/s of a large matrix product."""
+        if self._matmul is None:
+            self._matmul = matmul_rate(self.device)
+        return self._matmul
+
+    def as_json(self) -> dict:
+        """The form of the results file."""
+        copies = {str(size): _rounded(rate) for size, rate in sorted(self.copy_gb_s.items())}
+        return {"copy_gb_s": copies, "matmul_tflop_s": None if self._matmul is None else _rounded(self._matmul)}
+
+
+# ---- cases ----
+
+
+class Measured(NamedTuple):
+    """A row of the results, the greatest error behind its `correct`, and what the last timed call returned."""
+
+    row: dict
+    error: float
+    outputs: tuple[torch.Tensor, ...]
+
+
+def run_case(
+    stage: Any,
+    case: Case,
+    device: torch.device,
+    *,
+    rungs: list[str] | None = None,
+    peers: bool = True,
+    ceilings: Ceilings | None = None,
+    budget_s: float | None = None,
+    say: Callable[[str], Any] = print,
+) -> list[Measured]:
+    """Times every rung and peer of `case`, then checks what the last timed call gave.
+
+    Who refuses the case gets no row, and `say` gets the reason; so does a result that is wrong.
+
+    Args:
+        stage: the stage's module.
+        case: what to run.
+        device: where.
+        rungs: names; default: all that the stage has for the device.
+        peers: time them too.
+        ceilings: what percent_of_ceiling refers to; default: measured here.
+        budget_s: what the repeats of one implementation may take on a CPU; default CPU_BUDGET_S.
+        say: takes a line of text.
+    """
+    ceilings = ceilings or Ceilings(device)
+    budget_s = CPU_BUDGET_S if budget_s is None else budget_s
+    names = stage.rungs(case.op, device) if rungs is None else rungs
+    impls = [(name, "rung", functools.partial(case.run, rung=name)) for name in names]
+    if peers:
+        impls += [(name, "peer", fn) for name, fn in case.peers.items()]
+    measured = []
+    with torch.set_grad_enabled(case.direction == "backward"):
+        inputs = case.inputs(device)
+        tolerance = Tolerance(case, inputs)
+        for name, kind, fn in impls:
+            own = own_copy(inputs)
+            _poison_free_memory(tolerance.references, case.dtype)
+            try:
+                ms, result = _time(fn, own, *_repeats(fn, own, budget_s))
+            except (ValueError, RuntimeError) as refusal:
+                if kind == "rung" and f"rung '{name}'" not in str(refusal):
+                    raise
+                say(f"{case.title()}: {kind} '{name}' not run: {str(refusal).splitlines()[0]}")
+                continue
+            outputs = as_tuple(result)
+            error, correct = tolerance.check(outputs)
+            if not correct:
+                say(f"{case.title()}: {name} is WRONG: {error:.3g} off, allowed are {tolerance.text()}")
+            measured.append(Measured(_row(case, name, kind, ms, correct, ceilings), error, outputs))
+    return measured
+
+
+def own_copy(inputs: tuple) -> tuple:
+    """Inputs for one implementation alone: what another one wrote into them would pass for its work.
+
+    Tensors that carry a graph for gradients cannot be copied, and are shared.
+    """
+    if any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
+        return inputs
+    return copy.deepcopy(inputs)
+
+
+def _poison_free_memory(like: list[torch.Tensor], dtype: torch.dtype) -> None:
+    """Overwrites what the next outputs will probably lie in, lest another's right result be found there."""
+    blocks = [torch.full_like(tensor, torch.nan, dtype=dtype) for tensor in like for _ in range(3)]
+    del blocks
+
+
+def _repeats(fn, inputs, budget_s: float) -> tuple[int, int]:
+    """Warm-up calls and repeats: fixed on a GPU; on a CPU as many as fit the budget, after one call to see."""
+    if device_of(inputs).type == "cuda":
+        return 10, 100
+    began = time.perf_counter()
+    fn(*inputs)
+    once = max(time.perf_counter() - began, 1e-6)
+    fit = int(budget_s / once)
+    return min(10, fit // 10), max(3, min(100, fit))
+
+
+class Tolerance:
+    """Says whether outputs are right: as near to float64 as the contract of `testing` asks."""
+
+    def __init__(self, case: Case, inputs: tuple):
+        self.references = [r.to(torch.float64) for r in as_tuple(case.reference(*map(in_float64, inputs)))]
+        eager = case.peers.get("torch eager")
+        if eager:
+            composed = as_tuple(eager(*own_copy(inputs)))
+            self.allowed = [allowance(r, e) for r, e in zip(self.references, composed, strict=True)]
+        else:
+            self.allowed = [ROUNDING[case.dtype] * _largest(r) for r in self.references]
+
+    def check(self, outputs: tuple[torch.Tensor, ...]) -> tuple[float, bool]:
+        """The greatest error of any output, and whether all are within what is allowed."""
+        errors = [max_error(out.detach(), r) for out, r in zip(outputs, self.references, strict=True)]
+        return max(errors), all(e <= a for e, a in zip(errors, self.allowed, strict=True))
+
+    def text(self) -> str:
+        """What is allowed, output by output."""
+        return ", ".join(f"{limit:.3g}" for limit in self.allowed)
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return tensor.abs().max().item() if tensor.numel() else 0.0
+
+
+def _row(case: Case, name: str, kind: str, ms: float, correct: bool, ceilings: Ceilings) -> dict:
+    gb_s = case.bytes / ms / 1e6
+    tflop_s = case.flops / ms / 1e9
+    percent = 100 * (gb_s / ceilings.copy(case.bytes) if case.bound == "memory" else tflop_s / ceilings.matmul())
+    return {
+        "op": case.op,
+        "pass": case.direction,
+        "impl": name,
+        "kind": kind,
+        "dtype": dtype_name(case.dtype),
+        "shape": dict(case.shape),
+        "ms": _rounded(ms),
+        "bytes": case.bytes,
+        "flops": case.flops,
+        "gb_s": _rounded(gb_s),
+        "tflop_s": _rounded(tflop_s),
+        "percent_of_ceiling": _rounded(percent),
+        "dram_bytes": None,
+        "sectors_per_request": None,
+        "correct": correct,
+    }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+# ---- results ----
+
+
+def gpu_slug(name: str) -> str:
+    """The name of a results file for a GPU: "h200" for "NVIDIA H200", "rtx-4090" for "NVIDIA GeForce RTX 4090"."""
+    words = re.sub(r"\b(nvidia|geforce|tesla|quadro)\b", " ", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", words).strip("-") or "gpu"
+
+
+def environment(device: torch.device) -> dict:
+    """Where the figures come from."""
+    on_gpu = device.type == "cuda"
+    return {
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+        "driver": _first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+        if on_gpu
+        else None,
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _first_line(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=stages.ROOT)
+    except FileNotFoundError:
+        return None
+    lines = done.stdout.split("\n")
+    return lines[0].strip() or None if done.returncode == 0 else None
+
+
+def _commit() -> str | None:
+    """The commit that was measured, with "+" where files differ from it; None outside a git checkout."""
+    commit = _first_line(["git", "rev-parse", "--short=12", "HEAD"])
+    return f"{commit}+" if commit and _first_line(["git", "status", "--porcelain"]) else commit
+
+
+def write_results(path: pathlib.Path, rows: list[dict], ceilings: Ceilings, device: torch.device) -> None:
+    """Writes a results file, beside its place and then renamed, so that it is never half there."""
+    results = {"environment": environment(device), "ceilings": ceilings.as_json(), "rows": rows}
+    text = json.dumps(results, indent=1, allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.tmp")
+    beside.write_text(text + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def case_table(title: str, rows: list[dict], *, emulated: bool = False) -> Table:
+    """The rows of one case as a table. Under emulation no time is compared with another, nor with a ceiling."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("implementation")
+    table.add_column("kind")
+    for column in ("time", "GB/s", "TFLOP/s", *(() if emulated else ("of the ceiling", "over the rung before"))):
+        table.add_column(column, justify="right")
+    table.add_column("result")
+    before = None
+    for row in rows:
+        cells = [row["impl"], row["kind"], milliseconds(row["ms"]), f"{row['gb_s']:.3g}", f"{row['tflop_s']:.3g}"]
+        if not emulated:
+            speedup = f"{before / row['ms']:.2f}×" if before and row["kind"] == "rung" else ""
+            cells += [f"{row['percent_of_ceiling']:.1f} %", speedup]
+        table.add_row(*cells, "right" if row["correct"] else "[bold red]WRONG[/]")
+        before = row["ms"]
+    return table
+
+
+# ---- a stage's benchmark.py ----
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Times every rung of this stage beside its peers.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
+    parser.add_argument("--size", choices=SIZES, action="append", help="default: full on a GPU; cpu, then emulated")
+    parser.add_argument("--op", help="only this op")
+    parser.add_argument("--rung", help="only this rung, and no peers")
+    parser.add_argument("--no-peers", action="store_true", help="rungs only")
+    parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--no-save", action="store_true", help="do not write results/<gpu>.json")
+    return parser
+
+
+def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[str] | None = None) -> NoReturn:
+    """The command line of a stage's benchmark.py: times, prints tables, and on a GPU writes results/<gpu>.json.
+
+    Results are written only by a complete run on a GPU, or where `--output` says. Exits with 1 where a rung is wrong.
+    """
+    options = _parser().parse_args(arguments)
+    console = make_console()
+    where = stages.find(stage)
+    try:
+        module = importlib.import_module(where.module)
+    except ImportError as error:
+        sys.exit(str(error))
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        sys.exit("benchmark: --device cuda, but torch sees no GPU")
+    sizes = options.size or (["full"] if device.type == "cuda" else ["cpu", "emulated"])
+    rows, ceilings = measure(module, cases, device, sizes, options, console)
+    if not rows:
+        sys.exit("benchmark: nothing measured: no case, or no rung, has these names")
+    complete = not (options.op or options.rung or options.no_peers or options.size)
+    path = options.output
+    if path is None and device.type == "cuda" and complete and not options.no_save:
+        path = where.path / "results" / f"{gpu_slug(torch.cuda.get_device_name(device))}.json"
+    if path:
+        write_results(path, rows, ceilings, device)
+        console.print(f"written: {path}", soft_wrap=True)
+    wrong = [row for row in rows if row["kind"] == "rung" and not row["correct"]]
+    sys.exit(1 if wrong else 0)
+
+
+def measure(
+    module: Any,
+    cases: Callable[[str, str], list[Case]],
+    device: torch.device,
+    sizes: list[str],
+    options: argparse.Namespace,
+    console: Console,
+) -> tuple[list[dict], Ceilings]:
+    """Measures all cases of `sizes` and prints a table for each."""
+    ceilings = Ceilings(device)
+    on_gpu = device.type == "cuda"
+    if not (options.op or options.rung):
+        for size in COPY_BYTES[device.type]:
+            if not on_gpu or size < torch.cuda.mem_get_info(device)[0] // 2:
+                ceilings.copy(size)
+        ceilings.matmul()
+    rows = []
+    for size in sizes:
+        console.print(heading(size, device))
+        for case in cases(size, device.type):
+            if options.op and case.op != options.op:
+                continue
+            names = rungs_for(module, case.op, size, device)
+            if options.rung:
+                names = [name for name in names if name == options.rung]
+                if not names:
+                    continue
+            peers = not (options.rung or options.no_peers or size == "emulated")
+            measured = run_case(
+                module, case, device, rungs=names, peers=peers, ceilings=ceilings, say=_printer(console)
+            )
+            found = [m.row for m in measured]
+            del measured
+            console.print(case_table(case.title(), found, emulated=size == "emulated"))
+            rows += found
+            _free(device)
+    return rows, ceilings
+
+
+def rungs_for(module: Any, op: str, size: str, device: torch.device) -> list[str]:
+    """Which rungs a size is for: at "cpu" plain C++ only, since emulation would take minutes there."""
+    names = module.rungs(op, device)
+    return [name for name in names if name == "cpu"] if size == "cpu" else names
+
+
+def heading(size: str, device: torch.device) -> str:
+    """A line that says what and where is measured."""
+    if device.type == "cuda":
+        return f"size '{size}' on {torch.cuda.get_device_name(device)}"
+    if size == "emulated":
+        return (
+            "size 'emulated' on the CPU: the kernels' own code, run thread by thread; says nothing about a GPU's times"
+        )
+    return f"size '{size}' on the CPU, {torch.get_num_threads()} threads"
+
+
+def _printer(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(text, markup=False, soft_wrap=True)
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,190 @@
+"""The command `kernel-fusion`."""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+from kernel_fusion import report, stages, syllabus
+from kernel_fusion.console import UserError, child_environment, make_console
+
+
+def schedule(text: str) -> str:
+    """An order of emulated threads, as an argument."""
+    if not re.fullmatch(r"forward|reverse|random:\d+", text):
+        raise argparse.ArgumentTypeError(f"must be forward, reverse or random:SEED, got {text!r}")
+    return text
+
+
+def stage(text: str) -> stages.Stage:
+    """A stage, as an argument."""
+    try:
+        return stages.find(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The arguments of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="kernel-fusion", description="CUDA kernels from one elementwise operation to GPT-2, on a GPU or emulated."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    tour = commands.add_parser("tour", help="build the stages and show of every rung how right and how fast it is")
+    tour.add_argument("--seconds", type=float, default=None, help="the longest that training may take; default 120")
+    tour.set_defaults(run=_tour)
+
+    check = commands.add_parser("check", help="run the stages' tests")
+    check.add_argument("stages", nargs="*", type=stage, metavar="STAGE", help="default: all four")
+    check.add_argument("--device", choices=("cpu", "cuda"), help="only this device")
+    check.add_argument(
+        "--schedule",
+        type=schedule,
+        metavar="S",
+        help="only emulated tests, threads in this order: reverse, random:1, …",
+    )
+    check.add_argument("-k", dest="keyword", metavar="EXPRESSION", help="only tests whose names match, as pytest -k")
+    check.set_defaults(run=_check)
+
+    bench = commands.add_parser("bench", help="time every rung beside its peers")
+    bench.add_argument("stages", nargs="*", type=stage, metavar="STAGE", help="default: all four")
+    bench.add_argument("--op", help="only this op")
+    bench.add_argument("--rung", help="only this rung")
+    bench.add_argument(
+        "--size", choices=("emulated", "cpu", "quick", "full"), help="default: full on a GPU; cpu, emulated"
+    )
+    bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
+    bench.set_defaults(run=_bench)
+
+    rungs = commands.add_parser("rungs", help="list the rungs of every op, or of one, in the order of the lesson")
+    rungs.add_argument("op", nargs="?", metavar="OP")
+    rungs.set_defaults(run=_rungs)
+
+    simt = commands.add_parser("simt", help="run a stand-alone CUDA program on the CPU")
+    simt.add_argument(
+        "--flavour", choices=("plain", "debug", "asan"), default="plain", help="for gdb; AddressSanitizer"
+    )
+    simt.add_argument("-I", dest="include", action="append", default=[], type=pathlib.Path, metavar="DIR")
+    simt.add_argument("--only-compile", action="store_true", help="print the program's path instead of running it")
+    simt.add_argument("file", type=pathlib.Path, metavar="FILE.cu")
+    simt.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the program's own arguments")
+    simt.set_defaults(run=_simt)
+
+    reports = commands.add_parser("report", help="write the tables of results into READMEs and docs")
+    report.add_arguments(reports)
+    reports.set_defaults(run=report.run)
+
+    gpu_check = commands.add_parser("gpu-check", help="on a GPU: build, test, memory and race checks, benchmarks")
+    gpu_check.add_argument("--only", action="append", default=[], metavar="STEP", help="steps whose names start so")
+    gpu_check.add_argument("--list", action="store_true", help="list the steps and how each ended")
+    gpu_check.add_argument("--fresh", action="store_true", help="repeat steps that passed before")
+    gpu_check.add_argument("--resume", action="store_true", help="do not repeat them: the default")
+    gpu_check.set_defaults(run=_gpu_check)
+    return parser
+
+
+# torch takes a second to import, so each command imports what it needs.
+
+
+def _tour(options: argparse.Namespace) -> int:
+    from kernel_fusion import tour
+
+    return tour.run(make_console(), training_seconds=options.seconds or tour.TRAINING_S)
+
+
+def _gpu_check(options: argparse.Namespace) -> int:
+    from kernel_fusion import gpu_check
+
+    return gpu_check.command(options)
+
+
+def _need_built(wanted: list[stages.Stage]) -> None:
+    for one in wanted:
+        if not stages.is_built(one):
+            raise UserError(f"{one.folder} is not built for this Python; build it with: {stages.build_command(one)}")
+
+
+def _check(options: argparse.Namespace) -> int:
+    wanted = options.stages or list(stages.STAGES)
+    _need_built(wanted)
+    command = [sys.executable, "-m", "pytest", *(str(one.path) for one in wanted)]
+    environment = {}
+    if options.device:
+        environment["KF_TEST_DEVICES"] = options.device
+    if options.schedule:
+        environment["KF_SIMT_SCHEDULE"] = options.schedule
+        command += ["-m", "emulated"]
+    if options.keyword:
+        command += ["-k", options.keyword]
+    return _code(subprocess.run(command, cwd=stages.ROOT, env=child_environment(**environment)).returncode)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    wanted = options.stages or list(stages.STAGES)
+    if options.op and not options.stages:
+        wanted = [report.stage_of(options.op)]
+    _need_built(wanted)
+    arguments = [f"--{name}={value}" for name in ("op", "rung", "size", "device") if (value := getattr(options, name))]
+    worst = 0
+    for one in wanted:
+        print(f"{one.folder}:", flush=True)
+        command = [sys.executable, "benchmark.py", *arguments]
+        worst = max(worst, _code(subprocess.run(command, cwd=one.path, env=child_environment()).returncode))
+    return worst
+
+
+def _rungs(options: argparse.Namespace) -> int:
+    from rich.table import Table
+
+    if options.op:
+        report.stage_of(options.op)  # an unknown op is an error
+    console = make_console()
+    for one in stages.STAGES:
+        ops = [op for op in syllabus.ops(one) if options.op in (None, op)]
+        if not ops:
+            continue
+        table = Table("op", "rung", "idea", title=one.folder, title_justify="left", title_style="bold")
+        table.add_column("lines", justify="right")
+        table.add_column("changed", justify="right")
+        for op in ops:
+            before = None
+            for rung in syllabus.rungs(one, op):
+                changed = str(rung.changed_since(before)) if before else ""
+                table.add_row(op, rung.name, rung.idea, str(rung.lines()), changed)
+                before = rung
+        console.print(table)
+    return 0
+
+
+def _simt(options: argparse.Namespace) -> int:
+    from kernel_fusion import simt
+
+    program = simt.compile_program(options.file, flavour=options.flavour, include_dirs=tuple(options.include))
+    if options.only_compile:
+        print(program)
+        return 0
+    return simt.run_program(program, options.arguments)
+
+
+def _code(code: int) -> int:
+    """A child's return code as ours."""
+    return code if code >= 0 else 128 - code
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command. Returns the exit code."""
+    options = make_parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except KeyboardInterrupt:
+        print("kernel-fusion: interrupted", file=sys.stderr)
+        return 130
+    except (UserError, OSError) as error:
+        print(f"kernel-fusion: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,350 @@
+"""Everything that only a GPU can tell, in steps that can be resumed: build, tests, memory and race checks, benchmarks.
+
+    kernel-fusion gpu-check                  all steps; those that passed with these sources are not repeated
+    kernel-fusion gpu-check --list           the steps, and how each ended
+    kernel-fusion gpu-check --only test      steps whose names start with "test"; may be given several times
+    kernel-fusion gpu-check --fresh          from the beginning
+
+Logs and the state lie in build/gpu-check/. A tool that is missing or refuses the machine is reported as not run.
+"""
+
+import argparse
+import datetime
+import functools
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from kernel_fusion import benchmarks, stages, tour
+from kernel_fusion.accuracy import as_tuple
+from kernel_fusion.console import (
+    CommandFailed,
+    Refused,
+    Steps,
+    UserError,
+    duration,
+    last_lines,
+    make_console,
+    run_logged,
+)
+
+ENVIRONMENT = {"KF_CUDA": "1", "KF_TEST_DEVICES": "cuda"}
+SOURCES = {".py", ".cu", ".cpp", ".h", ".toml", ".txt"}
+# What compute-sanitizer prints where it cannot work on a machine, as against finding an error.
+REFUSALS = re.compile(
+    r"Device not supported|is not supported on this|Insufficient permissions|Unable to find injection"
+)
+SUMMARIES = {
+    "memcheck": re.compile(r"ERROR SUMMARY: (\d+) error"),
+    "racecheck": re.compile(r"RACECHECK SUMMARY: (\d+) hazard"),
+}
+EXERCISED = re.compile(r"^exercised (\d+) rungs", re.MULTILINE)
+
+
+class Step(NamedTuple):
+    """A step: its name, the stages whose sources it depends on, and what it does, given a log."""
+
+    name: str
+    depends: tuple[stages.Stage, ...]
+    run: Callable[[pathlib.Path], None]
+
+
+def folder() -> pathlib.Path:
+    """Where logs and the state are kept."""
+    return stages.ROOT / "build" / "gpu-check"
+
+
+# ---- the steps ----
+
+
+def all_steps() -> list[Step]:
+    """The steps in order. A stage builds on the earlier ones, so it depends on their sources too."""
+    upto = [(stage, stages.STAGES[: number + 1]) for number, stage in enumerate(stages.STAGES)]
+    steps = [Step(f"build-{stage.folder}", needs, functools.partial(_build, stage)) for stage, needs in upto]
+    steps.append(Step("test-common", (), _test_common))
+    steps += [Step(f"test-{stage.folder}", needs, functools.partial(_test, stage)) for stage, needs in upto]
+    for tool in SUMMARIES:
+        steps += [
+            Step(f"{tool}-{stage.folder}", needs, functools.partial(_sanitize, tool, stage)) for stage, needs in upto
+        ]
+    steps += [Step(f"bench-{stage.folder}", needs, functools.partial(_benchmark, stage)) for stage, needs in upto]
+    return steps
+
+
+def _build(stage: stages.Stage, log: pathlib.Path) -> None:
+    run_logged([sys.executable, "setup.py", "build_ext", "--inplace"], log, cwd=stage.path, env=ENVIRONMENT)
+
+
+def _pytest(paths: list[pathlib.Path], log: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", *map(str, paths)]
+    run_logged(command, log, cwd=stages.ROOT, env=ENVIRONMENT)
+
+
+def _test_common(log: pathlib.Path) -> None:
+    _pytest([stages.ROOT / "common" / "kernel_fusion" / "tests"], log)
+
+
+def _test(stage: stages.Stage, log: pathlib.Path) -> None:
+    _pytest([stage.path], log)
+    if not re.search(r"\b[1-9]\d* passed", last_lines(log, 3)):
+        raise AssertionError(f"no test of {stage.folder} ran on the GPU; see {log}")
+
+
+def _sanitize(tool: str, stage: stages.Stage, log: pathlib.Path) -> None:
+    """Runs every rung on small shapes under compute-sanitizer.
+
+    Raises:
+        Refused: compute-sanitizer is missing, or does not work on this machine.
+        CommandFailed, AssertionError: it found something, or the rungs did not run.
+    """
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
+    )
+    if sanitizer is None:
+        raise Refused("compute-sanitizer is not installed")
+    options = ["--tool", tool, "--error-exitcode", "99", "--target-processes", "all"]
+    if tool == "memcheck":  # torch probes the driver with calls that may fail; our launchers check their own
+        options += ["--report-api-errors", "no"]
+    exercise = [sys.executable, "-m", "kernel_fusion.gpu_check", "--exercise", stage.module]
+    # Without torch's cache each tensor is an allocation of its own, and what lies behind it is found.
+    environment = {**ENVIRONMENT, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    failure = None
+    try:
+        run_logged([sanitizer, *options, *exercise], log, cwd=stages.ROOT, env=environment)
+    except CommandFailed as error:
+        failure = error
+    judge_sanitizer(tool, log, failure)
+
+
+def judge_sanitizer(tool: str, log: pathlib.Path, failure: CommandFailed | None) -> None:
+    """Decides from its log whether a run of compute-sanitizer passed; returns where it did.
+
+    Raises:
+        Refused: the tool does not work on this machine.
+        CommandFailed: `failure`, for any other reason.
+        AssertionError: it found something, or says nothing about having looked.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace")
+    refusal = next((line for line in text.splitlines() if line.startswith("=====") and REFUSALS.search(line)), None)
+    if refusal:
+        raise Refused(f"compute-sanitizer: {refusal.strip('= ')}")
+    if failure:
+        raise failure
+    summary, exercised = SUMMARIES[tool].search(text), EXERCISED.search(text)
+    if not summary or not exercised or exercised.group(1) == "0":
+        raise AssertionError(f"{tool} gave no summary, or no rung ran under it; see {log}")
+    if summary.group(1) != "0":
+        raise AssertionError(f"{tool}: {summary.group(0)}; see {log}")
+
+
+def _benchmark(stage: stages.Stage, log: pathlib.Path) -> None:
+    run_logged([sys.executable, "benchmark.py", "--device", "cuda"], log, cwd=stage.path, env=ENVIRONMENT)
+
+
+# ---- what runs under compute-sanitizer ----
+
+
+def exercise(stage: stages.Stage) -> int:
+    """Runs every rung of every op of `stage` twice on small shapes on the GPU. Returns how many (case, rung) pairs ran.
+
+    References are computed on the CPU, so that the sanitizer sees our kernels and little else.
+
+    Raises:
+        AssertionError: a result is wrong.
+    """
+    benchmark = tour.load_benchmark(stage)
+    module = importlib.import_module(stage.module)
+    device = torch.device("cuda")
+    ran = 0
+    for case in benchmark.cases("emulated", "cuda"):
+        inputs = case.inputs(device)
+        on_cpu = tuple(v.cpu() if isinstance(v, torch.Tensor) else v for v in inputs)
+        tolerance = benchmarks.Tolerance(case, on_cpu)
+        for rung in module.rungs(case.op, device):
+            own = benchmarks.own_copy(inputs)
+            try:
+                outputs = [as_tuple(case.run(*own, rung=rung)) for _ in range(2)]
+            except ValueError as refusal:
+                if f"rung '{rung}'" not in str(refusal):
+                    raise
+                print(f"{case.title()}: {refusal}")
+                continue
+            torch.cuda.synchronize()
+            for output in outputs:
+                error, correct = tolerance.check(tuple(t.cpu() for t in output))
+                if not correct:
+                    raise AssertionError(f"{case.title()}, {rung}: {error:.3g} off, allowed are {tolerance.text()}")
+            ran += 1
+    return ran
+
+
+# ---- what was done already ----
+
+
+def sources_key(step: Step) -> str:
+    """A digest of what the step's outcome depends on: sources, GPU, torch."""
+    digest = hashlib.sha256()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    digest.update(f"{step.name} {gpu} {torch.__version__} {sys.version}".encode())
+    for path in sorted(_sources([stages.ROOT / "common", *(stage.path for stage in step.depends)])):
+        digest.update(str(path.relative_to(stages.ROOT)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _sources(folders: list[pathlib.Path]) -> Iterator[pathlib.Path]:
+    for start in folders:
+        for path in start.rglob("*"):
+            parts = path.relative_to(start).parts
+            if path.suffix in SOURCES and path.is_file() and not {"build", "__pycache__"} & set(parts):
+                yield path
+
+
+def _read_state() -> dict:
+    path = folder() / "state.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _remember(name: str, entry: dict) -> None:
+    """Writes a step's outcome beside the state, then renames."""
+    state = {**_read_state(), name: entry}
+    beside = folder() / "state.json.tmp"
+    beside.write_text(json.dumps(state, indent=1), encoding="utf-8")
+    os.replace(beside, folder() / "state.json")
+
+
+def _passed_before(step: Step) -> dict | None:
+    entry = _read_state().get(step.name)
+    if not entry or entry["outcome"] != "ok" or entry["key"] != sources_key(step):
+        return None
+    if step.name.startswith("build-") and not stages.is_built(step.depends[-1]):
+        return None
+    return entry
+
+
+# ---- the command ----
+
+
+def chosen(steps: list[Step], only: list[str]) -> list[Step]:
+    """The steps whose names start with one of `only`; all where it is empty.
+
+    Raises:
+        UserError: one of `only` fits no step.
+    """
+    for prefix in only:
+        if not any(step.name.startswith(prefix) for step in steps):
+            raise UserError(f"--only {prefix}: no step starts so; the steps are {', '.join(s.name for s in steps)}")
+    return [step for step in steps if not only or any(step.name.startswith(prefix) for prefix in only)]
+
+
+def run(steps: list[Step], *, fresh: bool) -> int:
+    """Runs the steps, except those that passed before and those whose build failed. Returns the exit code."""
+    console = make_console()
+    console.print(tour.environment_line(), markup=False, soft_wrap=True)
+    folder().mkdir(parents=True, exist_ok=True)
+    progress = Steps(console, total=len(steps))
+    for step in steps:
+        before = None if fresh else _passed_before(step)
+        broken = [name for name in progress.failed if name in {f"build-{stage.folder}" for stage in step.depends}]
+        if before:
+            progress.note(step.name, f"ok before, {duration(before['seconds'])}, {before['date']}")
+        elif broken:
+            progress.skip(step.name, f"{broken[0]} failed")
+        else:
+            _run_one(step, progress)
+    console.print(f"logs: {folder()}", markup=False, soft_wrap=True)
+    return progress.finish()
+
+
+def _run_one(step: Step, progress: Steps) -> None:
+    key, began = sources_key(step), time.monotonic()
+    log = folder() / f"{step.name}.log"
+    outcome = "ok"
+    with progress.step(step.name):
+        try:
+            step.run(log)
+        except Refused:
+            outcome = "not run"
+            raise
+        except Exception:
+            outcome = "failed"
+            raise
+    entry = {
+        "outcome": outcome,
+        "key": key,
+        "seconds": round(time.monotonic() - began, 1),
+        "log": str(log.relative_to(stages.ROOT)),
+        "date": datetime.datetime.now().isoformat(timespec="minutes"),
+    }
+    _remember(step.name, entry)
+
+
+def show_list(steps: list[Step]) -> int:
+    """Prints the steps and how each ended."""
+    state = _read_state()
+    for step in steps:
+        entry = state.get(step.name)
+        if entry is None:
+            print(f"{step.name:32} never run")
+            continue
+        stale = "" if entry["key"] == sources_key(step) else ", with other sources"
+        print(
+            f"{step.name:32} {entry['outcome']}, {duration(entry['seconds'])}, {entry['date']}{stale}, {entry['log']}"
+        )
+    return 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments, here and in `kernel-fusion gpu-check`."""
+    parser.add_argument("--only", action="append", default=[], metavar="STEP", help="steps whose names start so")
+    parser.add_argument("--list", action="store_true", help="list the steps and how each ended")
+    parser.add_argument("--fresh", action="store_true", help="repeat steps that passed before")
+    parser.add_argument("--resume", action="store_true", help="do not repeat them: the default")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Does what the arguments say. Returns the exit code.
+
+    Raises:
+        UserError: --only fits no step, or there is no GPU.
+    """
+    steps = chosen(all_steps(), options.only)
+    if options.list:
+        return show_list(steps)
+    if not torch.cuda.is_available():
+        raise UserError(f"gpu-check needs a GPU, and torch {torch.__version__} sees none")
+    return run(steps, fresh=options.fresh)
+
+
+def main() -> int:
+    """python -m kernel_fusion.gpu_check"""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m kernel_fusion.gpu_check",
+    )
+    add_arguments(parser)
+    parser.add_argument("--exercise", metavar="STAGE", help="run the rungs of a stage, as compute-sanitizer watches")
+    options = parser.parse_args()
+    if options.exercise:
+        print(f"exercised {exercise(stages.find(options.exercise))} rungs", flush=True)
+        return 0
+    try:
+        return command(options)
+    except UserError as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Runs a stand-alone CUDA program on the CPU: rewritten, compiled by the host's compiler, linked to the emulation."""
+
+import fcntl
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+
+from kernel_fusion import stages
+from kernel_fusion.build import COMMON, SIMT, _Ninja, _shell
+from kernel_fusion.console import UserError
+
+FLAVOURS = {"plain": ["-O2", "-g1"], "debug": ["-O0", "-g"], "asan": ["-O1", "-g", "-fsanitize=address"]}
+
+
+class SimtError(UserError):
+    """A program that cannot be compiled."""
+
+
+def compile_program(
+    source: pathlib.Path, *, flavour: str = "plain", include_dirs: tuple[pathlib.Path, ...] = ()
+) -> pathlib.Path:
+    """Compiles a CUDA program, with its `main`, for the CPU. Unchanged programs and the emulation are compiled once.
+
+    Args:
+        source: the .cu file.
+        flavour: "plain", "debug" (for gdb: no optimisation) or "asan" (AddressSanitizer).
+        include_dirs: where `#include` looks, besides the program's own folder and common/include.
+
+    Returns:
+        The executable's path.
+
+    Raises:
+        SimtError: there is no such file, or it cannot be rewritten or compiled; then the text is the tools' own.
+    """
+    source = source.resolve()
+    if not source.is_file():
+        raise SimtError(f"no such file: {source}")
+    folder = stages.ROOT / "build" / "programs" / flavour
+    includes = [COMMON / "include", *(path.resolve() for path in include_dirs)]
+    digest = hashlib.sha256("\n".join(map(str, [source, *includes])).encode()).hexdigest()[:8]
+    own = folder / f"{source.stem}-{digest}"
+    own.mkdir(parents=True, exist_ok=True)
+
+    cxx = os.environ.get("CXX", "c++")
+    found = [f"-I{path}" for path in [source.parent, *includes]]
+    flags = ["-std=c++17", *FLAVOURS[flavour], "-fno-strict-aliasing", "-DKF_BACKEND=emulated", f"-I{SIMT / 'include'}"]
+    compile_one = f"{_shell([cxx, *flags, *found])} -MD -MF $out.d -c $in -o $out"
+    rewrite = f"{_shell([sys.executable, SIMT / 'rewrite.py', *found])} $in -o $out --depfile $out.d"
+    link = f"{_shell([cxx, *FLAVOURS[flavour], '-pthread'])} $in -o $out.tmp && mv -f $out.tmp $out"
+
+    ninja = _Ninja()
+    ninja.rule("compile", compile_one, "compile $in")
+    ninja.rule("rewrite", rewrite, "rewrite $in")
+    ninja.rule("link", link, "link $out", deps=False)
+    objects = []
+    for part in sorted((SIMT / "src").glob("*.cpp")):
+        objects.append(folder / "runtime" / f"{part.name}.o")
+        ninja.build(objects[-1], "compile", [part])
+    rewritten, program = own / f"{source.name}.cpp", own / source.stem
+    ninja.build(rewritten, "rewrite", [source], [SIMT / "rewrite.py"])
+    ninja.build(own / f"{source.name}.o", "compile", [rewritten])
+    ninja.build(program, "link", [own / f"{source.name}.o", *objects])
+    ninja.write(own / "build.ninja")
+    _run_ninja(folder, own / "build.ninja")
+    return program
+
+
+def _run_ninja(folder: pathlib.Path, file: pathlib.Path) -> None:
+    """All programs of a flavour share one folder, and so the emulation's objects; one build at a time."""
+    import ninja as ninja_package
+
+    ninja = pathlib.Path(ninja_package.BIN_DIR) / "ninja"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [str(ninja), "-C", str(folder), "-f", str(file), "--quiet"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise SimtError(done.stdout.strip())
+
+
+def run_program(program: pathlib.Path, arguments: list[str]) -> int:
+    """Runs an executable with our input and output. Returns its exit code; 128 + n where signal n ended it.
+
+    A thread that has returned before a barrier is a warning here, since CUDA allows it; in our rungs it is an error.
+    """
+    environment = {"KF_SIMT_EXITED": "warn", **os.environ}
+    code = subprocess.run([str(program), *arguments], env=environment).returncode
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,202 @@
+"""Times are those of the function, results files have their form, and wrong results are called wrong."""
+
+import itertools
+import json
+import time
+
+import pytest
+import torch
+
+from kernel_fusion import benchmarks, stages, testing
+from kernel_fusion.tests.fake_stage import stage
+
+
+def double_case(**more):
+    options = {
+        "op": "double",
+        "shape": {"rows": 4, "width": 8},
+        "dtype": torch.float32,
+        "inputs": lambda device: (testing.randn((4, 8), torch.float32, device),),
+        "run": stage.double,
+        "reference": lambda x: x * 2,
+        "bytes": 256,
+        "flops": 32,
+        "peers": {"torch eager": lambda x: x * 2},
+    }
+    return benchmarks.Case(**{**options, **more})
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(benchmarks, "CPU_BUDGET_S", 0.01)
+    monkeypatch.setattr(benchmarks, "COPY_BYTES", {"cpu": [1024], "cuda": [1 << 20]})
+    monkeypatch.setattr(benchmarks, "MATMUL_SIZE", {"cpu": 64, "cuda": 1024})
+    monkeypatch.setattr(stages, "find", lambda name: stages.Stage("fake", "fake_stage", "test.py"))
+
+
+def test_the_time_is_the_median_in_milliseconds():
+    naps = itertools.cycle([0.002, 0.002, 0.05])
+    ms = benchmarks.benchmark_kernel(lambda x: time.sleep(next(naps)), (torch.ones(1),), warmup=0, repeat=9)
+    assert 2 <= ms < 20
+
+
+def test_warm_up_calls_do_not_count():
+    naps = iter([0.05, 0.05, *[0.001] * 5])
+    ms = benchmarks.benchmark_kernel(lambda x: time.sleep(next(naps)), (torch.ones(1),), warmup=2, repeat=5)
+    assert 1 <= ms < 20
+    with testing.raises(ValueError, "`repeat` must be at least 1"):
+        benchmarks.benchmark_kernel(lambda: None, (), repeat=0)
+
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+def test_a_copy_is_timed_about_as_fast_as_the_copy_rate_says(device):
+    device = torch.device(device)
+    size = 1 << 26
+    rate = benchmarks.copy_rate(size, device)
+    source = torch.ones(size // 8, dtype=torch.float32, device=device)
+    ms = benchmarks.benchmark_kernel(lambda x, y: y.copy_(x), (source, torch.empty_like(source)), 3, 10)
+    factor = 1.5 if device.type == "cuda" else 20  # a CPU may have other work meanwhile; a wrong unit is 1000
+    assert 1 / factor < size / ms / 1e6 / rate < factor
+
+
+def test_rows_have_exactly_the_fields_of_a_results_file(quick):
+    rows = [m.row for m in benchmarks.run_case(stage, double_case(), torch.device("cpu"), say=lambda text: None)]
+    assert [(row["impl"], row["kind"]) for row in rows] == [
+        ("cpu", "rung"),
+        ("v1_good", "rung"),
+        ("v2_good", "rung"),
+        ("torch eager", "peer"),
+    ]
+    assert list(rows[0]) == [
+        *("op", "pass", "impl", "kind", "dtype", "shape", "ms", "bytes", "flops", "gb_s", "tflop_s"),
+        *("percent_of_ceiling", "dram_bytes", "sectors_per_request", "correct"),
+    ]
+    row = rows[0]
+    assert (row["op"], row["pass"], row["dtype"], row["shape"]) == (
+        "double",
+        "forward",
+        "float32",
+        {"rows": 4, "width": 8},
+    )
+    assert row["gb_s"] == pytest.approx(row["bytes"] / row["ms"] / 1e6, rel=1e-3)
+    assert all(row["correct"] for row in rows)
+
+
+def test_a_rung_that_refuses_has_no_row_and_its_reason_is_said(quick):
+    said = []
+    benchmarks.run_case(stage, double_case(), torch.device("cpu"), say=said.append)
+    assert [line for line in said if "rung 'refuses' not run: double: rung 'refuses' takes nothing" in line]
+
+
+def test_an_error_that_is_no_refusal_is_not_swallowed(quick):
+    def broken(x, rung):
+        raise RuntimeError("out of memory")
+
+    with testing.raises(RuntimeError, "out of memory"):
+        benchmarks.run_case(stage, double_case(run=broken), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("rung", ["off_by_a_percent", "nan"])
+@pytest.mark.parametrize("peers", [{"torch eager": lambda x: x * 2}, {}])
+def test_a_wrong_result_is_called_wrong(quick, rung, peers):
+    said = []
+    case = double_case(peers=peers)
+    (found,) = benchmarks.run_case(stage, case, torch.device("cpu"), rungs=[rung], peers=False, say=said.append)
+    assert found.row["correct"] is False
+    assert "WRONG" in said[0]
+
+
+def test_correctness_is_checked_on_what_the_timed_calls_gave(quick):
+    calls = itertools.count()
+
+    def wrong_later(x, rung):
+        return x * 2 if next(calls) < 2 else x
+
+    (found,) = benchmarks.run_case(
+        stage, double_case(run=wrong_later), torch.device("cpu"), rungs=["cpu"], peers=False, say=lambda text: None
+    )
+    assert found.row["correct"] is False
+
+
+def test_a_rung_that_writes_nothing_finds_no_earlier_right_result(quick):
+    def into_cache(cache, x, rung):
+        return cache.copy_(x) if rung == "v1_good" else cache
+
+    def allocated(x, rung):
+        out = torch.empty_like(x)
+        return torch.mul(x, 2, out=out) if rung == "v1_good" else out
+
+    inputs = {"inputs": lambda device: (torch.zeros(4096), torch.ones(4096))}
+    for case in (
+        double_case(run=into_cache, reference=lambda cache, x: x, peers={}, **inputs),
+        double_case(run=allocated, inputs=lambda device: (torch.ones(4096),)),
+    ):
+        rungs = ["v1_good", "v2_good"]
+        found = benchmarks.run_case(stage, case, torch.device("cpu"), rungs=rungs, peers=False, say=lambda text: None)
+        assert [m.row["correct"] for m in found] == [True, False]
+
+
+def test_arithmetic_is_held_against_the_matmul_ceiling(quick):
+    ceilings = benchmarks.Ceilings(torch.device("cpu"))
+    case = double_case(bound="arithmetic", flops=10**6)
+    (found,) = benchmarks.run_case(stage, case, torch.device("cpu"), rungs=["cpu"], peers=False, ceilings=ceilings)
+    assert found.row["percent_of_ceiling"] == pytest.approx(
+        100 * found.row["tflop_s"] / ceilings.as_json()["matmul_tflop_s"], rel=0.01
+    )
+    assert ceilings.as_json()["copy_gb_s"] == {}
+    with testing.raises(ValueError, "`bound` must be"):
+        double_case(bound="luck")
+
+
+def run_main(*arguments, cases=lambda size, device: [double_case()]):
+    with pytest.raises(SystemExit) as left:
+        benchmarks.main("fake_stage", cases, ["--device", "cpu", *map(str, arguments)])
+    return left.value.code
+
+
+def test_a_run_writes_the_results_in_their_form_and_leaves_nothing_beside(quick, tmp_path, capsys):
+    path = tmp_path / "results" / "here.json"
+    assert run_main("--output", path) == 0
+    results = json.loads(path.read_text())
+    assert list(results) == ["environment", "ceilings", "rows"]
+    assert list(results["environment"]) == ["gpu", "driver", "cuda", "torch", "python", "commit", "date"]
+    assert results["environment"]["gpu"] is None
+    assert {"256", "1024"} == set(results["ceilings"]["copy_gb_s"])
+    assert results["ceilings"]["matmul_tflop_s"] > 0
+    assert len(results["rows"]) == 2 + 3  # size cpu: plain C++ and the peer; size emulated: three rungs
+    assert [p.name for p in path.parent.iterdir()] == ["here.json"]
+    out = capsys.readouterr().out
+    assert "double: rows 4, width 8, float32" in out
+    assert "\x1b" not in out
+
+
+def test_a_run_on_the_cpu_writes_no_results_unasked(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    assert run_main("--size", "cpu") == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_rung_can_be_named_and_an_unknown_one_is_an_error(quick, capsys):
+    assert run_main("--size", "emulated", "--op", "double", "--rung", "v2_good") == 0
+    out = capsys.readouterr().out
+    assert "v2_good" in out
+    assert "v1_good" not in out
+    assert "nothing measured" in run_main("--rung", "v9")
+
+
+def test_a_wrong_rung_makes_the_command_fail(quick):
+    case = double_case(run=lambda x, rung: x * 3)
+    assert run_main("--size", "emulated", cases=lambda size, device: [case]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"),
+    ],
+)
+def test_results_files_are_named_after_the_gpu(name, slug):
+    assert benchmarks.gpu_slug(name) == slug

@@ -1,0 +1,156 @@
+"""The command: what it lists, and how it says no."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from kernel_fusion import cli, simt, stages, testing
+from kernel_fusion.console import child_environment
+
+
+def kernel_fusion(*arguments):
+    command = [sys.executable, "-m", "kernel_fusion", *map(str, arguments)]
+    return subprocess.run(command, env=child_environment(), capture_output=True, text=True)
+
+
+def test_every_command_has_help(capsys):
+    for command in ("tour", "check", "bench", "rungs", "simt", "report", "gpu-check"):
+        with pytest.raises(SystemExit) as left:
+            cli.main([command, "--help"])
+        assert left.value.code == 0
+    assert "usage: kernel-fusion gpu-check" in capsys.readouterr().out
+
+
+def test_rungs_lists_an_op_in_the_order_of_the_lesson(capsys):
+    assert cli.main(["rungs", "scale"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("v1_naive") < out.index("v2_vector")
+    assert "a thread an element" in out
+    assert "softmax" not in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["rungs", "nothing"], "no stage has an op 'nothing'"),
+        (["check", "step9"], "`stage` must be one of step1-simple"),
+        (["check", "--schedule", "sideways"], "must be forward, reverse or random:SEED, got 'sideways'"),
+        (["simt", "missing.cu"], "no such file"),
+        (["gpu-check", "--only", "coffee"], "--only coffee: no step starts so"),
+        (["report", "missing.md"], "missing.md"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_bad_argument_ends_with_a_line_and_a_code(arguments, complaint):
+    done = kernel_fusion(*arguments)
+    assert done.returncode in (1, 2)
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_stage_that_is_not_built_is_named_with_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(stages, "is_built", lambda stage: False)
+    for command in ("check", "bench"):
+        assert cli.main([command, "step2"]) == 1
+        assert "cd step2-attention && python setup.py build_ext --inplace" in capsys.readouterr().err
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Commands that would have been run, and their environments."""
+    calls = []
+
+    def run(command, cwd, env):
+        calls.append((command, cwd, env))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(cli.subprocess, "run", run)
+    monkeypatch.setattr(stages, "is_built", lambda stage: True)
+    return calls
+
+
+def test_check_runs_a_stages_tests_in_an_order_of_threads(recorded):
+    assert cli.main(["check", "2", "--device", "cpu", "--schedule", "random:7", "-k", "softmax"]) == 0
+    ((command, cwd, env),) = recorded
+    assert command[1:] == ["-m", "pytest", str(stages.ROOT / "step2-attention"), "-m", "emulated", "-k", "softmax"]
+    assert cwd == stages.ROOT
+    assert (env["KF_TEST_DEVICES"], env["KF_SIMT_SCHEDULE"]) == ("cpu", "random:7")
+
+
+def test_bench_of_an_op_runs_its_stage_only(recorded):
+    assert cli.main(["bench", "--op", "softmax", "--size", "cpu"]) == 0
+    ((command, cwd, _),) = recorded
+    assert cwd.name == "step2-attention"
+    assert command[1:] == ["benchmark.py", "--op=softmax", "--size=cpu"]
+
+
+PROGRAM = r"""
+#include <cuda_runtime.h>
+#include <cstdio>
+
+__global__ void add(int* sum) { atomicAdd(sum, threadIdx.x); }
+
+int main(int count, char** words) {
+  int* sum;
+  cudaMalloc(&sum, sizeof(int));
+  cudaMemset(sum, 0, sizeof(int));
+  add<<<2, 32>>>(sum);
+  int result = 0;
+  cudaMemcpy(&result, sum, sizeof(int), cudaMemcpyDeviceToHost);
+  std::printf("%d %s\n", result, count > 1 ? words[1] : "");
+  return result == 992 ? 0 : 1;
+}
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A stand-alone CUDA program; what is compiled of it goes into the same temporary folder."""
+    path = tmp_path / "program.cu"
+    path.write_text(PROGRAM)
+    monkeypatch.setattr(simt.stages, "ROOT", tmp_path)
+    return path
+
+
+@pytest.mark.timeout(120)
+def test_a_program_is_compiled_once_and_run_with_its_arguments(program, capfd):
+    assert cli.main(["simt", str(program), "--hello"]) == 0
+    assert capfd.readouterr().out == "992 --hello\n"
+    executable = simt.compile_program(program)
+    made = executable.stat().st_mtime_ns
+    assert simt.compile_program(program).stat().st_mtime_ns == made
+    program.write_text(PROGRAM.replace("992", "991"))
+    assert cli.main(["simt", str(program)]) == 1
+    assert not list(executable.parent.glob("*.tmp"))
+
+
+@pytest.mark.timeout(120)
+def test_a_program_that_does_not_compile_says_where(program, capsys):
+    program.write_text(PROGRAM.replace("threadIdx.x", "threadIdx.x + nonsense"))
+    assert cli.main(["simt", str(program)]) == 1
+    error = capsys.readouterr().err
+    assert "program.cu:5" in error
+    assert "nonsense" in error
+
+
+def test_a_program_ended_by_a_signal_gives_the_shells_code():
+    script = pathlib.Path("/bin/sh")
+    assert simt.run_program(script, ["-c", "kill -SEGV $$"]) == 128 + 11
+    assert simt.run_program(script, ["-c", "exit 4"]) == 4
+
+
+def test_the_package_runs_where_it_is_not_installed(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(stages.ROOT / "common")}
+    command = [sys.executable, "-m", "kernel_fusion", "rungs", "scale"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_raises_helper_is_used_on_arguments():
+    with testing.raises(cli.argparse.ArgumentTypeError, "random:SEED"):
+        cli.schedule("random:x")
+    assert cli.schedule("random:12") == "random:12"

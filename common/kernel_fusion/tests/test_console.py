@@ -1,0 +1,148 @@
+"""Steps name what failed and go on; children do not outlive an interruption."""
+
+import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kernel_fusion import console, testing
+from kernel_fusion.console import CommandFailed, Refused, Steps, duration, make_console, milliseconds, run_logged
+
+
+@pytest.fixture
+def piped():
+    return make_console(file=io.StringIO())
+
+
+def text(piped):
+    return piped.file.getvalue()
+
+
+def test_piped_steps_are_one_plain_line_each(piped):
+    steps = Steps(piped, total=3)
+    with steps.step("build the house"):
+        pass
+    steps.note("paint it", "ok before")
+    steps.skip("move in", "no furniture")
+    assert steps.finish() == 0
+    lines = text(piped).splitlines()
+    assert lines == [
+        "[1/3] build the house … ok, 0.0 s",
+        "[2/3] paint it … ok before",
+        "[3/3] move in … not run: no furniture",
+        "not run: move in: no furniture",
+    ]
+
+
+def test_a_step_that_fails_is_named_and_the_next_one_runs(piped):
+    steps = Steps(piped, total=2)
+    with steps.step("first"):
+        raise ValueError("the reason")
+    with steps.step("second"):
+        pass
+    assert steps.finish() == 1
+    assert "[1/2] first … FAILED after" in text(piped)
+    assert "ValueError: the reason" in text(piped)
+    assert "[2/2] second … ok" in text(piped)
+    assert text(piped).endswith("failed: first\n")
+
+
+def test_a_tool_that_refuses_is_neither_passed_nor_failed(piped):
+    steps = Steps(piped, total=1)
+    with steps.step("racecheck"):
+        raise Refused("compute-sanitizer is not installed")
+    assert steps.finish() == 0
+    assert "[1/1] racecheck … not run: compute-sanitizer is not installed" in text(piped)
+    assert "ok" not in text(piped)
+
+
+def test_an_interruption_is_no_failed_step(piped):
+    steps = Steps(piped, total=1)
+    with pytest.raises(KeyboardInterrupt), steps.step("long"):
+        raise KeyboardInterrupt
+    assert steps.failed == []
+
+
+def test_a_command_that_fails_shows_the_end_of_its_log(piped, tmp_path):
+    steps = Steps(piped, total=1)
+    script = "print('said before'); raise SystemExit(3)"
+    with steps.step("command"):
+        run_logged([sys.executable, "-c", script], tmp_path / "logs" / "it.log")
+    assert "said before" in text(piped)
+    assert "ended with code 3; its output is in" in text(piped)
+
+
+def test_a_command_ended_by_a_signal_says_so(tmp_path):
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    with testing.raises(CommandFailed, "was ended by SIGSEGV"):
+        run_logged([sys.executable, "-c", script], tmp_path / "it.log")
+
+
+def test_lines_arrive_while_the_command_runs(tmp_path):
+    lines = []
+    run_logged([sys.executable, "-c", "print(1); print(2)"], tmp_path / "it.log", on_line=lines.append)
+    assert lines == ["1", "2"]
+    assert (tmp_path / "it.log").read_text().endswith("1\n2\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interruption_ends_the_command_and_what_it_started(tmp_path, number):
+    marker = tmp_path / "grandchild"
+    grandchild = f"import os, pathlib, time; pathlib.Path({str(marker)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    parent = (
+        "import pathlib, sys; from kernel_fusion.console import run_logged; "
+        f"run_logged([sys.executable, '-c', {child!r}], pathlib.Path({str(tmp_path / 'log')!r}))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent], env=console.child_environment(), stderr=subprocess.DEVNULL
+    )
+    pid = _wait_for(lambda: marker.exists() and marker.read_text())
+    process.send_signal(number)
+    assert process.wait(timeout=20) != 0
+    assert _wait_for(lambda: not _alive(int(pid)))
+
+
+def _wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError("waited in vain")
+
+
+def _alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = pathlib.Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [
+        (0.00123, "1.23 µs"),
+        (0.0456, "45.6 µs"),
+        (0.789, "789 µs"),
+        (0.99999, "1.00 ms"),
+        (12.34, "12.3 ms"),
+        (1200, "1.20 s"),
+    ],
+)
+def test_times_have_three_digits(ms, words):
+    assert milliseconds(ms) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.44, "0.4 s"), (12.4, "12 s"), (59.9, "1 min 00 s"), (185, "3 min 05 s")]
+)
+def test_durations_are_short(seconds, words):
+    assert duration(seconds) == words

@@ -1,0 +1,170 @@
+"""Steps resume where sources are the same, and a tool that refuses is not taken for a pass."""
+
+import json
+
+import pytest
+import torch
+
+from kernel_fusion import gpu_check, stages, testing
+from kernel_fusion.console import CommandFailed, Refused
+
+MEMCHECK_CLEAN = "exercised 12 rungs\n========= ERROR SUMMARY: 0 errors\n"
+RACECHECK_CLEAN = "exercised 12 rungs\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+
+
+def judge(tmp_path, tool, text, code=0):
+    log = tmp_path / "log"
+    log.write_text(f"========= COMPUTE-SANITIZER\n{text}")
+    gpu_check.judge_sanitizer(tool, log, CommandFailed(["compute-sanitizer"], code, log) if code else None)
+
+
+def test_a_clean_run_of_the_sanitizer_passes(tmp_path):
+    judge(tmp_path, "memcheck", MEMCHECK_CLEAN)
+    judge(tmp_path, "racecheck", RACECHECK_CLEAN)
+
+
+def test_a_sanitizer_that_refuses_is_not_run(tmp_path):
+    refusal = "========= Error: Device not supported. Please refer to the documentation\n"
+    with testing.raises(Refused, "Device not supported"):
+        judge(tmp_path, "memcheck", refusal, code=255)
+    with testing.raises(Refused, "Device not supported"):
+        judge(tmp_path, "racecheck", refusal)
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "code", "complaint"),
+    [
+        (
+            "memcheck",
+            "========= Invalid __global__ write of size 4 bytes\n========= ERROR SUMMARY: 1 error\n",
+            99,
+            "code 99",
+        ),
+        ("memcheck", MEMCHECK_CLEAN.replace("0 errors", "3 errors"), 0, "3 error"),
+        ("memcheck", "exercised 12 rungs\n", 0, "no summary"),
+        ("memcheck", "========= ERROR SUMMARY: 0 errors\n", 0, "no rung ran"),
+        ("memcheck", MEMCHECK_CLEAN.replace("12", "0"), 0, "no rung ran"),
+        ("racecheck", RACECHECK_CLEAN.replace("0 hazards", "2 hazards"), 0, "2 hazard"),
+        ("racecheck", MEMCHECK_CLEAN, 0, "no summary"),
+        ("memcheck", "Traceback: Device not supported by this op\n", 1, "code 1"),  # said by the program, not the tool
+    ],
+)
+def test_anything_else_is_a_failure(tmp_path, tool, text, code, complaint):
+    with testing.raises((CommandFailed, AssertionError), complaint):
+        judge(tmp_path, tool, text, code)
+
+
+def test_a_missing_sanitizer_is_not_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda *args, **kwargs: None)
+    with testing.raises(Refused, "compute-sanitizer is not installed"):
+        gpu_check._sanitize("memcheck", stages.STAGES[0], tmp_path / "log")
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """Two stages with a source file each, and steps that write down that they ran."""
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    one, two = stages.Stage("step1-a", "step1_a", "test.py"), stages.Stage("step2-b", "step2_b", "test.py")
+    for stage in (one, two):
+        stage.path.mkdir()
+        (stage.path / "kernel.cu").write_text("// " + stage.folder)
+    (tmp_path / "common").mkdir()
+    ran = []
+
+    def step(name, depends, error=None):
+        def run(log):
+            ran.append(name)
+            if error:
+                raise error
+
+        return gpu_check.Step(name, depends, run)
+
+    return step, one, two, ran
+
+
+def test_steps_that_passed_are_not_repeated_until_their_sources_change(repository, capsys):
+    step, one, two, ran = repository
+    steps = [step("test-step1-a", (one,)), step("test-step2-b", (one, two))]
+    assert gpu_check.run(steps, fresh=False) == 0
+    assert gpu_check.run(steps, fresh=False) == 0
+    assert ran == ["test-step1-a", "test-step2-b"]
+    assert "ok before" in capsys.readouterr().out
+
+    (two.path / "kernel.cu").write_text("// changed")
+    (two.path / "build").mkdir()
+    (two.path / "build" / "made.cpp").write_text("made by the build, no source")
+    assert gpu_check.run(steps, fresh=False) == 0
+    assert ran[2:] == ["test-step2-b"]
+    (stages.ROOT / "common" / "launch.h").write_text("")
+    assert gpu_check.run(steps, fresh=False) == 0
+    assert ran[3:] == ["test-step1-a", "test-step2-b"]
+    assert gpu_check.run(steps, fresh=True) == 0
+    assert len(ran) == 7
+
+
+def test_failures_and_refusals_are_remembered_as_such_and_run_again(repository, capsys):
+    step, one, _, ran = repository
+    steps = [
+        step("test-step1-a", (one,), ValueError("broken")),
+        step("memcheck-step1-a", (one,), Refused("no sanitizer")),
+        step("bench-step1-a", (one,)),
+    ]
+    assert gpu_check.run(steps, fresh=False) == 1
+    out = capsys.readouterr().out
+    assert "[1/3] test-step1-a … FAILED" in out
+    assert "[2/3] memcheck-step1-a … not run: no sanitizer" in out
+    assert "[3/3] bench-step1-a … ok" in out
+    state = json.loads((gpu_check.folder() / "state.json").read_text())
+    assert [entry["outcome"] for entry in state.values()] == ["failed", "not run", "ok"]
+    gpu_check.run(steps, fresh=False)
+    assert ran[3:] == ["test-step1-a", "memcheck-step1-a"]
+    gpu_check.show_list(steps)
+    listed = capsys.readouterr().out
+    assert "failed, " in listed
+    assert "not run, " in listed
+
+
+def test_an_interrupted_step_is_not_taken_for_done(repository):
+    step, one, _, ran = repository
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check.run([step("test-step1-a", (one,), KeyboardInterrupt())], fresh=False)
+    assert gpu_check.run([step("test-step1-a", (one,))], fresh=False) == 0
+    assert ran == ["test-step1-a", "test-step1-a"]
+
+
+def test_what_needs_a_build_that_failed_is_not_run(repository, capsys):
+    step, one, two, ran = repository
+    steps = [
+        step("build-step1-a", (one,), ValueError("no nvcc")),
+        step("test-step1-a", (one,)),
+        step("test-step2-b", (one, two)),
+    ]
+    assert gpu_check.run(steps, fresh=False) == 1
+    assert ran == ["build-step1-a"]
+    assert "[3/3] test-step2-b … not run: build-step1-a failed" in capsys.readouterr().out
+
+
+def test_a_build_that_passed_but_lies_nowhere_is_repeated(repository):
+    step, one, _, ran = repository
+    steps = [step("build-step1-a", (one,))]
+    gpu_check.run(steps, fresh=False)
+    gpu_check.run(steps, fresh=False)  # stages.is_built is False: the library has been removed
+    assert ran == ["build-step1-a", "build-step1-a"]
+
+
+def test_only_chooses_by_the_beginning_of_the_name():
+    steps = gpu_check.all_steps()
+    assert [s.name for s in gpu_check.chosen(steps, ["memcheck-step2", "test-common"])] == [
+        "test-common",
+        "memcheck-step2-attention",
+    ]
+    assert gpu_check.chosen(steps, []) == steps
+    with testing.raises(gpu_check.UserError, "--only coffee"):
+        gpu_check.chosen(steps, ["coffee"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_it_says_so(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["gpu_check"])
+    assert gpu_check.main() == 2
+    assert "needs a GPU" in capsys.readouterr().err

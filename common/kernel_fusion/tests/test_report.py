@@ -1,0 +1,162 @@
+"""Tables say what the results files say, and a stale one is found."""
+
+import json
+
+import pytest
+
+from kernel_fusion import report, stages, syllabus, testing
+
+V1 = """// double v1_naive: a thread an element
+//
+// Idea      Read, double, write.
+// Moves     2·n·sizeof(T) bytes
+//           (and nothing else), n FLOPs
+#include <kf/launch.h>
+"""
+V2 = V1.replace("v1_naive: a thread an element", "v2_vector: 16 bytes a thread")
+
+
+def row(impl, ms, *, kind="rung", correct=True, width=8, dtype="float32"):
+    return {
+        "op": "double",
+        "pass": "forward",
+        "impl": impl,
+        "kind": kind,
+        "dtype": dtype,
+        "shape": {"rows": 4, "width": width},
+        "ms": ms,
+        "bytes": 32 * width,
+        "flops": 4 * width,
+        "gb_s": 1234.5,
+        "tflop_s": 0.5,
+        "percent_of_ceiling": 61.7,
+        "dram_bytes": None,
+        "sectors_per_request": None,
+        "correct": correct,
+    }
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository with one stage, whose op `double` has two rungs and a README with a marker."""
+    stage = stages.Stage("step1-fake", "step1_fake", "test.py")
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    monkeypatch.setattr(stages, "STAGES", (stage,))
+    kernels = tmp_path / "step1-fake" / "kernels" / "double"
+    kernels.mkdir(parents=True)
+    (kernels / "v1_naive.cu").write_text(V1)
+    (kernels / "v2_vector.cu").write_text(V2)
+    readme = tmp_path / "step1-fake" / "README.md"
+    readme.write_text("# Fake\n\n<!-- results:double -->\nold\n<!-- /results -->\n\nafter\n")
+    return stage
+
+
+def write_results(stage, rows, name="h200"):
+    folder = stage.path / "results"
+    folder.mkdir(exist_ok=True)
+    environment = {
+        "gpu": "NVIDIA H200",
+        "driver": "580.1",
+        "cuda": "13.0",
+        "torch": "2.11.0",
+        "python": "3.12.3",
+        "commit": "abc",
+        "date": "2026-11-20",
+    }
+    results = {"environment": environment, "ceilings": {"copy_gb_s": {}, "matmul_tflop_s": None}, "rows": rows}
+    (folder / f"{name}.json").write_text(json.dumps(results))
+
+
+def rewritten(stage):
+    readme = stage.path / "README.md"
+    report.update([readme], check=False)
+    return readme.read_text()
+
+
+def test_without_results_the_table_says_so_and_lists_the_rungs(repository):
+    text = rewritten(repository)
+    assert "Not yet measured on a GPU" in text
+    assert "| `v1_naive` | a thread an element | 2·n·sizeof(T) |" in text
+    assert "old" not in text
+    assert text.endswith("<!-- /results -->\n\nafter\n")
+
+
+def test_a_table_holds_the_figures_and_what_a_rung_gained(repository):
+    write_results(repository, [row("v1_naive", 0.2), row("v2_vector", 0.1), row("torch eager", 0.3, kind="peer")])
+    text = rewritten(repository)
+    assert "NVIDIA H200, driver 580.1, CUDA 13.0, torch 2.11.0, 2026-11-20, commit abc." in text
+    assert "| `v1_naive` | a thread an element | 2·n·sizeof(T) | 200 µs | 1234 | 0.5 | 62 % |  |" in text
+    assert "| `v2_vector` | 16 bytes a thread | 2·n·sizeof(T) | 100 µs | 1234 | 0.5 | 62 % | 2.00× |" in text
+    assert "| *torch eager* |  |  | 300 µs |" in text
+    assert "Every case" not in text
+
+
+def test_a_wrong_result_shows_no_time(repository):
+    write_results(repository, [row("v1_naive", 0.2, correct=False), row("v2_vector", 0.1)])
+    text = rewritten(repository)
+    assert "| wrong result |" in text
+    assert "200 µs" not in text
+    assert "2.00×" not in text
+
+
+def test_several_cases_give_the_largest_in_full_and_a_line_each(repository):
+    write_results(repository, [row("v1_naive", 0.2), row("v1_naive", 0.4, width=800, dtype="bfloat16")])
+    text = rewritten(repository)
+    assert "**rows 4, width 800, bfloat16** (25.6 KB at the least)" in text
+    assert "| rows 4, width 8, float32 | 200 µs (62 %) |" in text
+
+
+def test_a_marker_can_select_a_case(repository):
+    write_results(repository, [row("v1_naive", 0.2), row("v1_naive", 0.4, width=800)])
+    readme = repository.path / "README.md"
+    readme.write_text("<!-- results:double width=8 -->\n<!-- /results -->\n")
+    text = rewritten(repository)
+    assert "200 µs" in text
+    assert "400 µs" not in text
+
+
+def test_check_finds_a_stale_table_and_writes_nothing(repository, monkeypatch, capsys):
+    readme = repository.path / "README.md"
+    before = readme.read_text()
+    monkeypatch.setattr("sys.argv", ["report", "--check"])
+    assert report.main() == 1
+    assert "stale" in capsys.readouterr().out
+    assert readme.read_text() == before
+    rewritten(repository)
+    assert report.main() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("<!-- results:double -->\n", "do not pair up"),
+        ("<!-- /results -->\n", "do not pair up"),
+        ("<!-- results:triple -->\n<!-- /results -->\n", "no stage has an op 'triple'"),
+        ("<!-- results:double wide -->\n<!-- /results -->\n", "must be name=value"),
+    ],
+)
+def test_a_bad_marker_is_an_error(repository, text, complaint):
+    with testing.raises(report.ReportError, complaint):
+        report.render(text)
+
+
+def test_results_in_another_form_are_an_error(repository):
+    (repository.path / "results").mkdir()
+    (repository.path / "results" / "h200.json").write_text("{")
+    with testing.raises(report.ReportError, "h200.json", "not in the form of results"):
+        report.tables("double", {})
+
+
+def test_the_tables_in_this_repository_are_what_the_results_say():
+    stale = report.update(report.documents(), check=True)
+    assert stale == [], "write them anew with: kernel-fusion report"
+
+
+def test_the_syllabus_is_in_the_order_of_numbers(repository):
+    kernels = repository.path / "kernels" / "double"
+    (kernels / "v10_last.cu").write_text(V2 + "// one line more\n")
+    rungs = syllabus.rungs(repository, "double")
+    assert [rung.name for rung in rungs] == ["v1_naive", "v2_vector", "v10_last"]
+    assert rungs[1].changed_since(rungs[0]) == 1
+    assert rungs[0].lines() == 6
+    assert syllabus.ops(repository) == ["double"]
