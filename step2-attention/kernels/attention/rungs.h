@@ -1,0 +1,59 @@
+// attention: out = softmax(scale · q kᵀ) v for each batch and head; q [B, H, Sq, D], k and v [B, H, Sk, D].
+//
+// causal: query i sees keys j ≤ i + Sk − Sq, so that the last query sees all keys. That is what a decode step needs,
+// whose one query is the last position. A query that sees no key gives 0.
+#pragma once
+
+#include <kf/rung.h>
+
+namespace kf::attention {
+
+// Distances in elements. The last dimension is contiguous, so a view into GPT-2's packed q, k, v needs no copy.
+struct Strides {
+  int64_t batch;
+  int64_t head;
+  int64_t seq;
+};
+
+struct Args {
+  const void* q;
+  const void* k;
+  const void* v;
+  void* out;
+  Strides q_stride;
+  Strides k_stride;
+  Strides v_stride;
+  Strides out_stride;
+  int64_t batch;
+  int64_t heads;
+  int64_t q_length;
+  int64_t k_length;
+  int64_t head_dim;
+  double scale;
+  bool causal;
+  DType dtype;
+  void* scratch = nullptr;  // for rungs that ask for it
+};
+
+}  // namespace kf::attention
+
+// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
+#ifdef KF_BACKEND
+namespace kf::KF_BACKEND::attention {
+using kf::attention::Args;
+using kf::attention::Strides;
+void v1_naive(const Args& args, void* stream);
+void v2_tiled(const Args& args, void* stream);
+}  // namespace kf::KF_BACKEND::attention
+#endif
+
+namespace kf::emulated::attention {
+Rungs<kf::attention::Args> rungs();
+}
+namespace kf::gpu::attention {
+#ifdef KF_WITH_CUDA
+Rungs<kf::attention::Args> rungs();
+#else
+inline Rungs<kf::attention::Args> rungs() { return {}; }
+#endif
+}  // namespace kf::gpu::attention

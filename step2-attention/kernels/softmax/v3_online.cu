@@ -1,0 +1,80 @@
+// softmax v3_online: maximum and sum in one pass
+//
+// Idea      A thread keeps the greatest value so far and the sum weighted against it; when a greater value comes, it
+//           scales the sum down and goes on (step2/online_softmax.h). So a row is read twice instead of three times.
+//           The same trick lets attention forget scores that it has used.
+// Since v2  The first two passes have become one, and loads and stores are 16 bytes wide (step1/vector.h): N = 16 /
+//           sizeof(T) neighbours a thread. Where N does not divide the width, or a pointer does not start at a multiple
+//           of 16 bytes, N is 1.
+// Launch    grid rows, block min(256, width/N rounded up to 32), 32 values of shared memory
+// Moves     2·rows·width·sizeof(T) bytes as long as a row stays in cache;
+//           about 5·rows·width FLOPs and 2·rows·width exponentials
+// Limits    rows ≤ 2³¹−1; the second read of a row wider than the cache goes to memory
+#include <kf/launch.h>
+#include <kf/numeric.h>
+#include <step1/vector.h>
+#include <step2/online_softmax.h>
+#include <step2/reduce.h>
+
+#include <algorithm>
+
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::softmax {
+namespace {
+
+constexpr int64_t kThreads = 256;
+
+template <int N, class T>
+__global__ void v3_online_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t width) {
+  using C = compute_t<T>;
+  __shared__ C shared[kWarpSize];
+  x += blockIdx.x * width;
+  y += blockIdx.x * width;
+
+  OnlineSoftmax<C> own;  // of this thread's columns
+  for (int64_t c = int64_t{threadIdx.x} * N; c < width; c += int64_t{blockDim.x} * N) {
+    const Vector<T, N> v = load_vector<N>(x + c);
+    C max = to_compute(v.element[0]);
+#pragma unroll
+    for (int j = 1; j < N; ++j) max = greater_of(max, to_compute(v.element[j]));
+    own.raise(max);  // once for N values
+#pragma unroll
+    for (int j = 0; j < N; ++j) own.sum += own.weight(to_compute(v.element[j]));
+  }
+
+  OnlineSoftmax<C> row;
+  row.max = block_max(own.max, shared);
+  row.sum = block_sum(own.sum * row.weight(own.max), shared);
+
+  for (int64_t c = int64_t{threadIdx.x} * N; c < width; c += int64_t{blockDim.x} * N) {
+    Vector<T, N> v = load_vector<N>(x + c);
+#pragma unroll
+    for (int j = 0; j < N; ++j) v.element[j] = from_compute<T>(row.weight(to_compute(v.element[j])) / row.sum);
+    store_vector<N>(y + c, v);
+  }
+}
+
+template <int N, class T>
+void launch(const Args& a, void* stream) {
+  const auto threads = static_cast<unsigned>(std::min(kThreads, kWarpSize * ceil_div(a.width / N, kWarpSize)));
+  v3_online_kernel<N><<<static_cast<unsigned>(a.rows), threads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x),
+                                                                                        static_cast<T*>(a.y), a.width);
+}
+
+}  // namespace
+
+void v3_online(const Args& a, void* stream) {
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    constexpr int kVector = 16 / sizeof(T);
+    if (a.width % kVector == 0 && aligned_16(a.x, a.y)) {
+      launch<kVector, T>(a, stream);
+    } else {
+      launch<1, T>(a, stream);
+    }
+  });
+  check_launch();
+}
+
+}  // namespace kf::KF_BACKEND::softmax

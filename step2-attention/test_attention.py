@@ -1,0 +1,631 @@
+"""Step 2's ops, on every device there is: against float64, eager PyTorch, the rung before, and step 1.
+
+python test_attention.py            pytest's options may follow, such as -k softmax
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
+from kernel_fusion import stages
+
+stages.on_path()
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import step2_attention
+from kernel_fusion import testing
+
+DTYPES = [*testing.DTYPES, torch.float64]
+INFINITY = float("inf")
+NAN = float("nan")
+
+ops = torch.ops.step2_attention
+
+
+def softmax_of(x):
+    return torch.softmax(x, -1)
+
+
+def attention_of(q, k, v, causal=False, scale=None):
+    """The formula, composed of PyTorch's operations. A query that sees no key gives 0."""
+    scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if not causal:
+        return torch.softmax(scores, -1) @ v
+    hidden = torch.ones_like(scores, dtype=torch.bool).triu(scores.shape[-1] - scores.shape[-2] + 1)
+    return torch.softmax(scores.masked_fill(hidden, -INFINITY), -1).masked_fill(hidden, 0) @ v
+
+
+def qkv(q_length, k_length, dim, dtype, device, *, batch=1, heads=2, scale=1.0):
+    q = testing.randn((batch, heads, q_length, dim), dtype, device, seed=1, scale=scale)
+    k, v = (testing.randn((batch, heads, k_length, dim), dtype, device, seed=s, scale=scale) for s in (2, 3))
+    return q, k, v
+
+
+def can_do(rung, dim, dtype):
+    return rung != "v2_tiled" or (dim <= 256 and dtype != torch.float64)
+
+
+def check_attention(inputs, rung, causal=False, **options):
+    kwargs = {"causal": causal}
+    return testing.check_contract(
+        step2_attention, "attention", inputs, rung, reference=attention_of, eager=attention_of, kwargs=kwargs, **options
+    )
+
+
+def check_softmax(x, rung, **options):
+    return testing.check_contract(
+        step2_attention, "softmax", (x,), rung, reference=softmax_of, eager=softmax_of, **options
+    )
+
+
+every_softmax = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", "softmax"))
+every_attention = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", "attention"))
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+half_types = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
+with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+# ---- the contract of correctness ----
+
+
+@every_softmax
+@every_dtype
+@pytest.mark.parametrize("width", [1, 31, 33, 64, 127, 129, 760, 768, 1023, 1600])
+def test_softmax_of_any_width(width, dtype, device, rung):
+    check_softmax(testing.randn((5, width), dtype, device, scale=3.0), rung)
+
+
+@every_softmax
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 3, 5, 8), (257, 3), (2, 50257)], ids=str)
+def test_softmax_of_any_shape(shape, device, rung):
+    check_softmax(testing.randn(shape, torch.float32, device), rung)
+
+
+@every_attention
+@every_dtype
+@with_and_without_mask
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 127, 129])
+def test_attention_of_any_length(length, causal, dtype, device, rung):
+    if can_do(rung, 64, dtype):
+        check_attention(qkv(length, length, 64, dtype, device), rung, causal)
+
+
+@every_attention
+@with_and_without_mask
+@pytest.mark.parametrize(("q_length", "k_length"), [(1, 2), (1, 129), (2, 1), (33, 31), (31, 97), (65, 64), (129, 1)])
+def test_attention_between_different_lengths(q_length, k_length, causal, device, rung):
+    check_attention(qkv(q_length, k_length, 64, torch.float32, device), rung, causal)
+
+
+@every_attention
+@pytest.mark.parametrize("dim", [1, 31, 32, 33, 40, 80, 96, 111, 128, 160, 256, 300])
+def test_attention_with_any_head_dim(dim, device, rung):
+    if can_do(rung, dim, torch.float32):
+        check_attention(qkv(17, 35, dim, torch.float32, device, heads=1), rung, causal=True)
+        check_attention(qkv(3, 9, dim, torch.bfloat16, device), rung)
+
+
+@on_each_device
+@every_dtype
+@with_and_without_mask
+def test_auto_does_gpt2_sized_layers(causal, dtype, device):
+    check_softmax(testing.randn((256, 1024), dtype, device), "auto", layouts=False)
+    check_attention(qkv(200, 256, 64, dtype, device, heads=12), "auto", causal, layouts=False)
+
+
+@pytest.mark.parametrize("schedule", ["random:1", "random:2"])
+def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
+    monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
+    for rung in step2_attention.rungs("softmax", "cpu"):
+        check_softmax(testing.randn((3, 760), torch.float32, "cpu"), rung)
+        check_softmax(testing.randn((3, 97), torch.float32, "cpu"), rung)
+    for rung in step2_attention.rungs("attention", "cpu"):
+        check_attention(qkv(37, 41, 64, torch.float32, "cpu"), rung, causal=True)
+        check_attention(qkv(5, 70, 100, torch.float32, "cpu"), rung)
+
+
+# ---- what attention is made of ----
+
+
+@every_attention
+@with_and_without_mask
+def test_attention_is_step1_scale_then_a_matmul_then_softmax_then_a_matmul(causal, device, rung):
+    import step1_simple  # where it is not built, the error gives the command
+
+    q, k, v = qkv(50, 70, 64, torch.float32, device)
+    scores = step1_simple.scale(q, 64**-0.5) @ k.mT
+    if causal:
+        scores = scores.masked_fill(torch.ones(50, 70, device=device).triu(70 - 50 + 1).bool(), -INFINITY)
+    rebuilt = step2_attention.softmax(scores) @ v
+    torch.testing.assert_close(step2_attention.attention(q, k, v, causal=causal, rung=rung), rebuilt)
+
+
+@every_attention
+@with_and_without_mask
+def test_attention_is_pytorchs(causal, device, rung):
+    q, k, v = qkv(77, 77, 64, torch.float32, device, batch=2)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    torch.testing.assert_close(step2_attention.attention(q, k, v, causal=causal, rung=rung), expected)
+
+
+@every_attention
+def test_scale_defaults_to_one_over_the_root_of_head_dim(device, rung):
+    q, k, v = qkv(9, 9, 16, torch.float32, device)
+    default, same, other = (step2_attention.attention(q, k, v, scale=s, rung=rung) for s in (None, 0.25, -0.7))
+    assert torch.equal(default, same)
+    torch.testing.assert_close(other, attention_of(q, k, v, scale=-0.7))
+
+
+# ---- what a wrong kernel would do, and how it shows ----
+
+
+@every_attention
+def test_attention_looks_where_the_key_fits(device, rung):
+    """A uniform softmax would give the mean of v."""
+    q = k = 30 * torch.eye(40, device=device)[None, None]
+    v = testing.randn((1, 1, 40, 40), torch.float32, device)
+    turned = torch.arange(40, device=device).roll(7)
+    torch.testing.assert_close(step2_attention.attention(q[:, :, turned], k, v, rung=rung), v[:, :, turned])
+
+
+@every_attention
+def test_a_dropped_mask_is_caught(device, rung):
+    def without_mask(q, k, v, causal):
+        return attention_of(q, k, v)
+
+    with testing.raises(AssertionError, "against float64"):
+        testing.check_contract(
+            step2_attention,
+            "attention",
+            qkv(9, 9, 64, torch.float32, device),
+            rung,
+            reference=without_mask,
+            eager=without_mask,
+            kwargs={"causal": True},
+        )
+
+
+@every_attention
+def test_the_future_has_no_influence(device, rung):
+    q, k, v = qkv(40, 40, 64, torch.float32, device)
+    before = step2_attention.attention(q, k, v, causal=True, rung=rung)
+    k[:, :, 25:], v[:, :, 25:] = 1e4, -1e4
+    after = step2_attention.attention(q, k, v, causal=True, rung=rung)
+    assert torch.equal(before[:, :, :25], after[:, :, :25])
+    assert not torch.allclose(before[:, :, 25:], after[:, :, 25:])
+
+
+@every_attention
+def test_decoding_one_by_one_gives_the_rows_of_the_whole(device, rung):
+    q, k, v = qkv(35, 35, 64, torch.float32, device)
+    whole = step2_attention.attention(q, k, v, causal=True, rung=rung)
+    for i in (0, 1, 31, 34):
+        cache_k, cache_v = k[:, :, : i + 1], v[:, :, : i + 1]
+        row = step2_attention.attention(q[:, :, i : i + 1], cache_k, cache_v, causal=True, rung=rung)
+        torch.testing.assert_close(row, whole[:, :, i : i + 1])
+
+
+# ---- inputs that are unusual, and right ----
+
+
+@every_softmax
+@every_dtype
+def test_softmax_at_the_ends_of_the_range(dtype, device, rung):
+    largest = torch.finfo(dtype).max
+    rows = [
+        [1e4, -1e4, 1e4, 0.0],
+        [largest, largest, -largest, 0.0],
+        [-largest, -largest, -largest, -largest],
+        [-1e4, -1e4 - 8, -INFINITY, -INFINITY],
+        [-INFINITY, -INFINITY, -INFINITY, 5.0],
+    ]
+    x = torch.tensor(rows, dtype=dtype, device=device)
+    got = step2_attention.softmax(x, rung=rung)
+    torch.testing.assert_close(got.double(), torch.softmax(x.double(), -1), rtol=0, atol=torch.finfo(dtype).eps)
+    assert got[2].tolist() == [0.25] * 4
+    assert got[4].tolist() == [0, 0, 0, 1]
+
+
+@every_softmax
+@pytest.mark.parametrize("width", [4, 5, 300])
+def test_a_row_without_a_maximum_is_nan_as_in_pytorch_and_the_others_are_not(width, device, rung):
+    x = testing.randn((5, width), torch.float32, device)
+    x[1] = -INFINITY
+    x[2, width // 2] = NAN
+    x[3, -1] = INFINITY
+    for special in (step2_attention.softmax(x, rung=rung), torch.softmax(x, -1)):
+        assert special.isnan().any(-1).tolist() == [False, True, True, True, False]
+    assert step2_attention.softmax(x, rung=rung)[1:3].isnan().all()
+
+
+@every_softmax
+def test_softmax_finds_a_maximum_wherever_it_is(device, rung):
+    """A running maximum that starts at 0, or a reduction that forgets a lane, shows on rows that are far below 0."""
+    width = 1030
+    for place in (0, 1, 31, 32, 255, 256, 1023, 1024, width - 1):
+        x = torch.full((1, width), -400.0, device=device)
+        x[0, place] = -200.0  # exp(−200) is 0 in float32
+        assert step2_attention.softmax(x, rung=rung)[0, place].item() == 1.0
+
+
+@every_attention
+@every_dtype
+@with_and_without_mask
+@pytest.mark.parametrize("length", [1, 2, 5, 17, 128])
+def test_large_scores_do_not_overflow(length, causal, dtype, device, rung):
+    if not can_do(rung, 32, dtype):
+        return
+    q, k, v = qkv(length, length, 32, dtype, device)
+    q, k, v = (t.detach().requires_grad_() for t in (q * 5, k * 3, v * 3))
+    check_attention((q, k, v), rung, causal, layouts=False)
+    out = step2_attention.attention(q, k, v, causal=causal, rung=rung)
+    out.backward(torch.ones_like(out))
+    assert all(t.grad.isfinite().all() for t in (q, k, v))
+
+
+@every_attention
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+def test_scores_beyond_the_half_types_range_pick_the_greatest(dtype, device, rung):
+    q, k, v = qkv(6, 6, 64, dtype, device)
+    q, k = q.sign() * 1e4, k.sign() * 1e4  # scores of up to 8e8; float16 ends at 65504
+    out = step2_attention.attention(q, k, v, rung=rung)
+    torch.testing.assert_close(out, attention_of(q.double(), k.double(), v.double()).to(dtype))
+
+
+@every_attention
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(dtype, device, rung):
+    q, k, v = (t.requires_grad_() for t in qkv(70, 3, 32, dtype, device))
+    out = step2_attention.attention(q, k, v, causal=True, rung=rung)
+    assert out[:, :, :67].eq(0).all()
+    assert out[:, :, 67:].ne(0).all()
+    out.backward(torch.ones_like(out))
+    assert q.grad[:, :, :67].eq(0).all()
+    assert all(t.grad.isfinite().all() for t in (q, k, v))
+
+
+@every_attention
+def test_empty_tensors(device, rung):
+    def attention(b, h, sq, sk, causal=False):
+        q, k = torch.ones(b, h, sq, 8, device=device), torch.ones(b, h, sk, 8, device=device)
+        return step2_attention.attention(q, k, k, causal=causal, rung=rung)
+
+    assert attention(0, 2, 3, 3).shape == (0, 2, 3, 8)
+    assert attention(2, 0, 3, 3).shape == (2, 0, 3, 8)
+    assert attention(2, 2, 0, 3).shape == (2, 2, 0, 8)
+    for causal in (False, True):
+        assert attention(2, 2, 3, 0, causal).tolist() == torch.zeros(2, 2, 3, 8).tolist()
+    assert step2_attention.softmax(torch.empty(0, 8, device=device)).shape == (0, 8)
+
+
+@on_each_device
+def test_empty_tensors_have_empty_gradients(device):
+    q = torch.ones(1, 1, 3, 8, device=device, requires_grad=True)
+    k = torch.ones(1, 1, 0, 8, device=device, requires_grad=True)
+    step2_attention.attention(q, k, k).sum().backward()
+    assert q.grad.eq(0).all()
+    assert k.grad.shape == k.shape
+
+
+# ---- strides ----
+
+
+@every_attention
+def test_gpt2s_packed_q_k_v_are_read_as_they_lie(device, rung):
+    batch, length, heads, dim = 2, 33, 3, 64
+    packed = testing.randn((batch, length, 3 * heads * dim), torch.float32, device)
+    q, k, v = (t.view(batch, length, heads, dim).transpose(1, 2) for t in packed.split(heads * dim, -1))
+    expected = attention_of(q, k, v, causal=True)
+    torch.testing.assert_close(step2_attention.attention(q, k, v, causal=True, rung=rung), expected)
+
+    merged = torch.full((batch, length, heads * dim), NAN, device=device)  # heads side by side, as the next layer wants
+    ops.attention.out(q, k, v, causal=True, rung=rung, out=merged.view(batch, length, heads, dim).transpose(1, 2))
+    torch.testing.assert_close(merged, expected.transpose(1, 2).reshape(batch, length, heads * dim))
+
+
+@every_attention
+def test_views_of_any_strides(device, rung):
+    q, k, v = qkv(6, 10, 16, torch.float32, device, batch=2)
+    views = [
+        (q[:1].expand(2, -1, -1, -1), k[:, :1].expand(-1, 2, -1, -1), v),  # strides of 0
+        (q[:, :, ::2], k[:, :, 1::3], v[:, :, 1::3]),
+        (q[..., ::2], k[..., ::2], v[..., 1::2]),  # rows not in one piece
+        (q.flip(2), k.mT.contiguous().mT, v.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)),
+    ]
+    for inputs in views:
+        out = step2_attention.attention(*inputs, rung=rung)
+        assert out.is_contiguous()
+        torch.testing.assert_close(out, attention_of(*inputs))
+
+
+@every_attention
+def test_offsets_beyond_32_bits(device, rung):
+    """Two batches 2³¹ elements apart: 4 GiB that nobody touches in between."""
+    if device == "cuda" and torch.cuda.mem_get_info()[0] < 6 << 30:
+        pytest.skip("needs 6 GiB of GPU memory")
+    memory = torch.empty((1 << 31) + 4096, dtype=torch.float16, device=device)
+    spread = [memory[1024 * i :].as_strided((2, 1, 5, 64), (1 << 31, 64, 64, 1)) for i in range(3)]
+    inputs = qkv(5, 5, 64, torch.float16, device, batch=2, heads=1)
+    for to, value in zip(spread, inputs, strict=True):
+        to.copy_(value)
+    out = step2_attention.attention(*spread, rung=rung)
+    assert torch.equal(out, step2_attention.attention(*inputs, rung=rung))
+
+
+@pytest.mark.parametrize(
+    ("device", "rung"), [p for p in testing.device_rungs("step2_attention", "softmax") if p.values[0] == "cuda"]
+)
+def test_softmax_of_more_than_2_to_31_elements(device, rung):
+    x = torch.zeros((1 << 21) + 1, 1024, dtype=torch.bfloat16, device=device)
+    x[-1, 3] = 20.0
+    y = step2_attention.softmax(x, rung=rung)
+    assert y[-2, 0].item() == 2.0**-10
+    assert y[-1, 3].item() == 1.0
+
+
+# ---- gradients ----
+
+
+@every_softmax
+def test_gradient_of_softmax(device, rung):
+    x = testing.randn((2, 3, 5), torch.float64, device).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: step2_attention.softmax(x, rung=rung), (x,))
+    assert torch.autograd.gradgradcheck(lambda x: step2_attention.softmax(x, rung=rung), (x,))
+
+
+@every_attention
+@with_and_without_mask
+@pytest.mark.parametrize(("q_length", "k_length"), [(4, 4), (2, 5), (5, 3)])
+def test_gradient_of_attention(q_length, k_length, causal, device, rung):
+    if not can_do(rung, 3, torch.float64):
+        return
+
+    def function(q, k, v):
+        return step2_attention.attention(q, k, v, causal=causal, scale=0.7, rung=rung)
+
+    q, k, v = (t.requires_grad_() for t in qkv(q_length, k_length, 3, torch.float64, device))
+    assert torch.autograd.gradcheck(function, (q, k, v))
+    assert torch.autograd.gradgradcheck(function, (q, k, v))
+    assert torch.autograd.gradcheck(function, (q, k.detach(), v.detach()))
+
+
+@on_each_device
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+@with_and_without_mask
+def test_gradients_are_as_exact_as_the_dtype_allows(causal, dtype, device):
+    inputs = [t.requires_grad_() for t in qkv(60, 70, 64, dtype, device)]
+    grad = testing.randn(inputs[0].shape, dtype, device, seed=9)
+    got = torch.autograd.grad(step2_attention.attention(*inputs, causal=causal), inputs, grad)
+    exact_inputs = [t.detach().double().requires_grad_() for t in inputs]
+    exact = torch.autograd.grad(attention_of(*exact_inputs, causal), exact_inputs, grad.double())
+    for g, e in zip(got, exact, strict=True):
+        assert g.dtype == dtype
+        rounding = (e - e.to(dtype).double()).abs().max()
+        assert (g.double() - e).abs().max() <= 1.01 * rounding + 1e-5 * e.abs().max()
+
+
+def test_a_gradient_of_stride_0_is_taken():
+    q, k, v = (t.requires_grad_() for t in qkv(5, 5, 8, torch.float32, "cpu"))
+    got = torch.autograd.grad(step2_attention.attention(q, k, v).sum() + step2_attention.softmax(q).sum(), (q, k, v))
+    expected = torch.autograd.grad(attention_of(q, k, v).sum(), (q, k, v))  # softmax's rows add up to 1, always
+    for g, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-6)
+
+
+# ---- as torch sees them ----
+
+
+@every_softmax
+def test_softmax_is_registered_as_torch_wants_it(device, rung):
+    testing.check_op(step2_attention, "softmax", (testing.randn((4, 6), torch.float32, device),), {"rung": rung})
+
+
+@every_attention
+def test_attention_is_registered_as_torch_wants_it(device, rung):
+    inputs = qkv(5, 7, 16, torch.float32, device)
+    testing.check_op(step2_attention, "attention", inputs, {"causal": True, "rung": rung})
+    testing.check_op(step2_attention, "attention", inputs, {"scale": 0.3, "rung": rung})
+    strided = tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs)
+    testing.check_op(step2_attention, "attention", strided, {"rung": rung})
+
+
+def test_gradients_under_torch_compile():
+    def loss(q, k, v):
+        return step2_attention.softmax(step2_attention.attention(q, k, v, causal=True)).square().sum()
+
+    inputs = [t.requires_grad_() for t in qkv(6, 6, 8, torch.float32, "cpu")]
+    eager = torch.autograd.grad(loss(*inputs), inputs)
+    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs), inputs)
+    for got, want in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@on_each_device
+@half_types
+def test_autocast_makes_softmax_float32_and_attention_lower_precision(dtype, device):
+    q, k, v = (t.requires_grad_() for t in qkv(5, 5, 8, torch.float32, device))
+    with torch.autocast(device, dtype):
+        mixed = step2_attention.attention(q.to(dtype), k, v)  # lower precision, all the same dtype
+        weights = step2_attention.softmax(q.to(dtype))
+        assert mixed.dtype == F.scaled_dot_product_attention(q, k, v).dtype == dtype
+        assert weights.dtype == torch.float32
+        if device == "cuda":  # on CPU, PyTorch's softmax keeps the dtype it gets
+            assert torch.softmax(q.to(dtype), -1).dtype == torch.float32
+        exact = step2_attention.attention(*(t.double() for t in (q, k, v)))
+        assert exact.dtype == torch.float64
+        mixed.sum().backward()
+    halves = [t.detach().to(dtype) for t in (q, k, v)]
+    assert torch.equal(mixed, step2_attention.attention(*halves))
+    assert q.grad.dtype == k.grad.dtype == torch.float32
+
+
+@half_types
+def test_a_backward_inside_autocast_computes_the_same(dtype):
+    q, k, v = (t.requires_grad_() for t in qkv(20, 20, 8, torch.float32, "cpu"))
+    outside = torch.autograd.grad(step2_attention.attention(q, k, v).square().sum(), (q, k, v))
+    out = step2_attention.attention(q, k, v).square().sum()
+    with torch.autocast("cpu", dtype):
+        inside = torch.autograd.grad(out, (q, k, v))
+    for a, b in zip(inside, outside, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_autocast_under_torch_compile():
+    def function(q, k, v):
+        with torch.autocast("cpu", torch.bfloat16):
+            return step2_attention.softmax(step2_attention.attention(q, k, v))
+
+    inputs = qkv(5, 5, 8, torch.float32, "cpu")
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")(*inputs)
+    assert torch.equal(compiled, function(*inputs))
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+def test_softmax_refuses(device):
+    x = torch.ones(2, 3, device=device)
+    with testing.raises(TypeError, "softmax: `x` must be float32, float16, bfloat16 or float64, got int64"):
+        step2_attention.softmax(x.long())
+    with testing.raises(ValueError, "softmax: `x` must have at least 1 dimension, got 0 (shape ())"):
+        step2_attention.softmax(x[0, 0])
+    with testing.raises(ValueError, "softmax: the last dimension of `x` must not be 0, got shape (2, 0)"):
+        step2_attention.softmax(x[:, :0])
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+def test_attention_refuses(device):
+    q, k, v = (torch.ones(1, 2, n, 8, device=device) for n in (3, 4, 4))
+    with testing.raises(ValueError, "attention: `attn_mask` must be None, got a tensor of shape (3, 4)", "causal=True"):
+        step2_attention.attention(q, k, v, attn_mask=torch.ones(3, 4, device=device))
+    with testing.raises(ValueError, "attention: `attn_mask` must be None, got 'alibi'"):
+        step2_attention.attention(q, k, v, attn_mask="alibi")
+    with testing.raises(TypeError, "attention: `q` must be float32, float16, bfloat16 or float64, got int32"):
+        step2_attention.attention(q.int(), k, v)
+    with testing.raises(TypeError, "attention: `k` must have the dtype of `q` (float32), got float16"):
+        step2_attention.attention(q, k.half(), v)
+    with testing.raises(TypeError, "attention: `v` must have the dtype of `q` (float32), got float64"):
+        step2_attention.attention(q, k, v.double())
+    with testing.raises(ValueError, "attention: `q` must have 4 dimensions, got 3 (shape (2, 3, 8))"):
+        step2_attention.attention(q[0], k, v)
+    with testing.raises(ValueError, "attention: `k` must have 4 dimensions, got 3 (shape (2, 4, 8))"):
+        step2_attention.attention(q, k[0], v)
+    with testing.raises(ValueError, "attention: `v` must have 4 dimensions, got 3 (shape (2, 4, 8))"):
+        step2_attention.attention(q, k, v[0])
+    with testing.raises(ValueError, "attention: `k` must have shape (1, 2, 4, 8), got (1, 1, 4, 8)"):
+        step2_attention.attention(q, k[:, :1], v)
+    with testing.raises(ValueError, "attention: `k` must have shape (1, 2, 4, 8), got (1, 2, 4, 7)"):
+        step2_attention.attention(q, k[..., :7], v)
+    with testing.raises(ValueError, "attention: `v` must have shape (1, 2, 4, 8), got (1, 2, 3, 8)"):
+        step2_attention.attention(q, k, v[:, :, :3])
+    with testing.raises(
+        ValueError, "attention: the last dimension of `q` (head_dim) must not be 0, got shape (1, 2, 3, 0)"
+    ):
+        step2_attention.attention(q[..., :0], k[..., :0], v[..., :0])
+    other = "meta" if device != "meta" else "cpu"
+    with testing.raises(ValueError, "attention: `k` must be on the device of `q`", f"got {other}"):
+        step2_attention.attention(q, torch.ones(1, 2, 4, 8, device=other), v)
+
+
+@on_each_device
+def test_a_rung_refuses_by_name_what_it_cannot_do_and_names_one_that_can(device):
+    q = torch.ones(1, 1, 2, 257, device=device)
+    with testing.raises(ValueError, "attention: rung 'v2_tiled' takes head_dim ≤ 256, got 257; these can: 'v1_naive'"):
+        step2_attention.attention(q, q, q, rung="v2_tiled")
+    q = torch.ones(1, 1, 2, 8, device=device, dtype=torch.float64)
+    with testing.raises(ValueError, "rung 'v2_tiled' takes float32, float16 or bfloat16, got float64", "'v1_naive'"):
+        step2_attention.attention(q, q, q, rung="v2_tiled")
+    for rung in ("v9", "", "V1_NAIVE"):
+        with testing.raises(ValueError, "attention: `rung` must be 'auto' or one of", "'v2_tiled'", f"got '{rung}'"):
+            step2_attention.attention(q, q, q, rung=rung)
+        with testing.raises(ValueError, "softmax: `rung` must be 'auto' or one of", "'v3_online'", f"got '{rung}'"):
+            step2_attention.softmax(q, rung=rung)
+
+
+@on_each_device
+def test_a_bad_out_is_refused(device):
+    x = torch.ones(4, 3, device=device)
+    with testing.raises(ValueError, "softmax: `out` must have shape (4, 3), got (3,)"):
+        ops.softmax.out(x, out=torch.empty(3, device=device))
+    with testing.raises(ValueError, "softmax: `out` must be contiguous"):
+        ops.softmax.out(x, out=torch.empty(3, 4, device=device).T)
+    with testing.raises(ValueError, "softmax: `out` must not share memory with `x`"):
+        ops.softmax.out(x, out=x)
+    q = torch.ones(1, 2, 3, 8, device=device)
+    with testing.raises(TypeError, "attention: `out` must have the dtype of `q` (float32), got float16"):
+        ops.attention.out(q, q, q, out=q.half())
+    with testing.raises(ValueError, "attention: `out` must have shape (1, 2, 3, 8), got (1, 2, 3, 7)"):
+        ops.attention.out(q, q, q, out=torch.empty(1, 2, 3, 7, device=device))
+    with testing.raises(ValueError, "attention: the last dimension of `out` must be contiguous, got stride 3"):
+        ops.attention.out(q, q, q, out=torch.empty(1, 2, 8, 3, device=device).mT)
+    with testing.raises(ValueError, "attention: `out` must not be expanded"):
+        ops.attention.out(q, q, q, out=torch.empty(1, 1, 3, 8, device=device).expand(1, 2, 3, 8))
+    for name, inputs in {"q": (q, q.clone(), q.clone()), "v": (q.clone(), q.clone(), q)}.items():
+        with testing.raises(ValueError, f"attention: `out` must not share memory with `{name}`"):
+            ops.attention.out(*inputs, out=q)
+
+
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+def test_tensors_on_a_gpu_and_a_cpu_are_refused(device):
+    q = torch.ones(1, 1, 2, 8)
+    with testing.raises(ValueError, "attention: `v` must be on the device of `q` (cpu), got cuda:0"):
+        step2_attention.attention(q, q, q.to(device))
+    with testing.raises(ValueError, "attention: `k` must be on the device of `q` (cuda:0), got cpu"):
+        step2_attention.attention(q.to(device), q, q)
+
+
+def test_rungs_refuses_an_unknown_op():
+    with testing.raises(ValueError, "rungs: `op` must be 'softmax' or 'attention', got 'sdpa'"):
+        step2_attention.rungs("sdpa")
+
+
+def test_a_stage_that_is_not_built_says_how_to_build_it(tmp_path):
+    """The Python part alone, in another folder: what a fresh clone looks like."""
+    for part in ("common/kernel_fusion", "step2-attention/step2_attention"):
+        (tmp_path / part).mkdir(parents=True)
+        for source in (stages.ROOT / part).glob("*.py"):
+            (tmp_path / part / source.name).write_bytes(source.read_bytes())
+    paths = os.pathsep.join(str(tmp_path / folder) for folder in ("common", "step2-attention"))
+    command = [sys.executable, "-c", "import step2_attention"]
+    ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "step2_attention is not built" in ran.stderr
+    assert "cd step2-attention && python setup.py build_ext --inplace" in ran.stderr
+
+
+# ---- page one ----
+
+
+def run_attention_kernel(program):
+    command = [sys.executable, "-m", "kernel_fusion", "simt", str(program)]
+    return subprocess.run(command, cwd=stages.ROOT / "common", capture_output=True, text=True, timeout=120)
+
+
+def test_attention_kernel_runs_under_emulation():
+    ran = run_attention_kernel(pathlib.Path(__file__).with_name("attention_kernel.cu"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "12 heads, 128 tokens, 64 columns" in ran.stdout
+    error = float(ran.stdout.split("in double: ")[1].split()[0])
+    assert 0 < error < 1e-5
+    assert "all right" in ran.stdout
+
+
+def test_attention_kernel_fails_where_an_element_is_not_written(tmp_path):
+    source = pathlib.Path(__file__).with_name("attention_kernel.cu").read_text()
+    written = "out[head_start + query * kDim + d] = mean"
+    assert written in source
+    (tmp_path / "attention_kernel.cu").write_text(source.replace(written, f"if (d > 0) {written}"))
+    ran = run_attention_kernel(tmp_path / "attention_kernel.cu")
+    assert ran.returncode == 1
+    assert "WRONG" in ran.stdout
+
+
+if __name__ == "__main__":
+    testing.main(__file__)
