@@ -1,0 +1,211 @@
+// The same ops in plain C++: what each kernel must compute.
+//
+// They have the kernels' shape: a tile of query rows with all heads side by side is attended to, projected and
+// normalised before the next tile begins, so that what lies between stays in the CPU's cache. A tile is one thread's
+// work.
+#include "fused_cpu.h"
+
+#include <kf/cpu.h>
+
+#include <vector>
+
+#include "cpu_loops.h"
+
+namespace kf::cpu {
+namespace {
+
+constexpr int64_t kGrain = 1 << 14;  // elements below which a second thread costs more than it brings
+
+template <class T, class C>
+void convert(const T* from, int64_t n, C* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<C>(from[i]);
+}
+template <class T, class C>
+void convert_back(const C* from, int64_t n, T* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(from[i]);
+}
+
+template <class T>
+std::vector<compute_t<T>> converted(const void* from, int64_t n) {
+  std::vector<compute_t<T>> to(n);
+  convert(static_cast<const T*>(from), n, to.data());
+  return to;
+}
+
+// LayerNorm of one row from x to y, by way of `buffer` where they are not of type C. x may be the buffer.
+template <class X, class C, class T>
+void normalize_row(const X* x, const C* weight, const C* bias, int64_t width, C eps, C* buffer, T* y) {
+  const C* row = buffer;
+  if constexpr (std::is_same_v<X, C>) {
+    row = x;
+  } else {
+    convert(x, width, buffer);
+  }
+  if constexpr (std::is_same_v<T, C>) {
+    normalize(row, weight, bias, width, eps, y);
+  } else {
+    normalize(row, weight, bias, width, eps, buffer);
+    convert_back(buffer, width, y);
+  }
+}
+
+// Rows of one head as a matrix of C: where they lie, if T is C already; else converted into `copy`.
+template <class T, class C>
+Matrix<const C> rows_of(const T* from, int64_t row_stride, int64_t rows, int64_t head_dim, std::vector<C>& copy) {
+  if constexpr (std::is_same_v<T, C>) {
+    return {from, row_stride};
+  } else {
+    copy.resize(rows * head_dim);
+    for (int64_t r = 0; r < rows; ++r) convert(from + r * row_stride, head_dim, copy.data() + r * head_dim);
+    return {copy.data(), head_dim};
+  }
+}
+
+// Attention of all heads for up to kTileRows queries, side by side in tile[r · width + h · head_dim + d].
+template <class T, class C>
+void attend_tile(const Attention& a, int64_t batch, int64_t first_row, C* tile) {
+  const int64_t width = a.heads * a.head_dim;
+  const int64_t rows = std::min<int64_t>(kTileRows, a.q_length - first_row);
+  int64_t seen[kTileRows];  // how many keys each query sees
+  for (int64_t r = 0; r < kTileRows; ++r) {
+    const int64_t row = first_row + std::min(r, rows - 1);
+    seen[r] = a.causal ? std::clamp<int64_t>(row + 1 + a.k_length - a.q_length, 0, a.k_length) : a.k_length;
+  }
+  const int64_t keys = seen[kTileRows - 1];
+
+  std::vector<C> queries(a.head_dim * kTileRows);  // turned: element (d, r)
+  std::vector<C> scores(keys * kTileRows);  // turned: element (j, r), so that a column's neighbours are other rows
+  std::vector<C> key_copy, value_copy;
+  C inverse[kTileRows];
+  std::fill(tile, tile + kTileRows * width, C(0));
+
+  for (int64_t head = 0; head < a.heads; ++head) {
+    const auto base = [&](const Heads& x) {
+      return static_cast<const T*>(x.data) + batch * x.batch_stride + head * x.head_stride;
+    };
+    const T* q = base(a.q) + first_row * a.q.row_stride;
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t d = 0; d < a.head_dim; ++d) {
+        queries[d * kTileRows + r] = static_cast<C>(a.scale) * static_cast<C>(q[r * a.q.row_stride + d]);
+      }
+    }
+    const Matrix<const C> k = rows_of(base(a.k), a.k.row_stride, keys, a.head_dim, key_copy);
+    const Matrix<const C> v = rows_of(base(a.v), a.v.row_stride, keys, a.head_dim, value_copy);
+
+    std::fill(scores.begin(), scores.end(), C(0));
+    multiply_add(k, {queries.data(), kTileRows}, {scores.data(), kTileRows}, keys, kTileRows, a.head_dim);
+    softmax_columns(scores.data(), keys, seen, inverse);
+    C* out = tile + head * a.head_dim;
+    multiply_add({scores.data(), 1, kTileRows}, v, {out, width}, rows, a.head_dim, keys);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t d = 0; d < a.head_dim; ++d) out[r * width + d] *= inverse[r];
+    }
+  }
+}
+
+// Calls f(batch, first row, rows) for each tile of query rows, on all cores.
+template <class F>
+void for_each_tile(const Attention& a, F&& f) {
+  const int64_t tiles = (a.q_length + kTileRows - 1) / kTileRows;
+  at::parallel_for(0, a.batch * tiles, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first_row = i % tiles * kTileRows;
+      f(i / tiles, first_row, std::min<int64_t>(kTileRows, a.q_length - first_row));
+    }
+  });
+}
+
+}  // namespace
+
+void layer_norm(const kf::layer_norm::Args& a) {
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    using C = compute_t<T>;
+    const std::vector<C> weight = converted<T>(a.weight, a.width);
+    const std::vector<C> bias = converted<T>(a.bias, a.width);
+    at::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.width), [&](int64_t begin, int64_t end) {
+      std::vector<C> buffer(a.width);
+      for (int64_t r = begin; r < end; ++r) {
+        const T* x = static_cast<const T*>(a.x) + r * a.width;
+        T* y = static_cast<T*>(a.y) + r * a.width;
+        normalize_row(x, weight.data(), bias.data(), a.width, static_cast<C>(a.eps), buffer.data(), y);
+      }
+    });
+  });
+}
+
+void residual_layer_norm(const kf::residual_layer_norm::Args& a) {
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    using C = compute_t<T>;
+    const std::vector<C> weight = converted<T>(a.weight, a.width);
+    const std::vector<C> bias = converted<T>(a.bias, a.width);
+    at::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.width), [&](int64_t begin, int64_t end) {
+      std::vector<C> row(a.width);
+      for (int64_t r = begin; r < end; ++r) {
+        const T* x = static_cast<const T*>(a.x) + r * a.width;
+        const T* residual = static_cast<const T*>(a.residual) + r * a.width;
+        T* y = static_cast<T*>(a.y) + r * a.width;
+        for (int64_t c = 0; c < a.width; ++c) row[c] = static_cast<C>(x[c]) + static_cast<C>(residual[c]);
+        convert_back(row.data(), a.width, static_cast<T*>(a.sum) + r * a.width);
+        normalize_row(row.data(), weight.data(), bias.data(), a.width, static_cast<C>(a.eps), row.data(), y);
+      }
+    });
+  });
+}
+
+void attention_residual_layer_norm(const kf::attention_residual_layer_norm::Args& a) {
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    using C = compute_t<T>;
+    const int64_t width = a.attention.heads * a.attention.head_dim;
+    const std::vector<C> weight = converted<T>(a.weight, width);
+    const std::vector<C> bias = converted<T>(a.bias, width);
+    for_each_tile(a.attention, [&](int64_t batch, int64_t first_row, int64_t rows) {
+      std::vector<C> tile(kTileRows * width);
+      attend_tile<T>(a.attention, batch, first_row, tile.data());
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t start = (batch * a.attention.q_length + first_row + r) * width;
+        const T* residual = static_cast<const T*>(a.residual) + start;
+        C* row = tile.data() + r * width;
+        for (int64_t c = 0; c < width; ++c) row[c] += static_cast<C>(residual[c]);
+        T* y = static_cast<T*>(a.y) + start;
+        normalize_row(row, weight.data(), bias.data(), width, static_cast<C>(a.eps), row, y);
+      }
+    });
+  });
+}
+
+void attention_block(const kf::attention_block::Args& a) {
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    using C = compute_t<T>;
+    const int64_t width = a.attention.heads * a.attention.head_dim;
+    const std::vector<C> weight = converted<T>(a.weight, width);
+    const std::vector<C> bias = converted<T>(a.bias, width);
+    const std::vector<C> proj_bias = converted<T>(a.proj_bias, width);
+    std::vector<C> proj_copy;
+    const Matrix<const C> proj = rows_of(static_cast<const T*>(a.proj_weight), width, width, width, proj_copy);
+    for_each_tile(a.attention, [&](int64_t batch, int64_t first_row, int64_t rows) {
+      std::vector<C> tile(kTileRows * width);
+      std::vector<C> sums(rows * width);
+      attend_tile<T>(a.attention, batch, first_row, tile.data());
+
+      const int64_t start = (batch * a.attention.q_length + first_row) * width;
+      const T* residual = static_cast<const T*>(a.residual) + start;
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < width; ++c)
+          sums[r * width + c] = proj_bias[c] + static_cast<C>(residual[r * width + c]);
+      }
+      multiply_add({tile.data(), width}, proj, {sums.data(), width}, rows, width, width);
+      convert_back(sums.data(), rows * width, static_cast<T*>(a.sum) + start);
+      for (int64_t r = 0; r < rows; ++r) {
+        C* row = sums.data() + r * width;
+        T* y = static_cast<T*>(a.y) + start + r * width;
+        normalize_row(row, weight.data(), bias.data(), width, static_cast<C>(a.eps), row, y);
+      }
+    });
+  });
+}
+
+}  // namespace kf::cpu

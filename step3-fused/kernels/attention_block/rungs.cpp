@@ -1,0 +1,22 @@
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::attention_block {
+namespace {
+
+// Two tensors as large as y.
+int64_t two_outputs(const Args& a) {
+  constexpr int64_t kSize[] = {4, 2, 2, 8};  // in the order of DType
+  const Attention& t = a.attention;
+  return 2 * t.batch * t.q_length * t.heads * t.head_dim * kSize[static_cast<int>(a.dtype)];
+}
+
+constexpr Rung<Args> kRungs[] = {
+    {"v1_separate", v1_separate, v1_separate_supports, two_outputs},
+    {"v2_fused", v2_fused, v2_fused_supports},
+};
+
+}  // namespace
+
+Rungs<Args> rungs() { return {kRungs, 2}; }
+
+}  // namespace kf::KF_BACKEND::attention_block

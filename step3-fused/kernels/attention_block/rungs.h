@@ -1,0 +1,46 @@
+// attention_block: what stands between the query projection and the MLP in a GPT-2 block:
+//   sum = residual + attention(q, k, v) · proj_weight + proj_bias;   y = layer_norm(sum)
+#pragma once
+
+#include <kf/rung.h>
+#include <step3/attention.h>
+
+namespace kf::attention_block {
+
+struct Args {
+  Attention attention;
+  const void* residual;     // [batch, q_length, width], contiguous, as y and sum; width = heads·head_dim
+  const void* proj_weight;  // [width in, width out]: row k holds what input k adds to each output
+  const void* proj_bias;
+  const void* weight;
+  const void* bias;
+  void* y;
+  void* sum;
+  double eps;
+  void* scratch;  // v1 only: attention's output and its projection, between the launches
+  DType dtype;
+};
+
+}  // namespace kf::attention_block
+
+// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
+#ifdef KF_BACKEND
+namespace kf::KF_BACKEND::attention_block {
+using kf::attention_block::Args;
+void v1_separate(const Args& args, void* stream);
+void v2_fused(const Args& args, void* stream);
+std::string v1_separate_supports(const Args& args);
+std::string v2_fused_supports(const Args& args);
+}  // namespace kf::KF_BACKEND::attention_block
+#endif
+
+namespace kf::emulated::attention_block {
+Rungs<kf::attention_block::Args> rungs();
+}
+namespace kf::gpu::attention_block {
+#ifdef KF_WITH_CUDA
+Rungs<kf::attention_block::Args> rungs();
+#else
+inline Rungs<kf::attention_block::Args> rungs() { return {}; }
+#endif
+}  // namespace kf::gpu::attention_block

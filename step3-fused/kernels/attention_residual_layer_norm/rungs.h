@@ -1,0 +1,42 @@
+// attention_residual_layer_norm: y = layer_norm(attention(q, k, v) + residual) over the whole width heads·head_dim.
+#pragma once
+
+#include <kf/rung.h>
+#include <step3/attention.h>
+
+namespace kf::attention_residual_layer_norm {
+
+struct Args {
+  Attention attention;
+  const void* residual;  // [batch, q_length, heads·head_dim], contiguous, as y
+  const void* weight;
+  const void* bias;
+  void* y;
+  double eps;
+  void* scratch;  // v1 only: attention's output and the sum, between the launches
+  DType dtype;
+};
+
+}  // namespace kf::attention_residual_layer_norm
+
+// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
+#ifdef KF_BACKEND
+namespace kf::KF_BACKEND::attention_residual_layer_norm {
+using kf::attention_residual_layer_norm::Args;
+void v1_separate(const Args& args, void* stream);
+void v2_fused(const Args& args, void* stream);
+std::string v1_separate_supports(const Args& args);
+std::string v2_fused_supports(const Args& args);
+}  // namespace kf::KF_BACKEND::attention_residual_layer_norm
+#endif
+
+namespace kf::emulated::attention_residual_layer_norm {
+Rungs<kf::attention_residual_layer_norm::Args> rungs();
+}
+namespace kf::gpu::attention_residual_layer_norm {
+#ifdef KF_WITH_CUDA
+Rungs<kf::attention_residual_layer_norm::Args> rungs();
+#else
+inline Rungs<kf::attention_residual_layer_norm::Args> rungs() { return {}; }
+#endif
+}  // namespace kf::gpu::attention_residual_layer_norm

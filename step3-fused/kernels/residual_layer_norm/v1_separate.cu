@@ -1,0 +1,40 @@
+// residual_layer_norm v1_separate: two launches
+//
+// Idea      An addition, a thread an element; then LayerNorm, this stage's v2_block where it can, else v1_naive. The
+//           sum goes out to memory and comes back: between launches there is no other place for it. In half precision
+//           it is also rounded on the way.
+// Launch    twice: grid ⌈rows·width/256⌉, block 256; then as layer_norm's rung
+// Moves     5·rows·width·sizeof(T) bytes: 3 for the addition, 2 for LayerNorm; about 11·rows·width FLOPs
+// Limits    rows·width ≤ 256·(2³¹−1)
+#include <kf/launch.h>
+#include <kf/numeric.h>
+
+#include "../layer_norm/rungs.h"
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::residual_layer_norm {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class T>
+__global__ void add_kernel(const T* __restrict__ x, const T* __restrict__ residual, T* __restrict__ sum, int64_t n) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < n) sum[i] = from_compute<T>(to_compute(x[i]) + to_compute(residual[i]));
+}
+
+}  // namespace
+
+void v1_separate(const Args& a, void* stream) {
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    const int64_t n = a.rows * a.width;
+    add_kernel<<<static_cast<unsigned>(ceil_div(n, kThreads)), kThreads, 0, as_stream(stream)>>>(
+        static_cast<const T*>(a.x), static_cast<const T*>(a.residual), static_cast<T*>(a.sum), n);
+  });
+  check_launch();
+  const layer_norm::Args rest{a.sum, a.weight, a.bias, a.y, a.rows, a.width, a.eps, a.dtype};
+  layer_norm::v2_block_supports(rest).empty() ? layer_norm::v2_block(rest, stream) : layer_norm::v1_naive(rest, stream);
+}
+
+}  // namespace kf::KF_BACKEND::residual_layer_norm

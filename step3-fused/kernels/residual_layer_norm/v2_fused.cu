@@ -1,0 +1,62 @@
+// residual_layer_norm v2_fused: one launch
+//
+// Idea      LayerNorm's v2 holds the row in registers. Adding the residual there costs one more read, and the sum,
+//           which the next layer wants, is written from registers: it never has to come back.
+// Since v1  One launch instead of two, and one trip through memory less. LayerNorm sees the sum as it was before it
+//           was rounded to T.
+// Launch    as layer_norm's v2_block: grid rows; block up to 256 threads, up to 1024 for wide rows
+// Moves     4·rows·width·sizeof(T) bytes; about 11·rows·width FLOPs
+// Limits    width ≤ 8192 (float64: 4096), rows ≤ 2³¹−1
+#include <step3/row.h>
+
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::residual_layer_norm {
+namespace {
+
+template <int kItems, int N, class T, class C = compute_t<T>>
+__global__ void __launch_bounds__(kMostRowThreads, 1)
+    v2_fused_kernel(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
+                    const T* __restrict__ bias, T* __restrict__ y, T* __restrict__ sum, int width, C eps) {
+  __shared__ C shared[kWarpSize];
+  const int64_t row = int64_t{blockIdx.x} * width;
+
+  C value[kItems][N] = {};
+  for_each_vector<kItems, N>(width, [&](int i, int column) {
+    const Vector<T, N> a = load_vector<N>(x + row + column);
+    const Vector<T, N> b = load_vector<N>(residual + row + column);
+    Vector<T, N> rounded;
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      value[i][j] = to_compute(a.element[j]) + to_compute(b.element[j]);
+      rounded.element[j] = from_compute<T>(value[i][j]);
+    }
+    store_vector<N>(sum + row + column, rounded);
+  });
+  const Statistics<C> s = block_statistics<kItems, N>(value, width, eps, shared);
+  store_normalized<kItems, N>(value, s, width, weight, bias, y + row);
+}
+
+}  // namespace
+
+std::string v2_fused_supports(const Args& a) {
+  if (a.width <= widest_row(a.dtype)) return "";
+  return "takes width ≤ " + std::to_string(widest_row(a.dtype)) + ", got " + std::to_string(a.width);
+}
+
+void v2_fused(const Args& a, void* stream) {
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    const bool vectors = aligned_16(a.x, a.residual, a.weight, a.bias, a.y, a.sum);
+    with_row_shape<T>(a.width, vectors, [&](auto items, auto n, unsigned threads) {
+      v2_fused_kernel<decltype(items)::value, decltype(n)::value, T>
+          <<<static_cast<unsigned>(a.rows), threads, 0, as_stream(stream)>>>(
+              static_cast<const T*>(a.x), static_cast<const T*>(a.residual), static_cast<const T*>(a.weight),
+              static_cast<const T*>(a.bias), static_cast<T*>(a.y), static_cast<T*>(a.sum), static_cast<int>(a.width),
+              static_cast<compute_t<T>>(a.eps));
+    });
+  });
+  check_launch();
+}
+
+}  // namespace kf::KF_BACKEND::residual_layer_norm

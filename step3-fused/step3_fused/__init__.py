@@ -1,0 +1,394 @@
+"""Step 3: LayerNorm, and attention fused with what follows it. Each Python function calls a registered op."""
+
+import torch
+
+from kernel_fusion.stages import load
+
+_C = load("step3_fused")
+_ops = torch.ops.step3_fused
+
+__all__ = [
+    "asks_scratch",
+    "attention_block",
+    "attention_residual_layer_norm",
+    "emulated_kernels",
+    "launch_counts",
+    "layer_norm",
+    "residual_layer_norm",
+    "rungs",
+]
+
+launch_counts = _C.launch_counts
+emulated_kernels = _C.emulated_kernels  # kernels that the emulation has launched: an op of three launches counts three
+
+
+def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
+    """Names that `op` takes as `rung` for tensors on `device`, in the order of the lesson."""
+    return _C.rungs(op, torch.device(device).type == "cuda")
+
+
+def asks_scratch(op: str, rung: str) -> bool:
+    """Whether `rung` of `op` needs global memory between its launches. One that is fused into one launch does not."""
+    return _C.asks_scratch(op, rung)
+
+
+def layer_norm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, eps: float = 1e-5, rung: str = "auto"
+) -> torch.Tensor:
+    """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.
+
+    Args:
+        x: [..., width], any strides, width of any size but 0; float32, float16, bfloat16 or float64.
+        weight, bias: [width], dtype and device of `x`.
+        eps: added to the variance, under the root.
+        rung: "auto", or a name from `rungs("layer_norm", x.device)`.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype, computed in float32 (float64 for float64) and rounded once. The
+        variance is the biased one, divided by width. Under autocast all are made float32.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, width 0, negative `eps`, a `rung` that is unknown or cannot do this.
+
+    Source: Ba, Kiros and Hinton, https://arxiv.org/abs/1607.06450.
+    """
+    return _ops.layer_norm(x, weight, bias, eps=eps, rung=rung)
+
+
+def residual_layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    eps: float = 1e-5,
+    rung: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sum = x + residual` and `y = layer_norm(sum)`.
+
+    Args:
+        x, residual: [..., width], any strides; float32, float16, bfloat16 or float64.
+        weight, bias: [width]. All of one dtype and device.
+        eps: added to the variance, under the root.
+        rung: "auto", or a name from `rungs("residual_layer_norm", x.device)`.
+
+    Returns:
+        `(y, sum)`, contiguous, of x's shape and dtype. Fused rungs normalise the sum as it was before it was rounded to
+        the dtype. Under autocast all are made float32.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, width 0, negative `eps`, a `rung` that is unknown or cannot do this.
+    """
+    return _ops.residual_layer_norm(x, residual, weight, bias, eps=eps, rung=rung)
+
+
+def attention_residual_layer_norm(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    eps: float = 1e-5,
+    rung: str = "auto",
+) -> torch.Tensor:
+    """`layer_norm(attention(q, k, v) + residual)`, the heads side by side, normalised over the whole width H·D.
+
+    Args:
+        q: [B, H, Sq, D]; float32, float16, bfloat16 or float64. Any strides; views whose last dimension is contiguous,
+            such as GPT-2's packed q, k and v, are read as they lie, others are copied first.
+        k, v: [B, H, Sk, D].
+        residual: [B, Sq, H·D]; column h·D + d belongs to head h.
+        weight, bias: [H·D]. All of one dtype and device.
+        causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all.
+        scale: factor for the scores; None for 1/sqrt(D).
+        eps: added to the variance, under the root.
+        rung: "auto", or a name from `rungs("attention_residual_layer_norm", q.device)`.
+
+    Returns:
+        A contiguous tensor of residual's shape and dtype. The attention of a query that sees no key is 0. Fused rungs
+        round once, at the end. Under autocast all are made autocast's dtype.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, no heads, head_dim 0, negative `eps`, a `rung` that is unknown or cannot do
+            this.
+    """
+    return _ops.attention_residual_layer_norm(
+        q, k, v, residual, weight, bias, causal=causal, scale=scale, eps=eps, rung=rung
+    )
+
+
+def attention_block(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    residual: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    eps: float = 1e-5,
+    rung: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sum = residual + attention(q, k, v) @ proj_weight + proj_bias` and `y = layer_norm(sum)`.
+
+    In a GPT-2 block this is everything between the projection to q, k, v and the MLP: `sum` goes on as the residual
+    stream, `y` into the MLP.
+
+    Args:
+        q: [B, H, Sq, D]; float32, float16, bfloat16 or float64. Any strides; views whose last dimension is contiguous,
+            such as GPT-2's packed q, k and v, are read as they lie, others are copied first.
+        k, v: [B, H, Sk, D].
+        residual: [B, Sq, H·D]; column h·D + d belongs to head h.
+        proj_weight: [H·D in, H·D out], as GPT-2's Conv1D stores it: x @ W, no transpose.
+        proj_bias, weight, bias: [H·D]. All of one dtype and device.
+        causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all.
+        scale: factor for the scores; None for 1/sqrt(D).
+        eps: added to the variance, under the root.
+        rung: "auto", or a name from `rungs("attention_block", q.device)`.
+
+    Returns:
+        `(y, sum)`, contiguous, of residual's shape and dtype. The attention of a query that sees no key is 0. Fused
+        rungs keep everything up to the two outputs in float32. Under autocast all are made autocast's dtype, `residual`
+        too.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, no heads, head_dim 0, negative `eps`, a `rung` that is unknown or cannot do
+            this.
+    """
+    return _ops.attention_block(
+        q, k, v, residual, proj_weight, proj_bias, weight, bias, causal=causal, scale=scale, eps=eps, rung=rung
+    )
+
+
+# ---- shapes, for torch.compile and for meta tensors: the checks of fused_host.cpp, without data ----
+
+_FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def _name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_first(op, name, x, dim):
+    torch._check_type(
+        x.dtype in _FLOATING,
+        lambda: f"{op}: `{name}` must be float32, float16, bfloat16 or float64, got {_name(x.dtype)}",
+    )
+    shape = tuple(x.shape)
+    if dim is not None:
+        torch._check_value(
+            x.dim() == dim, lambda: f"{op}: `{name}` must have {dim} dimensions, got {len(shape)} (shape {shape})"
+        )
+        return
+    torch._check_value(x.dim() >= 1, lambda: f"{op}: `{name}` must have at least 1 dimension, got 0 (shape ())")
+    torch._check_value(
+        x.shape[-1] != 0, lambda: f"{op}: the last dimension of `{name}` must not be 0, got shape {shape}"
+    )
+
+
+def _check_like(op, name, x, first_name, first, shape):
+    torch._check_type(
+        x.dtype == first.dtype,
+        lambda: f"{op}: `{name}` must have the dtype of `{first_name}` ({_name(first.dtype)}), got {_name(x.dtype)}",
+    )
+    torch._check_value(
+        x.device == first.device,
+        lambda: f"{op}: `{name}` must be on the device of `{first_name}` ({first.device}), got {x.device}",
+    )
+    shape = tuple(shape)
+    torch._check_value(
+        x.dim() == len(shape) and all(a == b for a, b in zip(x.shape, shape, strict=True)),
+        lambda: f"{op}: `{name}` must have shape {shape}, got {tuple(x.shape)}",
+    )
+
+
+def _check_attention(op, q, k, v, residual, **parameters):
+    _check_first(op, "q", q, 4)
+    batch, heads, q_length, head_dim = q.shape
+    torch._check_value(
+        heads != 0 and head_dim != 0,
+        lambda: f"{op}: heads and head_dim of `q` must not be 0, got shape {tuple(q.shape)}",
+    )
+    torch._check_value(
+        k.dim() == 4, lambda: f"{op}: `k` must have 4 dimensions, got {k.dim()} (shape {tuple(k.shape)})"
+    )
+    _check_like(op, "k", k, "q", q, (batch, heads, k.shape[2], head_dim))
+    _check_like(op, "v", v, "q", q, k.shape)
+    width = heads * head_dim
+    _check_like(op, "residual", residual, "q", q, (batch, q_length, width))
+    for name, parameter in parameters.items():
+        _check_like(op, name, parameter, "q", q, (width, width) if name == "proj_weight" else (width,))
+
+
+def _like(x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("step3_fused::layer_norm")
+def _(x, weight, bias, *, eps=1e-5, rung="auto"):
+    _check_first("layer_norm", "x", x, None)
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        _check_like("layer_norm", name, parameter, "x", x, x.shape[-1:])
+    return _like(x)
+
+
+@torch.library.register_fake("step3_fused::residual_layer_norm")
+def _(x, residual, weight, bias, *, eps=1e-5, rung="auto"):
+    _check_first("residual_layer_norm", "x", x, None)
+    _check_like("residual_layer_norm", "residual", residual, "x", x, x.shape)
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        _check_like("residual_layer_norm", name, parameter, "x", x, x.shape[-1:])
+    return _like(x), _like(x)
+
+
+@torch.library.register_fake("step3_fused::attention_residual_layer_norm")
+def _(q, k, v, residual, weight, bias, *, causal=False, scale=None, eps=1e-5, rung="auto"):
+    _check_attention("attention_residual_layer_norm", q, k, v, residual, weight=weight, bias=bias)
+    return _like(residual)
+
+
+@torch.library.register_fake("step3_fused::attention_block")
+def _(q, k, v, residual, proj_weight, proj_bias, weight, bias, *, causal=False, scale=None, eps=1e-5, rung="auto"):
+    _check_attention(
+        "attention_block", q, k, v, residual, proj_weight=proj_weight, proj_bias=proj_bias, weight=weight, bias=bias
+    )
+    return _like(residual), _like(residual)
+
+
+# ---- gradients: PyTorch's formulas; half types in float32, rounded once at the end ----
+
+
+def _wide(*tensors):
+    return [t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
+
+
+def _layer_norm_gradient(grad, x, weight, eps):
+    """Of LayerNorm's input, weight and bias."""
+    width = x.shape[-1:]
+    _, mean, rstd = torch.native_layer_norm(x, width, None, None, eps)
+    return torch.ops.aten.native_layer_norm_backward(grad, x, width, mean, rstd, weight, weight, [True] * 3)
+
+
+def _side_by_side(x):
+    """[B, H, S, D] to [B, S, H·D]."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def _heads(x, like):
+    """[B, S, H·D] to [B, H, S, D], as `like`."""
+    return x.unflatten(2, (like.shape[1], like.shape[3])).transpose(1, 2)
+
+
+def _attention_weights(q, k, causal, scale):
+    scores = scale * (q @ k.mT)
+    if not causal:
+        return torch.softmax(scores, -1)
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(k.shape[2] - q.shape[2] + 1)
+    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
+    # Softmax makes NaN of a row that sees nothing; its weights are 0.
+    return weights if q.shape[2] <= k.shape[2] else weights.masked_fill(hidden, 0)
+
+
+def _attention_gradient(grad, weights, q, k, v, scale):
+    """Of q, k and v."""
+    grad_scores = scale * torch.ops.aten._softmax_backward_data(grad @ v.mT, weights, -1, weights.dtype)
+    return grad_scores @ k, grad_scores.mT @ q, weights.mT @ grad
+
+
+def _layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
+    x, weight, _ = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.eps = keyword_only_inputs["eps"]
+
+
+def _layer_norm_backward(ctx, grad):
+    dtype = grad.dtype
+    with torch.autocast(grad.device.type, enabled=False):  # a backward inside an autocast region computes the same
+        x, weight, grad = _wide(*ctx.saved_tensors, grad)
+        return tuple(g.to(dtype) for g in _layer_norm_gradient(grad, x, weight, ctx.eps))
+
+
+torch.library.register_autograd("step3_fused::layer_norm", _layer_norm_backward, setup_context=_layer_norm_setup)
+
+
+def _residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
+    ctx.save_for_backward(inputs[2], output[1])  # the sum is all that is needed of x and residual
+    ctx.eps = keyword_only_inputs["eps"]
+
+
+def _residual_layer_norm_backward(ctx, grad_y, grad_sum):
+    dtype = grad_y.dtype
+    with torch.autocast(grad_y.device.type, enabled=False):
+        weight, total, grad_y, grad_sum = _wide(*ctx.saved_tensors, grad_y, grad_sum)
+        grad_x, grad_weight, grad_bias = _layer_norm_gradient(grad_y, total, weight, ctx.eps)
+        grad_x = (grad_x + grad_sum).to(dtype)
+        return grad_x, grad_x, grad_weight.to(dtype), grad_bias.to(dtype)
+
+
+torch.library.register_autograd(
+    "step3_fused::residual_layer_norm", _residual_layer_norm_backward, setup_context=_residual_layer_norm_setup
+)
+
+
+def _keep_attention_options(ctx, q, options):
+    ctx.causal, ctx.eps = options["causal"], options["eps"]
+    ctx.scale = q.shape[3] ** -0.5 if options["scale"] is None else options["scale"]
+
+
+def _attention_residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
+    ctx.save_for_backward(*inputs[:5])
+    _keep_attention_options(ctx, inputs[0], keyword_only_inputs)
+
+
+def _attention_residual_layer_norm_backward(ctx, grad):
+    dtype = grad.dtype
+    with torch.autocast(grad.device.type, enabled=False):
+        q, k, v, residual, weight, grad = _wide(*ctx.saved_tensors, grad)
+        weights = _attention_weights(q, k, ctx.causal, ctx.scale)
+        total = _side_by_side(weights @ v) + residual
+        grad_total, grad_weight, grad_bias = _layer_norm_gradient(grad, total, weight, ctx.eps)
+        grad_qkv = _attention_gradient(_heads(grad_total, q), weights, q, k, v, ctx.scale)
+        return tuple(g.to(dtype) for g in (*grad_qkv, grad_total, grad_weight, grad_bias))
+
+
+torch.library.register_autograd(
+    "step3_fused::attention_residual_layer_norm",
+    _attention_residual_layer_norm_backward,
+    setup_context=_attention_residual_layer_norm_setup,
+)
+
+
+def _attention_block_setup(ctx, inputs, keyword_only_inputs, output):
+    q, k, v, _, proj_weight, _, weight, _ = inputs
+    ctx.save_for_backward(q, k, v, proj_weight, weight, output[1])
+    _keep_attention_options(ctx, q, keyword_only_inputs)
+
+
+def _attention_block_backward(ctx, grad_y, grad_sum):
+    dtype = grad_y.dtype
+    with torch.autocast(grad_y.device.type, enabled=False):
+        q, k, v, proj_weight, weight, total, grad_y, grad_sum = _wide(*ctx.saved_tensors, grad_y, grad_sum)
+        grad_total, grad_weight, grad_bias = _layer_norm_gradient(grad_y, total, weight, ctx.eps)
+        grad_total = grad_total + grad_sum
+        weights = _attention_weights(q, k, ctx.causal, ctx.scale)
+        rows = grad_total.flatten(0, 1)
+        grad_proj_weight = _side_by_side(weights @ v).flatten(0, 1).mT @ rows
+        grad_qkv = _attention_gradient(_heads(grad_total @ proj_weight.mT, q), weights, q, k, v, ctx.scale)
+        grads = (*grad_qkv, grad_total, grad_proj_weight, rows.sum(0), grad_weight, grad_bias)
+        return tuple(g.to(dtype) for g in grads)
+
+
+torch.library.register_autograd(
+    "step3_fused::attention_block", _attention_block_backward, setup_context=_attention_block_setup
+)

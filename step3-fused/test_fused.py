@@ -1,0 +1,900 @@
+"""Step 3's ops, on every device there is: against float64, eager PyTorch, the rung before, and step 2.
+
+python test_fused.py            pytest's options may follow, such as -k layer_norm
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
+from kernel_fusion import stages
+
+stages.on_path()
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import step3_fused
+from kernel_fusion import testing
+
+DTYPES = [*testing.DTYPES, torch.float64]
+INFINITY = float("inf")
+
+ops = torch.ops.step3_fused
+
+
+# ---- the formulas, composed of PyTorch's operations ----
+
+
+def layer_norm_of(x, weight, bias, eps=1e-5):
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def residual_layer_norm_of(x, residual, weight, bias, eps=1e-5):
+    total = x + residual
+    return layer_norm_of(total, weight, bias, eps), total
+
+
+def attention_of(q, k, v, causal=False, scale=None):
+    """Heads side by side: [B, Sq, H·D]. A query that sees no key gives 0."""
+    scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        hidden = torch.ones_like(scores, dtype=torch.bool).triu(scores.shape[-1] - scores.shape[-2] + 1)
+        weights = torch.softmax(scores.masked_fill(hidden, -INFINITY), -1).masked_fill(hidden, 0)
+    else:
+        weights = torch.softmax(scores, -1)
+    return (weights @ v).transpose(1, 2).flatten(2)
+
+
+def attention_residual_layer_norm_of(q, k, v, residual, weight, bias, causal=False, scale=None, eps=1e-5):
+    return layer_norm_of(attention_of(q, k, v, causal, scale) + residual, weight, bias, eps)
+
+
+def attention_block_of(q, k, v, residual, proj_weight, proj_bias, weight, bias, causal=False, scale=None, eps=1e-5):
+    projected = attention_of(q, k, v, causal, scale) @ proj_weight + proj_bias
+    return residual_layer_norm_of(projected, residual, weight, bias, eps)
+
+
+FORMULAS = {
+    "layer_norm": layer_norm_of,
+    "residual_layer_norm": residual_layer_norm_of,
+    "attention_residual_layer_norm": attention_residual_layer_norm_of,
+    "attention_block": attention_block_of,
+}
+
+
+# ---- inputs ----
+
+
+def parameters(width, dtype, device, seed=10):
+    """LayerNorm's weight and bias, not 1 and 0."""
+    return 1 + testing.randn(width, dtype, device, seed, 0.2), testing.randn(width, dtype, device, seed + 1, 0.2)
+
+
+def row_inputs(shape, dtype, device, *, residual=False):
+    x = testing.randn(shape, dtype, device)
+    more = (testing.randn(shape, dtype, device, seed=1),) if residual else ()
+    return (x, *more, *parameters(shape[-1], dtype, device))
+
+
+def attention_inputs(b, h, q_length, k_length, d, dtype, device, *, projection=False):
+    width = h * d
+    q = testing.randn((b, h, q_length, d), dtype, device, seed=1)
+    k, v = (testing.randn((b, h, k_length, d), dtype, device, seed=s) for s in (2, 3))
+    residual = testing.randn((b, q_length, width), dtype, device, seed=4)
+    proj = ()
+    if projection:
+        proj_weight = testing.randn((width, width), dtype, device, seed=5, scale=width**-0.5)
+        proj = (proj_weight, testing.randn(width, dtype, device, seed=6))
+    return (q, k, v, residual, *proj, *parameters(width, dtype, device))
+
+
+def inputs_of(op, dtype, device):
+    """Something small and odd for any op."""
+    if op in ("layer_norm", "residual_layer_norm"):
+        return row_inputs((3, 6), dtype, device, residual=op == "residual_layer_norm")
+    return attention_inputs(2, 3, 5, 7, 4, dtype, device, projection=op == "attention_block")
+
+
+def check(op, inputs, rung, *, reference=None, layouts=True, **kwargs):
+    formula = reference or FORMULAS[op]
+    return testing.check_contract(
+        step3_fused, op, inputs, rung, reference=formula, eager=formula, kwargs=kwargs, layouts=layouts
+    )
+
+
+def every(op):
+    return pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step3_fused", op))
+
+
+def can_do(rung, dtype):
+    return rung != "v2_fused" or dtype != torch.float64
+
+
+every_op_and_rung = pytest.mark.parametrize(
+    ("op", "device", "rung"),
+    [
+        pytest.param(op, *param.values, marks=param.marks, id=f"{op}-{param.id}")
+        for op in FORMULAS
+        for param in testing.device_rungs("step3_fused", op)
+    ],
+)
+every_op = pytest.mark.parametrize("op", FORMULAS)
+attention_ops = pytest.mark.parametrize("op", ["attention_residual_layer_norm", "attention_block"])
+attention_ops_and_rungs = pytest.mark.parametrize(
+    ("op", "device", "rung"),
+    [
+        pytest.param(op, *param.values, marks=param.marks, id=f"{op}-{param.id}")
+        for op in ("attention_residual_layer_norm", "attention_block")
+        for param in testing.device_rungs("step3_fused", op)
+    ],
+)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+half_types = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
+with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+# ---- the contract of correctness ----
+
+
+@every("layer_norm")
+@every_dtype
+@pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 760, 768, 1023, 1600, 2049, 4096])
+def test_layer_norm_of_any_width(width, dtype, device, rung):
+    check("layer_norm", row_inputs((5, width), dtype, device), rung)
+
+
+@every("residual_layer_norm")
+@every_dtype
+@pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 760, 768, 1023, 1600, 2049, 4096])
+def test_residual_layer_norm_of_any_width(width, dtype, device, rung):
+    check("residual_layer_norm", row_inputs((5, width), dtype, device, residual=True), rung)
+
+
+@every("layer_norm")
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 3, 5, 8), (257, 3), (1, 8192), (1, 8191)], ids=str)
+def test_layer_norm_of_any_shape(shape, device, rung):
+    check("layer_norm", row_inputs(shape, torch.float32, device), rung)
+    check("layer_norm", row_inputs(shape, torch.float32, device), rung, eps=0.3)
+
+
+@attention_ops_and_rungs
+@every_dtype
+@with_and_without_mask
+@pytest.mark.parametrize("length", [1, 31, 33, 127])
+def test_attention_of_any_length(length, causal, dtype, op, device, rung):
+    if can_do(rung, dtype):
+        inputs = attention_inputs(1, 2, length, length, 64, dtype, device, projection=op == "attention_block")
+        check(op, inputs, rung, causal=causal, layouts=length == 33)
+
+
+@attention_ops_and_rungs
+@with_and_without_mask
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 1, 1, 1, 1),
+        (2, 3, 5, 7, 5),
+        (1, 2, 33, 31, 33),  # more queries than keys: two of them see nothing, if causal
+        (3, 1, 1, 129, 64),  # a decode step
+        (1, 5, 3, 40, 40),
+        (8, 2, 33, 35, 24),  # tiles of 16 rows
+        (8, 2, 16, 16, 8),  # of 8
+        (1, 3, 17, 70, 80),
+        (2, 1, 9, 9, 111),
+        (1, 2, 4, 4, 128),
+    ],
+    ids=str,
+)
+def test_attention_of_any_shape(shape, causal, op, device, rung):
+    inputs = attention_inputs(*shape, torch.float32, device, projection=op == "attention_block")
+    check(op, inputs, rung, causal=causal)
+
+
+@attention_ops_and_rungs
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [12, 16, 20, 25])
+def test_every_gpt2_width(heads, dtype, op, device, rung):
+    """All heads of GPT-2 small, medium, large and XL; lengths up to the context's 1024 where a GPU runs them."""
+    for length in (1, 2, 31, 32, 33, 127, 128, 129, 1023, 1024) if device == "cuda" else (3,):
+        for causal in (True, False) if device == "cuda" else (True,):
+            inputs = attention_inputs(1, heads, length, length, 64, dtype, device, projection=op == "attention_block")
+            check(op, inputs, rung, causal=causal, layouts=False)
+
+
+@on_each_device
+@attention_ops
+@with_and_without_mask
+def test_auto_does_gpt2_sized_layers(causal, op, device):
+    for dtype in (torch.float32, torch.bfloat16):
+        inputs = attention_inputs(2, 12, 128, 128, 64, dtype, device, projection=op == "attention_block")
+        check(op, inputs, "auto", causal=causal, layouts=False)
+
+
+@every("attention_residual_layer_norm")
+def test_rows_so_wide_that_fewer_fit_into_shared_memory(device, rung):
+    """At most 16, 8, 4 and 1 rows of these widths fit into the 227 KB of a Hopper GPU, which the emulation has too."""
+    for batch, width in ((16, 800), (16, 4000), (2, 9000), (2, 28000)):
+        inputs = attention_inputs(batch, width // 40, 1, 2, 40, torch.float16, device)
+        check("attention_residual_layer_norm", inputs, rung, layouts=False)
+
+
+@every("attention_block")
+def test_rows_so_wide_that_fewer_fit_beside_their_projection(device, rung):
+    for width in (1920, 7360) if device == "cuda" else (1920,):
+        inputs = attention_inputs(16, width // 40, 1, 2, 40, torch.float16, device, projection=True)
+        check("attention_block", inputs, rung, layouts=False)
+
+
+@pytest.mark.parametrize("schedule", ["reverse", "random:1", "random:2"])
+def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
+    monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
+    for op in FORMULAS:
+        for rung in step3_fused.rungs(op, "cpu"):
+            check(op, inputs_of(op, torch.float32, "cpu"), rung, layouts=False)
+    for op in ("attention_residual_layer_norm", "attention_block"):
+        inputs = attention_inputs(8, 2, 33, 35, 24, torch.float32, "cpu", projection=op == "attention_block")
+        for rung in ("v1_separate", "v2_fused"):
+            check(op, inputs, rung, causal=True, layouts=False)
+
+
+# ---- what the fused ops are made of ----
+
+
+def from_pieces(op, inputs, causal):
+    """Step 2's attention, then this stage's separate ops, each result written and read again."""
+    import step2_attention  # where it is not built, the error gives the command
+
+    q, k, v, residual, *rest = inputs
+    attended = step2_attention.attention(q, k, v, causal=causal).transpose(1, 2).flatten(2)
+    if op == "attention_block":
+        proj_weight, proj_bias, *rest = rest
+        return step3_fused.residual_layer_norm(attended @ proj_weight + proj_bias, residual, *rest)
+    return step3_fused.layer_norm(attended + residual, *rest)
+
+
+@attention_ops_and_rungs
+@with_and_without_mask
+@pytest.mark.parametrize("shape", [(2, 3, 50, 50, 64), (1, 4, 7, 33, 16)], ids=str)
+def test_fused_is_step_2s_attention_then_the_separate_pieces(shape, causal, op, device, rung):
+    inputs = attention_inputs(*shape, torch.float32, device, projection=op == "attention_block")
+    fused = getattr(step3_fused, op)(*inputs, causal=causal, rung=rung)
+    torch.testing.assert_close(fused, from_pieces(op, inputs, causal), rtol=1e-4, atol=1e-5)
+
+
+@attention_ops_and_rungs
+@with_and_without_mask
+def test_fused_is_pytorchs_own_chain(causal, op, device, rung):
+    inputs = attention_inputs(2, 3, 40, 40, 64, torch.float32, device, projection=op == "attention_block")
+    q, k, v, residual, *rest = inputs
+    x = F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+    if op == "attention_block":
+        proj_weight, proj_bias, *rest = rest
+        x = x @ proj_weight + proj_bias
+    total = x + residual
+    y = F.layer_norm(total, total.shape[-1:], *rest)
+    expected = (y, total) if op == "attention_block" else y
+    torch.testing.assert_close(
+        getattr(step3_fused, op)(*inputs, causal=causal, rung=rung), expected, rtol=1e-4, atol=1e-5
+    )
+
+
+LAUNCHES = {
+    ("layer_norm", "v1_naive"): 1,
+    ("layer_norm", "v2_block"): 1,
+    ("residual_layer_norm", "v1_separate"): 2,
+    ("residual_layer_norm", "v2_fused"): 1,
+    ("attention_residual_layer_norm", "v1_separate"): 3,
+    ("attention_residual_layer_norm", "v2_fused"): 1,
+    ("attention_block", "v1_separate"): 4,
+    ("attention_block", "v2_fused"): 1,
+}
+
+
+@every_op_and_rung
+def test_a_rung_launches_as_many_kernels_as_its_header_says(op, device, rung):
+    if rung == "cpu":
+        return
+    inputs = inputs_of(op, torch.float32, device)
+    function = getattr(step3_fused, op)
+    function(*inputs, rung=rung)
+    if device == "cuda":
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            function(*inputs, rung=rung)
+            torch.cuda.synchronize()
+        kernels = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        assert len([e for e in kernels if "Memset" not in e.name and "Memcpy" not in e.name]) == LAUNCHES[op, rung]
+    else:
+        before = step3_fused.emulated_kernels()
+        function(*inputs, rung=rung)
+        assert step3_fused.emulated_kernels() - before == LAUNCHES[op, rung]
+
+
+def test_only_separate_attention_rungs_ask_for_scratch():
+    asking = {(op, rung) for op, rung in LAUNCHES if step3_fused.asks_scratch(op, rung)}
+    assert asking == {("attention_residual_layer_norm", "v1_separate"), ("attention_block", "v1_separate")}
+
+
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+@attention_ops
+def test_fused_allocates_nothing_but_its_outputs(op, device):
+    inputs = attention_inputs(2, 12, 128, 128, 64, torch.bfloat16, device, projection=op == "attention_block")
+    names = ("y", "sum") if op == "attention_block" else ("out",)
+    outs = {name: torch.empty_like(inputs[3]) for name in names}
+    for rung, grows in (("v2_fused", False), ("v1_separate", True)):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        getattr(ops, op).out(*inputs, causal=True, rung=rung, **outs)
+        assert (torch.cuda.max_memory_allocated() > before) is grows
+
+
+# ---- what a wrong kernel would do, and how it shows ----
+
+
+def heads_swapped(formula):
+    def wrong(q, k, v, *rest, **options):
+        order = list(range(q.shape[1]))
+        order[0], order[1] = 1, 0
+        return formula(q[:, order], k[:, order], v[:, order], *rest, **options)
+
+    return wrong
+
+
+def without_mask(formula):
+    return lambda *inputs, causal: formula(*inputs)
+
+
+def upper_left_mask(formula):
+    def wrong(q, k, v, *rest, causal):
+        return formula(q, k[:, :, : q.shape[2]], v[:, :, : q.shape[2]], *rest, causal=True)
+
+    return wrong
+
+
+def normalised_by_head(formula):
+    """LayerNorm over each head's slice, as a block that owns one head would do it."""
+
+    def wrong(q, k, v, residual, *rest, causal):
+        x = attention_of(q, k, v, causal) + residual
+        heads = x.unflatten(2, (q.shape[1], q.shape[3]))
+        y = F.layer_norm(heads, heads.shape[-1:]).flatten(2)
+        return y * rest[0] + rest[1]
+
+    return wrong
+
+
+def without_projection_bias(formula):
+    return lambda q, k, v, r, w, b, *rest, causal: formula(q, k, v, r, w, torch.zeros_like(b), *rest, causal=causal)
+
+
+def projection_transposed(formula):
+    return lambda q, k, v, r, w, *rest, causal: formula(q, k, v, r, w.mT, *rest, causal=causal)
+
+
+def without_residual(formula):
+    return lambda q, k, v, r, *rest, causal: formula(q, k, v, torch.zeros_like(r), *rest, causal=causal)
+
+
+def uniform_softmax(formula):
+    return lambda q, *rest, causal: formula(torch.zeros_like(q), *rest, causal=causal)
+
+
+MISTAKES = [heads_swapped, without_mask, upper_left_mask, without_residual, uniform_softmax]
+
+
+@pytest.mark.parametrize(
+    ("op", "mistake"),
+    [
+        *(("attention_residual_layer_norm", mistake) for mistake in (*MISTAKES, normalised_by_head)),
+        *(("attention_block", mistake) for mistake in (*MISTAKES, without_projection_bias, projection_transposed)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("device", testing.DEVICES)
+def test_the_contract_catches(mistake, op, dtype, device):
+    """The mistake is made in the formula; a rung that made it would differ from the right one by as much."""
+    inputs = attention_inputs(1, 3, 9, 12, 16, dtype, device, projection=op == "attention_block")
+    for rung in step3_fused.rungs(op, device):
+        with testing.raises(AssertionError, "against float64"):
+            check(op, inputs, rung, reference=mistake(FORMULAS[op]), causal=True)
+
+
+@attention_ops_and_rungs
+def test_the_future_has_no_influence(op, device, rung):
+    inputs = attention_inputs(1, 2, 40, 40, 16, torch.float32, device, projection=op == "attention_block")
+    function = getattr(step3_fused, op)
+    before = function(*inputs, causal=True, rung=rung)
+    inputs[1][:, :, 25:], inputs[2][:, :, 25:] = 1e4, -1e4
+    after = function(*inputs, causal=True, rung=rung)
+    if op == "attention_block":
+        before, after = before[1], after[1]
+    assert torch.equal(before[:, :25], after[:, :25])
+    assert not torch.allclose(before[:, 25:], after[:, 25:])
+
+
+# ---- inputs that are unusual, and right ----
+
+
+@every("layer_norm")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("width", [31, 768, 1600])
+def test_a_large_mean_does_not_drown_a_small_variance(width, dtype, device, rung):
+    """E[x²] − E[x]² has no digit left here; a mean rounded to float32 would shift the result by 0.05."""
+    weight, bias = parameters(width, dtype, device)
+    for mean, spread in ((1e4, 1e-2), (-1e4, 1.0), (3e5, 0.5)):
+        x = mean + testing.randn((4, width), torch.float64, device, scale=spread)
+        x = x.to(dtype)
+        y = step3_fused.layer_norm(x, weight, bias, rung=rung).double()
+        exact = layer_norm_of(x.double(), weight.double(), bias.double())
+        assert (y - exact).abs().max() <= 2e-6 * exact.abs().max()
+
+
+@every("residual_layer_norm")
+def test_the_fused_sum_has_a_large_mean(device, rung):
+    weight, bias = parameters(768, torch.float32, device)
+    x = (1e4 + testing.randn((4, 768), torch.float64, device, scale=0.5)).float()
+    residual = testing.randn((4, 768), torch.float32, device, seed=1, scale=0.01)
+    check("residual_layer_norm", (x, residual, weight, bias), rung)
+
+
+@every("layer_norm")
+@every_dtype
+def test_a_constant_row_gives_the_bias(dtype, device, rung):
+    for width in (1, 33, 768):
+        weight, bias = parameters(width, dtype, device)
+        for value in (0.0, 1.0, -0.1, 1000.1):
+            x = torch.full((2, width), value, dtype=dtype, device=device)
+            y = step3_fused.layer_norm(x, weight, bias, rung=rung)
+            torch.testing.assert_close(y, bias.expand(2, width))
+
+
+@every("layer_norm")
+def test_eps_stands_under_the_root_and_the_variance_is_the_biased_one(device, rung):
+    x = torch.tensor([[1.0, 3.0]], device=device)  # mean 2, variance 1 (divided by 2; by 1 it would be 2)
+    one, zero = torch.ones(2, device=device), torch.zeros(2, device=device)
+    y = step3_fused.layer_norm(x, one, zero, eps=3.0, rung=rung)  # outside the root it would be 1/(1 + 3)
+    torch.testing.assert_close(y, torch.tensor([[-0.5, 0.5]], device=device))
+
+
+@every_op_and_rung
+@half_types
+def test_large_numbers_do_not_overflow_in_half_precision(dtype, op, device, rung):
+    """Squares of 200 exceed float16's range of 65504 from a sum of two on; sums are kept in float32."""
+    inputs = inputs_of(op, dtype, device)
+    rows = 3 if op.startswith("attention") else 0
+    inputs[rows].mul_(200)
+    check(op, inputs, rung)
+
+
+@attention_ops_and_rungs
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+def test_scores_beyond_the_half_types_range_pick_the_greatest(dtype, op, device, rung):
+    inputs = attention_inputs(1, 2, 6, 6, 64, dtype, device, projection=op == "attention_block")
+    inputs[0].sign_().mul_(1e4)
+    inputs[1].sign_().mul_(1e4)  # scores of up to 8e8
+    y = getattr(step3_fused, op)(*inputs, rung=rung)
+    expected = FORMULAS[op](*(t.double() for t in inputs))
+    if op == "attention_block":
+        y, expected = y[0], expected[0]
+    torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=5 * torch.finfo(dtype).eps)
+
+
+@attention_ops_and_rungs
+def test_a_query_that_sees_no_key_gives_the_residual_alone(op, device, rung):
+    inputs = attention_inputs(1, 2, 40, 3, 8, torch.float32, device, projection=op == "attention_block")
+    inputs = tuple(t.requires_grad_() for t in inputs)
+    out = getattr(step3_fused, op)(*inputs, causal=True, rung=rung)
+    y = out[0] if op == "attention_block" else out
+    residual, weight, bias = inputs[3], *inputs[-2:]
+    alone = residual + inputs[5] if op == "attention_block" else residual
+    torch.testing.assert_close(y[:, :37], layer_norm_of(alone, weight, bias)[:, :37])
+    y.square().sum().backward()
+    assert inputs[0].grad[:, :, :37].eq(0).all()
+    assert all(t.grad.isfinite().all() for t in inputs)
+
+
+@every_op_and_rung
+def test_empty_tensors(op, device, rung):
+    function = getattr(step3_fused, op)
+    if not op.startswith("attention"):
+        more = (torch.empty(0, 8, device=device),) if op == "residual_layer_norm" else ()
+        out = function(torch.empty(0, 8, device=device), *more, *parameters(8, torch.float32, device), rung=rung)
+        assert (out[0] if op == "residual_layer_norm" else out).shape == (0, 8)
+        return
+    for b, q_length, k_length in ((0, 3, 3), (2, 0, 3), (2, 3, 0), (2, 0, 0)):
+        inputs = attention_inputs(
+            b, 2, q_length, k_length, 4, torch.float32, device, projection=op == "attention_block"
+        )
+        out = function(*inputs, rung=rung)
+        y = out[0] if op == "attention_block" else out
+        assert y.shape == (b, q_length, 8)
+        if k_length == 0:  # attention over nothing is 0
+            alone = inputs[3] + inputs[5] if op == "attention_block" else inputs[3]
+            torch.testing.assert_close(y, layer_norm_of(alone, *inputs[-2:]))
+
+
+# ---- strides ----
+
+
+@attention_ops_and_rungs
+def test_gpt2s_packed_q_k_v_are_read_as_they_lie(op, device, rung):
+    b, s, h, d = 2, 33, 3, 64
+    packed = testing.randn((b, s, 3 * h * d), torch.float32, device)
+    q, k, v = (t.view(b, s, h, d).transpose(1, 2) for t in packed.split(h * d, -1))
+    inputs = attention_inputs(b, h, s, s, d, torch.float32, device, projection=op == "attention_block")
+    inputs = (q, k, v, *inputs[3:])
+    out = getattr(step3_fused, op)(*inputs, causal=True, rung=rung)
+    torch.testing.assert_close(out, FORMULAS[op](*inputs, causal=True), rtol=1e-4, atol=1e-5)
+
+
+@attention_ops_and_rungs
+def test_views_of_any_strides(op, device, rung):
+    q, k, v, *rest = attention_inputs(2, 2, 6, 10, 16, torch.float32, device, projection=op == "attention_block")
+    for views in (
+        (q[:1].expand(2, -1, -1, -1), k[:, :1].expand(-1, 2, -1, -1), v),  # strides of 0
+        (q.mT.contiguous().mT, k.mT.contiguous().mT, v.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)),
+    ):
+        out = getattr(step3_fused, op)(*views, *rest, rung=rung)
+        torch.testing.assert_close(out, FORMULAS[op](*views, *rest), rtol=1e-4, atol=1e-5)
+
+
+# ---- gradients ----
+
+
+def tiny_inputs(op, q_length, k_length, device):
+    """In float64, as few elements as can be: the check moves each one."""
+    if op.startswith("attention"):
+        inputs = attention_inputs(
+            1, 2, q_length, k_length, 2, torch.float64, device, projection=op == "attention_block"
+        )
+    else:
+        inputs = row_inputs((2, 3), torch.float64, device, residual=op == "residual_layer_norm")
+    return [t.requires_grad_() for t in inputs]
+
+
+@on_each_device
+@every_op
+def test_gradients_are_those_of_the_formula(op, device):
+    function = getattr(step3_fused, op)
+    assert torch.autograd.gradcheck(function, tiny_inputs(op, 2, 3, device))
+    assert torch.autograd.gradcheck(lambda *x: function(*x, eps=0.1), tiny_inputs(op, 2, 2, device))
+    if op.startswith("attention"):
+        options = {"causal": True, "scale": 0.7}
+        for q_length, k_length in ((2, 3), (3, 1)):  # the latter: two queries that see nothing
+            inputs = tiny_inputs(op, q_length, k_length, device)
+            assert torch.autograd.gradcheck(lambda *x: function(*x, **options), inputs)
+
+
+@every_op
+def test_gradients_of_gradients(op):
+    assert torch.autograd.gradgradcheck(getattr(step3_fused, op), tiny_inputs(op, 2, 3, "cpu"))
+
+
+@on_each_device
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+@every_op
+def test_gradients_are_as_good_as_eagers(op, dtype, device):
+    if op.startswith("attention"):
+        inputs = attention_inputs(2, 3, 40, 40, 16, dtype, device, projection=op == "attention_block")
+        options = {"causal": True}
+    else:
+        inputs, options = row_inputs((40, 96), dtype, device, residual=op == "residual_layer_norm"), {}
+
+    def gradients(function, inputs):
+        inputs = [t.detach().clone().requires_grad_() for t in inputs]
+        outputs = function(*inputs, **options)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        grads = [testing.randn(o.shape, dtype, device, seed=20 + i).to(o.dtype) for i, o in enumerate(outputs)]
+        return torch.autograd.grad(outputs, inputs, grads)
+
+    got = gradients(getattr(step3_fused, op), inputs)
+    eager = gradients(FORMULAS[op], inputs)
+    exact = gradients(FORMULAS[op], [t.double() for t in inputs])
+    for g, e, x in zip(got, eager, exact, strict=True):
+        assert g.dtype == dtype
+        assert (g.double() - x).abs().max() <= 2 * (e.double() - x).abs().max() + 1e-5 * x.abs().max()
+
+
+@every_op
+def test_one_output_alone_has_gradients(op):
+    inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, "cpu")]
+    outputs = getattr(step3_fused, op)(*inputs)
+    expected = FORMULAS[op](*inputs)
+    if isinstance(outputs, torch.Tensor):
+        outputs, expected = (outputs,), (expected,)
+    for out, want in zip(outputs, expected, strict=True):
+        got = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True, allow_unused=True)
+        right = torch.autograd.grad(want.square().sum(), inputs, retain_graph=True, allow_unused=True)
+        for g, r, t in zip(got, right, inputs, strict=True):
+            torch.testing.assert_close(g, torch.zeros_like(t) if r is None else r, rtol=1e-4, atol=1e-5)
+
+
+# ---- as torch sees them ----
+
+
+@every_op_and_rung
+def test_an_op_is_registered_as_torch_wants_it(op, device, rung):
+    testing.check_op(step3_fused, op, inputs_of(op, torch.float32, device), {"rung": rung})
+
+
+@on_each_device
+@attention_ops
+def test_attention_is_registered_with_its_options(op, device):
+    testing.check_op(step3_fused, op, inputs_of(op, torch.float32, device), {"causal": True, "scale": 0.3, "eps": 0.1})
+
+
+@every_op
+def test_gradients_under_torch_compile(op):
+    def loss(*inputs):
+        outputs = getattr(step3_fused, op)(*inputs)
+        return sum(o.square().sum() for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
+
+    inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, "cpu")]
+    eager = torch.autograd.grad(loss(*inputs), inputs)
+    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs), inputs)
+    for got, want in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@on_each_device
+@half_types
+@every_op
+def test_autocast_normalises_in_float32_and_attends_in_its_own_dtype(op, dtype, device):
+    inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, device)]
+    mixed = [inputs[0].to(dtype), *inputs[1:]]
+    expected_dtype = dtype if op.startswith("attention") else torch.float32
+    with torch.autocast(device, dtype):
+        outputs = getattr(step3_fused, op)(*mixed)
+        exact = getattr(step3_fused, op)(*(t.double() for t in inputs))
+    plain = getattr(step3_fused, op)(
+        *(t.to(dtype).to(expected_dtype) if t is mixed[0] else t.to(expected_dtype) for t in mixed)
+    )
+    if isinstance(outputs, torch.Tensor):
+        outputs, exact, plain = (outputs,), (exact,), (plain,)
+    for out, want in zip(outputs, plain, strict=True):
+        assert out.dtype == expected_dtype
+        assert torch.equal(out, want)
+    assert exact[0].dtype == torch.float64  # autocast leaves float64 alone, here too
+    outputs[0].sum().backward()
+    assert all(t.grad.dtype == torch.float32 for t in inputs[1:])
+
+
+@every_op
+def test_a_backward_inside_autocast_computes_the_same(op):
+    inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, "cpu")]
+
+    def loss():
+        outputs = getattr(step3_fused, op)(*inputs)
+        return sum(o.square().sum() for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
+
+    outside = torch.autograd.grad(loss(), inputs)
+    value = loss()
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = torch.autograd.grad(value, inputs)
+    for a, b in zip(inside, outside, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+def test_layer_norm_refuses(device):
+    x, w = torch.ones(2, 3, device=device), torch.ones(3, device=device)
+    with testing.raises(TypeError, "layer_norm: `x` must be float32, float16, bfloat16 or float64, got int64"):
+        step3_fused.layer_norm(x.long(), w, w)
+    with testing.raises(ValueError, "layer_norm: `x` must have at least 1 dimension, got 0 (shape ())"):
+        step3_fused.layer_norm(x[0, 0], w, w)
+    with testing.raises(ValueError, "layer_norm: the last dimension of `x` must not be 0, got shape (2, 0)"):
+        step3_fused.layer_norm(x[:, :0], w[:0], w[:0])
+    with testing.raises(TypeError, "layer_norm: `weight` must have the dtype of `x` (float32), got float16"):
+        step3_fused.layer_norm(x, w.half(), w)
+    with testing.raises(ValueError, "layer_norm: `bias` must have shape (3,), got (2,)"):
+        step3_fused.layer_norm(x, w, w[:2])
+    with testing.raises(ValueError, "residual_layer_norm: `residual` must have shape (2, 3), got (1, 3)"):
+        step3_fused.residual_layer_norm(x, x[:1], w, w)
+    other = "meta" if device != "meta" else "cpu"
+    with testing.raises(ValueError, "layer_norm: `weight` must be on the device of `x`", f"got {other}"):
+        step3_fused.layer_norm(x, torch.ones(3, device=other), w)
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+@attention_ops
+def test_attention_refuses(op, device):
+    shapes = {"q": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4), "residual": (1, 3, 8)}
+    if op == "attention_block":
+        shapes |= {"proj_weight": (8, 8), "proj_bias": (8,)}
+    shapes |= {"weight": (8,), "bias": (8,)}
+    good = {name: torch.ones(shape, device=device) for name, shape in shapes.items()}
+
+    def refuses(exception, text, **changed):
+        with testing.raises(exception, f"{op}: {text}"):
+            getattr(step3_fused, op)(**(good | changed))
+
+    refuses(TypeError, "`q` must be float32, float16, bfloat16 or float64, got int32", q=good["q"].int())
+    refuses(ValueError, "`q` must have 4 dimensions, got 3 (shape (2, 3, 4))", q=good["q"][0])
+    refuses(ValueError, "heads and head_dim of `q` must not be 0, got shape (1, 2, 3, 0)", q=good["q"][..., :0])
+    refuses(ValueError, "heads and head_dim of `q` must not be 0, got shape (1, 0, 3, 4)", q=good["q"][:, :0])
+    refuses(ValueError, "`k` must have 4 dimensions, got 3 (shape (2, 5, 4))", k=good["k"][0])
+    for name, tensor in good.items():
+        if name != "q":
+            refuses(TypeError, f"`{name}` must have the dtype of `q` (float32), got float64", **{name: tensor.double()})
+            other = "meta" if device != "meta" else "cpu"
+            refuses(
+                ValueError, f"`{name}` must be on the device of `q`", **{name: torch.ones(tensor.shape, device=other)}
+            )
+    refuses(ValueError, "`k` must have shape (1, 2, 5, 4), got (1, 1, 5, 4)", k=good["k"][:, :1])
+    refuses(ValueError, "`v` must have shape (1, 2, 5, 4), got (1, 2, 4, 4)", v=good["v"][:, :, :4])
+    refuses(ValueError, "`residual` must have shape (1, 3, 8), got (3, 8)", residual=good["residual"][0])
+    refuses(ValueError, "`residual` must have shape (1, 3, 8), got (1, 3, 4)", residual=good["residual"][..., :4])
+    refuses(ValueError, "`weight` must have shape (8,), got (4,)", weight=good["weight"][:4])
+    refuses(ValueError, "`bias` must have shape (8,), got (4,)", bias=good["bias"][:4])
+    if op == "attention_block":
+        refuses(ValueError, "`proj_weight` must have shape (8, 8), got (8, 4)", proj_weight=good["proj_weight"][:, :4])
+        refuses(ValueError, "`proj_bias` must have shape (8,), got (4,)", proj_bias=good["proj_bias"][:4])
+
+
+@on_each_device
+@every_op
+def test_bad_numbers_are_refused(op, device):
+    inputs = inputs_of(op, torch.float32, device)
+    for eps in (-1e-5, INFINITY, float("nan")):
+        with testing.raises(ValueError, f"{op}: `eps` must be a finite number ≥ 0, got"):
+            getattr(step3_fused, op)(*inputs, eps=eps)
+    if op.startswith("attention"):
+        with testing.raises(ValueError, f"{op}: `scale` must be finite or None, got inf"):
+            getattr(step3_fused, op)(*inputs, scale=INFINITY)
+
+
+@on_each_device
+@every_op
+def test_an_unknown_rung_is_refused(op, device):
+    inputs = inputs_of(op, torch.float32, device)
+    for rung in ("v9", "", "V2_FUSED"):
+        with testing.raises(ValueError, f"{op}: `rung` must be 'auto' or one of", "'v2_", f"got '{rung}'"):
+            getattr(step3_fused, op)(*inputs, rung=rung)
+
+
+@on_each_device
+def test_a_rung_refuses_by_name_what_it_cannot_do_and_names_one_that_can(device):
+    for op, rung, other in (
+        ("layer_norm", "v2_block", "v1_naive"),
+        ("residual_layer_norm", "v2_fused", "v1_separate"),
+    ):
+        for dtype, width in ((torch.float32, 8192), (torch.float64, 4096)):
+            inputs = row_inputs((1, width + 1), dtype, device, residual=op == "residual_layer_norm")
+            text = f"{op}: rung '{rung}' takes width ≤ {width}, got {width + 1}; these can: '{other}'"
+            with testing.raises(ValueError, text):
+                getattr(step3_fused, op)(*inputs, rung=rung)
+            getattr(step3_fused, op)(*inputs)
+    for op in ("attention_residual_layer_norm", "attention_block"):
+        text = f"{op}: rung 'v2_fused' takes float32, float16 and bfloat16, got float64; these can: 'v1_separate'"
+        with testing.raises(ValueError, text):
+            getattr(step3_fused, op)(*inputs_of(op, torch.float64, device), rung="v2_fused")
+
+
+@on_each_device
+def test_a_row_too_wide_for_shared_memory_is_refused_in_words(device):
+    inputs = attention_inputs(1, 1000, 1, 1, 100, torch.float16, device)
+    with testing.raises(
+        ValueError,
+        "rung 'v2_fused' keeps rows of heads·head_dim = 100000 numbers in shared memory",
+        "this device has",
+        "these can: 'v1_separate'",
+    ):
+        step3_fused.attention_residual_layer_norm(*inputs, rung="v2_fused")
+    y = step3_fused.attention_residual_layer_norm(*inputs)  # auto takes one that can
+    torch.testing.assert_close(y, attention_residual_layer_norm_of(*inputs), rtol=1e-2, atol=1e-2)
+
+
+@on_each_device
+def test_a_head_too_wide_for_shared_memory_is_refused_in_words(device):
+    inputs = attention_inputs(1, 1, 1, 1, 2000, torch.float32, device)
+    with testing.raises(
+        ValueError,
+        "rung 'v1_separate' keeps tiles of head_dim 2000 columns in shared memory",
+        "no rung can do this",
+    ):
+        step3_fused.attention_residual_layer_norm(*inputs, rung="v1_separate")
+
+
+@on_each_device
+def test_a_bad_out_is_refused(device):
+    inputs = inputs_of("residual_layer_norm", torch.float32, device)
+    x = inputs[0]
+    with testing.raises(ValueError, "layer_norm: `out` must have shape (3, 6), got (6,)"):
+        ops.layer_norm.out(x, *inputs[2:], out=torch.empty(6, device=device))
+    with testing.raises(ValueError, "layer_norm: `out` must be contiguous"):
+        ops.layer_norm.out(x, *inputs[2:], out=torch.empty(6, 3, device=device).T)
+    with testing.raises(ValueError, "layer_norm: `out` must not share memory with `x`"):
+        ops.layer_norm.out(x, *inputs[2:], out=x)
+    with testing.raises(ValueError, "residual_layer_norm: `sum` must not share memory with `residual`"):
+        ops.residual_layer_norm.out(*inputs, y=torch.empty_like(x), sum=inputs[1])
+    both = torch.empty_like(x)
+    with testing.raises(ValueError, "residual_layer_norm: `sum` must not share memory with `y`"):
+        ops.residual_layer_norm.out(*inputs, y=both, sum=both)
+    inputs = inputs_of("attention_block", torch.float32, device)
+    outs = {"y": torch.empty_like(inputs[3]), "sum": torch.empty_like(inputs[3])}
+    with testing.raises(TypeError, "attention_block: `y` must have the dtype of `q` (float32), got float16"):
+        ops.attention_block.out(*inputs, **(outs | {"y": outs["y"].half()}))
+    with testing.raises(ValueError, "attention_block: `sum` must not share memory with `residual`"):
+        ops.attention_block.out(*inputs, **(outs | {"sum": inputs[3]}))
+
+
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+def test_tensors_on_a_gpu_and_a_cpu_are_refused(device):
+    inputs = inputs_of("attention_block", torch.float32, "cpu")
+    with testing.raises(ValueError, "attention_block: `bias` must be on the device of `q` (cpu), got cuda:0"):
+        step3_fused.attention_block(*inputs[:-1], inputs[-1].to(device))
+
+
+def test_asking_for_an_unknown_op_is_refused():
+    with testing.raises(ValueError, "rungs: `op` must be 'layer_norm', ", "got 'softmax'"):
+        step3_fused.rungs("softmax")
+    with testing.raises(ValueError, "asks_scratch: `rung` must be one of 'v1_naive', 'v2_block', got 'cpu'"):
+        step3_fused.asks_scratch("layer_norm", "cpu")
+
+
+def test_a_stage_that_is_not_built_says_how_to_build_it(tmp_path):
+    """The Python part alone, in another folder: what a fresh clone looks like."""
+    for part in ("common/kernel_fusion", "step3-fused/step3_fused"):
+        (tmp_path / part).mkdir(parents=True)
+        for source in (stages.ROOT / part).glob("*.py"):
+            (tmp_path / part / source.name).write_bytes(source.read_bytes())
+    paths = os.pathsep.join(str(tmp_path / folder) for folder in ("common", "step3-fused"))
+    command = [sys.executable, "-c", "import step3_fused"]
+    ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "step3_fused is not built" in ran.stderr
+    assert "cd step3-fused && python setup.py build_ext --inplace" in ran.stderr
+
+
+# ---- page one, and the example ----
+
+
+def run_fused_kernel(program):
+    command = [sys.executable, "-m", "kernel_fusion", "simt", str(program)]
+    return subprocess.run(command, cwd=stages.ROOT / "common", capture_output=True, text=True, timeout=120)
+
+
+def test_fused_kernel_runs_under_emulation():
+    ran = run_fused_kernel(pathlib.Path(__file__).with_name("fused_kernel.cu"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "one launch" in ran.stdout
+    error = float(ran.stdout.split("in double: ")[1].split()[0])
+    assert 0 < error < 1e-5
+    assert "all right" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("y[token * kWidth + c] = (row[c]", "if (c > 0) y[token * kWidth + c] = (row[c]"),  # an element not written
+        ("seen = token + 1;", "seen = kLength;"),  # the future has influence
+    ],
+    ids=["unwritten", "causality"],
+)
+def test_fused_kernel_fails_where_it_is_wrong(right, wrong, tmp_path):
+    source = pathlib.Path(__file__).with_name("fused_kernel.cu").read_text()
+    assert right in source
+    (tmp_path / "fused_kernel.cu").write_text(source.replace(right, wrong, 1))
+    ran = run_fused_kernel(tmp_path / "fused_kernel.cu")
+    assert ran.returncode == 1
+    assert "WRONG" in ran.stdout
+
+
+def test_usage_example_runs():
+    program = pathlib.Path(__file__).with_name("usage_example.py")
+    ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for op in FORMULAS:
+        assert op in ran.stdout
+
+
+if __name__ == "__main__":
+    testing.main(__file__)
