@@ -94,7 +94,8 @@ def architectures(nvcc: str) -> tuple[str, ...]:
         unknown = [arch for arch in asked if arch.removesuffix("+PTX") not in known]
         if unknown:
             raise BuildError(
-                f"TORCH_CUDA_ARCH_LIST: {nvcc} cannot compile for {' '.join(unknown)}; it knows {' '.join(sorted(known))}"
+                f"TORCH_CUDA_ARCH_LIST: {nvcc} cannot compile for {' '.join(unknown)}; "
+                f"it knows {' '.join(sorted(known))}"
             )
         return tuple(asked)
     if torch.cuda.is_available():
@@ -176,11 +177,11 @@ def _ninja_path(path) -> str:
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
-def _shell(words) -> str:
+def shell_words(words) -> str:
     return " ".join(shlex.quote(str(word)) for word in words).replace("$", "$$")
 
 
-class _Ninja:
+class NinjaFile:
     """Collects rules and build lines; writes them only where they changed, so that ninja's log stays true."""
 
     def __init__(self):
@@ -243,15 +244,15 @@ def write_ninja(
         "-I", SIMT / "include", *own, abi,
     ]  # fmt: skip
 
-    ninja = _Ninja()
-    ninja.rule("host", f"{_shell([cxx, *host_flags])} {depfile} -c $in -o $out", "c++ $in")
-    ninja.rule("runtime", f"{_shell([cxx, *emulated_flags])} {depfile} -c $in -o $out", "c++ $in (emulation)")
+    ninja = NinjaFile()
+    ninja.rule("host", f"{shell_words([cxx, *host_flags])} {depfile} -c $in -o $out", "c++ $in")
+    ninja.rule("runtime", f"{shell_words([cxx, *emulated_flags])} {depfile} -c $in -o $out", "c++ $in (emulation)")
     for backend in ("emulated", "gpu"):
         flags = [*table_flags, f"-DKF_BACKEND={backend}"]
-        ninja.rule(f"table_{backend}", f"{_shell([cxx, *flags])} {depfile} -c $in -o $out", f"c++ $in ({backend})")
+        ninja.rule(f"table_{backend}", f"{shell_words([cxx, *flags])} {depfile} -c $in -o $out", f"c++ $in ({backend})")
     rewrite = [sys.executable, SIMT / "rewrite.py", *own]
-    ninja.rule("rewrite", f"{_shell(rewrite)} $in -o $out --depfile $out.d", "rewrite $in")
-    ninja.rule("emulated", f"{_shell([cxx, *emulated_flags])} $here {depfile} -c $in -o $out", "c++ $in")
+    ninja.rule("rewrite", f"{shell_words(rewrite)} $in -o $out --depfile $out.d", "rewrite $in")
+    ninja.rule("emulated", f"{shell_words([cxx, *emulated_flags])} $here {depfile} -c $in -o $out", "c++ $in")
 
     objects = []
 
@@ -273,7 +274,7 @@ def write_ninja(
         ninja.build(rewritten, "rewrite", [here / source], [SIMT / "rewrite.py"])
         output = folder / "emulated" / f"{source}.o"
         ninja.build(output, "emulated", [rewritten])
-        ninja.lines.append(f"  here = {_shell(['-I', (here / source).parent])}")
+        ninja.lines.append(f"  here = {shell_words(['-I', (here / source).parent])}")
         objects.append(output)
 
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
@@ -285,7 +286,7 @@ def write_ninja(
         ]  # fmt: skip
         if os.environ.get("KF_WERROR") == "1":
             nvcc_flags.append("-Werror=all-warnings")
-        nvcc = _shell([cuda.nvcc, *nvcc_flags])
+        nvcc = shell_words([cuda.nvcc, *nvcc_flags])
         ninja.rule("gpu", f"{nvcc} -MD -MF $out.d -c $in -o $out", "nvcc $in")
         for source in extension.tables:
             compile_one("table_gpu", source, "gpu")
@@ -296,7 +297,7 @@ def write_ninja(
     shared = ["-shared", *openmp, "-pthread"]
     if sys.platform == "darwin":
         shared = ["-bundle", "-undefined", "dynamic_lookup", "-pthread"]
-    link = f"{_shell([cxx, *shared])} $in -o $out.tmp {_shell(libraries)} && mv -f $out.tmp $out"
+    link = f"{shell_words([cxx, *shared])} $in -o $out.tmp {shell_words(libraries)} && mv -f $out.tmp $out"
     ninja.rule("link", link, "link $out", deps=False)
     ninja.build(library, "link", objects)
     ninja.lines.append(f"default {_ninja_path(library)}")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from kernel_fusion import stages
-from kernel_fusion.build import COMMON, SIMT, _Ninja, _shell
+from kernel_fusion.build import COMMON, SIMT, NinjaFile, shell_words
 from kernel_fusion.console import UserError
 
 FLAVOURS = {"plain": ["-O2", "-g1"], "debug": ["-O0", "-g"], "asan": ["-O1", "-g", "-fsanitize=address"]}
@@ -46,11 +46,11 @@ def compile_program(
     cxx = os.environ.get("CXX", "c++")
     found = [f"-I{path}" for path in [source.parent, *includes]]
     flags = ["-std=c++17", *FLAVOURS[flavour], "-fno-strict-aliasing", "-DKF_BACKEND=emulated", f"-I{SIMT / 'include'}"]
-    compile_one = f"{_shell([cxx, *flags, *found])} -MD -MF $out.d -c $in -o $out"
-    rewrite = f"{_shell([sys.executable, SIMT / 'rewrite.py', *found])} $in -o $out --depfile $out.d"
-    link = f"{_shell([cxx, *FLAVOURS[flavour], '-pthread'])} $in -o $out.tmp && mv -f $out.tmp $out"
+    compile_one = f"{shell_words([cxx, *flags, *found])} -MD -MF $out.d -c $in -o $out"
+    rewrite = f"{shell_words([sys.executable, SIMT / 'rewrite.py', *found])} $in -o $out --depfile $out.d"
+    link = f"{shell_words([cxx, *FLAVOURS[flavour], '-pthread'])} $in -o $out.tmp && mv -f $out.tmp $out"
 
-    ninja = _Ninja()
+    ninja = NinjaFile()
     ninja.rule("compile", compile_one, "compile $in")
     ninja.rule("rewrite", rewrite, "rewrite $in")
     ninja.rule("link", link, "link $out", deps=False)

@@ -445,7 +445,9 @@ class Scanner:
         while j < closing and tokens[j].text != ",":
             if tokens[j].kind == "op" and tokens[j].text in OPENERS:
                 j = self.closing(tokens, j)
-            elif tokens[j].text == "<" and tokens[j - 1].kind == "word" and self.looks_like_arguments(tokens, j, closing):
+            elif (
+                tokens[j].text == "<" and tokens[j - 1].kind == "word" and self.looks_like_arguments(tokens, j, closing)
+            ):
                 j = self.closing_angle(tokens, j)
             j += 1
         return re.sub(r"(?:\s|\\\n)+", " ", self.text[tokens[opening].end : tokens[j].start]).strip()
@@ -580,7 +582,8 @@ class Scanner:
             for n in range(len(align)):
                 alignment = f"::kf::simt::max_align({alignment}, alignof(A{n}))"
             out += (
-                f" {alias}& {name.text} = ::kf::simt::static_shared<{alias}>([]() -> ::kf::simt::SharedSlot& {{{aligned}"
+                f" {alias}& {name.text} = ::kf::simt::static_shared<{alias}>("
+                f"[]() -> ::kf::simt::SharedSlot& {{{aligned}"
                 f' static ::kf::simt::SharedSlot kf_slot("{name.text}", sizeof({alias}), {alignment}, __FILE__,'
                 f" __LINE__); return kf_slot; }}());"
             )

@@ -10,9 +10,7 @@ class thread_block {
  public:
   static void sync(Site site = Site::here()) { __syncthreads(site); }
   static void barrier_wait(Site site = Site::here()) { __syncthreads(site); }
-  static unsigned thread_rank() {
-    return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-  }
+  static unsigned thread_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
   static unsigned num_threads() { return blockDim.x * blockDim.y * blockDim.z; }
   static unsigned size() { return num_threads(); }
   static dim3 group_index() { return blockIdx; }

@@ -1,13 +1,12 @@
 // CUDA's names for kernels that run on the CPU. See common/simt/README.md.
 #pragma once
 
-#include "kf_simt/types.h"
-// Before the functions: their names must not be in the way of the C library's declarations.
-#include "kf_simt/math.h"
 #include "kf_simt/atomics.h"
 #include "kf_simt/device.h"
 #include "kf_simt/launch.h"
+#include "kf_simt/math.h"
 #include "kf_simt/runtime_api.h"
+#include "kf_simt/types.h"
 
 #include <cassert>
 #include <cstdio>

@@ -132,7 +132,8 @@ void fiber_reset(Fiber& fiber, void (*entry)(void*), void* argument) {
   fiber.fake_stack = nullptr;
 #endif
   // Stacks lie whole pages apart. Without an offset of their own, the tops of all would share the same few cache sets.
-  const std::uintptr_t top = (reinterpret_cast<std::uintptr_t>(fiber.stack) + fiber.size - fiber.color) & ~std::uintptr_t{63};
+  const std::uintptr_t top =
+      (reinterpret_cast<std::uintptr_t>(fiber.stack) + fiber.size - fiber.color) & ~std::uintptr_t{63};
 #ifdef KF_SIMT_SETJMP
   auto* const start = reinterpret_cast<Entry*>(top - sizeof(Entry));
   *start = {entry, argument};
@@ -212,8 +213,8 @@ std::atomic<std::size_t> guarded_stacks{0};
 StackSlab::StackSlab(std::size_t stacks, std::size_t stack_bytes) : count_(stacks) {
   guard_ = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   stride_ = stack_bytes + guard_;
-  void* const memory = mmap(nullptr, count_ * stride_, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const memory =
+      mmap(nullptr, count_ * stride_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   base_ = static_cast<char*>(memory);
   guarded_ = guarded_stacks.fetch_add(count_) + count_ <= kMaxGuarded;

@@ -266,7 +266,7 @@ class Pool {
   static void interrupt(Launch& launch, Worker& worker) {
     if (launch.watch.code_end == 0) {
       find_code(launch);
-      struct sigaction action {};
+      struct sigaction action{};
       action.sa_sigaction = Worker::on_signal;
       action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
       sigaction(Worker::kSignal, &action, nullptr);

@@ -69,10 +69,10 @@ struct Launch {
   const std::uint64_t blocks;
   const unsigned threads;  // of a block
 
-  std::atomic<std::uint64_t> next{0};       // blocks given out
+  std::atomic<std::uint64_t> next{0};  // blocks given out
   std::atomic<bool> cancelled{false};
   std::atomic<bool> warned{false};
-  std::atomic<std::uint64_t> exits{0};      // blocks that have ended
+  std::atomic<std::uint64_t> exits{0};  // blocks that have ended
   std::atomic<const KernelInfo*> kernel{nullptr};
 
   std::mutex mutex;  // guards what follows
@@ -102,8 +102,8 @@ class Worker {
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
-  static Worker& mine();            // of this OS thread, made when first asked for
-  static Worker* in_kernel();       // the same if a kernel is running on this OS thread, else null
+  static Worker& mine();       // of this OS thread, made when first asked for
+  static Worker* in_kernel();  // the same if a kernel is running on this OS thread, else null
 
   void work(Launch& launch);
 
@@ -139,7 +139,7 @@ class Worker {
   std::string describe_for_watchdog() const;
   double cpu_seconds() const;
   void interrupt() { pthread_kill(thread_, kSignal); }  // only while it is in launch.workers
-  std::atomic<bool> give_up{false};  // set by the watchdog: the running thread must not be waited for any longer
+  std::atomic<bool> give_up{false};       // set by the watchdog: the running thread must not be waited for any longer
   static constexpr int kSignal = SIGURG;  // ignored by default, and debuggers pass it on in silence
   static void on_signal(int signal, siginfo_t* info, void* context);
 
@@ -157,8 +157,8 @@ class Worker {
     unsigned ready;    // can run
     unsigned yielded;  // can run, but let others go first
     unsigned exited;
-    unsigned asking;   // in __activemask
-    unsigned open;     // operations begun
+    unsigned asking;  // in __activemask
+    unsigned open;    // operations begun
     WarpOperation operations[warpSize];
   };
   // What a thread that has begun and does not run waits for.

@@ -19,15 +19,11 @@
 
 namespace kf::simt {
 
-// The indices that kernels read; device.h declares them as constants.
+// The indices that kernels read: device.h declares them as constants, indices.cpp defines them.
 extern __thread uint3 writable_thread_idx asm("kf_simt_threadIdx");
 extern __thread uint3 writable_block_idx asm("kf_simt_blockIdx");
 extern __thread dim3 writable_block_dim asm("kf_simt_blockDim");
 extern __thread dim3 writable_grid_dim asm("kf_simt_gridDim");
-__thread uint3 writable_thread_idx;
-__thread uint3 writable_block_idx;
-__thread dim3 writable_block_dim{1, 1, 1};
-__thread dim3 writable_grid_dim{1, 1, 1};
 
 __thread const KernelInfo* entered_kernel = nullptr;
 __thread Poll poll_state;
@@ -42,8 +38,8 @@ constexpr int kStop = -1;
 constexpr std::size_t kStacksPerSlab = 32;
 constexpr std::size_t kZone = 128;
 constexpr std::size_t kDynamicAlign = 1024;
-constexpr std::size_t kStaticSpace = 256 * 1024;  // 48 KB of variables, and the red zones between them
-constexpr unsigned char kPoison = 0xff;           // NaN in every floating-point format, -1 as an integer
+constexpr std::size_t kStaticSpace = 256 * 1024;               // 48 KB of variables, and the red zones between them
+constexpr unsigned char kPoison = 0xff;                        // NaN in every floating-point format, -1 as an integer
 constexpr std::uint64_t kZonePattern = 0xfffbfffbfffbfffbULL;  // NaN as well, but not what poison looks like
 
 bool same_site(const Site& a, const Site& b) {
@@ -89,8 +85,8 @@ Worker::Worker() : thread_(pthread_self()) {
   fiber_adopt_thread(main_);
   stack_bytes_ = stack_size();
   const std::size_t bytes = kDynamicAlign + kSharedLimit + kDynamicAlign + kStaticSpace;
-  void* const memory = mmap(nullptr, bytes + kDynamicAlign, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const memory =
+      mmap(nullptr, bytes + kDynamicAlign, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   arena_ = static_cast<char*>(memory);
   dynamic_ = reinterpret_cast<char*>(round_up(reinterpret_cast<std::uintptr_t>(arena_) + kZone, kDynamicAlign));
@@ -218,8 +214,8 @@ void Worker::execute() {
   if (error) launch_->fail(error);
 }
 
-// Goes on with another thread. If that one has not begun, it gets this stack; otherwise this stack is kept until another
-// thread begins.
+// Goes on with another thread. If that one has not begun, it gets this stack; otherwise this stack is kept until
+// another thread begins.
 void Worker::finish_thread() {
   Fiber* const self = fiber_of_[current_];
   fiber_of_[current_] = nullptr;
@@ -436,7 +432,8 @@ inline int Worker::barrier(Vote vote, int predicate, Site site) {
 
 void Worker::barrier_of_grid(Site site) {
   const Inside inside(*this);
-  if (!launch_->config.cooperative) fail([&] { return "grid.sync() at " + text_of(site) + " in a launch that is not cooperative"; });
+  if (!launch_->config.cooperative)
+    fail([&] { return "grid.sync() at " + text_of(site) + " in a launch that is not cooperative"; });
   arrive_at_barrier("grid.sync()", site, Vote::kNone, true);
   check_barrier();
   suspend();
@@ -472,15 +469,19 @@ void Worker::complete_barrier() {
     }
     if (!passed) return;
   }
-  vote_result_ = static_cast<int>(vote_ == Vote::kCount ? votes_ : vote_ == Vote::kAnd ? votes_ == arrived_ : votes_ != 0);
+  vote_result_ = static_cast<int>(vote_ == Vote::kCount ? votes_
+                                  : vote_ == Vote::kAnd ? votes_ == arrived_
+                                                        : votes_ != 0);
   arrived_ = votes_ = 0;
   for (unsigned w = 0; w < warps_; ++w) warp_[w].ready = warp_[w].lanes & ~warp_[w].exited;
   restart_ = true;
 }
 
 void Worker::fail_at_other_barrier(const char* name, Site site) {
-  fail([&] { return std::string("is at ") + name + " (" + text_of(site) + "), but thread " + name_thread(first_waiting()) +
-       " waits at " + barrier_.name + " (" + text_of(barrier_.site) + ")"; });
+  fail([&] {
+    return std::string("is at ") + name + " (" + text_of(site) + "), but thread " + name_thread(first_waiting()) +
+           " waits at " + barrier_.name + " (" + text_of(barrier_.site) + ")";
+  });
 }
 
 inline void Worker::warp_operation(WarpKind kind, unsigned mask, void* record, WarpWork work, const char* name,
@@ -529,12 +530,16 @@ bool Worker::complete(Warp& warp, unsigned i) {
 void Worker::fail_mask(unsigned mask, const char* name, Site site) {
   char text[16];
   std::snprintf(text, sizeof(text), "0x%08x", mask);
-  fail([&] { return std::string("calls ") + name + " (" + text_of(site) + ") with the mask " + text +
-       ", which leaves out its own lane " + std::to_string(current_lane); });
+  fail([&] {
+    return std::string("calls ") + name + " (" + text_of(site) + ") with the mask " + text +
+           ", which leaves out its own lane " + std::to_string(current_lane);
+  });
 }
 
 void Worker::fail_other_operation(const char* name, Site site) {
-  fail([&] { return std::string("calls ") + name + " (" + text_of(site) + ") while a lane of its warp is in another operation"; });
+  fail([&] {
+    return std::string("calls ") + name + " (" + text_of(site) + ") while a lane of its warp is in another operation";
+  });
 }
 
 void Worker::yield() {
@@ -684,14 +689,17 @@ void* Worker::static_shared(SharedSlot& slot) {
   const std::size_t align = std::max<std::size_t>(slot.align, 1);
   static_bytes_ = round_up(static_bytes_, align) + slot.size;
   if (static_bytes_ > kStaticLimit || static_bytes_ + launch_->config.shared > kSharedLimit) {
-    fail([&] { return "needs " + std::to_string(static_bytes_) + " bytes of static and " + std::to_string(launch_->config.shared) +
-         " bytes of dynamic shared memory at `" + slot.name + "` (" + text_of(Site{slot.file, slot.line}) +
-         "); the limits are 48 KB static and 227 KB in all"; });
+    fail([&] {
+      return "needs " + std::to_string(static_bytes_) + " bytes of static and " +
+             std::to_string(launch_->config.shared) + " bytes of dynamic shared memory at `" + slot.name + "` (" +
+             text_of(Site{slot.file, slot.line}) + "); the limits are 48 KB static and 227 KB in all";
+    });
   }
   // Aligned to 16 at least, and so the zone before it begins where the granules of AddressSanitizer do.
   char* const address = reinterpret_cast<char*>(
       round_up(reinterpret_cast<std::uintptr_t>(static_next_) + kZone, std::max<std::size_t>(align, 16)));
-  if (address + slot.size + 2 * kZone > static_end_) fail([&] { return std::string("has too many variables in shared memory"); });
+  if (address + slot.size + 2 * kZone > static_end_)
+    fail([&] { return std::string("has too many variables in shared memory"); });
 #ifdef KF_SIMT_ASAN
   __asan_unpoison_memory_region(address, slot.size);
 #else
@@ -728,14 +736,15 @@ void Worker::check_shared() {
                        : !intact(variable.address - kZone / 2)         ? "before the beginning of"
                                                                        : nullptr;
     if (side == nullptr) continue;
-    launch_->fail(std::make_exception_ptr(
-        Error(where() + side + " `" + variable.slot->name + "` in shared memory (" +
-              text_of(Site{variable.slot->file, variable.slot->line}) + "); AddressSanitizer would name the line")));
+    launch_->fail(std::make_exception_ptr(Error(where() + side + " `" + variable.slot->name + "` in shared memory (" +
+                                                text_of(Site{variable.slot->file, variable.slot->line}) +
+                                                "); AddressSanitizer would name the line")));
     return;
   }
   if (!intact(dynamic_ + launch_->config.shared) || !intact(dynamic_ - kZone / 2)) {
-    launch_->fail(std::make_exception_ptr(Error(where() + "outside of the " + std::to_string(launch_->config.shared) +
-                                                " bytes of dynamic shared memory; AddressSanitizer would name the line")));
+    launch_->fail(
+        std::make_exception_ptr(Error(where() + "outside of the " + std::to_string(launch_->config.shared) +
+                                      " bytes of dynamic shared memory; AddressSanitizer would name the line")));
   }
 #endif
 }
@@ -747,8 +756,8 @@ double Worker::cpu_seconds() const {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-// A thread that has not come to the scheduler for long is interrupted: its turn ends here, or the launch does. Only code
-// of the kernel's own module is interrupted; a library might hold a lock.
+// A thread that has not come to the scheduler for long is interrupted: its turn ends here, or the launch does. Only
+// code of the kernel's own module is interrupted; a library might hold a lock.
 void Worker::on_signal(int, siginfo_t*, [[maybe_unused]] void* context) {
   Worker* const worker = working;
   if (worker == nullptr || !worker->in_user_code_) return;
@@ -764,8 +773,10 @@ void Worker::on_signal(int, siginfo_t*, [[maybe_unused]] void* context) {
   const int saved_errno = errno;
   if (worker->launch_->cancelled) worker->stop();
   if (worker->give_up) {
-    worker->fail([&] { return "has run for " + std::to_string(worker->launch_->settings.busy_seconds) +
-                 " s without meeting a barrier, a warp operation or an atomic (see set_watchdog in kf_simt.h)"; });
+    worker->fail([&] {
+      return "has run for " + std::to_string(worker->launch_->settings.busy_seconds) +
+             " s without meeting a barrier, a warp operation or an atomic (see set_watchdog in kf_simt.h)";
+    });
   }
   worker->interrupted_ = true;
   worker->yield();
@@ -845,8 +856,9 @@ void kernel_error(const char* what, Site site) {
 void assert_failed(const char* expression, const char* file, unsigned line, const char* function) {
   Worker* const worker = Worker::in_kernel();
   if (worker != nullptr) {
-    worker->fail([&] { return std::string("assertion `") + expression + "` failed at " +
-                 text_of(Site{file, static_cast<int>(line)}); });
+    worker->fail([&] {
+      return std::string("assertion `") + expression + "` failed at " + text_of(Site{file, static_cast<int>(line)});
+    });
   }
   std::fprintf(stderr, "%s:%u: %s: Assertion `%s' failed.\n", file, line, function, expression);
   std::abort();
@@ -859,8 +871,10 @@ long long clock64() {
 }
 
 void bad_width(int width, const char* name, Site site) {
-  running(name).fail([&] { return std::string("calls ") + name + " (" + text_of(site) + ") with the width " + std::to_string(width) +
-                     ", which is not a power of two up to 32"; });
+  running(name).fail([&] {
+    return std::string("calls ") + name + " (" + text_of(site) + ") with the width " + std::to_string(width) +
+           ", which is not a power of two up to 32";
+  });
 }
 
 // What a lane reads from a lane that does not take part is undefined; here it is NaN.

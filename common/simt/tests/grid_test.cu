@@ -72,7 +72,8 @@ TEST(Grid, TooLarge) {
   int* pointer = nullptr;
   int rounds = 0;
   void* arguments[] = {&pointer, &rounds};
-  EXPECT_EQ(cudaLaunchCooperativeKernel(grid_prefix, sms * resident + 1, 1024, arguments), cudaErrorCooperativeLaunchTooLarge);
+  EXPECT_EQ(cudaLaunchCooperativeKernel(grid_prefix, sms * resident + 1, 1024, arguments),
+            cudaErrorCooperativeLaunchTooLarge);
   cudaGetLastError();
 }
 
@@ -220,7 +221,8 @@ TEST(Spin, WithoutAnyCallIsAnError) {
   Memory<int> flag(1);
   const std::string text = message_of([&] { never_ending<<<2, 32>>>(flag.get()); });
   expect_parts(text, {"never_ending", "block (", "thread (1,0,0)", "without meeting a barrier"});
-  expect_parts(message_of([&] { never_ending_without_reading<<<1, 2>>>(flag.get()); }), {"never_ending_without_reading"});
+  expect_parts(message_of([&] { never_ending_without_reading<<<1, 2>>>(flag.get()); }),
+               {"never_ending_without_reading"});
   kf::simt::set_watchdog(-1, -1);
 }
 
@@ -233,7 +235,8 @@ __global__ void endless_barriers(volatile int* flag) {
 TEST(Spin, ThroughBarriersIsAnErrorInTheEnd) {
   kf::simt::set_watchdog(-1, 0.02);
   Memory<int> flag(1);
-  expect_parts(message_of([&] { endless_barriers<<<1, 32>>>(flag.get()); }), {"endless_barriers", "no block has ended"});
+  expect_parts(message_of([&] { endless_barriers<<<1, 32>>>(flag.get()); }),
+               {"endless_barriers", "no block has ended"});
   kf::simt::set_watchdog(-1, -1);
 }
 

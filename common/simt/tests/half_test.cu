@@ -70,10 +70,14 @@ TEST(Half, RoundTripAllPatterns) {
     const float h = __half2float(__ushort_as_half(pattern)), b = __bfloat162float(__ushort_as_bfloat16(pattern));
     const __half back_h = __float2half_rn(h);
     const __nv_bfloat16 back_b = __float2bfloat16_rn(b);
-    if (std::isnan(h)) ASSERT_TRUE(__hisnan(back_h)) << bits;
-    else ASSERT_EQ(__half_as_ushort(back_h), bits);
-    if (std::isnan(b)) ASSERT_TRUE(__hisnan(back_b)) << bits;
-    else ASSERT_EQ(__bfloat16_as_ushort(back_b), bits);
+    if (std::isnan(h))
+      ASSERT_TRUE(__hisnan(back_h)) << bits;
+    else
+      ASSERT_EQ(__half_as_ushort(back_h), bits);
+    if (std::isnan(b))
+      ASSERT_TRUE(__hisnan(back_b)) << bits;
+    else
+      ASSERT_EQ(__bfloat16_as_ushort(back_b), bits);
   }
 }
 
@@ -178,8 +182,10 @@ TEST(Half, FusedMultiplyAddRoundsOnce) {
   const __half factor = __float2half(1.0f + 0x1p-1f);
   const double product = (1.0 + 0x1p-10) * 1.5;  // between two halves, at the tie
   const __half tiny = __ushort_as_half(1), minus_tiny = __ushort_as_half(0x8001);
-  EXPECT_EQ(__half2float(__hfma(x, factor, tiny)), static_cast<float>(HalfFormat::value(HalfFormat::bits(product + 0x1p-24))));
-  EXPECT_EQ(__half2float(__hfma(x, factor, minus_tiny)), static_cast<float>(HalfFormat::value(HalfFormat::bits(product - 0x1p-24))));
+  EXPECT_EQ(__half2float(__hfma(x, factor, tiny)),
+            static_cast<float>(HalfFormat::value(HalfFormat::bits(product + 0x1p-24))));
+  EXPECT_EQ(__half2float(__hfma(x, factor, minus_tiny)),
+            static_cast<float>(HalfFormat::value(HalfFormat::bits(product - 0x1p-24))));
   EXPECT_NE(__half2float(__hfma(x, factor, tiny)), __half2float(__hfma(x, factor, minus_tiny)));
   EXPECT_EQ(__half2float(__hfma(one, one, one)), 2.0f);
 }

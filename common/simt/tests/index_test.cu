@@ -16,7 +16,8 @@ __global__ void write_indices(int* out) {
   const int block = blockIdx.x + g.x * (blockIdx.y + g.y * blockIdx.z);
   const int thread = threadIdx.x + b.x * (threadIdx.y + b.y * threadIdx.z);
   const int at = block * (b.x * b.y * b.z) + thread;
-  out[at] = ((((blockIdx.x * 10 + blockIdx.y) * 10 + blockIdx.z) * 10 + threadIdx.x) * 10 + threadIdx.y) * 10 + threadIdx.z;
+  out[at] =
+      ((((blockIdx.x * 10 + blockIdx.y) * 10 + blockIdx.z) * 10 + threadIdx.x) * 10 + threadIdx.y) * 10 + threadIdx.z;
 }
 
 TEST(Index, ThreeDimensions) {
@@ -81,7 +82,9 @@ __global__ void sum_all(int* out, Ts... values) {
 template <class T>
 void launch_from_template(T* data, int n) {
   scale<T, 3><<<(n + 31) / 32, 32>>>(data, T{1}, n);
-  auto generic = [&](auto factor) { scale<T><<<dim3((n + 31) / 32), dim3(32), 0, nullptr>>>(data, static_cast<T>(factor), n); };
+  auto generic = [&](auto factor) {
+    scale<T><<<dim3((n + 31) / 32), dim3(32), 0, nullptr>>>(data, static_cast<T>(factor), n);
+  };
   generic(5);
 }
 
@@ -151,9 +154,7 @@ TEST(Launch, ArgumentsAreEvaluatedOnce) {
   EXPECT_EQ(out[0], 1);
 }
 
-#define LAUNCH_ONE(kernel, ...) \
-  kernel<<<1,                   \
-           1>>>(__VA_ARGS__)
+#define LAUNCH_ONE(kernel, ...) kernel<<<1, 1>>>(__VA_ARGS__)
 
 TEST(Launch, FromAMacro) {
   Memory<int> out(1);

@@ -53,11 +53,40 @@ __global__ void functions(float x, float* out) {
 
 TEST(Math, FloatFunctions) {
   const double x = 1.25;
-  const double expected[] = {std::exp(x), std::exp(x), std::exp2(x), std::pow(10, x), std::log(x), std::log(x), std::log2(x),
-                             std::log1p(x), std::expm1(x), std::sqrt(x), 1 / std::sqrt(x), 1 / std::sqrt(x), 1 / x, x / 3,
-                             std::tanh(x), std::erf(x), std::erfc(x), std::pow(x, 2.5), std::pow(x, 2.5), std::sin(x),
-                             std::cos(x), x * x + 1, x * x + 1, x, 0.25, x, 1 + 2 - 1 + 2, 1.5, std::cbrt(x), 1,
-                             0.5 * std::erfc(-x / std::sqrt(2.0)), 1, -x, 10};
+  const double expected[] = {std::exp(x),
+                             std::exp(x),
+                             std::exp2(x),
+                             std::pow(10, x),
+                             std::log(x),
+                             std::log(x),
+                             std::log2(x),
+                             std::log1p(x),
+                             std::expm1(x),
+                             std::sqrt(x),
+                             1 / std::sqrt(x),
+                             1 / std::sqrt(x),
+                             1 / x,
+                             x / 3,
+                             std::tanh(x),
+                             std::erf(x),
+                             std::erfc(x),
+                             std::pow(x, 2.5),
+                             std::pow(x, 2.5),
+                             std::sin(x),
+                             std::cos(x),
+                             x * x + 1,
+                             x * x + 1,
+                             x,
+                             0.25,
+                             x,
+                             1 + 2 - 1 + 2,
+                             1.5,
+                             std::cbrt(x),
+                             1,
+                             0.5 * std::erfc(-x / std::sqrt(2.0)),
+                             1,
+                             -x,
+                             10};
   Memory<float> out(sizeof(expected) / sizeof(expected[0]));
   functions<<<1, 1>>>(1.25f, out.get());
   for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 4e-7 * std::fabs(expected[i])) << i;
@@ -74,7 +103,8 @@ __global__ void double_functions(double x, double* out) {
 
 TEST(Math, DoubleFunctions) {
   const double x = 1.25;
-  const double expected[] = {std::exp(x), 1 / std::sqrt(x), x * x + 1, std::tanh(x) + std::erf(x), 3, std::sqrt(x) + 1 / x};
+  const double expected[] = {std::exp(x), 1 / std::sqrt(x),    x * x + 1, std::tanh(x) + std::erf(x),
+                             3,           std::sqrt(x) + 1 / x};
   Memory<double> out(6);
   double_functions<<<1, 1>>>(x, out.get());
   for (int i = 0; i < 6; ++i) EXPECT_NEAR(out[i], expected[i], 1e-15 * std::fabs(expected[i])) << i;

@@ -126,7 +126,8 @@ TEST(LaunchKernel, ByArrayOfArguments) {
   float value = 4.0f;
   int n = 64;
   void* arguments[] = {&data, &value, &n};
-  EXPECT_EQ(cudaLaunchKernel(reinterpret_cast<const void*>(fill), dim3(2), dim3(32), arguments, 0, nullptr), cudaSuccess);
+  EXPECT_EQ(cudaLaunchKernel(reinterpret_cast<const void*>(fill), dim3(2), dim3(32), arguments, 0, nullptr),
+            cudaSuccess);
   for (int i = 0; i < 64; ++i) EXPECT_EQ(data[i], 4.0f);
   cudaLaunchConfig_t config;
   config.gridDim = 2;

@@ -59,8 +59,11 @@ __global__ void many_declarations(T* out) {
   }
   __syncthreads();
   const int j = kRows - 1 - i;
-  const bool at = reinterpret_cast<std::uintptr_t>(aligned) % 64 == 0 && reinterpret_cast<std::uintptr_t>(vectors) % 16 == 0;
-  out[i] = !at ? T(-1) : a[j] + b[j][0] + b[j][1] + aligned[2] + T(vectors[1].w) + T(pair.index) + T(scalar) + T(flag) + both.as_t;
+  const bool at =
+      reinterpret_cast<std::uintptr_t>(aligned) % 64 == 0 && reinterpret_cast<std::uintptr_t>(vectors) % 16 == 0;
+  out[i] =
+      !at ? T(-1)
+          : a[j] + b[j][0] + b[j][1] + aligned[2] + T(vectors[1].w) + T(pair.index) + T(scalar) + T(flag) + both.as_t;
 }
 
 TEST(Shared, TemplatesStructsScalarsAlignment) {
@@ -125,9 +128,7 @@ __device__ float sum_of_block(float value) {
   return sum;
 }
 
-__global__ void call_twice(float* out) {
-  out[threadIdx.x] = sum_of_block(1.0f) + sum_of_block(threadIdx.x);
-}
+__global__ void call_twice(float* out) { out[threadIdx.x] = sum_of_block(1.0f) + sum_of_block(threadIdx.x); }
 
 TEST(Shared, InADeviceFunction) {
   Memory<float> out(64);
@@ -166,9 +167,11 @@ TEST(Shared, LimitsAsCudaHasThem) {
   needs_dynamic<<<1, 32, 48 * 1024 + 4>>>(out.get(), 1);
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
   EXPECT_EQ(out[0], -1);
-  EXPECT_EQ(cudaFuncSetAttribute(needs_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, limit + 1), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaFuncSetAttribute(needs_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, limit + 1),
+            cudaErrorInvalidValue);
   cudaGetLastError();
-  ASSERT_EQ(cudaFuncSetAttribute((const void*)needs_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, limit), cudaSuccess);
+  ASSERT_EQ(cudaFuncSetAttribute((const void*)needs_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, limit),
+            cudaSuccess);
   needs_dynamic<<<1, 32, limit>>>(out.get(), limit / 4);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   EXPECT_EQ(out[0], limit / 4 - 1);
@@ -188,12 +191,14 @@ TEST(Shared, StaticCountsToo) {
   static_and_dynamic<<<1, 32, 1024>>>(out.get());
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   const int limit = 227 * 1024;
-  EXPECT_EQ(cudaFuncSetAttribute(static_and_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, limit), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaFuncSetAttribute(static_and_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, limit),
+            cudaErrorInvalidValue);
   cudaGetLastError();
   cudaFuncAttributes attributes;
   ASSERT_EQ(cudaFuncGetAttributes(&attributes, static_and_dynamic), cudaSuccess);
   EXPECT_EQ(attributes.sharedSizeBytes, 4096u);
-  ASSERT_EQ(cudaFuncSetAttribute(static_and_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, limit - 4096), cudaSuccess);
+  ASSERT_EQ(cudaFuncSetAttribute(static_and_dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, limit - 4096),
+            cudaSuccess);
   static_and_dynamic<<<1, 32, limit - 4096>>>(out.get());
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }

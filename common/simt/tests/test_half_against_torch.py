@@ -60,7 +60,10 @@ def pointer(tensor):
 
 
 def same(got, expected):
-    return bool(((got == expected) | (got.isnan() & expected.isnan())).all() and (got.signbit() == expected.signbit())[~expected.isnan()].all())
+    return bool(
+        ((got == expected) | (got.isnan() & expected.isnan())).all()
+        and (got.signbit() == expected.signbit())[~expected.isnan()].all()
+    )
 
 
 def every_pattern():

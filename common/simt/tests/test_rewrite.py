@@ -71,7 +71,7 @@ def test_leaves_alone(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "launch, kernel, rest",
+    ("launch", "kernel", "rest"),
     [
         ("k<<<1, 2>>>(a, b);", "k", "(1, 2).launch(a, b);"),
         ("k <<< g , b , s , st >>> ( );", "k", "( g , b , s , st ).launch ( );"),
@@ -99,18 +99,22 @@ def test_launches(tmp_path, launch, kernel, rest):
 def test_a_launch_over_several_lines_keeps_them(tmp_path):
     text = "void f() {\n  ns::k<int,\n    2><<<g,\n    b>>>(\n      a,  // <<<\n      b);\n  int after;\n}\n"
     lines = rewritten(tmp_path, text).splitlines()
-    assert "kernel_call" in lines[1] and "2>" in lines[2] and ".launch(" in lines[3] and lines[6] == "  int after;"
+    assert "kernel_call" in lines[1]
+    assert "2>" in lines[2]
+    assert ".launch(" in lines[3]
+    assert lines[6] == "  int after;"
 
 
 def test_launches_in_macros(tmp_path):
     text = "#define RUN(k, ...) \\\n  k<<<1, \\\n   2>>>(__VA_ARGS__)\nint after;\n"
     body = rewritten(tmp_path, text)
-    assert "kernel_call" in body and body.endswith("\nint after;\n")
+    assert "kernel_call" in body
+    assert body.endswith("\nint after;\n")
     assert all(line.endswith("\\") for line in body.splitlines()[:2])
 
 
 @pytest.mark.parametrize(
-    "declaration, names",
+    ("declaration", "names"),
     [
         ("__shared__ float x[3];", ["x"]),
         ("__shared__ float tile[kTile][kTile + 1];", ["tile"]),
@@ -138,7 +142,11 @@ def test_static_shared(tmp_path, declaration, names):
 
 @pytest.mark.parametrize(
     "declaration",
-    ["extern __shared__ float x[];", "extern __shared__ __align__(16) unsigned char x[];", "extern volatile __shared__ T x[][4];"],
+    [
+        "extern __shared__ float x[];",
+        "extern __shared__ __align__(16) unsigned char x[];",
+        "extern volatile __shared__ T x[][4];",
+    ],
 )
 def test_dynamic_shared(tmp_path, declaration):
     body = rewritten(tmp_path, f"void f() {{ {declaration} }}\n")
@@ -151,7 +159,7 @@ def test_kernels_are_marked(tmp_path):
     text = (
         "template <int N>\n__global__ void __launch_bounds__(N * 2, 1)\nk(int x,\n  int y)\n{ body(); }\n"
         "__global__ void declared(int);\n"
-        "#define GLOBAL extern \"C\" __global__\nGLOBAL void other() {}\n"
+        '#define GLOBAL extern "C" __global__\nGLOBAL void other() {}\n'
     )
     body = rewritten(tmp_path, text)
     assert body.count("KernelInfo") == 2
@@ -174,7 +182,7 @@ def test_takes_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, line, words",
+    ("text", "line", "words"),
     [
         ("int a;\nk<<<1, 2>>>;\n", 2, "without the arguments"),
         ("\n\nf() { k<<<1, 2(a); }\n", 3, r"\( is never closed|<<< without >>>|closes nothing"),
@@ -212,7 +220,9 @@ def headers(tmp_path):
     include = tmp_path / "include" / "kf"
     include.mkdir(parents=True)
     (include / "plain.h").write_text("#pragma once\nint plain();\n")
-    (include / "deep.h").write_text("#pragma once\n__device__ inline float f() {\n  __shared__ float x[2];\n  return x[0];\n}\n")
+    (include / "deep.h").write_text(
+        "#pragma once\n__device__ inline float f() {\n  __shared__ float x[2];\n  return x[0];\n}\n"
+    )
     (include / "middle.h").write_text('#pragma once\n#include "deep.h"\n#include "plain.h"\nint middle();\n')
     (tmp_path / "beside.h").write_text("#pragma once\n__device__ __noinline__ int g();\n")
     return tmp_path / "include"
@@ -220,13 +230,17 @@ def headers(tmp_path):
 
 def test_headers(tmp_path):
     include = headers(tmp_path)
-    text = '#include <vector>\n#include "beside.h"\n#include <kf/middle.h>\n#include <kf/plain.h>\n#include "nowhere.h"\nint x;\n'
+    names = ("<vector>", '"beside.h"', "<kf/middle.h>", "<kf/plain.h>", '"nowhere.h"')
+    text = "".join(f"#include {name}\n" for name in names) + "int x;\n"
     lines = rewritten(tmp_path, text, [include]).splitlines()
-    assert lines[0] == "#include <vector>" and lines[3] == "#include <kf/plain.h>" and lines[4] == '#include "nowhere.h"'
+    assert lines[0] == "#include <vector>"
+    assert lines[3] == "#include <kf/plain.h>"
+    assert lines[4] == '#include "nowhere.h"'
     copies = [Path(re.search(r'"(.*)"', lines[n])[1]) for n in (1, 2)]
     assert all(copy.is_relative_to(tmp_path / "out" / "kf_headers") for copy in copies)
     beside, middle = (copy.read_text().splitlines() for copy in copies)
-    assert beside[0] == f'#line 1 "{tmp_path / "beside.h"}"' and "__noinline__" not in beside[2]
+    assert beside[0] == f'#line 1 "{tmp_path / "beside.h"}"'
+    assert "__noinline__" not in beside[2]
     assert middle[0] == f'#line 1 "{include / "kf" / "middle.h"}"'
     deep = Path(re.search(r'"(.*)"', middle[2])[1])
     assert "static_shared" in deep.read_text()
@@ -289,7 +303,8 @@ def test_windows_line_ends(tmp_path):
     rewriter.rewrite(source, tmp_path / "crlf.cpp")
     body = (tmp_path / "crlf.cpp").read_bytes().decode()
     assert body.count("\n") == text.count("\n") + 2
-    assert "static_shared" in body and "kernel_call" in body
+    assert "static_shared" in body
+    assert "kernel_call" in body
 
 
 PROGRAM = """#include <cstdio>

@@ -35,38 +35,38 @@ T atomic_update(T* address, Update update) {
   }
 }
 
-#define KF_SIMT_ATOMIC_SCOPES(T, name)                                                \
-  inline T name##_block(T* address, T value) { return name(address, value); }         \
+#define KF_SIMT_ATOMIC_SCOPES(T, name)                                        \
+  inline T name##_block(T* address, T value) { return name(address, value); } \
   inline T name##_system(T* address, T value) { return name(address, value); }
-#define KF_SIMT_ATOMIC_FETCH(T, name, builtin, changed)             \
-  inline T name(T* address, T value) {                              \
-    const T old = builtin(address, value, __ATOMIC_RELAXED);        \
-    note_atomic(address, changed);                                  \
-    return old;                                                     \
-  }                                                                 \
+#define KF_SIMT_ATOMIC_FETCH(T, name, builtin, changed)      \
+  inline T name(T* address, T value) {                       \
+    const T old = builtin(address, value, __ATOMIC_RELAXED); \
+    note_atomic(address, changed);                           \
+    return old;                                              \
+  }                                                          \
   KF_SIMT_ATOMIC_SCOPES(T, name)
-#define KF_SIMT_ATOMIC_UPDATE(T, Bits, name, next)                                \
-  inline T name(T* address, T value) {                                            \
-    return atomic_update<Bits>(address, [value](T old) -> T { return next; });    \
-  }                                                                               \
+#define KF_SIMT_ATOMIC_UPDATE(T, Bits, name, next)                             \
+  inline T name(T* address, T value) {                                         \
+    return atomic_update<Bits>(address, [value](T old) -> T { return next; }); \
+  }                                                                            \
   KF_SIMT_ATOMIC_SCOPES(T, name)
-#define KF_SIMT_ATOMIC_CAS(T)                                                                              \
-  inline T atomicCAS(T* address, T compare, T value) {                                                     \
-    T old = compare;                                                                                       \
-    __atomic_compare_exchange_n(address, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);          \
-    note_atomic(address, old == compare && compare != value);                                              \
-    return old;                                                                                            \
-  }                                                                                                        \
-  inline T atomicCAS_block(T* address, T compare, T value) { return atomicCAS(address, compare, value); }  \
+#define KF_SIMT_ATOMIC_CAS(T)                                                                             \
+  inline T atomicCAS(T* address, T compare, T value) {                                                    \
+    T old = compare;                                                                                      \
+    __atomic_compare_exchange_n(address, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);         \
+    note_atomic(address, old == compare && compare != value);                                             \
+    return old;                                                                                           \
+  }                                                                                                       \
+  inline T atomicCAS_block(T* address, T compare, T value) { return atomicCAS(address, compare, value); } \
   inline T atomicCAS_system(T* address, T compare, T value) { return atomicCAS(address, compare, value); }
-#define KF_SIMT_ATOMIC_INTEGER(T)                                                       \
-  KF_SIMT_ATOMIC_FETCH(T, atomicAdd, __atomic_fetch_add, value != 0)                    \
-  KF_SIMT_ATOMIC_FETCH(T, atomicExch, __atomic_exchange_n, old != value)                \
-  KF_SIMT_ATOMIC_FETCH(T, atomicAnd, __atomic_fetch_and, (old & value) != old)          \
-  KF_SIMT_ATOMIC_FETCH(T, atomicOr, __atomic_fetch_or, (old | value) != old)            \
-  KF_SIMT_ATOMIC_FETCH(T, atomicXor, __atomic_fetch_xor, value != 0)                    \
-  KF_SIMT_ATOMIC_UPDATE(T, T, atomicMin, value < old ? value : old)                     \
-  KF_SIMT_ATOMIC_UPDATE(T, T, atomicMax, value > old ? value : old)                     \
+#define KF_SIMT_ATOMIC_INTEGER(T)                                              \
+  KF_SIMT_ATOMIC_FETCH(T, atomicAdd, __atomic_fetch_add, value != 0)           \
+  KF_SIMT_ATOMIC_FETCH(T, atomicExch, __atomic_exchange_n, old != value)       \
+  KF_SIMT_ATOMIC_FETCH(T, atomicAnd, __atomic_fetch_and, (old & value) != old) \
+  KF_SIMT_ATOMIC_FETCH(T, atomicOr, __atomic_fetch_or, (old | value) != old)   \
+  KF_SIMT_ATOMIC_FETCH(T, atomicXor, __atomic_fetch_xor, value != 0)           \
+  KF_SIMT_ATOMIC_UPDATE(T, T, atomicMin, value < old ? value : old)            \
+  KF_SIMT_ATOMIC_UPDATE(T, T, atomicMax, value > old ? value : old)            \
   KF_SIMT_ATOMIC_CAS(T)
 
 KF_SIMT_ATOMIC_INTEGER(int)

@@ -65,8 +65,8 @@ inline void __syncwarp(unsigned mask = 0xffffffffu, Site site = Site::here()) {
 }
 
 struct ShuffleLane {
-  std::uint64_t value;   // in: what this lane offers; out: what it got
-  int source;            // the lane that it reads
+  std::uint64_t value;  // in: what this lane offers; out: what it got
+  int source;           // the lane that it reads
 };
 void shuffle(ShuffleLane& lane, unsigned mask, const char* name, Site site);
 
@@ -182,13 +182,13 @@ struct ReduceWork {
   }
 };
 
-#define KF_SIMT_REDUCE(name, T, expression)                           \
-  inline T name(unsigned mask, T value, Site site = Site::here()) {   \
-    struct Op {                                                       \
-      T operator()(T a, T b) const { return expression; }             \
-    };                                                                \
-    warp_collective<ReduceWork<T, Op>>(#name, value, mask, site);     \
-    return value;                                                     \
+#define KF_SIMT_REDUCE(name, T, expression)                         \
+  inline T name(unsigned mask, T value, Site site = Site::here()) { \
+    struct Op {                                                     \
+      T operator()(T a, T b) const { return expression; }           \
+    };                                                              \
+    warp_collective<ReduceWork<T, Op>>(#name, value, mask, site);   \
+    return value;                                                   \
   }
 KF_SIMT_REDUCE(__reduce_add_sync, unsigned, a + b)
 KF_SIMT_REDUCE(__reduce_min_sync, unsigned, a < b ? a : b)
@@ -196,7 +196,7 @@ KF_SIMT_REDUCE(__reduce_max_sync, unsigned, a > b ? a : b)
 KF_SIMT_REDUCE(__reduce_add_sync, int, static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b)))
 KF_SIMT_REDUCE(__reduce_min_sync, int, a < b ? a : b)
 KF_SIMT_REDUCE(__reduce_max_sync, int, a > b ? a : b)
-KF_SIMT_REDUCE(__reduce_and_sync, unsigned, a & b)
+KF_SIMT_REDUCE(__reduce_and_sync, unsigned, a& b)
 KF_SIMT_REDUCE(__reduce_or_sync, unsigned, a | b)
 KF_SIMT_REDUCE(__reduce_xor_sync, unsigned, a ^ b)
 #undef KF_SIMT_REDUCE
@@ -209,8 +209,8 @@ inline void __brkpt() {}
 // What assert() calls. Outside of a kernel it ends the program, as usual.
 [[noreturn]] void assert_failed(const char* expression, const char* file, unsigned line, const char* function);
 
-// A thread that reads memory in a loop until another thread changes it must let the others run. Reads that return to one
-// of the two places read last are such a loop; a stream of reads is not.
+// A thread that reads memory in a loop until another thread changes it must let the others run. Reads that return to
+// one of the two places read last are such a loop; a stream of reads is not.
 struct Poll {
   unsigned count;
   unsigned changed;  // this thread has changed memory since it last gave way
@@ -247,30 +247,30 @@ void __nanosleep(unsigned nanoseconds);
 long long clock64();
 
 // Loads and stores with a cache hint. Those that read the caches shared by all SMs may be polls.
-#define KF_SIMT_LOAD(name)    \
-  template <class T>          \
-  T name(const T* address) {  \
-    return *address;          \
+#define KF_SIMT_LOAD(name)   \
+  template <class T>         \
+  T name(const T* address) { \
+    return *address;         \
   }
 KF_SIMT_LOAD(__ldg)
 KF_SIMT_LOAD(__ldca)
 KF_SIMT_LOAD(__ldcs)
 KF_SIMT_LOAD(__ldlu)
 #undef KF_SIMT_LOAD
-#define KF_SIMT_LOAD(name)                                      \
-  template <class T>                                            \
-  T name(const T* address) {                                    \
-    note_poll(address);                                         \
-    asm volatile("" ::: "memory"); /* read again each time */   \
-    return *address;                                            \
+#define KF_SIMT_LOAD(name)                                    \
+  template <class T>                                          \
+  T name(const T* address) {                                  \
+    note_poll(address);                                       \
+    asm volatile("" ::: "memory"); /* read again each time */ \
+    return *address;                                          \
   }
 KF_SIMT_LOAD(__ldcg)
 KF_SIMT_LOAD(__ldcv)
 #undef KF_SIMT_LOAD
-#define KF_SIMT_STORE(name)          \
-  template <class T>                 \
-  void name(T* address, T value) {   \
-    *address = value;                \
+#define KF_SIMT_STORE(name)        \
+  template <class T>               \
+  void name(T* address, T value) { \
+    *address = value;              \
   }
 KF_SIMT_STORE(__stwb)
 KF_SIMT_STORE(__stcg)

@@ -15,10 +15,10 @@ typedef struct CUstream_st* cudaStream_t;
 struct KernelInfo {
   constexpr KernelInfo(const char* signature_, unsigned max_threads_ = 1024)
       : signature(signature_), max_threads(max_threads_) {}
-  const char* signature;               // __PRETTY_FUNCTION__
-  unsigned max_threads;                // from __launch_bounds__
+  const char* signature;                // __PRETTY_FUNCTION__
+  unsigned max_threads;                 // from __launch_bounds__
   std::atomic<int> max_dynamic{49152};  // cudaFuncAttributeMaxDynamicSharedMemorySize
-  std::atomic<int> static_bytes{0};    // known once a block has run
+  std::atomic<int> static_bytes{0};     // known once a block has run
 };
 
 extern __thread const KernelInfo* entered_kernel;

@@ -85,7 +85,9 @@ inline double cospi(double x) { return std::cos(3.14159265358979323846 * x); }
 inline float normcdff(float x) { return static_cast<float>(0.5 * std::erfc(-0.70710678118654752440 * x)); }
 inline double normcdf(double x) { return 0.5 * std::erfc(-0.70710678118654752440 * x); }
 inline float rhypotf(float x, float y) { return static_cast<float>(1.0 / std::hypot(double{x}, double{y})); }
-inline float norm3df(float x, float y, float z) { return static_cast<float>(std::sqrt(double{x} * x + double{y} * y + double{z} * z)); }
+inline float norm3df(float x, float y, float z) {
+  return static_cast<float>(std::sqrt(double{x} * x + double{y} * y + double{z} * z));
+}
 inline float norm4df(float x, float y, float z, float w) {
   return static_cast<float>(std::sqrt(double{x} * x + double{y} * y + double{z} * z + double{w} * w));
 }
@@ -116,10 +118,10 @@ Int saturating_cast(double x) {
   if (x <= static_cast<double>(std::numeric_limits<Int>::min())) return std::numeric_limits<Int>::min();
   return static_cast<Int>(x);
 }
-#define KF_SIMT_TO_INTEGER(from, From, to, To)                                                            \
-  inline To __##from##2##to##_rn(From x) { return saturating_cast<To>(std::nearbyint(double{x})); }       \
-  inline To __##from##2##to##_rz(From x) { return saturating_cast<To>(std::trunc(double{x})); }           \
-  inline To __##from##2##to##_ru(From x) { return saturating_cast<To>(std::ceil(double{x})); }            \
+#define KF_SIMT_TO_INTEGER(from, From, to, To)                                                      \
+  inline To __##from##2##to##_rn(From x) { return saturating_cast<To>(std::nearbyint(double{x})); } \
+  inline To __##from##2##to##_rz(From x) { return saturating_cast<To>(std::trunc(double{x})); }     \
+  inline To __##from##2##to##_ru(From x) { return saturating_cast<To>(std::ceil(double{x})); }      \
   inline To __##from##2##to##_rd(From x) { return saturating_cast<To>(std::floor(double{x})); }
 KF_SIMT_TO_INTEGER(float, float, int, int)
 KF_SIMT_TO_INTEGER(float, float, uint, unsigned)
@@ -141,7 +143,7 @@ inline double __ll2double_rn(long long x) { return static_cast<double>(x); }
 inline double __ull2double_rn(unsigned long long x) { return static_cast<double>(x); }
 
 // min and max, for floating point without NaN if one of two is a number.
-#define KF_SIMT_MIN_MAX(A, B, R)                                                          \
+#define KF_SIMT_MIN_MAX(A, B, R)                                                                                      \
   constexpr R min(A a, B b) { return static_cast<R>(b) < static_cast<R>(a) ? static_cast<R>(b) : static_cast<R>(a); } \
   constexpr R max(A a, B b) { return static_cast<R>(a) < static_cast<R>(b) ? static_cast<R>(b) : static_cast<R>(a); }
 KF_SIMT_MIN_MAX(int, int, int)
@@ -187,7 +189,9 @@ constexpr int __mulhi(int a, int b) { return static_cast<int>((static_cast<long 
 constexpr unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>((static_cast<unsigned long long>(a) * b) >> 32);
 }
-constexpr long long __mul64hi(long long a, long long b) { return static_cast<long long>((static_cast<__int128>(a) * b) >> 64); }
+constexpr long long __mul64hi(long long a, long long b) {
+  return static_cast<long long>((static_cast<__int128>(a) * b) >> 64);
+}
 constexpr unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>((static_cast<unsigned __int128>(a) * b) >> 64);
 }
@@ -196,7 +200,8 @@ constexpr int __mul24(int a, int b) {
 }
 constexpr unsigned __umul24(unsigned a, unsigned b) { return (a & 0xffffff) * (b & 0xffffff); }
 constexpr unsigned __sad(int a, int b, unsigned c) {
-  return c + (a > b ? static_cast<unsigned>(a) - static_cast<unsigned>(b) : static_cast<unsigned>(b) - static_cast<unsigned>(a));
+  return c + (a > b ? static_cast<unsigned>(a) - static_cast<unsigned>(b)
+                    : static_cast<unsigned>(b) - static_cast<unsigned>(a));
 }
 constexpr unsigned __usad(unsigned a, unsigned b, unsigned c) { return c + (a > b ? a - b : b - a); }
 constexpr int __hadd(int a, int b) { return static_cast<int>((static_cast<long long>(a) + b) >> 1); }

@@ -195,7 +195,12 @@ enum cudaFuncAttribute {
   cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
   cudaFuncAttributePreferredSharedMemoryCarveout = 9,
 };
-enum cudaFuncCache { cudaFuncCachePreferNone, cudaFuncCachePreferShared, cudaFuncCachePreferL1, cudaFuncCachePreferEqual };
+enum cudaFuncCache {
+  cudaFuncCachePreferNone,
+  cudaFuncCachePreferShared,
+  cudaFuncCachePreferL1,
+  cudaFuncCachePreferEqual
+};
 constexpr int cudaSharedmemCarveoutDefault = -1, cudaSharedmemCarveoutMaxShared = 100, cudaSharedmemCarveoutMaxL1 = 0;
 struct cudaFuncAttributes {
   std::size_t sharedSizeBytes;  // 0 until the kernel has run once
@@ -297,8 +302,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   if (const cudaError_t error = read_attributes(*config, &cooperative)) return error;
   auto call = [&](auto&... converted) { kernel(converted...); };
   auto bound = [&](std::decay_t<Params>... converted) {
-    KernelCall<decltype(call)> launch(call, {"cudaLaunchKernelEx", __FILE__, __LINE__, config->gridDim, config->blockDim,
-                                             config->dynamicSmemBytes, cooperative});
+    KernelCall<decltype(call)> launch(call, {"cudaLaunchKernelEx", __FILE__, __LINE__, config->gridDim,
+                                             config->blockDim, config->dynamicSmemBytes, cooperative});
     launch.launch(converted...);
   };
   bound(std::forward<Args>(args)...);
