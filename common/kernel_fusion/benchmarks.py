@@ -247,6 +247,9 @@ def run_case(
     impls = [(name, "rung", functools.partial(case.run, rung=name)) for name in names]
     if peers:
         impls += [(name, "peer", fn) for name, fn in case.peers.items()]
+    if peers and device.type == "cuda":
+        # torch.compile gives a function up after eight recompilations and then runs it uncompiled, which is no peer.
+        torch.compiler.reset()
     measured = []
     with torch.set_grad_enabled(case.direction == "backward"):
         inputs = case.inputs(device)
