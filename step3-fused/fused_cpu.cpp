@@ -16,14 +16,16 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 14;  // elements below which a second thread costs more than it brings
 
-template <class T, class C>
-void convert(const T* from, int64_t n, C* to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<C>(from[i]);
+template <class From, class To>
+KF_INLINE void convert_any(const From* from, int64_t n, To* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
-template <class T, class C>
-void convert_back(const C* from, int64_t n, T* to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(from[i]);
-}
+KF_FOR_EACH_CPU void convert(const float* from, int64_t n, float* to) { convert_any(from, n, to); }
+KF_FOR_EACH_CPU void convert(const double* from, int64_t n, double* to) { convert_any(from, n, to); }
+KF_FOR_EACH_CPU void convert(const c10::Half* from, int64_t n, float* to) { convert_any(from, n, to); }
+KF_FOR_EACH_CPU void convert(const float* from, int64_t n, c10::Half* to) { convert_any(from, n, to); }
+KF_FOR_EACH_CPU void convert(const c10::BFloat16* from, int64_t n, float* to) { convert_any(from, n, to); }
+KF_FOR_EACH_CPU void convert(const float* from, int64_t n, c10::BFloat16* to) { convert_any(from, n, to); }
 
 template <class T>
 std::vector<compute_t<T>> converted(const void* from, int64_t n) {
@@ -45,7 +47,7 @@ void normalize_row(const X* x, const C* weight, const C* bias, int64_t width, C 
     normalize(row, weight, bias, width, eps, y);
   } else {
     normalize(row, weight, bias, width, eps, buffer);
-    convert_back(buffer, width, y);
+    convert(buffer, width, y);
   }
 }
 
@@ -147,7 +149,7 @@ void residual_layer_norm(const kf::residual_layer_norm::Args& a) {
         const T* residual = static_cast<const T*>(a.residual) + r * a.width;
         T* y = static_cast<T*>(a.y) + r * a.width;
         for (int64_t c = 0; c < a.width; ++c) row[c] = static_cast<C>(x[c]) + static_cast<C>(residual[c]);
-        convert_back(row.data(), a.width, static_cast<T*>(a.sum) + r * a.width);
+        convert(row.data(), a.width, static_cast<T*>(a.sum) + r * a.width);
         normalize_row(row.data(), weight.data(), bias.data(), a.width, static_cast<C>(a.eps), row.data(), y);
       }
     });
@@ -198,7 +200,7 @@ void attention_block(const kf::attention_block::Args& a) {
           sums[r * width + c] = proj_bias[c] + static_cast<C>(residual[r * width + c]);
       }
       multiply_add({tile.data(), width}, proj, {sums.data(), width}, rows, width, width);
-      convert_back(sums.data(), rows * width, static_cast<T*>(a.sum) + start);
+      convert(sums.data(), rows * width, static_cast<T*>(a.sum) + start);
       for (int64_t r = 0; r < rows; ++r) {
         C* row = sums.data() + r * width;
         T* y = static_cast<T*>(a.y) + start + r * width;

@@ -1,6 +1,8 @@
 // The inside of the emulation: launches, and the workers that run their blocks.
 #pragma once
 
+#define KF_SIMT_RUNTIME  // see device.h
+
 #include <pthread.h>
 #include <signal.h>
 

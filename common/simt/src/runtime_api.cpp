@@ -1,3 +1,5 @@
+#include "runtime.h"
+
 #include "kf_simt/runtime_api.h"
 
 #include <time.h>
@@ -6,8 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-
-#include "runtime.h"
 
 namespace kf::simt {
 namespace {

@@ -19,12 +19,8 @@
 
 namespace kf::simt {
 
-// The indices that kernels read: device.h declares them as constants, indices.cpp defines them.
-extern __thread uint3 writable_thread_idx asm("kf_simt_threadIdx");
-extern __thread uint3 writable_block_idx asm("kf_simt_blockIdx");
-extern __thread dim3 writable_block_dim asm("kf_simt_blockDim");
-extern __thread dim3 writable_grid_dim asm("kf_simt_gridDim");
-
+__thread uint3 threadIdx, blockIdx;
+__thread dim3 blockDim, gridDim;
 __thread const KernelInfo* entered_kernel = nullptr;
 __thread Poll poll_state;
 __thread unsigned current_lane = 0;
@@ -119,8 +115,8 @@ void Worker::work(Launch& launch) {
   launch_ = &launch;
   working = this;
   order_ = launch.settings.schedule.kind;
-  writable_block_dim = launch.config.block;
-  writable_grid_dim = launch.config.grid;
+  blockDim = launch.config.block;
+  gridDim = launch.config.grid;
   {
     const std::lock_guard<std::mutex> lock(launch.mutex);
     give_up = false;
@@ -163,7 +159,7 @@ void Worker::prepare_block() {
 
 void Worker::run_block(dim3 index) {
   block_index_ = index;
-  writable_block_idx = index;
+  blockIdx = index;
   entered_kernel = nullptr;
   exited_ = arrived_ = votes_ = 0;
   restart_ = true;
@@ -246,7 +242,7 @@ void Worker::finish_thread() {
 inline void Worker::begin(unsigned thread) {
   current_ = thread;
   current_lane = thread % warpSize;
-  writable_thread_idx = index_of_[thread];
+  threadIdx = index_of_[thread];
   poll_state.count = poll_state.changed = 0;
   if (fiber_of_[thread] == nullptr) fiber_of_[thread] = take_fiber();
   if (const Fiber* const after = fiber_of_[thread + 1]) fiber_prefetch(*after);  // most often the next to run

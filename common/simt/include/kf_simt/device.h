@@ -7,12 +7,16 @@
 
 namespace kf::simt {
 
-// Set whenever a thread of the grid is resumed. Constant for the thread that reads them, so the compiler may keep them
-// in registers across barriers. The linkage names let the scheduler define them as writable.
-extern __thread const uint3 threadIdx asm("kf_simt_threadIdx");
-extern __thread const uint3 blockIdx asm("kf_simt_blockIdx");
-extern __thread const dim3 blockDim asm("kf_simt_blockDim");
-extern __thread const dim3 gridDim asm("kf_simt_gridDim");
+// Set whenever a thread of the grid is resumed. Constant for the thread that reads them, so a kernel cannot assign to
+// them and the compiler may keep them in registers across barriers. The runtime sees them without the const.
+#ifdef KF_SIMT_RUNTIME
+#define KF_SIMT_INDEX extern __thread
+#else
+#define KF_SIMT_INDEX extern __thread const
+#endif
+KF_SIMT_INDEX uint3 threadIdx, blockIdx;
+KF_SIMT_INDEX dim3 blockDim, gridDim;
+#undef KF_SIMT_INDEX
 constexpr int warpSize = 32;
 
 // A place in the source, to tell barriers apart and to name them.
