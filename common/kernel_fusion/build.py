@@ -238,11 +238,11 @@ def write_ninja(
         f"-DTORCH_EXTENSION_NAME={extension.name.rsplit('.', 1)[-1]}",
     ]  # fmt: skip
     table_flags = ["-std=c++17", *hidden, "-O2", *_warnings(), *own, *with_cuda, abi]
-    # g++ warns where nvcc, whose word counts, does not: of threadIdx.x < n, and of unrolled loops over registers. And no
-    # product and sum become one operation, so that all CPUs give the same bits.
+    # g++ warns where nvcc, whose word counts, does not: of threadIdx.x < n, and of unrolled loops over registers. And a
+    # product and a sum stay two operations, so that all CPUs give the same bits.
+    unlike_nvcc = ["-Wno-sign-compare", "-Wno-maybe-uninitialized", "-ffp-contract=off"]
     emulated_flags = [
-        "-std=c++17", *hidden, "-O2", *_warnings(), "-Wno-sign-compare", "-Wno-maybe-uninitialized", "-ffp-contract=off", "-DKF_BACKEND=emulated",
-        "-I", SIMT / "include", *own, abi,
+        "-std=c++17", *hidden, "-O2", *_warnings(), *unlike_nvcc, "-DKF_BACKEND=emulated", "-I", SIMT / "include", *own, abi,
     ]  # fmt: skip
 
     ninja = NinjaFile()
