@@ -242,7 +242,8 @@ def write_ninja(
     # product and a sum stay two operations, so that all CPUs give the same bits.
     unlike_nvcc = ["-Wno-sign-compare", "-Wno-maybe-uninitialized", "-ffp-contract=off"]
     emulated_flags = [
-        "-std=c++17", *hidden, "-O2", *_warnings(), *unlike_nvcc, "-DKF_BACKEND=emulated", "-I", SIMT / "include", *own, abi,
+        "-std=c++17", *hidden, "-O2", *_warnings(), *unlike_nvcc, "-DKF_BACKEND=emulated",
+        "-I", SIMT / "include", *own, abi,
     ]  # fmt: skip
 
     ninja = NinjaFile()
