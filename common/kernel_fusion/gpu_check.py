@@ -77,7 +77,13 @@ def all_steps() -> list[Step]:
         steps += [
             Step(f"{tool}-{stage.folder}", needs, functools.partial(_sanitize, tool, stage)) for stage, needs in upto
         ]
-    steps += [Step(f"bench-{stage.folder}", needs, functools.partial(_benchmark, stage)) for stage, needs in upto]
+    steps += [
+        Step(f"bench-{stage.folder}", needs, functools.partial(_benchmark, stage, "benchmark.py"))
+        for stage, needs in upto
+    ]
+    steps.append(
+        Step("bench-gpt2", stages.STAGES, functools.partial(_benchmark, stages.STAGES[-1], "benchmark_gpt2.py"))
+    )
     return steps
 
 
@@ -147,8 +153,8 @@ def judge_sanitizer(tool: str, log: pathlib.Path, failure: CommandFailed | None)
         raise AssertionError(f"{tool}: {summary.group(0)}; see {log}")
 
 
-def _benchmark(stage: stages.Stage, log: pathlib.Path) -> None:
-    run_logged([sys.executable, "benchmark.py", "--device", "cuda"], log, cwd=stage.path, env=ENVIRONMENT)
+def _benchmark(stage: stages.Stage, script: str, log: pathlib.Path) -> None:
+    run_logged([sys.executable, script, "--device", "cuda"], log, cwd=stage.path, env=ENVIRONMENT)
 
 
 # ---- what runs under compute-sanitizer ----

@@ -1,0 +1,31 @@
+"""python setup.py build_ext --inplace
+
+With nvcc and a CUDA build of torch this compiles the kernels for the GPU; always, it compiles them for the emulation.
+KF_CUDA=0 leaves the GPU out; KF_CUDA=1 stops where it cannot be had.
+"""
+
+import pathlib
+import sys
+from glob import glob
+
+from setuptools import setup
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
+from kernel_fusion.build import StageExtension, build_ext  # noqa: E402
+
+setup(
+    name="step4_integration",
+    packages=["step4_integration"],
+    ext_modules=[
+        StageExtension(
+            "step4_integration._C",
+            host=["integration_host.cpp", "integration_cpu.cpp", "pybind.cpp"],
+            kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
+            tables=sorted(glob("kernels/*/rungs.cpp")),  # likewise: one table of rungs a backend
+            include_dirs=["../step1-simple/include"],
+            cxx_flags=["-O3"],
+            nvcc_flags=["-O3", "-lineinfo"],
+        )
+    ],
+    cmdclass={"build_ext": build_ext},
+)
