@@ -114,16 +114,17 @@ void run(const Op<Args>& op, const std::string& rung_name, const at::Tensor& on,
   const Rungs<Args>& table = on_gpu ? op.gpu : op.emulated;
   TORCH_CHECK_NOT_IMPLEMENTED(table.count > 0, op.name,
                               ": this build has no CUDA kernels; build the stage again with KF_CUDA=1, or use CPU tensors");
-  const std::string name = rung_name == "auto" ? op.automatic(args) : rung_name;
-  const Rung<Args>& rung = find_rung(op, table, name, args);
   void* stream = nullptr;
 #ifdef KF_WITH_CUDA
+  // First of all: what a rung can do may depend on the device, and rungs ask about the current one.
   c10::OptionalDeviceGuard guard;
   if (on_gpu) {
     guard.reset_device(on.device());
     stream = c10::cuda::getCurrentCUDAStream(on.device().index()).stream();
   }
 #endif
+  const std::string name = rung_name == "auto" ? op.automatic(args) : rung_name;
+  const Rung<Args>& rung = find_rung(op, table, name, args);
   at::Tensor scratch;  // freed by torch's allocator in stream order, so it may go out of scope before the kernel ends
   if (rung.scratch_bytes != nullptr) {
     scratch = at::empty({rung.scratch_bytes(args)}, on.options().dtype(at::kByte));

@@ -6,6 +6,10 @@
 #include <step1/vector.h>
 #include <step3/statistics.h>
 
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
 namespace kf::KF_BACKEND {
 
 constexpr int kMostRowThreads = 1024;
@@ -15,8 +19,13 @@ constexpr int kMostRowThreads = 1024;
 template <class T>
 constexpr int kMostValues = sizeof(T) == 8 ? 4 : 8;
 
-inline int64_t widest_row(DType dtype) {
-  return int64_t{kMostRowThreads} * (dtype == DType::kFloat64 ? kMostValues<double> : kMostValues<float>);
+// For `supports`: why rows of that shape cannot be done, a block a row, or "".
+inline std::string too_many_or_too_wide(int64_t rows, int64_t width, DType dtype) {
+  const int64_t widest =
+      int64_t{kMostRowThreads} * (dtype == DType::kFloat64 ? kMostValues<double> : kMostValues<float>);
+  if (width > widest) return "takes width ≤ " + std::to_string(widest) + ", got " + std::to_string(width);
+  if (rows > INT32_MAX) return "takes rows ≤ " + std::to_string(INT32_MAX) + ", got " + std::to_string(rows);
+  return "";
 }
 
 // Calls f(i, first column) for this thread's vectors i = 0, 1, … as far as the row goes.

@@ -36,10 +36,7 @@ __global__ void __launch_bounds__(kMostRowThreads, 1)
 
 }  // namespace
 
-std::string v2_block_supports(const Args& a) {
-  if (a.width <= widest_row(a.dtype)) return "";
-  return "takes width ≤ " + std::to_string(widest_row(a.dtype)) + ", got " + std::to_string(a.width);
-}
+std::string v2_block_supports(const Args& a) { return too_many_or_too_wide(a.rows, a.width, a.dtype); }
 
 void v2_block(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
