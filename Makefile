@@ -1,0 +1,59 @@
+# make help lists what there is. PYTHON=python3 make … uses that Python as it is and installs nothing; without it make
+# keeps an environment in .venv.
+
+STAGES := step1-simple step2-attention step3-fused step4-integration
+
+# ready: a file that is written when .venv is complete, and so never by an interrupted installation.
+ifeq ($(strip $(PYTHON)),)
+  override PYTHON := $(CURDIR)/.venv/bin/python
+  READY := .venv/ready
+else
+  READY :=
+endif
+
+KF := PYTHONPATH="$(CURDIR)/common" "$(PYTHON)" -m kernel_fusion
+
+# Orders of the emulated threads under which the emulated tests run again, on their small shapes.
+SCHEDULES := reverse random:1 random:2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build tour test bench lint gpu-check
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  PYTHON=python3 make …   uses that Python as it is and installs nothing"
+
+setup: $(READY) ## make .venv and install setup/dependencies.txt; look at the machine
+	"$(PYTHON)" setup/check_env.py
+
+# No ready file: an installation that never finished, so start from nothing. An old one: bring .venv up to date.
+.venv/ready: setup/dependencies.txt setup/install.py pyproject.toml
+	@if [ -f $@ ]; then rm $@; else \
+	  python3 -m venv --clear .venv || { echo "make: python3 -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; fi
+	.venv/bin/python setup/install.py
+	@touch $@
+
+build: $(READY) ## build what changed in the four stages
+	@for stage in $(STAGES); do (cd $$stage && "$(PYTHON)" setup.py -q build_ext --inplace) || exit 1; done
+
+tour: $(READY) ## a walk through the four stages: builds, checks and times every rung, then GPT-2
+	$(KF) tour
+
+test: build ## all that can be tested on this machine
+	"$(PYTHON)" -m pytest
+	@for schedule in $(SCHEDULES); do \
+	  echo "emulated tests, threads in order $$schedule"; \
+	  KF_SIMT_SCHEDULE=$$schedule "$(PYTHON)" -m pytest -q -m emulated $(STAGES) || exit 1; done
+
+bench: build ## every rung beside every peer, stage by stage
+	$(KF) bench
+
+lint: $(READY) ## layout and mistakes: ruff, clang-format
+	"$(PYTHON)" -m ruff check .
+	"$(PYTHON)" -m ruff format --check .
+	find . \( -name build -o -name '.?*' \) -prune -o \( -name '*.cu' -o -name '*.cpp' -o -name '*.h' \) -print0 \
+	  | xargs -0 "$(PYTHON)" -c 'import clang_format; clang_format.clang_format()' --dry-run -Werror
+
+gpu-check: $(READY) ## on a GPU: build, test, memcheck and racecheck, results/<gpu>.json of each stage
+	$(KF) gpu-check

@@ -1,0 +1,69 @@
+"""Installs setup/dependencies.txt into the Python that runs this: `python setup/install.py`; `make setup` calls it.
+
+torch comes first, because it has several builds of one version. pip's configured registry decides which, except that
+a Linux machine with neither an NVIDIA GPU nor nvcc takes torch's CPU build: the one on PyPI brings CUDA libraries of
+several GB that nothing there could use. TORCH_INDEX=<address> takes torch from that index instead.
+"""
+
+from __future__ import annotations  # an old Python shall read this far and be told so
+
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+def answers(index: str, seconds: float = 5) -> bool:
+    """True where the package index at `index` has a page for torch."""
+    try:
+        with urllib.request.urlopen(f"{index}/torch/", timeout=seconds) as page:
+            return page.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def torch_index() -> str | None:
+    """The index to take torch from, or None for pip's configured one."""
+    asked = os.environ.get("TORCH_INDEX")
+    if asked:
+        return asked
+    if platform.system() != "Linux":  # no CUDA build there to avoid
+        return None
+    if pathlib.Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") or shutil.which("nvcc"):
+        return None
+    return CPU_INDEX if answers(CPU_INDEX) else None
+
+
+def torch_pin() -> str:
+    """The requirement "torch==…" as dependencies.txt has it."""
+    return re.search(
+        r"^torch==\S+", (ROOT / "setup" / "dependencies.txt").read_text(encoding="utf-8"), re.MULTILINE
+    ).group()
+
+
+def main() -> int:
+    if sys.version_info < (3, 10):  # noqa: UP036  ruff believes that no older Python comes here
+        print(f"setup: Python 3.10 or newer is needed, this is {platform.python_version()}", file=sys.stderr)
+        return 1
+    pip = [sys.executable, "-m", "pip", "install"]
+    index = torch_index()
+    from_index = ["--index-url", index] if index else []
+    print(f"setup: {torch_pin()} from {index or 'the configured package registry'}", flush=True)
+    for command in ([*pip, torch_pin(), *from_index], [*pip, "-r", "setup/dependencies.txt"]):
+        code = subprocess.run(command, cwd=ROOT).returncode
+        if code:
+            print(f"setup: failed: {' '.join(command)}; see setup/environment.md", file=sys.stderr)
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""setup/: what check_env.py says about machines good and bad, and which build of torch install.py takes."""
+
+import importlib.util
+import re
+import sys
+import types
+
+import pytest
+from repository import ROOT, run
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "setup" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def check_env():
+    return load("check_env")
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """install.py on a Linux machine without NVIDIA's things, whose network reaches torch's own index."""
+    module = load("install")
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    monkeypatch.setattr(module.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(module.pathlib.Path, "exists", lambda path: False)
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(module, "answers", lambda index: True)
+    return module
+
+
+def torch_for(cuda, version="2.13.0", gpus=(), archs=("sm_90",)):
+    """A torch of that version and CUDA, which sees GPUs of the given capabilities."""
+    properties = [types.SimpleNamespace(name="GPU", major=a, minor=b, total_memory=80 * 2**30) for a, b in gpus]
+    calls = types.SimpleNamespace(
+        is_available=lambda: bool(gpus),
+        device_count=lambda: len(gpus),
+        get_device_properties=properties.__getitem__,
+        get_arch_list=lambda: list(archs),
+    )
+    return types.SimpleNamespace(__version__=version, version=types.SimpleNamespace(cuda=cuda), cuda=calls)
+
+
+def test_this_machine_is_ready():
+    said = run(sys.executable, "setup/check_env.py")
+    assert re.search(r"^ok +Python", said, re.MULTILINE)
+    assert re.search(r"^ok +torch", said, re.MULTILINE)
+    assert said.rstrip().endswith("ready: make tour")
+
+
+def test_something_to_fix_exits_1(check_env, monkeypatch, capsys):
+    monkeypatch.setattr(check_env, "check_all", lambda: [check_env.Line("fix", "torch: absent", "install it")])
+    assert check_env.main() == 1
+    assert "fix   torch: absent\n      -> install it" in capsys.readouterr().out
+
+
+def test_old_python_is_to_fix(check_env, monkeypatch):
+    monkeypatch.setattr(check_env.sys, "version_info", (3, 9, 1))
+    assert check_env.check_python().status == "fix"
+
+
+def test_python_without_headers_is_to_fix(check_env, monkeypatch, tmp_path):
+    monkeypatch.setattr(check_env.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert "python3-dev" in check_env.check_python().remedy
+
+
+def test_absent_compiler_is_to_fix(check_env, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert check_env.check_compiler().status == "fix"
+
+
+def test_compiler_without_cxx20_is_to_fix(check_env, monkeypatch, tmp_path):
+    old = tmp_path / "old"
+    old.write_text("#!/bin/sh\ncase $1 in --version) echo g++ 7.5.0;; *) echo error: -std=c++20; exit 1;; esac\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    line = check_env.check_compiler()
+    assert (line.status, "g++ 7.5.0" in line.what, "-std=c++20" in line.what) == ("fix", True, True)
+
+
+def test_absent_torch_is_to_fix(check_env, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    torch, why_not = check_env.import_torch()
+    line = check_env.check_torch(torch, why_not)
+    assert (line.status, "dependencies.txt" in line.remedy) == ("fix", True)
+
+
+@pytest.mark.parametrize(
+    ("version", "status"), [("2.8.1", "fix"), ("2.9.0", "ok"), ("2.13.0+cpu", "ok"), ("3.0", "ok")]
+)
+def test_torch_version(check_env, version, status):
+    assert check_env.check_torch(torch_for(None, version), "").status == status
+
+
+def nvcc_of(release, monkeypatch, check_env):
+    monkeypatch.setattr(check_env.shutil, "which", lambda name, path=None: "/bin/nvcc")
+    monkeypatch.setattr(check_env, "output", lambda *command: (0, f"Cuda compilation tools, release {release}, V1"))
+
+
+@pytest.mark.parametrize(("cuda", "status"), [("13.0", "ok"), ("13.2", "ok"), ("12.8", "fix"), (None, "note")], ids=str)
+def test_nvcc_is_compared_with_torch(check_env, monkeypatch, cuda, status):
+    nvcc_of("13.0", monkeypatch, check_env)
+    assert check_env.check_nvcc(torch_for(cuda)).status == status
+
+
+def test_no_nvcc_is_no_fault(check_env, monkeypatch):
+    monkeypatch.setattr(check_env.shutil, "which", lambda name, path=None: None)
+    assert check_env.check_nvcc(torch_for(None)).status == "note"
+
+
+def test_driver_that_fails_is_to_fix(check_env, monkeypatch):
+    monkeypatch.setattr(check_env, "output", lambda *command: (9, "NVIDIA-SMI has failed"))
+    assert check_env.check_driver().status == "fix"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "status"),
+    [([(9, 0)], ["ok"]), ([(6, 1)], ["fix"]), ([(10, 0)], ["fix"]), ([(9, 0), (9, 0)], ["ok", "ok"])],
+)
+def test_gpus_are_compared_with_torch(check_env, gpus, status):
+    lines = check_env.check_gpus(torch_for("13.0", gpus=gpus), check_env.Line("ok", "driver"))
+    assert [line.status for line in lines] == status
+
+
+def test_driver_without_a_gpu_for_torch_is_to_fix(check_env):
+    assert [line.status for line in check_env.check_gpus(torch_for("13.0"), check_env.Line("ok", "driver"))] == ["fix"]
+    assert check_env.check_gpus(torch_for("13.0"), check_env.Line("note", "no driver")) == []
+
+
+def test_little_memory_is_to_fix(check_env, monkeypatch):
+    monkeypatch.setattr(check_env, "memory_bytes", lambda: 2 * 2**30)
+    assert check_env.check_memory().status == "fix"
+
+
+def test_without_nvidia_torch_is_the_cpu_build(install):
+    assert install.torch_index() == install.CPU_INDEX
+
+
+def test_unreachable_index_leaves_the_configured_registry(install, monkeypatch):
+    monkeypatch.setattr(install, "answers", lambda index: False)
+    assert install.torch_index() is None
+
+
+@pytest.mark.parametrize("found", ["nvcc", "nvidia-smi"])
+def test_with_nvidia_torch_is_the_registry_s(install, monkeypatch, found):
+    monkeypatch.setattr(install.shutil, "which", lambda name: name if name == found else None)
+    assert install.torch_index() is None
+
+
+def test_named_index_wins(install, monkeypatch):
+    monkeypatch.setenv("TORCH_INDEX", "https://example.org/whl")
+    assert install.torch_index() == "https://example.org/whl"
+
+
+def test_index_that_nobody_serves_does_not_answer():
+    assert not load("install").answers("http://127.0.0.1:9/whl", seconds=1)
+
+
+def test_torch_is_pinned_and_installed_first(install, monkeypatch):
+    commands = []
+    monkeypatch.setattr(
+        install.subprocess, "run", lambda c, cwd: commands.append(c) or types.SimpleNamespace(returncode=0)
+    )
+    assert install.main() == 0
+    first, second = (command[4:] for command in commands)
+    assert first == [install.torch_pin(), "--index-url", install.CPU_INDEX]
+    assert re.fullmatch(r"torch==\d+\.\d+\.\d+", install.torch_pin())
+    assert second == ["-r", "setup/dependencies.txt"]
+
+
+def test_failed_installation_is_told(install, monkeypatch, capsys):
+    monkeypatch.setattr(install.subprocess, "run", lambda c, cwd: types.SimpleNamespace(returncode=3))
+    assert install.main() == 3
+    assert "setup/environment.md" in capsys.readouterr().err
+
+
+def test_dependencies_end_with_the_package_itself():
+    lines = [
+        line for line in (ROOT / "setup" / "dependencies.txt").read_text(encoding="utf-8").splitlines() if line.strip()
+    ]
+    assert lines[-1] == "-e ."

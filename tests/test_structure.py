@@ -1,0 +1,115 @@
+"""The rules that keep the house in order: who may know whom, and the form of stages and rungs."""
+
+import ast
+import re
+
+import pytest
+from repository import ROOT, STAGES, files, relative
+
+MODULES = [stage.replace("-", "_") for stage in STAGES]
+RUNGS = [path for path in files(".cu") if re.fullmatch(r"v\d+_\w+\.cu", path.name)]
+PAGE_ONE = [path for stage in STAGES for path in sorted((ROOT / stage).glob("*_kernel.cu"))]
+CODE = (".cu", ".cpp", ".h", ".py")
+
+
+def number_of(path) -> int:
+    """The stage that a file belongs to, from 1; 0 for common."""
+    top = path.relative_to(ROOT).parts[0]
+    return STAGES.index(top) + 1 if top in STAGES else 0
+
+
+def includes(path) -> list[str]:
+    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def imports(path) -> set[str]:
+    """Top-level names of the modules that a Python file imports, wherever it does."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", files(".cu"), ids=relative)
+def test_no_kernel_file_includes_torch(path):
+    assert not [i for i in includes(path) if re.match(r"torch/|ATen/|c10/|pybind11/|kf/(host|cpu)\.h", i)]
+
+
+@pytest.mark.parametrize("path", [p for s in STAGES for p in files(".cpp", under=s)], ids=relative)
+def test_no_host_file_holds_a_kernel(path):
+    if path.name != "kernels_test.cpp":  # checks rungs through their launchers, may have helpers of its own
+        assert "__global__" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", [p for u in ("common", *STAGES) for p in files(*CODE, under=u)], ids=relative)
+def test_nobody_knows_a_later_stage(path):
+    own = number_of(path)
+    if path.suffix == ".py":
+        known = {MODULES.index(name) + 1 for name in imports(path) if name in MODULES}
+    else:
+        known = {int(n) for i in includes(path) for n in re.findall(r"\bstep(\d)[-/]", i)}
+    assert {number for number in known if number > own} == set()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_setup_script_names_no_later_stage(stage):
+    named = {int(n) for n in re.findall(r"step(\d)-", (ROOT / stage / "setup.py").read_text(encoding="utf-8"))}
+    assert {number for number in named if number > STAGES.index(stage) + 1} == set()
+
+
+def test_each_stage_has_its_files():
+    missing = []
+    for stage in STAGES:
+        wanted = ["README.md", "setup.py", "pybind.cpp", "benchmark.py", f"{stage.replace('-', '_')}/__init__.py"]
+        missing += [f"{stage}/{name}" for name in wanted if not (ROOT / stage / name).exists()]
+        if not list((ROOT / stage).glob("test*.py")):
+            missing.append(f"{stage}/test*.py")
+    assert missing == []
+    assert len(PAGE_ONE) >= 3
+
+
+@pytest.mark.parametrize("path", PAGE_ONE, ids=relative)
+def test_page_one_is_short_and_stands_alone(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
+    assert [i for i in includes(path) if "/" in i] == []
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_setup_script_is_short(stage):
+    assert len((ROOT / stage / "setup.py").read_text(encoding="utf-8").splitlines()) <= 40
+
+
+def header(path) -> str:
+    """The comment at the top of a file, without its slashes."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("//"):
+            break
+        lines.append(line[2:].removeprefix(" "))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("path", RUNGS, ids=relative)
+def test_rung_header_has_its_five_parts(path):
+    text, version = header(path), int(re.match(r"v(\d+)_", path.name).group(1))
+    title = rf"{path.parent.name} {path.stem}: \S"
+    assert re.match(title, text), f"the first line must be: // {path.parent.name} {path.stem}: what it is"
+    parts = ["Idea", *(["Since v"] if version > 1 else []), "Launch", "Moves", "Limits"]
+    missing = [part for part in parts if not re.search(rf"^{part}", text, re.MULTILINE)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", RUNGS, ids=relative)
+def test_rung_reads_in_one_sitting(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 160
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in RUNGS}), ids=relative)
+def test_table_lists_the_folder_in_order(folder):
+    listed = re.findall(r'\{"(v\d+_\w+)",', (folder / "rungs.cpp").read_text(encoding="utf-8"))
+    in_folder = sorted((path.stem for path in folder.glob("v*.cu")), key=lambda name: int(re.findall(r"\d+", name)[0]))
+    assert listed == in_folder
+    assert [int(re.findall(r"\d+", name)[0]) for name in listed] == list(range(1, len(listed) + 1))
