@@ -215,6 +215,22 @@ def test_auto_does_gpt2_sized_layers(causal, op, device):
         check(op, inputs, "auto", causal=causal, layouts=False)
 
 
+@pytest.mark.parametrize("device", testing.DEVICES)
+def test_auto_takes_what_was_measured_to_be_fastest(device):
+    """On a GPU the rung that results/h200.json shows ahead; on the CPU the plain C++ version. Bit for bit."""
+    inputs = attention_inputs(2, 12, 33, 33, 64, torch.bfloat16, device, projection=True)
+    y, total = step3_fused.attention_block(*inputs, causal=True)
+    same_y, same_total = step3_fused.attention_block(
+        *inputs, causal=True, rung="v1_separate" if device == "cuda" else "cpu"
+    )
+    assert torch.equal(y, same_y)
+    assert torch.equal(total, same_total)
+    for width, rung in ((768, "v2_block"), (1600, "v1_naive"), (4096, "v2_block")):
+        x, weight, bias = (testing.randn(shape, torch.bfloat16, device) for shape in ((5, width), (width,), (width,)))
+        expected = step3_fused.layer_norm(x, weight, bias, rung=rung if device == "cuda" else "cpu")
+        assert torch.equal(step3_fused.layer_norm(x, weight, bias), expected)
+
+
 @every("attention_residual_layer_norm")
 def test_rows_so_wide_that_fewer_fit_into_shared_memory(device, rung):
     """At most 16, 8, 4 and 1 rows of these widths fit into the 227 KB of a Hopper GPU, which the emulation has too."""

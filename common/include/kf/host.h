@@ -48,10 +48,10 @@ inline std::map<std::string, int64_t> launch_counts() {
 template <class Args>
 struct Op {
   const char* name;
-  void (*cpu)(const Args&);                // plain C++: rung "cpu", and `auto` on CPU tensors
-  Rungs<Args> emulated;                    // the .cu files on CPU tensors
-  Rungs<Args> gpu;                         // the .cu files on CUDA tensors; empty in a build without CUDA
-  const char* (*automatic)(const Args&);   // the rung `auto` takes on CUDA tensors
+  void (*cpu)(const Args&);               // plain C++: rung "cpu", and `auto` on CPU tensors
+  Rungs<Args> emulated;                   // the .cu files on CPU tensors
+  Rungs<Args> gpu;                        // the .cu files on CUDA tensors; empty in a build without CUDA
+  const char* (*automatic)(const Args&);  // the rung `auto` takes on CUDA tensors
 };
 
 template <class Args>
@@ -112,8 +112,9 @@ void run(const Op<Args>& op, const std::string& rung_name, const at::Tensor& on,
     return op.cpu(args);
   }
   const Rungs<Args>& table = on_gpu ? op.gpu : op.emulated;
-  TORCH_CHECK_NOT_IMPLEMENTED(table.count > 0, op.name,
-                              ": this build has no CUDA kernels; build the stage again with KF_CUDA=1, or use CPU tensors");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      table.count > 0, op.name,
+      ": this build has no CUDA kernels; build the stage again with KF_CUDA=1, or use CPU tensors");
   void* stream = nullptr;
 #ifdef KF_WITH_CUDA
   // First of all: what a rung can do may depend on the device, and rungs ask about the current one.

@@ -18,8 +18,8 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-// Right after <<<>>>: finds a launch that CUDA refused (too many threads, too much shared memory, no code for this GPU).
-// Errors inside the kernel appear at the next synchronisation, not here.
+// Right after <<<>>>: finds a launch that CUDA refused (too many threads, too much shared memory, no code for this
+// GPU). Errors inside the kernel appear at the next synchronisation, not here.
 inline void check_launch() { check(cudaGetLastError(), "kernel launch"); }
 
 }  // namespace kf::KF_BACKEND

@@ -96,7 +96,9 @@ def test_an_interruption_ends_the_command_and_what_it_started(tmp_path, number):
     grandchild = f"import os, pathlib, time; pathlib.Path({str(marker)!r}).write_text(str(os.getpid())); time.sleep(60)"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
     parent = (
-        "import pathlib, sys; from kernel_fusion.console import run_logged; "
+        "import pathlib, signal, sys; from kernel_fusion.console import run_logged; "
+        # A shell starts background jobs with SIGINT ignored, and its children inherit that.
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"run_logged([sys.executable, '-c', {child!r}], pathlib.Path({str(tmp_path / 'log')!r}))"
     )
     process = subprocess.Popen(
