@@ -9,6 +9,8 @@
 //           8 values (float64: 4) and take up to 1024 threads; 128 bytes of shared memory (float64: 256)
 // Moves     2·rows·width·sizeof(T) bytes; about 10·rows·width FLOPs
 // Limits    width ≤ 8192 (float64: 4096), rows ≤ 2³¹−1
+//           On an H200 it is ahead of v1 in half types up to 1024 wide at 16384 rows and from 4096 wide, and behind in
+//           float32 and at 1600: v1's second and third read come from cache, and its warps need no barriers.
 #include <step3/row.h>
 
 #include "rungs.h"
