@@ -3,13 +3,22 @@
 #include <gtest/gtest.h>
 #include <kf/launch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "kernels/bias_dropout_residual/rungs.h"
+#include "kernels/bias_dropout_residual_backward/rungs.h"
 #include "kernels/bias_gelu/rungs.h"
+#include "kernels/bias_gelu_backward/rungs.h"
+#include "kernels/column_sum/rungs.h"
+#include "kernels/gelu/rungs.h"
+#include "kernels/gelu_backward/rungs.h"
+#include "kernels/gelu_scale/rungs.h"
 #include "kernels/scale/rungs.h"
 
 namespace kf::KF_BACKEND {
@@ -44,39 +53,162 @@ std::vector<float> numbers(size_t n) {
   return values;
 }
 
-void expect_near(const std::vector<float>& got, const std::function<double(size_t)>& expected,
-                 const std::string& what) {
-  for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected(i), 1e-5) << what << ", element " << i;
+using Expected = std::function<double(size_t)>;
+
+void expect_near(const std::vector<float>& got, const Expected& expected, const std::string& what,
+                 double allowed = 1e-5) {
+  for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected(i), allowed) << what << ", element " << i;
 }
+
+// What the columns of kRows rows add up to.
+constexpr size_t kRows = 21;
+Expected column_sum_of(Expected element, size_t width) {
+  return [element = std::move(element), width](size_t column) {
+    double sum = 0;
+    for (size_t row = 0; row < kRows; ++row) sum += element(row * width + column);
+    return sum;
+  };
+}
+
+const std::vector<size_t> kSizes = {1, 3, 4, 31, 33, 127, 256, 1023, 1600};
+const std::vector<size_t> kWidths = {1, 2, 31, 64, 127, 257, 760};
+
+DeviceVector poison(size_t n) { return DeviceVector(std::vector<float>(n, kNaN)); }
+
+// Memory for a rung's partial sums, full of NaN.
+template <class Args>
+DeviceVector scratch_of(const Rung<Args>& rung, const Args& args) {
+  return poison(rung.scratch_bytes == nullptr ? 1 : static_cast<size_t>(rung.scratch_bytes(args)) / sizeof(float));
+}
+
+double gelu_of(double s, bool tanh) {
+  if (tanh) return s / 2 * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (s + 0.044715 * s * s * s)));
+  return s / 2 * std::erfc(-s / std::sqrt(2.0));
+}
+
+double gelu_slope(double s, bool tanh) {
+  constexpr double kStep = 1e-5;
+  return (gelu_of(s + kStep, tanh) - gelu_of(s - kStep, tanh)) / (2 * kStep);
+}
+
+std::string named(const char* rung, size_t size) { return rung + (" of " + std::to_string(size)); }
 
 TEST(Scale, EveryRungMultiplies) {
   for (const auto& rung : scale::rungs()) {
-    for (const size_t n : {1, 3, 4, 31, 33, 127, 256, 1023, 1600}) {
+    for (const size_t n : kSizes) {
       const std::vector<float> x = numbers(n);
-      const DeviceVector device_x(x), y(std::vector<float>(n, kNaN));
+      const DeviceVector device_x(x), y = poison(n);
       rung.launch({device_x.data(), y.data(), static_cast<int64_t>(n), -1.5, DType::kFloat32}, nullptr);
-      expect_near(y.values(), [&](size_t i) { return -1.5 * x[i]; }, rung.name + (" n=" + std::to_string(n)));
+      expect_near(y.values(), [&](size_t i) { return -1.5 * x[i]; }, named(rung.name, n));
+    }
+  }
+}
+
+TEST(Gelu, EveryRungIsTheFormula) {
+  for (const bool tanh : {true, false}) {
+    for (const size_t n : kSizes) {
+      const std::vector<float> x = numbers(n);
+      const DeviceVector device_x(x);
+      const auto size = static_cast<int64_t>(n);
+      for (const auto& rung : gelu::rungs()) {
+        const DeviceVector y = poison(n);
+        rung.launch({device_x.data(), y.data(), size, tanh, DType::kFloat32}, nullptr);
+        expect_near(y.values(), [&](size_t i) { return gelu_of(x[i], tanh); }, named(rung.name, n));
+      }
+      for (const auto& rung : gelu_scale::rungs()) {
+        const DeviceVector y = poison(n);
+        rung.launch({device_x.data(), y.data(), size, -1.5, tanh, DType::kFloat32}, nullptr);
+        expect_near(y.values(), [&](size_t i) { return -1.5 * gelu_of(x[i], tanh); }, named(rung.name, n));
+      }
+      for (const auto& rung : gelu_backward::rungs()) {
+        const DeviceVector y = poison(n);  // x stands for the gradient too
+        rung.launch({device_x.data(), device_x.data(), y.data(), size, -1.5, tanh, DType::kFloat32}, nullptr);
+        expect_near(y.values(), [&](size_t i) { return -1.5 * x[i] * gelu_slope(x[i], tanh); }, named(rung.name, n));
+      }
     }
   }
 }
 
 TEST(BiasGelu, EveryRungIsGeluOfTheSum) {
-  constexpr size_t kRows = 5;
-  for (const auto& rung : bias_gelu::rungs()) {
-    for (const size_t width : {1, 2, 31, 64, 127, 760}) {
-      for (const bool tanh : {true, false}) {
-        const std::vector<float> x = numbers(kRows * width), bias = numbers(width);
-        const DeviceVector device_x(x), device_bias(bias), y(std::vector<float>(x.size(), kNaN));
+  for (const size_t width : kWidths) {
+    const std::vector<float> x = numbers(kRows * width), bias = numbers(width);
+    const DeviceVector device_x(x), device_bias(bias);
+    const auto sum = [&](size_t i) { return double{x[i]} + bias[i % width]; };
+    for (const bool tanh : {true, false}) {
+      for (const auto& rung : bias_gelu::rungs()) {
+        const DeviceVector y = poison(x.size());
         rung.launch(
             {device_x.data(), device_bias.data(), y.data(), kRows, static_cast<int64_t>(width), tanh, DType::kFloat32},
             nullptr);
-        const auto gelu = [&](size_t i) {
-          const double s = double{x[i]} + bias[i % width];
-          if (tanh) return s / 2 * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (s + 0.044715 * s * s * s)));
-          return s / 2 * std::erfc(-s / std::sqrt(2.0));
-        };
-        expect_near(y.values(), gelu, rung.name + (" width=" + std::to_string(width)));
+        expect_near(y.values(), [&](size_t i) { return gelu_of(sum(i), tanh); }, named(rung.name, width));
       }
+      for (const auto& rung : bias_gelu_backward::rungs()) {
+        const DeviceVector grad_x = poison(x.size()), grad_bias = poison(width);
+        bias_gelu_backward::Args args{device_x.data(),  device_x.data(), device_bias.data(),          grad_x.data(),
+                                      grad_bias.data(), kRows,           static_cast<int64_t>(width), tanh,
+                                      DType::kFloat32};
+        const DeviceVector scratch = scratch_of(rung, args);
+        args.scratch = scratch.data();
+        rung.launch(args, nullptr);
+        const auto gradient = [&](size_t i) { return x[i] * gelu_slope(sum(i), tanh); };
+        expect_near(grad_x.values(), gradient, named(rung.name, width));
+        expect_near(grad_bias.values(), column_sum_of(gradient, width), named(rung.name, width), 1e-4);
+      }
+    }
+  }
+}
+
+TEST(ColumnSum, EveryRungAddsAllRows) {
+  for (const size_t width : kWidths) {
+    const std::vector<float> x = numbers(kRows * width);
+    const DeviceVector device_x(x);
+    for (const auto& rung : column_sum::rungs()) {
+      const DeviceVector sum = poison(width);
+      column_sum::Args args{device_x.data(), sum.data(), kRows, static_cast<int64_t>(width), DType::kFloat32};
+      const DeviceVector scratch = scratch_of(rung, args);
+      args.scratch = scratch.data();
+      rung.launch(args, nullptr);
+      const auto element = [&](size_t i) { return double{x[i]}; };
+      expect_near(sum.values(), column_sum_of(element, width), named(rung.name, width), 1e-4);
+    }
+  }
+}
+
+// Every rung must drop the same elements, and the right part of them; test.py says which, by a Philox of its own.
+TEST(BiasDropoutResidual, EveryRungDropsTheSame) {
+  constexpr uint32_t kThreshold = 65536 / 4;
+  for (const size_t width : kWidths) {
+    const std::vector<float> x = numbers(kRows * width), bias(width, 10.0f), residual = numbers(x.size());
+    const DeviceVector device_x(x), device_bias(bias), device_residual(residual);
+    const auto columns = static_cast<int64_t>(width);
+    std::vector<bool> kept;
+    for (const auto& rung : bias_dropout_residual::rungs()) {
+      const DeviceVector y = poison(x.size());
+      rung.launch({device_x.data(), device_bias.data(), device_residual.data(), y.data(), kRows, columns, nullptr, 7, 4,
+                   kThreshold, DType::kFloat32},
+                  nullptr);
+      const std::vector<float> got = y.values();
+      if (kept.empty()) {
+        for (size_t i = 0; i < got.size(); ++i) kept.push_back(got[i] != residual[i]);
+      }
+      const auto expected = [&](size_t i) {
+        return residual[i] + (kept[i] ? (double{x[i]} + bias[i % width]) * 4 / 3 : 0);
+      };
+      expect_near(got, expected, named(rung.name, width));
+    }
+    const auto part =
+        static_cast<double>(std::count(kept.begin(), kept.end(), true)) / static_cast<double>(kept.size());
+    EXPECT_NEAR(part, 0.75, 2.5 / std::sqrt(static_cast<double>(kept.size())));
+    for (const auto& rung : bias_dropout_residual_backward::rungs()) {
+      const DeviceVector grad_x = poison(x.size()), grad_bias = poison(width);
+      bias_dropout_residual_backward::Args args{
+          device_x.data(), grad_x.data(), grad_bias.data(), kRows, columns, nullptr, 7, 4, kThreshold, DType::kFloat32};
+      const DeviceVector scratch = scratch_of(rung, args);
+      args.scratch = scratch.data();
+      rung.launch(args, nullptr);
+      const auto gradient = [&](size_t i) { return kept[i] ? double{x[i]} * 4 / 3 : 0; };
+      expect_near(grad_x.values(), gradient, named(rung.name, width));
+      expect_near(grad_bias.values(), column_sum_of(gradient, width), named(rung.name, width), 1e-4);
     }
   }
 }

@@ -1,73 +1,237 @@
 // From a tensor to a rung: checks, allocation, dispatch. The only place of this stage where torch and kernels meet.
 #include "simple_host.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <kf/host.h>
+
+#ifdef KF_WITH_CUDA
+#include <ATen/Context.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/ops/from_blob.h>
+#endif
+
+#include <cmath>
+#include <mutex>
 
 #include "simple_cpu.h"
 
 namespace kf::step1 {
 namespace {
 
+// ---- the ops: plain C++, the two tables, and what `auto` takes on a GPU (read off results/h200.json) ----
+
 Op<kf::scale::Args> scale_op() {
   return {"scale", cpu::scale, emulated::scale::rungs(), gpu::scale::rungs(),
-          [](const kf::scale::Args&) { return "v2_vector"; }};
+          [](const kf::scale::Args&) { return "v4_vector"; }};
+}
+
+Op<kf::gelu::Args> gelu_op() {
+  return {"gelu", cpu::gelu, emulated::gelu::rungs(), gpu::gelu::rungs(),
+          [](const kf::gelu::Args&) { return "v3_exp"; }};
+}
+
+Op<kf::gelu_scale::Args> gelu_scale_op() {
+  return {"gelu_scale", cpu::gelu_scale, emulated::gelu_scale::rungs(), gpu::gelu_scale::rungs(),
+          [](const kf::gelu_scale::Args&) { return "v3_vector"; }};
+}
+
+Op<kf::gelu_backward::Args> gelu_backward_op() {
+  return {"gelu_backward", cpu::gelu_backward, emulated::gelu_backward::rungs(), gpu::gelu_backward::rungs(),
+          [](const kf::gelu_backward::Args&) { return "v2_vector"; }};
 }
 
 Op<kf::bias_gelu::Args> bias_gelu_op() {
   return {"bias_gelu", cpu::bias_gelu, emulated::bias_gelu::rungs(), gpu::bias_gelu::rungs(),
-          [](const kf::bias_gelu::Args&) { return "v2_vector"; }};
+          [](const kf::bias_gelu::Args&) { return "v5_any_width"; }};
+}
+
+Op<kf::bias_gelu_backward::Args> bias_gelu_backward_op() {
+  return {"bias_gelu_backward", cpu::bias_gelu_backward, emulated::bias_gelu_backward::rungs(),
+          gpu::bias_gelu_backward::rungs(), [](const kf::bias_gelu_backward::Args&) { return "v2_fused"; }};
+}
+
+Op<kf::bias_dropout_residual::Args> bias_dropout_residual_op() {
+  return {"bias_dropout_residual", cpu::bias_dropout_residual, emulated::bias_dropout_residual::rungs(),
+          gpu::bias_dropout_residual::rungs(), [](const kf::bias_dropout_residual::Args&) { return "v4_any_width"; }};
+}
+
+Op<kf::bias_dropout_residual_backward::Args> bias_dropout_residual_backward_op() {
+  return {"bias_dropout_residual_backward", cpu::bias_dropout_residual_backward,
+          emulated::bias_dropout_residual_backward::rungs(), gpu::bias_dropout_residual_backward::rungs(),
+          [](const kf::bias_dropout_residual_backward::Args&) { return "v2_fused"; }};
+}
+
+Op<kf::column_sum::Args> column_sum_op() {
+  return {"column_sum", cpu::column_sum, emulated::column_sum::rungs(), gpu::column_sum::rungs(),
+          [](const kf::column_sum::Args&) { return "v3_vector"; }};
+}
+
+// ---- checks that several ops share ----
+
+bool is_tanh(const char* op, string_view approximate) {
+  TORCH_CHECK_VALUE(approximate == "tanh" || approximate == "none", op,
+                    ": `approximate` must be 'tanh' or 'none', got '", approximate, "'");
+  return approximate == "tanh";
+}
+
+// At least one dimension, and a last one that is not 0.
+void check_rows(const char* op, const char* name, const Tensor& x) {
+  TORCH_CHECK_VALUE(x.dim() >= 1, op, ": `", name, "` must have at least 1 dimension, got 0 (shape ())");
+  TORCH_CHECK_VALUE(x.size(-1) > 0, op, ": the last dimension of `", name, "` must not be 0, got shape ",
+                    shape_text(x));
+}
+
+void check_bias(const char* op, const Tensor& bias, const char* first_name, const Tensor& first) {
+  check_like(op, "bias", bias, first_name, first);
+  check_shape(op, "bias", bias, {first.size(-1)});
+}
+
+void check_same(const char* op, const char* name, const Tensor& t, const char* first_name, const Tensor& first) {
+  check_like(op, name, t, first_name, first);
+  check_shape(op, name, t, first.sizes());
+}
+
+void check_result(const char* op, const char* name, const Tensor& out, at::IntArrayRef shape, const char* first_name,
+                  const Tensor& first, std::initializer_list<std::pair<const char*, const Tensor*>> inputs) {
+  check_out(op, name, out, shape, first_name, first);
+  for (const auto& [input_name, input] : inputs) check_no_overlap(op, name, out, input_name, *input);
+}
+
+int64_t rows_of(const Tensor& x) { return x.numel() / x.size(-1); }
+
+Tensor like(const Tensor& x) { return at::empty_like(x, at::MemoryFormat::Contiguous); }
+
+Tensor one_row(const Tensor& x) {
+  return x.dim() == 0 ? at::empty({0}, x.options()) : at::empty({x.size(-1)}, x.options());
+}
+
+// ---- dropout's arguments ----
+
+// An element is kept where its 16-bit random number is at least this.
+uint32_t threshold_of(const char* op, double p) {
+  TORCH_CHECK_VALUE(p >= 0 && p <= 1, op, ": `p` must be from 0 to 1, got ", p);
+  return static_cast<uint32_t>(std::lround(p * 65536));
+}
+
+struct State {
+  Tensor contiguous;  // keeps the memory
+  const int64_t* in_memory = nullptr;
+  uint64_t seed = 0;
+  uint64_t offset = 0;
+};
+
+State state_of(const char* op, const Tensor& state, const Tensor& first) {
+  TORCH_CHECK_TYPE(state.scalar_type() == at::kLong, op, ": `rng_state` must be int64, got ", dtype_text(state));
+  check_shape(op, "rng_state", state, {2});
+  TORCH_CHECK_VALUE(state.is_cpu() || state.device() == first.device(), op,
+                    ": `rng_state` must be on the CPU or on the tensors' device (", first.device(), "), got ",
+                    state.device());
+  const Tensor contiguous = state.contiguous();
+  const int64_t* numbers = contiguous.const_data_ptr<int64_t>();
+  if (!state.is_cpu()) return {contiguous, numbers};
+  return {contiguous, nullptr, static_cast<uint64_t>(numbers[0]), static_cast<uint64_t>(numbers[1])};
+}
+
+template <class Function>
+auto registered(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
 }
 
 }  // namespace
 
-at::Tensor& scale_out(const at::Tensor& x, double factor, std::string_view rung, at::Tensor& out) {
+// ---- scale ----
+
+Tensor& scale_out(const Tensor& x, double factor, string_view rung, Tensor& out) {
   check_floating("scale", "x", x);
-  check_out("scale", "out", out, x.sizes(), "x", x);
-  check_no_overlap("scale", "out", out, "x", x);
+  check_result("scale", "out", out, x.sizes(), "x", x, {{"x", &x}});
   if (x.numel() == 0) return out;
-  const at::Tensor contiguous = x.contiguous();
+  const Tensor contiguous = x.contiguous();
   run(scale_op(), std::string(rung), x, {contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, dtype_of(x)});
   return out;
 }
 
-at::Tensor scale(const at::Tensor& x, double factor, std::string_view rung) {
-  at::Tensor out = at::empty_like(x, at::MemoryFormat::Contiguous);
+Tensor scale(const Tensor& x, double factor, string_view rung) {
+  Tensor out = like(x);
   return scale_out(x, factor, rung, out);
 }
 
-at::Tensor& bias_gelu_out(const at::Tensor& x, const at::Tensor& bias, std::string_view approximate,
-                          std::string_view rung, at::Tensor& out) {
-  check_floating("bias_gelu", "x", x);
-  TORCH_CHECK_VALUE(x.dim() >= 1, "bias_gelu: `x` must have at least 1 dimension, got 0 (shape ())");
-  TORCH_CHECK_VALUE(x.size(-1) > 0, "bias_gelu: the last dimension of `x` must not be 0, got shape ", shape_text(x));
-  check_like("bias_gelu", "bias", bias, "x", x);
-  check_shape("bias_gelu", "bias", bias, {x.size(-1)});
-  TORCH_CHECK_VALUE(approximate == "tanh" || approximate == "none",
-                    "bias_gelu: `approximate` must be 'tanh' or 'none', got '", approximate, "'");
-  check_out("bias_gelu", "out", out, x.sizes(), "x", x);
-  check_no_overlap("bias_gelu", "out", out, "x", x);
-  check_no_overlap("bias_gelu", "out", out, "bias", bias);
+// ---- gelu, gelu_scale and their gradient ----
+
+Tensor& gelu_out(const Tensor& x, string_view approximate, string_view rung, Tensor& out) {
+  check_floating("gelu", "x", x);
+  const bool tanh = is_tanh("gelu", approximate);
+  check_result("gelu", "out", out, x.sizes(), "x", x, {{"x", &x}});
   if (x.numel() == 0) return out;
-  const at::Tensor contiguous = x.contiguous();
-  const at::Tensor contiguous_bias = bias.contiguous();
-  run(bias_gelu_op(), std::string(rung), x,
-      {contiguous.data_ptr(), contiguous_bias.data_ptr(), out.data_ptr(), x.numel() / x.size(-1), x.size(-1),
-       approximate == "tanh", dtype_of(x)});
+  const Tensor contiguous = x.contiguous();
+  run(gelu_op(), std::string(rung), x, {contiguous.data_ptr(), out.data_ptr(), x.numel(), tanh, dtype_of(x)});
   return out;
 }
 
-at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, std::string_view approximate, std::string_view rung) {
-  at::Tensor out = at::empty_like(x, at::MemoryFormat::Contiguous);
+Tensor gelu(const Tensor& x, string_view approximate, string_view rung) {
+  Tensor out = like(x);
+  return gelu_out(x, approximate, rung, out);
+}
+
+Tensor& gelu_scale_out(const Tensor& x, double factor, string_view approximate, string_view rung, Tensor& out) {
+  check_floating("gelu_scale", "x", x);
+  const bool tanh = is_tanh("gelu_scale", approximate);
+  check_result("gelu_scale", "out", out, x.sizes(), "x", x, {{"x", &x}});
+  if (x.numel() == 0) return out;
+  const Tensor contiguous = x.contiguous();
+  run(gelu_scale_op(), std::string(rung), x,
+      {contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, tanh, dtype_of(x)});
+  return out;
+}
+
+Tensor gelu_scale(const Tensor& x, double factor, string_view approximate, string_view rung) {
+  Tensor out = like(x);
+  return gelu_scale_out(x, factor, approximate, rung, out);
+}
+
+Tensor& gelu_backward_out(const Tensor& grad, const Tensor& x, double factor, string_view approximate, string_view rung,
+                          Tensor& out) {
+  check_floating("gelu_backward", "grad", grad);
+  check_same("gelu_backward", "x", x, "grad", grad);
+  const bool tanh = is_tanh("gelu_backward", approximate);
+  check_result("gelu_backward", "out", out, x.sizes(), "grad", grad, {{"grad", &grad}, {"x", &x}});
+  if (x.numel() == 0) return out;
+  const Tensor contiguous_grad = grad.contiguous(), contiguous = x.contiguous();
+  run(gelu_backward_op(), std::string(rung), x,
+      {contiguous_grad.data_ptr(), contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, tanh, dtype_of(x)});
+  return out;
+}
+
+Tensor gelu_backward(const Tensor& grad, const Tensor& x, double factor, string_view approximate, string_view rung) {
+  Tensor out = like(grad);
+  return gelu_backward_out(grad, x, factor, approximate, rung, out);
+}
+
+// ---- bias_gelu ----
+
+Tensor& bias_gelu_out(const Tensor& x, const Tensor& bias, string_view approximate, string_view rung, Tensor& out) {
+  check_floating("bias_gelu", "x", x);
+  check_rows("bias_gelu", "x", x);
+  check_bias("bias_gelu", bias, "x", x);
+  const bool tanh = is_tanh("bias_gelu", approximate);
+  check_result("bias_gelu", "out", out, x.sizes(), "x", x, {{"x", &x}, {"bias", &bias}});
+  if (x.numel() == 0) return out;
+  const Tensor contiguous = x.contiguous(), contiguous_bias = bias.contiguous();
+  run(bias_gelu_op(), std::string(rung), x,
+      {contiguous.data_ptr(), contiguous_bias.data_ptr(), out.data_ptr(), rows_of(x), x.size(-1), tanh, dtype_of(x)});
+  return out;
+}
+
+Tensor bias_gelu(const Tensor& x, const Tensor& bias, string_view approximate, string_view rung) {
+  Tensor out = like(x);
   return bias_gelu_out(x, bias, approximate, rung, out);
 }
 
-at::Tensor bias_gelu_autocast(const at::Tensor& x, const at::Tensor& bias, std::string_view approximate,
-                              std::string_view rung) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("step1_simple::bias_gelu", "").typed<decltype(bias_gelu)>();
+Tensor bias_gelu_autocast(const Tensor& x, const Tensor& bias, string_view approximate, string_view rung) {
+  static const auto op = registered<decltype(bias_gelu)>("step1_simple::bias_gelu");
   const c10::DeviceType device = x.device().type();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
@@ -75,10 +239,170 @@ at::Tensor bias_gelu_autocast(const at::Tensor& x, const at::Tensor& bias, std::
                  approximate, rung);
 }
 
+std::tuple<Tensor&, Tensor&> bias_gelu_backward_out(const Tensor& grad, const Tensor& x, const Tensor& bias,
+                                                    string_view approximate, string_view rung, Tensor& grad_x,
+                                                    Tensor& grad_bias) {
+  constexpr const char* op = "bias_gelu_backward";
+  check_floating(op, "grad", grad);
+  check_rows(op, "grad", grad);
+  check_same(op, "x", x, "grad", grad);
+  check_bias(op, bias, "grad", grad);
+  const bool tanh = is_tanh(op, approximate);
+  check_result(op, "grad_x", grad_x, x.sizes(), "grad", grad, {{"grad", &grad}, {"x", &x}, {"bias", &bias}});
+  check_result(op, "grad_bias", grad_bias, bias.sizes(), "grad", grad,
+               {{"grad", &grad}, {"x", &x}, {"bias", &bias}, {"grad_x", &grad_x}});
+  if (x.numel() == 0) {
+    grad_bias.zero_();
+    return {grad_x, grad_bias};
+  }
+  const Tensor contiguous_grad = grad.contiguous(), contiguous = x.contiguous(), contiguous_bias = bias.contiguous();
+  run(bias_gelu_backward_op(), std::string(rung), x,
+      {contiguous_grad.data_ptr(), contiguous.data_ptr(), contiguous_bias.data_ptr(), grad_x.data_ptr(),
+       grad_bias.data_ptr(), rows_of(x), x.size(-1), tanh, dtype_of(x)});
+  return {grad_x, grad_bias};
+}
+
+std::tuple<Tensor, Tensor> bias_gelu_backward(const Tensor& grad, const Tensor& x, const Tensor& bias,
+                                              string_view approximate, string_view rung) {
+  Tensor grad_x = like(grad), grad_bias = one_row(grad);
+  bias_gelu_backward_out(grad, x, bias, approximate, rung, grad_x, grad_bias);
+  return {grad_x, grad_bias};
+}
+
+// ---- bias_dropout_residual ----
+
+Tensor dropout_state(const Tensor& x, bool on_device) {
+  Tensor state = at::empty({2}, at::TensorOptions().dtype(at::kLong));
+  int64_t* numbers = state.data_ptr<int64_t>();
+  if (x.is_cpu()) {
+    auto* generator = at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
+    const std::lock_guard<std::mutex> lock(generator->mutex_);
+    numbers[0] = static_cast<int64_t>(generator->random64());
+    numbers[1] = 0;
+    return state;
+  }
+#ifdef KF_WITH_CUDA
+  const c10::OptionalDeviceGuard guard(x.device());
+  const at::Generator& of_device = at::globalContext().defaultGenerator(x.device());
+  auto* generator = at::check_generator<at::CUDAGeneratorImpl>(of_device);
+  at::PhiloxCudaState philox;
+  {
+    const std::lock_guard<std::mutex> lock(generator->mutex_);
+    philox = generator->philox_cuda_state(4);  // one call, four 32-bit numbers, in each subsequence
+  }
+  if (!philox.captured_) {
+    numbers[0] = static_cast<int64_t>(philox.seed_.val);
+    numbers[1] = static_cast<int64_t>(philox.offset_.val);
+    return on_device ? state.to(x.device()) : state;
+  }
+  TORCH_CHECK_VALUE(on_device, "dropout_state: `on_device` must be True while a CUDA graph is captured");
+  // The graph's replays find their seed and offset at these addresses; what has been drawn in this graph is added.
+  const auto options = x.options().dtype(at::kLong);
+  Tensor on_gpu = at::empty({2}, options);
+  on_gpu.narrow(0, 0, 1).copy_(at::from_blob(philox.seed_.ptr, {1}, options));
+  on_gpu.narrow(0, 1, 1).copy_(at::from_blob(philox.offset_.ptr, {1}, options));
+  on_gpu.narrow(0, 1, 1).add_(static_cast<int64_t>(philox.offset_intragraph_));
+  return on_gpu;
+#else
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "dropout_state: this build has no CUDA kernels (asked for ", x.device(),
+                              on_device ? ", on the device" : "", ")");
+#endif
+}
+
+Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+                                  const Tensor& rng_state, string_view rung, Tensor& out) {
+  constexpr const char* op = "bias_dropout_residual";
+  check_floating(op, "x", x);
+  check_rows(op, "x", x);
+  check_bias(op, bias, "x", x);
+  check_same(op, "residual", residual, "x", x);
+  const uint32_t threshold = threshold_of(op, p);
+  const State state = state_of(op, rng_state, x);
+  check_result(op, "out", out, x.sizes(), "x", x, {{"x", &x}, {"bias", &bias}, {"residual", &residual}});
+  if (x.numel() == 0) return out;
+  const Tensor contiguous = x.contiguous(), contiguous_bias = bias.contiguous(),
+               contiguous_residual = residual.contiguous();
+  run(bias_dropout_residual_op(), std::string(rung), x,
+      {contiguous.data_ptr(), contiguous_bias.data_ptr(), contiguous_residual.data_ptr(), out.data_ptr(), rows_of(x),
+       x.size(-1), state.in_memory, state.seed, state.offset, threshold, dtype_of(x)});
+  return out;
+}
+
+Tensor bias_dropout_residual(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+                             const Tensor& rng_state, string_view rung) {
+  Tensor out = like(x);
+  return bias_dropout_residual_out(x, bias, residual, p, rng_state, rung, out);
+}
+
+Tensor bias_dropout_residual_autocast(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+                                      const Tensor& rng_state, string_view rung) {
+  static const auto op = registered<decltype(bias_dropout_residual)>("step1_simple::bias_dropout_residual");
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  at::ScalarType widest = x.scalar_type();
+  for (const Tensor& t : {bias, residual}) widest = c10::promoteTypes(widest, t.scalar_type());
+  return op.call(x.to(widest), bias.to(widest), residual.to(widest), p, rng_state, rung);
+}
+
+std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& grad, double p, const Tensor& rng_state,
+                                                                string_view rung, Tensor& grad_x, Tensor& grad_bias) {
+  constexpr const char* op = "bias_dropout_residual_backward";
+  check_floating(op, "grad", grad);
+  check_rows(op, "grad", grad);
+  const uint32_t threshold = threshold_of(op, p);
+  const State state = state_of(op, rng_state, grad);
+  check_result(op, "grad_x", grad_x, grad.sizes(), "grad", grad, {{"grad", &grad}});
+  check_result(op, "grad_bias", grad_bias, {grad.size(-1)}, "grad", grad, {{"grad", &grad}, {"grad_x", &grad_x}});
+  if (grad.numel() == 0) {
+    grad_bias.zero_();
+    return {grad_x, grad_bias};
+  }
+  const Tensor contiguous = grad.contiguous();
+  run(bias_dropout_residual_backward_op(), std::string(rung), grad,
+      {contiguous.data_ptr(), grad_x.data_ptr(), grad_bias.data_ptr(), rows_of(grad), grad.size(-1), state.in_memory,
+       state.seed, state.offset, threshold, dtype_of(grad)});
+  return {grad_x, grad_bias};
+}
+
+std::tuple<Tensor, Tensor> bias_dropout_residual_backward(const Tensor& grad, double p, const Tensor& rng_state,
+                                                          string_view rung) {
+  Tensor grad_x = like(grad), grad_bias = one_row(grad);
+  bias_dropout_residual_backward_out(grad, p, rng_state, rung, grad_x, grad_bias);
+  return {grad_x, grad_bias};
+}
+
+// ---- column_sum ----
+
+Tensor& column_sum_out(const Tensor& x, string_view rung, Tensor& out) {
+  check_floating("column_sum", "x", x);
+  check_rows("column_sum", "x", x);
+  check_result("column_sum", "out", out, {x.size(-1)}, "x", x, {{"x", &x}});
+  if (x.numel() == 0) return out.zero_();
+  const Tensor contiguous = x.contiguous();
+  run(column_sum_op(), std::string(rung), x,
+      {contiguous.data_ptr(), out.data_ptr(), rows_of(x), x.size(-1), dtype_of(x)});
+  return out;
+}
+
+Tensor column_sum(const Tensor& x, string_view rung) {
+  Tensor out = one_row(x);
+  return column_sum_out(x, rung, out);
+}
+
 std::vector<std::string> rungs(const std::string& op, bool on_gpu) {
   if (op == "scale") return rung_names(scale_op(), on_gpu);
+  if (op == "gelu") return rung_names(gelu_op(), on_gpu);
+  if (op == "gelu_scale") return rung_names(gelu_scale_op(), on_gpu);
+  if (op == "gelu_backward") return rung_names(gelu_backward_op(), on_gpu);
   if (op == "bias_gelu") return rung_names(bias_gelu_op(), on_gpu);
-  TORCH_CHECK_VALUE(false, "rungs: `op` must be 'scale' or 'bias_gelu', got '", op, "'");
+  if (op == "bias_gelu_backward") return rung_names(bias_gelu_backward_op(), on_gpu);
+  if (op == "bias_dropout_residual") return rung_names(bias_dropout_residual_op(), on_gpu);
+  if (op == "bias_dropout_residual_backward") return rung_names(bias_dropout_residual_backward_op(), on_gpu);
+  if (op == "column_sum") return rung_names(column_sum_op(), on_gpu);
+  TORCH_CHECK_VALUE(false,
+                    "rungs: `op` must be 'scale', 'gelu', 'gelu_scale', 'gelu_backward', 'bias_gelu', "
+                    "'bias_gelu_backward', 'bias_dropout_residual', 'bias_dropout_residual_backward' or 'column_sum', "
+                    "got '",
+                    op, "'");
 }
 
 }  // namespace kf::step1

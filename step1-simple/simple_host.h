@@ -1,24 +1,64 @@
-// This stage's ops on torch tensors; pybind.cpp registers them.
+// This stage's ops on torch tensors; pybind.cpp registers them. Python's docstrings say what each does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace kf::step1 {
 
-at::Tensor scale(const at::Tensor& x, double factor, std::string_view rung);
-at::Tensor& scale_out(const at::Tensor& x, double factor, std::string_view rung, at::Tensor& out);
+using at::Tensor;
+using std::string_view;
 
-at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias, std::string_view approximate, std::string_view rung);
-at::Tensor& bias_gelu_out(const at::Tensor& x, const at::Tensor& bias, std::string_view approximate,
-                          std::string_view rung, at::Tensor& out);
+Tensor scale(const Tensor& x, double factor, string_view rung);
+Tensor& scale_out(const Tensor& x, double factor, string_view rung, Tensor& out);
 
+Tensor gelu(const Tensor& x, string_view approximate, string_view rung);
+Tensor& gelu_out(const Tensor& x, string_view approximate, string_view rung, Tensor& out);
+
+Tensor gelu_scale(const Tensor& x, double factor, string_view approximate, string_view rung);
+Tensor& gelu_scale_out(const Tensor& x, double factor, string_view approximate, string_view rung, Tensor& out);
+
+// The gradient of gelu_scale, and with factor 1 of gelu.
+Tensor gelu_backward(const Tensor& grad, const Tensor& x, double factor, string_view approximate, string_view rung);
+Tensor& gelu_backward_out(const Tensor& grad, const Tensor& x, double factor, string_view approximate, string_view rung,
+                          Tensor& out);
+
+Tensor bias_gelu(const Tensor& x, const Tensor& bias, string_view approximate, string_view rung);
+Tensor& bias_gelu_out(const Tensor& x, const Tensor& bias, string_view approximate, string_view rung, Tensor& out);
 // Under autocast: x and bias in autocast's dtype, then the op.
-at::Tensor bias_gelu_autocast(const at::Tensor& x, const at::Tensor& bias, std::string_view approximate,
-                              std::string_view rung);
+Tensor bias_gelu_autocast(const Tensor& x, const Tensor& bias, string_view approximate, string_view rung);
+
+// The gradients of x and bias.
+std::tuple<Tensor, Tensor> bias_gelu_backward(const Tensor& grad, const Tensor& x, const Tensor& bias,
+                                              string_view approximate, string_view rung);
+std::tuple<Tensor&, Tensor&> bias_gelu_backward_out(const Tensor& grad, const Tensor& x, const Tensor& bias,
+                                                    string_view approximate, string_view rung, Tensor& grad_x,
+                                                    Tensor& grad_bias);
+
+// {seed, offset} for one dropout, drawn from PyTorch's generator for the device of x, which moves on. On the CPU, where
+// the launch can read it without waiting; on_device: where x lies, as a CUDA graph or torch.compile needs it.
+Tensor dropout_state(const Tensor& x, bool on_device);
+
+Tensor bias_dropout_residual(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+                             const Tensor& rng_state, string_view rung);
+Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+                                  const Tensor& rng_state, string_view rung, Tensor& out);
+// Under autocast: x, bias and residual in the widest of their dtypes, as PyTorch adds them.
+Tensor bias_dropout_residual_autocast(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+                                      const Tensor& rng_state, string_view rung);
+
+// The gradients of x and bias; that of the residual is `grad`.
+std::tuple<Tensor, Tensor> bias_dropout_residual_backward(const Tensor& grad, double p, const Tensor& rng_state,
+                                                          string_view rung);
+std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& grad, double p, const Tensor& rng_state,
+                                                                string_view rung, Tensor& grad_x, Tensor& grad_bias);
+
+Tensor column_sum(const Tensor& x, string_view rung);
+Tensor& column_sum_out(const Tensor& x, string_view rung, Tensor& out);
 
 // The names an op accepts as `rung`, in the order of the lesson.
 std::vector<std::string> rungs(const std::string& op, bool on_gpu);

@@ -3,6 +3,8 @@
 python test.py            pytest's options may follow, such as -k scale
 """
 
+import functools
+import math
 import pathlib
 import re
 import shutil
@@ -18,6 +20,7 @@ stages.on_path()
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
 import step1_simple
 from kernel_fusion import testing
@@ -29,73 +32,220 @@ NAN = float("nan")
 ops = torch.ops.step1_simple
 
 
+# Every op: tensors and arguments by shape and dtype, PyTorch's way, and shapes that are multiples of nothing.
+
+
 def scaled(x, factor):
     return x * factor
+
+
+def gelu(x, approximate="tanh"):
+    return F.gelu(x, approximate=approximate)
+
+
+def scaled_gelu(x, factor, approximate="tanh"):
+    return F.gelu(x, approximate=approximate) * factor
+
+
+def gelu_gradient(grad, x, factor=1.0, approximate="tanh"):
+    return torch.ops.aten.gelu_backward(grad, x, approximate=approximate) * factor
 
 
 def gelu_of_sum(x, bias, approximate="tanh"):
     return F.gelu(x + bias, approximate=approximate)
 
 
+def gelu_of_sum_gradients(grad, x, bias, approximate="tanh"):
+    grad_x = torch.ops.aten.gelu_backward(grad, x + bias, approximate=approximate)
+    return grad_x, sum_of_rows(grad_x)
+
+
+def sum_of_rows(x):
+    return x.reshape(-1, x.shape[-1]).sum(0)
+
+
+def philox(seed: int, offset: int, subsequence: torch.Tensor) -> list[torch.Tensor]:
+    """Philox4x32-10 as its paper has it, in PyTorch's 64-bit integers."""
+    word = 0xFFFFFFFF
+    zero = torch.zeros_like(subsequence)
+    x, y = zero + (offset & word), zero + (offset >> 32 & word)
+    z, w = subsequence & word, subsequence >> 32 & word
+    key_x, key_y = seed & word, seed >> 32 & word
+    for _ in range(10):
+        x, y, z, w = (
+            high_product(0xCD9E8D57, z) ^ y ^ key_x,
+            low_product(0xCD9E8D57, z),
+            high_product(0xD2511F53, x) ^ w ^ key_y,
+            low_product(0xD2511F53, x),
+        )
+        key_x, key_y = key_x + 0x9E3779B9 & word, key_y + 0xBB67AE85 & word
+    return [x, y, z, w]
+
+
+def low_product(a: int, b: torch.Tensor) -> torch.Tensor:
+    return a * (b & 0xFFFF) + (a * (b >> 16) % (1 << 16) << 16) & 0xFFFFFFFF
+
+
+def high_product(a: int, b: torch.Tensor) -> torch.Tensor:
+    return (a * (b >> 16) + (a * (b & 0xFFFF) >> 16)) >> 16
+
+
+def random_numbers(shape, rng_state: torch.Tensor) -> torch.Tensor:
+    """The 16-bit number of each element."""
+    count = math.prod(shape)
+    seed, offset = rng_state.tolist()
+    words = philox(seed, offset // 4, torch.arange(-(-count // 8)))
+    numbers = torch.stack([part for word in words for part in (word & 0xFFFF, word >> 16)], 1)
+    return numbers.flatten()[:count].reshape(shape)
+
+
+def mask_and_factor(shape, p: float, rng_state: torch.Tensor) -> tuple[torch.Tensor, float]:
+    threshold = round(65536 * p)
+    mask = (random_numbers(shape, rng_state.cpu()) >= threshold).to(rng_state.device)
+    return mask, 65536 / (65536 - threshold) if threshold < 65536 else 0.0
+
+
+def residual_plus_dropout(x, bias, residual, p, rng_state):
+    mask, factor = mask_and_factor(x.shape, p, rng_state)
+    return torch.where(mask.to(x.device), (x + bias) * factor, 0) + residual
+
+
+def dropout_gradients(grad, p, rng_state):
+    mask, factor = mask_and_factor(grad.shape, p, rng_state)
+    grad_x = torch.where(mask.to(grad.device), grad * factor, 0)
+    return grad_x, sum_of_rows(grad_x)
+
+
+STATE = torch.tensor([0x0123456789ABCDEF, 12])
+
+OPS = {
+    "scale": (scaled, lambda x, more: (x, -1.7)),
+    "gelu": (gelu, lambda x, more: (x,)),
+    "gelu_scale": (scaled_gelu, lambda x, more: (x, -1.7)),
+    "gelu_backward": (gelu_gradient, lambda x, more: (more(1, x.shape), x)),
+    "bias_gelu": (gelu_of_sum, lambda x, more: (x, more(1, x.shape[-1:]))),
+    "bias_gelu_backward": (gelu_of_sum_gradients, lambda x, more: (more(2, x.shape), x, more(1, x.shape[-1:]))),
+    "bias_dropout_residual": (
+        residual_plus_dropout,
+        lambda x, more: (x, more(1, x.shape[-1:]), more(2, x.shape), 0.3, STATE),
+    ),
+    "bias_dropout_residual_backward": (dropout_gradients, lambda x, more: (x, 0.3, STATE)),
+    "column_sum": (sum_of_rows, lambda x, more: (x,)),
+}
+WITH_GELU = {"gelu", "gelu_scale", "gelu_backward", "bias_gelu", "bias_gelu_backward"}
+RUNGS = [
+    pytest.param(op, *parameter.values, marks=parameter.marks, id=f"{op}-{parameter.id}")
+    for op in OPS
+    for parameter in testing.device_rungs("step1_simple", op)
+]
+SHAPES = [(1, 1), (31, 64), (33, 760), (127, 33), (2, 3, 768), (5, 1600), (1023, 2), (127,), (9, 1023), (3, 257)]
+
+
+def inputs_of(op: str, shape, dtype: torch.dtype, device: str) -> tuple:
+    """The positional arguments of `op`."""
+    x = testing.randn(shape, dtype, device, scale=2.0)
+    return OPS[op][1](x, lambda seed, shape: testing.randn(shape, dtype, device, seed=seed))
+
+
+def functions_of(op: str) -> dict:
+    """The reference and eager PyTorch, for check_contract."""
+    return {"reference": OPS[op][0], "eager": OPS[op][0]}
+
+
 # ---- the contract of correctness ----
 
 
-@pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step1_simple", "scale"))
+@pytest.mark.parametrize(("op", "device", "rung"), RUNGS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1,), (31,), (33,), (127,), (1023,), (1600,), (3, 5, 7), ()], ids=str)
-def test_scale_multiplies(shape, dtype, device, rung):
-    x = testing.randn(shape, dtype, device)
-    testing.check_contract(step1_simple, "scale", (x, -1.7), rung, reference=scaled, eager=scaled)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_rung_keeps_the_contract(shape, dtype, op, device, rung):
+    testing.check_contract(step1_simple, op, inputs_of(op, shape, dtype, device), rung, **functions_of(op))
 
 
-@pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step1_simple", "bias_gelu"))
+@pytest.mark.parametrize(("op", "device", "rung"), [p for p in RUNGS if p.values[0] in WITH_GELU])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("approximate", ["tanh", "none"])
+@pytest.mark.parametrize("shape", [(5, 1600), (9, 1023)], ids=str)
+def test_every_rung_has_the_exact_gelu_too(shape, dtype, op, device, rung):
+    inputs = inputs_of(op, shape, dtype, device)
+    testing.check_contract(step1_simple, op, inputs, rung, kwargs={"approximate": "none"}, **functions_of(op))
+
+
 @pytest.mark.parametrize(
-    "shape", [(1, 1), (31, 64), (33, 760), (127, 33), (2, 3, 768), (5, 1600), (1023, 2), (127,)], ids=str
+    ("op", "device", "rung"), [p for p in RUNGS if p.values[0] in ("scale", "gelu", "gelu_scale", "gelu_backward")]
 )
-def test_bias_gelu_is_gelu_of_the_sum(shape, approximate, dtype, device, rung):
-    x = testing.randn(shape, dtype, device, scale=2.0)
-    bias = testing.randn(shape[-1:], dtype, device, seed=1)
-    testing.check_contract(
-        step1_simple,
-        "bias_gelu",
-        (x, bias),
-        rung,
-        reference=gelu_of_sum,
-        eager=gelu_of_sum,
-        kwargs={"approximate": approximate},
-    )
+def test_ops_without_rows_take_a_tensor_without_dimensions(op, device, rung):
+    inputs = inputs_of(op, (), torch.float32, device)
+    testing.check_contract(step1_simple, op, inputs, rung, layouts=False, **functions_of(op))
+
+
+@pytest.mark.parametrize(("op", "device", "rung"), [p for p in RUNGS if p.values[0] == "gelu_backward"])
+def test_gelu_backward_has_the_factor_of_gelu_scale(op, device, rung):
+    inputs = inputs_of(op, (7, 65), torch.float32, device)
+    testing.check_contract(step1_simple, op, inputs, rung, kwargs={"factor": -1.7}, **functions_of(op))
 
 
 @pytest.mark.parametrize("schedule", ["random:1", "random:2"])
-@pytest.mark.parametrize("op", ["scale", "bias_gelu"])
+@pytest.mark.parametrize("op", OPS)
 def test_emulated_threads_may_run_in_any_order(op, schedule, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
-    x = testing.randn((5, 760), torch.float32, "cpu")
-    inputs, same = ((x, 0.5), scaled) if op == "scale" else ((x, x[0].clone()), gelu_of_sum)
+    inputs = inputs_of(op, (37, 769), torch.float32, "cpu")
     for rung in step1_simple.rungs(op, "cpu"):
-        testing.check_contract(step1_simple, op, inputs, rung, reference=same, eager=same)
+        testing.check_contract(step1_simple, op, inputs, rung, **functions_of(op))
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-def test_auto_does_gpt2_sized_layers(dtype, device):
-    x = testing.randn((128, 3072), dtype, device)
-    bias = testing.randn((3072,), dtype, device, seed=1)
-    testing.check_contract(
-        step1_simple, "bias_gelu", (x, bias), "auto", reference=gelu_of_sum, eager=gelu_of_sum, layouts=False
-    )
+@pytest.mark.parametrize("op", OPS)
+def test_auto_does_gpt2_sized_layers(op, dtype, device):
+    inputs = inputs_of(op, (1024, 3072), dtype, device)
+    testing.check_contract(step1_simple, op, inputs, "auto", layouts=False, **functions_of(op))
+
+
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+@pytest.mark.parametrize("op", OPS)
+def test_offsets_beyond_2_31_elements_are_right(op, device):
+    rows, width = (1 << 21) + 3, 1030  # 2.2 billion elements, and no row starts where the one before did
+    x = torch.zeros(rows, width, dtype=torch.bfloat16, device=device)
+    x[-2:] = testing.randn((2, width), torch.bfloat16, device)
+    last = x[-2:].clone()
+    ones = torch.ones(width, dtype=torch.bfloat16, device=device)
+    for rung in step1_simple.rungs(op, device):
+        if op == "scale":
+            got, want = step1_simple.scale(x, 2.0, rung=rung)[-2:], last * 2.0
+        elif op == "gelu":
+            got, want = step1_simple.gelu(x, rung=rung)[-2:], gelu(last.float())
+        elif op == "gelu_scale":
+            got, want = step1_simple.gelu_scale(x, 2.0, rung=rung)[-2:], 2 * gelu(last.float())
+        elif op == "gelu_backward":
+            got, want = step1_simple.gelu_backward(x, x, rung=rung)[-2:], gelu_gradient(last.float(), last.float())
+        elif op == "bias_gelu":
+            got, want = step1_simple.bias_gelu(x, ones, rung=rung)[-2:], gelu(last.float() + 1)
+        elif op == "bias_gelu_backward":
+            grad_x, got = step1_simple.bias_gelu_backward(x, x, ones, rung=rung)
+            want = gelu_of_sum_gradients(last.float(), last.float(), ones.float())
+            torch.testing.assert_close(grad_x[-2:].float(), want[0], rtol=2e-2, atol=2e-2)
+            want = want[1]
+        elif op == "bias_dropout_residual":
+            got = step1_simple.bias_dropout_residual(x, ones, x, 0.0, STATE, rung=rung)[-2:]
+            want = last.float() * 2 + 1
+        elif op == "bias_dropout_residual_backward":
+            grad_x, got = step1_simple.bias_dropout_residual_backward(x, 0.0, STATE, rung=rung)
+            assert torch.equal(grad_x[-2:], last)
+            want = last.float().sum(0)
+        else:
+            got, want = step1_simple.column_sum(x, rung=rung), last.float().sum(0)
+        torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=2e-2)
+        del got
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize("op", ["scale", "bias_gelu"])
-def test_v2_loads_and_stores_128_bits(op, tmp_path):
+@pytest.mark.parametrize("source", ["scale/v4_vector", "bias_gelu/v3_vector"])
+def test_vector_rungs_load_and_store_128_bits(source, tmp_path):
     here = pathlib.Path(__file__).parent
     includes = [f"-I{here.parent / 'common' / 'include'}", f"-I{here / 'include'}"]
-    command = ["nvcc", "-std=c++17", "-O3", "-arch=sm_80", "-ptx", "-DKF_BACKEND=gpu", *includes, "-o", "v2.ptx"]
-    subprocess.run([*command, str(here / "kernels" / op / "v2_vector.cu")], check=True, cwd=tmp_path)
-    kernels = re.split(r"\.entry ", (tmp_path / "v2.ptx").read_text())[1:]
+    command = ["nvcc", "-std=c++17", "-O3", "-arch=sm_80", "-ptx", "-DKF_BACKEND=gpu", *includes, "-o", "v.ptx"]
+    subprocess.run([*command, str(here / "kernels" / f"{source}.cu")], check=True, cwd=tmp_path)
+    kernels = re.split(r"\.entry ", (tmp_path / "v.ptx").read_text())[1:]
     vectorised = [
         k for k in kernels if re.search(r"ld\.global\S*\.v[24]\.", k) and re.search(r"st\.global\.v[24]\.", k)
     ]
@@ -116,82 +266,361 @@ def test_scale_keeps_infinity_nan_and_denormals(dtype, device, rung):
         torch.testing.assert_close(step1_simple.scale(x, factor, rung=rung), x * factor, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step1_simple", "bias_gelu"))
+GELUS = {
+    "gelu": lambda x, **kwargs: step1_simple.gelu(x, **kwargs),
+    "gelu_scale": lambda x, **kwargs: step1_simple.gelu_scale(x, 1.0, **kwargs),
+    "bias_gelu": lambda x, **kwargs: step1_simple.bias_gelu(x, torch.zeros_like(x[0]), **kwargs),
+}
+
+
+@pytest.mark.parametrize(("op", "device", "rung"), [p for p in RUNGS if p.values[0] in GELUS])
 @pytest.mark.parametrize("approximate", ["tanh", "none"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_bias_gelu_at_the_ends_of_the_range(dtype, approximate, device, rung):
+def test_gelu_at_the_ends_of_the_range(dtype, approximate, op, device, rung):
     largest = torch.finfo(dtype).max / 4
     smallest = torch.finfo(dtype).smallest_normal / 4
-    x = torch.tensor([[INFINITY, NAN, largest, -largest, smallest, -smallest, 0.0]], dtype=dtype, device=device)
-    bias = torch.zeros(7, dtype=dtype, device=device)
-    expected = torch.tensor([[INFINITY, NAN, largest, 0.0, smallest / 2, -smallest / 2, 0.0]], dtype=torch.float64)
-    got = step1_simple.bias_gelu(x, bias, approximate=approximate, rung=rung)
-    torch.testing.assert_close(got.cpu(), expected.to(dtype), rtol=1e-2, atol=0, equal_nan=True)
+    x = torch.tensor([[INFINITY, NAN, largest, -largest, smallest, -smallest, 0.0, 1.0]], dtype=dtype, device=device)
+    want = [INFINITY, NAN, largest, 0.0, smallest / 2, -smallest / 2, 0.0, 0.8413]
+    got = GELUS[op](x, approximate=approximate, rung=rung).cpu()
+    expected = torch.tensor([want], dtype=torch.float64).to(dtype)
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step1_simple", "bias_gelu"))
-def test_gelu_of_minus_infinity_is_nan_as_in_pytorch(device, rung):
-    x = torch.full((1, 3), -INFINITY, device=device)
-    zero = torch.zeros(3, device=device)
+@pytest.mark.parametrize(("op", "device", "rung"), [p for p in RUNGS if p.values[0] in GELUS])
+def test_gelu_of_minus_infinity_is_nan_as_in_pytorch(op, device, rung):
+    x = torch.full((1, 8), -INFINITY, device=device)
     for approximate in ("tanh", "none"):
         assert F.gelu(x, approximate=approximate).isnan().all()
-        assert step1_simple.bias_gelu(x, zero, approximate=approximate, rung=rung).isnan().all()
+        assert GELUS[op](x, approximate=approximate, rung=rung).isnan().all()
 
 
-@pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step1_simple", "scale"))
-def test_empty_tensors_give_empty_tensors(device, rung):
-    assert step1_simple.scale(torch.empty(0, 3, device=device), 2.0, rung=rung).shape == (0, 3)
-    x, bias = torch.empty(2, 0, 8, device=device), torch.ones(8, device=device)
-    assert step1_simple.bias_gelu(x, bias, rung=rung).shape == (2, 0, 8)
+@pytest.mark.parametrize(
+    ("op", "device", "rung"), [p for p in RUNGS if p.values[0] in ("gelu_backward", "bias_gelu_backward")]
+)
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_slope_of_gelu_at_the_ends_of_the_range(dtype, approximate, op, device, rung):
+    """0 and 1 far out, where x³ overflows; PyTorch gives NaN there for the tanh form."""
+    largest = torch.finfo(dtype).max / 4
+    x = torch.tensor([[INFINITY, -INFINITY, largest, -largest, NAN, 0.0, 30.0, -30.0]], dtype=dtype, device=device)
+    one = torch.ones_like(x)
+    if op == "gelu_backward":
+        got = step1_simple.gelu_backward(one, x, approximate=approximate, rung=rung)
+    else:
+        got, _ = step1_simple.bias_gelu_backward(one, x, one[0] * 0, approximate=approximate, rung=rung)
+    want = torch.tensor([[1.0, 0.0, 1.0, 0.0, NAN, 0.5, 1.0, 0.0]], dtype=dtype)
+    torch.testing.assert_close(got.cpu(), want, rtol=0, atol=1e-30, equal_nan=True)
 
 
-@pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step1_simple", "scale"))
-def test_views_of_any_strides_give_contiguous_results(device, rung):
+@pytest.mark.parametrize(("op", "device", "rung"), RUNGS)
+def test_empty_tensors_give_empty_tensors_and_sums_of_0(op, device, rung):
+    inputs = inputs_of(op, (2, 0, 8), torch.float32, device)
+    outputs = getattr(step1_simple, op)(*inputs, rung=rung)
+    for output in outputs if isinstance(outputs, tuple) else (outputs,):
+        if output.dim() == 1:
+            assert output.tolist() == [0.0] * 8
+        else:
+            assert output.shape == (2, 0, 8)
+
+
+@pytest.mark.parametrize(("op", "device", "rung"), RUNGS)
+def test_views_of_any_strides_give_contiguous_results(op, device, rung):
     x = testing.randn((6, 10), torch.float32, device)
-    bias = testing.randn((20,), torch.float32, device, seed=1)[::2]
     views = [x.T.contiguous().T, x[::2], x[:, :1].expand(6, 10), x[0].expand(6, 10)]
     for view in views:
-        scale = step1_simple.scale(view, 3.0, rung=rung)
-        gelu = step1_simple.bias_gelu(view, bias, rung=rung)
-        assert scale.is_contiguous()
-        assert gelu.is_contiguous()
-        torch.testing.assert_close(scale, view * 3.0, rtol=0, atol=0)
-        torch.testing.assert_close(gelu, gelu_of_sum(view, bias))
+        inputs = OPS[op][1](view, lambda seed, shape: testing.randn((*shape, 2), torch.float32, device, seed)[..., 0])
+        outputs = getattr(step1_simple, op)(*inputs, rung=rung)
+        expected = OPS[op][0](*inputs)
+        pairs = zip(outputs, expected, strict=True) if isinstance(outputs, tuple) else [(outputs, expected)]
+        for output, want in pairs:
+            assert output.is_contiguous()
+            torch.testing.assert_close(output, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
-def test_a_named_rung_runs_where_its_tensor_lies(device):
-    x = torch.ones(4, device=device)
-    for rung in step1_simple.rungs("scale", device):
+@pytest.mark.parametrize("op", OPS)
+def test_a_named_rung_runs_where_its_tensor_lies(op, device):
+    inputs = inputs_of(op, (3, 8), torch.float32, device)
+    for rung in step1_simple.rungs(op, device):
         backend = "gpu" if device == "cuda" else "cpu" if rung == "cpu" else "emulated"
         before = step1_simple.launch_counts()
-        step1_simple.scale(x, 2.0, rung=rung)
+        getattr(step1_simple, op)(*inputs, rung=rung)
         after = step1_simple.launch_counts()
         assert {k: after[k] - before[k] for k in after} == {"cpu": 0, "emulated": 0, "gpu": 0} | {backend: 1}
+
+
+# ---- dropout: its random numbers ----
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        ((0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((-1, -1), -1, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x85A308D3243F6A88, 0x0370734413198A2E),
+            0x299F31D0A4093822,
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
+def test_the_philox_we_compare_with_has_the_published_answers(counter, key, words):
+    """From the test vectors of Random123, the paper's own library."""
+
+    def signed(number):
+        return number - (1 << 64) if number >= 1 << 63 else number
+
+    got = philox(signed(key), signed(counter[0]), torch.tensor([signed(counter[1])]))
+    assert tuple(int(word) for word in got) == words
+
+
+DROPOUT_RUNGS = testing.device_rungs("step1_simple", "bias_dropout_residual")
+DROPOUT_BACKWARD_RUNGS = testing.device_rungs("step1_simple", "bias_dropout_residual_backward")
+
+
+def kept_elements(shape, p, rng_state, device, rung="auto", dtype=torch.float32):
+    """The mask, read off the result for x of ones without bias and residual."""
+    one, zero = torch.ones(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype)
+    bias = torch.zeros(shape[-1], device=device, dtype=dtype)
+    return (step1_simple.bias_dropout_residual(one, bias, zero, p, rng_state, rung=rung) != 0).cpu()
+
+
+@pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("state", [(0, 0), (1, 4), (-1, 4 * (1 << 40)), ((1 << 62) + 5, 8)], ids=str)
+def test_the_mask_is_philoxs(state, dtype, device, rung):
+    state = torch.tensor(state)
+    for shape in ((5, 64), (7, 33)):
+        expected = random_numbers(shape, state) >= round(65536 * 0.3)
+        assert torch.equal(kept_elements(shape, 0.3, state, device, rung, dtype), expected)
+
+
+@pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
+def test_the_mask_does_not_depend_on_where_the_state_lies(device, rung):
+    on_cpu = kept_elements((9, 65), 0.5, STATE, device, rung)
+    assert torch.equal(kept_elements((9, 65), 0.5, STATE.to(device), device, rung), on_cpu)
+    assert torch.equal(kept_elements((9, 65), 0.5, STATE.repeat_interleave(2)[::2], device, rung), on_cpu)
+
+
+@pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_keeps_the_right_part_and_the_expected_sum(p, device, rung):
+    rows, width = (64, 1024) if rung not in ("auto", "cpu") and device == "cpu" else (1024, 1024)
+    one, zero = torch.ones(rows, width, device=device), torch.zeros(rows, width, device=device)
+    y = step1_simple.bias_dropout_residual(one, zero[0], zero, p, STATE, rung=rung)
+    kept = (y != 0).double()
+    spread = math.sqrt(p * (1 - p) / kept.numel())
+    assert abs(kept.mean().item() - (1 - p)) < 5 * spread
+    assert abs(y.double().mean().item() - 1) < 5 * spread / (1 - p)
+    # Neighbours, in a row and in a column, are kept independently of each other.
+    for both in (kept[:, 1:] * kept[:, :-1], kept[1:] * kept[:-1]):
+        assert abs(both.mean().item() - (1 - p) ** 2) < 5 * math.sqrt(2 * (1 - p) / kept.numel())
+
+
+@pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
+def test_dropout_of_nothing_and_of_all(device, rung):
+    x, residual = (testing.randn((3, 65), torch.float32, device, seed=seed) for seed in (0, 1))
+    x[0, 0], x[1, 1] = INFINITY, NAN
+    bias = torch.zeros(65, device=device)
+    assert torch.equal(step1_simple.bias_dropout_residual(x, bias, residual, 1.0, STATE, rung=rung), residual)
+    everything = step1_simple.bias_dropout_residual(x, bias, residual, 0.0, STATE, rung=rung)
+    torch.testing.assert_close(everything, x + residual, rtol=0, atol=0, equal_nan=True)
+    evaluated = step1_simple.bias_dropout_residual(x, bias, residual, 0.7, training=False, rung=rung)
+    torch.testing.assert_close(evaluated, everything, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("device", "rung"), DROPOUT_BACKWARD_RUNGS)
+@pytest.mark.parametrize("shape", [(5, 64), (7, 33)], ids=str)
+def test_the_backward_drops_what_the_forward_dropped(shape, device, rung):
+    kept = kept_elements(shape, 0.4, STATE, device)
+    grad_x, grad_bias = step1_simple.bias_dropout_residual_backward(
+        torch.ones(shape, device=device), 0.4, STATE, rung=rung
+    )
+    assert torch.equal((grad_x != 0).cpu(), kept)
+    torch.testing.assert_close(grad_bias, grad_x.sum(0))
+
+
+def dropout_of_ones(device, p=0.5, shape=(4, 64)):
+    one, zero = torch.ones(shape, device=device), torch.zeros(shape, device=device)
+    return step1_simple.bias_dropout_residual(one, zero[0], zero, p)
+
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+def test_manual_seed_repeats_dropout_and_calls_differ(device):
+    torch.manual_seed(7)
+    first, second = dropout_of_ones(device), dropout_of_ones(device)
+    torch.manual_seed(7)
+    assert torch.equal(dropout_of_ones(device), first)
+    assert torch.equal(dropout_of_ones(device), second)
+    torch.manual_seed(8)
+    assert not torch.equal(dropout_of_ones(device), first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+def test_dropout_moves_pytorchs_generator_on_and_evaluation_does_not(device):
+    def next_number():
+        return torch.rand(1, device=device).item()
+
+    torch.manual_seed(7)
+    untouched = next_number()
+    torch.manual_seed(7)
+    step1_simple.bias_dropout_residual(*(torch.ones(s, device=device) for s in ((2, 3), (3,), (2, 3))), training=False)
+    assert next_number() == untouched
+    torch.manual_seed(7)
+    dropout_of_ones(device)
+    assert next_number() != untouched
+
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+def test_a_saved_generator_state_repeats_dropout(device):
+    module = torch.cuda if device == "cuda" else torch
+    state = module.get_rng_state()
+    first = dropout_of_ones(device)
+    module.set_rng_state(state)
+    assert torch.equal(dropout_of_ones(device), first)
+
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_sees_the_same_mask_again(reentrant, device):
+    torch.manual_seed(7)
+    x = testing.randn((6, 64), torch.float32, device).requires_grad_()
+    bias = torch.zeros(64, device=device, requires_grad=True)
+
+    def layer(x):
+        return step1_simple.bias_dropout_residual(step1_simple.gelu(x), bias, x, 0.5)
+
+    out = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
+    added = (out - x).detach()
+    kept = added != 0
+    out.sum().backward()
+    torch.testing.assert_close(bias.grad, kept.sum(0) * 2.0)
+
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+def test_compiled_dropout_draws_anew_for_each_call_and_agrees_with_its_gradient(device):
+    backend = "inductor" if device == "cuda" else "aot_eager"
+
+    def two(x, bias):
+        once = step1_simple.bias_dropout_residual(x, bias, torch.zeros_like(x), 0.5)
+        return once, step1_simple.bias_dropout_residual(x, bias, torch.zeros_like(x), 0.5)
+
+    torch.compiler.reset()
+    compiled = torch.compile(two, fullgraph=True, backend=backend)
+    x = torch.ones(8, 64, device=device, requires_grad=True)
+    bias = torch.zeros(64, device=device, requires_grad=True)
+    masks = []
+    for _ in range(2):
+        for out in compiled(x, bias):
+            (gradient,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+            assert torch.equal(gradient, (out != 0) * 2.0)
+            masks.append(out.detach() != 0)
+    for index, mask in enumerate(masks):
+        assert abs(mask.float().mean().item() - 0.5) < 0.15
+        assert not any(torch.equal(mask, other) for other in masks[:index])
+
+
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+def test_each_replay_of_a_cuda_graph_draws_anew(device):
+    x = torch.ones(16, 64, device=device, requires_grad=True)
+    bias = torch.zeros(64, device=device, requires_grad=True)
+
+    def step():
+        once = step1_simple.bias_dropout_residual(x, bias, torch.zeros_like(x), 0.5)
+        twice = step1_simple.bias_dropout_residual(x, bias, torch.zeros_like(x), 0.5)
+        return once, twice, *torch.autograd.grad((once * 3 + twice).sum(), x)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        once, twice, gradient = step()
+    seen = []
+    torch.manual_seed(7)
+    for _ in range(3):
+        graph.replay()
+        assert torch.equal(gradient, once * 3 + twice)  # the backward in the graph sees the masks of this replay
+        seen += [once.detach().clone(), twice.detach().clone()]
+    assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in seen[:i])
+    torch.manual_seed(7)
+    for replay in range(3):
+        graph.replay()
+        assert torch.equal(once, seen[2 * replay])
+        assert torch.equal(twice, seen[2 * replay + 1])
+
+
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+def test_a_state_for_the_cpu_is_refused_while_a_cuda_graph_is_captured(device):
+    x = torch.ones(2, 8, device=device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with testing.raises(ValueError, "dropout_state: `on_device` must be True while a CUDA graph is captured"):
+            step1_simple.dropout_state(x)
+        x * 2
 
 
 # ---- gradients ----
 
 
-@pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step1_simple", "scale"))
-def test_gradient_of_scale(device, rung):
-    x = testing.randn((3, 5), torch.float64, device).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: step1_simple.scale(x, -1.7, rung=rung), (x,))
-    assert torch.autograd.gradgradcheck(lambda x: step1_simple.scale(x, -1.7, rung=rung), (x,))
+def differentiable(op, rung):
+    """`op` as a function of tensors alone, and those tensors in float64."""
+    x = testing.randn((2, 3, 5), torch.float64, "cpu")
+    bias, residual = testing.randn((5,), torch.float64, "cpu", 1), testing.randn((2, 3, 5), torch.float64, "cpu", 2)
+    functions = {
+        "scale": (lambda x: step1_simple.scale(x, -1.7, rung=rung), (x,)),
+        "gelu": (lambda x, **k: step1_simple.gelu(x, rung=rung, **k), (x,)),
+        "gelu_scale": (lambda x, **k: step1_simple.gelu_scale(x, -1.7, rung=rung, **k), (x,)),
+        "gelu_backward": (lambda g, x, **k: step1_simple.gelu_backward(g, x, rung=rung, **k), (residual, x)),
+        "bias_gelu": (lambda x, b, **k: step1_simple.bias_gelu(x, b, rung=rung, **k), (x, bias)),
+        "bias_gelu_backward": (
+            lambda g, x, b, **k: step1_simple.bias_gelu_backward(g, x, b, rung=rung, **k),
+            (residual, x, bias),
+        ),
+        "bias_dropout_residual": (
+            lambda x, b, r: step1_simple.bias_dropout_residual(x, b, r, 0.3, STATE, rung=rung),
+            (x, bias, residual),
+        ),
+        "bias_dropout_residual_backward": (
+            lambda g: step1_simple.bias_dropout_residual_backward(g, 0.3, STATE, rung=rung),
+            (x,),
+        ),
+        "column_sum": (lambda x: step1_simple.column_sum(x, rung=rung), (x,)),
+    }
+    return functions[op]
 
 
-@pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step1_simple", "bias_gelu"))
-@pytest.mark.parametrize("approximate", ["tanh", "none"])
-def test_gradient_of_bias_gelu(approximate, device, rung):
-    def function(x, bias):
-        return step1_simple.bias_gelu(x, bias, approximate=approximate, rung=rung)
+@pytest.mark.parametrize(("op", "device", "rung"), RUNGS)
+def test_gradients_are_those_of_finite_differences(op, device, rung):
+    function, inputs = differentiable(op, rung)
+    for keywords in [{"approximate": "tanh"}, {"approximate": "none"}] if op in WITH_GELU else [{}]:
+        call = functools.partial(function, **keywords)
+        inputs = tuple(t.to(device).detach().requires_grad_() for t in inputs)
+        assert torch.autograd.gradcheck(call, inputs)
 
-    x = testing.randn((2, 3, 5), torch.float64, device).requires_grad_()
-    bias = testing.randn((5,), torch.float64, device, seed=1).requires_grad_()
-    assert torch.autograd.gradcheck(function, (x, bias))
-    assert torch.autograd.gradgradcheck(function, (x, bias))
-    assert torch.autograd.gradcheck(function, (x.detach(), bias))  # a frozen input, or a frozen bias
-    assert torch.autograd.gradcheck(function, (x, bias.detach()))
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+@pytest.mark.parametrize("op", [op for op in OPS if not op.endswith("_backward")])
+def test_second_gradients_are_those_of_finite_differences(op, device):
+    function, inputs = differentiable(op, "auto")
+    for keywords in [{"approximate": "tanh"}, {"approximate": "none"}] if op in WITH_GELU else [{}]:
+        call = functools.partial(function, **keywords)
+        inputs = tuple(t.to(device).detach().requires_grad_() for t in inputs)
+        assert torch.autograd.gradgradcheck(call, inputs)
+
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+def test_frozen_inputs_get_no_gradient(device):
+    _, tensors = differentiable("bias_dropout_residual", "auto")
+    x, bias, residual = (t.to(device) for t in tensors)
+    for frozen in range(3):
+        inputs = [t.detach().requires_grad_(i != frozen) for i, t in enumerate((x, bias, residual))]
+        assert torch.autograd.gradcheck(lambda *t: step1_simple.bias_dropout_residual(*t, 0.3, STATE), inputs)
+        if frozen < 2:
+            assert torch.autograd.gradcheck(step1_simple.bias_gelu, inputs[:2])
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
@@ -223,19 +652,27 @@ def test_a_gradient_of_stride_0_is_taken():
 # ---- as torch sees them ----
 
 
-@pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step1_simple", "scale"))
-def test_ops_are_registered_as_torch_wants_it(device, rung):
-    x = testing.randn((4, 6), torch.float32, device)
-    testing.check_op(step1_simple, "scale", (x, 0.5), {"rung": rung})
-    testing.check_op(step1_simple, "bias_gelu", (x, x[0].clone()), {"rung": rung})
-    testing.check_op(step1_simple, "bias_gelu", (x, x[0].clone()), {"approximate": "none", "rung": rung})
+@pytest.mark.parametrize("device", testing.DEVICES)
+@pytest.mark.parametrize("op", OPS)
+def test_ops_are_registered_as_torch_wants_it(op, device):
+    inputs = inputs_of(op, (4, 6), torch.float32, device)
+    for rung in ("auto", step1_simple.rungs(op, device)[-1]):
+        for approximate in ("tanh", "none") if op in WITH_GELU else (None,):
+            keywords = {"rung": rung} | ({"approximate": approximate} if approximate else {})
+            testing.check_op(step1_simple, op, inputs, keywords)
+
+
+def test_the_state_of_dropout_is_registered_as_torch_wants_it():
+    tests = ("test_schema", "test_faketensor")  # the others run it twice and expect the same
+    torch.library.opcheck(ops.dropout_state.default, (torch.ones(3),), {"on_device": False}, test_utils=tests)
 
 
 def test_gradients_under_torch_compile():
-    def loss(x, bias):
-        return step1_simple.scale(step1_simple.bias_gelu(x, bias), 2.0).sum()
+    def loss(x, bias, residual):
+        hidden = step1_simple.scale(step1_simple.bias_gelu(x, bias), 2.0)
+        return step1_simple.bias_dropout_residual(hidden, bias, residual, 0.3, STATE).sum()
 
-    inputs = [testing.randn(shape, torch.float32, "cpu").requires_grad_() for shape in ((4, 6), (6,))]
+    inputs = [testing.randn(shape, torch.float32, "cpu").requires_grad_() for shape in ((4, 6), (6,), (4, 6))]
     eager = torch.autograd.grad(loss(*inputs), inputs)
     compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs), inputs)
     for got, want in zip(compiled, eager, strict=True):
@@ -259,10 +696,27 @@ def test_autocast_casts_bias_gelu_like_a_linear_layer(dtype, device):
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
-def test_autocast_leaves_scale_alone(device):
+def test_autocast_adds_in_the_widest_dtype_of_dropouts_inputs(device):
+    x = testing.randn((4, 6), torch.bfloat16, device)
+    bias = torch.nn.Parameter(testing.randn((6,), torch.float32, device, seed=1))
+    residual = testing.randn((4, 6), torch.float32, device, seed=2)
+    with torch.autocast(device, torch.bfloat16):
+        mixed = step1_simple.bias_dropout_residual(x, bias, residual, 0.3, STATE)
+        half = step1_simple.bias_dropout_residual(x, bias.to(x.dtype), residual.to(x.dtype), 0.3, STATE)
+    assert mixed.dtype == torch.float32
+    assert half.dtype == torch.bfloat16
+    expected = step1_simple.bias_dropout_residual(x.float(), bias, residual, 0.3, STATE)
+    torch.testing.assert_close(mixed, expected, rtol=0, atol=0)
+    mixed.sum().backward()
+    assert bias.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+def test_autocast_leaves_scale_and_gelu_alone(device):
     x = torch.ones(4, device=device)
     with torch.autocast(device, torch.bfloat16):
         assert step1_simple.scale(x, 2.0).dtype == (x * 2.0).dtype == torch.float32
+        assert step1_simple.gelu(x).dtype == F.gelu(x).dtype == torch.float32
 
 
 def test_autocast_under_torch_compile():
@@ -314,7 +768,7 @@ def test_scale_refuses(device):
     x = torch.ones(2, 3, device=device)
     with testing.raises(TypeError, "scale: `x` must be float32, float16, bfloat16 or float64, got int32"):
         step1_simple.scale(x.int(), 2.0)
-    with testing.raises(ValueError, "scale: `rung` must be 'auto' or one of", "'v1_naive', 'v2_vector'", "'v9'"):
+    with testing.raises(ValueError, "scale: `rung` must be 'auto' or one of", "'v2_naive', 'v3_grid_stride'", "'v9'"):
         step1_simple.scale(x, 2.0, rung="v9")
     with testing.raises(RuntimeError, "'factor'", "str"):
         step1_simple.scale(x, "2.0")
@@ -328,26 +782,96 @@ def test_scale_refuses(device):
         ops.scale.out(x, 2.0, out=x)
 
 
+def calls_with_rows(device):
+    """For each op that has rows: itself as a function of x and bias, and what it calls them."""
+    state = STATE
+    return {
+        "bias_gelu": ("x", lambda x, bias: step1_simple.bias_gelu(x, bias)),
+        "bias_gelu_backward": ("grad", lambda x, bias: step1_simple.bias_gelu_backward(x, x, bias)),
+        "bias_dropout_residual": ("x", lambda x, bias: step1_simple.bias_dropout_residual(x, bias, x, 0.1, state)),
+        "bias_dropout_residual_backward": (
+            "grad",
+            lambda x, bias: step1_simple.bias_dropout_residual_backward(x, 0.1, state),
+        ),
+        "column_sum": ("x", lambda x, bias: step1_simple.column_sum(x)),
+    }
+
+
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
-def test_bias_gelu_refuses(device):
+@pytest.mark.parametrize("op", calls_with_rows("cpu"))
+def test_ops_with_rows_refuse(op, device):
+    name, call = calls_with_rows(device)[op]
     x, bias = torch.ones(2, 3, device=device), torch.ones(3, device=device)
-    with testing.raises(TypeError, "bias_gelu: `x` must be float32, float16, bfloat16 or float64, got int64"):
-        step1_simple.bias_gelu(x.long(), bias)
-    with testing.raises(TypeError, "bias_gelu: `bias` must have the dtype of `x` (float32), got float16"):
-        step1_simple.bias_gelu(x, bias.half())
-    with testing.raises(ValueError, "bias_gelu: `bias` must have shape (3,), got (2,)"):
-        step1_simple.bias_gelu(x, bias[:2])
-    with testing.raises(ValueError, "bias_gelu: `bias` must have shape (3,), got (1, 3)"):
-        step1_simple.bias_gelu(x, bias[None])
-    with testing.raises(ValueError, "bias_gelu: `x` must have at least 1 dimension, got 0"):
-        step1_simple.bias_gelu(x[0, 0], bias)
-    with testing.raises(ValueError, "bias_gelu: the last dimension of `x` must not be 0, got shape (2, 0)"):
-        step1_simple.bias_gelu(x[:, :0], bias[:0])
-    with testing.raises(ValueError, "bias_gelu: `approximate` must be 'tanh' or 'none', got 'erf'"):
-        step1_simple.bias_gelu(x, bias, approximate="erf")
+    with testing.raises(TypeError, f"{op}: `{name}` must be float32, float16, bfloat16 or float64, got int64"):
+        call(x.long(), bias)
+    with testing.raises(ValueError, f"{op}: `{name}` must have at least 1 dimension, got 0"):
+        call(x[0, 0], bias)
+    with testing.raises(ValueError, f"{op}: the last dimension of `{name}` must not be 0, got shape (2, 0)"):
+        call(x[:, :0], bias[:0])
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+@pytest.mark.parametrize("op", ["bias_gelu", "bias_gelu_backward", "bias_dropout_residual"])
+def test_a_wrong_bias_is_refused(op, device):
+    name, call = calls_with_rows(device)[op]
+    x, bias = torch.ones(2, 3, device=device), torch.ones(3, device=device)
+    with testing.raises(TypeError, f"{op}: `bias` must have the dtype of `{name}` (float32), got float16"):
+        call(x, bias.half())
+    with testing.raises(ValueError, f"{op}: `bias` must have shape (3,), got (2,)"):
+        call(x, bias[:2])
+    with testing.raises(ValueError, f"{op}: `bias` must have shape (3,), got (1, 3)"):
+        call(x, bias[None])
     other = "meta" if device != "meta" else "cpu"
-    with testing.raises(ValueError, "bias_gelu: `bias` must be on the device of `x`", f"got {other}"):
-        step1_simple.bias_gelu(x, bias.to(other) if other == "meta" else torch.ones(3))
+    with testing.raises(ValueError, f"{op}: `bias` must be on the device of `{name}`", f"got {other}"):
+        call(x, bias.to(other) if other == "meta" else torch.ones(3))
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+def test_an_unknown_approximation_is_refused(device):
+    x, bias = torch.ones(2, 3, device=device), torch.ones(3, device=device)
+    calls = {
+        "gelu": lambda a: step1_simple.gelu(x, approximate=a),
+        "gelu_scale": lambda a: step1_simple.gelu_scale(x, 2.0, approximate=a),
+        "gelu_backward": lambda a: step1_simple.gelu_backward(x, x, approximate=a),
+        "bias_gelu": lambda a: step1_simple.bias_gelu(x, bias, approximate=a),
+        "bias_gelu_backward": lambda a: step1_simple.bias_gelu_backward(x, x, bias, approximate=a),
+    }
+    for op, call in calls.items():
+        with testing.raises(ValueError, f"{op}: `approximate` must be 'tanh' or 'none', got 'erf'"):
+            call("erf")
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+def test_tensors_that_do_not_match_are_refused(device):
+    x, bias = torch.ones(2, 3, device=device), torch.ones(3, device=device)
+    with testing.raises(ValueError, "gelu_backward: `x` must have shape (2, 3), got (3,)"):
+        step1_simple.gelu_backward(x, bias)
+    with testing.raises(TypeError, "gelu_backward: `x` must have the dtype of `grad` (float32), got float64"):
+        step1_simple.gelu_backward(x, x.double())
+    with testing.raises(ValueError, "bias_gelu_backward: `x` must have shape (2, 3), got (1, 3)"):
+        step1_simple.bias_gelu_backward(x, x[:1], bias)
+    with testing.raises(ValueError, "bias_dropout_residual: `residual` must have shape (2, 3), got (3,)"):
+        step1_simple.bias_dropout_residual(x, bias, bias, 0.1, STATE)
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+def test_dropout_refuses(device):
+    x, bias = torch.ones(2, 3, device=device), torch.ones(3, device=device)
+    calls = {
+        "bias_dropout_residual": lambda p, state: step1_simple.bias_dropout_residual(x, bias, x, p, state),
+        "bias_dropout_residual_backward": lambda p, state: step1_simple.bias_dropout_residual_backward(x, p, state),
+    }
+    for op, call in calls.items():
+        for p in (-0.1, 1.5, NAN):
+            with testing.raises(ValueError, f"{op}: `p` must be from 0 to 1, got {p}"):
+                call(p, STATE)
+        with testing.raises(TypeError, f"{op}: `rng_state` must be int64, got int32"):
+            call(0.1, STATE.int())
+        with testing.raises(ValueError, f"{op}: `rng_state` must have shape (2,), got (3,)"):
+            call(0.1, torch.zeros(3, dtype=torch.int64))
+        if device == "cpu":
+            with testing.raises(ValueError, f"{op}: `rng_state` must be on the CPU or on the tensors' device (cpu)"):
+                call(0.1, STATE.to("meta"))
 
 
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
@@ -360,17 +884,32 @@ def test_bias_gelu_refuses_tensors_on_a_gpu_and_a_cpu(device):
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
-def test_bias_gelu_refuses_an_out_that_overlaps(device):
+def test_an_out_that_overlaps_is_refused(device):
     x, bias = torch.ones(4, 3, device=device), torch.ones(3, device=device)
     with testing.raises(ValueError, "bias_gelu: `out` must not share memory with `x`"):
         ops.bias_gelu.out(x[1:], bias, out=x[:3])
     with testing.raises(ValueError, "bias_gelu: `out` must not share memory with `bias`"):
         ops.bias_gelu.out(x[:1], x[1], out=x[1:2])
+    with testing.raises(ValueError, "gelu: `out` must not share memory with `x`"):
+        ops.gelu.out(x, out=x)
+    with testing.raises(ValueError, "gelu_scale: `out` must not share memory with `x`"):
+        ops.gelu_scale.out(x, 2.0, out=x)
+    with testing.raises(ValueError, "gelu_backward: `out` must not share memory with `x`"):
+        ops.gelu_backward.out(x.clone(), x, out=x)
+    with testing.raises(ValueError, "bias_dropout_residual: `out` must not share memory with `residual`"):
+        ops.bias_dropout_residual.out(x.clone(), bias, x, 0.1, STATE, out=x)
+    with testing.raises(ValueError, "column_sum: `out` must not share memory with `x`"):
+        ops.column_sum.out(x, out=x[0])
+    with testing.raises(ValueError, "bias_gelu_backward: `grad_bias` must not share memory with `grad_x`"):
+        target = x.clone()
+        ops.bias_gelu_backward.out(x, x, bias, grad_x=target, grad_bias=target[0])
+    with testing.raises(ValueError, "bias_dropout_residual_backward: `grad_x` must not share memory with `grad`"):
+        ops.bias_dropout_residual_backward.out(x, 0.1, STATE, grad_x=x, grad_bias=torch.empty_like(bias))
 
 
 def test_rungs_refuses_an_unknown_op():
-    with testing.raises(ValueError, "rungs: `op` must be 'scale' or 'bias_gelu', got 'gelu'"):
-        step1_simple.rungs("gelu")
+    with testing.raises(ValueError, "rungs: `op` must be 'scale', 'gelu',", "or 'column_sum', got 'relu'"):
+        step1_simple.rungs("relu")
 
 
 # ---- page one ----

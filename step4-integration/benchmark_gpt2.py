@@ -1,7 +1,7 @@
 """GPT-2 with random weights, fused and on separate ops, beside transformers' own: milliseconds and tokens a second.
 
 python benchmark_gpt2.py                  size full on a GPU, which also writes results/<gpu>-gpt2.json; else size cpu
-python benchmark_gpt2.py --size quick
+python benchmark_gpt2.py --sizes quick
 
 prefill: a prompt is read, the logits of its last token computed. decode: one more token, its keys and values added to
 those before. train: forward, backward and an AdamW step under bfloat16 autocast, at a learning rate of 0, so that each
@@ -179,10 +179,10 @@ def table_of(case: benchmarks.Case, rows: list[dict]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Times GPT-2, fused and separate, beside transformers' own.")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
-    parser.add_argument("--size", choices=CASES, help="default: full on a GPU, else cpu")
+    parser.add_argument("--sizes", choices=CASES, help="default: full on a GPU, else cpu")
     options = parser.parse_args()
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    size = options.size or ("full" if device.type == "cuda" else "cpu")
+    size = options.sizes or ("full" if device.type == "cuda" else "cpu")
     console = make_console()
     ceilings = benchmarks.Ceilings(device)
     rows = []

@@ -12,7 +12,6 @@ import datetime
 import functools
 import gc
 import importlib
-import json
 import os
 import pathlib
 import platform
@@ -27,7 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernel_fusion import stages
+from kernel_fusion import results, stages
 from kernel_fusion.accuracy import allowance, as_tuple, in_float64, max_error
 from kernel_fusion.console import make_console, milliseconds
 
@@ -52,9 +51,12 @@ class Case:
         reference: called with the inputs in float64, gives the right outputs.
         bytes: what must be read and written at the least, once each.
         flops: floating-point operations.
-        peers: other implementations by name, called with the inputs. One called "torch eager" sets the tolerance.
+        peers: other implementations by name, called with the inputs.
         bound: "memory" or "arithmetic": which ceiling the op is under.
         direction: "forward" or "backward".
+        eager: PyTorch composed in the inputs' dtype, whose error sets the tolerance; default: peer "torch eager".
+        peer_reference: by name of a peer that draws random numbers of its own: called with its outputs and the inputs
+            in float64, gives what was right for those numbers, or raises RuntimeError.
     """
 
     op: str
@@ -68,6 +70,8 @@ class Case:
     peers: dict[str, Callable] = dataclasses.field(default_factory=dict)
     bound: str = "memory"
     direction: str = "forward"
+    eager: Callable | None = None
+    peer_reference: dict[str, Callable] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         if self.bound not in ("memory", "arithmetic"):
@@ -78,7 +82,7 @@ class Case:
     def title(self) -> str:
         """ "softmax 4096×1024 bfloat16" and the like, with the names of the sizes."""
         sizes = ", ".join(f"{name} {size}" for name, size in self.shape.items())
-        backward = ", backward" if self.direction == "backward" else ""
+        backward = ", backward" if self.direction == "backward" and not self.op.endswith("_backward") else ""
         return f"{self.op}{backward}: {sizes}, {dtype_name(self.dtype)}"
 
 
@@ -270,11 +274,18 @@ def run_case(
                 say(f"{case.title()}: {kind} '{name}' not run: {str(refusal).splitlines()[0]}")
                 continue
             outputs = as_tuple(result)
-            error, correct = tolerance.check(outputs)
+            error, correct = tolerance.check(outputs, _own_reference(case, name, outputs, own))
             if not correct:
                 say(f"{case.title()}: {name} is WRONG: {error:.3g} off, allowed are {tolerance.text()}")
             measured.append(Measured(_row(case, name, kind, ms, correct, ceilings), error, outputs))
     return measured
+
+
+def _own_reference(case: Case, name: str, outputs: tuple, inputs: tuple) -> tuple | None:
+    """What is right for this implementation alone, where it draws random numbers of its own."""
+    if name not in case.peer_reference:
+        return None
+    return as_tuple(case.peer_reference[name](outputs, *map(in_float64, inputs)))
 
 
 def own_copy(inputs: tuple) -> tuple:
@@ -309,16 +320,17 @@ class Tolerance:
 
     def __init__(self, case: Case, inputs: tuple):
         self.references = [r.to(torch.float64) for r in as_tuple(case.reference(*map(in_float64, inputs)))]
-        eager = case.peers.get("torch eager")
+        eager = case.eager or case.peers.get("torch eager")
         if eager:
             composed = as_tuple(eager(*own_copy(inputs)))
             self.allowed = [allowance(r, e) for r, e in zip(self.references, composed, strict=True)]
         else:
             self.allowed = [ROUNDING[case.dtype] * _largest(r) for r in self.references]
 
-    def check(self, outputs: tuple[torch.Tensor, ...]) -> tuple[float, bool]:
-        """The greatest error of any output, and whether all are within what is allowed."""
-        errors = [max_error(out.detach(), r) for out, r in zip(outputs, self.references, strict=True)]
+    def check(self, outputs: tuple[torch.Tensor, ...], references: tuple | None = None) -> tuple[float, bool]:
+        """The greatest error of any output against `references`, and whether all are within what is allowed."""
+        references = references or self.references
+        errors = [max_error(out.detach(), r) for out, r in zip(outputs, references, strict=True)]
         return max(errors), all(e <= a for e, a in zip(errors, self.allowed, strict=True))
 
     def text(self) -> str:
@@ -392,19 +404,64 @@ def _first_line(command: list[str]) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit that was measured, with "+" where files differ from it; None outside a git checkout."""
+    """The commit that was measured, with "+" where files differ from it.
+
+    Where there is no git, or no checkout, whoever runs the benchmark says it by KF_COMMIT; None if nobody does.
+    """
     commit = _first_line(["git", "rev-parse", "--short=12", "HEAD"])
-    return f"{commit}+" if commit and _first_line(["git", "status", "--porcelain"]) else commit
+    if commit is None:
+        return os.environ.get("KF_COMMIT") or None
+    return f"{commit}+" if _first_line(["git", "status", "--porcelain"]) else commit
 
 
 def write_results(path: pathlib.Path, rows: list[dict], ceilings: Ceilings, device: torch.device) -> None:
-    """Writes a results file, beside its place and then renamed, so that it is never half there."""
-    results = {"environment": environment(device), "ceilings": ceilings.as_json(), "rows": rows}
-    text = json.dumps(results, indent=1, allow_nan=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_text(text + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    """Writes the results of a whole run."""
+    results.write(results.Results(path, environment(device), ceilings.as_json(), rows))
+
+
+def check_mergeable(path: pathlib.Path, device: torch.device) -> None:
+    """Returns where figures measured here may stand beside those in `path`.
+
+    Raises:
+        ResultsError: there is no such file, or its GPU, driver, CUDA or torch is another one.
+    """
+    if not path.exists():
+        raise results.ResultsError(f"--merge: there is no {path}; run the benchmark without --op first")
+    here, there = environment(device), results.read(path).environment
+    for name in ("gpu", "driver", "cuda", "torch"):
+        if here[name] != there[name]:
+            raise results.ResultsError(
+                f"--merge: {path} was measured with {name} {there[name]}, this is {name} {here[name]}; "
+                "figures of one file must come from one environment. Run the benchmark without --op"
+            )
+
+
+def merge_results(path: pathlib.Path, rows: list[dict], ceilings: Ceilings, device: torch.device) -> None:
+    """Puts the rows of the ops in `rows` in place of all that the results file has of these ops.
+
+    The file's other rows stay. For the ops measured here, its environment notes commit and date under "ops".
+
+    Raises:
+        ResultsError: as check_mergeable.
+    """
+    check_mergeable(path, device)
+    before, here = results.read(path), environment(device)
+    measured = {row["op"] for row in rows}
+    order = list(dict.fromkeys(row["op"] for row in [*before.rows, *rows]))
+    kept = [row for row in before.rows if row["op"] not in measured]
+    merged = sorted([*kept, *rows], key=lambda row: order.index(row["op"]))
+    notes = {op: {"commit": here["commit"], "date": here["date"]} for op in order if op in measured}
+    new = ceilings.as_json()
+    copies = {**before.ceilings["copy_gb_s"], **new["copy_gb_s"]}
+    matmul = before.ceilings["matmul_tflop_s"] if new["matmul_tflop_s"] is None else new["matmul_tflop_s"]
+    results.write(
+        results.Results(
+            path,
+            {**before.environment, "ops": {**before.environment.get("ops", {}), **notes}},
+            {"copy_gb_s": dict(sorted(copies.items(), key=lambda item: int(item[0]))), "matmul_tflop_s": matmul},
+            merged,
+        )
+    )
 
 
 def case_table(title: str, rows: list[dict], *, emulated: bool = False) -> Table:
@@ -432,21 +489,30 @@ def case_table(title: str, rows: list[dict], *, emulated: bool = False) -> Table
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Times every rung of this stage beside its peers.")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
-    parser.add_argument("--size", choices=SIZES, action="append", help="default: full on a GPU; cpu, then emulated")
-    parser.add_argument("--op", help="only this op")
-    parser.add_argument("--rung", help="only this rung, and no peers")
+    parser.add_argument(
+        "--sizes", choices=SIZES, action="append", help="may be repeated; default: full on a GPU; cpu, then emulated"
+    )
+    parser.add_argument("--op", action="append", help="only this op; may be repeated")
+    parser.add_argument("--rung", action="append", help="only this rung, and no peers; may be repeated")
     parser.add_argument("--no-peers", action="store_true", help="rungs only")
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write the results there")
     parser.add_argument("--no-save", action="store_true", help="do not write results/<gpu>.json")
+    parser.add_argument(
+        "--merge", action="store_true", help="with --op: replace these ops' rows in the results file, keep the others"
+    )
     return parser
 
 
 def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[str] | None = None) -> NoReturn:
     """The command line of a stage's benchmark.py: times, prints tables, and on a GPU writes results/<gpu>.json.
 
-    Results are written only by a complete run on a GPU, or where `--output` says. Exits with 1 where a rung is wrong.
+    Results are written by a complete run on a GPU; by a run of some ops with --merge; or where --output says. Exits
+    with 1 where a rung is wrong.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.merge and (not options.op or options.rung or options.no_peers or options.sizes or options.no_save):
+        parser.error("--merge goes with --op, without --rung, --no-peers, --sizes or --no-save: a table is one run")
     console = make_console()
     where = stages.find(stage)
     try:
@@ -456,19 +522,47 @@ def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[st
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("benchmark: --device cuda, but torch sees no GPU")
-    sizes = options.size or (["full"] if device.type == "cuda" else ["cpu", "emulated"])
-    rows, ceilings = measure(module, cases, device, sizes, options, console)
-    if not rows:
-        sys.exit("benchmark: nothing measured: no case, or no rung, has these names")
-    complete = not (options.op or options.rung or options.no_peers or options.size)
+    sizes = options.sizes or (["full"] if device.type == "cuda" else ["cpu", "emulated"])
+    _check_names(module, cases, device, sizes, options)
     path = options.output
-    if path is None and device.type == "cuda" and complete and not options.no_save:
-        path = where.path / "results" / f"{gpu_slug(torch.cuda.get_device_name(device))}.json"
-    if path:
-        write_results(path, rows, ceilings, device)
-        console.print(f"written: {path}", soft_wrap=True)
+    whole = not (options.rung or options.no_peers or options.sizes or options.no_save)
+    if path is None and device.type == "cuda" and whole and (options.merge or not options.op):
+        path = results_path(where, device)
+    try:
+        if options.merge:
+            if path is None:
+                parser.error("--merge on a CPU needs --output")
+            check_mergeable(path, device)
+        rows, ceilings = measure(module, cases, device, sizes, options, console)
+        if not rows:
+            sys.exit("benchmark: nothing measured: every rung and peer refused")
+        if path:
+            (merge_results if options.merge else write_results)(path, rows, ceilings, device)
+            console.print(f"written: {path}", soft_wrap=True)
+    except results.ResultsError as error:
+        sys.exit(f"benchmark: {error}")
     wrong = [row for row in rows if row["kind"] == "rung" and not row["correct"]]
     sys.exit(1 if wrong else 0)
+
+
+def results_path(stage: stages.Stage, device: torch.device) -> pathlib.Path:
+    """Where the results of `stage` on this GPU are kept."""
+    return stage.path / "results" / f"{gpu_slug(torch.cuda.get_device_name(device))}.json"
+
+
+def _check_names(module, cases, device: torch.device, sizes: list[str], options: argparse.Namespace) -> None:
+    """Exits where --op or --rung names something that none of these sizes has."""
+    rungs: dict[str, list[str]] = {}
+    for size in sizes:
+        for case in cases(size, device.type):
+            rungs.setdefault(case.op, []).extend(rungs_for(module, case.op, size, device))
+    for op in options.op or []:
+        if op not in rungs:
+            sys.exit(f"benchmark: nothing measured: no op {op!r} at these sizes; there are {', '.join(rungs)}")
+    known = {name for op, names in rungs.items() if not options.op or op in options.op for name in names}
+    for rung in options.rung or []:
+        if rung not in known:
+            sys.exit(f"benchmark: nothing measured: no rung {rung!r} here; there are {', '.join(sorted(known))}")
 
 
 def measure(
@@ -491,11 +585,11 @@ def measure(
     for size in sizes:
         console.print(heading(size, device))
         for case in cases(size, device.type):
-            if options.op and case.op != options.op:
+            if options.op and case.op not in options.op:
                 continue
             names = rungs_for(module, case.op, size, device)
             if options.rung:
-                names = [name for name in names if name == options.rung]
+                names = [name for name in names if name in options.rung]
                 if not names:
                     continue
             peers = not (options.rung or options.no_peers or size == "emulated")

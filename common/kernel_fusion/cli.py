@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from kernel_fusion import report, stages, syllabus
+from kernel_fusion import exercises, report, stages, syllabus
 from kernel_fusion.console import UserError, child_environment, make_console
 
 
@@ -50,15 +50,28 @@ def make_parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="time every rung beside its peers")
     bench.add_argument("stages", nargs="*", type=stage, metavar="STAGE", help="default: all four")
-    bench.add_argument("--op", help="only this op")
-    bench.add_argument("--rung", help="only this rung")
+    bench.add_argument("--op", action="append", help="only this op; may be repeated")
+    bench.add_argument("--rung", action="append", help="only this rung, and no peers; may be repeated")
     bench.add_argument(
-        "--size", choices=("emulated", "cpu", "quick", "full"), help="default: full on a GPU; cpu, emulated"
+        "--sizes",
+        action="append",
+        choices=("emulated", "cpu", "quick", "full"),
+        help="may be repeated; default: full on a GPU; cpu, then emulated",
     )
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
+    bench.add_argument("--merge", action="store_true", help="with --op: put these ops' rows into results/<gpu>.json")
     bench.set_defaults(run=_bench)
 
-    rungs = commands.add_parser("rungs", help="list the rungs of every op, or of one, in the order of the lesson")
+    profile = commands.add_parser("profile", help="on a GPU: a call's bytes and busy units, by Nsight Compute")
+    profile.add_argument("op", metavar="OP")
+    profile.add_argument("--rung", action="append", help="only this rung; may be repeated")
+    which = profile.add_mutually_exclusive_group()
+    which.add_argument("--case", type=int, metavar="N", help="the op's Nth case in benchmark.py; default: the largest")
+    which.add_argument("--dtype", help="the largest case of this type")
+    profile.add_argument("--save", action="store_true", help="write the figures into results/<gpu>.json")
+    profile.set_defaults(run=_profile)
+
+    rungs = commands.add_parser("rungs", help="list rungs in the order of the lesson, with their limits")
     rungs.add_argument("op", nargs="?", metavar="OP")
     rungs.set_defaults(run=_rungs)
 
@@ -72,7 +85,11 @@ def make_parser() -> argparse.ArgumentParser:
     simt.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the program's own arguments")
     simt.set_defaults(run=_simt)
 
-    reports = commands.add_parser("report", help="write the tables of results into READMEs and docs")
+    exercise = commands.add_parser("exercises", help="write the skeletons of the exercises anew, from their solutions")
+    exercises.add_arguments(exercise)
+    exercise.set_defaults(run=exercises.command)
+
+    reports = commands.add_parser("report", help="write tables and plots of results into READMEs and docs")
     report.add_arguments(reports)
     reports.set_defaults(run=report.run)
 
@@ -123,36 +140,53 @@ def _check(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     wanted = options.stages or list(stages.STAGES)
-    if options.op and not options.stages:
-        wanted = [report.stage_of(options.op)]
+    at = {op: syllabus.stage_of(op) for op in options.op or []}
+    if at and not options.stages:
+        wanted = [one for one in stages.STAGES if one in at.values()]
+    for op, one in at.items():
+        if one not in wanted:
+            raise UserError(f"--op {op}: that is an op of {one.folder}")
     _need_built(wanted)
-    arguments = [f"--{name}={value}" for name in ("op", "rung", "size", "device") if (value := getattr(options, name))]
+    arguments = [f"--{name}={value}" for name in ("rung", "sizes") for value in getattr(options, name) or []]
+    arguments += [f"--device={options.device}"] if options.device else []
+    arguments += ["--merge"] if options.merge else []
     worst = 0
     for one in wanted:
         print(f"{one.folder}:", flush=True)
-        command = [sys.executable, "benchmark.py", *arguments]
+        ops = [f"--op={op}" for op, where in at.items() if where == one]
+        command = [sys.executable, "benchmark.py", *ops, *arguments]
         worst = max(worst, _code(subprocess.run(command, cwd=one.path, env=child_environment()).returncode))
     return worst
 
 
+def _profile(options: argparse.Namespace) -> int:
+    _need_built([syllabus.stage_of(options.op)])
+    from kernel_fusion import profile
+
+    profile.run(options, make_console())
+    return 0
+
+
 def _rungs(options: argparse.Namespace) -> int:
+    from rich.markup import escape
     from rich.table import Table
 
     if options.op:
-        report.stage_of(options.op)  # an unknown op is an error
+        syllabus.stage_of(options.op)  # an unknown op is an error
     console = make_console()
     for one in stages.STAGES:
         ops = [op for op in syllabus.ops(one) if options.op in (None, op)]
         if not ops:
             continue
-        table = Table("op", "rung", "idea", title=one.folder, title_justify="left", title_style="bold")
+        table = Table("op", "rung", "idea", "limits", title=one.folder, title_justify="left", title_style="bold")
         table.add_column("lines", justify="right")
         table.add_column("changed", justify="right")
         for op in ops:
             before = None
             for rung in syllabus.rungs(one, op):
                 changed = str(rung.changed_since(before)) if before else ""
-                table.add_row(op, rung.name, rung.idea, str(rung.lines()), changed)
+                cells = [op, rung.name, rung.idea, rung.limits, str(rung.lines()), changed]
+                table.add_row(*map(escape, cells))
                 before = rung
         console.print(table)
     return 0

@@ -1,6 +1,6 @@
-"""Writes the tables of results into READMEs and docs, between markers, from results/<gpu>.json of the stages.
+"""Writes tables and plots of results into READMEs and docs, between markers, from results/<gpu>.json of the stages.
 
-A document says where a table stands, and of what:
+A document says where a table or a plot stands, and of what:
 
     <!-- results:softmax -->
     <!-- /results -->
@@ -8,20 +8,28 @@ A document says where a table stands, and of what:
     <!-- results:softmax dtype=bfloat16 rows=16384 width=1024 -->     only that case
     <!-- /results -->
 
-python -m kernel_fusion.report writes the tables; with --check it only fails where one is stale.
+    <!-- plot:ladder softmax -->                                       its largest case, a bar for each rung and peer
+    <!-- /plot -->
+
+    <!-- plot:roofline step2-attention -->                             the largest forward case of each op
+    <!-- /plot -->
+
+python -m kernel_fusion.report writes the tables, and draws the plots into results/ of their stage; with --check it only
+fails where one is stale.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import re
 import sys
+from collections.abc import Iterator
 
-from kernel_fusion import stages, syllabus
+from kernel_fusion import plots, results, stages, syllabus
 from kernel_fusion.console import UserError, milliseconds
 
-MARKED = re.compile(r"(<!-- results:(?P<op>\w+)(?P<select>[^>]*?)\s*-->\n)(?P<body>.*?)(<!-- /results -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- results:(?P<op>\w+)(?P<select>[^>]*?)\s*-->\n)(?P<body>.*?)(<!-- /results -->)", re.DOTALL)
+PLOT = re.compile(r"(<!-- plot:(?P<kind>\w+) (?P<of>[\w-]+) -->\n)(?P<body>.*?)(<!-- /plot -->)", re.DOTALL)
 NOT_MEASURED = (
     "Not yet measured on a GPU. On a machine with one, `python benchmark.py` in `{folder}` writes its\n"
     "`results/<gpu>.json`, and `kernel-fusion report` the figures into this table.\n"
@@ -29,7 +37,7 @@ NOT_MEASURED = (
 
 
 class ReportError(UserError):
-    """A marker that names something unknown, or results that cannot be read."""
+    """A marker that does not pair up, or whose words are not understood."""
 
 
 def documents() -> list[pathlib.Path]:
@@ -38,63 +46,64 @@ def documents() -> list[pathlib.Path]:
     return [p for p in [*found, *sorted((stages.ROOT / "docs").rglob("*.md"))] if p.exists()]
 
 
-def stage_of(op: str) -> stages.Stage:
-    """The stage whose folder `kernels` has `op`.
+def render(text: str, document: pathlib.Path) -> str:
+    """`text` with every marked table, and every link to a plot, written anew.
 
     Raises:
-        ReportError: none has.
+        UserError: a marker without its end, an unknown op or stage, or an unknown selection.
     """
-    for stage in stages.STAGES:
-        if op in syllabus.ops(stage):
-            return stage
-    known = ", ".join(op for stage in stages.STAGES for op in syllabus.ops(stage))
-    raise ReportError(f"no stage has an op {op!r}; there are {known}")
+    for name, pattern in (("results", TABLE), ("plot", PLOT)):
+        opened, closed = text.count(f"<!-- {name}:"), text.count(f"<!-- /{name} -->")
+        if opened != closed or opened != len(pattern.findall(text)):
+            raise ReportError(
+                f"{document}: {opened} `<!-- {name}:… -->` and {closed} `<!-- /{name} -->` do not pair up"
+            )
+    text = TABLE.sub(lambda m: m.group(1) + tables(m["op"], _selection(m["select"], document)) + m.group(5), text)
+    return PLOT.sub(lambda m: m.group(1) + _links(_plots(m, document), document) + m.group(5), text)
 
 
-def load_results(stage: stages.Stage) -> list[dict]:
-    """The contents of the stage's results files, by name of file.
-
-    Raises:
-        ReportError: a file is not in the form of results.
-    """
-    loaded = []
-    for path in sorted((stage.path / "results").glob("*.json")):
-        try:
-            results = json.loads(path.read_text(encoding="utf-8"))
-            loaded.append({key: results[key] for key in ("environment", "ceilings", "rows")})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ReportError(f"{path}: not in the form of results: {error!r}") from error
-    return loaded
+def plots_in(text: str, document: pathlib.Path) -> Iterator[plots.Plot]:
+    """The plots that the markers in `text` name."""
+    for marker in PLOT.finditer(text):
+        yield from _plots(marker, document)
 
 
-def render(text: str, where: str = "document") -> str:
-    """`text` with every marked table written anew.
+def _plots(marker: re.Match, document: pathlib.Path) -> list[plots.Plot]:
+    kind, of = marker["kind"], marker["of"]
+    if kind == "ladder":
+        return plots.ladders(of)
+    if kind != "roofline":
+        raise ReportError(f"{document}: a plot is a ladder or a roofline, not a {kind!r}")
+    try:
+        return plots.rooflines(stages.find(of))
+    except ValueError as error:
+        raise ReportError(f"{document}: {error}") from error
 
-    Raises:
-        ReportError: a marker without its end, an unknown op or an unknown selection.
-    """
-    opened, closed = text.count("<!-- results:"), text.count("<!-- /results -->")
-    if opened != closed or opened != len(MARKED.findall(text)):
-        raise ReportError(f"{where}: {opened} `<!-- results:… -->` and {closed} `<!-- /results -->` do not pair up")
-    return MARKED.sub(lambda m: m.group(1) + tables(m["op"], _selection(m["select"], where)) + m.group(5), text)
+
+def _links(shown: list[plots.Plot], document: pathlib.Path) -> str:
+    if not shown:
+        return "\nNo plot yet: not measured on a GPU.\n\n"
+    return "\n" + "".join(
+        f"![{plot.alt}]({pathlib.Path(os.path.relpath(plot.path, document.parent)).as_posix()})\n\n" for plot in shown
+    )
 
 
-def _selection(text: str, where: str) -> dict[str, str]:
+def _selection(text: str, document: pathlib.Path) -> dict[str, str]:
     words = text.split()
     for word in words:
         if "=" not in word:
-            raise ReportError(f"{where}: in a marker of results, `{word}` must be name=value")
+            raise ReportError(f"{document}: in a marker of results, `{word}` must be name=value")
     return dict(word.split("=", 1) for word in words)
 
 
 def tables(op: str, select: dict[str, str]) -> str:
     """The tables of `op`: one for each GPU measured, or the rungs without figures."""
-    stage = stage_of(op)
+    stage = syllabus.stage_of(op)
     parts = []
-    for results in load_results(stage):
-        rows = [row for row in results["rows"] if row["op"] == op and _selected(row, select)]
+    for measured in results.load(stage):
+        rows = [row for row in measured.rows if row["op"] == op and _selected(row, select)]
         if rows:
-            parts.append(_measured(stage, op, rows, results["environment"], all_cases=not select))
+            parts.append(_measured(stage, op, rows, measured.environment_of(op), all_cases=not select))
     if not parts:
         parts = [NOT_MEASURED.format(folder=stage.folder) + "\n" + _unmeasured(stage, op)]
     return "\n" + "\n".join(parts) + "\n"
@@ -105,42 +114,29 @@ def _selected(row: dict, select: dict[str, str]) -> bool:
     return all(known.get(name) == value for name, value in select.items())
 
 
-def _case(row: dict) -> tuple:
-    return (row["pass"], row["dtype"], tuple(row["shape"].items()))
-
-
-def _case_title(row: dict) -> str:
-    sizes = ", ".join(f"{name} {size}" for name, size in row["shape"].items())
-    backward = "backward, " if row["pass"] == "backward" else ""
-    return f"{backward}{sizes}, {row['dtype']}"
-
-
 def _measured(stage: stages.Stage, op: str, rows: list[dict], environment: dict, *, all_cases: bool) -> str:
     """The largest case rung by rung; then, if there are more, every case in a line."""
-    cases: dict[tuple, list[dict]] = {}
-    for row in rows:
-        cases.setdefault(_case(row), []).append(row)
-    largest = max(cases.values(), key=lambda case: (case[0]["pass"] == "forward", case[0]["bytes"], case[0]["flops"]))
+    cases, largest = results.cases(rows), results.largest(rows)
     commit = f", commit {environment['commit']}" if environment["commit"] else ""
     lines = [
         f"{environment['gpu'] or 'CPU'}, driver {environment['driver']}, CUDA {environment['cuda']}, torch "
         f"{environment['torch']}, {environment['date']}{commit}.",
         "",
-        f"**{_case_title(largest[0])}** ({_bytes(largest[0]['bytes'])} at the least)",
+        f"**{results.case_title(largest[0])}** ({_bytes(largest[0]['bytes'])} at the least)",
         "",
         *_ladder(stage, op, largest),
     ]
     if all_cases and len(cases) > 1:
-        lines += ["", "Every case: time, and percent of the ceiling.", "", *_matrix(list(cases.values()))]
+        lines += ["", "Every case: time, and percent of the ceiling.", "", *_matrix(cases)]
     return "\n".join(lines) + "\n"
 
 
 def _ladder(stage: stages.Stage, op: str, rows: list[dict]) -> list[str]:
     files = {rung.name: rung for rung in syllabus.rungs(stage, op)}
-    lines = [
-        "| rung | idea | moves, bytes | time | GB/s | TFLOP/s | of the ceiling | over the rung before |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
-    ]
+    counted = any(row["dram_bytes"] is not None or row["sectors_per_request"] is not None for row in rows)
+    heads = ["rung", "idea", "moves, bytes", "time", "GB/s", "TFLOP/s", "of the ceiling", "over the rung before"]
+    heads += ["DRAM bytes, of the least", "sectors a request, load / store"] if counted else []
+    lines = [_line(heads), "|---|---|---|" + "---:|" * (len(heads) - 3)]
     before = None
     for row in rows:
         rung = files.get(row["impl"])
@@ -156,9 +152,24 @@ def _ladder(stage: stages.Stage, op: str, rows: list[dict]) -> list[str]:
             cells += [f"{row['percent_of_ceiling']:.0f} %", speedup]
         else:
             cells += ["wrong result", "", "", "", ""]
+        if counted:
+            cells += [_dram(row), _sectors(row["sectors_per_request"])]
         lines.append(_line(cells))
         before = row["ms"] if row["correct"] else None
     return lines
+
+
+def _dram(row: dict) -> str:
+    """What memory itself moved, and how many times the bytes that had to be moved."""
+    if row["dram_bytes"] is None:
+        return ""
+    return f"{_bytes(row['dram_bytes'])}, {row['dram_bytes'] / row['bytes']:.3g}×"
+
+
+def _sectors(found: dict | None) -> str:
+    if found is None:
+        return ""
+    return " / ".join("–" if found[way] is None else f"{found[way]:.3g}" for way in ("load", "store"))
 
 
 def _matrix(cases: list[list[dict]]) -> list[str]:
@@ -166,7 +177,7 @@ def _matrix(cases: list[list[dict]]) -> list[str]:
     lines = [_line(["case", *impls]), "|---|" + "---:|" * len(impls)]
     for case in cases:
         by_impl = {row["impl"]: row for row in case}
-        cells = [_case_title(case[0])]
+        cells = [results.case_title(case[0])]
         for impl in impls:
             row = by_impl.get(impl)
             if row is None:
@@ -197,25 +208,31 @@ def _bytes(count: int) -> str:
 
 
 def update(paths: list[pathlib.Path], *, check: bool) -> list[pathlib.Path]:
-    """Writes the tables into `paths`, or with `check` only compares. Returns the documents that were stale."""
+    """Writes tables and plots of the documents in `paths`, or with `check` only compares.
+
+    Returns:
+        The documents and plots that were stale.
+    """
     stale = []
     for path in paths:
         text = path.read_text(encoding="utf-8")
-        fresh = render(text, str(path))
-        if fresh == text:
-            continue
-        stale.append(path)
-        if not check:
-            beside = path.with_name(f"{path.name}.tmp")
-            beside.write_text(fresh, encoding="utf-8")
-            os.replace(beside, path)
+        fresh = render(text, path)
+        if fresh != text:
+            stale.append(path)
+            if not check:
+                results.replace(path, fresh)
+        for plot in plots_in(text, path):
+            if plot.path not in stale and plot.is_stale():
+                stale.append(plot.path)
+                if not check:
+                    plot.draw()
     return stale
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments, here and in `kernel-fusion report`."""
     parser.add_argument("files", nargs="*", type=pathlib.Path, metavar="FILE", help="default: READMEs and docs")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a table is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a table or plot is stale")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -228,7 +245,7 @@ def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     """python -m kernel_fusion.report [--check] [FILE…]"""
-    parser = argparse.ArgumentParser(description="Writes the tables of results into READMEs and docs.")
+    parser = argparse.ArgumentParser(description="Writes tables and plots of results into READMEs and docs.")
     add_arguments(parser)
     try:
         return run(parser.parse_args())

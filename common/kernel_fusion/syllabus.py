@@ -6,10 +6,11 @@ import re
 from typing import NamedTuple
 
 from kernel_fusion import stages
+from kernel_fusion.console import UserError
 
 
 class RungFile(NamedTuple):
-    """A rung's source: the idea from its first line, the bytes formula of its header or ""."""
+    """A rung's source: the idea from its first line, the bytes formula and the limits of its header, or ""."""
 
     stage: stages.Stage
     op: str
@@ -17,6 +18,7 @@ class RungFile(NamedTuple):
     path: pathlib.Path
     idea: str
     moves: str
+    limits: str
 
     def lines(self) -> int:
         """The length of the file."""
@@ -31,6 +33,19 @@ class RungFile(NamedTuple):
 def ops(stage: stages.Stage) -> list[str]:
     """The ops of a stage that have kernels: the folders in its `kernels`."""
     return sorted(p.name for p in (stage.path / "kernels").glob("*") if p.is_dir())
+
+
+def stage_of(op: str) -> stages.Stage:
+    """The stage whose folder `kernels` has `op`.
+
+    Raises:
+        UserError: none has.
+    """
+    for stage in stages.STAGES:
+        if op in ops(stage):
+            return stage
+    known = ", ".join(op for stage in stages.STAGES for op in ops(stage))
+    raise UserError(f"no stage has an op {op!r}; there are {known}")
 
 
 def rungs(stage: stages.Stage, op: str) -> list[RungFile]:
@@ -49,13 +64,21 @@ def _read(stage: stages.Stage, op: str, path: pathlib.Path) -> RungFile:
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("//"):
             break
-        header.append(line[2:].strip())
+        header.append(line[2:])
     title = header[0] if header else ""
     idea = title.split(": ", 1)[1] if ": " in title else ""
-    moves = ""
-    for index, line in enumerate(header):
-        if line.startswith("Moves"):
-            text = " ".join([line.removeprefix("Moves").strip(), *header[index + 1 : index + 2]])
-            found = re.match(r"(.*?)\s+bytes\b", text)
-            moves = found.group(1) if found else ""
-    return RungFile(stage, op, path.stem, path, idea, moves)
+    found = re.match(r"(.*?)\s+bytes\b", " ".join(_field(header, "Moves")[:2]))
+    moves = found.group(1) if found else ""
+    return RungFile(stage, op, path.stem, path, idea, moves, limits=" ".join(_field(header, "Limits")))
+
+
+def _field(header: list[str], name: str) -> list[str]:
+    """The lines of a header's field. Its name stands in the columns before its text, which are empty in lines after."""
+    lines: list[str] = []
+    inside = False
+    for line in header[1:]:
+        label, text = line[:11].strip(), line[11:].strip()
+        inside = label == name or inside and not label
+        if inside and text:
+            lines.append(text)
+    return lines

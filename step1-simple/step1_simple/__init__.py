@@ -1,4 +1,4 @@
-"""Step 1: elementwise ops. Each Python function calls a registered op; here it gets shapes, gradients and autocast."""
+"""Step 1: elementwise ops. Each Python function calls a registered op; here it gets shapes and gradients."""
 
 import torch
 
@@ -7,7 +7,21 @@ from kernel_fusion.stages import load
 _C = load("step1_simple")
 _ops = torch.ops.step1_simple
 
-__all__ = ["bias_gelu", "launch_counts", "rungs", "scale", "scale_by_pybind"]
+__all__ = [
+    "bias_dropout_residual",
+    "bias_dropout_residual_backward",
+    "bias_gelu",
+    "bias_gelu_backward",
+    "column_sum",
+    "dropout_state",
+    "gelu",
+    "gelu_backward",
+    "gelu_scale",
+    "launch_counts",
+    "rungs",
+    "scale",
+    "scale_by_pybind",
+]
 
 scale_by_pybind = _C.scale_by_pybind
 launch_counts = _C.launch_counts
@@ -36,6 +50,67 @@ def scale(x: torch.Tensor, factor: float, *, rung: str = "auto") -> torch.Tensor
     return _ops.scale(x, factor, rung=rung)
 
 
+def gelu(x: torch.Tensor, *, approximate: str = "tanh", rung: str = "auto") -> torch.Tensor:
+    """The Gaussian error linear unit. As in PyTorch, `gelu(-inf)` is NaN.
+
+    Args:
+        x: any shape and strides; float32, float16, bfloat16 or float64.
+        approximate: "tanh" (GPT-2's) or "none" (exact, by erf), as in `torch.nn.functional.gelu`.
+        rung: "auto", or a name from `rungs("gelu", x.device)`.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype.
+
+    Raises:
+        TypeError: `x` is of another dtype.
+        ValueError: unknown `approximate` or `rung`.
+
+    Source: Hendrycks and Gimpel, https://arxiv.org/abs/1606.08415.
+    """
+    return _ops.gelu(x, approximate=approximate, rung=rung)
+
+
+def gelu_scale(x: torch.Tensor, factor: float, *, approximate: str = "tanh", rung: str = "auto") -> torch.Tensor:
+    """`factor * gelu(x)`, rounded once.
+
+    Args:
+        x: any shape and strides; float32, float16, bfloat16 or float64.
+        factor: a number.
+        approximate: as for `gelu`.
+        rung: "auto", or a name from `rungs("gelu_scale", x.device)`.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype.
+
+    Raises:
+        TypeError: `x` is of another dtype.
+        ValueError: unknown `approximate` or `rung`.
+    """
+    return _ops.gelu_scale(x, factor, approximate=approximate, rung=rung)
+
+
+def gelu_backward(
+    grad: torch.Tensor, x: torch.Tensor, *, factor: float = 1.0, approximate: str = "tanh", rung: str = "auto"
+) -> torch.Tensor:
+    """`grad * factor * gelu'(x)`: the gradient of `gelu_scale`, and with factor 1 of `gelu`.
+
+    Args:
+        grad: the gradient of the output; any shape and strides.
+        x: the forward's input; grad's shape, dtype and device.
+        factor: the forward's.
+        approximate: the forward's.
+        rung: "auto", or a name from `rungs("gelu_backward", x.device)`.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape, device, `approximate` or `rung`.
+    """
+    return _ops.gelu_backward(grad, x, factor=factor, approximate=approximate, rung=rung)
+
+
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, approximate: str = "tanh", rung: str = "auto") -> torch.Tensor:
     """`gelu(x + bias)`, the sum kept in float32. As in PyTorch, `gelu(-inf)` is NaN.
 
@@ -58,6 +133,142 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, approximate: str = "tanh",
     return _ops.bias_gelu(x, bias, approximate=approximate, rung=rung)
 
 
+def bias_gelu_backward(
+    grad: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, *, approximate: str = "tanh", rung: str = "auto"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `bias_gelu`: `grad * gelu'(x + bias)`, and the sum of that over all rows.
+
+    Two runs give the same bits: the rows are added in a fixed order.
+
+    Args:
+        grad: [..., width], the gradient of the output; any strides.
+        x: the forward's input; grad's shape, dtype and device.
+        bias: [width], grad's dtype and device.
+        approximate: the forward's.
+        rung: "auto", or a name from `rungs("bias_gelu_backward", x.device)`.
+
+    Returns:
+        The gradients of x and bias, in their dtype.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape, device, `approximate` or `rung`.
+    """
+    return _ops.bias_gelu_backward(grad, x, bias, approximate=approximate, rung=rung)
+
+
+def dropout_state(x: torch.Tensor, *, on_device: bool = False) -> torch.Tensor:
+    """Draws the random numbers' start for one dropout of `x` from PyTorch's generator, which moves on.
+
+    `torch.manual_seed` sets that generator; checkpointing saves and restores it.
+
+    Args:
+        x: only its device counts.
+        on_device: give the state on x's device. A CUDA graph needs that: then every replay draws anew. Otherwise it
+            is on the CPU, and the launch passes it by value.
+
+    Returns:
+        int64 [2]: seed and offset.
+
+    Raises:
+        ValueError: a CUDA graph is captured and `on_device` is False.
+    """
+    return _ops.dropout_state(x, on_device=on_device)
+
+
+def bias_dropout_residual(
+    x: torch.Tensor,
+    bias: torch.Tensor,
+    residual: torch.Tensor,
+    p: float = 0.1,
+    rng_state: torch.Tensor | None = None,
+    *,
+    training: bool = True,
+    rung: str = "auto",
+) -> torch.Tensor:
+    """`residual + dropout(x + bias)`, computed in float32 and rounded once.
+
+    Element i is kept where its random number of 16 bits is at least round(65536·p), and then divided by the part that
+    is kept; p is met to 1/131072. The numbers depend on `rng_state` and i alone, so the same state gives the same mask
+    on a GPU, emulated and on the CPU. Nothing is stored for the backward but the state.
+
+    Args:
+        x: [..., width], any strides; float32, float16, bfloat16 or float64.
+        bias: [width], dtype and device of `x`.
+        residual: shape, dtype and device of `x`. Under `torch.autocast` the three are cast to the widest of their
+            dtypes, as in PyTorch's sums.
+        p: the part that is dropped, from 0 to 1. A dropped element gives `residual`, whatever x is.
+        rng_state: int64 [2], seed and offset, on the CPU or on x's device; default: `dropout_state(x)`.
+        training: False switches dropout off.
+        rung: "auto", or a name from `rungs("bias_dropout_residual", x.device)`.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape, device, `p` or `rung`.
+
+    Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405.
+    """
+    if not training:
+        p = 0.0
+    if rng_state is None:
+        if p == 0.0:
+            rng_state = torch.zeros(2, dtype=torch.int64)
+        else:
+            rng_state = _draw_state(x)
+    return _ops.bias_dropout_residual(x, bias, residual, p, rng_state, rung=rung)
+
+
+def _draw_state(x: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        # A compiler takes two calls of an op with the same arguments for one, unless it knows that the op is random.
+        # torch.compile knows that of PyTorch's own ops only (fx_graph_cse in torch 2.13).
+        return torch.randint(1 << 62, (2,), device=x.device)
+    return _ops.dropout_state(x, on_device=x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def bias_dropout_residual_backward(
+    grad: torch.Tensor, p: float, rng_state: torch.Tensor, *, rung: str = "auto"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of x and bias in `bias_dropout_residual`; that of the residual is `grad` itself.
+
+    Two runs give the same bits: the rows are added in a fixed order.
+
+    Args:
+        grad: [..., width], the gradient of the output; any strides.
+        p: the forward's.
+        rng_state: the forward's; the mask is made from it again.
+        rung: "auto", or a name from `rungs("bias_dropout_residual_backward", grad.device)`.
+
+    Returns:
+        The gradients of x and bias, in grad's dtype.
+
+    Raises:
+        TypeError: a dtype that is not supported.
+        ValueError: wrong shape, device, `p` or `rung`.
+    """
+    return _ops.bias_dropout_residual_backward(grad, p, rng_state, rung=rung)
+
+
+def column_sum(x: torch.Tensor, *, rung: str = "auto") -> torch.Tensor:
+    """The sum over all dimensions but the last: the gradient of a bias. Two runs give the same bits.
+
+    Args:
+        x: [..., width], any strides; float32, float16, bfloat16 or float64. Added up in float32 (float64 for float64).
+        rung: "auto", or a name from `rungs("column_sum", x.device)`.
+
+    Returns:
+        [width], in x's dtype.
+
+    Raises:
+        TypeError: `x` is of another dtype.
+        ValueError: `x` has no dimension or no column; unknown `rung`.
+    """
+    return _ops.column_sum(x, rung=rung)
+
+
 # ---- shapes, for torch.compile and for meta tensors: the checks of simple_host.cpp, without data ----
 
 _FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -67,46 +278,138 @@ def _name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-def _check_floating(op, x):
+def _check_floating(op, name, x):
     torch._check_type(
         x.dtype in _FLOATING,
-        lambda: f"{op}: `x` must be float32, float16, bfloat16 or float64, got {_name(x.dtype)}",
+        lambda: f"{op}: `{name}` must be float32, float16, bfloat16 or float64, got {_name(x.dtype)}",
     )
+
+
+def _check_approximate(op, approximate):
+    torch._check_value(
+        approximate in ("tanh", "none"),
+        lambda: f"{op}: `approximate` must be 'tanh' or 'none', got '{approximate}'",
+    )
+
+
+def _check_rows(op, name, x):
+    _check_floating(op, name, x)
+    torch._check_value(x.dim() >= 1, lambda: f"{op}: `{name}` must have at least 1 dimension, got 0 (shape ())")
+    torch._check_value(
+        x.shape[-1] != 0, lambda: f"{op}: the last dimension of `{name}` must not be 0, got shape {tuple(x.shape)}"
+    )
+
+
+def _check_like(op, name, t, shape, first_name, first):
+    torch._check_type(
+        t.dtype == first.dtype,
+        lambda: f"{op}: `{name}` must have the dtype of `{first_name}` ({_name(first.dtype)}), got {_name(t.dtype)}",
+    )
+    torch._check_value(
+        t.device == first.device,
+        lambda: f"{op}: `{name}` must be on the device of `{first_name}` ({first.device}), got {t.device}",
+    )
+    torch._check_value(
+        tuple(t.shape) == tuple(shape),
+        lambda: f"{op}: `{name}` must have shape {tuple(shape)}, got {tuple(t.shape)}",
+    )
+
+
+def _check_dropout(op, p, rng_state, first):
+    torch._check_value(0 <= p <= 1, lambda: f"{op}: `p` must be from 0 to 1, got {p}")
+    torch._check_type(
+        rng_state.dtype == torch.int64, lambda: f"{op}: `rng_state` must be int64, got {_name(rng_state.dtype)}"
+    )
+    torch._check_value(
+        tuple(rng_state.shape) == (2,), lambda: f"{op}: `rng_state` must have shape (2,), got {tuple(rng_state.shape)}"
+    )
+    torch._check_value(
+        rng_state.device in (torch.device("cpu"), first.device),
+        lambda: (
+            f"{op}: `rng_state` must be on the CPU or on the tensors' device ({first.device}), got {rng_state.device}"
+        ),
+    )
+
+
+def _like(x):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @torch.library.register_fake("step1_simple::scale")
 def _(x, factor, *, rung="auto"):
-    _check_floating("scale", x)
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    _check_floating("scale", "x", x)
+    return _like(x)
+
+
+@torch.library.register_fake("step1_simple::gelu")
+def _(x, *, approximate="tanh", rung="auto"):
+    _check_floating("gelu", "x", x)
+    _check_approximate("gelu", approximate)
+    return _like(x)
+
+
+@torch.library.register_fake("step1_simple::gelu_scale")
+def _(x, factor, *, approximate="tanh", rung="auto"):
+    _check_floating("gelu_scale", "x", x)
+    _check_approximate("gelu_scale", approximate)
+    return _like(x)
+
+
+@torch.library.register_fake("step1_simple::gelu_backward")
+def _(grad, x, *, factor=1.0, approximate="tanh", rung="auto"):
+    _check_floating("gelu_backward", "grad", grad)
+    _check_like("gelu_backward", "x", x, grad.shape, "grad", grad)
+    _check_approximate("gelu_backward", approximate)
+    return _like(grad)
 
 
 @torch.library.register_fake("step1_simple::bias_gelu")
 def _(x, bias, *, approximate="tanh", rung="auto"):
-    _check_floating("bias_gelu", x)
-    torch._check_value(x.dim() >= 1, lambda: "bias_gelu: `x` must have at least 1 dimension, got 0 (shape ())")
-    torch._check_value(
-        x.shape[-1] != 0, lambda: f"bias_gelu: the last dimension of `x` must not be 0, got shape {tuple(x.shape)}"
-    )
-    torch._check_value(
-        approximate in ("tanh", "none"),
-        lambda: f"bias_gelu: `approximate` must be 'tanh' or 'none', got '{approximate}'",
-    )
-    torch._check_type(
-        bias.dtype == x.dtype,
-        lambda: f"bias_gelu: `bias` must have the dtype of `x` ({_name(x.dtype)}), got {_name(bias.dtype)}",
-    )
-    torch._check_value(
-        bias.device == x.device,
-        lambda: f"bias_gelu: `bias` must be on the device of `x` ({x.device}), got {bias.device}",
-    )
-    torch._check_value(
-        bias.dim() == 1 and bias.shape[0] == x.shape[-1],
-        lambda: f"bias_gelu: `bias` must have shape ({x.shape[-1]},), got {tuple(bias.shape)}",
-    )
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    _check_rows("bias_gelu", "x", x)
+    _check_like("bias_gelu", "bias", bias, x.shape[-1:], "x", x)
+    _check_approximate("bias_gelu", approximate)
+    return _like(x)
 
 
-# ---- gradients: PyTorch's formulas on our ops ----
+@torch.library.register_fake("step1_simple::bias_gelu_backward")
+def _(grad, x, bias, *, approximate="tanh", rung="auto"):
+    _check_rows("bias_gelu_backward", "grad", grad)
+    _check_like("bias_gelu_backward", "x", x, grad.shape, "grad", grad)
+    _check_like("bias_gelu_backward", "bias", bias, grad.shape[-1:], "grad", grad)
+    _check_approximate("bias_gelu_backward", approximate)
+    return _like(grad), grad.new_empty(grad.shape[-1:])
+
+
+@torch.library.register_fake("step1_simple::dropout_state")
+def _(x, *, on_device):
+    return torch.empty(2, dtype=torch.int64, device=x.device if on_device else "cpu")
+
+
+@torch.library.register_fake("step1_simple::bias_dropout_residual")
+def _(x, bias, residual, p, rng_state, *, rung="auto"):
+    op = "bias_dropout_residual"
+    _check_rows(op, "x", x)
+    _check_like(op, "bias", bias, x.shape[-1:], "x", x)
+    _check_like(op, "residual", residual, x.shape, "x", x)
+    _check_dropout(op, p, rng_state, x)
+    return _like(x)
+
+
+@torch.library.register_fake("step1_simple::bias_dropout_residual_backward")
+def _(grad, p, rng_state, *, rung="auto"):
+    op = "bias_dropout_residual_backward"
+    _check_rows(op, "grad", grad)
+    _check_dropout(op, p, rng_state, grad)
+    return _like(grad), grad.new_empty(grad.shape[-1:])
+
+
+@torch.library.register_fake("step1_simple::column_sum")
+def _(x, *, rung="auto"):
+    _check_rows("column_sum", "x", x)
+    return x.new_empty(x.shape[-1:])
+
+
+# ---- gradients: our own kernels. A rung named in the forward says nothing about the backward, which takes `auto` ----
 
 
 def _scale_setup(ctx, inputs, keyword_only_inputs, output):
@@ -121,19 +424,125 @@ def _scale_backward(ctx, grad):
 torch.library.register_autograd("step1_simple::scale", _scale_backward, setup_context=_scale_setup)
 
 
+def _gelu_setup(ctx, inputs, keyword_only_inputs, output):
+    ctx.save_for_backward(inputs[0])
+    ctx.factor = inputs[1] if len(inputs) == 2 else 1.0
+    ctx.approximate = keyword_only_inputs["approximate"]
+
+
+def _gelu_backward(ctx, grad):
+    return _ops.gelu_backward(grad, ctx.saved_tensors[0], factor=ctx.factor, approximate=ctx.approximate)
+
+
+def _gelu_scale_backward(ctx, grad):
+    return _gelu_backward(ctx, grad), None
+
+
+torch.library.register_autograd("step1_simple::gelu", _gelu_backward, setup_context=_gelu_setup)
+torch.library.register_autograd("step1_simple::gelu_scale", _gelu_scale_backward, setup_context=_gelu_setup)
+
+
 def _bias_gelu_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.save_for_backward(*inputs)
     ctx.approximate = keyword_only_inputs["approximate"]
 
 
 def _bias_gelu_backward(ctx, grad):
-    x, bias = ctx.saved_tensors
-    # In float32 for half types, as the forward: the sum is rounded nowhere, and the bias's gradient adds up many rows.
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    grad_sum = torch.ops.aten.gelu_backward(grad.to(wide), x.to(wide) + bias.to(wide), approximate=ctx.approximate)
-    grad_x = grad_sum.to(x.dtype) if ctx.needs_input_grad[0] else None
-    grad_bias = grad_sum.reshape(-1, bias.numel()).sum(0).to(bias.dtype) if ctx.needs_input_grad[1] else None
-    return grad_x, grad_bias
+    return _ops.bias_gelu_backward(grad, *ctx.saved_tensors, approximate=ctx.approximate)
 
 
 torch.library.register_autograd("step1_simple::bias_gelu", _bias_gelu_backward, setup_context=_bias_gelu_setup)
+
+
+def _dropout_setup(ctx, inputs, keyword_only_inputs, output):
+    ctx.p = inputs[3]
+    ctx.save_for_backward(inputs[4])
+
+
+def _dropout_backward(ctx, grad):
+    grad_x, grad_bias = _ops.bias_dropout_residual_backward(grad, ctx.p, ctx.saved_tensors[0])
+    return grad_x, grad_bias, grad, None, None
+
+
+torch.library.register_autograd("step1_simple::bias_dropout_residual", _dropout_backward, setup_context=_dropout_setup)
+
+
+def _column_sum_setup(ctx, inputs, keyword_only_inputs, output):
+    ctx.shape = inputs[0].shape
+
+
+def _column_sum_backward(ctx, grad):
+    return grad.expand(ctx.shape)
+
+
+torch.library.register_autograd("step1_simple::column_sum", _column_sum_backward, setup_context=_column_sum_setup)
+
+
+# ---- gradients of gradients, rarely asked for: PyTorch's operations, in float32 for half types ----
+
+
+def _wide(x):
+    return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def _gelu_slope(x, approximate):
+    return torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=approximate)
+
+
+def _gelu_curvature(x, approximate):
+    """gelu''(x)."""
+    if approximate == "none":
+        return (2 - x * x) * torch.exp(-0.5 * x * x) * 0.3989422804014327
+    u1 = 0.7978845608028654 * (1 + 0.134145 * x * x)
+    t = torch.tanh(0.7978845608028654 * (x + 0.044715 * x**3))
+    return (1 - t * t) * (u1 + x * 0.7978845608028654 * 0.134145 * x - x * t * u1 * u1)
+
+
+def _gelu_backward_setup(ctx, inputs, keyword_only_inputs, output):
+    ctx.save_for_backward(*inputs)
+    ctx.factor = keyword_only_inputs["factor"]
+    ctx.approximate = keyword_only_inputs["approximate"]
+
+
+def _gelu_backward_backward(ctx, grad_grad):
+    grad, x = ctx.saved_tensors
+    weight = ctx.factor * _wide(grad_grad)
+    to_grad = weight * _gelu_slope(_wide(x), ctx.approximate)
+    to_x = weight * _wide(grad) * _gelu_curvature(_wide(x), ctx.approximate)
+    return to_grad.to(grad.dtype), to_x.to(x.dtype)
+
+
+torch.library.register_autograd(
+    "step1_simple::gelu_backward", _gelu_backward_backward, setup_context=_gelu_backward_setup
+)
+
+
+def _bias_gelu_backward_backward(ctx, to_grad_x, to_grad_bias):
+    grad, x, bias = ctx.saved_tensors
+    weight = _wide(to_grad_x) + _wide(to_grad_bias)  # a row's gradient goes into both outputs
+    total = _wide(x) + _wide(bias)
+    to_grad = weight * _gelu_slope(total, ctx.approximate)
+    to_x = weight * _wide(grad) * _gelu_curvature(total, ctx.approximate)
+    to_bias = to_x.reshape(-1, bias.numel()).sum(0)
+    return to_grad.to(grad.dtype), to_x.to(x.dtype), to_bias.to(bias.dtype)
+
+
+torch.library.register_autograd(
+    "step1_simple::bias_gelu_backward", _bias_gelu_backward_backward, setup_context=_bias_gelu_setup
+)
+
+
+def _dropout_backward_setup(ctx, inputs, keyword_only_inputs, output):
+    ctx.p = inputs[1]
+    ctx.save_for_backward(inputs[2])
+
+
+def _dropout_backward_backward(ctx, to_grad_x, to_grad_bias):
+    # The backward is linear in grad: the same mask over the sum of what reaches its two outputs.
+    weight = to_grad_x + to_grad_bias
+    return _ops.bias_dropout_residual_backward(weight, ctx.p, ctx.saved_tensors[0])[0], None, None
+
+
+torch.library.register_autograd(
+    "step1_simple::bias_dropout_residual_backward", _dropout_backward_backward, setup_context=_dropout_backward_setup
+)

@@ -18,6 +18,14 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
+// How many multiprocessors the current device has.
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
 // Right after <<<>>>: finds a launch that CUDA refused (too many threads, too much shared memory, no code for this
 // GPU). Errors inside the kernel appear at the next synchronisation, not here.
 inline void check_launch() { check(cudaGetLastError(), "kernel launch"); }

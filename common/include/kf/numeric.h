@@ -44,6 +44,18 @@ __device__ __forceinline__ T from_compute(compute_t<T> x) {
   }
 }
 
+// Two at once: one instruction on GPUs since compute capability 8.0.
+__device__ __forceinline__ void round_pair(float a, float b, __half& low, __half& high) {
+  const __half2 pair = __floats2half2_rn(a, b);
+  low = pair.x;
+  high = pair.y;
+}
+__device__ __forceinline__ void round_pair(float a, float b, __nv_bfloat16& low, __nv_bfloat16& high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+  low = pair.x;
+  high = pair.y;
+}
+
 // Calls f(Type<T>{}) with the C++ type that `dtype` names.
 template <class F>
 void with_type(DType dtype, F&& f) {

@@ -172,21 +172,114 @@ def test_a_run_writes_the_results_in_their_form_and_leaves_nothing_beside(quick,
 
 def test_a_run_on_the_cpu_writes_no_results_unasked(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "ROOT", tmp_path)
-    assert run_main("--size", "cpu") == 0
+    assert run_main("--sizes", "cpu") == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_rung_can_be_named_and_an_unknown_one_is_an_error(quick, capsys):
-    assert run_main("--size", "emulated", "--op", "double", "--rung", "v2_good") == 0
+def test_rungs_can_be_named_and_an_unknown_one_is_an_error(quick, capsys):
+    assert run_main("--sizes", "emulated", "--op", "double", "--rung", "v2_good") == 0
     out = capsys.readouterr().out
     assert "v2_good" in out
     assert "v1_good" not in out
-    assert "nothing measured" in run_main("--rung", "v9")
+    assert run_main("--sizes", "emulated", "--rung", "v2_good", "--rung", "v1_good") == 0
+    out = capsys.readouterr().out
+    assert "v1_good" in out
+    assert "v2_good" in out
+    assert "torch eager" not in out
+    assert "no rung 'v9' here; there are cpu, refuses, v1_good, v2_good" in run_main(
+        "--rung", "v1_good", "--rung", "v9"
+    )
+    assert "no op 'triple' at these sizes; there are double" in run_main("--op", "double", "--op", "triple")
 
 
 def test_a_wrong_rung_makes_the_command_fail(quick):
     case = double_case(run=lambda x, rung: x * 3)
-    assert run_main("--size", "emulated", cases=lambda size, device: [case]) == 1
+    assert run_main("--sizes", "emulated", cases=lambda size, device: [case]) == 1
+
+
+def test_a_backward_op_is_called_backward_once():
+    assert double_case(direction="backward").title() == "double, backward: rows 4, width 8, float32"
+    assert (
+        double_case(direction="backward", op="double_backward").title() == "double_backward: rows 4, width 8, float32"
+    )
+
+
+def test_where_git_is_missing_the_commit_is_what_the_runner_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("KF_COMMIT", "abc123")
+    assert benchmarks.environment(torch.device("cpu"))["commit"] == "abc123"
+    monkeypatch.delenv("KF_COMMIT")
+    assert benchmarks.environment(torch.device("cpu"))["commit"] is None
+
+
+def test_git_is_believed_before_the_runner(monkeypatch, tmp_path):
+    git = tmp_path / "git"
+    git.write_text('#!/bin/sh\ntest "$1" = rev-parse && echo 0123456789ab\nexit 0\n')
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("KF_COMMIT", "abc123")
+    assert benchmarks.environment(torch.device("cpu"))["commit"] == "0123456789ab"
+
+
+@pytest.fixture
+def measured(quick, tmp_path, monkeypatch):
+    """A results file of the ops `double`, in two cases, and `softmax`; measured at commit "old"."""
+    monkeypatch.setattr(benchmarks, "_commit", lambda: "old")
+    path = tmp_path / "here.json"
+    assert run_main("--output", path, cases=lambda size, device: [double_case(), soft_case()]) == 0
+    monkeypatch.setattr(benchmarks, "_commit", lambda: "new")
+    return path
+
+
+def soft_case():
+    return double_case(
+        op="softmax", run=lambda x, rung: torch.softmax(x, -1), reference=lambda x: torch.softmax(x, -1), peers={}
+    )
+
+
+def merge(path, *arguments, cases=lambda size, device: [double_case(shape={"rows": 4, "width": 9}), soft_case()]):
+    return run_main("--merge", "--output", path, *arguments, cases=cases)
+
+
+def test_merging_replaces_an_ops_rows_and_keeps_the_others(measured):
+    before = json.loads(measured.read_text())
+    before["ceilings"]["copy_gb_s"]["77"] = 7.7
+    measured.write_text(json.dumps(before))
+    assert merge(measured, "--op", "double") == 0
+    after = json.loads(measured.read_text())
+    assert [row for row in after["rows"] if row["op"] == "softmax"] == [
+        row for row in before["rows"] if row["op"] == "softmax"
+    ]
+    doubles = [row for row in after["rows"] if row["op"] == "double"]
+    assert {row["shape"]["width"] for row in doubles} == {9}
+    assert after["rows"][: len(doubles)] == doubles  # where they stood before
+    assert after["environment"]["commit"] == "old"
+    assert after["environment"]["ops"] == {"double": {"commit": "new", "date": before["environment"]["date"]}}
+    assert list(after["ceilings"]["copy_gb_s"]) == ["77", "256", "1024"]
+    assert after["ceilings"]["matmul_tflop_s"] == before["ceilings"]["matmul_tflop_s"]
+    assert merge(measured, "--op", "softmax") == 0
+    assert set(json.loads(measured.read_text())["environment"]["ops"]) == {"double", "softmax"}
+
+
+@pytest.mark.parametrize("key", ["gpu", "driver", "cuda", "torch"])
+def test_figures_of_another_environment_are_not_merged(measured, key, capsys):
+    other = json.loads(measured.read_text())
+    other["environment"][key] = "another"
+    measured.write_text(json.dumps(other))
+    before = measured.read_text()
+    complaint = merge(measured, "--op", "double")
+    assert f"was measured with {key} another" in complaint
+    assert measured.read_text() == before
+    assert "v1_good" not in capsys.readouterr().out  # found before anything was measured
+
+
+def test_merging_needs_a_file_and_whole_ops(measured, tmp_path, capsys):
+    assert "run the benchmark without --op first" in merge(tmp_path / "none.json", "--op", "double")
+    for arguments in ([], ["--op", "double", "--rung", "v1_good"], ["--op", "double", "--sizes", "cpu"]):
+        assert merge(measured, *arguments) == 2
+        assert "--merge goes with --op" in capsys.readouterr().err
+    assert run_main("--merge", "--op", "double") == 2
+    assert "--merge on a CPU needs --output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

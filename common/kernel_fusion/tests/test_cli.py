@@ -17,7 +17,7 @@ def kernel_fusion(*arguments):
 
 
 def test_every_command_has_help(capsys):
-    for command in ("tour", "check", "bench", "rungs", "simt", "report", "gpu-check"):
+    for command in ("tour", "check", "bench", "profile", "rungs", "simt", "report", "gpu-check"):
         with pytest.raises(SystemExit) as left:
             cli.main([command, "--help"])
         assert left.value.code == 0
@@ -25,18 +25,30 @@ def test_every_command_has_help(capsys):
 
 
 def test_rungs_lists_an_op_in_the_order_of_the_lesson(capsys):
-    assert cli.main(["rungs", "scale"]) == 0
+    assert cli.main(["rungs", "softmax"]) == 0
     out = capsys.readouterr().out
-    assert out.index("v1_naive") < out.index("v2_vector")
-    assert "a thread an element" in out
-    assert "softmax" not in out
+    assert out.index("v1_naive") < out.index("v2_block") < out.index("v3_online")
+    assert "a thread a row" in out
+    assert "v2_tiled" not in out  # of attention
     assert "\x1b" not in out
+
+
+def test_rungs_says_what_each_supports(capsys):
+    assert cli.main(["rungs", "layer_norm"]) == 0
+    out = capsys.readouterr().out
+    assert "limits" in out
+    assert "width ≤ 8192" in out
+    assert "rows ≤ 8·(2³¹−1)" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["rungs", "nothing"], "no stage has an op 'nothing'"),
+        (["profile", "nothing"], "no stage has an op 'nothing'"),
+        (["profile", "softmax", "--case", "1", "--dtype", "float32"], "not allowed with"),
+        (["bench", "--op", "nothing"], "no stage has an op 'nothing'"),
+        (["bench", "step1", "--op", "softmax"], "--op softmax: that is an op of step2-attention"),
         (["check", "step9"], "`stage` must be one of step1-simple"),
         (["check", "--schedule", "sideways"], "must be forward, reverse or random:SEED, got 'sideways'"),
         (["simt", "missing.cu"], "no such file"),
@@ -82,10 +94,37 @@ def test_check_runs_a_stages_tests_in_an_order_of_threads(recorded):
 
 
 def test_bench_of_an_op_runs_its_stage_only(recorded):
-    assert cli.main(["bench", "--op", "softmax", "--size", "cpu"]) == 0
+    assert cli.main(["bench", "--op", "softmax", "--sizes", "cpu"]) == 0
     ((command, cwd, _),) = recorded
     assert cwd.name == "step2-attention"
-    assert command[1:] == ["benchmark.py", "--op=softmax", "--size=cpu"]
+    assert command[1:] == ["benchmark.py", "--op=softmax", "--sizes=cpu"]
+
+
+def test_bench_gives_each_stage_its_own_ops_and_all_rungs(recorded):
+    arguments = [
+        "--op",
+        "layer_norm",
+        "--op",
+        "softmax",
+        "--op",
+        "attention",
+        "--rung",
+        "v1_naive",
+        "--rung",
+        "v2_block",
+    ]
+    assert cli.main(["bench", *arguments, "--device", "cuda"]) == 0
+    rest = ["--rung=v1_naive", "--rung=v2_block", "--device=cuda"]
+    assert [(cwd.name, command[2:]) for command, cwd, _ in recorded] == [
+        ("step2-attention", ["--op=softmax", "--op=attention", *rest]),
+        ("step3-fused", ["--op=layer_norm", *rest]),
+    ]
+
+
+def test_bench_can_merge_an_op_into_the_results(recorded):
+    assert cli.main(["bench", "--op", "softmax", "--merge"]) == 0
+    ((command, _, _),) = recorded
+    assert command[1:] == ["benchmark.py", "--op=softmax", "--merge"]
 
 
 PROGRAM = r"""
@@ -145,7 +184,7 @@ def test_a_program_ended_by_a_signal_gives_the_shells_code():
 
 def test_the_package_runs_where_it_is_not_installed(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(stages.ROOT / "common")}
-    command = [sys.executable, "-m", "kernel_fusion", "rungs", "scale"]
+    command = [sys.executable, "-m", "kernel_fusion", "rungs", "softmax"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

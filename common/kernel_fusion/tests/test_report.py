@@ -4,19 +4,24 @@ import json
 
 import pytest
 
-from kernel_fusion import report, stages, syllabus, testing
+from kernel_fusion import report, results, stages, syllabus, testing
+from kernel_fusion.console import UserError
 
 V1 = """// double v1_naive: a thread an element
 //
 // Idea      Read, double, write.
 // Moves     2·n·sizeof(T) bytes
 //           (and nothing else), n FLOPs
+// Limits    float32, n ≤ 2³¹;
+//           no strides
+//
+// A remark.
 #include <kf/launch.h>
 """
 V2 = V1.replace("v1_naive: a thread an element", "v2_vector: 16 bytes a thread")
 
 
-def row(impl, ms, *, kind="rung", correct=True, width=8, dtype="float32"):
+def row(impl, ms, *, kind="rung", correct=True, width=8, dtype="float32", **more):
     return {
         "op": "double",
         "pass": "forward",
@@ -33,6 +38,7 @@ def row(impl, ms, *, kind="rung", correct=True, width=8, dtype="float32"):
         "dram_bytes": None,
         "sectors_per_request": None,
         "correct": correct,
+        **more,
     }
 
 
@@ -51,7 +57,7 @@ def repository(tmp_path, monkeypatch):
     return stage
 
 
-def write_results(stage, rows, name="h200"):
+def write_results(stage, rows, name="h200", ops=None):
     folder = stage.path / "results"
     folder.mkdir(exist_ok=True)
     environment = {
@@ -62,9 +68,10 @@ def write_results(stage, rows, name="h200"):
         "python": "3.12.3",
         "commit": "abc",
         "date": "2026-11-20",
+        **({"ops": ops} if ops else {}),
     }
-    results = {"environment": environment, "ceilings": {"copy_gb_s": {}, "matmul_tflop_s": None}, "rows": rows}
-    (folder / f"{name}.json").write_text(json.dumps(results))
+    ceilings = {"copy_gb_s": {"256": 2000.0, "1024": 4000.0}, "matmul_tflop_s": 700.0}
+    (folder / f"{name}.json").write_text(json.dumps({"environment": environment, "ceilings": ceilings, "rows": rows}))
 
 
 def rewritten(stage):
@@ -89,6 +96,30 @@ def test_a_table_holds_the_figures_and_what_a_rung_gained(repository):
     assert "| `v2_vector` | 16 bytes a thread | 2·n·sizeof(T) | 100 µs | 1234 | 0.5 | 62 % | 2.00× |" in text
     assert "| *torch eager* |  |  | 300 µs |" in text
     assert "Every case" not in text
+
+
+def test_an_op_measured_later_says_when(repository):
+    write_results(repository, [row("v1_naive", 0.2)], ops={"double": {"commit": "def", "date": "2026-12-01"}})
+    assert "torch 2.11.0, 2026-12-01, commit def." in rewritten(repository)
+
+
+def test_counters_have_columns_where_a_row_has_them(repository):
+    counted = {"dram_bytes": 264, "sectors_per_request": {"load": 4.0, "store": None}}
+    write_results(repository, [row("v1_naive", 0.2), row("v2_vector", 0.1, **counted)])
+    text = rewritten(repository)
+    assert "| over the rung before | DRAM bytes, of the least | sectors a request, load / store |" in text
+    assert "| 62 % |  |  |  |\n" in text
+    assert "| 62 % | 2.00× | 264 bytes, 1.03× | 4 / – |\n" in text
+    write_results(repository, [row("v1_naive", 0.2)])
+    assert "DRAM" not in rewritten(repository)
+
+
+def test_a_backward_op_is_called_backward_once(repository):
+    write_results(repository, [row("v1_naive", 0.2, **{"pass": "backward"})])
+    assert "**backward, rows 4, width 8, float32**" in rewritten(repository)
+    assert results.case_title(row("v1_naive", 0.2, **{"pass": "backward", "op": "double_backward"})) == (
+        "rows 4, width 8, float32"
+    )
 
 
 def test_a_wrong_result_shows_no_time(repository):
@@ -133,18 +164,64 @@ def test_check_finds_a_stale_table_and_writes_nothing(repository, monkeypatch, c
         ("<!-- /results -->\n", "do not pair up"),
         ("<!-- results:triple -->\n<!-- /results -->\n", "no stage has an op 'triple'"),
         ("<!-- results:double wide -->\n<!-- /results -->\n", "must be name=value"),
+        ("<!-- plot:ladder double -->\n", "do not pair up"),
+        ("<!-- plot:ladder triple -->\n<!-- /plot -->\n", "no stage has an op 'triple'"),
+        ("<!-- plot:roofline step9 -->\n<!-- /plot -->\n", "README.md: `stage` must be one of step1-fake"),
+        ("<!-- plot:pie double -->\n<!-- /plot -->\n", "a ladder or a roofline, not a 'pie'"),
     ],
 )
 def test_a_bad_marker_is_an_error(repository, text, complaint):
-    with testing.raises(report.ReportError, complaint):
-        report.render(text)
+    with testing.raises(UserError, complaint):
+        report.render(text, repository.path / "README.md")
 
 
 def test_results_in_another_form_are_an_error(repository):
     (repository.path / "results").mkdir()
     (repository.path / "results" / "h200.json").write_text("{")
-    with testing.raises(report.ReportError, "h200.json", "not in the form of results"):
+    with testing.raises(results.ResultsError, "h200.json", "not in the form of results"):
         report.tables("double", {})
+
+
+PLOTS = "<!-- plot:ladder double -->\n<!-- /plot -->\n<!-- plot:roofline step1-fake -->\nold\n<!-- /plot -->\n"
+
+
+def test_plots_are_drawn_and_linked(repository):
+    write_results(repository, [row("v1_naive", 0.2), row("v2_vector", 0.1), row("torch eager", 0.3, kind="peer")])
+    (repository.path / "README.md").write_text(PLOTS)
+    docs = stages.ROOT / "docs" / "page.md"
+    docs.parent.mkdir()
+    docs.write_text(PLOTS)
+    folder = repository.path / "results"
+    pictures = [folder / "h200-double-ladder.svg", folder / "h200-roofline.svg"]
+    stale = report.update([repository.path / "README.md", docs], check=False)
+    assert stale == [repository.path / "README.md", *pictures, docs]
+    text = (repository.path / "README.md").read_text()
+    assert "](results/h200-double-ladder.svg)\n\n<!-- /plot -->" in text
+    assert "![double: rows 4, width 8, float32, on NVIDIA H200. v1_naive 200 µs, v2_vector 100 µs, torch eager" in text
+    assert "](../step1-fake/results/h200-roofline.svg)" in docs.read_text()
+    assert all(picture.read_text().startswith("<?xml") for picture in pictures)
+    assert report.update([repository.path / "README.md", docs], check=True) == []
+
+
+def test_check_finds_a_plot_that_is_stale_or_missing_and_draws_nothing(repository):
+    write_results(repository, [row("v1_naive", 0.2)])
+    readme = repository.path / "README.md"
+    readme.write_text(PLOTS)
+    report.update([readme], check=False)
+    ladder, roofline = (repository.path / "results" / f"h200-{name}.svg" for name in ("double-ladder", "roofline"))
+    before = ladder.read_text()
+    roofline.unlink()
+    write_results(repository, [row("v1_naive", 0.25)])
+    assert report.update([readme], check=True) == [readme, ladder, roofline]
+    assert ladder.read_text() == before
+    assert not roofline.exists()
+    assert report.update([readme], check=False) == [readme, ladder, roofline]
+    assert ladder.read_text() != before
+
+
+def test_without_results_there_is_no_plot(repository):
+    (repository.path / "README.md").write_text(PLOTS)
+    assert rewritten(repository).count("No plot yet: not measured on a GPU.") == 2
 
 
 def test_the_tables_in_this_repository_are_what_the_results_say():
@@ -158,5 +235,7 @@ def test_the_syllabus_is_in_the_order_of_numbers(repository):
     rungs = syllabus.rungs(repository, "double")
     assert [rung.name for rung in rungs] == ["v1_naive", "v2_vector", "v10_last"]
     assert rungs[1].changed_since(rungs[0]) == 1
-    assert rungs[0].lines() == 6
+    assert rungs[0].lines() == 10
+    assert rungs[0].moves == "2·n·sizeof(T)"
+    assert rungs[0].limits == "float32, n ≤ 2³¹; no strides"
     assert syllabus.ops(repository) == ["double"]

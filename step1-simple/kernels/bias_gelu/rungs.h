@@ -21,8 +21,11 @@ struct Args {
 #ifdef KF_BACKEND
 namespace kf::KF_BACKEND::bias_gelu {
 using kf::bias_gelu::Args;
-void v1_naive(const Args& args, void* stream);
-void v2_vector(const Args& args, void* stream);
+void v1_unfused(const Args& args, void* stream);
+void v2_naive(const Args& args, void* stream);
+void v3_vector(const Args& args, void* stream);
+void v4_exp(const Args& args, void* stream);
+void v5_any_width(const Args& args, void* stream);
 }  // namespace kf::KF_BACKEND::bias_gelu
 #endif
 

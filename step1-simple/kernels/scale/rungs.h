@@ -19,8 +19,12 @@ struct Args {
 #ifdef KF_BACKEND
 namespace kf::KF_BACKEND::scale {
 using kf::scale::Args;
-void v1_naive(const Args& args, void* stream);
-void v2_vector(const Args& args, void* stream);
+void v1_chunk(const Args& args, void* stream);
+void v2_naive(const Args& args, void* stream);
+void v3_grid_stride(const Args& args, void* stream);
+void v4_vector(const Args& args, void* stream);
+void v5_in_flight(const Args& args, void* stream);
+void v6_streaming(const Args& args, void* stream);
 }  // namespace kf::KF_BACKEND::scale
 #endif
 

@@ -1,9 +1,10 @@
-// scale v2_vector: 16 bytes a thread
+// scale v4_vector: 16 bytes a thread
 //
 // Idea      One 128-bit load brings 4 floats or 8 halves. Fewer instructions move the same bytes, and each thread has
 //           more of them under way.
-// Since v1  A thread owns N neighbours instead of one; the n mod N elements left over go one each to the first threads.
-//           Where x or y does not start at a multiple of 16 bytes, N is 1 and this is v1 again.
+// Since v3  Back to a thread for each piece of work, without a loop; the piece is N neighbours instead of one element.
+//           The n mod N elements left over go one each to the first threads. Where x or y does not start at a multiple
+//           of 16 bytes, N is 1 and this is v2 again.
 // Launch    grid ⌈⌈n/N⌉/256⌉, block 256, no shared memory; N = 16/sizeof(T)
 // Moves     2·n·sizeof(T) bytes, n FLOPs
 // Limits    n ≤ 256·N·(2³¹−1)
@@ -19,7 +20,7 @@ namespace {
 constexpr int kThreads = 256;
 
 template <int N, class T>
-__global__ void v2_vector_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t n, compute_t<T> factor) {
+__global__ void v4_vector_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t n, compute_t<T> factor) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t vectors = n / N;
   if (i < vectors) {
@@ -35,13 +36,13 @@ __global__ void v2_vector_kernel(const T* __restrict__ x, T* __restrict__ y, int
 template <int N, class T>
 void launch(const Args& a, void* stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(ceil_div(a.n, N), kThreads));
-  v2_vector_kernel<N><<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x), static_cast<T*>(a.y), a.n,
+  v4_vector_kernel<N><<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x), static_cast<T*>(a.y), a.n,
                                                                   static_cast<compute_t<T>>(a.factor));
 }
 
 }  // namespace
 
-void v2_vector(const Args& a, void* stream) {
+void v4_vector(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     if (aligned_16(a.x, a.y)) {

@@ -1,0 +1,91 @@
+// Exercise 5: the sum of each column, in two stages without atomics, so that every run gives the same bits.
+//
+//   kernel-fusion simt exercises/5_column_sum.cu        also with KF_SIMT_SCHEDULE=reverse before it
+//   nvcc -O3 exercises/5_column_sum.cu && ./a.out        with a GPU
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define CHECK(call)                                                                       \
+  do {                                                                                    \
+    const cudaError_t error = (call);                                                     \
+    if (error != cudaSuccess) {                                                           \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
+      std::exit(1);                                                                       \
+    }                                                                                     \
+  } while (0)
+
+constexpr int kChunk = 64;  // rows of a block in stage 1
+constexpr int kAtOnce = 8;  // of these, so many at once: blockDim.y
+
+// Stage 1: partial[b, c] = the sum of column c over the rows b * 64 to b * 64 + 63.
+// Block (32, 8): threadIdx.x is the column, so that a warp reads 32 neighbours. blockIdx.y is b.
+__global__ void sum_chunks(const float* x, float* partial, int rows, int columns) {
+  const int column = blockIdx.x * 32 + threadIdx.x;
+  // TODO: each thread adds up every eighth row of its chunk; then one thread of a column adds the eight sums
+  const int row = blockIdx.y * kChunk;
+  if (threadIdx.y == 0 && column < columns) partial[blockIdx.y * columns + column] = x[row * columns + column];
+}
+
+// Stage 2: out[c] = the sum of partial[b, c] over all b. One thread a column.
+__global__ void sum_partials(const float* partial, float* out, int chunks, int columns) {
+  const int column = blockIdx.x * blockDim.x + threadIdx.x;
+  // TODO: add the chunks of this thread's column, always in the same order
+  if (column < columns) out[column] = partial[column];
+}
+
+uint32_t all_bits = 2166136261u;  // a number that changes when any bit of any result does
+
+bool right(int rows, int columns) {
+  const int chunks = (rows + kChunk - 1) / kChunk;
+  std::vector<float> x(rows * columns), first(columns), second(columns);
+  std::vector<double> expected(columns), size(columns);
+  for (int i = 0; i < rows * columns; ++i) {
+    x[i] = std::sin(0.37f * (i % 10007 + 1));  // all bits of the fraction in use: another order gives other sums
+    expected[i % columns] += x[i], size[i % columns] += std::fabs(x[i]);
+  }
+  float *gpu_x, *partial, *out;
+  CHECK(cudaMalloc(&gpu_x, x.size() * sizeof(float)));
+  CHECK(cudaMalloc(&partial, chunks * columns * sizeof(float)));
+  CHECK(cudaMalloc(&out, columns * sizeof(float)));
+  CHECK(cudaMemcpy(gpu_x, x.data(), x.size() * sizeof(float), cudaMemcpyHostToDevice));
+  for (std::vector<float>* result : {&first, &second}) {
+    CHECK(cudaMemset(partial, 0xff, chunks * columns * sizeof(float)));  // NaN: what nobody writes will show
+    CHECK(cudaMemset(out, 0xff, columns * sizeof(float)));
+    sum_chunks<<<dim3((columns + 31) / 32, chunks), dim3(32, kAtOnce)>>>(gpu_x, partial, rows, columns);
+    CHECK(cudaGetLastError());
+    sum_partials<<<(columns + 127) / 128, 128>>>(partial, out, chunks, columns);
+    CHECK(cudaGetLastError());
+    CHECK(cudaMemcpy(result->data(), out, columns * sizeof(float), cudaMemcpyDeviceToHost));
+  }
+  for (float* memory : {gpu_x, partial, out}) CHECK(cudaFree(memory));
+
+  for (int c = 0; c < columns; ++c) {
+    if (!(std::fabs(first[c] - expected[c]) <= 1e-6 * size[c])) {  // not `>`: NaN must count as wrong
+      std::printf("WRONG: %d rows of %d: the sum of column %d is %g, must be %g\n", rows, columns, c, first[c],
+                  expected[c]);
+      return false;
+    }
+    uint32_t bits, again;
+    std::memcpy(&bits, &first[c], sizeof(bits));
+    std::memcpy(&again, &second[c], sizeof(again));
+    if (bits != again) {
+      std::printf("WRONG: %d rows of %d: two runs gave %.9g and %.9g for column %d\n", rows, columns, first[c],
+                  second[c], c);
+      return false;
+    }
+    all_bits = (all_bits ^ bits) * 16777619u;
+  }
+  return true;
+}
+
+int main() {
+  if (!right(1, 1) || !right(63, 33) || !right(64, 32) || !right(1001, 100) || !right(2050, 7)) return 1;
+  std::printf("the bits of all sums: %08x; they must not depend on the order of the threads\nall right\n", all_bits);
+  return 0;
+}

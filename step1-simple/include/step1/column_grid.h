@@ -1,0 +1,46 @@
+// How the elements of a matrix are shared among blocks that sum its columns. Plain C++: launchers and tables include
+// it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace kf::KF_BACKEND {
+
+constexpr int kTileLanes = 32;  // threads along the columns: a warp
+constexpr int kTileRows = 8;    // threads along the rows
+
+struct ColumnGrid {
+  int64_t tiles;  // blocks along the columns
+  int64_t parts;  // blocks along the rows
+  int64_t rows_per_part;
+};
+
+// For blocks that are `columns` wide. Enough of them for eight on each of an H200's 132 multiprocessors; up to four
+// times as many while each has 64 rows, since the last ones to run leave less of the GPU empty then. Constants, and no
+// question to the device: the order of a sum, and so its last bit, must not depend on the GPU. Parts begin at multiples
+// of 8.
+inline ColumnGrid column_grid(int64_t rows, int64_t width, int64_t columns) {
+  constexpr int64_t kBlocks = 1056;
+  const int64_t tiles = (width + columns - 1) / columns;
+  const int64_t needed = std::min(rows / kTileRows, kBlocks / tiles);
+  const int64_t smoother = std::min(rows / 64, 4 * kBlocks / tiles);
+  const int64_t parts = std::max({needed, smoother, int64_t{1}});
+  const int64_t rows_per_part = (rows + parts * kTileRows - 1) / (parts * kTileRows) * kTileRows;
+  return {tiles, (rows + rows_per_part - 1) / rows_per_part, rows_per_part};
+}
+
+// A block of threads with eight columns each covers 256 columns, and up to 7 more where rows do not start at multiples
+// of 8 elements: sum_columns_by_eight in column_sum.h.
+constexpr int kEightTile = 8 * kTileLanes;
+constexpr int kEightEntries = kEightTile + 8;
+
+inline ColumnGrid column_grid_by_eight(int64_t rows, int64_t width) { return column_grid(rows, width + 7, kEightTile); }
+
+// Room for the partial sums of either kind, in float32 (float64 for float64).
+inline int64_t partial_sum_bytes(int64_t rows, int64_t width, bool is_double) {
+  const ColumnGrid one = column_grid(rows, width, kTileLanes), eight = column_grid_by_eight(rows, width);
+  return std::max(one.parts * width, eight.parts * eight.tiles * kEightEntries) * (is_double ? 8 : 4);
+}
+
+}  // namespace kf::KF_BACKEND

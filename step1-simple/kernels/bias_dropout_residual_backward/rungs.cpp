@@ -1,0 +1,21 @@
+#include "rungs.h"
+
+#include <step1/column_grid.h>
+
+namespace kf::KF_BACKEND::bias_dropout_residual_backward {
+namespace {
+
+std::string anything(const Args&) { return ""; }
+
+int64_t partial_sums(const Args& a) { return partial_sum_bytes(a.rows, a.width, a.dtype == DType::kFloat64); }
+
+constexpr Rung<Args> kRungs[] = {
+    {"v1_separate", v1_separate, anything, partial_sums},
+    {"v2_fused", v2_fused, anything, partial_sums},
+};
+
+}  // namespace
+
+Rungs<Args> rungs() { return {kRungs, 2}; }
+
+}  // namespace kf::KF_BACKEND::bias_dropout_residual_backward

@@ -1,0 +1,63 @@
+// bias_dropout_residual_backward v1_separate: the mask again, and then the sum
+//
+// Idea      The forward stored no mask. The same seed, offset and element number give the same bits, so this kernel
+// makes
+//           the mask again. The gradient of the bias is the sum over the rows of what it wrote. The gradient of the
+//           residual is `grad` itself: nothing to do.
+// Launch    grid ⌈rows·width/256⌉, block 256; then column_sum's v2: grid (⌈width/32⌉, parts), block 32×8;
+//           then grid ⌈width/32⌉, block 32×32
+// Moves     (3·rows·width + width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums;
+//           2·rows·width FLOPs and a Philox call an element
+// Limits    rows·width ≤ 256·(2³¹−1)
+#include <step1/column_sum.h>
+#include <step1/philox.h>
+
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::bias_dropout_residual_backward {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class T>
+__global__ void grad_x_kernel(const T* __restrict__ grad, T* __restrict__ grad_x, int64_t n, DropoutState state,
+                              uint32_t threshold, compute_t<T> scale) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  state.read();
+  const bool keep = state.eight(i / 8).number(static_cast<int>(i % 8)) >= threshold;
+  grad_x[i] = from_compute<T>(keep ? scale * to_compute(grad[i]) : compute_t<T>(0));
+}
+
+template <class T>
+__global__ void sum_rows_kernel(const T* __restrict__ grad_x, compute_t<T>* __restrict__ partial, int64_t rows,
+                                int64_t width, int64_t rows_per_part) {
+  const int64_t begin = blockIdx.y * rows_per_part;
+  sum_columns<kTileRows, compute_t<T>>(
+      begin, min(begin + rows_per_part, rows), width,
+      [&](int64_t row, int64_t column) { return to_compute(grad_x[row * width + column]); },
+      [&](int64_t column, compute_t<T> total) { partial[blockIdx.y * width + column] = total; });
+}
+
+}  // namespace
+
+void v1_separate(const Args& a, void* stream) {
+  const int64_t n = a.rows * a.width;
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    T* grad_x = static_cast<T*>(a.grad_x);
+    grad_x_kernel<<<static_cast<unsigned>(ceil_div(n, kThreads)), kThreads, 0, as_stream(stream)>>>(
+        static_cast<const T*>(a.grad), grad_x, n, DropoutState{a.state, a.seed, a.offset}, a.threshold,
+        keep_scale<compute_t<T>>(a.threshold));
+    check_launch();
+
+    const ColumnGrid g = column_grid(a.rows, a.width, kTileLanes);
+    const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
+    sum_rows_kernel<<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
+        grad_x, static_cast<compute_t<T>*>(a.scratch), a.rows, a.width, g.rows_per_part);
+    check_launch();
+    finish_columns<T>(a.scratch, a.grad_bias, g.parts, a.width, stream);
+  });
+}
+
+}  // namespace kf::KF_BACKEND::bias_dropout_residual_backward

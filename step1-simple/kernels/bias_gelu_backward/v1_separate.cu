@@ -1,0 +1,64 @@
+// bias_gelu_backward v1_separate: the gradient of x, and then its sum
+//
+// Idea      One kernel writes the gradient of x, a thread an element. The gradient of the bias is the sum of that over
+//           the rows, so column_sum's two kernels read it back.
+// Launch    grid ⌈rows·width/256⌉, block 256; then column_sum's v2: grid (⌈width/32⌉, parts), block 32×8;
+//           then grid ⌈width/32⌉, block 32×32
+// Moves     (4·rows·width + 2·width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums;
+//           about 17·rows·width FLOPs and one tanh, or an erfc and an exp, an element
+// Limits    rows·width ≤ 256·(2³¹−1)
+#include <step1/column_sum.h>
+#include <step1/gelu.h>
+
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::bias_gelu_backward {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <bool kTanh, class T>
+__global__ void grad_x_kernel(const T* __restrict__ grad, const T* __restrict__ x, const T* __restrict__ bias,
+                              T* __restrict__ grad_x, int64_t n, int64_t width) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const auto sum = to_compute(x[i]) + to_compute(bias[i % width]);
+  grad_x[i] = from_compute<T>(to_compute(grad[i]) * gelu_slope<kTanh>(sum));
+}
+
+template <class T>
+__global__ void sum_rows_kernel(const T* __restrict__ grad_x, compute_t<T>* __restrict__ partial, int64_t rows,
+                                int64_t width, int64_t rows_per_part) {
+  const int64_t begin = blockIdx.y * rows_per_part;
+  sum_columns<kTileRows, compute_t<T>>(
+      begin, min(begin + rows_per_part, rows), width,
+      [&](int64_t row, int64_t column) { return to_compute(grad_x[row * width + column]); },
+      [&](int64_t column, compute_t<T> total) { partial[blockIdx.y * width + column] = total; });
+}
+
+template <bool kTanh, class T>
+void launch(const Args& a, void* stream) {
+  const int64_t n = a.rows * a.width;
+  T* grad_x = static_cast<T*>(a.grad_x);
+  grad_x_kernel<kTanh><<<static_cast<unsigned>(ceil_div(n, kThreads)), kThreads, 0, as_stream(stream)>>>(
+      static_cast<const T*>(a.grad), static_cast<const T*>(a.x), static_cast<const T*>(a.bias), grad_x, n, a.width);
+  check_launch();
+
+  const ColumnGrid g = column_grid(a.rows, a.width, kTileLanes);
+  const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
+  sum_rows_kernel<<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
+      grad_x, static_cast<compute_t<T>*>(a.scratch), a.rows, a.width, g.rows_per_part);
+  check_launch();
+  finish_columns<T>(a.scratch, a.grad_bias, g.parts, a.width, stream);
+}
+
+}  // namespace
+
+void v1_separate(const Args& a, void* stream) {
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    a.tanh ? launch<true, T>(a, stream) : launch<false, T>(a, stream);
+  });
+}
+
+}  // namespace kf::KF_BACKEND::bias_gelu_backward

@@ -1,0 +1,18 @@
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::gelu {
+namespace {
+
+std::string anything(const Args&) { return ""; }
+
+constexpr Rung<Args> kRungs[] = {
+    {"v1_naive", v1_naive, anything},
+    {"v2_vector", v2_vector, anything},
+    {"v3_exp", v3_exp, anything},
+};
+
+}  // namespace
+
+Rungs<Args> rungs() { return {kRungs, 3}; }
+
+}  // namespace kf::KF_BACKEND::gelu

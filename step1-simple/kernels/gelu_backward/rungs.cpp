@@ -1,0 +1,17 @@
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::gelu_backward {
+namespace {
+
+std::string anything(const Args&) { return ""; }
+
+constexpr Rung<Args> kRungs[] = {
+    {"v1_naive", v1_naive, anything},
+    {"v2_vector", v2_vector, anything},
+};
+
+}  // namespace
+
+Rungs<Args> rungs() { return {kRungs, 2}; }
+
+}  // namespace kf::KF_BACKEND::gelu_backward
