@@ -125,14 +125,17 @@ def by_the_peers_mask(outputs, x, bias, residual, mask):
     Raises:
         RuntimeError: it did not keep the right part of them.
     """
-    kept_value = (x + bias) * kept_factor()
-    added = outputs[0].double() - residual
-    kept = (added - kept_value).abs() < added.abs()
-    clear = kept_value.abs() > 0.1 * residual.abs() + 0.1  # where rounding cannot hide what was added
-    part, spread = kept[clear].double().mean().item(), (P * (1 - P) / clear.sum().item()) ** 0.5
-    if abs(part - (1 - P)) > 8 * spread:
-        raise RuntimeError(f"keeps {part:.5f} of the elements, not {1 - P}")
-    return kept_value * kept + residual
+    right, seen, kept = residual.clone(), 0, 0
+    for rows in torch.arange(len(x), device=x.device).split(16384):  # in parts, since float64 takes much memory
+        value = (x[rows] + bias) * kept_factor()
+        added = outputs[0][rows].double() - residual[rows]
+        taken = (added - value).abs() < added.abs()
+        clear = value.abs() > 0.1 * residual[rows].abs() + 0.1  # where rounding cannot hide what was added
+        seen, kept = seen + clear.sum().item(), kept + (clear & taken).sum().item()
+        right[rows] += value * taken
+    if abs(kept / seen - (1 - P)) > 8 * (P * (1 - P) / seen) ** 0.5:
+        raise RuntimeError(f"keeps {kept / seen:.5f} of the elements, not {1 - P}")
+    return right
 
 
 # ---- the cases ----

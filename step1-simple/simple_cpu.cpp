@@ -31,16 +31,25 @@ KF_CPU_INLINE C gelu_of(C x) {
   return x * (kTanh ? tanh_gate(x) : erf_gate(x));
 }
 
-// Beyond 16 the slope is 0 or 1, and x³ would overflow into inf - inf.
 template <bool kTanh, class C>
 KF_CPU_INLINE C gelu_slope(C x) {
-  x = x > C(-16) ? (x < C(16) ? x : C(16)) : (x > C(-16) || x != x ? x : C(-16));
   if constexpr (kTanh) {
     const C s = tanh_gate(x);
     return s + s * (C(1) - s) * x * C(1.59576912160573071176) * (C(1) + C(0.134145) * x * x);
   } else {
     return erf_gate(x) + x * C(0.39894228040143267794) * vector_exp(C(-0.5) * x * x);
   }
+}
+
+// The slopes at x[0..n), n ≤ kPiece. Beyond 16 they are 0 or 1, and x³ would overflow into inf - inf; NaN must stay. In
+// one loop GCC makes a branch of the bound and of NaN, and then no vector instructions; through memory it cannot.
+constexpr int kPiece = 64;
+
+template <bool kTanh, class C>
+KF_CPU_INLINE void gelu_slopes(const C* x, C* slope, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) slope[i] = x[i] > C(-16) ? (x[i] < C(16) ? x[i] : C(16)) : C(-16);
+  for (int64_t i = 0; i < n; ++i) slope[i] = gelu_slope<kTanh>(slope[i]);
+  for (int64_t i = 0; i < n; ++i) slope[i] = x[i] == x[i] ? slope[i] : x[i];
 }
 
 // ---- loops over contiguous memory, each compiled for several instruction sets ----
@@ -58,8 +67,14 @@ KF_CPU_CLONES void gelu_part(const T* x, T* y, int64_t n, compute_t<T> factor) {
 template <bool kTanh, class T>
 KF_CPU_CLONES void gelu_backward_part(const T* grad, const T* x, T* grad_x, int64_t n, compute_t<T> factor) {
   using C = compute_t<T>;
-  for (int64_t i = 0; i < n; ++i) {
-    grad_x[i] = static_cast<T>(factor * static_cast<C>(grad[i]) * gelu_slope<kTanh>(static_cast<C>(x[i])));
+  C value[kPiece], slope[kPiece];
+  for (int64_t begin = 0; begin < n; begin += kPiece) {
+    const int64_t size = n - begin < kPiece ? n - begin : kPiece;
+    for (int64_t i = 0; i < size; ++i) value[i] = static_cast<C>(x[begin + i]);
+    gelu_slopes<kTanh>(value, slope, size);
+    for (int64_t i = 0; i < size; ++i) {
+      grad_x[begin + i] = static_cast<T>(factor * static_cast<C>(grad[begin + i]) * slope[i]);
+    }
   }
 }
 
@@ -75,10 +90,16 @@ template <bool kTanh, class T>
 KF_CPU_CLONES void bias_gelu_backward_row(const T* grad, const T* x, const T* bias, T* grad_x, compute_t<T>* sum,
                                           int64_t width) {
   using C = compute_t<T>;
-  for (int64_t c = 0; c < width; ++c) {
-    const C value = static_cast<C>(grad[c]) * gelu_slope<kTanh>(static_cast<C>(x[c]) + static_cast<C>(bias[c]));
-    grad_x[c] = static_cast<T>(value);
-    sum[c] += value;
+  C value[kPiece], slope[kPiece];
+  for (int64_t begin = 0; begin < width; begin += kPiece) {
+    const int64_t size = width - begin < kPiece ? width - begin : kPiece;
+    for (int64_t i = 0; i < size; ++i) value[i] = static_cast<C>(x[begin + i]) + static_cast<C>(bias[begin + i]);
+    gelu_slopes<kTanh>(value, slope, size);
+    for (int64_t i = 0; i < size; ++i) {
+      value[i] = static_cast<C>(grad[begin + i]) * slope[i];
+      grad_x[begin + i] = static_cast<T>(value[i]);
+      sum[begin + i] += value[i];
+    }
   }
 }
 

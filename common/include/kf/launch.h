@@ -19,7 +19,7 @@ inline void check(cudaError_t error, const char* what) {
 }
 
 // How many multiprocessors the current device has.
-inline int multiprocessors() {
+inline int64_t multiprocessors() {
   int device = 0, count = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");

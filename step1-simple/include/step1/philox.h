@@ -27,6 +27,16 @@ __device__ __forceinline__ uint4 philox(uint64_t seed, uint64_t offset, uint64_t
   return c;
 }
 
+// For a kernel that calls philox in a loop: hides from the compiler that the seed stays the same. It would compute the
+// twenty round keys once, before the loop, and keep a register for each: fewer warps would fit.
+__device__ __forceinline__ void forget_round_keys(uint64_t& seed) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+l"(seed));
+#else
+  static_cast<void>(seed);
+#endif
+}
+
 // Eight random numbers of 16 bits from one call, for the elements 8*block ... 8*block + 7 of a tensor.
 struct Eight {
   uint4 bits;

@@ -16,14 +16,6 @@ inline int64_t shared_memory_limit() {
   return bytes;
 }
 
-inline int64_t multiprocessors() {
-  int device = 0;
-  int count = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return count;
-}
-
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, int64_t bytes) {
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
