@@ -30,12 +30,14 @@ inline ColumnGrid column_grid(int64_t rows, int64_t width, int64_t columns) {
   return {tiles, (rows + rows_per_part - 1) / rows_per_part, rows_per_part};
 }
 
-// A block of threads with eight columns each covers 256 columns, and up to 7 more where rows do not start at multiples
-// of 8 elements: sum_columns_by_eight in column_sum.h.
+// A block of threads with eight columns each covers 256 columns; where rows do not start at multiples of 8 elements, up
+// to 7 of them lie before its first column: sum_columns_by_eight in column_sum.h.
 constexpr int kEightTile = 8 * kTileLanes;
 constexpr int kEightEntries = kEightTile + 8;
 
-inline ColumnGrid column_grid_by_eight(int64_t rows, int64_t width) { return column_grid(rows, width + 7, kEightTile); }
+inline ColumnGrid column_grid_by_eight(int64_t rows, int64_t width) {
+  return column_grid(rows, width % 8 == 0 ? width : width + 7, kEightTile);
+}
 
 // Room for the partial sums of either kind, in float32 (float64 for float64).
 inline int64_t partial_sum_bytes(int64_t rows, int64_t width, bool is_double) {

@@ -3,7 +3,7 @@
 // Idea      As bias_gelu_backward's v2: the kernel that writes the gradient of x also adds it up, before it is rounded.
 //           A thread's eight elements begin at a multiple of eight, whatever the width: they are one Philox call.
 // Since v1  values_at computes and stores. Eight columns a thread, whatever the width.
-// Launch    grid (⌈(width + 7)/256⌉, parts), block 32×8, 8.3 KB shared memory; then grid ⌈width/32⌉, block 32×32, 4 KB;
+// Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; then grid ⌈width/32⌉, block 32×32, 4 KB;
 //           parts: see include/step1/column_grid.h
 // Moves     (2·rows·width + width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums;
 //           2·rows·width FLOPs and 1/8 of a Philox call an element

@@ -5,7 +5,7 @@
 //           meets the same columns in every row: it reads their bias once.
 // Since v1  values_at computes and stores. Eight columns a thread, whatever the width. fast_gelu_slope in place of
 //           gelu_slope.
-// Launch    grid (⌈(width + 7)/256⌉, parts), block 32×8, 8.3 KB shared memory; then grid ⌈width/32⌉, block 32×32, 4 KB;
+// Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; then grid ⌈width/32⌉, block 32×32, 4 KB;
 //           parts: see include/step1/column_grid.h
 // Moves     (3·rows·width + 2·width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums;
 //           about 17·rows·width FLOPs, one exp and one reciprocal an element

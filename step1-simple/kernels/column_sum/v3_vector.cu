@@ -5,7 +5,7 @@
 //           multiples of 16 bytes, but every eighth row does so in the same way: a thread that takes every eighth row
 //           can load groups that lie askew, and still keep the same columns.
 // Since v2  sum_columns_by_eight of include/step1/column_sum.h in the first stage, and its own second stage.
-// Launch    grid (⌈(width + 7)/256⌉, parts), block 32×8, 8.3 KB shared memory; then grid ⌈width/32⌉, block 32×32, 4 KB;
+// Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; then grid ⌈width/32⌉, block 32×32, 4 KB;
 //           parts: see include/step1/column_grid.h
 // Moves     (rows·width + width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums; rows·width FLOPs
 // Limits    width ≤ 32·(2³¹−1)
