@@ -4,6 +4,7 @@ python test.py            pytest's options may follow, such as -k scale
 """
 
 import functools
+import json
 import math
 import pathlib
 import re
@@ -24,6 +25,7 @@ import torch.utils.checkpoint
 
 import step1_simple
 from kernel_fusion import testing
+from kernel_fusion.accuracy import as_tuple
 
 DTYPES = [*testing.DTYPES, torch.float64]
 INFINITY = float("inf")
@@ -199,6 +201,45 @@ def test_emulated_threads_may_run_in_any_order(op, schedule, monkeypatch):
 def test_auto_does_gpt2_sized_layers(op, dtype, device):
     inputs = inputs_of(op, (1024, 3072), dtype, device)
     testing.check_contract(step1_simple, op, inputs, "auto", layouts=False, **functions_of(op))
+
+
+FASTEST = {
+    "scale": "v4_vector",
+    "gelu": "v3_exp",
+    "gelu_scale": "v3_vector",
+    "gelu_backward": "v2_vector",
+    "bias_gelu": "v5_any_width",
+    "bias_gelu_backward": "v2_fused",
+    "bias_dropout_residual": "v4_any_width",
+    "bias_dropout_residual_backward": "v2_fused",
+    "column_sum": "v3_vector",
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_rung_that_auto_takes_is_the_fastest_in_the_results(op):
+    """Over all cases of results/h200.json together; in a single one another rung may be ahead by a little."""
+    results = json.loads(pathlib.Path(__file__).with_name("results").joinpath("h200.json").read_text())
+    cases = {}
+    for row in results["rows"]:
+        if row["op"] == op and row["kind"] == "rung":
+            cases.setdefault(json.dumps([row["shape"], row["dtype"]]), {})[row["impl"]] = row["ms"]
+    assert len(cases) >= 8
+    behind = {rung: [case[rung] / min(case.values()) for case in cases.values()] for rung in next(iter(cases.values()))}
+    mean = {rung: math.exp(sum(map(math.log, ratios)) / len(ratios)) for rung, ratios in behind.items()}
+    assert min(mean, key=mean.get) == FASTEST[op]
+    assert max(behind[FASTEST[op]]) < 1.15
+
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_auto_gives_the_bits_of_the_fastest_rung(op, dtype, device):
+    for shape in ((64, 768), (33, 1023)):
+        inputs = inputs_of(op, shape, dtype, device)
+        automatic = as_tuple(getattr(step1_simple, op)(*inputs))
+        chosen = as_tuple(getattr(step1_simple, op)(*inputs, rung=FASTEST[op] if device == "cuda" else "cpu"))
+        assert all(torch.equal(a, b) for a, b in zip(automatic, chosen, strict=True))
 
 
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])

@@ -1,5 +1,5 @@
-// How the elements of a matrix are shared among blocks that sum its columns. Plain C++: launchers and tables include
-// it.
+// How the elements of a matrix are shared among blocks that sum its columns. Plain C++: launchers and tables
+// include it.
 #pragma once
 
 #include <algorithm>

@@ -115,8 +115,8 @@ __device__ __forceinline__ C* own_partial(C* partial) {
   return partial + (int64_t{blockIdx.y} * gridDim.x + blockIdx.x) * kEightEntries;
 }
 
-// The second stage for these: a column's sums stand in its own tile, and if it is one of a tile's last 8, in the next
-// too.
+// The second stage for these: a column's sums stand in its own tile, and if it is one of a tile's last 8, in the
+// next too.
 template <class T>
 __global__ void finish_columns_by_eight_kernel(const compute_t<T>* __restrict__ partial, T* __restrict__ sum,
                                                int64_t parts, int64_t tiles, int64_t width) {

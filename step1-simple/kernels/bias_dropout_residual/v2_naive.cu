@@ -1,8 +1,7 @@
 // bias_dropout_residual v2_naive: three operations, one trip through memory
 //
 // Idea      Sum, mask and product stay in registers: three sevenths of v1's bytes, and in half types two roundings
-// less.
-//           What is left to pay is the random number: a Philox call makes eight of 16 bits, and a thread with one
+//           less. What is left to pay is the random number: a Philox call makes eight of 16 bits, and a thread with one
 //           element throws seven away.
 // Since v1  One kernel for three.
 // Launch    grid ⌈rows·width/256⌉, block 256, no shared memory

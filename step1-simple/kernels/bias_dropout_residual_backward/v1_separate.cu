@@ -1,9 +1,8 @@
 // bias_dropout_residual_backward v1_separate: the mask again, and then the sum
 //
 // Idea      The forward stored no mask. The same seed, offset and element number give the same bits, so this kernel
-// makes
-//           the mask again. The gradient of the bias is the sum over the rows of what it wrote. The gradient of the
-//           residual is `grad` itself: nothing to do.
+//           makes the mask again. The gradient of the bias is the sum over the rows of what it wrote. The gradient of
+//           the residual is `grad` itself: nothing to do.
 // Launch    grid ⌈rows·width/256⌉, block 256; then column_sum's v2: grid (⌈width/32⌉, parts), block 32×8;
 //           then grid ⌈width/32⌉, block 32×32
 // Moves     (3·rows·width + width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums;

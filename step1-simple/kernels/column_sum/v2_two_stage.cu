@@ -1,8 +1,7 @@
 // column_sum v2_two_stage: blocks share the rows, a second kernel adds their sums
 //
 // Idea      Enough threads to fill the GPU: the rows are cut into parts, a block for each part and each 32 columns. In
-// a
-//           block 8 threads, one below the other, share a column and meet in shared memory. What the blocks found is
+//           a block 8 threads, one below the other, share a column and meet in shared memory. What the blocks found is
 //           written to `scratch`, since blocks cannot wait for each other, and a second launch adds it up. Both stages
 //           add in a fixed order, so every run gives the same bits; atomic additions would not.
 // Since v1  sum_columns of include/step1/column_sum.h in place of the loop, twice.

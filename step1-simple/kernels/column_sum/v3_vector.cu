@@ -1,9 +1,8 @@
 // column_sum v3_vector: eight columns a thread, whatever the width
 //
 // Idea      128-bit loads, as always; a warp now covers 256 columns of a row. Where the width is odd, rows do not start
-// at
-//           multiples of 16 bytes, but every eighth row does so in the same way: a thread that takes every eighth row
-//           can load groups that lie askew, and still keep the same columns.
+//           at multiples of 16 bytes, but every eighth row does so in the same way: a thread that takes every eighth
+//           row can load groups that lie askew, and still keep the same columns.
 // Since v2  sum_columns_by_eight of include/step1/column_sum.h in the first stage, and its own second stage.
 // Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; then grid ⌈width/32⌉, block 32×32, 4 KB;
 //           parts: see include/step1/column_grid.h

@@ -3,8 +3,7 @@
 // Idea      As gelu's v2 and v3. With the gate s = 1/(1 + exp(−2u)) the derivative is s + s·(1 − s)·x·2u′: again one
 //           exponential and one reciprocal.
 // Since v1  A thread owns N neighbours; the n mod N elements left over go one each to the first threads. Where a
-// pointer
-//           does not start at a multiple of 16 bytes, N is 1. fast_gelu_slope in place of gelu_slope.
+//           pointer does not start at a multiple of 16 bytes, N is 1. fast_gelu_slope in place of gelu_slope.
 // Launch    grid ⌈⌈n/N⌉/256⌉, block 256, no shared memory; N = 16/sizeof(T)
 // Moves     3·n·sizeof(T) bytes; about 15·n FLOPs, one exp and one reciprocal an element
 // Limits    n ≤ 256·N·(2³¹−1)

@@ -1,8 +1,7 @@
 // gelu_scale v2_naive: two operations, one trip through memory
 //
 // Idea      Fusion in its smallest form: gelu(x) stays in a register until it is multiplied. Half the bytes of v1, and
-// in
-//           half types one rounding less.
+//           in half types one rounding less.
 // Since v1  One kernel for two, and y is written once.
 // Launch    grid ⌈n/256⌉, block 256, no shared memory
 // Moves     2·n·sizeof(T) bytes; about 10·n FLOPs and one tanh or erfc an element

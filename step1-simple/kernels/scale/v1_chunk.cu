@@ -1,10 +1,9 @@
 // scale v1_chunk: a thread a chunk of neighbours
 //
 // Idea      What a CPU programmer writes first: cut the array into equal chunks, one a thread. It is the wrong cut for
-// a
-//           GPU. At each step of the loop the 32 lanes of a warp are 32 elements apart, so one load of the warp touches
-//           32 sectors of memory where 4 would do: not coalesced. The caches must keep all 32 sectors until the lanes
-//           have walked through them.
+//           a GPU. At each step of the loop the 32 lanes of a warp are 32 elements apart, so one load of the warp
+//           touches 32 sectors of memory where 4 would do: not coalesced. The caches must keep all 32 sectors until the
+//           lanes have walked through them.
 // Launch    grid ⌈⌈n/32⌉/256⌉, block 256, no shared memory
 // Moves     2·n·sizeof(T) bytes at best, n FLOPs; more where a sector is evicted before its last element is used
 // Limits    n ≤ 32·256·(2³¹−1)
