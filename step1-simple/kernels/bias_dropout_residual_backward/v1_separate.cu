@@ -50,7 +50,7 @@ void v1_separate(const Args& a, void* stream) {
         keep_scale<compute_t<T>>(a.threshold));
     check_launch();
 
-    const ColumnGrid g = column_grid(a.rows, a.width, kTileLanes);
+    const ColumnGrid g = column_grid_by_one(a.rows, a.width);
     const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
     sum_rows_kernel<<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
         grad_x, static_cast<compute_t<T>*>(a.scratch), a.rows, a.width, g.rows_per_part);

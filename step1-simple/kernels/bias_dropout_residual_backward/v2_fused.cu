@@ -16,6 +16,8 @@
 namespace kf::KF_BACKEND::bias_dropout_residual_backward {
 namespace {
 
+constexpr int kWaves = 4;  // five blocks fit on a multiprocessor, and the last of a single wave would be few
+
 // In half types five blocks on a multiprocessor, 48 registers a thread, are faster than three; wider types need more.
 template <bool kAligned, class T>
 __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 5 : 1)
@@ -40,7 +42,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 5 : 1)
 
 template <bool kAligned, class T>
 void launch(const Args& a, void* stream) {
-  const ColumnGrid g = column_grid_by_eight(a.rows, a.width);
+  const ColumnGrid g = column_grid_by_eight(a.rows, a.width, kWaves);
   const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
   v2_fused_kernel<kAligned><<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
       static_cast<const T*>(a.grad), static_cast<T*>(a.grad_x), static_cast<compute_t<T>*>(a.scratch), a.rows, a.width,

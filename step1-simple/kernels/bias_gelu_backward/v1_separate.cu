@@ -44,7 +44,7 @@ void launch(const Args& a, void* stream) {
       static_cast<const T*>(a.grad), static_cast<const T*>(a.x), static_cast<const T*>(a.bias), grad_x, n, a.width);
   check_launch();
 
-  const ColumnGrid g = column_grid(a.rows, a.width, kTileLanes);
+  const ColumnGrid g = column_grid_by_one(a.rows, a.width);
   const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
   sum_rows_kernel<<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
       grad_x, static_cast<compute_t<T>*>(a.scratch), a.rows, a.width, g.rows_per_part);

@@ -18,6 +18,8 @@
 namespace kf::KF_BACKEND::bias_gelu_backward {
 namespace {
 
+constexpr int kWaves = 1;  // four blocks fit on a multiprocessor, and twice as many are launched
+
 template <bool kTanh, bool kAligned, class T>
 __global__ void v2_fused_kernel(const T* __restrict__ grad, const T* __restrict__ x, const T* __restrict__ bias,
                                 T* __restrict__ grad_x, compute_t<T>* __restrict__ partial, int64_t rows, int64_t width,
@@ -43,7 +45,7 @@ __global__ void v2_fused_kernel(const T* __restrict__ grad, const T* __restrict_
 
 template <bool kTanh, bool kAligned, class T>
 void launch(const Args& a, void* stream) {
-  const ColumnGrid g = column_grid_by_eight(a.rows, a.width);
+  const ColumnGrid g = column_grid_by_eight(a.rows, a.width, kWaves);
   const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
   v2_fused_kernel<kTanh, kAligned><<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
       static_cast<const T*>(a.grad), static_cast<const T*>(a.x), static_cast<const T*>(a.bias),

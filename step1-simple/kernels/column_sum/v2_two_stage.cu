@@ -29,7 +29,7 @@ __global__ void v2_two_stage_kernel(const T* __restrict__ x, compute_t<T>* __res
 }  // namespace
 
 void v2_two_stage(const Args& a, void* stream) {
-  const ColumnGrid g = column_grid(a.rows, a.width, kTileLanes);
+  const ColumnGrid g = column_grid_by_one(a.rows, a.width);
   const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

@@ -15,6 +15,8 @@
 namespace kf::KF_BACKEND::column_sum {
 namespace {
 
+constexpr int kWaves = 1;  // eight blocks fit on a multiprocessor
+
 template <bool kAligned, class T>
 __global__ void v3_vector_kernel(const T* __restrict__ x, compute_t<T>* __restrict__ partial, int64_t rows,
                                  int64_t width, int64_t rows_per_part) {
@@ -28,7 +30,7 @@ __global__ void v3_vector_kernel(const T* __restrict__ x, compute_t<T>* __restri
 
 template <bool kAligned, class T>
 void launch(const Args& a, void* stream) {
-  const ColumnGrid g = column_grid_by_eight(a.rows, a.width);
+  const ColumnGrid g = column_grid_by_eight(a.rows, a.width, kWaves);
   const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
   v3_vector_kernel<kAligned><<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
       static_cast<const T*>(a.x), static_cast<compute_t<T>*>(a.scratch), a.rows, a.width, g.rows_per_part);
