@@ -76,6 +76,6 @@ def test_an_interrupted_step_is_the_last(script, number):
         os.killpg(run.pid, signal.SIGKILL)
         raise
     assert run.returncode == 130
-    assert error.splitlines()[-1] == "interrupted"
+    assert "interrupted" in error.splitlines()  # bash may say "Terminated" of the step, before or after
     assert "a long one" in out
     assert "the end" not in out
