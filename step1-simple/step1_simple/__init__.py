@@ -214,10 +214,7 @@ def bias_dropout_residual(
     if not training:
         p = 0.0
     if rng_state is None:
-        if p == 0.0:
-            rng_state = torch.zeros(2, dtype=torch.int64)
-        else:
-            rng_state = _draw_state(x)
+        rng_state = _draw_state(x) if p > 0 else _unused_state(x)
     return _ops.bias_dropout_residual(x, bias, residual, p, rng_state, rung=rung)
 
 
@@ -227,6 +224,11 @@ def _draw_state(x: torch.Tensor) -> torch.Tensor:
         # torch.compile knows that of PyTorch's own ops only (fx_graph_cse in torch 2.13).
         return torch.randint(1 << 62, (2,), device=x.device)
     return _ops.dropout_state(x, on_device=x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _unused_state(x: torch.Tensor) -> torch.Tensor:
+    # torch.compile makes no CUDA graph of kernels among which a tensor on the CPU is needed.
+    return torch.zeros(2, dtype=torch.int64, device=x.device if torch.compiler.is_compiling() else "cpu")
 
 
 def bias_dropout_residual_backward(
