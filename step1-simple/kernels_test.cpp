@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <string>
@@ -181,6 +182,10 @@ TEST(BiasDropoutResidual, EveryRungDropsTheSame) {
     const std::vector<float> x = numbers(kRows * width), bias(width, 10.0f), residual = numbers(x.size());
     const DeviceVector device_x(x), device_bias(bias), device_residual(residual);
     const auto columns = static_cast<int64_t>(width);
+    std::vector<float> seven_and_four(4);  // two 64-bit numbers, in the memory of four floats
+    const int64_t numbers_of_state[] = {7, 4};
+    std::memcpy(seven_and_four.data(), numbers_of_state, sizeof numbers_of_state);
+    const DeviceVector state(seven_and_four);
     std::vector<bool> kept;
     for (const auto& rung : bias_dropout_residual::rungs()) {
       const DeviceVector y = poison(x.size());
@@ -195,6 +200,11 @@ TEST(BiasDropoutResidual, EveryRungDropsTheSame) {
         return residual[i] + (kept[i] ? (double{x[i]} + bias[i % width]) * 4 / 3 : 0);
       };
       expect_near(got, expected, named(rung.name, width));
+      // Under a CUDA graph the kernel finds seed and offset in memory, and must not use those of the launch.
+      rung.launch({device_x.data(), device_bias.data(), device_residual.data(), y.data(), kRows, columns,
+                   static_cast<const int64_t*>(state.data()), 1, 2, kThreshold, DType::kFloat32},
+                  nullptr);
+      EXPECT_EQ(y.values(), got) << named(rung.name, width);
     }
     const auto part =
         static_cast<double>(std::count(kept.begin(), kept.end(), true)) / static_cast<double>(kept.size());

@@ -15,6 +15,7 @@
 #endif
 
 #include <cmath>
+#include <cstdint>
 #include <mutex>
 
 #include "simple_cpu.h"
@@ -23,6 +24,9 @@ namespace kf::step1 {
 namespace {
 
 // ---- the ops: plain C++, the two tables, and what `auto` takes on a GPU (read off results/h200.json) ----
+
+// As those rungs' `supports`: rows·width² < 2⁶³, which all but tensors of a few enormous rows keep to.
+bool divides_fast(int64_t rows, int64_t width) { return rows * width <= INT64_MAX / width; }
 
 Op<kf::scale::Args> scale_op() {
   return {"scale", cpu::scale, emulated::scale::rungs(), gpu::scale::rungs(),
@@ -46,7 +50,7 @@ Op<kf::gelu_backward::Args> gelu_backward_op() {
 
 Op<kf::bias_gelu::Args> bias_gelu_op() {
   return {"bias_gelu", cpu::bias_gelu, emulated::bias_gelu::rungs(), gpu::bias_gelu::rungs(),
-          [](const kf::bias_gelu::Args&) { return "v5_any_width"; }};
+          [](const kf::bias_gelu::Args& a) { return divides_fast(a.rows, a.width) ? "v5_any_width" : "v4_exp"; }};
 }
 
 Op<kf::bias_gelu_backward::Args> bias_gelu_backward_op() {
@@ -56,7 +60,9 @@ Op<kf::bias_gelu_backward::Args> bias_gelu_backward_op() {
 
 Op<kf::bias_dropout_residual::Args> bias_dropout_residual_op() {
   return {"bias_dropout_residual", cpu::bias_dropout_residual, emulated::bias_dropout_residual::rungs(),
-          gpu::bias_dropout_residual::rungs(), [](const kf::bias_dropout_residual::Args&) { return "v4_any_width"; }};
+          gpu::bias_dropout_residual::rungs(), [](const kf::bias_dropout_residual::Args& a) {
+            return divides_fast(a.rows, a.width) ? "v4_any_width" : "v3_vector";
+          }};
 }
 
 Op<kf::bias_dropout_residual_backward::Args> bias_dropout_residual_backward_op() {
@@ -338,6 +344,9 @@ Tensor bias_dropout_residual_autocast(const Tensor& x, const Tensor& bias, const
                                       const Tensor& rng_state, string_view rung) {
   static const auto op = registered<decltype(bias_dropout_residual)>("step1_simple::bias_dropout_residual");
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  check_floating("bias_dropout_residual", "x", x);
+  check_floating("bias_dropout_residual", "bias", bias);
+  check_floating("bias_dropout_residual", "residual", residual);
   at::ScalarType widest = x.scalar_type();
   for (const Tensor& t : {bias, residual}) widest = c10::promoteTypes(widest, t.scalar_type());
   return op.call(x.to(widest), bias.to(widest), residual.to(widest), p, rng_state, rung);

@@ -653,6 +653,20 @@ def test_second_gradients_are_those_of_finite_differences(op, device):
         assert torch.autograd.gradgradcheck(call, inputs)
 
 
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_second_gradients_far_out_are_0(approximate):
+    x = torch.tensor([1e8, -1e8, 1e20, -1e20, 30.0], requires_grad=True)
+    (slope,) = torch.autograd.grad(step1_simple.gelu(x, approximate=approximate).sum(), x, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.sum(), x)
+    assert curvature.abs().max() < 1e-30
+    bias = torch.zeros(5, requires_grad=True)
+    grad_x, _ = torch.autograd.grad(
+        step1_simple.bias_gelu(x[None], bias, approximate=approximate).sum(), (x, bias), create_graph=True
+    )
+    (curvature,) = torch.autograd.grad(grad_x.sum(), x)
+    assert curvature.abs().max() < 1e-30
+
+
 @pytest.mark.parametrize("device", testing.DEVICES)
 def test_frozen_inputs_get_no_gradient(device):
     _, tensors = differentiable("bias_dropout_residual", "auto")
@@ -750,6 +764,9 @@ def test_autocast_adds_in_the_widest_dtype_of_dropouts_inputs(device):
     torch.testing.assert_close(mixed, expected, rtol=0, atol=0)
     mixed.sum().backward()
     assert bias.grad.dtype == torch.float32
+    with torch.autocast(device, torch.bfloat16):
+        with testing.raises(TypeError, "bias_dropout_residual: `bias` must be float32, float16, bfloat16", "got int64"):
+            step1_simple.bias_dropout_residual(x, torch.ones(6, device=device, dtype=torch.int64), residual, 0.3, STATE)
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
@@ -910,6 +927,9 @@ def test_dropout_refuses(device):
             call(0.1, STATE.int())
         with testing.raises(ValueError, f"{op}: `rng_state` must have shape (2,), got (3,)"):
             call(0.1, torch.zeros(3, dtype=torch.int64))
+        if op == "bias_dropout_residual":
+            with testing.raises(ValueError, f"{op}: `p` must be from 0 to 1, got 5"):
+                step1_simple.bias_dropout_residual(x, bias, x, 5, training=False)
         if device == "cpu":
             with testing.raises(ValueError, f"{op}: `rng_state` must be on the CPU or on the tensors' device (cpu)"):
                 call(0.1, STATE.to("meta"))

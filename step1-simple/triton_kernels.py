@@ -1,4 +1,4 @@
-"""The ops of this stage in Triton: the other way to write them, and a peer in benchmark.py.
+"""The ops of this stage in Triton, dropout's backward aside: the other way to write them, a peer in benchmark.py.
 
 A Triton program is one block seen as a whole: it works on vectors of BLOCK elements, and the compiler decides which
 thread takes which, how wide a load is and what is kept in shared memory. Compare with kernels/: the index arithmetic is
@@ -26,7 +26,7 @@ def _gelu_gate(x):
 
 @triton.jit
 def _gelu_slope(x):
-    x = tl.minimum(tl.maximum(x, -16.0), 16.0)
+    x = tl.where(x > 16.0, 16.0, tl.where(x < -16.0, -16.0, x))  # NaN stays, as it would not in tl.maximum
     s = _gelu_gate(x)
     return s + s * (1.0 - s) * x * (1.5957691216 + 0.2140644488 * x * x)
 

@@ -211,6 +211,7 @@ def bias_dropout_residual(
 
     Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405.
     """
+    torch._check_value(0 <= p <= 1, lambda: f"bias_dropout_residual: `p` must be from 0 to 1, got {p}")
     if not training:
         p = 0.0
     if rng_state is None:
@@ -223,7 +224,13 @@ def _draw_state(x: torch.Tensor) -> torch.Tensor:
         # A compiler takes two calls of an op with the same arguments for one, unless it knows that the op is random.
         # torch.compile knows that of PyTorch's own ops only (fx_graph_cse in torch 2.13).
         return torch.randint(1 << 62, (2,), device=x.device)
-    return _ops.dropout_state(x, on_device=x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return _ops.dropout_state(x, on_device=x.is_cuda and _is_capturing(x.device))
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of `device`, which need not be the current device, is captured into a CUDA graph."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _unused_state(x: torch.Tensor) -> torch.Tensor:
@@ -411,7 +418,7 @@ def _(x, *, rung="auto"):
     return x.new_empty(x.shape[-1:])
 
 
-# ---- gradients: our own kernels. A rung named in the forward says nothing about the backward, which takes `auto` ----
+# ---- gradients: our own kernels, by `auto` whatever rung the forward had; scale's is scale itself and keeps its rung
 
 
 def _scale_setup(ctx, inputs, keyword_only_inputs, output):
@@ -492,7 +499,8 @@ def _gelu_slope(x, approximate):
 
 
 def _gelu_curvature(x, approximate):
-    """gelu''(x)."""
+    """gelu''(x). Beyond 16 it is 0, and the powers of x would overflow into infinity times 0; NaN stays."""
+    x = x.clamp(-16, 16)
     if approximate == "none":
         return (2 - x * x) * torch.exp(-0.5 * x * x) * 0.3989422804014327
     u1 = 0.7978845608028654 * (1 + 0.134145 * x * x)

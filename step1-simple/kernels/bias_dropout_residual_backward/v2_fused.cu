@@ -4,8 +4,8 @@
 //           A thread's eight elements begin at a multiple of eight, whatever the width: they are one Philox call.
 // Since v1  values_at computes and stores. Eight columns a thread, whatever the width.
 // Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; then grid ⌈width/32⌉, block 32×32, 4 KB;
-//           parts: see include/step1/column_grid.h
-// Moves     (2·rows·width + width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums;
+//           parts, and a tile more at odd widths: see include/step1/column_grid.h
+// Moves     (2·rows·width + width)·sizeof(T) bytes, and about 2·parts·width·4 of partial sums;
 //           2·rows·width FLOPs and 1/8 of a Philox call an element
 // Limits    width ≤ 32·(2³¹−1)
 #include <step1/column_sum.h>
@@ -18,7 +18,8 @@ namespace {
 
 constexpr int kWaves = 4;  // five blocks fit on a multiprocessor, and the last of a single wave would be few
 
-// In half types five blocks on a multiprocessor, 48 registers a thread, are faster than three; wider types need more.
+// In half types five blocks on a multiprocessor, at most 48 registers a thread, are faster than three; wider types need
+// more.
 template <bool kAligned, class T>
 __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 5 : 1)
     v2_fused_kernel(const T* __restrict__ grad, T* __restrict__ grad_x, compute_t<T>* __restrict__ partial,

@@ -6,8 +6,8 @@
 // Since v1  values_at computes and stores. Eight columns a thread, whatever the width. fast_gelu_slope in place of
 //           gelu_slope.
 // Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; then grid ⌈width/32⌉, block 32×32, 4 KB;
-//           parts: see include/step1/column_grid.h
-// Moves     (3·rows·width + 2·width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums;
+//           parts, and a tile more at odd widths: see include/step1/column_grid.h
+// Moves     (3·rows·width + 2·width)·sizeof(T) bytes, and about 2·parts·width·4 of partial sums;
 //           about 17·rows·width FLOPs, one exp and one reciprocal an element
 // Limits    width ≤ 32·(2³¹−1)
 #include <step1/column_sum.h>

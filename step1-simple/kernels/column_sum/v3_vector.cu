@@ -5,8 +5,8 @@
 //           row can load groups that lie askew, and still keep the same columns.
 // Since v2  sum_columns_by_eight of include/step1/column_sum.h in the first stage, and its own second stage.
 // Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; then grid ⌈width/32⌉, block 32×32, 4 KB;
-//           parts: see include/step1/column_grid.h
-// Moves     (rows·width + width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums; rows·width FLOPs
+//           parts, and a tile more at odd widths: see include/step1/column_grid.h
+// Moves     (rows·width + width)·sizeof(T) bytes, and about 2·parts·width·4 of partial sums; rows·width FLOPs
 // Limits    width ≤ 32·(2³¹−1)
 #include <step1/column_sum.h>
 

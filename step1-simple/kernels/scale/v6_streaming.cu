@@ -1,7 +1,7 @@
 // scale v6_streaming: a hint to the caches
 //
 // Idea      What is read once and written once has no use for a cache, but it pushes out what others will need again.
-//           The hint "streaming" marks a line as the first to be evicted. On an H200 this alone is 4 to 5 % slower than
+//           The hint "streaming" marks a line as the first to be evicted. On an H200 this alone is 2 to 6 % slower than
 //           v5: nothing in the cache was worth keeping.
 // Since v5  load_vector_streaming and store_vector_streaming: ld.global.cs and st.global.cs.
 // Launch    grid ⌈⌈n/N⌉/1024⌉, block 256, no shared memory; N = 16/sizeof(T)
