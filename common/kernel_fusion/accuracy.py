@@ -1,5 +1,8 @@
 """How wrong a result is, and how wrong it may be: one measure for tests, benchmarks and the tour."""
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -54,3 +57,19 @@ def allowance(reference: torch.Tensor, eager: torch.Tensor) -> float:
     eager_error = torch.where(measured, (eager.double() - reference).abs(), 0.0).max().item()
     scale = torch.where(representable, reference.abs(), 0.0).max().item()
     return FACTOR * eager_error + (1e-12 if eager.dtype == torch.float64 else 1e-5) * scale
+
+
+@contextlib.contextmanager
+def poisoned_allocations() -> Iterator[None]:
+    """torch.empty, in C++ too, gives memory full of NaN."""
+    settings = torch.utils.deterministic.fill_uninitialized_memory
+    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*[Dd]eterministic.*", category=UserWarning)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.utils.deterministic.fill_uninitialized_memory = settings

@@ -12,14 +12,13 @@ import math
 import os
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import torch
 
-from kernel_fusion.accuracy import allowance, as_tuple, in_float64, max_error
+from kernel_fusion.accuracy import allowance, as_tuple, in_float64, max_error, poisoned_allocations
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -155,22 +154,6 @@ def _relaid(value: Any, layout: str) -> Any:
 
 
 @contextlib.contextmanager
-def _poisoned_allocations() -> Iterator[None]:
-    """torch.empty, in C++ too, gives memory full of NaN."""
-    settings = torch.utils.deterministic.fill_uninitialized_memory
-    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="(?s).*[Dd]eterministic.*", category=UserWarning)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = True
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            torch.utils.deterministic.fill_uninitialized_memory = settings
-
-
-@contextlib.contextmanager
 def _schedule(name: str) -> Iterator[None]:
     before = os.environ.get("KF_SIMT_SCHEDULE")
     os.environ["KF_SIMT_SCHEDULE"] = name
@@ -224,7 +207,7 @@ class _Subject:
 
     def functional(self, inputs) -> tuple[torch.Tensor, ...]:
         """Runs the Python function, its memory full of NaN beforehand."""
-        with _poisoned_allocations():
+        with poisoned_allocations():
             return self._counted(
                 inputs, lambda: as_tuple(getattr(self.stage, self.op)(*inputs, rung=self.rung, **self.kwargs))
             )
@@ -233,7 +216,7 @@ class _Subject:
         """Runs the out-variant into tensors shaped as `like`, cut from poisoned buffers that are checked after."""
         guarded = [_Guarded(t.shape, t.dtype, self.device, unaligned=unaligned) for t in like]
         outs = {name: g.tensor for name, g in zip(self.out_names, guarded, strict=True)}
-        with _poisoned_allocations():
+        with poisoned_allocations():
             self._counted(inputs, lambda: self.out_variant(*inputs, rung=self.rung, **self.kwargs, **outs))
         for name, g in zip(self.out_names, guarded, strict=True):
             outside = g.written_outside()
