@@ -840,25 +840,24 @@ def test_scale_refuses(device):
         ops.scale.out(x, 2.0, out=x)
 
 
-def calls_with_rows(device):
+def calls_with_rows():
     """For each op that has rows: itself as a function of x and bias, and what it calls them."""
-    state = STATE
     return {
         "bias_gelu": ("x", lambda x, bias: step1_simple.bias_gelu(x, bias)),
         "bias_gelu_backward": ("grad", lambda x, bias: step1_simple.bias_gelu_backward(x, x, bias)),
-        "bias_dropout_residual": ("x", lambda x, bias: step1_simple.bias_dropout_residual(x, bias, x, 0.1, state)),
+        "bias_dropout_residual": ("x", lambda x, bias: step1_simple.bias_dropout_residual(x, bias, x, 0.1, STATE)),
         "bias_dropout_residual_backward": (
             "grad",
-            lambda x, bias: step1_simple.bias_dropout_residual_backward(x, 0.1, state),
+            lambda x, bias: step1_simple.bias_dropout_residual_backward(x, 0.1, STATE),
         ),
         "column_sum": ("x", lambda x, bias: step1_simple.column_sum(x)),
     }
 
 
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
-@pytest.mark.parametrize("op", calls_with_rows("cpu"))
+@pytest.mark.parametrize("op", calls_with_rows())
 def test_ops_with_rows_refuse(op, device):
-    name, call = calls_with_rows(device)[op]
+    name, call = calls_with_rows()[op]
     x, bias = torch.ones(2, 3, device=device), torch.ones(3, device=device)
     with testing.raises(TypeError, f"{op}: `{name}` must be float32, float16, bfloat16 or float64, got int64"):
         call(x.long(), bias)
@@ -871,7 +870,7 @@ def test_ops_with_rows_refuse(op, device):
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
 @pytest.mark.parametrize("op", ["bias_gelu", "bias_gelu_backward", "bias_dropout_residual"])
 def test_a_wrong_bias_is_refused(op, device):
-    name, call = calls_with_rows(device)[op]
+    name, call = calls_with_rows()[op]
     x, bias = torch.ones(2, 3, device=device), torch.ones(3, device=device)
     with testing.raises(TypeError, f"{op}: `bias` must have the dtype of `{name}` (float32), got float16"):
         call(x, bias.half())

@@ -51,6 +51,27 @@ void finish_columns(const void* partial, void* sum, int64_t parts, int64_t width
   check_launch();
 }
 
+// Both stages for the rows of x; `scratch` has room for column_grid_by_one's parts.
+template <class T>
+__global__ void sum_rows_kernel(const T* __restrict__ x, compute_t<T>* __restrict__ partial, int64_t rows,
+                                int64_t width, int64_t rows_per_part) {
+  const int64_t begin = blockIdx.y * rows_per_part;
+  sum_columns<kTileRows, compute_t<T>>(
+      begin, min(begin + rows_per_part, rows), width,
+      [&](int64_t row, int64_t column) { return to_compute(x[row * width + column]); },
+      [&](int64_t column, compute_t<T> total) { partial[blockIdx.y * width + column] = total; });
+}
+
+template <class T>
+void sum_rows(const T* x, void* scratch, void* sum, int64_t rows, int64_t width, void* stream) {
+  const ColumnGrid g = column_grid_by_one(rows, width);
+  const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
+  sum_rows_kernel<<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(x, static_cast<compute_t<T>*>(scratch),
+                                                                               rows, width, g.rows_per_part);
+  check_launch();
+  finish_columns<T>(scratch, sum, g.parts, width, stream);
+}
+
 // ---- eight columns a thread, whatever the width ----
 
 // 128-bit access wants eight elements that begin at a multiple of eight, counted through the whole matrix. With an odd

@@ -28,16 +28,6 @@ __global__ void grad_x_kernel(const T* __restrict__ grad, T* __restrict__ grad_x
   grad_x[i] = from_compute<T>(keep ? scale * to_compute(grad[i]) : compute_t<T>(0));
 }
 
-template <class T>
-__global__ void sum_rows_kernel(const T* __restrict__ grad_x, compute_t<T>* __restrict__ partial, int64_t rows,
-                                int64_t width, int64_t rows_per_part) {
-  const int64_t begin = blockIdx.y * rows_per_part;
-  sum_columns<kTileRows, compute_t<T>>(
-      begin, min(begin + rows_per_part, rows), width,
-      [&](int64_t row, int64_t column) { return to_compute(grad_x[row * width + column]); },
-      [&](int64_t column, compute_t<T> total) { partial[blockIdx.y * width + column] = total; });
-}
-
 }  // namespace
 
 void v1_separate(const Args& a, void* stream) {
@@ -50,12 +40,7 @@ void v1_separate(const Args& a, void* stream) {
         keep_scale<compute_t<T>>(a.threshold));
     check_launch();
 
-    const ColumnGrid g = column_grid_by_one(a.rows, a.width);
-    const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
-    sum_rows_kernel<<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
-        grad_x, static_cast<compute_t<T>*>(a.scratch), a.rows, a.width, g.rows_per_part);
-    check_launch();
-    finish_columns<T>(a.scratch, a.grad_bias, g.parts, a.width, stream);
+    sum_rows(grad_x, a.scratch, a.grad_bias, a.rows, a.width, stream);
   });
 }
 
