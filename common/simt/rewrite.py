@@ -8,6 +8,7 @@ Every line stays where it is, so that a debugger or a sanitizer shows the line o
 - `k<<<grid, block, shared, stream>>>(args)` becomes a synchronous call of a lambda around `k`;
 - `__shared__` variables become references into the memory of the block;
 - the body of a kernel begins with a line that tells the runtime which kernel it is;
+- inline PTX becomes calls of functions (see ptx.py);
 - `__noinline__`, `#pragma unroll` and casts of kernels to `void*` are taken out;
 - headers found beside the source or in the given directories are rewritten too, where they contain any of this.
 """
@@ -21,6 +22,9 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import ptx  # noqa: E402  (lies beside this file, which is run as a script and loaded by its path)
 
 OWN_INCLUDE = Path(__file__).resolve().parent / "include"
 
@@ -72,6 +76,7 @@ class Source:
     edits: list[Edit] = field(default_factory=list)
     includes: list[tuple[Edit, Path, str]] = field(default_factory=list)  # where, the file, its first character: " or <
     changed: bool = False  # by more than the place of an include
+    ptx: bool = False  # it holds inline PTX
 
 
 # A token, or what separates tokens. Raw strings come before words, numbers with digit separators before characters.
@@ -99,11 +104,12 @@ DROPPED_PRAGMA = re.compile(r"#\s*pragma\s+(?:unroll|nounroll|nv_\w+|hd_warning_
 class Scanner:
     """Splits a file into tokens and finds what has to change."""
 
-    def __init__(self, source: Source, aliases: set[str], resolve):
+    def __init__(self, source: Source, aliases: set[str], macros: dict[str, list[Token] | None], resolve):
         self.source = source
         self.path = source.path
         self.text = source.text
         self.aliases = aliases  # macros that stand for __global__
+        self.macros = macros  # those without parameters, and their tokens; None if it depends on conditions
         self.resolve = resolve
         self.tag = hashlib.sha256(str(source.path).encode()).hexdigest()[:6]
         self.names = 0
@@ -219,6 +225,9 @@ class Scanner:
                     self.change(token.start, token.end, "")
                 elif text == "__global__" or text in self.aliases:
                     self.kernel(tokens, i, macro)
+                elif text in ("asm", "__asm__", "__asm"):
+                    i = self.inline_ptx(tokens, i, macro)
+                    continue
                 elif text == "_Pragma":
                     self.pragma_operator(tokens, i)
                 elif text in KERNEL_ARGUMENT:
@@ -250,6 +259,10 @@ class Scanner:
         if define is None:
             return
         body = self.tokenize(token.start + define.end(), token.end, macro=True)
+        if define["parameters"] is None:
+            before = self.macros.get(define["name"], body)
+            same = before is not None and [t.text for t in before] == [t.text for t in body]
+            self.macros[define["name"]] = body if same else None
         words = [t.text for t in body]
         if "__global__" in words or self.aliases.intersection(words):
             if "(" not in words and "{" not in words and define["parameters"] is None:
@@ -404,7 +417,10 @@ class Scanner:
             raise self.error(opening.start, "<<< without >>>")
         if j + 3 >= len(tokens) or tokens[j + 3].text != "(":
             raise self.error(tokens[j].start, ">>> without the arguments of the kernel in parentheses")
-        self.closing(tokens, j + 3)
+        for k in range(j + 4, self.closing(tokens, j + 3)):
+            # NULL is a number in C++ and, passed on by the lambda, would be no pointer any more.
+            if tokens[k].text == "NULL" and tokens[k - 1].text in "(," and tokens[k + 1].text in "),":
+                self.change(tokens[k].start, tokens[k].end, "nullptr")
         kernel = self.text[tokens[first].start : tokens[i - 1].end]
         name = re.sub(r"(?:\s|\\\n)+", " ", kernel).replace("\\", "\\\\").replace('"', '\\"')
         self.change(tokens[first].start, tokens[first].start, "::kf::simt::kernel_call([&](auto&... kf_args) { ")
@@ -413,7 +429,7 @@ class Scanner:
 
     def kernel(self, tokens: list[Token], i: int, macro: bool) -> None:
         """Marks the body of the kernel whose declaration holds __global__ at token i."""
-        bounds = ""
+        bounds, cluster = "", ""
         j = i + 1
         parameters = False
         while j < len(tokens):
@@ -422,13 +438,18 @@ class Scanner:
                 end = self.closing(tokens, j + 1)
                 bounds = self.first_argument(tokens, j + 1, end)
                 j = end
+            elif text == "__cluster_dims__" and j + 1 < len(tokens) and tokens[j + 1].text == "(":
+                end = self.closing(tokens, j + 1)
+                cluster = self.flat(tokens[j + 1].end, tokens[end].start)
+                j = end
             elif text in ("(", "["):
                 j = self.closing(tokens, j)
                 parameters = True
             elif text == ";" or (text == "=" and parameters):
                 return
             elif text == "{":
-                argument = f", {bounds}" if bounds else ""
+                argument = f", {bounds}" if bounds else ", 1024" if cluster else ""
+                argument += f", ::kf::simt::dim3({cluster})" if cluster else ""
                 mark = (
                     f" static ::kf::simt::KernelInfo kf_kernel(__PRETTY_FUNCTION__{argument});"
                     " ::kf::simt::enter_kernel(kf_kernel); "
@@ -457,6 +478,23 @@ class Scanner:
             return self.closing_angle(tokens, i) < end
         except RewriteError:
             return False
+
+    def inline_ptx(self, tokens: list[Token], i: int, macro: bool) -> int:
+        """Translates the asm statement at token i; returns the token after it."""
+        opening = i + 1
+        while opening < len(tokens) and tokens[opening].kind == "word":  # volatile, goto, inline
+            opening += 1
+        if opening >= len(tokens) or tokens[opening].text != "(":
+            return i + 1
+        end = self.closing(tokens, opening)
+        start, stop = tokens[i].start, tokens[end].end
+        self.names += 1
+        inner = tokens[opening + 1 : end]
+        text = ptx.rewrite_statement(self.text, start, inner, f"{self.tag}_{self.names}", self.macros, macro)
+        if text is not None:
+            self.source.ptx = True
+            self.change(start, stop, self.fit(text, start, stop) if macro else text)
+        return end + 1
 
     def pragma_operator(self, tokens: list[Token], i: int) -> None:
         if i + 3 < len(tokens) and tokens[i + 1].text == "(" and tokens[i + 2].kind == "string":
@@ -592,13 +630,13 @@ class Scanner:
             out = out.replace("\n", "\\\n")
             if end >= len(tokens):
                 out = out[:-1]
-        self.change(tokens[start].start, stop, self.fit(out, start, stop, tokens))
+        self.change(tokens[start].start, stop, self.fit(out, tokens[start].start, stop))
         return end + 1
 
-    def fit(self, out: str, start: int, stop: int, tokens: list[Token]) -> str:
+    def fit(self, out: str, start: int, stop: int) -> str:
         """Within a macro a line break that is left over must be continued; elsewhere `edit` adds it."""
-        missing = self.text.count("\n", tokens[start].start, stop) - out.count("\n")
-        if missing > 0 and "\\\n" in self.text[tokens[start].start : stop]:
+        missing = self.text.count("\n", start, stop) - out.count("\n")
+        if missing > 0 and "\\\n" in self.text[start:stop]:
             return out + "\\\n" * missing
         return out
 
@@ -661,6 +699,7 @@ class Rewriter:
     def __init__(self, include_dirs: list[Path]):
         self.include_dirs = [d.resolve() for d in include_dirs if d.resolve() != OWN_INCLUDE]
         self.aliases: set[str] = set()
+        self.macros: dict[str, list[Token] | None] = {}
         self.sources: dict[Path, Source] = {}
 
     def resolve(self, including: Path, name: str) -> Path | None:
@@ -683,7 +722,7 @@ class Rewriter:
             found = self.resolve(path, match[1])
             if found is not None:
                 self.load(found)
-        Scanner(source, self.aliases, self.resolve).run()
+        Scanner(source, self.aliases, self.macros, self.resolve).run()
         return source
 
     def needing_a_copy(self) -> set[Path]:
@@ -724,7 +763,10 @@ class Rewriter:
         for header, copy in copies.items():
             write(copy, line_marker(header) + self.render(self.sources[header]), keep_if_same=True)
         # nvcc includes this header into every source.
-        write(output, "#include <cuda_runtime.h>\n" + line_marker(path) + self.render(main))
+        head = "#include <cuda_runtime.h>\n"
+        if any(source.ptx for source in self.sources.values()):
+            head += "#include <kf_simt/ptx.h>\n"
+        write(output, head + line_marker(path) + self.render(main))
 
     @staticmethod
     def point_includes(source: Source, copies: dict[Path, Path]) -> None:
@@ -762,7 +804,8 @@ def rewrite(
     rewriter.rewrite(Path(source), Path(output))
     files = list(rewriter.sources)
     if depfile is not None:
-        escaped = [str(f).replace(" ", "\\ ").replace("$", "$$").replace("#", "\\#") for f in (output, *files)]
+        names = [str(f) for f in (output, *files, ptx.__file__)]
+        escaped = [name.replace(" ", "\\ ").replace("$", "$$").replace("#", "\\#") for name in names]
         write(Path(depfile), f"{escaped[0]}: " + " \\\n  ".join(escaped[1:]) + "\n")
     return files
 

@@ -6,6 +6,10 @@
 
 namespace kf::simt {
 
+struct alignas(2) __nv_bfloat16_raw {
+  unsigned short x;
+};
+
 struct alignas(2) __nv_bfloat16 {
   std::uint16_t bits;
 
@@ -24,6 +28,8 @@ struct alignas(2) __nv_bfloat16 {
   }
 
   __nv_bfloat16() = default;
+  __nv_bfloat16(const __nv_bfloat16_raw& raw) : bits(raw.x) {}
+  operator __nv_bfloat16_raw() const { return {bits}; }
 #ifndef __CUDA_NO_BFLOAT16_CONVERSIONS__
   __nv_bfloat16(float x) : bits(float_to_bfloat16(x)) {}
   __nv_bfloat16(double x) : bits(double_to_bfloat16(x)) {}
@@ -56,6 +62,7 @@ KF_SIMT_HALF_OPERATORS(__nv_bfloat16)
 KF_SIMT_HALF2_OPERATORS(__nv_bfloat162)
 #endif
 KF_SIMT_HALF_INTEGERS(__nv_bfloat16, bfloat16)
+KF_SIMT_HALF_ROUNDINGS(__nv_bfloat16, bfloat16, float_to_bfloat16, bfloat16_to_float)
 
 inline float __bfloat162float(__nv_bfloat16 a) { return __nv_bfloat16::to_float(a); }
 inline __nv_bfloat16 __float2bfloat16(float x) { return __nv_bfloat16::from_float(x); }

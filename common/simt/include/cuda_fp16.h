@@ -6,6 +6,10 @@
 
 namespace kf::simt {
 
+struct alignas(2) __half_raw {
+  unsigned short x;
+};
+
 struct alignas(2) __half {
   std::uint16_t bits;
 
@@ -24,6 +28,8 @@ struct alignas(2) __half {
   }
 
   __half() = default;
+  __half(const __half_raw& raw) : bits(raw.x) {}
+  operator __half_raw() const { return {bits}; }
 #ifndef __CUDA_NO_HALF_CONVERSIONS__
   __half(float x) : bits(float_to_half(x)) {}
   __half(double x) : bits(double_to_half(x)) {}
@@ -59,6 +65,7 @@ KF_SIMT_HALF_OPERATORS(__half)
 KF_SIMT_HALF2_OPERATORS(__half2)
 #endif
 KF_SIMT_HALF_INTEGERS(__half, half)
+KF_SIMT_HALF_ROUNDINGS(__half, half, float_to_half, half_to_float)
 
 inline float __half2float(__half a) { return __half::to_float(a); }
 inline __half __float2half(float x) { return __half::from_float(x); }

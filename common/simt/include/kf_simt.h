@@ -30,7 +30,7 @@ enum class Exited { kDefault, kError, kWarn };
 void set_exited_at_barrier(Exited mode);
 
 // Limits after which a kernel that makes no progress becomes an Error; 0 switches a limit off, a negative value
-// restores the default. spin_seconds: every running thread polls memory that no longer changes. Default 1, or
+// restores the default. spin_seconds: every running thread polls memory that no longer changes. Default 0.5, or
 // KF_SIMT_SPIN_SECONDS. busy_seconds: one thread computes without meeting a barrier, a warp operation or an atomic.
 // Default 10, or KF_SIMT_BUSY_SECONDS.
 void set_watchdog(double spin_seconds, double busy_seconds);

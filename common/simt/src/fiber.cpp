@@ -1,5 +1,7 @@
 #include "fiber.h"
 
+#include "race.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -217,6 +219,7 @@ StackSlab::StackSlab(std::size_t stacks, std::size_t stack_bytes) : count_(stack
       mmap(nullptr, count_ * stride_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   base_ = static_cast<char*>(memory);
+  race::add_stacks(base_, base_ + count_ * stride_);
   guarded_ = guarded_stacks.fetch_add(count_) + count_ <= kMaxGuarded;
   if (guarded_) {
     for (std::size_t i = 0; i < count_; ++i) mprotect(base_ + i * stride_, guard_, PROT_NONE);
@@ -229,6 +232,7 @@ StackSlab::~StackSlab() {
 #ifdef KF_SIMT_ASAN
   __asan_unpoison_memory_region(base_, count_ * stride_);
 #endif
+  race::remove_stacks(base_);
   munmap(base_, count_ * stride_);
   if (guarded_) guarded_stacks.fetch_sub(count_);
 }

@@ -76,6 +76,8 @@ class StackSlab {
   StackSlab& operator=(const StackSlab&) = delete;
   char* stack(std::size_t index) const { return base_ + index * stride_ + guard_; }
   std::size_t usable() const { return stride_ - guard_; }
+  const char* begin() const { return base_; }
+  const char* end() const { return base_ + count_ * stride_; }
 
  private:
   char* base_;

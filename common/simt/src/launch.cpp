@@ -11,6 +11,10 @@
 
 #include "runtime.h"
 
+#ifdef KF_SIMT_TSAN
+extern "C" int __sigaction(int signal, const struct sigaction* action, struct sigaction* old);  // glibc's own
+#endif
+
 namespace kf::simt {
 namespace {
 
@@ -25,7 +29,7 @@ struct Overrides {
 };
 
 Overrides& overrides() {
-  static auto* const instance = new Overrides;  // still there when static objects are destroyed
+  static auto* const instance = make_lasting<Overrides>();  // still there when static objects are destroyed
   return *instance;
 }
 
@@ -59,9 +63,18 @@ double seconds_from_environment(const char* name, double fallback) {
   return value;
 }
 
+// ThreadSanitizer holds signals back until the program calls into it, which a thread that spins never does.
+int set_signal_action(int signal, const struct sigaction* action) {
+#ifdef KF_SIMT_TSAN
+  return __sigaction(signal, action, nullptr);
+#else
+  return sigaction(signal, action, nullptr);
+#endif
+}
+
 using Clock = std::chrono::steady_clock;
-constexpr double kTick = 0.01;
-constexpr unsigned kMaxExtra = 1024;  // OS threads added to a launch whose blocks wait for each other
+constexpr double kTick = 0.01, kFastTick = 0.002;  // seconds; the fast one while a thread seems to spin
+constexpr unsigned kMaxExtra = 1024;               // OS threads added to a launch whose blocks wait for each other
 
 // The OS threads that help with launches, and the watchdog. They are kept from launch to launch.
 class Pool {
@@ -77,7 +90,7 @@ class Pool {
       return &creation();
     }();
     const std::lock_guard<std::mutex> lock(*mutex);
-    if (current() == nullptr) current() = new Pool;
+    if (current() == nullptr) current() = make_lasting<Pool>();
     return *current();
   }
 
@@ -172,20 +185,25 @@ class Pool {
 
   void watchdog() {
     std::unique_lock<std::mutex> lock(mutex_);
+    bool spinning = false;
     for (;;) {
       watchdog_sleeps_ = true;
       watchdog_wakes_.wait(lock, [&] { return !watched_.empty(); });
       watchdog_sleeps_ = false;
       lock.unlock();
-      std::this_thread::sleep_for(std::chrono::duration<double>(kTick));
+      const double tick = spinning ? kFastTick : kTick;
+      std::this_thread::sleep_for(std::chrono::duration<double>(tick));
       lock.lock();
-      for (Launch* launch : watched_) look_at(*launch);
+      spinning = false;
+      for (Launch* launch : watched_) spinning = look_at(*launch, tick) || spinning;
     }
   }
 
-  void look_at(Launch& launch) {
+  // True if a thread of the launch seems to spin.
+  bool look_at(Launch& launch, double tick) {
     const std::lock_guard<std::mutex> lock(launch.mutex);
-    if (launch.workers.empty()) return;
+    if (launch.workers.empty()) return false;
+    bool spinning = false;
     const Settings& settings = launch.settings;
     Launch::Watch& watch = launch.watch;
     const bool more_blocks = launch.next.load() < launch.blocks;
@@ -197,12 +215,15 @@ class Pool {
       const std::uint64_t switches = pulse.switches, idle = pulse.idle, now = pulse.events;
       const bool at_grid = pulse.waits_for_grid;
       events += now;
-      pulse.stuck = switches == pulse.seen_switches && !at_grid ? pulse.stuck + kTick : 0;
+      pulse.stuck = switches == pulse.seen_switches && !at_grid ? pulse.stuck + tick : 0;
       pulse.seen_switches = switches;
-      if (pulse.stuck == 0 && idle >= 20) poller = worker;
+      if ((pulse.stuck == 0 || pulse.spins) && idle >= 20) poller = worker;
       all_wait = all_wait && (at_grid || idle >= 20);
-      pulse.quiet = now == pulse.seen_events ? pulse.quiet + kTick : 0;
+      pulse.quiet = now == pulse.seen_events ? pulse.quiet + tick : 0;
       all_quiet = all_quiet && (at_grid || idle >= 20 || pulse.quiet >= 0.25);
+
+      if (now != pulse.seen_events) pulse.spins = false;
+      spinning = spinning || pulse.spins;
 
       // One thread that computes and computes.
       if (now != pulse.seen_events || idle != 0 || at_grid) {
@@ -211,13 +232,14 @@ class Pool {
       } else if (settings.busy_seconds > 0 && worker->cpu_seconds() - pulse.cpu_at_event > settings.busy_seconds) {
         worker->give_up = true;
       }
-      if (pulse.stuck >= 0.1 || (pulse.stuck > 0.03 && launch.cancelled)) interrupt(launch, *worker);
+      if (pulse.stuck >= (pulse.spins ? tick : 0.1) || (pulse.stuck > 0.03 && launch.cancelled))
+        interrupt(launch, *worker);
     }
-    if (launch.cancelled) return;
+    if (launch.cancelled) return spinning;
 
     // All wait for memory to change, and perhaps only a block that has not begun will change it. Threads that poll
     // without a call look like threads that compute for long, so there the number grows slowly.
-    watch.since_extra += kTick;
+    watch.since_extra += tick;
     const bool add = more_blocks && (all_wait || (all_quiet && watch.since_extra > 0.25));
     if (add && launch.extra < kMaxExtra) {
       watch.since_extra = 0;
@@ -225,7 +247,7 @@ class Pool {
       launch.extra += count;
       watch.quiet = 0;
       offer_locked(launch, count);
-      return;
+      return spinning;
     }
 
     // Nothing has happened, and every thread that can run has looked many times whether anything has.
@@ -234,26 +256,26 @@ class Pool {
       watch.quiet = 0;
       for (Worker* worker : launch.workers) worker->pulse.idle_at_quiet = worker->pulse.idle;
     } else {
-      watch.quiet += kTick;
+      watch.quiet += tick;
       bool looked = true;
       for (const Worker* worker : launch.workers) {
         const bool again = worker->pulse.waits_for_grid || worker->pulse.idle >= worker->pulse.idle_at_quiet + 20;
         looked = looked && again;
       }
       if (settings.spin_seconds > 0 && looked && watch.quiet >= settings.spin_seconds) {
-        launch_error(launch, poller->describe_for_watchdog() +
-                                 ": polls memory that no thread changes any more; the launch can never end");
+        launch_error(launch, poller->describe_endless());
       }
     }
 
     // Something happens, but no block ever ends.
     const std::uint64_t exits = launch.exits;
-    watch.since_exit = exits == watch.exits ? watch.since_exit + kTick : 0;
+    watch.since_exit = exits == watch.exits ? watch.since_exit + tick : 0;
     watch.exits = exits;
     if (settings.busy_seconds > 0 && watch.since_exit > 30 * settings.busy_seconds) {
       launch_error(launch, launch.workers.front()->describe_for_watchdog() + ": no block has ended for " +
                                std::to_string(watch.since_exit) + " s (see set_watchdog in kf_simt.h)");
     }
+    return spinning;
   }
 
   // With launch.mutex held.
@@ -269,7 +291,7 @@ class Pool {
       struct sigaction action{};
       action.sa_sigaction = Worker::on_signal;
       action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
-      sigaction(Worker::kSignal, &action, nullptr);
+      set_signal_action(Worker::kSignal, &action);
     }
     worker.interrupt();
   }
@@ -302,16 +324,23 @@ class Pool {
   bool watchdog_ = false, watchdog_sleeps_ = false;
 };
 
-// cudaSuccess, or why CUDA would not launch this.
+// cudaSuccess, or why CUDA would not launch this: the codes of CUDA 13. Before, cudaErrorInvalidConfiguration (9) stood
+// for most of them.
 int validate(const LaunchConfig& config) {
-  constexpr int kInvalidValue = 1, kInvalidConfiguration = 9, kCooperativeTooLarge = 720;
+  constexpr int kInvalidValue = 1, kCooperativeTooLarge = 720, kInvalidClusterSize = 912;
   const dim3 g = config.grid, b = config.block;
-  if (g.x == 0 || g.y == 0 || g.z == 0 || b.x == 0 || b.y == 0 || b.z == 0) return kInvalidConfiguration;
-  if (g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535) return kInvalidConfiguration;
-  if (b.x > kMaxThreads || b.y > kMaxThreads || b.z > 64) return kInvalidConfiguration;
+  if (g.x == 0 || g.y == 0 || g.z == 0 || b.x == 0 || b.y == 0 || b.z == 0) return kInvalidValue;
+  if (g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535) return kInvalidValue;
+  if (b.x > kMaxThreads || b.y > kMaxThreads || b.z > 64) return kInvalidValue;
   const std::uint64_t threads = std::uint64_t{b.x} * b.y * b.z;
-  if (threads > kMaxThreads) return kInvalidConfiguration;
+  if (threads > kMaxThreads) return kInvalidValue;
   if (config.shared > kSharedLimit) return kInvalidValue;
+  if (config.cluster.x != 0) {
+    const dim3 c = config.cluster;
+    const bool fits = c.y != 0 && c.z != 0 && std::uint64_t{c.x} * c.y * c.z <= kMaxClusterSize;
+    if (!fits) return kInvalidClusterSize;
+    if (g.x % c.x != 0 || g.y % c.y != 0 || g.z % c.z != 0) return kInvalidClusterSize;
+  }
   if (config.cooperative) {
     const std::uint64_t resident = occupancy(static_cast<unsigned>(threads), config.shared) * kMultiprocessors;
     if (std::uint64_t{g.x} * g.y * g.z > resident) return kCooperativeTooLarge;
@@ -375,7 +404,7 @@ Settings current_settings() {
     }
     settings.exited_is_error = mode == "error";
   }
-  settings.spin_seconds = o.spin_seconds >= 0 ? o.spin_seconds : seconds_from_environment("KF_SIMT_SPIN_SECONDS", 1);
+  settings.spin_seconds = o.spin_seconds >= 0 ? o.spin_seconds : seconds_from_environment("KF_SIMT_SPIN_SECONDS", 0.5);
   settings.busy_seconds = o.busy_seconds >= 0 ? o.busy_seconds : seconds_from_environment("KF_SIMT_BUSY_SECONDS", 10);
   return settings;
 }
@@ -394,19 +423,26 @@ Launch::Launch(const LaunchConfig& config_, void (*invoke_)(void*), void* contex
       context(context_),
       settings(settings_),
       blocks(std::uint64_t{config_.grid.x} * config_.grid.y * config_.grid.z),
-      threads(config_.block.x * config_.block.y * config_.block.z) {}
+      threads(config_.block.x * config_.block.y * config_.block.z),
+      cluster(config_.cluster.x == 0 ? dim3(1, 1, 1) : config_.cluster),
+      cluster_size(cluster.x * cluster.y * cluster.z) {}
 
 dim3 Launch::block_at(std::uint64_t n) const {
-  if (settings.schedule.kind == Schedule::kReverse) n = blocks - 1 - n;
-  if (settings.schedule.kind == Schedule::kRandom && blocks > 1) {
-    // n -> n·step + seed is a permutation when step and the number of blocks have no common factor.
-    std::uint64_t step = (settings.schedule.seed * 2654435761u + 40503) % blocks | 1;
-    while (std::gcd(step, blocks) != 1) ++step;
-    n = static_cast<std::uint64_t>((static_cast<unsigned __int128>(n) * step + settings.schedule.seed) % blocks);
+  const std::uint64_t clusters_of_grid = blocks / cluster_size;
+  const auto rank = static_cast<unsigned>(n % cluster_size);
+  n /= cluster_size;
+  if (settings.schedule.kind == Schedule::kReverse) n = clusters_of_grid - 1 - n;
+  if (settings.schedule.kind == Schedule::kRandom && clusters_of_grid > 1) {
+    // n -> n·step + seed is a permutation when step and the number of clusters have no common factor.
+    std::uint64_t step = (settings.schedule.seed * 2654435761u + 40503) % clusters_of_grid | 1;
+    while (std::gcd(step, clusters_of_grid) != 1) ++step;
+    n = static_cast<std::uint64_t>((static_cast<unsigned __int128>(n) * step + settings.schedule.seed) %
+                                   clusters_of_grid);
   }
-  const dim3& grid = config.grid;
-  return {static_cast<unsigned>(n % grid.x), static_cast<unsigned>(n / grid.x % grid.y),
-          static_cast<unsigned>(n / grid.x / grid.y)};
+  const unsigned across = config.grid.x / cluster.x, down = config.grid.y / cluster.y;
+  return {static_cast<unsigned>(n % across) * cluster.x + rank % cluster.x,
+          static_cast<unsigned>(n / across % down) * cluster.y + rank / cluster.x % cluster.y,
+          static_cast<unsigned>(n / across / down) * cluster.z + rank / cluster.x / cluster.y};
 }
 
 void Launch::fail(std::exception_ptr error_) {
@@ -441,6 +477,52 @@ bool Launch::grid_barrier(bool* stuck) {
   return false;
 }
 
+Cluster* Launch::join_cluster(std::uint64_t number, unsigned rank, Worker* worker) {
+  std::unique_lock<std::mutex> lock(mutex);
+  std::unique_ptr<Cluster>& entry = clusters[number];
+  if (!entry) {
+    entry = std::make_unique<Cluster>();
+    entry->members.resize(cluster_size);
+  }
+  Cluster* const joined = entry.get();
+  joined->members[rank] = worker;
+  ++joined->joined;
+  grid_changed.notify_all();
+  grid_changed.wait(lock, [&] { return joined->joined == cluster_size || cancelled.load(); });
+  return cancelled.load() ? nullptr : joined;
+}
+
+bool Launch::leave_cluster(Cluster* left) {
+  std::unique_lock<std::mutex> lock(mutex);
+  ++left->left;
+  if (left->arrived != 0 && left->arrived + left->left == cluster_size) {
+    left->arrived = 0;
+    left->passed.fetch_add(1);
+  }
+  grid_changed.notify_all();
+  grid_changed.wait(lock, [&] { return left->left == cluster_size || cancelled.load(); });
+  return !cancelled.load();
+}
+
+void Launch::arrive_at_cluster(Cluster* at) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (++at->arrived + at->left == cluster_size) {
+    at->arrived = 0;
+    at->passed.fetch_add(1);
+  }
+}
+
+StaticPlace Launch::static_place(const SharedSlot& slot) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const StaticPlace& known : static_places) {
+    if (known.slot == &slot) return known;
+  }
+  const StaticPlace before =
+      static_places.empty() ? StaticPlace{nullptr, 0, first_static_number(config.shared)} : static_places.back();
+  static_places.push_back(next_static_place(before, slot));
+  return static_places.back();
+}
+
 void Launch::block_finished() {
   exits.fetch_add(1, std::memory_order_relaxed);
   if (!config.cooperative) return;
@@ -462,10 +544,30 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
   }
   const Settings settings = current_settings();
   Launch launch(config, invoke, context, settings);
-  const std::uint64_t threads =
-      config.cooperative ? launch.blocks : std::min<std::uint64_t>(launch.blocks, settings.threads);
+  // Blocks of a cluster wait for each other to begin, and they are given out one cluster after the other.
+  std::uint64_t threads = config.cooperative
+                              ? launch.blocks
+                              : std::min<std::uint64_t>(launch.blocks, std::max(settings.threads, launch.cluster_size));
+#ifdef KF_SIMT_TSAN
+  const unsigned most = race::kMaxResident / launch.threads;  // blocks at a time
+  if ((config.cooperative && threads > most) || launch.cluster_size > most) {
+    throw Error("kernel " + std::string(config.name) + " (" + config.file + ":" + std::to_string(config.line) + "): " +
+                std::to_string(threads * launch.threads) + " threads must be there at the same time, and the race " +
+                "detector can follow " + std::to_string(race::kMaxResident) + "; use fewer blocks");
+  }
+  if (config.cooperative) {
+    launch.fibers_each = launch.threads;
+  } else {
+    // The rest is for OS threads that may be added later.
+    threads = std::min<std::uint64_t>(threads, std::max({1u, most / 2, launch.cluster_size}));
+    launch.fibers_each = race::kKept / static_cast<unsigned>(threads);
+    launch.extra = kMaxExtra - most / 2;
+  }
+  launch.first_workers = static_cast<unsigned>(threads);
+#endif
   Worker& self = Worker::mine();
   Pool& pool = Pool::instance();
+  launch.begins.release();
   pool.watch(launch);
   try {
     pool.offer(launch, static_cast<unsigned>(threads - 1));
@@ -474,11 +576,26 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
     launch.fail(std::current_exception());
   }
   pool.finish(launch);
+  launch.ends.acquire();
+  if (launch.kernel_cluster.x != 0) {  // only the kernel itself knew: nothing of it has run yet
+    LaunchConfig again = config;
+    again.cluster = launch.kernel_cluster;
+    run(again, invoke, context);
+    return;
+  }
   if (launch.refused != 0) {
     set_last_error(launch.refused);
     return;
   }
   launches.fetch_add(1);
+#ifdef KF_SIMT_TSAN
+  const std::string races = race::take_reports();
+  if (!races.empty() && launch.error) std::fprintf(stderr, "%s\n", races.c_str());
+  if (!races.empty() && !launch.error) {
+    const KernelInfo* const kernel = launch.kernel.load();
+    throw Error("kernel " + (kernel != nullptr ? short_name(kernel->signature) : config.name) + ": " + races);
+  }
+#endif
   if (launch.error) std::rethrow_exception(launch.error);
 }
 

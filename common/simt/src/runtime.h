@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,6 +20,8 @@
 #include "kf_simt.h"
 #include "kf_simt/device.h"
 #include "kf_simt/launch.h"
+#include "kf_simt/observer.h"
+#include "race.h"
 
 namespace kf::simt {
 
@@ -31,6 +34,8 @@ constexpr unsigned kMultiprocessors = 16;
 constexpr unsigned kThreadsPerMultiprocessor = 2048;
 constexpr unsigned kBlocksPerMultiprocessor = 32;
 constexpr std::size_t kSharedPerMultiprocessor = 228 * 1024;
+constexpr unsigned kMaxClusterSize = 16, kMaxPortableClusterSize = 8;
+constexpr unsigned kDynamicNumber = 1024;  // the address in PTX of the first byte of dynamic shared memory
 
 // The blocks of this size that an SM would hold at the same time.
 unsigned occupancy(unsigned threads, std::size_t shared);
@@ -44,12 +49,31 @@ struct Settings {
   Schedule schedule;
   unsigned threads = 1;
   bool exited_is_error = true;
-  double spin_seconds = 1;
+  double spin_seconds = 0.5;
   double busy_seconds = 10;
 };
 Settings current_settings();
 
 class Worker;
+
+// Where a variable lies in static shared memory: from its beginning, and as PTX names the address.
+struct StaticPlace {
+  const SharedSlot* slot;
+  std::size_t offset;
+  unsigned number;
+};
+
+unsigned first_static_number(std::size_t dynamic_bytes);
+StaticPlace next_static_place(const StaticPlace& before, const SharedSlot& slot);
+
+// Blocks that are at work together and see each other's shared memory.
+struct Cluster {
+  std::vector<Worker*> members;  // by rank; guarded by the launch's mutex while they join
+  unsigned joined = 0, left = 0;
+  unsigned arrived = 0;                  // blocks whose threads have all arrived at the barrier or exited
+  std::atomic<std::uint64_t> passed{0};  // barriers that all have reached
+  const race::Token passes[2];           // for the race detector
+};
 
 struct Launch {
   Launch(const LaunchConfig& config_, void (*invoke_)(void*), void* context_, const Settings& settings_);
@@ -63,6 +87,12 @@ struct Launch {
   // launch has ended, or can never get past this barrier; then *stuck is set.
   bool grid_barrier(bool* stuck);
   void block_finished();
+  // Waits for the other blocks of the cluster to begin, or to end. Null or false if the launch has ended.
+  Cluster* join_cluster(std::uint64_t number, unsigned rank, Worker* worker);
+  bool leave_cluster(Cluster* cluster);
+  void arrive_at_cluster(Cluster* cluster);
+  // The same for every block of a cluster.
+  StaticPlace static_place(const SharedSlot& slot);
 
   const LaunchConfig& config;
   void (*const invoke)(void*);
@@ -70,6 +100,8 @@ struct Launch {
   const Settings settings;
   const std::uint64_t blocks;
   const unsigned threads;  // of a block
+  const dim3 cluster;      // in blocks
+  const unsigned cluster_size;
 
   std::atomic<std::uint64_t> next{0};  // blocks given out
   std::atomic<bool> cancelled{false};
@@ -81,8 +113,17 @@ struct Launch {
   std::exception_ptr error;
   int refused = 0;
   std::vector<Worker*> workers;
+  unsigned joined = 0;  // workers so far
+  std::map<std::uint64_t, std::unique_ptr<Cluster>> clusters;
+  std::vector<StaticPlace> static_places;
+  dim3 kernel_cluster{0, 0, 0};  // found in the kernel when the launch had begun without it
   std::condition_variable grid_changed;
   std::uint64_t grid_arrived = 0, grid_finished = 0, grid_generation = 0;
+
+  // For the race detector: what the caller did comes before all threads, what they do before the caller's next step.
+  // Each of the first workers may keep so many of the detector's fibers, later ones only those of a block.
+  unsigned first_workers = 0, fibers_each = 0;
+  const race::Token begins, ends, grid_passes[2];
 
   // Of the pool, guarded by its mutex.
   unsigned wanted = 0;   // OS threads still asked for
@@ -106,15 +147,28 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
   static Worker& mine();       // of this OS thread, made when first asked for
   static Worker* in_kernel();  // the same if a kernel is running on this OS thread, else null
+  static bool on_own_stack(const void* address);
 
   void work(Launch& launch);
 
   // For the running thread.
-  int barrier(Vote vote, int predicate, Site site);
-  void barrier_of_grid(Site site);
-  void warp_operation(WarpKind kind, unsigned mask, void* record, WarpWork work, const char* name, Site site);
-  unsigned active_mask(Site site);
+  int barrier(BarrierVote vote, int predicate, CallSite site);
+  void barrier_of_grid(CallSite site);
+  void named_barrier(unsigned id, unsigned threads, bool wait, CallSite site);
+  void cluster_arrive(CallSite site);
+  void cluster_wait(CallSite site);
+  unsigned cluster_rank() const { return cluster_rank_; }
+  Worker& member(unsigned rank, const char* what);
+  unsigned shared_address(const void* generic);
+  void* shared_pointer(unsigned address);
+  bool in_arena(const void* generic) const;
+  void* in_arena_of(const Worker& other, const void* own) const {
+    return other.arena_ + (static_cast<const char*>(own) - arena_);
+  }
+  void warp_operation(WarpKind kind, unsigned mask, void* record, WarpWork work, const char* name, CallSite site);
+  unsigned active_mask(CallSite site);
   void yield();
+  void yield(const char* name, CallSite site);
   // Ends the launch with an Error. The text is made by a function, because nothing is destroyed on the stack that is
   // left behind.
   template <class Text>
@@ -124,9 +178,20 @@ class Worker {
     stop();
   }
   [[noreturn]] void refuse(int cuda_error);
+  [[noreturn]] void restart_with(dim3 cluster);
   void* static_shared(SharedSlot& slot);
   void* dynamic_shared() { return dynamic_; }
+  // Whether the address lies in the block's shared memory; *variable is null if it is dynamic.
+  bool shared_variable(const void* address, const SharedSlot** variable) const;
   Launch& launch() { return *launch_; }
+  std::uint64_t blocks_run() const { return blocks_run_; }
+  // Does something that the running thread must not be interrupted in: it holds a lock, say.
+  template <class Work>
+  void undisturbed(Work work) {
+    in_user_code_ = false;
+    work();
+    in_user_code_ = true;
+  }
 
   // For the watchdog, from its thread.
   struct Pulse {
@@ -134,11 +199,13 @@ class Worker {
     std::atomic<std::uint64_t> events{0};    // exits, arrivals, and polls after a change
     std::atomic<std::uint64_t> idle{0};      // rounds over the block, one after the other, in which all threads polled
     std::atomic<bool> waits_for_grid{false};
+    std::atomic<bool> spins{false};  // a thread was found in the same state again, and nothing has happened since
     // The watchdog's own notes.
     std::uint64_t seen_switches = 0, seen_events = 0, idle_at_quiet = 0;
     double stuck = 0, quiet = 0, cpu_at_event = 0;
   } pulse;
   std::string describe_for_watchdog() const;
+  std::string describe_endless() const;
   double cpu_seconds() const;
   void interrupt() { pthread_kill(thread_, kSignal); }  // only while it is in launch.workers
   std::atomic<bool> give_up{false};       // set by the watchdog: the running thread must not be waited for any longer
@@ -146,12 +213,13 @@ class Worker {
   static void on_signal(int signal, siginfo_t* info, void* context);
 
  private:
+  friend class AccessCounter;  // count/callbacks.cpp
   struct WarpOperation {
     unsigned mask, arrived;
     WarpKind kind;
     WarpWork work;
     const char* name;
-    Site site;  // of the lane that came first
+    CallSite site;  // of the lane that came first
     void* records[warpSize];
   };
   struct Warp {
@@ -164,14 +232,22 @@ class Worker {
     WarpOperation operations[warpSize];
   };
   // What a thread that has begun and does not run waits for.
-  enum class Wait : unsigned char { kNone, kBarrier, kWarp, kActiveMask };
+  enum class Wait : unsigned char { kNone, kBarrier, kWarp, kActiveMask, kNamed };
   struct Place {
     const char* name;
-    Site site;
+    CallSite site;
   };
   class Inside;
+  struct NamedBarrier {
+    unsigned expected, arrived;
+    CallSite site;
+    unsigned waiting[kMaxWarps];
+    std::unique_ptr<race::Token> token;
+  };
 
   void run_block(dim3 index);
+  void check_cluster_barrier();
+  void pass_named_barrier(unsigned id);
   void prepare_block();
   static void fiber_main(void* worker);
   void execute();
@@ -186,14 +262,17 @@ class Worker {
   void suspend();
   [[noreturn]] void stop();
   void idle_round();
+  bool seen_before(std::uint64_t hash);
   void note_event();
-  void arrive_at_barrier(const char* name, Site site, Vote vote, bool grid);
+  void arrive_at_barrier(const char* name, CallSite site, BarrierVote vote, bool grid);
   void check_barrier();
   void complete_barrier();
+  unsigned list_waiting(unsigned* threads) const;
+  void leave_for_worker();
   bool complete(Warp& warp, unsigned operation);
-  [[noreturn]] void fail_at_other_barrier(const char* name, Site site);
-  [[noreturn]] void fail_mask(unsigned mask, const char* name, Site site);
-  [[noreturn]] void fail_other_operation(const char* name, Site site);
+  [[noreturn]] void fail_at_other_barrier(const char* name, CallSite site);
+  [[noreturn]] void fail_mask(unsigned mask, const char* name, CallSite site);
+  [[noreturn]] void fail_other_operation(const char* name, CallSite site);
   Place place_of(unsigned thread) const;
   void report_deadlock();
   void record_error(unsigned thread, const std::string& what);
@@ -213,6 +292,8 @@ class Worker {
   pthread_t thread_;
   volatile bool in_user_code_ = false;
   Fiber main_;
+  race::Threads race_;
+  unsigned fibers_kept_ = 0;
   std::vector<std::unique_ptr<StackSlab>> slabs_;
   std::vector<std::unique_ptr<Fiber[]>> fibers_;  // of each slab
   std::vector<Fiber*> free_;
@@ -226,17 +307,34 @@ class Worker {
   unsigned exited_ = 0;
   unsigned current_warp_ = 0, lane_pass_ = 0, warp_pass_ = 0;
   bool restart_ = true, progress_ = false;
-  volatile bool interrupted_ = false;
+  volatile bool interrupted_ = false;  // a thread gave way that may have been computing
+  volatile bool spun_ = false;         // one gave way that was in the same state as before
+  static constexpr unsigned kSamples = 1024;
+  std::uint64_t samples_[kSamples] = {};  // hashes of states in which threads were interrupted
+  unsigned sample_count_ = 0;
+  unsigned samples_of_turn_ = 0;
+  std::uint64_t sampled_switch_ = 0;
   std::uint64_t random_ = 0;
   unsigned arrived_ = 0, votes_ = 0;
   int vote_result_ = 0;
-  Vote vote_ = Vote::kNone;
+  BarrierVote vote_ = BarrierVote::kNone;
   bool barrier_is_grid_ = false;
+  unsigned grid_passed_ = 0;
   Place barrier_{};
   unsigned polling_ = 0;  // the thread that polled last
+  Place polled_{};        // and what for, if that is known
+  NamedBarrier named_[16];
+  unsigned named_used_ = 0;  // which of them have been met in this block
+
+  // The cluster of the block, null if it is alone.
+  Cluster* cluster_ = nullptr;
+  unsigned cluster_rank_ = 0;
+  unsigned cluster_arrived_ = 0;              // threads
+  std::uint64_t cluster_phase_[kMaxThreads];  // the barrier that each thread has arrived at
+  std::uint64_t cluster_block_phase_ = 0;     // the barrier that the block is at
   Schedule::Kind order_ = Schedule::kForward;
   unsigned active_mask_[kMaxThreads];
-  Site active_site_[kMaxThreads];
+  CallSite active_site_[kMaxThreads];
   Wait wait_[kMaxThreads];
   Fiber* fiber_of_[kMaxThreads + 1];  // the last stays null
   uint3 index_of_[kMaxThreads];
@@ -246,6 +344,7 @@ class Worker {
   struct StaticVariable {
     const SharedSlot* slot;
     char* address;
+    unsigned number;  // its address as PTX names it
   };
   struct StaticEntry {
     std::uint64_t block = 0;
@@ -255,6 +354,7 @@ class Worker {
   char* dynamic_ = nullptr;
   char* static_begin_ = nullptr;
   char* static_next_ = nullptr;
+  unsigned number_next_ = 0;
   char* static_end_ = nullptr;
   std::size_t static_bytes_ = 0;
   std::size_t poisoned_for_ = ~std::size_t{0};

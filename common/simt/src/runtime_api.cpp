@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 
 namespace kf::simt {
@@ -19,19 +20,25 @@ cudaError_t report(cudaError_t error) {
   return error;
 }
 
+struct Allocation {
+  std::size_t bytes;
+  cudaMemoryType type;
+};
+
 struct Allocations {
   std::mutex mutex;
-  std::map<const char*, std::size_t> sizes;
+  std::map<const char*, Allocation> all;
+  std::map<const char*, Allocation> registered;  // by cudaHostRegister
 };
 
 Allocations& allocations() {
-  static auto* const instance = new Allocations;
+  static auto* const instance = make_lasting<Allocations>();
   return *instance;
 }
 
 constexpr std::size_t kAlign = 256;
 
-cudaError_t allocate(void** memory, std::size_t bytes) {
+cudaError_t allocate(void** memory, std::size_t bytes, cudaMemoryType type) {
   if (memory == nullptr) return report(cudaErrorInvalidValue);
   *memory = nullptr;
   if (bytes == 0) return cudaSuccess;
@@ -40,34 +47,45 @@ cudaError_t allocate(void** memory, std::size_t bytes) {
     return report(cudaErrorMemoryAllocation);
   }
   std::memset(fresh, 0xff, bytes);
-  Allocations& all = allocations();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  all.sizes[static_cast<char*>(fresh)] = bytes;
+  Allocations& known = allocations();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  known.all[static_cast<char*>(fresh)] = {bytes, type};
   *memory = fresh;
   return cudaSuccess;
 }
 
-cudaError_t release(void* memory) {
+// cudaFree does not take what cudaMallocHost gave, and the other way round.
+cudaError_t release(void* memory, bool host) {
   if (memory == nullptr) return cudaSuccess;
-  Allocations& all = allocations();
+  Allocations& known = allocations();
   {
-    const std::lock_guard<std::mutex> lock(all.mutex);
-    if (all.sizes.erase(static_cast<char*>(memory)) == 0) return report(cudaErrorInvalidValue);
+    const std::lock_guard<std::mutex> lock(known.mutex);
+    const auto found = known.all.find(static_cast<char*>(memory));
+    if (found == known.all.end() || (found->second.type == cudaMemoryTypeHost) != host) {
+      return report(cudaErrorInvalidValue);
+    }
+    known.all.erase(found);
   }
   std::free(memory);
   return cudaSuccess;
 }
 
+// The entry of `map` that holds the address, or its end.
+std::map<const char*, Allocation>::const_iterator holding(const std::map<const char*, Allocation>& map,
+                                                          const char* address) {
+  auto after = map.upper_bound(address);
+  if (after == map.begin()) return map.end();
+  --after;
+  return static_cast<std::size_t>(address - after->first) < after->second.bytes ? after : map.end();
+}
+
 // False if the range begins in an allocation and ends outside of it.
 bool within(const void* memory, std::size_t bytes) {
-  Allocations& all = allocations();
-  const std::lock_guard<std::mutex> lock(all.mutex);
+  Allocations& known = allocations();
+  const std::lock_guard<std::mutex> lock(known.mutex);
   const char* const begin = static_cast<const char*>(memory);
-  auto after = all.sizes.upper_bound(begin);
-  if (after == all.sizes.begin()) return true;
-  --after;
-  const auto offset = static_cast<std::size_t>(begin - after->first);
-  return offset >= after->second || bytes <= after->second - offset;
+  const auto found = holding(known.all, begin);
+  return found == known.all.end() || bytes <= found->second.bytes - static_cast<std::size_t>(begin - found->first);
 }
 
 cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
@@ -87,6 +105,18 @@ cudaError_t set(void* memory, int value, std::size_t bytes) {
   return cudaSuccess;
 }
 
+// Rows of `width` bytes, `pitch` bytes apart.
+cudaError_t set_rows(void* memory, std::size_t pitch, int value, std::size_t width, std::size_t height) {
+  if (width > pitch && height > 1) return report(cudaErrorInvalidValue);
+  for (std::size_t row = 0; row < height; ++row) {
+    if (const cudaError_t error = set(static_cast<char*>(memory) + row * pitch, value, width)) return error;
+  }
+  return cudaSuccess;
+}
+
+std::size_t limits[] = {128 << 10, 1 << 20, 8 << 20, 2, 2048, 128, 0};  // by cudaLimit
+constexpr std::size_t kPitch = 512;                                     // cudaMallocPitch gives multiples of this
+
 std::size_t memory_total() {
   return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }
@@ -99,6 +129,33 @@ constexpr ErrorText kErrors[] = {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInitializationError, "cudaErrorInitializationError", "initialization error"},
+    {cudaErrorCudartUnloading, "cudaErrorCudartUnloading", "driver shutting down"},
+    {cudaErrorInvalidPitchValue, "cudaErrorInvalidPitchValue", "invalid pitch argument"},
+    {cudaErrorInvalidDevicePointer, "cudaErrorInvalidDevicePointer", "invalid device pointer"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
+     "CUDA driver version is insufficient for CUDA runtime version"},
+    {cudaErrorMissingConfiguration, "cudaErrorMissingConfiguration", "__global__ function call is not configured"},
+    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
+     "no kernel image is available for execution on the device"},
+    {cudaErrorUnsupportedLimit, "cudaErrorUnsupportedLimit", "limit is not supported on this architecture"},
+    {cudaErrorPeerAccessUnsupported, "cudaErrorPeerAccessUnsupported",
+     "peer access is not supported between these two devices"},
+    {cudaErrorInvalidPtx, "cudaErrorInvalidPtx", "a PTX JIT compilation failed"},
+    {cudaErrorSymbolNotFound, "cudaErrorSymbolNotFound", "named symbol not found"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorLaunchTimeout, "cudaErrorLaunchTimeout", "the launch timed out and was terminated"},
+    {cudaErrorPeerAccessNotEnabled, "cudaErrorPeerAccessNotEnabled", "peer access has not been enabled"},
+    {cudaErrorAssert, "cudaErrorAssert", "device-side assert triggered"},
+    {cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",
+     "part or all of the requested memory range is already mapped"},
+    {cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered",
+     "pointer does not correspond to a registered memory region"},
+    {cudaErrorIllegalInstruction, "cudaErrorIllegalInstruction", "an illegal instruction was encountered"},
+    {cudaErrorMisalignedAddress, "cudaErrorMisalignedAddress", "misaligned address"},
+    {cudaErrorInvalidAddressSpace, "cudaErrorInvalidAddressSpace",
+     "operation not supported on global/shared address space"},
+    {cudaErrorInvalidPc, "cudaErrorInvalidPc", "invalid program counter"},
     {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {cudaErrorInvalidSymbol, "cudaErrorInvalidSymbol", "invalid device symbol"},
     {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
@@ -112,16 +169,28 @@ constexpr ErrorText kErrors[] = {
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorCooperativeLaunchTooLarge, "cudaErrorCooperativeLaunchTooLarge", "too many blocks in cooperative launch"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorInvalidClusterSize, "cudaErrorInvalidClusterSize", "invalid cluster size"},
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
 
 }  // namespace
 
-struct CUstream_st {};
+struct CUstream_st {
+  unsigned flags;
+};
 struct CUevent_st {
   bool recorded = false;
   timespec time{};
 };
+
+namespace {
+
+// The streams that no program makes: the default one, cudaStreamLegacy and cudaStreamPerThread.
+bool is_named(cudaStream_t stream) {
+  return stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
+}
+
+}  // namespace
 
 void set_last_error(int cuda_error) { last_error = static_cast<cudaError_t>(cuda_error); }
 
@@ -184,7 +253,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   p.l2CacheSize = 32 << 20;
   p.memoryBusWidth = 64;
   p.concurrentKernels = p.cooperativeLaunch = p.integrated = p.managedMemory = 1;
-  p.unifiedAddressing = p.canMapHostMemory = 1;
+  p.concurrentManagedAccess = p.pageableMemoryAccess = p.hostRegisterSupported = p.hostNativeAtomicSupported = 1;
+  p.unifiedAddressing = p.canMapHostMemory = p.globalL1CacheSupported = p.localL1CacheSupported = 1;
+  p.streamPrioritiesSupported = p.canUseHostPointerForRegisteredMem = p.asyncEngineCount = p.deviceOverlap = 1;
+  p.memPitch = 0x7fffffff;
+  p.textureAlignment = p.surfaceAlignment = kPitch;
+  p.texturePitchAlignment = 32;
+  p.clockRate = p.memoryClockRate = 1000000;  // kHz; no clock ticks here, but programs divide by them
+  p.singleToDoublePrecisionPerfRatio = 2;
   *properties = p;
   return cudaSuccess;
 }
@@ -203,9 +279,43 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = static_cast<int>(p.sharedMemPerBlock); break;
     case cudaDevAttrWarpSize: *value = p.warpSize; break;
     case cudaDevAttrMaxRegistersPerBlock: *value = p.regsPerBlock; break;
-    case cudaDevAttrClockRate: *value = 1000000; break;
+    case cudaDevAttrClockRate: *value = p.clockRate; break;
+    case cudaDevAttrTotalConstantMemory: *value = static_cast<int>(p.totalConstMem); break;
+    case cudaDevAttrMaxPitch: *value = static_cast<int>(p.memPitch); break;
+    case cudaDevAttrTextureAlignment: *value = static_cast<int>(p.textureAlignment); break;
+    case cudaDevAttrGpuOverlap: *value = p.deviceOverlap; break;
+    case cudaDevAttrKernelExecTimeout: *value = p.kernelExecTimeoutEnabled; break;
+    case cudaDevAttrIntegrated: *value = p.integrated; break;
+    case cudaDevAttrCanMapHostMemory: *value = p.canMapHostMemory; break;
+    case cudaDevAttrComputeMode: *value = p.computeMode; break;
+    case cudaDevAttrConcurrentKernels: *value = p.concurrentKernels; break;
+    case cudaDevAttrEccEnabled: *value = p.ECCEnabled; break;
+    case cudaDevAttrPciBusId: *value = p.pciBusID; break;
+    case cudaDevAttrPciDeviceId: *value = p.pciDeviceID; break;
+    case cudaDevAttrPciDomainId: *value = p.pciDomainID; break;
+    case cudaDevAttrTccDriver: *value = p.tccDriver; break;
+    case cudaDevAttrAsyncEngineCount: *value = p.asyncEngineCount; break;
+    case cudaDevAttrUnifiedAddressing: *value = p.unifiedAddressing; break;
+    case cudaDevAttrStreamPrioritiesSupported: *value = p.streamPrioritiesSupported; break;
+    case cudaDevAttrGlobalL1CacheSupported: *value = p.globalL1CacheSupported; break;
+    case cudaDevAttrLocalL1CacheSupported: *value = p.localL1CacheSupported; break;
+    case cudaDevAttrIsMultiGpuBoard: *value = p.isMultiGpuBoard; break;
+    case cudaDevAttrHostNativeAtomicSupported: *value = p.hostNativeAtomicSupported; break;
+    case cudaDevAttrSingleToDoublePrecisionPerfRatio: *value = p.singleToDoublePrecisionPerfRatio; break;
+    case cudaDevAttrPageableMemoryAccess: *value = p.pageableMemoryAccess; break;
+    case cudaDevAttrComputePreemptionSupported: *value = p.computePreemptionSupported; break;
+    case cudaDevAttrCanUseHostPointerForRegisteredMem: *value = p.canUseHostPointerForRegisteredMem; break;
+    case cudaDevAttrHostRegisterSupported: *value = p.hostRegisterSupported; break;
+    case cudaDevAttrPageableMemoryAccessUsesHostPageTables: *value = p.pageableMemoryAccessUsesHostPageTables; break;
+    case cudaDevAttrDirectManagedMemAccessFromHost: *value = p.directManagedMemAccessFromHost; break;
+    case cudaDevAttrMaxPersistingL2CacheSize: *value = p.persistingL2CacheMaxSize; break;
+    case cudaDevAttrMaxAccessPolicyWindowSize: *value = p.accessPolicyMaxWindowSize; break;
+    case cudaDevAttrReservedSharedMemoryPerBlock: *value = static_cast<int>(p.reservedSharedMemPerBlock); break;
+    case cudaDevAttrMemoryPoolsSupported: *value = p.memoryPoolsSupported; break;
+    case cudaDevAttrGPUDirectRDMASupported: *value = p.gpuDirectRDMASupported; break;
+    case cudaDevAttrClusterLaunch: *value = p.clusterLaunch; break;
     case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-    case cudaDevAttrMemoryClockRate: *value = 1000000; break;
+    case cudaDevAttrMemoryClockRate: *value = p.memoryClockRate; break;
     case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; break;
     case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
@@ -213,9 +323,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = static_cast<int>(p.sharedMemPerMultiprocessor); break;
     case cudaDevAttrMaxRegistersPerMultiprocessor: *value = p.regsPerMultiprocessor; break;
-    case cudaDevAttrManagedMemory: *value = 1; break;
-    case cudaDevAttrConcurrentManagedAccess: *value = 1; break;
-    case cudaDevAttrCooperativeLaunch: *value = 1; break;
+    case cudaDevAttrManagedMemory: *value = p.managedMemory; break;
+    case cudaDevAttrConcurrentManagedAccess: *value = p.concurrentManagedAccess; break;
+    case cudaDevAttrCooperativeLaunch: *value = p.cooperativeLaunch; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(p.sharedMemPerBlockOptin); break;
     case cudaDevAttrMaxBlocksPerMultiprocessor: *value = p.maxBlocksPerMultiProcessor; break;
     default: return report(cudaErrorInvalidValue);
@@ -227,6 +337,47 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaDeviceReset() { return cudaSuccess; }
 
+cudaError_t cudaChooseDevice(int* device, const cudaDeviceProp*) { return cudaGetDevice(device); }
+
+cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
+  if (device != 0) return report(cudaErrorInvalidDevice);
+  constexpr char kId[] = "0000:00:00.0";
+  if (text == nullptr || length < static_cast<int>(sizeof(kId))) return report(cudaErrorInvalidValue);
+  std::memcpy(text, kId, sizeof(kId));
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (device != 0 || peer != 0) return report(cudaErrorInvalidDevice);
+  *can = 0;
+  return cudaSuccess;
+}
+
+// There is no other device.
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return report(cudaErrorInvalidDevice); }
+cudaError_t cudaDeviceDisablePeerAccess(int) { return report(cudaErrorInvalidDevice); }
+
+cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
+cudaError_t cudaGetDeviceFlags(unsigned* flags) {
+  *flags = cudaDeviceMapHost;
+  return cudaSuccess;
+}
+cudaError_t cudaInitDevice(int device, unsigned, unsigned) { return cudaSetDevice(device); }
+
+cudaError_t cudaDeviceSetLimit(cudaLimit limit, std::size_t value) {
+  if (limit < 0 || limit >= std::size(limits)) return report(cudaErrorUnsupportedLimit);
+  limits[limit] = value;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetLimit(std::size_t* value, cudaLimit limit) {
+  if (limit < 0 || limit >= std::size(limits)) return report(cudaErrorUnsupportedLimit);
+  *value = limits[limit];
+  return cudaSuccess;
+}
+
+cudaError_t cudaCtxResetPersistingL2Cache() { return cudaSuccess; }
+
 cudaError_t cudaRuntimeGetVersion(int* version) {
   *version = 13000;
   return cudaSuccess;
@@ -237,14 +388,68 @@ cudaError_t cudaDriverGetVersion(int* version) {
   return cudaSuccess;
 }
 
-cudaError_t cudaMalloc(void** memory, std::size_t bytes) { return allocate(memory, bytes); }
-cudaError_t cudaMallocManaged(void** memory, std::size_t bytes, unsigned) { return allocate(memory, bytes); }
-cudaError_t cudaMallocHost(void** memory, std::size_t bytes, unsigned) { return allocate(memory, bytes); }
-cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) { return allocate(memory, bytes); }
-cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) { return allocate(memory, bytes); }
-cudaError_t cudaFree(void* memory) { return release(memory); }
-cudaError_t cudaFreeHost(void* memory) { return release(memory); }
-cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return release(memory); }
+cudaError_t cudaMalloc(void** memory, std::size_t bytes) { return allocate(memory, bytes, cudaMemoryTypeDevice); }
+cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) { return cudaMalloc(memory, bytes); }
+cudaError_t cudaMallocManaged(void** memory, std::size_t bytes, unsigned) {
+  return allocate(memory, bytes, cudaMemoryTypeManaged);
+}
+cudaError_t cudaMallocHost(void** memory, std::size_t bytes, unsigned) {
+  return allocate(memory, bytes, cudaMemoryTypeHost);
+}
+cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned flags) {
+  return cudaMallocHost(memory, bytes, flags);
+}
+cudaError_t cudaFree(void* memory) { return release(memory, false); }
+cudaError_t cudaFreeHost(void* memory) { return release(memory, true); }
+cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return release(memory, false); }
+
+cudaError_t cudaMallocPitch(void** memory, std::size_t* pitch, std::size_t width, std::size_t height) {
+  *pitch = (width + kPitch - 1) / kPitch * kPitch;
+  return cudaMalloc(memory, *pitch * height);
+}
+
+cudaError_t cudaMalloc3D(cudaPitchedPtr* memory, cudaExtent extent) {
+  memory->xsize = extent.width;
+  memory->ysize = extent.height;
+  return cudaMallocPitch(&memory->ptr, &memory->pitch, extent.width, extent.height * extent.depth);
+}
+
+cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
+  if (memory == nullptr || bytes == 0) return report(cudaErrorInvalidValue);
+  Allocations& known = allocations();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  const bool fresh = known.registered.emplace(static_cast<char*>(memory), Allocation{bytes, cudaMemoryTypeHost}).second;
+  return fresh ? cudaSuccess : report(cudaErrorHostMemoryAlreadyRegistered);
+}
+
+cudaError_t cudaHostUnregister(void* memory) {
+  Allocations& known = allocations();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  return known.registered.erase(static_cast<char*>(memory)) ? cudaSuccess : report(cudaErrorHostMemoryNotRegistered);
+}
+
+cudaError_t cudaHostGetDevicePointer(void** device_memory, void* memory, unsigned) {
+  cudaPointerAttributes attributes;
+  cudaPointerGetAttributes(&attributes, memory);
+  if (attributes.type != cudaMemoryTypeHost) return report(cudaErrorInvalidValue);
+  *device_memory = memory;
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {
+  Allocations& known = allocations();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  const char* const address = static_cast<const char*>(memory);
+  *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, const_cast<void*>(memory)};
+  for (const auto* map : {&known.all, &known.registered}) {
+    const auto found = holding(*map, address);
+    if (found == map->end()) continue;
+    void* const mutable_memory = const_cast<void*>(memory);
+    *attributes = {found->second.type, 0, mutable_memory, mutable_memory};
+    if (found->second.type == cudaMemoryTypeDevice) attributes->hostPointer = nullptr;
+  }
+  return cudaSuccess;
+}
 
 cudaError_t cudaMemGetInfo(std::size_t* available, std::size_t* total) {
   *total = memory_total();
@@ -271,29 +476,108 @@ cudaError_t cudaMemcpy2D(void* to, std::size_t to_pitch, const void* from, std::
   return cudaSuccess;
 }
 
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t height, cudaMemcpyKind kind, cudaStream_t) {
+  return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
+}
+
+cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* p) {
+  for (std::size_t z = 0; z < p->extent.depth; ++z) {
+    const auto plane = [&](const cudaPitchedPtr& memory, const cudaPos& pos) {
+      return static_cast<char*>(memory.ptr) + ((pos.z + z) * memory.ysize + pos.y) * memory.pitch + pos.x;
+    };
+    const cudaError_t error = cudaMemcpy2D(plane(p->dstPtr, p->dstPos), p->dstPtr.pitch, plane(p->srcPtr, p->srcPos),
+                                           p->srcPtr.pitch, p->extent.width, p->extent.height, p->kind);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* parameters, cudaStream_t) { return cudaMemcpy3D(parameters); }
+
+cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device, std::size_t bytes) {
+  if (to_device != 0 || from_device != 0) return report(cudaErrorInvalidDevice);
+  return copy(to, from, bytes, cudaMemcpyDeviceToDevice);
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
+                                cudaStream_t) {
+  return cudaMemcpyPeer(to, to_device, from, from_device, bytes);
+}
+
 cudaError_t cudaMemset(void* memory, int value, std::size_t bytes) { return set(memory, value, bytes); }
 
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
   return set(memory, value, bytes);
 }
 
+cudaError_t cudaMemset2D(void* memory, std::size_t pitch, int value, std::size_t width, std::size_t height) {
+  return set_rows(memory, pitch, value, width, height);
+}
+
+cudaError_t cudaMemset2DAsync(void* memory, std::size_t pitch, int value, std::size_t width, std::size_t height,
+                              cudaStream_t) {
+  return set_rows(memory, pitch, value, width, height);
+}
+
+cudaError_t cudaMemset3D(cudaPitchedPtr memory, int value, cudaExtent extent) {
+  for (std::size_t z = 0; z < extent.depth; ++z) {
+    char* const plane = static_cast<char*>(memory.ptr) + z * memory.ysize * memory.pitch;
+    if (const cudaError_t error = set_rows(plane, memory.pitch, value, extent.width, extent.height)) return error;
+  }
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemPrefetchAsync(const void*, std::size_t, int, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaMemPrefetchAsync(const void*, std::size_t, cudaMemLocation, unsigned, cudaStream_t) {
+  return cudaSuccess;
+}
+cudaError_t cudaMemAdvise(const void*, std::size_t, cudaMemoryAdvise, int) { return cudaSuccess; }
+cudaError_t cudaMemAdvise(const void*, std::size_t, cudaMemoryAdvise, cudaMemLocation) { return cudaSuccess; }
+cudaError_t cudaStreamAttachMemAsync(cudaStream_t, void*, std::size_t, unsigned) { return cudaSuccess; }
 
 cudaError_t copy_symbol(void* to, const void* from, std::size_t bytes, std::size_t symbol_bytes, std::size_t offset) {
   if (offset > symbol_bytes || bytes > symbol_bytes - offset) return report(cudaErrorInvalidValue);
   return copy(to, from, bytes, cudaMemcpyDefault);
 }
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  *stream = new CUstream_st;
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  *stream = new CUstream_st{flags};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  if (least != nullptr) *least = 0;
+  if (greatest != nullptr) *greatest = 0;
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return cudaStreamCreate(stream); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) { return cudaStreamCreate(stream); }
+cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
+  *priority = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
+  *flags = is_named(stream) ? cudaStreamDefault : stream->flags;
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) {
+  function(data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
+  callback(stream, cudaSuccess, data);
+  return cudaSuccess;
+}
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  if (stream == nullptr) return report(cudaErrorInvalidResourceHandle);
+  if (is_named(stream)) return report(cudaErrorInvalidResourceHandle);
   delete stream;
   return cudaSuccess;
 }
@@ -322,6 +606,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
   return cudaSuccess;
 }
 
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+  return cudaEventRecord(event, stream);
+}
+
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
 
@@ -337,6 +625,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 
 cudaError_t set_attribute(KernelInfo* kernel, cudaFuncAttribute attribute, int value) {
   if (kernel == nullptr) return report(cudaErrorInvalidDeviceFunction);
+  if (attribute == cudaFuncAttributeNonPortableClusterSizeAllowed) kernel->large_cluster = value != 0;
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
   if (value < 0 || value > static_cast<int>(kSharedLimit) - kernel->static_bytes.load()) {
     return report(cudaErrorInvalidValue);
@@ -375,16 +664,15 @@ cudaError_t max_potential_block_size(int* min_grid, int* block, KernelInfo* kern
   return error;
 }
 
-cudaError_t read_attributes(const cudaLaunchConfig_t& config, bool* cooperative) {
+void read_attributes(const cudaLaunchConfig_t& config, bool* cooperative, dim3* cluster) {
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config.attrs[i];
     if (attribute.id == cudaLaunchAttributeCooperative) *cooperative = attribute.val.cooperative != 0;
     if (attribute.id == cudaLaunchAttributeClusterDimension) {
-      const auto& cluster = attribute.val.clusterDim;
-      if (cluster.x * cluster.y * cluster.z != 1) return report(cudaErrorNotSupported);
+      const auto& dim = attribute.val.clusterDim;
+      *cluster = dim3(dim.x, dim.y, dim.z);
     }
   }
-  return cudaSuccess;
 }
 
 }  // namespace kf::simt

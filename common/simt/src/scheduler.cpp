@@ -22,13 +22,15 @@ namespace kf::simt {
 __thread uint3 threadIdx, blockIdx;
 __thread dim3 blockDim, gridDim;
 __thread const KernelInfo* entered_kernel = nullptr;
-__thread Poll poll_state;
+__thread PollState poll_state;
 __thread unsigned current_lane = 0;
+const Observer* observer = nullptr;
 
 namespace {
 
 __thread Worker* working = nullptr;  // the worker of this OS thread while it runs a launch
 __thread bool probing = false;
+__thread const char *stack_begin = nullptr, *stack_end = nullptr;  // of the running thread; for the race detector
 
 constexpr int kStop = -1;
 constexpr std::size_t kStacksPerSlab = 32;
@@ -38,11 +40,11 @@ constexpr std::size_t kStaticSpace = 256 * 1024;               // 48 KB of varia
 constexpr unsigned char kPoison = 0xff;                        // NaN in every floating-point format, -1 as an integer
 constexpr std::uint64_t kZonePattern = 0xfffbfffbfffbfffbULL;  // NaN as well, but not what poison looks like
 
-bool same_site(const Site& a, const Site& b) {
+bool same_site(const CallSite& a, const CallSite& b) {
   return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
-std::string text_of(const Site& site) { return std::string(site.file) + ":" + std::to_string(site.line); }
+std::string text_of(const CallSite& site) { return std::string(site.file) + ":" + std::to_string(site.line); }
 
 std::string text_of(const uint3& v) {
   return "(" + std::to_string(v.x) + "," + std::to_string(v.y) + "," + std::to_string(v.z) + ")";
@@ -95,6 +97,11 @@ Worker::Worker() : thread_(pthread_self()) {
   std::fill(std::begin(fiber_of_), std::end(fiber_of_), nullptr);
 }
 
+bool Worker::on_own_stack(const void* address) {
+  const char* const at = static_cast<const char*>(address);
+  return at >= stack_begin && at < stack_end;
+}
+
 Worker::~Worker() {
   const std::size_t bytes = kDynamicAlign + kSharedLimit + kDynamicAlign + kStaticSpace + kDynamicAlign;
 #ifdef KF_SIMT_ASAN
@@ -114,7 +121,9 @@ Worker* Worker::in_kernel() { return working; }
 void Worker::work(Launch& launch) {
   launch_ = &launch;
   working = this;
+  launch.begins.acquire();
   order_ = launch.settings.schedule.kind;
+  cluster_rank_ = 0;
   blockDim = launch.config.block;
   gridDim = launch.config.grid;
   {
@@ -124,6 +133,7 @@ void Worker::work(Launch& launch) {
     pulse.stuck = pulse.quiet = 0;
     pulse.cpu_at_event = cpu_seconds();
     launch.workers.push_back(this);
+    fibers_kept_ = launch.joined++ < launch.first_workers ? launch.fibers_each : launch.threads;
   }
   prepare_block();
   for (;;) {
@@ -131,13 +141,27 @@ void Worker::work(Launch& launch) {
     const std::uint64_t n = launch.next.fetch_add(1, std::memory_order_relaxed);
     if (n >= launch.blocks) break;
     random_ = launch.settings.schedule.seed * 0x9e3779b97f4a7c15ULL + n + 1;
+    if (launch.cluster_size > 1) {
+      cluster_rank_ = static_cast<unsigned>(n % launch.cluster_size);
+      begin_shared();
+      cluster_ = launch.join_cluster(n / launch.cluster_size, cluster_rank_, this);
+      if (cluster_ == nullptr) break;
+    }
     run_block(launch.block_at(n));
+    if (cluster_ != nullptr) {
+      pulse.waits_for_grid = true;
+      const bool all_left = launch.leave_cluster(cluster_);
+      pulse.waits_for_grid = false;
+      cluster_ = nullptr;
+      if (!all_left) break;
+    }
     launch.block_finished();
   }
   {
     const std::lock_guard<std::mutex> lock(launch.mutex);
     launch.workers.erase(std::find(launch.workers.begin(), launch.workers.end(), this));
   }
+  race_.end_launch();
   entered_kernel = nullptr;
   working = nullptr;
   launch_ = nullptr;
@@ -161,7 +185,10 @@ void Worker::run_block(dim3 index) {
   block_index_ = index;
   blockIdx = index;
   entered_kernel = nullptr;
-  exited_ = arrived_ = votes_ = 0;
+  exited_ = arrived_ = votes_ = grid_passed_ = 0;
+  named_used_ = 0;
+  cluster_arrived_ = 0;
+  cluster_block_phase_ = 0;
   restart_ = true;
   progress_ = false;
   interrupted_ = false;
@@ -172,7 +199,13 @@ void Worker::run_block(dim3 index) {
     warp.ready = warp.lanes;
     warp.yielded = warp.exited = warp.asking = warp.open = 0;
   }
-  begin_shared();
+  if (cluster_ != nullptr) {
+    std::fill_n(cluster_phase_, threads_, 0);
+  } else {
+    begin_shared();
+  }
+  race_.begin_block(threads_, index, index_of_, fibers_kept_);
+  if (__builtin_expect(observer != nullptr, 0)) observer->block_begins();
 
   const int first = pick();
   if (first != kStop) {
@@ -180,6 +213,7 @@ void Worker::run_block(dim3 index) {
     fiber_switch(main_, *fiber_of_[current_]);
     in_user_code_ = false;
   }
+  if (__builtin_expect(observer != nullptr, 0)) observer->block_ended();
 
   if (exited_ == threads_) {
     check_shared();
@@ -215,6 +249,9 @@ void Worker::execute() {
 void Worker::finish_thread() {
   Fiber* const self = fiber_of_[current_];
   fiber_of_[current_] = nullptr;
+  if (cluster_ != nullptr && cluster_phase_[current_] > cluster_block_phase_) --cluster_arrived_;
+  launch_->ends.release();
+  leave_for_worker();
   Warp& warp = warp_[current_ / warpSize];
   warp.exited |= 1u << current_ % warpSize;
   ++exited_;
@@ -223,6 +260,7 @@ void Worker::finish_thread() {
     if (!complete(warp, i)) ++i;
   }
   check_barrier();
+  if (cluster_ != nullptr) check_cluster_barrier();
 
   const int next = pick();
   if (next != kStop && fiber_of_[next] == nullptr) {
@@ -245,7 +283,19 @@ inline void Worker::begin(unsigned thread) {
   threadIdx = index_of_[thread];
   poll_state.count = poll_state.changed = 0;
   if (fiber_of_[thread] == nullptr) fiber_of_[thread] = take_fiber();
+  if (race::kOn) {
+    race_.run(thread);
+    stack_begin = fiber_of_[thread]->stack;
+    stack_end = stack_begin + fiber_of_[thread]->size;
+  }
   if (const Fiber* const after = fiber_of_[thread + 1]) fiber_prefetch(*after);  // most often the next to run
+}
+
+// The worker goes on, not another thread.
+inline void Worker::leave_for_worker() {
+  if (!race::kOn) return;
+  race_.run_worker();
+  stack_begin = stack_end = nullptr;
 }
 
 // Lets others run until this thread has been made ready and its turn has come.
@@ -258,6 +308,8 @@ inline void Worker::suspend() {
     begin(static_cast<unsigned>(next));
     to = fiber_of_[next];
     if (to == fiber) return;
+  } else {
+    leave_for_worker();
   }
   fiber_switch(*fiber, *to);
 }
@@ -265,6 +317,7 @@ inline void Worker::suspend() {
 // Leaves the running thread for good.
 void Worker::stop() {
   in_user_code_ = false;
+  leave_for_worker();
   fiber_switch(*fiber_of_[current_], main_);
   std::abort();  // nothing resumes a thread of a launch that has ended
 }
@@ -340,9 +393,10 @@ int Worker::pick_elsewhere() {
 
 // Begins a round over the warps. False if no thread can run.
 bool Worker::next_round() {
-  const bool progress = progress_, interrupted = interrupted_;
+  const bool progress = progress_, interrupted = interrupted_, spun = spun_;
   progress_ = false;
   interrupted_ = false;
+  spun_ = false;
   bool yielded = false;
   for (unsigned w = 0; w < warps_; ++w) {
     Warp& warp = warp_[w];
@@ -355,6 +409,7 @@ bool Worker::next_round() {
   if (progress) {
     pulse.idle.store(0, std::memory_order_relaxed);
   } else if (yielded && !interrupted) {
+    if (spun) pulse.idle.store(pulse.idle.load(std::memory_order_relaxed) + 20, std::memory_order_relaxed);
     idle_round();
     if (launch_->cancelled.load(std::memory_order_relaxed)) return false;
   }
@@ -389,7 +444,7 @@ void Worker::resolve_active_mask(Warp& warp) {
   warp.ready |= together;
 }
 
-unsigned Worker::active_mask(Site site) {
+unsigned Worker::active_mask(CallSite site) {
   const Inside inside(*this);
   note_event();
   wait_[current_] = Wait::kActiveMask;
@@ -404,7 +459,7 @@ inline void Worker::note_event() {
   pulse.events.store(pulse.events.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
-inline void Worker::arrive_at_barrier(const char* name, Site site, Vote vote, bool grid) {
+inline void Worker::arrive_at_barrier(const char* name, CallSite site, BarrierVote vote, bool grid) {
   if (arrived_ == 0) {
     barrier_ = {name, site};
     barrier_is_grid_ = grid;
@@ -417,7 +472,7 @@ inline void Worker::arrive_at_barrier(const char* name, Site site, Vote vote, bo
   ++arrived_;
 }
 
-inline int Worker::barrier(Vote vote, int predicate, Site site) {
+inline int Worker::barrier(BarrierVote vote, int predicate, CallSite site) {
   const Inside inside(*this);
   arrive_at_barrier("__syncthreads", site, vote, false);
   votes_ += predicate != 0;
@@ -426,11 +481,11 @@ inline int Worker::barrier(Vote vote, int predicate, Site site) {
   return vote_result_;
 }
 
-void Worker::barrier_of_grid(Site site) {
+void Worker::barrier_of_grid(CallSite site) {
   const Inside inside(*this);
   if (!launch_->config.cooperative)
     fail([&] { return "grid.sync() at " + text_of(site) + " in a launch that is not cooperative"; });
-  arrive_at_barrier("grid.sync()", site, Vote::kNone, true);
+  arrive_at_barrier("grid.sync()", site, BarrierVote::kNone, true);
   check_barrier();
   suspend();
 }
@@ -454,26 +509,192 @@ void Worker::complete_barrier() {
                    what.c_str());
     }
   }
+  unsigned waiting_threads[race::kOn ? kMaxThreads : 1];
+  const unsigned waiting_count = race::kOn ? list_waiting(waiting_threads) : 0;
   if (barrier_is_grid_) {
+    // A block may be at the next barrier before another has left this one, never at the one after: two tokens suffice.
+    const race::Token& token = launch_->grid_passes[grid_passed_++ % 2];
+    race_.release(waiting_threads, waiting_count, token);
+    race_.run_worker();  // the lock of the launch is no meeting of threads
     bool stuck = false;
     pulse.waits_for_grid = true;
     const bool passed = launch_->grid_barrier(&stuck);
     pulse.waits_for_grid = false;
+    race_.acquire(waiting_threads, waiting_count, token);
+    race_.run(current_);
     if (stuck) {
       record_error(first_waiting(), "waits at grid.sync() (" + text_of(barrier_.site) +
                                         "), which another block did not reach: it has ended");
     }
     if (!passed) return;
   }
-  vote_result_ = static_cast<int>(vote_ == Vote::kCount ? votes_
-                                  : vote_ == Vote::kAnd ? votes_ == arrived_
-                                                        : votes_ != 0);
+  if (race::kOn && !barrier_is_grid_) race_.order(waiting_threads, waiting_count, current_);
+  vote_result_ = static_cast<int>(vote_ == BarrierVote::kCount ? votes_
+                                  : vote_ == BarrierVote::kAnd ? votes_ == arrived_
+                                                               : votes_ != 0);
+  if (__builtin_expect(observer != nullptr, 0)) observer->barrier_passed(barrier_.site);
   arrived_ = votes_ = 0;
   for (unsigned w = 0; w < warps_; ++w) warp_[w].ready = warp_[w].lanes & ~warp_[w].exited;
   restart_ = true;
 }
 
-void Worker::fail_at_other_barrier(const char* name, Site site) {
+void Worker::named_barrier(unsigned id, unsigned threads, bool wait, CallSite site) {
+  const char* const name = wait ? "bar.sync" : "bar.arrive";
+  if (id >= 16 || threads == 0 || threads % warpSize != 0 || threads > warps_ * warpSize) {
+    fail([&] {
+      return std::string("calls ") + name + " (" + text_of(site) + ") for barrier " + std::to_string(id) + " and " +
+             std::to_string(threads) +
+             " threads; barriers are numbered from 0 to 15, and the threads are whole warps " + "of the block";
+    });
+  }
+  const Inside inside(*this);
+  NamedBarrier& barrier = named_[id];
+  if (!(named_used_ >> id & 1)) {
+    barrier.arrived = 0;
+    named_used_ |= 1u << id;
+  }
+  if (barrier.arrived == 0) {
+    barrier.expected = threads;
+    barrier.site = site;
+    if (race::kOn) {
+      const race::Quiet quiet;
+      barrier.token = std::make_unique<race::Token>();
+    }
+    std::fill_n(barrier.waiting, warps_, 0u);
+  } else if (barrier.expected != threads) {
+    fail([&] {
+      return std::string("calls ") + name + " (" + text_of(site) + ") for barrier " + std::to_string(id) + " and " +
+             std::to_string(threads) + " threads, but another (" + text_of(barrier.site) + ") for " +
+             std::to_string(barrier.expected);
+    });
+  }
+  note_event();
+  if (race::kOn) barrier.token->release();
+  ++barrier.arrived;
+  // A warp counts as a whole, also where the block ends within it.
+  if (current_ + 1 == threads_) barrier.arrived += warps_ * warpSize - threads_;
+  if (wait) {
+    wait_[current_] = Wait::kNamed;
+    active_site_[current_] = site;
+    barrier.waiting[current_ / warpSize] |= 1u << current_ % warpSize;
+  }
+  if (barrier.arrived == barrier.expected) pass_named_barrier(id);
+  if (wait) suspend();
+}
+
+void Worker::pass_named_barrier(unsigned id) {
+  NamedBarrier& barrier = named_[id];
+  barrier.arrived = 0;
+  for (unsigned w = 0; w < warps_; ++w) {
+    for (unsigned rest = barrier.waiting[w]; race::kOn && rest != 0; rest &= rest - 1) {
+      const unsigned thread = w * warpSize + static_cast<unsigned>(__builtin_ctz(rest));
+      race_.acquire(&thread, 1, *barrier.token);
+    }
+    warp_[w].ready |= barrier.waiting[w];
+  }
+  if (race::kOn) race_.run(current_);
+  restart_ = true;
+}
+
+void Worker::cluster_arrive(CallSite site) {
+  if (cluster_ == nullptr) return;  // alone: what the block's own threads see of each other is left to its barriers
+  if (cluster_phase_[current_] > cluster_->passed.load(std::memory_order_acquire)) {
+    fail([&] { return "arrives twice at the cluster's barrier without waiting in between (" + text_of(site) + ")"; });
+  }
+  const Inside inside(*this);
+  note_event();
+  cluster_->passes[cluster_phase_[current_]++ % 2].release();
+  ++cluster_arrived_;
+  check_cluster_barrier();
+}
+
+void Worker::check_cluster_barrier() {
+  if (cluster_arrived_ == 0 || cluster_arrived_ + exited_ != threads_) return;
+  cluster_arrived_ = 0;
+  ++cluster_block_phase_;
+  race_.run_worker();  // the lock of the launch is no meeting of threads
+  launch_->arrive_at_cluster(cluster_);
+  if (fiber_of_[current_] != nullptr) race_.run(current_);
+}
+
+void Worker::cluster_wait(CallSite site) {
+  if (cluster_ == nullptr) return;
+  const std::uint64_t phase = cluster_phase_[current_];
+  while (cluster_->passed.load(std::memory_order_acquire) < phase) yield("the cluster's barrier", site);
+  note_event();
+  if (phase != 0) cluster_->passes[(phase - 1) % 2].acquire();
+}
+
+Worker& Worker::member(unsigned rank, const char* what) {
+  if (cluster_ == nullptr ? rank != 0 : rank >= launch_->cluster_size) {
+    fail([&] {
+      return std::string(what) + " of block " + std::to_string(rank) + " of its cluster, which has " +
+             std::to_string(launch_->cluster_size);
+    });
+  }
+  return cluster_ == nullptr ? *this : *cluster_->members[rank];
+}
+
+bool Worker::in_arena(const void* generic) const {
+  const char* const at = static_cast<const char*>(generic);
+  return at >= arena_ && at < static_end_;
+}
+
+unsigned Worker::shared_address(const void* generic) {
+  const char* at = static_cast<const char*>(generic);
+  unsigned rank = 0;  // of another block, plus one
+  if (!in_arena(at)) {
+    for (unsigned r = 0; cluster_ != nullptr && r < launch_->cluster_size && rank == 0; ++r) {
+      if (cluster_->members[r]->in_arena(at)) rank = r + 1;
+    }
+    if (rank == 0) fail([&] { return "takes the shared address of what is not in shared memory"; });
+    at = static_cast<const char*>(cluster_->members[rank - 1]->in_arena_of(*this, at));
+  }
+  if (at < static_begin_) return rank << 24 | static_cast<unsigned>(kDynamicNumber + (at - dynamic_));
+  const StaticVariable* below = nullptr;
+  for (const StaticVariable& known : static_variables_) {
+    if (known.address <= at && (below == nullptr || known.address > below->address)) below = &known;
+  }
+  if (below == nullptr) fail([&] { return "takes the shared address of no variable"; });
+  return rank << 24 | static_cast<unsigned>(below->number + (at - below->address));
+}
+
+void* Worker::shared_pointer(unsigned address) {
+  const unsigned rank = address >> 24, number = address & 0xffffff;
+  char* own = nullptr;
+  if (number < first_static_number(launch_->config.shared)) {
+    own = dynamic_ + (static_cast<std::ptrdiff_t>(number) - static_cast<std::ptrdiff_t>(kDynamicNumber));
+  } else {
+    const StaticVariable* below = nullptr;
+    for (const StaticVariable& known : static_variables_) {
+      if (known.number <= number && (below == nullptr || known.number > below->number)) below = &known;
+    }
+    if (below != nullptr) own = below->address + (number - below->number);
+  }
+  if (own == nullptr || number < kDynamicNumber - 128) {
+    fail([&] { return "uses " + std::to_string(address) + " as an address in shared memory, where nothing is"; });
+  }
+  if (rank == 0) return own;
+  Worker& other = member(rank - 1, "uses an address in the shared memory");
+#ifdef KF_SIMT_ASAN
+  // The other block may not have come to the variable's declaration yet.
+  for (const StaticVariable& known : static_variables_) {
+    __asan_unpoison_memory_region(in_arena_of(other, known.address), known.slot->size);
+  }
+#endif
+  return in_arena_of(other, own);
+}
+
+// The threads that have not exited, when they are all at the barrier.
+unsigned Worker::list_waiting(unsigned* threads) const {
+  unsigned count = 0;
+  for (unsigned i = 0; i < threads_; ++i) {
+    if (!(warp_[i / warpSize].exited >> i % warpSize & 1)) threads[count++] = i;
+  }
+  return count;
+}
+
+void Worker::fail_at_other_barrier(const char* name, CallSite site) {
   fail([&] {
     return std::string("is at ") + name + " (" + text_of(site) + "), but thread " + name_thread(first_waiting()) +
            " waits at " + barrier_.name + " (" + text_of(barrier_.site) + ")";
@@ -481,7 +702,7 @@ void Worker::fail_at_other_barrier(const char* name, Site site) {
 }
 
 inline void Worker::warp_operation(WarpKind kind, unsigned mask, void* record, WarpWork work, const char* name,
-                                   Site site) {
+                                   CallSite site) {
   const Inside inside(*this);
   Warp& warp = warp_[current_ / warpSize];
   const unsigned lane = current_ % warpSize;
@@ -514,16 +735,24 @@ bool Worker::complete(Warp& warp, unsigned i) {
   WarpOperation& operation = warp.operations[i];
   if ((operation.mask & warp.lanes & ~warp.exited & ~operation.arrived) != 0) return false;
   const unsigned arrived = operation.arrived;
+  if (race::kOn && operation.kind == WarpKind::kSync) {
+    unsigned lanes[warpSize], count = 0;
+    for (unsigned rest = arrived; rest != 0; rest &= rest - 1) {
+      lanes[count++] = static_cast<unsigned>(&warp - warp_) * warpSize + static_cast<unsigned>(__builtin_ctz(rest));
+    }
+    race_.order(lanes, count, current_);
+  }
   if (operation.work != nullptr) {
     for (unsigned rest = ~arrived; rest != 0; rest &= rest - 1) operation.records[__builtin_ctz(rest)] = nullptr;
     operation.work(operation.records, arrived);
   }
+  if (__builtin_expect(observer != nullptr, 0)) observer->warp_goes_on(static_cast<unsigned>(&warp - warp_), arrived);
   if (i != --warp.open) operation = warp.operations[warp.open];
   warp.ready |= arrived;
   return true;
 }
 
-void Worker::fail_mask(unsigned mask, const char* name, Site site) {
+void Worker::fail_mask(unsigned mask, const char* name, CallSite site) {
   char text[16];
   std::snprintf(text, sizeof(text), "0x%08x", mask);
   fail([&] {
@@ -532,14 +761,17 @@ void Worker::fail_mask(unsigned mask, const char* name, Site site) {
   });
 }
 
-void Worker::fail_other_operation(const char* name, Site site) {
+void Worker::fail_other_operation(const char* name, CallSite site) {
   fail([&] {
     return std::string("calls ") + name + " (" + text_of(site) + ") while a lane of its warp is in another operation";
   });
 }
 
-void Worker::yield() {
+void Worker::yield() { yield(nullptr, {}); }
+
+void Worker::yield(const char* name, CallSite site) {
   const Inside inside(*this);
+  polled_ = {name, site};
   if (poll_state.changed) note_event();
   polling_ = current_;
   warp_[current_ / warpSize].yielded |= 1u << current_ % warpSize;
@@ -564,6 +796,7 @@ unsigned Worker::first_waiting() const {
 
 Worker::Place Worker::place_of(unsigned thread) const {
   if (wait_[thread] == Wait::kActiveMask) return {"__activemask", active_site_[thread]};
+  if (wait_[thread] == Wait::kNamed) return {"bar.sync", active_site_[thread]};
   if (wait_[thread] == Wait::kWarp) {
     const Warp& warp = warp_[thread / warpSize];
     for (unsigned i = 0; i < warp.open; ++i) {
@@ -603,8 +836,27 @@ std::string Worker::describe(unsigned thread) const {
 
 std::string Worker::describe_for_watchdog() const { return describe(polling_); }
 
+std::string Worker::describe_endless() const {
+  if (polled_.name == nullptr) {
+    return describe(polling_) + ": polls memory that no thread changes any more; the launch can never end";
+  }
+  return describe(polling_) + ": waits at " + polled_.name + " (" + text_of(polled_.site) +
+         ") for what never comes; the launch can never end";
+}
+
 void Worker::record_error(unsigned thread, const std::string& what) {
+  const race::Quiet quiet;
   launch_->fail(std::make_exception_ptr(Error(describe(thread) + ": " + what)));
+}
+
+void Worker::restart_with(dim3 cluster) {
+  in_user_code_ = false;
+  {
+    const std::lock_guard<std::mutex> lock(launch_->mutex);
+    launch_->kernel_cluster = cluster;
+  }
+  launch_->refuse(0);
+  stop();
 }
 
 void Worker::refuse(int cuda_error) {
@@ -618,12 +870,16 @@ void Worker::discard_fibers() {
   for (unsigned i = 0; i < threads_; ++i) {
     if (fiber_of_[i] == nullptr) continue;
     fiber_reset(*fiber_of_[i], fiber_main, this);
+    race_.release(&i, 1, launch_->ends);
+    race_.run_worker();
+    race_.replace(i);
     free_.push_back(fiber_of_[i]);
     fiber_of_[i] = nullptr;
   }
 }
 
 Fiber* Worker::take_fiber() {
+  const race::Quiet quiet;
   if (free_.empty()) {
     slabs_.push_back(std::make_unique<StackSlab>(kStacksPerSlab, stack_bytes_));
     fibers_.push_back(std::make_unique<Fiber[]>(kStacksPerSlab));
@@ -649,6 +905,9 @@ void Worker::fill_zone(char* begin, std::size_t bytes) {
 
 void Worker::begin_shared() {
   const std::size_t bytes = launch_->config.shared;
+#ifdef KF_SIMT_TSAN
+  race::renew(arena_, static_end_ + kDynamicAlign);
+#endif
 #ifdef KF_SIMT_ASAN
   if (poisoned_for_ != bytes) {
     __asan_poison_memory_region(dynamic_ - kZone, static_cast<std::size_t>(static_begin_ - dynamic_) + kZone);
@@ -656,13 +915,22 @@ void Worker::begin_shared() {
     poisoned_for_ = bytes;
   }
   std::memset(dynamic_, kPoison, bytes);
-  __asan_poison_memory_region(static_begin_, static_cast<std::size_t>(static_next_ - static_begin_) + kZone);
+  if (launch_->cluster_size > 1) {
+    __asan_unpoison_memory_region(static_begin_, kStaticSpace);
+    std::memset(static_begin_, kPoison, kStaticSpace);
+    __asan_poison_memory_region(static_begin_, kStaticSpace);
+  } else {
+    __asan_poison_memory_region(static_begin_, static_cast<std::size_t>(static_next_ - static_begin_) + kZone);
+  }
 #else
   fill_zone(dynamic_ - kZone, kZone);
   std::memset(dynamic_, kPoison, bytes);
   fill_zone(dynamic_ + bytes, kZone);
+  // Blocks of a cluster may write each other's variables before their owner comes to the declaration.
+  if (launch_->cluster_size > 1) std::memset(static_begin_, kPoison, kStaticSpace);
 #endif
   static_next_ = static_begin_;
+  number_next_ = first_static_number(bytes);
   static_bytes_ = 0;
   static_variables_.clear();
   ++blocks_run_;
@@ -678,22 +946,28 @@ void* Worker::static_shared(SharedSlot& slot) {
     id = slot.id.compare_exchange_strong(unset, fresh) ? fresh : unset;
   }
   const auto index = static_cast<std::size_t>(id);
-  if (index >= static_table_.size()) static_table_.resize(index + 16);
+  if (index >= static_table_.size()) {
+    const race::Quiet quiet;
+    static_table_.resize(index + 16);
+  }
   StaticEntry& entry = static_table_[index];
   if (entry.block == blocks_run_) return entry.address;
 
-  const std::size_t align = std::max<std::size_t>(slot.align, 1);
-  static_bytes_ = round_up(static_bytes_, align) + slot.size;
+  static_bytes_ = round_up(static_bytes_, std::max<std::size_t>(slot.align, 1)) + slot.size;
   if (static_bytes_ > kStaticLimit || static_bytes_ + launch_->config.shared > kSharedLimit) {
     fail([&] {
       return "needs " + std::to_string(static_bytes_) + " bytes of static and " +
              std::to_string(launch_->config.shared) + " bytes of dynamic shared memory at `" + slot.name + "` (" +
-             text_of(Site{slot.file, slot.line}) + "); the limits are 48 KB static and 227 KB in all";
+             text_of(CallSite{slot.file, slot.line}) + "); the limits are 48 KB static and 227 KB in all";
     });
   }
-  // Aligned to 16 at least, and so the zone before it begins where the granules of AddressSanitizer do.
-  char* const address = reinterpret_cast<char*>(
-      round_up(reinterpret_cast<std::uintptr_t>(static_next_) + kZone, std::max<std::size_t>(align, 16)));
+  const bool alone = launch_->cluster_size == 1;
+  if (!alone) race_.run_worker();  // the lock of the launch is no meeting of threads
+  const StaticPlace place =
+      alone ? next_static_place({nullptr, static_cast<std::size_t>(static_next_ - static_begin_), number_next_}, slot)
+            : launch_->static_place(slot);
+  if (!alone) race_.run(current_);
+  char* const address = static_begin_ + place.offset;
   if (address + slot.size + 2 * kZone > static_end_)
     fail([&] { return std::string("has too many variables in shared memory"); });
 #ifdef KF_SIMT_ASAN
@@ -702,11 +976,42 @@ void* Worker::static_shared(SharedSlot& slot) {
   fill_zone(address - kZone, kZone);
   fill_zone(address + slot.size, kZone);
 #endif
-  std::memset(address, kPoison, slot.size);
+#ifdef KF_SIMT_TSAN
+  if (alone) race::fill(address, kPoison, slot.size);
+#else
+  if (alone) std::memset(address, kPoison, slot.size);
+#endif
   static_next_ = address + slot.size;
-  static_variables_.push_back({&slot, address});
+  number_next_ = place.number + static_cast<unsigned>(slot.size);
+  {
+    const race::Quiet quiet;
+    static_variables_.push_back({&slot, address, place.number});
+  }
   entry = {blocks_run_, address};
   return address;
+}
+
+bool Worker::shared_variable(const void* address, const SharedSlot** variable) const {
+  const char* const at = static_cast<const char*>(address);
+  *variable = nullptr;
+  if (at < arena_ || at >= static_end_) return false;
+  for (const StaticVariable& known : static_variables_) {
+    if (at >= known.address && at < known.address + known.slot->size) *variable = known.slot;
+  }
+  return true;
+}
+
+unsigned first_static_number(std::size_t dynamic_bytes) {
+  return kDynamicNumber + static_cast<unsigned>(round_up(dynamic_bytes + 1, 1024));
+}
+
+// `before` names the end of the variable before: its place, and in `slot` the variable, or null if it is the end.
+StaticPlace next_static_place(const StaticPlace& before, const SharedSlot& slot) {
+  const std::size_t size_before = before.slot != nullptr ? before.slot->size : 0;
+  // Aligned to 16 at least, and so the zone before it begins where the granules of AddressSanitizer do.
+  const std::size_t align = std::max<std::size_t>(slot.align, 16);
+  return {&slot, round_up(before.offset + size_before + kZone, align),
+          static_cast<unsigned>(round_up(before.number + size_before, align))};
 }
 
 // Without AddressSanitizer a write into a red zone is found when the block has ended.
@@ -733,7 +1038,7 @@ void Worker::check_shared() {
                                                                        : nullptr;
     if (side == nullptr) continue;
     launch_->fail(std::make_exception_ptr(Error(where() + side + " `" + variable.slot->name + "` in shared memory (" +
-                                                text_of(Site{variable.slot->file, variable.slot->line}) +
+                                                text_of(CallSite{variable.slot->file, variable.slot->line}) +
                                                 "); AddressSanitizer would name the line")));
     return;
   }
@@ -752,8 +1057,31 @@ double Worker::cpu_seconds() const {
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
+namespace {
+
+std::uint64_t hash_of(std::uint64_t hash, const void* memory, std::size_t bytes) {
+  const char* const from = static_cast<const char*>(memory);
+  for (std::size_t i = 0; i + sizeof(std::uint64_t) <= bytes; i += sizeof(std::uint64_t)) {
+    std::uint64_t word;
+    std::memcpy(&word, from + i, sizeof(word));
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+}  // namespace
+
+bool Worker::seen_before(std::uint64_t hash) {
+  const unsigned known = std::min(sample_count_, kSamples);
+  if (std::find(samples_, samples_ + known, hash) != samples_ + known) return true;
+  samples_[sample_count_++ % kSamples] = hash;
+  return false;
+}
+
 // A thread that has not come to the scheduler for long is interrupted: its turn ends here, or the launch does. Only
-// code of the kernel's own module is interrupted; a library might hold a lock.
+// code of the kernel's own module is interrupted; a library might hold a lock. A thread whose registers and stack are
+// what they were at an earlier interruption goes round in a loop that only another thread can end: it polls.
 void Worker::on_signal(int, siginfo_t*, [[maybe_unused]] void* context) {
   Worker* const worker = working;
   if (worker == nullptr || !worker->in_user_code_) return;
@@ -774,7 +1102,29 @@ void Worker::on_signal(int, siginfo_t*, [[maybe_unused]] void* context) {
              " s without meeting a barrier, a warp operation or an atomic (see set_watchdog in kf_simt.h)";
     });
   }
-  worker->interrupted_ = true;
+#if defined(__x86_64__)
+  const auto sp = static_cast<std::uintptr_t>(machine->gregs[REG_RSP]) - 128;  // with the red zone
+  std::uint64_t hash = hash_of(worker->blocks_run_, machine->gregs, sizeof(machine->gregs));
+  if (const auto* const vectors = machine->fpregs) hash = hash_of(hash, vectors->_xmm, sizeof(vectors->_xmm));
+#else
+  const auto sp = static_cast<std::uintptr_t>(machine->sp);
+  std::uint64_t hash = hash_of(worker->blocks_run_, machine->regs, sizeof(machine->regs));
+  hash = hash_of(hash ^ at, machine->__reserved, sizeof(machine->__reserved));
+#endif
+  const Fiber& fiber = *worker->fiber_of_[worker->current_];
+  const auto top = reinterpret_cast<std::uintptr_t>(fiber.stack) + fiber.size - fiber.color;
+  hash = hash_of(hash + worker->current_, reinterpret_cast<const void*>(sp), top - sp);
+  const std::uint64_t turn = worker->pulse.switches.load(std::memory_order_relaxed);
+  if (worker->sampled_switch_ != turn) worker->samples_of_turn_ = 0;
+  worker->sampled_switch_ = turn;
+  const bool spins = worker->seen_before(hash);
+  if (!spins && ++worker->samples_of_turn_ < 5) return;
+  if (spins) {
+    worker->pulse.spins = true;
+    worker->spun_ = true;
+  } else {
+    worker->interrupted_ = true;
+  }
   worker->yield();
   errno = saved_errno;
 #endif
@@ -793,6 +1143,11 @@ void enter_kernel_first(KernelInfo& info) {
   const bool too_much = dynamic > static_cast<std::size_t>(info.max_dynamic.load()) ||
                         dynamic + static_cast<std::size_t>(info.static_bytes.load()) > kSharedLimit;
   if (too_much || launch.threads > info.max_threads) worker->refuse(1);  // cudaErrorInvalidValue
+  const dim3 asked = launch.config.cluster, own = info.cluster;
+  if (own.x != 0 && asked.x == 0) worker->restart_with(own);
+  const bool differs = own.x != 0 && (own.x != asked.x || own.y != asked.y || own.z != asked.z);
+  const bool too_large = launch.cluster_size > kMaxPortableClusterSize && !info.large_cluster.load();
+  if (differs || too_large) worker->refuse(912);  // cudaErrorInvalidClusterSize
 }
 
 KernelInfo* probe_kernel(void (*call)(void*), void* context) {
@@ -823,20 +1178,62 @@ inline Worker& running(const char* what) {
 
 }  // namespace
 
-int block_barrier(Vote vote, int predicate, Site site) {
+int block_barrier(BarrierVote vote, int predicate, CallSite site) {
   return running("__syncthreads").barrier(vote, predicate, site);
 }
 
-void grid_barrier(Site site) { running("grid.sync()").barrier_of_grid(site); }
+void grid_barrier(CallSite site) { running("grid.sync()").barrier_of_grid(site); }
 
-void warp_operation(WarpKind kind, unsigned mask, void* record, WarpWork work, const char* name, Site site) {
+void warp_operation(WarpKind kind, unsigned mask, void* record, WarpWork work, const char* name, CallSite site) {
   running(name).warp_operation(kind, mask, record, work, name, site);
 }
 
-unsigned __activemask(Site site) { return running("__activemask").active_mask(site); }
+unsigned __activemask(CallSite site) { return running("__activemask").active_mask(site); }
 
 void poll_yield() {
   if (Worker* const worker = Worker::in_kernel()) worker->yield();
+}
+
+void poll_yield(const char* name, CallSite site) { running(name).yield(name, site); }
+
+void named_barrier(unsigned id, unsigned threads, bool wait, CallSite site) {
+  running("bar.sync").named_barrier(id, threads, wait, site);
+}
+
+unsigned kf_cluster_rank() { return running("a block's rank").cluster_rank(); }
+unsigned kf_cluster_size() { return running("a cluster's size").launch().cluster_size; }
+dim3 kf_cluster_dim() { return running("a cluster's size").launch().cluster; }
+uint3 kf_cluster_index() {
+  const dim3 dim = kf_cluster_dim();
+  return {blockIdx.x / dim.x, blockIdx.y / dim.y, blockIdx.z / dim.z};
+}
+uint3 kf_cluster_block_index() {
+  const dim3 dim = kf_cluster_dim();
+  return {blockIdx.x % dim.x, blockIdx.y % dim.y, blockIdx.z % dim.z};
+}
+dim3 kf_grid_clusters() {
+  const dim3 dim = kf_cluster_dim();
+  return {gridDim.x / dim.x, gridDim.y / dim.y, gridDim.z / dim.z};
+}
+void cluster_arrive(CallSite site) { running("the cluster's barrier").cluster_arrive(site); }
+void cluster_wait(CallSite site) { running("the cluster's barrier").cluster_wait(site); }
+
+unsigned kf_shared_address(const void* generic) { return running("a shared address").shared_address(generic); }
+void* kf_shared_pointer(unsigned address) { return running("a shared address").shared_pointer(address); }
+unsigned map_shared_rank(unsigned address, unsigned rank) {
+  running("mapa").member(rank, "maps to the shared memory");
+  return (address & 0xffffff) | (rank + 1) << 24;
+}
+void* map_shared_rank(const void* generic, unsigned rank) {
+  return kf_shared_pointer(map_shared_rank(kf_shared_address(generic), rank));
+}
+bool kf_is_shared(const void* generic) { return running("a shared address").in_arena(generic); }
+bool kf_is_cluster_shared(const void* generic) {
+  Worker& worker = running("a shared address");
+  for (unsigned rank = 0; rank < kf_cluster_size(); ++rank) {
+    if (worker.member(rank, "").in_arena(generic)) return true;
+  }
+  return false;
 }
 
 void __nanosleep(unsigned) { poll_yield(); }
@@ -845,7 +1242,7 @@ void* static_shared_address(SharedSlot& slot) { return running("__shared__ memor
 
 void* dynamic_shared_address() { return Worker::mine().dynamic_shared(); }
 
-void kernel_error(const char* what, Site site) {
+void kernel_error(const char* what, CallSite site) {
   running(what).fail([&] { return std::string(what) + " at " + text_of(site); });
 }
 
@@ -853,7 +1250,7 @@ void assert_failed(const char* expression, const char* file, unsigned line, cons
   Worker* const worker = Worker::in_kernel();
   if (worker != nullptr) {
     worker->fail([&] {
-      return std::string("assertion `") + expression + "` failed at " + text_of(Site{file, static_cast<int>(line)});
+      return std::string("assertion `") + expression + "` failed at " + text_of(CallSite{file, static_cast<int>(line)});
     });
   }
   std::fprintf(stderr, "%s:%u: %s: Assertion `%s' failed.\n", file, line, function, expression);
@@ -866,7 +1263,7 @@ long long clock64() {
   return static_cast<long long>(t.tv_sec) * 1000000000LL + t.tv_nsec;
 }
 
-void bad_width(int width, const char* name, Site site) {
+void bad_width(int width, const char* name, CallSite site) {
   running(name).fail([&] {
     return std::string("calls ") + name + " (" + text_of(site) + ") with the width " + std::to_string(width) +
            ", which is not a power of two up to 32";
@@ -888,11 +1285,11 @@ void exchange(void* const* records, unsigned present) {
 }
 }  // namespace
 
-void shuffle(ShuffleLane& lane, unsigned mask, const char* name, Site site) {
+void shuffle(ShuffleLane& lane, unsigned mask, const char* name, CallSite site) {
   running(name).warp_operation(WarpKind::kShuffle, mask, &lane, exchange, name, site);
 }
 
-unsigned ballot(unsigned mask, bool predicate, const char* name, unsigned* present, Site site) {
+unsigned ballot(unsigned mask, bool predicate, const char* name, unsigned* present, CallSite site) {
   struct Lane {
     bool predicate;
     unsigned set, present;
@@ -915,7 +1312,7 @@ unsigned ballot(unsigned mask, bool predicate, const char* name, unsigned* prese
   return lane.set;
 }
 
-MatchLane match(unsigned mask, std::uint64_t value, const char* name, Site site) {
+MatchLane match(unsigned mask, std::uint64_t value, const char* name, CallSite site) {
   MatchLane lane{value, 0, 0};
   warp_operation(
       WarpKind::kMatch, mask, &lane,

@@ -91,7 +91,7 @@ TEST_F(Atomic, AndOrXor) {
 
 template <class T>
 __global__ void add_by_cas(T* sum) {
-  T seen = *sum, expected;
+  T seen = atomicCAS(sum, T(0), T(0)), expected;
   do {
     expected = seen;
     seen = atomicCAS(sum, expected, T(expected + 1));

@@ -78,17 +78,17 @@ TEST(Barrier, ExitedThreadIsAnError) {
 
 __global__ void exit_after_others_wait(int* out) {
   if (threadIdx.x == 0) return;
-  out[threadIdx.x] = __syncthreads_count(1);
+  out[blockIdx.x * blockDim.x + threadIdx.x] = __syncthreads_count(1);
 }
 
 TEST(Barrier, ExitedThreadIsAWarningWhenAskedFor) {
-  Memory<int> out(40);
+  Memory<int> out(80);
   kf::simt::set_exited_at_barrier(kf::simt::Exited::kWarn);
   testing::internal::CaptureStderr();
   exit_after_others_wait<<<2, 40>>>(out.get());
   const std::string text = testing::internal::GetCapturedStderr();
   kf::simt::set_exited_at_barrier(kf::simt::Exited::kDefault);
-  for (int i = 1; i < 40; ++i) EXPECT_EQ(out[i], 39);
+  for (int i = 0; i < 80; ++i) EXPECT_EQ(out[i], i % 40 == 0 ? 0 : 39);
   expect_parts(text, {"warning: ", "exit_after_others_wait", "thread (0,0,0)", "has exited"});
   EXPECT_EQ(text.find("warning", text.find("warning") + 1), std::string::npos) << "more than one warning";
 }
@@ -164,11 +164,16 @@ TEST(Schedule, FindsAMissingBarrier) {
   int wrong = 0;
   for (const char* schedule : schedules) {
     EXPECT_TRUE(right_under(schedule, true)) << schedule;
+#ifndef KF_SIMT_TSAN  // which would find the race at once
     wrong += !right_under(schedule, false);
+#else
+    ++wrong;
+#endif
   }
   EXPECT_GE(wrong, 1);
 }
 
+#ifndef KF_SIMT_TSAN  // the race is the point
 // Readers that come after writers in one order come before them in another.
 __global__ void half_hidden(int* out) {
   __shared__ int value;
@@ -186,6 +191,7 @@ TEST(Schedule, OrdersDiffer) {
   kf::simt::set_schedule("");
   EXPECT_NE(out[63], 1);
 }
+#endif
 
 __global__ void write_order(int* next, int* order) { order[threadIdx.x] = atomicAdd(next, 1); }
 

@@ -183,7 +183,7 @@ __global__ void static_and_dynamic(int* out) {
   __shared__ int fixed[1024];
   extern __shared__ int dynamic[];
   fixed[threadIdx.x] = dynamic[threadIdx.x] = 1;
-  *out = fixed[threadIdx.x] + dynamic[threadIdx.x];
+  atomicExch(out, fixed[threadIdx.x] + dynamic[threadIdx.x]);
 }
 
 TEST(Shared, StaticCountsToo) {

@@ -89,6 +89,7 @@ KF_SIMT_ATOMIC_UPDATE(double, std::uint64_t, atomicAdd, old + value)
 #undef KF_SIMT_ATOMIC_CAS
 #undef KF_SIMT_ATOMIC_INTEGER
 
+// Each component for itself, as on a GPU.
 inline float2 atomicAdd(float2* address, float2 value) {
   return {atomicAdd(&address->x, value.x), atomicAdd(&address->y, value.y)};
 }
@@ -96,5 +97,12 @@ inline float4 atomicAdd(float4* address, float4 value) {
   return {atomicAdd(&address->x, value.x), atomicAdd(&address->y, value.y), atomicAdd(&address->z, value.z),
           atomicAdd(&address->w, value.w)};
 }
+
+#define KF_SIMT_ATOMIC_VECTOR(T)                                                      \
+  inline T atomicAdd_block(T* address, T value) { return atomicAdd(address, value); } \
+  inline T atomicAdd_system(T* address, T value) { return atomicAdd(address, value); }
+KF_SIMT_ATOMIC_VECTOR(float2)
+KF_SIMT_ATOMIC_VECTOR(float4)
+#undef KF_SIMT_ATOMIC_VECTOR
 
 }  // namespace kf::simt

@@ -59,6 +59,15 @@ inline float round_to_odd(double x) {
 inline std::uint16_t double_to_half(double x) { return float_to_half(round_to_odd(x)); }
 inline std::uint16_t double_to_bfloat16(double x) { return float_to_bfloat16(round_to_odd(x)); }
 
+// A 16-bit float beside x, rounded in a direction; `back` is what the nearest one stands for.
+inline std::uint16_t rounded_bits(std::uint16_t nearest, double back, double x, RoundingDirection direction) {
+  const bool up = direction == RoundingDirection::kUp || (direction == RoundingDirection::kZero && x < 0);
+  if (up ? !(x > back) : !(x < back)) return nearest;
+  if ((nearest & 0x7fff) == 0) return up ? 0x0001 : 0x8001;
+  const bool positive = (nearest & 0x8000) == 0;
+  return static_cast<std::uint16_t>(positive == up ? nearest + 1 : nearest - 1);
+}
+
 // An integer as a double. One of more than 53 bits is rounded to odd.
 template <class Int>
 double integer_to_odd(Int x) {

@@ -115,6 +115,10 @@
   inline T2 __lows2half2(T2 a, T2 b) { return {a.x, b.x}; }                                                     \
   inline T2 __highs2half2(T2 a, T2 b) { return {a.y, b.y}; }                                                    \
   inline T2 __halves2half2(T a, T b) { return {a, b}; }                                                         \
+  KF_SIMT_HALF_UNARY(T, T2, tanh_approx, tanhf(x))                                                              \
+  inline T2 __hcmadd(T2 a, T2 b, T2 c) {                                                                        \
+    return {__hfma(__hneg(a.y), b.y, __hfma(a.x, b.x, c.x)), __hfma(a.y, b.x, __hfma(a.x, b.y, c.y))};          \
+  }                                                                                                             \
   inline T atomicAdd(T* address, T value) {                                                                     \
     return atomic_update<std::uint16_t>(address, [value](T old) { return __hadd(old, value); });                \
   }                                                                                                             \
@@ -131,6 +135,18 @@
   inline T& operator-=(T& a, const T& b) { return a = __hsub(a, b); }     \
   inline T& operator*=(T& a, const T& b) { return a = __hmul(a, b); }     \
   inline T& operator/=(T& a, const T& b) { return a = __hdiv(a, b); }     \
+  inline T& operator++(T& a) { return a = __hadd(a, T::from_float(1)); }  \
+  inline T& operator--(T& a) { return a = __hsub(a, T::from_float(1)); }  \
+  inline T operator++(T& a, int) {                                        \
+    const T before = a;                                                   \
+    ++a;                                                                  \
+    return before;                                                        \
+  }                                                                       \
+  inline T operator--(T& a, int) {                                        \
+    const T before = a;                                                   \
+    --a;                                                                  \
+    return before;                                                        \
+  }                                                                       \
   inline T operator+(const T& a) { return a; }                            \
   inline T operator-(const T& a) { return __hneg(a); }                    \
   inline bool operator==(const T& a, const T& b) { return __heq(a, b); }  \
@@ -149,7 +165,12 @@
   inline T2& operator-=(T2& a, const T2& b) { return a = __hsub2(a, b); }    \
   inline T2& operator*=(T2& a, const T2& b) { return a = __hmul2(a, b); }    \
   inline T2& operator/=(T2& a, const T2& b) { return a = __h2div(a, b); }    \
+  inline T2 operator+(const T2& a) { return a; }                             \
   inline T2 operator-(const T2& a) { return __hneg2(a); }                    \
+  inline bool operator<(const T2& a, const T2& b) { return __hblt2(a, b); }  \
+  inline bool operator<=(const T2& a, const T2& b) { return __hble2(a, b); } \
+  inline bool operator>(const T2& a, const T2& b) { return __hbgt2(a, b); }  \
+  inline bool operator>=(const T2& a, const T2& b) { return __hbge2(a, b); } \
   inline bool operator==(const T2& a, const T2& b) { return __hbeq2(a, b); } \
   inline bool operator!=(const T2& a, const T2& b) { return __hbneu2(a, b); }
 
@@ -167,3 +188,15 @@
   KF_SIMT_HALF_INTEGER(T, name, uint, unsigned)         \
   KF_SIMT_HALF_INTEGER(T, name, ll, long long)          \
   KF_SIMT_HALF_INTEGER(T, name, ull, unsigned long long)
+
+// From float in a direction: KF_SIMT_HALF_ROUNDED(T, half, float_to_half, half_to_float, rz, kZero) is __float2half_rz.
+#define KF_SIMT_HALF_ROUNDED(T, name, to, back, r, direction)                                               \
+  inline T __float2##name##_##r(float x) {                                                                  \
+    return T::from_bits(rounded_bits(to(x), double{back(to(x))}, double{x}, RoundingDirection::direction)); \
+  }
+#define KF_SIMT_HALF_ROUNDINGS(T, name, to, back)                                                             \
+  KF_SIMT_HALF_ROUNDED(T, name, to, back, rz, kZero)                                                          \
+  KF_SIMT_HALF_ROUNDED(T, name, to, back, ru, kUp)                                                            \
+  KF_SIMT_HALF_ROUNDED(T, name, to, back, rd, kDown)                                                          \
+  inline signed char __##name##2char_rz(T a) { return saturating_cast<signed char>(double{T::to_float(a)}); } \
+  inline unsigned char __##name##2uchar_rz(T a) { return saturating_cast<unsigned char>(double{T::to_float(a)}); }

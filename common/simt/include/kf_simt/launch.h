@@ -6,6 +6,10 @@
 
 #include "kf_simt/types.h"
 
+#ifndef __clang__  // g++ notes how it once passed what is aligned to 64 bytes, such as a tensor map, by value
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
 namespace kf::simt {
 
 typedef struct CUstream_st* cudaStream_t;
@@ -13,12 +17,14 @@ typedef struct CUstream_st* cudaStream_t;
 // One for each kernel (and each instantiation of a kernel template), made by a line that the rewriter puts at the
 // beginning of its body.
 struct KernelInfo {
-  constexpr KernelInfo(const char* signature_, unsigned max_threads_ = 1024)
-      : signature(signature_), max_threads(max_threads_) {}
-  const char* signature;                // __PRETTY_FUNCTION__
-  unsigned max_threads;                 // from __launch_bounds__
-  std::atomic<int> max_dynamic{49152};  // cudaFuncAttributeMaxDynamicSharedMemorySize
-  std::atomic<int> static_bytes{0};     // known once a block has run
+  constexpr KernelInfo(const char* signature_, unsigned max_threads_ = 1024, dim3 cluster_ = {0, 0, 0})
+      : signature(signature_), max_threads(max_threads_), cluster(cluster_) {}
+  const char* signature;                   // __PRETTY_FUNCTION__
+  unsigned max_threads;                    // from __launch_bounds__
+  dim3 cluster;                            // from __cluster_dims__; zeros without
+  std::atomic<int> max_dynamic{49152};     // cudaFuncAttributeMaxDynamicSharedMemorySize
+  std::atomic<int> static_bytes{0};        // known once a block has run
+  std::atomic<bool> large_cluster{false};  // cudaFuncAttributeNonPortableClusterSizeAllowed
 };
 
 extern __thread const KernelInfo* entered_kernel;
@@ -36,6 +42,7 @@ struct LaunchConfig {
   dim3 block;
   std::size_t shared;
   bool cooperative;
+  dim3 cluster{0, 0, 0};  // in blocks; zeros leave it to the kernel's __cluster_dims__
 };
 
 // Runs invoke(context) once for each thread of the grid, and returns when all have finished.

@@ -26,6 +26,7 @@
 #define __sincosf ::kf::simt::fast_sincosf
 #define __tanhf ::kf::simt::fast_tanhf
 
+#define CUDART_MAX_NORMAL_F (::std::numeric_limits<float>::max())
 #define CUDART_INF_F (::std::numeric_limits<float>::infinity())
 #define CUDART_NAN_F (::std::numeric_limits<float>::quiet_NaN())
 #define CUDART_INF (::std::numeric_limits<double>::infinity())
@@ -92,6 +93,50 @@ inline float norm4df(float x, float y, float z, float w) {
   return static_cast<float>(std::sqrt(double{x} * x + double{y} * y + double{z} * z + double{w} * w));
 }
 
+inline double norm3d(double x, double y, double z) { return std::sqrt(x * x + y * y + z * z); }
+inline double norm4d(double x, double y, double z, double w) { return std::sqrt(x * x + y * y + z * z + w * w); }
+inline float rnorm3df(float x, float y, float z) { return 1.0f / norm3df(x, y, z); }
+inline float rnorm4df(float x, float y, float z, float w) { return 1.0f / norm4df(x, y, z, w); }
+inline double rnorm3d(double x, double y, double z) { return 1.0 / norm3d(x, y, z); }
+inline double rhypot(double x, double y) { return 1.0 / std::hypot(x, y); }
+inline double norm(int count, const double* x) {
+  double sum = 0;
+  for (int i = 0; i < count; ++i) sum += x[i] * x[i];
+  return std::sqrt(sum);
+}
+inline float normf(int count, const float* x) {
+  double sum = 0;
+  for (int i = 0; i < count; ++i) sum += double{x[i]} * x[i];
+  return static_cast<float>(std::sqrt(sum));
+}
+inline void sincospi(double x, double* sine, double* cosine) {
+  *sine = sinpi(x);
+  *cosine = cospi(x);
+}
+inline void sincospif(float x, float* sine, float* cosine) {
+  *sine = sinpif(x);
+  *cosine = cospif(x);
+}
+// The inverse of erfc by Newton's method, from a start that is right to four digits.
+inline double erfcinv(double y) {
+  if (!(y > 0 && y < 2)) return y == 0 ? HUGE_VAL : y == 2 ? -HUGE_VAL : std::numeric_limits<double>::quiet_NaN();
+  if (y == 1) return 0;
+  const double small = y < 1 ? y : 2 - y;
+  const double t = std::sqrt(-2 * std::log(small / 2));
+  double x = 0.70710678118654752440 *
+             (t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1 + t * (1.432788 + t * (0.189269 + t * 0.001308))));
+  for (int i = 0; i < 3; ++i) {
+    const double error = (std::erfc(x) - small) / (1.12837916709551257390 * std::exp(-x * x));
+    x += error / (1 + x * error);  // Halley's correction
+  }
+  return y < 1 ? x : -x;
+}
+inline double erfinv(double y) { return std::fabs(y) < 1e-9 ? 0.88622692545275801365 * y : erfcinv(1 - y); }
+inline double normcdfinv(double p) { return -1.41421356237309504880 * erfcinv(2 * p); }
+inline float erfcinvf(float y) { return static_cast<float>(erfcinv(y)); }
+inline float erfinvf(float y) { return static_cast<float>(erfinv(y)); }
+inline float normcdfinvf(float p) { return static_cast<float>(normcdfinv(p)); }
+
 // Rounded to nearest. Compile with -ffp-contract=off where the compiler could make one operation of two.
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fsub_rn(float x, float y) { return x - y; }
@@ -108,6 +153,66 @@ inline double __ddiv_rn(double x, double y) { return x / y; }
 inline double __drcp_rn(double x) { return 1.0 / x; }
 inline double __dsqrt_rn(double x) { return std::sqrt(x); }
 inline double __fma_rn(double x, double y, double z) { return std::fma(x, y, z); }
+
+// Rounded in a direction: of the exact result we know a neighbour, and on which side of it the result lies. A sum that
+// cancels to zero is +0 in every direction.
+enum class RoundingDirection { kZero, kUp, kDown };
+template <class T>
+T rounded(T neighbour, T error, RoundingDirection direction) {
+  constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  const bool up =
+      direction == RoundingDirection::kUp || (direction == RoundingDirection::kZero && std::signbit(neighbour));
+  if (up && error > 0) return std::nextafter(neighbour, kInfinity);
+  if (!up && error < 0) return std::nextafter(neighbour, -kInfinity);
+  return neighbour;
+}
+// The float beside value + rest, where the rest is what the double `value` lacks.
+inline float rounded_to_float(double value, double rest, RoundingDirection direction) {
+  const auto neighbour = static_cast<float>(value);
+  const double error = (value - double{neighbour}) + rest;
+  return rounded(neighbour, error > 0 ? 1.0f : error < 0 ? -1.0f : 0.0f, direction);
+}
+inline double sum_error(double x, double y) {
+  const double sum = x + y, part = sum - x;
+  return (x - (sum - part)) + (y - part);
+}
+inline double quotient_error(double x, double y) { return std::fma(-(x / y), y, x) / y; }
+inline double root_error(double x) { return std::fma(-std::sqrt(x), std::sqrt(x), x); }
+template <class To, class From>
+To integer_rounded(From x, RoundingDirection direction) {
+  const auto neighbour = static_cast<To>(x);
+  const long double error = static_cast<long double>(x) - static_cast<long double>(neighbour);
+  return rounded(neighbour, error > 0 ? To{1} : error < 0 ? To{-1} : To{0}, direction);
+}
+#define KF_SIMT_ROUNDED(r, direction)                                                                               \
+  inline float __fadd_##r(float x, float y) { return rounded_to_float(double{x} + y, sum_error(x, y), direction); } \
+  inline float __fsub_##r(float x, float y) { return __fadd_##r(x, -y); }                                           \
+  inline float __fmul_##r(float x, float y) { return rounded_to_float(double{x} * y, 0, direction); }               \
+  inline float __fmaf_##r(float x, float y, float z) {                                                              \
+    return rounded_to_float(double{x} * y + z, sum_error(double{x} * y, z), direction);                             \
+  }                                                                                                                 \
+  inline float __fdiv_##r(float x, float y) {                                                                       \
+    return rounded_to_float(double{x} / y, quotient_error(x, y), direction);                                        \
+  }                                                                                                                 \
+  inline float __frcp_##r(float x) { return __fdiv_##r(1.0f, x); }                                                  \
+  inline float __fsqrt_##r(float x) { return rounded_to_float(std::sqrt(double{x}), root_error(x), direction); }    \
+  inline double __dadd_##r(double x, double y) { return rounded(x + y, sum_error(x, y), direction); }               \
+  inline double __dsub_##r(double x, double y) { return __dadd_##r(x, -y); }                                        \
+  inline double __dmul_##r(double x, double y) { return rounded(x * y, std::fma(x, y, -(x * y)), direction); }      \
+  inline double __ddiv_##r(double x, double y) { return rounded(x / y, quotient_error(x, y), direction); }          \
+  inline double __drcp_##r(double x) { return __ddiv_##r(1.0, x); }                                                 \
+  inline double __dsqrt_##r(double x) { return rounded(std::sqrt(x), root_error(x), direction); }                   \
+  inline float __double2float_##r(double x) { return rounded_to_float(x, 0, direction); }                           \
+  inline float __int2float_##r(int x) { return integer_rounded<float>(x, direction); }                              \
+  inline float __uint2float_##r(unsigned x) { return integer_rounded<float>(x, direction); }                        \
+  inline float __ll2float_##r(long long x) { return integer_rounded<float>(x, direction); }                         \
+  inline float __ull2float_##r(unsigned long long x) { return integer_rounded<float>(x, direction); }               \
+  inline double __ll2double_##r(long long x) { return integer_rounded<double>(x, direction); }                      \
+  inline double __ull2double_##r(unsigned long long x) { return integer_rounded<double>(x, direction); }
+KF_SIMT_ROUNDED(rz, RoundingDirection::kZero)
+KF_SIMT_ROUNDED(ru, RoundingDirection::kUp)
+KF_SIMT_ROUNDED(rd, RoundingDirection::kDown)
+#undef KF_SIMT_ROUNDED
 
 // A conversion to an integer saturates, and NaN becomes 0.
 template <class Int>
@@ -231,6 +336,33 @@ constexpr unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
   return c;
 }
 
-inline std::size_t __cvta_generic_to_shared(const void* address) { return reinterpret_cast<std::size_t>(address); }
+// Up to 32 bits; a larger shift counts as 32.
+constexpr unsigned __funnelshift_lc(unsigned lo, unsigned hi, unsigned shift) {
+  return shift >= 32 ? lo : __funnelshift_l(lo, hi, shift);
+}
+constexpr unsigned __funnelshift_rc(unsigned lo, unsigned hi, unsigned shift) {
+  return shift >= 32 ? hi : __funnelshift_r(lo, hi, shift);
+}
+// Two 16-bit numbers times the low or the high two bytes.
+constexpr int __dp2a_lo(int a, int b, int c) {
+  return c + static_cast<short>(a) * static_cast<signed char>(b) + (a >> 16) * static_cast<signed char>(b >> 8);
+}
+constexpr int __dp2a_hi(int a, int b, int c) { return __dp2a_lo(a, b >> 16, c); }
+constexpr unsigned __dp2a_lo(unsigned a, unsigned b, unsigned c) {
+  return c + (a & 0xffff) * (b & 0xff) + (a >> 16) * (b >> 8 & 0xff);
+}
+constexpr unsigned __dp2a_hi(unsigned a, unsigned b, unsigned c) { return __dp2a_lo(a, b >> 16, c); }
+constexpr int __rhadd(int a, int b) { return static_cast<int>((static_cast<long long>(a) + b + 1) >> 1); }
+constexpr unsigned __uhadd(unsigned a, unsigned b) { return static_cast<unsigned>((std::uint64_t{a} + b) >> 1); }
+constexpr unsigned __urhadd(unsigned a, unsigned b) { return static_cast<unsigned>((std::uint64_t{a} + b + 1) >> 1); }
+// The place of the offset-th set bit, counted up from bit `base`, or down for a negative offset; ~0 if there is none.
+constexpr unsigned __fns(unsigned mask, unsigned base, int offset) {
+  if (offset == 0) return mask >> base & 1 ? base : ~0u;
+  const int step = offset > 0 ? 1 : -1;
+  for (int at = static_cast<int>(base); at >= 0 && at < 32; at += step) {
+    if (mask >> at & 1 && (offset -= step) == 0) return static_cast<unsigned>(at);
+  }
+  return ~0u;
+}
 
 }  // namespace kf::simt

@@ -7,24 +7,49 @@
 
 #include "kf_simt/launch.h"
 
+#define CUDART_VERSION 13000
+#define CUDART_CB
+
 namespace kf::simt {
 
 enum cudaError {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorInitializationError = 3,
+  cudaErrorCudartUnloading = 4,
   cudaErrorInvalidConfiguration = 9,
+  cudaErrorInvalidPitchValue = 12,
   cudaErrorInvalidSymbol = 13,
+  cudaErrorInvalidDevicePointer = 17,
   cudaErrorInvalidMemcpyDirection = 21,
+  cudaErrorInsufficientDriver = 35,
+  cudaErrorMissingConfiguration = 52,
   cudaErrorInvalidDeviceFunction = 98,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
+  cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorUnsupportedLimit = 215,
+  cudaErrorPeerAccessUnsupported = 217,
+  cudaErrorInvalidPtx = 218,
   cudaErrorInvalidResourceHandle = 400,
+  cudaErrorSymbolNotFound = 500,
   cudaErrorNotReady = 600,
+  cudaErrorIllegalAddress = 700,
   cudaErrorLaunchOutOfResources = 701,
+  cudaErrorLaunchTimeout = 702,
   cudaErrorPeerAccessAlreadyEnabled = 704,
+  cudaErrorPeerAccessNotEnabled = 705,
+  cudaErrorAssert = 710,
+  cudaErrorHostMemoryAlreadyRegistered = 712,
+  cudaErrorHostMemoryNotRegistered = 713,
+  cudaErrorIllegalInstruction = 715,
+  cudaErrorMisalignedAddress = 716,
+  cudaErrorInvalidAddressSpace = 717,
+  cudaErrorInvalidPc = 718,
   cudaErrorLaunchFailure = 719,
   cudaErrorCooperativeLaunchTooLarge = 720,
+  cudaErrorInvalidClusterSize = 912,
   cudaErrorNotSupported = 801,
   cudaErrorUnknown = 999,
 };
@@ -39,15 +64,36 @@ cudaError_t cudaPeekAtLastError();
 struct cudaUUID_t {
   char bytes[16];
 };
+// The fields of CUDA 13, and those of CUDA 12 that 13 has dropped. What means nothing here is 0.
 struct cudaDeviceProp {
   char name[256];
   cudaUUID_t uuid;
+  char luid[8];
+  unsigned luidDeviceNodeMask;
   std::size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-  std::size_t reservedSharedMemPerBlock, totalConstMem;
+  std::size_t reservedSharedMemPerBlock, totalConstMem, memPitch;
+  std::size_t textureAlignment, texturePitchAlignment, surfaceAlignment;
   int regsPerBlock, regsPerMultiprocessor, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor;
   int maxBlocksPerMultiProcessor, maxThreadsDim[3], maxGridSize[3], major, minor, multiProcessorCount;
-  int l2CacheSize, memoryBusWidth, concurrentKernels, cooperativeLaunch, integrated, managedMemory, unifiedAddressing;
-  int canMapHostMemory, asyncEngineCount, ECCEnabled, pciBusID, pciDeviceID, pciDomainID;
+  int l2CacheSize, persistingL2CacheMaxSize, accessPolicyMaxWindowSize, memoryBusWidth;
+  int concurrentKernels, cooperativeLaunch, clusterLaunch, integrated, managedMemory, concurrentManagedAccess;
+  int unifiedAddressing, canMapHostMemory, asyncEngineCount, ECCEnabled, pciBusID, pciDeviceID, pciDomainID, tccDriver;
+  int streamPrioritiesSupported, globalL1CacheSupported, localL1CacheSupported, isMultiGpuBoard, multiGpuBoardGroupID;
+  int hostNativeAtomicSupported, pageableMemoryAccess, computePreemptionSupported, canUseHostPointerForRegisteredMem;
+  int pageableMemoryAccessUsesHostPageTables, directManagedMemAccessFromHost, hostRegisterSupported;
+  int hostRegisterReadOnlySupported, sparseCudaArraySupported, timelineSemaphoreInteropSupported;
+  int memoryPoolsSupported, gpuDirectRDMASupported, gpuDirectRDMAWritesOrdering, deferredMappingCudaArraySupported;
+  unsigned gpuDirectRDMAFlushWritesOptions, memoryPoolSupportedHandleTypes;
+  int ipcEventSupported, unifiedFunctionPointers, deviceNumaConfig, deviceNumaId, mpsEnabled, hostNumaId;
+  unsigned gpuPciDeviceID, gpuPciSubsystemID;
+  int hostNumaMultinodeIpcSupported;
+  int maxTexture1D, maxTexture1DMipmap, maxTexture1DLinear, maxTexture2D[2], maxTexture2DMipmap[2];
+  int maxTexture2DLinear[3], maxTexture2DGather[2], maxTexture3D[3], maxTexture3DAlt[3], maxTextureCubemap;
+  int maxTexture1DLayered[2], maxTexture2DLayered[3], maxTextureCubemapLayered[2], maxSurface1D, maxSurface2D[2];
+  int maxSurface3D[3], maxSurface1DLayered[2], maxSurface2DLayered[3], maxSurfaceCubemap, maxSurfaceCubemapLayered[2];
+  int clockRate, memoryClockRate, deviceOverlap, computeMode, kernelExecTimeoutEnabled,
+      singleToDoublePrecisionPerfRatio;
+  int cooperativeMultiDeviceLaunch;
 };
 enum cudaDeviceAttr {
   cudaDevAttrMaxThreadsPerBlock = 1,
@@ -58,23 +104,63 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxGridDimY = 6,
   cudaDevAttrMaxGridDimZ = 7,
   cudaDevAttrMaxSharedMemoryPerBlock = 8,
+  cudaDevAttrTotalConstantMemory = 9,
   cudaDevAttrWarpSize = 10,
+  cudaDevAttrMaxPitch = 11,
   cudaDevAttrMaxRegistersPerBlock = 12,
   cudaDevAttrClockRate = 13,
+  cudaDevAttrTextureAlignment = 14,
+  cudaDevAttrGpuOverlap = 15,
   cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrKernelExecTimeout = 17,
+  cudaDevAttrIntegrated = 18,
+  cudaDevAttrCanMapHostMemory = 19,
+  cudaDevAttrComputeMode = 20,
+  cudaDevAttrConcurrentKernels = 31,
+  cudaDevAttrEccEnabled = 32,
+  cudaDevAttrPciBusId = 33,
+  cudaDevAttrPciDeviceId = 34,
+  cudaDevAttrTccDriver = 35,
   cudaDevAttrMemoryClockRate = 36,
   cudaDevAttrGlobalMemoryBusWidth = 37,
   cudaDevAttrL2CacheSize = 38,
   cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+  cudaDevAttrAsyncEngineCount = 40,
+  cudaDevAttrUnifiedAddressing = 41,
+  cudaDevAttrPciDomainId = 50,
   cudaDevAttrComputeCapabilityMajor = 75,
   cudaDevAttrComputeCapabilityMinor = 76,
+  cudaDevAttrStreamPrioritiesSupported = 78,
+  cudaDevAttrGlobalL1CacheSupported = 79,
+  cudaDevAttrLocalL1CacheSupported = 80,
   cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
   cudaDevAttrMaxRegistersPerMultiprocessor = 82,
   cudaDevAttrManagedMemory = 83,
+  cudaDevAttrIsMultiGpuBoard = 84,
+  cudaDevAttrHostNativeAtomicSupported = 86,
+  cudaDevAttrSingleToDoublePrecisionPerfRatio = 87,
+  cudaDevAttrPageableMemoryAccess = 88,
   cudaDevAttrConcurrentManagedAccess = 89,
+  cudaDevAttrComputePreemptionSupported = 90,
+  cudaDevAttrCanUseHostPointerForRegisteredMem = 91,
   cudaDevAttrCooperativeLaunch = 95,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+  cudaDevAttrHostRegisterSupported = 99,
+  cudaDevAttrPageableMemoryAccessUsesHostPageTables = 100,
+  cudaDevAttrDirectManagedMemAccessFromHost = 101,
   cudaDevAttrMaxBlocksPerMultiprocessor = 106,
+  cudaDevAttrMaxPersistingL2CacheSize = 108,
+  cudaDevAttrMaxAccessPolicyWindowSize = 109,
+  cudaDevAttrReservedSharedMemoryPerBlock = 111,
+  cudaDevAttrMemoryPoolsSupported = 115,
+  cudaDevAttrGPUDirectRDMASupported = 116,
+  cudaDevAttrClusterLaunch = 120,
+};
+enum cudaComputeMode {
+  cudaComputeModeDefault = 0,
+  cudaComputeModeExclusive = 1,
+  cudaComputeModeProhibited = 2,
+  cudaComputeModeExclusiveProcess = 3,
 };
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* device);
@@ -83,6 +169,31 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDeviceReset();
+cudaError_t cudaChooseDevice(int* device, const cudaDeviceProp* wanted);
+cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device);
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
+cudaError_t cudaDeviceDisablePeerAccess(int peer);
+constexpr unsigned cudaDeviceScheduleAuto = 0, cudaDeviceScheduleSpin = 1, cudaDeviceScheduleYield = 2;
+constexpr unsigned cudaDeviceScheduleBlockingSync = 4, cudaDeviceBlockingSync = 4, cudaDeviceMapHost = 8;
+cudaError_t cudaSetDeviceFlags(unsigned flags);
+cudaError_t cudaGetDeviceFlags(unsigned* flags);
+cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags);
+enum cudaLimit {
+  cudaLimitStackSize = 0,
+  cudaLimitPrintfFifoSize = 1,
+  cudaLimitMallocHeapSize = 2,
+  cudaLimitDevRuntimeSyncDepth = 3,
+  cudaLimitDevRuntimePendingLaunchCount = 4,
+  cudaLimitMaxL2FetchGranularity = 5,
+  cudaLimitPersistingL2CacheSize = 6,
+};
+// A limit is remembered and limits nothing.
+cudaError_t cudaDeviceSetLimit(cudaLimit limit, std::size_t value);
+cudaError_t cudaDeviceGetLimit(std::size_t* value, cudaLimit limit);
+cudaError_t cudaCtxResetPersistingL2Cache();
+inline cudaError_t cudaThreadSynchronize() { return cudaDeviceSynchronize(); }
+inline cudaError_t cudaThreadExit() { return cudaDeviceReset(); }
 cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaDriverGetVersion(int* version);
 
@@ -94,9 +205,68 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToDevice = 3,
   cudaMemcpyDefault = 4,
 };
-constexpr unsigned cudaMemAttachGlobal = 1;
+constexpr unsigned cudaMemAttachGlobal = 1, cudaMemAttachHost = 2, cudaMemAttachSingle = 4;
 constexpr unsigned cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2;
-constexpr int cudaCpuDeviceId = -1;
+constexpr unsigned cudaHostAllocWriteCombined = 4;
+constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2;
+constexpr unsigned cudaHostRegisterIoMemory = 4, cudaHostRegisterReadOnly = 8;
+constexpr int cudaCpuDeviceId = -1, cudaInvalidDeviceId = -2;
+struct cudaPitchedPtr {
+  void* ptr;
+  std::size_t pitch, xsize, ysize;
+};
+struct cudaExtent {
+  std::size_t width, height, depth;  // width in bytes
+};
+struct cudaPos {
+  std::size_t x, y, z;  // x in bytes
+};
+constexpr cudaPitchedPtr make_cudaPitchedPtr(void* memory, std::size_t pitch, std::size_t xsize, std::size_t ysize) {
+  return {memory, pitch, xsize, ysize};
+}
+constexpr cudaExtent make_cudaExtent(std::size_t width, std::size_t height, std::size_t depth) {
+  return {width, height, depth};
+}
+constexpr cudaPos make_cudaPos(std::size_t x, std::size_t y, std::size_t z) { return {x, y, z}; }
+struct cudaMemcpy3DParms {  // without arrays
+  cudaPos srcPos;
+  cudaPitchedPtr srcPtr;
+  cudaPos dstPos;
+  cudaPitchedPtr dstPtr;
+  cudaExtent extent;
+  cudaMemcpyKind kind;
+};
+enum cudaMemoryType {
+  cudaMemoryTypeUnregistered = 0,
+  cudaMemoryTypeHost = 1,
+  cudaMemoryTypeDevice = 2,
+  cudaMemoryTypeManaged = 3,
+};
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+  void* devicePointer;
+  void* hostPointer;
+};
+enum cudaMemoryAdvise {
+  cudaMemAdviseSetReadMostly = 1,
+  cudaMemAdviseUnsetReadMostly = 2,
+  cudaMemAdviseSetPreferredLocation = 3,
+  cudaMemAdviseUnsetPreferredLocation = 4,
+  cudaMemAdviseSetAccessedBy = 5,
+  cudaMemAdviseUnsetAccessedBy = 6,
+};
+enum cudaMemLocationType {
+  cudaMemLocationTypeInvalid = 0,
+  cudaMemLocationTypeDevice = 1,
+  cudaMemLocationTypeHost = 2,
+  cudaMemLocationTypeHostNuma = 3,
+  cudaMemLocationTypeHostNumaCurrent = 4,
+};
+struct cudaMemLocation {
+  cudaMemLocationType type;
+  int id;
+};
 cudaError_t cudaMalloc(void** memory, std::size_t bytes);
 cudaError_t cudaMallocManaged(void** memory, std::size_t bytes, unsigned flags = cudaMemAttachGlobal);
 cudaError_t cudaMallocHost(void** memory, std::size_t bytes, unsigned flags = cudaHostAllocDefault);
@@ -111,9 +281,35 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
                             cudaStream_t stream = nullptr);
 cudaError_t cudaMemcpy2D(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
                          std::size_t height, cudaMemcpyKind kind);
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t height, cudaMemcpyKind kind,
+                              cudaStream_t stream = nullptr);
+cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* parameters);
+cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* parameters, cudaStream_t stream = nullptr);
+cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device, std::size_t bytes);
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
+                                cudaStream_t stream = nullptr);
 cudaError_t cudaMemset(void* memory, int value, std::size_t bytes);
 cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream = nullptr);
+cudaError_t cudaMemset2D(void* memory, std::size_t pitch, int value, std::size_t width, std::size_t height);
+cudaError_t cudaMemset2DAsync(void* memory, std::size_t pitch, int value, std::size_t width, std::size_t height,
+                              cudaStream_t stream = nullptr);
+cudaError_t cudaMemset3D(cudaPitchedPtr memory, int value, cudaExtent extent);
+cudaError_t cudaMallocPitch(void** memory, std::size_t* pitch, std::size_t width, std::size_t height);
+cudaError_t cudaMalloc3D(cudaPitchedPtr* memory, cudaExtent extent);
+cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void* memory);
+cudaError_t cudaHostGetDevicePointer(void** device_memory, void* memory, unsigned flags);
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory);
+
+// Hints, which change nothing: with a device's number as in CUDA 12, with a location as in CUDA 13.
 cudaError_t cudaMemPrefetchAsync(const void* memory, std::size_t bytes, int device, cudaStream_t stream = nullptr);
+cudaError_t cudaMemPrefetchAsync(const void* memory, std::size_t bytes, cudaMemLocation location, unsigned flags,
+                                 cudaStream_t stream = nullptr);
+cudaError_t cudaMemAdvise(const void* memory, std::size_t bytes, cudaMemoryAdvise advice, int device);
+cudaError_t cudaMemAdvise(const void* memory, std::size_t bytes, cudaMemoryAdvise advice, cudaMemLocation location);
+cudaError_t cudaStreamAttachMemAsync(cudaStream_t stream, void* memory, std::size_t bytes = 0,
+                                     unsigned flags = cudaMemAttachSingle);
 
 template <class T>
 cudaError_t cudaMalloc(T** memory, std::size_t bytes) {
@@ -126,6 +322,14 @@ cudaError_t cudaMallocManaged(T** memory, std::size_t bytes, unsigned flags = cu
 template <class T>
 cudaError_t cudaMallocHost(T** memory, std::size_t bytes, unsigned flags = cudaHostAllocDefault) {
   return cudaMallocHost(reinterpret_cast<void**>(memory), bytes, flags);
+}
+template <class T>
+cudaError_t cudaMallocPitch(T** memory, std::size_t* pitch, std::size_t width, std::size_t height) {
+  return cudaMallocPitch(reinterpret_cast<void**>(memory), pitch, width, height);
+}
+template <class T>
+cudaError_t cudaHostGetDevicePointer(T** device_memory, void* memory, unsigned flags) {
+  return cudaHostGetDevicePointer(reinterpret_cast<void**>(device_memory), memory, flags);
 }
 template <class T>
 cudaError_t cudaHostAlloc(T** memory, std::size_t bytes, unsigned flags) {
@@ -151,18 +355,18 @@ cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, std::size_t bytes, s
   return copy_symbol(to, from + offset, bytes, sizeof(symbol), offset);
 }
 template <class T>
-cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, std::size_t bytes, std::size_t offset,
-                                    cudaMemcpyKind kind, cudaStream_t = nullptr) {
+cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, std::size_t bytes, std::size_t offset = 0,
+                                    cudaMemcpyKind kind = cudaMemcpyHostToDevice, cudaStream_t = nullptr) {
   return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
 }
 template <class T>
-cudaError_t cudaMemcpyFromSymbolAsync(void* to, const T& symbol, std::size_t bytes, std::size_t offset,
-                                      cudaMemcpyKind kind, cudaStream_t = nullptr) {
+cudaError_t cudaMemcpyFromSymbolAsync(void* to, const T& symbol, std::size_t bytes, std::size_t offset = 0,
+                                      cudaMemcpyKind kind = cudaMemcpyDeviceToHost, cudaStream_t = nullptr) {
   return cudaMemcpyFromSymbol(to, symbol, bytes, offset, kind);
 }
-template <class T>
-cudaError_t cudaGetSymbolAddress(void** address, const T& symbol) {
-  *address = const_cast<void*>(reinterpret_cast<const volatile void*>(&symbol));
+template <class Pointer, class T>
+cudaError_t cudaGetSymbolAddress(Pointer** address, const T& symbol) {
+  *address = reinterpret_cast<Pointer*>(const_cast<T*>(&symbol));
   return cudaSuccess;
 }
 template <class T>
@@ -175,10 +379,21 @@ cudaError_t cudaGetSymbolSize(std::size_t* bytes, const T& symbol) {
 typedef struct CUevent_st* cudaEvent_t;
 constexpr unsigned cudaStreamDefault = 0, cudaStreamNonBlocking = 1;
 constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
+constexpr unsigned cudaEventInterprocess = 4, cudaEventRecordDefault = 0, cudaEventWaitDefault = 0;
+typedef void (*cudaHostFn_t)(void* data);
+typedef void (*cudaStreamCallback_t)(cudaStream_t stream, cudaError_t status, void* data);
+const cudaStream_t cudaStreamLegacy = reinterpret_cast<cudaStream_t>(1);
+const cudaStream_t cudaStreamPerThread = reinterpret_cast<cudaStream_t>(2);
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority);
+cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags);
+// The host's function runs before the call returns.
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data);
+cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned flags);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
@@ -186,6 +401,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream = nullptr, unsigned flags = 0);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
@@ -194,6 +410,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
 enum cudaFuncAttribute {
   cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
   cudaFuncAttributePreferredSharedMemoryCarveout = 9,
+  cudaFuncAttributeNonPortableClusterSizeAllowed = 14,
 };
 enum cudaFuncCache {
   cudaFuncCachePreferNone,
@@ -201,11 +418,18 @@ enum cudaFuncCache {
   cudaFuncCachePreferL1,
   cudaFuncCachePreferEqual
 };
+enum cudaSharedMemConfig {
+  cudaSharedMemBankSizeDefault,
+  cudaSharedMemBankSizeFourByte,
+  cudaSharedMemBankSizeEightByte
+};
 constexpr int cudaSharedmemCarveoutDefault = -1, cudaSharedmemCarveoutMaxShared = 100, cudaSharedmemCarveoutMaxL1 = 0;
+constexpr unsigned cudaOccupancyDefault = 0, cudaOccupancyDisableCachingOverride = 1;
 struct cudaFuncAttributes {
   std::size_t sharedSizeBytes;  // 0 until the kernel has run once
   std::size_t constSizeBytes, localSizeBytes;
-  int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, maxDynamicSharedSizeBytes;
+  int maxThreadsPerBlock, numRegs, ptxVersion, binaryVersion, cacheModeCA, maxDynamicSharedSizeBytes;
+  int preferredShmemCarveout;
 };
 KernelInfo* probe_kernel(void (*call)(void*), void* context);
 cudaError_t set_attribute(KernelInfo* kernel, cudaFuncAttribute attribute, int value);
@@ -220,7 +444,7 @@ KernelInfo* kernel_info(void (*kernel)(Params...)) {
     struct Zeros {
       alignas(16) unsigned char bytes[max_align(sizeof(int), (sizeof(std::size_t) + ... + sizeof(Params)))];
     };
-    static Zeros zeros;
+    [[maybe_unused]] static Zeros zeros;
     kernel(reinterpret_cast<std::decay_t<Params>&>(zeros)...);
   };
   return probe_kernel([](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
@@ -240,6 +464,12 @@ cudaError_t cudaFuncSetCacheConfig(void (*)(Params...), cudaFuncCache) {
   return cudaSuccess;
 }
 template <class... Params>
+cudaError_t cudaFuncSetSharedMemConfig(void (*)(Params...), cudaSharedMemConfig) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSetSharedMemConfig(cudaSharedMemConfig) { return cudaSuccess; }
+template <class... Params>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*kernel)(Params...), int threads,
                                                           std::size_t shared) {
   return max_active_blocks(blocks, kernel_info(kernel), threads, shared);
@@ -248,6 +478,29 @@ template <class... Params>
 cudaError_t cudaOccupancyMaxPotentialBlockSize(int* min_grid, int* block, void (*kernel)(Params...),
                                                std::size_t shared = 0, int limit = 0) {
   return max_potential_block_size(min_grid, block, kernel_info(kernel), shared, limit);
+}
+template <class... Params>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, void (*kernel)(Params...), int threads,
+                                                                   std::size_t shared, unsigned) {
+  return max_active_blocks(blocks, kernel_info(kernel), threads, shared);
+}
+// The dynamic shared memory is a function of the threads in a block.
+template <class... Params, class SharedOfThreads>
+cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* min_grid, int* block, void (*kernel)(Params...),
+                                                           SharedOfThreads shared, int limit = 0) {
+  KernelInfo* const info = kernel_info(kernel);
+  const int most = info == nullptr ? warpSize : static_cast<int>(info->max_threads);
+  int best = 0;
+  for (int threads = warpSize; threads <= most && (limit <= 0 || threads <= limit); threads += warpSize) {
+    int blocks = 0;
+    const auto bytes = static_cast<std::size_t>(shared(threads));
+    if (const cudaError_t error = max_active_blocks(&blocks, info, threads, bytes)) return error;
+    if (blocks * threads >= best) {
+      best = blocks * threads;
+      if (const cudaError_t error = max_potential_block_size(min_grid, block, info, bytes, threads)) return error;
+    }
+  }
+  return cudaSuccess;
 }
 
 template <class... Params, std::size_t... I>
@@ -294,16 +547,17 @@ struct cudaLaunchConfig_t {
   cudaLaunchAttribute* attrs = nullptr;
   unsigned numAttrs = 0;
 };
-// What the attributes ask for: an error for clusters, which are not emulated.
-cudaError_t read_attributes(const cudaLaunchConfig_t& config, bool* cooperative);
+// What the attributes ask for.
+void read_attributes(const cudaLaunchConfig_t& config, bool* cooperative, dim3* cluster);
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
   bool cooperative = false;
-  if (const cudaError_t error = read_attributes(*config, &cooperative)) return error;
+  dim3 cluster(0, 0, 0);
+  read_attributes(*config, &cooperative, &cluster);
   auto call = [&](auto&... converted) { kernel(converted...); };
   auto bound = [&](std::decay_t<Params>... converted) {
     KernelCall<decltype(call)> launch(call, {"cudaLaunchKernelEx", __FILE__, __LINE__, config->gridDim,
-                                             config->blockDim, config->dynamicSmemBytes, cooperative});
+                                             config->blockDim, config->dynamicSmemBytes, cooperative, cluster});
     launch.launch(converted...);
   };
   bound(std::forward<Args>(args)...);

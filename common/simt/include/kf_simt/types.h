@@ -17,6 +17,9 @@
 #define __maxnreg__(...)
 #define __cluster_dims__(...)
 #define __align__(n) __attribute__((aligned(n)))
+#ifndef __clang__
+#define __builtin_assume(condition) ((condition) ? static_cast<void>(0) : __builtin_unreachable())
+#endif
 // __shared__ and __noinline__ are rewritten, and the compiler knows __restrict__.
 
 #define KF_SIMT_VECTOR(T, name, align2, align4)                         \
@@ -44,6 +47,17 @@ KF_SIMT_VECTOR(unsigned long long, ulonglong, 16, 16)
 KF_SIMT_VECTOR(float, float, 8, 16)
 KF_SIMT_VECTOR(double, double, 16, 16)
 
+// CUDA 13's names for vectors of four 8-byte numbers with the alignment in the name.
+#define KF_SIMT_ALIGNED(T, name, align)                       \
+  struct alignas(align) name##4_##align##a { T x, y, z, w; }; \
+  constexpr name##4_##align##a make_##name##4_##align##a(T x, T y, T z, T w) { return {x, y, z, w}; }
+KF_SIMT_ALIGNED(long long, longlong, 16)
+KF_SIMT_ALIGNED(unsigned long long, ulonglong, 16)
+KF_SIMT_ALIGNED(double, double, 16)
+KF_SIMT_ALIGNED(long long, longlong, 32)
+KF_SIMT_ALIGNED(unsigned long long, ulonglong, 32)
+KF_SIMT_ALIGNED(double, double, 32)
+
 struct dim3 {
   unsigned int x, y, z;
   constexpr dim3(unsigned int x_ = 1, unsigned int y_ = 1, unsigned int z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -54,6 +68,7 @@ struct dim3 {
 }  // namespace kf::simt
 
 #undef KF_SIMT_VECTOR
+#undef KF_SIMT_ALIGNED
 
 // CUDA's names stand at global scope. Their definitions stay in this namespace, so that no symbol of the emulation can
 // be taken for one of the real CUDA in the same library.

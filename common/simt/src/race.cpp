@@ -1,0 +1,491 @@
+// The race detector: ThreadSanitizer, fed with the threads of the grid. This file is compiled without instrumentation,
+// like the rest of the runtime; only kernels and host code of the program are instrumented.
+#ifdef KF_SIMT_TSAN
+
+#include "race.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <new>
+
+#include "runtime.h"
+
+extern "C" {
+// ThreadSanitizer's interface. Its header declares only a part of these.
+void* __tsan_create_fiber(unsigned flags);
+void __tsan_destroy_fiber(void* fiber);
+void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+void __tsan_set_fiber_name(void* fiber, const char* name);
+void* __tsan_get_current_fiber();
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+void __tsan_ignore_thread_begin();
+void __tsan_ignore_thread_end();
+void __tsan_read_range(void* address, unsigned long bytes);
+void __tsan_write_range(void* address, unsigned long bytes);
+void* __tsan_get_current_report();
+int __tsan_get_report_data(void* report, const char** description, int* count, int* stack_count, int* mop_count,
+                           int* loc_count, int* mutex_count, int* thread_count, int* unique_tid_count,
+                           void** sleep_trace, unsigned long trace_size);
+int __tsan_get_report_mop(void* report, unsigned long index, int* tid, void** address, int* size, int* write,
+                          int* atomic, void** trace, unsigned long trace_size);
+int __tsan_get_report_loc(void* report, unsigned long index, const char** type, void** address, void** start,
+                          unsigned long* size, int* tid, int* fd, int* suppressable, void** trace,
+                          unsigned long trace_size);
+int __tsan_get_report_thread(void* report, unsigned long index, int* tid, unsigned long long* os_id, int* running,
+                             const char** name, int* parent_tid, void** trace, unsigned long trace_size);
+void __sanitizer_symbolize_pc(void* pc, const char* format, char* text, std::size_t bytes);
+
+__attribute__((visibility("default"))) const char* __tsan_default_options() {
+  return "atexit_sleep_ms=0:suppress_equal_addresses=0:history_size=4:report_signal_unsafe=0:report_thread_leaks=0";
+}
+}
+
+namespace kf::simt::race {
+namespace {
+
+constexpr unsigned kNoSynchronisation = 1;  // flag of __tsan_switch_to_fiber
+constexpr int kFrames = 24;
+
+struct Access {
+  char thread[64];  // "block (x,y,z) thread (x,y,z)"; empty if the thread is not known any more
+  void* trace[kFrames];
+  int size;
+  bool write, atomic;
+};
+
+struct Report {
+  Access access[2];  // the later one first
+  const char* address;
+  const SharedSlot* variable;  // in shared memory; null if it is dynamic
+  bool shared;
+};
+
+// Reports come while ThreadSanitizer holds its locks: nothing here may allocate, or lock what it knows.
+constexpr unsigned kMaxReports = 64;
+Report reports[kMaxReports];
+unsigned report_count = 0, lost = 0;
+std::atomic_flag reports_lock = ATOMIC_FLAG_INIT;
+
+class SpinLock {
+ public:
+  explicit SpinLock(std::atomic_flag& flag) : flag_(flag) {
+    while (flag_.test_and_set(std::memory_order_acquire)) {
+    }
+  }
+  ~SpinLock() { flag_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag& flag_;
+};
+
+std::atomic<unsigned> fibers_alive{0};
+constexpr const char* kUsedBefore = "*";  // ends the name of a fiber that was a thread of an earlier block, too
+
+struct Stacks {
+  const char *begin, *end;
+};
+constexpr unsigned kMaxStacks = 4096;
+Stacks stacks[kMaxStacks];
+std::atomic<unsigned> stacks_used{0};
+std::atomic_flag stacks_lock = ATOMIC_FLAG_INIT;
+
+bool on_a_stack(const void* address) {
+  const char* const at = static_cast<const char*>(address);
+  for (unsigned i = 0; i < stacks_used.load(std::memory_order_acquire); ++i) {
+    if (at >= stacks[i].begin && at < stacks[i].end) return true;
+  }
+  return false;
+}
+
+// Takes one of ThreadSanitizer's reports. False if it concerns no kernel.
+bool take(void* report) {
+  const char* description = nullptr;
+  int count = 0, stack_count = 0, accesses = 0, locations = 0, mutexes = 0, threads = 0, tids = 0;
+  void* sleep_trace[1] = {};
+  __tsan_get_report_data(report, &description, &count, &stack_count, &accesses, &locations, &mutexes, &threads, &tids,
+                         sleep_trace, 1);
+  if (accesses != 2) return false;
+
+  Report found{};
+  bool in_kernel = false;
+  for (int i = 0; i < 2; ++i) {
+    int tid = 0, size = 0, write = 0, atomic = 0;
+    void* address = nullptr;
+    Access& access = found.access[i];
+    __tsan_get_report_mop(report, static_cast<unsigned long>(i), &tid, &address, &size, &write, &atomic, access.trace,
+                          kFrames);
+    if (i == 0) found.address = static_cast<const char*>(address);
+    access.size = size;
+    access.write = write != 0;
+    access.atomic = atomic != 0;
+    for (int t = 0; t < threads; ++t) {
+      int other = 0, running = 0, parent = 0;
+      unsigned long long os_id = 0;
+      const char* name = nullptr;
+      void* trace[1] = {};
+      __tsan_get_report_thread(report, static_cast<unsigned long>(t), &other, &os_id, &running, &name, &parent, trace,
+                               1);
+      if (other == tid && name != nullptr && std::strncmp(name, "block ", 6) == 0) {
+        std::strncpy(access.thread, name, sizeof(access.thread) - 1);
+        in_kernel = true;
+      }
+    }
+  }
+  const Worker* const worker = Worker::in_kernel();
+  if (!in_kernel || worker == nullptr) return false;
+  if (on_a_stack(found.address)) return true;
+  if (locations > 0) {
+    const char* type = nullptr;
+    void *address = nullptr, *start = nullptr, *trace[1] = {};
+    unsigned long size = 0;
+    int tid = 0, fd = 0, suppressable = 0;
+    __tsan_get_report_loc(report, 0, &type, &address, &start, &size, &tid, &fd, &suppressable, trace, 1);
+    if (type != nullptr && std::strcmp(type, "tls") == 0) return true;  // the emulation's own, of an OS thread
+  }
+  found.shared = worker->shared_variable(found.address, &found.variable);
+
+  const SpinLock lock(reports_lock);
+  if (report_count < kMaxReports) {
+    reports[report_count++] = found;
+  } else {
+    ++lost;
+  }
+  return true;
+}
+
+// "file:line" of the innermost frame that is not the emulation's own, or an empty string.
+std::string place_of(void* const* trace) {
+  static const std::string own = [] {
+    const std::string here = __FILE__;  // …/simt/src/race.cpp
+    return here.substr(0, here.rfind("src/")) + "include/";
+  }();
+  for (int i = 0; i < kFrames && trace[i] != nullptr; ++i) {
+    char text[4096] = {};
+    __sanitizer_symbolize_pc(trace[i], "%S", text, sizeof(text) - 2);
+    // Functions that were inlined into each other follow each other, innermost first.
+    for (const char* at = text; *at != '\0'; at += std::strlen(at) + 1) {
+      std::string place = at;
+      if (place.find('/') == std::string::npos || place.find(own) != std::string::npos) continue;
+      if (place.rfind("/usr/", 0) == 0 || place.find("<null>") != std::string::npos) continue;
+      const std::size_t colon = place.find(':');  // file:line:column
+      const std::size_t column = colon == std::string::npos ? colon : place.find(':', colon + 1);
+      return place.substr(0, column);
+    }
+  }
+  return "";
+}
+
+struct Position {
+  unsigned block[3], thread[3];
+};
+
+bool parse(const char* name, Position* p) {
+  return std::sscanf(name, "block (%u,%u,%u) thread (%u,%u,%u)", &p->block[0], &p->block[1], &p->block[2],
+                     &p->thread[0], &p->thread[1], &p->thread[2]) == 6;
+}
+
+std::string verb(const Access& access, bool past) {
+  const std::string how = access.atomic ? "atomically " : "";
+  if (access.write) return how + (past ? "wrote" : "writes");
+  return how + (past ? "read" : "reads");
+}
+
+// What would have ordered the two.
+std::string missing(const Report& report) {
+  Position a, b;
+  const bool known = parse(report.access[0].thread, &a) && parse(report.access[1].thread, &b);
+  if (!known || std::memcmp(a.block, b.block, sizeof(a.block)) != 0) {
+    return "Nothing orders blocks but a flag with __threadfence() on both sides, grid.sync(), or the end of the kernel";
+  }
+  const auto warp = [&](const Position& p) {
+    return (p.thread[0] + blockDim.x * (p.thread[1] + blockDim.y * p.thread[2])) / warpSize;
+  };
+  return warp(a) == warp(b) ? "No __syncwarp() or __syncthreads() is between them"
+                            : "No __syncthreads() is between them";
+}
+
+std::string describe(const Report& report) {
+  const Access &later = report.access[0], &earlier = report.access[1];
+  const auto who = [](const Access& access, bool past) {
+    std::string name = access.thread[0] != '\0' ? access.thread : "a thread of an earlier block";
+    if (name.back() == *kUsedBefore) {
+      name.pop_back();
+      if (past) name += ", or the same one of a block that ran before,";
+    }
+    return name;
+  };
+  const auto where = [](const Access& access) {
+    const std::string place = place_of(access.trace);
+    return place.empty() ? std::string("a line that is no longer known") : place;
+  };
+  std::string text = "race in ";
+  if (!report.shared) {
+    text += "global memory";
+  } else if (report.variable != nullptr) {
+    text += std::string("shared memory, `") + report.variable->name + "`";
+  } else {
+    text += "dynamic shared memory";
+  }
+  text += "\n    " + who(later, false) + " " + verb(later, false) + " " + std::to_string(later.size) + " byte" +
+          (later.size == 1 ? "" : "s") + " at " + where(later);
+  text += "\n    " + who(earlier, true) + " " + verb(earlier, true) + " " + (earlier.size == 1 ? "it" : "them") +
+          " at " + where(earlier);
+  return text + "\n    " + missing(report);
+}
+
+}  // namespace
+
+Token::Token() : memory_(std::malloc(16)) {
+  if (memory_ == nullptr) throw std::bad_alloc();
+}
+Token::~Token() { std::free(memory_); }
+void Token::release() const { __tsan_release(memory_); }
+void Token::acquire() const { __tsan_acquire(memory_); }
+
+Quiet::Quiet() { __tsan_ignore_thread_begin(); }
+Quiet::~Quiet() { __tsan_ignore_thread_end(); }
+
+Threads::Threads() : worker_(__tsan_get_current_fiber()) {}
+Threads::~Threads() { make(0); }
+
+// Makes the ring so long.
+void Threads::make(unsigned size) {
+  while (ring_.size() > size) {
+    __tsan_destroy_fiber(ring_.back().handle);
+    ring_.pop_back();
+    fibers_alive.fetch_sub(1);
+  }
+  while (ring_.size() < size) {
+    if (fibers_alive.fetch_add(1) >= kMaxResident) {
+      fibers_alive.fetch_sub(1);
+      throw Error("the race detector cannot follow more than " + std::to_string(kMaxResident) +
+                  " threads at a time; use fewer or smaller blocks");
+    }
+    ring_.push_back({__tsan_create_fiber(0), false});
+  }
+}
+
+void Threads::begin_block(unsigned threads, const uint3& block, const uint3* index_of, unsigned at_most) {
+  at_most = std::max(at_most, threads);
+  if (ring_.size() > at_most) make(at_most);
+  if (next_ + threads > ring_.size() && ring_.size() < at_most) {
+    make(static_cast<unsigned>(std::min<std::size_t>(at_most, next_ + threads)));
+  }
+  if (next_ + threads > ring_.size()) next_ = 0;
+  first_ = next_;
+  next_ += threads;
+  for (unsigned i = 0; i < threads; ++i) {
+    Fiber& fiber = ring_[first_ + i];
+    const uint3& thread = index_of[i];
+    char name[64];
+    std::snprintf(name, sizeof(name), "block (%u,%u,%u) thread (%u,%u,%u)%s", block.x, block.y, block.z, thread.x,
+                  thread.y, thread.z, fiber.used ? kUsedBefore : "");
+    __tsan_set_fiber_name(fiber.handle, name);
+    fiber.used = true;
+  }
+  // What the worker did to begin the block comes before all that its threads do.
+  const Token token;
+  token.release();
+  for (unsigned i = 0; i < threads; ++i) {
+    run(i);
+    token.acquire();
+  }
+  run_worker();
+}
+
+// ThreadSanitizer keeps a stack of calls for each fiber; that of a thread which is left in the middle never empties.
+void Threads::replace(unsigned thread) {
+  Fiber& fiber = ring_[first_ + thread];
+  __tsan_destroy_fiber(fiber.handle);
+  fiber.handle = __tsan_create_fiber(0);
+}
+
+void Threads::end_launch() {
+  for (Fiber& fiber : ring_) fiber.used = false;
+  next_ = 0;
+  if (fibers_alive.load() > kMaxResident / 2) make(0);
+}
+
+void Threads::run(unsigned thread) { __tsan_switch_to_fiber(ring_[first_ + thread].handle, kNoSynchronisation); }
+void Threads::run_worker() { __tsan_switch_to_fiber(worker_, kNoSynchronisation); }
+
+void Threads::release(const unsigned* threads, unsigned count, const Token& token) {
+  for (unsigned i = 0; i < count; ++i) {
+    run(threads[i]);
+    token.release();
+  }
+}
+
+void Threads::acquire(const unsigned* threads, unsigned count, const Token& token) {
+  for (unsigned i = 0; i < count; ++i) {
+    run(threads[i]);
+    token.acquire();
+  }
+}
+
+void Threads::order(const unsigned* threads, unsigned count, unsigned current) {
+  {
+    run_worker();
+    const Token token;
+    release(threads, count, token);
+    acquire(threads, count, token);
+    run_worker();
+  }
+  run(current);
+}
+
+// Barriers that lie in shared memory begin anew with each block, so their tokens are kept here and not by address.
+namespace {
+std::map<const void*, Token>& tokens() {
+  static auto* const instance = new std::map<const void*, Token>;
+  return *instance;
+}
+std::atomic_flag tokens_lock = ATOMIC_FLAG_INIT;
+
+const Token& token_of(const void* address) {
+  const Quiet quiet;
+  const SpinLock lock(tokens_lock);
+  return tokens()[address];
+}
+}  // namespace
+
+void renew(char* begin, char* end) {
+  // ThreadSanitizer forgets what it knew of memory that is mapped while it looks away.
+  __tsan_ignore_thread_begin();
+  void* const mapped = mmap(begin, static_cast<std::size_t>(end - begin), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  __tsan_ignore_thread_end();
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  const Quiet quiet;
+  const SpinLock lock(tokens_lock);
+  tokens().erase(tokens().lower_bound(begin), tokens().lower_bound(end));
+}
+
+void fill(char* begin, unsigned char value, std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; ++i) {
+    begin[i] = static_cast<char>(value);
+    asm volatile("" ::: "memory");  // or the compiler makes a memset of it
+  }
+}
+
+void add_stacks(const char* begin, const char* end) {
+  const SpinLock lock(stacks_lock);
+  const unsigned used = stacks_used.load(std::memory_order_relaxed);
+  for (unsigned i = 0; i < used; ++i) {
+    if (stacks[i].begin == nullptr) {
+      stacks[i] = {begin, end};
+      return;
+    }
+  }
+  if (used == kMaxStacks) throw std::bad_alloc();
+  stacks[used] = {begin, end};
+  stacks_used.store(used + 1, std::memory_order_release);
+}
+
+void remove_stacks(const char* begin) {
+  const SpinLock lock(stacks_lock);
+  for (unsigned i = 0; i < stacks_used.load(std::memory_order_relaxed); ++i) {
+    if (stacks[i].begin == begin) stacks[i] = {nullptr, nullptr};
+  }
+}
+
+std::string take_reports() {
+  std::vector<Report> taken(kMaxReports);
+  unsigned more = 0;
+  {
+    const SpinLock lock(reports_lock);
+    taken.resize(report_count);
+    std::copy_n(reports, taken.size(), taken.begin());
+    more = lost;
+    report_count = lost = 0;
+  }
+  // One text for each pair of lines: the same race of other threads teaches nothing new.
+  constexpr std::size_t kShown = 5;
+  std::vector<std::string> seen;
+  std::string text;
+  for (const Report& report : taken) {
+    const std::string pair = place_of(report.access[0].trace) + "|" + place_of(report.access[1].trace);
+    if (std::find(seen.begin(), seen.end(), pair) != seen.end()) continue;
+    seen.push_back(pair);
+    if (seen.size() <= kShown) text += (text.empty() ? "" : "\n") + describe(report);
+  }
+  if (seen.size() > kShown) text += "\n" + std::to_string(seen.size() - kShown) + " more pairs of lines";
+  if (more != 0) text += "\nand more accesses than are kept";
+  return text;
+}
+
+}  // namespace kf::simt::race
+
+namespace kf::simt {
+
+void order_release(const void* address) { race::token_of(address).release(); }
+
+void order_acquire(const void* address) { race::token_of(address).acquire(); }
+
+// A fence orders what comes before it on one thread before what comes after a later fence on another. Which flag the
+// second one has seen in between is not asked.
+void order_fence() {
+  static char fences;
+  __tsan_acquire(&fences);
+  __tsan_release(&fences);
+}
+
+}  // namespace kf::simt
+
+// ThreadSanitizer asks before it prints: true keeps it silent.
+namespace __tsan {
+class ReportDesc;
+__attribute__((visibility("default"))) bool OnReport(const ReportDesc* report, bool suppressed);
+bool OnReport(const ReportDesc*, bool suppressed) {
+  return kf::simt::race::take(__tsan_get_current_report()) || suppressed;
+}
+}  // namespace __tsan
+
+// Kernels' accesses come through here first (of the compiler's calls, g++'s binary prefers these to those of its shared
+// libtsan), so that those to a stack can be left out.
+#ifndef __clang__
+extern "C" {
+#define KF_SIMT_ACCESS(kind, bytes)                                                                                \
+  void __tsan_##kind##bytes##_pc(void* address, void* pc);                                                         \
+  __attribute__((visibility("default"))) void __tsan_##kind##bytes(void* address) {                                \
+    if (!kf::simt::Worker::on_own_stack(address)) __tsan_##kind##bytes##_pc(address, __builtin_return_address(0)); \
+  }
+KF_SIMT_ACCESS(read, 1)
+KF_SIMT_ACCESS(read, 2)
+KF_SIMT_ACCESS(read, 4)
+KF_SIMT_ACCESS(read, 8)
+KF_SIMT_ACCESS(read, 16)
+KF_SIMT_ACCESS(write, 1)
+KF_SIMT_ACCESS(write, 2)
+KF_SIMT_ACCESS(write, 4)
+KF_SIMT_ACCESS(write, 8)
+KF_SIMT_ACCESS(write, 16)
+#undef KF_SIMT_ACCESS
+#define KF_SIMT_UNALIGNED(kind, bytes)                                                        \
+  __attribute__((visibility("default"))) void __tsan_unaligned_##kind##bytes(void* address) { \
+    if (!kf::simt::Worker::on_own_stack(address))                                             \
+      __tsan_##kind##_range_pc(address, bytes, __builtin_return_address(0));                  \
+  }
+void __tsan_read_range_pc(void* address, unsigned long bytes, void* pc);
+void __tsan_write_range_pc(void* address, unsigned long bytes, void* pc);
+KF_SIMT_UNALIGNED(read, 2)
+KF_SIMT_UNALIGNED(read, 4)
+KF_SIMT_UNALIGNED(read, 8)
+KF_SIMT_UNALIGNED(read, 16)
+KF_SIMT_UNALIGNED(write, 2)
+KF_SIMT_UNALIGNED(write, 4)
+KF_SIMT_UNALIGNED(write, 8)
+KF_SIMT_UNALIGNED(write, 16)
+#undef KF_SIMT_UNALIGNED
+}
+#endif
+
+#endif

@@ -1,0 +1,136 @@
+// Which thread of the grid does what, told to ThreadSanitizer; and its reports in CUDA's words.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "kf_simt/types.h"
+
+namespace kf::simt {
+
+struct SharedSlot;
+
+#ifdef KF_SIMT_TSAN
+
+namespace race {
+
+constexpr bool kOn = true;
+constexpr unsigned kMaxResident = 7 * 1024;  // threads; ThreadSanitizer knows 8,128, and needs some itself
+constexpr unsigned kKept = 2048;             // fibers that the first workers of a launch may make together
+
+// What orders threads: those that release it before those that acquire it later. Made anew for each use, since what it
+// once held would order later users too.
+class Token {
+ public:
+  Token();
+  ~Token();
+  Token(const Token&) = delete;
+  Token& operator=(const Token&) = delete;
+  void release() const;
+  void acquire() const;
+
+ private:
+  void* memory_;
+};
+
+// While one lives, what the running thread reads, writes and allocates is not looked at: the runtime at work.
+class Quiet {
+ public:
+  Quiet();
+  ~Quiet();
+  Quiet(const Quiet&) = delete;
+  Quiet& operator=(const Quiet&) = delete;
+};
+
+// The threads of one worker's block. To ThreadSanitizer each is a fiber of its own, switched without any ordering. A
+// fiber takes most of a millisecond to make, so a worker has a ring of them, and a long launch uses each again. Two
+// blocks that were the same fibers, many blocks apart on one worker, look ordered; all others do not.
+class Threads {
+ public:
+  Threads();
+  ~Threads();
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+
+  // Called by the worker itself. `at_most`: fibers that it may have.
+  void begin_block(unsigned threads, const uint3& block, const uint3* index_of, unsigned at_most);
+  void replace(unsigned thread);  // that has begun and will not go on
+  void end_launch();
+
+  // From here on, accesses are those of this thread, or of the worker.
+  void run(unsigned thread);
+  void run_worker();
+
+  // All that the listed threads did comes before all that they will do. `current` runs afterwards.
+  void order(const unsigned* threads, unsigned count, unsigned current);
+  void release(const unsigned* threads, unsigned count, const Token& token);
+  void acquire(const unsigned* threads, unsigned count, const Token& token);
+
+ private:
+  struct Fiber {
+    void* handle;
+    bool used;  // in this launch
+  };
+  void make(unsigned size);
+
+  void* worker_;
+  std::vector<Fiber> ring_;
+  std::size_t first_ = 0, next_ = 0;  // the fiber of the block's first thread, and of the next block's
+};
+
+// Memory between these addresses is as if nobody had ever used it. Its contents are lost.
+void renew(char* begin, char* end);
+
+// An ordinary memset would be taken for accesses of the running thread.
+void fill(char* begin, unsigned char value, std::size_t bytes);
+
+// Accesses to a thread's own stack are not looked at: stacks pass from thread to thread.
+void add_stacks(const char* begin, const char* end);
+void remove_stacks(const char* begin);
+
+// The races found since the last call, as text, or an empty string.
+std::string take_reports();
+
+}  // namespace race
+
+#else
+
+namespace race {
+
+constexpr bool kOn = false;
+
+struct Token {
+  Token() {}  // or a constant one would need a value
+  void release() const {}
+  void acquire() const {}
+};
+struct Threads {
+  void begin_block(unsigned, const uint3&, const uint3*, unsigned) {}
+  void replace(unsigned) {}
+  void end_launch() {}
+  void run(unsigned) {}
+  void run_worker() {}
+  void order(const unsigned*, unsigned, unsigned) {}
+  void release(const unsigned*, unsigned, const Token&) {}
+  void acquire(const unsigned*, unsigned, const Token&) {}
+};
+struct Quiet {
+  Quiet() {}  // so that nobody calls it unused
+};
+inline void add_stacks(const char*, const char*) {}
+inline void remove_stacks(const char*) {}
+
+}  // namespace race
+
+#endif
+
+// An object of the runtime that lives as long as the program. Its making is not looked at: the guard of a static
+// variable orders the threads that use it, but not where the detector can see it.
+template <class T>
+T* make_lasting() {
+  const race::Quiet quiet;
+  return new T;
+}
+
+}  // namespace kf::simt

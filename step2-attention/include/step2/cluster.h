@@ -1,0 +1,95 @@
+// Clusters: blocks that run at the same time and reach into each other's shared memory. From compute capability 9.0 on.
+// PTX ISA, "Cluster of Cooperative Thread Arrays". A kernel has them by __cluster_dims__(x, y, z) or by an attribute of
+// cudaLaunchKernelEx.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <step2/shared_address.h>
+
+#include <cstdint>
+
+namespace kf::KF_BACKEND {
+
+// The rank of this block in its cluster, and how many there are. PTX: %cluster_ctarank, %cluster_nctarank
+__device__ __forceinline__ uint32_t cluster_rank_of_block() {
+  uint32_t rank = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#else
+  __trap();
+#endif
+  return rank;
+}
+__device__ __forceinline__ uint32_t cluster_blocks() {
+  uint32_t blocks = 1;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+#else
+  __trap();
+#endif
+  return blocks;
+}
+
+// The barrier of all threads of the cluster, in two halves. What a thread did before it arrives is seen by those that
+// have waited. PTX: barrier.cluster
+__device__ __forceinline__ void cluster_barrier_arrive() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+__device__ __forceinline__ void cluster_barrier_wait() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+__device__ __forceinline__ void cluster_sync() {
+  cluster_barrier_arrive();
+  cluster_barrier_wait();
+}
+
+// The address, in the shared memory of the block of this rank, of what `pointer` is here. PTX: mapa
+__device__ __forceinline__ uint32_t remote_address(const void* pointer, uint32_t rank) {
+  uint32_t address = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem_address(pointer)), "r"(rank));
+#else
+  __trap();
+#endif
+  return address;
+}
+
+// A float in another block's shared memory. No block may end while others reach into it: a cluster_sync comes last.
+// PTX: ld.shared::cluster, st.shared::cluster
+__device__ __forceinline__ float load_remote(uint32_t address) {
+  float value = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+#else
+  __trap();
+#endif
+  return value;
+}
+__device__ __forceinline__ void store_remote(uint32_t address, float value) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+#else
+  __trap();
+#endif
+}
+
+// A store that an mbarrier of that block counts, 4 bytes. PTX: st.async
+__device__ __forceinline__ void store_remote_async(uint32_t address, float value, uint32_t barrier) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
+               "r"(__float_as_uint(value)), "r"(barrier)
+               : "memory");
+#else
+  __trap();
+#endif
+}
+
+}  // namespace kf::KF_BACKEND
