@@ -27,6 +27,12 @@ from setuptools.command.build_ext import build_ext as _build_ext
 COMMON = pathlib.Path(__file__).resolve().parents[1]
 SIMT = COMMON / "simt"
 DEFAULT_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
+# With these the kernels call count/callbacks.cpp at each access, comparison and basic block; the rest of the emulation
+# is compiled without them. -O2 leaves the loads that nvcc leaves too. GCC would take a float4 apart before it adds the
+# calls (-ftree-sra), and one 16-byte load would look like four; what it does to loops comes later and changes nothing.
+COUNTING = [
+    "-g", "-fsanitize=thread", "-fsanitize-coverage=trace-pc,trace-cmp", "-fno-tree-sra", "-DKF_SIMT_INSTRUMENTED",
+]  # fmt: skip
 GIB_PER_JOB = 2.0  # what one compilation of a file that includes torch takes at its peak, rounded up
 
 
@@ -213,9 +219,12 @@ def _warnings() -> list[str]:
 
 
 def write_ninja(
-    extension: StageExtension, folder: pathlib.Path, library: pathlib.Path, cuda: Cuda | None
+    extension: StageExtension, folder: pathlib.Path, library: pathlib.Path, cuda: Cuda | None, counting: bool = False
 ) -> pathlib.Path:
-    """Writes build.ninja for `extension` into `folder`; the build ends in `library`. Returns the file's path."""
+    """Writes build.ninja for `extension` into `folder`; the build ends in `library`. Returns the file's path.
+
+    With `counting` the emulated kernels count their accesses, see `counts`.
+    """
     import torch
     from torch.utils import cpp_extension
 
@@ -254,7 +263,8 @@ def write_ninja(
         ninja.rule(f"table_{backend}", f"{shell_words([cxx, *flags])} {depfile} -c $in -o $out", f"c++ $in ({backend})")
     rewrite = [sys.executable, SIMT / "rewrite.py", *own]
     ninja.rule("rewrite", f"{shell_words(rewrite)} $in -o $out --depfile $out.d", "rewrite $in")
-    ninja.rule("emulated", f"{shell_words([cxx, *emulated_flags])} $here {depfile} -c $in -o $out", "c++ $in")
+    kernel_flags = [*emulated_flags, *(COUNTING if counting else [])]
+    ninja.rule("emulated", f"{shell_words([cxx, *kernel_flags])} $here {depfile} -c $in -o $out", "c++ $in")
 
     objects = []
 
@@ -267,7 +277,8 @@ def write_ninja(
         compile_one("host", source, "host")
     for source in extension.tables:
         compile_one("table_emulated", source, "emulated")
-    for source in sorted((SIMT / "src").glob("*.cpp")):
+    runtime = [*sorted((SIMT / "src").glob("*.cpp")), *(sorted((SIMT / "count").glob("*.cpp")) if counting else [])]
+    for source in runtime:
         output = folder / "runtime" / f"{source.name}.o"
         ninja.build(output, "runtime", [source])
         objects.append(output)
@@ -334,7 +345,14 @@ def check_shared_cxx_library(library: pathlib.Path) -> None:
 
 
 class build_ext(_build_ext):
-    """`python setup.py build_ext --inplace` for stages."""
+    """`python setup.py build_ext --inplace` for stages. With --counting the emulated kernels count their accesses."""
+
+    user_options = [*_build_ext.user_options, ("counting", None, "emulated kernels count their accesses; not inplace")]
+    boolean_options = [*_build_ext.boolean_options, "counting"]
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.counting = False
 
     def run(self):
         try:
@@ -358,7 +376,7 @@ class build_ext(_build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         library = pathlib.Path(self.get_ext_fullpath(extension.name)).resolve()
         library.parent.mkdir(parents=True, exist_ok=True)
-        path = write_ninja(extension, folder, library, cuda)
+        path = write_ninja(extension, folder, library, cuda, bool(self.counting))
         ninja = pathlib.Path(ninja_package.BIN_DIR) / "ninja"
         command = [str(ninja), "-f", str(path), "-j", str(jobs)]
         if subprocess.run(command, cwd=folder).returncode != 0:

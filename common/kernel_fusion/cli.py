@@ -1,6 +1,7 @@
 """The command `kernel-fusion`."""
 
 import argparse
+import os
 import pathlib
 import re
 import subprocess
@@ -15,6 +16,13 @@ def schedule(text: str) -> str:
     if not re.fullmatch(r"forward|reverse|random:\d+", text):
         raise argparse.ArgumentTypeError(f"must be forward, reverse or random:SEED, got {text!r}")
     return text
+
+
+def threads(text: str) -> int:
+    """A number of OS threads, as an argument."""
+    if not text.isdecimal() or not 1 <= int(text) <= 4096:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 to 4096, got {text!r}")
+    return int(text)
 
 
 def stage(text: str) -> stages.Stage:
@@ -62,27 +70,33 @@ def make_parser() -> argparse.ArgumentParser:
     bench.add_argument("--merge", action="store_true", help="with --op: put these ops' rows into results/<gpu>.json")
     bench.set_defaults(run=_bench)
 
-    profile = commands.add_parser("profile", help="on a GPU: a call's bytes and busy units, by Nsight Compute")
+    profile = commands.add_parser(
+        "profile", help="a call's bytes and busy units, by Nsight Compute on a GPU; its accesses, counted on the CPU"
+    )
     profile.add_argument("op", metavar="OP")
     profile.add_argument("--rung", action="append", help="only this rung; may be repeated")
     which = profile.add_mutually_exclusive_group()
     which.add_argument("--case", type=int, metavar="N", help="the op's Nth case in benchmark.py; default: the largest")
     which.add_argument("--dtype", help="the largest case of this type")
+    profile.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: count a small case; no GPU")
     profile.add_argument("--save", action="store_true", help="write the figures into results/<gpu>.json")
+    profile.add_argument("--json", type=pathlib.Path, metavar="PATH", help="with --device cpu: write the counts there")
     profile.set_defaults(run=_profile)
 
     rungs = commands.add_parser("rungs", help="list rungs in the order of the lesson, with their limits")
     rungs.add_argument("op", nargs="?", metavar="OP")
     rungs.set_defaults(run=_rungs)
 
-    simt = commands.add_parser("simt", help="run a stand-alone CUDA program on the CPU")
-    simt.add_argument(
-        "--flavour", choices=("plain", "debug", "asan"), default="plain", help="for gdb; AddressSanitizer"
+    simt = commands.add_parser(
+        "simt",
+        help="run a stand-alone CUDA program on the CPU",
+        usage="kernel-fusion simt [OPTION…] FILE.cu [OPTION…] [--] [ARGUMENT…]",
+        description="Compiles and runs a CUDA program. What it uses and the emulation lacks is named before it runs.",
+        epilog="After FILE.cu, the first word that is none of these options, or --, begins the program's arguments.",
     )
-    simt.add_argument("-I", dest="include", action="append", default=[], type=pathlib.Path, metavar="DIR")
-    simt.add_argument("--only-compile", action="store_true", help="print the program's path instead of running it")
-    simt.add_argument("file", type=pathlib.Path, metavar="FILE.cu")
-    simt.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the program's own arguments")
+    _add_simt_options(simt)
+    # In one list, because argparse would drop a -- between the file and its arguments.
+    simt.add_argument("words", nargs=argparse.PARSER, metavar="FILE.cu", help="the program, and its own arguments")
     simt.set_defaults(run=_simt)
 
     exercise = commands.add_parser("exercises", help="write the skeletons of the exercises anew, from their solutions")
@@ -100,6 +114,51 @@ def make_parser() -> argparse.ArgumentParser:
     gpu_check.add_argument("--resume", action="store_true", help="do not repeat them: the default")
     gpu_check.set_defaults(run=_gpu_check)
     return parser
+
+
+SIMT_MODES = ("race", "asan", "gdb", "count")  # each compiles the program in its own way, so one at a time
+
+
+def _add_simt_options(parser: argparse.ArgumentParser) -> dict[str, bool]:
+    """The options of `simt`, which stand before FILE.cu or after it. Returns which of them take a value."""
+    add = parser.add_argument
+    options = [
+        add("--race", action="store_true", help="report races between threads, with both lines"),
+        add("--asan", action="store_true", help="stop at an access out of bounds (AddressSanitizer)"),
+        add("--gdb", action="store_true", help="start gdb, with commands for blocks and threads"),
+        add(
+            "--gdb-ex",
+            action="append",
+            default=[],
+            metavar="COMMAND",
+            help="with --gdb: carry out COMMAND and end; may be repeated",
+        ),
+        add("--count", action="store_true", help="count accesses, sectors and bank conflicts by source line"),
+        add("--json", type=pathlib.Path, metavar="PATH", help="with --count: write the counts there too"),
+        add("--schedule", type=schedule, metavar="S", help="the threads' order: forward, reverse or random:SEED"),
+        add("--threads", type=threads, metavar="N", help="OS threads of a launch; default: the cores"),
+        add("-I", dest="include", action="append", default=[], type=pathlib.Path, metavar="DIR"),
+        add("--only-compile", action="store_true", help="print the program's path instead of running it"),
+    ]
+    return {name: option.nargs is None for option in options for name in option.option_strings}
+
+
+def _read_words(options: argparse.Namespace) -> None:
+    """Splits `options.words` into the file, our options after it, and `options.arguments`, which are the program's."""
+    parser = argparse.ArgumentParser(prog="kernel-fusion simt", add_help=False, allow_abbrev=False)
+    takes_value = _add_simt_options(parser)
+    options.file = pathlib.Path(options.words[0])
+    words = options.words[1:]
+    ours = 0
+    while ours < len(words):
+        word = words[ours]
+        name = word.split("=")[0] if word.startswith("--") else word[:2]
+        if name not in takes_value:
+            break
+        ours += 2 if takes_value[name] and word == name else 1
+    parser.parse_args(words[:ours], options)
+    rest = words[ours:]
+    options.arguments = rest[1:] if rest[:1] == ["--"] else rest
 
 
 # torch takes a second to import, so each command imports what it needs.
@@ -160,7 +219,9 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    _need_built([syllabus.stage_of(options.op)])
+    stage_of_op = syllabus.stage_of(options.op)
+    if options.device == "cuda":
+        _need_built([stage_of_op])
     from kernel_fusion import profile
 
     profile.run(options, make_console())
@@ -195,11 +256,29 @@ def _rungs(options: argparse.Namespace) -> int:
 def _simt(options: argparse.Namespace) -> int:
     from kernel_fusion import simt
 
-    program = simt.compile_program(options.file, flavour=options.flavour, include_dirs=tuple(options.include))
+    _read_words(options)
+    modes = [mode for mode in SIMT_MODES if getattr(options, mode)]
+    if len(modes) > 1:
+        raise UserError(f"--{modes[0]} and --{modes[1]} exclude each other")
+    if options.json and not options.count:
+        raise UserError("--json needs --count")
+    if options.gdb_ex and not options.gdb:
+        raise UserError("--gdb-ex needs --gdb")
+    if options.count and not options.only_compile:
+        from kernel_fusion import counts
+
+        return counts.command(options, make_console())
+    flavour = {"gdb": "debug"}.get(modes[0], modes[0]) if modes else "plain"
+    program = simt.compile_program(options.file, flavour=flavour, include_dirs=tuple(options.include))
     if options.only_compile:
         print(program)
         return 0
-    return simt.run_program(program, options.arguments)
+    if options.gdb:
+        from kernel_fusion import debugger
+
+        os.environ.update(simt.run_environment(options.schedule, options.threads))
+        return debugger.debug(program, options.arguments, options.gdb_ex)
+    return simt.run_program(program, options.arguments, schedule=options.schedule, threads=options.threads)
 
 
 def _code(code: int) -> int:

@@ -14,6 +14,9 @@ A document says where a table or a plot stands, and of what:
     <!-- plot:roofline step2-attention -->                             the largest forward case of each op
     <!-- /plot -->
 
+    <!-- counts -->                                                    the emulation's counts beside a GPU's
+    <!-- /counts -->
+
 python -m kernel_fusion.report writes the tables, and draws the plots into results/ of their stage; with --check it only
 fails where one is stale.
 """
@@ -25,11 +28,12 @@ import re
 import sys
 from collections.abc import Iterator
 
-from kernel_fusion import plots, results, stages, syllabus
+from kernel_fusion import counts, plots, results, stages, syllabus
 from kernel_fusion.console import UserError, milliseconds
 
 TABLE = re.compile(r"(<!-- results:(?P<op>\w+)(?P<select>[^>]*?)\s*-->\n)(?P<body>.*?)(<!-- /results -->)", re.DOTALL)
 PLOT = re.compile(r"(<!-- plot:(?P<kind>\w+) (?P<of>[\w-]+) -->\n)(?P<body>.*?)(<!-- /plot -->)", re.DOTALL)
+COUNTS = re.compile(r"(<!-- counts -->\n)(?P<body>.*?)(<!-- /counts -->)", re.DOTALL)
 NOT_MEASURED = (
     "Not yet measured on a GPU. On a machine with one, `python benchmark.py` in `{folder}` writes its\n"
     "`results/<gpu>.json`, and `kernel-fusion report` the figures into this table.\n"
@@ -43,6 +47,7 @@ class ReportError(UserError):
 def documents() -> list[pathlib.Path]:
     """Every document of the repository that may hold tables."""
     found = [stages.ROOT / "README.md", *(stage.path / "README.md" for stage in stages.STAGES)]
+    found.append(stages.ROOT / "common" / "simt" / "README.md")
     return [p for p in [*found, *sorted((stages.ROOT / "docs").rglob("*.md"))] if p.exists()]
 
 
@@ -52,12 +57,17 @@ def render(text: str, document: pathlib.Path) -> str:
     Raises:
         UserError: a marker without its end, an unknown op or stage, or an unknown selection.
     """
-    for name, pattern in (("results", TABLE), ("plot", PLOT)):
-        opened, closed = text.count(f"<!-- {name}:"), text.count(f"<!-- /{name} -->")
+    for start, name, pattern in (
+        ("results:", "results", TABLE),
+        ("plot:", "plot", PLOT),
+        ("counts ", "counts", COUNTS),
+    ):
+        opened, closed = text.count(f"<!-- {start}"), text.count(f"<!-- /{name} -->")
         if opened != closed or opened != len(pattern.findall(text)):
             raise ReportError(
-                f"{document}: {opened} `<!-- {name}:… -->` and {closed} `<!-- /{name} -->` do not pair up"
+                f"{document}: {opened} `<!-- {start}… -->` and {closed} `<!-- /{name} -->` do not pair up"
             )
+    text = COUNTS.sub(lambda m: m.group(1) + counts.comparison() + m.group(3), text)
     text = TABLE.sub(lambda m: m.group(1) + tables(m["op"], _selection(m["select"], document)) + m.group(5), text)
     return PLOT.sub(lambda m: m.group(1) + _links(_plots(m, document), document) + m.group(5), text)
 

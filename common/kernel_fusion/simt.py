@@ -4,14 +4,28 @@ import fcntl
 import hashlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 from kernel_fusion import stages
-from kernel_fusion.build import COMMON, SIMT, NinjaFile, shell_words
+from kernel_fusion.build import COMMON, COUNTING, SIMT, NinjaFile, shell_words
 from kernel_fusion.console import UserError
 
-FLAVOURS = {"plain": ["-O2", "-g1"], "debug": ["-O0", "-g"], "asan": ["-O1", "-g", "-fsanitize=address"]}
+# The compiler's flags for the program and the emulation.
+FLAVOURS = {
+    "plain": ["-O2", "-g1"],
+    "debug": ["-O0", "-g"],
+    "asan": ["-O1", "-g", "-fsanitize=address"],
+    "race": ["-O1", "-g", "-DKF_SIMT_TSAN", "-DKF_SIMT_INSTRUMENTED"],
+    "count": ["-O2", "-g"],
+}
+# Those for the program alone: the emulation is not instrumented where it tells a tool itself what happens.
+INSTRUMENTED = {"race": ["-fsanitize=thread"], "count": COUNTING}
+# And those for linking.
+LINKED = {"asan": ["-fsanitize=address"], "race": ["-fsanitize=thread"]}
+# What nvcc defines in a program of its own. `__CUDA_ARCH__` is not defined: the code that replaces a GPU's runs.
+NVCC_MACROS = ["-D__CUDACC__", "-D__NVCC__", "-D__CUDACC_VER_MAJOR__=13", "-D__CUDACC_VER_MINOR__=0"]
 
 
 class SimtError(UserError):
@@ -25,14 +39,16 @@ def compile_program(
 
     Args:
         source: the .cu file.
-        flavour: "plain", "debug" (for gdb: no optimisation) or "asan" (AddressSanitizer).
+        flavour: "plain", "debug" (for gdb: no optimisation), "asan" (AddressSanitizer), "race" (the race detector)
+            or "count" (accesses are counted, see `counts`).
         include_dirs: where `#include` looks, besides the program's own folder and common/include.
 
     Returns:
         The executable's path.
 
     Raises:
-        SimtError: there is no such file, or it cannot be rewritten or compiled; then the text is the tools' own.
+        SimtError: there is no such file; or it uses what is not emulated, and the text has a line for each such place;
+            or it cannot be rewritten or compiled, and the text is the tools' own.
     """
     return _compile(source, "programs", flavour, include_dirs)
 
@@ -70,25 +86,35 @@ def _compile(source: pathlib.Path, kind: str, flavour: str, include_dirs: tuple[
     cxx = os.environ.get("CXX", "c++")
     found = [f"-I{path}" for path in [source.parent, *includes]]
     shared = kind == "libraries"
-    flags = ["-std=c++17", *FLAVOURS[flavour], "-fno-strict-aliasing", "-DKF_BACKEND=emulated", f"-I{SIMT / 'include'}"]
-    flags += ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"] if shared else []
-    linked = [*FLAVOURS[flavour], "-pthread", *(["-shared"] if shared else [])]
-    compile_one = f"{shell_words([cxx, *flags, *found])} -MD -MF $out.d -c $in -o $out"
+    flags = ["-std=c++17", *FLAVOURS[flavour], "-fno-strict-aliasing", "-ffp-contract=off", "-DKF_BACKEND=emulated"]
+    flags += [f"-I{SIMT / 'include'}", *(["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"] * shared)]
+    program = [cxx, *flags, *INSTRUMENTED.get(flavour, []), *NVCC_MACROS, "-fno-diagnostics-show-caret", *found]
+    linked = [*LINKED.get(flavour, []), "-pthread", *(["-shared"] if shared else [])]
+    depfile = "-MD -MF $out.d -c $in -o $out"
     rewrite = f"{shell_words([sys.executable, SIMT / 'rewrite.py', *found])} $in -o $out --depfile $out.d"
+    check = f"{shell_words([sys.executable, SIMT / 'refusals.py'])} $in -o $out -- {shell_words(program)}"
     link = f"{shell_words([cxx, *linked])} $in -o $out.tmp && mv -f $out.tmp $out"
 
     ninja = NinjaFile()
-    ninja.rule("compile", compile_one, "compile $in")
+    ninja.rule("runtime", f"{shell_words([cxx, *flags])} {depfile}", "compile $in")
     ninja.rule("rewrite", rewrite, "rewrite $in")
+    ninja.rule("check", check, "check $in", deps=False)
+    ninja.rule("compile", f"{shell_words(program)} {depfile}", "compile $in")
     ninja.rule("link", link, "link $out", deps=False)
     objects = []
-    for part in sorted((SIMT / "src").glob("*.cpp")):
+    parts = sorted((SIMT / "src").glob("*.cpp"))
+    parts += [] if shared else sorted((SIMT / "src" / "program").glob("*.cpp"))
+    parts += sorted((SIMT / "count").glob("*.cpp")) if flavour == "count" else []
+    for part in parts:
         objects.append(folder / "runtime" / f"{part.name}.o")
-        ninja.build(objects[-1], "compile", [part])
+        ninja.build(objects[-1], "runtime", [part])
     rewritten = own / f"{source.name}.cpp"
     result = own / (f"{source.stem}.so" if shared else source.stem)
-    ninja.build(rewritten, "rewrite", [source], [SIMT / "rewrite.py"])
-    ninja.build(own / f"{source.name}.o", "compile", [rewritten])
+    tools = sorted(SIMT.glob("*.py"))
+    ninja.build(rewritten, "rewrite", [source], tools)
+    checked = own / f"{source.name}.checked"
+    ninja.build(checked, "check", [rewritten], tools)
+    ninja.build(own / f"{source.name}.o", "compile", [rewritten], [checked])
     ninja.build(result, "link", [own / f"{source.name}.o", *objects])
     ninja.write(own / "build.ninja")
     _run_ninja(folder, own / "build.ninja")
@@ -105,14 +131,58 @@ def _run_ninja(folder: pathlib.Path, file: pathlib.Path) -> None:
         command = [str(ninja), "-C", str(folder), "-f", str(file), "--quiet"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
-        raise SimtError(done.stdout.strip())
+        raise SimtError(_complaints(done.stdout))
 
 
-def run_program(program: pathlib.Path, arguments: list[str]) -> int:
-    """Runs an executable with our input and output. Returns its exit code; 128 + n where signal n ended it.
+# A call that the rewriter puts in the place of PTX that it cannot translate; the compiler reports it where it is used.
+_REFUSED_PTX = re.compile(r"^(.*?:\d+):\d+: error: call to .kf_refused_\w+. declared with .*?: (inline PTX: .*)$")
+_IN_FUNCTION = re.compile(r"In (?:member )?function [‘'](?:.*?[ *&])?([\w:~]+(?:<.*>)?)\(.*[’']")
+
+
+def _complaints(output: str) -> str:
+    """What the tools said, without ninja's own lines: which output failed, by which command."""
+    lines = output.strip().splitlines()
+    failed = [i for i, line in enumerate(lines) if line.startswith("FAILED: ")]
+    dropped = {*failed, *(i + 1 for i in failed)}
+    kept = []
+    function = ""
+    for i, line in enumerate(lines):
+        if i in dropped or line.startswith("ninja: build stopped"):
+            continue
+        if inside := _IN_FUNCTION.search(line):
+            function = inside[1]
+        if refused := _REFUSED_PTX.match(line):
+            if kept and _IN_FUNCTION.search(kept[-1]):
+                kept.pop()  # our line names the function itself
+            line = f"{refused[1]}: {f'in function {function}: ' if function else ''}{refused[2]}"
+        kept.append(line)
+    return "\n".join(kept).strip() or output.strip()
+
+
+def run_environment(schedule: str | None = None, threads: int | None = None) -> dict[str, str]:
+    """The environment that a program runs in.
 
     A thread that has returned before a barrier is a warning here, since CUDA allows it; in our rungs it is an error.
+
+    Args:
+        schedule: the threads' order, "forward", "reverse" or "random:SEED"; None leaves KF_SIMT_SCHEDULE as it is.
+        threads: OS threads of a launch; None leaves KF_SIMT_THREADS as it is.
     """
     environment = {"KF_SIMT_EXITED": "warn", **os.environ}
-    code = subprocess.run([str(program), *arguments], env=environment).returncode
+    if schedule is not None:
+        environment["KF_SIMT_SCHEDULE"] = schedule
+    if threads is not None:
+        environment["KF_SIMT_THREADS"] = str(threads)
+    return environment
+
+
+def run_program(
+    program: pathlib.Path, arguments: list[str], *, schedule: str | None = None, threads: int | None = None
+) -> int:
+    """Runs an executable with our input and output, with `run_environment`.
+
+    Returns:
+        Its exit code; 128 + n where signal n ended it.
+    """
+    code = subprocess.run([str(program), *arguments], env=run_environment(schedule, threads)).returncode
     return code if code >= 0 else 128 - code

@@ -67,7 +67,7 @@ def load(module: str) -> types.ModuleType:
         ImportError: the stage is not built; the text gives the command.
     """
     stage = find(module)
-    if not is_built(stage):
+    if f"{module}._C" not in sys.modules and not is_built(stage):  # `profile` on the CPU loads another build of it
         raise ImportError(f"{module} is not built for this Python; build it with: {build_command(stage)}")
     import torch  # noqa: F401  its libraries must be loaded before the extension that links to them
 

@@ -211,7 +211,8 @@ def bias_dropout_residual(
 
     Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405.
     """
-    torch._check_value(0 <= p <= 1, lambda: f"bias_dropout_residual: `p` must be from 0 to 1, got {p}")
+    if not 0 <= p <= 1:
+        raise ValueError(f"bias_dropout_residual: `p` must be from 0 to 1, got {p}")
     if not training:
         p = 0.0
     if rng_state is None:

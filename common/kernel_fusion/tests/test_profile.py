@@ -430,9 +430,8 @@ def test_every_op_with_rungs_has_a_case_to_profile():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_gpu_it_says_so():
-    options = argparse.Namespace(op="softmax", rung=None, case=None, dtype=None, save=False)
     with testing.raises(UserError, "profile needs a GPU"):
-        profile.run(options, make_console())
+        command(op="softmax")
 
 
 @pytest.fixture
@@ -484,7 +483,8 @@ def machine(monkeypatch, ncu, results_file):
 
 
 def command(**more):
-    options = {"op": "double", "rung": None, "case": None, "dtype": None, "save": False, **more}
+    options = {"op": "double", "rung": None, "case": None, "dtype": None, "save": False, "device": "cuda", "json": None}
+    options |= more
     profile.run(argparse.Namespace(**options), make_console())
 
 
@@ -514,6 +514,13 @@ def test_what_cannot_be_saved_is_refused_before_ncu_runs(machine, ncu):
     with testing.raises(UserError, "--save: there is no"):
         command(save=True)
     assert not (folder / "words.json").exists()
+
+
+def test_options_of_the_other_device_are_refused(machine, tmp_path):
+    with testing.raises(UserError, "--json goes with --device cpu"):
+        command(json=tmp_path / "counts.json")
+    with testing.raises(UserError, "goes with --device cuda only"):
+        command(device="cpu", save=True)
 
 
 def test_a_stage_built_without_cuda_says_so(machine, monkeypatch):

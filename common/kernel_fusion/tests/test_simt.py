@@ -1,4 +1,4 @@
-"""Shared libraries made of CUDA sources, called by ctypes. Programs are tested with the command, in test_cli.py."""
+"""CUDA sources for the CPU: shared libraries, called by ctypes, and programs, run by the command."""
 
 import ctypes
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kernel_fusion import simt, testing
+from kernel_fusion import cli, simt, testing
 from kernel_fusion.console import child_environment
 
 LIBRARY = """\
@@ -88,3 +88,175 @@ def test_a_library_that_does_not_compile_says_where(house):
         simt.compile_library(written(house, "wrong.cu", "= first", "= nonsense"))
     with testing.raises(simt.SimtError, "no such file: ", "missing.cu"):
         simt.compile_library(house / "missing.cu")
+
+
+# The command for programs: what belongs to it and what to the program, and what happens in the end.
+
+TALKS = """\
+#include "settings/greeting.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+__global__ void answer(int* x, int width) {
+  if (threadIdx.x >= width) return;
+  x[threadIdx.x] = GREETING + threadIdx.x;
+}
+
+int main(int argc, char** argv) {
+  int* x;
+  cudaMallocManaged(&x, 4 * sizeof(int));
+  answer<<<1, 4>>>(x, 4);
+  std::printf("%d", x[3]);
+  const char* schedule = std::getenv("KF_SIMT_SCHEDULE");
+  const char* threads = std::getenv("KF_SIMT_THREADS");
+  std::printf("|%s|%s", schedule ? schedule : "", threads ? threads : "");
+  for (int i = 1; i < argc; ++i) std::printf("|%s", argv[i]);
+  std::printf("\\n");
+  return argc > 1 ? std::atoi(argv[argc - 1]) : 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def talks(house):
+    """A program in a folder whose name has a space, with a header beside it."""
+    folder = house / "a folder"
+    (folder / "settings").mkdir(parents=True)
+    (folder / "settings" / "greeting.h").write_text("#define GREETING 40\n")
+    path = folder / "it talks.cu"
+    path.write_text(TALKS)
+    return path
+
+
+@pytest.fixture
+def command(house, monkeypatch, capfd):
+    """Calls `kernel-fusion simt`; gives the exit code, and what was printed."""
+    monkeypatch.delenv("KF_SIMT_SCHEDULE", raising=False)
+    monkeypatch.delenv("KF_SIMT_THREADS", raising=False)
+
+    def call(*words):
+        code = cli.main(["simt", *map(str, words)])
+        printed = capfd.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("before", "after", "printed"),
+    [
+        ([], [], "43||"),
+        ([], ["7"], "43|||7"),
+        (["--schedule", "reverse"], [], "43|reverse|"),
+        ([], ["--schedule", "random:3", "--threads=2"], "43|random:3|2"),
+        (["--threads", "3"], ["--schedule=forward", "--size", "9"], "43|forward|3|--size|9"),
+        ([], ["--verbose", "--threads", "2"], "43|||--verbose|--threads|2"),
+        ([], ["--", "--threads", "2"], "43|||--threads|2"),
+        ([], ["--threads", "2", "--", "--", "-n"], "43||2|--|-n"),
+        ([], ["-I", "settings", "-Iother", "-x", "-I", "0"], "43|||-x|-I|0"),
+        ([], ["-5"], "43|||-5"),
+        ([], [""], "43|||"),
+        ([], ["--thread", "2"], "43|||--thread|2"),
+    ],
+)
+def test_words_belong_to_the_command_or_to_the_program(talks, command, before, after, printed):
+    code, out, err = command(*before, talks, *after)
+    assert (out, err) == (printed + "\n", "")
+    expected = int(after[-1]) if after and "|" + after[-1] in out and after[-1].lstrip("-").isdigit() else 0
+    assert code == expected % 256
+
+
+@pytest.mark.timeout(120)
+def test_a_changed_header_beside_the_program_counts(talks, command):
+    header = talks.parent / "settings" / "greeting.h"
+    assert command(talks)[1] == "43||\n"
+    header.write_text("#define GREETING 50\n")
+    try:
+        assert command(talks)[1] == "53||\n"
+    finally:
+        header.write_text("#define GREETING 40\n")
+
+
+@pytest.mark.timeout(120)
+def test_only_compile_prints_the_program(talks, command):
+    code, out, _ = command(talks, "--only-compile")
+    assert code == 0
+    done = subprocess.run([out.strip(), "x", "3"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (3, "43|||x|3\n")
+
+
+@pytest.mark.timeout(120)
+def test_a_program_that_needs_more_is_refused_before_it_runs(house, command):
+    path = house / "needs_more.cu"
+    path.write_text("#include <cub/cub.cuh>\nint main() {\n  cudaGraph_t graph;\n  return 3;\n}\n")
+    code, out, err = command(path)
+    assert (code, out) == (1, "")
+    assert err == (
+        f"kernel-fusion: {path}:1: <cub/cub.cuh> is not emulated (CUB)\n"
+        f"{path}:3: in function main: cudaGraph_t is not emulated (graphs)\n"
+    )
+
+
+@pytest.mark.timeout(120)
+def test_ptx_that_is_not_emulated_is_named_with_line_and_function(house, command):
+    path = house / "ptx.cu"
+    path.write_text(
+        '__global__ void k(int* x) {\n  asm volatile("nonsense.s32 %0, 1;" : "=r"(x[0]));\n}\nint main() {}\n'
+    )
+    code, _, err = command(path)
+    assert code == 1
+    assert err == f"kernel-fusion: {path}:2: in function k: inline PTX: `nonsense.s32 %0, 1` is not emulated\n"
+
+
+@pytest.mark.timeout(120)
+def test_an_error_in_a_kernel_ends_the_program_after_what_it_has_printed(house, command):
+    path = house / "diverges.cu"
+    path.write_text(
+        "#include <cstdio>\n"
+        "__global__ void k() {\n"
+        "  if (threadIdx.x < 7) __syncthreads();\n"
+        "  else __syncthreads();\n"
+        "}\n"
+        'int main() { std::printf("begin\\n"); k<<<1, 32>>>(); std::printf("never\\n"); }\n'
+    )
+    code, out, err = command(path)
+    assert (code, out) == (1, "begin\n")
+    assert "diverges.cu:3" in err
+    assert "diverges.cu:4" in err
+    assert "terminate" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_addresses_out_of_bounds_are_found_by_asan_only(house, command):
+    path = house / "overruns.cu"
+    path.write_text(
+        "__global__ void k(int* x) { x[threadIdx.x] = 1; }\n"
+        "int main() {\n  int* x;\n  cudaMalloc(&x, 33 * sizeof(int));\n  k<<<1, 34>>>(x);\n  return cudaFree(x);\n}\n"
+    )
+    assert command(path)[0] == 0
+    code, _, err = command(path, "--asan")
+    assert code == 1
+    assert "heap-buffer-overflow" in err
+    assert "overruns.cu:1" in err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_races_are_found_by_race(house, command):
+    path = house / "races.cu"
+    path.write_text(
+        "__global__ void k(int* x) {\n"
+        "  __shared__ int s[64];\n"
+        "  s[threadIdx.x] = threadIdx.x;\n"
+        "  x[threadIdx.x] = s[63 - threadIdx.x];\n"
+        "}\n"
+        "int main() {\n  int* x;\n  cudaMalloc(&x, 64 * sizeof(int));\n  k<<<1, 64>>>(x);\n  return cudaFree(x);\n}\n"
+    )
+    assert command(path)[0] == 0
+    code, _, err = command("--race", path)
+    assert code != 0
+    assert "races.cu:3" in err
+    assert "races.cu:4" in err
