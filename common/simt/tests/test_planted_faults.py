@@ -1,0 +1,76 @@
+"""The list of planted faults fits the sources and the README's table; planted_faults.py compiles and runs them."""
+
+import dataclasses
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.dont_write_bytecode = True
+
+
+def load():
+    path = Path(__file__).with_name("planted_faults.py")
+    spec = importlib.util.spec_from_file_location("kf_simt_planted_faults", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+planted_faults = load()
+ROOT, FAULTS = planted_faults.ROOT, planted_faults.FAULTS
+
+
+def test_there_are_twenty_with_names_of_their_own_in_all_stages():
+    assert len(FAULTS) == 20
+    assert len({fault.name for fault in FAULTS}) == 20
+    assert len({planted_faults.row_start(fault) for fault in FAULTS}) == 20
+    assert {fault.stage for fault in FAULTS} == {path.name for path in ROOT.glob("step*") if path.is_dir()}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_fits_its_source(fault):
+    text = (ROOT / fault.file).read_text()
+    with_fault = planted_faults.planted(fault, text)
+    assert with_fault != text
+    assert with_fault.count("\n") == text.count("\n")  # lines stay
+    suite = fault.tests.removesuffix(".*")
+    assert re.search(rf"^TEST\({suite},", (ROOT / fault.stage / "kernels_test.cpp").read_text(), re.M)
+    if fault.header:
+        assert (ROOT / fault.rung).is_file()
+
+
+@pytest.mark.parametrize("old", ["no such text", "__syncthreads();"])
+def test_a_text_that_is_not_there_once_is_an_error(old):
+    fault = next(fault for fault in FAULTS if fault.name == "no-barrier-before-reuse")
+    text = (ROOT / fault.file).read_text()
+    with pytest.raises(planted_faults.Failure, match="no-barrier-before-reuse: .*reduce.h has .* times, not once"):
+        planted_faults.planted(dataclasses.replace(fault, old=old), text)
+
+
+def test_the_readme_has_a_row_for_each():
+    text = planted_faults.README.read_text()
+    begin, end = planted_faults.in_readme(text)
+    lines = text[begin:end].strip().splitlines()
+    rows = [line for line in lines if line.startswith("| ")][1:]
+    assert len(rows) == len(FAULTS)
+    for row, fault in zip(rows, FAULTS, strict=True):
+        assert row.startswith(planted_faults.row_start(fault))
+        cells = [cell.strip() for cell in row.strip("|").split("|")][-len(planted_faults.COLUMNS) :]
+        assert set(cells) - {"–"}, "found by nothing"
+
+
+def test_the_table_counts_what_each_column_found():
+    nothing = dict.fromkeys(planted_faults.COLUMNS, "")
+    found = {fault.name: dict(nothing) for fault in FAULTS}
+    found[FAULTS[0].name]["race detector"] = "yes"
+    found[FAULTS[1].name] |= {"race detector": "yes", "contract": "error"}
+    lines = planted_faults.table(found).splitlines()
+    assert lines[2].endswith("| – | – | yes | – |")
+    assert lines[3].endswith("| error | – | yes | – |")
+    assert lines[-1] == (
+        "Found, of 20: contract 1, other orders 0, race detector 2 (1 by nothing else), AddressSanitizer 0."
+    )
