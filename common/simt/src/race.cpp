@@ -65,7 +65,7 @@ struct Report {
   Access access[2];  // the later one first
   const char* address;
   const SharedSlot* variable;  // in shared memory; null if it is dynamic
-  bool shared;
+  bool shared, other_block;    // in shared memory; in that of another block of the cluster
 };
 
 // Reports come while ThreadSanitizer holds its locks: nothing here may allocate, or lock what it knows.
@@ -151,6 +151,7 @@ bool take(void* report) {
     if (type != nullptr && std::strcmp(type, "tls") == 0) return true;  // the emulation's own, of an OS thread
   }
   found.shared = worker->shared_variable(found.address, &found.variable);
+  found.other_block = !found.shared && worker->in_cluster(found.address);
 
   const SpinLock lock(reports_lock);
   if (report_count < kMaxReports) {
@@ -202,7 +203,9 @@ std::string verb(const Access& access, bool past) {
 std::string missing(const Report& report) {
   Position a, b;
   const bool known = parse(report.access[0].thread, &a) && parse(report.access[1].thread, &b);
-  if (!known || std::memcmp(a.block, b.block, sizeof(a.block)) != 0) {
+  const bool same_block = known && std::memcmp(a.block, b.block, sizeof(a.block)) == 0;
+  if (!same_block && (report.shared || report.other_block)) return "No barrier of the cluster is between them";
+  if (!same_block) {
     return "Nothing orders blocks but a flag with __threadfence() on both sides, grid.sync(), or the end of the kernel";
   }
   const auto warp = [&](const Position& p) {
@@ -227,7 +230,9 @@ std::string describe(const Report& report) {
     return place.empty() ? std::string("a line that is no longer known") : place;
   };
   std::string text = "race in ";
-  if (!report.shared) {
+  if (report.other_block) {
+    text += "shared memory of another block of the cluster";
+  } else if (!report.shared) {
     text += "global memory";
   } else if (report.variable != nullptr) {
     text += std::string("shared memory, `") + report.variable->name + "`";

@@ -183,6 +183,7 @@ class Worker {
   void* dynamic_shared() { return dynamic_; }
   // Whether the address lies in the block's shared memory; *variable is null if it is dynamic.
   bool shared_variable(const void* address, const SharedSlot** variable) const;
+  bool in_cluster(const void* address) const;  // in shared memory of any block of the cluster
   Launch& launch() { return *launch_; }
   std::uint64_t blocks_run() const { return blocks_run_; }
   // Does something that the running thread must not be interrupted in: it holds a lock, say.

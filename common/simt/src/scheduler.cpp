@@ -640,6 +640,14 @@ bool Worker::in_arena(const void* generic) const {
   return at >= arena_ && at < static_end_;
 }
 
+bool Worker::in_cluster(const void* address) const {
+  if (cluster_ == nullptr) return in_arena(address);
+  for (const Worker* const member : cluster_->members) {
+    if (member->in_arena(address)) return true;
+  }
+  return false;
+}
+
 unsigned Worker::shared_address(const void* generic) {
   const char* at = static_cast<const char*>(generic);
   unsigned rank = 0;  // of another block, plus one
@@ -1228,13 +1236,7 @@ void* map_shared_rank(const void* generic, unsigned rank) {
   return kf_shared_pointer(map_shared_rank(kf_shared_address(generic), rank));
 }
 bool kf_is_shared(const void* generic) { return running("a shared address").in_arena(generic); }
-bool kf_is_cluster_shared(const void* generic) {
-  Worker& worker = running("a shared address");
-  for (unsigned rank = 0; rank < kf_cluster_size(); ++rank) {
-    if (worker.member(rank, "").in_arena(generic)) return true;
-  }
-  return false;
-}
+bool kf_is_cluster_shared(const void* generic) { return running("a shared address").in_cluster(generic); }
 
 void __nanosleep(unsigned) { poll_yield(); }
 

@@ -302,6 +302,31 @@ TEST(Race, GridSyncMissingRight) {
   for (int value : out) EXPECT_EQ(value, 2);
 }
 
+// A block reads its neighbour's shared memory before, or after, all have written theirs.
+template <bool kRight>
+__global__ void __cluster_dims__(2, 1, 1) across_a_cluster(int* out) {
+  __shared__ int mine;
+  const cg::cluster_group cluster = cg::this_cluster();
+  if (threadIdx.x == 0) mine = blockIdx.x;  // its own block's
+  if (kRight) cluster.sync();
+  if (threadIdx.x == 0) out[blockIdx.x] = *cluster.map_shared_rank(&mine, 1 - cluster.block_rank());  // the other's
+  cluster.sync();
+}
+
+TEST(Race, ClusterBarrierMissing) {
+  Memory<int> out(2);
+  expect_race([&] { across_a_cluster<false><<<2, 32>>>(out.get()); },
+              {"race in shared memory", line_of("its own block's"), line_of("the other's"), "block (0,0,0)",
+               "block (1,0,0)", "No barrier of the cluster is between them"});
+}
+
+TEST(Race, ClusterBarrierMissingRight) {
+  Memory<int> out(2);
+  across_a_cluster<true><<<2, 32>>>(out.get());
+  EXPECT_EQ(out[0], 1);
+  EXPECT_EQ(out[1], 0);
+}
+
 // Atomics do not race with each other, but with plain accesses.
 template <bool kRight>
 __global__ void counted(int* counter, int* out) {
