@@ -41,6 +41,8 @@ int __tsan_get_report_loc(void* report, unsigned long index, const char** type, 
                           unsigned long trace_size);
 int __tsan_get_report_thread(void* report, unsigned long index, int* tid, unsigned long long* os_id, int* running,
                              const char** name, int* parent_tid, void** trace, unsigned long trace_size);
+void AnnotateBenignRaceSized(const char* file, int line, const volatile void* address, unsigned long bytes,
+                             const char* what);
 void __sanitizer_symbolize_pc(void* pc, const char* format, char* text, std::size_t bytes);
 
 __attribute__((visibility("default"))) const char* __tsan_default_options() {
@@ -87,6 +89,7 @@ class SpinLock {
 };
 
 std::atomic<unsigned> fibers_alive{0};
+constexpr const char* kHost = "the host";
 constexpr const char* kUsedBefore = "*";  // ends the name of a fiber that was a thread of an earlier block, too
 
 struct Stacks {
@@ -133,10 +136,10 @@ bool take(void* report) {
       void* trace[1] = {};
       __tsan_get_report_thread(report, static_cast<unsigned long>(t), &other, &os_id, &running, &name, &parent, trace,
                                1);
-      if (other == tid && name != nullptr && std::strncmp(name, "block ", 6) == 0) {
-        std::strncpy(access.thread, name, sizeof(access.thread) - 1);
-        in_kernel = true;
-      }
+      if (other != tid) continue;
+      const bool of_the_grid = name != nullptr && std::strncmp(name, "block ", 6) == 0;
+      std::strncpy(access.thread, of_the_grid ? name : kHost, sizeof(access.thread) - 1);
+      in_kernel = in_kernel || of_the_grid;
     }
   }
   const Worker* const worker = Worker::in_kernel();
@@ -175,7 +178,8 @@ std::string place_of(void* const* trace) {
     for (const char* at = text; *at != '\0'; at += std::strlen(at) + 1) {
       std::string place = at;
       if (place.find('/') == std::string::npos || place.find(own) != std::string::npos) continue;
-      if (place.rfind("/usr/", 0) == 0 || place.find("<null>") != std::string::npos) continue;
+      if (place.rfind("/usr/", 0) == 0 || place.find("libsanitizer/") != std::string::npos) continue;
+      if (place.find("<null>") != std::string::npos) continue;
       const std::size_t colon = place.find(':');  // file:line:column
       const std::size_t column = colon == std::string::npos ? colon : place.find(':', colon + 1);
       return place.substr(0, column);
@@ -203,6 +207,7 @@ std::string verb(const Access& access, bool past) {
 std::string missing(const Report& report) {
   Position a, b;
   const bool known = parse(report.access[0].thread, &a) && parse(report.access[1].thread, &b);
+  if (std::strcmp(report.access[1].thread, kHost) == 0) return "Has the host freed this memory?";
   const bool same_block = known && std::memcmp(a.block, b.block, sizeof(a.block)) == 0;
   if (!same_block && (report.shared || report.other_block)) return "No barrier of the cluster is between them";
   if (!same_block) {
@@ -382,24 +387,13 @@ void fill(char* begin, unsigned char value, std::size_t bytes) {
 }
 
 void add_stacks(const char* begin, const char* end) {
+  // Or it makes a whole report, only for take() to drop it, each time that a stack has passed to another thread.
+  AnnotateBenignRaceSized(__FILE__, __LINE__, begin, static_cast<unsigned long>(end - begin), "stacks of threads");
   const SpinLock lock(stacks_lock);
   const unsigned used = stacks_used.load(std::memory_order_relaxed);
-  for (unsigned i = 0; i < used; ++i) {
-    if (stacks[i].begin == nullptr) {
-      stacks[i] = {begin, end};
-      return;
-    }
-  }
   if (used == kMaxStacks) throw std::bad_alloc();
   stacks[used] = {begin, end};
   stacks_used.store(used + 1, std::memory_order_release);
-}
-
-void remove_stacks(const char* begin) {
-  const SpinLock lock(stacks_lock);
-  for (unsigned i = 0; i < stacks_used.load(std::memory_order_relaxed); ++i) {
-    if (stacks[i].begin == begin) stacks[i] = {nullptr, nullptr};
-  }
 }
 
 std::string take_reports() {

@@ -86,8 +86,8 @@ void renew(char* begin, char* end);
 void fill(char* begin, unsigned char value, std::size_t bytes);
 
 // Accesses to a thread's own stack are not looked at: stacks pass from thread to thread.
+// It cannot be taken back, so this memory must stay what it is.
 void add_stacks(const char* begin, const char* end);
-void remove_stacks(const char* begin);
 
 // The races found since the last call, as text, or an empty string.
 std::string take_reports();
@@ -119,7 +119,6 @@ struct Quiet {
   Quiet() {}  // so that nobody calls it unused
 };
 inline void add_stacks(const char*, const char*) {}
-inline void remove_stacks(const char*) {}
 
 }  // namespace race
 
