@@ -122,7 +122,7 @@ class Pool {
 
  private:
   static std::mutex& creation() {
-    static auto* const mutex = new std::mutex;
+    static auto* const mutex = make_lasting<std::mutex>();
     return *mutex;
   }
   static Pool*& current() {
