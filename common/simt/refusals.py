@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Names what a rewritten CUDA program uses and the emulation lacks: file, line and function, before it is compiled.
 
-    python refusals.py PROGRAM.cu.cpp -o STAMP -- COMPILER FLAGS...
+    python refusals.py PROGRAM.cu.cpp -o CHECKED.cpp -- COMPILER FLAGS...
 
-The compiler preprocesses the program, so that conditions and macros are its own, and includes that are missing are all
-found. Then the program's own lines are searched for names that CUDA has and neither the emulation nor the program
-defines. What is not found here (a function of a library nobody listed) the compiler reports as undeclared.
+What it writes is the program as it is to be compiled (see views.py). The compiler preprocesses it, so that conditions
+and macros are its own, and includes that are missing are all found. Then the program's own lines are searched for names
+that CUDA has and neither the emulation nor the program defines. What is not found here (a function of a library nobody
+listed) the compiler reports as undeclared.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import views  # noqa: E402  (lies beside this file, which is run as a script and loaded by its path)
 
 OWN_INCLUDE = Path(__file__).resolve().parent / "include"
 
@@ -137,36 +140,36 @@ class Token(NamedTuple):
     line: int
 
 
-class PreprocessError(Exception):
-    """The preprocessor's own complaint."""
-
-
 def header_reason(name: str) -> str | None:
     """What a header belongs to that the emulation lacks, or None."""
     return next((reason for pattern, reason in HEADERS if re.fullmatch(pattern, name)), None)
 
 
-def preprocess(source: Path, compiler: list[str]) -> tuple[str, list[Finding]]:
-    """The preprocessed text, and the includes that were not found: an empty file stands in for each of them."""
-    missing: list[Finding] = []
+def preprocess(preprocessor: views.Preprocessor) -> tuple[str, bool, list[Finding]]:
+    """`views.one_text`, and the includes that were not found: an empty file stands in for each of them."""
+    missing: dict[Finding, None] = {}
     with tempfile.TemporaryDirectory() as folder:
-        while True:
-            command = [*compiler, f"-I{folder}", "-E", "-x", "c++", str(source)]
-            done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape")
-            if done.returncode == 0:
-                return done.stdout, missing
-            found = MISSING_FILE.search(done.stderr)
-            if found is None:
-                raise PreprocessError(done.stderr.strip())
-            file, line, name = (found[1], found[2], found[3]) if found[1] else (found[4], found[5], found[6])
-            stub = Path(os.path.normpath(Path(folder) / name))
-            reason = header_reason(name)
-            if stub.exists() or Path(folder) not in stub.parents:
-                raise PreprocessError(done.stderr.strip())
-            text = f"<{name}> is not emulated ({reason})" if reason else f"{name}: there is no such file"
-            missing.append(Finding(file, int(line), "", text))
-            stub.parent.mkdir(parents=True, exist_ok=True)
-            stub.write_text("")
+
+        def text_with_stubs(flags: list[str]) -> str:
+            while True:
+                done = preprocessor.run([*flags, f"-I{folder}"])
+                if done.returncode == 0:
+                    return done.stdout
+                found = MISSING_FILE.search(done.stderr)
+                if found is None:
+                    raise views.ViewError(done.stderr.strip())
+                file, line, name = (found[1], found[2], found[3]) if found[1] else (found[4], found[5], found[6])
+                stub = Path(os.path.normpath(Path(folder) / name))
+                reason = header_reason(name)
+                if stub.exists() or Path(folder) not in stub.parents:
+                    raise views.ViewError(done.stderr.strip())
+                text = f"<{name}> is not emulated ({reason})" if reason else f"{name}: there is no such file"
+                missing[Finding(file, int(line), "", text)] = None
+                stub.parent.mkdir(parents=True, exist_ok=True)
+                stub.write_text("")
+
+        text, differs = views.one_text(text_with_stubs)
+    return text, differs, list(missing)
 
 
 def split(text: str) -> tuple[list[Token], set[str], list[Finding]]:
@@ -231,9 +234,10 @@ class Functions:
 
     def feed(self, text: str) -> None:
         inside = "function" in self.scopes
+        listed = self.scopes[-1:] == ["other"]  # in the braces of an initialiser or an enumeration
         if text == "{":
             kind = "other"
-            if not inside:
+            if not inside and not listed:
                 name = self.function_name()
                 if name:
                     kind, self.name, self.kernel = "function", name, False
@@ -250,7 +254,7 @@ class Functions:
                 self.name, self.kernel = "", False
             if kind != "other":
                 self.statement = []
-        elif not inside:
+        elif not inside and not listed:
             if text == ";":
                 self.statement = []
             elif self.statement[-1:] + [text] in (["public", ":"], ["private", ":"], ["protected", ":"]):
@@ -340,30 +344,38 @@ def feature(name: str, called: bool) -> str | None:
     return None
 
 
-def check(source: Path, compiler: list[str]) -> list[Finding]:
-    """What the rewritten program uses and the emulation lacks. Raises PreprocessError if it cannot be preprocessed."""
-    text, missing = preprocess(source, compiler)
+def check(preprocessor: views.Preprocessor) -> tuple[str, bool, list[Finding]]:
+    """The preprocessed program, whether its device functions see it otherwise, and what it uses that is not emulated.
+
+    Raises:
+        views.ViewError: it cannot be preprocessed.
+    """
+    text, differs, missing = preprocess(preprocessor)
     tokens, known, foreign = split(text)
     findings = missing + foreign + search(tokens, known)
-    return sorted(findings, key=lambda finding: (finding.file, finding.line))
+    return text, differs, sorted(findings, key=lambda finding: (finding.file, finding.line))
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Names what a rewritten CUDA program uses and the emulation lacks.")
     parser.add_argument("source", type=Path)
-    parser.add_argument("-o", "--output", type=Path, required=True, help="an empty file, written if nothing is missing")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="what to compile, if nothing is missing")
+    parser.add_argument("--depfile", type=Path, help="write the files that were read, as make rules")
     parser.add_argument("compiler", nargs="+", help="the compiler and its flags, after --")
     options = parser.parse_args(arguments)
+    preprocessor = views.Preprocessor(options.compiler, options.source, options.output)
     try:
-        findings = check(options.source, options.compiler)
-    except PreprocessError as error:
+        text, differs, findings = check(preprocessor)
+    except views.ViewError as error:
         print(error, file=sys.stderr)
         return 1
     for finding in findings:
         print(finding, file=sys.stderr)
     if findings:
         return 1
-    options.output.write_text("")
+    if options.depfile:
+        views.write(options.depfile, preprocessor.dependencies)
+    views.write(options.output, text if differs else options.source.read_text(errors="surrogateescape"))
     return 0
 
 

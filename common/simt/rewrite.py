@@ -35,8 +35,11 @@ KERNEL_ARGUMENT = {
     "cudaFuncSetAttribute": 0,
     "cudaFuncSetCacheConfig": 0,
     "cudaFuncGetAttributes": 1,
+    "cudaFuncSetSharedMemConfig": 0,
     "cudaOccupancyMaxActiveBlocksPerMultiprocessor": 1,
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": 1,
     "cudaOccupancyMaxPotentialBlockSize": 2,
+    "cudaOccupancyMaxPotentialBlockSizeVariableSMem": 2,
 }
 # Words that can stand before a parenthesis without being called.
 NOT_CALLED = {"return", "if", "while", "for", "switch", "else", "do", "case", "co_return"}
@@ -272,11 +275,16 @@ class Scanner:
 
     @staticmethod
     def is_triple(tokens: list[Token], i: int, char: str) -> bool:
-        """Three of the same character without space between them begin at token i."""
-        if i + 2 >= len(tokens):
+        """Three of the same character begin at token i. Formatters that do not know <<< make << < of it."""
+        return [t.text for t in tokens[i : i + 3]] == [char] * 3
+
+    def is_end_of_configuration(self, tokens: list[Token], i: int, spaced: bool) -> bool:
+        """Whether >>> is at token i; with spaces in it only where <<< has some, and before the kernel's arguments."""
+        if not self.is_triple(tokens, i, ">"):
             return False
-        a, b, c = tokens[i : i + 3]
-        return a.text == b.text == c.text == char and a.end == b.start and b.end == c.start
+        if tokens[i].end == tokens[i + 1].start and tokens[i + 1].end == tokens[i + 2].start:
+            return True
+        return spaced and [t.text for t in tokens[i + 3 : i + 4]] == ["("]
 
     @staticmethod
     def is_operator(tokens: list[Token], i: int) -> bool:
@@ -407,7 +415,8 @@ class Scanner:
             raise self.error(opening.start, "cannot tell what is launched before <<<")
         first = self.callee(tokens, i - 1)
         j = i + 3
-        while j < len(tokens) and not (tokens[j].text == ">" and self.is_triple(tokens, j, ">")):
+        spaced = opening.end < tokens[i + 1].start or tokens[i + 1].end < tokens[i + 2].start
+        while j < len(tokens) and not self.is_end_of_configuration(tokens, j, spaced):
             if tokens[j].kind == "op" and tokens[j].text in OPENERS:
                 j = self.closing(tokens, j)
             elif tokens[j].text in (";", "}", ")"):
@@ -423,7 +432,8 @@ class Scanner:
                 self.change(tokens[k].start, tokens[k].end, "nullptr")
         kernel = self.text[tokens[first].start : tokens[i - 1].end]
         name = re.sub(r"(?:\s|\\\n)+", " ", kernel).replace("\\", "\\\\").replace('"', '\\"')
-        self.change(tokens[first].start, tokens[first].start, "::kf::simt::kernel_call([&](auto&... kf_args) { ")
+        head = "::kf::simt::kernel_call([&](auto&... kf_args) KF_SIMT_UNINSTRUMENTED { "
+        self.change(tokens[first].start, tokens[first].start, head)
         self.change(opening.start, tokens[i + 2].end, f'(kf_args...); }}, "{name}")(')
         self.change(tokens[j].start, tokens[j + 2].end, ").launch")
 

@@ -8,7 +8,8 @@
 // a return address and the calls that led to it. The numbers start anew wherever the warp's lanes meet, so that a
 // branch that some lanes did not take does not shift what comes after.
 //
-// Where the environment's KF_SIMT_COUNT names a file, it gets the counts when the process ends, as JSON.
+// Where the environment's KF_SIMT_COUNT names a file, it gets the counts when the process ends, as JSON. Who loads this
+// as a library can have those of each call, by kf_simt_write_counts.
 // kernel_fusion/counts.py turns addresses into source lines.
 #include <dlfcn.h>
 #include <link.h>
@@ -247,7 +248,7 @@ class AccessCounter {
   // For the callbacks: the counter, if this is a thread of a grid and not the runtime at work for it.
   static AccessCounter* running() {
     const Worker* const worker = Worker::in_kernel();
-    return worker != nullptr && worker->in_user_code_ ? &mine() : nullptr;
+    return worker != nullptr && worker->in_user_code() ? &mine() : nullptr;
   }
 
   void begin_block() {
@@ -330,12 +331,21 @@ class AccessCounter {
 
   static void write(const char* path);
 
+  // Forgets what has been counted. No launch may be under way.
+  static void clear() {
+    const std::lock_guard<std::mutex> lock(all().mutex);
+    for (AccessCounter* const counter : all().counters) {
+      for (auto& [place, totals] : counter->totals_) totals = {};  // streams point to them
+      counter->kernels_.clear();
+    }
+  }
+
  private:
   // A signal that takes a thread's turn away must not come in between.
   class Uninterrupted {
    public:
-    explicit Uninterrupted(Worker& worker) : worker_(worker) { worker_.in_user_code_ = false; }
-    ~Uninterrupted() { worker_.in_user_code_ = true; }
+    explicit Uninterrupted(Worker& worker) : worker_(worker) { worker_.enter_runtime(); }
+    ~Uninterrupted() { worker_.leave_runtime(); }
     Uninterrupted(const Uninterrupted&) = delete;
     Uninterrupted& operator=(const Uninterrupted&) = delete;
 
@@ -499,7 +509,7 @@ class AccessCounter {
   void wait_for_lanes(Stream& stream, Worker& worker) {
     poll_state.changed = 1;  // so that the watchdog does not take this for polling
     worker.yield();
-    worker.in_user_code_ = false;
+    worker.enter_runtime();
     if (far_ahead(stream)) retire(stream, stream.waiting() / 2);
   }
 
@@ -675,6 +685,12 @@ using kf::simt::AccessCounter;
 using kf::simt::Kind;
 
 extern "C" {
+
+// Writes what has been counted since the last call. No launch may be under way.
+__attribute__((visibility("default"))) void kf_simt_write_counts(const char* path) {
+  AccessCounter::write(path);
+  AccessCounter::clear();
+}
 
 void __tsan_init() {}
 void __tsan_vptr_update(void**, void*) {}

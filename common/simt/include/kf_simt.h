@@ -31,8 +31,8 @@ void set_exited_at_barrier(Exited mode);
 
 // Limits after which a kernel that makes no progress becomes an Error; 0 switches a limit off, a negative value
 // restores the default. spin_seconds: every running thread polls memory that no longer changes. Default 0.5, or
-// KF_SIMT_SPIN_SECONDS. busy_seconds: one thread computes without meeting a barrier, a warp operation or an atomic.
-// Default 10, or KF_SIMT_BUSY_SECONDS.
+// KF_SIMT_SPIN_SECONDS. busy_seconds, of CPU time: one thread computes without meeting a barrier, a warp operation or
+// an atomic, or for ten times as long no block ends. Default 60, or KF_SIMT_BUSY_SECONDS.
 void set_watchdog(double spin_seconds, double busy_seconds);
 
 }  // namespace kf::simt

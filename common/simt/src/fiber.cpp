@@ -3,7 +3,6 @@
 #include "race.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
@@ -193,6 +192,13 @@ void fiber_entered() {
 #endif
 }
 
+void fiber_moved([[maybe_unused]] const char* stack, [[maybe_unused]] std::size_t size) {
+#ifdef KF_SIMT_ASAN
+  __sanitizer_start_switch_fiber(nullptr, stack, size);
+  __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
+#endif
+}
+
 void fiber_adopt_thread([[maybe_unused]] Fiber& fiber) {
 #ifdef KF_SIMT_ASAN
   pthread_attr_t attributes;
@@ -213,7 +219,7 @@ std::atomic<std::size_t> guarded_stacks{0};
 }  // namespace
 
 StackSlab::StackSlab(std::size_t stacks, std::size_t stack_bytes) : count_(stacks) {
-  guard_ = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  guard_ = kStackGuard;
   stride_ = stack_bytes + guard_;
   void* const memory =
       mmap(nullptr, count_ * stride_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

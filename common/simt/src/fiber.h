@@ -64,10 +64,14 @@ inline void fiber_prefetch([[maybe_unused]] const Fiber& fiber) {
 // What entry must call first.
 void fiber_entered();
 
+// The running fiber goes on on another stack, and never goes back to its own.
+void fiber_moved(const char* stack, std::size_t size);
+
 // Describes the OS thread's own stack.
 void fiber_adopt_thread(Fiber& fiber);
 
-// Stacks are mapped several at a time, each with a guard page below it.
+// Stacks are mapped several at a time, each with guard pages below it, which no ordinary frame steps over.
+constexpr std::size_t kStackGuard = 64 * 1024;
 class StackSlab {
  public:
   StackSlab(std::size_t stacks, std::size_t stack_bytes);

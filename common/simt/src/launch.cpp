@@ -1,9 +1,9 @@
 #include <link.h>
 #include <sched.h>
+#include <sys/select.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <numeric>
@@ -52,6 +52,18 @@ unsigned cores() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
+unsigned number_from_environment(const char* name, unsigned most, unsigned fallback) {
+  const char* const text = std::getenv(name);
+  if (text == nullptr) return fallback;
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  if (end == text || *end != '\0' || value < 1 || value > static_cast<long>(most)) {
+    throw std::invalid_argument(std::string(name) + ": `" + text + "` is not a number from 1 to " +
+                                std::to_string(most));
+  }
+  return static_cast<unsigned>(value);
+}
+
 double seconds_from_environment(const char* name, double fallback) {
   const char* const text = std::getenv(name);
   if (text == nullptr) return fallback;
@@ -63,17 +75,8 @@ double seconds_from_environment(const char* name, double fallback) {
   return value;
 }
 
-// ThreadSanitizer holds signals back until the program calls into it, which a thread that spins never does.
-int set_signal_action(int signal, const struct sigaction* action) {
-#ifdef KF_SIMT_TSAN
-  return __sigaction(signal, action, nullptr);
-#else
-  return sigaction(signal, action, nullptr);
-#endif
-}
-
-using Clock = std::chrono::steady_clock;
 constexpr double kTick = 0.01, kFastTick = 0.002;  // seconds; the fast one while a thread seems to spin
+constexpr double kBusyWithoutExit = 10;            // times busy_seconds, in which some block must end
 constexpr unsigned kMaxExtra = 1024;               // OS threads added to a launch whose blocks wait for each other
 
 // The OS threads that help with launches, and the watchdog. They are kept from launch to launch.
@@ -132,10 +135,11 @@ class Pool {
 
   template <class Function>
   void start(Function function) {
-    // Signals belong to the program's own threads; the watchdog's is sent to one thread by name.
+    // Signals belong to the program's own threads; the watchdog's is sent to one thread by name, and faults are handled
+    // where they happen.
     sigset_t all, before;
     sigfillset(&all);
-    sigdelset(&all, Worker::kSignal);
+    for (const int own : {Worker::kSignal, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigdelset(&all, own);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       std::thread(function).detach();
@@ -170,6 +174,7 @@ class Pool {
       Launch& launch = *offers_.front();
       if (--launch.wanted == 0) offers_.pop_front();
       ++launch.running;
+      ++launch.helpers;
       lock.unlock();
       try {
         Worker::mine().work(launch);
@@ -192,55 +197,67 @@ class Pool {
       watchdog_sleeps_ = false;
       lock.unlock();
       const double tick = spinning ? kFastTick : kTick;
-      std::this_thread::sleep_for(std::chrono::duration<double>(tick));
+      pause_for(tick);
       lock.lock();
       spinning = false;
       for (Launch* launch : watched_) spinning = look_at(*launch, tick) || spinning;
     }
   }
 
-  // True if a thread of the launch seems to spin.
+  // True if a thread of the launch seems to spin. How long a thread computes is told in CPU time: a machine with other
+  // work to do, or one that is slow to start OS threads, makes no kernel endless.
   bool look_at(Launch& launch, double tick) {
     const std::lock_guard<std::mutex> lock(launch.mutex);
     if (launch.workers.empty()) return false;
     bool spinning = false;
     const Settings& settings = launch.settings;
     Launch::Watch& watch = launch.watch;
-    const bool more_blocks = launch.next.load() < launch.blocks;
     bool all_wait = true, all_quiet = true;
     std::uint64_t events = 0;
+    double computed = 0;  // by the busiest of the workers since the last look
     const Worker* poller = nullptr;
     for (Worker* worker : launch.workers) {
       Worker::Pulse& pulse = worker->pulse;
       const std::uint64_t switches = pulse.switches, idle = pulse.idle, now = pulse.events;
       const bool at_grid = pulse.waits_for_grid;
+      const double cpu = worker->cpu_seconds();
+      computed = std::max(computed, cpu - pulse.seen_cpu);
+      pulse.seen_cpu = cpu;
       events += now;
-      pulse.stuck = switches == pulse.seen_switches && !at_grid ? pulse.stuck + tick : 0;
+      const bool switched = switches != pulse.seen_switches || at_grid;
+      if (switched) pulse.cpu_at_switch = cpu;
       pulse.seen_switches = switches;
-      if ((pulse.stuck == 0 || pulse.spins) && idle >= 20) poller = worker;
+      if ((switched || pulse.spins) && idle >= 20) poller = worker;
       all_wait = all_wait && (at_grid || idle >= 20);
-      pulse.quiet = now == pulse.seen_events ? pulse.quiet + tick : 0;
+      if (now != pulse.seen_events) {
+        pulse.spins = false;
+        pulse.quiet = 0;
+      } else if (worker->in_user_code()) {  // and not about to begin a block
+        pulse.quiet += cpu - pulse.cpu_when_quiet;
+      }
+      pulse.cpu_when_quiet = cpu;
       all_quiet = all_quiet && (at_grid || idle >= 20 || pulse.quiet >= 0.25);
-
-      if (now != pulse.seen_events) pulse.spins = false;
       spinning = spinning || pulse.spins;
 
       // One thread that computes and computes.
       if (now != pulse.seen_events || idle != 0 || at_grid) {
         pulse.seen_events = now;
-        pulse.cpu_at_event = worker->cpu_seconds();
-      } else if (settings.busy_seconds > 0 && worker->cpu_seconds() - pulse.cpu_at_event > settings.busy_seconds) {
+        pulse.cpu_at_event = cpu;
+      } else if (settings.busy_seconds > 0 && cpu - pulse.cpu_at_event > settings.busy_seconds) {
         worker->give_up = true;
       }
-      if (pulse.stuck >= (pulse.spins ? tick : 0.1) || (pulse.stuck > 0.03 && launch.cancelled))
-        interrupt(launch, *worker);
+      const double stuck = cpu - pulse.cpu_at_switch;
+      if (stuck > (pulse.spins ? 0 : 0.1) || (stuck > 0.03 && launch.cancelled)) interrupt(launch, *worker);
     }
     if (launch.cancelled) return spinning;
 
     // All wait for memory to change, and perhaps only a block that has not begun will change it. Threads that poll
-    // without a call look like threads that compute for long, so there the number grows slowly.
+    // without a call look like threads that compute for long, so there the number grows slowly. Nothing is decided
+    // before the OS threads that were asked for have come.
+    const bool all_here = launch.wanted == 0 && launch.joined > launch.helpers;
     watch.since_extra += tick;
-    const bool add = more_blocks && (all_wait || (all_quiet && watch.since_extra > 0.25));
+    const bool more_blocks = launch.next.load() < launch.blocks;
+    const bool add = more_blocks && all_here && (all_wait || (all_quiet && watch.since_extra > 0.25));
     if (add && launch.extra < kMaxExtra) {
       watch.since_extra = 0;
       const unsigned count = all_wait ? std::min<unsigned>(launch.extra + 1, kMaxExtra - launch.extra) : 1;
@@ -251,7 +268,7 @@ class Pool {
     }
 
     // Nothing has happened, and every thread that can run has looked many times whether anything has.
-    if (events != watch.events || !all_wait || poller == nullptr) {
+    if (events != watch.events || !all_here || !all_wait || poller == nullptr) {
       watch.events = events;
       watch.quiet = 0;
       for (Worker* worker : launch.workers) worker->pulse.idle_at_quiet = worker->pulse.idle;
@@ -269,11 +286,11 @@ class Pool {
 
     // Something happens, but no block ever ends.
     const std::uint64_t exits = launch.exits;
-    watch.since_exit = exits == watch.exits ? watch.since_exit + tick : 0;
+    watch.since_exit = exits == watch.exits ? watch.since_exit + computed : 0;
     watch.exits = exits;
-    if (settings.busy_seconds > 0 && watch.since_exit > 30 * settings.busy_seconds) {
-      launch_error(launch, launch.workers.front()->describe_for_watchdog() + ": no block has ended for " +
-                               std::to_string(watch.since_exit) + " s (see set_watchdog in kf_simt.h)");
+    if (settings.busy_seconds > 0 && watch.since_exit > kBusyWithoutExit * settings.busy_seconds) {
+      launch_error(launch, launch.workers.front()->describe_for_watchdog() + ": no block has ended in " +
+                               std::to_string(watch.since_exit) + " s of CPU time (see set_watchdog in kf_simt.h)");
     }
     return spinning;
   }
@@ -291,28 +308,9 @@ class Pool {
       struct sigaction action{};
       action.sa_sigaction = Worker::on_signal;
       action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
-      set_signal_action(Worker::kSignal, &action);
+      set_signal_action(Worker::kSignal, &action, nullptr);
     }
     worker.interrupt();
-  }
-
-  // The executable segment that holds the launch's kernel.
-  static void find_code(Launch& launch) {
-    dl_iterate_phdr(
-        [](dl_phdr_info* info, std::size_t, void* data) {
-          Launch& of = *static_cast<Launch*>(data);
-          const auto target = reinterpret_cast<std::uintptr_t>(of.invoke);
-          for (int i = 0; i < info->dlpi_phnum; ++i) {
-            const auto& segment = info->dlpi_phdr[i];
-            const std::uintptr_t begin = info->dlpi_addr + segment.p_vaddr;
-            if (segment.p_type != PT_LOAD || target < begin || target >= begin + segment.p_memsz) continue;
-            of.watch.code_begin = begin;
-            of.watch.code_end = begin + segment.p_memsz;
-            return 1;
-          }
-          return 0;
-        },
-        &launch);
   }
 
   std::mutex mutex_;
@@ -350,6 +348,39 @@ int validate(const LaunchConfig& config) {
 
 }  // namespace
 
+// ThreadSanitizer holds signals back until the program calls into it, which a thread that spins never does.
+int set_signal_action(int signal, const struct sigaction* action, struct sigaction* before) {
+#ifdef KF_SIMT_TSAN
+  return __sigaction(signal, action, before);
+#else
+  return sigaction(signal, action, before);
+#endif
+}
+
+// The executable segment that holds the launch's kernel.
+void find_code(Launch& launch) {
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* data) {
+        Launch& of = *static_cast<Launch*>(data);
+        const auto target = reinterpret_cast<std::uintptr_t>(of.invoke);
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          const auto& segment = info->dlpi_phdr[i];
+          const std::uintptr_t begin = info->dlpi_addr + segment.p_vaddr;
+          if (segment.p_type != PT_LOAD || target < begin || target >= begin + segment.p_memsz) continue;
+          of.watch.code_begin = begin;
+          of.watch.code_end = begin + segment.p_memsz;
+          return 1;
+        }
+        return 0;
+      },
+      &launch);
+}
+
+void pause_for(double seconds) {
+  const timespec pause{0, static_cast<long>(seconds * 1e9)};
+  pselect(0, nullptr, nullptr, nullptr, &pause, nullptr);
+}
+
 std::uint64_t launch_count() { return launches.load(); }
 
 void set_schedule(const std::string& schedule) {
@@ -384,17 +415,9 @@ Settings current_settings() {
   } else if (schedule != nullptr && *schedule != '\0') {
     settings.schedule = parse_schedule(schedule);
   }
-  settings.threads = cores();
-  if (o.threads > 0) {
-    settings.threads = static_cast<unsigned>(o.threads);
-  } else if (const char* text = std::getenv("KF_SIMT_THREADS")) {
-    char* end = nullptr;
-    const long value = std::strtol(text, &end, 10);
-    if (end == text || *end != '\0' || value < 1 || value > 4096) {
-      throw std::invalid_argument(std::string("KF_SIMT_THREADS: `") + text + "` is not a number from 1 to 4096");
-    }
-    settings.threads = static_cast<unsigned>(value);
-  }
+  settings.threads =
+      o.threads > 0 ? static_cast<unsigned>(o.threads) : number_from_environment("KF_SIMT_THREADS", 4096, cores());
+  settings.last_blocks = number_from_environment("KF_SIMT_LAST_BLOCKS", 1u << 30, 0);
   if (o.exited != Exited::kDefault) {
     settings.exited_is_error = o.exited == Exited::kError;
   } else if (const char* text = std::getenv("KF_SIMT_EXITED")) {
@@ -405,7 +428,7 @@ Settings current_settings() {
     settings.exited_is_error = mode == "error";
   }
   settings.spin_seconds = o.spin_seconds >= 0 ? o.spin_seconds : seconds_from_environment("KF_SIMT_SPIN_SECONDS", 0.5);
-  settings.busy_seconds = o.busy_seconds >= 0 ? o.busy_seconds : seconds_from_environment("KF_SIMT_BUSY_SECONDS", 10);
+  settings.busy_seconds = o.busy_seconds >= 0 ? o.busy_seconds : seconds_from_environment("KF_SIMT_BUSY_SECONDS", 60);
   return settings;
 }
 
@@ -544,6 +567,9 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
   }
   const Settings settings = current_settings();
   Launch launch(config, invoke, context, settings);
+  if (settings.last_blocks != 0 && settings.last_blocks < launch.blocks && !config.cooperative) {
+    launch.next = (launch.blocks - settings.last_blocks) / launch.cluster_size * launch.cluster_size;
+  }
   // Blocks of a cluster wait for each other to begin, and they are given out one cluster after the other.
   std::uint64_t threads = config.cooperative
                               ? launch.blocks
@@ -560,7 +586,9 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
   } else {
     // The rest is for OS threads that may be added later.
     threads = std::min<std::uint64_t>(threads, std::max({1u, most / 2, launch.cluster_size}));
-    launch.fibers_each = race::kKept / static_cast<unsigned>(threads);
+    const std::uint64_t useful =
+        std::min<std::uint64_t>(launch.blocks * launch.threads, std::max(race::kKeptEach, 2 * launch.threads));
+    launch.fibers_each = static_cast<unsigned>(std::min<std::uint64_t>(race::kKept / threads, useful));
     launch.extra = kMaxExtra - most / 2;
   }
   launch.first_workers = static_cast<unsigned>(threads);

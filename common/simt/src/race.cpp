@@ -46,7 +46,7 @@ void AnnotateBenignRaceSized(const char* file, int line, const volatile void* ad
 void __sanitizer_symbolize_pc(void* pc, const char* format, char* text, std::size_t bytes);
 
 __attribute__((visibility("default"))) const char* __tsan_default_options() {
-  return "atexit_sleep_ms=0:suppress_equal_addresses=0:history_size=4:report_signal_unsafe=0:report_thread_leaks=0";
+  return "atexit_sleep_ms=0:suppress_equal_addresses=0:history_size=2:report_signal_unsafe=0:report_thread_leaks=0";
 }
 }
 
@@ -88,9 +88,60 @@ class SpinLock {
   std::atomic_flag& flag_;
 };
 
-std::atomic<unsigned> fibers_alive{0};
 constexpr const char* kHost = "the host";
 constexpr const char* kUsedBefore = "*";  // ends the name of a fiber that was a thread of an earlier block, too
+
+// ThreadSanitizer knows a fiber by a name that is given once and holds its number: a new name for each thread of the
+// grid would take longer than most threads. Which thread it is stands here.
+constexpr const char* kFiberName = "fiber ";
+struct Fiber {
+  void* handle;
+  std::atomic<std::uint64_t> block;   // x, y and z in 32, 16 and 16 bits
+  std::atomic<std::uint32_t> thread;  // x, y and z in 10 bits each
+  std::atomic<bool> used_before;      // in this launch, by another thread
+};
+Fiber fibers[kMaxResident];
+
+// Those that no launch uses. A fiber takes most of a millisecond to make, so none is destroyed.
+unsigned spare[kMaxResident];
+unsigned spare_count = 0, made = 0;
+std::atomic_flag spare_lock = ATOMIC_FLAG_INIT;
+
+void make_fiber(unsigned number) {
+  char name[32];
+  std::snprintf(name, sizeof(name), "%s%u", kFiberName, number);
+  fibers[number].handle = __tsan_create_fiber(0);
+  __tsan_set_fiber_name(fibers[number].handle, name);
+}
+
+unsigned take_fiber() {
+  unsigned number = kMaxResident;
+  {
+    const SpinLock lock(spare_lock);
+    if (spare_count != 0) return spare[--spare_count];
+    if (made < kMaxResident) number = made++;
+  }
+  if (number == kMaxResident) {
+    throw Error("the race detector cannot follow more than " + std::to_string(kMaxResident) +
+                " threads at a time; use fewer or smaller blocks");
+  }
+  make_fiber(number);
+  return number;
+}
+
+void give_back(const std::vector<unsigned>& numbers) {
+  const SpinLock lock(spare_lock);
+  for (const unsigned number : numbers) spare[spare_count++] = number;
+}
+
+void write_thread(const Fiber& fiber, char* text, std::size_t bytes) {
+  const std::uint64_t block = fiber.block.load(std::memory_order_relaxed);
+  const std::uint32_t thread = fiber.thread.load(std::memory_order_relaxed);
+  std::snprintf(text, bytes, "block (%u,%u,%u) thread (%u,%u,%u)%s", static_cast<unsigned>(block >> 32),
+                static_cast<unsigned>(block >> 16 & 0xffff), static_cast<unsigned>(block & 0xffff), thread >> 20,
+                thread >> 10 & 0x3ff, thread & 0x3ff,
+                fiber.used_before.load(std::memory_order_relaxed) ? kUsedBefore : "");
+}
 
 struct Stacks {
   const char *begin, *end;
@@ -137,8 +188,13 @@ bool take(void* report) {
       __tsan_get_report_thread(report, static_cast<unsigned long>(t), &other, &os_id, &running, &name, &parent, trace,
                                1);
       if (other != tid) continue;
-      const bool of_the_grid = name != nullptr && std::strncmp(name, "block ", 6) == 0;
-      std::strncpy(access.thread, of_the_grid ? name : kHost, sizeof(access.thread) - 1);
+      const std::size_t prefix = std::strlen(kFiberName);
+      const bool of_the_grid = name != nullptr && std::strncmp(name, kFiberName, prefix) == 0;
+      if (of_the_grid) {
+        write_thread(fibers[std::strtoul(name + prefix, nullptr, 10)], access.thread, sizeof(access.thread));
+      } else {
+        std::strncpy(access.thread, kHost, sizeof(access.thread) - 1);
+      }
       in_kernel = in_kernel || of_the_grid;
     }
   }
@@ -264,67 +320,55 @@ Quiet::Quiet() { __tsan_ignore_thread_begin(); }
 Quiet::~Quiet() { __tsan_ignore_thread_end(); }
 
 Threads::Threads() : worker_(__tsan_get_current_fiber()) {}
-Threads::~Threads() { make(0); }
 
-// Makes the ring so long.
-void Threads::make(unsigned size) {
-  while (ring_.size() > size) {
-    __tsan_destroy_fiber(ring_.back().handle);
-    ring_.pop_back();
-    fibers_alive.fetch_sub(1);
-  }
-  while (ring_.size() < size) {
-    if (fibers_alive.fetch_add(1) >= kMaxResident) {
-      fibers_alive.fetch_sub(1);
-      throw Error("the race detector cannot follow more than " + std::to_string(kMaxResident) +
-                  " threads at a time; use fewer or smaller blocks");
-    }
-    ring_.push_back({__tsan_create_fiber(0), false});
-  }
-}
-
-void Threads::begin_block(unsigned threads, const uint3& block, const uint3* index_of, unsigned at_most) {
-  at_most = std::max(at_most, threads);
-  if (ring_.size() > at_most) make(at_most);
-  if (next_ + threads > ring_.size() && ring_.size() < at_most) {
-    make(static_cast<unsigned>(std::min<std::size_t>(at_most, next_ + threads)));
-  }
-  if (next_ + threads > ring_.size()) next_ = 0;
+void Threads::begin_block(unsigned threads, const uint3& block, const uint3* index_of, unsigned at_most,
+                          const Token& begins) {
+  if (next_ + threads > std::max(at_most, threads)) next_ = 0;
   first_ = next_;
   next_ += threads;
+  const std::size_t known = ring_.size();
+  while (ring_.size() < next_) {
+    const unsigned number = take_fiber();
+    {
+      const Quiet quiet;
+      ring_.push_back(number);
+    }
+    __tsan_switch_to_fiber(fibers[number].handle, kNoSynchronisation);
+    begins.acquire();
+    run_worker();
+  }
   for (unsigned i = 0; i < threads; ++i) {
-    Fiber& fiber = ring_[first_ + i];
+    Fiber& fiber = fibers[ring_[first_ + i]];
     const uint3& thread = index_of[i];
-    char name[64];
-    std::snprintf(name, sizeof(name), "block (%u,%u,%u) thread (%u,%u,%u)%s", block.x, block.y, block.z, thread.x,
-                  thread.y, thread.z, fiber.used ? kUsedBefore : "");
-    __tsan_set_fiber_name(fiber.handle, name);
-    fiber.used = true;
+    fiber.block.store(std::uint64_t{block.x} << 32 | block.y << 16 | block.z, std::memory_order_relaxed);
+    fiber.thread.store(thread.x << 20 | thread.y << 10 | thread.z, std::memory_order_relaxed);
+    fiber.used_before.store(first_ + i < known, std::memory_order_relaxed);
   }
-  // What the worker did to begin the block comes before all that its threads do.
-  const Token token;
-  token.release();
-  for (unsigned i = 0; i < threads; ++i) {
-    run(i);
-    token.acquire();
-  }
-  run_worker();
 }
 
 // ThreadSanitizer keeps a stack of calls for each fiber; that of a thread which is left in the middle never empties.
 void Threads::replace(unsigned thread) {
-  Fiber& fiber = ring_[first_ + thread];
-  __tsan_destroy_fiber(fiber.handle);
-  fiber.handle = __tsan_create_fiber(0);
+  const unsigned number = ring_[first_ + thread];
+  __tsan_destroy_fiber(fibers[number].handle);
+  make_fiber(number);
 }
 
-void Threads::end_launch() {
-  for (Fiber& fiber : ring_) fiber.used = false;
+// A fiber releases once for all that it was in this launch: each release of a token that others have released walks
+// over the clocks of all.
+void Threads::end_launch(const Token& ends) {
+  for (const unsigned number : ring_) {
+    __tsan_switch_to_fiber(fibers[number].handle, kNoSynchronisation);
+    ends.release();
+  }
+  run_worker();
+  give_back(ring_);
+  ring_.clear();
   next_ = 0;
-  if (fibers_alive.load() > kMaxResident / 2) make(0);
 }
 
-void Threads::run(unsigned thread) { __tsan_switch_to_fiber(ring_[first_ + thread].handle, kNoSynchronisation); }
+void Threads::run(unsigned thread) {
+  __tsan_switch_to_fiber(fibers[ring_[first_ + thread]].handle, kNoSynchronisation);
+}
 void Threads::run_worker() { __tsan_switch_to_fiber(worker_, kNoSynchronisation); }
 
 void Threads::release(const unsigned* threads, unsigned count, const Token& token) {
@@ -380,9 +424,15 @@ void renew(char* begin, char* end) {
 }
 
 void fill(char* begin, unsigned char value, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; ++i) {
-    begin[i] = static_cast<char>(value);
+  const std::uint64_t word = 0x0101010101010101ULL * value;
+  std::size_t i = 0;
+  for (; i + sizeof(word) <= bytes; i += sizeof(word)) {
+    std::memcpy(begin + i, &word, sizeof(word));
     asm volatile("" ::: "memory");  // or the compiler makes a memset of it
+  }
+  for (; i < bytes; ++i) {
+    begin[i] = static_cast<char>(value);
+    asm volatile("" ::: "memory");
   }
 }
 

@@ -18,6 +18,7 @@ namespace race {
 constexpr bool kOn = true;
 constexpr unsigned kMaxResident = 7 * 1024;  // threads; ThreadSanitizer knows 8,128, and needs some itself
 constexpr unsigned kKept = 2048;             // fibers that the first workers of a launch may make together
+constexpr unsigned kKeptEach = 256;          // and each for itself, or as many as two blocks need: more are slower
 
 // What orders threads: those that release it before those that acquire it later. Made anew for each use, since what it
 // once held would order later users too.
@@ -44,19 +45,19 @@ class Quiet {
 };
 
 // The threads of one worker's block. To ThreadSanitizer each is a fiber of its own, switched without any ordering. A
-// fiber takes most of a millisecond to make, so a worker has a ring of them, and a long launch uses each again. Two
-// blocks that were the same fibers, many blocks apart on one worker, look ordered; all others do not.
+// worker takes the fibers of some blocks for a launch and uses them in turn: two blocks that were the same fibers, some
+// blocks apart on one worker, look ordered; all others do not.
 class Threads {
  public:
   Threads();
-  ~Threads();
   Threads(const Threads&) = delete;
   Threads& operator=(const Threads&) = delete;
 
-  // Called by the worker itself. `at_most`: fibers that it may have.
-  void begin_block(unsigned threads, const uint3& block, const uint3* index_of, unsigned at_most);
-  void replace(unsigned thread);  // that has begun and will not go on
-  void end_launch();
+  // Called by the worker itself. `at_most`: fibers that it may have. What was released to `begins` comes before all
+  // that the threads do; what the worker itself does with memory does not.
+  void begin_block(unsigned threads, const uint3& block, const uint3* index_of, unsigned at_most, const Token& begins);
+  void replace(unsigned thread);       // that has begun and will not go on
+  void end_launch(const Token& ends);  // releases all that the threads did
 
   // From here on, accesses are those of this thread, or of the worker.
   void run(unsigned thread);
@@ -68,15 +69,9 @@ class Threads {
   void acquire(const unsigned* threads, unsigned count, const Token& token);
 
  private:
-  struct Fiber {
-    void* handle;
-    bool used;  // in this launch
-  };
-  void make(unsigned size);
-
   void* worker_;
-  std::vector<Fiber> ring_;
-  std::size_t first_ = 0, next_ = 0;  // the fiber of the block's first thread, and of the next block's
+  std::vector<unsigned> ring_;        // fibers, by their numbers
+  std::size_t first_ = 0, next_ = 0;  // the place of the block's first thread, and of the next block's
 };
 
 // Memory between these addresses is as if nobody had ever used it. Its contents are lost.
@@ -106,9 +101,9 @@ struct Token {
   void acquire() const {}
 };
 struct Threads {
-  void begin_block(unsigned, const uint3&, const uint3*, unsigned) {}
+  void begin_block(unsigned, const uint3&, const uint3*, unsigned, const Token&) {}
   void replace(unsigned) {}
-  void end_launch() {}
+  void end_launch(const Token&) {}
   void run(unsigned) {}
   void run_worker() {}
   void order(const unsigned*, unsigned, unsigned) {}

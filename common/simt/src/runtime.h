@@ -48,11 +48,22 @@ struct Schedule {
 struct Settings {
   Schedule schedule;
   unsigned threads = 1;
+  unsigned last_blocks = 0;  // of a grid only these run; 0: all
   bool exited_is_error = true;
   double spin_seconds = 0.5;
-  double busy_seconds = 10;
+  double busy_seconds = 60;
 };
 Settings current_settings();
+
+// Sleeps. ThreadSanitizer would look at all threads after each sleep of the C library.
+void pause_for(double seconds);
+
+// sigaction, past what a sanitizer makes of it.
+int set_signal_action(int signal, const struct sigaction* action, struct sigaction* before);
+
+struct Launch;
+// Finds the executable segment that holds the launch's kernel.
+void find_code(Launch& launch);
 
 class Worker;
 
@@ -128,6 +139,7 @@ struct Launch {
   // Of the pool, guarded by its mutex.
   unsigned wanted = 0;   // OS threads still asked for
   unsigned running = 0;  // OS threads at work, without the launching one
+  unsigned helpers = 0;  // and those that have been
   unsigned extra = 0;
 
   // Of the watchdog.
@@ -173,7 +185,7 @@ class Worker {
   // left behind.
   template <class Text>
   [[noreturn]] void fail(Text text) {
-    in_user_code_ = false;
+    enter_runtime();
     record_error(current_, text());
     stop();
   }
@@ -189,9 +201,9 @@ class Worker {
   // Does something that the running thread must not be interrupted in: it holds a lock, say.
   template <class Work>
   void undisturbed(Work work) {
-    in_user_code_ = false;
+    enter_runtime();
     work();
-    in_user_code_ = true;
+    leave_runtime();
   }
 
   // For the watchdog, from its thread.
@@ -203,15 +215,20 @@ class Worker {
     std::atomic<bool> spins{false};  // a thread was found in the same state again, and nothing has happened since
     // The watchdog's own notes.
     std::uint64_t seen_switches = 0, seen_events = 0, idle_at_quiet = 0;
-    double stuck = 0, quiet = 0, cpu_at_event = 0;
+    double seen_cpu = 0, cpu_at_switch = 0, cpu_at_event = 0, cpu_when_quiet = 0;
+    double quiet = 0;  // CPU time in the kernel's own code without an event
   } pulse;
   std::string describe_for_watchdog() const;
   std::string describe_endless() const;
   double cpu_seconds() const;
+  bool in_user_code() const { return in_user_code_.load(std::memory_order_relaxed); }
   void interrupt() { pthread_kill(thread_, kSignal); }  // only while it is in launch.workers
   std::atomic<bool> give_up{false};       // set by the watchdog: the running thread must not be waited for any longer
   static constexpr int kSignal = SIGURG;  // ignored by default, and debuggers pass it on in silence
   static void on_signal(int signal, siginfo_t* info, void* context);
+  // Makes an Error of a stack that is full; called once by the process, and once by each OS thread.
+  static void watch_for_overflow();
+  static void on_fault(int signal, siginfo_t* info, void* context);
 
  private:
   friend class AccessCounter;  // count/callbacks.cpp
@@ -239,12 +256,19 @@ class Worker {
     CallSite site;
   };
   class Inside;
+  void make_spare_stacks();
+  static void after_overflow();
   struct NamedBarrier {
     unsigned expected, arrived;
     CallSite site;
     unsigned waiting[kMaxWarps];
     std::unique_ptr<race::Token> token;
   };
+
+  void work_on_blocks();
+  // Read by this OS thread's signal handler, and by the watchdog.
+  void enter_runtime() { in_user_code_.store(false, std::memory_order_relaxed); }
+  void leave_runtime() { in_user_code_.store(true, std::memory_order_relaxed); }
 
   void run_block(dim3 index);
   void check_cluster_barrier();
@@ -285,13 +309,16 @@ class Worker {
   void discard_fibers();
   Fiber* take_fiber();
   void begin_shared();
+#ifdef KF_SIMT_TSAN
+  void forget_shared();
+#endif
   void check_shared();
   void fill_zone(char* begin, std::size_t bytes);
   std::uint64_t random();
 
   Launch* launch_ = nullptr;
   pthread_t thread_;
-  volatile bool in_user_code_ = false;
+  std::atomic<bool> in_user_code_{false};
   Fiber main_;
   race::Threads race_;
   unsigned fibers_kept_ = 0;
@@ -299,6 +326,9 @@ class Worker {
   std::vector<std::unique_ptr<Fiber[]>> fibers_;  // of each slab
   std::vector<Fiber*> free_;
   std::size_t stack_bytes_ = 0;
+  char* spare_stacks_ = nullptr;      // for the handler of a fault, and for what follows it
+  bool handler_has_stack_ = false;    // of ours
+  std::uintptr_t overflowed_at_ = 0;  // the instruction
 
   // The block at work.
   dim3 block_index_;
@@ -359,6 +389,10 @@ class Worker {
   char* static_end_ = nullptr;
   std::size_t static_bytes_ = 0;
   std::size_t poisoned_for_ = ~std::size_t{0};
+#ifdef KF_SIMT_TSAN
+  bool in_cluster_before_ = false;  // the block before
+  std::size_t dynamic_before_ = 0;  // what it had of dynamic shared memory
+#endif
   std::uint64_t blocks_run_ = 0;
   std::vector<StaticEntry> static_table_;
   std::vector<StaticVariable> static_variables_;

@@ -259,7 +259,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   p.memPitch = 0x7fffffff;
   p.textureAlignment = p.surfaceAlignment = kPitch;
   p.texturePitchAlignment = 32;
-  p.clockRate = p.memoryClockRate = 1000000;  // kHz; no clock ticks here, but programs divide by them
+  p.clockRate = p.memoryClockRate = 1000000;  // kHz, as clock64() counts; programs divide by the other, too
   p.singleToDoublePrecisionPerfRatio = 2;
   *properties = p;
   return cudaSuccess;
@@ -350,6 +350,12 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   if (device != 0 || peer != 0) return report(cudaErrorInvalidDevice);
   *can = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr, int device, int peer) {
+  if (value == nullptr) return report(cudaErrorInvalidValue);
+  if (device != 0 || peer != 0 || device == peer) return report(cudaErrorInvalidDevice);
   return cudaSuccess;
 }
 

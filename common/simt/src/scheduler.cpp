@@ -33,6 +33,7 @@ __thread bool probing = false;
 __thread const char *stack_begin = nullptr, *stack_end = nullptr;  // of the running thread; for the race detector
 
 constexpr int kStop = -1;
+constexpr std::size_t kSpareStack = 64 * 1024;
 constexpr std::size_t kStacksPerSlab = 32;
 constexpr std::size_t kZone = 128;
 constexpr std::size_t kDynamicAlign = 1024;
@@ -63,6 +64,15 @@ std::size_t stack_size() {
   return kilobytes * 1024;
 }
 
+// What no thread has written yet. ThreadSanitizer would take an ordinary memset for accesses of whoever runs.
+void poison(char* begin, std::size_t bytes) {
+#ifdef KF_SIMT_TSAN
+  race::fill(begin, kPoison, bytes);
+#else
+  std::memset(begin, kPoison, bytes);
+#endif
+}
+
 std::size_t round_up(std::size_t n, std::size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 }  // namespace
@@ -70,8 +80,8 @@ std::size_t round_up(std::size_t n, std::size_t multiple) { return (n + multiple
 // While one of these lives, the OS thread is in the scheduler and must not be interrupted.
 class Worker::Inside {
  public:
-  explicit Inside(Worker& worker) : worker_(worker) { worker_.in_user_code_ = false; }
-  ~Inside() { worker_.in_user_code_ = true; }
+  explicit Inside(Worker& worker) : worker_(worker) { worker_.enter_runtime(); }
+  ~Inside() { worker_.leave_runtime(); }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
 
@@ -83,6 +93,7 @@ Worker::Worker() : thread_(pthread_self()) {
   fiber_adopt_thread(main_);
   stack_bytes_ = stack_size();
   const std::size_t bytes = kDynamicAlign + kSharedLimit + kDynamicAlign + kStaticSpace;
+  const race::Quiet quiet;  // or this would be a write by this OS thread, which comes before no thread of a grid
   void* const memory =
       mmap(nullptr, bytes + kDynamicAlign, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -95,6 +106,7 @@ Worker::Worker() : thread_(pthread_self()) {
   __asan_poison_memory_region(static_begin_, kStaticSpace);
 #endif
   std::fill(std::begin(fiber_of_), std::end(fiber_of_), nullptr);
+  make_spare_stacks();
 }
 
 bool Worker::on_own_stack(const void* address) {
@@ -108,6 +120,12 @@ Worker::~Worker() {
   __asan_unpoison_memory_region(arena_, bytes);
 #endif
   munmap(arena_, bytes);
+  if (handler_has_stack_) {
+    stack_t none{};
+    none.ss_flags = SS_DISABLE;
+    sigaltstack(&none, nullptr);
+  }
+  munmap(spare_stacks_, 2 * kSpareStack);
 }
 
 Worker& Worker::mine() {
@@ -130,11 +148,28 @@ void Worker::work(Launch& launch) {
     const std::lock_guard<std::mutex> lock(launch.mutex);
     give_up = false;
     pulse.idle = 0;
-    pulse.stuck = pulse.quiet = 0;
-    pulse.cpu_at_event = cpu_seconds();
+    pulse.quiet = 0;
+    pulse.seen_cpu = pulse.cpu_at_switch = pulse.cpu_at_event = pulse.cpu_when_quiet = cpu_seconds();
     launch.workers.push_back(this);
     fibers_kept_ = launch.joined++ < launch.first_workers ? launch.fibers_each : launch.threads;
   }
+  try {
+    work_on_blocks();
+  } catch (...) {  // no memory, or more threads than the race detector can follow
+    launch.fail(std::current_exception());
+  }
+  {
+    const std::lock_guard<std::mutex> lock(launch.mutex);
+    launch.workers.erase(std::find(launch.workers.begin(), launch.workers.end(), this));
+  }
+  race_.end_launch(launch.ends);
+  entered_kernel = nullptr;
+  working = nullptr;
+  launch_ = nullptr;
+}
+
+void Worker::work_on_blocks() {
+  Launch& launch = *launch_;
   prepare_block();
   for (;;) {
     if (launch.cancelled.load(std::memory_order_acquire)) break;
@@ -157,14 +192,6 @@ void Worker::work(Launch& launch) {
     }
     launch.block_finished();
   }
-  {
-    const std::lock_guard<std::mutex> lock(launch.mutex);
-    launch.workers.erase(std::find(launch.workers.begin(), launch.workers.end(), this));
-  }
-  race_.end_launch();
-  entered_kernel = nullptr;
-  working = nullptr;
-  launch_ = nullptr;
 }
 
 void Worker::prepare_block() {
@@ -204,14 +231,14 @@ void Worker::run_block(dim3 index) {
   } else {
     begin_shared();
   }
-  race_.begin_block(threads_, index, index_of_, fibers_kept_);
+  race_.begin_block(threads_, index, index_of_, fibers_kept_, launch_->begins);
   if (__builtin_expect(observer != nullptr, 0)) observer->block_begins();
 
   const int first = pick();
   if (first != kStop) {
     begin(static_cast<unsigned>(first));
     fiber_switch(main_, *fiber_of_[current_]);
-    in_user_code_ = false;
+    enter_runtime();
   }
   if (__builtin_expect(observer != nullptr, 0)) observer->block_ended();
 
@@ -234,13 +261,13 @@ void Worker::fiber_main(void* argument) {
 
 void Worker::execute() {
   std::exception_ptr error;
-  in_user_code_ = true;
+  leave_runtime();
   try {
     launch_->invoke(launch_->context);
   } catch (...) {
     error = std::current_exception();
   }
-  in_user_code_ = false;
+  enter_runtime();
   if (error) launch_->fail(error);
 }
 
@@ -250,8 +277,6 @@ void Worker::finish_thread() {
   Fiber* const self = fiber_of_[current_];
   fiber_of_[current_] = nullptr;
   if (cluster_ != nullptr && cluster_phase_[current_] > cluster_block_phase_) --cluster_arrived_;
-  launch_->ends.release();
-  leave_for_worker();
   Warp& warp = warp_[current_ / warpSize];
   warp.exited |= 1u << current_ % warpSize;
   ++exited_;
@@ -270,6 +295,7 @@ void Worker::finish_thread() {
   }
   free_.push_back(self);
   if (next == kStop) {
+    leave_for_worker();
     fiber_switch(*self, main_);
   } else {
     begin(static_cast<unsigned>(next));
@@ -316,7 +342,7 @@ inline void Worker::suspend() {
 
 // Leaves the running thread for good.
 void Worker::stop() {
-  in_user_code_ = false;
+  enter_runtime();
   leave_for_worker();
   fiber_switch(*fiber_of_[current_], main_);
   std::abort();  // nothing resumes a thread of a launch that has ended
@@ -424,8 +450,7 @@ void Worker::idle_round() {
   if (rounds < 2000) {
     sched_yield();
   } else {
-    const timespec pause{0, 200 * 1000};
-    nanosleep(&pause, nullptr);
+    pause_for(200e-6);
   }
 }
 
@@ -858,7 +883,7 @@ void Worker::record_error(unsigned thread, const std::string& what) {
 }
 
 void Worker::restart_with(dim3 cluster) {
-  in_user_code_ = false;
+  enter_runtime();
   {
     const std::lock_guard<std::mutex> lock(launch_->mutex);
     launch_->kernel_cluster = cluster;
@@ -868,7 +893,7 @@ void Worker::restart_with(dim3 cluster) {
 }
 
 void Worker::refuse(int cuda_error) {
-  in_user_code_ = false;
+  enter_runtime();
   launch_->refuse(cuda_error);
   stop();
 }
@@ -891,6 +916,7 @@ Fiber* Worker::take_fiber() {
   if (free_.empty()) {
     slabs_.push_back(std::make_unique<StackSlab>(kStacksPerSlab, stack_bytes_));
     fibers_.push_back(std::make_unique<Fiber[]>(kStacksPerSlab));
+    free_.reserve(slabs_.size() * kStacksPerSlab);  // for all, so that a thread that ends allocates nothing
     for (std::size_t i = kStacksPerSlab; i-- > 0;) {
       Fiber& fiber = fibers_.back()[i];
       fiber.stack = slabs_.back()->stack(i);
@@ -914,7 +940,7 @@ void Worker::fill_zone(char* begin, std::size_t bytes) {
 void Worker::begin_shared() {
   const std::size_t bytes = launch_->config.shared;
 #ifdef KF_SIMT_TSAN
-  race::renew(arena_, static_end_ + kDynamicAlign);
+  forget_shared();
 #endif
 #ifdef KF_SIMT_ASAN
   if (poisoned_for_ != bytes) {
@@ -922,20 +948,20 @@ void Worker::begin_shared() {
     __asan_unpoison_memory_region(dynamic_, bytes);
     poisoned_for_ = bytes;
   }
-  std::memset(dynamic_, kPoison, bytes);
+  poison(dynamic_, bytes);
   if (launch_->cluster_size > 1) {
     __asan_unpoison_memory_region(static_begin_, kStaticSpace);
-    std::memset(static_begin_, kPoison, kStaticSpace);
+    poison(static_begin_, kStaticSpace);
     __asan_poison_memory_region(static_begin_, kStaticSpace);
   } else {
     __asan_poison_memory_region(static_begin_, static_cast<std::size_t>(static_next_ - static_begin_) + kZone);
   }
 #else
   fill_zone(dynamic_ - kZone, kZone);
-  std::memset(dynamic_, kPoison, bytes);
+  poison(dynamic_, bytes);
   fill_zone(dynamic_ + bytes, kZone);
   // Blocks of a cluster may write each other's variables before their owner comes to the declaration.
-  if (launch_->cluster_size > 1) std::memset(static_begin_, kPoison, kStaticSpace);
+  if (launch_->cluster_size > 1) poison(static_begin_, kStaticSpace);
 #endif
   static_next_ = static_begin_;
   number_next_ = first_static_number(bytes);
@@ -943,6 +969,26 @@ void Worker::begin_shared() {
   static_variables_.clear();
   ++blocks_run_;
 }
+
+#ifdef KF_SIMT_TSAN
+// No thread has used the shared memory of this block yet: of the block before, only what it had is to be forgotten.
+void Worker::forget_shared() {
+  const auto renew = [](char* begin, char* end) {
+    const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+    const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(begin) / page * page;
+    race::renew(reinterpret_cast<char*>(first),
+                reinterpret_cast<char*>(round_up(reinterpret_cast<std::uintptr_t>(end), page)));
+  };
+  if (in_cluster_before_) {  // other blocks may have written anywhere
+    renew(arena_, static_end_);
+  } else {
+    if (dynamic_before_ != 0) renew(dynamic_ - kZone, dynamic_ + dynamic_before_ + kZone);
+    if (static_next_ != static_begin_) renew(static_begin_, static_next_ + kZone);
+  }
+  in_cluster_before_ = launch_->cluster_size > 1;
+  dynamic_before_ = launch_->config.shared;
+}
+#endif
 
 void* Worker::static_shared(SharedSlot& slot) {
   const Inside inside(*this);
@@ -984,11 +1030,7 @@ void* Worker::static_shared(SharedSlot& slot) {
   fill_zone(address - kZone, kZone);
   fill_zone(address + slot.size, kZone);
 #endif
-#ifdef KF_SIMT_TSAN
-  if (alone) race::fill(address, kPoison, slot.size);
-#else
-  if (alone) std::memset(address, kPoison, slot.size);
-#endif
+  if (alone) poison(address, slot.size);
   static_next_ = address + slot.size;
   number_next_ = place.number + static_cast<unsigned>(slot.size);
   {
@@ -1093,7 +1135,7 @@ bool Worker::seen_before(std::uint64_t hash) {
 // what they were at an earlier interruption goes round in a loop that only another thread can end: it polls.
 void Worker::on_signal(int, siginfo_t*, [[maybe_unused]] void* context) {
   Worker* const worker = working;
-  if (worker == nullptr || !worker->in_user_code_) return;
+  if (worker == nullptr || !worker->in_user_code()) return;
 #if defined(__linux__) && (defined(__x86_64__) || defined(__aarch64__))
   const auto* const machine = &static_cast<const ucontext_t*>(context)->uc_mcontext;
 #if defined(__x86_64__)
@@ -1139,7 +1181,82 @@ void Worker::on_signal(int, siginfo_t*, [[maybe_unused]] void* context) {
 #endif
 }
 
+// A stack that is full: the pages below it fault. The handler has a stack of its own, and makes the thread go on with
+// another one, where the launch ends with an Error. A fault that is none of these is left to whoever had the signal.
+
+namespace {
+struct sigaction action_before;
+}
+
+void Worker::watch_for_overflow() {
+  struct sigaction action{};
+  action.sa_sigaction = on_fault;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  set_signal_action(SIGSEGV, &action, &action_before);
+}
+
+void Worker::make_spare_stacks() {
+  static const bool watched = (watch_for_overflow(), true);
+  static_cast<void>(watched);
+  void* const memory =
+      mmap(nullptr, 2 * kSpareStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  spare_stacks_ = static_cast<char*>(memory);
+  race::add_stacks(spare_stacks_, spare_stacks_ + 2 * kSpareStack);
+  stack_t now{};
+  if (sigaltstack(nullptr, &now) == 0 && (now.ss_flags & SS_DISABLE)) {
+    stack_t own{};
+    own.ss_sp = spare_stacks_;
+    own.ss_size = kSpareStack;
+    handler_has_stack_ = sigaltstack(&own, nullptr) == 0;
+  }
+}
+
+void Worker::on_fault(int, siginfo_t* info, [[maybe_unused]] void* context) {
+#if defined(__linux__) && (defined(__x86_64__) || defined(__aarch64__))
+  Worker* const worker = working;
+  const Fiber* const fiber = worker != nullptr ? worker->fiber_of_[worker->current_] : nullptr;
+  const char* const address = static_cast<const char*>(info->si_addr);
+  if (fiber != nullptr && address >= fiber->stack - kStackGuard && address < fiber->stack) {
+    auto* const machine = &static_cast<ucontext_t*>(context)->uc_mcontext;
+    const auto top = reinterpret_cast<std::uintptr_t>(worker->spare_stacks_ + 2 * kSpareStack) - 64;
+#if defined(__x86_64__)
+    worker->overflowed_at_ = static_cast<std::uintptr_t>(machine->gregs[REG_RIP]);
+    machine->gregs[REG_RSP] = static_cast<greg_t>(top - sizeof(void*));  // as after a call
+    machine->gregs[REG_RIP] = reinterpret_cast<greg_t>(after_overflow);
+#else
+    worker->overflowed_at_ = static_cast<std::uintptr_t>(machine->pc);
+    machine->sp = top;
+    machine->pc = reinterpret_cast<std::uintptr_t>(after_overflow);
+#endif
+    return;
+  }
+#else
+  static_cast<void>(info);
+#endif
+  set_signal_action(SIGSEGV, &action_before, nullptr);  // the instruction faults again
+}
+
+void Worker::after_overflow() {
+  Worker& worker = *working;
+  fiber_moved(worker.spare_stacks_ + kSpareStack, kSpareStack);
+  const auto text = [&worker] {
+    return "has used up its stack of " + std::to_string(worker.stack_bytes_ / 1024) +
+           " KB: a recursion without end, or large local arrays (KF_SIMT_STACK_KB gives more)";
+  };
+  Launch& launch = *worker.launch_;
+  if (launch.watch.code_end == 0) find_code(launch);
+  const bool in_kernel =
+      worker.overflowed_at_ >= launch.watch.code_begin && worker.overflowed_at_ < launch.watch.code_end;
+  if (worker.in_user_code() && in_kernel) worker.fail(text);
+  // In a library, which may hold a lock that nobody will give back.
+  std::fprintf(stderr, "%s: %s\n", worker.describe(worker.current_).c_str(), text().c_str());
+  std::abort();
+}
+
 // What kernels call.
+
+bool on_device() { return working != nullptr; }
 
 void enter_kernel_first(KernelInfo& info) {
   if (probing) throw ProbeResult{&info};
@@ -1260,11 +1377,21 @@ void assert_failed(const char* expression, const char* file, unsigned line, cons
   std::abort();
 }
 
+// The rate that cudaDeviceProp::clockRate gives: 10^9 cycles a second.
 long long clock64() {
   timespec t{};
   clock_gettime(CLOCK_MONOTONIC, &t);
   return static_cast<long long>(t.tv_sec) * 1000000000LL + t.tv_nsec;
 }
+
+}  // namespace kf::simt
+
+// What cuda_runtime.h makes of clock().
+extern "C" __attribute__((visibility("hidden"))) clock_t kf_simt_clock() {
+  return kf::simt::on_device() ? static_cast<clock_t>(kf::simt::clock64()) : clock();
+}
+
+namespace kf::simt {
 
 void bad_width(int width, const char* name, CallSite site) {
   running(name).fail([&] {

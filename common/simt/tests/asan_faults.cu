@@ -38,6 +38,11 @@ __global__ void after_free(const float* in, float* out) {
   out[threadIdx.x] = in[threadIdx.x];  // fault: freed
 }
 
+__global__ void misaligned_vector(const float* in, float* out) {
+  const float4 four = *reinterpret_cast<const float4*>(in + threadIdx.x);  // fault: misaligned
+  out[threadIdx.x] = four.x + four.w;
+}
+
 int main(int argc, char** argv) {
   const std::string fault = argc > 1 ? argv[1] : "";
   float *in = nullptr, *out = nullptr;
@@ -56,6 +61,8 @@ int main(int argc, char** argv) {
   if (fault == "dynamic") past_dynamic<<<1, 64, 256>>>(out);
   if (fault == "odd") past_dynamic<<<1, 63, 252>>>(out);  // the same line; the size is no multiple of 8
   if (fault == "local") past_local<<<1, 5>>>(out);
+  misaligned_vector<<<1, 1>>>(in, out);
+  if (fault == "misaligned") misaligned_vector<<<1, 2>>>(in, out);
   cudaFree(in);
   if (fault == "freed") after_free<<<1, 1>>>(in, out);
   cudaFree(out);

@@ -1,4 +1,4 @@
-"""Runs each fault of asan_faults.cu and checks that AddressSanitizer names its line."""
+"""Runs each fault of asan_faults.cu and checks that the sanitizer names its line."""
 
 import re
 import subprocess
@@ -13,16 +13,19 @@ with open(source) as file:
             lines[marked[1]] = number
 lines["odd"] = lines["dynamic"]
 
-clean = subprocess.run([program], capture_output=True, text=True, timeout=120)
+clean = subprocess.run([program], capture_output=True, text=True)
 failures = []
 if clean.returncode != 0 or "finished" not in clean.stdout:
     failures.append(f"without a fault it ended with {clean.returncode}:\n{clean.stderr[:3000]}")
 for fault, number in lines.items():
-    run = subprocess.run([program, fault], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([program, fault], capture_output=True, text=True)
     first_frame = re.search(r"#0 .*", run.stderr)
-    if run.returncode == 0 or "AddressSanitizer" not in run.stderr:
+    if fault == "misaligned" and run.returncode != 0:
+        first_frame = re.search(r".*runtime error: .*misaligned address.*", run.stderr)
+    elif run.returncode == 0 or "AddressSanitizer" not in run.stderr:
         failures.append(f"{fault}: not found")
-    elif first_frame is None or f"asan_faults.cu:{number}" not in first_frame[0]:
+        continue
+    if first_frame is None or f"asan_faults.cu:{number}" not in first_frame[0]:
         failures.append(f"{fault}: line {number} is not named by: {first_frame and first_frame[0]}")
     else:
         print(f"{fault}: asan_faults.cu:{number}")

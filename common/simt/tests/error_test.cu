@@ -230,7 +230,7 @@ TEST(Fork, ChildLaunchesOnItsOwnThreads) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(20);
+    alarm(1800);
     out[0] = 0;
     sum_of_ones<<<8, 64>>>(out.get());
     _exit(out[0] == 8 * 64 ? 0 : 1);
@@ -247,6 +247,35 @@ __global__ void deep(int* out, int depth) {
   frame[threadIdx.x] = 1;
   __syncthreads();
   out[threadIdx.x] = depth + frame[threadIdx.x];
+}
+
+__device__ int descend(volatile int* depth, int limit) {
+  volatile char frame[200];
+  frame[0] = static_cast<char>(*depth);
+  if (*depth == limit) return frame[0];
+  *depth = *depth + 1;
+  return descend(depth, limit) + frame[0];
+}
+__global__ void recurses(int* out, int limit) {
+  int depth = 0;
+  __syncthreads();
+  out[blockIdx.x * 32 + threadIdx.x] = threadIdx.x == 5 || limit < 10 ? descend(&depth, limit) : 0;
+}
+
+TEST(Stack, OverflowNamesTheThread) {
+  Memory<int> out(4 * 32);
+  for (int round = 0; round < 3; ++round) {  // on any OS thread, and again
+    try {
+      recurses<<<4, 32>>>(out.get(), 1 << 30);
+      FAIL() << "no error";
+    } catch (const kf::simt::Error& error) {
+      const std::string text = error.what();
+      for (const char* part : {"kernel recurses", "block (", "thread (5,0,0)", "has used up its stack of"}) {
+        EXPECT_NE(text.find(part), std::string::npos) << "no `" << part << "` in: " << text;
+      }
+    }
+    recurses<<<4, 32>>>(out.get(), 3);
+  }
 }
 
 TEST(Stack, LargeFrames) {

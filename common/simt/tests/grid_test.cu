@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <kf_simt.h>
 
-#include <chrono>
 #include <numeric>
 #include <string>
 
@@ -15,19 +14,6 @@ namespace cg = cooperative_groups;
 namespace {
 
 using test::Memory;
-
-// In which a program that would hang on a GPU must have ended.
-#if defined(__SANITIZE_ADDRESS__) || defined(KF_SIMT_TSAN)
-constexpr double kHangSeconds = 6;
-#else
-constexpr double kHangSeconds = 2;
-#endif
-
-double seconds_of(const std::function<void()>& f) {
-  const auto begin = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
 
 __global__ void grid_prefix(int* data, int rounds) {
   const cg::grid_group grid = cg::this_grid();
@@ -208,10 +194,8 @@ __global__ void lost_flag(int* flag) {
 
 TEST(Spin, ThatNeverEndsIsAnError) {
   Memory<int> flag(1);
-  std::string text;
-  const double seconds = seconds_of([&] { text = message_of([&] { lost_flag<<<3, 64>>>(flag.get()); }); });
+  const std::string text = message_of([&] { lost_flag<<<3, 64>>>(flag.get()); });
   expect_parts(text, {"lost_flag", "block (", "thread (3,0,0)", "polls"});
-  EXPECT_LT(seconds, kHangSeconds);
 }
 
 __global__ void never_ending(volatile int* flag) {
@@ -234,13 +218,10 @@ __global__ void never_ending_without_reading(int* out) {
 
 TEST(Spin, WithoutAnyCallIsAnError) {
   Memory<int> flag(1);
-  std::string text;
-  const double seconds = seconds_of([&] { text = message_of([&] { never_ending<<<2, 32>>>(flag.get()); }); });
+  const std::string text = message_of([&] { never_ending<<<2, 32>>>(flag.get()); });
   expect_parts(text, {"never_ending", "block (", "thread (1,0,0)", "polls memory that no thread changes"});
-  EXPECT_LT(seconds, kHangSeconds);
 #ifndef KF_SIMT_TSAN  // under which a thread is rarely met outside of the detector, where it may be interrupted
-  const double many = seconds_of([&] { message_of([&] { all_never_ending<<<2, 64>>>(flag.get()); }); });
-  EXPECT_LT(many, kHangSeconds);
+  expect_parts(message_of([&] { all_never_ending<<<2, 64>>>(flag.get()); }), {"all_never_ending"});
 #endif
   kf::simt::set_watchdog(-1, 0.3);
   expect_parts(message_of([&] { never_ending_without_reading<<<1, 2>>>(flag.get()); }),

@@ -83,7 +83,6 @@ TEST(Event, MeasuresTime) {
   cudaEventSynchronize(end);
   ASSERT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaSuccess);
   EXPECT_GE(milliseconds, 19.9f);
-  EXPECT_LT(milliseconds, 2000.0f);
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
 }

@@ -36,7 +36,8 @@ def findings(tmp_path):
         source.write_text(text)
         output = tmp_path / "out" / "prog.cu.cpp"
         rewriter.rewrite(source, output, [tmp_path])
-        found = refusals.check(output, ["c++", "-std=c++17", f"-I{SIMT / 'include'}", f"-I{tmp_path}"])
+        compiler = ["c++", "-std=c++17", f"-I{SIMT / 'include'}", f"-I{tmp_path}"]
+        _, _, found = refusals.check(refusals.views.Preprocessor(compiler, output, "checked"))
         return [str(one).replace(f"{tmp_path}/", "") for one in found]
 
     return find
@@ -130,7 +131,7 @@ def test_a_feature_has_a_reason(findings, statement, complaint):
         "__device__ int __mine(int x) { return x; }\n__global__ void k(int* x) { x[0] = __mine(1); }\nint main() {}\n",
         "int main() { int texture = 1, surface = 2; return texture + surface - 3; }\n",
         "int main() { return __builtin_popcount(3) + __sync_val_compare_and_swap(new int(0), 0, 1) - 2; }\n",
-        "#ifdef __CUDA_ARCH__\nint x = cudaOnlyThere();\n#endif\nint main() {}\n",
+        "#ifndef __CUDA_ARCH__\n__device__ int f() { return cudaOnlyThere(); }\n#endif\nint main() {}\n",
         "#if 0\ncudaGraph_t graph;\n#endif\nint main() {} // cudaGraph_t\n",
         'int main() { const char* s = "cudaGraphLaunch tex2D(1)"; return s == nullptr; }\n',
         "__global__ void k() {}\nvoid launch() { k<<<1, 1>>>(); }\nint main() { launch(); }\n",
@@ -173,20 +174,63 @@ int main(int argc, char** argv) try { return cudaGraphG(); } catch (...) { retur
     assert findings(text) == expected
 
 
+def test_the_work_grows_with_a_table_and_not_with_its_square(findings):
+    def steps(rows):
+        table = "".join(f"  {{{row}, 2, 3}},\n" for row in range(rows))
+        text = f"struct Row {{ int a, b, c; }};\nRow table[] = {{\n{table}}};\nint g() {{ return cuMissing(); }}\n"
+        done = 0
+
+        def count(frame, event, argument):
+            nonlocal done
+            done += event == "line"
+            return count
+
+        before = sys.gettrace()
+        tokens = [refusals.Token(one, "prog.cu", 1) for one in refusals.TOKEN.findall(text)]
+        sys.settrace(count)
+        try:
+            found = refusals.search(tokens, set())
+        finally:
+            sys.settrace(before)
+        assert [one.function for one in found] == ["g"]
+        return done
+
+    few, many = steps(100), steps(400)
+    assert many < 5 * few
+
+
 def test_what_the_preprocessor_refuses_is_passed_on(findings):
-    with pytest.raises(refusals.PreprocessError) as refused:
+    with pytest.raises(refusals.views.ViewError) as refused:
         findings("#error not for this machine\nint main() {}\n")
     assert "prog.cu:1" in str(refused.value)
     assert "not for this machine" in str(refused.value)
 
 
-def test_the_command_writes_its_stamp_only_if_nothing_is_missing(tmp_path, capsys):
+def test_device_code_is_searched_as_the_device_sees_it(findings):
+    text = """\
+__device__ int f() {
+#if __CUDA_ARCH__ >= 900
+  return __nv_only_there();
+#else
+  return __nv_only_elsewhere();
+#endif
+}
+int main() {
+#ifdef __CUDA_ARCH__
+  cudaGraphA();
+#endif
+}
+"""
+    assert findings(text) == ["prog.cu:3: in function f: __nv_only_there is not emulated (compiler intrinsics)"]
+
+
+def test_the_command_writes_the_program_only_if_nothing_is_missing(tmp_path, capsys):
     compiler = ["c++", f"-I{SIMT / 'include'}"]
-    source, stamp = tmp_path / "a.cpp", tmp_path / "stamp"
+    source, checked = tmp_path / "a.cpp", tmp_path / "checked.cpp"
     source.write_text("#include <cuda_runtime.h>\nint main() { cudaGraphCreate(); }\n")
-    assert refusals.main([str(source), "-o", str(stamp), "--", *compiler]) == 1
+    assert refusals.main([str(source), "-o", str(checked), "--", *compiler]) == 1
     assert capsys.readouterr().err == f"{source}:2: in function main: cudaGraphCreate is not emulated (graphs)\n"
-    assert not stamp.exists()
+    assert not checked.exists()
     source.write_text("#include <cuda_runtime.h>\nint main() { return cudaDeviceReset(); }\n")
-    assert refusals.main([str(source), "-o", str(stamp), "--", *compiler]) == 0
-    assert stamp.exists()
+    assert refusals.main([str(source), "-o", str(checked), "--", *compiler]) == 0
+    assert checked.read_text() == source.read_text()

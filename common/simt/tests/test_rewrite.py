@@ -91,7 +91,7 @@ def test_leaves_alone(tmp_path, text):
 def test_launches(tmp_path, launch, kernel, rest):
     body = rewritten(tmp_path, f"void f() {{ {launch} }}\n")
     name = kernel.replace('"', '\\"')
-    head = f"::kf::simt::kernel_call([&](auto&... kf_args) {{ {kernel}"
+    head = f"::kf::simt::kernel_call([&](auto&... kf_args) KF_SIMT_UNINSTRUMENTED {{ {kernel}"
     assert head in body
     assert squeeze(f'(kf_args...); }}, "{name}"){rest}').replace(" ", "") in body.replace(" ", "")
 
@@ -103,6 +103,21 @@ def test_a_launch_over_several_lines_keeps_them(tmp_path):
     assert "2>" in lines[2]
     assert ".launch(" in lines[3]
     assert lines[6] == "  int after;"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["k << <g, b> >>(x);", "k<< <g, b>> >(x);", "k < < < g, b > > > (x);", "k<A<B<C<int> > > > << <g, b >> > (x);"],
+)
+def test_launches_as_formatters_leave_them(tmp_path, text):
+    body = rewritten(tmp_path, f"void f() {{\n  {text}\n}}\n")
+    assert "kernel_call" in body
+    assert re.search(r"\(\s*g, b\s*\)\.launch\s*\(x\);", body), body
+
+
+def test_spaces_within_template_arguments_end_no_launch(tmp_path):
+    body = rewritten(tmp_path, "void f() {\n  k<<<A<B<C<int> > >::value, (1)>>>(x);\n}\n")
+    assert "(A<B<C<int> > >::value, (1)).launch(x);" in body
 
 
 def test_launches_in_macros(tmp_path):

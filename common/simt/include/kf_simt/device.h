@@ -28,6 +28,9 @@ struct CallSite {
   }
 };
 
+// Whether a kernel's thread runs, not the host: functions that are both have a body for each (see views.py).
+bool on_device();
+
 enum class BarrierVote { kNone, kCount, kAnd, kOr };
 int block_barrier(BarrierVote vote, int predicate, CallSite site);
 
@@ -256,9 +259,6 @@ struct PollState {
 extern __thread PollState poll_state;
 void poll_yield();
 void poll_yield(const char* name, CallSite site);  // names what is waited for, should it never come
-
-// These are the emulation's own steps, which a race detector must not take for the kernel's.
-#define KF_SIMT_UNINSTRUMENTED __attribute__((no_sanitize_thread))
 
 KF_SIMT_UNINSTRUMENTED inline void note_poll() {
   if (++poll_state.count >= 32) poll_yield();

@@ -30,7 +30,7 @@ struct KernelInfo {
 extern __thread const KernelInfo* entered_kernel;
 void enter_kernel_first(KernelInfo& info);
 
-inline void enter_kernel(KernelInfo& info) {
+KF_SIMT_UNINSTRUMENTED inline void enter_kernel(KernelInfo& info) {
   if (__builtin_expect(entered_kernel != &info, 0)) enter_kernel_first(info);
 }
 
@@ -66,13 +66,18 @@ class KernelCall {
   // By value, as CUDA copies arguments: an array decays, a static constant needs no definition.
   template <class... Args>
   void launch(Args... args) {
-    auto bound = [&] { kernel_(args...); };
-    run(config_, [](void* context) { (*static_cast<decltype(bound)*>(context))(); }, &bound);
+    auto bound = [&]() KF_SIMT_UNINSTRUMENTED { kernel_(args...); };
+    run(config_, invoke<decltype(bound)>, &bound);
   }
 
   LaunchConfig& config() { return config_; }
 
  private:
+  template <class Bound>
+  KF_SIMT_UNINSTRUMENTED static void invoke(void* bound) {
+    (*static_cast<Bound*>(bound))();
+  }
+
   Kernel kernel_;
   LaunchConfig config_;
 };

@@ -171,6 +171,13 @@ cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDeviceReset();
 cudaError_t cudaChooseDevice(int* device, const cudaDeviceProp* wanted);
 cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device);
+enum cudaDeviceP2PAttr {
+  cudaDevP2PAttrPerformanceRank = 1,
+  cudaDevP2PAttrAccessSupported = 2,
+  cudaDevP2PAttrNativeAtomicSupported = 3,
+  cudaDevP2PAttrCudaArrayAccessSupported = 4,
+};
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr attribute, int device, int peer);
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaDeviceDisablePeerAccess(int peer);
@@ -450,43 +457,48 @@ KernelInfo* kernel_info(void (*kernel)(Params...)) {
   return probe_kernel([](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
 }
 
-// The rewriter takes casts to void* off the kernel in calls of these functions: its type must be known here.
-template <class... Params>
-cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute attribute, int value) {
+// The same of a kernel's address. Without its type it gets too few arguments, none of which it reads.
+inline KernelInfo* kernel_info(const void* kernel) {
+  return probe_kernel([](void* context) { reinterpret_cast<void (*)()>(context)(); }, const_cast<void*>(kernel));
+}
+
+// The rewriter takes casts to void* off the kernel in calls of these functions.
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute attribute, int value) {
   return set_attribute(kernel_info(kernel), attribute, value);
 }
-template <class... Params>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*kernel)(Params...)) {
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel* kernel) {
   return get_attributes(attributes, kernel_info(kernel));
 }
-template <class... Params>
-cudaError_t cudaFuncSetCacheConfig(void (*)(Params...), cudaFuncCache) {
+template <class Kernel>
+cudaError_t cudaFuncSetCacheConfig(Kernel*, cudaFuncCache) {
   return cudaSuccess;
 }
-template <class... Params>
-cudaError_t cudaFuncSetSharedMemConfig(void (*)(Params...), cudaSharedMemConfig) {
+template <class Kernel>
+cudaError_t cudaFuncSetSharedMemConfig(Kernel*, cudaSharedMemConfig) {
   return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return cudaSuccess; }
 inline cudaError_t cudaDeviceSetSharedMemConfig(cudaSharedMemConfig) { return cudaSuccess; }
-template <class... Params>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void (*kernel)(Params...), int threads,
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel* kernel, int threads,
                                                           std::size_t shared) {
   return max_active_blocks(blocks, kernel_info(kernel), threads, shared);
 }
-template <class... Params>
-cudaError_t cudaOccupancyMaxPotentialBlockSize(int* min_grid, int* block, void (*kernel)(Params...),
-                                               std::size_t shared = 0, int limit = 0) {
+template <class Kernel>
+cudaError_t cudaOccupancyMaxPotentialBlockSize(int* min_grid, int* block, Kernel* kernel, std::size_t shared = 0,
+                                               int limit = 0) {
   return max_potential_block_size(min_grid, block, kernel_info(kernel), shared, limit);
 }
-template <class... Params>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, void (*kernel)(Params...), int threads,
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, Kernel* kernel, int threads,
                                                                    std::size_t shared, unsigned) {
   return max_active_blocks(blocks, kernel_info(kernel), threads, shared);
 }
 // The dynamic shared memory is a function of the threads in a block.
-template <class... Params, class SharedOfThreads>
-cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* min_grid, int* block, void (*kernel)(Params...),
+template <class Kernel, class SharedOfThreads>
+cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* min_grid, int* block, Kernel* kernel,
                                                            SharedOfThreads shared, int limit = 0) {
   KernelInfo* const info = kernel_info(kernel);
   const int most = info == nullptr ? warpSize : static_cast<int>(info->max_threads);

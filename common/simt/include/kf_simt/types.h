@@ -6,9 +6,15 @@
 
 #define KF_EMULATED 1
 
+#ifdef KF_SIMT_VIEWS  // for views.py, which tells device functions from host functions in the preprocessor's output
+#define __global__ __kf_global__
+#define __device__ __kf_device__
+#define __host__ __kf_host__
+#else
 #define __global__
 #define __device__
 #define __host__
+#endif
 #define __constant__
 #define __managed__
 #define __grid_constant__
@@ -21,6 +27,9 @@
 #define __builtin_assume(condition) ((condition) ? static_cast<void>(0) : __builtin_unreachable())
 #endif
 // __shared__ and __noinline__ are rewritten, and the compiler knows __restrict__.
+
+// For the emulation's own steps, which a race detector must not take for the kernel's.
+#define KF_SIMT_UNINSTRUMENTED __attribute__((no_sanitize_thread))
 
 #define KF_SIMT_VECTOR(T, name, align2, align4)                         \
   struct name##1 { T x; };                                              \

@@ -103,7 +103,7 @@ int main() {
   for (int i = 0; i < n; ++i) {
     const double error = std::fabs(positions[i].x - host[i].x) + std::fabs(positions[i].y - host[i].y) +
                          std::fabs(positions[i].z - host[i].z);
-    worst = error <= worst ? worst : error;
+    if (error > worst || error != error) worst = error;  // a NaN enters, and stays
   }
   for (int i = 0; i < n; i += 25) printf("%3d: %7.4f %7.4f %7.4f\n", i, positions[i].x, positions[i].y, positions[i].z);
   printf(worst < 1e-5 ? "all bodies where they should be\n" : "WRONG\n");

@@ -81,7 +81,7 @@ int main() {
       for (int i = 0; i < V; ++i) sum += std::exp(in[i] - max);
       for (int i = 0; i < V; ++i) {
         const double error = std::fabs(y[row * V + i] - std::exp(in[i] - max) / sum);
-        worst = error <= worst ? worst : error;  // NaN counts
+        if (error > worst || error != error) worst = error;  // a NaN enters, and stays
         total += y[row * V + i];
       }
     }
