@@ -1,0 +1,159 @@
+"""How long a function takes on a GPU or a CPU.
+
+On a GPU, what is timed is the GPU's work and not the CPU's launching of it. Each call waits in the stream behind a
+kernel that does nothing for longer than the CPU takes to launch the call, so a function that is slow to launch (a
+torch.compile'd one checks its guards for 0.05 to 0.15 ms first) and one that is quick are measured alike. Whatever
+still shows the CPU, because it waits for the GPU in its middle or launches for longer than we wait, is marked.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from kernel_fusion.noise import Spread, spread
+
+SHORTEST_WAIT_MS, LONGEST_WAIT_MS = 0.3, 20.0
+CALIBRATION_CYCLES = 2_000_000
+
+
+class Timing(NamedTuple):
+    """Milliseconds of a call; whether the CPU's launching is in them; what the last timed call returned."""
+
+    ms: Spread
+    host_bound: bool
+    result: Any
+
+
+def benchmark_kernel(fn: Callable, inputs: tuple, warmup: int = 10, repeat: int = 100) -> float:
+    """The median time of `fn(*inputs)`, in milliseconds: see `measure`."""
+    return measure(fn, inputs, warmup, repeat).ms.median
+
+
+def measure(fn: Callable, inputs: tuple, warmup: int = 10, repeat: int = 100) -> Timing:
+    """Times `fn(*inputs)`.
+
+    On CUDA tensors, events on the current stream measure each call by itself. Before it a buffer larger than the L2
+    cache is written, so that inputs come from memory, and then the GPU is kept waiting until the call is launched. On
+    CPU tensors a monotonic clock measures, caches as they are.
+
+    Args:
+        fn: what to time.
+        inputs: its positional arguments; their device decides.
+        warmup: calls before the first that counts: compilation, allocation and clocks settle.
+        repeat: calls that count.
+
+    Raises:
+        ValueError: `repeat` is not positive, or `warmup` is negative.
+    """
+    if repeat < 1 or warmup < 0:
+        raise ValueError(
+            f"benchmark_kernel: `repeat` must be at least 1 and `warmup` at least 0, got {repeat} and {warmup}"
+        )
+    device = device_of(inputs)
+    for _ in range(warmup):
+        fn(*inputs)
+    if device.type == "cuda":
+        return _Gpu(device).measure(fn, inputs, repeat)
+    times, result = [], None
+    for _ in range(repeat):
+        began = time.perf_counter_ns()
+        result = fn(*inputs)
+        times.append((time.perf_counter_ns() - began) / 1e6)
+    return Timing(spread(times), False, result)
+
+
+def measure_call(fn: Callable, inputs: tuple, warmup: int = 3, repeat: int = 30) -> Timing:
+    """Times `fn(*inputs)` as its caller sees it: from the call until its result is there, launching and all.
+
+    For whole models, whose users wait for the CPU as well.
+
+    Raises:
+        ValueError: `repeat` is not positive, or `warmup` is negative.
+    """
+    device = device_of(inputs)
+    if device.type != "cuda":
+        return measure(fn, inputs, warmup, repeat)
+
+    def until_done(*arguments):
+        result = fn(*arguments)
+        torch.cuda.synchronize(device)
+        return result
+
+    if repeat < 1 or warmup < 0:
+        raise ValueError(
+            f"measure_call: `repeat` must be at least 1 and `warmup` at least 0, got {repeat} and {warmup}"
+        )
+    for _ in range(warmup):
+        until_done(*inputs)
+    flush = _flush_buffer(device)
+    times, result = [], None
+    for _ in range(repeat):
+        flush.zero_()
+        torch.cuda.synchronize(device)
+        began = time.perf_counter_ns()
+        result = until_done(*inputs)
+        times.append((time.perf_counter_ns() - began) / 1e6)
+    return Timing(spread(times), False, result)
+
+
+def device_of(inputs: tuple) -> torch.device:
+    """The device of the first tensor in `inputs`; the CPU where there is none."""
+    return next((value.device for value in inputs if isinstance(value, torch.Tensor)), torch.device("cpu"))
+
+
+def _flush_buffer(device: torch.device) -> torch.Tensor:
+    """Larger than the L2 cache: whoever writes it all has put out what was there."""
+    l2 = torch.cuda.get_device_properties(device).L2_cache_size
+    return torch.empty(max(4 * l2, 1 << 28), dtype=torch.int8, device=device)
+
+
+class _Gpu:
+    """One measurement on a GPU."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.flush = _flush_buffer(device)
+        begin, end = self._event(), self._event()
+        torch.cuda._sleep(1000)  # loads the kernel
+        begin.record()
+        torch.cuda._sleep(CALIBRATION_CYCLES)
+        end.record()
+        end.synchronize()
+        self.cycles_per_ms = CALIBRATION_CYCLES / begin.elapsed_time(end)
+
+    def _event(self) -> torch.cuda.Event:
+        return torch.cuda.Event(enable_timing=True)
+
+    def _once(self, fn: Callable, inputs: tuple, wait_ms: float) -> tuple[float, bool, Any]:
+        """Milliseconds of one call, whether all of it was launched while the GPU still waited, and its result."""
+        waiting, start, end = self._event(), self._event(), self._event()
+        self.flush.zero_()
+        began = time.perf_counter()
+        waiting.record()
+        torch.cuda._sleep(int(wait_ms * self.cycles_per_ms))
+        start.record()
+        result = fn(*inputs)
+        end.record()
+        launching_ms = (time.perf_counter() - began) * 1e3
+        end.synchronize()
+        # The GPU began to wait after we began to count, so if it waited for longer than we took, we were in time.
+        return start.elapsed_time(end), launching_ms < waiting.elapsed_time(start), result
+
+    def measure(self, fn: Callable, inputs: tuple, repeat: int) -> Timing:
+        torch.cuda.synchronize(self.device)
+        wait_ms, in_a_row = SHORTEST_WAIT_MS, 0
+        while in_a_row < 3 and wait_ms <= LONGEST_WAIT_MS:  # how long must the GPU wait?
+            in_time = self._once(fn, inputs, wait_ms)[1]
+            in_a_row, wait_ms = (in_a_row + 1, wait_ms) if in_time else (0, 2 * wait_ms)
+        wait_ms = min(2 * wait_ms, LONGEST_WAIT_MS)  # a launch may take longer than the three that we saw
+        hopeless = in_a_row < 3
+        times, late, result = [], 0, None
+        while len(times) < repeat:
+            ms, in_time, result = self._once(fn, inputs, 0 if hopeless else wait_ms)
+            if in_time or hopeless or late >= repeat:
+                times.append(ms)
+            else:
+                late += 1  # the CPU was held up: measure this repeat again
+        return Timing(spread(times), hopeless or late >= repeat, result)

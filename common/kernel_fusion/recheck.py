@@ -1,0 +1,193 @@
+"""Measures rows of a results file again, each in a process of its own, and compares.
+
+In a benchmark's one long run, what ran before could slow down what comes after: memory, caches, compiled code for other
+shapes, the GPU's temperature. Here every row starts from nothing. Two results files can be compared as well.
+"""
+
+import argparse
+import concurrent.futures
+import functools
+import multiprocessing
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from kernel_fusion import benchmarks, clock, noise, results, stages
+from kernel_fusion.console import UserError, milliseconds
+
+# From so many milliseconds on, medians may differ by this part. Less is too near to the time of a launch to say much.
+ALLOWED = ((0.020, 0.05), (0.005, 0.10))
+AT_A_TIME = 8  # processes, at most one a core: while one measures, others start
+
+
+class Pair(NamedTuple):
+    """A row and its second measurement, in milliseconds."""
+
+    row: dict
+    again: float
+
+    @property
+    def allowed(self) -> float | None:
+        """By what part the two may differ; None where they are too short to be compared."""
+        return next((part for from_ms, part in ALLOWED if min(self.row["ms"], self.again) >= from_ms), None)
+
+    @property
+    def apart(self) -> float:
+        """By what part they do, of the shorter one."""
+        return max(self.row["ms"], self.again) / min(self.row["ms"], self.again) - 1
+
+    @property
+    def differs(self) -> bool:
+        """Whether that is more than allowed."""
+        return self.allowed is not None and self.apart > self.allowed
+
+
+def key(row: dict) -> tuple:
+    """What two measurements of one thing have in common."""
+    return (*results.case_key(row), row["impl"])
+
+
+def pairs(rows: list[dict], others: list[dict]) -> list[Pair]:
+    """The rows that stand in both lists, in the order of the first."""
+    again = {key(row): row["ms"] for row in others}
+    return [Pair(row, again[key(row)]) for row in rows if key(row) in again]
+
+
+# ---- one row, in a process of its own ----
+
+
+def measure_one(stage: stages.Stage, size: str, index: int, impl: str, kind: str, lock) -> noise.Spread | str:
+    """Times one implementation of the stage's case number `index`; or says why it refuses.
+
+    Whoever holds `lock` has the machine for itself, while it compiles too, since tuning measures.
+    """
+    stages.on_path()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    case = stages.load_benchmark(stage).cases(size, device.type)[index]
+    if device.type == "cuda":
+        torch.cuda.init()
+    fn = functools.partial(case.run, rung=impl) if kind == "rung" else case.peers[impl]
+    with lock, torch.set_grad_enabled(case.direction == "backward"):
+        inputs = case.inputs(device)
+        try:
+            return clock.measure(fn, inputs, *((10, 100) if device.type == "cuda" else (1, 5))).ms
+        except (ValueError, RuntimeError) as refusal:
+            return str(refusal).splitlines()[0]
+
+
+def measure_alone(stage: stages.Stage, size: str, rows: list[dict]) -> Iterator[tuple[dict, noise.Spread | str]]:
+    """Each of `rows`, which `stage`'s benchmark measured at `size`, measured again; as they come.
+
+    Raises:
+        UserError: the benchmark has no such case any more.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    cases = stages.load_benchmark(stage).cases(size, device)
+    number = {
+        (case.op, benchmarks.dtype_name(case.dtype), tuple(case.shape.items())): i for i, case in enumerate(cases)
+    }
+    for row in rows:
+        if (row["op"], row["dtype"], tuple(row["shape"].items())) not in number:
+            raise UserError(f"{stage.folder}/benchmark.py has no case {row['op']} {results.case_title(row)} any more")
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU that its parent has touched
+    with context.Manager() as manager:
+        lock = manager.Lock()
+        workers = min(AT_A_TIME, os.cpu_count() or 1)
+        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+            found = [
+                pool.submit(
+                    measure_one,
+                    stage,
+                    size,
+                    number[row["op"], row["dtype"], tuple(row["shape"].items())],
+                    row["impl"],
+                    row["kind"],
+                    lock,
+                )
+                for row in rows
+            ]
+            try:
+                yield from ((row, future.result()) for row, future in zip(rows, found, strict=True))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+# ---- the command ----
+
+
+def command(options: argparse.Namespace, console: Console) -> int:
+    """Runs `kernel-fusion recheck`. Returns the exit code: 1 where a row differs."""
+    first = results.read(options.results)
+    rows = [
+        row
+        for row in first.rows
+        if row["correct"]
+        and (options.op is None or row["op"] in options.op)
+        and (row["impl"] in options.impl if options.impl else options.rungs or row["kind"] == "peer")
+    ]
+    if not rows:
+        raise UserError(f"{options.results}: no row to compare")
+    if options.against:
+        compared = pairs(rows, results.read(options.against).rows)
+    else:
+        compared = _measured(first, rows, console)
+    if not compared:
+        raise UserError("nothing to compare: no row stands in both")
+    return show(compared, options.output, console)
+
+
+def _measured(first: results.Results, rows: list[dict], console: Console) -> list[Pair]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    here = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    if here != first.environment["gpu"]:
+        raise UserError(f"{first.path} was measured on {first.gpu}; this is {here or 'a CPU'}")
+    (stage,) = [one for one in stages.STAGES if first.path.resolve().is_relative_to(one.path)] or [None]
+    if stage is None:
+        raise UserError(f"{first.path} lies in no stage, so there is no benchmark to measure it again")
+    compared = []
+    for row, again in measure_alone(stage, "full", rows):
+        what = f"{row['op']} {results.case_title(row)}, {row['impl']}"
+        if isinstance(again, str):
+            console.print(f"{what}: not run: {again}", markup=False, soft_wrap=True)
+            continue
+        compared.append(Pair(row, again.median))
+        console.print(f"{what}: {milliseconds(row['ms'])}, alone {milliseconds(again.median)}", markup=False)
+    return compared
+
+
+def show(compared: list[Pair], output: pathlib.Path | None, console: Console) -> int:
+    """Prints which pairs differ, and how near the others are. Returns 1 where one differs."""
+    judged = [pair for pair in compared if pair.allowed is not None]
+    differing = sorted((pair for pair in judged if pair.differs), key=lambda pair: -pair.apart)
+    if differing:
+        table = Table("op", "case", "implementation", title="differ by more than allowed", title_justify="left")
+        for column in ("first", "again", "apart", "allowed"):
+            table.add_column(column, justify="right")
+        for pair in differing:
+            table.add_row(
+                pair.row["op"],
+                results.case_title(pair.row),
+                pair.row["impl"],
+                milliseconds(pair.row["ms"]),
+                milliseconds(pair.again),
+                f"{pair.apart:.1%}",
+                f"{pair.allowed:.0%}",
+            )
+        console.print(table)
+    for from_ms, part in ALLOWED:
+        of_kind = [pair.apart for pair in judged if pair.allowed == part]
+        if of_kind:
+            found = f"{len(of_kind)} rows, at most {max(of_kind):.1%} apart"
+            console.print(f"from {milliseconds(from_ms)}, {part:.0%} allowed: {found}")
+    console.print(f"{len(differing)} of {len(judged)} rows differ; {len(compared) - len(judged)} are too short to say")
+    if output:
+        kept = ("op", "pass", "impl", "kind", "dtype", "shape", "ms")
+        listed = [{**{name: pair.row[name] for name in kept}, "again_ms": pair.again} for pair in compared]
+        results.replace(output, results.as_text({"rows": listed}))
+    return 1 if differing else 0
