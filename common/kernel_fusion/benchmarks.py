@@ -1,8 +1,8 @@
 """How fast a rung is, beside its peers and beside what the machine can do at all.
 
-A stage's `benchmark.py` lists its cases and ends with `benchmarks.main("<stage>", cases)`. Times are medians; on a GPU
-CUDA events measure them, with the L2 cache flushed before each repeat. Ceilings are measured in the same run: the copy
-rate at the very number of bytes that a case moves, and the rate of a large matrix product.
+A stage's `benchmark.py` lists its cases and ends with `benchmarks.main("<stage>", cases)`. Times are medians, taken as
+`clock` says. Ceilings are measured in the same run, as `ceilings` says: how fast memory is at the very number of bytes
+that a case moves, and the rate of a large matrix product.
 """
 
 import argparse
@@ -26,13 +26,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernel_fusion import results, stages
+from kernel_fusion import clock, results, stages
 from kernel_fusion.accuracy import allowance, as_tuple, in_float64, max_error, poisoned_allocations
-from kernel_fusion.console import make_console, milliseconds
+from kernel_fusion.ceilings import Ceilings
+from kernel_fusion.clock import benchmark_kernel, device_of
+from kernel_fusion.console import make_console, milliseconds, progress
+
+__all__ = ["Case", "Ceilings", "benchmark_kernel", "compiled", "device_of", "main", "run_case"]
 
 SIZES = ("emulated", "cpu", "quick", "full")
-COPY_BYTES = {"cuda": [1 << n for n in (20, 24, 26, 28, 30, 33)], "cpu": [1 << n for n in (16, 20, 24, 28)]}
-MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
+COPY_BYTES = {"cuda": [1 << n for n in (22, 24, 26, 28, 30, 33)], "cpu": [1 << n for n in (16, 20, 24, 28)]}
 CPU_BUDGET_S = 1.0  # what the repeats of one implementation may take together on a CPU
 # What `correct` allows of max|reference| where a case has no peer "torch eager" to compare with.
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -50,9 +53,11 @@ class Case:
         run: called with the inputs and `rung=…`.
         reference: called with the inputs in float64, gives the right outputs.
         bytes: what must be read and written at the least, once each.
+        written: how many of these bytes are written; default: half, as by a copy. It chooses memory's ceiling.
         flops: floating-point operations.
         peers: other implementations by name, called with the inputs.
         bound: "memory" or "arithmetic": which ceiling the op is under.
+        clock: "kernels" times the GPU's work; "call" what the caller waits for, the CPU's launching included.
         direction: "forward" or "backward".
         eager: PyTorch composed in the inputs' dtype, whose error sets the tolerance; default: peer "torch eager".
         peer_reference: by name of a peer that draws random numbers of its own: called with its outputs and the inputs
@@ -68,7 +73,9 @@ class Case:
     bytes: int
     flops: int
     peers: dict[str, Callable] = dataclasses.field(default_factory=dict)
+    written: int | None = None
     bound: str = "memory"
+    clock: str = "kernels"
     direction: str = "forward"
     eager: Callable | None = None
     peer_reference: dict[str, Callable] = dataclasses.field(default_factory=dict)
@@ -78,6 +85,10 @@ class Case:
             raise ValueError(f"Case: `bound` must be 'memory' or 'arithmetic', got {self.bound!r}")
         if self.direction not in ("forward", "backward"):
             raise ValueError(f"Case: `direction` must be 'forward' or 'backward', got {self.direction!r}")
+        if self.clock not in ("kernels", "call"):
+            raise ValueError(f"Case: `clock` must be 'kernels' or 'call', got {self.clock!r}")
+        if self.written is not None and not 0 <= self.written <= self.bytes:
+            raise ValueError(f"Case: `written` must be from 0 to `bytes` ({self.bytes}), got {self.written}")
 
     def title(self) -> str:
         """ "softmax 4096×1024 bfloat16" and the like, with the names of the sizes."""
@@ -99,119 +110,6 @@ def compiled(fn: Callable) -> Callable:
     """
     options = {"max_autotune": True, "coordinate_descent_tuning": True, "max_autotune_gemm_backends": "ATEN"}
     return torch.compile(fn, dynamic=False, options=options)
-
-
-# ---- the clock ----
-
-
-def benchmark_kernel(fn: Callable, inputs: tuple, warmup: int = 10, repeat: int = 100) -> float:
-    """The median time of `fn(*inputs)`, in milliseconds.
-
-    On CUDA tensors events on the current stream measure each call, and a buffer larger than the L2 cache is written
-    before it, so that inputs come from memory. That writing takes about a tenth of a millisecond, in which the CPU
-    launches `fn`; what is slower to launch than that shows its launches in its time. On CPU tensors a monotonic clock
-    measures, caches as they are.
-
-    Args:
-        fn: what to time.
-        inputs: its positional arguments; their device decides.
-        warmup: calls before the first that counts: compilation, allocation and clocks settle.
-        repeat: calls that count.
-
-    Raises:
-        ValueError: `repeat` is not positive, or `warmup` is negative.
-    """
-    return _time(fn, inputs, warmup, repeat)[0]
-
-
-def _time(fn: Callable, inputs: tuple, warmup: int, repeat: int) -> tuple[float, Any]:
-    """The median in milliseconds, and what the last timed call returned."""
-    if repeat < 1 or warmup < 0:
-        raise ValueError(
-            f"benchmark_kernel: `repeat` must be at least 1 and `warmup` at least 0, got {repeat} and {warmup}"
-        )
-    device = device_of(inputs)
-    for _ in range(warmup):
-        fn(*inputs)
-    times, result = (_cuda_times if device.type == "cuda" else _cpu_times)(fn, inputs, repeat, device)
-    times.sort()
-    middle = len(times) // 2
-    return (times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2), result
-
-
-def device_of(inputs: tuple) -> torch.device:
-    """The device of the first tensor in `inputs`; the CPU where there is none."""
-    return next((value.device for value in inputs if isinstance(value, torch.Tensor)), torch.device("cpu"))
-
-
-def _cpu_times(fn, inputs, repeat, device) -> tuple[list[float], Any]:
-    times = []
-    for _ in range(repeat):
-        began = time.perf_counter_ns()
-        result = fn(*inputs)
-        times.append((time.perf_counter_ns() - began) / 1e6)
-    return times, result
-
-
-def _cuda_times(fn, inputs, repeat, device) -> tuple[list[float], Any]:
-    l2 = torch.cuda.get_device_properties(device).L2_cache_size
-    flush = torch.empty(max(4 * l2, 1 << 28), dtype=torch.int8, device=device)
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeat)]
-    torch.cuda.synchronize(device)
-    for start, end in events:
-        flush.zero_()  # takes longer than fn takes to launch, so that fn's kernels wait in the queue behind it
-        start.record()
-        result = fn(*inputs)
-        end.record()
-    torch.cuda.synchronize(device)
-    return [start.elapsed_time(end) for start, end in events], result
-
-
-# ---- ceilings ----
-
-
-def copy_rate(size: int, device: torch.device) -> float:
-    """GB/s of a copy that reads size/2 bytes and writes size/2 bytes."""
-    source = torch.zeros(max(size // 2, 1), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    warmup, repeat = (10, 100) if device.type == "cuda" else (2, 20)
-    ms = benchmark_kernel(lambda a, b: b.copy_(a), (source, target), warmup, repeat)
-    return 2 * source.numel() / ms / 1e6
-
-
-def matmul_rate(device: torch.device) -> float:
-    """TFLOP/s of a large square matrix product: bfloat16 on a GPU, float32 on a CPU."""
-    n = MATMUL_SIZE[device.type]
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    ms = benchmark_kernel(torch.matmul, (a, b), *((10, 50) if device.type == "cuda" else (2, 10)))
-    return 2 * n**3 / ms / 1e9
-
-
-class Ceilings:
-    """What this machine can do, measured when first asked for."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.copy_gb_s: dict[int, float] = {}
-        self._matmul: float | None = None
-
-    def copy(self, size: int) -> float:
-        """GB/s of a copy at `size` bytes, read and written together."""
-        if size not in self.copy_gb_s:
-            self.copy_gb_s[size] = copy_rate(size, self.device)
-        return self.copy_gb_s[size]
-
-    def matmul(self) -> float:
-        """TFLOP/s of a large matrix product."""
-        if self._matmul is None:
-            self._matmul = matmul_rate(self.device)
-        return self._matmul
-
-    def as_json(self) -> dict:
-        """The form of the results file."""
-        copies = {str(size): _rounded(rate) for size, rate in sorted(self.copy_gb_s.items())}
-        return {"copy_gb_s": copies, "matmul_tflop_s": None if self._matmul is None else _rounded(self._matmul)}
 
 
 # ---- cases ----
@@ -267,20 +165,21 @@ def run_case(
             own = own_copy(inputs)
             _poison_free_memory(tolerance.references, case.dtype)
             try:
-                ms, result = _time(fn, own, *_repeats(fn, own, budget_s))
+                measure = clock.measure_call if case.clock == "call" else clock.measure
+                timing = measure(fn, own, *_repeats(case, fn, own, budget_s))
             except (ValueError, RuntimeError) as refusal:
                 if kind == "rung" and f"rung '{name}'" not in str(refusal):
                     raise
                 say(f"{case.title()}: {kind} '{name}' not run: {str(refusal).splitlines()[0]}")
                 continue
-            outputs = as_tuple(result)
+            outputs = as_tuple(timing.result)
             error, correct = tolerance.check(outputs, _own_reference(case, name, outputs, own))
             if kind == "rung":  # once more: memory that it leaves unwritten may have held an earlier right result
                 with poisoned_allocations():
                     correct = correct and tolerance.check(as_tuple(fn(*own)))[1]
             if not correct:
                 say(f"{case.title()}: {name} is WRONG: {error:.3g} off, allowed are {tolerance.text()}")
-            measured.append(Measured(_row(case, name, kind, ms, correct, ceilings), error, outputs))
+            measured.append(Measured(_row(case, name, kind, timing, correct, ceilings), error, outputs))
     return measured
 
 
@@ -307,10 +206,10 @@ def _poison_free_memory(like: list[torch.Tensor], dtype: torch.dtype) -> None:
     del blocks
 
 
-def _repeats(fn, inputs, budget_s: float) -> tuple[int, int]:
+def _repeats(case: Case, fn, inputs, budget_s: float) -> tuple[int, int]:
     """Warm-up calls and repeats: fixed on a GPU; on a CPU as many as fit the budget, after one call to see."""
     if device_of(inputs).type == "cuda":
-        return 10, 100
+        return (3, 30) if case.clock == "call" else (10, 100)
     began = time.perf_counter()
     fn(*inputs)
     once = max(time.perf_counter() - began, 1e-6)
@@ -345,10 +244,14 @@ def _largest(tensor: torch.Tensor) -> float:
     return tensor.abs().max().item() if tensor.numel() else 0.0
 
 
-def _row(case: Case, name: str, kind: str, ms: float, correct: bool, ceilings: Ceilings) -> dict:
+def _row(case: Case, name: str, kind: str, timing: clock.Timing, correct: bool, ceilings: Ceilings) -> dict:
+    ms = timing.ms.median
     gb_s = case.bytes / ms / 1e6
     tflop_s = case.flops / ms / 1e9
-    percent = 100 * (gb_s / ceilings.copy(case.bytes) if case.bound == "memory" else tflop_s / ceilings.matmul())
+    if case.bound == "memory":
+        rate, ceiling = gb_s, ceilings.memory(case.bytes, case.bytes // 2 if case.written is None else case.written)
+    else:
+        rate, ceiling = tflop_s, ceilings.matmul()
     return {
         "op": case.op,
         "pass": case.direction,
@@ -357,11 +260,14 @@ def _row(case: Case, name: str, kind: str, ms: float, correct: bool, ceilings: C
         "dtype": dtype_name(case.dtype),
         "shape": dict(case.shape),
         "ms": _rounded(ms),
+        "ms_quartiles": [_rounded(timing.ms.low), _rounded(timing.ms.high)],
+        "host_bound": timing.host_bound,
+        "bound": case.bound,
         "bytes": case.bytes,
         "flops": case.flops,
         "gb_s": _rounded(gb_s),
         "tflop_s": _rounded(tflop_s),
-        "percent_of_ceiling": _rounded(percent),
+        "percent_of_ceiling": None if ceiling is None else _rounded(100 * rate / ceiling),
         "dram_bytes": None,
         "sectors_per_request": None,
         "correct": correct,
@@ -392,9 +298,13 @@ def environment(device: torch.device) -> dict:
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": _commit(),
-        "date": datetime.date.today().isoformat(),
+        **provenance(),
     }
+
+
+def provenance() -> dict:
+    """What was measured, and when."""
+    return {"commit": _commit(), "date": datetime.date.today().isoformat()}
 
 
 def _first_line(command: list[str]) -> str | None:
@@ -418,8 +328,25 @@ def _commit() -> str | None:
 
 
 def write_results(path: pathlib.Path, rows: list[dict], ceilings: Ceilings, device: torch.device) -> None:
-    """Writes the results of a whole run."""
-    results.write(results.Results(path, environment(device), ceilings.as_json(), rows))
+    """Writes the results of a whole run. Hardware counters that stood there for the same rows stay, see `profile`."""
+    here = environment(device)
+    if path.exists():
+        keep_counters(rows, results.read(path), here)
+    results.write(results.Results(path, here, ceilings.as_json(), rows))
+
+
+def keep_counters(rows: list[dict], before: results.Results, here: dict) -> None:
+    """Gives `rows` the hardware counters that `before` has of the same rows, if they are of the same GPU and driver.
+
+    Counting takes runs of its own, by `kernel-fusion profile --save`, and what is counted is not what is timed. A row's
+    "profile" says at which commit it was counted.
+    """
+    if any(before.environment[name] != here[name] for name in ("gpu", "driver", "cuda")):
+        return
+    counted = {(results.case_key(row), row["impl"]): row for row in before.rows if "profile" in row}
+    for row in rows:
+        if old := counted.get((results.case_key(row), row["impl"])):
+            row.update({name: old[name] for name in ("dram_bytes", "sectors_per_request", "profile")})
 
 
 def check_mergeable(path: pathlib.Path, device: torch.device) -> None:
@@ -454,17 +381,29 @@ def merge_results(path: pathlib.Path, rows: list[dict], ceilings: Ceilings, devi
     kept = [row for row in before.rows if row["op"] not in measured]
     merged = sorted([*kept, *rows], key=lambda row: order.index(row["op"]))
     notes = {op: {"commit": here["commit"], "date": here["date"]} for op in order if op in measured}
-    new = ceilings.as_json()
-    copies = {**before.ceilings["copy_gb_s"], **new["copy_gb_s"]}
-    matmul = before.ceilings["matmul_tflop_s"] if new["matmul_tflop_s"] is None else new["matmul_tflop_s"]
+    keep_counters(rows, before, here)
     results.write(
         results.Results(
             path,
             {**before.environment, "ops": {**before.environment.get("ops", {}), **notes}},
-            {"copy_gb_s": dict(sorted(copies.items(), key=lambda item: int(item[0]))), "matmul_tflop_s": matmul},
+            _merged_ceilings(before.ceilings, ceilings.as_json()),
             merged,
         )
     )
+
+
+def _merged_ceilings(before: dict, new: dict) -> dict:
+    """The newer figure where both have one."""
+
+    def by_size(one: dict, other: dict) -> dict:
+        return dict(sorted({**one, **other}.items(), key=lambda item: int(item[0])))
+
+    mixed, newly_mixed = before["mixed_gb_s"], new["mixed_gb_s"]
+    return {
+        "copy_gb_s": by_size(before["copy_gb_s"], new["copy_gb_s"]),
+        "mixed_gb_s": {mix: by_size(mixed.get(mix, {}), newly_mixed.get(mix, {})) for mix in {**mixed, **newly_mixed}},
+        "matmul_tflop_s": before["matmul_tflop_s"] if new["matmul_tflop_s"] is None else new["matmul_tflop_s"],
+    }
 
 
 def case_table(title: str, rows: list[dict], *, emulated: bool = False) -> Table:
@@ -477,13 +416,22 @@ def case_table(title: str, rows: list[dict], *, emulated: bool = False) -> Table
     table.add_column("result")
     before = None
     for row in rows:
-        cells = [row["impl"], row["kind"], milliseconds(row["ms"]), f"{row['gb_s']:.3g}", f"{row['tflop_s']:.3g}"]
+        time = f"{milliseconds(row['ms'])}{' †' if row['host_bound'] else ''}"
+        cells = [row["impl"], row["kind"], time, f"{row['gb_s']:.3g}", f"{row['tflop_s']:.3g}"]
         if not emulated:
             speedup = f"{before / row['ms']:.2f}×" if before and row["kind"] == "rung" else ""
-            cells += [f"{row['percent_of_ceiling']:.1f} %", speedup]
+            cells += [percent(row), speedup]
         table.add_row(*cells, "right" if row["correct"] else "[bold red]WRONG[/]")
         before = row["ms"]
+    if any(row["host_bound"] for row in rows):
+        table.caption = "† the CPU's launching is in this time"
     return table
+
+
+def percent(row: dict) -> str:
+    """A row's share of its ceiling; nothing where too few bytes move to tell."""
+    share = row["percent_of_ceiling"]
+    return "" if share is None else f"{share:.1f} %"
 
 
 # ---- a stage's benchmark.py ----
@@ -580,10 +528,11 @@ def measure(
     ceilings = Ceilings(device)
     on_gpu = device.type == "cuda"
     if not (options.op or options.rung):
-        for size in COPY_BYTES[device.type]:
-            if not on_gpu or size < torch.cuda.mem_get_info(device)[0] // 2:
-                ceilings.copy(size)
-        ceilings.matmul()
+        with progress("measuring what this machine can do"):
+            for size in COPY_BYTES[device.type]:
+                if not on_gpu or size < torch.cuda.mem_get_info(device)[0] // 2:
+                    ceilings.memory(size, size // 2)
+            ceilings.matmul()
     rows = []
     for size in sizes:
         console.print(heading(size, device))
@@ -596,9 +545,11 @@ def measure(
                 if not names:
                     continue
             peers = not (options.rung or options.no_peers or size == "emulated")
-            measured = run_case(
-                module, case, device, rungs=names, peers=peers, ceilings=ceilings, say=_printer(console)
-            )
+            notes: list[str] = []
+            with progress(case.title()):
+                measured = run_case(module, case, device, rungs=names, peers=peers, ceilings=ceilings, say=notes.append)
+            for note in notes:
+                console.print(note, markup=False, soft_wrap=True)
             found = [m.row for m in measured]
             del measured
             console.print(case_table(case.title(), found, emulated=size == "emulated"))
@@ -622,10 +573,6 @@ def heading(size: str, device: torch.device) -> str:
             "size 'emulated' on the CPU: the kernels' own code, run thread by thread; says nothing about a GPU's times"
         )
     return f"size '{size}' on the CPU, {torch.get_num_threads()} threads"
-
-
-def _printer(console: Console) -> Callable[[str], None]:
-    return lambda text: console.print(text, markup=False, soft_wrap=True)
 
 
 def _free(device: torch.device) -> None:

@@ -11,6 +11,7 @@ Environment:
     CXX                   the host's C++ compiler; default c++.
 """
 
+import hashlib
 import os
 import pathlib
 import re
@@ -19,10 +20,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from typing import NamedTuple
 
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext as _build_ext
+
+from kernel_fusion import rung_tables
 
 COMMON = pathlib.Path(__file__).resolve().parents[1]
 SIMT = COMMON / "simt"
@@ -219,11 +223,12 @@ def _warnings() -> list[str]:
 
 
 def write_ninja(
-    extension: StageExtension, folder: pathlib.Path, library: pathlib.Path, cuda: Cuda | None, counting: bool = False
+    extension: StageExtension, folder: pathlib.Path, library: pathlib.Path, cuda: Cuda | None, counting: str = ""
 ) -> pathlib.Path:
-    """Writes build.ninja for `extension` into `folder`; the build ends in `library`. Returns the file's path.
+    """Writes a ninja file for `extension` into `folder`; the build ends in `library`. Returns the file's path.
 
-    With `counting` the emulated kernels count their accesses, see `counts`.
+    With `counting` the emulated kernels of that op, or of "all", count their accesses, see `counts`. Everything else is
+    compiled as without it, and once for both.
     """
     import torch
     from torch.utils import cpp_extension
@@ -263,8 +268,9 @@ def write_ninja(
         ninja.rule(f"table_{backend}", f"{shell_words([cxx, *flags])} {depfile} -c $in -o $out", f"c++ $in ({backend})")
     rewrite = [sys.executable, SIMT / "rewrite.py", *own]
     ninja.rule("rewrite", f"{shell_words(rewrite)} $in -o $out --depfile $out.d", "rewrite $in")
-    kernel_flags = [*emulated_flags, *(COUNTING if counting else [])]
-    ninja.rule("emulated", f"{shell_words([cxx, *kernel_flags])} $here {depfile} -c $in -o $out", "c++ $in")
+    for rule, more in (("emulated", []), ("counting", COUNTING)):
+        command = shell_words([sys.executable, SIMT / "views.py", cxx, *emulated_flags, *more])
+        ninja.rule(rule, f"{command} $here {depfile} -c $in -o $out", "c++ $in")
 
     objects = []
 
@@ -282,11 +288,14 @@ def write_ninja(
         output = folder / "runtime" / f"{source.name}.o"
         ninja.build(output, "runtime", [source])
         objects.append(output)
-    for source in extension.kernels:
+    counts = {source: counting in ("all", pathlib.Path(source).parent.name) for source in extension.kernels}
+    # Those that count come first: of an inline function that kernels of several ops share, the linker takes the first.
+    for source in sorted(extension.kernels, key=lambda source: not counts[source]):
         rewritten = folder / "rewritten" / f"{source}.cpp"
         ninja.build(rewritten, "rewrite", [here / source], [SIMT / "rewrite.py"])
-        output = folder / "emulated" / f"{source}.o"
-        ninja.build(output, "emulated", [rewritten])
+        rule = "counting" if counts[source] else "emulated"
+        output = folder / rule / f"{source}.o"
+        ninja.build(output, rule, [rewritten], [SIMT / "views.py"])
         ninja.lines.append(f"  here = {shell_words(['-I', (here / source).parent])}")
         objects.append(output)
 
@@ -314,7 +323,7 @@ def write_ninja(
     ninja.rule("link", link, "link $out", deps=False)
     ninja.build(library, "link", objects)
     ninja.lines.append(f"default {_ninja_path(library)}")
-    path = folder / "build.ninja"
+    path = folder / (f"counting-{counting}.ninja" if counting else "build.ninja")
     ninja.write(path)
     return path
 
@@ -326,33 +335,82 @@ def _torch_cuda_includes() -> list[pathlib.Path]:
     return sorted(path for path in site.glob("nvidia/cu1*/include") if path.is_dir())
 
 
-def check_shared_cxx_library(library: pathlib.Path) -> None:
-    """Refuses a library that holds a C++ standard library of its own, and removes it.
+def check_cxx(cxx: str, folder: pathlib.Path) -> None:
+    """Refuses a compiler that puts a C++ standard library of its own into each library it links.
 
     Streams and exceptions pass between torch and a stage, so both must use one shared libstdc++ (or libc++). With a
     compiler set up for -static-libstdc++ everything builds, and then the first error message crashes the process.
 
+    Args:
+        cxx: the compiler, as CXX names it.
+        folder: where it is remembered that this compiler passed.
+
     Raises:
-        BuildError: names the compiler and the way out.
+        BuildError: names the compiler, and another one here that would do.
     """
-    if sys.platform == "linux" and not any(name in library.read_bytes() for name in (b"libstdc++.so", b"libc++.so")):
-        library.unlink()
-        cxx = os.environ.get("CXX", "c++")
+    found = shutil.which(cxx)
+    if found is None:
+        raise BuildError(f"no C++ compiler: {cxx!r} is not on the PATH; install g++, or set CXX to your compiler")
+    if sys.platform != "linux":
+        return
+    digest = hashlib.sha256(f"{os.path.realpath(found)} {os.stat(found).st_mtime_ns}".encode()).hexdigest()[:12]
+    passed = folder / f"cxx-{digest}"
+    if passed.exists():
+        return
+    if not links_shared(cxx):
+        other = "/usr/bin/g++"
+        usable = os.path.exists(other) and os.path.realpath(other) != os.path.realpath(found) and links_shared(other)
+        way_out = f"use the one that is here too: export CXX={other}" if usable else "set CXX to one that does not"
         raise BuildError(
             f"the compiler {cxx} links the C++ standard library statically, but torch and the stages must share one; "
-            "choose another, for example CXX=/usr/bin/g++"
+            f"{way_out}"
         )
+    passed.touch()
+
+
+def links_shared(cxx: str) -> bool:
+    """Whether a library that `cxx` links takes the C++ standard library from the system's shared one.
+
+    Raises:
+        BuildError: it cannot link a library at all.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = pathlib.Path(folder, "trial.cpp"), pathlib.Path(folder, "trial.so")
+        source.write_text('#include <iostream>\nextern "C" void trial() { std::cout << 1; }\n')
+        done = subprocess.run(
+            [cxx, "-shared", "-fPIC", str(source), "-o", str(library)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise BuildError(f"the compiler {cxx} cannot make a shared library:\n{done.stdout.strip()}")
+        return any(name in library.read_bytes() for name in (b"libstdc++.so", b"libc++.so"))
+
+
+def check_rung_tables(extension: StageExtension) -> None:
+    """Refuses a stage in which a rung's file, its declaration and its row in the table do not agree.
+
+    Raises:
+        BuildError: with a line for each rung that would not be found, or that the table names and nobody has.
+    """
+    folders = sorted({pathlib.Path(source).parent for source in (*extension.kernels, *extension.tables)})
+    found = [line for folder in folders for line in rung_tables.problems(folder)]
+    if found:
+        raise BuildError("\n".join(found))
 
 
 class build_ext(_build_ext):
-    """`python setup.py build_ext --inplace` for stages. With --counting the emulated kernels count their accesses."""
+    """`python setup.py build_ext --inplace` for stages; with --counting=OP, emulated kernels count their accesses."""
 
-    user_options = [*_build_ext.user_options, ("counting", None, "emulated kernels count their accesses; not inplace")]
-    boolean_options = [*_build_ext.boolean_options, "counting"]
+    user_options = [
+        *_build_ext.user_options,
+        ("counting=", None, "the op whose emulated kernels count their accesses, or all; goes with --build-lib"),
+    ]
 
     def initialize_options(self):
         super().initialize_options()
-        self.counting = False
+        self.counting = ""
 
     def run(self):
         try:
@@ -363,6 +421,7 @@ class build_ext(_build_ext):
     def build_extension(self, extension):
         import ninja as ninja_package
 
+        check_rung_tables(extension)
         cuda, why_not = find_cuda()
         module = extension.name.split(".")[0]
         gpu = (
@@ -374,14 +433,14 @@ class build_ext(_build_ext):
         print(f"{module}: plain C++, emulated kernels, {gpu}; {jobs} job{'s' if jobs > 1 else ''}", flush=True)
         folder = pathlib.Path(self.build_temp).resolve()
         folder.mkdir(parents=True, exist_ok=True)
+        check_cxx(os.environ.get("CXX", "c++"), folder)
         library = pathlib.Path(self.get_ext_fullpath(extension.name)).resolve()
         library.parent.mkdir(parents=True, exist_ok=True)
-        path = write_ninja(extension, folder, library, cuda, bool(self.counting))
+        path = write_ninja(extension, folder, library, cuda, self.counting)
         ninja = pathlib.Path(ninja_package.BIN_DIR) / "ninja"
         command = [str(ninja), "-f", str(path), "-j", str(jobs)]
         if subprocess.run(command, cwd=folder).returncode != 0:
             raise SystemExit(f"{module}: the build failed; the compiler's messages are above")
-        check_shared_cxx_library(library)
 
     def copy_extensions_to_source(self):
         """For --inplace: beside its place, then renamed, so that nobody ever loads half a library or keeps one."""

@@ -4,11 +4,13 @@ import argparse
 import os
 import pathlib
 import re
-import subprocess
+import shlex
 import sys
+import textwrap
+from collections.abc import Callable
 
 from kernel_fusion import exercises, report, stages, syllabus
-from kernel_fusion.console import UserError, child_environment, make_console
+from kernel_fusion.console import CommandFailed, UserError, make_console, run_shown
 
 
 def schedule(text: str) -> str:
@@ -33,32 +35,96 @@ def stage(text: str) -> stages.Stage:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+STAGE_NAMES = "STAGE: step1-simple, step2-attention, step3-fused or step4-integration; or its number, 1 to 4."
+SCHEDULES = (
+    "The threads' order, S: forward (thread 0 first), reverse, or random:SEED with any number as SEED, random:1 for "
+    "instance. Between barriers the order must not matter; a missing barrier shows in one of them."
+)
+SIZES = (
+    "Sizes: emulated (small enough for the kernels to run thread by thread on the CPU), cpu (for plain C++), quick and "
+    "full (for a GPU)."
+)
+
+
+def _op_names() -> str:
+    named = "; ".join(f"{one.folder}: {', '.join(syllabus.ops(one))}" for one in stages.STAGES)
+    return f"OP, of {named}. `kernel-fusion rungs OP` lists its rungs."
+
+
+class _Commands:
+    """Adds commands, each with a sentence on what it does, what its arguments may be, and examples."""
+
+    def __init__(self, parser: argparse.ArgumentParser):
+        self.parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(
+        self, name: str, sentence: str, more: list[str], examples: list[str], run: Callable[..., int], **options
+    ) -> argparse.ArgumentParser:
+        """Adds a command.
+
+        Args:
+            name: of the command.
+            sentence: what it does.
+            more: further paragraphs for its own help: what is to be known, and the values of its arguments.
+            examples: command lines without "kernel-fusion".
+            run: does it, and returns the exit code.
+        """
+        paragraphs = [textwrap.fill(text, 100) for text in more]
+        lines = "\n".join(f"  kernel-fusion {example}" for example in examples)
+        parser = self.parsers.add_parser(
+            name,
+            help=sentence[0].lower() + sentence[1:].removesuffix("."),
+            description=textwrap.fill(sentence, 100),
+            epilog="\n\n".join([*paragraphs, f"example{'s' if len(examples) > 1 else ''}:\n{lines}"]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,
+        )
+        parser.set_defaults(run=run)
+        return parser
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The arguments of all commands."""
     parser = argparse.ArgumentParser(
-        prog="kernel-fusion", description="CUDA kernels from one elementwise operation to GPT-2, on a GPU or emulated."
+        prog="kernel-fusion",
+        description="CUDA kernels from one elementwise operation to GPT-2, on a GPU or emulated.",
+        epilog="`kernel-fusion COMMAND --help` has a command's arguments, their values and examples.",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = _Commands(parser)
 
-    tour = commands.add_parser("tour", help="build the stages and show of every rung how right and how fast it is")
+    tour = commands.add(
+        "tour",
+        "Builds the stages and shows of every rung what it teaches and how right it is, then GPT-2.",
+        ["It says at the start how long it takes. On a GPU each rung is timed, too."],
+        ["tour", "tour --full", "tour --seconds 60"],
+        _tour,
+    )
+    tour.add_argument(
+        "--full", action="store_true", help="a table with times for each case, instead of a screen a stage"
+    )
     tour.add_argument("--seconds", type=float, default=None, help="the longest that training may take; default 120")
-    tour.set_defaults(run=_tour)
 
-    check = commands.add_parser("check", help="run the stages' tests")
+    check = commands.add(
+        "check",
+        "Runs the stages' tests.",
+        ["They must be built.", STAGE_NAMES, SCHEDULES],
+        ["check", "check step2 --device cpu -k softmax", "check 1 --schedule random:7"],
+        _check,
+    )
     check.add_argument("stages", nargs="*", type=stage, metavar="STAGE", help="default: all four")
     check.add_argument("--device", choices=("cpu", "cuda"), help="only this device")
-    check.add_argument(
-        "--schedule",
-        type=schedule,
-        metavar="S",
-        help="only emulated tests, threads in this order: reverse, random:1, …",
-    )
+    check.add_argument("--schedule", type=schedule, metavar="S", help="only emulated tests, threads in this order")
     check.add_argument("-k", dest="keyword", metavar="EXPRESSION", help="only tests whose names match, as pytest -k")
-    check.set_defaults(run=_check)
 
-    bench = commands.add_parser("bench", help="time every rung beside its peers")
+    bench = commands.add(
+        "bench",
+        "Times every rung beside its peers.",
+        ["The stages must be built.", STAGE_NAMES, _op_names(), SIZES],
+        ["bench step1 --op bias_gelu --sizes cpu", "bench --op scale --rung v4_vector --sizes emulated"],
+        _bench,
+    )
     bench.add_argument("stages", nargs="*", type=stage, metavar="STAGE", help="default: all four")
-    bench.add_argument("--op", action="append", help="only this op; may be repeated")
+    bench.add_argument("--op", action="append", metavar="OP", help="only this op; may be repeated")
     bench.add_argument("--rung", action="append", help="only this rung, and no peers; may be repeated")
     bench.add_argument(
         "--sizes",
@@ -68,51 +134,111 @@ def make_parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
     bench.add_argument("--merge", action="store_true", help="with --op: put these ops' rows into results/<gpu>.json")
-    bench.set_defaults(run=_bench)
 
-    profile = commands.add_parser(
-        "profile", help="a call's bytes and busy units, by Nsight Compute on a GPU; its accesses, counted on the CPU"
+    profile = commands.add(
+        "profile",
+        "Shows what a call of each rung asks of the hardware, by Nsight Compute or counted on the CPU.",
+        [
+            "With --device cpu it needs no GPU: the emulated kernels are compiled once more, so that they count their "
+            "accesses, and run on a small case.",
+            _op_names(),
+        ],
+        [
+            "profile scale --device cpu",
+            "profile softmax --rung v3_online --dtype bfloat16",
+            "profile bias_gelu --case 3 --save",
+        ],
+        _profile,
     )
     profile.add_argument("op", metavar="OP")
     profile.add_argument("--rung", action="append", help="only this rung; may be repeated")
     which = profile.add_mutually_exclusive_group()
     which.add_argument("--case", type=int, metavar="N", help="the op's Nth case in benchmark.py; default: the largest")
-    which.add_argument("--dtype", help="the largest case of this type")
-    profile.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: count a small case; no GPU")
+    which.add_argument("--dtype", help="the largest case of this type: float32, bfloat16, …")
+    profile.add_argument("--device", choices=("cpu", "cuda"), default="cuda", help="default: cuda")
     profile.add_argument("--save", action="store_true", help="write the figures into results/<gpu>.json")
     profile.add_argument("--json", type=pathlib.Path, metavar="PATH", help="with --device cpu: write the counts there")
-    profile.set_defaults(run=_profile)
 
-    rungs = commands.add_parser("rungs", help="list rungs in the order of the lesson, with their limits")
-    rungs.add_argument("op", nargs="?", metavar="OP")
-    rungs.set_defaults(run=_rungs)
+    rungs = commands.add(
+        "rungs",
+        "Lists rungs in the order of the lesson: their ideas, limits and length.",
+        [_op_names().replace(" `kernel-fusion rungs OP` lists its rungs.", "")],
+        ["rungs", "rungs softmax"],
+        _rungs,
+    )
+    rungs.add_argument("op", nargs="?", metavar="OP", help="default: all of them")
 
-    simt = commands.add_parser(
+    simt = commands.add(
         "simt",
-        help="run a stand-alone CUDA program on the CPU",
+        "Compiles and runs a stand-alone CUDA program on the CPU.",
+        [
+            "What it uses and the emulation lacks is named before it runs.",
+            SCHEDULES,
+            "After FILE.cu, the first word that is none of these options, or --, begins the program's arguments.",
+        ],
+        [
+            "simt step1-simple/simple_kernel.cu",
+            "simt --race step1-simple/simple_kernel.cu -- 100000",
+            "simt --schedule random:1 program.cu",
+            "simt --count --json counts.json program.cu",
+        ],
+        _simt,
         usage="kernel-fusion simt [OPTION…] FILE.cu [OPTION…] [--] [ARGUMENT…]",
-        description="Compiles and runs a CUDA program. What it uses and the emulation lacks is named before it runs.",
-        epilog="After FILE.cu, the first word that is none of these options, or --, begins the program's arguments.",
     )
     _add_simt_options(simt)
     # In one list, because argparse would drop a -- between the file and its arguments.
     simt.add_argument("words", nargs=argparse.PARSER, metavar="FILE.cu", help="the program, and its own arguments")
-    simt.set_defaults(run=_simt)
 
-    exercise = commands.add_parser("exercises", help="write the skeletons of the exercises anew, from their solutions")
+    exercise = commands.add(
+        "exercises",
+        "Copies the exercises to where you work on them, and lists your copies.",
+        [
+            "A copy that is there stays as it is; only --reset writes over it.",
+            f"NAME: {', '.join(solution.stem for solution in exercises.solutions())}.",
+        ],
+        ["exercises", "exercises --reset 1_grid_stride"],
+        exercises.command,
+    )
     exercises.add_arguments(exercise)
-    exercise.set_defaults(run=exercises.command)
 
-    reports = commands.add_parser("report", help="write tables and plots of results into READMEs and docs")
+    reports = commands.add(
+        "report",
+        "Writes tables and plots of the results into READMEs and docs, and checks what these say of them.",
+        ["FILE: a Markdown file with markers, such as <!-- results:softmax -->."],
+        ["report", "report --check", "report step1-simple/README.md"],
+        report.run,
+    )
     report.add_arguments(reports)
-    reports.set_defaults(run=report.run)
 
-    gpu_check = commands.add_parser("gpu-check", help="on a GPU: build, test, memory and race checks, benchmarks")
+    again = commands.add(
+        "recheck",
+        "Measures rows of a results file again, each in a process of its own, and compares.",
+        [
+            "Two medians may differ by 5 % from 20 µs on, by 10 % from 5 µs on. Ends with 1 where one does. It needs "
+            "the GPU of the file.",
+            _op_names(),
+        ],
+        ["recheck step1-simple/results/h200.json --op gelu"],
+        _recheck,
+    )
+    again.add_argument("results", type=pathlib.Path, metavar="FILE", help="such as step1-simple/results/h200.json")
+    again.add_argument("--against", type=pathlib.Path, metavar="OTHER", help="measure nothing, compare with this file")
+    again.add_argument("--op", action="append", metavar="OP", help="only this op; may be repeated")
+    again.add_argument("--rungs", action="store_true", help="our rungs too, not only the peers")
+    again.add_argument("--impl", action="append", help="only this rung or peer; may be repeated")
+    again.add_argument("--output", type=pathlib.Path, metavar="PATH", help="write both times of each row there")
+
+    gpu_check = commands.add(
+        "gpu-check",
+        "On a GPU: builds, tests, checks memory and races, and measures.",
+        ["Steps that passed are not repeated while their sources stay. STEP: as --list names it, or its beginning."],
+        ["gpu-check", "gpu-check --list", "gpu-check --only build --fresh"],
+        _gpu_check,
+    )
     gpu_check.add_argument("--only", action="append", default=[], metavar="STEP", help="steps whose names start so")
     gpu_check.add_argument("--list", action="store_true", help="list the steps and how each ended")
     gpu_check.add_argument("--fresh", action="store_true", help="repeat steps that passed before")
     gpu_check.add_argument("--resume", action="store_true", help="do not repeat them: the default")
-    gpu_check.set_defaults(run=_gpu_check)
     return parser
 
 
@@ -135,9 +261,24 @@ def _add_simt_options(parser: argparse.ArgumentParser) -> dict[str, bool]:
         ),
         add("--count", action="store_true", help="count accesses, sectors and bank conflicts by source line"),
         add("--json", type=pathlib.Path, metavar="PATH", help="with --count: write the counts there too"),
-        add("--schedule", type=schedule, metavar="S", help="the threads' order: forward, reverse or random:SEED"),
+        add("--schedule", type=schedule, metavar="S", help="the threads' order"),
         add("--threads", type=threads, metavar="N", help="OS threads of a launch; default: the cores"),
-        add("-I", dest="include", action="append", default=[], type=pathlib.Path, metavar="DIR"),
+        add(
+            "-I",
+            dest="include",
+            action="append",
+            default=[],
+            type=pathlib.Path,
+            metavar="DIR",
+            help="look there for what is included; may be repeated",
+        ),
+        add(
+            "--compiler-flags",
+            type=shlex.split,
+            default=[],
+            metavar="FLAGS",
+            help="more flags for the C++ compiler, in one word: --compiler-flags='-fopenmp -DN=8'",
+        ),
         add("--only-compile", action="store_true", help="print the program's path instead of running it"),
     ]
     return {name: option.nargs is None for option in options for name in option.option_strings}
@@ -167,7 +308,7 @@ def _read_words(options: argparse.Namespace) -> None:
 def _tour(options: argparse.Namespace) -> int:
     from kernel_fusion import tour
 
-    return tour.run(make_console(), training_seconds=options.seconds or tour.TRAINING_S)
+    return tour.run(make_console(), full=options.full, training_seconds=options.seconds or tour.TRAINING_S)
 
 
 def _gpu_check(options: argparse.Namespace) -> int:
@@ -194,7 +335,7 @@ def _check(options: argparse.Namespace) -> int:
         command += ["-m", "emulated"]
     if options.keyword:
         command += ["-k", options.keyword]
-    return _code(subprocess.run(command, cwd=stages.ROOT, env=child_environment(**environment)).returncode)
+    return _shown(command, stages.ROOT, environment)
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -214,7 +355,7 @@ def _bench(options: argparse.Namespace) -> int:
         print(f"{one.folder}:", flush=True)
         ops = [f"--op={op}" for op, where in at.items() if where == one]
         command = [sys.executable, "benchmark.py", *ops, *arguments]
-        worst = max(worst, _code(subprocess.run(command, cwd=one.path, env=child_environment()).returncode))
+        worst = max(worst, _shown(command, one.path, {}))
     return worst
 
 
@@ -228,6 +369,12 @@ def _profile(options: argparse.Namespace) -> int:
     return 0
 
 
+RUNGS_COLUMNS = """\
+A rung's file is STAGE/kernels/OP/RUNG.cu; in the order of the lesson each is built on the one before.
+limits: what it does not take. lines: its file's. changed: how many of them the rung before does not have.
+"""
+
+
 def _rungs(options: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
@@ -235,22 +382,35 @@ def _rungs(options: argparse.Namespace) -> int:
     if options.op:
         syllabus.stage_of(options.op)  # an unknown op is an error
     console = make_console()
+    console.print(RUNGS_COLUMNS, style="dim", end="", markup=False)
+    header = True
     for one in stages.STAGES:
-        ops = [op for op in syllabus.ops(one) if options.op in (None, op)]
-        if not ops:
-            continue
-        table = Table("op", "rung", "idea", "limits", title=one.folder, title_justify="left", title_style="bold")
-        table.add_column("lines", justify="right")
-        table.add_column("changed", justify="right")
-        for op in ops:
+        for op in (op for op in syllabus.ops(one) if options.op in (None, op)):
+            table = Table(show_header=header, box=None, pad_edge=False, expand=True, header_style="bold")
+            table.add_column("rung", width=14)
+            table.add_column("idea", ratio=1)
+            table.add_column("limits", ratio=1)
+            table.add_column("lines", width=5, justify="right")
+            table.add_column("changed", width=7, justify="right")
             before = None
             for rung in syllabus.rungs(one, op):
                 changed = str(rung.changed_since(before)) if before else ""
-                cells = [op, rung.name, rung.idea, rung.limits, str(rung.lines()), changed]
-                table.add_row(*map(escape, cells))
+                table.add_row(*map(escape, [rung.name, rung.idea, rung.limits, str(rung.lines()), changed]))
                 before = rung
-        console.print(table)
+            console.print(f"\n{one.folder}: {op}", style="bold", markup=False)
+            console.print(table)
+            header = False
     return 0
+
+
+def _recheck(options: argparse.Namespace) -> int:
+    from kernel_fusion import recheck
+
+    return recheck.command(options, make_console())
+
+
+def _compilation(options: argparse.Namespace) -> dict[str, tuple]:
+    return {"include_dirs": tuple(options.include), "compiler_flags": tuple(options.compiler_flags)}
 
 
 def _simt(options: argparse.Namespace) -> int:
@@ -269,7 +429,7 @@ def _simt(options: argparse.Namespace) -> int:
 
         return counts.command(options, make_console())
     flavour = {"gdb": "debug"}.get(modes[0], modes[0]) if modes else "plain"
-    program = simt.compile_program(options.file, flavour=flavour, include_dirs=tuple(options.include))
+    program = simt.compile_program(options.file, flavour=flavour, **_compilation(options))
     if options.only_compile:
         print(program)
         return 0
@@ -281,9 +441,13 @@ def _simt(options: argparse.Namespace) -> int:
     return simt.run_program(program, options.arguments, schedule=options.schedule, threads=options.threads)
 
 
-def _code(code: int) -> int:
-    """A child's return code as ours."""
-    return code if code >= 0 else 128 - code
+def _shown(command: list[str], folder: pathlib.Path, environment: dict[str, str]) -> int:
+    """Runs a command, its output where ours goes, and returns its code as ours. An interruption ends it."""
+    try:
+        run_shown(command, cwd=folder, env=environment)
+    except CommandFailed as failed:
+        return failed.code if failed.code >= 0 else 128 - failed.code
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -44,6 +44,51 @@ def milliseconds(ms: float) -> str:
     return f"{ms / 1e3:.2f} s"
 
 
+def byte_count(count: float) -> str:
+    """Bytes for people, three digits: "8.59 GB"."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+SLOW_S = 2.0  # from when on something is said of work that is not shown on a terminal
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Iterator[Callable[[str], Any]]:
+    """While the body works, standard error says at what: a terminal how far it is too, else one line, if it takes long.
+
+    Nothing runs beside the body that could disturb what it measures. It should print nothing.
+
+    Args:
+        text: what is being done, "building step1-simple" for instance.
+
+    Yields:
+        A function that takes how far it is, "12/79" for instance.
+    """
+    console = make_console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
+        erase = "\r\x1b[2K"
+
+        def show(at: str) -> None:
+            print(erase + f"{text} … {at}".rstrip()[: console.width - 1], end="", file=sys.stderr, flush=True)
+
+        show("")
+        try:
+            yield show
+        finally:
+            print(erase, end="", file=sys.stderr, flush=True)
+        return
+    said = threading.Timer(SLOW_S, lambda: print(f"{text} …", file=sys.stderr, flush=True))
+    said.daemon = True
+    said.start()
+    try:
+        yield lambda at: None
+    finally:
+        said.cancel()
+
+
 class UserError(RuntimeError):
     """What the user can put right; a command prints its text and nothing else."""
 
@@ -170,30 +215,39 @@ class Steps:
         self.not_run: list[str] = []
 
     @contextlib.contextmanager
-    def step(self, name: str, *, shows: bool = False) -> Iterator[None]:
+    def step(self, name: str, *, shows: bool = False) -> Iterator[Callable[[str], Any]]:
         """Runs the body as a step. An exception in it makes the step a failed one, and the next step may still run.
 
         Args:
             name: what the step does.
             shows: the body prints something; otherwise a terminal shows a spinner meanwhile.
+
+        Yields:
+            A function that takes how far the step is, "12/79" for instance, for the spinner.
         """
         self.number += 1
         label = f"[{self.number}/{self.total}] {name}"
         began = time.monotonic()
         if shows:
             self.console.print(f"\n{label}", style="bold", markup=False)
+        elif not self.console.is_terminal:
+            self.console.print(f"{label} … ", end="", markup=False)  # what it is at; how it ended comes behind it
         spins = self.console.is_terminal and not shows
+        end = label if spins or shows else ""
         try:
-            with self.console.status(label) if spins else contextlib.nullcontext():
-                yield
+            with self.console.status(label) if spins else contextlib.nullcontext() as status:
+                yield (lambda at: status.update(f"{label} … {at}")) if spins else (lambda at: None)
         except Refused as refusal:
-            self._not_run(name, label, str(refusal))
+            self._not_run(name, end, str(refusal))
         except Exception as error:
             self.failed.append(name)
-            self._line(label, f"FAILED after {duration(time.monotonic() - began)}", "bold red")
+            self._line(end, f"FAILED after {duration(time.monotonic() - began)}", "bold red")
             self.console.print(_explanation(error), markup=False, soft_wrap=True)
+        except BaseException:
+            self._line(end, "interrupted", "bold red")
+            raise
         else:
-            self._line(label, f"ok, {duration(time.monotonic() - began)}", "green")
+            self._line(end, f"ok, {duration(time.monotonic() - began)}", "green")
 
     def skip(self, name: str, why: str) -> None:
         """Counts a step that cannot run, and says why."""
@@ -210,7 +264,8 @@ class Steps:
         self._line(label, f"not run: {why}", "yellow")
 
     def _line(self, label: str, outcome: str, style: str) -> None:
-        self.console.print(f"{label} … ", end="", markup=False)
+        if label:
+            self.console.print(f"{label} … ", end="", markup=False)
         self.console.print(outcome, style=style, markup=False, soft_wrap=True)
 
     def finish(self) -> int:
@@ -226,4 +281,6 @@ def _explanation(error: Exception) -> str:
     """What to print about a step that failed: the end of its log, or where in Python it was."""
     if isinstance(error, CommandFailed):
         return f"{last_lines(error.log)}\n{error}" if error.log else str(error)
+    if isinstance(error, UserError):
+        return str(error)
     return "".join(traceback.format_exception(error)).rstrip()

@@ -464,6 +464,7 @@ def run_program(
     arguments: list[str],
     *,
     include_dirs: tuple[pathlib.Path, ...] = (),
+    compiler_flags: tuple[str, ...] = (),
     schedule: str | None = None,
     threads: int | None = None,
 ) -> tuple[int, list[Kernel]]:
@@ -477,7 +478,7 @@ def run_program(
     """
     from kernel_fusion import simt
 
-    program = simt.compile_program(source, flavour="count", include_dirs=include_dirs)
+    program = simt.compile_program(source, flavour="count", include_dirs=include_dirs, compiler_flags=compiler_flags)
     with tempfile.TemporaryDirectory() as folder:
         written = pathlib.Path(folder) / "counts.json"
         settings = environment(program, written, own_sources(source, include_dirs))
@@ -501,6 +502,7 @@ def command(options: argparse.Namespace, console: Console) -> int:
         options.file,
         options.arguments,
         include_dirs=tuple(options.include),
+        compiler_flags=tuple(options.compiler_flags),
         schedule=options.schedule,
         threads=options.threads,
     )

@@ -1,6 +1,8 @@
-"""Exercises: the skeletons in `<stage>/exercises` are cut from the solutions in `<stage>/exercises/solutions`.
+"""Exercises: what is handed out is cut from solutions, and readers work on copies of it that nobody else writes.
 
-A solution is a whole program with its answer between two markers, each a comment on a line of its own:
+A stage has them in `exercises`, their solutions in `exercises/solutions`, and the reader's copies in `exercises/mine`,
+which git ignores. A solution is a whole program with its answer between two markers, each a comment on a line of its
+own:
 
     // SOLUTION: what to write here
     // | the skeleton's own line instead of the answer, if it needs one
@@ -12,15 +14,16 @@ leaves no TODO: its skeleton holds the faulty lines and does not say where they 
 """
 
 import argparse
+import difflib
 import hashlib
-import os
 import pathlib
 import re
 
-from kernel_fusion import stages
+from kernel_fusion import results, stages
 from kernel_fusion.console import UserError
 
 START, OWN_LINE, END = "// SOLUTION", "// |", "// END"
+MINE = "mine"
 
 
 def cut(solution: pathlib.Path) -> str:
@@ -74,51 +77,98 @@ def skeleton_of(solution: pathlib.Path) -> pathlib.Path:
 
 
 def stale() -> list[pathlib.Path]:
-    """The skeletons that are missing or are not what their solutions give."""
-    found = []
-    for solution in solutions():
-        skeleton = skeleton_of(solution)
-        if not skeleton.is_file() or skeleton.read_text(encoding="utf-8") != cut(solution):
-            found.append(skeleton)
-    return found
+    """The solutions whose skeletons are missing or are not what they give."""
+    return [
+        solution
+        for solution in solutions()
+        if not skeleton_of(solution).is_file() or skeleton_of(solution).read_text(encoding="utf-8") != cut(solution)
+    ]
 
 
-def restore(skeleton: pathlib.Path) -> pathlib.Path | None:
-    """Writes a skeleton anew. What stood there may be somebody's answer, so it is kept.
+def copy_of(solution: pathlib.Path) -> pathlib.Path:
+    """Where the reader's copy of the skeleton of `solution` stands."""
+    return skeleton_of(solution).parent / MINE / solution.name
+
+
+def handed_out(solution: pathlib.Path) -> str:
+    """The text of a copy before anybody has worked on it: the skeleton, which names itself by its place."""
+    return cut(solution).replace(f"exercises/{solution.name}", f"exercises/{MINE}/{solution.name}")
+
+
+def reset(path: pathlib.Path, text: str) -> pathlib.Path | None:
+    """Writes over a file that may be somebody's answer, and so keeps what stood there.
 
     Returns:
-        Where the former text is now, in build/exercises; None where there was none.
+        Where the former text is now, in build/exercises; None where there was none, or no other one.
     """
     kept = None
-    if skeleton.exists():
-        former = skeleton.read_bytes()
-        digest = hashlib.sha256(former).hexdigest()[:8]
-        kept = stages.ROOT / "build" / "exercises" / f"{skeleton.stem}-{digest}{skeleton.suffix}"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(former)
-    beside = skeleton.with_name(f"{skeleton.name}.tmp")
-    beside.write_text(cut(skeleton.parent / "solutions" / skeleton.name), encoding="utf-8")
-    os.replace(beside, skeleton)
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        former = path.read_text(encoding="utf-8")
+        digest = hashlib.sha256(former.encode()).hexdigest()[:8]
+        kept = stages.ROOT / "build" / "exercises" / f"{path.stem}-{digest}{path.suffix}"
+        results.replace(kept, former)
+    results.replace(path, text)
     return kept
+
+
+def changed_lines(solution: pathlib.Path) -> int:
+    """How many lines of the reader's copy are not as they were handed out."""
+    given, now = handed_out(solution).splitlines(), copy_of(solution).read_text(encoding="utf-8").splitlines()
+    return sum(line.startswith("+ ") for line in difflib.ndiff(given, now))
+
+
+def find(name: str) -> pathlib.Path:
+    """The solution of the exercise called `name`, "1_grid_stride" for instance.
+
+    Raises:
+        UserError: there is none, or in more than one stage.
+    """
+    wanted = pathlib.Path(name).name.removesuffix(".cu")
+    found = [solution for solution in solutions() if solution.stem == wanted]
+    if len(found) != 1:
+        known = ", ".join(solution.stem for solution in solutions())
+        raise UserError(f"the exercise must be one of {known}, got {name!r}")
+    return found[0]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `kernel-fusion exercises`."""
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail where a skeleton is not as it was cut"
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--reset",
+        action="append",
+        metavar="NAME",
+        help="begin this one anew, 1_grid_stride for instance; may be repeated. What you wrote goes to build/exercises",
+    )
+    what.add_argument(
+        "--cut", action="store_true", help="for authors: write the exercises that are handed out anew, from solutions"
     )
 
 
 def command(options: argparse.Namespace) -> int:
     """Runs `kernel-fusion exercises`. Returns the exit code."""
-    found = stale()
-    for skeleton in found:
-        name = skeleton.relative_to(stages.ROOT)
-        if options.check:
-            print(f"{name} is not what its solution gives")
-            continue
-        kept = restore(skeleton)
-        print(f"wrote {name}" + (f"; what stood there is now in {kept.relative_to(stages.ROOT)}" if kept else ""))
-    if not found:
-        print(f"skeletons as their solutions give them: {len(solutions())}")
-    return 1 if found and options.check else 0
+    if options.cut:
+        for solution in stale():
+            _write(skeleton_of(solution), cut(solution))
+        print(f"handed out as the solutions give them: {len(solutions())}")
+        return 0
+    if options.reset:
+        for solution in [find(name) for name in options.reset]:
+            _write(copy_of(solution), handed_out(solution))
+        return 0
+    for solution in solutions():
+        copy = copy_of(solution)
+        if not copy.exists():
+            results.replace(copy, handed_out(solution))
+            state = "made"
+        else:
+            changed = changed_lines(solution)
+            state = f"yours, {changed} line{'s' if changed > 1 else ''} changed" if changed else "not begun"
+        print(f"{copy.relative_to(stages.ROOT)}: {state}")
+    return 0
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    kept = reset(path, text)
+    was = f"; what stood there is now in {kept.relative_to(stages.ROOT)}" if kept else ""
+    print(f"wrote {path.relative_to(stages.ROOT)}{was}")

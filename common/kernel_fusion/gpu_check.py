@@ -168,7 +168,7 @@ def exercise(stage: stages.Stage) -> int:
     Raises:
         AssertionError: a result is wrong.
     """
-    benchmark = tour.load_benchmark(stage)
+    benchmark = stages.load_benchmark(stage)
     module = importlib.import_module(stage.module)
     device = torch.device("cuda")
     ran = 0

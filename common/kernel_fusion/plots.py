@@ -1,4 +1,4 @@
-"""Plots of results files, as SVG: the ladder of an op, and the roofline of a stage.
+"""Plots, as SVG: the ladder of an op, its bytes, the roofline of a stage, the sectors that a load touches.
 
 Each plot carries a digest of the figures it was drawn from, so that a stale one is found without drawing it again: what
 matplotlib writes differs from version to version.
@@ -13,14 +13,17 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from kernel_fusion import results, stages, syllabus
-from kernel_fusion.console import milliseconds
+from kernel_fusion import formulas, results, stages, syllabus
+from kernel_fusion.console import UserError, byte_count, milliseconds
 
-FORM = 1  # raise it when the drawing changes: every plot is then stale
+FORM = 2  # raise it when the drawing changes: every plot is then stale
 RUNG, PEER, ROOF, FAINT = "#1f5fa8", "#8a8a8a", "#b3412f", "#c9c9c9"
 BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-NAME_HEIGHT = 0.042  # of the plot
-LOGARITHMIC_FROM = 12  # the longest bar by the shortest: above this, short bars could not be told apart
+LOGARITHMIC_FROM = 12  # the longest time by the shortest: above this, short bars could not be told apart
+LABEL_HEIGHT = 0.052  # of a roofline's plot, a line of text
+SECTOR, LANES = 32, 32  # bytes, and threads of a warp
+ONE_PLACE = 1.2  # intensities of ops nearer to each other than this factor could not be told apart
+ONE_POINT = 1.12  # nor rates
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "kernel-fusion",
@@ -57,34 +60,30 @@ class Plot:
         """True where the file is missing or was drawn from other figures."""
         return not self.path.exists() or f">{self.digest()}<" not in self.path.read_text(encoding="utf-8")
 
+    def figure(self) -> Any:
+        """The plot as a matplotlib figure."""
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
+            return self.paint(self.data)
+
     def draw(self) -> None:
         """Writes the file, beside its place and then renamed."""
         import matplotlib
 
-        matplotlib.use("Agg")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_name(f"{self.path.name}.tmp")
+        metadata = {"Identifier": self.digest(), "Title": self.alt, "Creator": "kernel-fusion report", "Date": None}
         with matplotlib.rc_context(STYLE):
-            figure = self.paint(self.data)
-            beside = self.path.with_name(f"{self.path.name}.tmp")
-            metadata = {"Identifier": self.digest(), "Title": self.alt, "Creator": "kernel-fusion report", "Date": None}
-            figure.savefig(beside, format="svg", metadata=metadata)
+            self.figure().savefig(beside, format="svg", metadata=metadata)
         os.replace(beside, self.path)
-
-
-def _bound(row: dict, ceilings: dict) -> str:
-    """Which ceiling the row's percentage refers to: that of memory or that of arithmetic. The nearer one."""
-    copy, matmul = ceilings["copy_gb_s"].get(str(row["bytes"])), ceilings["matmul_tflop_s"]
-    of_copy = row["gb_s"] * 100 / row["percent_of_ceiling"]
-    of_matmul = row["tflop_s"] * 100 / row["percent_of_ceiling"]
-    if not copy or not matmul or not of_matmul:
-        return "memory" if copy or not of_matmul else "arithmetic"
-    return "memory" if abs(math.log(of_copy / copy)) <= abs(math.log(of_matmul / matmul)) else "arithmetic"
 
 
 # ---- the ladder ----
 
 
 def ladders(op: str) -> list[Plot]:
-    """The ladder of `op`, once for each GPU measured: its largest case, the time of every rung and peer.
+    """The ladder of `op`, once for each GPU measured: at its largest case the time of every rung and peer.
 
     Raises:
         UserError: no stage has the op.
@@ -92,24 +91,26 @@ def ladders(op: str) -> list[Plot]:
     return [
         _ladder(measured, op, results.largest(rows))
         for measured in results.load(syllabus.stage_of(op))
-        if (rows := [row for row in measured.rows if row["op"] == op])
+        if (rows := measured.of(op))
     ]
 
 
 def _ladder(measured: results.Results, op: str, rows: list[dict]) -> Plot:
     first = rows[0]
-    ceiling = first["ms"] * first["percent_of_ceiling"] / 100
-    memory = _bound(first, measured.ceilings) == "memory"
-    what = "a copy of as many bytes" if memory else "a large matrix product's rate"
     data = {
         "title": f"{op}: {results.case_title(first)}",
         "gpu": measured.gpu,
-        "ceiling_ms": float(f"{ceiling:.3g}"),
-        "ceiling": f"{what}: {milliseconds(ceiling)}",
-        "bars": [[row["impl"], row["kind"], row["ms"] if row["correct"] else None] for row in rows],
+        "ceiling_ms": None,
+        "ceiling": "",
+        "times": [[row["impl"], row["kind"], row["ms"] if row["correct"] else None] for row in rows],
     }
-    times = ", ".join(f"{name} {_time(ms)}" for name, _, ms in data["bars"])
-    alt = f"{data['title']}, on {measured.gpu}. {times}. Ceiling, {data['ceiling']}"
+    if first["percent_of_ceiling"] is not None:
+        ceiling = first["ms"] * first["percent_of_ceiling"] / 100
+        memory = first["bound"] == "memory"
+        what = "as many bytes at memory's best" if memory else "as many operations in a large matrix product"
+        data |= {"ceiling_ms": float(f"{ceiling:.3g}"), "ceiling": f"{what}: {milliseconds(ceiling)}"}
+    times = ", ".join(f"{name} {_time(ms)}" for name, _, ms in data["times"])
+    alt = f"{data['title']}, on {measured.gpu}. {times}." + (f" Ceiling, {data['ceiling']}" if data["ceiling"] else "")
     return Plot(measured.path.with_name(f"{measured.path.stem}-{op}-ladder.svg"), alt, data, paint_ladder)
 
 
@@ -118,38 +119,52 @@ def _time(ms: float | None) -> str:
 
 
 def paint_ladder(data: dict) -> Any:
-    """A bar for each rung and peer, from the top, and the ceiling as a line."""
+    """A line for each rung and peer, from the top, and the ceiling: bars from zero, or points on a logarithmic axis.
+
+    A bar's length means something from zero only, and a logarithmic axis has none.
+    """
     from matplotlib.figure import Figure
 
-    bars, ceiling = data["bars"], data["ceiling_ms"]
-    times = [ms for _, _, ms in bars if ms is not None] + [ceiling]
-    logarithmic = max(times) / min(times) > LOGARITHMIC_FROM
-    figure = Figure(figsize=(8.5, 1.35 + 0.3 * len(bars)), layout="constrained")
+    lines, ceiling = data["times"], data["ceiling_ms"]
+    times = [ms for _, _, ms in lines if ms is not None] + ([ceiling] if ceiling else [])
+    low, high = min(times, default=1.0), max(times, default=1.0)
+    logarithmic = high / low > LOGARITHMIC_FROM
+    figure = Figure(figsize=(8.5, 1.35 + 0.3 * len(lines)), layout="constrained")
     axes = figure.add_subplot()
-    colours = [RUNG if kind == "rung" else PEER for _, kind, _ in bars]
-    start = min(times) / 3 if logarithmic else 0
-    places = range(len(bars))
-    axes.barh(places, [(ms or start) - start for _, _, ms in bars], left=start, color=colours, height=0.66)
-    axes.axvline(ceiling, color=ROOF, linewidth=1.4)
-    for place, (_, _, ms) in zip(places, bars, strict=True):
-        text = axes.annotate(
-            _time(ms), (ms or start, place), (4, 0), textcoords="offset points", va="center", color="black"
-        )
-        text.set_bbox(BEHIND_TEXT)
-    axes.set_yticks(places, [name for name, _, _ in bars])
-    axes.set_ylim(len(bars) - 0.45, -0.55)
+    start = low / 2 if logarithmic else 0
     if logarithmic:
         axes.set_xscale("log")
-        axes.set_xlim(start, max(times) * (max(times) / start) ** 0.12)
+        axes.set_xlim(start, high * (high / start) ** 0.14)
     else:
-        axes.set_xlim(0, max(times) * 1.14)
+        axes.set_xlim(0, high * 1.14)
+    for place, (_, kind, ms) in enumerate(lines):
+        colour = RUNG if kind == "rung" else PEER
+        if logarithmic:
+            axes.axhline(place, color=FAINT, linewidth=0.6, zorder=0)
+            axes.plot([] if ms is None else [ms], [] if ms is None else [place], "o", color=colour, markersize=7)
+        else:
+            axes.barh(place, ms or 0, color=colour, height=0.66)
+        gap = 8 if logarithmic and ms is not None else 4
+        text = axes.annotate(_time(ms), (ms or start, place), (gap, 0), textcoords="offset points", va="center")
+        text.set_bbox(BEHIND_TEXT)
+    axes.set_yticks(range(len(lines)), [name for name, _, _ in lines])
+    axes.set_ylim(len(lines) - 0.45, -0.55)
     axes.xaxis.set_major_formatter(lambda value, position: milliseconds(value) if value > 0 else "0")
     axes.set_xlabel(f"time{', logarithmic' if logarithmic else ''} (blue: our rungs, grey: peers)")
     axes.tick_params(axis="y", length=0)
+    if ceiling:
+        _draw_ceiling(axes, ceiling, data["ceiling"], logarithmic)
+    figure.suptitle(f"{data['title']}, on {data['gpu']}", fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def _draw_ceiling(axes: Any, ceiling: float, words: str, logarithmic: bool) -> None:
+    """A line, named above on the side where there is room."""
+    axes.axvline(ceiling, color=ROOF, linewidth=1.4, zorder=1)
     left, right = axes.get_xlim()
     across = math.log(ceiling / left) / math.log(right / left) if logarithmic else ceiling / right
     axes.annotate(
-        data["ceiling"],
+        words,
         (ceiling, 1),
         (3 if across < 0.6 else -3, 3),
         xycoords=("data", "axes fraction"),
@@ -158,7 +173,150 @@ def paint_ladder(data: dict) -> Any:
         va="bottom",
         color=ROOF,
     )
+
+
+# ---- bytes, predicted and measured ----
+
+
+def bytes_of(op: str) -> list[Plot]:
+    """For each GPU measured, at the largest case of `op`: the bytes that each rung's header predicts beside those that
+    memory moved, and the time that the predicted ones take at a copy's rate beside the rung's.
+
+    Raises:
+        UserError: no stage has the op, or no rung of it states its bytes.
+    """
+    stage = syllabus.stage_of(op)
+    formula = {rung.name: rung.moves for rung in syllabus.rungs(stage, op)}
+    shown = []
+    for measured in results.load(stage):
+        rows = [row for row in measured.of(op) if row["kind"] == "rung" and row["correct"]]
+        lines = []
+        for row in results.largest(rows) if rows else []:
+            predicted = formulas.evaluate(formula.get(row["impl"], ""), row["shape"], row["dtype"])
+            if predicted is not None:
+                copy = predicted / _copy_rate(measured, predicted) / 1e6
+                lines.append([row["impl"], predicted, row["dram_bytes"], float(f"{copy:.3g}"), row["ms"]])
+        if lines:
+            shown.append(_bytes_plot(measured, op, results.largest(rows)[0], lines))
+        elif rows:
+            raise UserError(f"no rung of {op} states its bytes as a formula of its shape")
+    return shown
+
+
+def _copy_rate(measured: results.Results, count: int) -> float:
+    """GB/s of the copy whose bytes are nearest to `count`."""
+    copies = measured.ceilings["copy_gb_s"]
+    return copies[min(copies, key=lambda size: abs(math.log(int(size) / count)))]
+
+
+def _bytes_plot(measured: results.Results, op: str, row: dict, lines: list[list]) -> Plot:
+    data = {"title": f"{op}: {results.case_title(row)}", "gpu": measured.gpu, "rungs": lines}
+    words = [
+        f"{name}: {byte_count(predicted)} predicted, {byte_count(dram) if dram else 'not'} measured; "
+        f"{milliseconds(copy)} at a copy's rate, {milliseconds(ms)} measured"
+        for name, predicted, dram, copy, ms in lines
+    ]
+    alt = f"{data['title']}, on {measured.gpu}. {'. '.join(words)}"
+    return Plot(measured.path.with_name(f"{measured.path.stem}-{op}-bytes.svg"), alt, data, paint_bytes)
+
+
+def paint_bytes(data: dict) -> Any:
+    """Two pairs of bars for each rung: bytes to the left, times to the right, what was predicted above what was."""
+    from matplotlib.figure import Figure
+
+    rungs = data["rungs"]
+    figure = Figure(figsize=(8.5, 1.5 + 0.42 * len(rungs)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    names, predicted, dram, copy, ms = zip(*rungs, strict=True)
+    _pairs(left, predicted, dram, byte_count)
+    _pairs(right, copy, ms, milliseconds)
+    left.set_xlabel("bytes that memory moves")
+    right.set_xlabel("time: at a copy's rate, and measured")
+    left.set_yticks(range(len(rungs)), names)
+    left.set_ylim(len(rungs) - 0.45, -0.55)
+    for axes in (left, right):
+        axes.tick_params(axis="y", length=0)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(f"{data['title']}, on {data['gpu']}", fontsize=10, x=0.01, ha="left")
+    return figure
+
+
+def _pairs(axes: Any, predicted: tuple, measured: tuple, words: Callable[[float], str]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for values, colour, label, up in ((predicted, ROOF, "predicted", -0.18), (measured, RUNG, "measured", 0.18)):
+        places = [place + up for place in range(len(values))]
+        axes.barh(places, [value or 0 for value in values], height=0.32, color=colour, label=label)
+        for place, value in zip(places, values, strict=True):
+            shown = words(value) if value else "not counted"
+            axes.annotate(
+                shown, (value or 0, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5
+            ).set_bbox(BEHIND_TEXT)
+    axes.set_xlim(0, max(value or 0 for value in (*predicted, *measured)) * 1.22)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(lambda value, position: words(value) if value > 0 else "0")
+
+
+# ---- the sectors of a load ----
+
+
+def sectors(patterns: dict[str, tuple[int, int]], folder: pathlib.Path) -> Plot:
+    """What one load of a warp touches.
+
+    Args:
+        patterns: by name, the bytes that a lane takes, and from its first to the next lane's.
+        folder: where the picture belongs.
+    """
+    data = {"patterns": [[name, size, apart] for name, (size, apart) in patterns.items()]}
+    words = []
+    for name, size, apart in data["patterns"]:
+        count = len(touched(size, apart))
+        words.append(f"{name}: {count} sectors, {LANES * size} of {count * SECTOR} bytes used")
+    return Plot(
+        folder / "sectors.svg", f"Sectors that one load of a warp touches. {'; '.join(words)}", data, paint_sectors
+    )
+
+
+def touched(size: int, apart: int) -> list[int]:
+    """The sectors that a warp touches where each lane takes `size` bytes, `apart` from the lane before."""
+    return sorted({(lane * apart + byte) // SECTOR for lane in range(LANES) for byte in range(size)})
+
+
+def paint_sectors(data: dict) -> Any:
+    """A row for each pattern, in it a box for each sector that is touched, filled where a lane reads."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    patterns = data["patterns"]
+    figure = Figure(figsize=(8.5, 0.75 + 0.62 * len(patterns)), layout="constrained")
+    axes = figure.add_subplot()
+    colours = colormaps["viridis"]
+    for row, (_, size, apart) in enumerate(patterns):
+        found = touched(size, apart)
+        for lane in range(LANES):
+            for number, sector in enumerate(found):
+                first = max(lane * apart, sector * SECTOR) - sector * SECTOR
+                last = min(lane * apart + size, (sector + 1) * SECTOR) - sector * SECTOR
+                if first < last:
+                    x, wide = number + 0.06 + 0.88 * first / SECTOR, 0.88 * (last - first) / SECTOR
+                    colour = colours(lane / (LANES - 1))
+                    axes.add_patch(Rectangle((x, row - 0.22), wide, 0.44, color=colour, linewidth=0))
+        for number in range(len(found)):
+            edge = {"fill": False, "edgecolor": "#555555", "linewidth": 0.6}
+            axes.add_patch(Rectangle((number + 0.06, row - 0.22), 0.88, 0.44, **edge))
+        words = f"{len(found)} sectors, {LANES * size} of {len(found) * SECTOR} bytes used"
+        axes.annotate(words, (0.06, row - 0.27), va="bottom", fontsize=8)
+    axes.set_yticks(range(len(patterns)), [name for name, _, _ in patterns])
+    axes.set_ylim(len(patterns) - 0.6, -0.65)
+    axes.set_xlim(0, LANES)
+    axes.set_xticks([])
+    axes.tick_params(axis="y", length=0)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.set_xlabel(
+        "a box is a sector of 32 bytes; filled is what a lane reads, dark the first lane, light the last", fontsize=8
+    )
     return figure
 
 
@@ -190,112 +348,108 @@ def _roofline(measured: results.Results, stage: stages.Stage, rows: list[dict]) 
         "ops": [
             {
                 "op": case[0]["op"],
-                "case": results.case_title(case[0]),
                 "intensity": case[0]["flops"] / case[0]["bytes"],
                 "points": [[row["impl"], row["kind"], row["tflop_s"]] for row in case if row["correct"]],
             }
             for case in cases
         ],
     }
-    best = "; ".join(
-        f"{op['op']}: {op['intensity']:.3g} FLOP/byte, fastest is {name} with {rate:.3g} TFLOP/s"
-        for op in data["ops"]
-        for name, _, rate in [max(op["points"], key=lambda point: point[2], default=("nothing right", "", 0.0))]
-    )
+    best = "; ".join(f"{op['op']}: {op['intensity']:.3g} FLOP/byte, {_fastest(op)}" for op in data["ops"])
     alt = f"Roofline of {stage.folder} on {measured.gpu}. {best}"
     return Plot(measured.path.with_name(f"{measured.path.stem}-roofline.svg"), alt, data, paint_roofline)
 
 
+def _fastest(op: dict) -> str:
+    """ "fastest is v4_vector with 0.536 TFLOP/s"."""
+    if not op["points"]:
+        return "nothing right"
+    name, _, rate = max(op["points"], key=lambda point: point[2])
+    return f"fastest is {name} with {rate:.3g} TFLOP/s"
+
+
 def paint_roofline(data: dict) -> Any:
-    """The same roofs for each op, with its own rungs and peers named and those of the others faint."""
+    """The roofs; on a line for each op's operations a byte its rungs and peers; its name above the roofs.
+
+    Ops that could not be told apart share a line, and points that could not a mark.
+    """
     from matplotlib.figure import Figure
 
     ops, copy, matmul = data["ops"], data["copy_tb_s"], data["matmul_tflop_s"]
-    columns = min(2, len(ops))
-    lines = math.ceil(len(ops) / columns)
-    figure = Figure(figsize=(5.0 * columns, 0.4 + 4.3 * lines), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False)
     intensities = [op["intensity"] for op in ops]
     rates = [rate for op in ops for _, _, rate in op["points"]]
     ridge = matmul / copy if matmul else max(intensities)
-    left = min([*intensities, ridge]) / 4
-    right = max(left * (max(intensities) / left) ** (1 / 0.58), 3 * ridge)  # names stand to the right of their points
-    top = (matmul or right * copy) * 3
+    left, right = min([*intensities, ridge]) / 3, 3 * max([*intensities, ridge])
+    roof = matmul or right * copy
     bottom = min([*rates, left * copy]) / 2
-    for op in ops:  # names go downwards from the fastest, away from the roof: there must be room below it
-        fastest, room = math.log(max((rate for _, _, rate in op["points"]), default=top)), _room(op)
-        bottom = min(bottom, math.exp((fastest - room * math.log(top)) / (1 - room)))
-    for axes, op in zip(grid.flat, ops, strict=False):
-        axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
-        axes.plot([left, ridge, right], [left * copy, ridge * copy, matmul or right * copy], color=ROOF, linewidth=1.4)
-        axes.axvline(op["intensity"], color=FAINT, linewidth=0.8, zorder=0)
-        for other in (other for other in ops if other is not op):
-            axes.plot([other["intensity"]] * len(other["points"]), [p[2] for p in other["points"]], ".", color=FAINT)
-        axes.set_title(f"{op['op']}\n{op['case']}", fontsize=9, loc="left")
-        roofs = f"copy: {copy:.3g} TB/s" + (f"\nmatrix product: {matmul:.3g} TFLOP/s" if matmul else "")
-        text = axes.annotate(roofs, (0.02, 0.98), xycoords="axes fraction", va="top", fontsize=8, color=ROOF)
-        text.set_bbox(BEHIND_TEXT)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, position: f"{value:g}")
-        _name_points(axes, op)
-    for axes in grid[-1]:
-        axes.set_xlabel("FLOP per byte that has to move")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("TFLOP/s")
-    for axes in list(grid.flat)[len(ops) :]:
-        axes.set_axis_off()
-    figure.suptitle(f"{data['stage']} on {data['gpu']}", fontsize=10, x=0.01, ha="left")
+    groups = places(ops)
+    labels = LABEL_HEIGHT * len(groups) + 0.05  # the part of the height above the roofs
+    top = bottom * (roof / bottom) ** (1 / (1 - labels))
+    figure = Figure(figsize=(8.5, 3.6 + 0.25 * len(groups)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
+    roofs = f"copy: {copy:.3g} TB/s" + (f"; matrix product: {matmul:.3g} TFLOP/s" if matmul else "")
+    axes.plot([left, ridge, right], [left * copy, ridge * copy, roof], color=ROOF, linewidth=1.4, label=roofs)
+    height = 0.97
+    for group, x, to_the_left in _labelled(groups, left, right):
+        axes.annotate(
+            ", ".join(op["op"] for op in group),
+            (x, height),
+            (-4 if to_the_left else 4, 0),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="right" if to_the_left else "left",
+            va="top",
+        )
+        axes.axvline(x, ymax=height, color=FAINT, linewidth=0.8, zorder=0)
+        height -= LABEL_HEIGHT
+        for kind, mark, colour in (("peer", "s", PEER), ("rung", "o", RUNG)):
+            found = one_point([rate for op in group for _, of, rate in op["points"] if of == kind])
+            axes.plot([x] * len(found), found, mark, color=colour, markersize=4.5)
+    axes.plot([], [], "o", color=RUNG, markersize=4.5, label="our rungs")
+    axes.plot([], [], "s", color=PEER, markersize=4.5, label="peers")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, position: f"{value:g}")
+    axes.set_xlabel("FLOP per byte that has to move")
+    axes.set_ylabel("TFLOP/s")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(f"{data['stage']} on {data['gpu']}: the largest case of each op", fontsize=10, x=0.01, ha="left")
     return figure
 
 
-def _room(op: dict) -> float:
-    """The part of the plot's height that the names of the op's points take."""
-    return min(0.03 + NAME_HEIGHT * (len(op["points"]) - 1), 0.7)
+def _labelled(groups: list[list[dict]], left: float, right: float) -> list[tuple[list[dict], float, bool]]:
+    """The groups from the top label down, each with its intensity, and whether its label stands to the left of that.
 
-
-def _name_points(axes: Any, op: dict) -> None:
-    """Marks the op's rungs and peers, with names beside them that keep apart, each with a line to its point."""
-    points = sorted(op["points"], key=lambda point: point[2])
-    place = (axes.transData + axes.transAxes.inverted()).transform
-    across = place((op["intensity"], 1))[0] + 0.09
-    wanted = [place((1, rate))[1] for _, _, rate in points]
-    heights = spread(wanted, apart=NAME_HEIGHT, low=0.03, high=max([_room(op), *wanted]))
-    for (name, kind, rate), height in zip(points, heights, strict=True):
-        colour = RUNG if kind == "rung" else "#555555"
-        axes.plot([op["intensity"]], [rate], "o" if kind == "rung" else "s", color=colour, markersize=4.5)
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2, "relpos": (0, 0.5)}
-        text = axes.annotate(
-            f"{name}  {rate:.3g}",
-            (op["intensity"], rate),
-            (across, height),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=8,
-            color=colour,
-            arrowprops=line,
-        )
-        text.set_bbox(BEHIND_TEXT)
-
-
-def spread(wanted: list[float], *, apart: float, low: float, high: float) -> list[float]:
-    """Places as near to `wanted`, which rise, as they can be while `apart` from each other and within low and high.
-
-    Where there is not room for all, they stand evenly and nearer than `apart`.
+    Those to the right come first, from the leftmost on, then those to the left, from the rightmost on: so no line
+    crosses a label.
     """
-    apart = min(apart, (high - low) / max(len(wanted) - 1, 1))
-    groups: list[list[float]] = []  # what stands in one row, `apart` from each other, around the middle of its wishes
-    for place in wanted:
-        groups.append([place])
-        while (
-            len(groups) > 1
-            and _bounds(groups[-2], apart, low, high)[1] + apart > _bounds(groups[-1], apart, low, high)[0]
-        ):
-            groups[-2:] = [groups[-2] + groups[-1]]
-    return [_bounds(group, apart, low, high)[0] + apart * n for group in groups for n in range(len(group))]
+    found = []
+    for group in groups:
+        x = _mean([op["intensity"] for op in group])
+        found.append((group, x, math.log(x / left) / math.log(right / left) > 0.5))
+    return sorted(found, key=lambda one: (one[2], -one[1] if one[2] else one[1]))
 
 
-def _bounds(group: list[float], apart: float, low: float, high: float) -> tuple[float, float]:
-    """The lowest and the highest place of a group, moved into low and high."""
-    length = apart * (len(group) - 1)
-    start = min(max(sum(group) / len(group) - length / 2, low), high - length)
-    return start, start + length
+def places(ops: list[dict]) -> list[list[dict]]:
+    """The ops, those together that share a place on the axis of intensities."""
+    groups: list[list[dict]] = []
+    for op in sorted(ops, key=lambda op: op["intensity"]):
+        if groups and op["intensity"] <= ONE_PLACE * groups[-1][0]["intensity"]:
+            groups[-1].append(op)
+        else:
+            groups.append([op])
+    return groups
+
+
+def one_point(rates: list[float]) -> list[float]:
+    """The rates, one for those that could not be told apart."""
+    groups: list[list[float]] = []
+    for rate in sorted(rates):
+        if groups and rate <= ONE_POINT * groups[-1][0]:
+            groups[-1].append(rate)
+        else:
+            groups.append([rate])
+    return [_mean(group) for group in groups]
+
+
+def _mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))

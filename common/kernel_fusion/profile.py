@@ -4,16 +4,14 @@
 inputs of a case, warms each rung up, and calls it once between cudaProfilerStart and cudaProfilerStop. Before each call
 stands a kernel of torch's that no rung launches: it tells in ncu's list where the next rung begins.
 
-With --device cpu no GPU is needed: the stage's emulated kernels are compiled once more, so that they count their
-accesses, into a library of their own; a child, this module with --library, runs a rung on a small case.
+With --device cpu no GPU is needed: `rung_counts` has the emulated kernels count their accesses on a small case.
 """
 
 import argparse
 import csv
 import dataclasses
 import glob
-import importlib.machinery
-import importlib.util
+import importlib
 import json
 import math
 import pathlib
@@ -26,10 +24,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernel_fusion import benchmarks, counts, results, stages, syllabus, tour
-from kernel_fusion.console import CommandFailed, UserError, last_lines, milliseconds, run_logged
+from kernel_fusion import benchmarks, counts, results, rung_counts, stages, syllabus
+from kernel_fusion.console import CommandFailed, UserError, last_lines, milliseconds, progress, run_logged
 
-SUFFIXES = importlib.machinery.EXTENSION_SUFFIXES
 PLACES = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 MARKER = "spin_kernel"  # torch.cuda._sleep launches it
 SECTORS, REQUESTS = (f"l1tex__t_{what}_pipe_lsu_mem_global_op_{{}}.sum" for what in ("sectors", "requests"))
@@ -318,7 +315,7 @@ def cases_of(stage: stages.Stage, op: str, size: str = "full", device: str = "cu
     Raises:
         UserError: it times none.
     """
-    found = [case for case in tour.load_benchmark(stage).cases(size, device) if case.op == op]
+    found = [case for case in stages.load_benchmark(stage).cases(size, device) if case.op == op]
     if not found:
         raise UserError(f"{stage.folder}/benchmark.py has no case of {op}")
     return found
@@ -455,71 +452,6 @@ def exercise(case: benchmarks.Case, rungs: list[str]) -> dict:
 # ---- counts on the CPU ----
 
 
-def build_counting(stage: stages.Stage) -> pathlib.Path:
-    """Builds the stage's library with kernels that count, in build/counting; the installed one stays as it is.
-
-    Raises:
-        UserError: it cannot be built; the text has the end of the compiler's messages.
-    """
-    folder = stages.ROOT / "build" / "counting" / stage.folder
-    command = [sys.executable, "setup.py", "build_ext", "--counting"]
-    command += [f"--build-temp={folder / 'temp'}", f"--build-lib={folder}"]
-    log = folder / "build.log"
-    try:
-        run_logged(command, log, cwd=stage.path, env={"KF_CUDA": "0"})
-    except CommandFailed as error:
-        raise UserError(f"{last_lines(log, 15)}\n{error}") from error
-    found = next((path for suffix in SUFFIXES if (path := folder / stage.module / f"_C{suffix}").exists()), None)
-    if found is None:
-        raise UserError(f"{folder} has no library after the build; its output is in {log}")
-    return found
-
-
-def count_rung(stage: stages.Stage, library: pathlib.Path, op: str, case: int, rung: str) -> list[counts.Kernel] | str:
-    """Runs a rung on one of the op's emulated cases, in a child. Returns the counts, or why the rung refuses the case.
-
-    Raises:
-        UserError: the child failed.
-    """
-    folder = stages.ROOT / "build" / "profile"
-    log, written, launched = (folder / f"{op}-{rung}.{ending}" for ending in ("log", "counts.json", "json"))
-    for path in (written, launched):
-        path.unlink(missing_ok=True)
-    words = [sys.executable, "-m", "kernel_fusion.profile"]
-    words += [*child_arguments(stage, op, case, [rung], launched), "--library", str(library)]
-    try:
-        run_logged(words, log, cwd=stages.ROOT, env=counts.environment(library, written))
-    except CommandFailed as error:
-        raise UserError(f"{last_lines(log, 15)}\n{error}") from error
-    refused = json.loads(launched.read_text(encoding="utf-8"))["refused"]
-    return refused.get(rung) or counts.read(written, library)
-
-
-def exercise_emulated(case: benchmarks.Case, rung: str) -> dict:
-    """Calls a rung once on the CPU, for its accesses to be counted.
-
-    Returns:
-        As `exercise`.
-    """
-    with torch.set_grad_enabled(case.direction == "backward"):
-        try:
-            case.run(*benchmarks.own_copy(case.inputs(torch.device("cpu"))), rung=rung)
-        except (ValueError, RuntimeError) as refusal:
-            if f"rung '{rung}'" not in str(refusal):
-                raise
-            return {"ran": [], "refused": {rung: str(refusal)}}
-    return {"ran": [rung], "refused": {}}
-
-
-def use_library(stage: stages.Stage, library: pathlib.Path) -> None:
-    """Loads `library` as the stage's compiled part, in place of the installed one. To be called before its import."""
-    stages.on_path()
-    name = f"{stage.module}._C"
-    spec = importlib.util.spec_from_file_location(name, library)
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-
 def run_on_cpu(options: argparse.Namespace, console: Console) -> None:
     """`kernel-fusion profile OP --device cpu`: what each rung's kernels access, line by line.
 
@@ -533,22 +465,24 @@ def run_on_cpu(options: argparse.Namespace, console: Console) -> None:
     for rung in options.rung or []:
         if rung not in known:
             raise UserError(f"--rung must be one of {', '.join(known)}, got {rung!r}")
-    with console.status(f"building {stage.folder} with kernels that count"):
-        library = build_counting(stage)
-    use_library(stage, library)
+    with progress(f"building {stage.folder} with kernels that count") as on_step:
+        library = rung_counts.build(stage, options.op, on_step)
+    rung_counts.use_library(stage, library)
     cases = cases_of(stage, options.op, "emulated", "cpu")
     number = chosen(cases, options.case, options.dtype)
     title = f"case {number + 1} of {len(cases)}: {cases[number].title()}"
     console.print(title, style="bold", markup=False, soft_wrap=True)
     console.print(f"{cases[number].bytes:,} bytes must be read or written, once each", markup=False)
+    wanted = [rung_counts.Wanted(options.op, rung, number) for rung in options.rung or known]
+    with progress("running") as on_step:
+        counted = rung_counts.count(stage, library, wanted, lambda one: on_step(one.rung))
     found: dict[str, list[counts.Kernel]] = {}
-    for rung in options.rung or known:
-        console.rule(rung, align="left")
-        kernels = count_rung(stage, library, options.op, number, rung)
+    for one, kernels in counted.items():
+        console.rule(one.rung, align="left")
         if isinstance(kernels, str):
             console.print(kernels, markup=False, soft_wrap=True)
         else:
-            found[rung] = kernels
+            found[one.rung] = kernels
             counts.show(kernels, console)
     if options.json:
         listed = {rung: [kernel.as_json() for kernel in kernels] for rung, kernels in found.items()}
@@ -576,6 +510,7 @@ def save(path: pathlib.Path, case: benchmarks.Case, profiles: list[Profile]) -> 
             "occupancy": _rounded(profile.occupancy),
             "registers": int(max(kernel[REGISTERS] for kernel in profile.kernels)),
             "limit": limits(profile),
+            **benchmarks.provenance(),
         }
     results.write(loaded)
 
@@ -637,7 +572,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
             raise UserError(f"--save: there is no {path}; measure first: kernel-fusion bench {stage.folder}")
         find_rows(results.read(path), case, options.rung or [])
     console.print(f"case {number + 1} of {len(cases)}: {case.title()}", style="bold", markup=False, soft_wrap=True)
-    profiles, refused = measure(stage, options.op, number, rungs)
+    with progress(f"running {len(rungs)} rungs under Nsight Compute"):
+        profiles, refused = measure(stage, options.op, number, rungs)
     for reason in refused.values():
         console.print(reason, markup=False, soft_wrap=True)
     if not profiles:
@@ -670,21 +606,16 @@ def show(profiles: list[Profile], case: benchmarks.Case, console: Console) -> No
 
 
 def main() -> int:
-    """python -m kernel_fusion.profile --child …: what ncu watches, or what counts on the CPU."""
+    """python -m kernel_fusion.profile --child …: what ncu watches."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--child", required=True, metavar="STAGE", help="run rungs of this stage, as ncu watches")
     parser.add_argument("--op", required=True)
     parser.add_argument("--case", required=True, type=int, metavar="N", help="counted from 0")
     parser.add_argument("--rung", required=True, action="append")
     parser.add_argument("--launched", required=True, type=pathlib.Path, metavar="FILE", help="gets what ran")
-    parser.add_argument("--library", type=pathlib.Path, metavar="FILE", help="on the CPU, with this compiled part")
     options = parser.parse_args()
     stage = stages.find(options.child)
-    if options.library:
-        use_library(stage, options.library)
-        done = exercise_emulated(cases_of(stage, options.op, "emulated", "cpu")[options.case], options.rung[0])
-    else:
-        done = exercise(cases_of(stage, options.op)[options.case], options.rung)
+    done = exercise(cases_of(stage, options.op)[options.case], options.rung)
     results.replace(options.launched, json.dumps(done))
     return 0
 

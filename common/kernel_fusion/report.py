@@ -1,24 +1,38 @@
-"""Writes tables and plots of results into READMEs and docs, between markers, from results/<gpu>.json of the stages.
+"""Writes into READMEs and docs what follows from other files: tables and plots of results, and contents.
 
-A document says where a table or a plot stands, and of what:
+A document says with markers what stands where:
 
-    <!-- results:softmax -->
+    <!-- contents -->                                                  links to the headings that follow
+    <!-- /contents -->
+
+    <!-- results:softmax -->                                           its largest case, a line for each rung and peer
     <!-- /results -->
 
-    <!-- results:softmax dtype=bfloat16 rows=16384 width=1024 -->     only that case
+    <!-- results:softmax dtype=bfloat16 width=1024 -->                 the largest of those cases
     <!-- /results -->
 
-    <!-- plot:ladder softmax -->                                       its largest case, a bar for each rung and peer
+    <!-- models:step4-integration -->                                  what a stage measured that is no op: whole models
+    <!-- /models -->
+
+    <!-- plot:ladder softmax -->                                       its largest case, a line for each rung and peer
+    <!-- /plot -->
+
+    <!-- plot:bytes softmax -->                                        predicted and measured bytes, and times
     <!-- /plot -->
 
     <!-- plot:roofline step2-attention -->                             the largest forward case of each op
     <!-- /plot -->
 
+    <!-- plot:sectors naive=4@128 vector=16@16 -->                     of a load: bytes a lane, and to the next lane's
+    <!-- /plot -->
+
     <!-- counts -->                                                    the emulation's counts beside a GPU's
     <!-- /counts -->
 
-python -m kernel_fusion.report writes the tables, and draws the plots into results/ of their stage; with --check it only
-fails where one is stale.
+Each stage that was measured also gets results/README.md, with every case and every figure.
+
+python -m kernel_fusion.report writes all that, and draws the plots into results/ of their stage; with --check it only
+fails where something is stale. Either way it fails where the prose claims what the results do not say: claims.py.
 """
 
 import argparse
@@ -26,18 +40,23 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from kernel_fusion import counts, plots, results, stages, syllabus
-from kernel_fusion.console import UserError, milliseconds
+from kernel_fusion import claims, counts, plots, results, stages, syllabus, tables
+from kernel_fusion.console import UserError, progress
 
-TABLE = re.compile(r"(<!-- results:(?P<op>\w+)(?P<select>[^>]*?)\s*-->\n)(?P<body>.*?)(<!-- /results -->)", re.DOTALL)
-PLOT = re.compile(r"(<!-- plot:(?P<kind>\w+) (?P<of>[\w-]+) -->\n)(?P<body>.*?)(<!-- /plot -->)", re.DOTALL)
-COUNTS = re.compile(r"(<!-- counts -->\n)(?P<body>.*?)(<!-- /counts -->)", re.DOTALL)
-NOT_MEASURED = (
-    "Not yet measured on a GPU. On a machine with one, `python benchmark.py` in `{folder}` writes its\n"
-    "`results/<gpu>.json`, and `kernel-fusion report` the figures into this table.\n"
-)
+
+def _marker(name: str, words: str = "") -> re.Pattern:
+    return re.compile(rf"(<!-- {name}{words} -->\n)(?P<body>.*?)(<!-- /{name} -->)", re.DOTALL)
+
+
+CONTENTS = _marker("contents")
+TABLE = _marker("results", r":(?P<op>\w+)(?P<select>[^>]*?)")
+MODELS = _marker("models", r":(?P<stage>[\w-]+)")
+PLOT = _marker("plot", r":(?P<kind>\w+) (?P<of>[^>]+?)")
+COUNTS = _marker("counts")
+MARKERS = {"contents": CONTENTS, "results": TABLE, "models": MODELS, "plot": PLOT, "counts": COUNTS}
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 class ReportError(UserError):
@@ -45,31 +64,53 @@ class ReportError(UserError):
 
 
 def documents() -> list[pathlib.Path]:
-    """Every document of the repository that may hold tables."""
-    found = [stages.ROOT / "README.md", *(stage.path / "README.md" for stage in stages.STAGES)]
-    found.append(stages.ROOT / "common" / "simt" / "README.md")
-    return [p for p in [*found, *sorted((stages.ROOT / "docs").rglob("*.md"))] if p.exists()]
+    """Every document of the repository that may hold markers; not the pages that are written as a whole."""
+    found = [stages.ROOT / "README.md", stages.ROOT / "common" / "simt" / "README.md"]
+    for folder in (*(stage.path for stage in stages.STAGES), stages.ROOT / "docs"):
+        written = [path for path in sorted(folder.rglob("*.md")) if path.parent.name != "results"]
+        found += [path for path in written if "build" not in path.relative_to(folder).parts]
+    return [path for path in found if path.exists()]
 
 
 def render(text: str, document: pathlib.Path) -> str:
-    """`text` with every marked table, and every link to a plot, written anew.
+    """`text` with everything that has a marker written anew.
 
     Raises:
         UserError: a marker without its end, an unknown op or stage, or an unknown selection.
     """
-    for start, name, pattern in (
-        ("results:", "results", TABLE),
-        ("plot:", "plot", PLOT),
-        ("counts ", "counts", COUNTS),
-    ):
-        opened, closed = text.count(f"<!-- {start}"), text.count(f"<!-- /{name} -->")
+    for name, pattern in MARKERS.items():
+        opened = len(re.findall(rf"<!-- {name}\b", text))
+        closed = text.count(f"<!-- /{name} -->")
         if opened != closed or opened != len(pattern.findall(text)):
-            raise ReportError(
-                f"{document}: {opened} `<!-- {start}… -->` and {closed} `<!-- /{name} -->` do not pair up"
-            )
-    text = COUNTS.sub(lambda m: m.group(1) + counts.comparison() + m.group(3), text)
-    text = TABLE.sub(lambda m: m.group(1) + tables(m["op"], _selection(m["select"], document)) + m.group(5), text)
-    return PLOT.sub(lambda m: m.group(1) + _links(_plots(m, document), document) + m.group(5), text)
+            raise ReportError(f"{document}: {opened} `<!-- {name}… -->` and {closed} `<!-- /{name} -->` do not pair up")
+    text = _filled(COUNTS, text, lambda m: counts.comparison())
+    text = _filled(TABLE, text, lambda m: tables.compact(m["op"], _selection(m["select"], document), document))
+    text = _filled(MODELS, text, lambda m: tables.models(_stage(m["stage"], document)))
+    text = _filled(PLOT, text, lambda m: _links(_plots(m, document), document))
+    return _filled(CONTENTS, text, lambda m: _contents(text[m.end() :]))
+
+
+def _filled(pattern: re.Pattern, text: str, body: Callable[[re.Match], str]) -> str:
+    return pattern.sub(lambda m: m.group(1) + body(m) + m.groups()[-1], text)
+
+
+def _stage(name: str, document: pathlib.Path) -> stages.Stage:
+    try:
+        return stages.find(name)
+    except ValueError as error:
+        raise ReportError(f"{document}: {error}") from error
+
+
+def _contents(text: str) -> str:
+    """Links to the headings of the second level in `text`, in a paragraph."""
+    headings = re.findall(r"^## (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return "\n" + " · ".join(f"[{heading}](#{anchor(heading)})" for heading in headings) + "\n\n"
+
+
+def anchor(heading: str) -> str:
+    """The name that GitHub gives to a heading: without marks, in small letters, hyphens for blanks."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-")
 
 
 def plots_in(text: str, document: pathlib.Path) -> Iterator[plots.Plot]:
@@ -82,12 +123,23 @@ def _plots(marker: re.Match, document: pathlib.Path) -> list[plots.Plot]:
     kind, of = marker["kind"], marker["of"]
     if kind == "ladder":
         return plots.ladders(of)
-    if kind != "roofline":
-        raise ReportError(f"{document}: a plot is a ladder or a roofline, not a {kind!r}")
-    try:
-        return plots.rooflines(stages.find(of))
-    except ValueError as error:
-        raise ReportError(f"{document}: {error}") from error
+    if kind == "bytes":
+        return plots.bytes_of(of)
+    if kind == "roofline":
+        return plots.rooflines(_stage(of, document))
+    if kind == "sectors":
+        return [plots.sectors(_patterns(of, document), document.parent / "results")]
+    raise ReportError(f"{document}: a plot is a ladder, a roofline, bytes or sectors, not {kind!r}")
+
+
+def _patterns(text: str, document: pathlib.Path) -> dict[str, tuple[int, int]]:
+    found = {}
+    for word in text.split():
+        pattern = re.fullmatch(r"(\w+)=(\d+)@(\d+)", word)
+        if pattern is None:
+            raise ReportError(f"{document}: in a marker of sectors, `{word}` must be name=BYTES@APART, of a lane")
+        found[pattern[1]] = (int(pattern[2]), int(pattern[3]))
+    return found
 
 
 def _links(shown: list[plots.Plot], document: pathlib.Path) -> str:
@@ -106,119 +158,8 @@ def _selection(text: str, document: pathlib.Path) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def tables(op: str, select: dict[str, str]) -> str:
-    """The tables of `op`: one for each GPU measured, or the rungs without figures."""
-    stage = syllabus.stage_of(op)
-    parts = []
-    for measured in results.load(stage):
-        rows = [row for row in measured.rows if row["op"] == op and _selected(row, select)]
-        if rows:
-            parts.append(_measured(stage, op, rows, measured.environment_of(op), all_cases=not select))
-    if not parts:
-        parts = [NOT_MEASURED.format(folder=stage.folder) + "\n" + _unmeasured(stage, op)]
-    return "\n" + "\n".join(parts) + "\n"
-
-
-def _selected(row: dict, select: dict[str, str]) -> bool:
-    known = {"dtype": row["dtype"], "pass": row["pass"], **{k: str(v) for k, v in row["shape"].items()}}
-    return all(known.get(name) == value for name, value in select.items())
-
-
-def _measured(stage: stages.Stage, op: str, rows: list[dict], environment: dict, *, all_cases: bool) -> str:
-    """The largest case rung by rung; then, if there are more, every case in a line."""
-    cases, largest = results.cases(rows), results.largest(rows)
-    commit = f", commit {environment['commit']}" if environment["commit"] else ""
-    lines = [
-        f"{environment['gpu'] or 'CPU'}, driver {environment['driver']}, CUDA {environment['cuda']}, torch "
-        f"{environment['torch']}, {environment['date']}{commit}.",
-        "",
-        f"**{results.case_title(largest[0])}** ({_bytes(largest[0]['bytes'])} at the least)",
-        "",
-        *_ladder(stage, op, largest),
-    ]
-    if all_cases and len(cases) > 1:
-        lines += ["", "Every case: time, and percent of the ceiling.", "", *_matrix(cases)]
-    return "\n".join(lines) + "\n"
-
-
-def _ladder(stage: stages.Stage, op: str, rows: list[dict]) -> list[str]:
-    files = {rung.name: rung for rung in syllabus.rungs(stage, op)}
-    counted = any(row["dram_bytes"] is not None or row["sectors_per_request"] is not None for row in rows)
-    heads = ["rung", "idea", "moves, bytes", "time", "GB/s", "TFLOP/s", "of the ceiling", "over the rung before"]
-    heads += ["DRAM bytes, of the least", "sectors a request, load / store"] if counted else []
-    lines = [_line(heads), "|---|---|---|" + "---:|" * (len(heads) - 3)]
-    before = None
-    for row in rows:
-        rung = files.get(row["impl"])
-        peer = row["kind"] == "peer"
-        speedup = f"{before / row['ms']:.2f}×" if before and not peer else ""
-        cells = [
-            f"*{row['impl']}*" if peer else f"`{row['impl']}`",
-            rung.idea if rung else "",
-            rung.moves if rung else "",
-        ]
-        if row["correct"]:
-            cells += [milliseconds(row["ms"]), f"{row['gb_s']:.4g}", f"{row['tflop_s']:.3g}"]
-            cells += [f"{row['percent_of_ceiling']:.0f} %", speedup]
-        else:
-            cells += ["wrong result", "", "", "", ""]
-        if counted:
-            cells += [_dram(row), _sectors(row["sectors_per_request"])]
-        lines.append(_line(cells))
-        before = row["ms"] if row["correct"] else None
-    return lines
-
-
-def _dram(row: dict) -> str:
-    """What memory itself moved, and how many times the bytes that had to be moved."""
-    if row["dram_bytes"] is None:
-        return ""
-    return f"{_bytes(row['dram_bytes'])}, {row['dram_bytes'] / row['bytes']:.3g}×"
-
-
-def _sectors(found: dict | None) -> str:
-    if found is None:
-        return ""
-    return " / ".join("–" if found[way] is None else f"{found[way]:.3g}" for way in ("load", "store"))
-
-
-def _matrix(cases: list[list[dict]]) -> list[str]:
-    impls = list(dict.fromkeys(row["impl"] for case in cases for row in case))
-    lines = [_line(["case", *impls]), "|---|" + "---:|" * len(impls)]
-    for case in cases:
-        by_impl = {row["impl"]: row for row in case}
-        cells = [results.case_title(case[0])]
-        for impl in impls:
-            row = by_impl.get(impl)
-            if row is None:
-                cells.append("")
-            elif row["correct"]:
-                cells.append(f"{milliseconds(row['ms'])} ({row['percent_of_ceiling']:.0f} %)")
-            else:
-                cells.append("wrong result")
-        lines.append(_line(cells))
-    return lines
-
-
-def _unmeasured(stage: stages.Stage, op: str) -> str:
-    lines = ["| rung | idea | moves, bytes |", "|---|---|---|"]
-    lines += [_line([f"`{rung.name}`", rung.idea, rung.moves]) for rung in syllabus.rungs(stage, op)]
-    return "\n".join(lines) + "\n"
-
-
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _bytes(count: int) -> str:
-    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} bytes"
-
-
 def update(paths: list[pathlib.Path], *, check: bool) -> list[pathlib.Path]:
-    """Writes tables and plots of the documents in `paths`, or with `check` only compares.
+    """Writes what the documents in `paths` have markers for, or with `check` only compares.
 
     Returns:
         The documents and plots that were stale.
@@ -231,31 +172,66 @@ def update(paths: list[pathlib.Path], *, check: bool) -> list[pathlib.Path]:
             stale.append(path)
             if not check:
                 results.replace(path, fresh)
-        for plot in plots_in(text, path):
-            if plot.path not in stale and plot.is_stale():
-                stale.append(plot.path)
-                if not check:
-                    plot.draw()
+        stale += [plot for plot in _drawn(plots_in(text, path), check=check) if plot not in stale]
     return stale
+
+
+def update_pages(*, check: bool) -> list[pathlib.Path]:
+    """Writes results/README.md of each stage that was measured, and its plots, or with `check` only compares.
+
+    Returns:
+        Those that were stale.
+    """
+    stale = []
+    for stage in stages.STAGES:
+        path, fresh = stage.path / "results" / tables.PAGE, tables.page(stage)
+        if fresh is None:
+            continue
+        if not path.exists() or path.read_text(encoding="utf-8") != fresh:
+            stale.append(path)
+            if not check:
+                results.replace(path, fresh)
+        stale += _drawn([plot for op in syllabus.ops(stage) for plot in plots.ladders(op)], check=check)
+    return stale
+
+
+def _drawn(shown: Iterable[plots.Plot], *, check: bool) -> list[pathlib.Path]:
+    """Draws the plots that are stale, or with `check` only finds them."""
+    stale = [plot for plot in shown if plot.is_stale()]
+    if not check:
+        for plot in stale:
+            plot.draw()
+    return list(dict.fromkeys(plot.path for plot in stale))
+
+
+def unsupported(paths: list[pathlib.Path]) -> list[str]:
+    """A line for each claim in the documents that the results do not bear out."""
+    return [line for path in paths for line in claims.unsupported(path.read_text(encoding="utf-8"), path)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments, here and in `kernel-fusion report`."""
-    parser.add_argument("files", nargs="*", type=pathlib.Path, metavar="FILE", help="default: READMEs and docs")
+    parser.add_argument("files", nargs="*", type=pathlib.Path, metavar="FILE", help="default: all READMEs and docs")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a table or plot is stale")
 
 
 def run(options: argparse.Namespace) -> int:
     """Does what the arguments say. Returns the exit code."""
-    stale = update(options.files or documents(), check=options.check)
+    with progress("reading results, drawing plots"):
+        stale = update(options.files or documents(), check=options.check)
+        if not options.files:
+            stale += [path for path in update_pages(check=options.check) if path not in stale]
     for path in stale:
         print(f"{path}: {'stale; write it anew with: kernel-fusion report' if options.check else 'written'}")
-    return 1 if options.check and stale else 0
+    wrong = unsupported(options.files or documents())
+    for line in wrong:
+        print(line)
+    return 1 if (options.check and stale) or wrong else 0
 
 
 def main() -> int:
     """python -m kernel_fusion.report [--check] [FILE…]"""
-    parser = argparse.ArgumentParser(description="Writes tables and plots of results into READMEs and docs.")
+    parser = argparse.ArgumentParser(description="Writes tables, plots and contents into READMEs and docs.")
     add_arguments(parser)
     try:
         return run(parser.parse_args())

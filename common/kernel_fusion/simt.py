@@ -10,22 +10,24 @@ import sys
 
 from kernel_fusion import stages
 from kernel_fusion.build import COMMON, COUNTING, SIMT, NinjaFile, shell_words
-from kernel_fusion.console import UserError
+from kernel_fusion.console import UserError, progress
 
 # The compiler's flags for the program and the emulation.
 FLAVOURS = {
     "plain": ["-O2", "-g1"],
     "debug": ["-O0", "-g"],
-    "asan": ["-O1", "-g", "-fsanitize=address"],
+    "asan": ["-O1", "-g", "-fsanitize=address,alignment", "-fno-sanitize-recover=alignment"],
     "race": ["-O1", "-g", "-DKF_SIMT_TSAN", "-DKF_SIMT_INSTRUMENTED"],
     "count": ["-O2", "-g"],
 }
 # Those for the program alone: the emulation is not instrumented where it tells a tool itself what happens.
 INSTRUMENTED = {"race": ["-fsanitize=thread"], "count": COUNTING}
 # And those for linking.
-LINKED = {"asan": ["-fsanitize=address"], "race": ["-fsanitize=thread"]}
-# What nvcc defines in a program of its own. `__CUDA_ARCH__` is not defined: the code that replaces a GPU's runs.
-NVCC_MACROS = ["-D__CUDACC__", "-D__NVCC__", "-D__CUDACC_VER_MAJOR__=13", "-D__CUDACC_VER_MINOR__=0"]
+LINKED = {"asan": ["-fsanitize=address,alignment"], "race": ["-fsanitize=thread"]}
+# What nvcc defines in a program of its own, for the host and the device alike; common/simt/views.py has the rest.
+NVCC_MACROS = [
+    "-D__CUDACC__", "-D__NVCC__", "-D__CUDACC_VER_MAJOR__=13", "-D__CUDACC_VER_MINOR__=0", "-D__CUDA_ARCH_LIST__=900",
+]  # fmt: skip
 
 
 class SimtError(UserError):
@@ -33,7 +35,11 @@ class SimtError(UserError):
 
 
 def compile_program(
-    source: pathlib.Path, *, flavour: str = "plain", include_dirs: tuple[pathlib.Path, ...] = ()
+    source: pathlib.Path,
+    *,
+    flavour: str = "plain",
+    include_dirs: tuple[pathlib.Path, ...] = (),
+    compiler_flags: tuple[str, ...] = (),
 ) -> pathlib.Path:
     """Compiles a CUDA program, with its `main`, for the CPU. Unchanged programs and the emulation are compiled once.
 
@@ -42,6 +48,7 @@ def compile_program(
         flavour: "plain", "debug" (for gdb: no optimisation), "asan" (AddressSanitizer), "race" (the race detector)
             or "count" (accesses are counted, see `counts`).
         include_dirs: where `#include` looks, besides the program's own folder and common/include.
+        compiler_flags: for the compiler and the linker, such as "-fopenmp".
 
     Returns:
         The executable's path.
@@ -50,7 +57,7 @@ def compile_program(
         SimtError: there is no such file; or it uses what is not emulated, and the text has a line for each such place;
             or it cannot be rewritten or compiled, and the text is the tools' own.
     """
-    return _compile(source, "programs", flavour, include_dirs)
+    return _compile(source, "programs", flavour, include_dirs, compiler_flags)
 
 
 def compile_library(source: pathlib.Path, *, flavour: str = "plain") -> pathlib.Path:
@@ -70,65 +77,87 @@ def compile_library(source: pathlib.Path, *, flavour: str = "plain") -> pathlib.
     Raises:
         SimtError: as `compile_program`.
     """
-    return _compile(source, "libraries", flavour, ())
+    return _compile(source, "libraries", flavour, (), ())
 
 
-def _compile(source: pathlib.Path, kind: str, flavour: str, include_dirs: tuple[pathlib.Path, ...]) -> pathlib.Path:
+def _compile(
+    source: pathlib.Path,
+    kind: str,
+    flavour: str,
+    include_dirs: tuple[pathlib.Path, ...],
+    compiler_flags: tuple[str, ...],
+) -> pathlib.Path:
     source = source.resolve()
     if not source.is_file():
         raise SimtError(f"no such file: {source}")
     folder = stages.ROOT / "build" / kind / flavour
     includes = [COMMON / "include", *(path.resolve() for path in include_dirs)]
-    digest = hashlib.sha256("\n".join(map(str, [source, *includes])).encode()).hexdigest()[:8]
+    digest = hashlib.sha256("\n".join(map(str, [source, *includes, *compiler_flags])).encode()).hexdigest()[:8]
     own = folder / f"{source.stem}-{digest}"
-    own.mkdir(parents=True, exist_ok=True)
 
     cxx = os.environ.get("CXX", "c++")
     found = [f"-I{path}" for path in [source.parent, *includes]]
+    searched = [*found, *(flag for flag in compiler_flags if flag.startswith("-I"))]
     shared = kind == "libraries"
-    flags = ["-std=c++17", *FLAVOURS[flavour], "-fno-strict-aliasing", "-ffp-contract=off", "-DKF_BACKEND=emulated"]
+    # -fstack-clash-protection: a frame larger than the guard below a thread's stack does not step over it.
+    flags = ["-std=c++17", *FLAVOURS[flavour], "-fstack-clash-protection", "-fno-strict-aliasing", "-ffp-contract=off"]
+    flags += ["-DKF_BACKEND=emulated"]
     flags += [f"-I{SIMT / 'include'}", *(["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"] * shared)]
     program = [cxx, *flags, *INSTRUMENTED.get(flavour, []), *NVCC_MACROS, "-fno-diagnostics-show-caret", *found]
-    linked = [*LINKED.get(flavour, []), "-pthread", *(["-shared"] if shared else [])]
+    program += compiler_flags
+    linked = [*LINKED.get(flavour, []), "-pthread", *(["-shared"] if shared else []), *compiler_flags]
     depfile = "-MD -MF $out.d -c $in -o $out"
-    rewrite = f"{shell_words([sys.executable, SIMT / 'rewrite.py', *found])} $in -o $out --depfile $out.d"
-    check = f"{shell_words([sys.executable, SIMT / 'refusals.py'])} $in -o $out -- {shell_words(program)}"
+    rewrite = f"{shell_words([sys.executable, SIMT / 'rewrite.py', *searched])} $in -o $out --depfile $out.d"
+    refusals = shell_words([sys.executable, SIMT / "refusals.py"])
+    check = f"{refusals} $in -o $out --depfile $out.d -- {shell_words(program)}"
     link = f"{shell_words([cxx, *linked])} $in -o $out.tmp && mv -f $out.tmp $out"
 
-    ninja = NinjaFile()
-    ninja.rule("runtime", f"{shell_words([cxx, *flags])} {depfile}", "compile $in")
-    ninja.rule("rewrite", rewrite, "rewrite $in")
-    ninja.rule("check", check, "check $in", deps=False)
-    ninja.rule("compile", f"{shell_words(program)} {depfile}", "compile $in")
-    ninja.rule("link", link, "link $out", deps=False)
+    # The emulation is the same for all programs of a flavour. Whoever is about to compile it keeps the others waiting.
+    emulation = NinjaFile()
+    compile_one = f"{shell_words([cxx, *flags])} -MD -MF $out.d -MT $out -c $in -o $out.tmp && mv -f $out.tmp $out"
+    emulation.rule("runtime", compile_one, "compile $in")
     objects = []
     parts = sorted((SIMT / "src").glob("*.cpp"))
     parts += [] if shared else sorted((SIMT / "src" / "program").glob("*.cpp"))
     parts += sorted((SIMT / "count").glob("*.cpp")) if flavour == "count" else []
     for part in parts:
         objects.append(folder / "runtime" / f"{part.name}.o")
-        ninja.build(objects[-1], "runtime", [part])
+        emulation.build(objects[-1], "runtime", [part])
+    with progress("compiling the emulation"):
+        _run_ninja(folder / "runtime", emulation, "the emulation")
+
+    ninja = NinjaFile()
+    ninja.rule("rewrite", rewrite, "rewrite $in")
+    ninja.rule("check", check, "check $in")
+    ninja.rule("compile", f"{shell_words(program)} {depfile}", "compile $in")
+    ninja.rule("link", link, "link $out", deps=False)
     rewritten = own / f"{source.name}.cpp"
     result = own / (f"{source.stem}.so" if shared else source.stem)
     tools = sorted(SIMT.glob("*.py"))
     ninja.build(rewritten, "rewrite", [source], tools)
-    checked = own / f"{source.name}.checked"
+    checked = own / f"{source.name}.checked.cpp"
     ninja.build(checked, "check", [rewritten], tools)
-    ninja.build(own / f"{source.name}.o", "compile", [rewritten], [checked])
+    ninja.build(own / f"{source.name}.o", "compile", [checked])
     ninja.build(result, "link", [own / f"{source.name}.o", *objects])
-    ninja.write(own / "build.ninja")
-    _run_ninja(folder, own / "build.ninja")
+    with progress(f"compiling {source.name}"):
+        _run_ninja(own, ninja, source.name)
     return result
 
 
-def _run_ninja(folder: pathlib.Path, file: pathlib.Path) -> None:
-    """All results of a kind and a flavour share one folder, and so the emulation's objects; one build at a time."""
+def _run_ninja(folder: pathlib.Path, file: NinjaFile, what: str) -> None:
+    """Builds what `file` says in `folder`, one process at a time; says so where another one is at it."""
     import ninja as ninja_package
 
     ninja = pathlib.Path(ninja_package.BIN_DIR) / "ninja"
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        command = [str(ninja), "-C", str(folder), "-f", str(file), "--quiet"]
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"kernel-fusion: waiting for another process that compiles {what}", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        file.write(folder / "build.ninja")
+        command = [str(ninja), "-C", str(folder), "--quiet"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise SimtError(_complaints(done.stdout))

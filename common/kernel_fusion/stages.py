@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.machinery
+import importlib.util
 import pathlib
 import sys
 import types
@@ -26,7 +27,7 @@ STAGES = (
     Stage("step1-simple", "step1_simple", "test.py"),
     Stage("step2-attention", "step2_attention", "test_attention.py"),
     Stage("step3-fused", "step3_fused", "test_fused.py"),
-    Stage("step4-integration", "step4_integration", "test_gpt2.py"),
+    Stage("step4-integration", "step4_integration", "test_integration.py"),
 )
 
 
@@ -58,6 +59,16 @@ def is_built(stage: Stage) -> bool:
     """True where the stage's library for this Python lies in its place."""
     folder = stage.path / stage.module
     return any((folder / f"_C{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+
+
+def load_benchmark(stage: Stage) -> types.ModuleType:
+    """The stage's benchmark.py as a module: its `TEACHES` and `cases`."""
+    on_path()
+    spec = importlib.util.spec_from_file_location(f"{stage.module}_benchmark", stage.path / "benchmark.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module
 
 
 def load(module: str) -> types.ModuleType:

@@ -31,8 +31,18 @@ class RungFile(NamedTuple):
 
 
 def ops(stage: stages.Stage) -> list[str]:
-    """The ops of a stage that have kernels: the folders in its `kernels`."""
-    return sorted(p.name for p in (stage.path / "kernels").glob("*") if p.is_dir())
+    """The ops of a stage that have kernels: the folders in its `kernels`, in the lesson's order.
+
+    That is the order of the headings that name them, or link to one of their rungs, in README.md and then in the pages
+    it links to. What no heading names comes last.
+    """
+    readme = stage.path / "README.md"
+    lesson = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    pages = [stage.path / name for name in dict.fromkeys(re.findall(r"\]\((\w+\.md)[)#]", lesson))]
+    lesson += "\n".join(page.read_text(encoding="utf-8") for page in pages if page.exists())
+    named = [word for heading in re.findall(r"^##+ (.*)", lesson, re.MULTILINE) for word in re.findall(r"\w+", heading)]
+    folders = sorted(p.name for p in (stage.path / "kernels").glob("*") if p.is_dir())
+    return sorted(folders, key=lambda op: named.index(op) if op in named else len(named))
 
 
 def stage_of(op: str) -> stages.Stage:

@@ -9,24 +9,37 @@ import contextlib
 import copy
 import importlib
 import math
+import mmap
 import os
+import statistics
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import torch
 
-from kernel_fusion.accuracy import allowance, as_tuple, in_float64, max_error, poisoned_allocations
+from kernel_fusion import results, stages
+from kernel_fusion.accuracy import (
+    allowances,
+    as_tuple,
+    errors,
+    in_float64,
+    poisoned_allocations,
+    round_as_well,
+)
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
-_POISON = -1  # all bits set: a NaN in each floating type, and one that arithmetic on other NaNs does not give
+# Repeated every two bytes: a NaN in each floating type, and none that arithmetic or torch.empty give by themselves.
+_POISON = 0xFFFD
+_OTHER_FILL = 0x3C3C  # small numbers
 _GUARD_BYTES = 4096  # on each side of a tensor
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DELAY_CYCLES = 20_000_000  # about ten milliseconds of a GPU doing nothing
 _LAYOUTS = ("unaligned", "rows apart", "every second element")
+_MORE_LAYOUTS = ("columns first", "outermost inside")  # for a tensor alone
 
 
 # ---- what to test on ----
@@ -99,36 +112,43 @@ def _storage(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
 
 
-def _cut(shape, dtype: torch.dtype, device, *, unaligned: bool) -> tuple[torch.Tensor, int, int]:
-    """A buffer of poison as bytes, and where in it a tensor begins and ends: aligned, or one element further."""
+def _pattern(fill: int, size: int) -> int:
+    """The signed integer of `size` bytes that holds `fill` every two bytes."""
+    return int.from_bytes(fill.to_bytes(2, "little") * (size // 2), "little", signed=True)
+
+
+def _cut(shape, dtype: torch.dtype, device, *, unaligned: bool, fill: int = _POISON) -> tuple[torch.Tensor, int, int]:
+    """A buffer full of `fill` as bytes, and where in it a tensor begins and ends: aligned, or one element further."""
     start = _GUARD_BYTES + (dtype.itemsize if unaligned else 0)
     end = start + dtype.itemsize * math.prod(shape)
     words = -(-(end + _GUARD_BYTES) // 8)
-    return torch.full((words,), _POISON, dtype=torch.int64, device=device).view(torch.uint8), start, end
+    return torch.full((words,), _pattern(fill, 8), dtype=torch.int64, device=device).view(torch.uint8), start, end
 
 
 class _Guarded:
     """A tensor for outputs, cut from a larger buffer, all of it filled with poison."""
 
-    def __init__(self, shape, dtype: torch.dtype, device, *, unaligned: bool = False):
-        self.buffer, self.start, self.end = _cut(shape, dtype, device, unaligned=unaligned)
+    def __init__(self, shape, dtype: torch.dtype, device, *, unaligned: bool = False, fill: int = _POISON):
+        self.buffer, self.start, self.end = _cut(shape, dtype, device, unaligned=unaligned, fill=fill)
+        self.fill = fill
         self.tensor = self.buffer[self.start : self.end].view(dtype).view(shape)
 
     def written_outside(self) -> int:
         """How many bytes of the guards are no longer as they were."""
-        return sum(int((part != 0xFF).sum()) for part in (self.buffer[: self.start], self.buffer[self.end :]))
+        guards = (self.buffer[: self.start], self.buffer[self.end :])
+        as_they_were = torch.tensor(list(self.fill.to_bytes(2, "little")), dtype=torch.uint8, device=self.buffer.device)
+        return sum(int((guard.view(-1, 2) != as_they_were).sum()) for guard in guards)
 
-    def unwritten(self) -> list[int]:
-        """The flat indices of elements that still hold the poison."""
-        return (_bits(self.tensor).flatten() == _POISON).nonzero().flatten().tolist()
+    def as_filled(self) -> torch.Tensor:
+        """Which elements hold what the buffer was filled with."""
+        return _bits(self.tensor) == _pattern(self.fill, self.tensor.element_size())
 
 
 def _among_nan(shape, dtype: torch.dtype, device, *, unaligned: bool = False) -> torch.Tensor:
     """A tensor for inputs, cut from a larger buffer of ordinary NaN (−1 where `dtype` has none)."""
     buffer, start, end = _cut(shape, dtype, device, unaligned=unaligned)
     whole = buffer.view(dtype)
-    if dtype.is_floating_point:
-        whole.fill_(torch.nan)
+    whole.fill_(torch.nan if dtype.is_floating_point else -1)
     return whole[start // dtype.itemsize : end // dtype.itemsize].view(shape)
 
 
@@ -148,26 +168,42 @@ def _relaid(value: Any, layout: str) -> Any:
         view = _among_nan(shape, value.dtype, value.device)[..., : value.shape[-1]]
         if value.dim() >= 3:
             view = view.transpose(-2, -3)
+    elif layout in _MORE_LAYOUTS:
+        pair = (-1, -2) if layout == "columns first" else (0, 1)
+        shape[pair[0]], shape[pair[1]] = shape[pair[1]], shape[pair[0]]
+        view = _among_nan(shape, value.dtype, value.device).transpose(*pair)
     else:
         view = _among_nan(shape, value.dtype, value.device, unaligned=layout == "unaligned")
     return view.copy_(value.detach())
 
 
+def _layouts_alone(value: torch.Tensor) -> tuple[str, ...]:
+    """The layouts that are no other than another one for a tensor of that shape."""
+    if value.dim() == 0:
+        return ()
+    if value.dim() == 1:
+        return ("unaligned", "every second element")
+    return (*_LAYOUTS, "columns first", *(["outermost inside"] if value.dim() >= 3 else []))
+
+
 @contextlib.contextmanager
-def _schedule(name: str) -> Iterator[None]:
-    before = os.environ.get("KF_SIMT_SCHEDULE")
-    os.environ["KF_SIMT_SCHEDULE"] = name
+def _otherwise() -> Iterator[None]:
+    """Emulated threads run in another order and blocks on another number of cores; so does plain C++."""
+    order = "forward" if os.environ.get("KF_SIMT_SCHEDULE") == "reverse" else "reverse"
+    other = {"KF_SIMT_SCHEDULE": order, "KF_SIMT_THREADS": str((os.cpu_count() or 1) + 1)}
+    before = {name: os.environ.get(name) for name in other}
+    threads = torch.get_num_threads()
+    os.environ.update(other)
+    torch.set_num_threads(1 if threads > 1 else 2)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["KF_SIMT_SCHEDULE"]
-        else:
-            os.environ["KF_SIMT_SCHEDULE"] = before
-
-
-def _other_schedule() -> str:
-    return "forward" if os.environ.get("KF_SIMT_SCHEDULE") == "reverse" else "reverse"
+        torch.set_num_threads(threads)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 # ---- the contract ----
@@ -197,6 +233,7 @@ class _Subject:
         self.out_variant = packet.out
         arguments = self.out_variant._schema.arguments
         self.out_names = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        self.names = [a.name for a in arguments if a.name not in self.out_names]
         if device.type == "cuda":
             self.backend = "gpu"
         else:
@@ -205,6 +242,13 @@ class _Subject:
     def fail(self, text: str) -> NoReturn:
         raise ContractError(f"{self.stage.__name__}.{self.op}, rung '{self.rung}' on {self.device}: {text}")
 
+    def rounds(self) -> bool:
+        """Whether the rung says that it rounds an intermediate. `auto` on a GPU may take any of them."""
+        if self.backend == "cpu":
+            return False
+        names = self.stage.rungs(self.op, self.device) if self.rung == "auto" else [self.rung]
+        return any(self.stage.rounds(self.op, name) for name in names)
+
     def functional(self, inputs) -> tuple[torch.Tensor, ...]:
         """Runs the Python function, its memory full of NaN beforehand."""
         with poisoned_allocations():
@@ -212,26 +256,54 @@ class _Subject:
                 inputs, lambda: as_tuple(getattr(self.stage, self.op)(*inputs, rung=self.rung, **self.kwargs))
             )
 
-    def into(self, inputs, like, *, unaligned: bool = False) -> tuple[torch.Tensor, ...]:
-        """Runs the out-variant into tensors shaped as `like`, cut from poisoned buffers that are checked after."""
-        guarded = [_Guarded(t.shape, t.dtype, self.device, unaligned=unaligned) for t in like]
-        outs = {name: g.tensor for name, g in zip(self.out_names, guarded, strict=True)}
-        with poisoned_allocations():
-            self._counted(inputs, lambda: self.out_variant(*inputs, rung=self.rung, **self.kwargs, **outs))
+    def into(self, inputs, like, *, unaligned: Container[str] = ()) -> tuple[torch.Tensor, ...]:
+        """Runs the out-variant into tensors shaped as `like`, cut from poisoned buffers that are checked after.
+
+        Outputs named in `unaligned` begin one element further.
+        """
+        guarded = self._into(inputs, like, unaligned, _POISON)
         for name, g in zip(self.out_names, guarded, strict=True):
             outside = g.written_outside()
             if outside:
                 self.fail(f"{outside} bytes outside `{name}` were written")
-            unwritten = g.unwritten()
-            if unwritten:
-                of = f"{len(unwritten)} of {g.tensor.numel()} elements of `{name}`"
-                self.fail(f"{of} were never written, the first at flat index {unwritten[0]}")
+            unwritten = g.as_filled()
+            if unwritten.any():
+                self._fail_as_filled(name, unwritten, inputs, like, unaligned)
         return tuple(g.tensor for g in guarded)
+
+    def _into(self, inputs, like, unaligned: Container[str], fill: int) -> list[_Guarded]:
+        guarded = [
+            _Guarded(t.shape, t.dtype, self.device, unaligned=name in unaligned, fill=fill)
+            for name, t in zip(self.out_names, like, strict=True)
+        ]
+        outs = {name: g.tensor for name, g in zip(self.out_names, guarded, strict=True)}
+        with poisoned_allocations():
+            self._counted(inputs, lambda: self.out_variant(*inputs, rung=self.rung, **self.kwargs, **outs))
+        return guarded
+
+    def _fail_as_filled(self, name: str, unwritten: torch.Tensor, inputs, like, unaligned) -> NoReturn:
+        """Elements hold the poison: nobody wrote them, or what was written was computed from it. Other fill tells."""
+        of = _of(unwritten, name)
+        again = self._into(inputs, like, unaligned, _OTHER_FILL)[self.out_names.index(name)]
+        if again.as_filled()[_first(unwritten)]:
+            self.fail(f"{of} were never written")
+        value = again.tensor[_first(unwritten)].item()
+        self.fail(
+            f"{of} are the NaN that the buffer was full of; in one full of small numbers that element is {value:.6g}: "
+            f"computed from what `{name}` held before, or not written in every run"
+        )
+
+    def forget(self, inputs, like) -> None:
+        """Runs once where all inputs are NaN: what a rung keeps of them would show in the next run."""
+        nan = [_relaid(torch.full_like(v, torch.nan), "aligned") if _is_floating(v) else v for v in inputs]
+        outs = {name: torch.empty_like(t) for name, t in zip(self.out_names, like, strict=True)}
+        with torch.no_grad():
+            self.out_variant(*nan, rung=self.rung, **self.kwargs, **outs)
 
     def _counted(self, inputs, run: Callable) -> Any:
         """Runs, and checks that the right backend did, and that the inputs' memory is as it was."""
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        untouched = [_storage(tensor).clone() for tensor in tensors]
+        tensors = {n: v for n, v in zip(self.names, inputs, strict=False) if isinstance(v, torch.Tensor)}
+        untouched = {name: _storage(tensor).clone() for name, tensor in tensors.items()}
         before = self.stage.launch_counts()
         with torch.no_grad():
             result = run()
@@ -242,29 +314,56 @@ class _Subject:
         empty = all(tensor.numel() == 0 for tensor in as_tuple(result))
         if set(ran) != {self.backend} and not (empty and not ran):
             self.fail(f"must run on the backend '{self.backend}'; launches counted: {ran or 'none'}")
-        for index, (tensor, copy_before) in enumerate(zip(tensors, untouched, strict=True)):
-            if not torch.equal(_storage(tensor), copy_before):
-                self.fail(f"input tensor {index} (shape {tuple(tensor.shape)}), or memory beside it, was modified")
+        for name, tensor in tensors.items():
+            if not torch.equal(_storage(tensor), untouched[name]):
+                self.fail(f"input `{name}` (shape {tuple(tensor.shape)}), or memory beside it, was modified")
         return result
 
     def compare(self, outputs, references, allowed, what: str) -> float:
-        """Fails where an output is farther from its reference than allowed. Returns the greatest error."""
+        """Fails where an element is farther from its reference than allowed. Returns the greatest error."""
         worst = 0.0
-        for name, out, reference, limit in zip(self.out_names, outputs, references, allowed, strict=True):
-            error = max_error(out, reference)
-            if not error <= limit:
+        for name, out, reference, limits in zip(self.out_names, outputs, references, allowed, strict=True):
+            error = errors(out, reference)
+            wrong = ~(error <= limits)
+            if wrong.any():
+                at = _first(wrong)
                 nan = int(out.isnan().sum()) if out.is_floating_point() else 0
-                note = f", {nan} elements are NaN" if nan else ""
-                self.fail(f"{what}: `{name}` is {error:.3g} off, allowed are {limit:.3g}{note}")
-            worst = max(worst, error)
+                self.fail(
+                    f"{what}: {_of(wrong, name)} are wrong: it is {out[at].item():.6g}, must be "
+                    f"{reference[at].item():.6g} ± {limits[at].item():.2g}; the greatest error is {error.max():.3g}"
+                    + (f", {nan} elements are NaN" if nan else "")
+                )
+            worst = max(worst, error.max().item() if error.numel() else 0.0)
         return worst
+
+    def must_round_once(self, outputs, wide, references) -> None:
+        """Fails where more elements than allowed are not the exact result, rounded to the half type once."""
+        for name, out, of_wide, reference in zip(self.out_names, outputs, wide, references, strict=True):
+            wrong, allowed = round_as_well(out, of_wide.to(out.dtype), reference)
+            if int(wrong.sum()) > allowed:
+                at = _first(wrong)
+                self.fail(
+                    f"{_of(wrong, name)} are not the exact result rounded once (it is {out[at].item():.6g}, must be "
+                    f"{reference[at].to(out.dtype).item():.6g}; {allowed} may differ): is an intermediate rounded? A "
+                    "rung that means to says so by `rounds` in its table"
+                )
 
     def must_equal(self, outputs, others, what: str) -> None:
         """Fails where two runs differ in a bit."""
         for name, a, b in zip(self.out_names, outputs, others, strict=True):
-            different = int((_bits(a) != _bits(b)).sum())
-            if different:
-                self.fail(f"{what}: `{name}` differs in {different} of {a.numel()} elements")
+            different = _bits(a) != _bits(b)
+            if different.any():
+                at = _first(different)
+                self.fail(f"{what}: {_of(different, name)} differ: {a[at].item():.9g} and {b[at].item():.9g}")
+
+
+def _first(wrong: torch.Tensor) -> tuple[int, ...]:
+    return tuple(wrong.nonzero()[0].tolist())
+
+
+def _of(wrong: torch.Tensor, name: str) -> str:
+    """ "3 of 165 elements of `out`, the first at (4, 32),"."""
+    return f"{int(wrong.sum())} of {wrong.numel()} elements of `{name}`, the first at {_first(wrong)},"
 
 
 def check_contract(
@@ -277,14 +376,18 @@ def check_contract(
     eager: Callable,
     kwargs: dict | None = None,
     layouts: bool = True,
+    alone: bool = False,
 ) -> Contract:
     """Runs `rung` of `op` on `inputs` and checks all that every rung must keep to.
 
     - Outputs are cut from larger buffers of NaN: every element is written, nothing beside them is.
-    - The error against `reference` in float64 is at most twice that of `eager` plus 1e-5·max|reference|
-      (1e-12 in float64). NaN is an error.
+    - The error of each element against `reference` in float64 is at most twice that of `eager` among elements of its
+      size, plus 1e-5 of its size (1e-12 in float64). NaN is an error.
+    - In half types almost every element is the exact result, rounded once; unless the rung's table says what else it
+      rounds.
     - The rung before agrees.
-    - A second run, emulated in another order of threads, gives the same bits; so does the Python function.
+    - A second run, emulated in another order of threads, on another number of cores, gives the same bits; so does the
+      Python function. (On a CPU, plain C++ ran once before on inputs full of NaN, of which nothing may be left.)
     - Unaligned and non-contiguous inputs give results as good (`layouts=False` leaves this out).
     - On CUDA it works on a stream that is not the default one.
     - Inputs, and the memory beside them, stay as they were.
@@ -298,12 +401,15 @@ def check_contract(
         reference: called with float64 copies of `inputs`, and `kwargs`; returns what the op returns.
         eager: called with `inputs` and `kwargs`: the same composed from PyTorch's operations in the inputs' dtype.
         kwargs: the op's keyword arguments.
+        layouts: also with all inputs together unaligned, their rows apart, and every second element.
+        alone: also with each tensor alone unaligned, re-strided and transposed, and a run before on inputs of NaN.
+            Takes many runs: for one shape of each rung, whose dimensions all differ and which vectors divide.
 
     Returns:
         A `Contract` with the figures.
 
     Raises:
-        ContractError: the rung breaks one of these; the text says which.
+        ContractError: the rung breaks one of these; the text says which, and names the first wrong element.
     """
     kwargs = kwargs or {}
     device = next(value.device for value in inputs if isinstance(value, torch.Tensor))
@@ -317,14 +423,18 @@ def check_contract(
     for tensor in expected:
         if tensor.is_floating_point() and tensor.dtype != torch.float64:
             raise ValueError(f"`reference` must return float64, got {tensor.dtype}")
-    allowed = [allowance(r, e) for r, e in zip(expected, composed, strict=True)]
+    allowed = [allowances(r, e) for r, e in zip(expected, composed, strict=True)]
 
     placed = tuple(_relaid(value, "aligned") for value in inputs)
+    if alone or subject.backend == "cpu":
+        subject.forget(inputs, composed)
     outputs = subject.into(placed, composed)
     error = subject.compare(outputs, expected, allowed, "against float64")
+    if any(t.dtype in (torch.float16, torch.bfloat16) for t in composed) and not subject.rounds():
+        wide = as_tuple(eager(*(v.detach().float() if _is_floating(v) else v for v in inputs), **kwargs))
+        subject.must_round_once(outputs, wide, expected)
 
-    # Emulated threads run in another order this time, which shows where a barrier is missing.
-    with _schedule(_other_schedule()):
+    with _otherwise():  # shows where a barrier is missing, and a sum that depends on the number of threads
         again = subject.into(placed, composed)
     subject.must_equal(outputs, again, "two runs")
 
@@ -341,12 +451,28 @@ def check_contract(
     if layouts:
         for layout in _LAYOUTS:
             relaid = tuple(_relaid(value, layout) for value in inputs)
-            got = subject.into(relaid, composed, unaligned=layout == "unaligned")
+            got = subject.into(relaid, composed, unaligned=subject.out_names if layout == "unaligned" else ())
             error = max(error, subject.compare(got, expected, allowed, f"inputs laid out '{layout}'"))
+    if alone:
+        for index, name, layout in _each_alone(subject, inputs):
+            relaid = (*placed[:index], _relaid(inputs[index], layout), *placed[index + 1 :])
+            got = subject.into(relaid, composed)
+            error = max(error, subject.compare(got, expected, allowed, f"`{name}` alone laid out '{layout}'"))
+        for name in subject.out_names:
+            got = subject.into(placed, composed, unaligned=(name,))
+            error = max(error, subject.compare(got, expected, allowed, f"`{name}` alone laid out 'unaligned'"))
 
     if device.type == "cuda":
         _check_stream(subject, placed, outputs)
-    return Contract(error, max(allowed), before, difference)
+    greatest = max((limits.max().item() for limits in allowed if limits.numel()), default=0.0)
+    return Contract(error, greatest, before, difference)
+
+
+def _each_alone(subject: _Subject, inputs) -> Iterator[tuple[int, str, str]]:
+    for index, (name, value) in enumerate(zip(subject.names, inputs, strict=False)):
+        if isinstance(value, torch.Tensor):
+            for layout in _layouts_alone(value):
+                yield index, name, layout
 
 
 def _check_no_aliases(subject: _Subject, returned, inputs) -> None:
@@ -395,6 +521,59 @@ def _check_stream(subject: _Subject, inputs, outputs) -> None:
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def check_apart(stage: types.ModuleType, op: str, inputs: tuple, kwargs: dict | None = None) -> None:
+    """Checks that `op` refuses an output that shares memory with an input or another output, whichever two they are.
+
+    Where two only touch, it must run. Of an op without an out-variant, the inputs that it writes into are outputs.
+
+    Args:
+        stage: the stage's module.
+        op: the op's name.
+        inputs: the positional arguments; for an op with an out-variant without the outputs.
+        kwargs: keyword arguments.
+
+    Raises:
+        AssertionError: two that share memory are taken, or two that touch are refused.
+    """
+    kwargs = kwargs or {}
+    packet = getattr(getattr(torch.ops, stage.__name__), op)
+    call = packet.out if "out" in packet.overloads() else packet.default
+    arguments = call._schema.arguments
+    written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    given = dict(zip((a.name for a in arguments), inputs, strict=False))
+    if call is not packet.default:
+        outputs = as_tuple(getattr(stage, op)(*inputs, **kwargs))
+        given |= dict(zip(written, outputs, strict=True))
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    for index, out in enumerate(written):
+        others = [name for name in tensors if name not in written] + written[:index]
+        for other in [name for name in others if tensors[name].device == tensors[out].device]:
+            for overlap in (True, False):
+                pair = dict(zip((other, out), _beside(tensors[other], tensors[out], overlap), strict=True))
+                try:
+                    with torch.no_grad():
+                        call(**given | pair, **kwargs)
+                    refused = False
+                except ValueError as error:
+                    if f"{op}: `{out}` must not share memory with `{other}`" not in str(error):
+                        raise
+                    refused = True
+                if refused != overlap:
+                    how = "shares memory with" if overlap else "only touches"
+                    raise AssertionError(f"{op}: `{out}` {how} `{other}`, and is {'refused' if refused else 'taken'}")
+
+
+def _beside(first: torch.Tensor, second: torch.Tensor, overlap: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Contiguous copies in one buffer: the second begins in the last bytes of the first, or right after it."""
+    end = first.numel() * first.element_size()
+    start = (end - 1) // 16 * 16 if overlap else -(-end // 16) * 16
+    buffer = torch.zeros(start + end + second.numel() * second.element_size(), dtype=torch.uint8, device=first.device)
+    parts = [(first, 0), (second, start)]
+    views = [buffer[at : at + t.numel() * t.element_size()].view(t.dtype).view(t.shape) for t, at in parts]
+    views[1].copy_(second)
+    return views[0].copy_(first), views[1]
 
 
 # ---- the op as torch sees it ----
@@ -470,7 +649,93 @@ def _same_bits(outputs, expected, what: str) -> None:
             raise AssertionError(f"{what}: output {index} differs from eager mode")
 
 
+# ---- gradients ----
+
+
+def check_each_input_alone(function: Callable, inputs: tuple) -> None:
+    """Checks that the gradient of each floating tensor of `inputs` is the same whether the others require one or not.
+
+    Raises:
+        AssertionError: a gradient differs in a bit; the text names the input.
+    """
+
+    def gradients(needing: list[int]) -> tuple[torch.Tensor, ...]:
+        values = [v.detach().requires_grad_(i in needing) if _is_floating(v) else v for i, v in enumerate(inputs)]
+        outputs = as_tuple(function(*values))
+        grads = [randn(out.shape, out.dtype, out.device, seed=50 + i) for i, out in enumerate(outputs)]
+        return torch.autograd.grad(outputs, [values[i] for i in needing], grads)
+
+    floating = [i for i, value in enumerate(inputs) if _is_floating(value)]
+    for index, beside_others in zip(floating, gradients(floating), strict=True):
+        (alone,) = gradients([index])
+        different = int((_bits(alone) != _bits(beside_others)).sum())
+        if different:
+            raise AssertionError(f"input {index}: its gradient is another where it alone requires one")
+
+
+def check_second_gradients(function: Callable, reference: Callable, inputs: tuple, roundings: int = 1) -> None:
+    """Checks the gradients of the gradients of `function` in the dtype of `inputs` against `reference` in float64.
+
+    Each may be off by 1e-4 of the greatest and by `roundings` to the dtype.
+
+    Args:
+        function: of all `inputs`, floating tensors.
+        reference: the same, composed of PyTorch's operations.
+        roundings: 1, the result's own; 2 where the backward saves an output, which was rounded before.
+
+    Raises:
+        AssertionError: a second gradient is farther off, NaN or of another dtype; the text names the input.
+    """
+
+    def second(function: Callable, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        inputs = [value.detach().requires_grad_() for value in inputs]
+        outputs = as_tuple(function(*inputs))
+        # Drawn in the inputs' dtype, so that both calls have the very same numbers.
+        grads = [
+            randn(o.shape, dtype, o.device, seed=60 + i).to(o.dtype).requires_grad_() for i, o in enumerate(outputs)
+        ]
+        first = torch.autograd.grad(outputs, inputs, grads, create_graph=True)
+        weights = [randn(g.shape, dtype, g.device, seed=70 + i).to(g.dtype) for i, g in enumerate(first)]
+        total = sum((g * w).sum() for g, w in zip(first, weights, strict=True))
+        return torch.autograd.grad(total, [*inputs, *grads], materialize_grads=True)
+
+    dtype = inputs[0].dtype
+    for index, (got, exact) in enumerate(
+        zip(second(function, inputs), second(reference, [value.double() for value in inputs]), strict=True)
+    ):
+        of = f"input {index}" if index < len(inputs) else f"gradient {index - len(inputs)}"
+        if got.dtype != dtype:
+            raise AssertionError(f"the second gradient of {of} is {got.dtype}, must be {dtype}")
+        error = (got.double() - exact).abs().max().item()
+        allowed = (0.51 * roundings * torch.finfo(dtype).eps + 1e-4) * exact.abs().max().item()
+        if not error <= allowed:
+            raise AssertionError(f"the second gradient of {of} is {error:.3g} off, allowed are {allowed:.3g}")
+
+
 # ---- small helps for test files ----
+
+
+def transposed(value: Any) -> Any:
+    """A tensor with its last two dimensions the other way round in memory; what has fewer stays as it is."""
+    return value.mT.contiguous().mT if isinstance(value, torch.Tensor) and value.dim() >= 2 else value
+
+
+def lazy_memory(elements: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """A vector of zeros, on the CPU in memory that exists only where it is touched: larger than the machine's own.
+
+    Skips the test where even that cannot be had, or, on a GPU, where there is too little memory.
+    """
+    size = elements * dtype.itemsize
+    if device == "cuda":
+        if torch.cuda.mem_get_info()[0] < size + (1 << 30):
+            pytest.skip(f"needs {size >> 30} GiB of GPU memory")
+        return torch.zeros(elements, dtype=dtype, device=device)
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's; Python 3.11 knows the name
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    except OSError as error:
+        pytest.skip(f"cannot reserve {size >> 30} GiB of addresses: {error}")
+    return torch.frombuffer(memory, dtype=dtype)
 
 
 @contextlib.contextmanager
@@ -483,6 +748,42 @@ def raises(exception: type[BaseException], *fragments: str) -> Iterator[Any]:
         raise AssertionError(f"the message lacks {missing}: {caught.value}") from caught.value
 
 
+def check_automatic(
+    stage: types.ModuleType, op: str, sizes: Callable[[dict], dict[str, int]], *, at_most: float = 1.15
+) -> None:
+    """Checks that what `auto` takes on a GPU is read off results/h200.json, where the rungs were measured.
+
+    Over all cases together no rung is faster than the chosen ones, by the mean of the ratios; in a single case another
+    may be ahead, by `at_most` this factor. What is noise does not count.
+
+    Args:
+        stage: the stage's module.
+        op: the op.
+        sizes: called with the shape of a case, gives the sizes as the op's Args have them.
+        at_most: see above.
+
+    Raises:
+        AssertionError: names the case or the rung.
+    """
+
+    def chosen(row: dict) -> str:
+        return stage._C.choose(op, "auto", sizes(row["shape"]), getattr(torch, row["dtype"]))
+
+    measured = results.read(stages.find(stage.__name__).path / "results" / "h200.json")
+    by_case = results.behind(measured, op, chosen)
+    worst = {case: max(ratios.items(), key=lambda item: item[1]) for case, ratios in by_case.items()}
+    late = {case: f"{ratio:.2f} times the time of {rung}" for case, (rung, ratio) in worst.items() if ratio > at_most}
+    assert not late, f"{op}: auto takes {late}"
+    for rung in {rung for ratios in by_case.values() for rung in ratios}:
+        mean = statistics.geometric_mean(ratios[rung] for ratios in by_case.values() if rung in ratios)
+        assert mean <= 1.0, f"{op}: auto takes {mean:.3f} times the time of {rung}, over all cases"
+
+
 def main(file: str) -> NoReturn:
     """Runs the tests in `file`, with the command line's further arguments for pytest, and exits with pytest's code."""
     sys.exit(pytest.main([file, *sys.argv[1:]]))
+
+
+def without_progress(said: str) -> str:
+    """Standard error of a command without the lines that `console.progress` writes where a machine is slow."""
+    return "".join(line for line in said.splitlines(keepends=True) if not line.endswith(" …\n"))

@@ -1,76 +1,293 @@
-"""A walk through the four stages: builds them, and shows of each rung how right and how fast it is; then GPT-2.
+"""A walk through the four stages: builds them, and shows of each rung what it teaches and how right it is; then GPT-2.
+
+On a GPU each rung is timed beside its fastest peer. Without one, times would be the emulation's: what can be told there
+is how the kernels ask memory for their bytes, see `rung_counts`.
 
 The stages' parts run in processes of their own, so that one that crashes is named and the rest goes on.
 """
 
 import argparse
+import dataclasses
+import functools
 import importlib
-import importlib.util
 import os
+import pathlib
 import platform
 import shutil
 import sys
 import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from kernel_fusion import benchmarks, stages
-from kernel_fusion.accuracy import max_error
-from kernel_fusion.console import Steps, make_console, milliseconds, run_logged, run_shown
+from kernel_fusion import benchmarks, rung_counts, stages, syllabus
+from kernel_fusion.accuracy import as_tuple, max_error, poisoned_allocations
+from kernel_fusion.console import Refused, Steps, make_console, milliseconds, progress, run_logged, run_shown
 
 CPU_BUDGET_S = 0.3  # for the repeats of one implementation
 TRAINING_S = 120
+ROWS = 26  # of a stage's table, so that it is a screen
 DEMONSTRATIONS = {
     "patched_gpt2": "Hugging Face's GPT-2 with our ops under it, beside the unpatched one",
     "train_small_gpt2": "a small GPT-2 trained on this repository's documents",
 }
+BUILDING_MINUTES, SHOWING_MINUTES = 4, 1.5  # on two cores
+ON_CPU = """\
+off: the greatest difference from float64. sectors: how many pieces of 32 bytes a warp's 32 lanes touch in one request,
+loads / stores; 4 bytes a lane side by side make 4, 16 bytes make 16; at 32, no two lanes share one. bytes: all sectors
+together, over the bytes that must move at the least; caches are not counted.
+"""
+ON_GPU = """\
+off: the greatest difference from float64. Times are this GPU's, caches empty. GB/s: the bytes that must move at the
+least, over the time. Below an op's rungs stands the fastest of its peers.
+"""
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment_line() -> str:
     """Python, torch, compilers and GPU in one line."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     nvcc = "nvcc" if shutil.which("nvcc") else "no nvcc"
     cxx = os.environ.get("CXX", "c++")
     return (
         f"Python {platform.python_version()}, torch {torch.__version__}, {cxx}, {nvcc}, {gpu}, "
-        f"{cores} cores, {platform.system()} {platform.machine()}"
+        f"{cores()} cores, {platform.system()} {platform.machine()}"
     )
 
 
-# ---- one stage ----
+# ---- one stage, on a screen ----
 
 
-def load_benchmark(stage: stages.Stage) -> types.ModuleType:
-    """The stage's benchmark.py as a module: its `TEACHES` and `cases`."""
-    stages.on_path()
-    spec = importlib.util.spec_from_file_location(f"{stage.module}_benchmark", stage.path / "benchmark.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
+class Look(NamedTuple):
+    """What the functions below need to look at a stage: its module, the rungs' ideas by op and name, and who is told
+    how far they are and what a reader must know besides the table."""
+
+    module: types.ModuleType
+    ideas: dict[tuple[str, str], str]
+    at: Callable[[str], Any]
+    say: Callable[[str], Any]
 
 
-def show_stage(stage: stages.Stage, console: Console) -> int:
-    """Prints what the stage teaches, and a table for each of its cases. Returns how many results were wrong."""
-    benchmark = load_benchmark(stage)
-    module = importlib.import_module(stage.module)
+@dataclasses.dataclass
+class Row:
+    """A rung or a peer on one case, and what was found; None where nothing was."""
+
+    case: benchmarks.Case
+    name: str
+    idea: str
+    error: float | None = None
+    correct: bool = True
+    moved: rung_counts.Moved | None = None
+    ms: float | None = None
+
+
+def show_stage(stage: stages.Stage, console: Console, library: pathlib.Path | None = None) -> int:
+    """Prints what the stage teaches, and a table of its rungs. Returns how many results were wrong.
+
+    Args:
+        stage: which must be built.
+        console: where to print.
+        library: without a GPU, the stage's compiled part with kernels that count, as `rung_counts.build` gives it.
+    """
+    benchmark, module = stages.load_benchmark(stage), importlib.import_module(stage.module)
+    on_gpu = _has_gpu_kernels(module, benchmark)
     console.print(benchmark.TEACHES, style="italic", markup=False)
+    if stage == stages.STAGES[0]:
+        console.print(ON_GPU if on_gpu else ON_CPU, style="dim", end="", markup=False)
+    ideas = {(op, rung.name): rung.idea for op in syllabus.ops(stage) for rung in syllabus.rungs(stage, op)}
+    notes: list[str] = []
+    with progress(f"{stage.folder}: running every rung") as at:
+        look = Look(module, ideas, at, notes.append)
+        if on_gpu:
+            rows = timed_rows(look, first_cases(stage, benchmark, "quick", "cuda"))
+        else:
+            rows = checked_rows(look, first_cases(stage, benchmark, "emulated", "cpu"))
+            if library:
+                count_rows(look, stage, library, rows)
+            plain = plain_cpp(look, first_cases(stage, benchmark, "cpu", "cpu"))
+    chosen = on_a_screen(rows)
+    console.print(table_of(chosen, on_gpu))
+    if len(chosen) < len(rows):
+        console.print(f"{len(rows) - len(chosen)} more rungs: kernel-fusion rungs", style="dim", markup=False)
+    wrong = sum(1 for row in rows if not row.correct)
+    if not on_gpu:
+        console.print(plain.words, markup=False)
+        wrong += plain.wrong
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)
+    return wrong
+
+
+def _has_gpu_kernels(module: types.ModuleType, benchmark: types.ModuleType) -> bool:
+    if not torch.cuda.is_available():
+        return False
+    return any(module.rungs(case.op, "cuda") for case in benchmark.cases("quick", "cuda"))
+
+
+def first_cases(stage: stages.Stage, benchmark: types.ModuleType, size: str, device: str) -> list[benchmarks.Case]:
+    """The first case of each op at this size, in the order of the lesson."""
+    first: dict[str, benchmarks.Case] = {}
+    for case in benchmark.cases(size, device):
+        first.setdefault(case.op, case)
+    order = [op for op in syllabus.ops(stage) if op in first]
+    return [first[op] for op in dict.fromkeys([*order, *first])]
+
+
+def checked_rows(look: Look, cases: list[benchmarks.Case]) -> list[Row]:
+    """Every rung of the cases' ops, run once under emulation and compared with float64."""
+    rows = []
+    for case in cases:
+        with torch.set_grad_enabled(case.direction == "backward"):
+            inputs = case.inputs(torch.device("cpu"))
+            tolerance = benchmarks.Tolerance(case, inputs)
+        for rung in (name for name in look.module.rungs(case.op, "cpu") if name != "cpu"):
+            look.at(f"{case.op} {rung}")
+            row = Row(case, rung, look.ideas.get((case.op, rung), ""))
+            check(row, inputs, tolerance, look.say)
+            rows.append(row)
+    return rows
+
+
+def check(row: Row, inputs: tuple, tolerance: benchmarks.Tolerance, say: Callable[[str], Any]) -> None:
+    """Runs the row's rung once, in memory full of NaN, and notes its error. A rung that refuses the case has none."""
+    case = row.case
+    with torch.set_grad_enabled(case.direction == "backward"):
+        own = benchmarks.own_copy(inputs)
+        try:
+            with poisoned_allocations():
+                outputs = as_tuple(case.run(*own, rung=row.name))
+        except (ValueError, RuntimeError) as refusal:
+            if f"rung '{row.name}'" not in str(refusal):
+                raise
+            say(f"{case.title()}: not run: {str(refusal).splitlines()[0]}")
+            return
+    row.error, row.correct = tolerance.check(outputs)
+    if not row.correct:
+        say(f"{case.title()}: {row.name} is WRONG: {row.error:.3g} off, allowed are {tolerance.text()}")
+
+
+def count_rows(look: Look, stage: stages.Stage, library: pathlib.Path, rows: list[Row]) -> None:
+    """Adds to each row what its kernels asked of memory."""
+    by_rung = {rung_counts.Wanted(row.case.op, row.name): row for row in rows}
+    counted = rung_counts.count(stage, library, by_rung, lambda one: look.at(f"{one.op} {one.rung}, counting"))
+    for one, kernels in counted.items():
+        if not isinstance(kernels, str):
+            by_rung[one].moved = rung_counts.moved(kernels)
+
+
+def timed_rows(look: Look, cases: list[benchmarks.Case]) -> list[Row]:
+    """Every rung of the cases' ops on the GPU, checked and timed, and the fastest peer of each op."""
+    rows = []
+    device = torch.device("cuda")
+    ceilings = benchmarks.Ceilings(device)
+    for case in cases:
+        look.at(case.op)
+        measured = benchmarks.run_case(look.module, case, device, ceilings=ceilings, say=look.say)
+        peers = [m for m in measured if m.row["kind"] == "peer" and m.row["correct"]]
+        fastest = min(peers, key=lambda m: m.row["ms"], default=None)
+        for m in (m for m in measured if m.row["kind"] == "rung" or m is fastest):
+            idea = "(peer)" if m is fastest else look.ideas.get((case.op, m.row["impl"]), "")
+            rows.append(Row(case, m.row["impl"], idea, m.error, m.row["correct"], ms=m.row["ms"]))
+    return rows
+
+
+class PlainCpp(NamedTuple):
+    """The times of plain C++ in words, and how many of its results were wrong."""
+
+    words: str
+    wrong: int
+
+
+def plain_cpp(look: Look, cases: list[benchmarks.Case]) -> PlainCpp:
+    """Times the plain C++ version of each op beside its fastest peer."""
+    found, wrong = [], 0
+    device = torch.device("cpu")
+    ceilings = benchmarks.Ceilings(device)
+    for case in cases:
+        look.at(f"{case.op}, plain C++")
+        measured = benchmarks.run_case(
+            look.module, case, device, rungs=["cpu"], ceilings=ceilings, budget_s=CPU_BUDGET_S, say=look.say
+        )
+        peers = [m.row["ms"] for m in measured if m.row["kind"] == "peer"]
+        for own in (m.row for m in measured if m.row["kind"] == "rung"):
+            wrong += not own["correct"]
+            beside = f" ({min(peers):.3g})" if peers else ""
+            found.append(f"{case.op} {own['ms']:.3g}{beside}")
+    return PlainCpp(f"Plain C++ on {cores()} cores, in brackets PyTorch, in ms: {', '.join(found)}", wrong)
+
+
+def on_a_screen(rows: list[Row]) -> list[Row]:
+    """All rows, if they fit. Else all of the first ops, as long as they fit, and the last row of each other op.
+
+    Rows that are wrong are always there.
+    """
+    by_op: dict[str, list[Row]] = {}
+    for row in rows:
+        by_op.setdefault(row.case.op, []).append(row)
+    chosen: list[Row] = []
+    for number, own in enumerate(by_op.values()):
+        after = len(by_op) - number - 1  # of each of these ops one row at the least
+        fits = len(chosen) + len(own) + after <= ROWS
+        chosen += [row for row in own if fits or row is own[-1] or not row.correct]
+    return chosen
+
+
+def table_of(rows: list[Row], on_gpu: bool) -> Table:
+    """The rows as a table; an op is named once."""
+    table = Table("op", "rung", "what it teaches", box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for column in ("off", *(("time", "GB/s") if on_gpu else ("sectors", "bytes"))):
+        table.add_column(column, justify="right", no_wrap=True)
+    before = None
+    for row in rows:
+        op = row.case.op if row.case.op != before else ""
+        cells = [escape(text) for text in (op, row.name, row.idea)]
+        table.add_row(*cells, _off_cell(row), *(_time_cells(row) if on_gpu else _moved_cells(row)))
+        before = row.case.op
+    return table
+
+
+def _off_cell(row: Row) -> str:
+    if row.error is None:
+        return "–"
+    error = f"{row.error:.1e}" if row.error else "0"
+    return error if row.correct else f"[bold red]{error} WRONG[/]"
+
+
+def _time_cells(row: Row) -> tuple[str, str]:
+    return ("–", "–") if row.ms is None else (milliseconds(row.ms), f"{row.case.bytes / row.ms / 1e6:.3g}")
+
+
+def _moved_cells(row: Row) -> tuple[str, str]:
+    if row.moved is None:
+        return "–", "–"
+    sectors = ("–" if value is None else f"{value:.3g}" for value in (row.moved.load, row.moved.store))
+    return " / ".join(sectors), f"{row.moved.bytes / row.case.bytes:.3g}×"
+
+
+# ---- one stage, in full ----
+
+
+def show_all_cases(stage: stages.Stage, console: Console) -> int:
+    """Prints a table for each of the stage's cases, with times and peers. Returns how many results were wrong."""
+    benchmark, module = stages.load_benchmark(stage), importlib.import_module(stage.module)
+    console.print(benchmark.TEACHES, style="italic", markup=False)
+    places = [(torch.device("cpu"), "cpu"), (torch.device("cpu"), "emulated")]
+    if _has_gpu_kernels(module, benchmark):
+        places.append((torch.device("cuda"), "quick"))
     wrong = 0
-    for device, size in _places(module, benchmark):
+    for device, size in places:
         console.print(f"\n{benchmarks.heading(size, device)}", style="dim", markup=False)
         for case in benchmark.cases(size, device.type):
             wrong += show_case(module, case, size, device, console)
     return wrong
-
-
-def _places(module: types.ModuleType, benchmark: types.ModuleType) -> list[tuple[torch.device, str]]:
-    places = [(torch.device("cpu"), "cpu"), (torch.device("cpu"), "emulated")]
-    if torch.cuda.is_available() and any(module.rungs(case.op, "cuda") for case in benchmark.cases("quick", "cuda")):
-        places.append((torch.device("cuda"), "quick"))
-    return places
 
 
 def show_case(
@@ -122,19 +339,35 @@ def show_demonstration(name: str, console: Console, seconds: float) -> None:
 # ---- all of it ----
 
 
-def run(console: Console, *, training_seconds: float = TRAINING_S) -> int:
+def plan(training_seconds: float, full: bool) -> str:
+    """What comes, and how long it takes."""
+    minutes = SHOWING_MINUTES * (4 if full else 1) + training_seconds / 60
+    compiling = "" if all(map(stages.is_built, stages.STAGES)) else f", {BUILDING_MINUTES} of them compiling"
+    return (
+        "The four stages are built, and shown rung by rung. Then GPT-2 runs on their ops, and a small one is trained.\n"
+        f"That takes about {minutes + (BUILDING_MINUTES if compiling else 0):.0f} minutes on 2 cores{compiling}. "
+        "Nothing is downloaded." + ("" if full else " Every table with times: kernel-fusion tour --full.")
+    )
+
+
+def run(console: Console, *, full: bool = False, training_seconds: float = TRAINING_S) -> int:
     """The whole tour. Returns the exit code: 1 where a step failed."""
-    steps = Steps(console, total=2 * len(stages.STAGES) + len(DEMONSTRATIONS))
+    counts = not full and not torch.cuda.is_available()
+    steps = Steps(console, total=2 * len(stages.STAGES) + len(DEMONSTRATIONS) + counts)
     console.print(environment_line(), markup=False, soft_wrap=True)
+    console.print(plan(training_seconds, full), markup=False, soft_wrap=True)
     for stage in stages.STAGES:
         build_stage(stage, steps)
+    libraries = build_counting(steps) if counts else {}
     for stage in stages.STAGES:
-        name = f"{stage.folder}: every rung, checked and timed"
+        name = f"{stage.folder}: every rung, checked" + (" and timed" if full or torch.cuda.is_available() else "")
         if not_built(stage, steps):
             steps.skip(name, f"{stage.folder} is not built")
             continue
+        more = ["--full"] if full else []
+        more += ["--library", str(libraries[stage])] if stage in libraries else []
         with steps.step(name, shows=True):
-            run_shown(_part("--stage", stage.module))
+            run_shown(_part("--stage", stage.module, *more))
     for function, what in DEMONSTRATIONS.items():
         missing = [stage.folder for stage in stages.STAGES if not_built(stage, steps)]
         if missing:
@@ -152,8 +385,21 @@ def _build_name(stage: stages.Stage) -> str:
 def build_stage(stage: stages.Stage, steps: Steps) -> None:
     """Builds a stage as a step, its output in build/tour/."""
     log = stages.ROOT / "build" / "tour" / f"build-{stage.folder}.log"
-    with steps.step(_build_name(stage)):
-        run_logged([sys.executable, "setup.py", "build_ext", "--inplace"], log, cwd=stage.path)
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    with steps.step(_build_name(stage)) as at:
+        run_logged(command, log, cwd=stage.path, on_line=functools.partial(rung_counts.ninja_step, at))
+
+
+def build_counting(steps: Steps) -> dict[stages.Stage, pathlib.Path]:
+    """Builds the emulated kernels once more, so that they count, as one step. Returns the libraries there are."""
+    libraries = {}
+    with steps.step("build the kernels once more, counting what they ask of memory") as at:
+        if why_not := rung_counts.why_not():
+            raise Refused(why_not)
+        for stage in stages.STAGES:
+            if not not_built(stage, steps):
+                libraries[stage] = rung_counts.build(stage, on_step=lambda step, of=stage: at(f"{of.folder} {step}"))
+    return libraries
 
 
 def not_built(stage: stages.Stage, steps: Steps) -> bool:
@@ -166,22 +412,27 @@ def _part(*arguments: str) -> list[str]:
 
 
 def main() -> int:
-    """python -m kernel_fusion.tour: all of the tour, or one part of it."""
-    parser = argparse.ArgumentParser(description="A walk through the four stages.")
-    parser.add_argument("--stage", help="only what is shown of this stage, which must be built")
-    parser.add_argument("--demonstration", choices=DEMONSTRATIONS, help="only this")
+    """python -m kernel_fusion.tour: one part of the tour."""
+    parser = argparse.ArgumentParser(description="A part of the tour through the four stages.")
+    part = parser.add_mutually_exclusive_group(required=True)
+    part.add_argument("--stage", type=stages.find, help="what is shown of this stage, which must be built")
+    part.add_argument("--demonstration", choices=DEMONSTRATIONS)
+    parser.add_argument("--full", action="store_true", help="with --stage: a table for each case")
+    parser.add_argument("--library", type=pathlib.Path, help="with --stage: its compiled part, with kernels that count")
     parser.add_argument("--seconds", type=float, default=TRAINING_S, help="the longest that training may take")
     options = parser.parse_args()
     console = make_console()
-    if options.stage:
-        wrong = show_stage(stages.find(options.stage), console)
-        if wrong:
-            sys.exit(f"tour: {options.stage}: {wrong} wrong results, marked above")
-        return 0
-    if options.demonstration:
-        show_demonstration(options.demonstration, console, options.seconds)
-        return 0
-    return run(console, training_seconds=options.seconds)
+    try:
+        if options.demonstration:
+            show_demonstration(options.demonstration, console, options.seconds)
+            return 0
+        show = show_all_cases if options.full else functools.partial(show_stage, library=options.library)
+        wrong = show(options.stage, console)
+    except KeyboardInterrupt:
+        return 130
+    if wrong:
+        sys.exit(f"tour: {options.stage.folder}: {wrong} wrong results, marked above")
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <kf/rung.h>
@@ -18,10 +19,12 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
 #include <map>
 #include <sstream>
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 namespace kf {
@@ -51,7 +54,7 @@ struct Op {
   void (*cpu)(const Args&);               // plain C++: rung "cpu", and `auto` on CPU tensors
   Rungs<Args> emulated;                   // the .cu files on CPU tensors
   Rungs<Args> gpu;                        // the .cu files on CUDA tensors; empty in a build without CUDA
-  const char* (*automatic)(const Args&);  // the rung `auto` takes on CUDA tensors
+  const char* (*automatic)(const Args&);  // what `auto` takes on CUDA tensors; where that cannot, the last that can
 };
 
 template <class Args>
@@ -70,28 +73,54 @@ std::vector<std::string> rung_names(const Op<Args>& op, bool on_gpu) {
   return names;
 }
 
-inline std::string joined(const std::vector<std::string>& words) {
+// "'a', 'b', 'c'", or with another word before the last: "'a', 'b' or 'c'".
+inline std::string joined(const std::vector<std::string>& words, const char* before_last = ", ") {
   std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "'" : ", '") + word + "'";
+  for (size_t i = 0; i < words.size(); ++i) {
+    text += (i == 0 ? "'" : i + 1 == words.size() ? std::string(before_last) + "'" : ", '") + words[i] + "'";
+  }
   return text;
 }
 
-// The rung called `name` that can do `args`. Otherwise an error that says why not, and which rung can.
 template <class Args>
-const Rung<Args>& find_rung(const Op<Args>& op, const Rungs<Args>& table, const std::string& name, const Args& args) {
+const Rung<Args>* find_rung(const Rungs<Args>& table, std::string_view name) {
   for (const Rung<Args>& rung : table) {
-    if (name != rung.name) continue;
-    const std::string why_not = rung.supports(args);
-    if (why_not.empty()) return rung;
-    std::vector<std::string> able;
-    for (const Rung<Args>& other : table) {
-      if (other.supports(args).empty()) able.push_back(other.name);
-    }
-    TORCH_CHECK_VALUE(false, op.name, ": rung '", name, "' ", why_not, "; ",
-                      able.empty() ? "no rung can do this" : "these can: " + joined(able));
+    if (name == rung.name) return &rung;
   }
-  TORCH_CHECK_VALUE(false, op.name, ": `rung` must be 'auto' or one of ",
-                    joined(rung_names(op, table.first == op.gpu.first)), ", got '", name, "'");
+  return nullptr;
+}
+
+// `rung` is a name for tensors on the device of `on`. run() asks this too; an op asks it before it returns early: a
+// wrong name is wrong for an empty tensor as well.
+template <class Args>
+void check_rung(const Op<Args>& op, std::string_view rung, const at::Tensor& on) {
+  TORCH_CHECK_VALUE(on.is_cpu() || on.is_cuda(), op.name, ": the tensors must be on the CPU or on a CUDA device, got ",
+                    on.device());
+  const Rungs<Args>& table = on.is_cuda() ? op.gpu : op.emulated;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      table.begin() != table.end(), op.name,
+      ": this build has no CUDA kernels; build the stage again with KF_CUDA=1, or use CPU tensors");
+  if (rung == "auto" || (on.is_cpu() && rung == "cpu") || find_rung(table, rung) != nullptr) return;
+  TORCH_CHECK_VALUE(false, op.name, ": `rung` must be 'auto' or one of ", joined(rung_names(op, on.is_cuda())),
+                    ", got '", rung, "'");
+}
+
+// The rung of `table` called `name`; for "auto", the op's choice. Where that cannot do `args`, "auto" takes the last of
+// the table that can; for a name there is an error that says why not, and which rungs can.
+template <class Args>
+const Rung<Args>& choose_rung(const Op<Args>& op, const Rungs<Args>& table, std::string_view name, const Args& args) {
+  const std::string_view wanted = name == "auto" ? op.automatic(args) : name;
+  const Rung<Args>* rung = find_rung(table, wanted);
+  TORCH_INTERNAL_ASSERT(rung != nullptr, op.name, " has no rung '", wanted, "'");
+  const std::string why_not = rung->supports(args);
+  if (why_not.empty()) return *rung;
+  std::vector<std::string> able;
+  for (const Rung<Args>& other : table) {
+    if (other.supports(args).empty()) able.push_back(other.name);
+  }
+  if (name == "auto" && !able.empty()) return *find_rung(table, able.back());
+  TORCH_CHECK_VALUE(false, op.name, ": rung '", wanted, "' ", why_not, "; ",
+                    able.empty() ? "no rung can do this" : "these can: " + joined(able));
 }
 
 namespace detail {
@@ -105,16 +134,13 @@ inline void set_scratch(...) {}
 // Runs `args` on the device of `on`. CPU tensors: plain C++ for "auto" and "cpu", the emulation for a named rung.
 // CUDA tensors: the named rung, or the one `auto` chooses, on that device's current stream.
 template <class Args>
-void run(const Op<Args>& op, const std::string& rung_name, const at::Tensor& on, Args args) {
+void run(const Op<Args>& op, std::string_view rung_name, const at::Tensor& on, Args args) {
+  check_rung(op, rung_name, on);
   const bool on_gpu = on.is_cuda();
   if (!on_gpu && (rung_name == "auto" || rung_name == "cpu")) {
     launches()[kCpu]++;
     return op.cpu(args);
   }
-  const Rungs<Args>& table = on_gpu ? op.gpu : op.emulated;
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      table.count > 0, op.name,
-      ": this build has no CUDA kernels; build the stage again with KF_CUDA=1, or use CPU tensors");
   void* stream = nullptr;
 #ifdef KF_WITH_CUDA
   // First of all: what a rung can do may depend on the device, and rungs ask about the current one.
@@ -124,8 +150,7 @@ void run(const Op<Args>& op, const std::string& rung_name, const at::Tensor& on,
     stream = c10::cuda::getCurrentCUDAStream(on.device().index()).stream();
   }
 #endif
-  const std::string name = rung_name == "auto" ? op.automatic(args) : rung_name;
-  const Rung<Args>& rung = find_rung(op, table, name, args);
+  const Rung<Args>& rung = choose_rung(op, on_gpu ? op.gpu : op.emulated, rung_name, args);
   at::Tensor scratch;  // freed by torch's allocator in stream order, so it may go out of scope before the kernel ends
   if (rung.scratch_bytes != nullptr) {
     scratch = at::empty({rung.scratch_bytes(args)}, on.options().dtype(at::kByte));
@@ -148,15 +173,16 @@ inline std::string shape_text(const at::Tensor& t) {
 // "float32", as Python writes it.
 inline std::string dtype_text(const at::Tensor& t) { return std::string(c10::getDtypeNames(t.scalar_type()).first); }
 
-inline DType dtype_of(const at::Tensor& t) {
-  switch (t.scalar_type()) {
+inline DType dtype_of(at::ScalarType type) {
+  switch (type) {
     case at::kFloat: return DType::kFloat32;
     case at::kHalf: return DType::kFloat16;
     case at::kBFloat16: return DType::kBFloat16;
     case at::kDouble: return DType::kFloat64;
-    default: TORCH_CHECK_TYPE(false, "no kernel type for ", dtype_text(t));
+    default: TORCH_CHECK_TYPE(false, "no kernel type for ", c10::getDtypeNames(type).first);
   }
 }
+inline DType dtype_of(const at::Tensor& t) { return dtype_of(t.scalar_type()); }
 
 inline void check_floating(const char* op, const char* name, const at::Tensor& t) {
   const auto type = t.scalar_type();
@@ -186,20 +212,108 @@ inline void check_shape(const char* op, const char* name, const at::Tensor& t, a
                     shape_text(t));
 }
 
+inline void check_like(const char* op, const char* name, const at::Tensor& t, const char* first_name,
+                       const at::Tensor& first, at::IntArrayRef shape) {
+  check_like(op, name, t, first_name, first);
+  check_shape(op, name, t, shape);
+}
+
+// Rows that are not empty: [..., width]. Returns the width.
+inline int64_t check_rows(const char* op, const char* name, const at::Tensor& t) {
+  check_floating(op, name, t);
+  TORCH_CHECK_VALUE(t.dim() >= 1, op, ": `", name, "` must have at least 1 dimension, got 0 (shape ())");
+  TORCH_CHECK_VALUE(t.size(-1) > 0, op, ": the last dimension of `", name, "` must not be 0, got shape ",
+                    shape_text(t));
+  return t.size(-1);
+}
+
 // An `out` tensor is written in place as it lies: right shape, dtype and device, contiguous.
 inline void check_out(const char* op, const char* name, const at::Tensor& out, at::IntArrayRef shape,
                       const char* first_name, const at::Tensor& first) {
-  check_like(op, name, out, first_name, first);
-  check_shape(op, name, out, shape);
+  check_like(op, name, out, first_name, first, shape);
   TORCH_CHECK_VALUE(out.is_contiguous(), op, ": `", name, "` must be contiguous");
 }
 
-// A kernel that reads where another thread writes gives whatever it finds. A non-contiguous input is copied first.
-inline void check_no_overlap(const char* op, const char* name, const at::Tensor& out, const char* input_name,
-                             const at::Tensor& input) {
-  const at::MemOverlapStatus status = at::get_overlap_status(out, input);
-  TORCH_CHECK_VALUE(status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial, op, ": `", name,
-                    "` must not share memory with `", input_name, "`");
+// A tensor, and what its op calls it.
+struct Named {
+  const char* name;
+  const at::Tensor& tensor;
+};
+
+// No output shares memory with an input or another output: a kernel that reads where another thread writes gives
+// whatever it finds. (What lies in pieces is copied before it is read, or is not looked into, as in PyTorch.)
+inline void check_apart(const char* op, std::initializer_list<Named> outs, std::initializer_list<Named> inputs) {
+  const auto check = [&](const Named& out, const Named& other) {
+    const at::MemOverlapStatus status = at::get_overlap_status(out.tensor, other.tensor);
+    TORCH_CHECK_VALUE(status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial, op, ": `",
+                      out.name, "` must not share memory with `", other.name, "`");
+  };
+  for (auto out = outs.begin(); out != outs.end(); ++out) {
+    for (const Named& input : inputs) check(*out, input);
+    for (auto before = outs.begin(); before != out; ++before) check(*out, *before);
+  }
+}
+
+// ---- tensors as kernels want them ----
+
+inline at::Tensor contiguous_like(const at::Tensor& t) { return at::empty_like(t, at::MemoryFormat::Contiguous); }
+
+// For kernels that take rows at any distance, but each row in one piece.
+inline at::Tensor with_whole_rows(const at::Tensor& t) {
+  return t.stride(-1) == 1 || t.size(-1) == 1 ? t : t.contiguous();
+}
+
+// ---- what Python asks about an op, whatever its Args ----
+
+using Sizes = std::map<std::string, int64_t>;
+
+struct RungInfo {
+  std::string name;
+  std::string rounds;  // as Rung's; "" for nothing
+  bool asks_scratch;
+};
+
+struct OpInfo {
+  std::string name;
+  std::vector<std::string> cpu_names, gpu_names;  // for `rung`, "auto" aside
+  std::vector<RungInfo> rungs;
+  std::function<std::string(const std::string& rung, const Sizes& sizes, DType dtype)> choose;
+};
+
+namespace detail {
+// Gives each size that Args has its number of `left`, and takes it out; 1 where it is not named.
+template <class Args>
+void take_sizes(Args& args, Sizes& left) {
+#define KF_TAKE(member) \
+  if constexpr (requires { args.member; }) args.member = left.count(#member) ? left.extract(#member).mapped() : 1;
+  KF_TAKE(n)
+  KF_TAKE(rows)
+  KF_TAKE(width)
+  KF_TAKE(batch)
+  KF_TAKE(heads)
+  KF_TAKE(length)
+  KF_TAKE(q_length)
+  KF_TAKE(k_length)
+  KF_TAKE(head_dim)
+#undef KF_TAKE
+  if constexpr (requires { args.attention; }) take_sizes(args.attention, left);
+}
+}  // namespace detail
+
+template <class Args>
+OpInfo describe(const Op<Args>& op) {
+  OpInfo info{op.name, rung_names(op, false), rung_names(op, true), {}, {}};
+  for (const Rung<Args>& rung : op.emulated) {
+    info.rungs.push_back({rung.name, rung.rounds == nullptr ? "" : rung.rounds, rung.scratch_bytes != nullptr});
+  }
+  info.choose = [op](const std::string& rung, Sizes sizes, DType dtype) {
+    Args args{};
+    args.dtype = dtype;
+    detail::take_sizes(args, sizes);
+    TORCH_CHECK_VALUE(sizes.empty(), op.name, " has no size '", sizes.begin()->first, "'");
+    return std::string(choose_rung(op, op.emulated, rung, args).name);
+  };
+  return info;
 }
 
 }  // namespace kf

@@ -12,19 +12,28 @@ enum class DType : int { kFloat32, kFloat16, kBFloat16, kFloat64 };
 
 // A row in the table. `supports` answers why not, in words that follow "rung 'v2_vector' "; an empty answer is a yes.
 // `scratch_bytes` is set by rungs that need global memory between launches: Args then has a member `scratch`.
+// `rounds` names what a rung rounds to the tensors' dtype on the way, where others round once, at the end; its header's
+// Limits say so too. The contract in kernel_fusion/testing.py finds a rung that rounds and does not say so.
 template <class Args>
 struct Rung {
   const char* name;
   void (*launch)(const Args& args, void* stream);
   std::string (*supports)(const Args& args);
   int64_t (*scratch_bytes)(const Args& args) = nullptr;
+  const char* rounds = nullptr;
 };
 
-// The rungs of one op on one backend, in the order of the lesson. An empty table: this build lacks the backend.
+// The rungs of one op on one backend, in the order of the lesson: an array of rows, which must outlive this. An empty
+// table: this build lacks the backend.
 template <class Args>
 struct Rungs {
   const Rung<Args>* first = nullptr;
   int count = 0;
+
+  Rungs() = default;
+  template <int kCount>
+  Rungs(const Rung<Args> (&rows)[kCount]) : first(rows), count(kCount) {}  // not explicit: `return kRungs;`
+
   const Rung<Args>* begin() const { return first; }
   const Rung<Args>* end() const { return first + count; }
 };

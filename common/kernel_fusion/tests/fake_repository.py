@@ -12,6 +12,7 @@ from kernel_fusion.console import child_environment
 
 BUILDS = """
 import importlib.machinery, pathlib
+print("[1/2] one\\n[2/2] the other")
 pathlib.Path("{module}", "_C" + importlib.machinery.EXTENSION_SUFFIXES[0]).write_text("")
 print("built {module}")
 """
@@ -44,8 +45,26 @@ def train_small_gpt2(console, seconds=120):
 """
 
 
+# Put behind the copy of rung_counts.py: what a fake stage's kernels ask of memory.
+COUNTING = """
+
+def why_not():
+    return {why_not!r}
+
+def build(stage, op="all", on_step=None):
+    on_step("1/1")
+    return stage.path / "library"
+
+def count(stage, library, wanted, on_rung=None):
+    return {{one: [one] for one in wanted}}
+
+def moved(kernels):
+    return Moved(32.0, 4.0, 2048)
+"""
+
+
 class FakeRepository:
-    """Made with stages step1-fake, step2-fake…; the first holds the demonstrations."""
+    """Made with stages step1-fake, step2-fake…; the first holds the demonstrations. It sees no GPU."""
 
     def __init__(self, root: pathlib.Path, count: int):
         self.root = root
@@ -61,7 +80,12 @@ class FakeRepository:
             (root / folder / module).mkdir(parents=True)
             (root / folder / module / "__init__.py").write_text(MODULE)
             self.stage(folder)
+            op = root / folder / "kernels" / "double"
+            op.mkdir(parents=True)
+            for rung, idea in {"v1_good": "a sum", "v2_good": "a product"}.items():
+                (op / f"{rung}.cu").write_text(f"// double {rung}: {idea}\n")
         self.demonstrations()
+        self.counting()
 
     def stage(self, folder: str, *, build: str = BUILDS, run: str = "testing_stage.double", before: str = "") -> None:
         """Writes a stage's setup.py and benchmark.py: what its build does, and which function its case times."""
@@ -75,8 +99,15 @@ class FakeRepository:
         """Writes tour_steps.py: how training ends."""
         (self.root / "step1-fake" / "tour_steps.py").write_text(TOUR_STEPS.format(train=train))
 
+    def counting(self, why_not: str = "") -> None:
+        """Has the emulated kernels counted, or says why they cannot be."""
+        source = (stages.ROOT / "common" / "kernel_fusion" / "rung_counts.py").read_text()
+        path = self.root / "common" / "kernel_fusion" / "rung_counts.py"
+        path.write_text(source + COUNTING.format(why_not=why_not))
+
     def python(self, *arguments: str) -> subprocess.CompletedProcess:
         """Runs this Python on `arguments` with the copied package."""
         environment = {**child_environment(), "PYTHONPATH": str(self.root / "common"), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["CUDA_VISIBLE_DEVICES"] = ""
         command = [sys.executable, *arguments]
         return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)

@@ -1,6 +1,7 @@
-"""A stage without a compiled part: two ops in Python, whose rungs are right or wrong in one known way each.
+"""A stage without a compiled part: ops in Python, whose rungs are right or wrong in one known way each.
 
-It has what the helpers use of a stage: registered ops with out-variants, Python functions, `rungs`, `launch_counts`.
+It has what the helpers use of a stage: registered ops with out-variants, Python functions, `rungs`, `rounds` and
+`launch_counts`.
 """
 
 import os
@@ -12,6 +13,7 @@ import torch
 NAME = "fake_stage"
 _counts = {"cpu": 0, "emulated": 0, "gpu": 0}
 _calls = {"now and then": 0, "remembers": 0}
+_kept = {}  # what a rung keeps of an earlier call
 
 
 # ---- rungs of double(x) = 2x: functions (x, out) ----
@@ -41,6 +43,18 @@ def _stale(x, out):
         _good(x, out)
 
 
+def _adds_to_out(x, out):
+    held = out.view(-1)[2] + 1  # y[i] += … in place of y[i] = …
+    _good(x, out)
+    out.view(-1)[2] = held
+
+
+def _scratch_not_written(x, out):
+    scratch = torch.empty(64, dtype=torch.uint8, device=x.device).view(out.dtype)
+    _good(x, out)
+    out.view(-1)[3] = scratch[0]
+
+
 def _nan(x, out):
     _good(x, out)
     out.view(-1)[0] = torch.nan
@@ -48,6 +62,11 @@ def _nan(x, out):
 
 def _off_by_a_percent(x, out):
     out.copy_(x * 2.02)
+
+
+def _rounds_on_the_way(x, out):
+    third = (x.double() / 3).to(x.dtype)  # 6x/3: exact until it is rounded in between
+    out.copy_(third.double() * 6)
 
 
 def _run_to_run(x, out):
@@ -59,6 +78,18 @@ def _missing_barrier(x, out):
     _good(x, out)
     if os.environ.get("KF_SIMT_SCHEDULE", "forward") == "reverse":
         out.view(-1)[0] = 0  # a thread read its neighbour's element before the neighbour wrote it
+
+
+def _threads_count(x, out):
+    out.copy_(x * 2 * (1 + 1e-7 * torch.get_num_threads()))
+
+
+def _workers_count(x, out):
+    out.copy_(x * 2 * (1 + 1e-7 * int(os.environ.get("KF_SIMT_THREADS", "0"))))
+
+
+def _remembers_its_input(x, out):
+    _good(_kept.setdefault(tuple(x.shape), x.clone()), out)
 
 
 def _modifies_input(x, out):
@@ -84,6 +115,24 @@ def _ignores_strides(x, out):
 def _needs_alignment(x, out):
     _good(x, out)
     if x.data_ptr() % 16:
+        out.view(-1)[0] = 0
+
+
+def _out_needs_alignment(x, out):
+    _good(x, out)
+    if out.data_ptr() % 16 and not x.data_ptr() % 16:
+        out.view(-1)[0] = 0
+
+
+def _wrong_where_columns_come_first(x, out):
+    _good(x, out)
+    if x.stride(-1) != 1 and x.stride(-2) == 1:
+        out.view(-1)[0] = 0
+
+
+def _wrong_where_rows_lie_outermost_inside(x, out):
+    _good(x, out)
+    if x.stride(0) < x.stride(1):
         out.view(-1)[0] = 0
 
 
@@ -115,15 +164,25 @@ DOUBLE = {
     "past_the_end": _past_the_end,
     "before_the_start": _before_the_start,
     "stale": _stale,
+    "adds_to_out": _adds_to_out,
+    "scratch_not_written": _scratch_not_written,
     "nan": _nan,
     "off_by_a_percent": _off_by_a_percent,
+    "rounds_on_the_way": _rounds_on_the_way,
+    "rounds_and_says_so": _rounds_on_the_way,
     "run_to_run": _run_to_run,
+    "threads_count": _threads_count,
+    "workers_count": _workers_count,
+    "remembers_its_input": _remembers_its_input,
     "missing_barrier": _missing_barrier,
     "modifies_input": _modifies_input,
     "modifies_beside_input": _modifies_beside_input,
     "reads_past_the_end": _reads_past_the_end,
     "ignores_strides": _ignores_strides,
     "needs_alignment": _needs_alignment,
+    "out_needs_alignment": _out_needs_alignment,
+    "wrong_where_columns_come_first": _wrong_where_columns_come_first,
+    "wrong_where_rows_lie_outermost_inside": _wrong_where_rows_lie_outermost_inside,
     "wrong_stream": _wrong_stream,
     "wrong_backend": _wrong_backend,
     "does_not_count": _does_not_count,
@@ -142,22 +201,53 @@ def _uniform(x, out):
     out.fill_(1 / x.shape[-1])
 
 
-SOFTMAX = {"cpu": _softmax, "v1_good": _softmax, "uniform": _uniform}
-_OPS = {"double": DOUBLE, "softmax": SOFTMAX}
+def _without_a_tail(x, out):
+    weights = torch.softmax(x.float(), -1)
+    out.copy_(torch.where(weights > 1e-6 * weights.amax(-1, keepdim=True), weights, 0))
+
+
+SOFTMAX = {"cpu": _softmax, "v1_good": _softmax, "uniform": _uniform, "without_a_tail": _without_a_tail}
+
+
+# ---- rungs of sum(x, y) = x + y: one pointer, one stride is not another ----
+
+
+def _sum(x, y, out):
+    out.copy_(x + y)
+
+
+def _forgets_to_align_y(x, y, out):
+    _sum(x, y, out)
+    if y.data_ptr() % 16 and not x.data_ptr() % 16:
+        out.view(-1)[0] = 0
+
+
+def _strides_of_x_for_y(x, y, out):
+    _sum(x, torch.as_strided(y, y.shape, x.stride(), y.storage_offset()), out)
+
+
+SUM = {
+    "cpu": _sum,
+    "v1_good": _sum,
+    "forgets_to_align_y": _forgets_to_align_y,
+    "strides_of_x_for_y": _strides_of_x_for_y,
+}
+_OPS = {"double": DOUBLE, "softmax": SOFTMAX, "sum": SUM}
+_INPUTS = {"double": ("x",), "softmax": ("x",), "sum": ("x", "y")}
 
 
 # ---- the stage ----
 
 
-def _run(op, x, rung, out):
+def _run(op, inputs, rung, out):
     if rung == "auto":
         rung = "cpu"
     if rung not in _OPS[op]:
         raise ValueError(f"{op}: `rung` must be 'auto' or one of {list(_OPS[op])}, got '{rung}'")
-    if x.numel() == 0:
+    if out.numel() == 0:
         return
-    _counts["gpu" if x.is_cuda else "cpu" if rung == "cpu" else "emulated"] += 1
-    _OPS[op][rung](x, out)
+    _counts["gpu" if out.is_cuda else "cpu" if rung == "cpu" else "emulated"] += 1
+    _OPS[op][rung](*inputs, out)
 
 
 def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
@@ -167,39 +257,46 @@ def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
     return names[1:] if torch.device(device).type == "cuda" else names
 
 
+def rounds(op: str, rung: str) -> str:
+    """What a rung says that it rounds; "" for nothing."""
+    return "x / 3" if rung == "rounds_and_says_so" else ""
+
+
 def _make() -> types.ModuleType:
     stage = types.ModuleType(NAME)
     library = torch.library.Library(NAME, "DEF")
 
     def add(op):
-        library.define(f'{op}(Tensor x, *, str rung="auto") -> Tensor')
-        library.define(f'{op}.out(Tensor x, *, str rung="auto", Tensor(a!) out) -> Tensor(a!)')
+        tensors = ", ".join(f"Tensor {name}" for name in _INPUTS[op])
+        library.define(f'{op}({tensors}, *, str rung="auto") -> Tensor')
+        library.define(f'{op}.out({tensors}, *, str rung="auto", Tensor(a!) out) -> Tensor(a!)')
 
-        def out_variant(x, *, rung="auto", out):
-            _run(op, x, rung, out)
+        def out_variant(*inputs, rung="auto", out):
+            _run(op, inputs, rung, out)
             return out
 
-        def functional(x, *, rung="auto"):
-            out = torch.empty_like(x, memory_format=torch.contiguous_format)
-            _run(op, x, rung, out)
-            return x if rung == "returns_its_input" else out
+        def functional(*inputs, rung="auto"):
+            out = torch.empty_like(inputs[0], memory_format=torch.contiguous_format)
+            _run(op, inputs, rung, out)
+            return inputs[0] if rung == "returns_its_input" else out
 
         for key in ("CPU", "CUDA"):
             library.impl(op, functional, key)
             library.impl(f"{op}.out", out_variant, key)
         torch.library.register_fake(
             f"{NAME}::{op}",
-            lambda x, *, rung="auto": torch.empty_like(x, memory_format=torch.contiguous_format),
+            lambda *inputs, rung="auto": torch.empty_like(inputs[0], memory_format=torch.contiguous_format),
             lib=library,
         )
         registered = getattr(getattr(torch.ops, NAME), op)
-        setattr(stage, op, lambda x, *, rung="auto": registered(x, rung=rung))
+        setattr(stage, op, lambda *inputs, rung="auto": registered(*inputs, rung=rung))
 
     for op in _OPS:
         add(op)
     torch.library.register_autograd(f"{NAME}::double", lambda ctx, grad: torch.ops.fake_stage.double(grad), lib=library)
     stage.library = library  # ops live as long as this object
     stage.rungs = rungs
+    stage.rounds = rounds
     stage.launch_counts = lambda: dict(_counts)
     return stage
 

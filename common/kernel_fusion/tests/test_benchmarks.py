@@ -1,13 +1,12 @@
-"""Times are those of the function, results files have their form, and wrong results are called wrong."""
+"""Results files have their form, and wrong results are called wrong."""
 
 import itertools
 import json
-import time
 
 import pytest
 import torch
 
-from kernel_fusion import benchmarks, stages, testing
+from kernel_fusion import benchmarks, ceilings, stages, testing
 from kernel_fusion.tests.fake_stage import stage
 
 
@@ -30,33 +29,8 @@ def double_case(**more):
 def quick(monkeypatch):
     monkeypatch.setattr(benchmarks, "CPU_BUDGET_S", 0.01)
     monkeypatch.setattr(benchmarks, "COPY_BYTES", {"cpu": [1024], "cuda": [1 << 20]})
-    monkeypatch.setattr(benchmarks, "MATMUL_SIZE", {"cpu": 64, "cuda": 1024})
+    monkeypatch.setattr(ceilings, "MATMUL_SIZE", {"cpu": 64, "cuda": 1024})
     monkeypatch.setattr(stages, "find", lambda name: stages.Stage("fake", "fake_stage", "test.py"))
-
-
-def test_the_time_is_the_median_in_milliseconds():
-    naps = itertools.cycle([0.002, 0.002, 0.05])
-    ms = benchmarks.benchmark_kernel(lambda x: time.sleep(next(naps)), (torch.ones(1),), warmup=0, repeat=9)
-    assert 2 <= ms < 20
-
-
-def test_warm_up_calls_do_not_count():
-    naps = iter([0.05, 0.05, *[0.001] * 5])
-    ms = benchmarks.benchmark_kernel(lambda x: time.sleep(next(naps)), (torch.ones(1),), warmup=2, repeat=5)
-    assert 1 <= ms < 20
-    with testing.raises(ValueError, "`repeat` must be at least 1"):
-        benchmarks.benchmark_kernel(lambda: None, (), repeat=0)
-
-
-@pytest.mark.parametrize("device", testing.DEVICES)
-def test_a_copy_is_timed_about_as_fast_as_the_copy_rate_says(device):
-    device = torch.device(device)
-    size = 1 << 26
-    rate = benchmarks.copy_rate(size, device)
-    source = torch.ones(size // 8, dtype=torch.float32, device=device)
-    ms = benchmarks.benchmark_kernel(lambda x, y: y.copy_(x), (source, torch.empty_like(source)), 3, 10)
-    factor = 1.5 if device.type == "cuda" else 20  # a CPU may have other work meanwhile; a wrong unit is 1000
-    assert 1 / factor < size / ms / 1e6 / rate < factor
 
 
 def test_rows_have_exactly_the_fields_of_a_results_file(quick):
@@ -68,7 +42,8 @@ def test_rows_have_exactly_the_fields_of_a_results_file(quick):
         ("torch eager", "peer"),
     ]
     assert list(rows[0]) == [
-        *("op", "pass", "impl", "kind", "dtype", "shape", "ms", "bytes", "flops", "gb_s", "tflop_s"),
+        *("op", "pass", "impl", "kind", "dtype", "shape", "ms", "ms_quartiles", "host_bound", "bound"),
+        *("bytes", "flops", "gb_s", "tflop_s"),
         *("percent_of_ceiling", "dram_bytes", "sectors_per_request", "correct"),
     ]
     row = rows[0]
@@ -144,8 +119,49 @@ def test_arithmetic_is_held_against_the_matmul_ceiling(quick):
         100 * found.row["tflop_s"] / ceilings.as_json()["matmul_tflop_s"], rel=0.01
     )
     assert ceilings.as_json()["copy_gb_s"] == {}
-    with testing.raises(ValueError, "`bound` must be"):
-        double_case(bound="luck")
+
+
+def test_a_case_that_means_nothing_is_refused():
+    for name, value in (("bound", "luck"), ("direction", "sideways"), ("clock", "sundial"), ("written", 257)):
+        with testing.raises(ValueError, f"Case: `{name}` must be", str(value)):
+            double_case(**{name: value})
+
+
+def test_memorys_ceiling_is_that_of_the_bytes_and_of_what_is_written(quick, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ceilings, "memory_rate", lambda size, device, mix: asked.append((size, mix)) or 1e9)
+    for written in (None, 0):
+        case = double_case(written=written)
+        benchmarks.run_case(stage, case, torch.device("cpu"), rungs=["cpu"], peers=False)
+    assert asked == [(256, "1:1"), (256, "1:0")]
+
+
+def test_a_share_that_says_nothing_is_left_out(quick, monkeypatch):
+    monkeypatch.setattr(ceilings.Ceilings, "memory", lambda self, size, written: None)
+    (found,) = benchmarks.run_case(stage, double_case(), torch.device("cpu"), rungs=["cpu"], peers=False)
+    assert found.row["percent_of_ceiling"] is None
+    assert benchmarks.percent(found.row) == ""
+    benchmarks.case_table("no share", [found.row])
+
+
+def test_a_row_that_shows_the_host_is_marked(quick):
+    (found,) = benchmarks.run_case(stage, double_case(), torch.device("cpu"), rungs=["cpu"], peers=False)
+    assert found.row["host_bound"] is False
+    low, high = found.row["ms_quartiles"]
+    assert low <= found.row["ms"] <= high
+    table = benchmarks.case_table("marked", [{**found.row, "host_bound": True}])
+    assert "†" in next(iter(table.columns[2].cells))
+    assert "launching" in table.caption
+
+
+def test_a_whole_call_is_timed_by_the_callers_clock(quick, monkeypatch):
+    calls = []
+    measure = benchmarks.clock.measure_call
+    monkeypatch.setattr(benchmarks.clock, "measure_call", lambda *args: calls.append(args) or measure(*args))
+    for clock, count in (("kernels", 0), ("call", 1)):
+        case = double_case(clock=clock)
+        benchmarks.run_case(stage, case, torch.device("cpu"), rungs=["cpu"], peers=False)
+        assert len(calls) == count
 
 
 def run_main(*arguments, cases=lambda size, device: [double_case()]):
@@ -259,6 +275,38 @@ def test_merging_replaces_an_ops_rows_and_keeps_the_others(measured):
     assert after["ceilings"]["matmul_tflop_s"] == before["ceilings"]["matmul_tflop_s"]
     assert merge(measured, "--op", "softmax") == 0
     assert set(json.loads(measured.read_text())["environment"]["ops"]) == {"double", "softmax"}
+
+
+COUNTED = {
+    "dram_bytes": 264,
+    "sectors_per_request": {"load": 4.0, "store": 4.0},
+    "profile": {"kernels": 1, "commit": "older"},
+}
+
+
+def test_hardware_counters_stay_when_times_are_measured_again(measured):
+    def everything(size, device):
+        return [double_case(), soft_case()] if size == "emulated" else []
+
+    def counted():
+        return [row for row in json.loads(measured.read_text())["rows"] if row["dram_bytes"] is not None]
+
+    assert run_main("--output", measured, cases=everything) == 0
+    first = json.loads(measured.read_text())
+    first["rows"][0].update(COUNTED)
+    measured.write_text(json.dumps(first))
+    assert run_main("--output", measured, cases=everything) == 0
+    (row,) = counted()
+    assert (row["op"], row["impl"]) == (first["rows"][0]["op"], first["rows"][0]["impl"])
+    assert {name: row[name] for name in COUNTED} == COUNTED
+    assert merge(measured, "--op", "double", cases=everything) == 0
+    assert [one["impl"] for one in counted()] == [row["impl"]]
+
+    other = json.loads(measured.read_text())
+    other["environment"]["driver"] = "another"
+    measured.write_text(json.dumps(other))
+    assert run_main("--output", measured, cases=everything) == 0
+    assert counted() == []
 
 
 @pytest.mark.parametrize("key", ["gpu", "driver", "cuda", "torch"])

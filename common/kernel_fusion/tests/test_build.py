@@ -1,13 +1,14 @@
-"""What build.py decides before it compiles, and what it refuses after."""
+"""What build.py decides before it compiles, and what it refuses."""
 
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-from kernel_fusion import build
+from kernel_fusion import build, stages
 
 
 @pytest.fixture
@@ -94,16 +95,58 @@ def test_settings_that_mean_nothing_are_named(clean_environment, variable, value
         build.find_cuda() if variable == "KF_CUDA" else build.parallel_jobs()
 
 
-def test_a_library_with_its_own_cxx_library_is_refused_and_removed(clean_environment, tmp_path):
-    source = tmp_path / "x.cpp"
-    source.write_text('#include <iostream>\nextern "C" void f() { std::cout << 1; }\n')
-    cxx = shutil.which("g++") or pytest.skip("needs g++")
-    for flags, good in (([], True), (["-static-libstdc++"], False)):
-        library = tmp_path / "x.so"
-        subprocess.run([cxx, "-shared", "-fPIC", *flags, source, "-o", library], check=True)
-        if good:
-            build.check_shared_cxx_library(library)
-        else:
-            with pytest.raises(build.BuildError, match="links the C\\+\\+ standard library statically.*CXX="):
-                build.check_shared_cxx_library(library)
-        assert library.exists() == good
+@pytest.fixture
+def static_compiler(tmp_path):
+    """A g++ that is set up for -static-libstdc++."""
+    gxx = shutil.which("g++") or pytest.skip("needs g++")
+    path = tmp_path / "static-g++"
+    path.write_text(f'#!/bin/sh\nexec {gxx} -static-libstdc++ "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_compiler_is_looked_at_once(clean_environment, tmp_path):
+    gxx = shutil.which("g++") or pytest.skip("needs g++")
+    build.check_cxx(gxx, tmp_path)
+    clean_environment.setattr(build, "links_shared", lambda cxx: pytest.fail("asked again"))
+    build.check_cxx(gxx, tmp_path)
+
+
+def test_a_static_cxx_library_is_refused_and_the_other_compiler_offered(static_compiler, clean_environment, tmp_path):
+    offered = os.path.exists("/usr/bin/g++") and build.links_shared("/usr/bin/g++")
+    way_out = "export CXX=/usr/bin/g\\+\\+$" if offered else "set CXX to one that does not$"
+    for _ in range(2):  # a refusal is not remembered as a pass
+        with pytest.raises(build.BuildError, match=f"links the C\\+\\+ standard library statically.*{way_out}"):
+            build.check_cxx(static_compiler, tmp_path)
+    links_shared = build.links_shared
+    clean_environment.setattr(build, "links_shared", lambda cxx: cxx != "/usr/bin/g++" and links_shared(cxx))
+    with pytest.raises(build.BuildError, match="set CXX to one that does not$"):
+        build.check_cxx(static_compiler, tmp_path)
+
+
+def test_a_compiler_that_is_missing_or_broken_is_named(tmp_path):
+    with pytest.raises(build.BuildError, match="'no-such-g\\+\\+' is not on the PATH"):
+        build.check_cxx("no-such-g++", tmp_path)
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho it does not work\nexit 1\n")
+    broken.chmod(0o755)
+    with pytest.raises(build.BuildError, match="(?s)cannot make a shared library:.*it does not work"):
+        build.check_cxx(str(broken), tmp_path)
+
+
+def test_nothing_is_compiled_with_a_compiler_that_is_refused(static_compiler, tmp_path):
+    stage = tmp_path / "step1-simple"
+    for name in ("common", "step1-simple"):
+        ignored = shutil.ignore_patterns("build", "__pycache__", "*.so", "*.egg-info", "tests", "results")
+        shutil.copytree(stages.ROOT / name, tmp_path / name, ignore=ignored)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        cwd=stage,
+        env={**os.environ, "CXX": static_compiler, "KF_CUDA": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert "links the C++ standard library statically" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.rglob("*.o")) == []

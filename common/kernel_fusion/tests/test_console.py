@@ -3,6 +3,7 @@
 import io
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 
 from kernel_fusion import console, testing
 from kernel_fusion.console import CommandFailed, Refused, Steps, duration, make_console, milliseconds, run_logged
+
+HANGS_S = 1800
 
 
 @pytest.fixture
@@ -30,9 +33,9 @@ def test_piped_steps_are_one_plain_line_each(piped):
     steps.note("paint it", "ok before")
     steps.skip("move in", "no furniture")
     assert steps.finish() == 0
-    lines = text(piped).splitlines()
+    lines = re.sub(r"[\d.]+ s$", "T s", text(piped), flags=re.MULTILINE).splitlines()
     assert lines == [
-        "[1/3] build the house … ok, 0.0 s",
+        "[1/3] build the house … ok, T s",
         "[2/3] paint it … ok before",
         "[3/3] move in … not run: no furniture",
         "not run: move in: no furniture",
@@ -66,6 +69,64 @@ def test_an_interruption_is_no_failed_step(piped):
     with pytest.raises(KeyboardInterrupt), steps.step("long"):
         raise KeyboardInterrupt
     assert steps.failed == []
+    assert text(piped) == "[1/1] long … interrupted\n"
+
+
+def test_a_piped_step_says_what_it_is_at_before_it_ends(piped):
+    with Steps(piped, total=1).step("long") as at:
+        at("1/2")
+        assert text(piped) == "[1/1] long … "
+    assert re.fullmatch(r"\[1/1\] long … ok, [\d.]+ s\n", text(piped))
+
+
+def test_on_a_terminal_a_step_shows_how_far_it_is():
+    terminal = make_console(file=io.StringIO(), force_terminal=True, width=80)
+    with Steps(terminal, total=1).step("long") as at:
+        at("1/2")
+        _wait_for(lambda: "[1/1] long … 1/2" in text(terminal))
+    assert "[1/1] long … ok" in re.sub(r"\x1b\[[\d;]*m", "", text(terminal))
+
+
+def test_an_error_that_the_user_can_mend_is_its_text_alone(piped):
+    with Steps(piped, total=1).step("count"):
+        raise console.UserError("install binutils")
+    assert text(piped).endswith("\ninstall binutils\n")
+    assert "Traceback" not in text(piped)
+
+
+def test_work_that_takes_long_is_announced_on_standard_error(monkeypatch, capsys):
+    with console.progress("compiling"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(console, "SLOW_S", 0.01)
+    said = []
+
+    def heard():
+        said.append(capsys.readouterr())
+        return said[-1].err
+
+    with console.progress("compiling [all]") as at:
+        at("1/2")
+        _wait_for(heard)
+    assert said[-1].err == "compiling [all] …\n"
+    assert [one.out for one in said] == [""] * len(said)
+
+
+def test_on_a_terminal_work_shows_how_far_it_is_on_one_line(monkeypatch, capsys):
+    real = make_console
+    monkeypatch.setattr(console, "make_console", lambda **options: real(**options, force_terminal=True, width=20))
+    monkeypatch.setenv("TERM", "xterm")
+
+    def work():
+        with console.progress("compiling") as at:
+            at("1/2")
+            at("a very long word about it")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    lines = capsys.readouterr().err.split("\r\x1b[2K")
+    assert lines == ["", "compiling …", "compiling … 1/2", "compiling … a very ", ""]
 
 
 def test_a_command_that_fails_shows_the_end_of_its_log(piped, tmp_path):
@@ -93,7 +154,8 @@ def test_lines_arrive_while_the_command_runs(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interruption_ends_the_command_and_what_it_started(tmp_path, number):
     marker = tmp_path / "grandchild"
-    grandchild = f"import os, pathlib, time; pathlib.Path({str(marker)!r}).write_text(str(os.getpid())); time.sleep(60)"
+    note = f"pathlib.Path({str(marker)!r}).write_text(str(os.getpid()))"
+    grandchild = f"import os, pathlib, time; {note}; time.sleep({2 * HANGS_S})"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
     parent = (
         "import pathlib, signal, sys; from kernel_fusion.console import run_logged; "
@@ -106,12 +168,12 @@ def test_an_interruption_ends_the_command_and_what_it_started(tmp_path, number):
     )
     pid = _wait_for(lambda: marker.exists() and marker.read_text())
     process.send_signal(number)
-    assert process.wait(timeout=20) != 0
+    assert process.wait(timeout=HANGS_S) != 0
     assert _wait_for(lambda: not _alive(int(pid)))
 
 
-def _wait_for(condition, seconds=20):
-    end = time.monotonic() + seconds
+def _wait_for(condition):
+    end = time.monotonic() + HANGS_S
     while time.monotonic() < end:
         if value := condition():
             return value

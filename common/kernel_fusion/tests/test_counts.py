@@ -16,8 +16,6 @@ from kernel_fusion.console import UserError, child_environment, make_console
 PROGRAMS = SIMT / "tests" / "counts"
 REQUESTS = (1 << 18) // 32  # of 2¹⁸ threads
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def counted(tmp_path_factory):

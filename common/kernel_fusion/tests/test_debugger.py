@@ -105,7 +105,11 @@ def line(mark: str) -> int:
     return number
 
 
-needs_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="there is no gdb")
+no_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed: apt install gdb")
+
+
+def needs_gdb(test):
+    return pytest.mark.tools(no_gdb(test))
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +135,6 @@ def replay(program: pathlib.Path, commands: list[str], *arguments: str, **enviro
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
     )
     noise = re.compile(r"\[Thread debugging|Using host libthread_db|\[New process|\[Switching to Thread|$")
     texts = done.stdout.split("\n(gdb)\n")[1:]
@@ -144,7 +147,6 @@ def table(text: str) -> list[list[str]]:
 
 
 @needs_gdb
-@pytest.mark.timeout(120)
 def test_the_session_in_the_docs_is_what_gdb_says(tmp_path, monkeypatch):
     text = (DOCS / "debugging.md").read_text(encoding="utf-8")
     shown = "\n".join(re.findall(r"^```text\n(\(gdb\) .*?)\n```$", text, re.M | re.S))
@@ -167,7 +169,6 @@ def test_the_session_in_the_docs_is_what_gdb_says(tmp_path, monkeypatch):
 
 
 @needs_gdb
-@pytest.mark.timeout(120)
 def test_threads_are_listed_by_what_they_do(program):
     commands = [
         f"cuda break prog.cu:{line('neighbours: shuffle')} block 1 thread 34",
@@ -202,7 +203,6 @@ def test_threads_are_listed_by_what_they_do(program):
 
 
 @needs_gdb
-@pytest.mark.timeout(120)
 def test_a_thread_that_waits_shows_its_own_frames_and_the_program_goes_on_unharmed(program):
     commands = [
         f"cuda break prog.cu:{line('neighbours: barrier')} thread 20 block 1",
@@ -247,7 +247,6 @@ def test_a_thread_that_waits_shows_its_own_frames_and_the_program_goes_on_unharm
 
 
 @needs_gdb
-@pytest.mark.timeout(120)
 def test_an_editor_may_continue_while_a_thread_that_waits_is_shown(program):
     """An editor's `continue` goes around the hooks of gdb's command."""
     commands = [
@@ -264,14 +263,12 @@ def test_an_editor_may_continue_while_a_thread_that_waits_is_shown(program):
         input="\n".join(commands) + "\n",
         capture_output=True,
         text=True,
-        timeout=100,
     )
     assert "thread (2,0,0): waits in __shfl_xor_sync" in done.stdout
     assert RESULT in done.stdout
 
 
 @needs_gdb
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("which", "said", "place"),
     [
@@ -290,7 +287,6 @@ def test_gdb_stops_in_the_thread_that_made_the_error(program, which, said, place
 
 
 @needs_gdb
-@pytest.mark.timeout(120)
 def test_shared_arrays_are_printed_in_rows(program):
     commands = [
         f"cuda break prog.cu:{line('arrays: end')} block 1 thread 2,1 if N == 8",
@@ -346,7 +342,6 @@ def test_shared_arrays_are_printed_in_rows(program):
 
 
 @needs_gdb
-@pytest.mark.timeout(120)
 def test_blocks_that_are_at_work_together_are_told_apart(program):
     begin, barrier = line("together: begin"), line("together: barrier")
     commands = [
@@ -375,7 +370,6 @@ def test_blocks_that_are_at_work_together_are_told_apart(program):
 
 
 @needs_gdb
-@pytest.mark.timeout(120)
 def test_a_kernel_that_never_ends_can_be_interrupted_and_looked_at(program):
     interrupt = "python import os, signal, threading; pid = gdb.selected_inferior().pid; "
     interrupt += "threading.Timer(2, os.kill, (pid, signal.SIGINT)).start()"  # later than any limit of the emulation
@@ -389,7 +383,6 @@ def test_a_kernel_that_never_ends_can_be_interrupted_and_looked_at(program):
 
 
 @needs_gdb
-@pytest.mark.timeout(120)
 def test_what_cannot_be_done_is_said(program):
     commands = [
         "cuda thread 3",

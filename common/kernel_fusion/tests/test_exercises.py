@@ -1,5 +1,7 @@
 """Skeletons cut from solutions: what is cut, what is refused, and that nobody's answer is lost."""
 
+import pathlib
+
 import pytest
 
 from kernel_fusion import cli, exercises, stages, testing
@@ -70,33 +72,74 @@ def test_a_wrong_marker_is_an_error_with_its_line(solution, text, complaint):
         exercises.cut(solution)
 
 
-def test_the_command_has_help(capsys):
-    with pytest.raises(SystemExit) as left:
-        cli.main(["exercises", "--help"])
-    assert left.value.code == 0
-    assert "--check" in capsys.readouterr().out
-
-
-def test_a_missing_skeleton_is_written(solution, capsys):
-    assert cli.main(["exercises", "--check"]) == 1
-    assert "step2-attention/exercises/1_twice.cu is not what its solution gives" in capsys.readouterr().out
-    assert not exercises.skeleton_of(solution).exists()
+def test_a_first_call_makes_a_copy_that_names_itself(solution, capsys):
+    solution.write_text(f"// kernel-fusion simt exercises/1_twice.cu\n{SOLUTION}")
     assert cli.main(["exercises"]) == 0
-    assert exercises.skeleton_of(solution).read_text() == SKELETON
-    assert "build" not in capsys.readouterr().out
-    assert cli.main(["exercises", "--check"]) == 0
-    assert "skeletons as their solutions give them: 1" in capsys.readouterr().out
+    copy = solution.parents[1] / "mine" / "1_twice.cu"
+    assert copy.read_text() == f"// kernel-fusion simt exercises/mine/1_twice.cu\n{SKELETON}"
+    assert "step2-attention/exercises/mine/1_twice.cu: made\n" in capsys.readouterr().out
+    assert cli.main(["exercises"]) == 0
+    assert "1_twice.cu: not begun\n" in capsys.readouterr().out
 
 
-def test_an_answer_is_kept_where_the_skeleton_is_written_anew(solution, tmp_path, capsys):
-    skeleton = exercises.skeleton_of(solution)
-    for answer in ("my first answer\n", "my second answer\n"):
-        skeleton.write_text(answer)
-        assert cli.main(["exercises", "--check"]) == 1
-        assert skeleton.read_text() == answer
+def test_what_a_reader_wrote_is_never_touched_unasked(solution, capsys):
+    cli.main(["exercises"])
+    copy = exercises.copy_of(solution)
+    copy.write_text(SKELETON.replace("return 0;", "return x + x;"))
+    before = copy.read_text()
+    for text in (SOLUTION, SOLUTION.replace("int y", "int z")):  # also where the exercise itself has changed since
+        solution.write_text(text)
         assert cli.main(["exercises"]) == 0
-        assert skeleton.read_text() == SKELETON
+        assert cli.main(["exercises", "--cut"]) == 0
+        assert copy.read_text() == before
+    assert "1_twice.cu: yours, 1 line changed\n" in capsys.readouterr().out
+
+
+def test_reset_begins_one_anew_and_keeps_what_was_written(solution, tmp_path, capsys):
+    other = solution.with_name("2_thrice.cu")
+    other.write_text(SOLUTION)
+    cli.main(["exercises"])
+    copy = exercises.copy_of(solution)
+    exercises.copy_of(other).write_text("mine\n")
+    for answer in ("my first answer\n", "my second answer\n"):
+        copy.write_text(answer)
+        assert cli.main(["exercises", "--reset", "1_twice"]) == 0
+        assert copy.read_text() == SKELETON
+    assert exercises.copy_of(other).read_text() == "mine\n"
     kept = list((tmp_path / "build" / "exercises").iterdir())
     assert sorted(path.read_text() for path in kept) == ["my first answer\n", "my second answer\n"]
     said = capsys.readouterr().out
     assert [path for path in kept if str(path.relative_to(tmp_path)) not in said] == []
+    assert cli.main(["exercises", "--reset", "1_twice.cu", "--reset", "2_thrice"]) == 0
+    assert exercises.copy_of(other).read_text() == SKELETON
+    assert len(list((tmp_path / "build" / "exercises").iterdir())) == 3  # what was as handed out is not kept
+
+
+def test_an_exercise_that_is_not_there_is_an_error_and_nothing_is_written(solution, capsys):
+    cli.main(["exercises"])
+    exercises.copy_of(solution).write_text("mine\n")
+    assert cli.main(["exercises", "--reset", "1_twice", "--reset", "9_gone"]) == 1
+    assert "the exercise must be one of 1_twice, got '9_gone'" in capsys.readouterr().err
+    assert exercises.copy_of(solution).read_text() == "mine\n"
+
+
+def test_authors_cut_what_is_handed_out(solution, tmp_path, capsys):
+    skeleton = exercises.skeleton_of(solution)
+    assert exercises.stale() == [solution]
+    assert cli.main(["exercises", "--cut"]) == 0
+    assert skeleton.read_text() == SKELETON
+    assert exercises.stale() == []
+    skeleton.write_text("somebody wrote here\n")
+    assert cli.main(["exercises", "--cut"]) == 0
+    assert skeleton.read_text() == SKELETON
+    (kept,) = (tmp_path / "build" / "exercises").iterdir()
+    assert kept.read_text() == "somebody wrote here\n"
+    assert str(kept.relative_to(tmp_path)) in capsys.readouterr().out
+
+
+def test_git_and_the_checks_of_layout_pass_copies_by():
+    """A reader's copies turn neither `git status` nor `make lint` nor a test red."""
+    root = pathlib.Path(exercises.__file__).resolve().parents[2]
+    assert "/step*/exercises/mine/\n" in (root / ".gitignore").read_text()
+    assert "-name mine" in (root / "Makefile").read_text()
+    assert '"mine"' in (root / "tests" / "repository.py").read_text()

@@ -29,26 +29,83 @@ def test_a_ladder_has_a_bar_for_each_and_the_ceiling(repository):  # noqa: F811
     figure = plot.paint(plot.data)
     (axes,) = figure.axes
     assert [round(bar.get_width(), 3) for bar in axes.patches] == [0.2, 0.1, 0, 0.3]
-    assert {"v1_naive", "200 µs", "wrong result", "torch <eager>", "a copy of as many bytes: 100 µs"} <= set(
+    assert axes.get_xlim()[0] == 0
+    assert {"v1_naive", "200 µs", "wrong result", "torch <eager>", "as many bytes at memory's best: 100 µs"} <= set(
         texts(figure)
     )
     assert [line.get_xdata()[0] for line in axes.lines] == [0.1]
     assert "v3_broken wrong result" in plot.alt
 
 
-def test_the_largest_case_is_drawn_and_times_far_apart_are_logarithmic(repository):  # noqa: F811
-    write_results(
-        repository, [row("v1_naive", 0.2), row("v1_naive", 40.0, width=800), row("v2_vector", 0.8, width=800)]
-    )
+def test_times_far_apart_are_points_on_a_logarithmic_axis(repository):  # noqa: F811
+    """No bars: their length would say nothing where the axis has no zero."""
+    rows = [row("v1_naive", 40.0), row("v2_vector", 0.8), row("v3_broken", 0.7, correct=False)]
+    write_results(repository, [row("v1_naive", 0.2, width=4), *rows])
     (plot,) = plots.ladders("double")
-    assert plot.data["title"] == "double: rows 4, width 800, float32"
-    assert plot.paint(plot.data).axes[0].get_xscale() == "log"
+    assert plot.data["title"] == "double: rows 4, width 8, float32"
+    (axes,) = plot.paint(plot.data).axes
+    assert axes.get_xscale() == "log"
+    assert not axes.patches
+    marks = [(*line.get_xdata(), *line.get_ydata()) for line in axes.lines if line.get_marker() == "o"]
+    assert marks == [(40.0, 0), (0.8, 1), ()]
+
+
+def test_without_a_ceiling_a_ladder_has_none(repository):  # noqa: F811
+    write_results(repository, [row("v1_naive", 0.2, percent_of_ceiling=None)])
+    (plot,) = plots.ladders("double")
+    assert "eiling" not in plot.alt
+    assert list(plot.paint(plot.data).axes[0].lines) == []
+
+
+def test_bytes_are_those_of_the_header_beside_those_of_memory(repository):  # noqa: F811
+    for name in ("v1_naive", "v2_vector"):
+        path = repository.path / "kernels" / "double" / f"{name}.cu"
+        path.write_text(path.read_text().replace("2·n", "4·n" if name == "v1_naive" else "2·n"))
+    counted = {"width": 32, "bytes": 1024, "dram_bytes": 2000}
+    write_results(repository, [row("v1_naive", 0.2, **counted), row("v2_vector", 0.1, width=32, bytes=1024)])
+    (plot,) = plots.bytes_of("double")
+    assert plot.path.name == "h200-double-bytes.svg"
+    assert plot.data["rungs"] == [["v1_naive", 2048, 2000, 5.12e-07, 0.2], ["v2_vector", 1024, None, 2.56e-07, 0.1]]
+    left, right = plot.paint(plot.data).axes
+    assert [bar.get_width() for bar in left.patches] == [2048, 1024, 2000, 0]
+    assert [bar.get_width() for bar in right.patches] == [5.12e-07, 2.56e-07, 0.2, 0.1]
+    assert "not counted" in texts(left)
+    assert "v1_naive: 2.05 KB predicted, 2 KB measured" in plot.alt
+
+
+def test_a_rung_without_a_formula_has_no_place_beside_others(repository):  # noqa: F811
+    for path in (repository.path / "kernels" / "double").glob("*.cu"):
+        path.write_text(path.read_text().replace("2·n·sizeof(T)", "whatever it takes, some"))
+    assert plots.bytes_of("double") == []
+    write_results(repository, ROWS)
+    with testing.raises(UserError, "no rung of double states its bytes"):
+        plots.bytes_of("double")
+
+
+@pytest.mark.parametrize(
+    ("size", "apart", "count"), [(4, 128, 32), (4, 4, 4), (16, 16, 16), (2, 2, 2), (4, 0, 1), (8, 12, 12)]
+)
+def test_sectors_are_counted_as_memory_does(size, apart, count):
+    found = plots.touched(size, apart)
+    assert len(found) == count
+    assert found == sorted(found)
+
+
+def test_a_picture_of_sectors_fills_what_lanes_read(tmp_path):
+    plot = plots.sectors({"apart": (4, 128), "beside": (4, 4)}, tmp_path)
+    assert plot.path == tmp_path / "sectors.svg"
+    assert plot.alt.endswith("apart: 32 sectors, 128 of 1024 bytes used; beside: 4 sectors, 128 of 128 bytes used")
+    (axes,) = plot.paint(plot.data).axes
+    filled = [patch for patch in axes.patches if patch.get_fill()]
+    assert len(filled) == 64
+    assert len(axes.patches) - len(filled) == 32 + 4
+    assert sum(patch.get_width() for patch in filled) == pytest.approx(2 * 4 * 0.88)  # 128 bytes of each
 
 
 def test_a_ceiling_of_arithmetic_is_called_one(repository):  # noqa: F811
-    write_results(repository, [row("v1_naive", 0.2, tflop_s=70.0, percent_of_ceiling=10.0)])
+    write_results(repository, [row("v1_naive", 0.2, tflop_s=70.0, percent_of_ceiling=10.0, bound="arithmetic")])
     (plot,) = plots.ladders("double")
-    assert plot.data["ceiling"] == "a large matrix product's rate: 20.0 µs"
+    assert plot.data["ceiling"] == "as many operations in a large matrix product: 20.0 µs"
 
 
 def test_a_roofline_has_every_point_of_each_ops_largest_forward_case(repository):  # noqa: F811
@@ -66,24 +123,43 @@ def test_a_roofline_has_every_point_of_each_ops_largest_forward_case(repository)
     assert plot.path == repository.path / "results" / "h200-roofline.svg"
     assert [(op["op"], op["intensity"]) for op in plot.data["ops"]] == [("double", 0.125), ("triple", 2.0)]
     assert (plot.data["copy_tb_s"], plot.data["matmul_tflop_s"]) == (4.0, 700.0)
-    written = texts(plot.paint(plot.data))
-    assert {"v1_naive  0.5", "v2_vector  1", "torch <eager>  0.5", "v1_naive  0.25"} <= set(written)
-    assert not [text for text in written if "broken" in text]
+    figure = plot.paint(plot.data)
+    assert {"double", "triple"} <= set(texts(figure))
+    rates = {round(rate, 3) for line in figure.axes[0].lines for rate in line.get_ydata() if line.get_marker() in "os"}
+    assert rates == {0.5, 1.0, 0.25}  # one that is broken has no place
     assert "double: 0.125 FLOP/byte, fastest is v2_vector with 1 TFLOP/s" in plot.alt
 
 
-def test_names_of_points_that_lie_together_do_not_overlap():
-    points = [[f"v{n}_name", "rung", 1.0 + n / 1000] for n in range(12)]
-    op = {"op": "double", "case": "n 1", "intensity": 0.25, "points": points}
-    figure = plots.paint_roofline(
-        {"gpu": "H200", "stage": "step1", "copy_tb_s": 4.3, "matmul_tflop_s": 780.0, "ops": [op]}
-    )
+def roofline(*ops):
+    return {"gpu": "H200", "stage": "step1", "copy_tb_s": 4.3, "matmul_tflop_s": 780.0, "ops": list(ops)}
+
+
+def test_ops_that_share_a_place_are_drawn_once():
+    points = [["v1_slow", "rung", 1.0], ["v2_fast", "rung", 9.6], ["peer", "peer", 9.6]]
+    other = [["v1_slow", "rung", 1.05], ["v3_faster", "rung", 10.4]]
+    first = {"op": "first", "intensity": 2.25, "points": points}
+    second = {"op": "second", "intensity": 2.5, "points": other}
+    (axes,) = plots.paint_roofline(roofline(first, second, {"op": "far", "intensity": 90.0, "points": other})).axes
+    assert {"first, second", "far"} <= set(texts(axes))
+    marks = [list(line.get_ydata()) for line in axes.lines if line.get_marker() == "o"]
+    assert [len(one) for one in marks] == [2, 2, 0]  # the last is the legend's
+    assert marks[0] == pytest.approx([1.02, 9.99], abs=0.01)
+
+
+def test_labels_of_ops_stay_inside_and_do_not_overlap():
+    points = [["v1_separate", "rung", 0.5], ["torch.compile", "peer", 0.4]]
+    names = [f"attention_residual_layer_norm_{n}" for n in range(8)]
+    ops = [{"op": name, "intensity": 10.0 ** (n / 2 - 1), "points": points} for n, name in enumerate(names)]
+    figure = plots.paint_roofline(roofline(*ops))
     figure.draw_without_rendering()
-    boxes = [Text.get_window_extent(text) for text in figure.axes[0].texts if "_name" in text.get_text()]
-    assert len(boxes) == 12
+    (axes,) = figure.axes
+    boxes = [Text.get_window_extent(text) for text in axes.texts if text.get_text() in names]
+    assert len(boxes) == 8
     assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
-    frame = figure.axes[0].get_window_extent()
+    frame = axes.get_window_extent()
     assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1 for box in boxes)
+    roof = axes.transData.transform((1.0, 780.0))[1]
+    assert all(box.y0 > roof for box in boxes)
 
 
 def test_a_plot_is_the_same_each_time_and_carries_its_digest(repository):  # noqa: F811
@@ -114,18 +190,3 @@ def test_an_unknown_op_is_an_error(repository):  # noqa: F811
     with testing.raises(UserError, "no stage has an op 'triple'"):
         plots.ladders("triple")
     assert plots.rooflines(stages.Stage("step9-none", "step9_none", "test.py")) == []
-
-
-@pytest.mark.parametrize(
-    ("wanted", "places"),
-    [
-        ([0.1, 0.5, 0.9], [0.1, 0.5, 0.9]),
-        ([0.5, 0.5, 0.5], [0.4, 0.5, 0.6]),
-        ([0.0, 0.0], [0.0, 0.1]),
-        ([1.0, 1.0], [0.9, 1.0]),
-        ([0.5] * 21, [n / 20 for n in range(21)]),
-        ([], []),
-    ],
-)
-def test_names_are_spread_around_their_points(wanted, places):
-    assert plots.spread(wanted, apart=0.1, low=0.0, high=1.0) == pytest.approx(places)

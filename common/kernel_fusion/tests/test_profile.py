@@ -442,7 +442,8 @@ def results_file(tmp_path):
     return path
 
 
-def test_counters_go_into_the_rows_of_the_case(results_file):
+def test_counters_go_into_the_rows_of_the_case(results_file, monkeypatch):
+    monkeypatch.setattr(benchmarks, "provenance", lambda: {"commit": "abc", "date": "2026-01-31"})
     before = results.read(results_file).rows
     profile.save(results_file, double_case(), [of(kernel(), rung="v1_good")])
     after = results.read(results_file).rows
@@ -458,6 +459,8 @@ def test_counters_go_into_the_rows_of_the_case(results_file):
         "occupancy": 88.5,
         "registers": 32,
         "limit": "memory: DRAM 93 % busy",
+        "commit": "abc",
+        "date": "2026-01-31",
     }
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kernel_fusion import report, results, stages, syllabus, testing
+from kernel_fusion import report, results, stages, syllabus, tables, testing
 from kernel_fusion.console import UserError
 
 V1 = """// double v1_naive: a thread an element
@@ -30,6 +30,9 @@ def row(impl, ms, *, kind="rung", correct=True, width=8, dtype="float32", **more
         "dtype": dtype,
         "shape": {"rows": 4, "width": width},
         "ms": ms,
+        "ms_quartiles": [ms, ms],
+        "host_bound": False,
+        "bound": "memory",
         "bytes": 32 * width,
         "flops": 4 * width,
         "gb_s": 1234.5,
@@ -83,35 +86,116 @@ def rewritten(stage):
 def test_without_results_the_table_says_so_and_lists_the_rungs(repository):
     text = rewritten(repository)
     assert "Not yet measured on a GPU" in text
-    assert "| `v1_naive` | a thread an element | 2·n·sizeof(T) |" in text
+    assert "| [`v1_naive`](kernels/double/v1_naive.cu) | a thread an element |" in text
     assert "old" not in text
     assert text.endswith("<!-- /results -->\n\nafter\n")
+    assert tables.page(repository) is None
+    assert report.update_pages(check=False) == []
 
 
-def test_a_table_holds_the_figures_and_what_a_rung_gained(repository):
+def test_a_lessons_table_has_time_share_and_what_a_rung_gained(repository):
     write_results(repository, [row("v1_naive", 0.2), row("v2_vector", 0.1), row("torch eager", 0.3, kind="peer")])
     text = rewritten(repository)
+    assert (
+        "**rows 4, width 8, float32** on NVIDIA H200, 2026-11-20. [Every case and figure](results/README.md#double)"
+        in text
+    )
+    assert "| rung | idea | time | of the ceiling | over the rung before |" in text
+    assert "| [`v1_naive`](kernels/double/v1_naive.cu) | a thread an element | 200 µs | 62 % |  |" in text
+    assert "| [`v2_vector`](kernels/double/v2_vector.cu) | 16 bytes a thread | 100 µs | 62 % | 2.00× |" in text
+    assert "| *torch eager* |  | 300 µs | 62 % |  |" in text
+    assert "†" not in text
+
+
+def test_links_begin_where_the_document_stands(repository):
+    write_results(repository, [row("v1_naive", 0.2)])
+    text = report.render("<!-- results:double -->\n<!-- /results -->\n", stages.ROOT / "docs" / "page.md")
+    assert "(../step1-fake/kernels/double/v1_naive.cu)" in text
+    assert "(../step1-fake/results/README.md#double)" in text
+
+
+def page_of(stage):
+    report.update_pages(check=False)
+    return (stage.path / "results" / "README.md").read_text()
+
+
+def test_the_page_of_results_has_every_figure(repository):
+    write_results(repository, [row("v1_naive", 0.2), row("v2_vector", 0.1), row("torch eager", 0.3, kind="peer")])
+    text = page_of(repository)
     assert "NVIDIA H200, driver 580.1, CUDA 13.0, torch 2.11.0, 2026-11-20, commit abc." in text
-    assert "| `v1_naive` | a thread an element | 2·n·sizeof(T) | 200 µs | 1234 | 0.5 | 62 % |  |" in text
-    assert "| `v2_vector` | 16 bytes a thread | 2·n·sizeof(T) | 100 µs | 1234 | 0.5 | 62 % | 2.00× |" in text
-    assert "| *torch eager* |  |  | 300 µs |" in text
-    assert "Every case" not in text
+    assert (
+        "| [`v1_naive`](../kernels/double/v1_naive.cu) | 2·n·sizeof(T) = 256 bytes | 200 µs | 1234 | 0.5 | 62 % |  |"
+        in text
+    )
+    assert "= 256 bytes | 100 µs | 1234 | 0.5 | 62 % | 2.00× |" in text
+    assert "| *torch eager* |  | 300 µs |" in text
+    assert "Every case:" not in text
+    assert "](h200-double-ladder.svg)" in text
+    assert (repository.path / "results" / "h200-double-ladder.svg").exists()
+
+
+def test_the_page_of_results_is_found_stale(repository):
+    write_results(repository, [row("v1_naive", 0.2)])
+    folder = repository.path / "results"
+    made = [folder / "README.md", folder / "h200-double-ladder.svg"]
+    assert report.update_pages(check=True) == made
+    assert not made[0].exists()
+    assert report.update_pages(check=False) == made
+    assert report.update_pages(check=True) == []
+    write_results(repository, [row("v1_naive", 0.25)])
+    assert report.update_pages(check=True) == made
+
+
+def test_what_is_no_op_has_figures_too(repository):
+    shape = {"parameters": 124_439_808, "batch": 8}
+    model = {"op": "gpt2_prefill", "shape": shape}
+    rows = [row("separate", 4.9, **model), row("fused", 54.6, **model), row("theirs", 6.7, kind="peer", **model)]
+    write_results(repository, [*rows, row("separate", 2.0, op="gpt2_train", shape=shape)])
+    text = report.render("<!-- models:step1-fake -->\n<!-- /models -->\n", repository.path / "README.md")
+    assert "|  | parameters | batch | dtype | separate | fused | theirs |" in text
+    assert "| gpt2_prefill | 124 M | 8 | float32 | 4.90 ms | 54.6 ms | 6.70 ms |" in text
+    assert "| gpt2_train | 124 M | 8 | float32 | 2.00 ms |  |  |" in text
+    assert "## gpt2_prefill" in page_of(repository)
 
 
 def test_an_op_measured_later_says_when(repository):
     write_results(repository, [row("v1_naive", 0.2)], ops={"double": {"commit": "def", "date": "2026-12-01"}})
-    assert "torch 2.11.0, 2026-12-01, commit def." in rewritten(repository)
+    assert "on NVIDIA H200, 2026-12-01." in rewritten(repository)
+    assert "torch 2.11.0, 2026-12-01, commit def." in page_of(repository)
 
 
 def test_counters_have_columns_where_a_row_has_them(repository):
     counted = {"dram_bytes": 264, "sectors_per_request": {"load": 4.0, "store": None}}
     write_results(repository, [row("v1_naive", 0.2), row("v2_vector", 0.1, **counted)])
-    text = rewritten(repository)
-    assert "| over the rung before | DRAM bytes, of the least | sectors a request, load / store |" in text
+    text = page_of(repository)
+    assert "| over the rung before | DRAM, of the least | sectors, load / store |" in text
     assert "| 62 % |  |  |  |\n" in text
     assert "| 62 % | 2.00× | 264 bytes, 1.03× | 4 / – |\n" in text
-    write_results(repository, [row("v1_naive", 0.2)])
     assert "DRAM" not in rewritten(repository)
+    write_results(repository, [row("v1_naive", 0.2)])
+    assert "| DRAM, of the least |" not in page_of(repository)
+
+
+def test_without_a_ceiling_the_cell_is_empty(repository):
+    write_results(
+        repository, [row("v1_naive", 0.2, percent_of_ceiling=None), row("v1_naive", 0.1, width=4, dtype="float16")]
+    )
+    assert "| a thread an element | 200 µs |  |  |" in rewritten(repository)
+    text = page_of(repository)
+    assert "| 200 µs | 1234 | 0.5 |  |  |" in text
+    assert "| rows 4, width 8, float32 | 200 µs |\n" in text
+    assert "| rows 4, width 4, float16 | 100 µs (62 %) |\n" in text
+
+
+def test_a_time_of_the_host_is_marked_and_explained(repository):
+    write_results(
+        repository, [row("v1_naive", 0.2), row("v2_vector", 0.1, host_bound=True), row("v1_naive", 0.3, width=4)]
+    )
+    for text in (rewritten(repository), page_of(repository)):
+        assert "| 100 µs† |" in text
+        assert "| 200 µs |" in text
+        assert text.count(tables.HOST_BOUND) == 1
+    assert "| rows 4, width 8, float32 | 200 µs (62 %) | 100 µs† (62 %) |" in page_of(repository)
 
 
 def test_a_backward_op_is_called_backward_once(repository):
@@ -124,15 +208,18 @@ def test_a_backward_op_is_called_backward_once(repository):
 
 def test_a_wrong_result_shows_no_time(repository):
     write_results(repository, [row("v1_naive", 0.2, correct=False), row("v2_vector", 0.1)])
-    text = rewritten(repository)
-    assert "| wrong result |" in text
-    assert "200 µs" not in text
-    assert "2.00×" not in text
+    for text in (rewritten(repository), page_of(repository)):
+        assert "| wrong result |" in text
+        assert "200 µs" not in text
+        assert "2.00×" not in text
 
 
-def test_several_cases_give_the_largest_in_full_and_a_line_each(repository):
+def test_several_cases_give_the_largest_and_on_the_page_a_line_each(repository):
     write_results(repository, [row("v1_naive", 0.2), row("v1_naive", 0.4, width=800, dtype="bfloat16")])
     text = rewritten(repository)
+    assert "**rows 4, width 800, bfloat16** on" in text
+    assert "200 µs" not in text
+    text = page_of(repository)
     assert "**rows 4, width 800, bfloat16** (25.6 KB at the least)" in text
     assert "| rows 4, width 8, float32 | 200 µs (62 %) |" in text
 
@@ -155,6 +242,11 @@ def test_check_finds_a_stale_table_and_writes_nothing(repository, monkeypatch, c
     assert readme.read_text() == before
     rewritten(repository)
     assert report.main() == 0
+    readme.write_text(readme.read_text() + "<!-- claim: double: v1_naive > 1 -->\n")
+    write_results(repository, [row("v1_naive", 0.2)])
+    monkeypatch.setattr("sys.argv", ["report"])
+    assert report.main() == 1
+    assert "`v1_naive > 1` does not hold for double" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -167,7 +259,11 @@ def test_check_finds_a_stale_table_and_writes_nothing(repository, monkeypatch, c
         ("<!-- plot:ladder double -->\n", "do not pair up"),
         ("<!-- plot:ladder triple -->\n<!-- /plot -->\n", "no stage has an op 'triple'"),
         ("<!-- plot:roofline step9 -->\n<!-- /plot -->\n", "README.md: `stage` must be one of step1-fake"),
-        ("<!-- plot:pie double -->\n<!-- /plot -->\n", "a ladder or a roofline, not a 'pie'"),
+        ("<!-- plot:pie double -->\n<!-- /plot -->\n", "a ladder, a roofline, bytes or sectors, not 'pie'"),
+        ("<!-- plot:bytes triple -->\n<!-- /plot -->\n", "no stage has an op 'triple'"),
+        ("<!-- plot:sectors v1=4@x -->\n<!-- /plot -->\n", "`v1=4@x` must be name=BYTES@APART"),
+        ("<!-- models:step9 -->\n<!-- /models -->\n", "README.md: `stage` must be one of step1-fake"),
+        ("<!-- contents -->\n", "do not pair up"),
     ],
 )
 def test_a_bad_marker_is_an_error(repository, text, complaint):
@@ -179,7 +275,7 @@ def test_results_in_another_form_are_an_error(repository):
     (repository.path / "results").mkdir()
     (repository.path / "results" / "h200.json").write_text("{")
     with testing.raises(results.ResultsError, "h200.json", "not in the form of results"):
-        report.tables("double", {})
+        tables.compact("double", {}, repository.path / "README.md")
 
 
 PLOTS = "<!-- plot:ladder double -->\n<!-- /plot -->\n<!-- plot:roofline step1-fake -->\nold\n<!-- /plot -->\n"
@@ -224,9 +320,21 @@ def test_without_results_there_is_no_plot(repository):
     assert rewritten(repository).count("No plot yet: not measured on a GPU.") == 2
 
 
+def test_contents_are_the_headings_that_follow(repository):
+    after = "## One `two`\n\n```bash\n## no heading\n```\n\n## Three: 4\n"
+    text = f"# Page\n\n<!-- contents -->\n<!-- /contents -->\n\n{after}"
+    fresh = report.render(text, repository.path / "README.md")
+    assert "\n[One `two`](#one-two) · [Three: 4](#three-4)\n" in fresh
+    assert report.anchor("[v1](kernels/v1.cu): a thread, a chunk") == "v1-a-thread-a-chunk"
+
+
 def test_the_tables_in_this_repository_are_what_the_results_say():
-    stale = report.update(report.documents(), check=True)
+    stale = report.update(report.documents(), check=True) + report.update_pages(check=True)
     assert stale == [], "write them anew with: kernel-fusion report"
+
+
+def test_the_prose_in_this_repository_is_borne_out_by_the_results():
+    assert report.unsupported(report.documents()) == []
 
 
 def test_the_syllabus_is_in_the_order_of_numbers(repository):

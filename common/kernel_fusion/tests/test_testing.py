@@ -4,14 +4,16 @@ import pytest
 import torch
 
 from kernel_fusion import testing
-from kernel_fusion.accuracy import allowance, max_error
+from kernel_fusion.accuracy import allowance, allowances, errors, max_error, misrounded, round_as_well
 from kernel_fusion.tests.fake_stage import stage
+
+EAGER = {"double": lambda x: x * 2, "softmax": lambda x: torch.softmax(x, -1), "sum": lambda x, y: x + y}
 
 
 def check(rung, *, op="double", x=None, device="cpu", **more):
     x = testing.randn((5, 33), torch.float32, device) if x is None else x
-    eager = {"double": lambda x: x * 2, "softmax": lambda x: torch.softmax(x, -1)}[op]
-    return testing.check_contract(stage, op, (x,), rung, reference=eager, eager=eager, **more)
+    inputs = (x, x.flip(-1)) if op == "sum" else (x,)
+    return testing.check_contract(stage, op, inputs, rung, reference=EAGER[op], eager=EAGER[op], **more)
 
 
 @pytest.mark.parametrize("shape", [(1,), (33,), (5, 33), (2, 3, 4, 5), (0, 7), ()])
@@ -27,15 +29,21 @@ def test_a_right_rung_passes(device, dtype, shape):
 @pytest.mark.parametrize(
     ("rung", "complaint"),
     [
-        ("leaves_last", "1 of 165 elements of `out` were never written, the first at flat index 164"),
+        ("leaves_last", "1 of 165 elements of `out`, the first at (4, 32), were never written"),
         ("past_the_end", "4 bytes outside `out` were written"),
         ("before_the_start", "4 bytes outside `out` were written"),
-        ("stale", "never written"),
+        ("stale", "or not written in every run"),
+        ("adds_to_out", "1 of 165 elements of `out`, the first at (0, 2), are the NaN that the buffer was full of"),
+        ("adds_to_out", "computed from what `out` held before"),
+        ("scratch_not_written", "1 of 165 elements of `out`, the first at (0, 3), are wrong: it is nan, must be"),
+        ("nan", "the first at (0, 0), are wrong: it is nan"),
         ("nan", "1 elements are NaN"),
-        ("off_by_a_percent", "against float64"),
+        ("off_by_a_percent", "against float64: 165 of 165 elements of `out`, the first at (0, 0), are wrong: it is"),
         ("run_to_run", "two runs"),
-        ("missing_barrier", "two runs"),
-        ("modifies_input", "was modified"),
+        ("missing_barrier", "two runs: 1 of 165 elements of `out`, the first at (0, 0), differ: "),
+        ("threads_count", "two runs"),
+        ("workers_count", "two runs"),
+        ("modifies_input", "input `x` (shape (5, 33)), or memory beside it, was modified"),
         ("modifies_beside_input", "was modified"),
         ("reads_past_the_end", "1 elements are NaN"),
         ("ignores_strides", "inputs laid out 'rows apart'"),
@@ -48,6 +56,59 @@ def test_a_right_rung_passes(device, dtype, shape):
 def test_a_wrong_rung_is_rejected(rung, complaint):
     with testing.raises(testing.ContractError, f"fake_stage.double, rung '{rung}' on cpu", complaint):
         check(rung)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_an_intermediate_that_was_rounded_is_found_unless_the_table_says_so(dtype):
+    x = testing.randn((64, 65), dtype, "cpu")
+
+    def sixth(x):
+        return x / 3 * 6  # rounds in between too: twice its error would allow it
+
+    def run(rung):
+        return testing.check_contract(stage, "double", (x,), rung, reference=lambda x: x * 2, eager=sixth)
+
+    run("v1_good")
+    run("rounds_and_says_so")
+    with testing.raises(
+        testing.ContractError,
+        "of 4160 elements of `out`",
+        "are not the exact result rounded once (it is ",
+        "may differ)",
+    ):
+        run("rounds_on_the_way")
+
+
+def test_a_tail_that_is_cut_off_is_found():
+    x = testing.randn((8, 64), torch.float32, "cpu", scale=6.0)
+    check("v1_good", op="softmax", x=x)
+    with testing.raises(testing.ContractError, "against float64", "it is 0, must be "):
+        check("without_a_tail", op="softmax", x=x)
+
+
+def test_what_a_rung_keeps_of_an_earlier_call_is_found():
+    x = testing.randn((3, 31), torch.float32, "cpu")
+    check("remembers_its_input", x=x)  # the same input each time: right
+    with testing.raises(testing.ContractError, "against float64", "it is nan"):
+        check("remembers_its_input", x=testing.randn((3, 32), torch.float32, "cpu"), alone=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "rung", "complaint"),
+    [
+        ("sum", "forgets_to_align_y", "`y` alone laid out 'unaligned'"),
+        ("sum", "strides_of_x_for_y", "`x` alone laid out 'rows apart'"),
+        ("double", "out_needs_alignment", "`out` alone laid out 'unaligned'"),
+        ("double", "wrong_where_columns_come_first", "`x` alone laid out 'columns first'"),
+        ("double", "wrong_where_rows_lie_outermost_inside", "`x` alone laid out 'outermost inside'"),
+    ],
+)
+def test_a_rung_that_is_wrong_for_one_tensors_layout_alone_is_rejected(op, rung, complaint):
+    x = testing.randn((2, 3, 5, 8), torch.float32, "cpu")
+    check(rung, op=op, x=x)  # all tensors laid out alike: nothing to see
+    check("v1_good", op=op, x=x, alone=True)
+    with testing.raises(testing.ContractError, complaint, "the first at (0, 0, "):
+        check(rung, op=op, x=x, alone=True)
 
 
 def test_a_missing_barrier_is_found_under_the_reverse_schedule_too(monkeypatch):
@@ -114,9 +175,9 @@ def test_device_rungs_lists_the_emulated_rungs_and_skips_the_gpus_with_a_reason(
     monkeypatch.delenv("KF_TEST_DEVICES", raising=False)
     params = testing.device_rungs("fake_stage", "softmax")
     cpu = [p.values for p in params if p.values[0] == "cpu"]
-    assert cpu == [("cpu", "cpu"), ("cpu", "v1_good"), ("cpu", "uniform")]
+    assert cpu == [("cpu", name) for name in ("cpu", "v1_good", "uniform", "without_a_tail")]
     cuda = [p for p in params if p.values[0] == "cuda"]
-    assert [p.values[1] for p in cuda] == ["v1_good", "uniform"]
+    assert [p.values[1] for p in cuda] == ["v1_good", "uniform", "without_a_tail"]
     if not torch.cuda.is_available():
         assert all(p.marks[0].kwargs["reason"] == "needs a GPU" for p in cuda)
 
@@ -155,3 +216,49 @@ def test_an_eager_version_that_overflows_allows_no_more():
     assert allowance(reference, torch.tensor([1.0, torch.inf])) == pytest.approx(1e-3)
     assert allowance(reference, torch.tensor([1.5, torch.nan])) == pytest.approx(1.0 + 1e-3)
     assert allowance(reference, reference) == pytest.approx(1e-10)
+
+
+def test_a_small_result_must_be_right_to_its_own_digits_a_cancelled_one_is_not():
+    exact = 10.0 ** -torch.arange(80, dtype=torch.float64).div(2)  # as weights of a softmax: from 1 down to 1e-39
+    limits = allowances(exact, exact.float() * (1 + 1e-7))
+    assert limits[0] == allowance(exact, exact.float() * (1 + 1e-7))
+    assert (errors((exact * (1 + 5e-6)).float(), exact) <= limits).all()
+    assert (errors((exact * 0.99).float(), exact) > limits)[:20].all()
+    cancelled = torch.linspace(-1, 1, 10000, dtype=torch.float64)  # each as wrong as the largest
+    off = (cancelled + 1e-6 * torch.randn(10000, generator=torch.Generator().manual_seed(0)).double()).float()
+    limits = allowances(cancelled, off)
+    assert (errors((cancelled + 3e-6).float(), cancelled) <= limits).all()
+    assert limits.max() < 3e-5
+
+
+def test_a_result_that_cancelled_to_nothing_may_be_as_wrong_as_the_smallest_others():
+    exact = torch.linspace(-1, 1, 1000, dtype=torch.float64)
+    eager = exact.float() + 1e-6
+    exact[500], eager[500] = 0.0, 0.0
+    assert allowances(exact, eager)[500] > 1e-6
+
+
+def test_allowances_of_what_overflows_of_integers_and_of_nothing():
+    assert allowances(torch.tensor([torch.inf, 1.0]).double(), torch.tensor([torch.inf, 1.0]))[1] < 1e-4
+    assert allowances(torch.ones(3), torch.ones(3, dtype=torch.int64)).tolist() == [0, 0, 0]
+    assert (allowances(torch.ones(3).double(), torch.ones(3).double()) == 1e-12).all()
+    assert allowances(torch.empty(0), torch.empty(0)).numel() == 0
+    assert max_error(torch.empty(0), torch.empty(0)) == 0
+
+
+def test_misrounded_counts_half_numbers_that_are_not_the_nearest():
+    exact = torch.tensor([1.0, 1.001, 1e6, 3.0], dtype=torch.float64)
+    assert misrounded(exact.half(), exact).sum() == 0
+    assert misrounded(torch.tensor([1.0, 1.0, torch.nan, 3.0]).half(), exact).tolist() == [False, True, True, False]
+    assert misrounded(torch.tensor([1.1, 2.0, 3.0, 4.0]), exact).sum() == 0  # float32
+
+
+def test_a_half_result_may_miss_what_float32_misses_and_little_else():
+    exact = torch.linspace(1, 2, 10000, dtype=torch.float64)
+    wide = exact.half()
+    assert round_as_well(exact.half(), wide, exact)[1] == 50
+    assert round_as_well(exact[:10].half(), wide[:10], exact[:10])[1] == 4
+    wide[:100] = 3
+    wrong, allowed = round_as_well(wide, wide, exact)
+    assert (wrong.sum(), allowed) == (0, 150)
+    assert round_as_well(exact.half() + 1, wide, exact)[0].sum() == 9900

@@ -3,10 +3,12 @@
 import re
 
 import pytest
+import torch
 
+from kernel_fusion import rung_counts, tour
+from kernel_fusion.console import make_console
 from kernel_fusion.tests.fake_repository import FakeRepository
-
-pytestmark = pytest.mark.timeout(120)
+from kernel_fusion.tests.test_profile import double_case
 
 
 def test_a_tour_shows_every_rung_and_ends_with_0(tmp_path):
@@ -14,15 +16,45 @@ def test_a_tour_shows_every_rung_and_ends_with_0(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     out = done.stdout
     assert re.match(r"Python 3\.\d+\.\d+, torch ", out)
-    assert "[1/4] build step1-fake … ok" in out
+    assert re.search(r"That takes about 6 minutes on 2 cores, 4 of them compiling\. .* tour --full", out)
+    assert "[1/5] build step1-fake … ok" in out
+    assert "[2/5] build the kernels once more, counting what they ask of memory … ok" in out
     assert "How to double a number." in out
-    assert "size 'emulated' on the CPU" in out
-    assert re.search(r"v1_good +│ +0\.0e\+00 │ +0 │ .*(µs|ms|s) │ .*right", out)
-    assert "torch eager (peer)" in out
+    assert re.search(r"^double +v1_good +a sum +0 +32 / 4 +4×$", out, re.MULTILINE)
+    assert re.search(r"^ +v2_good +a product +0 +32 / 4 +4×$", out, re.MULTILINE)
+    assert re.search(r"^ +refuses +– +", out, re.MULTILINE)
+    assert "double: n 64, float32: not run: double: rung 'refuses' takes nothing" in out
+    assert re.search(r"^Plain C\+\+ on \d+ cores, in brackets PyTorch, in ms: double [\d.e-]+ \([\d.e-]+\)$", out, re.M)
     assert "patched: no difference" in out
     assert "trained for at most 7 s" in out
     assert "failed" not in out.lower()
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", out), "control characters in piped output"
+
+
+def test_a_second_tour_says_that_it_is_shorter(tmp_path):
+    repository = FakeRepository(tmp_path, 1)
+    repository.python("-c", "import os; os.chdir('step1-fake'); exec(open('setup.py').read())")
+    out = repository.python("-m", "kernel_fusion", "tour").stdout
+    assert "That takes about 4 minutes on 2 cores. Nothing is downloaded." in out
+
+
+def test_a_full_tour_shows_a_table_for_each_case_with_times(tmp_path):
+    done = FakeRepository(tmp_path, 1).python("-m", "kernel_fusion", "tour", "--full")
+    assert done.returncode == 0, done.stdout + done.stderr
+    out = done.stdout
+    assert "size 'emulated' on the CPU" in out
+    assert re.search(r"v1_good +│ +0\.0e\+00 │ +0 │ .*(µs|ms|s) │ .*right", out)
+    assert "torch eager (peer)" in out
+    assert "counting what they ask" not in out
+
+
+def test_what_cannot_be_counted_is_said_and_fails_nothing(tmp_path):
+    repository = FakeRepository(tmp_path, 1)
+    repository.counting(why_not="counting needs g++, and c++ is clang")
+    done = repository.python("-m", "kernel_fusion", "tour")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "counting what they ask of memory … not run: counting needs g++, and c++ is clang" in done.stdout
+    assert re.search(r"^double +v1_good +a sum +0 +– +–$", done.stdout, re.MULTILINE)
 
 
 def test_what_fails_is_named_and_the_rest_is_shown(tmp_path):
@@ -33,18 +65,27 @@ def test_what_fails_is_named_and_the_rest_is_shown(tmp_path):
     done = repository.python("-m", "kernel_fusion", "tour")
     out = done.stdout
     assert done.returncode == 1
-    assert "[1/10] build step1-fake … FAILED" in out
+    assert "[1/11] build step1-fake … FAILED" in out
     assert "no compiler here" in out
-    assert "step1-fake: every rung, checked and timed … not run: step1-fake is not built" in out
-    assert "WRONG" in out
+    assert "step1-fake: every rung, checked … not run: step1-fake is not built" in out
+    assert re.search(r"v1_good +a sum +\S+ WRONG +32 / 4", out)
+    assert "double: n 64, float32: v1_good is WRONG: " in out
     assert "was ended by SIGABRT" in out
     assert out.count("How to double a number.") == 2  # of step2, whose results are wrong, and of step4
-    assert re.search(r"\[8/10\] step4-fake: .* … ok", out)
+    assert re.search(r"\[9/11\] step4-fake: .* … ok", out)
     assert out.splitlines()[-3:] == [
         "failed: build step1-fake",
-        "failed: step2-fake: every rung, checked and timed",
-        "failed: step3-fake: every rung, checked and timed",
+        "failed: step2-fake: every rung, checked",
+        "failed: step3-fake: every rung, checked",
     ]
+
+
+def test_a_result_that_is_never_written_is_wrong(tmp_path):
+    repository = FakeRepository(tmp_path, 1)
+    repository.stage("step1-fake", run="lambda x, rung: torch.empty_like(x)")
+    done = repository.python("-m", "kernel_fusion", "tour")
+    assert done.returncode == 1
+    assert re.search(r"v2_good +a product +inf WRONG", done.stdout)
 
 
 def test_a_demonstration_that_fails_is_named(tmp_path):
@@ -59,10 +100,63 @@ def test_a_demonstration_that_fails_is_named(tmp_path):
 
 def test_a_library_from_before_is_not_shown_where_the_build_fails(tmp_path):
     repository = FakeRepository(tmp_path, 1)
-    repository.python("-m", "kernel_fusion.tour", "--stage", "1")
     build = repository.python("-c", "import os; os.chdir('step1-fake'); exec(open('setup.py').read())")
     assert build.returncode == 0
+    assert "How to double" in repository.python("-m", "kernel_fusion.tour", "--stage", "1").stdout
     repository.stage("step1-fake", build="raise SystemExit(1)")
     done = repository.python("-m", "kernel_fusion", "tour")
     assert done.returncode == 1
     assert "How to double" not in done.stdout
+
+
+# ---- the table ----
+
+
+def rows(**counts: int) -> list[tour.Row]:
+    """So many rungs of each op."""
+    return [
+        tour.Row(double_case(op=op), f"v{number}", "an idea") for op, count in counts.items() for number in range(count)
+    ]
+
+
+def names(found: list[tour.Row]) -> list[str]:
+    return [f"{row.case.op} {row.name}" for row in found]
+
+
+def test_a_table_that_fits_a_screen_is_shown_whole(monkeypatch):
+    monkeypatch.setattr(tour, "ROWS", 6)
+    assert len(tour.on_a_screen(rows(a=3, b=3))) == 6
+
+
+def test_of_a_longer_one_later_ops_show_their_last_rung(monkeypatch):
+    monkeypatch.setattr(tour, "ROWS", 6)
+    assert names(tour.on_a_screen(rows(a=3, b=4, c=2))) == ["a v0", "a v1", "a v2", "b v3", "c v0", "c v1"]
+    assert names(tour.on_a_screen(rows(a=9, b=9))) == ["a v8", "b v8"]
+
+
+def test_a_rung_that_is_wrong_is_always_shown(monkeypatch):
+    monkeypatch.setattr(tour, "ROWS", 4)
+    listed = rows(a=3, b=4)
+    listed[4].correct = False
+    assert names(tour.on_a_screen(listed)) == ["a v0", "a v1", "a v2", "b v1", "b v3"]
+
+
+def test_on_a_gpu_the_table_has_times(capsys):
+    row = tour.Row(double_case(bytes=1000), "v1", "[an idea]", error=1.5e-7, ms=0.001)
+    make_console().print(tour.table_of([row], on_gpu=True))
+    assert re.search(r"double +v1 +\[an idea\] +1\.5e-07 +1\.00 µs +1\n", capsys.readouterr().out)
+
+
+def test_sectors_that_nobody_asked_for_are_a_dash(capsys):
+    row = tour.Row(double_case(bytes=64), "v1", "", error=0.0, moved=rung_counts.Moved(None, 3.75, 96))
+    make_console().print(tour.table_of([row], on_gpu=False))
+    assert re.search(r" 0 +– / 3\.75 +1\.5×\n", capsys.readouterr().out)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_rungs_are_timed_beside_their_fastest_peer():
+    look = tour.Look(tour.importlib.import_module("step1_simple"), {}, lambda at: None, print)
+    found = tour.timed_rows(look, tour.stages.load_benchmark(tour.stages.STAGES[0]).cases("quick", "cuda")[:1])
+    assert [row.name for row in found][:2] == ["v1_chunk", "v2_naive"]
+    assert [row.idea for row in found].count("(peer)") == 1
+    assert all(row.ms > 0 and row.correct for row in found)

@@ -1,0 +1,108 @@
+"""What the prose of a document says about results, in a form that can be checked: a comment beside the sentence.
+
+    As fast as a copy, and half as long as v1.
+    <!-- claim: scale: ceiling(v4_vector) > 95, v1_chunk > 2 * v4_vector -->
+
+    <!-- claim: bias_gelu width=3071: v4_exp > 2 * v5_any_width -->       in every case of this width
+
+After the op may stand what its cases are selected by, `pass=forward` for instance: the claim is about all of these.
+Without it, it is about the largest. A name is the time of a rung or peer; `ceiling(name)` is its percentage of the
+ceiling, and `dram(name)` the bytes that memory moved by those that had to be moved.
+"""
+
+import operator
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kernel_fusion import results, stages, syllabus
+from kernel_fusion.console import UserError, milliseconds
+
+CLAIM = re.compile(r"<!-- claim: (?P<op>\w+)(?P<select>( \w+=[\w.]+)*): (?P<conditions>[^\n]+?) -->")
+CONDITION = re.compile(r"(?P<left>.+?) (?P<than>[<>]) (?P<right>.+)")
+SIDE = re.compile(r"(?:(?P<factor>[\d.]+) \* )?(?:(?P<field>ceiling|dram)\((?P<of>[^()]+)\)|(?P<name>[a-zA-Z][\w .]*))")
+NUMBER = re.compile(r"\d+(\.\d+)?")
+THAN = {"<": operator.lt, ">": operator.gt}
+
+
+class ClaimError(UserError):
+    """A claim that is not in the form of one, or about something that nobody measured."""
+
+
+class Side(NamedTuple):
+    """One side of a comparison: its value, and that for people."""
+
+    value: float
+    text: str
+
+
+def unsupported(text: str, document: pathlib.Path) -> Iterator[str]:
+    """A line for each claim in `text` that the results do not bear out.
+
+    Raises:
+        UserError: a claim is in another form, or of an op, a case or an implementation that nobody measured.
+    """
+    if text.count("<!-- claim") != len(CLAIM.findall(text)):
+        raise ClaimError(f"{document}: a claim must read `<!-- claim: OP [name=value…]: A < B, … -->`")
+    for claim in CLAIM.finditer(text):
+        where = f"{document}:{text.count(chr(10), 0, claim.start()) + 1}"
+        for case in _cases(claim, where):
+            for condition in claim["conditions"].split(", "):
+                says = _contradiction(condition, case, where)
+                if says:
+                    yield f"{where}: `{condition}` does not hold for {claim['op']}, {says}"
+
+
+def _cases(claim: re.Match, where: str) -> list[list[dict]]:
+    """The cases that the claim is about, of each GPU measured."""
+    select = dict(word.split("=") for word in claim["select"].split())
+    found = []
+    measured = [rows for stage in stages.STAGES for one in results.load(stage) if (rows := one.of(claim["op"]))]
+    if not measured:
+        syllabus.stage_of(claim["op"])  # an unknown op is an error
+    for of_op in measured:
+        rows = [row for row in of_op if results.selected(row, select)]
+        if rows:
+            found += results.cases(rows) if select else [results.largest(rows)]
+    if measured and not found:
+        raise ClaimError(f"{where}: nobody measured {claim['op']}{claim['select']}")
+    return found
+
+
+def _contradiction(condition: str, case: list[dict], where: str) -> str:
+    """What the case has instead, or ""."""
+    parts = CONDITION.fullmatch(condition)
+    if parts is None:
+        raise ClaimError(f"{where}: `{condition}` is not of the form A < B")
+    left, right = (_side(parts[side], case, where) for side in ("left", "right"))
+    if THAN[parts["than"]](left.value, right.value):
+        return ""
+    return f"{results.case_title(case[0])}: {left.text} and {right.text}"
+
+
+def _side(text: str, case: list[dict], where: str) -> Side:
+    if NUMBER.fullmatch(text):
+        return Side(float(text), text)
+    parts = SIDE.fullmatch(text)
+    if parts is None:
+        raise ClaimError(f"{where}: `{text}` is not a number, a rung or a peer, nor `ceiling(…)` or `dram(…)` of one")
+    name = parts["of"] or parts["name"]
+    row = next((row for row in case if row["impl"] == name and row["correct"]), None)
+    if row is None:
+        raise ClaimError(f"{where}: {results.case_title(case[0])} has no right result of {name!r}")
+    value, shown = _quantity(row, parts["field"])
+    if value is None:
+        raise ClaimError(f"{where}: {results.case_title(case[0])} has no {parts['field']} of {name!r}")
+    return Side(
+        float(parts["factor"] or 1) * value, f"{text} is {parts['factor'] + ' * ' if parts['factor'] else ''}{shown}"
+    )
+
+
+def _quantity(row: dict, field: str | None) -> tuple[float | None, str]:
+    if field == "ceiling":
+        return row["percent_of_ceiling"], f"{row['percent_of_ceiling']} %"
+    if field == "dram":
+        ratio = row["dram_bytes"] / row["bytes"] if row["dram_bytes"] is not None else None
+        return ratio, f"{ratio or 0:.3g}×"
+    return row["ms"], milliseconds(row["ms"])

@@ -1,0 +1,84 @@
+"""What the stages' Python parts share: the checks of kf/host.h without data, for fake and meta tensors.
+
+A check's first arguments are the names of the op and of the argument, for the error: a TypeError for a dtype, else a
+ValueError, raised so that torch.compile understands it.
+"""
+
+import torch
+
+FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """ "float32", as in the errors of the C++ side."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_type(op: str, name: str, x: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    """`x` has one of `dtypes`."""
+    *most, last = map(name_of, dtypes)
+    must = f"{', '.join(most)} or {last}" if most else last
+    torch._check_type(x.dtype in dtypes, lambda: f"{op}: `{name}` must be {must}, got {name_of(x.dtype)}")
+
+
+def check_floating(op: str, name: str, x: torch.Tensor) -> None:
+    """`x` is of a type that kernels compute with."""
+    check_type(op, name, x, FLOATING)
+
+
+def check_dim(op: str, name: str, x: torch.Tensor, dim: int) -> None:
+    """`x` has `dim` dimensions."""
+    torch._check_value(
+        x.dim() == dim,
+        lambda: (
+            f"{op}: `{name}` must have {dim} dimension{'s' if dim != 1 else ''}, got {x.dim()} (shape {tuple(x.shape)})"
+        ),
+    )
+
+
+def check_shape(op: str, name: str, x: torch.Tensor, shape) -> None:
+    """`x` has that shape."""
+    torch._check_value(
+        x.dim() == len(shape) and all(a == b for a, b in zip(x.shape, shape, strict=True)),
+        lambda: f"{op}: `{name}` must have shape {tuple(shape)}, got {tuple(x.shape)}",
+    )
+
+
+def check_device(op: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor) -> None:
+    """`x` is on the device of the op's first argument."""
+    torch._check_value(
+        x.device == first.device,
+        lambda: f"{op}: `{name}` must be on the device of `{first_name}` ({first.device}), got {x.device}",
+    )
+
+
+def check_like(op: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor, shape=None) -> None:
+    """`x` has the dtype and device of the op's first argument, and `shape`, where given."""
+    torch._check_type(
+        x.dtype == first.dtype,
+        lambda: (
+            f"{op}: `{name}` must have the dtype of `{first_name}` ({name_of(first.dtype)}), got {name_of(x.dtype)}"
+        ),
+    )
+    check_device(op, name, x, first_name, first)
+    if shape is not None:
+        check_shape(op, name, x, shape)
+
+
+def check_rows(op: str, name: str, x: torch.Tensor) -> None:
+    """`x` is a floating tensor of rows that are not empty: [..., width], width > 0."""
+    check_floating(op, name, x)
+    torch._check_value(x.dim() >= 1, lambda: f"{op}: `{name}` must have at least 1 dimension, got 0 (shape ())")
+    torch._check_value(
+        x.shape[-1] != 0, lambda: f"{op}: the last dimension of `{name}` must not be 0, got shape {tuple(x.shape)}"
+    )
+
+
+def contiguous_like(x: torch.Tensor) -> torch.Tensor:
+    """An output: contiguous, of x's shape, dtype and device, whatever its strides."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """`x` as gradients compute with it: float32 where it is of a half type, else as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

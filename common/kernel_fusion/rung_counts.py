@@ -1,0 +1,204 @@
+"""What each rung of a stage asks of memory, counted on the CPU.
+
+The stage's library is linked once more, with emulated kernels that count their accesses; all else in it is what the
+stage's own build compiled. A child, this module with --stage, loads it and runs one rung after the other.
+"""
+
+import argparse
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from kernel_fusion import counts, results, stages
+from kernel_fusion.console import CommandFailed, UserError, last_lines, run_logged
+
+SECTOR_BYTES = 32
+
+
+def why_not() -> str:
+    """Why nothing can be counted on this machine; empty where it can."""
+    cxx = os.environ.get("CXX", "c++")
+    macros = subprocess.run([*shlex.split(cxx), "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True)
+    if "__clang__" in macros.stdout:
+        return f"counting needs g++, and {cxx} is clang; choose it by CXX=g++"
+    missing = [tool for tool in ("addr2line", "nm") if shutil.which(tool) is None]
+    return f"counting needs {' and '.join(missing)}, of the package binutils" if missing else ""
+
+
+def ninja_step(tell: Callable[[str], Any], line: str) -> None:
+    """Tells how far a build is, "12/79" for instance, where `line` is ninja's that says it."""
+    if step := re.match(r"\[(\d+/\d+)\] ", line):
+        tell(step[1])
+
+
+class Wanted(NamedTuple):
+    """A rung on one of its stage's cases of size "emulated", which are numbered from 0 within the op."""
+
+    op: str
+    rung: str
+    case: int = 0
+
+
+def build(stage: stages.Stage, op: str = "all", on_step: Callable[[str], Any] = lambda step: None) -> pathlib.Path:
+    """Builds the stage's library with kernels that count, in build/counting; the installed one stays as it is.
+
+    Args:
+        stage: whose library.
+        op: whose kernels count; the others run as they always do.
+        on_step: called with "12/79" and the like as the build goes on.
+
+    Raises:
+        UserError: it cannot be built; the text has the end of the compiler's messages.
+    """
+    folder = stages.ROOT / "build" / "counting" / stage.folder / op
+    log = folder / "build.log"
+    command = [sys.executable, "setup.py", "build_ext", f"--counting={op}", f"--build-lib={folder}"]
+
+    try:
+        run_logged(command, log, cwd=stage.path, on_line=functools.partial(ninja_step, on_step))
+    except CommandFailed as error:
+        raise UserError(f"{last_lines(log, 15)}\n{error}") from error
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    found = next((path for suffix in suffixes if (path := folder / stage.module / f"_C{suffix}").exists()), None)
+    if found is None:
+        raise UserError(f"{folder} has no library after the build; its output is in {log}")
+    return found
+
+
+def count(
+    stage: stages.Stage,
+    library: pathlib.Path,
+    wanted: Iterable[Wanted],
+    on_rung: Callable[[Wanted], Any] = lambda one: None,
+) -> dict[Wanted, list[counts.Kernel] | str]:
+    """Runs these rungs once each. Returns their kernels with their counts, or why a rung refuses its case.
+
+    Args:
+        stage: whose rungs they are.
+        library: as `build` gives it.
+        wanted: which rungs, on which cases.
+        on_rung: called before each.
+
+    Raises:
+        UserError: the child failed.
+    """
+    wanted = list(wanted)
+    folder = library.parents[1] / "counts"
+    folder.mkdir(exist_ok=True)
+    log, plan = folder / "count.log", folder / "plan.json"
+    results.replace(plan, json.dumps(wanted))
+    written = [folder / f"{number}.json" for number in range(len(wanted))]
+    for path in written:
+        path.unlink(missing_ok=True)
+
+    def read(line: str) -> None:
+        if begins := re.fullmatch(r"rung (\d+)", line):
+            on_rung(wanted[int(begins[1])])
+
+    command = [sys.executable, "-m", "kernel_fusion.rung_counts", "--stage", stage.module, "--library", str(library)]
+    try:
+        run_logged([*command, "--plan", str(plan)], log, cwd=stages.ROOT, on_line=read)
+    except CommandFailed as error:
+        raise UserError(f"{last_lines(log, 15)}\n{error}") from error
+    refused = json.loads((folder / "refused.json").read_text(encoding="utf-8"))
+    return {
+        one: refused[str(number)] if str(number) in refused else counts.read(path, library)
+        for number, (one, path) in enumerate(zip(wanted, written, strict=True))
+    }
+
+
+class Moved(NamedTuple):
+    """What kernels ask of global memory together: sectors a request of loads and stores, and bytes, sector by sector.
+
+    Atomics count as stores. A ratio is None where there are no such requests.
+    """
+
+    load: float | None
+    store: float | None
+    bytes: int
+
+
+def moved(kernels: Iterable[counts.Kernel]) -> Moved:
+    """Adds up the kernels of one call of a rung."""
+    loads, stores = counts.Access(), counts.Access()
+    for kernel in kernels:
+        loads.add(kernel.total["global load"])
+        stores.add(kernel.total["global store"])
+        stores.add(kernel.total["global atomic"])
+    sectors = loads.sectors + stores.sectors
+    return Moved(loads.sectors_per_request, stores.sectors_per_request, sectors * SECTOR_BYTES)
+
+
+# ---- the child ----
+
+
+def use_library(stage: stages.Stage, library: pathlib.Path) -> None:
+    """Loads `library` as the stage's compiled part, in place of the installed one. To be called before its import."""
+    stages.on_path()
+    import torch  # noqa: F401  its libraries must be loaded before the extension that links to them
+
+    name = f"{stage.module}._C"
+    spec = importlib.util.spec_from_file_location(name, library)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def run_all(stage: stages.Stage, library: pathlib.Path, wanted: list[Wanted], folder: pathlib.Path) -> dict[int, str]:
+    """Runs the rungs in this process, and writes the counts of the nth into `folder`, as n.json.
+
+    Returns:
+        By number, why a rung refuses its case.
+    """
+    import torch
+
+    from kernel_fusion import benchmarks
+
+    use_library(stage, library)
+    write_counts = ctypes.CDLL(str(library)).kf_simt_write_counts
+    write_counts.argtypes, write_counts.restype = [ctypes.c_char_p], None
+    cases: dict[str, list[benchmarks.Case]] = {}
+    for case in stages.load_benchmark(stage).cases("emulated", "cpu"):
+        cases.setdefault(case.op, []).append(case)
+    refused = {}
+    for number, one in enumerate(wanted):
+        print(f"rung {number}", flush=True)
+        case = cases[one.op][one.case]
+        with torch.set_grad_enabled(case.direction == "backward"):
+            inputs = benchmarks.own_copy(case.inputs(torch.device("cpu")))
+            try:
+                case.run(*inputs, rung=one.rung)
+            except (ValueError, RuntimeError) as refusal:
+                if f"rung '{one.rung}'" not in str(refusal):
+                    raise
+                refused[number] = str(refusal)
+        write_counts(os.fsencode(folder / f"{number}.json"))
+    return refused
+
+
+def main() -> int:
+    """python -m kernel_fusion.rung_counts --stage …: the child."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stage", required=True, type=stages.find)
+    parser.add_argument("--library", required=True, type=pathlib.Path, help="the stage's compiled part, with counters")
+    parser.add_argument("--plan", required=True, type=pathlib.Path, help="JSON: a list of op, rung and case")
+    options = parser.parse_args()
+    wanted = [Wanted(*one) for one in json.loads(options.plan.read_text(encoding="utf-8"))]
+    folder = options.plan.parent
+    refused = run_all(options.stage, options.library, wanted, folder)
+    results.replace(folder / "refused.json", json.dumps(refused))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

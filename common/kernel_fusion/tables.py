@@ -1,0 +1,247 @@
+"""Tables of results, in Markdown: the short one of a lesson, and the page with every case and every figure."""
+
+import os
+import pathlib
+
+from kernel_fusion import formulas, plots, results, stages, syllabus
+from kernel_fusion.console import byte_count, milliseconds
+
+PAGE = "README.md"  # in a stage's results/
+HOST_BOUND = "† The host takes longer to launch this than the GPU to compute it, so the time is the host's."
+NOT_MEASURED = (
+    "Not yet measured on a GPU. On a machine with one, `python benchmark.py` in `{folder}` writes its\n"
+    "`results/<gpu>.json`, and `kernel-fusion report` the figures into this table.\n"
+)
+PAGE_HEAD = """# Results of {folder}
+
+Every case that was measured, with every figure; the lesson is in [README.md](../README.md). `kernel-fusion report`
+writes this page from the `.json` files beside it, so do not edit it by hand.
+
+- *moves*: the bytes that the rung's own header predicts, as a formula and for this case. *At the least* is what the op
+  cannot do without: each input read once, each output written once.
+- *GB/s*: the bytes at the least, by the time. *TFLOP/s*: the formula's operations, by the time.
+- *of the ceiling*: beside a copy of as many bytes, or a large matrix product, in the same run; empty where a copy that
+  small says nothing.
+- *DRAM*: what memory itself moved, counted by the GPU. *Sectors*: of 32 bytes, for one load and one store of a warp.
+
+How this is measured, and how to read it: [performance](../../docs/performance.md).
+"""
+
+
+def compact(op: str, select: dict[str, str], document: pathlib.Path) -> str:
+    """The table of a lesson: rung by rung the idea, the time, the share of the ceiling, the gain; of the largest case.
+
+    Without results it lists the rungs.
+
+    Args:
+        op: whose.
+        select: only cases with these values, by name.
+        document: where the table will stand: its links begin there.
+
+    Raises:
+        UserError: no stage has the op.
+    """
+    stage = syllabus.stage_of(op)
+    parts = []
+    for measured in results.load(stage):
+        rows = [row for row in measured.of(op) if results.selected(row, select)]
+        if rows:
+            parts.append(_compact(stage, op, measured, results.largest(rows), document))
+    if not parts:
+        parts = [NOT_MEASURED.format(folder=stage.folder) + "\n" + _unmeasured(stage, op, document)]
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def _compact(stage: stages.Stage, op: str, measured: results.Results, rows: list[dict], document: pathlib.Path) -> str:
+    page = _link(stage.path / "results" / PAGE, document)
+    lines = [
+        f"**{results.case_title(rows[0])}** on {measured.gpu}, {measured.environment_of(op)['date']}. "
+        f"[Every case and figure]({page}#{op})",
+        "",
+        _line(["rung", "idea", "time", "of the ceiling", "over the rung before"]),
+        "|---|---|---:|---:|---:|",
+    ]
+    files = {rung.name: rung for rung in syllabus.rungs(stage, op)}
+    for row, gain in _with_gain(rows):
+        rung = files.get(row["impl"])
+        lines.append(_line([_name(row, rung, document), rung.idea if rung else "", _time(row), _share(row), gain]))
+    return "\n".join([*lines, *_footnote(rows)]) + "\n"
+
+
+def page(stage: stages.Stage) -> str | None:
+    """results/README.md of a stage: every op, every case, every figure. None where nothing was measured."""
+    measured = results.load(stage)
+    if not measured:
+        return None
+    document = stage.path / "results" / PAGE
+    parts = [PAGE_HEAD.format(folder=stage.folder)]
+    ops = list(dict.fromkeys(row["op"] for found in measured for row in found.rows))
+    known = syllabus.ops(stage)
+    for op in sorted(ops, key=lambda op: (op not in known, ops.index(op))):
+        parts.append(f"## {op}\n")
+        for found in measured:
+            rows = found.of(op)
+            if rows:
+                parts.append(_full(stage, op, rows, found.environment_of(op), document))
+        parts += [f"![{plot.alt}]({plot.path.name})\n" for plot in (plots.ladders(op) if op in known else [])]
+    return "\n".join(parts)
+
+
+def _full(stage: stages.Stage, op: str, rows: list[dict], environment: dict, document: pathlib.Path) -> str:
+    """The largest case rung by rung; then, if there are more, every case in a line."""
+    cases, largest = results.cases(rows), results.largest(rows)
+    commit = f", commit {environment['commit']}" if environment["commit"] else ""
+    lines = [
+        f"{environment['gpu'] or 'CPU'}, driver {environment['driver']}, CUDA {environment['cuda']}, torch "
+        f"{environment['torch']}, {environment['date']}{commit}.",
+        "",
+        f"**{results.case_title(largest[0])}** ({byte_count(largest[0]['bytes'])} at the least)",
+        "",
+        *_ladder(stage, op, largest, document),
+    ]
+    if len(cases) > 1:
+        lines += ["", "Every case: time, and percent of the ceiling.", "", *_matrix(cases)]
+    return "\n".join([*lines, *_footnote(rows)]) + "\n"
+
+
+def _ladder(stage: stages.Stage, op: str, rows: list[dict], document: pathlib.Path) -> list[str]:
+    files = {rung.name: rung for rung in syllabus.rungs(stage, op)} if op in syllabus.ops(stage) else {}
+    counted = any(row["dram_bytes"] is not None or row["sectors_per_request"] is not None for row in rows)
+    heads = ["rung", *(["moves, bytes"] if files else []), "time", "GB/s", "TFLOP/s", "of the ceiling"]
+    heads += ["over the rung before", *(["DRAM, of the least", "sectors, load / store"] if counted else [])]
+    texts = 2 if files else 1
+    lines = [_line(heads), "|" + "---|" * texts + "---:|" * (len(heads) - texts)]
+    for row, gain in _with_gain(rows):
+        rung = files.get(row["impl"])
+        cells = [_name(row, rung, document)]
+        cells += [_moves(rung, row)] if files else []
+        cells += [_time(row)]
+        right = row["correct"]
+        cells += [f"{row['gb_s']:.4g}", f"{row['tflop_s']:.3g}", _share(row), gain] if right else [""] * 4
+        cells += [_dram(row), _sectors(row["sectors_per_request"])] if counted else []
+        lines.append(_line(cells))
+    return lines
+
+
+def _moves(rung: syllabus.RungFile | None, row: dict) -> str:
+    """The header's formula, and what it comes to, where the formula is the whole of it."""
+    if rung is None:
+        return ""
+    predicted = formulas.evaluate(rung.moves, row["shape"], row["dtype"])
+    whole = predicted is not None and predicted > 0.99 * row["bytes"]  # else the header goes on: "… bytes, and K and V"
+    return f"{rung.moves} = {byte_count(predicted)}" if whole else rung.moves
+
+
+def _matrix(cases: list[list[dict]]) -> list[str]:
+    impls = list(dict.fromkeys(row["impl"] for case in cases for row in case))
+    lines = [_line(["case", *impls]), "|---|" + "---:|" * len(impls)]
+    for case in cases:
+        by_impl = {row["impl"]: row for row in case}
+        cells = [_time_and_share(by_impl[impl]) if impl in by_impl else "" for impl in impls]
+        lines.append(_line([results.case_title(case[0]), *cells]))
+    return lines
+
+
+def _time_and_share(row: dict) -> str:
+    share = _share(row)
+    return f"{_time(row)} ({share})" if share else _time(row)
+
+
+def models(stage: stages.Stage) -> str:
+    """What a stage measured that is no op of its own, such as a whole model: a line a case, a column a way."""
+    known = syllabus.ops(stage)
+    parts = []
+    for measured in results.load(stage):
+        rows = [row for row in measured.rows if row["op"] not in known]
+        if rows:
+            parts.append(_models(measured, rows))
+    if not parts:
+        parts = ["Not yet measured on a GPU.\n"]
+    return "\n" + "\n".join(parts) + "\n"
+
+
+def _models(measured: results.Results, rows: list[dict]) -> str:
+    impls = list(dict.fromkeys(row["impl"] for row in rows))
+    sizes = list(dict.fromkeys(name for row in rows for name in row["shape"]))
+    environment = measured.environment
+    lines = [
+        f"{measured.gpu}, {environment['date']}, torch {environment['torch']}. [Every figure](results/{PAGE})",
+        "",
+        _line(["", *sizes, "dtype", *impls]),
+        "|---|" + "---:|" * len(sizes) + "---|" + "---:|" * len(impls),
+    ]
+    for case in results.cases(rows):
+        by_impl = {row["impl"]: row for row in case}
+        shape = [_size(case[0]["shape"].get(name)) for name in sizes]
+        times = [_time(by_impl[impl]) if impl in by_impl else "" for impl in impls]
+        lines.append(_line([case[0]["op"], *shape, case[0]["dtype"], *times]))
+    return "\n".join([*lines, *_footnote(rows)]) + "\n"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return ""
+    return f"{size / 1e6:.0f} M" if size >= 10_000_000 else str(size)
+
+
+# ---- cells ----
+
+
+def _with_gain(rows: list[dict]) -> list[tuple[dict, str]]:
+    """Each row with what it gained over the rung before it. Peers gain nothing here."""
+    found, before = [], None
+    for row in rows:
+        gain = f"{before / row['ms']:.2f}×" if before and row["kind"] == "rung" and row["correct"] else ""
+        found.append((row, gain))
+        before = row["ms"] if row["correct"] else None
+    return found
+
+
+def _name(row: dict, rung: syllabus.RungFile | None, document: pathlib.Path) -> str:
+    if row["kind"] == "peer":
+        return f"*{row['impl']}*"
+    return f"[`{row['impl']}`]({_link(rung.path, document)})" if rung else f"`{row['impl']}`"
+
+
+def _time(row: dict) -> str:
+    if not row["correct"]:
+        return "wrong result"
+    return milliseconds(row["ms"]) + ("†" if row.get("host_bound") else "")
+
+
+def _share(row: dict) -> str:
+    share = row["percent_of_ceiling"]
+    return f"{share:.0f} %" if row["correct"] and share is not None else ""
+
+
+def _footnote(rows: list[dict]) -> list[str]:
+    return ["", HOST_BOUND] if any(row.get("host_bound") for row in rows) else []
+
+
+def _dram(row: dict) -> str:
+    """What memory itself moved, and how many times the bytes that had to be moved."""
+    if row["dram_bytes"] is None:
+        return ""
+    return f"{byte_count(row['dram_bytes'])}, {row['dram_bytes'] / row['bytes']:.3g}×"
+
+
+def _sectors(found: dict | None) -> str:
+    if found is None:
+        return ""
+    return " / ".join("–" if found[way] is None else f"{found[way]:.3g}" for way in ("load", "store"))
+
+
+def _unmeasured(stage: stages.Stage, op: str, document: pathlib.Path) -> str:
+    lines = ["| rung | idea |", "|---|---|"]
+    lines += [
+        _line([f"[`{rung.name}`]({_link(rung.path, document)})", rung.idea]) for rung in syllabus.rungs(stage, op)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _link(path: pathlib.Path, document: pathlib.Path) -> str:
+    return pathlib.Path(os.path.relpath(path, document.parent)).as_posix()
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

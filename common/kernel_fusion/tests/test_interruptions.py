@@ -1,0 +1,105 @@
+"""Ctrl-C ends each long command, and what it started, with one line and the shell's code for it."""
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kernel_fusion import rung_counts
+from kernel_fusion.console import child_environment
+from kernel_fusion.tests.fake_repository import FakeRepository
+from kernel_fusion.tests.test_console import HANGS_S, _alive, _wait_for
+
+# Says who is at work, and does not end.
+SLEEPS = """
+import os, pathlib, time
+beside = pathlib.Path({marker!r} + ".tmp")
+beside.write_text(str(os.getpid()))
+os.replace(beside, {marker!r})
+time.sleep(3600)
+"""
+
+
+def as_in_a_terminal():
+    """What is started in the background ignores SIGINT, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def interrupt(command: list[str], marker: pathlib.Path, **options) -> None:
+    """Starts `command`, presses Ctrl-C once `marker` has the id of a process at work, and looks what is left."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=as_in_a_terminal,
+        **options,
+    ) as process:
+        try:
+            at_work = int(_wait_for(lambda: marker.exists() and marker.read_text()))
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that stand in the foreground
+            out, err = process.communicate(timeout=HANGS_S)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 130, out + err
+    assert err.endswith("kernel-fusion: interrupted\n")
+    assert "Traceback" not in out + err
+    _wait_for(lambda: not _alive(at_work))
+
+
+@pytest.mark.parametrize("command", ["tour", "check", "bench"])
+def test_what_runs_in_children_is_ended(tmp_path, command):
+    repository, marker = FakeRepository(tmp_path, 1), tmp_path / "at-work"
+    sleeps = SLEEPS.format(marker=str(marker))
+    repository.stage("step1-fake", before=sleeps)
+    (tmp_path / "step1-fake" / "test.py").write_text(f"def test_sleeps():\n    exec({sleeps!r})\n")
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npython_files = ["test.py"]\n')
+    assert repository.python("-c", "import os; os.chdir('step1-fake'); exec(open('setup.py').read())").returncode == 0
+    environment = {**child_environment(), "PYTHONPATH": str(tmp_path / "common"), "PYTHONDONTWRITEBYTECODE": "1"}
+    interrupt([sys.executable, "-m", "kernel_fusion", command], marker, cwd=tmp_path, env=environment)
+
+
+def test_a_build_is_ended(tmp_path):
+    repository, marker = FakeRepository(tmp_path, 1), tmp_path / "at-work"
+    repository.stage("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
+    environment = {**child_environment(), "PYTHONPATH": str(tmp_path / "common"), "PYTHONDONTWRITEBYTECODE": "1"}
+    interrupt([sys.executable, "-m", "kernel_fusion", "tour"], marker, cwd=tmp_path, env=environment)
+
+
+PROGRAM = r"""
+#include <unistd.h>
+
+#include <cstdio>
+
+int main(int, char** words) {
+  std::FILE* file = std::fopen(words[1], "w");
+  std::fprintf(file, "%d", getpid());
+  std::fclose(file);
+  sleep(3600);
+}
+"""
+
+
+@pytest.mark.parametrize("option", [[], ["--count"]], ids=["simt", "simt --count"])
+def test_a_program_is_ended(tmp_path, option):
+    (tmp_path / "sleeps.cu").write_text(PROGRAM)
+    marker = tmp_path / "at-work"
+    command = [sys.executable, "-m", "kernel_fusion", "simt", *option, str(tmp_path / "sleeps.cu"), str(marker)]
+    interrupt(command, marker, env=child_environment())
+
+
+def test_counting_is_ended(tmp_path):
+    """`profile --device cpu` while it builds."""
+    repository, marker = FakeRepository(tmp_path, 1), tmp_path / "at-work"
+    repository.stage("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
+    module = tmp_path / "common" / "kernel_fusion" / "rung_counts.py"  # without what a fake repository puts behind it
+    shutil.copy(rung_counts.__file__, module)
+    environment = {**child_environment(), "PYTHONPATH": str(tmp_path / "common"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "kernel_fusion", "profile", "double", "--device", "cpu"]
+    interrupt(command, marker, cwd=tmp_path, env=environment)

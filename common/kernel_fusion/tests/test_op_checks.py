@@ -1,0 +1,130 @@
+"""The checks of an op accept a right one, and reject a mistake: in its gradients, in what `out` may lie over."""
+
+import types
+
+import pytest
+import torch
+
+from kernel_fusion import testing
+
+# ---- gradients ----
+
+
+def product(mistake: str):
+    """`x * y`, with a mistake in its backward."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.save_for_backward(x, y)
+            return x * y
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, y = ctx.saved_tensors
+            to_x, to_y = grad * y, grad * x
+            if mistake == "half as much where y is frozen" and not ctx.needs_input_grad[1]:
+                to_x = to_x / 2
+            if mistake == "detached":
+                to_x = grad * y.detach()
+            if mistake == "coarse":
+                to_x = grad * (1 + 0.05) * y
+            if mistake == "nan":
+                to_y = grad * (x + torch.sqrt(x - x))  # right, but the root's slope at 0 is infinite
+            return to_x, to_y
+
+    return Product.apply
+
+
+def inputs(dtype=torch.float32):
+    return testing.randn((3, 5), dtype, "cpu"), testing.randn((3, 5), dtype, "cpu", seed=1)
+
+
+def test_a_right_gradient_is_accepted():
+    testing.check_each_input_alone(product(""), inputs())
+    for dtype in testing.DTYPES:
+        testing.check_second_gradients(product(""), torch.mul, inputs(dtype))
+
+
+def test_a_gradient_that_depends_on_what_else_requires_one_is_rejected():
+    with testing.raises(AssertionError, "input 0: its gradient is another where it alone requires one"):
+        testing.check_each_input_alone(product("half as much where y is frozen"), inputs())
+
+
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+@pytest.mark.parametrize("mistake", ["detached", "coarse", "nan"])
+def test_a_wrong_second_gradient_is_rejected(mistake, dtype):
+    with testing.raises(AssertionError, "the second gradient of ", "off, allowed are"):
+        testing.check_second_gradients(product(mistake), torch.mul, inputs(dtype))
+
+
+def test_a_second_gradient_of_another_dtype_is_rejected():
+    x, y = inputs(torch.float16)
+    with testing.raises(AssertionError, "the second gradient of gradient 0 is torch.float32, must be torch.float16"):
+        testing.check_second_gradients(lambda x, y: x.float() * y.float(), torch.mul, (x, y))
+
+
+# ---- what an output may lie over ----
+
+
+def overlaps(a, b, between=0):
+    """Whether fewer than `between` bytes lie between the two, or they share some."""
+    first, second = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in (a, b))
+    return first[1] + between > second[0]
+
+
+LIBRARY = torch.library.Library("kf_apart", "DEF")
+MISTAKES = {
+    "right": lambda out, x, y: [overlaps(out, x), overlaps(out, y)],
+    "forgets_y": lambda out, x, y: [overlaps(out, x), False],
+    "refuses_neighbours": lambda out, x, y: [overlaps(out, x, 16), overlaps(out, y, 16)],
+}
+
+
+def stage():
+    """A stage of ops that add two tensors and look at what `out` lies over, rightly or not."""
+    module = types.SimpleNamespace(__name__="kf_apart")
+    for name, look in MISTAKES.items():
+        LIBRARY.define(f"{name}(Tensor x, Tensor y) -> Tensor")
+        LIBRARY.define(f"{name}.out(Tensor x, Tensor y, *, Tensor(a!) out) -> Tensor(a!)")
+
+        def into(x, y, *, out, name=name, look=look):
+            for input_name, shared in zip("xy", look(out, x, y), strict=True):
+                if shared:
+                    raise ValueError(f"{name}: `out` must not share memory with `{input_name}`")
+            return out.copy_(x + y)
+
+        LIBRARY.impl(name, lambda x, y: x + y, "CPU")
+        LIBRARY.impl(f"{name}.out", into, "CPU")
+        setattr(module, name, getattr(torch.ops.kf_apart, name))
+    return module
+
+
+STAGE = stage()
+
+
+def test_an_op_that_refuses_what_shares_memory_and_nothing_else_is_accepted():
+    testing.check_apart(STAGE, "right", inputs())
+
+
+@pytest.mark.parametrize(
+    ("op", "complaint"),
+    [
+        ("forgets_y", "forgets_y: `out` shares memory with `y`, and is taken"),
+        ("refuses_neighbours", "refuses_neighbours: `out` only touches `x`, and is refused"),
+    ],
+)
+def test_an_op_that_takes_or_refuses_the_wrong_output_is_rejected(op, complaint):
+    with testing.raises(AssertionError, complaint):
+        testing.check_apart(STAGE, op, inputs())
+
+
+# ---- small helps ----
+
+
+def test_transposed_changes_the_strides_alone():
+    x = torch.arange(24.0).view(2, 3, 4)
+    assert testing.transposed(x).stride() == (12, 1, 3)
+    assert torch.equal(testing.transposed(x), x)
+    for value in (torch.ones(3), "text", 2.5):
+        assert testing.transposed(value) is value

@@ -1,0 +1,60 @@
+"""What `auto` takes is held against the results, and noise is no reason to prefer a rung."""
+
+import types
+
+import pytest
+
+from kernel_fusion import results, stages, testing
+from kernel_fusion.tests.test_report import row as report_row
+
+
+def row(impl: str, ms: float, width: int, **more) -> dict:
+    return report_row(impl, ms, width=width, ms_quartiles=[ms * 0.999, ms * 1.001], **more)
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """A stage of which v1 is faster at width 8, v2 at width 9, and neither at width 10."""
+    stage = stages.Stage("step1-fake", "step1_fake", "test.py")
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    monkeypatch.setattr(stages, "STAGES", (stage,))
+    times = {8: (1.0, 1.3), 9: (1.0, 0.5), 10: (1.0, 0.99)}
+    rows = [row(f"v{i + 1}", ms, width) for width, pair in times.items() for i, ms in enumerate(pair)]
+    rows.append(row("triton", 0.001, 8, kind="peer"))
+    ceilings = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
+    path = stage.path / "results" / "h200.json"
+    results.write(results.Results(path, {"gpu": "NVIDIA H200"}, ceilings, rows))
+    return results.read(path)
+
+
+def test_a_rule_is_compared_with_every_rung_and_with_no_peer(measured):
+    found = results.behind(measured, "double", lambda row: "v2")
+    assert [list(ratios) for ratios in found.values()] == [["v1", "v2"]] * 3
+    assert [ratios["v1"] for ratios in found.values()] == [pytest.approx(1.3), pytest.approx(0.5), 1.0]
+
+
+def test_what_is_not_there_is_an_error(measured):
+    with testing.raises(results.ResultsError, "double rows 4, width 8, float32 has no row of rung 'v9'"):
+        results.behind(measured, "double", lambda row: "v9")
+    with testing.raises(results.ResultsError, "no row of a rung of triple"):
+        results.behind(measured, "triple", lambda row: "v1")
+
+
+def stage_that_takes(choose) -> types.ModuleType:
+    """A stage whose `auto` takes what choose(width) says."""
+    module = types.ModuleType("step1_fake")
+    module._C = types.SimpleNamespace(choose=lambda op, rung, sizes, dtype: choose(sizes["width"]))
+    return module
+
+
+def test_auto_may_not_be_far_behind_in_any_case(measured):
+    right = stage_that_takes(lambda width: "v1" if width == 8 else "v2")
+    testing.check_automatic(right, "double", dict)
+    with testing.raises(AssertionError, "width 8", "1.30 times the time of v1"):
+        testing.check_automatic(stage_that_takes(lambda width: "v2"), "double", dict)
+
+
+def test_auto_may_not_be_behind_over_all_cases(measured):
+    testing.check_automatic(stage_that_takes(lambda width: "v2"), "double", dict, at_most=1.4)
+    with testing.raises(AssertionError, "times the time of v2, over all cases"):
+        testing.check_automatic(stage_that_takes(lambda width: "v1"), "double", dict, at_most=9.0)
