@@ -25,6 +25,7 @@
 # `python setup.py build_ext --inplace`.
 
 # %%
+import io
 import pathlib
 import statistics
 import sys
@@ -39,23 +40,29 @@ import torch
 import torch.nn.functional as F
 
 import step1_simple
-from kernel_fusion import results, stages
+from kernel_fusion import plots, results, stages
 
 torch.manual_seed(0)
 gpu = torch.cuda.is_available() and "v4_vector" in step1_simple.rungs("scale", "cuda")
+if "get_ipython" in globals():
+    from IPython.display import Image, display
 print("torch", torch.__version__, "on", torch.cuda.get_device_name() if gpu else "the CPU")
 
 
-def show(name):
-    """Shows the figure: in a notebook or a window, else as a file in build/lesson."""
-    if matplotlib.get_backend().lower() != "agg":
+def show(name, figure=None):
+    """Shows a figure: in a notebook or a window, else as a file in build/lesson."""
+    if figure is not None and "get_ipython" in globals():
+        drawn = io.BytesIO()
+        figure.savefig(drawn)
+        display(Image(drawn.getvalue()))
+    elif figure is None and matplotlib.get_backend().lower() != "agg":
         plt.show()
-        return
-    path = here / "build" / "lesson" / f"{name}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plt.savefig(path)
-    plt.close()
-    print("wrote", path)
+    else:
+        path = here / "build" / "lesson" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (figure or plt.gcf()).savefig(path)
+        plt.close()
+        print("wrote", path)
 
 
 # %% [markdown]
@@ -63,47 +70,32 @@ def show(name):
 #
 # Memory comes in sectors of 32 bytes. The 32 lanes of a warp execute a load together, and it takes as many sectors as
 # they touch. Three ways to hand out float32 elements: a chunk of 32 neighbours to each lane (`v1_chunk`), one element
-# to each lane (`v2_naive`), 16 bytes to each lane (`v4_vector`). These are the first bytes that each lane asks for:
+# to each lane (`v2_naive`), 16 bytes to each lane (`v4_vector`):
 
 # %%
-FLOAT, SECTOR = 4, 32
-first_byte = {
-    "v1_chunk": [lane * 32 * FLOAT for lane in range(32)],
-    "v2_naive": [lane * FLOAT for lane in range(32)],
-    "v4_vector": [lane * 16 for lane in range(32)],
-}
-bytes_a_lane = {"v1_chunk": FLOAT, "v2_naive": FLOAT, "v4_vector": 16}
+SECTOR = 32
+patterns = {"v1_chunk": (4, 32 * 4), "v2_naive": (4, 4), "v4_vector": (16, 16)}  # bytes a lane, to the next lane's
 
 
-def sectors(addresses, size):
-    """The sectors that lanes touch, each with `size` bytes from its address."""
-    return {byte // SECTOR for address in addresses for byte in range(address, address + size)}
+def sectors(size, apart):
+    """The sectors that 32 lanes touch, each with `size` bytes, `apart` from those of the lane before."""
+    return {(lane * apart + byte) // SECTOR for lane in range(32) for byte in range(size)}
 
 
-for rung, addresses in first_byte.items():
-    touched, used = sectors(addresses, bytes_a_lane[rung]), 32 * bytes_a_lane[rung]
-    print(f"{rung:10} {len(touched):3} sectors a request, {used} of {SECTOR * len(touched)} bytes used")
-assert [len(sectors(first_byte[rung], bytes_a_lane[rung])) for rung in first_byte] == [32, 4, 16]
+for rung, (size, apart) in patterns.items():
+    touched = sectors(size, apart)
+    print(f"{rung:10} {len(touched):3} sectors a request, {32 * size} of {SECTOR * len(touched)} bytes used")
+assert [len(sectors(*pattern)) for pattern in patterns.values()] == [32, 4, 16]
 
 # %%
-figure, axes = plt.subplots(3, 1, figsize=(9, 3.6), layout="constrained")
-for axis, (rung, addresses) in zip(axes, first_byte.items(), strict=True):
-    line = torch.full((1, 1024 // FLOAT), float("nan"))  # the first KB of the tensor, a column for each float
-    for lane, address in enumerate(addresses):
-        line[0, address // FLOAT : (address + bytes_a_lane[rung]) // FLOAT] = lane
-    axis.imshow(line, aspect="auto", cmap="viridis", vmin=0, vmax=31, interpolation="nearest")
-    axis.set(yticks=[], title=f"{rung}: the first KB, coloured by the lane that reads it", xlim=(-0.5, 255.5))
-    for edge in range(0, 257, SECTOR // FLOAT):
-        axis.axvline(edge - 0.5, color="0.8", linewidth=0.5)
-axes[-1].set_xlabel("float in memory; lines are the edges of sectors")
-show("sectors")
+show("sectors", plots.sectors(patterns, here).figure())  # README.md has the same picture
 
 # %% [markdown]
-# v2's lanes fill 4 sectors, v4's fill 16, and v1's put 4 bytes into each of 32, of which the first KB shows eight. v4
-# has no fewer sectors a byte than v2. It has a quarter of the instructions, and four times as much under way.
+# v2's lanes fill 4 sectors, v4's fill 16, and v1's put 4 bytes into each of 32. v4 has no fewer sectors a byte than v2.
+# It has a quarter of the instructions, and four times as much under way.
 #
-# *Try:* what happens to `v2_naive` if the tensor starts 4 bytes after the edge of a sector? Change the addresses and
-# count.
+# *Try:* what happens to `v2_naive` if the tensor starts 4 bytes after the edge of a sector? Let `sectors` add 4 to each
+# byte, and count.
 
 # %% [markdown]
 # ## 2. The kernels themselves
@@ -140,37 +132,29 @@ for fused in (False, True):
     )
 
 # %% [markdown]
-# The results file of this stage holds what was measured on an H200. Its ladder, beside the prediction "bytes over
-# rate":
+# The results file of this stage holds what was measured on an H200: to the left the bytes that each rung's header
+# predicts beside those that memory counted, to the right the time that these bytes take at a copy's rate beside the
+# rung's.
 
 # %%
-measured = next(iter(results.load(stages.find("step1"))), None)
-rows = [row for row in measured.rows if row["op"] == "bias_gelu" and row["correct"]] if measured else []
-if rows:
-    ladder = results.largest(rows)
-    rate = ladder[0]["gb_s"] * 100 / ladder[0]["percent_of_ceiling"]  # of a copy of as many bytes, in GB/s
-    trips = {"v1_unfused": 2, "torch eager": 2}  # through memory; all others take one
-    predicted = [trips.get(row["impl"], 1) * row["bytes"] / rate / 1e3 for row in ladder]  # in µs
-    figure, axis = plt.subplots(figsize=(8, 1.2 + 0.4 * len(ladder)), layout="constrained")
-    places = range(len(ladder))
-    axis.barh([p - 0.2 for p in places], predicted, height=0.36, color="#b3412f", label="predicted: bytes over rate")
-    times = [1e3 * row["ms"] for row in ladder]
-    axis.barh([p + 0.2 for p in places], times, height=0.36, color="#1f5fa8", label="measured")
-    axis.set_yticks(places, [row["impl"] for row in ladder])
-    axis.invert_yaxis()
-    axis.set(xlabel="µs", title=f"bias_gelu, {results.case_title(ladder[0])}, on {measured.gpu}")
-    figure.legend(loc="outside lower center", ncols=2)
-    show("ladder")
-else:
-    print("bias_gelu has not been measured on a GPU yet")
+show("bytes", plots.bytes_of("bias_gelu")[0].figure())  # README.md has the same picture
 
 # %% [markdown]
-# Where blue is longer than red, something other than bytes takes time. There are two suspects: too little is *under
-# way*, or *instructions* are the limit. Little's law sorts out the first.
+# Where the times differ more than the bytes, something other than bytes takes time. There are two suspects: too little
+# is *under way*, or *instructions* are the limit. Little's law sorts out the first: bytes under way = rate · latency.
+# Both were measured. The rate is a copy's. The latency follows from the law itself, turned round, where too little was
+# under way: the last line of the second table in `results/h200-block-sizes.txt`.
 
 # %%
-NEEDED = 4.8e12 / 2 * 600e-9 / 132  # reads under way on each multiprocessor of an H200: their rate times latency
-print(f"needed: {NEEDED / 1e3:.0f} KB of reads a multiprocessor, where half of the traffic is writes")
+MULTIPROCESSORS = 132  # of an H200
+copies = results.load(stages.find("step1"))[0].ceilings["copy_gb_s"]
+rate = 1e9 * copies[max(copies, key=int)]  # bytes a second, of the largest copy
+second_table = (here / "results" / "h200-block-sizes.txt").read_text(encoding="utf-8").split("\n\n")[1]
+last_line = second_table.splitlines()[-1].split()  # … bytes under way, "KB", µs, GB/s
+under_way, reached = 1024 * int(last_line[-4]), 1e9 * int(last_line[-1])
+latency = round(1e6 * under_way * MULTIPROCESSORS / (reached / 2), 1)  # µs; half of the traffic is reads: they wait
+needed = 1e-6 * latency * rate / 2 / MULTIPROCESSORS
+print(f"latency {latency} µs; for {rate / 1e12:.1f} TB/s: {needed / 1024:.0f} KB on each multiprocessor")
 for what, bytes_a_thread, threads in (
     ("v2, bfloat16", 2, 2048),
     ("v2, float32", 4, 2048),
@@ -178,8 +162,8 @@ for what, bytes_a_thread, threads in (
     ("v4, a quarter of the threads", 16, 512),
     ("v5, four vectors, a quarter of the threads", 64, 512),
 ):
-    under_way = bytes_a_thread * threads
-    print(f"{what:43} {under_way / 1e3:5.1f} KB under way: about {min(1, under_way / NEEDED):4.0%} of a copy")
+    has = bytes_a_thread * threads
+    print(f"{what:43} {has / 1024:4.0f} KB under way: about {min(1, has / needed):4.0%} of a copy")
 
 # %% [markdown]
 # ## 4. Fusion on the CPU at hand

@@ -1,6 +1,5 @@
 // Two ways to call C++ from Python, and why the second is the one to use.
-#include <kf/host.h>
-#include <torch/csrc/utils/pybind.h>
+#include <kf/python.h>
 #include <torch/library.h>
 
 #include "simple_host.h"
@@ -11,8 +10,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def(
       "scale_by_pybind", [](const at::Tensor& x, double factor) { return kf::step1::scale(x, factor, "auto"); },
       "scale as a plain pybind11 function, for the lesson", pybind11::arg("x"), pybind11::arg("factor"));
-  m.def("rungs", &kf::step1::rungs, "the names an op accepts as `rung`", pybind11::arg("op"), pybind11::arg("on_gpu"));
-  m.def("launch_counts", &kf::launch_counts, "how often each backend ran an op of this stage");
+  kf::define_questions(m, kf::step1::ops());  // rungs and launch_counts among them
 }
 
 // The way torch knows: a schema, then an implementation for each device, and one for autocast where a dtype should

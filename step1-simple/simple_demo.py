@@ -104,14 +104,13 @@ def error_against_float64(y: torch.Tensor, f: Activation, inputs: Tensors) -> tu
     """The largest difference from float64, and the largest that rounding explains: four rounded results."""
     x, bias, residual = (tensor.cpu() for tensor in inputs)
     y = y.cpu()
-    difference = largest = 0.0
+    differences, largest = [], 0.0
     for start in range(0, len(x), 256):  # a few rows at a time: float64 takes twice the memory
         part = slice(start, start + 256)
         exact = as_written(f, (x[part].double(), bias.double(), residual[part].double()))
-        apart = (y[part].double() - exact).abs().max().item()
-        if not apart <= difference:  # not `>`: NaN must stay
-            difference = apart
+        differences.append((y[part].double() - exact).abs().max())
         largest = max(largest, exact.abs().max().item())
+    difference = torch.stack(differences).max().item()  # Python's max would lose a NaN
     return difference, 4 * torch.finfo(y.dtype).eps * largest
 
 
@@ -123,10 +122,26 @@ def synchronise(device: str) -> None:
         torch.mps.synchronize()
 
 
-def seconds(run: Callable[[], torch.Tensor], device: str, budget: float = 0.5) -> float:
-    """Median time of a call. Calls are timed in groups of at least 10 ms, since asking for the time takes time too."""
+class Seconds(NamedTuple):
+    """The time of a call: the median of its repeats, and the quartiles that half of them lie between."""
 
-    def timed(calls: int) -> float:
+    median: float
+    low: float
+    high: float
+
+    def against(self, other: "Seconds") -> str:
+        """ "1.24x" where this is 1.24 times as fast as `other`; "noise" where they are not apart."""
+        apart = self.high < other.low or other.high < self.low
+        return f"{other.median / self.median:.2f}x" if apart else "noise"
+
+
+def seconds(runs: list[Callable[[], object]], device: str, budget: float = 0.5) -> list[Seconds]:
+    """The times of a call of each, taken in turns, so that whatever else slows the machine down slows all of them.
+
+    Calls are timed in groups of at least 10 ms, since asking for the time takes time too.
+    """
+
+    def timed(run: Callable[[], object], calls: int) -> float:
         synchronise(device)
         start = time.perf_counter()
         for _ in range(calls):
@@ -134,12 +149,14 @@ def seconds(run: Callable[[], torch.Tensor], device: str, budget: float = 0.5) -
         synchronise(device)
         return (time.perf_counter() - start) / calls
 
-    timed(1)  # the first call pays for starting up
-    calls = max(1, round(0.01 / timed(1)))
-    groups, spent = [], time.perf_counter()
-    while len(groups) < 3 or time.perf_counter() - spent < budget:
-        groups.append(timed(calls))
-    return statistics.median(groups)
+    for run in runs:
+        timed(run, 1)  # the first call pays for starting up
+    calls = [max(1, round(0.01 / timed(run, 1))) for run in runs]
+    rounds, began = [], time.perf_counter()
+    while len(rounds) < 5 or time.perf_counter() - began < budget * len(runs):
+        rounds.append([timed(run, count) for run, count in zip(runs, calls, strict=True)])
+    quartiles = [statistics.quantiles(times, n=4, method="inclusive") for times in zip(*rounds, strict=True)]
+    return [Seconds(median, low, high) for low, median, high in quartiles]
 
 
 # ---- the tables ----
@@ -166,37 +183,48 @@ def show(f: Activation, rows: int, width: int, dtype: torch.dtype, device: str) 
     x, residual, bias = (torch.randn(shape).to(device, dtype) for shape in ((rows, width), (rows, width), (width,)))
     inputs, kept = (x, bias, residual), tuple(torch.empty_like(x) for _ in range(4))
     size = x.numel() * x.element_size()
-    times, wrong = {}, []
+    wrong = []
 
     found = ways(device, f, inputs)
     kind = str(dtype).removeprefix("torch.")
     print(f"\nf is {f.name}, {rows} rows of {width}, {kind}: a tensor is {size / 1e6:.3g} MB")
     print(f"{'':14} {'tensors moved':>15} {'MB':>8} {'ms':>9} {'GB/s':>7} {'speedup':>8}   off from float64")
+    off = {}
     for way in found:
         for tensor in kept:
             tensor.fill_(float("nan"))  # what a way does not write must not be right by another way's work
         difference, allowed = error_against_float64(way.run(f, inputs, kept), f, inputs)
         right = difference <= allowed  # False where it is NaN
         wrong += [] if right else [way.name]
-        times[way.name] = took = seconds(lambda way=way: way.run(f, inputs, kept), device)
-        moved = way.tensors * size + bias.numel() * bias.element_size()
+        off[way.name] = f"{difference:.1e}" + ("" if right else f" WRONG, at most {allowed:.1e}")
+    *taken, copy = seconds(
+        [*(lambda way=way: way.run(f, inputs, kept) for way in found), lambda: kept[0].copy_(x)], device
+    )
+    times = {way.name: took for way, took in zip(found, taken, strict=True)}
+    speedups = {way.name: times[way.name].against(times[found[0].name]) for way in found[1:]}
+    for way in found:
+        moved, took = way.tensors * size + bias.numel() * bias.element_size(), times[way.name].median
         print(
             f"{way.name:14} {way.moves:>15} {moved / 1e6:8.3g} {1e3 * took:9.3g} {moved / took / 1e9:7.1f}"
-            f" {times['as written'] / took:7.2f}x   {difference:.1e}{'' if right else f' WRONG, at most {allowed:.1e}'}"
+            f" {speedups.get(way.name, ''):>8}   {off[way.name]}"
         )
-    copy = seconds(lambda: kept[0].copy_(x), device)
-    print(f"{'a copy':14} {'1 + 1':>15} {2 * size / 1e6:8.3g} {1e3 * copy:9.3g} {2 * size / copy / 1e9:7.1f}")
+    rate = 2 * size / copy.median / 1e9
+    print(f"{'a copy':14} {'1 + 1':>15} {2 * size / 1e6:8.3g} {1e3 * copy.median:9.3g} {rate:7.1f}")
 
+    if "noise" in speedups.values():
+        print("Noise: not even three of four repeats of the one are shorter than three of four of the other. Other")
+        print("programs at work make noise.")
     if found[-1].tensors == 3:
         one = tuple(t.flatten()[:1].reshape(1, -1) for t in inputs)
-        fixed = {way.name: seconds(lambda way=way: way.run(f, one, one + one[:1]), device, 0.2) for way in found[1:]}
-        explain(f.name, found[-1].name, times, fixed, rate=1.5 * copy / times[found[-1].name])
+        taken = seconds([lambda way=way: way.run(f, one, one + one[:1]) for way in found[1:]], device, 0.2)
+        fixed = {way.name: took for way, took in zip(found[1:], taken, strict=True)}
+        explain(f.name, found[-1].name, times, fixed, rate=1.5 * copy.median / times[found[-1].name].median)
     if wrong:
         print(f"WRONG: {', '.join(wrong)}")
     return not wrong
 
 
-def explain(f: str, fused: str, times: dict[str, float], fixed: dict[str, float], rate: float) -> None:
+def explain(f: str, fused: str, times: dict[str, Seconds], fixed: dict[str, Seconds], rate: float) -> None:
     """Says in words what the table shows: what moved, what came of it, and what else takes time.
 
     Args:
@@ -207,26 +235,21 @@ def explain(f: str, fused: str, times: dict[str, float], fixed: dict[str, float]
         rate: how fast the fused way moves its bytes, as a fraction of a copy's rate.
     """
     kept = times["memory kept"]
-    speedup = kept / times[fused]
-    print(
-        f"Second line against first, {times['as written'] / kept:.2f}x: as much moves, but no new memory is asked for."
-    )
-    if speedup >= 1.1:
-        print(
-            f"Third against second, {speedup:.2f}x: three intermediate results are neither written to memory nor read"
-        )
+    by = kept.against(times["as written"])
+    print(f"Second line against first, {by}: as much moves, but no new memory is asked for.")
+    speedup = times[fused].against(kept)
+    if speedup != "noise" and kept.median / times[fused].median >= 1.1:
+        print(f"Third against second, {speedup}: three intermediate results are neither written to memory nor read")
         print("again, so 3 tensors move instead of 9. If only bytes took time, it would be 3x.")
     else:
-        print(
-            f"Third against second, {speedup:.2f}x: fusion gains little or nothing here, though 3 tensors move, not 9."
-        )
-    share = {name: fixed[name] / times[name] for name in fixed}
+        print(f"Third against second, {speedup}: fusion gains little or nothing here, though 3 tensors move, not 9.")
+    share = {name: min(1, fixed[name].median / times[name].median) for name in fixed}
     if max(share.values()) > 0.2:
         print(
             f"Starting the operations takes {share['memory kept']:.0%} of the second line's time, {share[fused]:.0%} of"
         )
         print("the third's, and tensors this small stay in the cache by themselves.")
-    elif rate < 0.7:
+    elif rate < 0.7 and speedup != "noise":
         print(
             f"The third moves its bytes at {rate:.0%} of a copy's rate: starting the operations and arithmetic, such as"
         )

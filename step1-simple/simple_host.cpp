@@ -2,11 +2,8 @@
 #include "simple_host.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <kf/host.h>
+#include <kf/autocast.h>
 
 #ifdef KF_WITH_CUDA
 #include <ATen/Context.h>
@@ -24,9 +21,6 @@ namespace kf::step1 {
 namespace {
 
 // ---- the ops: plain C++, the two tables, and what `auto` takes on a GPU (read off results/h200.json) ----
-
-// As those rungs' `supports`: rows·width² < 2⁶³, which all but tensors of a few enormous rows keep to.
-bool divides_fast(int64_t rows, int64_t width) { return rows * width <= INT64_MAX / width; }
 
 Op<kf::scale::Args> scale_op() {
   return {"scale", cpu::scale, emulated::scale::rungs(), gpu::scale::rungs(),
@@ -50,7 +44,7 @@ Op<kf::gelu_backward::Args> gelu_backward_op() {
 
 Op<kf::bias_gelu::Args> bias_gelu_op() {
   return {"bias_gelu", cpu::bias_gelu, emulated::bias_gelu::rungs(), gpu::bias_gelu::rungs(),
-          [](const kf::bias_gelu::Args& a) { return divides_fast(a.rows, a.width) ? "v5_any_width" : "v4_exp"; }};
+          [](const kf::bias_gelu::Args&) { return "v5_any_width"; }};
 }
 
 Op<kf::bias_gelu_backward::Args> bias_gelu_backward_op() {
@@ -60,9 +54,7 @@ Op<kf::bias_gelu_backward::Args> bias_gelu_backward_op() {
 
 Op<kf::bias_dropout_residual::Args> bias_dropout_residual_op() {
   return {"bias_dropout_residual", cpu::bias_dropout_residual, emulated::bias_dropout_residual::rungs(),
-          gpu::bias_dropout_residual::rungs(), [](const kf::bias_dropout_residual::Args& a) {
-            return divides_fast(a.rows, a.width) ? "v4_any_width" : "v3_vector";
-          }};
+          gpu::bias_dropout_residual::rungs(), [](const kf::bias_dropout_residual::Args&) { return "v4_any_width"; }};
 }
 
 Op<kf::bias_dropout_residual_backward::Args> bias_dropout_residual_backward_op() {
@@ -73,7 +65,10 @@ Op<kf::bias_dropout_residual_backward::Args> bias_dropout_residual_backward_op()
 
 Op<kf::column_sum::Args> column_sum_op() {
   return {"column_sum", cpu::column_sum, emulated::column_sum::rungs(), gpu::column_sum::rungs(),
-          [](const kf::column_sum::Args&) { return "v3_vector"; }};
+          // For a few thousand rows, starting v3's larger blocks takes longer than its vectors save.
+          [](const kf::column_sum::Args& a) {
+            return a.rows < (int64_t{1} << 23) / a.width ? "v2_two_stage" : "v3_vector";
+          }};
 }
 
 // ---- checks that several ops share ----
@@ -84,32 +79,7 @@ bool is_tanh(const char* op, string_view approximate) {
   return approximate == "tanh";
 }
 
-// At least one dimension, and a last one that is not 0.
-void check_rows(const char* op, const char* name, const Tensor& x) {
-  TORCH_CHECK_VALUE(x.dim() >= 1, op, ": `", name, "` must have at least 1 dimension, got 0 (shape ())");
-  TORCH_CHECK_VALUE(x.size(-1) > 0, op, ": the last dimension of `", name, "` must not be 0, got shape ",
-                    shape_text(x));
-}
-
-void check_bias(const char* op, const Tensor& bias, const char* first_name, const Tensor& first) {
-  check_like(op, "bias", bias, first_name, first);
-  check_shape(op, "bias", bias, {first.size(-1)});
-}
-
-void check_same(const char* op, const char* name, const Tensor& t, const char* first_name, const Tensor& first) {
-  check_like(op, name, t, first_name, first);
-  check_shape(op, name, t, first.sizes());
-}
-
-void check_result(const char* op, const char* name, const Tensor& out, at::IntArrayRef shape, const char* first_name,
-                  const Tensor& first, std::initializer_list<std::pair<const char*, const Tensor*>> inputs) {
-  check_out(op, name, out, shape, first_name, first);
-  for (const auto& [input_name, input] : inputs) check_no_overlap(op, name, out, input_name, *input);
-}
-
 int64_t rows_of(const Tensor& x) { return x.numel() / x.size(-1); }
-
-Tensor like(const Tensor& x) { return at::empty_like(x, at::MemoryFormat::Contiguous); }
 
 Tensor one_row(const Tensor& x) {
   return x.dim() == 0 ? at::empty({0}, x.options()) : at::empty({x.size(-1)}, x.options());
@@ -142,26 +112,23 @@ State state_of(const char* op, const Tensor& state, const Tensor& first) {
   return {contiguous, nullptr, static_cast<uint64_t>(numbers[0]), static_cast<uint64_t>(numbers[1])};
 }
 
-template <class Function>
-auto registered(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
-}
-
 }  // namespace
 
 // ---- scale ----
 
 Tensor& scale_out(const Tensor& x, double factor, string_view rung, Tensor& out) {
   check_floating("scale", "x", x);
-  check_result("scale", "out", out, x.sizes(), "x", x, {{"x", &x}});
+  check_out("scale", "out", out, x.sizes(), "x", x);
+  check_apart("scale", {{"out", out}}, {{"x", x}});
+  check_rung(scale_op(), rung, x);
   if (x.numel() == 0) return out;
   const Tensor contiguous = x.contiguous();
-  run(scale_op(), std::string(rung), x, {contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, dtype_of(x)});
+  run(scale_op(), rung, x, {contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, dtype_of(x)});
   return out;
 }
 
 Tensor scale(const Tensor& x, double factor, string_view rung) {
-  Tensor out = like(x);
+  Tensor out = contiguous_like(x);
   return scale_out(x, factor, rung, out);
 }
 
@@ -170,99 +137,100 @@ Tensor scale(const Tensor& x, double factor, string_view rung) {
 Tensor& gelu_out(const Tensor& x, string_view approximate, string_view rung, Tensor& out) {
   check_floating("gelu", "x", x);
   const bool tanh = is_tanh("gelu", approximate);
-  check_result("gelu", "out", out, x.sizes(), "x", x, {{"x", &x}});
+  check_out("gelu", "out", out, x.sizes(), "x", x);
+  check_apart("gelu", {{"out", out}}, {{"x", x}});
+  check_rung(gelu_op(), rung, x);
   if (x.numel() == 0) return out;
   const Tensor contiguous = x.contiguous();
-  run(gelu_op(), std::string(rung), x, {contiguous.data_ptr(), out.data_ptr(), x.numel(), tanh, dtype_of(x)});
+  run(gelu_op(), rung, x, {contiguous.data_ptr(), out.data_ptr(), x.numel(), tanh, dtype_of(x)});
   return out;
 }
 
 Tensor gelu(const Tensor& x, string_view approximate, string_view rung) {
-  Tensor out = like(x);
+  Tensor out = contiguous_like(x);
   return gelu_out(x, approximate, rung, out);
 }
 
 Tensor& gelu_scale_out(const Tensor& x, double factor, string_view approximate, string_view rung, Tensor& out) {
   check_floating("gelu_scale", "x", x);
   const bool tanh = is_tanh("gelu_scale", approximate);
-  check_result("gelu_scale", "out", out, x.sizes(), "x", x, {{"x", &x}});
+  check_out("gelu_scale", "out", out, x.sizes(), "x", x);
+  check_apart("gelu_scale", {{"out", out}}, {{"x", x}});
+  check_rung(gelu_scale_op(), rung, x);
   if (x.numel() == 0) return out;
   const Tensor contiguous = x.contiguous();
-  run(gelu_scale_op(), std::string(rung), x,
-      {contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, tanh, dtype_of(x)});
+  run(gelu_scale_op(), rung, x, {contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, tanh, dtype_of(x)});
   return out;
 }
 
 Tensor gelu_scale(const Tensor& x, double factor, string_view approximate, string_view rung) {
-  Tensor out = like(x);
+  Tensor out = contiguous_like(x);
   return gelu_scale_out(x, factor, approximate, rung, out);
 }
 
 Tensor& gelu_backward_out(const Tensor& grad, const Tensor& x, double factor, string_view approximate, string_view rung,
                           Tensor& out) {
   check_floating("gelu_backward", "grad", grad);
-  check_same("gelu_backward", "x", x, "grad", grad);
+  check_like("gelu_backward", "x", x, "grad", grad, grad.sizes());
   const bool tanh = is_tanh("gelu_backward", approximate);
-  check_result("gelu_backward", "out", out, x.sizes(), "grad", grad, {{"grad", &grad}, {"x", &x}});
+  check_out("gelu_backward", "out", out, x.sizes(), "grad", grad);
+  check_apart("gelu_backward", {{"out", out}}, {{"grad", grad}, {"x", x}});
+  check_rung(gelu_backward_op(), rung, x);
   if (x.numel() == 0) return out;
   const Tensor contiguous_grad = grad.contiguous(), contiguous = x.contiguous();
-  run(gelu_backward_op(), std::string(rung), x,
+  run(gelu_backward_op(), rung, x,
       {contiguous_grad.data_ptr(), contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, tanh, dtype_of(x)});
   return out;
 }
 
 Tensor gelu_backward(const Tensor& grad, const Tensor& x, double factor, string_view approximate, string_view rung) {
-  Tensor out = like(grad);
+  Tensor out = contiguous_like(grad);
   return gelu_backward_out(grad, x, factor, approximate, rung, out);
 }
 
 // ---- bias_gelu ----
 
 Tensor& bias_gelu_out(const Tensor& x, const Tensor& bias, string_view approximate, string_view rung, Tensor& out) {
-  check_floating("bias_gelu", "x", x);
   check_rows("bias_gelu", "x", x);
-  check_bias("bias_gelu", bias, "x", x);
+  check_like("bias_gelu", "bias", bias, "x", x, {x.size(-1)});
   const bool tanh = is_tanh("bias_gelu", approximate);
-  check_result("bias_gelu", "out", out, x.sizes(), "x", x, {{"x", &x}, {"bias", &bias}});
+  check_out("bias_gelu", "out", out, x.sizes(), "x", x);
+  check_apart("bias_gelu", {{"out", out}}, {{"x", x}, {"bias", bias}});
+  check_rung(bias_gelu_op(), rung, x);
   if (x.numel() == 0) return out;
   const Tensor contiguous = x.contiguous(), contiguous_bias = bias.contiguous();
-  run(bias_gelu_op(), std::string(rung), x,
+  run(bias_gelu_op(), rung, x,
       {contiguous.data_ptr(), contiguous_bias.data_ptr(), out.data_ptr(), rows_of(x), x.size(-1), tanh, dtype_of(x)});
   return out;
 }
 
 Tensor bias_gelu(const Tensor& x, const Tensor& bias, string_view approximate, string_view rung) {
-  Tensor out = like(x);
+  Tensor out = contiguous_like(x);
   return bias_gelu_out(x, bias, approximate, rung, out);
 }
 
 Tensor bias_gelu_autocast(const Tensor& x, const Tensor& bias, string_view approximate, string_view rung) {
-  static const auto op = registered<decltype(bias_gelu)>("step1_simple::bias_gelu");
-  const c10::DeviceType device = x.device().type();
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
-  return op.call(at::autocast::cached_cast(dtype, x, device), at::autocast::cached_cast(dtype, bias, device),
-                 approximate, rung);
+  return call_in<bias_gelu>(std::nullopt, "step1_simple::bias_gelu", x, bias, approximate, rung);
 }
 
 std::tuple<Tensor&, Tensor&> bias_gelu_backward_out(const Tensor& grad, const Tensor& x, const Tensor& bias,
                                                     string_view approximate, string_view rung, Tensor& grad_x,
                                                     Tensor& grad_bias) {
   constexpr const char* op = "bias_gelu_backward";
-  check_floating(op, "grad", grad);
   check_rows(op, "grad", grad);
-  check_same(op, "x", x, "grad", grad);
-  check_bias(op, bias, "grad", grad);
+  check_like(op, "x", x, "grad", grad, grad.sizes());
+  check_like(op, "bias", bias, "grad", grad, {grad.size(-1)});
   const bool tanh = is_tanh(op, approximate);
-  check_result(op, "grad_x", grad_x, x.sizes(), "grad", grad, {{"grad", &grad}, {"x", &x}, {"bias", &bias}});
-  check_result(op, "grad_bias", grad_bias, bias.sizes(), "grad", grad,
-               {{"grad", &grad}, {"x", &x}, {"bias", &bias}, {"grad_x", &grad_x}});
+  check_out(op, "grad_x", grad_x, x.sizes(), "grad", grad);
+  check_out(op, "grad_bias", grad_bias, bias.sizes(), "grad", grad);
+  check_apart(op, {{"grad_x", grad_x}, {"grad_bias", grad_bias}}, {{"grad", grad}, {"x", x}, {"bias", bias}});
+  check_rung(bias_gelu_backward_op(), rung, x);
   if (x.numel() == 0) {
     grad_bias.zero_();
     return {grad_x, grad_bias};
   }
   const Tensor contiguous_grad = grad.contiguous(), contiguous = x.contiguous(), contiguous_bias = bias.contiguous();
-  run(bias_gelu_backward_op(), std::string(rung), x,
+  run(bias_gelu_backward_op(), rung, x,
       {contiguous_grad.data_ptr(), contiguous.data_ptr(), contiguous_bias.data_ptr(), grad_x.data_ptr(),
        grad_bias.data_ptr(), rows_of(x), x.size(-1), tanh, dtype_of(x)});
   return {grad_x, grad_bias};
@@ -270,7 +238,7 @@ std::tuple<Tensor&, Tensor&> bias_gelu_backward_out(const Tensor& grad, const Te
 
 std::tuple<Tensor, Tensor> bias_gelu_backward(const Tensor& grad, const Tensor& x, const Tensor& bias,
                                               string_view approximate, string_view rung) {
-  Tensor grad_x = like(grad), grad_bias = one_row(grad);
+  Tensor grad_x = contiguous_like(grad), grad_bias = one_row(grad);
   bias_gelu_backward_out(grad, x, bias, approximate, rung, grad_x, grad_bias);
   return {grad_x, grad_bias};
 }
@@ -318,17 +286,18 @@ Tensor dropout_state(const Tensor& x, bool on_device) {
 Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
                                   const Tensor& rng_state, string_view rung, Tensor& out) {
   constexpr const char* op = "bias_dropout_residual";
-  check_floating(op, "x", x);
   check_rows(op, "x", x);
-  check_bias(op, bias, "x", x);
-  check_same(op, "residual", residual, "x", x);
+  check_like(op, "bias", bias, "x", x, {x.size(-1)});
+  check_like(op, "residual", residual, "x", x, x.sizes());
   const uint32_t threshold = threshold_of(op, p);
   const State state = state_of(op, rng_state, x);
-  check_result(op, "out", out, x.sizes(), "x", x, {{"x", &x}, {"bias", &bias}, {"residual", &residual}});
+  check_out(op, "out", out, x.sizes(), "x", x);
+  check_apart(op, {{"out", out}}, {{"x", x}, {"bias", bias}, {"residual", residual}, {"rng_state", rng_state}});
+  check_rung(bias_dropout_residual_op(), rung, x);
   if (x.numel() == 0) return out;
   const Tensor contiguous = x.contiguous(), contiguous_bias = bias.contiguous(),
                contiguous_residual = residual.contiguous();
-  run(bias_dropout_residual_op(), std::string(rung), x,
+  run(bias_dropout_residual_op(), rung, x,
       {contiguous.data_ptr(), contiguous_bias.data_ptr(), contiguous_residual.data_ptr(), out.data_ptr(), rows_of(x),
        x.size(-1), state.in_memory, state.seed, state.offset, threshold, dtype_of(x)});
   return out;
@@ -336,37 +305,37 @@ Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Ten
 
 Tensor bias_dropout_residual(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
                              const Tensor& rng_state, string_view rung) {
-  Tensor out = like(x);
+  Tensor out = contiguous_like(x);
   return bias_dropout_residual_out(x, bias, residual, p, rng_state, rung, out);
 }
 
 Tensor bias_dropout_residual_autocast(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
                                       const Tensor& rng_state, string_view rung) {
-  static const auto op = registered<decltype(bias_dropout_residual)>("step1_simple::bias_dropout_residual");
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   check_floating("bias_dropout_residual", "x", x);
   check_floating("bias_dropout_residual", "bias", bias);
   check_floating("bias_dropout_residual", "residual", residual);
   at::ScalarType widest = x.scalar_type();
   for (const Tensor& t : {bias, residual}) widest = c10::promoteTypes(widest, t.scalar_type());
-  return op.call(x.to(widest), bias.to(widest), residual.to(widest), p, rng_state, rung);
+  return call_in<bias_dropout_residual>(widest, "step1_simple::bias_dropout_residual", x, bias, residual, p, rng_state,
+                                        rung);
 }
 
 std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& grad, double p, const Tensor& rng_state,
                                                                 string_view rung, Tensor& grad_x, Tensor& grad_bias) {
   constexpr const char* op = "bias_dropout_residual_backward";
-  check_floating(op, "grad", grad);
   check_rows(op, "grad", grad);
   const uint32_t threshold = threshold_of(op, p);
   const State state = state_of(op, rng_state, grad);
-  check_result(op, "grad_x", grad_x, grad.sizes(), "grad", grad, {{"grad", &grad}});
-  check_result(op, "grad_bias", grad_bias, {grad.size(-1)}, "grad", grad, {{"grad", &grad}, {"grad_x", &grad_x}});
+  check_out(op, "grad_x", grad_x, grad.sizes(), "grad", grad);
+  check_out(op, "grad_bias", grad_bias, {grad.size(-1)}, "grad", grad);
+  check_apart(op, {{"grad_x", grad_x}, {"grad_bias", grad_bias}}, {{"grad", grad}, {"rng_state", rng_state}});
+  check_rung(bias_dropout_residual_backward_op(), rung, grad);
   if (grad.numel() == 0) {
     grad_bias.zero_();
     return {grad_x, grad_bias};
   }
   const Tensor contiguous = grad.contiguous();
-  run(bias_dropout_residual_backward_op(), std::string(rung), grad,
+  run(bias_dropout_residual_backward_op(), rung, grad,
       {contiguous.data_ptr(), grad_x.data_ptr(), grad_bias.data_ptr(), rows_of(grad), grad.size(-1), state.in_memory,
        state.seed, state.offset, threshold, dtype_of(grad)});
   return {grad_x, grad_bias};
@@ -374,7 +343,7 @@ std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& gr
 
 std::tuple<Tensor, Tensor> bias_dropout_residual_backward(const Tensor& grad, double p, const Tensor& rng_state,
                                                           string_view rung) {
-  Tensor grad_x = like(grad), grad_bias = one_row(grad);
+  Tensor grad_x = contiguous_like(grad), grad_bias = one_row(grad);
   bias_dropout_residual_backward_out(grad, p, rng_state, rung, grad_x, grad_bias);
   return {grad_x, grad_bias};
 }
@@ -382,13 +351,13 @@ std::tuple<Tensor, Tensor> bias_dropout_residual_backward(const Tensor& grad, do
 // ---- column_sum ----
 
 Tensor& column_sum_out(const Tensor& x, string_view rung, Tensor& out) {
-  check_floating("column_sum", "x", x);
   check_rows("column_sum", "x", x);
-  check_result("column_sum", "out", out, {x.size(-1)}, "x", x, {{"x", &x}});
+  check_out("column_sum", "out", out, {x.size(-1)}, "x", x);
+  check_apart("column_sum", {{"out", out}}, {{"x", x}});
+  check_rung(column_sum_op(), rung, x);
   if (x.numel() == 0) return out.zero_();
   const Tensor contiguous = x.contiguous();
-  run(column_sum_op(), std::string(rung), x,
-      {contiguous.data_ptr(), out.data_ptr(), rows_of(x), x.size(-1), dtype_of(x)});
+  run(column_sum_op(), rung, x, {contiguous.data_ptr(), out.data_ptr(), rows_of(x), x.size(-1), dtype_of(x)});
   return out;
 }
 
@@ -397,21 +366,16 @@ Tensor column_sum(const Tensor& x, string_view rung) {
   return column_sum_out(x, rung, out);
 }
 
-std::vector<std::string> rungs(const std::string& op, bool on_gpu) {
-  if (op == "scale") return rung_names(scale_op(), on_gpu);
-  if (op == "gelu") return rung_names(gelu_op(), on_gpu);
-  if (op == "gelu_scale") return rung_names(gelu_scale_op(), on_gpu);
-  if (op == "gelu_backward") return rung_names(gelu_backward_op(), on_gpu);
-  if (op == "bias_gelu") return rung_names(bias_gelu_op(), on_gpu);
-  if (op == "bias_gelu_backward") return rung_names(bias_gelu_backward_op(), on_gpu);
-  if (op == "bias_dropout_residual") return rung_names(bias_dropout_residual_op(), on_gpu);
-  if (op == "bias_dropout_residual_backward") return rung_names(bias_dropout_residual_backward_op(), on_gpu);
-  if (op == "column_sum") return rung_names(column_sum_op(), on_gpu);
-  TORCH_CHECK_VALUE(false,
-                    "rungs: `op` must be 'scale', 'gelu', 'gelu_scale', 'gelu_backward', 'bias_gelu', "
-                    "'bias_gelu_backward', 'bias_dropout_residual', 'bias_dropout_residual_backward' or 'column_sum', "
-                    "got '",
-                    op, "'");
+std::vector<OpInfo> ops() {
+  return {describe(scale_op()),
+          describe(gelu_op()),
+          describe(gelu_scale_op()),
+          describe(gelu_backward_op()),
+          describe(bias_gelu_op()),
+          describe(bias_gelu_backward_op()),
+          describe(bias_dropout_residual_op()),
+          describe(bias_dropout_residual_backward_op()),
+          describe(column_sum_op())};
 }
 
 }  // namespace kf::step1

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <kf/host.h>
 
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <vector>
@@ -60,7 +60,7 @@ std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& gr
 Tensor column_sum(const Tensor& x, string_view rung);
 Tensor& column_sum_out(const Tensor& x, string_view rung, Tensor& out);
 
-// The names an op accepts as `rung`, in the order of the lesson.
-std::vector<std::string> rungs(const std::string& op, bool on_gpu);
+// All of them, for Python's questions about their rungs.
+std::vector<OpInfo> ops();
 
 }  // namespace kf::step1

@@ -2,11 +2,7 @@
 #include "attention_host.h"
 
 #include <ATen/MemoryOverlap.h>
-#include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <kf/host.h>
+#include <kf/autocast.h>
 
 #include <cmath>
 
@@ -15,28 +11,17 @@
 namespace kf::step2 {
 namespace {
 
-// What `auto` takes on CUDA tensors: the last rung of the lesson that can do `args`.
-template <class Args>
-const char* last_able(const Rungs<Args>& table, const Args& args) {
-  const char* name = table.first->name;
-  for (const Rung<Args>& rung : table) {
-    if (rung.supports(args).empty()) name = rung.name;
-  }
-  return name;
-}
+// `auto` on CUDA tensors takes the last rung of the lesson that can do them.
 
 Op<kf::softmax::Args> softmax_op() {
   return {"softmax", cpu::softmax, emulated::softmax::rungs(), gpu::softmax::rungs(),
-          [](const kf::softmax::Args& args) { return last_able(gpu::softmax::rungs(), args); }};
+          [](const kf::softmax::Args&) { return "v3_online"; }};
 }
 
 Op<kf::attention::Args> attention_op() {
   return {"attention", cpu::attention, emulated::attention::rungs(), gpu::attention::rungs(),
-          [](const kf::attention::Args& args) { return last_able(gpu::attention::rungs(), args); }};
+          [](const kf::attention::Args&) { return "v2_tiled"; }};
 }
-
-// The kernels read rows at any distance, but each row in one piece.
-at::Tensor with_whole_rows(const at::Tensor& t) { return t.stride(-1) == 1 || t.size(-1) == 1 ? t : t.contiguous(); }
 
 kf::attention::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
@@ -56,43 +41,36 @@ void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
 }  // namespace
 
 at::Tensor& softmax_out(const at::Tensor& x, std::string_view rung, at::Tensor& out) {
-  check_floating("softmax", "x", x);
-  TORCH_CHECK_VALUE(x.dim() >= 1, "softmax: `x` must have at least 1 dimension, got 0 (shape ())");
-  TORCH_CHECK_VALUE(x.size(-1) > 0, "softmax: the last dimension of `x` must not be 0, got shape ", shape_text(x));
+  const int64_t width = check_rows("softmax", "x", x);
   check_out("softmax", "out", out, x.sizes(), "x", x);
-  check_no_overlap("softmax", "out", out, "x", x);
+  check_apart("softmax", {{"out", out}}, {{"x", x}});
+  check_rung(softmax_op(), rung, x);
   if (x.numel() == 0) return out;
   const at::Tensor contiguous = x.contiguous();
-  run(softmax_op(), std::string(rung), x,
-      {contiguous.data_ptr(), out.data_ptr(), x.numel() / x.size(-1), x.size(-1), dtype_of(x)});
+  run(softmax_op(), rung, x, {contiguous.data_ptr(), out.data_ptr(), x.numel() / width, width, dtype_of(x)});
   return out;
 }
 
 at::Tensor softmax(const at::Tensor& x, std::string_view rung) {
-  at::Tensor out = at::empty_like(x, at::MemoryFormat::Contiguous);
+  at::Tensor out = contiguous_like(x);
   return softmax_out(x, rung, out);
 }
 
 // As PyTorch treats its own softmax on a GPU: in float32, whatever comes in.
 at::Tensor softmax_autocast(const at::Tensor& x, std::string_view rung) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("step2_attention::softmax", "").typed<decltype(softmax)>();
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  return op.call(at::autocast::cached_cast(at::kFloat, x, x.device().type()), rung);
+  return call_in<softmax>(at::kFloat, "step2_attention::softmax", x, rung);
 }
 
 at::Tensor& attention_out(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                           std::optional<double> scale, std::string_view rung, at::Tensor& out) {
   check_attention(q, k, v);
-  check_like("attention", "out", out, "q", q);
-  check_shape("attention", "out", out, q.sizes());
+  check_like("attention", "out", out, "q", q, q.sizes());
   TORCH_CHECK_VALUE(out.stride(3) == 1 || out.size(3) == 1,
                     "attention: the last dimension of `out` must be contiguous, got stride ", out.stride(3));
   TORCH_CHECK_VALUE(at::has_internal_overlap(out) != at::MemOverlap::Yes,
                     "attention: `out` must not be expanded: several of its elements share memory");
-  check_no_overlap("attention", "out", out, "q", q);
-  check_no_overlap("attention", "out", out, "k", k);
-  check_no_overlap("attention", "out", out, "v", v);
+  check_apart("attention", {{"out", out}}, {{"q", q}, {"k", k}, {"v", v}});
+  check_rung(attention_op(), rung, q);
   if (out.numel() == 0) return out;
   if (k.size(2) == 0) return out.zero_();  // nothing to see
   const at::Tensor q_rows = with_whole_rows(q);
@@ -115,32 +93,22 @@ at::Tensor& attention_out(const at::Tensor& q, const at::Tensor& k, const at::Te
   args.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
   args.causal = causal;
   args.dtype = dtype_of(q);
-  run(attention_op(), std::string(rung), q, args);
+  run(attention_op(), rung, q, args);
   return out;
 }
 
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                      std::optional<double> scale, std::string_view rung) {
-  at::Tensor out = at::empty(q.sizes(), q.options());
+  at::Tensor out = contiguous_like(q);
   return attention_out(q, k, v, causal, scale, rung, out);
 }
 
 // As PyTorch treats its own attention: in autocast's dtype.
 at::Tensor attention_autocast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                               std::optional<double> scale, std::string_view rung) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("step2_attention::attention", "").typed<decltype(attention)>();
-  const c10::DeviceType device = q.device().type();
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const at::ScalarType dtype = at::autocast::get_autocast_dtype(device);
-  const auto cast = [&](const at::Tensor& t) { return at::autocast::cached_cast(dtype, t, device); };
-  return op.call(cast(q), cast(k), cast(v), causal, scale, rung);
+  return call_in<attention>(std::nullopt, "step2_attention::attention", q, k, v, causal, scale, rung);
 }
 
-std::vector<std::string> rungs(const std::string& op, bool on_gpu) {
-  if (op == "softmax") return rung_names(softmax_op(), on_gpu);
-  if (op == "attention") return rung_names(attention_op(), on_gpu);
-  TORCH_CHECK_VALUE(false, "rungs: `op` must be 'softmax' or 'attention', got '", op, "'");
-}
+std::vector<OpInfo> ops() { return {describe(softmax_op()), describe(attention_op())}; }
 
 }  // namespace kf::step2

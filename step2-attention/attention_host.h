@@ -2,9 +2,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <kf/host.h>
 
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -21,7 +21,7 @@ at::Tensor& attention_out(const at::Tensor& q, const at::Tensor& k, const at::Te
 at::Tensor attention_autocast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
                               std::optional<double> scale, std::string_view rung);
 
-// The names an op accepts as `rung`, in the order of the lesson.
-std::vector<std::string> rungs(const std::string& op, bool on_gpu);
+// All of them, for Python's questions about their rungs.
+std::vector<OpInfo> ops();
 
 }  // namespace kf::step2

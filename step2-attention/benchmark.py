@@ -118,6 +118,7 @@ def attention_case(b, h, sq, sk, d, causal: bool, dtype: torch.dtype, device: st
         run=lambda q, k, v, rung: step2_attention.attention(q, k, v, causal=causal, rung=rung),
         reference=composed(causal),
         bytes=b * h * (2 * sq + 2 * sk) * d * dtype.itemsize,
+        written=b * h * sq * d * dtype.itemsize,
         flops=4 * b * h * sq * sk * d // (2 if causal else 1),
         peers=peers,
         bound="memory" if sq == 1 else "arithmetic",

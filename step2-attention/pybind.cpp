@@ -1,15 +1,11 @@
 // Registrations: the module that Python imports, and the ops that torch knows. Shapes (fake tensors) and gradients are
 // added in Python, in step2_attention/__init__.py.
-#include <kf/host.h>
-#include <torch/csrc/utils/pybind.h>
+#include <kf/python.h>
 #include <torch/library.h>
 
 #include "attention_host.h"
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  m.def("rungs", &kf::step2::rungs, pybind11::arg("op"), pybind11::arg("on_gpu"));
-  m.def("launch_counts", &kf::launch_counts);
-}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { kf::define_questions(m, kf::step2::ops()); }
 
 TORCH_LIBRARY(step2_attention, m) {
   m.def("softmax(Tensor x, *, str rung=\"auto\") -> Tensor");

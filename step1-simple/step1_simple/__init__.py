@@ -2,6 +2,7 @@
 
 import torch
 
+from kernel_fusion.ops import check_floating, check_like, check_rows, check_shape, check_type, contiguous_like, wide
 from kernel_fusion.stages import load
 
 _C = load("step1_simple")
@@ -18,6 +19,7 @@ __all__ = [
     "gelu_backward",
     "gelu_scale",
     "launch_counts",
+    "rounds",
     "rungs",
     "scale",
     "scale_by_pybind",
@@ -30,6 +32,11 @@ launch_counts = _C.launch_counts
 def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
     """Names that `op` takes as `rung` for tensors on `device`, in the order of the lesson."""
     return _C.rungs(op, torch.device(device).type == "cuda")
+
+
+def rounds(op: str, rung: str) -> str:
+    """What `rung` of `op` rounds to the tensors' dtype on the way; "" for one that rounds once, at the end."""
+    return _C.rounds(op, rung)
 
 
 def scale(x: torch.Tensor, factor: float, *, rung: str = "auto") -> torch.Tensor:
@@ -281,19 +288,6 @@ def column_sum(x: torch.Tensor, *, rung: str = "auto") -> torch.Tensor:
 
 # ---- shapes, for torch.compile and for meta tensors: the checks of simple_host.cpp, without data ----
 
-_FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-
-def _name(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def _check_floating(op, name, x):
-    torch._check_type(
-        x.dtype in _FLOATING,
-        lambda: f"{op}: `{name}` must be float32, float16, bfloat16 or float64, got {_name(x.dtype)}",
-    )
-
 
 def _check_approximate(op, approximate):
     torch._check_value(
@@ -302,37 +296,10 @@ def _check_approximate(op, approximate):
     )
 
 
-def _check_rows(op, name, x):
-    _check_floating(op, name, x)
-    torch._check_value(x.dim() >= 1, lambda: f"{op}: `{name}` must have at least 1 dimension, got 0 (shape ())")
-    torch._check_value(
-        x.shape[-1] != 0, lambda: f"{op}: the last dimension of `{name}` must not be 0, got shape {tuple(x.shape)}"
-    )
-
-
-def _check_like(op, name, t, shape, first_name, first):
-    torch._check_type(
-        t.dtype == first.dtype,
-        lambda: f"{op}: `{name}` must have the dtype of `{first_name}` ({_name(first.dtype)}), got {_name(t.dtype)}",
-    )
-    torch._check_value(
-        t.device == first.device,
-        lambda: f"{op}: `{name}` must be on the device of `{first_name}` ({first.device}), got {t.device}",
-    )
-    torch._check_value(
-        tuple(t.shape) == tuple(shape),
-        lambda: f"{op}: `{name}` must have shape {tuple(shape)}, got {tuple(t.shape)}",
-    )
-
-
 def _check_dropout(op, p, rng_state, first):
     torch._check_value(0 <= p <= 1, lambda: f"{op}: `p` must be from 0 to 1, got {p}")
-    torch._check_type(
-        rng_state.dtype == torch.int64, lambda: f"{op}: `rng_state` must be int64, got {_name(rng_state.dtype)}"
-    )
-    torch._check_value(
-        tuple(rng_state.shape) == (2,), lambda: f"{op}: `rng_state` must have shape (2,), got {tuple(rng_state.shape)}"
-    )
+    check_type(op, "rng_state", rng_state, (torch.int64,))
+    check_shape(op, "rng_state", rng_state, (2,))
     torch._check_value(
         rng_state.device in (torch.device("cpu"), first.device),
         lambda: (
@@ -341,53 +308,49 @@ def _check_dropout(op, p, rng_state, first):
     )
 
 
-def _like(x):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 @torch.library.register_fake("step1_simple::scale")
 def _(x, factor, *, rung="auto"):
-    _check_floating("scale", "x", x)
-    return _like(x)
+    check_floating("scale", "x", x)
+    return contiguous_like(x)
 
 
 @torch.library.register_fake("step1_simple::gelu")
 def _(x, *, approximate="tanh", rung="auto"):
-    _check_floating("gelu", "x", x)
+    check_floating("gelu", "x", x)
     _check_approximate("gelu", approximate)
-    return _like(x)
+    return contiguous_like(x)
 
 
 @torch.library.register_fake("step1_simple::gelu_scale")
 def _(x, factor, *, approximate="tanh", rung="auto"):
-    _check_floating("gelu_scale", "x", x)
+    check_floating("gelu_scale", "x", x)
     _check_approximate("gelu_scale", approximate)
-    return _like(x)
+    return contiguous_like(x)
 
 
 @torch.library.register_fake("step1_simple::gelu_backward")
 def _(grad, x, *, factor=1.0, approximate="tanh", rung="auto"):
-    _check_floating("gelu_backward", "grad", grad)
-    _check_like("gelu_backward", "x", x, grad.shape, "grad", grad)
+    check_floating("gelu_backward", "grad", grad)
+    check_like("gelu_backward", "x", x, "grad", grad, grad.shape)
     _check_approximate("gelu_backward", approximate)
-    return _like(grad)
+    return contiguous_like(grad)
 
 
 @torch.library.register_fake("step1_simple::bias_gelu")
 def _(x, bias, *, approximate="tanh", rung="auto"):
-    _check_rows("bias_gelu", "x", x)
-    _check_like("bias_gelu", "bias", bias, x.shape[-1:], "x", x)
+    check_rows("bias_gelu", "x", x)
+    check_like("bias_gelu", "bias", bias, "x", x, x.shape[-1:])
     _check_approximate("bias_gelu", approximate)
-    return _like(x)
+    return contiguous_like(x)
 
 
 @torch.library.register_fake("step1_simple::bias_gelu_backward")
 def _(grad, x, bias, *, approximate="tanh", rung="auto"):
-    _check_rows("bias_gelu_backward", "grad", grad)
-    _check_like("bias_gelu_backward", "x", x, grad.shape, "grad", grad)
-    _check_like("bias_gelu_backward", "bias", bias, grad.shape[-1:], "grad", grad)
+    check_rows("bias_gelu_backward", "grad", grad)
+    check_like("bias_gelu_backward", "x", x, "grad", grad, grad.shape)
+    check_like("bias_gelu_backward", "bias", bias, "grad", grad, grad.shape[-1:])
     _check_approximate("bias_gelu_backward", approximate)
-    return _like(grad), grad.new_empty(grad.shape[-1:])
+    return contiguous_like(grad), grad.new_empty(grad.shape[-1:])
 
 
 @torch.library.register_fake("step1_simple::dropout_state")
@@ -398,24 +361,24 @@ def _(x, *, on_device):
 @torch.library.register_fake("step1_simple::bias_dropout_residual")
 def _(x, bias, residual, p, rng_state, *, rung="auto"):
     op = "bias_dropout_residual"
-    _check_rows(op, "x", x)
-    _check_like(op, "bias", bias, x.shape[-1:], "x", x)
-    _check_like(op, "residual", residual, x.shape, "x", x)
+    check_rows(op, "x", x)
+    check_like(op, "bias", bias, "x", x, x.shape[-1:])
+    check_like(op, "residual", residual, "x", x, x.shape)
     _check_dropout(op, p, rng_state, x)
-    return _like(x)
+    return contiguous_like(x)
 
 
 @torch.library.register_fake("step1_simple::bias_dropout_residual_backward")
 def _(grad, p, rng_state, *, rung="auto"):
     op = "bias_dropout_residual_backward"
-    _check_rows(op, "grad", grad)
+    check_rows(op, "grad", grad)
     _check_dropout(op, p, rng_state, grad)
-    return _like(grad), grad.new_empty(grad.shape[-1:])
+    return contiguous_like(grad), grad.new_empty(grad.shape[-1:])
 
 
 @torch.library.register_fake("step1_simple::column_sum")
 def _(x, *, rung="auto"):
-    _check_rows("column_sum", "x", x)
+    check_rows("column_sum", "x", x)
     return x.new_empty(x.shape[-1:])
 
 
@@ -491,10 +454,6 @@ torch.library.register_autograd("step1_simple::column_sum", _column_sum_backward
 # ---- gradients of gradients, rarely asked for: PyTorch's operations, in float32 for half types ----
 
 
-def _wide(x):
-    return x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-
-
 def _gelu_slope(x, approximate):
     return torch.ops.aten.gelu_backward(torch.ones_like(x), x, approximate=approximate)
 
@@ -517,9 +476,9 @@ def _gelu_backward_setup(ctx, inputs, keyword_only_inputs, output):
 
 def _gelu_backward_backward(ctx, grad_grad):
     grad, x = ctx.saved_tensors
-    weight = ctx.factor * _wide(grad_grad)
-    to_grad = weight * _gelu_slope(_wide(x), ctx.approximate)
-    to_x = weight * _wide(grad) * _gelu_curvature(_wide(x), ctx.approximate)
+    weight = ctx.factor * wide(grad_grad)
+    to_grad = weight * _gelu_slope(wide(x), ctx.approximate)
+    to_x = weight * wide(grad) * _gelu_curvature(wide(x), ctx.approximate)
     return to_grad.to(grad.dtype), to_x.to(x.dtype)
 
 
@@ -530,10 +489,10 @@ torch.library.register_autograd(
 
 def _bias_gelu_backward_backward(ctx, to_grad_x, to_grad_bias):
     grad, x, bias = ctx.saved_tensors
-    weight = _wide(to_grad_x) + _wide(to_grad_bias)  # a row's gradient goes into both outputs
-    total = _wide(x) + _wide(bias)
+    weight = wide(to_grad_x) + wide(to_grad_bias)  # a row's gradient goes into both outputs
+    total = wide(x) + wide(bias)
     to_grad = weight * _gelu_slope(total, ctx.approximate)
-    to_x = weight * _wide(grad) * _gelu_curvature(total, ctx.approximate)
+    to_x = weight * wide(grad) * _gelu_curvature(total, ctx.approximate)
     to_bias = to_x.reshape(-1, bias.numel()).sum(0)
     return to_grad.to(grad.dtype), to_x.to(x.dtype), to_bias.to(bias.dtype)
 

@@ -2,12 +2,13 @@
 
 import torch
 
+from kernel_fusion.ops import check_dim, check_floating, check_like, check_rows, check_shape, contiguous_like, wide
 from kernel_fusion.stages import load
 
 _C = load("step2_attention")
 _ops = torch.ops.step2_attention
 
-__all__ = ["attention", "launch_counts", "rungs", "softmax"]
+__all__ = ["attention", "launch_counts", "rounds", "rungs", "softmax"]
 
 launch_counts = _C.launch_counts
 
@@ -15,6 +16,11 @@ launch_counts = _C.launch_counts
 def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
     """Names that `op` takes as `rung` for tensors on `device`, in the order of the lesson."""
     return _C.rungs(op, torch.device(device).type == "cuda")
+
+
+def rounds(op: str, rung: str) -> str:
+    """What `rung` of `op` rounds to the tensors' dtype on the way; "" for one that rounds once, at the end."""
+    return _C.rounds(op, rung)
 
 
 def softmax(x: torch.Tensor, *, rung: str = "auto") -> torch.Tensor:
@@ -77,71 +83,33 @@ def attention(
 
 # ---- shapes, for torch.compile and for meta tensors: the checks of attention_host.cpp, without data ----
 
-_FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-
-def _name(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def _check_floating(op, name, x):
-    got = _name(x.dtype)
-    torch._check_type(
-        x.dtype in _FLOATING, lambda: f"{op}: `{name}` must be float32, float16, bfloat16 or float64, got {got}"
-    )
-
-
-def _check_dim_4(name, x):
-    shape = tuple(x.shape)
-    torch._check_value(
-        x.dim() == 4, lambda: f"attention: `{name}` must have 4 dimensions, got {len(shape)} (shape {shape})"
-    )
-
-
-def _check_like_q(name, x, q, shape):
-    torch._check_type(
-        x.dtype == q.dtype,
-        lambda: f"attention: `{name}` must have the dtype of `q` ({_name(q.dtype)}), got {_name(x.dtype)}",
-    )
-    torch._check_value(
-        x.device == q.device,
-        lambda: f"attention: `{name}` must be on the device of `q` ({q.device}), got {x.device}",
-    )
-    _check_dim_4(name, x)
-    torch._check_value(
-        tuple(x.shape) == shape, lambda: f"attention: `{name}` must have shape {shape}, got {tuple(x.shape)}"
-    )
-
 
 @torch.library.register_fake("step2_attention::softmax")
 def _(x, *, rung="auto"):
-    _check_floating("softmax", "x", x)
-    shape = tuple(x.shape)
-    torch._check_value(len(shape) > 0, lambda: "softmax: `x` must have at least 1 dimension, got 0 (shape ())")
-    torch._check_value(shape[-1] != 0, lambda: f"softmax: the last dimension of `x` must not be 0, got shape {shape}")
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    check_rows("softmax", "x", x)
+    return contiguous_like(x)
 
 
 @torch.library.register_fake("step2_attention::attention")
 def _(q, k, v, *, causal=False, scale=None, rung="auto"):
-    _check_floating("attention", "q", q)
-    _check_dim_4("q", q)
+    op = "attention"
+    check_floating(op, "q", q)
+    check_dim(op, "q", q, 4)
     batch, heads, q_length, head_dim = q.shape
     torch._check_value(
         head_dim != 0,
         lambda: f"attention: the last dimension of `q` (head_dim) must not be 0, got shape {tuple(q.shape)}",
     )
-    _check_dim_4("k", k)
-    _check_like_q("k", k, q, (batch, heads, k.shape[2], head_dim))
-    _check_like_q("v", v, q, tuple(k.shape))
-    return torch.empty_like(q, memory_format=torch.contiguous_format)
+    check_like(op, "k", k, "q", q)
+    check_dim(op, "k", k, 4)
+    check_shape(op, "k", k, (batch, heads, k.shape[2], head_dim))
+    check_like(op, "v", v, "q", q)
+    check_dim(op, "v", v, 4)
+    check_shape(op, "v", v, k.shape)
+    return contiguous_like(q)
 
 
 # ---- gradients: half types in float32, rounded once at the end ----
-
-
-def _wide(*tensors):
-    return [t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
 
 
 def _softmax_gradient(y, grad):
@@ -154,7 +122,7 @@ def _softmax_setup(ctx, inputs, keyword_only_inputs, output):
 
 def _softmax_backward(ctx, grad):
     (y,) = ctx.saved_tensors
-    return _softmax_gradient(*_wide(y, grad)).to(y.dtype)
+    return _softmax_gradient(wide(y), wide(grad)).to(y.dtype)
 
 
 torch.library.register_autograd("step2_attention::softmax", _softmax_backward, setup_context=_softmax_setup)
@@ -169,7 +137,7 @@ def _attention_setup(ctx, inputs, keyword_only_inputs, output):
 
 def _attention_backward(ctx, grad):
     dtype, device = grad.dtype, grad.device
-    q, k, v, grad = _wide(*ctx.saved_tensors, grad)
+    q, k, v, grad = map(wide, (*ctx.saved_tensors, grad))
     q_length, k_length = q.size(-2), k.size(-2)
     if k_length == 0:
         return torch.zeros_like(q, dtype=dtype), torch.empty_like(k, dtype=dtype), torch.empty_like(v, dtype=dtype)

@@ -16,7 +16,7 @@ class FastDivide {
   explicit FastDivide(int64_t divisor)
       : divisor_(static_cast<uint64_t>(divisor)), multiplier_(divisor > 1 ? ~uint64_t{0} / divisor_ + 1 : 0) {}
 
-  // m is too large by less than 1, so the quotient is exact while n·d < 2⁶⁴. A launcher makes sure of that.
+  // m is too large by less than 1, so the quotient is exact while n·d < 2⁶⁴: fast_divide_limit.h.
   __device__ __forceinline__ int64_t quotient(int64_t n) const {
     if (multiplier_ == 0) return n;  // division by 1: m would be 2⁶⁴
     return static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(n), multiplier_));

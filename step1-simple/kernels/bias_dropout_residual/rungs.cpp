@@ -1,26 +1,23 @@
 #include "rungs.h"
 
-#include <cstdint>
+#include <step1/fast_divide_limit.h>
 
 namespace kf::KF_BACKEND::bias_dropout_residual {
 namespace {
 
 std::string anything(const Args&) { return ""; }
 
-// Where multiplication stands for division by the width.
-std::string up_to_2_63(const Args& a) {
-  return a.rows * a.width <= INT64_MAX / a.width ? "" : "takes rows·width² < 2⁶³";
-}
+std::string fast_divide(const Args& a) { return too_large_for_fast_divide(a.rows, a.width); }
 
 constexpr Rung<Args> kRungs[] = {
-    {"v1_unfused", v1_unfused, anything},
+    {"v1_unfused", v1_unfused, anything, nullptr, "x + bias, and what dropout leaves of it"},
     {"v2_naive", v2_naive, anything},
     {"v3_vector", v3_vector, anything},
-    {"v4_any_width", v4_any_width, up_to_2_63},
+    {"v4_any_width", v4_any_width, fast_divide},
 };
 
 }  // namespace
 
-Rungs<Args> rungs() { return {kRungs, 4}; }
+Rungs<Args> rungs() { return kRungs; }
 
 }  // namespace kf::KF_BACKEND::bias_dropout_residual

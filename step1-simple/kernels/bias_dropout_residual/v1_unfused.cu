@@ -6,7 +6,7 @@
 // Launch    three times: grid ⌈rows·width/256⌉, block 256, no shared memory
 // Moves     (7·rows·width + width)·sizeof(T) bytes; 3·rows·width FLOPs and a Philox call, about 90 integer
 //           instructions, an element
-// Limits    rows·width ≤ 256·(2³¹−1)
+// Limits    rows·width ≤ 256·(2³¹−1); rounds x + bias, and what dropout leaves of it
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/philox.h>

@@ -7,7 +7,7 @@
 //           then grid ⌈width/32⌉, block 32×32
 // Moves     (3·rows·width + width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums;
 //           2·rows·width FLOPs and a Philox call an element
-// Limits    rows·width ≤ 256·(2³¹−1)
+// Limits    rows·width ≤ 256·(2³¹−1); rounds grad_x before it is summed
 #include <step1/column_sum.h>
 #include <step1/philox.h>
 

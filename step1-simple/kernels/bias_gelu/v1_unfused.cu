@@ -5,7 +5,7 @@
 // Launch    twice: grid ⌈rows·width/256⌉, block 256, no shared memory
 // Moves     (4·rows·width + width)·sizeof(T) bytes (the bias is read again and again, but from cache);
 //           about 10·rows·width FLOPs and one tanh or erfc an element
-// Limits    rows·width ≤ 256·(2³¹−1)
+// Limits    rows·width ≤ 256·(2³¹−1); rounds x + bias
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/gelu.h>

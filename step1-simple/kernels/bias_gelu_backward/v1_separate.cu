@@ -6,7 +6,7 @@
 //           then grid ⌈width/32⌉, block 32×32
 // Moves     (4·rows·width + 2·width)·sizeof(T) bytes, and 2·parts·width·4 of partial sums;
 //           about 17·rows·width FLOPs and one tanh, or an erfc and an exp, an element
-// Limits    rows·width ≤ 256·(2³¹−1)
+// Limits    rows·width ≤ 256·(2³¹−1); rounds grad_x before it is summed
 #include <step1/column_sum.h>
 #include <step1/gelu.h>
 

@@ -17,6 +17,6 @@ constexpr Rung<Args> kRungs[] = {
 
 }  // namespace
 
-Rungs<Args> rungs() { return {kRungs, 3}; }
+Rungs<Args> rungs() { return kRungs; }
 
 }  // namespace kf::KF_BACKEND::column_sum

@@ -4,7 +4,7 @@
 //           writes it back. Each kernel is as good as a simple kernel can be, and half of what they move is needless.
 // Launch    twice: grid ⌈n/256⌉, block 256, no shared memory
 // Moves     4·n·sizeof(T) bytes; about 10·n FLOPs and one tanh or erfc an element
-// Limits    n ≤ 256·(2³¹−1)
+// Limits    n ≤ 256·(2³¹−1); rounds gelu(x)
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/gelu.h>

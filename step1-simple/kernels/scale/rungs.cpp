@@ -16,6 +16,6 @@ constexpr Rung<Args> kRungs[] = {
 
 }  // namespace
 
-Rungs<Args> rungs() { return {kRungs, 6}; }
+Rungs<Args> rungs() { return kRungs; }
 
 }  // namespace kf::KF_BACKEND::scale

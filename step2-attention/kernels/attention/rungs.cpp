@@ -26,6 +26,6 @@ constexpr Rung<Args> kRungs[] = {
 
 }  // namespace
 
-Rungs<Args> rungs() { return {kRungs, 2}; }
+Rungs<Args> rungs() { return kRungs; }
 
 }  // namespace kf::KF_BACKEND::attention
