@@ -2,9 +2,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <kf/host.h>
 
 #include <optional>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <vector>
@@ -54,11 +54,8 @@ std::tuple<Tensor, Tensor> attention_block_autocast(const Tensor& q, const Tenso
                                                     bool causal, std::optional<double> scale, double eps,
                                                     std::string_view rung);
 
-// The names an op accepts as `rung`, in the order of the lesson.
-std::vector<std::string> rungs(const std::string& op, bool on_gpu);
-
-// Whether that rung of that op has a scratch buffer allocated: global memory between its launches.
-bool asks_scratch(const std::string& op, const std::string& rung);
+// All of them, for Python's questions about their rungs.
+std::vector<OpInfo> ops();
 
 // How many kernels the emulation has launched for this extension: an op of three launches counts three.
 int64_t emulated_kernels();

@@ -1,16 +1,13 @@
 // Registrations: the module that Python imports, and the ops that torch knows. Shapes (fake tensors) and gradients are
 // added in Python, in step3_fused/__init__.py.
-#include <kf/host.h>
-#include <torch/csrc/utils/pybind.h>
+#include <kf/python.h>
 #include <torch/library.h>
 
 #include "fused_host.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  m.def("rungs", &kf::step3::rungs, pybind11::arg("op"), pybind11::arg("on_gpu"));
-  m.def("asks_scratch", &kf::step3::asks_scratch, pybind11::arg("op"), pybind11::arg("rung"));
+  kf::define_questions(m, kf::step3::ops());
   m.def("emulated_kernels", &kf::step3::emulated_kernels);
-  m.def("launch_counts", &kf::launch_counts);
 }
 
 TORCH_LIBRARY(step3_fused, m) {

@@ -5,7 +5,8 @@ python benchmark_gpt2.py --sizes quick
 
 prefill: a prompt is read, the logits of its last token computed. decode: one more token, its keys and values added to
 those before. train: forward, backward and an AdamW step under bfloat16 autocast, at a learning rate of 0, so that each
-repeat is the same. "transformers" is its GPT2LMHeadModel in eager mode, with PyTorch's SDPA.
+repeat is the same. "transformers" is its GPT2LMHeadModel in eager mode, with PyTorch's SDPA. A time is what the caller
+waits for, the CPU's launching included.
 """
 
 import argparse
@@ -157,6 +158,8 @@ def case_of(what: str, name: str, batch: int, tokens: int, device: torch.device)
         bytes=(3 if what == "train" else 1) * models.parameters * dtype.itemsize + kv,
         flops=(6 if what == "train" else 2) * models.parameters * new,
         bound="memory" if what == "decode" else "arithmetic",
+        written=0,
+        clock="call",
         **{"prefill": prefill, "decode": decode, "train": train}[what](models),
     )
 
@@ -171,7 +174,7 @@ def table_of(case: benchmarks.Case, rows: list[dict]) -> Table:
     theirs = next((row["ms"] for row in rows if row["kind"] == "peer"), None)
     for row in rows:
         cells = [row["impl"], milliseconds(row["ms"]), f"{tokens / row['ms'] * 1e3:,.0f}", f"{row['tflop_s']:.3g}"]
-        cells += [f"{row['percent_of_ceiling']:.1f} %", f"{theirs / row['ms']:.2f}×" if theirs else ""]
+        cells += [benchmarks.percent(row), f"{theirs / row['ms']:.2f}×" if theirs else ""]
         table.add_row(*cells, "right" if row["correct"] else "[bold red]WRONG[/]")
     return table
 

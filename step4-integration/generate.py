@@ -43,7 +43,7 @@ def generate(
     Args:
         ids: [batch, length], at least one token, no padding; on the model's device.
         temperature: 0 takes the likeliest token; else logits are divided by it and a token is drawn.
-        top_k: draws only among the k likeliest.
+        top_k: draws only among the k likeliest; more than the vocabulary are all.
         seed: of the draws; None takes one at random.
         stop: a row ends with this token; when all rows have ended, generation does. Ended rows are filled with it.
         on_token: called with each new token, [batch].
@@ -94,10 +94,25 @@ def choose(logits: torch.Tensor, temperature: float, top_k: int | None, generato
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits.float() / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        least = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, float("-inf"))
+    if top_k is not None:
+        likeliest = logits.topk(min(top_k, logits.shape[-1]))  # k of them even where the k-th is as likely as the next
+        logits = torch.full_like(logits, float("-inf")).scatter(-1, likeliest.indices, likeliest.values)
     return torch.multinomial(softmax(logits), 1, generator=generator)[:, 0]
+
+
+def where_different(ours: torch.Tensor, theirs: torch.Tensor) -> str | None:
+    """The earliest token in which two results of `generate` differ, in words; None where they are the same."""
+    if ours.shape != theirs.shape:
+        return f"shape {tuple(ours.shape)} against {tuple(theirs.shape)}"
+    different = ours != theirs
+    if not different.any():
+        return None
+    column = different.any(0).nonzero()[0].item()
+    row = different[:, column].nonzero()[0].item()
+    return (
+        f"token {column} of row {row} is {ours[row, column].item()}, not {theirs[row, column].item()}; "
+        f"{different.sum().item()} of {different.numel()} tokens differ"
+    )
 
 
 class ByteTokenizer:

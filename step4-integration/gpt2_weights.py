@@ -3,16 +3,19 @@
 Every tensor must have its place and every place its tensor; what does not fit is an error that names it.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 
 import torch
 
 # Entries of config.json that change what the model computes, and the only value that ours can do.
 REQUIRED = {"model_type": "gpt2", "add_cross_attention": False, "tie_word_embeddings": True}
 BUFFERS = (".attn.bias", ".attn.masked_bias")  # old files store the causal mask too
+INDEX = "model.safetensors.index.json"  # there where the weights lie in several files
 HUB_OWNER = "openai-community"  # of "gpt2", "gpt2-medium", "gpt2-large" and "gpt2-xl"
 
 
@@ -54,7 +57,7 @@ def read_tensors(folder: pathlib.Path, expected: dict[str, torch.Tensor]) -> dic
     """The tensors of the folder's safetensors files, one for each of `expected` and of its shape."""
     from safetensors.torch import load_file
 
-    index = folder / "model.safetensors.index.json"  # there where the weights lie in several files
+    index = folder / INDEX
     names = ["model.safetensors"]
     if index.exists():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -82,19 +85,47 @@ def read_tensors(folder: pathlib.Path, expected: dict[str, torch.Tensor]) -> dic
 
 
 def write(folder: str | os.PathLike, entries: dict, parameters: dict[str, torch.Tensor]) -> None:
-    """Writes config.json and model.safetensors beside `folder`, then renames: there is never a half one of its name."""
+    """Writes config.json and model.safetensors into `folder`; what else lies there stays.
+
+    Both are written in full beside their places, then renamed. Where something fails the model that was there before is
+    still whole, and nothing new is left.
+
+    Raises:
+        OSError: a file could not be written; the text names it.
+    """
     from safetensors.torch import save_file
 
     folder = pathlib.Path(folder)
-    beside, old = folder.with_name(folder.name + ".tmp"), folder.with_name(folder.name + ".old")
-    for left in (beside, old):
-        shutil.rmtree(left, ignore_errors=True)
-    beside.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    beside = {path: path.with_name(path.name + ".tmp") for path in (config, weights)}
     entries = REQUIRED | {"architectures": ["GPT2LMHeadModel"]} | entries
-    (beside / "config.json").write_text(json.dumps(entries, indent=2) + "\n")
     tensors = {f"transformer.{key}": value.detach().contiguous() for key, value in parameters.items()}
-    save_file(tensors, beside / "model.safetensors", metadata={"format": "pt"})
-    if folder.exists():
-        folder.rename(old)
-    beside.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    old = config.with_name(config.name + ".old")
+    try:
+        kept = shutil.copyfile(config, old) if config.exists() else None
+        with failure_named(config):
+            beside[config].write_text(json.dumps(entries, indent=2) + "\n")
+        with failure_named(weights):
+            save_file(tensors, beside[weights], metadata={"format": "pt"})
+        with failure_named(config):
+            beside[config].replace(config)
+        try:
+            with failure_named(weights):
+                beside[weights].replace(weights)
+        except OSError:  # the weights are still the old ones, and so must the config be
+            kept.replace(config) if kept else config.unlink()
+            raise
+    finally:
+        for path in (*beside.values(), old):
+            path.unlink(missing_ok=True)
+    (folder / INDEX).unlink(missing_ok=True)  # of an older model in several files, which would be read before ours
+
+
+@contextlib.contextmanager
+def failure_named(path: pathlib.Path) -> Iterator[None]:
+    """Makes any failure to write, safetensors' own errors too, an OSError that names `path`."""
+    try:
+        yield
+    except Exception as error:
+        raise OSError(f"save_pretrained: {path} could not be written: {error}") from error

@@ -4,7 +4,6 @@
 #include <kf/host.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "integration_cpu.h"
 
@@ -45,8 +44,6 @@ void check_cache(const char* name, const at::Tensor& cache) {
 
 kf::kv_append::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
-at::Tensor with_contiguous_rows(const at::Tensor& t) { return t.stride(3) == 1 ? t : t.contiguous(); }
-
 }  // namespace
 
 at::Tensor& embedding_out(const at::Tensor& ids, const at::Tensor& token_weight, const at::Tensor& position_weight,
@@ -69,9 +66,9 @@ at::Tensor& embedding_out(const at::Tensor& ids, const at::Tensor& token_weight,
                     ") and the length of `ids` (", ids.size(1), ") go past the ", position_weight.size(0),
                     " rows of `position_weight`");
   check_out("embedding", "out", out, {ids.size(0), ids.size(1), width}, "token_weight", token_weight);
-  check_no_overlap("embedding", "out", out, "ids", ids);
-  check_no_overlap("embedding", "out", out, "token_weight", token_weight);
-  check_no_overlap("embedding", "out", out, "position_weight", position_weight);
+  check_apart("embedding", {{"out", out}},
+              {{"ids", ids}, {"token_weight", token_weight}, {"position_weight", position_weight}});
+  check_rung(embedding_op(), rung, token_weight);
   if (out.numel() == 0) return out;
   const at::Tensor contiguous_ids = ids.contiguous();
   const bool ids_64 = ids.scalar_type() == at::kLong;
@@ -81,7 +78,7 @@ at::Tensor& embedding_out(const at::Tensor& ids, const at::Tensor& token_weight,
   }
   const at::Tensor token = token_weight.contiguous();
   const at::Tensor positions = position_weight.contiguous();
-  run(embedding_op(), std::string(rung), token_weight,
+  run(embedding_op(), rung, token_weight,
       {contiguous_ids.data_ptr(), token.data_ptr(), positions.data_ptr(), out.data_ptr(), ids.size(0), ids.size(1),
        width, token_weight.size(0), position, ids_64, dtype_of(token_weight)});
   return out;
@@ -99,36 +96,27 @@ void kv_append(at::Tensor& k_cache, at::Tensor& v_cache, const at::Tensor& k, co
                std::string_view rung) {
   check_floating("kv_append", "k_cache", k_cache);
   check_dim("kv_append", "k_cache", k_cache, 4);
-  check_like("kv_append", "v_cache", v_cache, "k_cache", k_cache);
-  check_shape("kv_append", "v_cache", v_cache, k_cache.sizes());
+  check_like("kv_append", "v_cache", v_cache, "k_cache", k_cache, k_cache.sizes());
   check_cache("k_cache", k_cache);
   check_cache("v_cache", v_cache);
   check_like("kv_append", "k", k, "k_cache", k_cache);
   check_dim("kv_append", "k", k, 4);
   check_shape("kv_append", "k", k, {k_cache.size(0), k_cache.size(1), k.size(2), k_cache.size(3)});
-  check_like("kv_append", "v", v, "k_cache", k_cache);
-  check_shape("kv_append", "v", v, k.sizes());
-  check_no_overlap("kv_append", "v_cache", v_cache, "k_cache", k_cache);
-  for (const auto& [cache_name, cache] : {std::pair{"k_cache", &k_cache}, std::pair{"v_cache", &v_cache}}) {
-    check_no_overlap("kv_append", cache_name, *cache, "k", k);
-    check_no_overlap("kv_append", cache_name, *cache, "v", v);
-  }
+  check_like("kv_append", "v", v, "k_cache", k_cache, k.sizes());
+  check_apart("kv_append", {{"k_cache", k_cache}, {"v_cache", v_cache}}, {{"k", k}, {"v", v}});
   TORCH_CHECK_VALUE(position >= 0, "kv_append: `position` must not be negative, got ", position);
   TORCH_CHECK_VALUE(position + k.size(2) <= k_cache.size(2), "kv_append: `position` (", position,
                     ") and the length of `k` (", k.size(2), ") go past the caches' length ", k_cache.size(2));
+  check_rung(kv_append_op(), rung, k_cache);
   if (k.numel() == 0) return;
-  const at::Tensor k_rows = with_contiguous_rows(k);
-  const at::Tensor v_rows = with_contiguous_rows(v);
-  run(kv_append_op(), std::string(rung), k_cache,
+  const at::Tensor k_rows = with_whole_rows(k);
+  const at::Tensor v_rows = with_whole_rows(v);
+  run(kv_append_op(), rung, k_cache,
       {k_rows.data_ptr(), v_rows.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), strides_of(k_rows),
        strides_of(v_rows), strides_of(k_cache), strides_of(v_cache), k.size(0), k.size(1), k.size(2), k.size(3),
        position, dtype_of(k_cache)});
 }
 
-std::vector<std::string> rungs(const std::string& op, bool on_gpu) {
-  if (op == "embedding") return rung_names(embedding_op(), on_gpu);
-  if (op == "kv_append") return rung_names(kv_append_op(), on_gpu);
-  TORCH_CHECK_VALUE(false, "rungs: `op` must be 'embedding' or 'kv_append', got '", op, "'");
-}
+std::vector<OpInfo> ops() { return {describe(embedding_op()), describe(kv_append_op())}; }
 
 }  // namespace kf::step4

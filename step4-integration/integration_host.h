@@ -2,8 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <kf/host.h>
 
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -17,7 +17,7 @@ at::Tensor& embedding_out(const at::Tensor& ids, const at::Tensor& token_weight,
 void kv_append(at::Tensor& k_cache, at::Tensor& v_cache, const at::Tensor& k, const at::Tensor& v, int64_t position,
                std::string_view rung);
 
-// The names an op accepts as `rung`, in the order of the lesson.
-std::vector<std::string> rungs(const std::string& op, bool on_gpu);
+// All of them, for Python's questions about their rungs.
+std::vector<OpInfo> ops();
 
 }  // namespace kf::step4

@@ -1,14 +1,10 @@
 // Schemas, implementations for each device, and what Python asks about the extension.
-#include <kf/host.h>
-#include <torch/csrc/utils/pybind.h>
+#include <kf/python.h>
 #include <torch/library.h>
 
 #include "integration_host.h"
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  m.def("rungs", &kf::step4::rungs, pybind11::arg("op"), pybind11::arg("on_gpu"));
-  m.def("launch_counts", &kf::launch_counts);
-}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { kf::define_questions(m, kf::step4::ops()); }
 
 // `position` grows with every generated token. As a SymInt it may change without torch.compile compiling again.
 TORCH_LIBRARY(step4_integration, m) {

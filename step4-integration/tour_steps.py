@@ -11,6 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # `train` is a
 import hf_patch
 import torch
 import train
+from generate import where_different
 from rich.console import Console
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -52,15 +53,17 @@ def patched_gpt2(console: Console) -> None:
 
     difference = (our_logits - logits).abs().max().item()
     largest = logits.abs().max().item()
-    same = torch.equal(our_greedy, greedy)
+    different = where_different(our_greedy, greedy)
     console.print(f"GPT-2 of transformers, {config.n_layer} layers, random weights, on {device}")
     console.print(f"greatest difference of a logit: {difference:.1e} (the greatest logit is {largest:.1f})")
-    console.print(f"32 greedy tokens after a prompt of 64: {'the same' if same else 'DIFFERENT'}")
+    console.print(f"32 greedy tokens after a prompt of 64: {different or 'the same'}")
     console.print(f"launches of our attention: patched {our_launches}, before {launches}, after {launches_after}")
     # A forward pass for the logits and 32 for the tokens, each with an attention a layer.
     expected = config.n_layer * (1 + 32)
-    if not difference <= 1e-4 * largest or not same:
-        raise RuntimeError("the patched model differs from the unpatched one")
+    if not difference <= 1e-4 * largest:
+        raise RuntimeError(f"the patched model differs from the unpatched one: a logit is {difference:.1e} off")
+    if different:
+        raise RuntimeError(f"the patched model differs from the unpatched one: {different}")
     if (launches, our_launches, launches_after) != (0, expected, 0):
         raise RuntimeError(f"launches must be {expected} in the patched model and 0 in the unpatched one")
     if not torch.equal(logits_after, logits):

@@ -10,6 +10,7 @@ knows how often each byte follows each other byte, and nothing more. The GPT-2 m
 import argparse
 import contextlib
 import math
+import os
 import pathlib
 import sys
 import time
@@ -45,14 +46,13 @@ EVALUATED = 24  # of those, as many as a few seconds suffice for
 
 def read_documents(root: pathlib.Path = stages.ROOT) -> list[bytes]:
     """The repository's texts and sources, in the order of their paths."""
-    documents = []
-    for path in sorted(root.rglob("*")):
-        folders = path.relative_to(root).parts[:-1]
-        if any(part.startswith(".") or part.endswith(".egg-info") or part in NOT_OURS for part in folders):
-            continue
-        if path.suffix in SUFFIXES and path.is_file():
-            documents.append(path.read_bytes())
-    return documents
+    paths = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [
+            name for name in folders if not (name.startswith(".") or name.endswith(".egg-info") or name in NOT_OURS)
+        ]  # os.walk goes into these alone
+        paths += [path for path in (pathlib.Path(folder, name) for name in files) if path.suffix in SUFFIXES]
+    return [path.read_bytes() for path in sorted(paths)]
 
 
 def split(documents: list[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,12 +129,15 @@ def cross_entropy(model: GPT2, windows: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def evaluate(model: GPT2, text: torch.Tensor, batch: int = 32) -> float:
     """Nats a byte on `text`, its first byte aside. A byte's context begins with its window, of n_positions bytes."""
+    if len(text) < 2:
+        raise ValueError(f"evaluate: `text` must hold at least 2 bytes, got {len(text)}")
     length = model.config.n_positions
     device = model.wte.weight.device
     total = 0.0
     whole = (len(text) - 1) // length
-    windows = text.unfold(0, length + 1, length)[:whole]  # the last byte of a window is the first of the next
-    for part in windows.split(batch):
+    starts = range(0, whole * length, length)
+    for group in (starts[i : i + batch] for i in range(0, whole, batch)):
+        part = torch.stack([text[i : i + length + 1] for i in group])  # a window's last byte is the next one's first
         total += cross_entropy(model, part.to(device)).item() * part.shape[0] * length
     rest = text[whole * length :]
     if len(rest) > 1:
@@ -159,6 +162,8 @@ def schedule(progress: float) -> float:
 
 def random_windows(text: torch.Tensor, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
     """`batch` stretches of `length` bytes of `text`, [batch, length]."""
+    if len(text) < length:
+        raise ValueError(f"random_windows: `text` must hold at least {length} bytes, got {len(text)}")
     starts = torch.randint(len(text) - length + 1, (batch,), generator=generator)
     return torch.stack([text[start : start + length] for start in starts.tolist()])
 
@@ -192,6 +197,7 @@ def train(
     Raises:
         ValueError: an argument out of its range, or too little text.
         RuntimeError: the loss is no longer a number.
+        OSError: the model could not be saved.
     """
     if seconds <= 0:
         raise ValueError(f"train: `seconds` must be positive, got {seconds}")
@@ -291,8 +297,8 @@ def report(console: Console, result: Result, device: str = "cpu") -> None:
             f"train: the held-out loss {result.loss:.3f} is not below the bigram model's {result.bigram_loss:.3f}; "
             f"give it more time: --seconds"
         )
-    console.print("it writes:")
-    console.print(paragraph(result.folder, device=device), markup=False, soft_wrap=True)
+    console.print("it writes (⏎ is a new line):")
+    console.print(paragraph(result.folder, device=device).replace("\n", " ⏎ "), markup=False)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -306,7 +312,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         result = train(console, seconds=options.seconds, device=options.device, out=options.out, seed=options.seed)
         report(console, result, options.device)
-    except (RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f"train.py: {error}")
 
 

@@ -1,7 +1,10 @@
 """Step 3: LayerNorm, and attention fused with what follows it. Each Python function calls a registered op."""
 
+import math
+
 import torch
 
+from kernel_fusion.ops import check_dim, check_floating, check_like, check_rows, check_shape, contiguous_like, wide
 from kernel_fusion.stages import load
 
 _C = load("step3_fused")
@@ -15,6 +18,7 @@ __all__ = [
     "launch_counts",
     "layer_norm",
     "residual_layer_norm",
+    "rounds",
     "rungs",
 ]
 
@@ -25,6 +29,11 @@ emulated_kernels = _C.emulated_kernels  # kernels that the emulation has launche
 def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
     """Names that `op` takes as `rung` for tensors on `device`, in the order of the lesson."""
     return _C.rungs(op, torch.device(device).type == "cuda")
+
+
+def rounds(op: str, rung: str) -> str:
+    """What `rung` of `op` rounds to the tensors' dtype on the way; "" for one that rounds once, at the end."""
+    return _C.rounds(op, rung)
 
 
 def asks_scratch(op: str, rung: str) -> bool:
@@ -173,104 +182,66 @@ def attention_block(
 
 # ---- shapes, for torch.compile and for meta tensors: the checks of fused_host.cpp, without data ----
 
-_FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+def _check_eps(op, eps):
+    torch._check_value(0 <= eps < math.inf, lambda: f"{op}: `eps` must be a finite number ≥ 0, got {eps}")
 
 
-def _name(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def _check_first(op, name, x, dim):
-    torch._check_type(
-        x.dtype in _FLOATING,
-        lambda: f"{op}: `{name}` must be float32, float16, bfloat16 or float64, got {_name(x.dtype)}",
-    )
-    shape = tuple(x.shape)
-    if dim is not None:
-        torch._check_value(
-            x.dim() == dim, lambda: f"{op}: `{name}` must have {dim} dimensions, got {len(shape)} (shape {shape})"
-        )
-        return
-    torch._check_value(x.dim() >= 1, lambda: f"{op}: `{name}` must have at least 1 dimension, got 0 (shape ())")
-    torch._check_value(
-        x.shape[-1] != 0, lambda: f"{op}: the last dimension of `{name}` must not be 0, got shape {shape}"
-    )
-
-
-def _check_like(op, name, x, first_name, first, shape):
-    torch._check_type(
-        x.dtype == first.dtype,
-        lambda: f"{op}: `{name}` must have the dtype of `{first_name}` ({_name(first.dtype)}), got {_name(x.dtype)}",
-    )
-    torch._check_value(
-        x.device == first.device,
-        lambda: f"{op}: `{name}` must be on the device of `{first_name}` ({first.device}), got {x.device}",
-    )
-    shape = tuple(shape)
-    torch._check_value(
-        x.dim() == len(shape) and all(a == b for a, b in zip(x.shape, shape, strict=True)),
-        lambda: f"{op}: `{name}` must have shape {shape}, got {tuple(x.shape)}",
-    )
-
-
-def _check_attention(op, q, k, v, residual, **parameters):
-    _check_first(op, "q", q, 4)
+def _check_attention(op, q, k, v, residual, scale, eps, **parameters):
+    check_floating(op, "q", q)
+    check_dim(op, "q", q, 4)
     batch, heads, q_length, head_dim = q.shape
     torch._check_value(
         heads != 0 and head_dim != 0,
         lambda: f"{op}: heads and head_dim of `q` must not be 0, got shape {tuple(q.shape)}",
     )
-    torch._check_value(
-        k.dim() == 4, lambda: f"{op}: `k` must have 4 dimensions, got {k.dim()} (shape {tuple(k.shape)})"
-    )
-    _check_like(op, "k", k, "q", q, (batch, heads, k.shape[2], head_dim))
-    _check_like(op, "v", v, "q", q, k.shape)
+    check_like(op, "k", k, "q", q)
+    check_dim(op, "k", k, 4)
+    check_shape(op, "k", k, (batch, heads, k.shape[2], head_dim))
+    check_like(op, "v", v, "q", q, k.shape)
     width = heads * head_dim
-    _check_like(op, "residual", residual, "q", q, (batch, q_length, width))
+    check_like(op, "residual", residual, "q", q, (batch, q_length, width))
     for name, parameter in parameters.items():
-        _check_like(op, name, parameter, "q", q, (width, width) if name == "proj_weight" else (width,))
-
-
-def _like(x):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+        check_like(op, name, parameter, "q", q, (width, width) if name == "proj_weight" else (width,))
+    torch._check_value(
+        scale is None or math.isfinite(scale), lambda: f"{op}: `scale` must be finite or None, got {scale}"
+    )
+    _check_eps(op, eps)
 
 
 @torch.library.register_fake("step3_fused::layer_norm")
 def _(x, weight, bias, *, eps=1e-5, rung="auto"):
-    _check_first("layer_norm", "x", x, None)
+    check_rows("layer_norm", "x", x)
     for name, parameter in (("weight", weight), ("bias", bias)):
-        _check_like("layer_norm", name, parameter, "x", x, x.shape[-1:])
-    return _like(x)
+        check_like("layer_norm", name, parameter, "x", x, x.shape[-1:])
+    _check_eps("layer_norm", eps)
+    return contiguous_like(x)
 
 
 @torch.library.register_fake("step3_fused::residual_layer_norm")
 def _(x, residual, weight, bias, *, eps=1e-5, rung="auto"):
-    _check_first("residual_layer_norm", "x", x, None)
-    _check_like("residual_layer_norm", "residual", residual, "x", x, x.shape)
+    check_rows("residual_layer_norm", "x", x)
+    check_like("residual_layer_norm", "residual", residual, "x", x, x.shape)
     for name, parameter in (("weight", weight), ("bias", bias)):
-        _check_like("residual_layer_norm", name, parameter, "x", x, x.shape[-1:])
-    return _like(x), _like(x)
+        check_like("residual_layer_norm", name, parameter, "x", x, x.shape[-1:])
+    _check_eps("residual_layer_norm", eps)
+    return contiguous_like(x), contiguous_like(x)
 
 
 @torch.library.register_fake("step3_fused::attention_residual_layer_norm")
 def _(q, k, v, residual, weight, bias, *, causal=False, scale=None, eps=1e-5, rung="auto"):
-    _check_attention("attention_residual_layer_norm", q, k, v, residual, weight=weight, bias=bias)
-    return _like(residual)
+    _check_attention("attention_residual_layer_norm", q, k, v, residual, scale, eps, weight=weight, bias=bias)
+    return contiguous_like(residual)
 
 
 @torch.library.register_fake("step3_fused::attention_block")
 def _(q, k, v, residual, proj_weight, proj_bias, weight, bias, *, causal=False, scale=None, eps=1e-5, rung="auto"):
-    _check_attention(
-        "attention_block", q, k, v, residual, proj_weight=proj_weight, proj_bias=proj_bias, weight=weight, bias=bias
-    )
-    return _like(residual), _like(residual)
+    projection = {"proj_weight": proj_weight, "proj_bias": proj_bias}
+    _check_attention("attention_block", q, k, v, residual, scale, eps, **projection, weight=weight, bias=bias)
+    return contiguous_like(residual), contiguous_like(residual)
 
 
 # ---- gradients: PyTorch's formulas; half types in float32, rounded once at the end ----
-
-
-def _wide(*tensors):
-    return [t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
 
 
 def _layer_norm_gradient(grad, x, weight, eps):
@@ -315,7 +286,7 @@ def _layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
 def _layer_norm_backward(ctx, grad):
     dtype = grad.dtype
     with torch.autocast(grad.device.type, enabled=False):  # a backward inside an autocast region computes the same
-        x, weight, grad = _wide(*ctx.saved_tensors, grad)
+        x, weight, grad = map(wide, (*ctx.saved_tensors, grad))
         return tuple(g.to(dtype) for g in _layer_norm_gradient(grad, x, weight, ctx.eps))
 
 
@@ -330,7 +301,7 @@ def _residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
 def _residual_layer_norm_backward(ctx, grad_y, grad_sum):
     dtype = grad_y.dtype
     with torch.autocast(grad_y.device.type, enabled=False):
-        weight, total, grad_y, grad_sum = _wide(*ctx.saved_tensors, grad_y, grad_sum)
+        weight, total, grad_y, grad_sum = map(wide, (*ctx.saved_tensors, grad_y, grad_sum))
         grad_x, grad_weight, grad_bias = _layer_norm_gradient(grad_y, total, weight, ctx.eps)
         grad_x = (grad_x + grad_sum).to(dtype)
         return grad_x, grad_x, grad_weight.to(dtype), grad_bias.to(dtype)
@@ -354,7 +325,7 @@ def _attention_residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, outpu
 def _attention_residual_layer_norm_backward(ctx, grad):
     dtype = grad.dtype
     with torch.autocast(grad.device.type, enabled=False):
-        q, k, v, residual, weight, grad = _wide(*ctx.saved_tensors, grad)
+        q, k, v, residual, weight, grad = map(wide, (*ctx.saved_tensors, grad))
         weights = _attention_weights(q, k, ctx.causal, ctx.scale)
         total = _side_by_side(weights @ v) + residual
         grad_total, grad_weight, grad_bias = _layer_norm_gradient(grad, total, weight, ctx.eps)
@@ -378,7 +349,7 @@ def _attention_block_setup(ctx, inputs, keyword_only_inputs, output):
 def _attention_block_backward(ctx, grad_y, grad_sum):
     dtype = grad_y.dtype
     with torch.autocast(grad_y.device.type, enabled=False):
-        q, k, v, proj_weight, weight, total, grad_y, grad_sum = _wide(*ctx.saved_tensors, grad_y, grad_sum)
+        q, k, v, proj_weight, weight, total, grad_y, grad_sum = map(wide, (*ctx.saved_tensors, grad_y, grad_sum))
         grad_total, grad_weight, grad_bias = _layer_norm_gradient(grad_y, total, weight, ctx.eps)
         grad_total = grad_total + grad_sum
         weights = _attention_weights(q, k, ctx.causal, ctx.scale)

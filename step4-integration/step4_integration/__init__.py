@@ -2,12 +2,13 @@
 
 import torch
 
+from kernel_fusion.ops import check_device, check_dim, check_floating, check_like, check_shape, check_type, wide
 from kernel_fusion.stages import load
 
 _C = load("step4_integration")
 _ops = torch.ops.step4_integration
 
-__all__ = ["embedding", "kv_append", "launch_counts", "rungs"]
+__all__ = ["embedding", "kv_append", "launch_counts", "rounds", "rungs"]
 
 launch_counts = _C.launch_counts
 
@@ -15,6 +16,11 @@ launch_counts = _C.launch_counts
 def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
     """Names that `op` takes as `rung` for tensors on `device`, in the order of the lesson."""
     return _C.rungs(op, torch.device(device).type == "cuda")
+
+
+def rounds(op: str, rung: str) -> str:
+    """What `rung` of `op` rounds to the tensors' dtype on the way; "" for one that rounds once, at the end."""
+    return _C.rounds(op, rung)
 
 
 def embedding(
@@ -74,48 +80,6 @@ def kv_append(
 
 # ---- shapes, for torch.compile and for meta tensors: the checks of integration_host.cpp, without data ----
 
-_FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-
-def _name(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def _check_floating(op, name, x):
-    torch._check_type(
-        x.dtype in _FLOATING,
-        lambda: f"{op}: `{name}` must be float32, float16, bfloat16 or float64, got {_name(x.dtype)}",
-    )
-
-
-def _check_like(op, name, x, first_name, first):
-    torch._check_type(
-        x.dtype == first.dtype,
-        lambda: f"{op}: `{name}` must have the dtype of `{first_name}` ({_name(first.dtype)}), got {_name(x.dtype)}",
-    )
-    _check_device(op, name, x, first_name, first)
-
-
-def _check_device(op, name, x, first_name, first):
-    torch._check_value(
-        x.device == first.device,
-        lambda: f"{op}: `{name}` must be on the device of `{first_name}` ({first.device}), got {x.device}",
-    )
-
-
-def _check_dim(op, name, x, dim):
-    torch._check_value(
-        x.dim() == dim,
-        lambda: f"{op}: `{name}` must have {dim} dimensions, got {x.dim()} (shape {tuple(x.shape)})",
-    )
-
-
-def _check_shape(op, name, x, shape):
-    torch._check_value(
-        x.dim() == len(shape) and all(a == b for a, b in zip(x.shape, shape, strict=True)),
-        lambda: f"{op}: `{name}` must have shape {tuple(shape)}, got {tuple(x.shape)}",
-    )
-
 
 def _check_position(op, position, length, rows, what):
     torch._check_value(position >= 0, lambda: f"{op}: `position` must not be negative, got {position}")
@@ -124,23 +88,20 @@ def _check_position(op, position, length, rows, what):
 
 @torch.library.register_fake("step4_integration::embedding")
 def _(ids, token_weight, position_weight, *, position=0, rung="auto"):
-    _check_floating("embedding", "token_weight", token_weight)
-    _check_dim("embedding", "token_weight", token_weight, 2)
+    check_floating("embedding", "token_weight", token_weight)
+    check_dim("embedding", "token_weight", token_weight, 2)
     vocab, width = token_weight.shape
     torch._check_value(
         vocab > 0 and width > 0,
         lambda: f"embedding: `token_weight` must not be empty, got shape {tuple(token_weight.shape)}",
     )
-    _check_like("embedding", "position_weight", position_weight, "token_weight", token_weight)
-    _check_dim("embedding", "position_weight", position_weight, 2)
+    check_like("embedding", "position_weight", position_weight, "token_weight", token_weight)
+    check_dim("embedding", "position_weight", position_weight, 2)
     positions = position_weight.shape[0]
-    _check_shape("embedding", "position_weight", position_weight, (positions, width))
-    torch._check_type(
-        ids.dtype in (torch.int64, torch.int32),
-        lambda: f"embedding: `ids` must be int64 or int32, got {_name(ids.dtype)}",
-    )
-    _check_device("embedding", "ids", ids, "token_weight", token_weight)
-    _check_dim("embedding", "ids", ids, 2)
+    check_shape("embedding", "position_weight", position_weight, (positions, width))
+    check_type("embedding", "ids", ids, (torch.int64, torch.int32))
+    check_device("embedding", "ids", ids, "token_weight", token_weight)
+    check_dim("embedding", "ids", ids, 2)
     batch, length = ids.shape
     of = f"`ids` ({length}) go past the {positions} rows of `position_weight`"
     _check_position("embedding", position, length, positions, of)
@@ -149,17 +110,17 @@ def _(ids, token_weight, position_weight, *, position=0, rung="auto"):
 
 @torch.library.register_fake("step4_integration::kv_append")
 def _(k_cache, v_cache, k, v, position, *, rung="auto"):
-    _check_floating("kv_append", "k_cache", k_cache)
-    _check_dim("kv_append", "k_cache", k_cache, 4)
-    _check_like("kv_append", "v_cache", v_cache, "k_cache", k_cache)
-    _check_shape("kv_append", "v_cache", v_cache, k_cache.shape)
-    _check_like("kv_append", "k", k, "k_cache", k_cache)
-    _check_dim("kv_append", "k", k, 4)
+    check_floating("kv_append", "k_cache", k_cache)
+    check_dim("kv_append", "k_cache", k_cache, 4)
+    check_like("kv_append", "v_cache", v_cache, "k_cache", k_cache)
+    check_shape("kv_append", "v_cache", v_cache, k_cache.shape)
+    check_like("kv_append", "k", k, "k_cache", k_cache)
+    check_dim("kv_append", "k", k, 4)
     batch, heads, capacity, head_dim = k_cache.shape
     length = k.shape[2]
-    _check_shape("kv_append", "k", k, (batch, heads, length, head_dim))
-    _check_like("kv_append", "v", v, "k_cache", k_cache)
-    _check_shape("kv_append", "v", v, k.shape)
+    check_shape("kv_append", "k", k, (batch, heads, length, head_dim))
+    check_like("kv_append", "v", v, "k_cache", k_cache)
+    check_shape("kv_append", "v", v, k.shape)
     _check_position("kv_append", position, length, capacity, f"`k` ({length}) go past the caches' length {capacity}")
 
 
@@ -176,11 +137,11 @@ def _embedding_setup(ctx, inputs, keyword_only_inputs, output):
 def _embedding_backward(ctx, grad):
     """A row of a table gets the sum of the gradients of all tokens that used it, summed in float32 for half types."""
     (ids,) = ctx.saved_tensors
-    wide = grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
+    summed = wide(grad)
     # The same sum as zeros.index_add_(0, ids, grad), which on a GPU adds in an order that changes from run to run.
-    grad_token = torch.ops.aten.embedding_dense_backward(wide, ids, ctx.vocab, -1, False)
+    grad_token = torch.ops.aten.embedding_dense_backward(summed, ids, ctx.vocab, -1, False)
     after = ctx.positions - ctx.position - ids.shape[1]
-    grad_position = torch.nn.functional.pad(wide.sum(0), (0, 0, ctx.position, after))
+    grad_position = torch.nn.functional.pad(summed.sum(0), (0, 0, ctx.position, after))
     return None, grad_token.to(grad.dtype), grad_position.to(grad.dtype)
 
 

@@ -38,6 +38,10 @@ inline int64_t attend_kernel_bytes(const Attention& a, DType dtype) {
 }
 
 inline std::string attend_kernel_supports(const Attention& a, DType dtype) {
+  const int64_t blocks = a.batch * a.heads * ceil_div(a.q_length, kAttendRows);
+  if (blocks > INT32_MAX) {
+    return "takes at most " + std::to_string(INT32_MAX) + " blocks of 16 queries, got " + std::to_string(blocks);
+  }
   return too_much_shared_memory(attend_kernel_bytes(a, dtype),
                                 "tiles of head_dim " + std::to_string(a.head_dim) + " columns");
 }

@@ -11,12 +11,12 @@ int64_t two_outputs(const Args& a) {
 }
 
 constexpr Rung<Args> kRungs[] = {
-    {"v1_separate", v1_separate, v1_separate_supports, two_outputs},
+    {"v1_separate", v1_separate, v1_separate_supports, two_outputs, "attention's output, its projection and the sum"},
     {"v2_fused", v2_fused, v2_fused_supports},
 };
 
 }  // namespace
 
-Rungs<Args> rungs() { return {kRungs, 2}; }
+Rungs<Args> rungs() { return kRungs; }
 
 }  // namespace kf::KF_BACKEND::attention_block

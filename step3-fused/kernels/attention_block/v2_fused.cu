@@ -26,7 +26,8 @@
 // Moves     4·batch·q_length·width·sizeof(T) bytes, width = heads·head_dim: q, residual, sum and y once. And, mostly
 //           from L2, ⌈q_length/R⌉ times keys and values, 2·batch·k_length·width elements; batch·⌈q_length/R⌉ times
 //           the width² weights. FLOPs as v1
-// Limits    float32, float16, bfloat16; two rows must fit into shared memory: width ≤ 8192 with 64 KB
+// Limits    float32, float16, bfloat16; two rows must fit into shared memory: width ≤ 8192 with 64 KB;
+//           batch·q_length ≤ 2³¹−1
 #include <step3/tile.h>
 
 #include <algorithm>
@@ -131,6 +132,8 @@ void launch(const Args& a, void* stream) {
 
 std::string v2_fused_supports(const Args& a) {
   if (a.dtype == DType::kFloat64) return "takes float32, float16 and bfloat16, got float64";
+  const int64_t rows = a.attention.batch * a.attention.q_length;  // a block each, at the least
+  if (rows > INT32_MAX) return "takes batch·q_length ≤ 2³¹−1, got " + std::to_string(rows);
   return too_much_shared_memory(
       shared_bytes(a.attention, 1),
       "rows of heads·head_dim = " + std::to_string(a.attention.heads * a.attention.head_dim) + " numbers");

@@ -9,7 +9,8 @@
 //           3 for the addition, 2 for LayerNorm. And, mostly from L2, ⌈q_length/16⌉ times keys and values,
 //           2·batch·k_length·width elements. 4·batch·q_length·k_length·width FLOPs, half of it if causal, and
 //           11·batch·q_length·width
-// Limits    head_dim as far as shared memory goes: 128 takes 51 KB, 256 takes 99; in float64 twice as much
+// Limits    head_dim as far as shared memory goes: 128 takes 51 KB, 256 takes 99; in float64 twice as much;
+//           batch·heads·⌈q_length/16⌉ ≤ 2³¹−1; rounds attention's output and the sum
 #include <step3/attend_kernel.h>
 
 #include "../residual_layer_norm/rungs.h"

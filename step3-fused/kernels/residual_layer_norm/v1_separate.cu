@@ -5,7 +5,7 @@
 //           it is also rounded on the way.
 // Launch    twice: grid ⌈rows·width/256⌉, block 256; then as layer_norm's rung
 // Moves     5·rows·width·sizeof(T) bytes: 3 for the addition, 2 for LayerNorm; about 11·rows·width FLOPs
-// Limits    rows·width ≤ 256·(2³¹−1)
+// Limits    rows·width ≤ 256·(2³¹−1), rows ≤ 8·(2³¹−1); rounds the sum
 #include <kf/launch.h>
 #include <kf/numeric.h>
 

@@ -12,6 +12,6 @@ constexpr Rung<Args> kRungs[] = {
 
 }  // namespace
 
-Rungs<Args> rungs() { return {kRungs, 2}; }
+Rungs<Args> rungs() { return kRungs; }
 
 }  // namespace kf::KF_BACKEND::kv_append
