@@ -52,7 +52,7 @@ bench: build ## every rung beside every peer, stage by stage
 lint: $(READY) ## layout and mistakes: ruff, clang-format
 	"$(PYTHON)" -m ruff check .
 	"$(PYTHON)" -m ruff format --check .
-	find . \( -name build -o -name '.?*' \) -prune -o \( -name '*.cu' -o -name '*.cpp' -o -name '*.h' \) -print0 \
+	find . \( -name build -o -name mine -o -name '.?*' \) -prune -o \( -name '*.cu' -o -name '*.cpp' -o -name '*.h' \) -print0 \
 	  | xargs -0 "$(PYTHON)" -c 'import clang_format; clang_format.clang_format()' --dry-run -Werror
 
 gpu-check: $(READY) ## on a GPU: build, test, memcheck and racecheck, results/<gpu>.json of each stage

@@ -201,7 +201,7 @@ def check_all() -> list[Line]:
         check_compiler(),
         check_torch(torch, why_not),
         check_ninja(),
-        check_tool("cmake", "--version", "C++ tests of the kernels", "apt install cmake libgtest-dev"),
+        check_tool("cmake", "--version", "C++ tests of the kernels", "apt install cmake ninja-build libgtest-dev"),
         check_tool("gdb", "--version", "stepping through kernels", "apt install gdb"),
         driver,
         check_nvcc(torch),

@@ -15,7 +15,7 @@ def files(*suffixes: str, under: str = ".") -> list[pathlib.Path]:
     """The repository's own files with one of these endings: nothing hidden, built or installed."""
     found = []
     for folder, subfolders, names in os.walk(ROOT / under):
-        skipped = ("build", "out", "__pycache__")
+        skipped = ("build", "out", "__pycache__", "mine")
         subfolders[:] = sorted(d for d in subfolders if not d.startswith(".") and d not in skipped)
         found += [pathlib.Path(folder, name) for name in sorted(names) if name.endswith(suffixes)]
     return found
@@ -60,7 +60,7 @@ def without_fences(markdown: pathlib.Path) -> str:
     )
 
 
-def run(*command: str, cwd: pathlib.Path = ROOT, timeout: float = 600, **environment: str) -> str:
+def run(*command: str, cwd: pathlib.Path = ROOT, **environment: str) -> str:
     """Output of a command that must end with 0."""
     done = subprocess.run(
         command,
@@ -70,7 +70,6 @@ def run(*command: str, cwd: pathlib.Path = ROOT, timeout: float = 600, **environ
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout,
     )
     assert done.returncode == 0, f"{' '.join(command)} (in {cwd}) ended with {done.returncode}:\n{done.stdout[-4000:]}"
     return done.stdout

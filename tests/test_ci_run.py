@@ -29,13 +29,16 @@ step "the end" last
 def script(tmp_path):
     """The script with these steps, in a folder of its own."""
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    before, own = text.split("system_packages() {", maxsplit=1)
-    after = re.split(r'^step "make tour" tour\n', own, flags=re.MULTILINE)[1]
+    before, own = text.split("install() {", maxsplit=1)
+    after = re.split(r'^step "[^"]*" weak_symbols\n', own, flags=re.MULTILINE)[1]
     path = tmp_path / ".ci" / "run"
     path.parent.mkdir()
     path.write_text(before + STEPS + after, encoding="utf-8")
     path.chmod(0o755)
     return path
+
+
+HANGS_S = 1800
 
 
 def start(script, seconds: int) -> subprocess.Popen:
@@ -54,7 +57,7 @@ def start(script, seconds: int) -> subprocess.Popen:
 
 
 def test_a_failed_step_fails_the_run_and_the_next_still_runs(script):
-    out, _ = (run := start(script, 0)).communicate(timeout=30)
+    out, _ = (run := start(script, 0)).communicate(timeout=HANGS_S)
     assert run.returncode == 1
     assert "went on after an error" not in out
     assert "the last step" in out
@@ -65,13 +68,13 @@ def test_a_failed_step_fails_the_run_and_the_next_still_runs(script):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_an_interrupted_step_is_the_last(script, number):
-    run = start(script, 60)
+    run = start(script, 2 * HANGS_S)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + HANGS_S
         while not (script.parents[1] / "waiting").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         os.killpg(run.pid, number)  # as Ctrl-C does: the script and what it started
-        out, error = run.communicate(timeout=30)
+        out, error = run.communicate(timeout=HANGS_S)
     except BaseException:
         os.killpg(run.pid, signal.SIGKILL)
         raise
@@ -79,3 +82,30 @@ def test_an_interrupted_step_is_the_last(script, number):
     assert "interrupted" in error.splitlines()  # bash may say "Terminated" of the step, before or after
     assert "a long one" in out
     assert "the end" not in out
+
+
+def test_the_tour_and_the_tests_run_before_anything_is_installed_for_them():
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    steps = re.findall(r'^step "[^"]*" (\w+)$', text, flags=re.MULTILINE)
+    assert steps.index("tour") < steps.index("tests") < steps.index("more_tools") < steps.index("tests_with_tools")
+
+
+def test_tools_are_hidden_from_the_path_and_all_else_is_left(tmp_path):
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    function = re.search(r"^hide_tools\(\) \{.*?^\}$", text, flags=re.MULTILINE | re.DOTALL).group()
+    for folder, programs in {"one": ("cmake", "of_one"), "two": ("of_two",), "three": ("gdb", "of_three")}.items():
+        (tmp_path / folder).mkdir()
+        for program in programs:
+            (tmp_path / folder / program).write_text("#!/bin/sh\n")
+            (tmp_path / folder / program).chmod(0o755)
+    path = os.pathsep.join([str(tmp_path / "one"), str(tmp_path / "two"), str(tmp_path / "three"), os.environ["PATH"]])
+    script = f"set -eu\n{function}\nhide_tools\nfor p in of_one of_two of_three bash; do command -v $p; done\n"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:3] == [
+        f"{tmp_path}/build/ci/path/1/of_one",
+        f"{tmp_path}/two/of_two",
+        f"{tmp_path}/build/ci/path/2/of_three",
+    ]

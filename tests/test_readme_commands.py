@@ -1,56 +1,195 @@
-"""The commands of the READMEs and docs, executed in order where they stand.
+"""The commands of every document, pasted in reading order into one shell that begins at the repository's root.
 
-A ```bash fence is run by `bash -e`: a stage's in the stage's folder, others at the root. A word after `bash` says what
-a fence needs: `gpu`, `sanitizer`, `gdb` (run where there is one), `network` (an installation; not run here), `long`
-(`make tour`, `make test`; .ci/run runs these). Test scripts run a sample of their tests: the whole of them runs beside
-this one.
+So a document says itself where it goes and which environment it takes: `source .venv/bin/activate`, `cd step1-simple`.
+A word after ```bash says what a block needs: `gpu`, `sanitizer`, `gdb`, `cmake` (with ninja and GoogleTest; run where
+there is one), `network` (an installation or a download; not run here), `long` (`make tour`, `make test`; .ci/run runs
+these). Test scripts run a sample of their tests: the whole of them runs beside this one.
 """
 
+import functools
 import os
+import pathlib
+import re
 import shutil
+import subprocess
+import sys
+import tempfile
 
 import pytest
-from repository import ROOT, STAGES, commands_folder, fences, relative, run
+from repository import ROOT, Fence, commands_folder, fences, files, relative
 
-READMES = [ROOT / "README.md", ROOT / "setup" / "environment.md", *sorted((ROOT / "docs").glob("*.md"))]
-READMES += [ROOT / stage / "README.md" for stage in STAGES]
-TAGS = {"gpu", "sanitizer", "gdb", "network", "long"}
+TAGS = {"gpu", "sanitizer", "gdb", "cmake", "network", "long"}
+# How to get what blocks need that a user may add.
+TO_GET = {
+    "gdb": "gdb: apt install gdb",
+    "cmake": "cmake, ninja and GoogleTest: apt install cmake ninja-build libgtest-dev; or, without root, "
+    "pip install cmake ninja, and KF_GTEST_SOURCE=<folder of GoogleTest's source>",
+}
+HANGS_S = 3600  # no document takes a tenth of it
+AS_ACTIVATED = os.pathsep.join([str(pathlib.Path(sys.prefix, "bin")), os.environ["PATH"]])  # pip's ninja and cmake, too
+ACTIVATE = ROOT / ".venv" / "bin" / "activate"
+
+
+def blocks(document: pathlib.Path) -> list[Fence]:
+    """The document's blocks of commands."""
+    return [fence for fence in fences(document) if fence.language == "bash"]
+
+
+DOCUMENTS = [path for path in files(".md") if blocks(path)]
+
+
+@functools.cache
+def has_googletest() -> bool:
+    """Whether CMake finds GoogleTest, or is told where its source is."""
+    if os.environ.get("KF_GTEST_SOURCE"):
+        return True
+    script = "find_package(GTest QUIET)\nif(NOT GTest_FOUND)\n  message(FATAL_ERROR none)\nendif()\n"
+    with tempfile.TemporaryDirectory() as folder:
+        project = f"cmake_minimum_required(VERSION 3.21)\nproject(look LANGUAGES CXX)\n{script}"
+        pathlib.Path(folder, "CMakeLists.txt").write_text(project)
+        look = ["cmake", "-G", "Ninja", "-S", folder, "-B", f"{folder}/build"]
+        return subprocess.run(look, env={**os.environ, "PATH": AS_ACTIVATED}, capture_output=True).returncode == 0
 
 
 def absent() -> set[str]:
     """The tags whose fences cannot run here."""
-    needs = {"gpu": ("nvidia-smi", "nvcc"), "sanitizer": ("compute-sanitizer",), "gdb": ("gdb", "cmake", "ninja")}
-    return {tag for tag, programs in needs.items() if not all(map(shutil.which, programs))}
+    needs = {"gpu": ("nvidia-smi", "nvcc"), "sanitizer": ("compute-sanitizer",), "gdb": ("gdb",)}
+    needs["cmake"] = ("cmake", "ninja")
+    tags = {tag for tag, names in needs.items() if not all(shutil.which(name, path=AS_ACTIVATED) for name in names)}
+    return tags if "cmake" in tags or has_googletest() else {*tags, "cmake"}
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("readme", READMES, ids=relative)
-def test_commands_run(readme, tmp_path):
-    blocks = [fence for fence in fences(readme) if fence.language == "bash"]
-    assert blocks, "no commands"
-    for fence in blocks:
+def paste(document: pathlib.Path, folder: pathlib.Path) -> tuple[int, str, str]:
+    """Runs the document's blocks in one shell.
+
+    Args:
+        document: whose.
+        folder: for commands, should there be no .venv of this Python.
+
+    Returns:
+        The shell's code; the block it was at, as document and line, or "the end"; what it printed.
+    """
+    script = ["set -euo pipefail"]
+    if not is_ours(ACTIVATE):
+        commands = commands_folder(folder)
+        script.append(f'source() {{ [ "$(realpath -m "$1")" = "{ACTIVATE}" ] && PATH="{commands}:$PATH"; }}')
+    for fence in blocks(document):
+        if not {"network", "long", *absent()} & set(fence.tags):
+            script += [mark(f"{relative(document)}:{fence.line}"), "set -x", fence.text, "{ set +x; } 2>/dev/null"]
+    script.append(mark("the end"))
+    ours = ("VIRTUAL_ENV", "PYTHONPATH", "MAKE", "MFLAGS")  # not in a fresh shell: of this environment, of `make test`
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment |= {"PATH": without_this_environment(), "PYTHON": sys.executable, "PYTEST_ADDOPTS": "--sample=8"}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=HANGS_S,
+    )
+    return done.returncode, re.findall(r"^== (.*), after \d+ s$", done.stdout, re.MULTILINE)[-1], done.stdout
+
+
+def mark(place: str) -> str:
+    """The command that says where the shell is."""
+    return f'printf "\\n== %s, after %s s\\n" "{place}" "$SECONDS"'
+
+
+def is_ours(activate: pathlib.Path) -> bool:
+    """Whether this script switches to the Python that runs these tests, and not to another or to none."""
+    return activate.exists() and activate.parents[1].resolve() == pathlib.Path(sys.prefix).resolve()
+
+
+def without_this_environment() -> str:
+    """The PATH of a fresh shell, in which the environment of this Python has not been activated."""
+    own = {str(pathlib.Path(sys.prefix, "bin"))} if sys.prefix != sys.base_prefix else set()
+    return os.pathsep.join(path for path in os.environ["PATH"].split(os.pathsep) if path not in own)
+
+
+def marked(document: pathlib.Path):
+    """The document as a parameter, marked where some of its blocks need what not every machine has."""
+    tools = any(TO_GET.keys() & set(fence.tags) for fence in blocks(document))
+    return pytest.param(document, marks=[pytest.mark.tools] if tools else [], id=relative(document))
+
+
+@pytest.mark.tools
+@pytest.mark.parametrize("tag", TO_GET)
+def test_every_block_can_run_here(tag):
+    if tag in absent():
+        pytest.skip(f"blocks tagged `{tag}` are left out; to run them, get {TO_GET[tag]}")
+
+
+@pytest.mark.parametrize("document", [marked(document) for document in DOCUMENTS])
+def test_a_documents_commands_run_in_one_shell(document, tmp_path):
+    code, at, output = paste(document, tmp_path)
+    assert (code, at) == (0, "the end"), output[-6000:]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_blocks_that_may_be_skipped_leave_no_trace(document):
+    """What stays in the shell, a folder or a variable, would be missing where such a block does not run."""
+    for fence in blocks(document):
         assert set(fence.tags) <= TAGS, f"line {fence.line}: unknown tag"
-        if {"network", "long", *absent()} & set(fence.tags):
-            continue
-        run(
-            "bash",
-            "-euxo",
-            "pipefail",
-            "-c",
-            fence.text,
-            cwd=readme.parent if readme.parent.name in STAGES else ROOT,
-            PATH=f"{commands_folder(tmp_path)}{os.pathsep}{os.environ['PATH']}",
-            PYTHON="python",
-            PYTEST_ADDOPTS="--sample=8",
-        )
+        if fence.tags:
+            lasting = [line for line in fence.text.splitlines() if re.match(r"(cd|export|source|\w+=\S*$)\b", line)]
+            assert lasting == [], f"line {fence.line}: put it into ( ) or into a block without a tag"
+
+
+@pytest.fixture
+def page(monkeypatch, tmp_path):
+    """Pastes a document with these blocks."""
+    document = ROOT / "page.md"
+
+    def pasted(*texts: str) -> tuple[int, str, str]:
+        found = [Fence("bash", tuple(text.split("\n")[0].split()), text, n, "") for n, text in enumerate(texts)]
+        monkeypatch.setattr(sys.modules[__name__], "blocks", lambda path: found if path == document else [])
+        return paste(document, tmp_path)
+
+    return pasted
+
+
+def test_a_block_finds_what_the_one_before_left(page):
+    code, at, output = page("\ncd docs\nthing=7", "\npwd\necho $thing", "gpu\nfalse" if "gpu" in absent() else "\n:")
+    assert (code, at) == (0, "the end")
+    assert f"\n{ROOT / 'docs'}\n" in output
+    assert "\n7\n" in output
+
+
+@pytest.mark.parametrize("wrong", ["false", "cd nowhere", "false | cat", "echo $unset_variable", "exit 0"])
+def test_the_block_that_fails_is_named(page, wrong):
+    code, at, _ = page("\n:", f"\n{wrong}", "\n:")
+    assert at == "page.md:1"
+    assert (code, at) != (0, "the end")
+
+
+def test_the_environment_is_there_only_once_it_is_activated(page):
+    if sys.prefix != sys.base_prefix:
+        code, _, _ = page("\nkernel-fusion rungs scale")
+        assert code == 127
+    code, _, output = page("\nsource .venv/bin/activate\nkernel-fusion rungs scale")
+    assert code == 0, output
+    code, _, output = page("\ncd docs\nsource .venv/bin/activate")
+    assert code != 0, output
+
+
+def test_without_an_environment_of_ours_its_activation_is_stood_in_for(page, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys.modules[__name__], "ACTIVATE", ROOT / ".venv" / "bin" / "activate")
+    monkeypatch.setattr(sys.modules[__name__], "is_ours", lambda path: False)
+    code, _, output = page("\ncd docs\nsource ../.venv/bin/activate\nwhich kernel-fusion")
+    assert (code, str(tmp_path) in output) == (0, True), output
+    code, _, output = page("\ncd docs\nsource .venv/bin/activate")
+    assert code != 0, output
 
 
 def test_ci_runs_the_long_commands():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     lines = {
         line
-        for readme in READMES
-        for fence in fences(readme)
+        for document in DOCUMENTS
+        for fence in blocks(document)
         if "long" in fence.tags
         for line in fence.text.splitlines()
     }

@@ -113,3 +113,13 @@ def test_table_lists_the_folder_in_order(folder):
     in_folder = sorted((path.stem for path in folder.glob("v*.cu")), key=lambda name: int(re.findall(r"\d+", name)[0]))
     assert listed == in_folder
     assert [int(re.findall(r"\d+", name)[0]) for name in listed] == list(range(1, len(listed) + 1))
+
+
+@pytest.mark.parametrize("path", RUNGS, ids=relative)
+def test_a_rung_that_rounds_on_the_way_says_so_in_its_table_and_header(path):
+    row = re.search(rf'\{{"{path.stem}",([^{{}}]*)\}}', path.with_name("rungs.cpp").read_text(encoding="utf-8")).group(
+        1
+    )
+    said = re.findall(r'"([^"]*)"', row)
+    limits = " ".join(header(path).rpartition("\nLimits")[2].split())
+    assert re.findall(r"rounds (.*)$", limits) == said

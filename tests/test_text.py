@@ -1,11 +1,12 @@
 """The Markdown tells the truth: quoted code is in its source, links and paths lead somewhere, tables are fresh."""
 
+import json
 import pathlib
 import re
 import textwrap
 
 import pytest
-from repository import ROOT, fences, files, relative, without_fences
+from repository import ROOT, STAGES, Fence, fences, files, relative, without_fences
 
 MARKDOWN = files(".md")
 NAMES = {path.name for path in files("")}
@@ -57,7 +58,8 @@ def test_links_lead_somewhere(markdown):
 
 def anchors(markdown: pathlib.Path) -> set[str]:
     """The names GitHub gives to a file's headings."""
-    headings = re.findall(r"^#+ (.*)$", without_fences(markdown), re.MULTILINE)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", without_fences(markdown))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
@@ -81,11 +83,25 @@ def test_named_files_exist(markdown):
 
 
 @pytest.mark.parametrize("markdown", MARKDOWN, ids=relative)
+def test_paths_are_links(markdown):
+    """The first `path` of a file of ours is a link, or stands after one; so that a reader can follow it."""
+    text = without_fences(markdown)
+    linked, bare = {}, []
+    for link in re.finditer(r"\]\(([^)\s#]+)[^)\s]*\)", text):
+        linked.setdefault((markdown.parent / link[1]).resolve(), link.start())
+    for code in re.finditer(r"`([^`\s]+)`", text):
+        named = [base / code[1] for base in (markdown.parent, ROOT) if (base / code[1]).is_file()]
+        if named and linked.get(named[0].resolve(), len(text)) > code.end():
+            bare.append(f"line {text.count(chr(10), 0, code.start()) + 1}: {code[1]}")
+    assert bare == []
+
+
+@pytest.mark.parametrize("markdown", MARKDOWN, ids=relative)
 def test_named_make_targets_exist(markdown):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     code = re.findall(r"`([^`\n]+)`", without_fences(markdown))
     code += [line for fence in fences(markdown) if fence.language == "bash" for line in fence.text.splitlines()]
-    named = {target for text in code for target in re.findall(r"\bmake ([a-z-]+)", text)}
+    named = {target for text in code for target in re.findall(r"\bmake (?:-C \S+ )?([a-z-]+)", text)}
     assert named - targets == set()
 
 
@@ -93,3 +109,149 @@ def test_stages_show_their_results():
     """That the tables say what the results files say is tested in common/kernel_fusion/tests/test_report.py."""
     measured = {path.parents[1] for path in ROOT.glob("step*/results/*.json")}
     assert [p for p in measured if "<!-- results:" not in (p / "README.md").read_text(encoding="utf-8")] == []
+
+
+# ---- pages that can be read ----
+
+STAGE_PAGES = [path for stage in STAGES for path in sorted((ROOT / stage).glob("*.md"))]
+LONGEST_PAGE = 600  # lines: what can be read in one sitting
+WITHOUT_CONTENTS = 120  # lines
+
+
+def stages_pages(stage: str) -> list[pathlib.Path]:
+    """The pages beside a stage's README, in the order in which that links to them."""
+    text = (ROOT / stage / "README.md").read_text(encoding="utf-8")
+    names = re.findall(r"\]\((\w+\.md)(?:#[\w-]+)?\)", text)
+    return [ROOT / stage / name for name in dict.fromkeys(names) if name != "README.md"]
+
+
+@pytest.mark.parametrize("page", STAGE_PAGES, ids=relative)
+def test_a_page_is_read_in_one_sitting(page):
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= LONGEST_PAGE
+
+
+@pytest.mark.parametrize("markdown", MARKDOWN, ids=relative)
+def test_contents_stand_at_the_top(markdown):
+    text = markdown.read_text(encoding="utf-8")
+    one_table = text.count("\n## ") < 2
+    if markdown.parent.name == "results" or one_table or len(text.splitlines()) <= WITHOUT_CONTENTS:
+        return
+    assert "<!-- contents -->" in text.split("\n## ")[0]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_pages_are_linked_in_reading_order(stage):
+    pages = stages_pages(stage)
+    assert sorted(pages) == sorted(path for path in STAGE_PAGES if path.parent.name == stage and path.stem != "README")
+    following = dict(zip(STAGES, STAGES[1:], strict=False))
+    last = f"../{following[stage]}/README.md" if stage in following else "../README.md"
+    for page, after in zip([ROOT / stage / "README.md", *pages], [*(p.name for p in pages), last], strict=True):
+        assert f"]({after})" in page.read_text(encoding="utf-8").split("\n## Next\n")[1], relative(page)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_is_built_before_its_first_use(stage):
+    texts = [fence.text for fence in fences(ROOT / stage / "README.md") if fence.language == "bash"]
+    builds = [n for n, text in enumerate(texts) if re.search(r"build_ext|make -C \.\. build", text)]
+    uses = [n for n, text in enumerate(texts) if re.search(r"import step\d_|python (test|benchmark|train|gpt2)", text)]
+    assert builds[0] < uses[0]
+
+
+@pytest.mark.parametrize("page", STAGE_PAGES, ids=relative)
+def test_results_stand_after_the_rungs_that_they_are_of(page):
+    text = page.read_text(encoding="utf-8")
+    for marker in re.finditer(r"<!-- (?:results:|plot:ladder |plot:bytes )(\w+)", text):
+        rungs = sorted((page.parent / "kernels" / marker[1]).glob("v*_*.cu"))
+        assert rungs
+        before = text[: marker.start()]
+        unexplained = [rung.stem for rung in rungs if f"](kernels/{marker[1]}/{rung.name})" not in before]
+        assert unexplained == [], f"{marker[0]}: these rungs come later, or not at all"
+
+
+@pytest.mark.parametrize("markdown", MARKDOWN, ids=relative)
+def test_nothing_generated_comes_before_its_words(markdown):
+    text = markdown.read_text(encoding="utf-8")
+    for marker in re.finditer(r"<!-- (results|plot|models|counts)\b[^\n]*-->", text):
+        lines = [line for line in text[: marker.start()].splitlines() if line.strip()]
+        assert not lines[-1].startswith("#"), f"{marker[0]} stands directly below a heading"
+    first = re.search(r"<!-- results:", text)
+    if first and markdown.name == "README.md":
+        assert re.search(r"\*[\w ]*ceiling\*", text[: first.start()]), "what the ceiling is comes after a table with it"
+
+
+# Commands that take longer than 20 s the first time; those that download more than 100 MB.
+SLOW = re.compile(
+    r"^make (tour|test|setup|-C \.\. build)|^pip |profile .*--device cpu|cmake --build"
+    r"|^python (setup|test\w*|benchmark\w*|train)\.py( build_ext.*| --sizes quick| --seconds.*)?$"
+)
+
+
+@pytest.mark.parametrize("markdown", MARKDOWN, ids=relative)
+def test_long_waits_and_downloads_are_announced(markdown):
+    """In the paragraph before the block, or after it: how long; how much. Of each command the first time."""
+    lines = markdown.read_text(encoding="utf-8").splitlines()
+    known = set()
+    for fence in fences(markdown):
+        if fence.language != "bash":
+            continue
+        commands = [line.split("  #")[0].strip() for line in fence.text.splitlines()]
+        slow = {line.split(" -k ")[0] for line in commands if SLOW.search(line)}
+        around = words_around(lines, fence)
+        if slow - known and not re.search(r"\b(seconds?|minutes?)\b", around):
+            pytest.fail(f"line {fence.line}: how long does this take? {sorted(slow - known)}")
+        known |= slow
+        if "network" in fence.tags:
+            assert re.search(r"\b[\d.]+ [MG]B\b", around), f"line {fence.line}: how much is downloaded?"
+
+
+def words_around(lines: list[str], fence: Fence) -> str:
+    """The paragraphs before and after a fenced block."""
+    before, after = fence.line - 2, fence.line + len(fence.text.split("\n")) + 1
+    return "\n".join([*paragraph(lines[:before][::-1])[::-1], *paragraph(lines[after - 1 :])])
+
+
+def paragraph(lines: list[str]) -> list[str]:
+    """The first lines that are not empty, up to an empty one."""
+    text = "\n".join(lines).strip("\n").split("\n\n")[0]
+    return text.split("\n")
+
+
+def test_helpers_are_explained_where_they_first_come():
+    """Before the second heading below the first quoted rung."""
+    page = ROOT / "step1-simple" / "README.md"
+    first = next(fence for fence in fences(page) if "source: kernels/" in fence.before)
+    section = "\n".join(without_fences(page).splitlines()[first.line :]).split("\n### ")[0]
+    names = ("to_compute", "from_compute", "compute_t", "with_type", "as_stream", "KF_BACKEND", "*tag*")
+    assert [name for name in names if name not in section] == []
+
+
+def test_littles_law_is_one_figure():
+    """Rate, latency and what must be under way: of the measurements, and the same wherever they are told."""
+    ceilings = json.loads((ROOT / "step1-simple" / "results" / "h200.json").read_text(encoding="utf-8"))["ceilings"]
+    rate = 1e9 * ceilings["copy_gb_s"][max(ceilings["copy_gb_s"], key=int)]
+    text = (ROOT / "step1-simple" / "results" / "h200-block-sizes.txt").read_text(encoding="utf-8")
+    words = text.split("\n\n")[1].splitlines()[-1].split()
+    latency = round(1e6 * 1024 * int(words[-4]) * 132 / (1e9 * int(words[-1]) / 2), 1)
+    reads, bytes_in_all = rate / 2, rate / 2 * latency / 1e6
+    each = f"{bytes_in_all / 132 / 1024:.0f} KB"
+    said = {
+        "step1-simple/README.md": [
+            f"after about {latency} µs",
+            f"A copy at {rate / 1e12:.1f} TB/s",
+            f"{reads / 1e12:.2f} TB/s · {latency} µs = {bytes_in_all / 1e6:.1f} MB, or {each} on each",
+            f"twice the {each} that Little",
+        ],
+        "step1-simple/limits.md": [
+            f"{words[-4]} KB on each of 132 multiprocessors, and {words[-1]} GB/s of which half are reads, "
+            f"make a latency of {latency} µs"
+        ],
+        "docs/cuda_basics.md": [
+            f"A load takes about {latency} µs",
+            f"a copy at {rate / 1e12:.1f} TB/s reads {reads / 1e12:.2f} TB/s; · {latency} µs = "
+            f"{bytes_in_all / 1e6:.1f} MB under way on the whole GPU = {each} on each",
+        ],
+        "docs/memory_optimization.md": [f"A load takes about {latency} µs", f"about {each} a multiprocessor"],
+    }
+    for name, sentences in said.items():
+        flat = " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        assert [sentence for sentence in sentences if sentence not in flat] == [], name

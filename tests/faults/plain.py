@@ -1,0 +1,213 @@
+"""The plain C++ versions: what `auto` runs on CPU tensors."""
+
+from faults import Fault
+
+CPU1 = "step1-simple/simple_cpu.cpp"
+CPU2 = "step2-attention/attention_cpu.cpp"
+CPU3 = "step3-fused/fused_cpu.cpp"
+LOOPS3 = "step3-fused/cpu_loops.h"
+CPU4 = "step4-integration/integration_cpu.cpp"
+TEST1 = "step1-simple/test.py"
+TEST2 = "step2-attention/test_attention.py"
+TEST3 = "step3-fused/test_fused.py"
+TEST4 = "step4-integration/test_integration.py"
+BITS1 = f"{TEST1}::test_sums_have_the_bits_they_always_had"
+
+FAULTS = [
+    Fault(
+        "sum-rounded-1",
+        "x + bias is rounded to the half type before GELU",
+        CPU1,
+        "gelu_of<kTanh>(static_cast<C>(x[c]) + static_cast<C>(bias[c]))",
+        "gelu_of<kTanh>(static_cast<C>(static_cast<T>(static_cast<C>(x[c]) + static_cast<C>(bias[c]))))",
+        f"{TEST1}::test_every_rung_keeps_the_contract[(33, 760)-torch.bfloat16-bias_gelu-cpu-cpu]",
+    ),
+    Fault(
+        "sum-rounded-3",
+        "the sum is rounded to the half type before it is normalised",
+        CPU3,
+        "        convert(row.data(), a.width, static_cast<T*>(a.sum) + r * a.width);\n",
+        "        convert(row.data(), a.width, static_cast<T*>(a.sum) + r * a.width);\n"
+        "        convert(static_cast<const T*>(a.sum) + r * a.width, a.width, row.data());\n",
+        f"{TEST3}::test_residual_layer_norm_of_any_width[768-torch.bfloat16-cpu-cpu]",
+    ),
+    Fault(
+        "sum-by-threads",
+        "the sum of columns depends on the number of threads",
+        CPU1,
+        "const int64_t parts = std::min<int64_t>(rows, 32);",
+        "const int64_t parts = std::min<int64_t>(rows, at::get_num_threads());",
+        f"{BITS1}[column_sum-cpu-cpu]",
+    ),
+    Fault(
+        "sum-in-other-parts",
+        "the sum of columns is cut into 31 parts, not 32",
+        CPU1,
+        "const int64_t parts = std::min<int64_t>(rows, 32);",
+        "const int64_t parts = std::min<int64_t>(rows, 31);",
+        f"{BITS1}[column_sum-cpu-cpu]",
+    ),
+    Fault(
+        "a-part-of-the-sum-lost",
+        "the last part's rows are not added",
+        CPU1,
+        "for (int64_t part = 1; part < parts; ++part) add_row",
+        "for (int64_t part = 1; part + 1 < parts; ++part) add_row",
+        f"{TEST1}::test_every_rung_keeps_the_contract[(33, 760)-torch.float32-column_sum-cpu-cpu]",
+    ),
+    Fault(
+        "counter-of-16-bits",
+        "Philox's counter starts again after 2¹⁹ elements",
+        CPU1,
+        "const uint64_t subsequence = first + static_cast<uint64_t>(begin + l);",
+        "const uint64_t subsequence = static_cast<uint16_t>(first + static_cast<uint64_t>(begin + l));",
+        f"{TEST1}::test_the_mask_is_philoxs_after_half_a_million_elements_too[cpu-cpu]",
+    ),
+    Fault(
+        "offset-of-32-bits",
+        "the high word of dropout's offset is lost",
+        CPU1,
+        "y[l] = static_cast<uint32_t>(offset / 4 >> 32);",
+        "y[l] = 0;",
+        f"{TEST1}::test_every_bit_of_seed_and_offset_counts[cpu-cpu]",
+    ),
+    Fault(
+        "key-of-32-bits",
+        "the high word of dropout's seed is lost",
+        CPU1,
+        "key_y = static_cast<uint32_t>(seed >> 32);",
+        "key_y = 0;",
+        f"{TEST1}::test_every_bit_of_seed_and_offset_counts[cpu-cpu]",
+    ),
+    Fault(
+        "dropped-at-the-threshold",
+        "an element whose number is the threshold is dropped",
+        CPU1,
+        "(numbers[c] >= threshold ? value : C(0)) + static_cast<C>(residual[c])",
+        "(numbers[c] > threshold ? value : C(0)) + static_cast<C>(residual[c])",
+        f"{TEST1}::test_the_threshold_is_the_nearest_number_and_is_itself_kept[cpu-cpu]",
+    ),
+    Fault(
+        "gelu-digit",
+        "a digit of GELU's constant",
+        CPU1,
+        "(x + C(0.044715) * x * x * x)",
+        "(x + C(0.04471) * x * x * x)",
+        f"{TEST1}::test_every_rung_keeps_the_contract[(33, 760)-torch.float32-gelu-cpu-cpu]",
+    ),
+    Fault(
+        "slope-overflows",
+        "GELU's slope is NaN far out",
+        CPU1,
+        "slope[i] = x[i] > C(-16) ? (x[i] < C(16) ? x[i] : C(16)) : C(-16);",
+        "slope[i] = x[i];",
+        f"{TEST1}::test_the_slope_of_gelu_at_the_ends_of_the_range[torch.float32-tanh-gelu_backward-cpu-cpu]",
+    ),
+    Fault(
+        "keys-of-the-head-before",
+        "attention keeps the keys and values of a thread's first head",
+        CPU2,
+        "if (task / blocks != loaded) {",
+        "if (loaded < 0) {",
+        f"{TEST2}::test_attention_of_any_length[33-full-torch.float32-cpu-cpu]",
+    ),
+    Fault(
+        "keys-of-the-call-before",
+        "attention keeps the keys and values of a thread's last call",
+        CPU2,
+        "      Head<C> h{std::vector<C>(dim * a.k_length),  std::vector<C>(a.k_length * dim),\n"
+        "                std::vector<C>(kQueryBlock * dim), std::vector<C>(kQueryBlock * kKeyBlock),\n"
+        "                std::vector<C>(kQueryBlock * dim), std::vector<C>(kQueryBlock),\n"
+        "                std::vector<C>(kQueryBlock)};\n"
+        "      int64_t loaded = -1;\n",
+        "      static thread_local Head<C> h;\n"
+        "      static thread_local int64_t loaded = -1;\n"
+        "      if (h.k_transposed.size() != static_cast<size_t>(dim * a.k_length)) {\n"
+        "        h = {std::vector<C>(dim * a.k_length), std::vector<C>(a.k_length * dim),\n"
+        "             std::vector<C>(kQueryBlock * dim), std::vector<C>(kQueryBlock * kKeyBlock),\n"
+        "             std::vector<C>(kQueryBlock * dim), std::vector<C>(kQueryBlock), std::vector<C>(kQueryBlock)};\n"
+        "        loaded = -1;\n"
+        "      }\n",
+        f"{TEST2}::test_a_call_knows_nothing_of_the_one_before[cpu-cpu]",
+    ),
+    Fault(
+        "one-key-fewer",
+        "a causal query does not see its own key",
+        CPU2,
+        "first + a.k_length - a.q_length + 1);",
+        "first + a.k_length - a.q_length);",
+        f"{TEST2}::test_attention_of_any_length[33-causal-torch.float32-cpu-cpu]",
+    ),
+    Fault(
+        "nothing-seen-is-nan",
+        "a query that sees no key divides 0 by 0",
+        CPU2,
+        "const C inverse = h.sum[i] == 0 ? C(0) : 1 / h.sum[i];",
+        "const C inverse = 1 / h.sum[i];",
+        f"{TEST2}::test_a_query_that_sees_no_key_gives_zero_and_no_gradient[torch.float32-cpu-cpu]",
+    ),
+    Fault(
+        "old-weights-not-scaled",
+        "what was accumulated under an old maximum is not scaled to the new one",
+        CPU2,
+        "for (int64_t d = 0; d < dim; ++d) h.out[i * dim + d] *= factor;",
+        "",
+        f"{TEST2}::test_attention_between_different_lengths[1-129-full-cpu-cpu]",
+    ),
+    Fault(
+        "variance-by-squares",
+        "the variance by E[x²] − E[x]²",
+        LOOPS3,
+        "const Sums<C> off = sums_from(row, width, mean);\n  const C rest = off.values / C(width);",
+        "const Sums<C> off{0, sums_from(row, width, C(0)).squares - mean * mean * C(width)};\n  const C rest = 0;",
+        f"{TEST3}::test_a_large_mean_does_not_drown_a_small_variance[768-torch.float32-cpu-cpu]",
+    ),
+    Fault(
+        "row-without-its-end",
+        "columns after the last whole pack are left out of a row's sums",
+        LOOPS3,
+        "  for (; c < width; ++c) {\n    const C off = row[c] - from;",
+        "  for (; false; ++c) {\n    const C off = row[c] - from;",
+        f"{TEST3}::test_layer_norm_of_any_width[33-torch.float32-cpu-cpu]",
+    ),
+    Fault(
+        "projection-bias-lost",
+        "the projection's bias is not added",
+        CPU3,
+        "sums[r * width + c] = proj_bias[c] + static_cast<C>(residual[r * width + c]);",
+        "sums[r * width + c] = static_cast<C>(residual[r * width + c]);",
+        f"{TEST3}::test_attention_of_any_length[33-full-torch.float32-attention_block-cpu-cpu]",
+    ),
+    Fault(
+        "keys-read-by-the-queries-stride",
+        "k's rows are found by q's stride",
+        CPU3,
+        "rows_of(base(a.k), a.k.row_stride, keys,",
+        "rows_of(base(a.k), a.q.row_stride, keys,",
+        f"{TEST3}::test_every_rung_finds_each_tensor_wherever_it_lies[torch.float32-attention_block-cpu-cpu]",
+    ),
+    Fault(
+        "positions-through-the-batch",
+        "positions counted through the batch, not within a sequence",
+        CPU4,
+        "position + row % a.length * a.width,",
+        "position + std::min(row, a.length - 1) * a.width,",
+        f"{TEST4}::test_embedding_adds_the_token_and_its_position[2-31-64-torch.float32-cpu-cpu]",
+    ),
+    Fault(
+        "row-of-the-table-in-32-bits",
+        "a token's row is found by 32 bits",
+        CPU4,
+        "token + static_cast<int64_t>(ids[row]) * a.width",
+        "token + static_cast<int32_t>(static_cast<int64_t>(ids[row]) * a.width)",
+        f"{TEST4}::test_embedding_of_rows_beyond_32_bits[4096-id-cpu-cpu]",
+    ),
+    Fault(
+        "cache-by-the-keys-strides",
+        "the cache's heads are found by the strides of k",
+        CPU4,
+        "batch * to_strides.batch + head * to_strides.head;",
+        "batch * to_strides.batch + head * to_strides.head / to_strides.head * from_strides.head;",
+        f"{TEST4}::test_kv_append_writes_its_rows_and_nothing_else[contiguous-torch.float32-cpu-cpu]",
+    ),
+]

@@ -1,0 +1,458 @@
+"""What each op is to torch: its function, its shapes without data, its gradients and theirs."""
+
+from faults import Fault
+
+SHARED = "common/kernel_fusion/ops.py"
+STEP1 = "step1-simple/step1_simple/__init__.py"
+STEP2 = "step2-attention/step2_attention/__init__.py"
+STEP3 = "step3-fused/step3_fused/__init__.py"
+STEP4 = "step4-integration/step4_integration/__init__.py"
+TEST1 = "step1-simple/test.py"
+TEST2 = "step2-attention/test_attention.py"
+TEST3 = "step3-fused/test_fused.py"
+TEST4 = "step4-integration/test_integration.py"
+
+STRIDES = "torch.empty_like(x, memory_format=torch.contiguous_format)"
+TRANSPOSED1 = f"{TEST1}::test_ops_on_transposed_tensors_are_registered_as_torch_wants_it"
+TRANSPOSED3 = f"{TEST3}::test_an_op_on_transposed_tensors_is_registered_as_torch_wants_it"
+DIFFERENCES1 = f"{TEST1}::test_gradients_are_those_of_finite_differences"
+SECOND1 = f"{TEST1}::test_second_gradients_are_those_of_finite_differences"
+SECOND_HALF1 = f"{TEST1}::test_second_gradients_are_as_exact_as_the_dtype_allows"
+ALONE = "test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others"
+ATTENTION2 = f"{TEST2}::test_gradient_of_attention"
+FORMULA3 = f"{TEST3}::test_gradients_are_those_of_the_formula"
+EMBEDDING = f"{TEST4}::test_gradient_of_embedding[torch.int64-cpu-cpu]"
+
+FAULTS = [
+    # ---- shapes without data: what torch.compile plans with ----
+    Fault(
+        "fake-keeps-strides-1",
+        "outputs without data have the strides of a transposed input, in step 1",
+        SHARED,
+        STRIDES,
+        "torch.empty_like(x)",
+        f"{TRANSPOSED1}[scale-cpu]",
+    ),
+    Fault(
+        "fake-keeps-strides-2",
+        "the same in step 2",
+        SHARED,
+        STRIDES,
+        "torch.empty_like(x)",
+        f"{TEST2}::test_softmax_is_registered_as_torch_wants_it[cpu-cpu]",
+    ),
+    Fault(
+        "fake-keeps-strides-3",
+        "the same in step 3",
+        SHARED,
+        STRIDES,
+        "torch.empty_like(x)",
+        f"{TRANSPOSED3}[layer_norm-cpu]",
+    ),
+    Fault(
+        "fake-keeps-strides-4",
+        "the same in step 4",
+        STEP4,
+        "return token_weight.new_empty((batch, length, width))",
+        "return token_weight.new_empty((batch, width, length)).mT",
+        f"{TEST4}::test_embedding_is_registered_as_torch_wants_it[cpu-cpu]",
+    ),
+    Fault(
+        "fake-in-float32",
+        "a bias's gradient without data is float32, whatever the dtype",
+        STEP1,
+        'check_like("bias_gelu_backward", "bias", bias, "grad", grad, grad.shape[-1:])\n'
+        '    _check_approximate("bias_gelu_backward", approximate)\n'
+        "    return contiguous_like(grad), grad.new_empty(grad.shape[-1:])",
+        'check_like("bias_gelu_backward", "bias", bias, "grad", grad, grad.shape[-1:])\n'
+        '    _check_approximate("bias_gelu_backward", approximate)\n'
+        "    return contiguous_like(grad), torch.empty(grad.shape[-1:], device=grad.device)",
+        f"{TRANSPOSED1}[bias_gelu_backward-cpu]",
+    ),
+    Fault(
+        "fake-of-rows",
+        "the sum of columns without data is as long as there are rows",
+        STEP1,
+        "return x.new_empty(x.shape[-1:])",
+        "return x.new_empty(x.shape[:1])",
+        f"{TRANSPOSED1}[column_sum-cpu]",
+    ),
+    Fault(
+        "fake-state-on-the-cpu",
+        "dropout's state without data is on the CPU, also where it was asked on the device",
+        STEP1,
+        'device=x.device if on_device else "cpu")',
+        'device="cpu")',
+        f"{TEST1}::test_the_state_of_dropout_is_registered_as_torch_wants_it",
+    ),
+    Fault(
+        "fake-checks-no-shape",
+        "`v` of another shape than `k` passes without data",
+        STEP2,
+        '    check_shape(op, "v", v, k.shape)\n',
+        "",
+        f"{TEST2}::test_attention_refuses[meta]",
+    ),
+    Fault(
+        "fake-checks-no-dtype",
+        "a tensor of another dtype than the first passes without data",
+        SHARED,
+        "        x.dtype == first.dtype,\n",
+        "        True,\n",
+        f"{TEST3}::test_attention_refuses[attention_block-meta]",
+    ),
+    Fault(
+        "fake-checks-no-position",
+        "positions past the table pass without data",
+        STEP4,
+        "torch._check_value(position + length <= rows,",
+        "torch._check_value(position <= rows,",
+        f"{TEST4}::test_embedding_refuses[meta]",
+    ),
+    # ---- dropout: its state ----
+    Fault(
+        "state-switches-dropout-on",
+        "`training=False` is forgotten where a state is given",
+        STEP1,
+        "    if not training:\n",
+        "    if not training and rng_state is None:\n",
+        f"{TEST1}::test_dropout_of_nothing_and_of_all[cpu-cpu]",
+    ),
+    Fault(
+        "dropout-in-evaluation",
+        "`training=False` is forgotten",
+        STEP1,
+        "    if not training:\n",
+        "    if False:\n",
+        f"{TEST1}::test_dropout_of_nothing_and_of_all[cpu-cpu]",
+    ),
+    Fault(
+        "dropout-never",
+        "dropout is off in training",
+        STEP1,
+        "    if not training:\n",
+        "    if training:\n",
+        f"{TEST1}::test_checkpointing_sees_the_same_mask_again[False-cpu]",
+    ),
+    Fault(
+        "evaluation-draws",
+        "evaluation moves PyTorch's generator on",
+        STEP1,
+        "rng_state = _draw_state(x) if p > 0 else _unused_state(x)",
+        "rng_state = _draw_state(x)",
+        f"{TEST1}::test_dropout_moves_pytorchs_generator_on_and_evaluation_does_not[cpu]",
+    ),
+    Fault(
+        "p-not-checked",
+        "`p` above 1 passes where dropout is off",
+        STEP1,
+        "    if not 0 <= p <= 1:\n",
+        "    if training and not 0 <= p <= 1:\n",
+        f"{TEST1}::test_dropout_refuses[cpu]",
+    ),
+    Fault(
+        "compiled-dropouts-alike",
+        "two dropouts in one compiled function drop the same",
+        STEP1,
+        "    if torch.compiler.is_compiling():\n        # A compiler",
+        "    if False:\n        # A compiler",
+        f"{TEST1}::test_compiled_dropout_draws_anew_for_each_call_and_agrees_with_its_gradient[cpu]",
+    ),
+    # ---- gradients ----
+    Fault(
+        "backward-forgets-its-rung",
+        "the backward of `scale` runs by auto",
+        STEP1,
+        "_ops.scale(grad, ctx.factor, rung=ctx.rung), None",
+        "_ops.scale(grad, ctx.factor), None",
+        f"{TEST1}::test_a_backward_runs_by_auto_and_that_of_scale_by_its_rung[scale-cpu-v3_grid_stride]",
+    ),
+    Fault(
+        "backward-of-another-rung",
+        "the backward of `scale` runs by v2_naive, whatever rung was asked",
+        STEP1,
+        "_ops.scale(grad, ctx.factor, rung=ctx.rung), None",
+        '_ops.scale(grad, ctx.factor, rung="v2_naive"), None',
+        f"{TEST1}::test_a_backward_runs_by_auto_and_that_of_scale_by_its_rung[scale-cpu-v3_grid_stride]",
+    ),
+    Fault(
+        "backward-of-pytorch",
+        "the backward of `gelu` is PyTorch's, not this stage's kernel",
+        STEP1,
+        "return _ops.gelu_backward(grad, ctx.saved_tensors[0], factor=ctx.factor, approximate=ctx.approximate)",
+        "return ctx.factor * torch.ops.aten.gelu_backward(grad, ctx.saved_tensors[0], approximate=ctx.approximate)",
+        f"{TEST1}::test_a_backward_runs_by_auto_and_that_of_scale_by_its_rung[gelu-cpu-v1_naive]",
+    ),
+    Fault(
+        "factor-forgotten",
+        "the backward of `gelu_scale` forgets the factor",
+        STEP1,
+        "ctx.factor = inputs[1] if len(inputs) == 2 else 1.0",
+        "ctx.factor = 1.0",
+        f"{DIFFERENCES1}[gelu_scale-cpu-cpu]",
+    ),
+    Fault(
+        "approximation-forgotten",
+        "the backward of `bias_gelu` takes the tanh form, whatever the forward had",
+        STEP1,
+        "_ops.bias_gelu_backward(grad, *ctx.saved_tensors, approximate=ctx.approximate)",
+        "_ops.bias_gelu_backward(grad, *ctx.saved_tensors)",
+        f"{DIFFERENCES1}[bias_gelu-cpu-cpu]",
+    ),
+    Fault(
+        "residual-dropped-too",
+        "the residual's gradient is dropped as x's is",
+        STEP1,
+        "return grad_x, grad_bias, grad, None, None",
+        "return grad_x, grad_bias, grad_x, None, None",
+        f"{DIFFERENCES1}[bias_dropout_residual-cpu-cpu]",
+    ),
+    Fault(
+        "nothing-where-x-is-frozen",
+        "no gradient at all where x requires none",
+        STEP1,
+        "def _dropout_backward(ctx, grad):\n",
+        "def _dropout_backward(ctx, grad):\n"
+        "    if not ctx.needs_input_grad[0]:\n"
+        "        return None, None, grad, None, None\n",
+        f"{TEST1}::{ALONE}[bias_dropout_residual-cpu]",
+    ),
+    Fault(
+        "nothing-where-q-is-frozen-2",
+        "`attention` gives k and v no gradient where q requires none",
+        STEP2,
+        "    dtype, device = grad.dtype, grad.device\n",
+        "    if not ctx.needs_input_grad[0]:\n"
+        "        return None, torch.zeros_like(ctx.saved_tensors[1]), torch.zeros_like(ctx.saved_tensors[2])\n"
+        "    dtype, device = grad.dtype, grad.device\n",
+        f"{TEST2}::{ALONE}[full-cpu]",
+    ),
+    Fault(
+        "nothing-where-weight-is-frozen",
+        "`layer_norm` gives the bias no gradient where the weight requires none",
+        STEP3,
+        "return tuple(g.to(dtype) for g in _layer_norm_gradient(grad, x, weight, ctx.eps))",
+        "grads = _layer_norm_gradient(grad, x, weight, ctx.eps)\n"
+        "        return tuple(g.to(dtype) * (i < 2 or ctx.needs_input_grad[1]) for i, g in enumerate(grads))",
+        f"{TEST3}::{ALONE}[layer_norm-cpu]",
+    ),
+    Fault(
+        "cache-takes-keys-with-gradients",
+        "`kv_append` refuses only where both k and v require gradients",
+        STEP4,
+        "(k.requires_grad or v.requires_grad)",
+        "(k.requires_grad and v.requires_grad)",
+        f"{TEST4}::test_kv_append_needs_gradients_to_be_off",
+    ),
+    Fault(
+        "one-query-too-many-2",
+        "the gradient of `attention` is NaN where exactly one query sees no key",
+        STEP2,
+        "weights = _ops.softmax(scores.masked_fill(hidden, -torch.inf)).masked_fill(hidden, 0)",
+        "weights = _ops.softmax(scores.masked_fill(hidden, -torch.inf))\n"
+        "            weights = weights if q_length <= k_length + 1 else weights.masked_fill(hidden, 0)",
+        f"{ATTENTION2}[4-3-causal-cpu-cpu]",
+    ),
+    Fault(
+        "one-query-too-many-3",
+        "the same in step 3",
+        STEP3,
+        "weights if q.shape[2] <= k.shape[2] else",
+        "weights if q.shape[2] <= k.shape[2] + 1 else",
+        f"{FORMULA3}[attention_block-cpu]",
+    ),
+    Fault(
+        "upper-left-mask",
+        "the backward's mask aligns the first query with the first key",
+        STEP2,
+        "triu(k_length - q_length + 1)",
+        "triu(1)",
+        f"{ATTENTION2}[2-5-causal-cpu-cpu]",
+    ),
+    Fault(
+        "backward-without-mask",
+        "the backward forgets `causal`",
+        STEP2,
+        '    ctx.causal = keyword_only_inputs["causal"]\n',
+        "    ctx.causal = False\n",
+        f"{ATTENTION2}[4-4-causal-cpu-cpu]",
+    ),
+    Fault(
+        "backward-without-scale",
+        "the backward takes the default scale",
+        STEP2,
+        "ctx.scale = inputs[0].size(-1) ** -0.5 if scale is None else scale",
+        "ctx.scale = inputs[0].size(-1) ** -0.5",
+        f"{ATTENTION2}[4-4-full-cpu-cpu]",
+    ),
+    Fault(
+        "scale-of-0-is-none",
+        "a scale of 0 is taken for none in the backward of step 3",
+        STEP3,
+        'q.shape[3] ** -0.5 if options["scale"] is None else options["scale"]',
+        'options["scale"] or q.shape[3] ** -0.5',
+        f"{TEST3}::test_a_scale_of_0_weighs_all_keys_alike[full-attention_block-cpu-cpu]",
+    ),
+    Fault(
+        "no-keys-no-care",
+        "the backward over no keys divides 0 by 0",
+        STEP2,
+        "    if k_length == 0:\n",
+        "    if False:\n",
+        f"{TEST2}::test_empty_tensors_have_empty_gradients[cpu]",
+    ),
+    Fault(
+        "backward-in-half",
+        "gradients of half types are computed in the half type",
+        SHARED,
+        "return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x",
+        "return x",
+        f"{TEST2}::test_gradients_are_as_exact_as_the_dtype_allows[causal-torch.bfloat16-cpu]",
+    ),
+    Fault(
+        "backward-in-autocast",
+        "a backward inside an autocast region multiplies in the region's dtype",
+        STEP2,
+        "with torch.autocast(device.type, enabled=False):",
+        "if True:",
+        f"{TEST2}::test_a_backward_inside_autocast_computes_the_same[torch.bfloat16]",
+    ),
+    Fault(
+        "eps-forgotten",
+        "the backward of `layer_norm` takes the default eps",
+        STEP3,
+        '    ctx.save_for_backward(x, weight)\n    ctx.eps = keyword_only_inputs["eps"]\n',
+        "    ctx.save_for_backward(x, weight)\n    ctx.eps = 1e-5\n",
+        f"{FORMULA3}[layer_norm-cpu]",
+    ),
+    Fault(
+        "gradient-of-the-sum-lost",
+        "the gradient that reaches `sum` is lost",
+        STEP3,
+        "grad_x = (grad_x + grad_sum).to(dtype)",
+        "grad_x = grad_x.to(dtype)",
+        f"{FORMULA3}[residual_layer_norm-cpu]",
+    ),
+    Fault(
+        "projection-not-turned",
+        "the projection's gradient goes back through the matrix, not its transpose",
+        STEP3,
+        "_heads(grad_total @ proj_weight.mT, q)",
+        "_heads(grad_total @ proj_weight, q)",
+        f"{FORMULA3}[attention_block-cpu]",
+    ),
+    Fault(
+        "sum-of-embedding-in-half",
+        "a token's gradients are added in the half type",
+        STEP4,
+        "summed = wide(grad)",
+        "summed = grad",
+        f"{TEST4}::test_gradients_of_embedding_are_as_exact_as_the_dtype_allows[torch.bfloat16-cpu]",
+    ),
+    Fault(
+        "gradient-at-position-0",
+        "positions' gradients go to the table's first rows",
+        STEP4,
+        '    ctx.position = keyword_only_inputs["position"]\n',
+        "    ctx.position = 0\n",
+        EMBEDDING,
+    ),
+    # ---- gradients of gradients ----
+    Fault(
+        "curvature-wrong",
+        "a digit of gelu's second derivative",
+        STEP1,
+        "u1 = 0.7978845608028654 * (1 + 0.134145 * x * x)",
+        "u1 = 0.7978845608028654 * (1 + 0.044715 * x * x)",
+        f"{SECOND1}[gelu-cpu]",
+    ),
+    Fault(
+        "curvature-overflows",
+        "gelu's second derivative is NaN far out",
+        STEP1,
+        "    x = x.clamp(-16, 16)\n",
+        "",
+        f"{TEST1}::test_second_gradients_far_out_are_0[tanh]",
+    ),
+    Fault(
+        "second-gradient-in-half",
+        "second gradients of half types are computed in the half type",
+        STEP1,
+        "    total = wide(x) + wide(bias)\n",
+        "    total = x + bias\n",
+        f"{SECOND_HALF1}[bias_gelu-torch.bfloat16-cpu]",
+    ),
+    Fault(
+        "second-gradient-at-another-p",
+        "dropout's second gradient drops 3 of 10, whatever p was",
+        STEP1,
+        "_ops.bias_dropout_residual_backward(weight, ctx.p, ctx.saved_tensors[0])[0], None, None",
+        "_ops.bias_dropout_residual_backward(weight, 0.3, ctx.saved_tensors[0])[0], None, None",
+        f"{SECOND1}[bias_dropout_residual-cpu]",
+    ),
+    Fault(
+        "second-gradient-of-the-bias-lost",
+        "what reaches the bias's gradient is lost",
+        STEP1,
+        "    weight = to_grad_x + to_grad_bias\n",
+        "    weight = to_grad_x\n",
+        f"{SECOND1}[bias_dropout_residual-cpu]",
+    ),
+    Fault(
+        "second-gradient-cut-2",
+        "the backward of `attention` cannot itself be differentiated",
+        STEP2,
+        "grad_scores = ctx.scale * _softmax_gradient(weights, grad @ v.mT)",
+        "grad_scores = ctx.scale * _softmax_gradient(weights.detach(), grad @ v.mT)",
+        f"{TEST2}::test_second_gradients_are_as_exact_as_the_dtype_allows[5-5-torch.float32-cpu]",
+    ),
+    Fault(
+        "second-gradient-cut-3",
+        "the same in step 3",
+        STEP3,
+        "torch.ops.aten._softmax_backward_data(grad @ v.mT, weights, -1, weights.dtype)",
+        "torch.ops.aten._softmax_backward_data(grad @ v.mT, weights.detach(), -1, weights.dtype)",
+        f"{TEST3}::test_second_gradients_are_as_exact_as_the_dtype_allows[attention_block-torch.float32-cpu]",
+    ),
+    # ---- the functions ----
+    Fault(
+        "mask-accepted",
+        "`attn_mask` is ignored without a word",
+        STEP2,
+        "    if attn_mask is not None:\n",
+        "    if False:\n",
+        f"{TEST2}::test_attention_refuses[cpu]",
+    ),
+    Fault(
+        "scale-not-passed-on",
+        "`attention` computes with its default scale",
+        STEP2,
+        "return _ops.attention(q, k, v, causal=causal, scale=scale, rung=rung)",
+        "return _ops.attention(q, k, v, causal=causal, rung=rung)",
+        f"{TEST2}::test_scale_defaults_to_one_over_the_root_of_head_dim[cpu-cpu]",
+    ),
+    Fault(
+        "rung-not-passed-on",
+        "`softmax` runs by auto, whatever rung is asked",
+        STEP2,
+        "return _ops.softmax(x, rung=rung)",
+        "return _ops.softmax(x)",
+        f"{TEST2}::test_softmax_of_any_shape[(7,)-cpu-v1_naive]",
+    ),
+    Fault(
+        "position-not-passed-on",
+        "`embedding` counts positions from 0",
+        STEP4,
+        "position=position, rung=rung)\n\n\ndef kv_append",
+        "rung=rung)\n\n\ndef kv_append",
+        f"{TEST4}::test_embedding_adds_the_token_and_its_position[2-31-64-torch.float32-cpu-cpu]",
+    ),
+    Fault(
+        "rungs-of-the-cpu",
+        "`rungs` names the CPU's for a GPU too",
+        STEP1,
+        'return _C.rungs(op, torch.device(device).type == "cuda")',
+        "return _C.rungs(op, False)",
+        f"{TEST1}::test_rungs_refuses_an_unknown_op",
+    ),
+]

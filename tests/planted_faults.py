@@ -1,0 +1,300 @@
+#!/usr/bin/env python3
+"""Plants faults in copies of this project, one at a time, and shows that the test named for each fails.
+
+    make build
+    python tests/planted_faults.py                 # those in Python and in kernels; fails where one survives
+    python tests/planted_faults.py --all           # those in host files and plain C++ too, which compile longer
+    python tests/planted_faults.py --only NAME     # one of them, or several, with what pytest says
+    python tests/planted_faults.py --write         # writes the table into README.md beside this file
+
+A fault is a few words of a file, and other words in their place (faults/). It is planted in a copy of the tree that has
+the stages' libraries; where the file is compiled, all objects made of it are compiled anew and linked with the others
+into the copy's library. Then the test runs there. It must fail, and it must pass in a copy without any fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import faults.contract
+import faults.host
+import faults.kernels
+import faults.model
+import faults.plain
+import faults.python
+from faults import Failure, Fault, planted
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "tests/README.md"
+BEGIN, END = "<!-- planted faults -->", "<!-- /planted faults -->"
+LAYERS = {
+    "Python": faults.python.FAULTS,
+    "model and training": faults.model.FAULTS,
+    "the checks themselves: they no longer see": faults.contract.FAULTS,
+    "host": faults.host.FAULTS,
+    "plain C++": faults.plain.FAULTS,
+    "kernels and their headers": faults.kernels.FAULTS,
+}
+FAULTS = [fault for layer in LAYERS.values() for fault in layer]
+SLOW = {fault.name for layer in ("host", "plain C++") for fault in LAYERS[layer]}  # to compile: up to half a minute
+SECONDS = 600  # for one test: only against a fault that makes it hang
+PRELOADED = ["torch", "torch._dynamo", "pytest", "transformers.models.gpt2.modeling_gpt2", "rich.console"]
+
+
+# ---- a copy of the tree ----
+
+
+def copy_of_tree(to: Path) -> None:
+    """All of the repository but what is hidden, built or installed; of what is built, the stages' libraries."""
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        return {name for name in names if name.startswith(".") or name in ("build", "out")}
+
+    shutil.copytree(ROOT, to, ignore=left_out, symlinks=True)
+
+
+def is_compiled(fault: Fault) -> bool:
+    return not fault.file.endswith(".py")
+
+
+# ---- a test in a copy: in a process forked from one that has imported torch, which saves seconds for each ----
+
+
+def run_pytest(tree: Path, tests: list[str], log: Path) -> None:
+    """Ends the process with pytest's exit code; all that is printed goes into `log`."""
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(tree)
+    sys.path[:] = [entry for entry in sys.path if not entry.startswith(str(ROOT / "tests"))]
+    import pytest
+
+    sys.exit(int(pytest.main(["-q", "-x", "--tb=short", "-p", "no:cacheprovider", *tests])))
+
+
+def outcome(context, tree: Path, tests: list[str]) -> tuple[int, str]:
+    """pytest's exit code for `tests` in `tree`, and what it printed."""
+    log = tree.with_suffix(".log")
+    process = context.Process(target=run_pytest, args=(tree, tests, log))
+    process.start()
+    process.join(SECONDS)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise Failure(f"{', '.join(tests)} in {tree} did not end within {SECONDS} s")
+    return process.exitcode, log.read_text(errors="replace")
+
+
+# ---- a library with the fault ----
+
+
+def output_of(command: list[str], cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, text=True, errors="replace", capture_output=True)
+    if done.returncode != 0:
+        raise Failure(f"{shlex.join(command)}\nended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout
+
+
+class Library:
+    """A stage's library as its setup.py built it: the commands, and which object is made of which files."""
+
+    def __init__(self, stage: str):
+        self.stage = ROOT / stage
+        output_of([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], self.stage)
+        (ninja_file,) = self.stage.glob("build/temp.*/build.ninja")
+        (self.place,) = self.stage.glob("*/_C*.so")
+        self.build = ninja_file.parent
+        ninja = [str(Path(sys.executable).with_name("ninja")), "-f", str(ninja_file), "-t"]
+        self.steps = json.loads(output_of([*ninja, "compdb"], self.build))
+        self.made_of: dict[str, set[str]] = {}
+        for paragraph in output_of([*ninja, "deps"], self.build).strip().split("\n\n"):
+            head, *files = paragraph.splitlines()
+            self.made_of[head.split(": ")[0]] = {str(Path(self.build, file.strip()).resolve()) for file in files}
+
+    def rebuild(self, file: str, tree: Path) -> None:
+        """Links the library anew in `tree`, with all objects that are made of `file` compiled from there."""
+        changed, compiled = {str(ROOT / file)}, []
+        rewritten = self.build / "rewritten"
+        shutil.copytree(rewritten, tree / rewritten.relative_to(ROOT))
+        *compilations, link = self.steps  # in the order in which ninja would do them
+        for step in compilations:
+            made_of = self.made_of.get(step["output"], set()) | {str(Path(step["file"]).resolve())}
+            if not changed & made_of:
+                continue
+            Path(moved(step["output"], tree)).parent.mkdir(parents=True, exist_ok=True)
+            flags = "" if step["output"].startswith(str(rewritten)) else " -w"  # a fault may leave a variable unused
+            output_of(["sh", "-c", moved(step["command"], tree) + flags], self.build)
+            changed.add(step["output"])
+            compiled.append(step["output"])
+        if not compiled:
+            raise Failure(f"nothing of {self.stage.name} is made of {file}")
+        place = tree / self.place.relative_to(ROOT)
+        command = link["command"].replace(link["output"], f"{place}.new")
+        for output in compiled:
+            command = command.replace(f" {output} ", f" {moved(output, tree)} ")
+        output_of(["sh", "-c", f"{command} && mv {place}.new {place}"], self.build)
+
+
+def moved(text: str, tree: Path) -> str:
+    """`text` with the repository's paths in `tree`, but for what is hidden, as .venv is."""
+    return re.sub(re.escape(str(ROOT)) + r"(?=/[^.])", str(tree), text)
+
+
+# ---- all of them ----
+
+
+class Planting:
+    """What the workers share: where copies lie, the stages' libraries, and the process that tests are forked from."""
+
+    def __init__(self, folder: Path, faults: list[Fault], jobs: int):
+        self.folder, self.clean = folder, folder / "clean"
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOADED)
+        stages = {fault.test.split("/")[0] for fault in faults if is_compiled(fault)}
+        self.libraries = {stage: Library(stage) for stage in sorted(stages)}
+        copy_of_tree(self.clean)
+
+    def check_clean(self, tests: list[str]) -> str:
+        """All `tests` of one file must pass without a fault. Returns what pytest printed."""
+        tree = self.folder / f"clean-{abs(hash(tuple(tests)))}"
+        shutil.copytree(self.clean, tree)
+        code, printed = self.run(tree, sorted(set(tests)))
+        if code != 0:
+            raise Failure(f"without a fault pytest ended with {code}:\n{printed[-6000:]}")
+        return printed
+
+    def check(self, fault: Fault) -> tuple[bool, str]:
+        """Whether the test fails with the fault, and what pytest printed."""
+        tree = self.folder / fault.name
+        shutil.copytree(self.clean, tree)
+        path = tree / fault.file
+        path.write_text(planted(fault, path.read_text(encoding="utf-8")), encoding="utf-8")
+        if is_compiled(fault):
+            self.libraries[fault.test.split("/")[0]].rebuild(fault.file, tree)
+        code, printed = self.run(tree, [fault.test])
+        shutil.rmtree(tree)
+        crashed = is_compiled(fault) and code < 0  # by a signal: seen too
+        if code not in (0, 1) and not crashed:  # 1: tests failed; anything else is no answer
+            raise Failure(f"{fault.name}: pytest ended with {code}:\n{printed[-6000:]}")
+        return code != 0, printed
+
+    def run(self, tree: Path, tests: list[str]) -> tuple[int, str]:
+        return outcome(self.context, tree, tests)
+
+
+def plant(faults: list[Fault], jobs: int, show: bool) -> list[str]:
+    """Plants each of `faults`. Returns what is wrong: the names of those that survived, and why others say nothing."""
+    wrong = []
+    files: dict[str, list[str]] = {}
+    for fault in faults:
+        files.setdefault(fault.test.split("::")[0], []).append(fault.test)
+    with tempfile.TemporaryDirectory(prefix="planted-") as temporary:
+        planting = Planting(Path(temporary), faults, jobs)
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            work = {pool.submit(planting.check_clean, tests): None for tests in files.values()}
+            # Compiled ones first: they take longest.
+            work |= {
+                pool.submit(planting.check, fault): fault for fault in sorted(faults, key=is_compiled, reverse=True)
+            }
+            try:
+                for future in concurrent.futures.as_completed(work):
+                    fault = work[future]
+                    try:
+                        result = future.result()
+                    except Failure as failure:
+                        print(failure, flush=True)
+                        wrong.append(str(failure))
+                        continue
+                    if fault is None:
+                        continue
+                    caught, printed = result
+                    if not caught:
+                        wrong.append(fault.name)
+                    if show:
+                        print(printed)
+                    print(f"{'caught  ' if caught else 'SURVIVED'} {fault.name}", flush=True)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return wrong
+
+
+def table() -> str:
+    """README's tables, one for each layer."""
+    parts = []
+    for layer, planted_here in LAYERS.items():
+        rows = [f"| {fault.what} | {link(fault.file)} | {caught_by(fault)} |" for fault in planted_here]
+        parts.append("\n".join([f"### {layer[0].upper()}{layer[1:]}: {len(rows)}", "", HEAD, *rows]))
+    return "\n\n".join(parts)
+
+
+HEAD = "| Fault | File | Caught by |\n|---|---|---|"
+
+
+def link(file: str) -> str:
+    return f"[{Path(file).name}](../{file})"
+
+
+def caught_by(fault: Fault) -> str:
+    file, name = fault.test.split("::")[:2]
+    return f"`{name.split('[')[0]}` in {link(file)}"
+
+
+def with_table(text: str) -> str:
+    """README's text with the table as it is now."""
+    begin, end = text.find(BEGIN), text.find(END)
+    if begin < 0 or end < begin:
+        raise Failure(f"{README} lacks the lines {BEGIN} and {END}")
+    return f"{text[: begin + len(BEGIN)]}\n\n{table()}\n\n{text[end:]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="those in host files and plain C++ too")
+    names = [fault.name for fault in FAULTS]
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help="these alone, with what pytest says")
+    parser.add_argument("--write", action="store_true", help="write the table into README.md, and plant nothing")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; default: %(default)s"
+    )
+    options = parser.parse_args()
+    begun = time.monotonic()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of programs that a fault ends
+    if options.only:
+        faults = [fault for fault in FAULTS if fault.name in options.only]
+    else:
+        faults = [fault for fault in FAULTS if options.all or fault.name not in SLOW]
+    try:
+        text = README.read_text(encoding="utf-8")
+        if options.write:
+            README.write_text(with_table(text), encoding="utf-8")
+            return 0
+        if text != with_table(text):
+            raise Failure(f"the table in {README} is out of date; --write writes it")
+        wrong = plant(faults, options.jobs, show=options.only is not None)
+    except Failure as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    print(f"{len(faults)} faults, {len(faults) - len(wrong)} caught, {time.monotonic() - begun:.0f} s")
+    for line in wrong:
+        print(line.splitlines()[0], file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Builds in a copy of the tree: one that is killed, and one with a rung that a reader has written."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from repository import ROOT, run
+
+IGNORED = shutil.ignore_patterns("build", "__pycache__", "*.so", "*.egg-info")
+BUILD = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
+LOAD = "from kernel_fusion import stages; stages.on_path(); import step1_simple as s; print(s.rungs('scale'))"
+WITHOUT_GPU = {"KF_CUDA": "0", "MAX_JOBS": "2"}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of common and of step 1, not built at first. What a test builds there, the next need not."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in ("common", "step1-simple"):
+        shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
+    for name in ("CMakeLists.txt", "conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def test_killed_build_is_not_trusted(copy):
+    stage = copy / "step1-simple"
+    build = subprocess.Popen(
+        BUILD, cwd=stage, env={**os.environ, **WITHOUT_GPU}, start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    while not (objects := list(stage.glob("build/**/*.o"))) and build.poll() is None:
+        time.sleep(0.1)
+    os.killpg(build.pid, signal.SIGKILL)
+    build.wait()
+    assert objects
+    assert list(stage.glob("step1_simple/_C*")) == []
+
+    load = subprocess.run(
+        [sys.executable, "-c", LOAD], cwd=copy / "common", env=os.environ, capture_output=True, text=True
+    )
+    assert "cd step1-simple && python setup.py build_ext --inplace" in load.stderr
+
+    run(*BUILD, cwd=stage, **WITHOUT_GPU)
+    assert "v2_naive" in run(sys.executable, "-c", LOAD, cwd=copy / "common")
+
+    (library,) = stage.glob("step1_simple/_C*")
+    os.truncate(library, library.stat().st_size // 2)  # as where the kill comes while it is put into its place
+    run(*BUILD, cwd=stage, **WITHOUT_GPU)
+    assert "v2_naive" in run(sys.executable, "-c", LOAD, cwd=copy / "common")
+
+
+def test_a_rung_of_your_own_as_the_readme_tells_it(copy):
+    """Step by step: a copy of v4_vector.cu, its names, rungs.h, rungs.cpp; what is forgotten is an error."""
+    stage = copy / "step1-simple"
+    scale = stage / "kernels" / "scale"
+    name = "v7_two_vectors"
+    kernel, header, table = scale / f"{name}.cu", scale / "rungs.h", scale / "rungs.cpp"
+
+    def build() -> subprocess.CompletedProcess:
+        environment = {**os.environ, **WITHOUT_GPU}
+        return subprocess.run(BUILD, cwd=stage, env=environment, capture_output=True, text=True)
+
+    shutil.copy(scale / "v4_vector.cu", kernel)
+    done = build()
+    assert done.returncode == 1
+    assert f"error: kernels/scale/{name}.cu: kernels/scale/rungs.cpp has no row for it" in done.stderr
+
+    row = '    {"v6_streaming", v6_streaming, anything},\n'
+    edit(table, row, row + f'    {{"{name}", {name}, anything}},\n')
+    done = build()
+    assert done.returncode == 1
+    assert f"kernels/scale/{name}.cu: kernels/scale/rungs.h does not declare void {name}(" in done.stderr
+
+    declared = "void v6_streaming(const Args& args, void* stream);\n"
+    edit(header, declared, declared + f"void {name}(const Args& args, void* stream);\n")
+    done = build()
+    assert done.returncode == 1
+    assert f"kernels/scale/{name}.cu: it does not define void {name}(" in done.stderr
+
+    text = kernel.read_text(encoding="utf-8").replace("v4_vector", name)
+    kernel.write_text(with_two_vectors(text), encoding="utf-8")
+    done = build()
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    tested = run(sys.executable, "test.py", "-k", name, "-q", cwd=stage)
+    assert int(re.search(r"(\d+) passed", tested)[1]) >= 10
+    timed = run(sys.executable, "benchmark.py", "--op", "scale", "--rung", name, "--sizes", "emulated", cwd=stage)
+    assert re.search(rf"{name} .* right", timed)
+
+
+def with_two_vectors(text: str) -> str:
+    """v4_vector.cu with two vectors a thread, as a reader might write it."""
+    for old, new in (
+        ("  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;\n", ""),
+        (
+            "n / N;\n",
+            "n / N;\n  for (int k = 0; k < 2; ++k) {\n"
+            "  const int64_t i = (2 * int64_t{blockIdx.x} + k) * blockDim.x + threadIdx.x;\n",
+        ),
+        ("to_compute(x[tail]));\n", "to_compute(x[tail]));\n  }\n"),
+        ("ceil_div(ceil_div(a.n, N), kThreads)", "ceil_div(ceil_div(a.n, N), 2 * kThreads)"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+def edit(path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+GTEST = "add_library(GTest::gtest_main INTERFACE IMPORTED)\nset(GTest_FOUND TRUE)\n"
+
+
+@pytest.mark.tools
+@pytest.mark.skipif(not all(map(shutil.which, ("cmake", "ninja"))), reason="needs cmake and ninja: pip install both")
+def test_cmake_refuses_a_rung_without_a_row(copy, tmp_path):
+    """Whether GoogleTest is there or not: nothing is compiled."""
+    (tmp_path / "GTestConfig.cmake").write_text(GTEST)
+    kernel = copy / "step1-simple" / "kernels" / "gelu" / "v9_forgotten.cu"
+    command = ["cmake", "-G", "Ninja", "-S", copy, "-B", tmp_path / "build", f"-DGTest_DIR={tmp_path}"]
+    command = [*map(str, command), f"-DPython3_EXECUTABLE={sys.executable}"]
+    run(*command)
+    shutil.copy(kernel.with_name("v1_naive.cu"), kernel)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    finally:
+        kernel.unlink()
+    assert done.returncode == 1
+    assert "  kernels/gelu/v9_forgotten.cu: kernels/gelu/rungs.cpp has no row for it; " in done.stderr

@@ -1,0 +1,128 @@
+"""What the tour shows of the real stages: how long it is, and what it counts. They must be built."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+import torch
+from repository import ROOT, run
+
+from kernel_fusion import rung_counts, stages
+from kernel_fusion.console import UserError, child_environment
+from kernel_fusion.tests.fake_repository import FakeRepository
+
+pytestmark = [
+    pytest.mark.skipif(not all(map(stages.is_built, stages.STAGES)), reason="the stages are not built"),
+]
+needs_counting = pytest.mark.skipif(bool(rung_counts.why_not()), reason=rung_counts.why_not())
+
+# Training, but so short that it proves nothing.
+TRAIN = """
+import tour_steps, train
+from kernel_fusion.console import make_console
+trained = train.train
+train.train = lambda *given, **named: trained(*given, **named)._replace(bigram_loss=float("inf"))
+tour_steps.train_small_gpt2(make_console(), seconds=2)
+"""
+PROGRESS = r"^ *\d+%.*\n"  # at most six such lines
+
+
+def environment() -> dict[str, str]:
+    paths = [str(ROOT / "common"), *(str(stage.path) for stage in stages.STAGES)]
+    return {**child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def on_a_terminal(command: list[str], width: int = 120) -> int:
+    """How many lines a command leaves on a terminal: those written, less those that it goes up again."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    env = {**environment(), "TERM": "xterm-256color"}
+    with subprocess.Popen(command, stdout=its, stderr=its, env=env, close_fds=True) as child:
+        os.close(its)
+        written = b""
+        while piece := read(ours):
+            written += piece
+    os.close(ours)
+    text = written.decode()
+    assert child.returncode == 0, text
+    return text.count("\n") - sum(int(lines) for lines in re.findall(r"\x1b\[(\d+)A", text))
+
+
+def read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # Linux says so where the other end is closed
+        return b""
+
+
+def piped(command: list[str]) -> int:
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    most = 6 if re.search(PROGRESS, done.stdout, re.MULTILINE) else 0
+    return re.sub(PROGRESS, "", done.stdout, flags=re.MULTILINE).count("\n") + most
+
+
+@pytest.mark.slow
+@needs_counting
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU each op has a line more")
+def test_the_whole_tour_on_a_cpu_is_shorter_than_120_lines(tmp_path):
+    """Its frame, from a tour through stages that are fakes; in it the real stages' parts, and the real end."""
+    frame = FakeRepository(tmp_path, 4).python("-m", "kernel_fusion", "tour").stdout
+    body = r"(?<=every rung, checked\n).*?(?=^\[\d+/\d+\] .* … ok)|patched: no difference\n|trained for .*\n"
+    lines = re.sub(body, "", frame, flags=re.MULTILINE | re.DOTALL).count("\n")
+    assert lines >= 2 + 5 + 3 * 6
+    part = [sys.executable, "-m", "kernel_fusion.tour"]
+    for stage in stages.STAGES:
+        command = [*part, "--stage", stage.module, "--library", str(rung_counts.build(stage))]
+        found = piped(command)
+        if stage == stages.STAGES[-1]:
+            assert on_a_terminal(command) == found
+        lines += found
+    lines += piped([*part, "--demonstration", "patched_gpt2"])
+    lines += piped([sys.executable, "-c", TRAIN])
+    assert lines < 120, "lower ROWS in common/kernel_fusion/tour.py"
+
+
+@needs_counting
+def test_a_chunk_a_thread_asks_for_a_sector_a_lane_and_vectors_for_what_they_need():
+    stage = stages.STAGES[0]
+    library = rung_counts.build(stage, "scale")
+    wanted = [rung_counts.Wanted("scale", rung) for rung in ("v1_chunk", "v2_naive", "v4_vector")]
+    began = []
+    counted = rung_counts.count(stage, library, wanted, began.append)
+    assert began == wanted
+    moved = {one.rung: rung_counts.moved(kernels) for one, kernels in counted.items()}
+    n = 1 << 16  # float32
+    assert moved == {"v1_chunk": (32, 32, 8 * 8 * n), "v2_naive": (4, 4, 8 * n), "v4_vector": (16, 16, 8 * n)}
+    # Once more in another order: what one rung does is not added to the next.
+    again = rung_counts.count(stage, library, wanted[::-1])
+    assert {one.rung: rung_counts.moved(kernels) for one, kernels in again.items()} == moved
+
+
+@needs_counting
+def test_only_the_kernels_that_count_are_compiled_again():
+    stage = stages.STAGES[0]
+    run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=stage.path)
+    folder = rung_counts.build(stage, "scale").parents[1]
+    for made in stage.path.glob("build/temp.*/counting/kernels/scale/v1_chunk.cu.o"):
+        made.unlink()
+    steps = []
+    rung_counts.build(stage, "scale", steps.append)
+    compiled = [line for line in (folder / "build.log").read_text().splitlines() if "] c++ " in line]
+    assert len(compiled) == 1
+    assert "rewritten/kernels/scale/v1_chunk.cu.cpp" in compiled[0]
+    assert steps == ["1/2", "2/2"]
+
+
+@needs_counting
+def test_a_rung_that_is_not_there_fails_with_the_childs_words():
+    stage = stages.find("step2")
+    library = rung_counts.build(stage, "softmax")
+    with pytest.raises(UserError, match=r"`rung` must be 'auto' or one of 'cpu', 'v1_naive'(?s:.*), got 'v9'"):
+        rung_counts.count(stage, library, [rung_counts.Wanted("softmax", "v9")])
