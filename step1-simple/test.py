@@ -241,7 +241,9 @@ def test_auto_gives_the_bits_of_the_fastest_rung(op, dtype, device):
     for shape in ((64, 768), (33, 1023)):
         inputs = inputs_of(op, shape, dtype, device)
         automatic = as_tuple(getattr(step1_simple, op)(*inputs))
-        chosen = as_tuple(getattr(step1_simple, op)(*inputs, rung=FASTEST[op] if device == "cuda" else "cpu"))
+        sizes = {"n": math.prod(shape)} if op in BY_ELEMENTS else {"rows": shape[0], "width": shape[1]}
+        rung = step1_simple._C.choose(op, "auto", sizes, dtype) if device == "cuda" else "cpu"
+        chosen = as_tuple(getattr(step1_simple, op)(*inputs, rung=rung))
         assert all(torch.equal(a, b) for a, b in zip(automatic, chosen, strict=True))
 
 

@@ -1,12 +1,14 @@
 """Measures rows of a results file again, each in a process of its own, and compares.
 
 In a benchmark's one long run, what ran before could slow down what comes after: memory, caches, compiled code for other
-shapes, the GPU's temperature. Here every row starts from nothing. Two results files can be compared as well.
+shapes, the GPU's temperature. Here every row starts from nothing, on the next of the GPUs. Two results files can be
+compared as well.
 """
 
 import argparse
 import concurrent.futures
 import functools
+import importlib
 import multiprocessing
 import os
 import pathlib
@@ -22,7 +24,7 @@ from kernel_fusion.console import UserError, milliseconds
 
 # From so many milliseconds on, medians may differ by this part. Less is too near to the time of a launch to say much.
 ALLOWED = ((0.020, 0.05), (0.005, 0.10))
-AT_A_TIME = 8  # processes, at most one a core: while one measures, others start
+AT_A_TIME = 8  # processes a GPU, at most one a core: while one measures, others start
 
 
 class Pair(NamedTuple):
@@ -61,15 +63,17 @@ def pairs(rows: list[dict], others: list[dict]) -> list[Pair]:
 # ---- one row, in a process of its own ----
 
 
-def measure_one(stage: stages.Stage, size: str, index: int, impl: str, kind: str, lock) -> noise.Spread | str:
+def measure_one(stage: stages.Stage, size: str, index: int, impl: str, kind: str, gpu: int, lock) -> noise.Spread | str:
     """Times one implementation of the stage's case number `index`; or says why it refuses.
 
-    Whoever holds `lock` has the machine for itself, while it compiles too, since tuning measures.
+    Whoever holds `lock` has GPU number `gpu` for itself, or the CPU; while it compiles, too, since tuning measures.
     """
     stages.on_path()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda", gpu) if torch.cuda.is_available() else torch.device("cpu")
     case = stages.load_benchmark(stage).cases(size, device.type)[index]
     if device.type == "cuda":
+        importlib.import_module("torch._inductor.compile_fx")  # takes seconds, in which others may measure
+        torch.cuda.set_device(device)
         torch.cuda.init()
     fn = functools.partial(case.run, rung=impl) if kind == "rung" else case.peers[impl]
     with lock, torch.set_grad_enabled(case.direction == "backward"):
@@ -96,8 +100,8 @@ def measure_alone(stage: stages.Stage, size: str, rows: list[dict]) -> Iterator[
             raise UserError(f"{stage.folder}/benchmark.py has no case {row['op']} {results.case_title(row)} any more")
     context = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU that its parent has touched
     with context.Manager() as manager:
-        lock = manager.Lock()
-        workers = min(AT_A_TIME, os.cpu_count() or 1)
+        locks = [manager.Lock() for _ in range(max(1, torch.cuda.device_count()))]
+        workers = min(AT_A_TIME * len(locks), os.cpu_count() or 1)
         with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
             found = [
                 pool.submit(
@@ -107,9 +111,10 @@ def measure_alone(stage: stages.Stage, size: str, rows: list[dict]) -> Iterator[
                     number[row["op"], row["dtype"], tuple(row["shape"].items())],
                     row["impl"],
                     row["kind"],
-                    lock,
+                    i % len(locks),
+                    locks[i % len(locks)],
                 )
-                for row in rows
+                for i, row in enumerate(rows)
             ]
             try:
                 yield from ((row, future.result()) for row, future in zip(rows, found, strict=True))
