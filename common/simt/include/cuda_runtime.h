@@ -8,7 +8,7 @@
 // clock() counts the device's cycles in a kernel and the host's time elsewhere. Declared before the C library does, so
 // that its declaration, which follows, is of this function too.
 #if defined(__linux__)
-extern "C" long clock(void) noexcept __asm__("kf_simt_clock") __attribute__((visibility("hidden")));
+extern "C" long clock(void) noexcept __asm__("kf_simt_clock");
 #endif
 
 #include <limits.h>
