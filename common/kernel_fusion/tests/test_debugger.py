@@ -210,7 +210,6 @@ def test_a_thread_that_waits_shows_its_own_frames_and_the_program_goes_on_unharm
         "cuda thread 3",
         "backtrace",
         "print mine[threadIdx.x] + blockIdx.x",
-        "print twice(1)",  # runs on the stack of the thread that is shown
         "info cuda threads",
         "next",
         "cuda thread running",
@@ -224,26 +223,42 @@ def test_a_thread_that_waits_shows_its_own_frames_and_the_program_goes_on_unharm
     barrier = line("neighbours: barrier")
     assert f"thread (3,0,0): waits at __syncthreads, prog.cu:{barrier}]" in out[2]
     assert re.fullmatch(rf"#\d+ +0x\w+ in neighbours \(x=0x\w+\) at \S+prog.cu:{barrier}", out[3])
-    assert (out[4], out[5]) == ("$1 = 10", "$2 = 5")
-    assert [row[:2] for row in table(out[6])] == [
+    assert out[4] == "$1 = 10"
+    assert [row[:2] for row in table(out[5])] == [
         ["(0,0,0)", "(2,0,0)"],
         ["*(3,0,0)", "(3,0,0)"],
         ["(4,0,0)", "(19,0,0)"],
         ["(20,0,0)", "(20,0,0)"],
         ["(21,0,0)", "(63,0,0)"],
     ]
-    assert table(out[6])[3][3] == f"runs at prog.cu:{barrier}"
-    assert table(out[6])[4][3] == "not begun"
-    assert out[7].startswith("Thread (3,0,0) does not run, so it cannot step.")
-    assert "thread (20,0,0)]" in out[8]
-    assert out[9] == "$3 = 20"
+    assert table(out[5])[3][3] == f"runs at prog.cu:{barrier}"
+    assert table(out[5])[4][3] == "not begun"
+    assert out[6].startswith("Thread (3,0,0) does not run, so it cannot step.")
+    assert "thread (20,0,0)]" in out[7]
+    assert out[8] == "$2 = 20"
     # Over the barrier, still in the same thread.
-    assert out[11].splitlines() == [
+    assert out[10].splitlines() == [
         f"{barrier + 2}\t{PROGRAM.splitlines()[barrier + 1]}",
         "[CUDA kernel neighbours, block (1,0,0), thread (20,0,0)]",
     ]
-    assert "thread (21,0,0): ready" in out[12]
-    assert RESULT in out[13]
+    assert "thread (21,0,0): ready" in out[11]
+    assert RESULT in out[12]
+
+
+@needs_gdb
+def test_a_function_is_called_for_a_thread_that_waits(program, tmp_path):
+    plain = tmp_path / "plain.cpp"
+    plain.write_text("int twice(int i) { return 2 * i; }\nint main() { return twice(0); }\n")
+    subprocess.run(["c++", "-g", plain, "-o", tmp_path / "plain"], check=True)
+    asked = ["gdb", "-nx", "-batch", "-ex", "break main", "-ex", "run", "-ex", "print twice(1)", tmp_path / "plain"]
+    said = subprocess.run(asked, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if "$1 = 2\n" not in said.stdout:  # gdb 13 does not know the registers of processors with AMX
+        pytest.skip(f"this gdb can call no function on this machine: {said.stdout.splitlines()[-1]}")
+    barrier = line("neighbours: barrier")
+    stop = f"cuda break prog.cu:{barrier} thread 20 block 1"
+    out = replay(program, [stop, "run", "cuda thread 3", "print twice(1)", "continue"], "0")
+    assert out[3] == "$1 = 5"  # it has run on that thread's stack, with its threadIdx
+    assert RESULT in out[4]
 
 
 @needs_gdb
