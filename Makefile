@@ -16,6 +16,9 @@ KF := PYTHONPATH="$(CURDIR)/common" "$(PYTHON)" -m kernel_fusion
 # Orders of the emulated threads under which the emulated tests run again, on their small shapes.
 SCHEDULES := reverse random:1 random:2
 
+# Tests run in several processes; where there is a GPU in one, since they would share its memory.
+PROCESSES := $(if $(shell command -v nvidia-smi),,--numprocesses=logical --maxprocesses=4 --dist=loadgroup)
+
 .DEFAULT_GOAL := help
 .PHONY: help setup build tour test bench lint gpu-check
 
@@ -41,10 +44,10 @@ tour: $(READY) ## a walk through the four stages: builds, checks and times every
 	$(KF) tour
 
 test: build ## all that can be tested on this machine
-	"$(PYTHON)" -m pytest
+	"$(PYTHON)" -m pytest $(PROCESSES)
 	@for schedule in $(SCHEDULES); do \
 	  echo "emulated tests, threads in order $$schedule"; \
-	  KF_SIMT_SCHEDULE=$$schedule "$(PYTHON)" -m pytest -q -m emulated $(STAGES) || exit 1; done
+	  KF_SIMT_SCHEDULE=$$schedule "$(PYTHON)" -m pytest -q $(PROCESSES) -m emulated $(STAGES) || exit 1; done
 
 bench: build ## every rung beside every peer, stage by stage
 	$(KF) bench

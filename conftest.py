@@ -18,6 +18,17 @@ def pytest_addoption(parser):
     parser.addoption("--sample", type=int, metavar="N", help="run at most N tests of each file, evenly spaced")
 
 
+def pytest_itemcollected(item):
+    """Says which tests one process takes, where several run (pytest-xdist, --dist=loadgroup).
+
+    tests/ builds and writes in this repository, so all of it stays together; a file of common/ compiles what its tests
+    share. Tests of the stages stand alone.
+    """
+    folder, *_, file = item.path.relative_to(ROOT).parts
+    if folder in ("tests", "common"):
+        item.add_marker(pytest.mark.xdist_group("repository" if folder == "tests" else file))
+
+
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config, items):
     count = config.getoption("--sample")

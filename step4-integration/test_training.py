@@ -245,7 +245,7 @@ def test_the_schedule_rises_and_falls():
 
 
 class Loop:
-    """What `train.train` did: a clock that moves on by a second each time it is read, and spies in the loop."""
+    """What `train.train` did: spies in its loop, and a clock that moves on by a second each time it is read."""
 
     def __init__(self, monkeypatch, tmp_path, **options):
         self.documents = [numbered(20), b"To be read, to be learned, to be written again. " * 200]
@@ -267,7 +267,7 @@ class Loop:
 
         monkeypatch.setattr(train, "step", spy_on_step)
         monkeypatch.setattr(GPT2, "save_pretrained", spy_on_save)
-        options = {"seconds": 20, "config": TINY, "batch": 3, "seed": 5, "rate": 2e-3} | options
+        options = {"steps": 20, "config": TINY, "batch": 3, "seed": 5, "rate": 2e-3} | options
         self.result = train.train(Console(width=120), **options, out=tmp_path / "small", documents=self.documents)
 
 
@@ -276,17 +276,18 @@ def same_weights(a, b):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_the_loop_takes_steps_until_the_time_is_over(monkeypatch, tmp_path, capsys):
+def test_the_loop_takes_its_steps_and_saves_at_each_quarter(monkeypatch, tmp_path, capsys):
     loop = Loop(monkeypatch, tmp_path)
-    assert loop.result.steps == len(loop.rates) == 19
-    assert loop.rates == [pytest.approx(2e-3 * train.schedule(second / 20)) for second in range(1, 20)]
-    assert loop.saves == [5, 10, 15, 19]
-    assert (loop.result.seconds, loop.result.folder) == (21, tmp_path / "small")
+    assert loop.result.steps == len(loop.rates) == 20
+    assert loop.rates == [pytest.approx(2e-3 * train.schedule(number / 20)) for number in range(1, 21)]
+    assert loop.saves == [5, 10, 15, 20]
+    assert (loop.result.seconds, loop.result.folder) == (1, tmp_path / "small")
     printed = capsys.readouterr().out
     assert "step 0, loss 5." in printed
     assert "step 10, loss " in printed
-    Loop(monkeypatch, tmp_path, seconds=0.5)  # over before it began: one step all the same
-    assert Loop(monkeypatch, tmp_path, seconds=0.5).result.steps == 1
+    loop = Loop(monkeypatch, tmp_path, steps=1)
+    assert (loop.result.steps, loop.saves) == (1, [1])
+    assert Loop(monkeypatch, tmp_path, steps=6).saves == [2, 3, 5, 6]
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -312,7 +313,7 @@ def test_the_losses_are_those_of_the_held_out_text(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_seed_repeats_a_training(monkeypatch, tmp_path):
-    first, again, other = (Loop(monkeypatch, tmp_path, seconds=4, seed=seed) for seed in (5, 5, 6))
+    first, again, other = (Loop(monkeypatch, tmp_path, steps=4, seed=seed) for seed in (5, 5, 6))
     assert same_weights(first.models[0], again.models[0])
     assert same_weights(first.models[-1], again.models[-1])
     assert not same_weights(first.models[0], other.models[0])
@@ -323,7 +324,7 @@ def test_training_uses_one_thread_and_gives_the_others_back(monkeypatch, tmp_pat
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        loop = Loop(monkeypatch, tmp_path, seconds=3)
+        loop = Loop(monkeypatch, tmp_path, steps=3)
         assert set(loop.threads) == {1}
         assert torch.get_num_threads() == 2
         with pytest.raises(ZeroDivisionError), train.one_thread():
@@ -353,8 +354,8 @@ def test_training_saves_a_model_that_both_can_read(tmp_path, capsys):
     documents = [b"To be read, to be learned, to be written again. " * 1000]
     config = dataclasses.replace(train.SMALL, n_positions=32, n_layer=1, n_embd=32, n_head=2)
     console = Console(width=120)
-    result = train.train(console, seconds=1.5, config=config, out=tmp_path / "small", documents=documents, batch=2)
-    assert result.steps > 0
+    result = train.train(console, steps=40, config=config, out=tmp_path / "small", documents=documents, batch=2)
+    assert result.steps == 40
     printed = capsys.readouterr().out
     assert "bigram" in printed
     assert "held out" in printed
@@ -370,7 +371,7 @@ def test_training_saves_a_model_that_both_can_read(tmp_path, capsys):
 
 def test_a_model_that_is_no_better_than_bigrams_is_a_failure(tmp_path):
     result = train.Result(loss=3.0, bigram_loss=2.5, steps=1, seconds=1.0, folder=tmp_path)
-    with testing.raises(RuntimeError, "3.000 is not below the bigram model's 2.500", "--seconds"):
+    with testing.raises(RuntimeError, "after 1 steps the", "3.000 is not below the bigram model's 2.500", "--steps"):
         train.report(Console(quiet=True), result)
     with testing.raises(RuntimeError, "not below"):
         train.report(Console(quiet=True), result._replace(loss=NAN))
@@ -399,14 +400,14 @@ def test_a_paragraph_goes_on_where_the_model_left_off(monkeypatch, tmp_path):
     assert prompts == [b"n a time", b"abcdefgh"]
 
 
-def test_train_refuses_no_time():
-    with testing.raises(ValueError, "train: `seconds` must be positive, got 0"):
-        train.train(Console(quiet=True), seconds=0)
+def test_train_refuses_no_steps():
+    with testing.raises(ValueError, "train: `steps` must be at least 1, got 0"):
+        train.train(Console(quiet=True), steps=0)
 
 
 def test_the_command_ends_with_a_message_and_a_code():
-    with testing.raises(SystemExit, "train.py: train: `seconds` must be positive"):
-        train.main(["--seconds", "-1"])
+    with testing.raises(SystemExit, "train.py: train: `steps` must be at least 1, got -1"):
+        train.main(["--steps", "-1"])
 
 
 def test_the_commands_options_reach_the_training(monkeypatch, tmp_path):
@@ -414,10 +415,10 @@ def test_the_commands_options_reach_the_training(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "train", lambda console, **options: calls.append(options) or "result")
     monkeypatch.setattr(train, "report", lambda console, *arguments: calls.append(arguments))
     train.main(["--device", "cpu"])
-    train.main(["--seconds", "7", "--device", "meta", "--out", str(tmp_path), "--seed", "3"])
+    train.main(["--steps", "7", "--device", "meta", "--out", str(tmp_path), "--seed", "3"])
     assert calls == [
-        {"seconds": 90.0, "device": "cpu", "out": train.OUT, "seed": 0}, ("result", "cpu"),
-        {"seconds": 7.0, "device": "meta", "out": tmp_path, "seed": 3}, ("result", "meta"),
+        {"steps": 1500, "device": "cpu", "out": train.OUT, "seed": 0}, ("result", "cpu"),
+        {"steps": 7, "device": "meta", "out": tmp_path, "seed": 3}, ("result", "meta"),
     ]  # fmt: skip
 
 

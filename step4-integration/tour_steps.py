@@ -18,8 +18,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import step2_attention
 from kernel_fusion.console import make_console
 
-TRAINING = 0.65  # of the time allowed; the rest is for reading, evaluating and writing, on a slower machine too
-
 
 @torch.no_grad()
 def patched_gpt2(console: Console) -> None:
@@ -70,14 +68,14 @@ def patched_gpt2(console: Console) -> None:
         raise RuntimeError("the model was not as before when the patch had been taken out")
 
 
-def train_small_gpt2(console: Console, seconds: float = 120) -> None:
-    """Trains the small GPT-2 within `seconds`, and prints both losses and a paragraph.
+def train_small_gpt2(console: Console, steps: int = train.STEPS) -> None:
+    """Trains the small GPT-2, and prints both losses and a paragraph.
 
     Raises:
         RuntimeError: it predicts held-out text no better than the bigram model.
     """
     device = "cuda" if torch.cuda.is_available() and step2_attention.rungs("attention", "cuda") else "cpu"
-    train.report(console, train.train(console, seconds=TRAINING * seconds, device=device), device)
+    train.report(console, train.train(console, steps=steps, device=device), device)
 
 
 if __name__ == "__main__":

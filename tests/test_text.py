@@ -182,7 +182,7 @@ def test_nothing_generated_comes_before_its_words(markdown):
 # Commands that take longer than 20 s the first time; those that download more than 100 MB.
 SLOW = re.compile(
     r"^make (tour|test|setup|-C \.\. build)|^pip |profile .*--device cpu|cmake --build"
-    r"|^python (setup|test\w*|benchmark\w*|train)\.py( build_ext.*| --sizes quick| --seconds.*)?$"
+    r"|^python (setup|test\w*|benchmark\w*|train)\.py( build_ext.*| --sizes quick| --steps.*)?$"
 )
 
 

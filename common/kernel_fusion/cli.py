@@ -96,13 +96,12 @@ def make_parser() -> argparse.ArgumentParser:
         "tour",
         "Builds the stages and shows of every rung what it teaches and how right it is, then GPT-2.",
         ["It says at the start how long it takes. On a GPU each rung is timed, too."],
-        ["tour", "tour --full", "tour --seconds 60"],
+        ["tour", "tour --full"],
         _tour,
     )
     tour.add_argument(
         "--full", action="store_true", help="a table with times for each case, instead of a screen a stage"
     )
-    tour.add_argument("--seconds", type=float, default=None, help="the longest that training may take; default 120")
 
     check = commands.add(
         "check",
@@ -308,7 +307,7 @@ def _read_words(options: argparse.Namespace) -> None:
 def _tour(options: argparse.Namespace) -> int:
     from kernel_fusion import tour
 
-    return tour.run(make_console(), full=options.full, training_seconds=options.seconds or tour.TRAINING_S)
+    return tour.run(make_console(), full=options.full)
 
 
 def _gpu_check(options: argparse.Namespace) -> int:

@@ -29,13 +29,12 @@ from kernel_fusion.accuracy import as_tuple, max_error, poisoned_allocations
 from kernel_fusion.console import Refused, Steps, make_console, milliseconds, progress, run_logged, run_shown
 
 CPU_BUDGET_S = 0.3  # for the repeats of one implementation
-TRAINING_S = 120
 ROWS = 26  # of a stage's table, so that it is a screen
 DEMONSTRATIONS = {
     "patched_gpt2": "Hugging Face's GPT-2 with our ops under it, beside the unpatched one",
     "train_small_gpt2": "a small GPT-2 trained on this repository's documents",
 }
-BUILDING_MINUTES, SHOWING_MINUTES = 4, 1.5  # on two cores
+BUILDING_MINUTES, SHOWING_MINUTES, TRAINING_MINUTES = 4, 1.5, 1  # on two cores
 ON_CPU = """\
 off: the greatest difference from float64. sectors: how many pieces of 32 bytes a warp's 32 lanes touch in one request,
 loads / stores; 4 bytes a lane side by side make 4, 16 bytes make 16; at 32, no two lanes share one. bytes: all sectors
@@ -326,22 +325,18 @@ def _difference(outputs, others) -> str:
     return "0" if worst == 0 else f"{worst:.1e}"
 
 
-def show_demonstration(name: str, console: Console, seconds: float) -> None:
+def show_demonstration(name: str, console: Console) -> None:
     """Runs one of the last stage's demonstrations; it raises where what it shows does not hold."""
     stages.on_path()
-    steps = importlib.import_module("tour_steps")
-    if name == "train_small_gpt2":
-        steps.train_small_gpt2(console, seconds=seconds)
-    else:
-        getattr(steps, name)(console)
+    getattr(importlib.import_module("tour_steps"), name)(console)
 
 
 # ---- all of it ----
 
 
-def plan(training_seconds: float, full: bool) -> str:
+def plan(full: bool) -> str:
     """What comes, and how long it takes."""
-    minutes = SHOWING_MINUTES * (4 if full else 1) + training_seconds / 60
+    minutes = SHOWING_MINUTES * (4 if full else 1) + TRAINING_MINUTES
     compiling = "" if all(map(stages.is_built, stages.STAGES)) else f", {BUILDING_MINUTES} of them compiling"
     return (
         "The four stages are built, and shown rung by rung. Then GPT-2 runs on their ops, and a small one is trained.\n"
@@ -350,12 +345,12 @@ def plan(training_seconds: float, full: bool) -> str:
     )
 
 
-def run(console: Console, *, full: bool = False, training_seconds: float = TRAINING_S) -> int:
+def run(console: Console, *, full: bool = False) -> int:
     """The whole tour. Returns the exit code: 1 where a step failed."""
     counts = not full and not torch.cuda.is_available()
     steps = Steps(console, total=2 * len(stages.STAGES) + len(DEMONSTRATIONS) + counts)
     console.print(environment_line(), markup=False, soft_wrap=True)
-    console.print(plan(training_seconds, full), markup=False, soft_wrap=True)
+    console.print(plan(full), markup=False, soft_wrap=True)
     for stage in stages.STAGES:
         build_stage(stage, steps)
     libraries = build_counting(steps) if counts else {}
@@ -374,7 +369,7 @@ def run(console: Console, *, full: bool = False, training_seconds: float = TRAIN
             steps.skip(what, f"{', '.join(missing)} not built")
             continue
         with steps.step(what, shows=True):
-            run_shown(_part("--demonstration", function, "--seconds", str(training_seconds)))
+            run_shown(_part("--demonstration", function))
     return steps.finish()
 
 
@@ -419,12 +414,11 @@ def main() -> int:
     part.add_argument("--demonstration", choices=DEMONSTRATIONS)
     parser.add_argument("--full", action="store_true", help="with --stage: a table for each case")
     parser.add_argument("--library", type=pathlib.Path, help="with --stage: its compiled part, with kernels that count")
-    parser.add_argument("--seconds", type=float, default=TRAINING_S, help="the longest that training may take")
     options = parser.parse_args()
     console = make_console()
     try:
         if options.demonstration:
-            show_demonstration(options.demonstration, console, options.seconds)
+            show_demonstration(options.demonstration, console)
             return 0
         show = show_all_cases if options.full else functools.partial(show_stage, library=options.library)
         wrong = show(options.stage, console)

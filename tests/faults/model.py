@@ -16,7 +16,7 @@ EMULATED = f"{INTEGRATION}::test_a_forward_pass_under_emulation"
 STOP = f"{INTEGRATION}::test_generation_stops_when_all_rows_have_ended"
 SAVE = f"{INTEGRATION}::test_a_save_that_fails_names_the_file_and_leaves_the_old_model_whole"
 STEP = f"{TRAINING}::test_steps_of_training_are_adamws_written_out"
-LOOP = f"{TRAINING}::test_the_loop_takes_steps_until_the_time_is_over"
+LOOP = f"{TRAINING}::test_the_loop_takes_its_steps_and_saves_at_each_quarter"
 LOSSES = f"{TRAINING}::test_the_losses_are_those_of_the_held_out_text"
 OPTIONS = f"{INTEGRATION}::test_the_commands_options_reach_the_model"
 REFUSES = f"{INTEGRATION}::test_the_patched_model_refuses_what_the_op_cannot_do"
@@ -672,7 +672,7 @@ FAULTS = [
         "schedule-not-used",
         "the learning rate stays as it is",
         TRAIN,
-        "rate * schedule(progress))",
+        "rate * schedule((number + 1) / steps))",
         "rate)",
         LOOP,
     ),
@@ -696,7 +696,7 @@ FAULTS = [
         "checkpoint-never",
         "nothing is saved before the end",
         TRAIN,
-        "if progress - saved >= 0.25:",
+        "if 4 * (number + 1) // steps > 4 * number // steps and number + 1 < steps:",
         "if False:",
         LOOP,
     ),

@@ -448,8 +448,9 @@ cudaError_t max_potential_block_size(int* min_grid, int* block, KernelInfo* kern
 template <class... Params>
 KernelInfo* kernel_info(void (*kernel)(Params...)) {
   auto call = [kernel] {
+    constexpr std::size_t kBytes = max_align(sizeof(int), (sizeof(std::size_t) + ... + sizeof(Params)));
     struct Zeros {
-      alignas(16) unsigned char bytes[max_align(sizeof(int), (sizeof(std::size_t) + ... + sizeof(Params)))];
+      alignas(16) alignas(std::decay_t<Params>...) unsigned char bytes[kBytes];
     };
     [[maybe_unused]] static Zeros zeros;
     kernel(reinterpret_cast<std::decay_t<Params>&>(zeros)...);
