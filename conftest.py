@@ -1,5 +1,6 @@
 """For every test in the repository: where the stages are, and the repository's own helpers for tests/."""
 
+import os
 import pathlib
 import sys
 
@@ -8,6 +9,7 @@ for folder in (ROOT / "tests", ROOT / "common"):
     sys.path.insert(0, str(folder))
 
 import pytest  # noqa: E402
+import torch  # noqa: E402
 
 from kernel_fusion import stages  # noqa: E402
 
@@ -18,15 +20,25 @@ def pytest_addoption(parser):
     parser.addoption("--sample", type=int, metavar="N", help="run at most N tests of each file, evenly spaced")
 
 
-def pytest_itemcollected(item):
-    """Says which tests one process takes, where several run (pytest-xdist, --dist=loadgroup).
+# Two files of tests/ build and write in this repository.
+IN_THE_REPOSITORY = {"test_readme_commands.py", "test_tour_output.py"}
 
-    tests/ builds and writes in this repository, so all of it stays together; a file of common/ compiles what its tests
-    share. Tests of the stages stand alone.
+
+def pytest_itemcollected(item):
+    """Says which tests one process takes where several run (pytest-xdist, --dist=loadgroup).
+
+    Those that write in the repository stay together; so does each other file of tests/ and common/, since its tests
+    share what they compile. Tests of the stages stand alone.
     """
     folder, *_, file = item.path.relative_to(ROOT).parts
     if folder in ("tests", "common"):
-        item.add_marker(pytest.mark.xdist_group("repository" if folder == "tests" else file))
+        item.add_marker(pytest.mark.xdist_group("repository" if file in IN_THE_REPOSITORY else file))
+
+
+def pytest_configure(config):
+    """Beside other processes torch takes its share of the cores, not all of them."""
+    if count := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+        torch.set_num_threads(max(1, torch.get_num_threads() // int(count)))
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m

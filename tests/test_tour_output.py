@@ -30,7 +30,8 @@ def on_a_terminal(command: list[str], width: int = 120) -> int:
     """How many lines a command leaves on a terminal: those written, less those that it goes up again."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    env = {**environment(), "TERM": "xterm-256color"}
+    env = {name: value for name, value in environment().items() if name not in ("COLUMNS", "LINES")}
+    env["TERM"] = "xterm-256color"
     with subprocess.Popen(command, stdout=its, stderr=its, env=env, close_fds=True) as child:
         os.close(its)
         written = b""

@@ -35,7 +35,7 @@ def test_a_second_tour_says_that_it_is_shorter(tmp_path):
     repository = FakeRepository(tmp_path, 1)
     repository.python("-c", "import os; os.chdir('step1-fake'); exec(open('setup.py').read())")
     out = repository.python("-m", "kernel_fusion", "tour").stdout
-    assert "That takes about 4 minutes on 2 cores. Nothing is downloaded." in out
+    assert "That takes about 2 minutes on 2 cores. Nothing is downloaded." in out
 
 
 def test_a_full_tour_shows_a_table_for_each_case_with_times(tmp_path):
