@@ -154,7 +154,7 @@ def _run_ninja(folder: pathlib.Path, file: NinjaFile, what: str) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"kernel-fusion: waiting for another process that compiles {what}", file=sys.stderr, flush=True)
+            print(f"kernel-fusion: waiting for another process that compiles {what} …", file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         file.write(folder / "build.ninja")
         command = [str(ninja), "-C", str(folder), "--quiet"]
