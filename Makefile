@@ -16,8 +16,9 @@ KF := PYTHONPATH="$(CURDIR)/common" "$(PYTHON)" -m kernel_fusion
 # Orders of the emulated threads under which the emulated tests run again, on their small shapes.
 SCHEDULES := reverse random:1 random:2
 
-# Tests run in several processes; where there is a GPU in one, since they would share its memory.
-PROCESSES := $(if $(shell command -v nvidia-smi),,--numprocesses=logical --maxprocesses=4 --dist=loadgroup)
+# Tests run in several processes; where there is a GPU in one, since they would share its memory. In the order of their
+# folders: those of tests/ take longest, so they begin first.
+PROCESSES := $(if $(shell command -v nvidia-smi),,-n logical --maxprocesses=4 --dist=loadgroup --no-loadscope-reorder)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build tour test bench lint gpu-check
@@ -44,7 +45,7 @@ tour: $(READY) ## a walk through the four stages: builds, checks and times every
 	$(KF) tour
 
 test: build ## all that can be tested on this machine
-	"$(PYTHON)" -m pytest $(PROCESSES)
+	"$(PYTHON)" -m pytest $(PROCESSES) tests common $(STAGES)
 	@for schedule in $(SCHEDULES); do \
 	  echo "emulated tests, threads in order $$schedule"; \
 	  KF_SIMT_SCHEDULE=$$schedule "$(PYTHON)" -m pytest -q $(PROCESSES) -m emulated $(STAGES) || exit 1; done

@@ -73,10 +73,10 @@ def measure_one(stage: stages.Stage, size: str, index: int, impl: str, kind: str
     case = stages.load_benchmark(stage).cases(size, device.type)[index]
     if device.type == "cuda":
         importlib.import_module("torch._inductor.compile_fx")  # takes seconds, in which others may measure
-        torch.cuda.set_device(device)
-        torch.cuda.init()
     fn = functools.partial(case.run, rung=impl) if kind == "rung" else case.peers[impl]
     with lock, torch.set_grad_enabled(case.direction == "backward"):
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # not before: a process that waits leaves the GPU alone
         inputs = case.inputs(device)
         try:
             return clock.measure(fn, inputs, *((10, 100) if device.type == "cuda" else (1, 5))).ms
