@@ -105,6 +105,13 @@ def test_attention_between_different_lengths(q_length, k_length, causal, device,
 
 
 @every_attention
+def test_each_block_of_keys_may_bring_a_new_maximum(device, rung):
+    q, k, v = qkv(3, 300, 64, torch.float32, device)
+    k = k.abs() * torch.linspace(1, 7, 300, device=device)[:, None]
+    check_attention((q.abs(), k, v), rung)
+
+
+@every_attention
 @pytest.mark.parametrize("dim", [1, 31, 32, 33, 40, 80, 96, 111, 128, 160, 256, 300])
 def test_attention_with_any_head_dim(dim, device, rung):
     if can_do(rung, dim, torch.float32):
