@@ -141,13 +141,13 @@ def command(options: argparse.Namespace, console: Console) -> int:
     if options.against:
         compared = pairs(rows, results.read(options.against).rows)
     else:
-        compared = _measured(first, rows, console)
+        compared = _measured(first, rows, options.output, console)
     if not compared:
         raise UserError("nothing to compare: no row stands in both")
     return show(compared, options.output, console)
 
 
-def _measured(first: results.Results, rows: list[dict], console: Console) -> list[Pair]:
+def _measured(first: results.Results, rows: list[dict], output: pathlib.Path | None, console: Console) -> list[Pair]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     here = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     if here != first.environment["gpu"]:
@@ -162,6 +162,7 @@ def _measured(first: results.Results, rows: list[dict], console: Console) -> lis
             console.print(f"{what}: not run: {again}", markup=False, soft_wrap=True)
             continue
         compared.append(Pair(row, again.median))
+        keep(compared, output)  # after each row: whoever ends this has what was measured
         console.print(f"{what}: {milliseconds(row['ms'])}, alone {milliseconds(again.median)}", markup=False)
     return compared
 
@@ -191,8 +192,13 @@ def show(compared: list[Pair], output: pathlib.Path | None, console: Console) ->
             found = f"{len(of_kind)} rows, at most {max(of_kind):.1%} apart"
             console.print(f"from {milliseconds(from_ms)}, {part:.0%} allowed: {found}")
     console.print(f"{len(differing)} of {len(judged)} rows differ; {len(compared) - len(judged)} are too short to say")
+    keep(compared, output)
+    return 1 if differing else 0
+
+
+def keep(compared: list[Pair], output: pathlib.Path | None) -> None:
+    """Writes both measurements of each row into `output`, if that is asked."""
     if output:
         kept = ("op", "pass", "impl", "kind", "dtype", "shape", "ms")
         listed = [{**{name: pair.row[name] for name in kept}, "again_ms": pair.again} for pair in compared]
         results.replace(output, results.as_text({"rows": listed}))
-    return 1 if differing else 0

@@ -78,6 +78,27 @@ def test_only_the_machine_that_was_measured_can_be_measured_again(tmp_path, caps
     assert "was measured on NVIDIA H900" in capsys.readouterr().err
 
 
+def test_what_was_measured_is_kept_where_the_rest_is_not(tmp_path, monkeypatch, capsys):
+    """A stage's results on "this machine", of whose rows the second is never measured."""
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    stage = stages.find("step1")
+    rows = [row("torch eager", kind="peer", ms=0.1), row("triton", kind="peer", ms=0.05)]
+    path, output = stage.path / "cpu.json", tmp_path / "both.json"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    ceilings = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
+    results.write(results.Results(path, {"gpu": gpu}, ceilings, rows))
+
+    def interrupted(of, size, wanted):
+        assert (of, size, wanted) == (stage, "full", rows)
+        yield wanted[0], noise.Spread(0.2, 0.2, 0.2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recheck, "measure_alone", interrupted)
+    assert cli.main(["recheck", str(path), "--output", str(output)]) == 130
+    assert [r["again_ms"] for r in json.loads(output.read_text())["rows"]] == [0.2]
+    assert "100 µs, alone 200 µs" in capsys.readouterr().out
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures sizes of a CPU")
 @pytest.mark.slow
 def test_each_row_is_measured_in_a_process_of_its_own():
