@@ -18,7 +18,7 @@ SCHEDULES := reverse random:1 random:2
 
 # Tests run in several processes; where there is a GPU in one, since they would share its memory. In the order of their
 # folders: those of tests/ take longest, so they begin first.
-PROCESSES := $(if $(shell command -v nvidia-smi),,-n logical --maxprocesses=4 --dist=loadgroup --no-loadscope-reorder)
+PROCESSES := $(if $(shell command -v nvidia-smi),,-n logical --maxprocesses=4 --no-loadscope-reorder)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build tour test bench lint gpu-check

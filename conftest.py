@@ -21,18 +21,26 @@ def pytest_addoption(parser):
 
 
 # Two files of tests/ build and write in this repository.
-IN_THE_REPOSITORY = {"test_readme_commands.py", "test_tour_output.py"}
+IN_THE_REPOSITORY = {"tests/test_readme_commands.py", "tests/test_tour_output.py"}
 
 
-def pytest_itemcollected(item):
-    """Says which tests one process takes where several run (pytest-xdist, --dist=loadgroup).
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where several processes run tests (pytest -n): which of them one process takes.
 
     Those that write in the repository stay together; so does each other file of tests/ and common/, since its tests
     share what they compile. Tests of the stages stand alone.
     """
-    folder, *_, file = item.path.relative_to(ROOT).parts
-    if folder in ("tests", "common"):
-        item.add_marker(pytest.mark.xdist_group("repository" if file in IN_THE_REPOSITORY else file))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            if file in IN_THE_REPOSITORY:
+                return "repository"
+            return file if file.startswith(("tests/", "common/")) else nodeid
+
+    return Scheduling(config, log)
 
 
 def pytest_configure(config):
