@@ -4,8 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cassert>
 #include <fstream>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -185,13 +187,19 @@ TEST(AfterAnError, TheRuntimeIsUsableAndLeaksNothing) {
     for (int value : out) EXPECT_EQ(value, 3);
   };
   for (int i = 0; i < 20; ++i) round();
-  const long pages = resident_pages();
   const int threads = os_threads();
-  for (int i = 0; i < 200; ++i) round();
+  // A stack's pages stay with their worker once they have been written, and which worker writes how far is chance. What
+  // leaks grows in every stretch.
+  long least = std::numeric_limits<long>::max();
+  for (int stretch = 0; stretch < 5; ++stretch) {
+    const long pages = resident_pages();
+    for (int i = 0; i < 100; ++i) round();
+    least = std::min(least, resident_pages() - pages);
+  }
 #ifndef __SANITIZE_ADDRESS__  // which keeps freed memory for a while
-  EXPECT_LT(resident_pages(), pages + 2048);
+  EXPECT_LT(least, 50);
 #else
-  static_cast<void>(pages);
+  static_cast<void>(least);
 #endif
   EXPECT_LE(os_threads(), threads + 1);
 }
