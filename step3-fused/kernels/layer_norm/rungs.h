@@ -24,6 +24,7 @@ struct Args {
 namespace kf::KF_BACKEND::layer_norm {
 using kf::layer_norm::Args;
 void v1_naive(const Args& args, void* stream);
+std::string v1_naive_supports(const Args& args);
 void v2_block(const Args& args, void* stream);
 std::string v2_block_supports(const Args& args);
 }  // namespace kf::KF_BACKEND::layer_norm

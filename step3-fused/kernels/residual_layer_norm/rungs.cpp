@@ -1,16 +1,17 @@
+#include "../layer_norm/rungs.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::residual_layer_norm {
 namespace {
 
-// layer_norm's v1_naive has eight rows a block.
-std::string eight_rows_a_block(const Args& a) {
-  constexpr int64_t kMost = int64_t{8} * INT32_MAX;
-  return a.rows <= kMost ? "" : "takes rows ≤ " + std::to_string(kMost) + ", got " + std::to_string(a.rows);
+std::string v1_separate_supports(const Args& a) {
+  layer_norm::Args second{};
+  second.rows = a.rows;
+  return layer_norm::v1_naive_supports(second);
 }
 
 constexpr Rung<Args> kRungs[] = {
-    {"v1_separate", v1_separate, eight_rows_a_block, nullptr, "the sum"},
+    {"v1_separate", v1_separate, v1_separate_supports, nullptr, "the sum"},
     {"v2_fused", v2_fused, v2_fused_supports},
 };
 
