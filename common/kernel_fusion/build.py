@@ -1,7 +1,8 @@
 """Builds a stage's extension: host files, the emulated kernels, and the GPU's where nvcc and a CUDA torch are there.
 
 `setup.py` of each stage lists sources and flags; this module turns them into a ninja file. ninja knows what an edit
-makes stale, and rebuilds what an interrupted build left. The library is linked under a temporary name and renamed.
+makes stale, and rebuilds what an interrupted build left. The library is linked under a temporary name and renamed. Of
+two processes that build a stage, one waits for the other.
 
 Environment:
     KF_CUDA               auto (default) | 0 | 1: compile the kernels with nvcc where possible | never | or fail.
@@ -11,6 +12,8 @@ Environment:
     CXX                   the host's C++ compiler; default c++.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from setuptools import Extension
@@ -218,6 +222,28 @@ class NinjaFile:
         os.replace(beside, path)
 
 
+@contextlib.contextmanager
+def one_at_a_time(folder: pathlib.Path, what: str) -> Iterator[dict]:
+    """Keeps other processes from building in `folder` until the body is through; says so where one is at it.
+
+    Args:
+        folder: where ninja runs; made where it is missing.
+        what: what is built, for the line that says for whom this process waits.
+
+    Yields:
+        For `subprocess`, the options of the commands that build: they hold the lock too, so that what outlives this
+        process, killed for instance, is waited for.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"kernel-fusion: waiting for another process that compiles {what} …", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield {"pass_fds": [lock.fileno()]}
+
+
 def _warnings() -> list[str]:
     return ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("KF_WERROR") == "1" else [])
 
@@ -413,8 +439,10 @@ class build_ext(_build_ext):
         self.counting = ""
 
     def run(self):
+        (extension,) = self.extensions
         try:
-            super().run()
+            with one_at_a_time(pathlib.Path(self.build_temp).resolve(), extension.name.split(".")[0]) as self.holding:
+                super().run()
         except BuildError as error:
             raise SystemExit(f"error: {error}") from None
 
@@ -432,14 +460,13 @@ class build_ext(_build_ext):
         jobs = parallel_jobs()
         print(f"{module}: plain C++, emulated kernels, {gpu}; {jobs} job{'s' if jobs > 1 else ''}", flush=True)
         folder = pathlib.Path(self.build_temp).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
         check_cxx(os.environ.get("CXX", "c++"), folder)
         library = pathlib.Path(self.get_ext_fullpath(extension.name)).resolve()
         library.parent.mkdir(parents=True, exist_ok=True)
         path = write_ninja(extension, folder, library, cuda, self.counting)
         ninja = pathlib.Path(ninja_package.BIN_DIR) / "ninja"
         command = [str(ninja), "-f", str(path), "-j", str(jobs)]
-        if subprocess.run(command, cwd=folder).returncode != 0:
+        if subprocess.run(command, cwd=folder, **self.holding).returncode != 0:
             raise SystemExit(f"{module}: the build failed; the compiler's messages are above")
 
     def copy_extensions_to_source(self):

@@ -1,6 +1,5 @@
 """CUDA programs and libraries for the CPU: rewritten, compiled by the host's compiler, linked to the emulation."""
 
-import fcntl
 import hashlib
 import os
 import pathlib
@@ -9,7 +8,7 @@ import subprocess
 import sys
 
 from kernel_fusion import stages
-from kernel_fusion.build import COMMON, COUNTING, SIMT, NinjaFile, shell_words
+from kernel_fusion.build import COMMON, COUNTING, SIMT, NinjaFile, one_at_a_time, shell_words
 from kernel_fusion.console import UserError, progress
 
 # The compiler's flags for the program and the emulation.
@@ -149,16 +148,10 @@ def _run_ninja(folder: pathlib.Path, file: NinjaFile, what: str) -> None:
     import ninja as ninja_package
 
     ninja = pathlib.Path(ninja_package.BIN_DIR) / "ninja"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"kernel-fusion: waiting for another process that compiles {what} …", file=sys.stderr, flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_at_a_time(folder, what) as holding:
         file.write(folder / "build.ninja")
         command = [str(ninja), "-C", str(folder), "--quiet"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **holding)
     if done.returncode != 0:
         raise SimtError(_complaints(done.stdout))
 

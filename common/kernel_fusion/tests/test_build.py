@@ -1,14 +1,19 @@
 """What build.py decides before it compiles, and what it refuses."""
 
+import fcntl
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
+import setuptools
+from setuptools.command.build_ext import build_ext as _build_ext
 
 from kernel_fusion import build, stages
+from kernel_fusion.console import child_environment
 
 
 @pytest.fixture
@@ -150,3 +155,57 @@ def test_nothing_is_compiled_with_a_compiler_that_is_refused(static_compiler, tm
     assert "links the C++ standard library statically" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.rglob("*.o")) == []
+
+
+BUILDS = """\
+import pathlib, subprocess, sys
+from kernel_fusion import build
+folder = pathlib.Path({folder!r})
+with build.one_at_a_time(folder, "it") as holding:
+    print("begun", flush=True)
+    subprocess.run(["sh", "-c", "read line; echo " + sys.argv[1] + " >> built"], cwd=folder, **holding)
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["the other ends", "the other is killed"])
+def test_of_two_that_build_in_a_folder_one_waits(tmp_path, killed):
+    """Until the other's commands have ended, which may outlive it."""
+    folder = tmp_path / "build"
+
+    def begin(name: str) -> subprocess.Popen:
+        command = [sys.executable, "-c", BUILDS.format(folder=str(folder)), name]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, env=child_environment(), text=True, **pipes)
+
+    with begin("first") as first:
+        assert first.stdout.readline() == "begun\n"
+        with begin("second") as second:
+            assert second.stderr.readline() == "kernel-fusion: waiting for another process that compiles it …\n"
+            if killed:
+                first.send_signal(signal.SIGKILL)
+                first.wait()
+            with pytest.raises(subprocess.TimeoutExpired):
+                second.wait(timeout=0.5)
+            first.stdin.close()  # ends what it started
+            assert second.stdout.readline() == "begun\n"
+            assert (folder / "built").read_text() == "first\n"
+            second.communicate("\n")
+    assert (folder / "built").read_text() == "first\nsecond\n"
+
+
+def test_a_stage_is_built_by_one_process_at_a_time(clean_environment, tmp_path):
+    """From the look at its tables to the library's place."""
+    stage = build.StageExtension("some_stage._C", host=[], kernels=[], tables=[], include_dirs=[])
+    command = build.build_ext(setuptools.Distribution({"ext_modules": [stage]}))
+    command.build_temp = str(tmp_path / "temp")
+    command.ensure_finalized()
+    held = []
+
+    def builds(self) -> None:
+        with (tmp_path / "temp" / "lock").open("w") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(self.holding["pass_fds"])
+
+    clean_environment.setattr(_build_ext, "run", builds)
+    command.run()
+    assert len(held) == 1
