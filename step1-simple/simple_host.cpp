@@ -101,7 +101,7 @@ struct State {
 };
 
 State state_of(const char* op, const Tensor& state, const Tensor& first) {
-  TORCH_CHECK_TYPE(state.scalar_type() == at::kLong, op, ": `rng_state` must be int64, got ", dtype_text(state));
+  check_type(op, "rng_state", state, at::kLong);
   check_shape(op, "rng_state", state, {2});
   TORCH_CHECK_VALUE(state.is_cpu() || state.device() == first.device(), op,
                     ": `rng_state` must be on the CPU or on the tensors' device (", first.device(), "), got ",

@@ -5,6 +5,7 @@
 #include <kf/autocast.h>
 
 #include <cmath>
+#include <limits>
 
 #include "attention_cpu.h"
 
@@ -25,18 +26,34 @@ Op<kf::attention::Args> attention_op() {
 
 kf::attention::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
-void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+// One of the bounds of the keys that exist.
+void check_bound(const char* name, const std::optional<at::Tensor>& bound, const at::Tensor& q) {
+  if (!bound) return;
+  check_type("attention", name, *bound, at::kInt);
+  check_device("attention", name, *bound, "q", q);
+  check_shape("attention", name, *bound, {q.size(0)});
+}
+
+void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end) {
   check_floating("attention", "q", q);
   check_dim("attention", "q", q, 4);
   TORCH_CHECK_VALUE(q.size(3) > 0, "attention: the last dimension of `q` (head_dim) must not be 0, got shape ",
                     shape_text(q));
   check_like("attention", "k", k, "q", q);
   check_dim("attention", "k", k, 4);
-  check_shape("attention", "k", k, {q.size(0), q.size(1), k.size(2), q.size(3)});
+  check_shape("attention", "k", k, {q.size(0), k.size(1), k.size(2), q.size(3)});
+  TORCH_CHECK_VALUE(k.size(1) == q.size(1) || (k.size(1) > 0 && q.size(1) % k.size(1) == 0),
+                    "attention: the heads of `q` must be a multiple of those of `k`, got ", q.size(1), " and ",
+                    k.size(1));
   check_like("attention", "v", v, "q", q);
   check_dim("attention", "v", v, 4);
   check_shape("attention", "v", v, k.sizes());
+  check_bound("key_begin", key_begin, q);
+  check_bound("key_end", key_end, q);
 }
+
+at::ScalarType lse_dtype(const at::Tensor& q) { return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
 }  // namespace
 
@@ -61,32 +78,51 @@ at::Tensor softmax_autocast(const at::Tensor& x, std::string_view rung) {
   return call_in<softmax>(at::kFloat, "step2_attention::softmax", x, rung);
 }
 
-at::Tensor& attention_out(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                          std::optional<double> scale, std::string_view rung, at::Tensor& out) {
-  check_attention(q, k, v);
+std::tuple<at::Tensor&, at::Tensor&> attention_out(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                   const std::optional<at::Tensor>& key_begin,
+                                                   const std::optional<at::Tensor>& key_end, bool causal,
+                                                   std::optional<double> scale, std::string_view rung, at::Tensor& out,
+                                                   at::Tensor& lse) {
+  check_attention(q, k, v, key_begin, key_end);
   check_like("attention", "out", out, "q", q, q.sizes());
   TORCH_CHECK_VALUE(out.stride(3) == 1 || out.size(3) == 1,
                     "attention: the last dimension of `out` must be contiguous, got stride ", out.stride(3));
   TORCH_CHECK_VALUE(at::has_internal_overlap(out) != at::MemOverlap::Yes,
                     "attention: `out` must not be expanded: several of its elements share memory");
-  check_apart("attention", {{"out", out}}, {{"q", q}, {"k", k}, {"v", v}});
+  check_type("attention", "lse", lse, lse_dtype(q));
+  check_device("attention", "lse", lse, "q", q);
+  check_shape("attention", "lse", lse, q.sizes().slice(0, 3));
+  TORCH_CHECK_VALUE(lse.is_contiguous(), "attention: `lse` must be contiguous");
+  check_apart("attention", {{"out", out}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
+  if (key_begin) check_apart("attention", {{"out", out}, {"lse", lse}}, {{"key_begin", *key_begin}});
+  if (key_end) check_apart("attention", {{"out", out}, {"lse", lse}}, {{"key_end", *key_end}});
   check_rung(attention_op(), rung, q);
-  if (out.numel() == 0) return out;
-  if (k.size(2) == 0) return out.zero_();  // nothing to see
+  if (out.numel() == 0) return {out, lse};
+  if (k.size(2) == 0) {  // nothing to see
+    out.zero_();
+    lse.fill_(-std::numeric_limits<double>::infinity());
+    return {out, lse};
+  }
   const at::Tensor q_rows = with_whole_rows(q);
   const at::Tensor k_rows = with_whole_rows(k);
   const at::Tensor v_rows = with_whole_rows(v);
+  const at::Tensor begin = key_begin ? key_begin->contiguous() : at::Tensor();
+  const at::Tensor end = key_end ? key_end->contiguous() : at::Tensor();
   kf::attention::Args args{};
   args.q = q_rows.data_ptr();
   args.k = k_rows.data_ptr();
   args.v = v_rows.data_ptr();
   args.out = out.data_ptr();
+  args.lse = lse.data_ptr();
+  args.key_begin = key_begin ? begin.const_data_ptr<int32_t>() : nullptr;
+  args.key_end = key_end ? end.const_data_ptr<int32_t>() : nullptr;
   args.q_stride = strides_of(q_rows);
   args.k_stride = strides_of(k_rows);
   args.v_stride = strides_of(v_rows);
   args.out_stride = strides_of(out);
   args.batch = q.size(0);
   args.heads = q.size(1);
+  args.kv_heads = k.size(1);
   args.q_length = q.size(2);
   args.k_length = k.size(2);
   args.head_dim = q.size(3);
@@ -94,19 +130,28 @@ at::Tensor& attention_out(const at::Tensor& q, const at::Tensor& k, const at::Te
   args.causal = causal;
   args.dtype = dtype_of(q);
   run(attention_op(), rung, q, args);
-  return out;
+  return {out, lse};
 }
 
-at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                     std::optional<double> scale, std::string_view rung) {
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                             const std::optional<at::Tensor>& key_begin,
+                                             const std::optional<at::Tensor>& key_end, bool causal,
+                                             std::optional<double> scale, std::string_view rung) {
+  check_floating("attention", "q", q);
+  check_dim("attention", "q", q, 4);
   at::Tensor out = contiguous_like(q);
-  return attention_out(q, k, v, causal, scale, rung, out);
+  at::Tensor lse = at::empty(q.sizes().slice(0, 3), q.options().dtype(lse_dtype(q)));
+  attention_out(q, k, v, key_begin, key_end, causal, scale, rung, out, lse);
+  return {out, lse};
 }
 
 // As PyTorch treats its own attention: in autocast's dtype.
-at::Tensor attention_autocast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
-                              std::optional<double> scale, std::string_view rung) {
-  return call_in<attention>(std::nullopt, "step2_attention::attention", q, k, v, causal, scale, rung);
+std::tuple<at::Tensor, at::Tensor> attention_autocast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                      const std::optional<at::Tensor>& key_begin,
+                                                      const std::optional<at::Tensor>& key_end, bool causal,
+                                                      std::optional<double> scale, std::string_view rung) {
+  return call_in<attention>(std::nullopt, "step2_attention::attention", q, k, v, key_begin, key_end, causal, scale,
+                            rung);
 }
 
 std::vector<OpInfo> ops() { return {describe(softmax_op()), describe(attention_op())}; }

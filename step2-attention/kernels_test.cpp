@@ -19,24 +19,25 @@ namespace {
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // `values` in the GPU's memory, with not a byte more, so that a sanitizer finds what lies one past the end.
+template <class T>
 class DeviceVector {
  public:
-  explicit DeviceVector(const std::vector<float>& values) : size_(values.size()) {
-    check(cudaMalloc(&data_, size_ * sizeof(float)), "cudaMalloc");
-    check(cudaMemcpy(data_, values.data(), size_ * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
+  explicit DeviceVector(const std::vector<T>& values) : size_(values.size()) {
+    check(cudaMalloc(&data_, size_ * sizeof(T)), "cudaMalloc");
+    check(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
   }
   DeviceVector(const DeviceVector&) = delete;
   ~DeviceVector() { cudaFree(data_); }
-  void* data() const { return data_; }
-  std::vector<float> values() const {
-    std::vector<float> copy(size_);
-    check(cudaMemcpy(copy.data(), data_, size_ * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  T* data() const { return data_; }
+  std::vector<T> values() const {
+    std::vector<T> copy(size_);
+    check(cudaMemcpy(copy.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
     return copy;
   }
 
  private:
   size_t size_;
-  void* data_ = nullptr;
+  T* data_ = nullptr;
 };
 
 std::vector<float> numbers(size_t n, int step) {
@@ -46,15 +47,19 @@ std::vector<float> numbers(size_t n, int step) {
 }
 
 void expect_near(const std::vector<float>& got, const std::vector<double>& expected, const std::string& what) {
-  for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-5) << what << ", element " << i;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (got[i] == expected[i]) continue;  // −inf, for instance
+    ASSERT_NEAR(got[i], expected[i], 1e-5) << what << ", element " << i;
+  }
 }
 
-// In place, over the first `seen` of `row`; what comes after becomes 0.
-void softmax_of(double* row, int64_t seen, int64_t width) {
-  const double max = seen > 0 ? *std::max_element(row, row + seen) : 0;
+// In place, over begin ≤ c < end of `row`; the others become 0. Returns the log-sum-exp.
+double softmax_of(double* row, int64_t begin, int64_t end, int64_t width) {
+  const double max = begin < end ? *std::max_element(row + begin, row + end) : 0;
   double sum = 0;
-  for (int64_t c = 0; c < width; ++c) sum += row[c] = c < seen ? std::exp(row[c] - max) : 0;
-  for (int64_t c = 0; c < seen; ++c) row[c] /= sum;
+  for (int64_t c = 0; c < width; ++c) sum += row[c] = begin <= c && c < end ? std::exp(row[c] - max) : 0;
+  for (int64_t c = begin; c < end; ++c) row[c] /= sum;
+  return max + std::log(sum);
 }
 
 TEST(Softmax, EveryRungMakesRowsThatAddUpToOne) {
@@ -63,61 +68,80 @@ TEST(Softmax, EveryRungMakesRowsThatAddUpToOne) {
     for (const int64_t width : {1, 2, 31, 64, 127, 760, 1023, 1600}) {
       const std::vector<float> x = numbers(kRows * width, 7919);
       std::vector<double> expected(x.begin(), x.end());
-      for (int64_t row = 0; row < kRows; ++row) softmax_of(&expected[row * width], width, width);
-      const DeviceVector device_x(x), y(std::vector<float>(x.size(), kNaN));
+      for (int64_t row = 0; row < kRows; ++row) softmax_of(&expected[row * width], 0, width, width);
+      const DeviceVector<float> device_x(x), y(std::vector<float>(x.size(), kNaN));
       rung.launch({device_x.data(), y.data(), kRows, width, DType::kFloat32}, nullptr);
       expect_near(y.values(), expected, rung.name + (" width=" + std::to_string(width)));
     }
   }
 }
 
-// q, k, v and out lie as GPT-2's do: [position, head, column], so neighbouring rows of a head are H·D apart.
-void check_attention(const Rung<attention::Args>& rung, int64_t q_length, int64_t k_length, int64_t dim, bool causal) {
+// q, k, v and out lie as GPT-2's do: [position, head, column], so neighbouring rows of a head are H·D apart. Two heads
+// of q share one of k and v. The first key and the last two are padding where there is `padding`.
+void check_attention(const Rung<attention::Args>& rung, int64_t q_length, int64_t k_length, int64_t dim, bool causal,
+                     bool padding) {
   constexpr int64_t kHeads = 2;
-  const std::vector<float> q = numbers(q_length * kHeads * dim, 7919);
-  const std::vector<float> k = numbers(k_length * kHeads * dim, 6101);
-  const std::vector<float> v = numbers(k_length * kHeads * dim, 5101);
-  std::vector<double> expected(q.size());
   const double scale = 0.05;
+  const int64_t begin = padding ? 1 : 0, end = padding ? k_length - 2 : k_length;
+  const std::vector<float> q = numbers(q_length * kHeads * dim, 7919);
+  const std::vector<float> k = numbers(k_length * dim, 6101);
+  const std::vector<float> v = numbers(k_length * dim, 5101);
+  std::vector<double> expected(q.size()), expected_lse(kHeads * q_length);
   for (int64_t row = 0; row < q_length * kHeads; ++row) {
-    const int64_t head = row % kHeads;
+    const int64_t query = row / kHeads, head = row % kHeads;
     std::vector<double> weights(k_length);
     for (int64_t key = 0; key < k_length; ++key) {
-      for (int64_t d = 0; d < dim; ++d) {
-        weights[key] += scale * q[row * dim + d] * k[(key * kHeads + head) * dim + d];
-      }
+      for (int64_t d = 0; d < dim; ++d) weights[key] += scale * q[row * dim + d] * k[key * dim + d];
     }
-    const int64_t last = row / kHeads + k_length - q_length;
-    softmax_of(weights.data(), causal ? std::max<int64_t>(0, last + 1) : k_length, k_length);
+    const int64_t seen =
+        causal ? std::clamp<int64_t>(query + k_length - q_length + 1, begin, std::max(begin, end)) : end;
+    expected_lse[head * q_length + query] = softmax_of(weights.data(), begin, seen, k_length);
     for (int64_t key = 0; key < k_length; ++key) {
-      for (int64_t d = 0; d < dim; ++d) expected[row * dim + d] += weights[key] * v[(key * kHeads + head) * dim + d];
+      for (int64_t d = 0; d < dim; ++d) expected[row * dim + d] += weights[key] * v[key * dim + d];
     }
   }
 
-  const DeviceVector device_q(q), device_k(k), device_v(v), out(std::vector<float>(q.size(), kNaN));
-  const attention::Strides q_stride{q_length * kHeads * dim, dim, kHeads * dim};
-  const attention::Strides k_stride{k_length * kHeads * dim, dim, kHeads * dim};
-  attention::Args args{
-      device_q.data(), device_k.data(), device_v.data(), out.data(), q_stride, k_stride, k_stride,       q_stride, 1,
-      kHeads,          q_length,        k_length,        dim,        scale,    causal,   DType::kFloat32};
+  const DeviceVector<float> device_q(q), device_k(k), device_v(v);
+  const DeviceVector<float> out(std::vector<float>(q.size(), kNaN)), lse(std::vector<float>(kHeads * q_length, kNaN));
+  const DeviceVector<int32_t> key_begin({static_cast<int32_t>(begin)}), key_end({static_cast<int32_t>(end)});
+  attention::Args args{};
+  args.q = device_q.data();
+  args.k = device_k.data();
+  args.v = device_v.data();
+  args.out = out.data();
+  args.lse = lse.data();
+  args.key_begin = padding ? key_begin.data() : nullptr;
+  args.key_end = padding ? key_end.data() : nullptr;
+  args.q_stride = args.out_stride = {q_length * kHeads * dim, dim, kHeads * dim};
+  args.k_stride = args.v_stride = {k_length * dim, dim, dim};
+  args.batch = args.kv_heads = 1;
+  args.heads = kHeads;
+  args.q_length = q_length;
+  args.k_length = k_length;
+  args.head_dim = dim;
+  args.scale = scale;
+  args.causal = causal;
+  args.dtype = DType::kFloat32;
   const int64_t scratch_bytes = rung.scratch_bytes ? rung.scratch_bytes(args) : 4;
-  const DeviceVector scratch(std::vector<float>(scratch_bytes / sizeof(float), kNaN));
+  const DeviceVector<float> scratch(std::vector<float>(scratch_bytes / sizeof(float), kNaN));
   args.scratch = scratch.data();
   rung.launch(args, nullptr);
-  expect_near(out.values(), expected,
-              rung.name + (" Sq=" + std::to_string(q_length)) + " Sk=" + std::to_string(k_length) +
-                  " D=" + std::to_string(dim) + (causal ? " causal" : ""));
+  const std::string what = rung.name + (" Sq=" + std::to_string(q_length)) + " Sk=" + std::to_string(k_length) +
+                           " D=" + std::to_string(dim) + (causal ? " causal" : "") + (padding ? " padding" : "");
+  expect_near(out.values(), expected, what);
+  expect_near(lse.values(), expected_lse, what + ", lse");
 }
 
 TEST(Attention, EveryRungIsTheWeightedMean) {
   for (const auto& rung : attention::rungs()) {
     for (const bool causal : {false, true}) {
-      check_attention(rung, 1, 1, 1, causal);
-      check_attention(rung, 33, 31, 40, causal);  // more queries than keys: two of them see nothing, if causal
-      check_attention(rung, 1, 129, 64, causal);  // a decode step
-      check_attention(rung, 67, 67, 64, causal);
-      check_attention(rung, 5, 37, 111, causal);
-      check_attention(rung, 18, 33, 256, causal);
+      check_attention(rung, 1, 1, 1, causal, false);
+      check_attention(rung, 33, 31, 40, causal, false);  // more queries than keys: two of them see nothing, if causal
+      check_attention(rung, 1, 129, 64, causal, false);  // a decode step
+      check_attention(rung, 67, 67, 64, causal, true);
+      check_attention(rung, 5, 37, 111, causal, true);
+      check_attention(rung, 2, 3, 8, causal, true);  // padding and nothing else
+      check_attention(rung, 18, 33, 256, causal, false);
     }
   }
 }

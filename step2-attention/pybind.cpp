@@ -11,10 +11,11 @@ TORCH_LIBRARY(step2_attention, m) {
   m.def("softmax(Tensor x, *, str rung=\"auto\") -> Tensor");
   m.def("softmax.out(Tensor x, *, str rung=\"auto\", Tensor(a!) out) -> Tensor(a!)");
   m.def(
-      "attention(Tensor q, Tensor k, Tensor v, *, bool causal=False, float? scale=None, str rung=\"auto\") -> Tensor");
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, *, bool causal=False, "
+      "float? scale=None, str rung=\"auto\") -> (Tensor out, Tensor lse)");
   m.def(
-      "attention.out(Tensor q, Tensor k, Tensor v, *, bool causal=False, float? scale=None, str rung=\"auto\", "
-      "Tensor(a!) out) -> Tensor(a!)");
+      "attention.out(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, *, bool causal=False, "
+      "float? scale=None, str rung=\"auto\", Tensor(a!) out, Tensor(b!) lse) -> (Tensor(a!) out, Tensor(b!) lse)");
 }
 
 namespace {

@@ -32,18 +32,40 @@ def softmax_of(x):
     return torch.softmax(x, -1)
 
 
-def attention_of(q, k, v, causal=False, scale=None):
-    """The formula, composed of PyTorch's operations. A query that sees no key gives 0."""
+def attention_and_lse_of(q, k, v, key_begin=None, key_end=None, causal=False, scale=None):
+    """The formula, composed of PyTorch's operations. A query that sees no key gives 0, and a log-sum-exp of -inf."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if not causal:
-        return torch.softmax(scores, -1) @ v
-    hidden = torch.ones_like(scores, dtype=torch.bool).triu(scores.shape[-1] - scores.shape[-2] + 1)
-    return torch.softmax(scores.masked_fill(hidden, -INFINITY), -1).masked_fill(hidden, 0) @ v
+    hidden = torch.zeros_like(scores, dtype=torch.bool)
+    key = torch.arange(k.shape[2], device=k.device)
+    if causal:
+        hidden |= torch.ones_like(hidden).triu(scores.shape[-1] - scores.shape[-2] + 1)
+    if key_begin is not None:
+        hidden |= key < key_begin.view(-1, 1, 1, 1)
+    if key_end is not None:
+        hidden |= key >= key_end.view(-1, 1, 1, 1)
+    scores = scores.masked_fill(hidden, -INFINITY)
+    wide = scores if q.dtype == torch.float64 else scores.float()
+    return torch.softmax(scores, -1).masked_fill(hidden, 0) @ v, torch.logsumexp(wide, -1)
 
 
-def qkv(q_length, k_length, dim, dtype, device, *, batch=1, heads=2, scale=1.0):
+def attention_of(*inputs, **options):
+    return attention_and_lse_of(*inputs, **options)[0]
+
+
+def lse_for(q):
+    return torch.empty(q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
+
+
+def bounds(keys, device):
+    return torch.tensor(keys, dtype=torch.int32, device=device)
+
+
+def qkv(q_length, k_length, dim, dtype, device, *, batch=1, heads=2, kv_heads=None, scale=1.0):
     q = testing.randn((batch, heads, q_length, dim), dtype, device, seed=1, scale=scale)
-    k, v = (testing.randn((batch, heads, k_length, dim), dtype, device, seed=s, scale=scale) for s in (2, 3))
+    shape = (batch, kv_heads or heads, k_length, dim)
+    k, v = (testing.randn(shape, dtype, device, seed=s, scale=scale) for s in (2, 3))
     return q, k, v
 
 
@@ -54,7 +76,15 @@ def can_do(rung, dim, dtype):
 def check_attention(inputs, rung, causal=False, **options):
     kwargs = {"causal": causal}
     return testing.check_contract(
-        step2_attention, "attention", inputs, rung, reference=attention_of, eager=attention_of, kwargs=kwargs, **options
+        step2_attention,
+        "attention",
+        inputs,
+        rung,
+        reference=attention_and_lse_of,
+        eager=attention_and_lse_of,
+        kwargs=kwargs,
+        all_outputs={"return_lse": True},
+        **options,
     )
 
 
@@ -119,6 +149,47 @@ def test_attention_with_any_head_dim(dim, device, rung):
         check_attention(qkv(3, 9, dim, torch.bfloat16, device), rung)
 
 
+PADDING = {
+    "left": ([0, 3, 40, 69], None),
+    "right": (None, [70, 64, 33, 1]),
+    "both": ([0, 31, 32, 65], [70, 33, 64, 66]),
+    "empty rows": ([0, 70, 9, 5], [0, 70, 9, 4]),
+    "beyond the tensor": ([-5, -(2**31), 0, 2**31 - 1], [71, 2**31 - 1, -1, 2**31 - 1]),
+}
+
+
+@every_attention
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@with_and_without_mask
+@pytest.mark.parametrize("padding", PADDING)
+def test_attention_sees_only_keys_that_exist(padding, causal, dtype, device, rung):
+    """What lies where no key is has no influence: it may even be NaN."""
+    begin, end = (None if keys is None else bounds(keys, device) for keys in PADDING[padding])
+    q, k, v = qkv(70, 70, 64, dtype, device, batch=4)
+    check_attention((q, k, v, begin, end), rung, causal, layouts=False)
+    got = step2_attention.attention(q, k, v, begin, end, causal=causal, return_lse=True, rung=rung)
+    key = torch.arange(70, device=device)
+    for batch in range(4):
+        missing = torch.zeros(70, dtype=torch.bool, device=device)
+        missing |= key < (0 if begin is None else begin[batch])
+        missing |= key >= (70 if end is None else end[batch])
+        k[batch, :, missing], v[batch, :, missing] = NAN, NAN
+        if missing.all():
+            assert got[0][batch].eq(0).all()
+            assert got[1][batch].eq(-INFINITY).all()
+    again = step2_attention.attention(q, k, v, begin, end, causal=causal, return_lse=True, rung=rung)
+    assert torch.equal(got[0], again[0])
+    assert torch.equal(got[1], again[1])
+
+
+@every_attention
+@with_and_without_mask
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 1), (6, 3)])
+def test_several_heads_may_share_their_keys(heads, kv_heads, causal, device, rung):
+    inputs = qkv(33, 40, 32, torch.float32, device, batch=2, heads=heads, kv_heads=kv_heads)
+    check_attention((*inputs, bounds([0, 5], device), None), rung, causal)
+
+
 @every_softmax
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_softmax_finds_its_tensor_wherever_it_lies(dtype, device, rung):
@@ -128,7 +199,8 @@ def test_softmax_finds_its_tensor_wherever_it_lies(dtype, device, rung):
 @every_attention
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_finds_each_tensor_wherever_it_lies(dtype, device, rung):
-    inputs = qkv(5, 7, 64, dtype, device, batch=2, heads=3)
+    inputs = qkv(5, 7, 64, dtype, device, batch=2, heads=6, kv_heads=3)
+    inputs = (*inputs, bounds([1, 2], device), bounds([7, 6], device))
     check_attention(inputs, rung, causal=True, alone=True, layouts=False)
 
 
@@ -233,7 +305,7 @@ def test_attention_looks_where_the_key_fits(device, rung):
 @every_attention
 def test_a_dropped_mask_is_caught(device, rung):
     def without_mask(q, k, v, causal):
-        return attention_of(q, k, v)
+        return attention_and_lse_of(q, k, v)
 
     with testing.raises(AssertionError, "against float64"):
         testing.check_contract(
@@ -350,9 +422,11 @@ def test_scores_beyond_the_half_types_range_pick_the_greatest(dtype, device, run
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(dtype, device, rung):
     q, k, v = (t.requires_grad_() for t in qkv(70, 3, 32, dtype, device))
-    out = step2_attention.attention(q, k, v, causal=True, rung=rung)
+    out, lse = step2_attention.attention(q, k, v, causal=True, return_lse=True, rung=rung)
     assert out[:, :, :67].eq(0).all()
     assert out[:, :, 67:].ne(0).all()
+    assert lse[:, :, :67].eq(-INFINITY).all()
+    assert lse[:, :, 67:].isfinite().all()
     out.backward(torch.ones_like(out))
     assert q.grad[:, :, :67].eq(0).all()
     assert all(t.grad.isfinite().all() for t in (q, k, v))
@@ -362,15 +436,17 @@ def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(dtype, device, rung
 def test_empty_tensors(device, rung):
     def attention(b, h, sq, sk, causal=False):
         q, k = torch.ones(b, h, sq, 8, device=device), torch.ones(b, h, sk, 8, device=device)
-        return step2_attention.attention(q, k, k, causal=causal, rung=rung)
+        return step2_attention.attention(q, k, k, causal=causal, return_lse=True, rung=rung)
 
-    assert attention(0, 2, 3, 3).shape == (0, 2, 3, 8)
-    assert attention(2, 0, 3, 3).shape == (2, 0, 3, 8)
-    assert attention(2, 2, 0, 3).shape == (2, 2, 0, 8)
+    for shape in ((0, 2, 3, 3), (2, 0, 3, 3), (2, 2, 0, 3)):
+        out, lse = attention(*shape)
+        assert out.shape == (*shape[:3], 8)
+        assert lse.shape == shape[:3]
     for causal in (False, True):
         with poisoned_allocations():  # or 0 might be what happened to lie there
             nothing_to_see = attention(2, 2, 3, 0, causal)
-        assert nothing_to_see.tolist() == torch.zeros(2, 2, 3, 8).tolist()
+        assert nothing_to_see[0].tolist() == torch.zeros(2, 2, 3, 8).tolist()
+        assert nothing_to_see[1].eq(-INFINITY).all()
     assert step2_attention.softmax(torch.empty(0, 8, device=device)).shape == (0, 8)
 
 
@@ -395,7 +471,8 @@ def test_gpt2s_packed_q_k_v_are_read_as_they_lie(device, rung):
     torch.testing.assert_close(step2_attention.attention(q, k, v, causal=True, rung=rung), expected)
 
     merged = torch.full((batch, length, heads * dim), NAN, device=device)  # heads side by side, as the next layer wants
-    ops.attention.out(q, k, v, causal=True, rung=rung, out=merged.view(batch, length, heads, dim).transpose(1, 2))
+    out = merged.view(batch, length, heads, dim).transpose(1, 2)
+    ops.attention.out(q, k, v, causal=True, rung=rung, out=out, lse=lse_for(q))
     torch.testing.assert_close(merged, expected.transpose(1, 2).reshape(batch, length, heads * dim))
 
 
@@ -420,7 +497,7 @@ def test_an_output_of_any_strides_is_written_where_it_lies(order, device, rung):
     q, k, v = qkv(5, 7, 16, torch.float32, device, batch=2, heads=3)
     memory = torch.full([(2, 3, 5)[i] for i in order] + [19], NAN, device=device)
     out = memory[..., :16].permute(*(order.index(i) for i in range(3)), 3)
-    ops.attention.out(q, k, v, causal=True, rung=rung, out=out)
+    ops.attention.out(q, k, v, causal=True, rung=rung, out=out, lse=lse_for(q))
     torch.testing.assert_close(out, attention_of(q, k, v, causal=True))
     assert memory[..., 16:].isnan().all()
 
@@ -441,7 +518,8 @@ def test_offsets_beyond_32_bits(which, far, device, rung):
     strides[dim] = distance
     expected = attention_of(*(tensors[name].double() for name in "qkv"))
     tensors[which] = memory.as_strided(shape, strides).copy_(tensors[which])
-    ops.attention.out(*(tensors[name] for name in "qkv"), rung=rung, out=tensors["out"])
+    q, k, v = (tensors[name] for name in "qkv")
+    ops.attention.out(q, k, v, rung=rung, out=tensors["out"], lse=lse_for(q))
     torch.testing.assert_close(tensors["out"].double(), expected, rtol=1e-3, atol=1e-3)
 
 
@@ -518,6 +596,36 @@ def test_gradient_of_attention(q_length, k_length, causal, device, rung):
 
 
 @on_each_device
+@with_and_without_mask
+def test_gradient_of_attention_with_padding_and_shared_keys_and_of_its_log_sum_exp(causal, device):
+    q, k, v = qkv(4, 5, 3, torch.float64, device, batch=3, heads=4, kv_heads=2)
+    begin, end = bounds([0, 1, 3], device), bounds([5, 4, 3], device)
+
+    def function(*inputs):
+        out, lse = step2_attention.attention(*inputs, begin, end, causal=causal, return_lse=True)
+        return out, lse.nan_to_num(neginf=0)
+
+    inputs = [t.requires_grad_() for t in (q, k, v)]
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+    for which in (0, 1):  # one output alone
+        assert torch.autograd.gradcheck(lambda *inputs: function(*inputs)[which], inputs)  # noqa: B023
+
+
+@on_each_device
+def test_padding_of_nan_reaches_no_gradient(device):
+    q, k, v = qkv(4, 6, 8, torch.float32, device)
+    k[:, :, :2], v[:, :, 5:] = NAN, NAN
+    inputs = [t.requires_grad_() for t in (q, k, v)]
+    out = step2_attention.attention(*inputs, bounds([2], device), bounds([5], device))
+    grads = torch.autograd.grad(out, inputs, torch.ones_like(out))
+    assert all(g.isfinite().all() for g in grads)
+    for g in grads[1:]:
+        assert g[:, :, [0, 1, 5]].eq(0).all()
+        assert g[:, :, 2:5].ne(0).all()
+
+
+@on_each_device
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 @with_and_without_mask
 def test_gradients_are_as_exact_as_the_dtype_allows(causal, dtype, device):
@@ -525,7 +633,7 @@ def test_gradients_are_as_exact_as_the_dtype_allows(causal, dtype, device):
     grad = testing.randn(inputs[0].shape, dtype, device, seed=9)
     got = torch.autograd.grad(step2_attention.attention(*inputs, causal=causal), inputs, grad)
     exact_inputs = [t.detach().double().requires_grad_() for t in inputs]
-    exact = torch.autograd.grad(attention_of(*exact_inputs, causal), exact_inputs, grad.double())
+    exact = torch.autograd.grad(attention_of(*exact_inputs, causal=causal), exact_inputs, grad.double())
     for g, e in zip(got, exact, strict=True):
         assert g.dtype == dtype
         rounding = (e - e.to(dtype).double()).abs().max()
@@ -593,6 +701,9 @@ def test_attention_is_registered_as_torch_wants_it(device, rung):
     testing.check_op(step2_attention, "attention", strided, {"rung": rung})
     transposed = tuple(testing.transposed(t.bfloat16()) for t in inputs)
     testing.check_op(step2_attention, "attention", transposed, {"rung": rung})
+    shared = qkv(5, 7, 16, torch.float32, device, batch=2, heads=4, kv_heads=2)
+    padding = (bounds([1, 0], device), bounds([7, 5], device))
+    testing.check_op(step2_attention, "attention", (*shared, *padding), {"causal": True, "rung": rung})
 
 
 def test_gradients_under_torch_compile():
@@ -667,6 +778,10 @@ def test_attention_refuses(device):
         step2_attention.attention(q, k, v, attn_mask=torch.ones(3, 4, device=device))
     with testing.raises(ValueError, "attention: `attn_mask` must be None, got 'alibi'"):
         step2_attention.attention(q, k, v, attn_mask="alibi")
+    with testing.raises(TypeError, "attention: `key_end` must be int32, got int64"):
+        step2_attention.attention(q, k, v, key_end=torch.ones(1, dtype=torch.int64, device=device))
+    with testing.raises(ValueError, "attention: `key_begin` must have shape (1,), got (2,)"):
+        step2_attention.attention(q, k, v, key_begin=torch.ones(2, dtype=torch.int32, device=device))
     with testing.raises(TypeError, "attention: `q` must be float32, float16, bfloat16 or float64, got int32"):
         step2_attention.attention(q.int(), k, v)
     with testing.raises(TypeError, "attention: `k` must have the dtype of `q` (float32), got float16"):
@@ -679,8 +794,14 @@ def test_attention_refuses(device):
         step2_attention.attention(q, k[0], v)
     with testing.raises(ValueError, "attention: `v` must have 4 dimensions, got 3 (shape (2, 4, 8))"):
         step2_attention.attention(q, k, v[0])
-    with testing.raises(ValueError, "attention: `k` must have shape (1, 2, 4, 8), got (1, 1, 4, 8)"):
+    with testing.raises(ValueError, "attention: `v` must have shape (1, 1, 4, 8), got (1, 2, 4, 8)"):
         step2_attention.attention(q, k[:, :1], v)
+    for heads in (0, 3, 4):
+        odd = torch.ones(1, heads, 4, 8, device=device)
+        with testing.raises(
+            ValueError, f"attention: the heads of `q` must be a multiple of those of `k`, got 2 and {heads}"
+        ):
+            step2_attention.attention(q, odd, odd)
     with testing.raises(ValueError, "attention: `k` must have shape (1, 2, 4, 8), got (1, 2, 4, 7)"):
         step2_attention.attention(q, k[..., :7], v)
     with testing.raises(ValueError, "attention: `v` must have shape (1, 2, 4, 8), got (1, 2, 3, 8)"):
@@ -692,6 +813,8 @@ def test_attention_refuses(device):
     other = "meta" if device != "meta" else "cpu"
     with testing.raises(ValueError, "attention: `k` must be on the device of `q`", f"got {other}"):
         step2_attention.attention(q, torch.ones(1, 2, 4, 8, device=other), v)
+    with testing.raises(ValueError, "attention: `key_end` must be on the device of `q`", f"got {other}"):
+        step2_attention.attention(q, k, v, key_end=torch.ones(1, dtype=torch.int32, device=other))
 
 
 @on_each_device
@@ -723,19 +846,29 @@ def test_a_bad_out_is_refused(device):
         ops.softmax.out(x, out=x)
     q = torch.ones(1, 2, 3, 8, device=device)
     with testing.raises(TypeError, "attention: `out` must have the dtype of `q` (float32), got float16"):
-        ops.attention.out(q, q, q, out=q.half())
+        ops.attention.out(q, q, q, out=q.half(), lse=lse_for(q))
     with testing.raises(ValueError, "attention: `out` must have shape (1, 2, 3, 8), got (1, 2, 3, 7)"):
-        ops.attention.out(q, q, q, out=torch.empty(1, 2, 3, 7, device=device))
+        ops.attention.out(q, q, q, out=torch.empty(1, 2, 3, 7, device=device), lse=lse_for(q))
     with testing.raises(ValueError, "attention: the last dimension of `out` must be contiguous, got stride 3"):
-        ops.attention.out(q, q, q, out=torch.empty(1, 2, 8, 3, device=device).mT)
+        ops.attention.out(q, q, q, out=torch.empty(1, 2, 8, 3, device=device).mT, lse=lse_for(q))
     with testing.raises(ValueError, "attention: `out` must not be expanded"):
-        ops.attention.out(q, q, q, out=torch.empty(1, 1, 3, 8, device=device).expand(1, 2, 3, 8))
+        ops.attention.out(q, q, q, out=torch.empty(1, 1, 3, 8, device=device).expand(1, 2, 3, 8), lse=lse_for(q))
+    out = torch.empty_like(q)
+    with testing.raises(TypeError, "attention: `lse` must be float32, got float64"):
+        ops.attention.out(q, q, q, out=out, lse=lse_for(q).double())
+    with testing.raises(TypeError, "attention: `lse` must be float64, got float32"):
+        ops.attention.out(*(q.double(),) * 3, out=out.double(), lse=lse_for(q))
+    with testing.raises(ValueError, "attention: `lse` must have shape (1, 2, 3), got (1, 2, 4)"):
+        ops.attention.out(q, q, q, out=out, lse=torch.empty(1, 2, 4, device=device))
+    with testing.raises(ValueError, "attention: `lse` must be contiguous"):
+        ops.attention.out(q, q, q, out=out, lse=torch.empty(1, 3, 2, device=device).mT)
 
 
 @on_each_device
 def test_an_out_that_shares_memory_with_an_input_is_refused(device):
     testing.check_apart(step2_attention, "softmax", (testing.randn((4, 3), torch.float32, device),))
-    testing.check_apart(step2_attention, "attention", qkv(3, 4, 8, torch.float32, device), {"causal": True})
+    inputs = (*qkv(3, 4, 8, torch.float32, device), bounds([1], device), bounds([4], device))
+    testing.check_apart(step2_attention, "attention", inputs, {"causal": True})
 
 
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
@@ -743,8 +876,11 @@ def test_tensors_on_a_gpu_and_a_cpu_are_refused(device):
     q = torch.ones(1, 1, 2, 8)
     with testing.raises(ValueError, "attention: `v` must be on the device of `q` (cpu), got cuda:0"):
         step2_attention.attention(q, q, q.to(device))
+    q, on_cpu = q.to(device), q
     with testing.raises(ValueError, "attention: `k` must be on the device of `q` (cuda:0), got cpu"):
-        step2_attention.attention(q.to(device), q, q)
+        step2_attention.attention(q, on_cpu, on_cpu)
+    with testing.raises(ValueError, "attention: `lse` must be on the device of `q` (cuda:0), got cpu"):
+        ops.attention.out(q, q, q, out=torch.empty_like(q), lse=lse_for(on_cpu))
 
 
 def test_rungs_refuses_an_unknown_op():

@@ -58,8 +58,7 @@ at::Tensor& embedding_out(const at::Tensor& ids, const at::Tensor& token_weight,
   check_shape("embedding", "position_weight", position_weight, {position_weight.size(0), width});
   TORCH_CHECK_TYPE(ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt,
                    "embedding: `ids` must be int64 or int32, got ", dtype_text(ids));
-  TORCH_CHECK_VALUE(ids.device() == token_weight.device(), "embedding: `ids` must be on the device of `token_weight` (",
-                    token_weight.device(), "), got ", ids.device());
+  check_device("embedding", "ids", ids, "token_weight", token_weight);
   check_dim("embedding", "ids", ids, 2);
   TORCH_CHECK_VALUE(position >= 0, "embedding: `position` must not be negative, got ", position);
   TORCH_CHECK_VALUE(position + ids.size(1) <= position_weight.size(0), "embedding: `position` (", position,

@@ -7,6 +7,7 @@ Environment:
 
 import contextlib
 import copy
+import functools
 import importlib
 import math
 import mmap
@@ -225,8 +226,17 @@ class Contract(NamedTuple):
 class _Subject:
     """One rung of one op, and the ways to run it."""
 
-    def __init__(self, stage: types.ModuleType, op: str, rung: str, device: torch.device, kwargs: dict):
+    def __init__(
+        self,
+        stage: types.ModuleType,
+        op: str,
+        rung: str,
+        device: torch.device,
+        kwargs: dict,
+        all_outputs: dict | None = None,
+    ):
         self.stage, self.op, self.rung, self.device, self.kwargs = stage, op, rung, device, kwargs
+        self.all_outputs = all_outputs or {}
         packet = getattr(getattr(torch.ops, stage.__name__), op)
         if "out" not in packet.overloads():
             raise ValueError(f"{stage.__name__}.{op} has no out-variant; check_contract needs one")
@@ -252,9 +262,10 @@ class _Subject:
     def functional(self, inputs) -> tuple[torch.Tensor, ...]:
         """Runs the Python function, its memory full of NaN beforehand."""
         with poisoned_allocations():
-            return self._counted(
-                inputs, lambda: as_tuple(getattr(self.stage, self.op)(*inputs, rung=self.rung, **self.kwargs))
+            function = functools.partial(
+                getattr(self.stage, self.op), rung=self.rung, **self.kwargs, **self.all_outputs
             )
+            return self._counted(inputs, lambda: as_tuple(function(*inputs)))
 
     def into(self, inputs, like, *, unaligned: Container[str] = ()) -> tuple[torch.Tensor, ...]:
         """Runs the out-variant into tensors shaped as `like`, cut from poisoned buffers that are checked after.
@@ -375,6 +386,7 @@ def check_contract(
     reference: Callable,
     eager: Callable,
     kwargs: dict | None = None,
+    all_outputs: dict | None = None,
     layouts: bool = True,
     alone: bool = False,
 ) -> Contract:
@@ -401,6 +413,8 @@ def check_contract(
         reference: called with float64 copies of `inputs`, and `kwargs`; returns what the op returns.
         eager: called with `inputs` and `kwargs`: the same composed from PyTorch's operations in the inputs' dtype.
         kwargs: the op's keyword arguments.
+        all_outputs: keyword arguments with which the Python function returns all that the op does, such as
+            `{"return_lse": True}`.
         layouts: also with all inputs together unaligned, their rows apart, and every second element.
         alone: also with each tensor alone unaligned, re-strided and transposed, and a run before on inputs of NaN.
             Takes many runs: for one shape of each rung, whose dimensions all differ and which vectors divide.
@@ -413,7 +427,7 @@ def check_contract(
     """
     kwargs = kwargs or {}
     device = next(value.device for value in inputs if isinstance(value, torch.Tensor))
-    subject = _Subject(stage, op, rung, device, kwargs)
+    subject = _Subject(stage, op, rung, device, kwargs, all_outputs)
 
     # Each gets copies, since a faulty one might write into what the other reads.
     expected = as_tuple(reference(*map(in_float64, inputs), **copy.deepcopy(kwargs)))
@@ -544,7 +558,7 @@ def check_apart(stage: types.ModuleType, op: str, inputs: tuple, kwargs: dict | 
     written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
     given = dict(zip((a.name for a in arguments), inputs, strict=False))
     if call is not packet.default:
-        outputs = as_tuple(getattr(stage, op)(*inputs, **kwargs))
+        outputs = as_tuple(packet.default(*inputs, **kwargs))
         given |= dict(zip(written, outputs, strict=True))
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     for index, out in enumerate(written):

@@ -2,7 +2,17 @@
 
 import torch
 
-from kernel_fusion.ops import check_dim, check_floating, check_like, check_rows, check_shape, contiguous_like, wide
+from kernel_fusion.ops import (
+    check_device,
+    check_dim,
+    check_floating,
+    check_like,
+    check_rows,
+    check_shape,
+    check_type,
+    contiguous_like,
+    wide,
+)
 from kernel_fusion.stages import load
 
 _C = load("step2_attention")
@@ -47,38 +57,50 @@ def attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    key_begin: torch.Tensor | None = None,
+    key_end: torch.Tensor | None = None,
     *,
     attn_mask: None = None,
     causal: bool = False,
     scale: float | None = None,
+    return_lse: bool = False,
     rung: str = "auto",
-) -> torch.Tensor:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`softmax(scale * q @ k.mT) @ v` for each batch and head.
 
     Args:
         q: [B, H, Sq, D]; float32, float16, bfloat16 or float64. Any strides; views whose last dimension is contiguous,
             such as GPT-2's packed q, k and v, are read as they lie, others are copied first.
-        k, v: [B, H, Sk, D], dtype and device of `q`.
-        attn_mask: None; this stage has no other mask than `causal`.
+        k, v: [B, Hkv, Sk, D], dtype and device of `q`. Hkv divides H: head h of `q` reads head h // (H // Hkv).
+        key_begin, key_end: which keys exist, the rest being padding: in batch b those with
+            key_begin[b] <= j < key_end[b]. int32 [B] on the device of `q`; None for 0, and for Sk.
+        attn_mask: None; there are no other masks than these and `causal`.
         causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all. (PyTorch's `is_causal` aligns the
             first query with the first key instead; at Sq = Sk both are the same.)
         scale: factor for the scores; None for 1/sqrt(D).
+        return_lse: return the log-sum-exp, too.
         rung: "auto", or a name from `rungs("attention", q.device)`.
 
     Returns:
         A contiguous tensor of q's shape and dtype, computed in float32 (float64 for float64) and rounded once. A query
-        that sees no key gives 0. Under autocast q, k and v are made autocast's dtype.
+        that sees no key gives 0. Under autocast q, k and v are made autocast's dtype. With `return_lse` a pair: that
+        tensor, and for each query the natural logarithm of the sum of exp(score) over the keys that it sees, float32
+        (float64 for float64) [B, H, Sq]; -inf for a query that sees none.
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, head_dim 0, any `attn_mask`, a `rung` that is unknown or cannot do this.
+        ValueError: wrong shape or device, head_dim 0, H no multiple of Hkv, any `attn_mask`, a `rung` that is unknown
+            or cannot do this.
 
     Source: Vaswani et al., https://arxiv.org/abs/1706.03762; in tiles, Dao et al., https://arxiv.org/abs/2205.14135.
     """
     if attn_mask is not None:
         got = f"a tensor of shape {tuple(attn_mask.shape)}" if isinstance(attn_mask, torch.Tensor) else repr(attn_mask)
-        raise ValueError(f"attention: `attn_mask` must be None, got {got}; the only mask here is causal=True")
-    return _ops.attention(q, k, v, causal=causal, scale=scale, rung=rung)
+        raise ValueError(
+            f"attention: `attn_mask` must be None, got {got}; the masks here are causal=True, `key_begin` and `key_end`"
+        )
+    out, lse = _ops.attention(q, k, v, key_begin, key_end, causal=causal, scale=scale, rung=rung)
+    return (out, lse) if return_lse else out
 
 
 # ---- shapes, for torch.compile and for meta tensors: the checks of attention_host.cpp, without data ----
@@ -91,7 +113,7 @@ def _(x, *, rung="auto"):
 
 
 @torch.library.register_fake("step2_attention::attention")
-def _(q, k, v, *, causal=False, scale=None, rung="auto"):
+def _(q, k, v, key_begin=None, key_end=None, *, causal=False, scale=None, rung="auto"):
     op = "attention"
     check_floating(op, "q", q)
     check_dim(op, "q", q, 4)
@@ -102,11 +124,23 @@ def _(q, k, v, *, causal=False, scale=None, rung="auto"):
     )
     check_like(op, "k", k, "q", q)
     check_dim(op, "k", k, 4)
-    check_shape(op, "k", k, (batch, heads, k.shape[2], head_dim))
+    kv_heads = k.shape[1]
+    check_shape(op, "k", k, (batch, kv_heads, k.shape[2], head_dim))
+    torch._check_value(
+        kv_heads == heads or (kv_heads > 0 and heads % kv_heads == 0),
+        lambda: f"attention: the heads of `q` must be a multiple of those of `k`, got {heads} and {kv_heads}",
+    )
     check_like(op, "v", v, "q", q)
     check_dim(op, "v", v, 4)
     check_shape(op, "v", v, k.shape)
-    return contiguous_like(q)
+    for name, bound in (("key_begin", key_begin), ("key_end", key_end)):
+        if bound is not None:
+            check_type(op, name, bound, (torch.int32,))
+            check_device(op, name, bound, "q", q)
+            check_shape(op, name, bound, (batch,))
+    return contiguous_like(q), q.new_empty(
+        q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32
+    )
 
 
 # ---- gradients: half types in float32, rounded once at the end ----
@@ -133,25 +167,49 @@ def _attention_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.causal = keyword_only_inputs["causal"]
     scale = keyword_only_inputs["scale"]
     ctx.scale = inputs[0].size(-1) ** -0.5 if scale is None else scale
+    ctx.set_materialize_grads(False)
 
 
-def _attention_backward(ctx, grad):
-    dtype, device = grad.dtype, grad.device
-    q, k, v, grad = map(wide, (*ctx.saved_tensors, grad))
-    q_length, k_length = q.size(-2), k.size(-2)
-    if k_length == 0:
-        return torch.zeros_like(q, dtype=dtype), torch.empty_like(k, dtype=dtype), torch.empty_like(v, dtype=dtype)
-    with torch.autocast(device.type, enabled=False):  # a backward called inside an autocast region computes the same
-        scores = ctx.scale * (q @ k.mT)
+def _missing(k, key_begin, key_end):
+    """Which keys are padding: [B, 1, Sk]."""
+    key = torch.arange(k.size(2), device=k.device)
+    missing = torch.zeros(k.size(0), 1, k.size(2), dtype=torch.bool, device=k.device)
+    if key_begin is not None:
+        missing = missing | (key < key_begin[:, None, None])
+    if key_end is not None:
+        missing = missing | (key >= key_end[:, None, None])
+    return missing
+
+
+def _attention_backward(ctx, grad, grad_lse):
+    q, k, v, key_begin, key_end = ctx.saved_tensors
+    dtype, kv_heads, k_length = q.dtype, k.size(1), k.size(2)
+    if (grad is None and grad_lse is None) or k_length == 0:
+        return *(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)), None, None
+    q, k, v = map(wide, (q, k, v))
+    with torch.autocast(q.device.type, enabled=False):  # called inside an autocast region it computes the same
+        group = q.size(1) // kv_heads if kv_heads else 1
+        missing = _missing(k, key_begin, key_end)
+        # Padding may hold anything, NaN too, which a weight of 0 would not make 0.
+        k, v = (t.masked_fill(missing.unsqueeze(-1), 0).repeat_interleave(group, 1) for t in (k, v))
+        hidden = missing.unsqueeze(-2)
         if ctx.causal:
-            hidden = torch.ones(q_length, k_length, dtype=torch.bool, device=device).triu(k_length - q_length + 1)
-            # Softmax makes NaN of a row that sees nothing; its weights are 0.
-            weights = _ops.softmax(scores.masked_fill(hidden, -torch.inf)).masked_fill(hidden, 0)
-        else:
-            weights = _ops.softmax(scores)
-        grad_scores = ctx.scale * _softmax_gradient(weights, grad @ v.mT)
-        grads = grad_scores @ k, grad_scores.mT @ q, weights.mT @ grad
-    return tuple(g.to(dtype) for g in grads)
+            square = torch.ones(q.size(2), k_length, dtype=torch.bool, device=q.device)
+            hidden = hidden | square.triu(k_length - q.size(2) + 1)
+        # Softmax makes NaN of a row that sees nothing; its weights are 0.
+        scores = (ctx.scale * (q @ k.mT)).masked_fill(hidden, -torch.inf)
+        weights = _ops.softmax(scores).masked_fill(hidden, 0)
+        grad_v = torch.zeros_like(v)
+        grad_scores = torch.zeros_like(scores)
+        if grad is not None:
+            grad_v = weights.mT @ wide(grad)
+            grad_scores = _softmax_gradient(weights, wide(grad) @ v.mT)
+        if grad_lse is not None:  # the log-sum-exp's own gradient is the weights
+            grad_scores = grad_scores + weights * grad_lse.unsqueeze(-1)
+        grad_scores = ctx.scale * grad_scores
+        grads = grad_scores @ k, grad_scores.mT @ q, grad_v
+        grads = grads[0], *(g.unflatten(1, (kv_heads, group)).sum(2) if group > 1 else g for g in grads[1:])
+    return *(g.to(dtype) for g in grads), None, None
 
 
 torch.library.register_autograd("step2_attention::attention", _attention_backward, setup_context=_attention_setup)

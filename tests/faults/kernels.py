@@ -14,6 +14,8 @@ TEST3 = "step3-fused/test_fused.py"
 TEST4 = "step4-integration/test_integration.py"
 HUGE1 = f"{TEST1}::test_offsets_beyond_32_bits_are_right"
 WHEREVER1 = f"{TEST1}::test_every_rung_finds_each_tensor_wherever_it_lies"
+PADDING2 = f"{TEST2}::test_attention_sees_only_keys_that_exist"
+SHARED2 = f"{TEST2}::test_several_heads_may_share_their_keys"
 WHEREVER2 = f"{TEST2}::test_attention_finds_each_tensor_wherever_it_lies"
 WHEREVER4 = f"{TEST4}::test_kv_append_finds_each_tensor_wherever_it_lies"
 
@@ -105,8 +107,8 @@ FAULTS = [
         "keys-by-the-queries-heads",
         "k's heads are found by q's stride",
         f"{STEP2}/attention/v1_naive.cu",
-        "static_cast<const T*>(a.k), a.k_stride, head, a.heads, key)",
-        "static_cast<const T*>(a.k), {a.k_stride.batch, a.q_stride.head, a.k_stride.seq}, head, a.heads, key)",
+        "static_cast<const T*>(a.k), a.k_stride, kv_head_of",
+        "static_cast<const T*>(a.k), {a.k_stride.batch, a.q_stride.head, a.k_stride.seq}, kv_head_of",
         f"{WHEREVER2}[torch.float32-cpu-v1_naive]",
     ),
     # ---- beyond 32 bits ----
@@ -195,10 +197,58 @@ FAULTS = [
     Fault(
         "future-seen",
         "a causal query sees one key of the future",
-        f"{STEP2}/attention/v1_naive.cu",
-        "key > query + a.k_length - a.q_length)",
-        "key > query + a.k_length - a.q_length + 1)",
+        f"{STEP2}/attention/rows.h",
+        "query + a.k_length - a.q_length + 1)",
+        "query + a.k_length - a.q_length + 2)",
         f"{TEST2}::test_the_future_has_no_influence[cpu-v1_naive]",
+    ),
+    Fault(
+        "padding-on-the-left-seen",
+        "keys before `key_begin` are seen",
+        f"{STEP2}/attention/v2_tiled.cu",
+        "int64_t first_key = seen_by_block.begin;",
+        "int64_t first_key = 0;",
+        f"{PADDING2}[left-full-torch.float32-cpu-v2_tiled]",
+    ),
+    Fault(
+        "padding-on-the-right-seen",
+        "keys from `key_end` on are seen by the last query",
+        f"{STEP2}/attention/rows.h",
+        "min(int64_t{a.key_end[batch]}, a.k_length)",
+        "a.k_length",
+        f"{PADDING2}[right-causal-torch.bfloat16-cpu-v1_naive]",
+    ),
+    Fault(
+        "bounds-beyond-the-tensor",
+        "a `key_begin` below 0 is taken as it is",
+        f"{STEP2}/attention/rows.h",
+        "max(int64_t{a.key_begin[batch]}, int64_t{0})",
+        "int64_t{a.key_begin[batch]}",
+        f"{PADDING2}[beyond the tensor-full-torch.float32-cpu-v2_tiled]",
+    ),
+    Fault(
+        "padding-multiplied",
+        "what lies in padding is multiplied by a weight of 0",
+        f"{STEP2}/attention/v1_naive.cu",
+        "for (int64_t key = seen.begin; key < seen.end; ++key)",
+        "for (int64_t key = 0; key < a.k_length; ++key)",
+        f"{PADDING2}[both-full-torch.float32-cpu-v1_naive]",
+    ),
+    Fault(
+        "heads-shared-in-another-order",
+        "heads take their keys in turn, not neighbours together",
+        f"{STEP2}/attention/rows.h",
+        "return head / (a.heads / a.kv_heads);",
+        "return head / a.heads * a.kv_heads + head % a.kv_heads;",
+        f"{SHARED2}[4-2-full-cpu-v2_tiled]",
+    ),
+    Fault(
+        "log-sum-exp-without-its-maximum",
+        "the log-sum-exp leaves out what was subtracted",
+        f"{STEP2}/attention/v1_naive.cu",
+        "lse[row] = max + logarithm(sum);",
+        "lse[row] = logarithm(sum);",
+        f"{TEST2}::test_attention_of_any_length[33-full-torch.float32-cpu-v1_naive]",
     ),
     Fault(
         "accumulator-not-scaled",

@@ -20,6 +20,7 @@ SECOND1 = f"{TEST1}::test_second_gradients_are_those_of_finite_differences"
 SECOND_HALF1 = f"{TEST1}::test_second_gradients_are_as_exact_as_the_dtype_allows"
 ALONE = "test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others"
 ATTENTION2 = f"{TEST2}::test_gradient_of_attention"
+PADDED2 = f"{ATTENTION2}_with_padding_and_shared_keys_and_of_its_log_sum_exp"
 FORMULA3 = f"{TEST3}::test_gradients_are_those_of_the_formula"
 EMBEDDING = f"{TEST4}::test_gradient_of_embedding[torch.int64-cpu-cpu]"
 
@@ -91,6 +92,22 @@ FAULTS = [
         STEP2,
         '    check_shape(op, "v", v, k.shape)\n',
         "",
+        f"{TEST2}::test_attention_refuses[meta]",
+    ),
+    Fault(
+        "fake-checks-no-bounds",
+        "`key_begin` of another shape passes without data",
+        STEP2,
+        "            check_shape(op, name, bound, (batch,))\n",
+        "",
+        f"{TEST2}::test_attention_refuses[meta]",
+    ),
+    Fault(
+        "fake-checks-no-heads",
+        "heads that cannot be shared out pass without data",
+        STEP2,
+        "kv_heads == heads or (kv_heads > 0 and heads % kv_heads == 0)",
+        "True",
         f"{TEST2}::test_attention_refuses[meta]",
     ),
     Fault(
@@ -221,10 +238,10 @@ FAULTS = [
         "nothing-where-q-is-frozen-2",
         "`attention` gives k and v no gradient where q requires none",
         STEP2,
-        "    dtype, device = grad.dtype, grad.device\n",
+        "    q, k, v, key_begin, key_end = ctx.saved_tensors\n",
+        "    q, k, v, key_begin, key_end = ctx.saved_tensors\n"
         "    if not ctx.needs_input_grad[0]:\n"
-        "        return None, torch.zeros_like(ctx.saved_tensors[1]), torch.zeros_like(ctx.saved_tensors[2])\n"
-        "    dtype, device = grad.dtype, grad.device\n",
+        "        return None, torch.zeros_like(k), torch.zeros_like(v), None, None\n",
         f"{TEST2}::{ALONE}[full-cpu]",
     ),
     Fault(
@@ -248,9 +265,9 @@ FAULTS = [
         "one-query-too-many-2",
         "the gradient of `attention` is NaN where exactly one query sees no key",
         STEP2,
-        "weights = _ops.softmax(scores.masked_fill(hidden, -torch.inf)).masked_fill(hidden, 0)",
-        "weights = _ops.softmax(scores.masked_fill(hidden, -torch.inf))\n"
-        "            weights = weights if q_length <= k_length + 1 else weights.masked_fill(hidden, 0)",
+        "weights = _ops.softmax(scores).masked_fill(hidden, 0)",
+        "weights = _ops.softmax(scores)\n"
+        "        weights = weights if q.size(2) <= k_length + 1 else weights.masked_fill(hidden, 0)",
         f"{ATTENTION2}[4-3-causal-cpu-cpu]",
     ),
     Fault(
@@ -265,7 +282,7 @@ FAULTS = [
         "upper-left-mask",
         "the backward's mask aligns the first query with the first key",
         STEP2,
-        "triu(k_length - q_length + 1)",
+        "triu(k_length - q.size(2) + 1)",
         "triu(1)",
         f"{ATTENTION2}[2-5-causal-cpu-cpu]",
     ),
@@ -297,8 +314,8 @@ FAULTS = [
         "no-keys-no-care",
         "the backward over no keys divides 0 by 0",
         STEP2,
-        "    if k_length == 0:\n",
-        "    if False:\n",
+        " or k_length == 0:\n",
+        ":\n",
         f"{TEST2}::test_empty_tensors_have_empty_gradients[cpu]",
     ),
     Fault(
@@ -313,7 +330,7 @@ FAULTS = [
         "backward-in-autocast",
         "a backward inside an autocast region multiplies in the region's dtype",
         STEP2,
-        "with torch.autocast(device.type, enabled=False):",
+        "with torch.autocast(q.device.type, enabled=False):",
         "if True:",
         f"{TEST2}::test_a_backward_inside_autocast_computes_the_same[torch.bfloat16]",
     ),
@@ -402,8 +419,8 @@ FAULTS = [
         "second-gradient-cut-2",
         "the backward of `attention` cannot itself be differentiated",
         STEP2,
-        "grad_scores = ctx.scale * _softmax_gradient(weights, grad @ v.mT)",
-        "grad_scores = ctx.scale * _softmax_gradient(weights.detach(), grad @ v.mT)",
+        "grad_scores = _softmax_gradient(weights, wide(grad) @ v.mT)",
+        "grad_scores = _softmax_gradient(weights.detach(), wide(grad) @ v.mT)",
         f"{TEST2}::test_second_gradients_are_as_exact_as_the_dtype_allows[5-5-torch.float32-cpu]",
     ),
     Fault(
@@ -413,6 +430,38 @@ FAULTS = [
         "torch.ops.aten._softmax_backward_data(grad @ v.mT, weights, -1, weights.dtype)",
         "torch.ops.aten._softmax_backward_data(grad @ v.mT, weights.detach(), -1, weights.dtype)",
         f"{TEST3}::test_second_gradients_are_as_exact_as_the_dtype_allows[attention_block-torch.float32-cpu]",
+    ),
+    Fault(
+        "padding-in-the-gradient",
+        "weights of padding reach k's gradient",
+        STEP2,
+        "hidden = missing.unsqueeze(-2)",
+        "hidden = torch.zeros_like(missing).unsqueeze(-2)",
+        f"{PADDED2}[full-cpu]",
+    ),
+    Fault(
+        "nan-of-padding-in-the-gradient",
+        "what lies in padding is multiplied by 0",
+        STEP2,
+        "t.masked_fill(missing.unsqueeze(-1), 0).repeat_interleave(group, 1)",
+        "t.repeat_interleave(group, 1)",
+        f"{TEST2}::test_padding_of_nan_reaches_no_gradient[cpu]",
+    ),
+    Fault(
+        "gradient-of-one-head-of-the-group",
+        "shared keys get the gradient of one head",
+        STEP2,
+        "g.unflatten(1, (kv_heads, group)).sum(2)",
+        "g.unflatten(1, (kv_heads, group)).select(2, 0)",
+        f"{PADDED2}[causal-cpu]",
+    ),
+    Fault(
+        "no-gradient-of-the-log-sum-exp",
+        "a gradient that comes by the log-sum-exp is lost",
+        STEP2,
+        "if grad_lse is not None:  #",
+        "if False:  #",
+        f"{PADDED2}[full-cpu]",
     ),
     # ---- the functions ----
     Fault(
@@ -427,8 +476,8 @@ FAULTS = [
         "scale-not-passed-on",
         "`attention` computes with its default scale",
         STEP2,
-        "return _ops.attention(q, k, v, causal=causal, scale=scale, rung=rung)",
-        "return _ops.attention(q, k, v, causal=causal, rung=rung)",
+        "_ops.attention(q, k, v, key_begin, key_end, causal=causal, scale=scale, rung=rung)",
+        "_ops.attention(q, k, v, key_begin, key_end, causal=causal, rung=rung)",
         f"{TEST2}::test_scale_defaults_to_one_over_the_root_of_head_dim[cpu-cpu]",
     ),
     Fault(

@@ -171,7 +171,8 @@ inline std::string shape_text(const at::Tensor& t) {
 }
 
 // "float32", as Python writes it.
-inline std::string dtype_text(const at::Tensor& t) { return std::string(c10::getDtypeNames(t.scalar_type()).first); }
+inline std::string dtype_text(at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
+inline std::string dtype_text(const at::Tensor& t) { return dtype_text(t.scalar_type()); }
 
 inline DType dtype_of(at::ScalarType type) {
   switch (type) {
@@ -179,7 +180,7 @@ inline DType dtype_of(at::ScalarType type) {
     case at::kHalf: return DType::kFloat16;
     case at::kBFloat16: return DType::kBFloat16;
     case at::kDouble: return DType::kFloat64;
-    default: TORCH_CHECK_TYPE(false, "no kernel type for ", c10::getDtypeNames(type).first);
+    default: TORCH_CHECK_TYPE(false, "no kernel type for ", dtype_text(type));
   }
 }
 inline DType dtype_of(const at::Tensor& t) { return dtype_of(t.scalar_type()); }
@@ -190,13 +191,23 @@ inline void check_floating(const char* op, const char* name, const at::Tensor& t
                    name, "` must be float32, float16, bfloat16 or float64, got ", dtype_text(t));
 }
 
+inline void check_type(const char* op, const char* name, const at::Tensor& t, at::ScalarType type) {
+  TORCH_CHECK_TYPE(t.scalar_type() == type, op, ": `", name, "` must be ", dtype_text(type), ", got ", dtype_text(t));
+}
+
+// On the device of the op's first argument.
+inline void check_device(const char* op, const char* name, const at::Tensor& t, const char* first_name,
+                         const at::Tensor& first) {
+  TORCH_CHECK_VALUE(t.device() == first.device(), op, ": `", name, "` must be on the device of `", first_name, "` (",
+                    first.device(), "), got ", t.device());
+}
+
 // Same dtype and device as the op's first argument.
 inline void check_like(const char* op, const char* name, const at::Tensor& t, const char* first_name,
                        const at::Tensor& first) {
   TORCH_CHECK_TYPE(t.scalar_type() == first.scalar_type(), op, ": `", name, "` must have the dtype of `", first_name,
                    "` (", dtype_text(first), "), got ", dtype_text(t));
-  TORCH_CHECK_VALUE(t.device() == first.device(), op, ": `", name, "` must be on the device of `", first_name, "` (",
-                    first.device(), "), got ", t.device());
+  check_device(op, name, t, first_name, first);
 }
 
 inline void check_dim(const char* op, const char* name, const at::Tensor& t, int64_t dim) {

@@ -12,6 +12,8 @@ namespace kf::KF_BACKEND {
 
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
+__device__ __forceinline__ float logarithm(float x) { return logf(x); }
+__device__ __forceinline__ double logarithm(double x) { return log(x); }
 
 template <class C>
 struct OnlineSoftmax {
@@ -31,6 +33,9 @@ struct OnlineSoftmax {
     sum *= factor;
     return factor;
   }
+
+  // ln Σ exp(score), the logarithm of what weights relative to 0 would be divided by; −inf where nothing was seen.
+  __device__ C log_sum_exp() const { return max + logarithm(sum); }
 
   // Takes in one score. Returns the factor for what was accumulated before; the score's own factor is weight(score).
   __device__ C push(C score) {

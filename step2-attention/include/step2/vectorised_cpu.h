@@ -1,21 +1,14 @@
-// For the plain C++ versions: three loops that compilers turn into vector instructions, and nothing machine-specific.
+// For the plain C++ versions: loops that compilers turn into vector instructions, and nothing machine-specific.
 //
 // A compiler vectorises a loop when it runs over contiguous memory, calls no function that it cannot see into, and adds
 // up nothing in an order that it would have to change. Hence an exponential written out, and sums in 64 parts.
 #pragma once
 
-#include <algorithm>
+#include <step1/vectorised_cpu.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-
-// x86-64 without flags means SSE2, of 2003. GCC can compile a function several times and let the loader choose.
-#if defined(__x86_64__) && defined(__ELF__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12
-#define KF_CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define KF_CPU_CLONES
-#endif
-#define KF_CPU_INLINE inline __attribute__((always_inline))  // into each of the versions
 
 namespace kf::cpu {
 
@@ -54,7 +47,10 @@ KF_CPU_INLINE C max_of(const C* x, int64_t n) {
     for (int64_t l = 0; l < kLanes; ++l) part[l] = x[i + l] > part[l] ? x[i + l] : part[l];
   }
   for (; i < n; ++i) part[0] = x[i] > part[0] ? x[i] : part[0];
-  return *std::max_element(part, part + kLanes);
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t l = 0; l < half; ++l) part[l] = part[l + half] > part[l] ? part[l + half] : part[l];
+  }
+  return part[0];
 }
 
 // y[i] = exp(x[i] − max) for n values, max their greatest or greater; y may be x. Returns their sum.
@@ -67,31 +63,58 @@ KF_CPU_INLINE C exp_and_sum(const C* x, C* y, int64_t n, C max) {
     for (int64_t l = 0; l < kLanes; ++l) part[l] += y[i + l];
   }
   for (; i < n; ++i) part[0] += y[i];
-  C sum = 0;
-  for (const C p : part) sum += p;
-  return sum;
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t l = 0; l < half; ++l) part[l] += part[l + half];
+  }
+  return part[0];
 }
 
-// c[m, n] += a[m, k] · b[k, n]. Eight rows of b at a time: c is loaded and stored once for eight multiplications.
-template <class C>
-KF_CPU_INLINE void multiply_add(const C* __restrict__ a, int64_t a_stride, const C* __restrict__ b, int64_t b_stride,
-                                C* __restrict__ c, int64_t c_stride, int64_t m, int64_t n, int64_t k) {
-  int64_t p = 0;
-  for (; p + 8 <= k; p += 8) {
-    const C* const rows = b + p * b_stride;
-    for (int64_t i = 0; i < m; ++i) {
-      const C* const x = a + i * a_stride + p;
-      C* const sum = c + i * c_stride;
-      for (int64_t j = 0; j < n; ++j) {
-        C s = sum[j];
-        for (int64_t r = 0; r < 8; ++r) s += x[r] * rows[r * b_stride + j];
-        sum[j] = s;
-      }
+// kBytes bytes of neighbouring elements: one register, or as many as the machine needs for it.
+template <class C, int kBytes>
+struct Register {
+  typedef C type __attribute__((vector_size(kBytes)));
+};
+
+// c[kRows, n] += a[kRows, k] · b[k, n], n as many elements as kVectors registers hold. c stays in registers from the
+// first to the last k, and what is loaded of a and b is used kVectors or kRows times.
+template <int kRows, int kVectors, int kBytes, class C>
+KF_CPU_INLINE void multiply_add_tile(const C* a, int64_t a_stride, const C* b, int64_t b_stride, C* c, int64_t c_stride,
+                                     int64_t k) {
+  using V = typename Register<C, kBytes>::type;
+  constexpr int64_t kWidth = kBytes / sizeof(C);
+  V sum[kRows][kVectors];
+  for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < kVectors; ++j) std::memcpy(&sum[i][j], c + i * c_stride + j * kWidth, kBytes);
+  }
+  for (int64_t p = 0; p < k; ++p) {
+    V row[kVectors];
+    for (int j = 0; j < kVectors; ++j) std::memcpy(&row[j], b + p * b_stride + j * kWidth, kBytes);
+    for (int i = 0; i < kRows; ++i) {
+      for (int j = 0; j < kVectors; ++j) sum[i][j] += a[i * a_stride + p] * row[j];
     }
   }
-  for (; p < k; ++p) {
-    for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = 0; j < n; ++j) c[i * c_stride + j] += a[i * a_stride + p] * b[p * b_stride + j];
+  for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < kVectors; ++j) std::memcpy(c + i * c_stride + j * kWidth, &sum[i][j], kBytes);
+  }
+}
+
+// c[m, n] += a[m, k] · b[k, n]. m must be a multiple of kRows; n is rounded up to whole registers, and so far must b
+// and c be there.
+template <int kRows, int kVectors, int kBytes, class C>
+KF_CPU_INLINE void multiply_add(const C* a, int64_t a_stride, const C* b, int64_t b_stride, C* c, int64_t c_stride,
+                                int64_t m, int64_t n, int64_t k) {
+  constexpr int64_t kWidth = kBytes / sizeof(C);
+  int64_t j = 0;
+  for (; j + kVectors * kWidth <= n; j += kVectors * kWidth) {
+    for (int64_t i = 0; i < m; i += kRows) {
+      multiply_add_tile<kRows, kVectors, kBytes>(a + i * a_stride, a_stride, b + j, b_stride, c + i * c_stride + j,
+                                                 c_stride, k);
+    }
+  }
+  for (; j < n; j += kWidth) {
+    for (int64_t i = 0; i < m; i += kRows) {
+      multiply_add_tile<kRows, 1, kBytes>(a + i * a_stride, a_stride, b + j, b_stride, c + i * c_stride + j, c_stride,
+                                          k);
     }
   }
 }

@@ -1,4 +1,4 @@
-// Where a row of q, k, v or the output lies.
+// Where a row of q, k, v or the output lies, and which keys a query sees.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,6 +11,28 @@ namespace kf::KF_BACKEND::attention {
 template <class T>
 __device__ T* row_of(T* first, const Strides& stride, int64_t head, int64_t heads, int64_t position) {
   return first + head / heads * stride.batch + head % heads * stride.head + position * stride.seq;
+}
+
+// The head of k and v that head `head` of q reads; both count through all batches.
+__device__ inline int64_t kv_head_of(const Args& a, int64_t head) { return head / (a.heads / a.kv_heads); }
+
+// Keys begin ≤ j < end; none where end ≤ begin.
+struct KeyRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// Those that exist in the batch of `head`. The host cannot know them without waiting for the GPU, so bounds beyond
+// the tensor are cut here.
+__device__ inline KeyRange keys_of(const Args& a, int64_t head) {
+  const int64_t batch = head / a.heads;
+  return {a.key_begin == nullptr ? 0 : max(int64_t{a.key_begin[batch]}, int64_t{0}),
+          a.key_end == nullptr ? a.k_length : min(int64_t{a.key_end[batch]}, a.k_length)};
+}
+
+// Those of `keys` that `query` sees. A later query never sees less.
+__device__ inline KeyRange keys_seen(const Args& a, const KeyRange& keys, int64_t query) {
+  return {keys.begin, a.causal ? min(keys.end, query + a.k_length - a.q_length + 1) : keys.end};
 }
 
 }  // namespace kf::KF_BACKEND::attention

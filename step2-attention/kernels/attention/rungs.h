@@ -1,7 +1,10 @@
-// attention: out = softmax(scale · q kᵀ) v for each batch and head; q [B, H, Sq, D], k and v [B, H, Sk, D].
+// attention: out = softmax(scale · q kᵀ) v for each batch and head; q [B, H, Sq, D], k and v [B, Hkv, Sk, D].
 //
 // causal: query i sees keys j ≤ i + Sk − Sq, so that the last query sees all keys. That is what a decode step needs,
-// whose one query is the last position. A query that sees no key gives 0.
+// whose one query is the last position. key_begin, key_end: in batch b only the keys key_begin[b] ≤ j < key_end[b]
+// exist, the others are padding. A query that sees no key gives 0. lse, the log-sum-exp, is the logarithm of what the
+// weights were divided by, ln Σ exp(scale · q·k) over the keys that a query sees: −inf where it sees none.
+// Fewer heads of k and v than of q: H/Hkv neighbouring heads of q share one.
 #pragma once
 
 #include <kf/rung.h>
@@ -20,12 +23,16 @@ struct Args {
   const void* k;
   const void* v;
   void* out;
+  void* lse;                 // [B, H, Sq], contiguous: float32, or float64 for float64
+  const int32_t* key_begin;  // [B], or null: 0
+  const int32_t* key_end;    // [B], or null: Sk
   Strides q_stride;
   Strides k_stride;
   Strides v_stride;
   Strides out_stride;
   int64_t batch;
-  int64_t heads;
+  int64_t heads;     // of q
+  int64_t kv_heads;  // of k and v: divides `heads`
   int64_t q_length;
   int64_t k_length;
   int64_t head_dim;

@@ -4,7 +4,8 @@
 //           scores lie in global memory between the launches. They are what it costs: where a query has D values, its
 //           Sk scores are written, read, written and read again.
 // Launch    grid ⌈B·H·Sq·Sk/256⌉, then ⌈B·H·Sq/256⌉, then ⌈B·H·Sq·D/256⌉; block 256, no shared memory
-// Moves     B·H·((2·Sq + 2·Sk)·D·sizeof(T) + 6·Sq·Sk·4) bytes, the second part for scores: two writes, four reads;
+// Moves     B·((2·H·Sq + 2·Hkv·Sk)·D·sizeof(T) + H·(6·Sq·Sk + Sq)·4) bytes, the second part for scores: two writes,
+// four reads;
 //           4·B·H·Sq·Sk·D FLOPs (less where causal hides scores) and 2·B·H·Sq·Sk exponentials
 // Limits    B·H·Sq·Sk·4 bytes of scratch (·8 for float64); B·H·Sq·max(Sk, D) ≤ 256·(2³¹−1)
 #include <kf/launch.h>
@@ -27,19 +28,20 @@ __global__ void scores_kernel(Args a, compute_t<T>* __restrict__ scores) {
   const int64_t key = i % a.k_length;
   const int64_t query = i / a.k_length % a.q_length;
   const int64_t head = i / a.k_length / a.q_length;
-  if (a.causal && key > query + a.k_length - a.q_length) {
+  const KeyRange seen = keys_seen(a, keys_of(a, head), query);
+  if (key < seen.begin || key >= seen.end) {
     scores[i] = -INFINITY;
     return;
   }
   const T* q = row_of(static_cast<const T*>(a.q), a.q_stride, head, a.heads, query);
-  const T* k = row_of(static_cast<const T*>(a.k), a.k_stride, head, a.heads, key);
+  const T* k = row_of(static_cast<const T*>(a.k), a.k_stride, kv_head_of(a, head), a.kv_heads, key);
   compute_t<T> sum = 0;
   for (int64_t d = 0; d < a.head_dim; ++d) sum += to_compute(q[d]) * to_compute(k[d]);
   scores[i] = sum * static_cast<compute_t<T>>(a.scale);
 }
 
 template <class C>
-__global__ void softmax_kernel(C* __restrict__ scores, int64_t rows, int64_t width) {
+__global__ void softmax_kernel(C* __restrict__ scores, C* __restrict__ lse, int64_t rows, int64_t width) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= rows) return;
   scores += row * width;
@@ -53,6 +55,7 @@ __global__ void softmax_kernel(C* __restrict__ scores, int64_t rows, int64_t wid
 
   const C inverse = sum == 0 ? C(0) : 1 / sum;
   for (int64_t c = 0; c < width; ++c) scores[c] = exponential(scores[c] - max) * inverse;
+  lse[row] = max + logarithm(sum);
 }
 
 template <class T>
@@ -63,9 +66,10 @@ __global__ void output_kernel(Args a, const compute_t<T>* __restrict__ weights) 
   const int64_t query = i / a.head_dim % a.q_length;
   const int64_t head = i / a.head_dim / a.q_length;
   weights += (head * a.q_length + query) * a.k_length;
-  const T* v = row_of(static_cast<const T*>(a.v), a.v_stride, head, a.heads, 0);
+  const T* v = row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, head), a.kv_heads, 0);
+  const KeyRange seen = keys_seen(a, keys_of(a, head), query);  // where no key is, v may hold anything, NaN too
   compute_t<T> sum = 0;
-  for (int64_t key = 0; key < a.k_length; ++key) sum += weights[key] * to_compute(v[key * a.v_stride.seq + d]);
+  for (int64_t key = seen.begin; key < seen.end; ++key) sum += weights[key] * to_compute(v[key * a.v_stride.seq + d]);
   row_of(static_cast<T*>(a.out), a.out_stride, head, a.heads, query)[d] = from_compute<T>(sum);
 }
 
@@ -80,7 +84,8 @@ void v1_naive(const Args& a, void* stream) {
     const int64_t rows = a.batch * a.heads * a.q_length;
     scores_kernel<T><<<blocks_for(rows * a.k_length), kThreads, 0, as_stream(stream)>>>(a, scores);
     check_launch();
-    softmax_kernel<<<blocks_for(rows), kThreads, 0, as_stream(stream)>>>(scores, rows, a.k_length);
+    softmax_kernel<<<blocks_for(rows), kThreads, 0, as_stream(stream)>>>(scores, static_cast<compute_t<T>*>(a.lse),
+                                                                         rows, a.k_length);
     check_launch();
     output_kernel<T><<<blocks_for(rows * a.head_dim), kThreads, 0, as_stream(stream)>>>(a, scores);
     check_launch();

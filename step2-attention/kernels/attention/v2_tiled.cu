@@ -11,7 +11,7 @@
 //           for 8 scores. Columns go round the lanes in fours: G lanes read 16·G bytes in a row, no bank conflicts.
 // Launch    grid B·H·⌈Sq/(128/G)⌉, block 128; D ≤ 32·G; shared memory 2·32·32·G·4 bytes (8 KB at D 32, 16 KB at D 64,
 //           32 KB at D 128), at D 256 half as many keys, 32 KB
-// Moves     B·H·(2·Sq + 2·Sk·⌈Sq/(128/G)⌉)·D·sizeof(T) bytes, most of K and V from the L2 cache;
+// Moves     B·H·((2·Sq + 2·Sk·⌈Sq/(128/G)⌉)·D·sizeof(T) + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·D FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    float32, float16, bfloat16; D ≤ 256; B·H·⌈Sq/(128/G)⌉ ≤ 2³¹−1. Each shared-memory load feeds only four
 //           FMAs, which binds it; one query (decode) leaves all but G threads of a block idle
@@ -59,18 +59,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
   const int64_t first_query = blockIdx.x % tiles * kQueries;
   const int64_t query = first_query + threadIdx.x / kGroup;
   const int part = threadIdx.x % kGroup;
+  const KeyRange keys = keys_of(a, head);
   const auto column = [&](int c) { return (c / 4 * kGroup + part) * 4 + c % 4; };  // of this lane's c-th value
   const bool in_range = query < a.q_length;
 
-  // How many keys this query sees, and the block's last query, which sees the most. Both may be 0 or less.
-  const int64_t beyond = a.k_length - a.q_length;
-  const int64_t last_query = min(first_query + kQueries, a.q_length) - 1;
-  const int64_t seen = a.causal ? min(a.k_length, query + beyond + 1) : a.k_length;
-  const int64_t seen_by_block = a.causal ? min(a.k_length, last_query + beyond + 1) : a.k_length;
+  const KeyRange seen = keys_seen(a, keys, query);
+  const KeyRange seen_by_block = keys_seen(a, keys, min(first_query + kQueries, a.q_length) - 1);  // by its last query
 
   const T* q_row = row_of(static_cast<const T*>(a.q), a.q_stride, head, a.heads, query);
-  const T* k_head = row_of(static_cast<const T*>(a.k), a.k_stride, head, a.heads, 0);
-  const T* v_head = row_of(static_cast<const T*>(a.v), a.v_stride, head, a.heads, 0);
+  const T* k_head = row_of(static_cast<const T*>(a.k), a.k_stride, kv_head_of(a, head), a.kv_heads, 0);
+  const T* v_head = row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, head), a.kv_heads, 0);
 
   float q[kColumns];
   float out[kColumns];
@@ -81,10 +79,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
   }
   OnlineSoftmax<float> softmax;
 
-  for (int64_t first_key = 0; first_key < seen_by_block; first_key += kKeys) {
+  for (int64_t first_key = seen_by_block.begin; first_key < seen_by_block.end; first_key += kKeys) {
     __syncthreads();  // nobody reads the tile before any more
-    load_tile<kKeys, kDim>(k_tile, k_head, a.k_stride.seq, first_key, a.k_length, a.head_dim);
-    load_tile<kKeys, kDim>(v_tile, v_head, a.v_stride.seq, first_key, a.k_length, a.head_dim);
+    load_tile<kKeys, kDim>(k_tile, k_head, a.k_stride.seq, first_key, keys.end, a.head_dim);
+    load_tile<kKeys, kDim>(v_tile, v_head, a.v_stride.seq, first_key, keys.end, a.head_dim);
     __syncthreads();  // the tile is complete
 
     for (int key = 0; key < kKeys; key += kTogether) {
@@ -104,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
         for (int away = 1; away < kGroup; away *= 2) score[j] += __shfl_xor_sync(kFullWarp, score[j], away);
-        if (first_key + key + j >= seen) score[j] = -INFINITY;
+        if (first_key + key + j >= seen.end) score[j] = -INFINITY;
         highest = greater_of(highest, score[j]);
       }
 
@@ -133,6 +131,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
   for (int c = 0; c < kColumns; ++c) {
     if (column(c) < a.head_dim) out_row[column(c)] = from_compute<T>(out[c] * inverse);
   }
+  if (part == 0) static_cast<float*>(a.lse)[head * a.q_length + query] = softmax.log_sum_exp();
 }
 
 template <int kGroup, class T>
