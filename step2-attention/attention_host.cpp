@@ -24,6 +24,20 @@ Op<kf::attention::Args> attention_op() {
           [](const kf::attention::Args&) { return "v2_tiled"; }};
 }
 
+// For tensor cores: half types in rows that begin at multiples of 16 bytes. Copies where they do not; where no row of
+// head_dim elements could, `t` itself.
+bool has_aligned_rows(const at::Tensor& t) {
+  if (t.element_size() != 2 || t.size(3) % 8 != 0) return true;
+  bool aligned = reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0;
+  for (int64_t dim = 0; dim < 3; ++dim) aligned = aligned && (t.size(dim) <= 1 || t.stride(dim) % 8 == 0);
+  return aligned;
+}
+
+at::Tensor with_aligned_rows(const at::Tensor& t) {
+  const at::Tensor whole = with_whole_rows(t);
+  return has_aligned_rows(whole) ? whole : whole.clone(at::MemoryFormat::Contiguous);
+}
+
 kf::attention::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
 // One of the bounds of the keys that exist.
@@ -103,23 +117,24 @@ std::tuple<at::Tensor&, at::Tensor&> attention_out(const at::Tensor& q, const at
     lse.fill_(-std::numeric_limits<double>::infinity());
     return {out, lse};
   }
-  const at::Tensor q_rows = with_whole_rows(q);
-  const at::Tensor k_rows = with_whole_rows(k);
-  const at::Tensor v_rows = with_whole_rows(v);
+  const at::Tensor q_rows = with_aligned_rows(q);
+  const at::Tensor k_rows = with_aligned_rows(k);
+  const at::Tensor v_rows = with_aligned_rows(v);
+  const at::Tensor out_rows = has_aligned_rows(out) ? out : contiguous_like(out);
   const at::Tensor begin = key_begin ? key_begin->contiguous() : at::Tensor();
   const at::Tensor end = key_end ? key_end->contiguous() : at::Tensor();
   kf::attention::Args args{};
   args.q = q_rows.data_ptr();
   args.k = k_rows.data_ptr();
   args.v = v_rows.data_ptr();
-  args.out = out.data_ptr();
+  args.out = out_rows.data_ptr();
   args.lse = lse.data_ptr();
   args.key_begin = key_begin ? begin.const_data_ptr<int32_t>() : nullptr;
   args.key_end = key_end ? end.const_data_ptr<int32_t>() : nullptr;
   args.q_stride = strides_of(q_rows);
   args.k_stride = strides_of(k_rows);
   args.v_stride = strides_of(v_rows);
-  args.out_stride = strides_of(out);
+  args.out_stride = strides_of(out_rows);
   args.batch = q.size(0);
   args.heads = q.size(1);
   args.kv_heads = k.size(1);
@@ -130,6 +145,7 @@ std::tuple<at::Tensor&, at::Tensor&> attention_out(const at::Tensor& q, const at
   args.causal = causal;
   args.dtype = dtype_of(q);
   run(attention_op(), rung, q, args);
+  if (!out_rows.is_same(out)) out.copy_(out_rows);
   return {out, lse};
 }
 

@@ -69,8 +69,35 @@ def qkv(q_length, k_length, dim, dtype, device, *, batch=1, heads=2, kv_heads=No
     return q, k, v
 
 
+def on_tensor_cores(rung):
+    return rung not in ("auto", "cpu", "v1_naive", "v2_tiled")
+
+
 def can_do(rung, dim, dtype):
+    if on_tensor_cores(rung):
+        return dim % 8 == 0 and dim <= 128 and dtype in (torch.float16, torch.bfloat16)
     return rung != "v2_tiled" or (dim <= 256 and dtype != torch.float64)
+
+
+def takes_any_scale(rung):
+    return not on_tensor_cores(rung) or rung in ("v3_mma", "v4_pipeline")
+
+
+def dtype_of(rung):
+    """One that the rung takes."""
+    return torch.bfloat16 if on_tensor_cores(rung) else torch.float32
+
+
+def tolerance_of(out):
+    """Weights of a half type may have been rounded to it."""
+    half = out.dtype in (torch.float16, torch.bfloat16)
+    return {"rtol": 0.02, "atol": 0.02} if half else {"rtol": 1e-5, "atol": 1e-5}
+
+
+def assert_attends(out, *inputs, **options):
+    """Fails where `out` is not the formula's in float64."""
+    expected = attention_of(*(t.double() for t in inputs), **options)
+    torch.testing.assert_close(out.double(), expected, **tolerance_of(out))
 
 
 def check_attention(inputs, rung, causal=False, **options):
@@ -131,21 +158,21 @@ def test_attention_of_any_length(length, causal, dtype, device, rung):
 @with_and_without_mask
 @pytest.mark.parametrize(("q_length", "k_length"), [(1, 2), (1, 129), (2, 1), (33, 31), (31, 97), (65, 64), (129, 1)])
 def test_attention_between_different_lengths(q_length, k_length, causal, device, rung):
-    check_attention(qkv(q_length, k_length, 64, torch.float32, device), rung, causal)
+    check_attention(qkv(q_length, k_length, 64, dtype_of(rung), device), rung, causal)
 
 
 @every_attention
 def test_each_block_of_keys_may_bring_a_new_maximum(device, rung):
-    q, k, v = qkv(3, 300, 64, torch.float32, device)
-    k = k.abs() * torch.linspace(1, 7, 300, device=device)[:, None]
+    q, k, v = qkv(3, 300, 64, dtype_of(rung), device)
+    k = (k.abs() * torch.linspace(1, 7, 300, device=device)[:, None]).to(q.dtype)
     check_attention((q.abs(), k, v), rung)
 
 
 @every_attention
-@pytest.mark.parametrize("dim", [1, 31, 32, 33, 40, 80, 96, 111, 128, 160, 256, 300])
+@pytest.mark.parametrize("dim", [1, 8, 16, 31, 32, 33, 40, 80, 96, 104, 111, 128, 160, 256, 300])
 def test_attention_with_any_head_dim(dim, device, rung):
-    if can_do(rung, dim, torch.float32):
-        check_attention(qkv(17, 35, dim, torch.float32, device, heads=1), rung, causal=True)
+    if can_do(rung, dim, dtype_of(rung)):
+        check_attention(qkv(17, 35, dim, dtype_of(rung), device, heads=1), rung, causal=True)
         check_attention(qkv(3, 9, dim, torch.bfloat16, device), rung)
 
 
@@ -164,6 +191,8 @@ PADDING = {
 @pytest.mark.parametrize("padding", PADDING)
 def test_attention_sees_only_keys_that_exist(padding, causal, dtype, device, rung):
     """What lies where no key is has no influence: it may even be NaN."""
+    if not can_do(rung, 64, dtype):
+        return
     begin, end = (None if keys is None else bounds(keys, device) for keys in PADDING[padding])
     q, k, v = qkv(70, 70, 64, dtype, device, batch=4)
     check_attention((q, k, v, begin, end), rung, causal, layouts=False)
@@ -186,7 +215,7 @@ def test_attention_sees_only_keys_that_exist(padding, causal, dtype, device, run
 @with_and_without_mask
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 1), (6, 3)])
 def test_several_heads_may_share_their_keys(heads, kv_heads, causal, device, rung):
-    inputs = qkv(33, 40, 32, torch.float32, device, batch=2, heads=heads, kv_heads=kv_heads)
+    inputs = qkv(33, 40, 32, dtype_of(rung), device, batch=2, heads=heads, kv_heads=kv_heads)
     check_attention((*inputs, bounds([0, 5], device), None), rung, causal)
 
 
@@ -199,6 +228,8 @@ def test_softmax_finds_its_tensor_wherever_it_lies(dtype, device, rung):
 @every_attention
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_finds_each_tensor_wherever_it_lies(dtype, device, rung):
+    if not can_do(rung, 64, dtype):
+        return
     inputs = qkv(5, 7, 64, dtype, device, batch=2, heads=6, kv_heads=3)
     inputs = (*inputs, bounds([1, 2], device), bounds([7, 6], device))
     check_attention(inputs, rung, causal=True, alone=True, layouts=False)
@@ -229,8 +260,8 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
         check_softmax(testing.randn((3, 760), torch.float32, "cpu"), rung)
         check_softmax(testing.randn((3, 97), torch.float32, "cpu"), rung)
     for rung in step2_attention.rungs("attention", "cpu"):
-        check_attention(qkv(37, 41, 64, torch.float32, "cpu"), rung, causal=True)
-        check_attention(qkv(5, 70, 100, torch.float32, "cpu"), rung)
+        check_attention(qkv(37, 41, 64, dtype_of(rung), "cpu"), rung, causal=True)
+        check_attention(qkv(5, 70, 104, dtype_of(rung), "cpu"), rung)
 
 
 # ---- what attention is made of ----
@@ -241,37 +272,48 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
 def test_attention_is_step1_scale_then_a_matmul_then_softmax_then_a_matmul(causal, device, rung):
     import step1_simple  # where it is not built, the error gives the command
 
-    q, k, v = qkv(50, 70, 64, torch.float32, device)
+    q, k, v = (t.float() for t in qkv(50, 70, 64, dtype_of(rung), device))
     scores = step1_simple.scale(q, 64**-0.5) @ k.mT
     if causal:
         scores = scores.masked_fill(torch.ones(50, 70, device=device).triu(70 - 50 + 1).bool(), -INFINITY)
     rebuilt = step2_attention.softmax(scores) @ v
-    torch.testing.assert_close(step2_attention.attention(q, k, v, causal=causal, rung=rung), rebuilt)
+    out = step2_attention.attention(*(t.to(dtype_of(rung)) for t in (q, k, v)), causal=causal, rung=rung)
+    torch.testing.assert_close(out.float(), rebuilt, **tolerance_of(out))
 
 
 @every_attention
 @with_and_without_mask
 def test_attention_is_pytorchs(causal, device, rung):
-    q, k, v = qkv(77, 77, 64, torch.float32, device, batch=2)
+    q, k, v = qkv(77, 77, 64, dtype_of(rung), device, batch=2)
     expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    torch.testing.assert_close(step2_attention.attention(q, k, v, causal=causal, rung=rung), expected)
+    torch.testing.assert_close(
+        step2_attention.attention(q, k, v, causal=causal, rung=rung), expected, **tolerance_of(expected)
+    )
 
 
 @every_attention
 def test_scale_defaults_to_one_over_the_root_of_head_dim(device, rung):
-    q, k, v = qkv(9, 9, 16, torch.float32, device)
-    default, same, other = (step2_attention.attention(q, k, v, scale=s, rung=rung) for s in (None, 0.25, -0.7))
+    q, k, v = qkv(9, 9, 16, dtype_of(rung), device)
+    default, same, other = (step2_attention.attention(q, k, v, scale=s, rung=rung) for s in (None, 0.25, 0.7))
     assert torch.equal(default, same)
-    torch.testing.assert_close(other, attention_of(q, k, v, scale=-0.7))
+    assert_attends(other, q, k, v, scale=0.7)
+    if takes_any_scale(rung):
+        assert_attends(step2_attention.attention(q, k, v, scale=-0.7, rung=rung), q, k, v, scale=-0.7)
+        return
+    for scale in (-0.7, 0.0, NAN):
+        with testing.raises(ValueError, f"rung '{rung}' takes a scale above 0, got {scale:.6f}", "'v4_pipeline'"):
+            step2_attention.attention(q, k, v, scale=scale, rung=rung)
 
 
 @every_attention
 @with_and_without_mask
 def test_a_scale_of_0_weighs_all_keys_alike(causal, device, rung):
-    q, k, v = (t.requires_grad_() for t in qkv(5, 7, 16, torch.float32, device))
+    if not takes_any_scale(rung):
+        return
+    q, k, v = (t.requires_grad_() for t in qkv(5, 7, 16, dtype_of(rung), device))
     out = step2_attention.attention(q, k, v, causal=causal, scale=0.0, rung=rung)
     seen = torch.ones(5, 7, device=device).tril(2 if causal else 7)
-    torch.testing.assert_close(out, (seen / seen.sum(-1, keepdim=True)) @ v)
+    torch.testing.assert_close(out.float(), (seen / seen.sum(-1, keepdim=True)) @ v.float(), **tolerance_of(out))
     out.square().sum().backward()
     assert q.grad.eq(0).all()
     assert k.grad.eq(0).all()
@@ -280,14 +322,12 @@ def test_a_scale_of_0_weighs_all_keys_alike(causal, device, rung):
 @every_attention
 def test_a_call_knows_nothing_of_the_one_before(device, rung):
     """One head, so that what a thread kept of the last head of one call would be that of the first of the next."""
-    q, k, v = qkv(3, 9, 16, torch.float32, device, heads=1)
+    q, k, v = qkv(3, 9, 16, dtype_of(rung), device, heads=1)
     step2_attention.attention(q, k, v, rung=rung)
     k.neg_(), v.add_(3)  # other numbers in the same place
-    torch.testing.assert_close(step2_attention.attention(q, k, v, rung=rung), attention_of(q, k, v))
+    assert_attends(step2_attention.attention(q, k, v, rung=rung), q, k, v)
     other_k, other_v = k.flip(2) * 2, v.flip(3)  # and in another
-    torch.testing.assert_close(
-        step2_attention.attention(q, other_k, other_v, rung=rung), attention_of(q, other_k, other_v)
-    )
+    assert_attends(step2_attention.attention(q, other_k, other_v, rung=rung), q, other_k, other_v)
 
 
 # ---- what a wrong kernel would do, and how it shows ----
@@ -296,8 +336,8 @@ def test_a_call_knows_nothing_of_the_one_before(device, rung):
 @every_attention
 def test_attention_looks_where_the_key_fits(device, rung):
     """A uniform softmax would give the mean of v."""
-    q = k = 30 * torch.eye(40, device=device)[None, None]
-    v = testing.randn((1, 1, 40, 40), torch.float32, device)
+    q = k = 30 * torch.eye(40, device=device, dtype=dtype_of(rung))[None, None]
+    v = testing.randn((1, 1, 40, 40), dtype_of(rung), device)
     turned = torch.arange(40, device=device).roll(7)
     torch.testing.assert_close(step2_attention.attention(q[:, :, turned], k, v, rung=rung), v[:, :, turned])
 
@@ -311,7 +351,7 @@ def test_a_dropped_mask_is_caught(device, rung):
         testing.check_contract(
             step2_attention,
             "attention",
-            qkv(9, 9, 64, torch.float32, device),
+            qkv(9, 9, 64, dtype_of(rung), device),
             rung,
             reference=without_mask,
             eager=without_mask,
@@ -321,7 +361,7 @@ def test_a_dropped_mask_is_caught(device, rung):
 
 @every_attention
 def test_the_future_has_no_influence(device, rung):
-    q, k, v = qkv(40, 40, 64, torch.float32, device)
+    q, k, v = qkv(40, 40, 64, dtype_of(rung), device)
     before = step2_attention.attention(q, k, v, causal=True, rung=rung)
     k[:, :, 25:], v[:, :, 25:] = 1e4, -1e4
     after = step2_attention.attention(q, k, v, causal=True, rung=rung)
@@ -331,12 +371,12 @@ def test_the_future_has_no_influence(device, rung):
 
 @every_attention
 def test_decoding_one_by_one_gives_the_rows_of_the_whole(device, rung):
-    q, k, v = qkv(35, 35, 64, torch.float32, device)
+    q, k, v = qkv(35, 35, 64, dtype_of(rung), device)
     whole = step2_attention.attention(q, k, v, causal=True, rung=rung)
     for i in (0, 1, 31, 34):
         cache_k, cache_v = k[:, :, : i + 1], v[:, :, : i + 1]
         row = step2_attention.attention(q[:, :, i : i + 1], cache_k, cache_v, causal=True, rung=rung)
-        torch.testing.assert_close(row, whole[:, :, i : i + 1])
+        torch.testing.assert_close(row, whole[:, :, i : i + 1], **tolerance_of(row))
 
 
 # ---- inputs that are unusual, and right ----
@@ -412,6 +452,8 @@ def test_large_scores_do_not_overflow(length, causal, dtype, device, rung):
 @every_attention
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 def test_scores_beyond_the_half_types_range_pick_the_greatest(dtype, device, rung):
+    if not can_do(rung, 64, dtype):
+        return
     q, k, v = qkv(6, 6, 64, dtype, device)
     q, k = q.sign() * 1e4, k.sign() * 1e4  # scores of up to 8e8; float16 ends at 65504
     out = step2_attention.attention(q, k, v, rung=rung)
@@ -421,6 +463,8 @@ def test_scores_beyond_the_half_types_range_pick_the_greatest(dtype, device, run
 @every_attention
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(dtype, device, rung):
+    if not can_do(rung, 32, dtype):
+        return
     q, k, v = (t.requires_grad_() for t in qkv(70, 3, 32, dtype, device))
     out, lse = step2_attention.attention(q, k, v, causal=True, return_lse=True, rung=rung)
     assert out[:, :, :67].eq(0).all()
@@ -465,20 +509,19 @@ def test_empty_tensors_have_empty_gradients(device):
 @every_attention
 def test_gpt2s_packed_q_k_v_are_read_as_they_lie(device, rung):
     batch, length, heads, dim = 2, 33, 3, 64
-    packed = testing.randn((batch, length, 3 * heads * dim), torch.float32, device)
+    packed = testing.randn((batch, length, 3 * heads * dim), dtype_of(rung), device)
     q, k, v = (t.view(batch, length, heads, dim).transpose(1, 2) for t in packed.split(heads * dim, -1))
-    expected = attention_of(q, k, v, causal=True)
-    torch.testing.assert_close(step2_attention.attention(q, k, v, causal=True, rung=rung), expected)
+    assert_attends(step2_attention.attention(q, k, v, causal=True, rung=rung), q, k, v, causal=True)
 
-    merged = torch.full((batch, length, heads * dim), NAN, device=device)  # heads side by side, as the next layer wants
+    merged = torch.full_like(packed[..., : heads * dim], NAN)  # heads side by side, as the next layer wants them
     out = merged.view(batch, length, heads, dim).transpose(1, 2)
     ops.attention.out(q, k, v, causal=True, rung=rung, out=out, lse=lse_for(q))
-    torch.testing.assert_close(merged, expected.transpose(1, 2).reshape(batch, length, heads * dim))
+    assert_attends(merged.view(batch, length, heads, dim).transpose(1, 2), q, k, v, causal=True)
 
 
 @every_attention
 def test_views_of_any_strides(device, rung):
-    q, k, v = qkv(6, 10, 16, torch.float32, device, batch=2)
+    q, k, v = qkv(6, 10, 16, dtype_of(rung), device, batch=2)
     views = [
         (q[:1].expand(2, -1, -1, -1), k[:, :1].expand(-1, 2, -1, -1), v),  # strides of 0
         (q[:, :, ::2], k[:, :, 1::3], v[:, :, 1::3]),
@@ -488,17 +531,18 @@ def test_views_of_any_strides(device, rung):
     for inputs in views:
         out = step2_attention.attention(*inputs, rung=rung)
         assert out.is_contiguous()
-        torch.testing.assert_close(out, attention_of(*inputs))
+        assert_attends(out, *inputs)
 
 
 @every_attention
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)], ids=str)
-def test_an_output_of_any_strides_is_written_where_it_lies(order, device, rung):
-    q, k, v = qkv(5, 7, 16, torch.float32, device, batch=2, heads=3)
-    memory = torch.full([(2, 3, 5)[i] for i in order] + [19], NAN, device=device)
+@pytest.mark.parametrize("row", [19, 24])
+def test_an_output_of_any_strides_is_written_where_it_lies(row, order, device, rung):
+    q, k, v = qkv(5, 7, 16, dtype_of(rung), device, batch=2, heads=3)
+    memory = torch.full([(2, 3, 5)[i] for i in order] + [row], NAN, dtype=q.dtype, device=device)
     out = memory[..., :16].permute(*(order.index(i) for i in range(3)), 3)
     ops.attention.out(q, k, v, causal=True, rung=rung, out=out, lse=lse_for(q))
-    torch.testing.assert_close(out, attention_of(q, k, v, causal=True))
+    assert_attends(out, q, k, v, causal=True)
     assert memory[..., 16:].isnan().all()
 
 
@@ -566,6 +610,15 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
             ValueError, f"attention: rung 'v2_tiled' takes at most {most} blocks of 16 queries, got {1 << 31}"
         ):
             choose("attention", "v2_tiled", **sizes)
+    for rung in filter(on_tensor_cores, step2_attention.rungs("attention")):
+        if not can_do(rung, 64, dtype):
+            continue
+        assert choose("attention", rung, head_dim=64, batch=most) == rung
+        for sizes in ({"batch": 1 << 31}, {"batch": 1 << 30, "q_length": 129}):
+            with testing.raises(ValueError, f"attention: rung '{rung}' takes at most {most} blocks of"):
+                choose("attention", rung, head_dim=64, **sizes)
+        with testing.raises(ValueError, f"attention: rung '{rung}' takes at most {1 << 30} keys, got {1 << 31}"):
+            choose("attention", rung, head_dim=64, k_length=1 << 31)
     assert choose("attention", "auto", head_dim=256) == "v2_tiled"
     assert choose("attention", "auto", head_dim=257) == "v1_naive"
 
@@ -662,7 +715,7 @@ def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(causa
 
 @every_attention
 def test_a_backward_runs_by_auto_whatever_rung_the_forward_had(device, rung):
-    q, k, v = (t.requires_grad_() for t in qkv(5, 7, 16, torch.float32, device))
+    q, k, v = (t.requires_grad_() for t in qkv(5, 7, 16, dtype_of(rung), device))
     x = testing.randn((3, 9), torch.float32, device).requires_grad_()
     softmax_rung = step2_attention.rungs("softmax", device)[-1]
     outputs = [step2_attention.attention(q, k, v, rung=rung), step2_attention.softmax(x, rung=softmax_rung)]
@@ -694,14 +747,14 @@ def test_softmax_is_registered_as_torch_wants_it(device, rung):
 
 @every_attention
 def test_attention_is_registered_as_torch_wants_it(device, rung):
-    inputs = qkv(5, 7, 16, torch.float32, device)
+    inputs = qkv(5, 7, 16, dtype_of(rung), device)
     testing.check_op(step2_attention, "attention", inputs, {"causal": True, "rung": rung})
     testing.check_op(step2_attention, "attention", inputs, {"scale": 0.3, "rung": rung})
     strided = tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs)
     testing.check_op(step2_attention, "attention", strided, {"rung": rung})
     transposed = tuple(testing.transposed(t.bfloat16()) for t in inputs)
     testing.check_op(step2_attention, "attention", transposed, {"rung": rung})
-    shared = qkv(5, 7, 16, torch.float32, device, batch=2, heads=4, kv_heads=2)
+    shared = qkv(5, 7, 16, dtype_of(rung), device, batch=2, heads=4, kv_heads=2)
     padding = (bounds([1, 0], device), bounds([7, 5], device))
     testing.check_op(step2_attention, "attention", (*shared, *padding), {"causal": True, "rung": rung})
 
@@ -825,6 +878,19 @@ def test_a_rung_refuses_by_name_what_it_cannot_do_and_names_one_that_can(device)
     q = torch.ones(1, 1, 2, 8, device=device, dtype=torch.float64)
     with testing.raises(ValueError, "rung 'v2_tiled' takes float32, float16 or bfloat16, got float64", "'v1_naive'"):
         step2_attention.attention(q, q, q, rung="v2_tiled")
+    for rung in filter(on_tensor_cores, step2_attention.rungs("attention", device)):
+        q = torch.ones(1, 1, 2, 8, device=device)
+        for dtype in (torch.float32, torch.float64):
+            got = str(dtype).removeprefix("torch.")
+            with testing.raises(ValueError, f"rung '{rung}' takes float16 or bfloat16, got {got}", "these can: 'v1_"):
+                step2_attention.attention(q.to(dtype), q.to(dtype), q.to(dtype), rung=rung)
+        for dim in (12, 136):
+            q = torch.ones(1, 1, 2, dim, device=device, dtype=torch.float16)
+            with testing.raises(
+                ValueError, f"rung '{rung}' takes head_dim that is a multiple of 8 up to 128, got {dim}", "'v2_tiled'"
+            ):
+                step2_attention.attention(q, q, q, rung=rung)
+    q = torch.ones(1, 1, 2, 8, device=device)
     for rung in ("v9", "", "V1_NAIVE"):
         for x, y in ((q, q), (q[:0], q[:0]), (q, q[:, :, :0])):  # empty ones too
             with testing.raises(

@@ -26,6 +26,21 @@ inline int64_t multiprocessors() {
   return count;
 }
 
+// Of the current device: 80 for 8.0, 90 for 9.0.
+inline int compute_capability() {
+  int device = 0, major = 0, minor = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+  return 10 * major + minor;
+}
+
+// A launch may give a block more than 48 KB of shared memory only after this.
+template <class Kernel>
+void allow_shared(Kernel* kernel, int bytes) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+}
+
 // Right after <<<>>>: finds a launch that CUDA refused (too many threads, too much shared memory, no code for this
 // GPU). Errors inside the kernel appear at the next synchronisation, not here.
 inline void check_launch() { check(cudaGetLastError(), "kernel launch"); }

@@ -68,4 +68,14 @@ void with_type(DType dtype, F&& f) {
   throw std::invalid_argument("with_type: unknown dtype");
 }
 
+// The same for rungs that take half types only.
+template <class F>
+void with_half_type(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kFloat16: return f(Type<__half>{});
+    case DType::kBFloat16: return f(Type<__nv_bfloat16>{});
+    default: throw std::invalid_argument("with_half_type: not a half type");
+  }
+}
+
 }  // namespace kf::KF_BACKEND

@@ -1,7 +1,8 @@
 // Tensor cores for one warp: small matrices from shared memory into registers, their product, and back.
 //
 // All 32 lanes call each function together. Lane l counts as row g = l / 4 and column t = l % 4 of a grid of 8 × 4; a
-// fragment is a lane's part of a matrix. PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions".
+// fragment is a lane's part of a matrix. Products need compute capability 8.0, ldmatrix 7.5.
+// PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions".
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,6 +11,7 @@
 #include <step2/shared_address.h>
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 namespace kf::KF_BACKEND {
@@ -22,6 +24,7 @@ namespace kf::KF_BACKEND {
 template <class T>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   static_assert(std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>, "bfloat16 or float16");
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -33,22 +36,47 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
+#else
+  __trap();
+#endif
+}
+
+// Two floats as a register of such an operand, rounded to nearest even. PTX: cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32
+template <class T>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162> pair;
+  if constexpr (std::is_same_v<T, __half>) {
+    pair = __floats2half2_rn(low, high);
+  } else {
+    pair = __floats2bfloat162_rn(low, high);
+  }
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof bits);
+  return bits;
 }
 
 // The same for TF32, floats of which the last 13 bits are not looked at: 16 × 8 and 8 × 8. PTX: mma.sync.m16n8k8
 //   a[0]: row g, column t     a[1]: row g + 8     a[2]: row g, column t + 4     a[3]: both
 //   b[0]: row t, column g     b[1]: row t + 4     d as above
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  __trap();
+#endif
 }
 
 // A float as the nearest TF32, in a register for mma_m16n8k8_tf32. PTX: cvt.rna.tf32.f32
 __device__ __forceinline__ uint32_t to_tf32(float x) {
-  uint32_t bits;
+  uint32_t bits = 0;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+#else
+  __trap();
+#endif
   return bits;
 }
 
@@ -60,6 +88,7 @@ __device__ __forceinline__ uint32_t to_tf32(float x) {
 template <int N>
 __device__ __forceinline__ void ldmatrix(uint32_t (&r)[N], const void* row) {
   static_assert(N == 1 || N == 2 || N == 4, "one, two or four matrices");
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 750
   const uint32_t address = smem_address(row);
   if constexpr (N == 1) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
@@ -74,11 +103,15 @@ __device__ __forceinline__ void ldmatrix(uint32_t (&r)[N], const void* row) {
                  : "r"(address)
                  : "memory");
   }
+#else
+  __trap();
+#endif
 }
 
 template <int N>
 __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[N], const void* row) {
   static_assert(N == 1 || N == 2 || N == 4, "one, two or four matrices");
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 750
   const uint32_t address = smem_address(row);
   if constexpr (N == 1) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
@@ -93,6 +126,9 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[N], const void
                  : "r"(address)
                  : "memory");
   }
+#else
+  __trap();
+#endif
 }
 
 // The way back, from compute capability 9.0 on. PTX: stmatrix

@@ -22,6 +22,9 @@ std::string fits_a_block(const Args& a) {
 constexpr Rung<Args> kRungs[] = {
     {"v1_naive", v1_naive, anything, scores_bytes},
     {"v2_tiled", v2_tiled, fits_a_block},
+    {"v3_mma", v3_mma, v3_mma_supports, nullptr, "the weights"},
+    {"v4_pipeline", v4_pipeline, v4_pipeline_supports, nullptr, "the weights"},
+    {"v5_registers", v5_registers, v5_registers_supports, nullptr, "the weights"},
 };
 
 }  // namespace

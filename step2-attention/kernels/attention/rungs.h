@@ -36,7 +36,7 @@ struct Args {
   int64_t q_length;
   int64_t k_length;
   int64_t head_dim;
-  double scale;
+  double scale = 1;
   bool causal;
   DType dtype;
   void* scratch = nullptr;  // for rungs that ask for it
@@ -51,6 +51,13 @@ using kf::attention::Args;
 using kf::attention::Strides;
 void v1_naive(const Args& args, void* stream);
 void v2_tiled(const Args& args, void* stream);
+void v3_mma(const Args& args, void* stream);
+void v4_pipeline(const Args& args, void* stream);
+void v5_registers(const Args& args, void* stream);
+
+std::string v3_mma_supports(const Args& args);
+std::string v4_pipeline_supports(const Args& args);
+std::string v5_registers_supports(const Args& args);
 }  // namespace kf::KF_BACKEND::attention
 #endif
 

@@ -1,0 +1,264 @@
+// attention v5_registers: weights stay in registers, and a fragment of K or V serves 32 queries
+//
+// Idea      mma leaves two neighbouring columns of a row in a lane, and wants two neighbouring columns of a row in a
+//           lane as operand a: so the scores of 16 keys, rounded in pairs, are the operand of the second product as
+//           they are, without a store, a barrier and a load. And a warp owns two times 16 queries: a fragment of K or
+//           V, once loaded, takes part in two products.
+// Since v4  The weights' tile is gone; q's fragments are loaded once, up to D 64. Rows are no longer padded: their
+//           16-byte chunks are exchanged instead (below). exp is one instruction in base 2, its argument one FMA with
+//           scale·log₂e in it. Scores are compared with the mask in the last tiles only; a warp leaves out tiles that
+//           none of its queries sees; blocks with many keys begin first. The output goes through shared memory and
+//           leaves in rows, 16 bytes a lane.
+//
+//           Where chunk c of row r lies, D 64:   r 0   0 1 2 3 4 5 6 7      ldmatrix reads one chunk of eight rows:
+//                                                r 1   1 0 3 2 5 4 7 6      each lies in other banks, at c ^ r
+//                                                r 2   2 3 0 1 6 7 4 5
+//
+// Launch    grid B·H·⌈Sq/128⌉, block 128, each of its 4 warps 32 queries; keys 64 at a time. Columns are padded with
+//           zeros to P = 32, 64, 96 or 128. Shared memory 2·(128 + 4·64)·P bytes: 48 KB at D 64, 96 KB at D 128
+// Moves     B·H·((2·Sq + 2·Sk·⌈Sq/128⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
+//           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
+// Limits    as v3_mma, and a scale above 0. A warp's softmax and its products take turns: only another warp can keep
+//           the tensor cores busy meanwhile. Like v3 it rounds the weights
+#include <kf/launch.h>
+#include <kf/numeric.h>
+#include <step1/vector.h>
+#include <step2/cp_async.h>
+#include <step2/mma.h>
+#include <step2/online_softmax.h>
+#include <step2/reduce.h>
+
+#include "rows.h"
+#include "rungs.h"
+#include "tensor_cores.h"
+
+namespace kf::KF_BACKEND::attention {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kQueries = 128;  // of a block
+constexpr int kRowTiles = 2;   // of 16 queries, of a warp
+constexpr int kKeys = 64;      // of a tile
+constexpr int kVector = 8;     // elements of 16 bytes
+
+template <int kDim, class T>
+struct Shared {
+  T q[kQueries * kDim];
+  T k[2][kKeys * kDim];
+  T v[2][kKeys * kDim];
+};
+
+// Where an element lies in a tile. Rows of 128 bytes begin in the same bank, those of 64 or 192 every second one.
+template <int kDim>
+__device__ int place_of(int row, int column) {
+  const int turn = kDim % 64 == 0 ? row % 8 : row / 2 % 4;
+  return row * kDim + (column / kVector ^ turn) * kVector + column % kVector;
+}
+
+// Starts the copies of kRows rows. Where there is no row or no column nothing is read, and zeros arrive.
+template <int kDim, int kRows, class T>
+__device__ void start_tile(T* tile, const T* first, int64_t stride, int rows, int columns) {
+#pragma unroll
+  for (int i = threadIdx.x; i < kRows * kDim / kVector; i += kThreads) {
+    const int row = i / (kDim / kVector), column = i % (kDim / kVector) * kVector;
+    const bool there = row < rows && column < columns;
+    cp_async_16(tile + place_of<kDim>(row, column), there ? first + row * stride + column : first, there ? 16 : 0);
+  }
+}
+
+template <int kDim, class T>
+__global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
+  constexpr bool kKeepQ = kDim <= 64;  // beyond, there are no registers left
+  extern __shared__ __align__(128) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kDim, T>*>(memory);
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp_row = threadIdx.x / kWarpSize * 16 * kRowTiles;  // its first query in the block
+  const int matrix = lane / 8, matrix_row = lane % 8;             // whose row this lane shows to ldmatrix
+
+  const int64_t tiles = ceil_div(a.q_length, kQueries);
+  const int64_t tile_of_queries = tiles - 1 - blockIdx.x % tiles;  // the last ones, which see most, first
+  const BlockOfQueries block(a, blockIdx.x / tiles, tile_of_queries * kQueries, kQueries);
+  const int end = block.seen_by(kQueries - 1);
+  const T* q_rows = row_of(static_cast<const T*>(a.q), a.q_stride, block.head, a.heads, block.first);
+  const T* k_rows =
+      row_of(static_cast<const T*>(a.k), a.k_stride, kv_head_of(a, block.head), a.kv_heads, block.first_key);
+  const T* v_rows =
+      row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, block.head), a.kv_heads, block.first_key);
+  const int columns = static_cast<int>(a.head_dim);
+  const float scale = static_cast<float>(a.scale * 1.4426950408889634);  // · log₂e
+
+  // This lane's rows, two a tile, and what it holds of them: of each 8 columns two.
+  float max[kRowTiles][2], sum[kRowTiles][2] = {};  // the greatest score so far, unscaled; the sum of its own columns
+  float out[kRowTiles][kDim / 8][4] = {};           // [0], [1]: of the first row; [2], [3]: of the second
+  for (auto& pair : max) pair[0] = pair[1] = -INFINITY;
+
+  const auto start_keys = [&](int first_key, int place) {
+    const int rows = block.keys - first_key;
+    if (first_key < end) {
+      start_tile<kDim, kKeys>(shared.k[place], k_rows + first_key * a.k_stride.seq, a.k_stride.seq, rows, columns);
+      start_tile<kDim, kKeys>(shared.v[place], v_rows + first_key * a.v_stride.seq, a.v_stride.seq, rows, columns);
+    }
+    cp_async_commit();
+  };
+  const auto load_q = [&](int tile, int d, uint32_t (&q)[4]) {
+    ldmatrix<4>(q, shared.q + place_of<kDim>(warp_row + tile * 16 + matrix % 2 * 8 + matrix_row, d + matrix / 2 * 8));
+  };
+
+  start_tile<kDim, kQueries>(shared.q, q_rows, a.q_stride.seq, block.queries, columns);
+  start_keys(0, 0);
+  uint32_t kept_q[kRowTiles][kKeepQ ? kDim / 16 : 1][4];
+  int place = 0;
+  for (int first_key = 0; first_key < end; first_key += kKeys, place ^= 1) {
+    cp_async_wait<0>();  // what this thread started is there
+    __syncthreads();     // and what the others did; and nobody reads the tile before any more
+    start_keys(first_key + kKeys, place ^ 1);
+    if (first_key >= block.seen_by(warp_row + 16 * kRowTiles - 1))
+      continue;  // none of the warp's queries sees these keys
+    if constexpr (kKeepQ) {
+      if (first_key == 0) {
+#pragma unroll
+        for (int i = 0; i < kRowTiles * kDim / 16; ++i)
+          load_q(i % kRowTiles, i / kRowTiles * 16, kept_q[i % kRowTiles][i / kRowTiles]);
+      }
+    }
+
+    // Scores: 32 queries × 64 keys. K's rows are b's columns.
+    float score[kRowTiles][kKeys / 8][4] = {};
+#pragma unroll
+    for (int d = 0; d < kDim; d += 16) {
+      uint32_t q[kRowTiles][4];
+#pragma unroll
+      for (int tile = 0; tile < kRowTiles; ++tile) {
+        if constexpr (!kKeepQ) load_q(tile, d, q[tile]);
+        if constexpr (kKeepQ) {
+          for (int i = 0; i < 4; ++i) q[tile][i] = kept_q[tile][d / 16][i];
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; n += 2) {
+        uint32_t k[4];  // two operands: keys 8n to 8n + 7, and the next 8
+        ldmatrix<4>(k, shared.k[place] + place_of<kDim>(n * 8 + matrix / 2 * 8 + matrix_row, d + matrix % 2 * 8));
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          mma_m16n8k16<T>(score[tile][n], q[tile], {k[0], k[1]});
+          mma_m16n8k16<T>(score[tile][n + 1], q[tile], {k[2], k[3]});
+        }
+      }
+    }
+    if (first_key + kKeys > block.seen_by(warp_row)) {  // the first query sees the least
+#pragma unroll
+      for (int i = 0; i < kRowTiles * kKeys / 8 * 4; ++i) {
+        const int tile = i / (kKeys / 2), n = i / 4 % (kKeys / 8), e = i % 4;
+        const int seen = block.seen_by(warp_row + tile * 16 + lane / 4 + e / 2 * 8);
+        if (first_key + n * 8 + lane % 4 * 2 + e % 2 >= seen) score[tile][n][e] = -INFINITY;
+      }
+    }
+
+    // Weights, as operand a: score n and n + 1 are columns 0 to 7 and 8 to 15 of 16 keys.
+    uint32_t weight[kRowTiles][kKeys / 16][4];
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      float subtracted[2], factor[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float highest = max[tile][r];
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          highest = greater_of(highest, greater_of(score[tile][n][2 * r], score[tile][n][2 * r + 1]));
+        }
+        highest = greater_of(highest, __shfl_xor_sync(kFullWarp, highest, 1));
+        highest = greater_of(highest, __shfl_xor_sync(kFullWarp, highest, 2));
+        subtracted[r] = highest == -INFINITY ? 0.0f : highest * scale;  // nothing seen: −inf − (−inf) would be NaN
+        factor[r] = exp2_approx(max[tile][r] * scale - subtracted[r]);
+        max[tile][r] = highest;
+        sum[tile][r] *= factor[r];
+      }
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float low = exp2_approx(score[tile][n][2 * r] * scale - subtracted[r]);
+          const float high = exp2_approx(score[tile][n][2 * r + 1] * scale - subtracted[r]);
+          sum[tile][r] += low + high;
+          weight[tile][n / 2][n % 2 * 2 + r] = pack<T>(low, high);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) {
+        for (int e = 0; e < 4; ++e) out[tile][n][e] *= factor[e / 2];
+      }
+    }
+
+    // Their sum over the tile's values. V's rows are b's rows, so ldmatrix turns them.
+#pragma unroll
+    for (int key = 0; key < kKeys; key += 16) {
+#pragma unroll
+      for (int n = 0; n < kDim / 8; n += 2) {
+        uint32_t v[4];
+        ldmatrix_transposed<4>(
+            v, shared.v[place] + place_of<kDim>(key + matrix % 2 * 8 + matrix_row, n * 8 + matrix / 2 * 8));
+#pragma unroll
+        for (int tile = 0; tile < kRowTiles; ++tile) {
+          mma_m16n8k16<T>(out[tile][n], weight[tile][key / 16], {v[0], v[1]});
+          mma_m16n8k16<T>(out[tile][n + 1], weight[tile][key / 16], {v[2], v[3]});
+        }
+      }
+    }
+  }
+  cp_async_wait<0>();  // where there is no key, q's copies are still on their way
+  __syncthreads();
+
+  // The output, in q's place: a warp's rows are its own.
+#pragma unroll
+  for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = warp_row + tile * 16 + r * 8 + lane / 4;
+      float whole = sum[tile][r];
+      whole += __shfl_xor_sync(kFullWarp, whole, 1);
+      whole += __shfl_xor_sync(kFullWarp, whole, 2);
+      const float inverse = whole == 0.0f ? 0.0f : 1.0f / whole;  // 0: a query that sees no key
+#pragma unroll
+      for (int n = 0; n < kDim / 8; ++n) {
+        const Vector<T, 2> pair = narrow<T>({out[tile][n][2 * r] * inverse, out[tile][n][2 * r + 1] * inverse});
+        store_vector(shared.q + place_of<kDim>(row, n * 8 + lane % 4 * 2), pair);
+      }
+      if (lane % 4 == 0 && row < block.queries) {
+        const float lse = max[tile][r] * static_cast<float>(a.scale) + logf(whole);
+        static_cast<float*>(a.lse)[block.head * a.q_length + block.first + row] = lse;
+      }
+    }
+  }
+  __syncwarp();
+  for (int i = lane; i < 16 * kRowTiles * kDim / kVector; i += kWarpSize) {
+    const int row = warp_row + i / (kDim / kVector), column = i % (kDim / kVector) * kVector;
+    if (row >= block.queries || column >= columns) continue;
+    T* to = row_of(static_cast<T*>(a.out), a.out_stride, block.head, a.heads, block.first + row) + column;
+    store_vector(to, load_vector<kVector>(shared.q + place_of<kDim>(row, column)));
+  }
+}
+
+template <int kDim, class T>
+void launch(const Args& a, void* stream) {
+  constexpr int kBytes = sizeof(Shared<kDim, T>);
+  if constexpr (kBytes > 48 * 1024) allow_shared(v5_registers_kernel<kDim, T>, kBytes);
+  const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
+  v5_registers_kernel<kDim, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
+}
+
+}  // namespace
+
+std::string v5_registers_supports(const Args& a) {
+  if (!(a.scale > 0)) return "takes a scale above 0, got " + std::to_string(a.scale);
+  return on_tensor_cores(a, kQueries);
+}
+
+void v5_registers(const Args& a, void* stream) {
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    with_columns(a.head_dim, [&](auto columns) { launch<decltype(columns)::value, T>(a, stream); });
+  });
+  check_launch();
+}
+
+}  // namespace kf::KF_BACKEND::attention
