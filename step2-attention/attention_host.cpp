@@ -24,12 +24,14 @@ Op<kf::attention::Args> attention_op() {
           [](const kf::attention::Args&) { return "v2_tiled"; }};
 }
 
-// For tensor cores: half types in rows that begin at multiples of 16 bytes. Copies where they do not; where no row of
-// head_dim elements could, `t` itself.
+// For tensor cores and TMA: half types in rows that begin at multiples of 16 bytes, each in a place of its own. Others
+// are copied; those that could not be so, whose head_dim is no multiple of 8, stay as they are.
 bool has_aligned_rows(const at::Tensor& t) {
   if (t.element_size() != 2 || t.size(3) % 8 != 0) return true;
   bool aligned = reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0;
-  for (int64_t dim = 0; dim < 3; ++dim) aligned = aligned && (t.size(dim) <= 1 || t.stride(dim) % 8 == 0);
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    aligned = aligned && (t.size(dim) <= 1 || (t.stride(dim) % 8 == 0 && t.stride(dim) > 0));
+  }
   return aligned;
 }
 

@@ -1,5 +1,7 @@
-// Every rung of this stage in float32, against a plain loop in double; without torch, so that a sanitizer or a debugger
-// sees nothing but the kernels. Presets in the root's CMakeLists.txt: simt, simt-asan, cuda.
+// Every rung of this stage in float32, or in bfloat16 where it takes half types only, against a plain loop in double;
+// without torch, so that a sanitizer or a debugger sees nothing but the kernels. Presets in the root's CMakeLists.txt:
+// simt, simt-asan, simt-tsan, cuda.
+#include <cuda_bf16.h>
 #include <gtest/gtest.h>
 #include <kf/launch.h>
 
@@ -40,16 +42,30 @@ class DeviceVector {
   T* data_ = nullptr;
 };
 
-std::vector<float> numbers(size_t n, int step) {
-  std::vector<float> values(n);
-  for (size_t i = 0; i < n; ++i) values[i] = 0.37f * static_cast<float>(i * step % 23) - 4.0f;
+float as_float(float x) { return x; }
+float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <class T>
+T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>) {
+    return x;
+  } else {
+    return __float2bfloat16_rn(x);
+  }
+}
+
+template <class T = float>
+std::vector<T> numbers(size_t n, int step) {
+  std::vector<T> values(n);
+  for (size_t i = 0; i < n; ++i) values[i] = from_float<T>(0.37f * static_cast<float>(i * step % 23) - 4.0f);
   return values;
 }
 
-void expect_near(const std::vector<float>& got, const std::vector<double>& expected, const std::string& what) {
+template <class T>
+void expect_near(const std::vector<T>& got, const std::vector<double>& expected, double tolerance,
+                 const std::string& what) {
   for (size_t i = 0; i < got.size(); ++i) {
-    if (got[i] == expected[i]) continue;  // −inf, for instance
-    ASSERT_NEAR(got[i], expected[i], 1e-5) << what << ", element " << i;
+    if (as_float(got[i]) == expected[i]) continue;  // −inf, for instance
+    ASSERT_NEAR(as_float(got[i]), expected[i], tolerance) << what << ", element " << i;
   }
 }
 
@@ -71,38 +87,40 @@ TEST(Softmax, EveryRungMakesRowsThatAddUpToOne) {
       for (int64_t row = 0; row < kRows; ++row) softmax_of(&expected[row * width], 0, width, width);
       const DeviceVector<float> device_x(x), y(std::vector<float>(x.size(), kNaN));
       rung.launch({device_x.data(), y.data(), kRows, width, DType::kFloat32}, nullptr);
-      expect_near(y.values(), expected, rung.name + (" width=" + std::to_string(width)));
+      expect_near(y.values(), expected, 1e-5, rung.name + (" width=" + std::to_string(width)));
     }
   }
 }
 
 // q, k, v and out lie as GPT-2's do: [position, head, column], so neighbouring rows of a head are H·D apart. Two heads
 // of q share one of k and v. The first key and the last two are padding where there is `padding`.
+template <class T>
 void check_attention(const Rung<attention::Args>& rung, int64_t q_length, int64_t k_length, int64_t dim, bool causal,
                      bool padding) {
+  constexpr bool kHalf = !std::is_same_v<T, float>;
   constexpr int64_t kHeads = 2;
   const double scale = 0.05;
   const int64_t begin = padding ? 1 : 0, end = padding ? k_length - 2 : k_length;
-  const std::vector<float> q = numbers(q_length * kHeads * dim, 7919);
-  const std::vector<float> k = numbers(k_length * dim, 6101);
-  const std::vector<float> v = numbers(k_length * dim, 5101);
+  const std::vector<T> q = numbers<T>(q_length * kHeads * dim, 7919);
+  const std::vector<T> k = numbers<T>(k_length * dim, 6101);
+  const std::vector<T> v = numbers<T>(k_length * dim, 5101);
   std::vector<double> expected(q.size()), expected_lse(kHeads * q_length);
   for (int64_t row = 0; row < q_length * kHeads; ++row) {
     const int64_t query = row / kHeads, head = row % kHeads;
     std::vector<double> weights(k_length);
     for (int64_t key = 0; key < k_length; ++key) {
-      for (int64_t d = 0; d < dim; ++d) weights[key] += scale * q[row * dim + d] * k[key * dim + d];
+      for (int64_t d = 0; d < dim; ++d) weights[key] += scale * as_float(q[row * dim + d]) * as_float(k[key * dim + d]);
     }
     const int64_t seen =
         causal ? std::clamp<int64_t>(query + k_length - q_length + 1, begin, std::max(begin, end)) : end;
     expected_lse[head * q_length + query] = softmax_of(weights.data(), begin, seen, k_length);
     for (int64_t key = 0; key < k_length; ++key) {
-      for (int64_t d = 0; d < dim; ++d) expected[row * dim + d] += weights[key] * v[key * dim + d];
+      for (int64_t d = 0; d < dim; ++d) expected[row * dim + d] += weights[key] * as_float(v[key * dim + d]);
     }
   }
 
-  const DeviceVector<float> device_q(q), device_k(k), device_v(v);
-  const DeviceVector<float> out(std::vector<float>(q.size(), kNaN)), lse(std::vector<float>(kHeads * q_length, kNaN));
+  const DeviceVector<T> device_q(q), device_k(k), device_v(v), out(std::vector<T>(q.size(), from_float<T>(kNaN)));
+  const DeviceVector<float> lse(std::vector<float>(kHeads * q_length, kNaN));
   const DeviceVector<int32_t> key_begin({static_cast<int32_t>(begin)}), key_end({static_cast<int32_t>(end)});
   attention::Args args{};
   args.q = device_q.data();
@@ -121,27 +139,40 @@ void check_attention(const Rung<attention::Args>& rung, int64_t q_length, int64_
   args.head_dim = dim;
   args.scale = scale;
   args.causal = causal;
-  args.dtype = DType::kFloat32;
+  args.dtype = kHalf ? DType::kBFloat16 : DType::kFloat32;
+  ASSERT_EQ(rung.supports(args), "") << rung.name;
   const int64_t scratch_bytes = rung.scratch_bytes ? rung.scratch_bytes(args) : 4;
   const DeviceVector<float> scratch(std::vector<float>(scratch_bytes / sizeof(float), kNaN));
   args.scratch = scratch.data();
   rung.launch(args, nullptr);
   const std::string what = rung.name + (" Sq=" + std::to_string(q_length)) + " Sk=" + std::to_string(k_length) +
                            " D=" + std::to_string(dim) + (causal ? " causal" : "") + (padding ? " padding" : "");
-  expect_near(out.values(), expected, what);
-  expect_near(lse.values(), expected_lse, what + ", lse");
+  expect_near(out.values(), expected, kHalf ? 3e-2 : 1e-5, what);  // up to 4, so half a bfloat16 is 0.008
+  expect_near(lse.values(), expected_lse, 1e-4, what + ", lse");
 }
 
 TEST(Attention, EveryRungIsTheWeightedMean) {
   for (const auto& rung : attention::rungs()) {
+    attention::Args float32{};
+    float32.dtype = DType::kFloat32;
+    const bool half = !rung.supports(float32).empty();
     for (const bool causal : {false, true}) {
-      check_attention(rung, 1, 1, 1, causal, false);
-      check_attention(rung, 33, 31, 40, causal, false);  // more queries than keys: two of them see nothing, if causal
-      check_attention(rung, 1, 129, 64, causal, false);  // a decode step
-      check_attention(rung, 67, 67, 64, causal, true);
-      check_attention(rung, 5, 37, 111, causal, true);
-      check_attention(rung, 2, 3, 8, causal, true);  // padding and nothing else
-      check_attention(rung, 18, 33, 256, causal, false);
+      const auto check = [&](int64_t q_length, int64_t k_length, int64_t dim, bool padding) {
+        if (half) {
+          check_attention<__nv_bfloat16>(rung, q_length, k_length, std::min<int64_t>((dim + 7) / 8 * 8, 128), causal,
+                                         padding);
+        } else {
+          check_attention<float>(rung, q_length, k_length, dim, causal, padding);
+        }
+      };
+      check(1, 1, 1, false);
+      check(33, 31, 40, false);  // more queries than keys: two of them see nothing, if causal
+      check(1, 129, 64, false);  // a decode step
+      check(67, 67, 64, true);
+      check(5, 37, 111, true);
+      check(2, 3, 8, true);  // padding and nothing else
+      check(18, 33, 256, false);
+      check(300, 200, 16, true);  // several tiles, of queries and of keys
     }
   }
 }

@@ -198,6 +198,7 @@ TEST(SharedAddress, FitsIn18BitsAndComesBack) {
 __global__ void produce_and_consume(int* out) {
   __shared__ int buffer[64];
   const int t = threadIdx.x % 64;
+  out += blockIdx.x * 5 * 64;
   for (int round = 0; round < 5; ++round) {
     if (threadIdx.x < 64) {
       if (round > 0) kf::simt::named_barrier(2, 128, true, CallSite::here());
@@ -212,9 +213,10 @@ __global__ void produce_and_consume(int* out) {
 }
 
 TEST(NamedBarrier, OrdersProducersAndConsumers) {
-  Memory<int> out(5 * 64);
-  produce_and_consume<<<1, 128>>>(out.get());
-  for (int i = 0; i < 5 * 64; ++i) EXPECT_EQ(out[i], 10 * (i / 64) + 63 - i % 64);
+  constexpr int kBlocks = 20;  // more than there are cores: one block follows another
+  Memory<int> out(kBlocks * 5 * 64);
+  produce_and_consume<<<kBlocks, 128>>>(out.get());
+  for (int i = 0; i < kBlocks * 5 * 64; ++i) EXPECT_EQ(out[i], 10 * (i / 64 % 5) + 63 - i % 64);
 }
 
 __global__ void half_of_them() {

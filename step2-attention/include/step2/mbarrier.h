@@ -16,7 +16,11 @@ namespace kf::KF_BACKEND {
 // One thread does this; then mbarrier_init_fence, and a barrier of the block (or cluster), before anyone uses it.
 // PTX: mbarrier.init
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t count) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(count) : "memory");
+#else
+  __trap();
+#endif
 }
 
 // Shows initialised barriers to copies and to the other blocks of the cluster. PTX: fence.mbarrier_init
@@ -30,13 +34,21 @@ __device__ __forceinline__ void mbarrier_init_fence() {
 
 // Before the memory is used for something else. PTX: mbarrier.inval
 __device__ __forceinline__ void mbarrier_invalidate(uint64_t* barrier) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
+#else
+  __trap();
+#endif
 }
 
 // PTX: mbarrier.arrive
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(smem_address(barrier))
                : "memory");
+#else
+  __trap();
+#endif
 }
 
 // Arrives, and announces the bytes that copies will bring in this phase. PTX: mbarrier.arrive.expect_tx
@@ -65,7 +77,11 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t* barrier, uint32
 // Arrives when all copies of cp_async that this thread has started are there; the arrival is one of `count`.
 // PTX: cp.async.mbarrier.arrive.noinc
 __device__ __forceinline__ void mbarrier_arrive_after_copies(uint64_t* barrier) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
+#else
+  __trap();
+#endif
 }
 
 // Whether the phase of this parity is complete; the hardware may wait a while first. PTX: mbarrier.try_wait.parity

@@ -25,6 +25,9 @@ constexpr Rung<Args> kRungs[] = {
     {"v3_mma", v3_mma, v3_mma_supports, nullptr, "the weights"},
     {"v4_pipeline", v4_pipeline, v4_pipeline_supports, nullptr, "the weights"},
     {"v5_registers", v5_registers, v5_registers_supports, nullptr, "the weights"},
+    {"v6_wgmma", v6_wgmma, v6_wgmma_supports, nullptr, "the weights"},
+    {"v7_warpgroups", v7_warpgroups, v7_warpgroups_supports, nullptr, "the weights"},
+    {"v8_persistent", v8_persistent, v8_persistent_supports, nullptr, "the weights"},
 };
 
 }  // namespace

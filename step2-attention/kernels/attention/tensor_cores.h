@@ -37,6 +37,7 @@ inline std::string on_tensor_cores(const Args& a, int64_t queries) {
     return "takes at most 2147483647 blocks of " + std::to_string(queries) + " queries, got " + std::to_string(blocks);
   }
   if (a.k_length > 1 << 30) return "takes at most 1073741824 keys, got " + std::to_string(a.k_length);
+  if (a.q_length > 1 << 30) return "takes at most 1073741824 queries, got " + std::to_string(a.q_length);
   if (compute_capability() < 80) return "needs a GPU of compute capability 8.0 or newer";
   return "";
 }
@@ -54,20 +55,21 @@ void with_columns(int64_t head_dim, F&& f) {
 // A block's queries, of which each sees one key more than the one before if the mask is causal. All in 32 bits, which
 // saves registers: keys are counted from the first one that exists.
 struct BlockOfQueries {
-  int64_t head;   // of all batches
-  int64_t first;  // its first query
-  int64_t first_key;
-  int queries;   // no more than the last block has
-  int keys;      // that exist
-  int diagonal;  // so many keys its first query sees, if there are as many
+  int head;       // of all batches
+  int first;      // its first query
+  int first_key;  // that exists
+  int queries;    // no more than the last block has
+  int keys;       // that exist
+  int diagonal;   // so many keys its first query sees, if there are as many
 
-  __device__ BlockOfQueries(const Args& a, int64_t head, int64_t first, int most) : head(head), first(first) {
+  __device__ BlockOfQueries(const Args& a, int64_t head, int64_t first, int most)
+      : head(static_cast<int>(head)), first(static_cast<int>(first)) {
     const KeyRange range = keys_of(a, head);
-    first_key = range.begin;
+    first_key = static_cast<int>(min(range.begin, a.k_length));
     queries = static_cast<int>(min(int64_t{most}, a.q_length - first));
     keys = static_cast<int>(max(range.end - range.begin, int64_t{0}));
-    diagonal =
-        a.causal ? static_cast<int>(max(first + a.k_length - a.q_length + 1 - range.begin, -int64_t{most})) : keys;
+    diagonal = keys;
+    if (a.causal) diagonal = static_cast<int>(max(first + a.k_length - a.q_length + 1 - range.begin, -int64_t{most}));
   }
 
   // How many keys query `i` of the block sees, the first ones; 0 or less: none. Beyond its last query as many as that.

@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a) {
     softmax[r].sum += __shfl_xor_sync(kFullWarp, softmax[r].sum, 1);
     softmax[r].sum += __shfl_xor_sync(kFullWarp, softmax[r].sum, 2);
     if (query[r] >= block.queries) continue;
-    const int64_t position = block.first + query[r];
+    const int position = block.first + query[r];
     T* row = row_of(static_cast<T*>(a.out), a.out_stride, block.head, a.heads, position);
     const float inverse = softmax[r].sum == 0.0f ? 0.0f : 1.0f / softmax[r].sum;  // 0: a query that sees no key
 #pragma unroll
@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a) {
       if (n * 8 >= a.head_dim) continue;
       store_vector(row + n * 8 + lane % 4 * 2, narrow<T>({out[n][2 * r] * inverse, out[n][2 * r + 1] * inverse}));
     }
-    if (lane % 4 == 0) static_cast<float*>(a.lse)[block.head * a.q_length + position] = softmax[r].log_sum_exp();
+    if (lane % 4 == 0)
+      static_cast<float*>(a.lse)[int64_t{block.head} * a.q_length + position] = softmax[r].log_sum_exp();
   }
 }
 

@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
       }
       if (lane % 4 == 0 && row < block.queries) {
         const float lse = max[tile][r] * static_cast<float>(a.scale) + logf(whole);
-        static_cast<float*>(a.lse)[block.head * a.q_length + block.first + row] = lse;
+        static_cast<float*>(a.lse)[int64_t{block.head} * a.q_length + block.first + row] = lse;
       }
     }
   }

@@ -1,0 +1,44 @@
+// Warpgroups that go different ways: who waits for whom, and who has how many registers. From compute capability 9.0
+// on, setmaxnreg on 9.0 itself: nvcc -arch=sm_90a.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace kf::KF_BACKEND {
+
+constexpr int kWarpgroupSize = 128;
+
+// One of a block's 16 barriers, for the warps that name it: `threads` in all, waiting or arriving. Barrier 0 is
+// __syncthreads'. PTX: barrier.sync
+__device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// Counts as having come, and goes on. PTX: barrier.arrive
+__device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// All warps of a warpgroup give registers back, or wait until as many are free and take them; a multiple of 8 from 24
+// to 240. A launch gives each thread 65536 / threads, rounded down to a multiple of 8; who takes more than others have
+// given waits for ever. PTX: setmaxnreg
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#else
+  __trap();
+#endif
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+#else
+  __trap();
+#endif
+}
+
+}  // namespace kf::KF_BACKEND

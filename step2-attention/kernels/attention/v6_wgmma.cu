@@ -1,0 +1,140 @@
+// attention v6_wgmma: whole tiles come by TMA, and a product reads them where they lie
+//
+// Idea      Hopper's tensor cores are faster than mma.sync can feed them. wgmma is one instruction of four warps, a
+//           warpgroup: 64 rows times 128 columns, and it reads its operands from shared memory by itself; the weights,
+//           operand a of the second product, may stay in registers. TMA copies a whole box of a tensor: one thread asks
+//           for it, and an mbarrier counts the bytes that have arrived. TMA writes the swizzle that wgmma reads, and
+//           zeros where the tensor ends.
+// Since v5  No ldmatrix, no addresses, no copies by threads: they keep the softmax (hopper.h). A warpgroup owns 64
+//           queries, a block has two.
+//
+//           thread 0     ask for tile j + 1, in the place that tile j − 1 has left
+//           all          wait for K(j) · S = Q·Kᵀ · softmax · wait for V(j) · O += P·V · barrier
+//
+// Launch    grid B·H·⌈Sq/128⌉, block 256; keys 128 at a time. Columns are padded with zeros to P = 64 or 128. Shared
+//           memory 2·(128 + 4·128)·P bytes and 5 barriers: 80 KB at D 64, 160 KB at D 128
+// Moves     B·H·((2·Sq + 2·Sk·⌈Sq/128⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
+//           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
+// Limits    as v5_registers, and compute capability 9.0 only. During the softmax the tensor cores wait, and during the
+//           products everyone else does. Like v3 it rounds the weights
+#include <kf/launch.h>
+#include <kf/numeric.h>
+
+#include "hopper.h"
+#include "rows.h"
+#include "rungs.h"
+#include "tensor_cores.h"
+
+namespace kf::KF_BACKEND::attention {
+namespace {
+
+constexpr int kWarpgroups = 2;
+constexpr int kThreads = kWarpgroups * kWarpgroupSize;
+constexpr int kQueries = kWarpgroups * 64;  // of a block
+constexpr int kKeys = 128;                  // of a tile
+
+template <int kColumns, class T>
+struct Shared {
+  T q[kWarpgroups][kColumns / kSlice][64 * kSlice];
+  T k[2][kColumns / kSlice][kKeys * kSlice];
+  T v[2][kColumns / kSlice][kKeys * kSlice];
+  uint64_t q_full, k_full[2], v_full[2];
+};
+
+template <int kColumns, class T>
+__global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid_constant__ Maps maps) {
+  constexpr int kSlices = kColumns / kSlice;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kColumns, T>*>(memory);
+  const int warpgroup = threadIdx.x / kWarpgroupSize;
+  const int64_t tiles = ceil_div(a.q_length, kQueries);
+  const int64_t tile_of_queries = tiles - 1 - blockIdx.x % tiles;  // the last ones, which see most, first
+  const BlockOfQueries block(a, blockIdx.x / tiles, tile_of_queries * kQueries, kQueries);
+  const int end = block.seen_by(kQueries - 1);
+  const float scale = static_cast<float>(a.scale * 1.4426950408889634);  // · log₂e
+
+  if (threadIdx.x == 0) {
+    mbarrier_init(&shared.q_full, 1);
+    for (int place = 0; place < 2; ++place) {
+      mbarrier_init(&shared.k_full[place], 1);
+      mbarrier_init(&shared.v_full[place], 1);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  const int heads = static_cast<int>(a.heads), kv_heads = static_cast<int>(a.kv_heads);
+  const auto start_keys = [&](int first_key, int place) {
+    const int head = static_cast<int>(kv_head_of(a, block.head)), key = block.first_key + first_key;
+    mbarrier_arrive_expect(&shared.k_full[place], sizeof shared.k[place]);
+    load_slices<kSlices, kKeys>(shared.k[place], &maps.k, &shared.k_full[place], key, head, kv_heads);
+    mbarrier_arrive_expect(&shared.v_full[place], sizeof shared.v[place]);
+    load_slices<kSlices, kKeys>(shared.v[place], &maps.v, &shared.v_full[place], key, head, kv_heads);
+  };
+  if (threadIdx.x == 0 && end > 0) {
+    mbarrier_arrive_expect(&shared.q_full, sizeof shared.q);
+    for (int w = 0; w < kWarpgroups; ++w) {
+      load_slices<kSlices, 64>(shared.q[w], &maps.q, &shared.q_full, block.first + w * 64, block.head, heads);
+    }
+    start_keys(0, 0);
+  }
+
+  RowsSoftmax softmax;
+  float out[kColumns / 2] = {};
+  if (end > 0) mbarrier_wait(&shared.q_full, 0);
+  for (int first_key = 0, j = 0; first_key < end; first_key += kKeys, ++j) {
+    const int place = j % 2, parity = j / 2 % 2;
+    if (threadIdx.x == 0 && first_key + kKeys < end) start_keys(first_key + kKeys, place ^ 1);
+
+    float score[kKeys / 2];
+    mbarrier_wait(&shared.k_full[place], parity);
+    wgmma_fence();
+    issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[place]);
+    wgmma_wait<0>();
+
+    hide_unseen(score, block, warpgroup * 64, first_key);
+    float factor[2];
+    softmax.weigh(score, scale, factor);
+    uint32_t weight[kKeys / 16][4];
+    pack_weights<T>(score, weight);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
+
+    mbarrier_wait(&shared.v_full[place], parity);
+    if (block.keys - first_key < kKeys) {
+      clear_rows<kSlices, kKeys>(shared.v[place], block.keys - first_key, threadIdx.x, kThreads);
+      tma_store_fence();
+      __syncthreads();
+    }
+    wgmma_fence();
+    issue_output<kColumns, kKeys>(out, weight, shared.v[place]);
+    wgmma_wait<0>();
+    __syncthreads();  // both warpgroups have left this place
+  }
+
+  // The output in q's place: a warpgroup's rows are its own.
+  store_rows(a, block, warpgroup * 64, softmax, out, shared.q[warpgroup], &maps.out, 1 + warpgroup);
+  if (threadIdx.x % kWarpgroupSize == 0) tma_store_wait_read<0>();
+}
+
+template <int kColumns, class T>
+void launch(const Args& a, void* stream) {
+  constexpr int kBytes = sizeof(Shared<kColumns, T>);
+  allow_shared(v6_wgmma_kernel<kColumns, T>, kBytes);
+  const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
+  v6_wgmma_kernel<kColumns, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
+}
+
+}  // namespace
+
+std::string v6_wgmma_supports(const Args& a) { return on_hopper(a, kQueries); }
+
+void v6_wgmma(const Args& a, void* stream) {
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    with_slices(a.head_dim, [&](auto columns) { launch<decltype(columns)::value, T>(a, stream); });
+  });
+  check_launch();
+}
+
+}  // namespace kf::KF_BACKEND::attention

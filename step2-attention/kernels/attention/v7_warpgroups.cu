@@ -1,0 +1,229 @@
+// attention v7_warpgroups: one warpgroup fetches, the others compute, and products overlap softmax
+//
+// Idea      The tensor cores must never wait for a softmax. So a consumer issues the scores of the next tile together
+//           with this tile's product, and takes the softmax while both run. And consumers take turns at the tensor
+//           cores: while one has its products done, the others exponentiate. A producer keeps the tiles coming; it
+//           needs few registers, and setmaxnreg hands its own to the consumers.
+// Since v6  A ring of tiles with two barriers for each, full and empty, in place of two places and a barrier of the
+//           block. Keys go from the last to the first, so that the tiles with a mask come first; a warpgroup leaves out
+//           tiles that its queries do not see, and still takes its turn.
+//
+//           producer      K9 V9 K8 V8 K7 …     as soon as all consumers have left a place
+//           consumer 0    S9 ─ softmax ─┬ S8, O += P9·V9 ┬ ─ softmax ─ ┬ S7, O += P8·V8 ┬ ─ softmax ─
+//           consumer 1                  └ ─ softmax ─ ─ ─┼ S8, O += …  ┴ ─ softmax ─ ─ ─┼ S7, O += …
+//           tensor cores  S9  S9        │ consumer 0     │ consumer 1  │ consumer 0     │ consumer 1
+//
+// Launch    grid B·H·⌈Sq/Q⌉. P = 64 columns (D ≤ 64): block 512, 3 consumers, Q = 192, 4 places, 152 KB of shared
+//           memory; P = 128: block 384, 2 consumers, Q = 128, 2 places, 160 KB. Keys 128 at a time
+// Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
+//           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
+// Limits    as v6_wgmma. A block begins with a wait for its first tiles and ends with its output, and only one fits
+//           into a multiprocessor, so its tensor cores wait then. Like v3 it rounds the weights
+#include <kf/launch.h>
+#include <kf/numeric.h>
+
+#include "hopper.h"
+#include "rows.h"
+#include "rungs.h"
+#include "tensor_cores.h"
+
+namespace kf::KF_BACKEND::attention {
+namespace {
+
+constexpr int kKeys = 128;  // of a tile
+
+template <int kColumns>
+struct Shape {
+  static constexpr int kConsumers = kColumns == 64 ? 3 : 2;      // warpgroups
+  static constexpr int kQueries = kConsumers * 64;               // of a block
+  static constexpr int kPlaces = kColumns == 64 ? 4 : 2;         // for tiles of K, and as many for V
+  static constexpr int kRegisters = kColumns == 64 ? 160 : 240;  // of a consumer
+  static constexpr int kProducerRegisters = kColumns == 64 ? 32 : 24;
+  static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
+};
+
+template <int kColumns, class T>
+struct Shared {
+  T q[Shape<kColumns>::kConsumers][kColumns / kSlice][64 * kSlice];
+  T k[Shape<kColumns>::kPlaces][kColumns / kSlice][kKeys * kSlice];
+  T v[Shape<kColumns>::kPlaces][kColumns / kSlice][kKeys * kSlice];
+  // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have left it.
+  uint64_t q_full, k_full[Shape<kColumns>::kPlaces], k_empty[Shape<kColumns>::kPlaces];
+  uint64_t v_full[Shape<kColumns>::kPlaces], v_empty[Shape<kColumns>::kPlaces], v_raw;
+};
+
+// One warp of the producer.
+template <int kColumns, class T>
+__device__ void produce(const Args& a, const BlockOfQueries& block, int tiles_of_keys, Shared<kColumns, T>& shared,
+                        const Maps& maps) {
+  constexpr int kSlices = kColumns / kSlice;
+  const bool leader = threadIdx.x % kWarpSize == 0;
+  const int heads = static_cast<int>(a.heads), kv_heads = static_cast<int>(a.kv_heads);
+  const int kv_head = static_cast<int>(kv_head_of(a, block.head));
+  if (leader) {
+    mbarrier_arrive_expect(&shared.q_full, sizeof shared.q);
+    for (int w = 0; w < Shape<kColumns>::kConsumers; ++w) {
+      load_slices<kSlices, 64>(shared.q[w], &maps.q, &shared.q_full, block.first + w * 64, block.head, heads);
+    }
+  }
+  Ring<Shape<kColumns>::kPlaces> ring;
+  for (int j = tiles_of_keys - 1; j >= 0; --j, ring.advance()) {
+    const int place = ring.place;
+    const int key = block.first_key + j * kKeys;
+    const int keys = block.keys - j * kKeys;  // in the tile, or more
+    if (leader) {
+      mbarrier_wait(&shared.k_empty[place], ring.phase ^ 1);
+      mbarrier_arrive_expect(&shared.k_full[place], sizeof shared.k[place]);
+      load_slices<kSlices, kKeys>(shared.k[place], &maps.k, &shared.k_full[place], key, kv_head, kv_heads);
+      mbarrier_wait(&shared.v_empty[place], ring.phase ^ 1);
+      uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_full[place];
+      mbarrier_arrive_expect(full, sizeof shared.v[place]);
+      load_slices<kSlices, kKeys>(shared.v[place], &maps.v, full, key, kv_head, kv_heads);
+    }
+    if (keys < kKeys) {  // the first tile only: what lies beyond the keys must become 0 before anyone reads it
+      mbarrier_wait(&shared.v_raw, 0);
+      clear_rows<kSlices, kKeys>(shared.v[place], keys, threadIdx.x % kWarpSize, kWarpSize);
+      tma_store_fence();
+      __syncwarp();
+      if (leader) mbarrier_arrive(&shared.v_full[place]);
+    }
+  }
+}
+
+template <int kColumns, class T>
+__device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of_keys, Shared<kColumns, T>& shared,
+                        const Maps& maps) {
+  constexpr int kConsumers = Shape<kColumns>::kConsumers;
+  const int warpgroup = threadIdx.x / kWarpgroupSize;
+  const bool leader = threadIdx.x % kWarpgroupSize == 0;
+  const int first_row = warpgroup * 64;
+  const float scale = static_cast<float>(a.scale * 1.4426950408889634);  // · log₂e
+  // A barrier for each warpgroup: this one waits at its own, and opens the next one's when its products are issued.
+  const auto wait_for_turn = [&] { named_barrier_sync(1 + warpgroup, 2 * kWarpgroupSize); };
+  const auto pass_turn = [&] { named_barrier_arrive(1 + (warpgroup + 1) % kConsumers, 2 * kWarpgroupSize); };
+  if (warpgroup == 0) named_barrier_arrive(1, 2 * kWarpgroupSize);  // the first turn
+
+  RowsSoftmax softmax;
+  float out[kColumns / 2] = {};
+  float factor[2];
+  uint32_t weight[kKeys / 16][4];
+  const auto weigh = [&](float (&score)[kKeys / 2], int first_key) {
+    hide_unseen(score, block, first_row, first_key);
+    softmax.weigh(score, scale, factor);
+  };
+
+  Ring<Shape<kColumns>::kPlaces> ring;
+  int j = tiles_of_keys - 1;
+  for (; j >= 0 && j * kKeys >= block.seen_by(first_row + 63); --j, ring.advance()) {  // none of its queries sees these
+    wait_for_turn();
+    pass_turn();
+    if (!leader) continue;
+    mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+    mbarrier_arrive(&shared.k_empty[ring.place]);
+    mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+    mbarrier_arrive(&shared.v_empty[ring.place]);
+  }
+  if (tiles_of_keys > 0) mbarrier_wait(&shared.q_full, 0);
+  if (j >= 0) {
+    {
+      float score[kKeys / 2];
+      mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+      wait_for_turn();
+      wgmma_fence();
+      issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[ring.place]);
+      pass_turn();
+      wgmma_wait<0>();
+      if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
+      weigh(score, j * kKeys);  // the factor meets an output of zeros
+      pack_weights<T>(score, weight);
+    }
+    for (--j; j >= 0; --j) {
+      const Ring<Shape<kColumns>::kPlaces> before = ring;
+      ring.advance();
+      float score[kKeys / 2];
+      // Both tiles first: a wait between the products would make the compiler put them one after the other.
+      mbarrier_wait(&shared.v_full[before.place], before.phase);
+      mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+      wait_for_turn();
+      wgmma_fence();
+      issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[ring.place]);
+      issue_output<kColumns, kKeys>(out, weight, shared.v[before.place]);
+      pass_turn();
+      wgmma_wait<1>();  // the scores
+      if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
+      weigh(score, j * kKeys);
+      wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
+      if (leader) mbarrier_arrive(&shared.v_empty[before.place]);
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
+      pack_weights<T>(score, weight);
+    }
+    mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+    wgmma_fence();
+    issue_output<kColumns, kKeys>(out, weight, shared.v[ring.place]);
+    wgmma_wait<0>();
+  }
+  if (warpgroup == 0) wait_for_turn();  // which the last one has passed on; barriers end as they began
+
+  store_rows(a, block, first_row, softmax, out, shared.q[warpgroup], &maps.out, 1 + kConsumers + warpgroup);
+  if (leader) tma_store_wait_read<0>();
+}
+
+template <int kColumns, class T>
+__global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
+    v7_warpgroups_kernel(Args a, const __grid_constant__ Maps maps) {
+  using S = Shape<kColumns>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kColumns, T>*>(memory);
+  const int64_t tiles = ceil_div(a.q_length, S::kQueries);
+  const int64_t tile_of_queries = tiles - 1 - blockIdx.x % tiles;  // the last ones, which see most, first
+  const BlockOfQueries block(a, blockIdx.x / tiles, tile_of_queries * S::kQueries, S::kQueries);
+  const int tiles_of_keys = max(block.seen_by(S::kQueries - 1) + kKeys - 1, 0) / kKeys;
+
+  if (threadIdx.x == 0) {
+    mbarrier_init(&shared.q_full, 1);
+    mbarrier_init(&shared.v_raw, 1);
+    for (int place = 0; place < S::kPlaces; ++place) {
+      mbarrier_init(&shared.k_full[place], 1);
+      mbarrier_init(&shared.v_full[place], 1);
+      mbarrier_init(&shared.k_empty[place], S::kConsumers);
+      mbarrier_init(&shared.v_empty[place], S::kConsumers);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  if (threadIdx.x / kWarpgroupSize == S::kConsumers) {
+    give_registers<S::kProducerRegisters>();
+    const bool first_warp = threadIdx.x / kWarpSize == S::kConsumers * 4;
+    if (first_warp && tiles_of_keys > 0) produce<kColumns>(a, block, tiles_of_keys, shared, maps);
+  } else {
+    take_registers<S::kRegisters>();
+    consume<kColumns>(a, block, tiles_of_keys, shared, maps);
+  }
+}
+
+template <int kColumns, class T>
+void launch(const Args& a, void* stream) {
+  using S = Shape<kColumns>;
+  constexpr int kBytes = sizeof(Shared<kColumns, T>);
+  allow_shared(v7_warpgroups_kernel<kColumns, T>, kBytes);
+  const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, S::kQueries));
+  v7_warpgroups_kernel<kColumns, T><<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
+}
+
+}  // namespace
+
+std::string v7_warpgroups_supports(const Args& a) {
+  return on_hopper(a, a.head_dim <= 64 ? Shape<64>::kQueries : Shape<128>::kQueries);
+}
+
+void v7_warpgroups(const Args& a, void* stream) {
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    with_slices(a.head_dim, [&](auto columns) { launch<decltype(columns)::value, T>(a, stream); });
+  });
+  check_launch();
+}
+
+}  // namespace kf::KF_BACKEND::attention

@@ -1,0 +1,287 @@
+// attention v8_persistent: blocks stay, and the next tile of queries is there before this one is done
+//
+// Idea      v7's blocks each begin with a wait and end with a store, and the last ones leave multiprocessors idle. Here
+//           one block for each multiprocessor stays until all is done: its producer runs ahead into the next tile of
+//           queries, for which there is a second place, and an output leaves by TMA under the next tile's first
+//           product.
+// Since v7  A loop over tiles of queries. Those that see most keys come first, 32 heads together, so that K and V of
+//           these heads stay in the L2 cache. Up to D 64: four consumers and 64 keys a tile, without turns, since four
+//           fill each other's gaps; and consumers exchange their rows from one tile of queries to the next: under a
+//           causal mask the last rows cost most.
+//
+//           producer      Q0 K V K V K V Q1 K V K V K V Q2 …
+//           consumers          tile 0      │      tile 1     │ …
+//           store                          └ output of tile 0, under tile 1's first product
+//
+// Launch    grid min(tiles, multiprocessors). P = 64 columns (D ≤ 64): block 640, 4 consumers, Q = 256, 64 keys a tile,
+//           8 places, 192 KB of shared memory; P = 128: block 384, 2 consumers, Q = 128, 128 keys, 2 places, 192 KB
+// Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
+//           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
+// Limits    as v6_wgmma. With fewer tiles than multiprocessors some stay idle. Like v3 it rounds the weights
+#include <kf/launch.h>
+#include <kf/numeric.h>
+
+#include <algorithm>
+
+#include "hopper.h"
+#include "rows.h"
+#include "rungs.h"
+#include "tensor_cores.h"
+
+namespace kf::KF_BACKEND::attention {
+namespace {
+
+constexpr int kHeadsTogether = 32;
+
+template <int kColumns>
+struct Shape {
+  static constexpr int kConsumers = kColumns == 64 ? 4 : 2;      // warpgroups
+  static constexpr int kQueries = kConsumers * 64;               // of a tile
+  static constexpr int kKeys = kColumns == 64 ? 64 : 128;        // of a tile
+  static constexpr int kPlaces = kColumns == 64 ? 8 : 2;         // for tiles of K, and as many for V
+  static constexpr int kRegisters = kColumns == 64 ? 112 : 240;  // of a consumer
+  static constexpr int kProducerRegisters = kColumns == 64 ? 32 : 24;
+  static constexpr bool kTurns = kColumns != 64;
+  static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
+};
+
+template <int kColumns, class T>
+struct Shared {
+  using S = Shape<kColumns>;
+  T q[2][S::kConsumers][kColumns / kSlice][64 * kSlice];
+  T k[S::kPlaces][kColumns / kSlice][S::kKeys * kSlice];
+  T v[S::kPlaces][kColumns / kSlice][S::kKeys * kSlice];
+  // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have left it.
+  uint64_t q_full[2], q_empty[2], k_full[S::kPlaces], k_empty[S::kPlaces], v_full[S::kPlaces], v_empty[S::kPlaces];
+  uint64_t v_raw;
+};
+
+// The tiles of queries that a block works on, one after the other.
+template <int kColumns>
+struct Work {
+  static constexpr int kQueries = Shape<kColumns>::kQueries;
+  unsigned number = blockIdx.x;  // one past the last may be more than an int holds
+  const int tiles, heads;
+
+  __device__ explicit Work(const Args& a)
+      : tiles(static_cast<int>(ceil_div(a.q_length, kQueries))), heads(static_cast<int>(a.batch * a.heads)) {}
+  __device__ bool left() const { return number < static_cast<unsigned>(tiles * heads); }
+  __device__ void next() { number += gridDim.x; }
+  __device__ BlockOfQueries block(const Args& a) const {
+    const int first_head = static_cast<int>(number / tiles) / kHeadsTogether * kHeadsTogether;
+    const int together = min(kHeadsTogether, heads - first_head);
+    const int within = static_cast<int>(number) - first_head * tiles;
+    const int tile = tiles - 1 - within / together;  // the last ones, which see most, first
+    return BlockOfQueries(a, first_head + within % together, int64_t{tile} * kQueries, kQueries);
+  }
+};
+
+template <int kColumns>
+__device__ int tiles_of_keys(const BlockOfQueries& block) {
+  constexpr int kKeys = Shape<kColumns>::kKeys;
+  return max(block.seen_by(Shape<kColumns>::kQueries - 1) + kKeys - 1, 0) / kKeys;
+}
+
+// One warp of the producer.
+template <int kColumns, class T>
+__device__ void produce(const Args& a, Shared<kColumns, T>& shared, const Maps& maps) {
+  constexpr int kSlices = kColumns / kSlice, kKeys = Shape<kColumns>::kKeys;
+  const bool leader = threadIdx.x % kWarpSize == 0;
+  const int heads = static_cast<int>(a.heads), kv_heads = static_cast<int>(a.kv_heads);
+  Ring<2> q_ring;
+  Ring<Shape<kColumns>::kPlaces> ring;
+  int raw_phase = 0;
+  for (Work<kColumns> work(a); work.left(); work.next(), q_ring.advance()) {
+    const BlockOfQueries block = work.block(a);
+    const int kv_head = static_cast<int>(kv_head_of(a, block.head));
+    if (leader) {
+      uint64_t* const full = &shared.q_full[q_ring.place];
+      mbarrier_wait(&shared.q_empty[q_ring.place], q_ring.phase ^ 1);
+      mbarrier_arrive_expect(full, sizeof shared.q[0]);
+      for (int w = 0; w < Shape<kColumns>::kConsumers; ++w) {
+        load_slices<kSlices, 64>(shared.q[q_ring.place][w], &maps.q, full, block.first + w * 64, block.head, heads);
+      }
+    }
+    for (int j = tiles_of_keys<kColumns>(block) - 1; j >= 0; --j, ring.advance()) {
+      const int place = ring.place;
+      const int key = block.first_key + j * kKeys;
+      const int keys = block.keys - j * kKeys;  // in the tile, or more
+      if (leader) {
+        mbarrier_wait(&shared.k_empty[place], ring.phase ^ 1);
+        mbarrier_arrive_expect(&shared.k_full[place], sizeof shared.k[place]);
+        load_slices<kSlices, kKeys>(shared.k[place], &maps.k, &shared.k_full[place], key, kv_head, kv_heads);
+        mbarrier_wait(&shared.v_empty[place], ring.phase ^ 1);
+        uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_full[place];
+        mbarrier_arrive_expect(full, sizeof shared.v[place]);
+        load_slices<kSlices, kKeys>(shared.v[place], &maps.v, full, key, kv_head, kv_heads);
+      }
+      if (keys < kKeys) {  // the first tile only: what lies beyond the keys must become 0 before anyone reads it
+        mbarrier_wait(&shared.v_raw, raw_phase);
+        raw_phase ^= 1;
+        clear_rows<kSlices, kKeys>(shared.v[place], keys, threadIdx.x % kWarpSize, kWarpSize);
+        tma_store_fence();
+        __syncwarp();
+        if (leader) mbarrier_arrive(&shared.v_full[place]);
+      }
+    }
+  }
+}
+
+template <int kColumns, class T>
+__device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& maps) {
+  using S = Shape<kColumns>;
+  constexpr int kKeys = S::kKeys;
+  const int warpgroup = threadIdx.x / kWarpgroupSize;
+  const bool leader = threadIdx.x % kWarpgroupSize == 0;
+  const float scale = static_cast<float>(a.scale * 1.4426950408889634);  // · log₂e
+  const auto wait_for_turn = [&] {
+    if constexpr (S::kTurns) named_barrier_sync(1 + warpgroup, 2 * kWarpgroupSize);
+  };
+  const auto pass_turn = [&] {
+    if constexpr (S::kTurns) named_barrier_arrive(1 + (warpgroup + 1) % S::kConsumers, 2 * kWarpgroupSize);
+  };
+  if (S::kTurns && warpgroup == 0) named_barrier_arrive(1, 2 * kWarpgroupSize);  // the first turn
+
+  Ring<2> q_ring;
+  Ring<S::kPlaces> ring;
+  int stored = -1;                // the place of q from which this warpgroup's last output is being stored
+  const auto free_stored = [&] {  // once the store has read it
+    if (leader && stored >= 0) {
+      tma_store_wait_read<0>();
+      mbarrier_arrive(&shared.q_empty[stored]);
+    }
+    stored = -1;
+  };
+  for (Work<kColumns> work(a); work.left(); work.next(), q_ring.advance()) {
+    const BlockOfQueries block = work.block(a);
+    const int part = q_ring.place == 0 ? warpgroup : S::kConsumers - 1 - warpgroup;  // of the tile's rows
+    const int first_row = part * 64;
+    auto& q = shared.q[q_ring.place][part];
+
+    RowsSoftmax softmax;
+    float out[kColumns / 2] = {};
+    float factor[2];
+    uint32_t weight[kKeys / 16][4];
+    const auto weigh = [&](float (&score)[kKeys / 2], int first_key) {
+      hide_unseen(score, block, first_row, first_key);
+      softmax.weigh(score, scale, factor);
+    };
+
+    int j = tiles_of_keys<kColumns>(block) - 1;
+    for (; j >= 0 && j * kKeys >= block.seen_by(first_row + 63); --j, ring.advance()) {  // its queries see none of it
+      wait_for_turn();
+      pass_turn();
+      if (!leader) continue;
+      mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+      mbarrier_arrive(&shared.k_empty[ring.place]);
+      mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+      mbarrier_arrive(&shared.v_empty[ring.place]);
+    }
+    mbarrier_wait(&shared.q_full[q_ring.place], q_ring.phase);
+    if (j >= 0) {
+      {
+        float score[kKeys / 2];
+        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+        wait_for_turn();
+        wgmma_fence();
+        issue_scores<kColumns, kKeys>(score, q, shared.k[ring.place]);
+        pass_turn();
+        free_stored();
+        wgmma_wait<0>();
+        if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
+        weigh(score, j * kKeys);  // the factor meets an output of zeros
+        pack_weights<T>(score, weight);
+      }
+      for (--j; j >= 0; --j) {
+        const Ring<S::kPlaces> before = ring;
+        ring.advance();
+        float score[kKeys / 2];
+        // Both tiles first: a wait between the products would make the compiler put them one after the other.
+        mbarrier_wait(&shared.v_full[before.place], before.phase);
+        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+        wait_for_turn();
+        wgmma_fence();
+        issue_scores<kColumns, kKeys>(score, q, shared.k[ring.place]);
+        issue_output<kColumns, kKeys>(out, weight, shared.v[before.place]);
+        pass_turn();
+        wgmma_wait<1>();  // the scores
+        if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
+        weigh(score, j * kKeys);
+        wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
+        if (leader) mbarrier_arrive(&shared.v_empty[before.place]);
+#pragma unroll
+        for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
+        pack_weights<T>(score, weight);
+      }
+      mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+      wgmma_fence();
+      issue_output<kColumns, kKeys>(out, weight, shared.v[ring.place]);
+      wgmma_wait<0>();
+      if (leader) mbarrier_arrive(&shared.v_empty[ring.place]);
+      ring.advance();
+    }
+    free_stored();  // where there was no product under which it could be done
+
+    store_rows(a, block, first_row, softmax, out, q, &maps.out, 1 + S::kConsumers + warpgroup);
+    stored = q_ring.place;
+  }
+  if (warpgroup == 0) wait_for_turn();  // which the last one has passed on; barriers end as they began
+  if (leader) tma_store_wait_read<0>();
+}
+
+template <int kColumns, class T>
+__global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
+    v8_persistent_kernel(Args a, const __grid_constant__ Maps maps) {
+  using S = Shape<kColumns>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<kColumns, T>*>(memory);
+  if (threadIdx.x == 0) {
+    mbarrier_init(&shared.v_raw, 1);
+    for (int place = 0; place < 2; ++place) {
+      mbarrier_init(&shared.q_full[place], 1);
+      mbarrier_init(&shared.q_empty[place], S::kConsumers);
+    }
+    for (int place = 0; place < S::kPlaces; ++place) {
+      mbarrier_init(&shared.k_full[place], 1);
+      mbarrier_init(&shared.v_full[place], 1);
+      mbarrier_init(&shared.k_empty[place], S::kConsumers);
+      mbarrier_init(&shared.v_empty[place], S::kConsumers);
+    }
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  if (threadIdx.x / kWarpgroupSize == S::kConsumers) {
+    give_registers<S::kProducerRegisters>();
+    if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<kColumns>(a, shared, maps);
+  } else {
+    take_registers<S::kRegisters>();
+    consume<kColumns>(a, shared, maps);
+  }
+}
+
+template <int kColumns, class T>
+void launch(const Args& a, void* stream) {
+  using S = Shape<kColumns>;
+  constexpr int kBytes = sizeof(Shared<kColumns, T>);
+  allow_shared(v8_persistent_kernel<kColumns, T>, kBytes);
+  const int64_t tiles = a.batch * a.heads * ceil_div(a.q_length, S::kQueries);
+  const auto blocks = static_cast<unsigned>(std::min(tiles, multiprocessors()));
+  v8_persistent_kernel<kColumns, T><<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, S::kKeys));
+}
+
+}  // namespace
+
+std::string v8_persistent_supports(const Args& a) {
+  return on_hopper(a, a.head_dim <= 64 ? Shape<64>::kQueries : Shape<128>::kQueries);
+}
+
+void v8_persistent(const Args& a, void* stream) {
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    with_slices(a.head_dim, [&](auto columns) { launch<decltype(columns)::value, T>(a, stream); });
+  });
+  check_launch();
+}
+
+}  // namespace kf::KF_BACKEND::attention
