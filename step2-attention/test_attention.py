@@ -142,7 +142,32 @@ def test_softmax_of_any_width(width, dtype, device, rung):
 @every_softmax
 @pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 3, 5, 8), (257, 3), (2, 50257)], ids=str)
 def test_softmax_of_any_shape(shape, device, rung):
-    check_softmax(testing.randn(shape, torch.float32, device), rung)
+    check_softmax(testing.randn(shape, torch.bfloat16 if shape[-1] > 32768 else torch.float32, device), rung)
+
+
+@every_softmax
+@pytest.mark.parametrize("width", [2040, 2048, 2049, 4095, 4096, 8200, 16384, 32765, 32768])
+def test_softmax_of_rows_shared_by_more_and_more_threads(width, device, rung):
+    if rung == "v1_naive":  # thousands of additions one after the other are not that exact
+        return
+    check_softmax(testing.randn((2, width), torch.bfloat16, device, scale=3.0), rung, layouts=False)
+    if rung != "v2_block":  # nor are a hundred
+        check_softmax(testing.randn((2, min(width, 32764)), torch.float32, device, scale=3.0), rung)
+
+
+@every_softmax
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("x_first", "out_first"), [(0, 1), (1, 0), (3, 3), (1, 2)])
+def test_softmax_between_rows_that_begin_anywhere(x_first, out_first, dtype, device, rung):
+    """Where x and the output begin equally far from a multiple of 16 bytes vectors may be stored, otherwise not."""
+    x = torch.full((3 * 101 + 8,), NAN, dtype=dtype, device=device)
+    out = x.clone()
+    x, y = (t[first : first + 3 * 101].view(3, 101) for t, first in ((x, x_first), (out, out_first)))
+    x.copy_(testing.randn((3, 101), dtype, device))
+    ops.softmax.out(x, rung=rung, out=y)
+    torch.testing.assert_close(y, torch.softmax(x, -1))
+    assert out[:out_first].isnan().all()
+    assert out[out_first + 3 * 101 :].isnan().all()
 
 
 @every_attention
@@ -605,9 +630,17 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         return step2_attention._C.choose(op, rung, sizes, dtype)
 
     most = (1 << 31) - 1
-    for rung in ("v2_block", "v3_online", "auto"):
+    for rung in ("v2_block", "v3_online", "v4_registers", "auto"):
         assert choose("softmax", rung, rows=most) == (rung if rung != "auto" else "v3_online")
-    for rung in ("v2_block", "v3_online"):
+    widest = (1 << 17) // dtype.itemsize
+    assert choose("softmax", "v4_registers", width=widest) == "v4_registers"
+    for width in (widest + 1, widest + 16, 1 << 40):
+        with testing.raises(
+            ValueError,
+            f"softmax: rung 'v4_registers' takes rows of at most 8192 vectors of 16 bytes, got width {width}",
+        ):
+            choose("softmax", "v4_registers", width=width)
+    for rung in ("v2_block", "v3_online", "v4_registers"):
         with testing.raises(
             ValueError, f"softmax: rung '{rung}' takes at most {most} rows, got {1 << 31}; these can: 'v1_n"
         ):

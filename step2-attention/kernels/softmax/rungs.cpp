@@ -14,6 +14,7 @@ constexpr Rung<Args> kRungs[] = {
     {"v1_naive", v1_naive, anything},
     {"v2_block", v2_block, a_block_a_row},
     {"v3_online", v3_online, a_block_a_row},
+    {"v4_registers", v4_registers, v4_registers_supports},
 };
 
 }  // namespace

@@ -25,6 +25,9 @@ using kf::softmax::Args;
 void v1_naive(const Args& args, void* stream);
 void v2_block(const Args& args, void* stream);
 void v3_online(const Args& args, void* stream);
+void v4_registers(const Args& args, void* stream);
+
+std::string v4_registers_supports(const Args& args);
 }  // namespace kf::KF_BACKEND::softmax
 #endif
 
