@@ -36,7 +36,7 @@ SOFTMAX = {
 }
 # B, H, Sq, Sk, D, causal, dtype
 ATTENTION = {
-    "emulated": [(1, 2, 64, 64, 64, True, torch.float32)],
+    "emulated": [(1, 2, 64, 64, 64, True, torch.bfloat16)],  # which every rung takes
     "cpu": [(1, 12, 512, 512, 64, causal, torch.float32) for causal in (False, True)],
     "quick": [(8, 12, 1024, 1024, 64, True, torch.bfloat16)],
     "full": [
