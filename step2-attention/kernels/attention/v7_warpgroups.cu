@@ -1,4 +1,4 @@
-// attention v7_warpgroups: one warpgroup fetches, the others compute, and products overlap softmax
+// attention v7_warpgroups: one warpgroup fetches, the others overlap products and softmax
 //
 // Idea      The tensor cores must never wait for a softmax. So a consumer issues the scores of the next tile together
 //           with this tile's product, and takes the softmax while both run. And consumers take turns at the tensor

@@ -1,4 +1,4 @@
-// attention v8_persistent: blocks stay, and the next tile of queries is there before this one is done
+// attention v8_persistent: blocks stay, and the next queries are there before these are done
 //
 // Idea      v7's blocks each begin with a wait and end with a store, and the last ones leave multiprocessors idle. Here
 //           one block for each multiprocessor stays until all is done: its producer runs ahead into the next tile of
