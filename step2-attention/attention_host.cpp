@@ -12,7 +12,8 @@
 namespace kf::step2 {
 namespace {
 
-// `auto` on CUDA tensors takes the last rung of the lesson that can do them.
+// `auto` on CUDA tensors takes the best rung of those that have been measured (results/); where that cannot do it, the
+// last that can.
 
 Op<kf::softmax::Args> softmax_op() {
   return {"softmax", cpu::softmax, emulated::softmax::rungs(), gpu::softmax::rungs(),

@@ -181,7 +181,9 @@ def test_attention_of_any_length(length, causal, dtype, device, rung):
 
 @every_attention
 @with_and_without_mask
-@pytest.mark.parametrize(("q_length", "k_length"), [(1, 2), (1, 129), (2, 1), (33, 31), (31, 97), (65, 64), (129, 1)])
+@pytest.mark.parametrize(
+    ("q_length", "k_length"), [(1, 2), (1, 129), (2, 1), (33, 31), (31, 97), (65, 64), (129, 1), (200, 300)]
+)
 def test_attention_between_different_lengths(q_length, k_length, causal, device, rung):
     check_attention(qkv(q_length, k_length, 64, dtype_of(rung), device), rung, causal)
 

@@ -97,6 +97,8 @@ def known_architectures(nvcc: str) -> set[str]:
 def architectures(nvcc: str) -> tuple[str, ...]:
     """What to compile for: TORCH_CUDA_ARCH_LIST, else the visible GPUs, else the default list as far as nvcc knows it.
 
+    9.0 means 9.0a, which runs on the same GPUs and has wgmma: without it the rungs for Hopper could only trap.
+
     Raises:
         BuildError: TORCH_CUDA_ARCH_LIST names what nvcc does not know.
     """
@@ -111,7 +113,7 @@ def architectures(nvcc: str) -> tuple[str, ...]:
                 f"TORCH_CUDA_ARCH_LIST: {nvcc} cannot compile for {' '.join(unknown)}; "
                 f"it knows {' '.join(sorted(known))}"
             )
-        return tuple(asked)
+        return tuple("9.0a" if arch == "9.0" and "9.0a" in known else arch for arch in asked)
     if torch.cuda.is_available():
         capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
         visible = []

@@ -40,6 +40,8 @@ def _fake_nvcc(folder: pathlib.Path, release: str = "13.0") -> str:
 def test_architectures_asked_for_are_kept(clean_environment, tmp_path):
     clean_environment.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0a+PTX")
     assert build.architectures(_fake_nvcc(tmp_path)) == ("8.0", "9.0a+PTX")
+    clean_environment.setenv("TORCH_CUDA_ARCH_LIST", "8.0 9.0")
+    assert build.architectures(_fake_nvcc(tmp_path)) == ("8.0", "9.0a")
 
 
 def test_an_architecture_that_nvcc_does_not_know_is_named(clean_environment, tmp_path):

@@ -21,7 +21,7 @@ namespace kf::KF_BACKEND::attention {
 constexpr int kSlice = 64;
 
 inline std::string on_hopper(const Args& a, int64_t queries) {
-  if (!(a.scale > 0)) return "takes a scale above 0, got " + std::to_string(a.scale);
+  if (!is_above_0(a.scale)) return "takes a scale above 0, got " + std::to_string(a.scale);
   const std::string why_not = on_tensor_cores(a, queries);
   if (!why_not.empty()) return why_not;
   if (compute_capability() != 90) return "needs a GPU of compute capability 9.0";
@@ -127,8 +127,9 @@ struct RowsSoftmax {
     for (int r = 0; r < 2; ++r) {
       highest[r] = greater_of(highest[r], __shfl_xor_sync(kFullWarp, highest[r], 1));
       highest[r] = greater_of(highest[r], __shfl_xor_sync(kFullWarp, highest[r], 2));
-      subtracted[r] = highest[r] == -INFINITY ? 0.0f : highest[r] * scale;  // nothing seen: −inf − (−inf) would be NaN
-      factor[r] = exp2_approx(max[r] * scale - subtracted[r]);
+      const float base = highest[r] == -INFINITY ? 0.0f : highest[r];  // nothing seen: −inf − (−inf) would be NaN
+      factor[r] = exp2_approx((max[r] - base) * scale);                // exactly 1 where the maximum stays
+      subtracted[r] = base * scale;
       max[r] = highest[r];
       sum[r] *= factor[r];
     }
@@ -154,11 +155,10 @@ struct RowsSoftmax {
 };
 
 // Hides the keys of a tile, from `first_key` on, that the lane's rows do not see. The rows begin at `first_row` of the
-// block, whose first one sees the least.
+// block.
 template <int N>
 __device__ __forceinline__ void hide_unseen(float (&score)[N], const BlockOfQueries& block, int first_row,
                                             int first_key) {
-  if (first_key + 2 * N <= block.seen_by(first_row)) return;
   const int row = first_row + static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + threadIdx.x % kWarpSize / 4;
   const int seen[2] = {block.seen_by(row) - first_key, block.seen_by(row + 8) - first_key};
   const int column = threadIdx.x % 4 * 2;

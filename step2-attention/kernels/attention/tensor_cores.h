@@ -3,6 +3,7 @@
 
 #include <kf/launch.h>
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -14,9 +15,15 @@ namespace kf::KF_BACKEND::attention {
 
 // Rows at multiples of 16 bytes, as attention_host.cpp hands them over.
 inline bool has_aligned_rows(const Args& a, const void* first, const Strides& stride, int64_t heads, int64_t length) {
-  const auto whole = [](int64_t size, int64_t distance) { return size <= 1 || distance % 8 == 0; };
+  const auto whole = [](int64_t size, int64_t distance) { return size <= 1 || (distance >= 0 && distance % 8 == 0); };
   return reinterpret_cast<uintptr_t>(first) % 16 == 0 && whole(a.batch, stride.batch) && whole(heads, stride.head) &&
          whole(length, stride.seq);
+}
+
+// For rungs that multiply scores by scale·log₂e in float32: 0 times a hidden score, −inf, would be NaN.
+inline bool is_above_0(double scale) {
+  const auto factor = static_cast<float>(scale * 1.4426950408889634);
+  return factor > 0 && std::isfinite(factor);
 }
 
 // Why a rung of which a block owns `queries` queries cannot do this; "" if it can.

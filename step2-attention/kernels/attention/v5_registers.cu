@@ -168,8 +168,9 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
         }
         highest = greater_of(highest, __shfl_xor_sync(kFullWarp, highest, 1));
         highest = greater_of(highest, __shfl_xor_sync(kFullWarp, highest, 2));
-        subtracted[r] = highest == -INFINITY ? 0.0f : highest * scale;  // nothing seen: −inf − (−inf) would be NaN
-        factor[r] = exp2_approx(max[tile][r] * scale - subtracted[r]);
+        const float base = highest == -INFINITY ? 0.0f : highest;  // nothing seen: −inf − (−inf) would be NaN
+        factor[r] = exp2_approx((max[tile][r] - base) * scale);    // exactly 1 where the maximum stays
+        subtracted[r] = base * scale;
         max[tile][r] = highest;
         sum[tile][r] *= factor[r];
       }
@@ -249,7 +250,7 @@ void launch(const Args& a, void* stream) {
 }  // namespace
 
 std::string v5_registers_supports(const Args& a) {
-  if (!(a.scale > 0)) return "takes a scale above 0, got " + std::to_string(a.scale);
+  if (!is_above_0(a.scale)) return "takes a scale above 0, got " + std::to_string(a.scale);
   return on_tensor_cores(a, kQueries);
 }
 

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
   constexpr int kSlices = kColumns / kSlice;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kColumns, T>*>(memory);
-  const int warpgroup = threadIdx.x / kWarpgroupSize;
+  const int warpgroup = warpgroup_of_block();
   const int64_t tiles = ceil_div(a.q_length, kQueries);
   const int64_t tile_of_queries = tiles - 1 - blockIdx.x % tiles;  // the last ones, which see most, first
   const BlockOfQueries block(a, blockIdx.x / tiles, tile_of_queries * kQueries, kQueries);
@@ -92,7 +92,9 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
     issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[place]);
     wgmma_wait<0>();
 
-    hide_unseen(score, block, warpgroup * 64, first_key);
+    if (first_key + kKeys > block.seen_by(warpgroup * 64)) {  // its first query sees the least
+      hide_unseen(score, block, warpgroup * 64, first_key);
+    }
     float factor[2];
     softmax.weigh(score, scale, factor);
     uint32_t weight[kKeys / 16][4];

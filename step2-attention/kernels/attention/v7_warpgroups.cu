@@ -18,7 +18,9 @@
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v6_wgmma. A block begins with a wait for its first tiles and ends with its output, and only one fits
-//           into a multiprocessor, so its tensor cores wait then. Like v3 it rounds the weights
+//           into a multiprocessor, so its tensor cores wait then. ptxas (CUDA 13.0) moves the wait for the output in
+//           front of the exponentials, so that of a warpgroup's own softmax only the maxima overlap its products; the
+//           rest overlaps those of the others. Like v3 it rounds the weights
 #include <kf/launch.h>
 #include <kf/numeric.h>
 
@@ -94,7 +96,7 @@ template <int kColumns, class T>
 __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of_keys, Shared<kColumns, T>& shared,
                         const Maps& maps) {
   constexpr int kConsumers = Shape<kColumns>::kConsumers;
-  const int warpgroup = threadIdx.x / kWarpgroupSize;
+  const int warpgroup = warpgroup_of_block();
   const bool leader = threadIdx.x % kWarpgroupSize == 0;
   const int first_row = warpgroup * 64;
   const float scale = static_cast<float>(a.scale * 1.4426950408889634);  // · log₂e
@@ -107,21 +109,20 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
   float out[kColumns / 2] = {};
   float factor[2];
   uint32_t weight[kKeys / 16][4];
-  const auto weigh = [&](float (&score)[kKeys / 2], int first_key) {
-    hide_unseen(score, block, first_row, first_key);
-    softmax.weigh(score, scale, factor);
-  };
 
   Ring<Shape<kColumns>::kPlaces> ring;
   int j = tiles_of_keys - 1;
-  for (; j >= 0 && j * kKeys >= block.seen_by(first_row + 63); --j, ring.advance()) {  // none of its queries sees these
+  const int seen = first_row < block.queries ? block.seen_by(first_row + 63) : 0;
+  for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
     wait_for_turn();
     pass_turn();
-    if (!leader) continue;
-    mbarrier_wait(&shared.k_full[ring.place], ring.phase);
-    mbarrier_arrive(&shared.k_empty[ring.place]);
-    mbarrier_wait(&shared.v_full[ring.place], ring.phase);
-    mbarrier_arrive(&shared.v_empty[ring.place]);
+    if (leader) {
+      mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+      mbarrier_arrive(&shared.k_empty[ring.place]);
+      mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+      mbarrier_arrive(&shared.v_empty[ring.place]);
+    }
+    __syncwarp();
   }
   if (tiles_of_keys > 0) mbarrier_wait(&shared.q_full, 0);
   if (j >= 0) {
@@ -134,10 +135,12 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
       pass_turn();
       wgmma_wait<0>();
       if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
-      weigh(score, j * kKeys);  // the factor meets an output of zeros
+      hide_unseen(score, block, first_row, j * kKeys);
+      softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
       pack_weights<T>(score, weight);
     }
-    for (--j; j >= 0; --j) {
+    // Both products at once, and the softmax while they run.
+    const auto step = [&](auto masked) {
       const Ring<Shape<kColumns>::kPlaces> before = ring;
       ring.advance();
       float score[kKeys / 2];
@@ -151,13 +154,18 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
       pass_turn();
       wgmma_wait<1>();  // the scores
       if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
-      weigh(score, j * kKeys);
+      if constexpr (decltype(masked)::value) hide_unseen(score, block, first_row, j * kKeys);
+      softmax.weigh(score, scale, factor);
       wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
       if (leader) mbarrier_arrive(&shared.v_empty[before.place]);
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
       pack_weights<T>(score, weight);
-    }
+    };
+    // Only the first tiles meet the mask; without it the loop is one piece, in which the compiler may move things.
+    const int all_see = block.seen_by(first_row);  // its first query sees the least
+    for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
+    for (; j >= 0; --j) step(std::false_type{});
     mbarrier_wait(&shared.v_full[ring.place], ring.phase);
     wgmma_fence();
     issue_output<kColumns, kKeys>(out, weight, shared.v[ring.place]);
@@ -193,7 +201,7 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
   }
   __syncthreads();
 
-  if (threadIdx.x / kWarpgroupSize == S::kConsumers) {
+  if (warpgroup_of_block() == S::kConsumers) {
     give_registers<S::kProducerRegisters>();
     const bool first_warp = threadIdx.x / kWarpSize == S::kConsumers * 4;
     if (first_warp && tiles_of_keys > 0) produce<kColumns>(a, block, tiles_of_keys, shared, maps);

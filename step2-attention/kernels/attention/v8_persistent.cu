@@ -17,7 +17,8 @@
 //           8 places, 192 KB of shared memory; P = 128: block 384, 2 consumers, Q = 128, 128 keys, 2 places, 192 KB
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
-// Limits    as v6_wgmma. With fewer tiles than multiprocessors some stay idle. Like v3 it rounds the weights
+// Limits    as v7_warpgroups, but for the waits. With fewer tiles than multiprocessors some stay idle. Like v3 it
+//           rounds the weights
 #include <kf/launch.h>
 #include <kf/numeric.h>
 
@@ -39,8 +40,8 @@ struct Shape {
   static constexpr int kQueries = kConsumers * 64;               // of a tile
   static constexpr int kKeys = kColumns == 64 ? 64 : 128;        // of a tile
   static constexpr int kPlaces = kColumns == 64 ? 8 : 2;         // for tiles of K, and as many for V
-  static constexpr int kRegisters = kColumns == 64 ? 112 : 240;  // of a consumer
-  static constexpr int kProducerRegisters = kColumns == 64 ? 32 : 24;
+  static constexpr int kRegisters = kColumns == 64 ? 112 : 232;  // of a consumer
+  static constexpr int kProducerRegisters = kColumns == 64 ? 32 : 40;
   static constexpr bool kTurns = kColumns != 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
 };
@@ -131,7 +132,7 @@ template <int kColumns, class T>
 __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& maps) {
   using S = Shape<kColumns>;
   constexpr int kKeys = S::kKeys;
-  const int warpgroup = threadIdx.x / kWarpgroupSize;
+  const int warpgroup = warpgroup_of_block();
   const bool leader = threadIdx.x % kWarpgroupSize == 0;
   const float scale = static_cast<float>(a.scale * 1.4426950408889634);  // · log₂e
   const auto wait_for_turn = [&] {
@@ -162,20 +163,19 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
     float out[kColumns / 2] = {};
     float factor[2];
     uint32_t weight[kKeys / 16][4];
-    const auto weigh = [&](float (&score)[kKeys / 2], int first_key) {
-      hide_unseen(score, block, first_row, first_key);
-      softmax.weigh(score, scale, factor);
-    };
 
     int j = tiles_of_keys<kColumns>(block) - 1;
-    for (; j >= 0 && j * kKeys >= block.seen_by(first_row + 63); --j, ring.advance()) {  // its queries see none of it
+    const int seen = first_row < block.queries ? block.seen_by(first_row + 63) : 0;
+    for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
       wait_for_turn();
       pass_turn();
-      if (!leader) continue;
-      mbarrier_wait(&shared.k_full[ring.place], ring.phase);
-      mbarrier_arrive(&shared.k_empty[ring.place]);
-      mbarrier_wait(&shared.v_full[ring.place], ring.phase);
-      mbarrier_arrive(&shared.v_empty[ring.place]);
+      if (leader) {
+        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+        mbarrier_arrive(&shared.k_empty[ring.place]);
+        mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+        mbarrier_arrive(&shared.v_empty[ring.place]);
+      }
+      __syncwarp();
     }
     mbarrier_wait(&shared.q_full[q_ring.place], q_ring.phase);
     if (j >= 0) {
@@ -189,10 +189,12 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
         free_stored();
         wgmma_wait<0>();
         if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
-        weigh(score, j * kKeys);  // the factor meets an output of zeros
+        hide_unseen(score, block, first_row, j * kKeys);
+        softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
         pack_weights<T>(score, weight);
       }
-      for (--j; j >= 0; --j) {
+      // Both products at once, and the softmax while they run.
+      const auto step = [&](auto masked) {
         const Ring<S::kPlaces> before = ring;
         ring.advance();
         float score[kKeys / 2];
@@ -206,13 +208,18 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
         pass_turn();
         wgmma_wait<1>();  // the scores
         if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
-        weigh(score, j * kKeys);
+        if constexpr (decltype(masked)::value) hide_unseen(score, block, first_row, j * kKeys);
+        softmax.weigh(score, scale, factor);
         wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
         if (leader) mbarrier_arrive(&shared.v_empty[before.place]);
 #pragma unroll
         for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
         pack_weights<T>(score, weight);
-      }
+      };
+      // Only the first tiles meet the mask; without it the loop is one piece, in which the compiler may move things.
+      const int all_see = block.seen_by(first_row);  // its first query sees the least
+      for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
+      for (; j >= 0; --j) step(std::false_type{});
       mbarrier_wait(&shared.v_full[ring.place], ring.phase);
       wgmma_fence();
       issue_output<kColumns, kKeys>(out, weight, shared.v[ring.place]);
@@ -251,7 +258,7 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
   }
   __syncthreads();
 
-  if (threadIdx.x / kWarpgroupSize == S::kConsumers) {
+  if (warpgroup_of_block() == S::kConsumers) {
     give_registers<S::kProducerRegisters>();
     if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<kColumns>(a, shared, maps);
   } else {
