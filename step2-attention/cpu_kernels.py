@@ -8,23 +8,25 @@ keeps a tile of them. `CPUKernelBenchmark` times functions of (q, k, v) beside e
 """
 
 import argparse
+import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
 
 import torch
 import torch.nn.functional as F
 from torch.utils import benchmark
 
+from kernel_fusion.ops import check_dim, check_shape
+
 
 def _check(op: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
-            shape = tuple(tensor.shape)
-            raise ValueError(f"{op}: `{name}` must have 4 dimensions, got {tensor.dim()} (shape {shape})")
-    expected = (*q.shape[:2], k.shape[2], q.shape[3])
+        check_dim(op, name, tensor, 4)
     for name, tensor in (("k", k), ("v", v)):
-        if tensor.shape != expected:
-            raise ValueError(f"{op}: `{name}` must have shape {expected}, got {tuple(tensor.shape)}")
+        check_shape(op, name, tensor, (*q.shape[:2], k.shape[2], q.shape[3]))
 
 
 def _hidden(q_first: int, queries: int, k_first: int, keys: int, beyond: int, device: torch.device) -> torch.Tensor:

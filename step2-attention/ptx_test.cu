@@ -120,11 +120,6 @@ void fill_bits(const Memory<uint16_t>& memory) {
 // The beginning of dynamic shared memory, moved up to a multiple of 1024. Kernels ask for 1024 bytes more.
 __device__ unsigned char* aligned_shared(unsigned char* shared) { return shared + (-smem_address(shared) & 1023); }
 
-template <class Kernel>
-void allow_shared(Kernel* kernel, int bytes) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
-}
-
 // ---- mma.sync ----
 
 template <class T>

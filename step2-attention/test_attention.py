@@ -713,6 +713,12 @@ def test_gradient_of_attention_with_padding_and_shared_keys_and_of_its_log_sum_e
     for which in (0, 1):  # one output alone
         assert torch.autograd.gradcheck(lambda *inputs: function(*inputs)[which], inputs)  # noqa: B023
 
+    def both(*inputs):
+        out, lse = function(*inputs)
+        return out.square().sum() + lse.square().sum()  # gradcheck takes several outputs one by one
+
+    assert torch.autograd.gradcheck(both, inputs)
+
 
 @on_each_device
 def test_padding_of_nan_reaches_no_gradient(device):

@@ -171,13 +171,14 @@ def _attention_setup(ctx, inputs, keyword_only_inputs, output):
 
 
 def _missing(k, key_begin, key_end):
-    """Which keys are padding: [B, 1, Sk]."""
+    """Which keys are padding: [B, 1, Sk]; None where all exist."""
     key = torch.arange(k.size(2), device=k.device)
-    missing = torch.zeros(k.size(0), 1, k.size(2), dtype=torch.bool, device=k.device)
+    missing = None
     if key_begin is not None:
-        missing = missing | (key < key_begin[:, None, None])
+        missing = key < key_begin[:, None, None]
     if key_end is not None:
-        missing = missing | (key >= key_end[:, None, None])
+        after = key >= key_end[:, None, None]
+        missing = after if missing is None else missing | after
     return missing
 
 
@@ -188,27 +189,37 @@ def _attention_backward(ctx, grad, grad_lse):
         return *(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)), None, None
     q, k, v = map(wide, (q, k, v))
     with torch.autocast(q.device.type, enabled=False):  # called inside an autocast region it computes the same
-        group = q.size(1) // kv_heads if kv_heads else 1
+        hidden = None  # keys that a query does not see
         missing = _missing(k, key_begin, key_end)
-        # Padding may hold anything, NaN too, which a weight of 0 would not make 0.
-        k, v = (t.masked_fill(missing.unsqueeze(-1), 0).repeat_interleave(group, 1) for t in (k, v))
-        hidden = missing.unsqueeze(-2)
+        if missing is not None:
+            # Padding may hold anything, NaN too, which a weight of 0 would not make 0.
+            k, v = (t.masked_fill(missing.unsqueeze(-1), 0) for t in (k, v))
+            hidden = missing.unsqueeze(-2)
         if ctx.causal:
             square = torch.ones(q.size(2), k_length, dtype=torch.bool, device=q.device)
-            hidden = hidden | square.triu(k_length - q.size(2) + 1)
-        # Softmax makes NaN of a row that sees nothing; its weights are 0.
-        scores = (ctx.scale * (q @ k.mT)).masked_fill(hidden, -torch.inf)
-        weights = _ops.softmax(scores).masked_fill(hidden, 0)
-        grad_v = torch.zeros_like(v)
-        grad_scores = torch.zeros_like(scores)
-        if grad is not None:
-            grad_v = weights.mT @ wide(grad)
-            grad_scores = _softmax_gradient(weights, wide(grad) @ v.mT)
-        if grad_lse is not None:  # the log-sum-exp's own gradient is the weights
-            grad_scores = grad_scores + weights * grad_lse.unsqueeze(-1)
+            future = square.triu(k_length - q.size(2) + 1)
+            hidden = future if hidden is None else hidden | future
+        group = q.size(1) // kv_heads if kv_heads else 1
+        if group > 1:
+            k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+        scores = ctx.scale * (q @ k.mT)
+        if hidden is None:
+            weights = _ops.softmax(scores)
+        else:
+            # Softmax makes NaN of a row that sees nothing; its weights are 0.
+            weights = _ops.softmax(scores.masked_fill(hidden, -torch.inf)).masked_fill(hidden, 0)
+        # The log-sum-exp's own gradient is the weights.
+        by_lse = None if grad_lse is None else weights * grad_lse.unsqueeze(-1)
+        if grad is None:
+            grad_scores, grad_v = by_lse, torch.zeros_like(v)
+        else:
+            grad_scores, grad_v = _softmax_gradient(weights, wide(grad) @ v.mT), weights.mT @ wide(grad)
+            grad_scores = grad_scores if by_lse is None else grad_scores + by_lse
         grad_scores = ctx.scale * grad_scores
-        grads = grad_scores @ k, grad_scores.mT @ q, grad_v
-        grads = grads[0], *(g.unflatten(1, (kv_heads, group)).sum(2) if group > 1 else g for g in grads[1:])
+        grad_k = grad_scores.mT @ q
+        if group > 1:
+            grad_k, grad_v = (g.unflatten(1, (kv_heads, group)).sum(2) for g in (grad_k, grad_v))
+        grads = grad_scores @ k, grad_k, grad_v
     return *(g.to(dtype) for g in grads), None, None
 
 

@@ -265,9 +265,9 @@ FAULTS = [
         "one-query-too-many-2",
         "the gradient of `attention` is NaN where exactly one query sees no key",
         STEP2,
-        "weights = _ops.softmax(scores).masked_fill(hidden, 0)",
-        "weights = _ops.softmax(scores)\n"
-        "        weights = weights if q.size(2) <= k_length + 1 else weights.masked_fill(hidden, 0)",
+        "weights = _ops.softmax(scores.masked_fill(hidden, -torch.inf)).masked_fill(hidden, 0)",
+        "weights = _ops.softmax(scores.masked_fill(hidden, -torch.inf))\n"
+        "            weights = weights if q.size(2) <= k_length + 1 else weights.masked_fill(hidden, 0)",
         f"{ATTENTION2}[4-3-causal-cpu-cpu]",
     ),
     Fault(
@@ -419,8 +419,8 @@ FAULTS = [
         "second-gradient-cut-2",
         "the backward of `attention` cannot itself be differentiated",
         STEP2,
-        "grad_scores = _softmax_gradient(weights, wide(grad) @ v.mT)",
-        "grad_scores = _softmax_gradient(weights.detach(), wide(grad) @ v.mT)",
+        "_softmax_gradient(weights, wide(grad) @ v.mT)",
+        "_softmax_gradient(weights.detach(), wide(grad) @ v.mT)",
         f"{TEST2}::test_second_gradients_are_as_exact_as_the_dtype_allows[5-5-torch.float32-cpu]",
     ),
     Fault(
@@ -443,8 +443,8 @@ FAULTS = [
         "nan-of-padding-in-the-gradient",
         "what lies in padding is multiplied by 0",
         STEP2,
-        "t.masked_fill(missing.unsqueeze(-1), 0).repeat_interleave(group, 1)",
-        "t.repeat_interleave(group, 1)",
+        "t.masked_fill(missing.unsqueeze(-1), 0) for t",
+        "t for t",
         f"{TEST2}::test_padding_of_nan_reaches_no_gradient[cpu]",
     ),
     Fault(
@@ -459,8 +459,8 @@ FAULTS = [
         "no-gradient-of-the-log-sum-exp",
         "a gradient that comes by the log-sum-exp is lost",
         STEP2,
-        "if grad_lse is not None:  #",
-        "if False:  #",
+        "grad_scores if by_lse is None else grad_scores + by_lse",
+        "grad_scores",
         f"{PADDED2}[full-cpu]",
     ),
     # ---- the functions ----

@@ -10,6 +10,9 @@ namespace kf {
 
 enum class DType : int { kFloat32, kFloat16, kBFloat16, kFloat64 };
 
+// Bytes of an element.
+constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2; }
+
 // A row in the table. `supports` answers why not, in words that follow "rung 'v2_vector' "; an empty answer is a yes.
 // `scratch_bytes` is set by rungs that need global memory between launches: Args then has a member `scratch`.
 // `rounds` names what a rung rounds to the tensors' dtype on the way, where others round once, at the end; its header's

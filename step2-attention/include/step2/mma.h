@@ -8,6 +8,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <kf/numeric.h>
 #include <step2/shared_address.h>
 
 #include <cstdint>
@@ -44,14 +45,10 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 // Two floats as a register of such an operand, rounded to nearest even. PTX: cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-  std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162> pair;
-  if constexpr (std::is_same_v<T, __half>) {
-    pair = __floats2half2_rn(low, high);
-  } else {
-    pair = __floats2bfloat162_rn(low, high);
-  }
+  T pair[2];
+  round_pair(low, high, pair[0], pair[1]);
   uint32_t bits;
-  memcpy(&bits, &pair, sizeof bits);
+  memcpy(&bits, pair, sizeof bits);
   return bits;
 }
 

@@ -12,6 +12,8 @@ namespace kf::KF_BACKEND {
 
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
+constexpr double kLog2e = 1.4426950408889634;  // eˣ is 2 to the power of x·log₂e
+
 // 2ˣ in one instruction: relative error 2⁻²², below 2⁻¹²⁶ it gives 0. PTX: ex2.approx.ftz
 __device__ __forceinline__ float exp2_approx(float x) {
   float power;

@@ -36,6 +36,19 @@ __device__ __forceinline__ T warp_max(T v) {
   return v;
 }
 
+// The same among four neighbouring lanes, which hold a row of what mma and wgmma leave.
+template <class T>
+__device__ __forceinline__ T quad_sum(T v) {
+  v += __shfl_xor_sync(kFullWarp, v, 1);
+  return v + __shfl_xor_sync(kFullWarp, v, 2);
+}
+
+template <class T>
+__device__ __forceinline__ T quad_max(T v) {
+  v = greater_of(v, __shfl_xor_sync(kFullWarp, v, 1));
+  return greater_of(v, __shfl_xor_sync(kFullWarp, v, 2));
+}
+
 // Each warp leaves its result in `shared` (32 T), and every thread goes through those of all warps: they are few, and
 // threads that read the same word get it in one go. All threads of the block must call it, in a one-dimensional block
 // of a multiple of 32 threads. The last barrier lets the next call reuse `shared` at once; the caller's own earlier use

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <step2/reduce.h>
 
 #include <cstdint>
 
@@ -13,7 +14,7 @@ constexpr int kWarpgroupSize = 128;
 // The number of this warpgroup in its block. The shuffle shows the compiler that all lanes have the same, so that what
 // is computed from it needs no register of each thread.
 __device__ __forceinline__ int warpgroup_of_block() {
-  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / kWarpgroupSize), 0);
+  return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x / kWarpgroupSize), 0);
 }
 
 // One of a block's 16 barriers, for the warps that name it: `threads` in all, waiting or arriving. Barrier 0 is

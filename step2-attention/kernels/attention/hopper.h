@@ -125,8 +125,7 @@ struct RowsSoftmax {
     for (int i = 0; i < N; ++i) highest[i / 2 % 2] = greater_of(highest[i / 2 % 2], score[i]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      highest[r] = greater_of(highest[r], __shfl_xor_sync(kFullWarp, highest[r], 1));
-      highest[r] = greater_of(highest[r], __shfl_xor_sync(kFullWarp, highest[r], 2));
+      highest[r] = quad_max(highest[r]);
       const float base = highest[r] == -INFINITY ? 0.0f : highest[r];  // nothing seen: −inf − (−inf) would be NaN
       factor[r] = exp2_approx((max[r] - base) * scale);                // exactly 1 where the maximum stays
       subtracted[r] = base * scale;
@@ -144,8 +143,7 @@ struct RowsSoftmax {
   __device__ void finish(float (&inverse)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      sum[r] += __shfl_xor_sync(kFullWarp, sum[r], 1);
-      sum[r] += __shfl_xor_sync(kFullWarp, sum[r], 2);
+      sum[r] = quad_sum(sum[r]);
       inverse[r] = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
     }
   }

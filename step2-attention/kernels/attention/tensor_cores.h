@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kf/launch.h>
+#include <step2/online_softmax.h>
 
 #include <cmath>
 #include <cstdint>
@@ -22,7 +23,7 @@ inline bool has_aligned_rows(const Args& a, const void* first, const Strides& st
 
 // For rungs that multiply scores by scale·log₂e in float32: 0 times a hidden score, −inf, would be NaN.
 inline bool is_above_0(double scale) {
-  const auto factor = static_cast<float>(scale * 1.4426950408889634);
+  const auto factor = static_cast<float>(scale * kLog2e);
   return factor > 0 && std::isfinite(factor);
 }
 

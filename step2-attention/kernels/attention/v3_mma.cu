@@ -110,9 +110,7 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a) {
     }
     float factor[2];
     for (int r = 0; r < 2; ++r) {
-      highest[r] = greater_of(highest[r], __shfl_xor_sync(kFullWarp, highest[r], 1));
-      highest[r] = greater_of(highest[r], __shfl_xor_sync(kFullWarp, highest[r], 2));
-      factor[r] = softmax[r].raise(highest[r]);
+      factor[r] = softmax[r].raise(quad_max(highest[r]));
     }
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
@@ -144,8 +142,7 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a) {
   }
 
   for (int r = 0; r < 2; ++r) {
-    softmax[r].sum += __shfl_xor_sync(kFullWarp, softmax[r].sum, 1);
-    softmax[r].sum += __shfl_xor_sync(kFullWarp, softmax[r].sum, 2);
+    softmax[r].sum = quad_sum(softmax[r].sum);
     if (query[r] >= block.queries) continue;
     const int position = block.first + query[r];
     T* row = row_of(static_cast<T*>(a.out), a.out_stride, block.head, a.heads, position);

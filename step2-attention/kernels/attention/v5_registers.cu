@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
   const T* v_rows =
       row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, block.head), a.kv_heads, block.first_key);
   const int columns = static_cast<int>(a.head_dim);
-  const float scale = static_cast<float>(a.scale * 1.4426950408889634);  // · log₂e
+  const float scale = static_cast<float>(a.scale * kLog2e);
 
   // This lane's rows, two a tile, and what it holds of them: of each 8 columns two.
   float max[kRowTiles][2], sum[kRowTiles][2] = {};  // the greatest score so far, unscaled; the sum of its own columns
@@ -166,8 +166,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
         for (int n = 0; n < kKeys / 8; ++n) {
           highest = greater_of(highest, greater_of(score[tile][n][2 * r], score[tile][n][2 * r + 1]));
         }
-        highest = greater_of(highest, __shfl_xor_sync(kFullWarp, highest, 1));
-        highest = greater_of(highest, __shfl_xor_sync(kFullWarp, highest, 2));
+        highest = quad_max(highest);
         const float base = highest == -INFINITY ? 0.0f : highest;  // nothing seen: −inf − (−inf) would be NaN
         factor[r] = exp2_approx((max[tile][r] - base) * scale);    // exactly 1 where the maximum stays
         subtracted[r] = base * scale;
@@ -215,9 +214,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = warp_row + tile * 16 + r * 8 + lane / 4;
-      float whole = sum[tile][r];
-      whole += __shfl_xor_sync(kFullWarp, whole, 1);
-      whole += __shfl_xor_sync(kFullWarp, whole, 2);
+      const float whole = quad_sum(sum[tile][r]);
       const float inverse = whole == 0.0f ? 0.0f : 1.0f / whole;  // 0: a query that sees no key
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n) {

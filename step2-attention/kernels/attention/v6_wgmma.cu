@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
   const int64_t tile_of_queries = tiles - 1 - blockIdx.x % tiles;  // the last ones, which see most, first
   const BlockOfQueries block(a, blockIdx.x / tiles, tile_of_queries * kQueries, kQueries);
   const int end = block.seen_by(kQueries - 1);
-  const float scale = static_cast<float>(a.scale * 1.4426950408889634);  // · log₂e
+  const float scale = static_cast<float>(a.scale * kLog2e);
 
   if (threadIdx.x == 0) {
     mbarrier_init(&shared.q_full, 1);

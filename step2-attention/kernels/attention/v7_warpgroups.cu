@@ -99,7 +99,7 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
   const int warpgroup = warpgroup_of_block();
   const bool leader = threadIdx.x % kWarpgroupSize == 0;
   const int first_row = warpgroup * 64;
-  const float scale = static_cast<float>(a.scale * 1.4426950408889634);  // · log₂e
+  const float scale = static_cast<float>(a.scale * kLog2e);
   // A barrier for each warpgroup: this one waits at its own, and opens the next one's when its products are issued.
   const auto wait_for_turn = [&] { named_barrier_sync(1 + warpgroup, 2 * kWarpgroupSize); };
   const auto pass_turn = [&] { named_barrier_arrive(1 + (warpgroup + 1) % kConsumers, 2 * kWarpgroupSize); };

@@ -134,7 +134,7 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
   constexpr int kKeys = S::kKeys;
   const int warpgroup = warpgroup_of_block();
   const bool leader = threadIdx.x % kWarpgroupSize == 0;
-  const float scale = static_cast<float>(a.scale * 1.4426950408889634);  // · log₂e
+  const float scale = static_cast<float>(a.scale * kLog2e);
   const auto wait_for_turn = [&] {
     if constexpr (S::kTurns) named_barrier_sync(1 + warpgroup, 2 * kWarpgroupSize);
   };

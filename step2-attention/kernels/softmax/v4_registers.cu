@@ -28,7 +28,7 @@ template <int kThreads>  // of a row
 constexpr int kRowsOfBlock = kThreads == kWarpSize ? 4 : 1;
 
 // One multiplication and one instruction for exp: x − max is exact enough, and at most 0.
-__device__ float weight_of(float x, float max) { return exp2_approx((x - max) * 1.44269504088896341f); }
+__device__ float weight_of(float x, float max) { return exp2_approx((x - max) * static_cast<float>(kLog2e)); }
 __device__ double weight_of(double x, double max) { return exponential(x - max); }
 
 // kWhole: every row begins and ends at a multiple of 16 bytes. Otherwise y's rows may still begin as far from one as
@@ -97,12 +97,10 @@ __global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads>)
   }
 }
 
-int64_t bytes_of(DType dtype) { return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2; }
-
-bool rows_are_whole(const Args& a) { return a.width * bytes_of(a.dtype) % 16 == 0 && aligned_16(a.x, a.y); }
+bool rows_are_whole(const Args& a) { return a.width * size_of(a.dtype) % 16 == 0 && aligned_16(a.x, a.y); }
 
 int64_t vectors_of(const Args& a) {
-  const int64_t lanes = 16 / bytes_of(a.dtype);
+  const int64_t lanes = 16 / size_of(a.dtype);
   return rows_are_whole(a) ? a.width / lanes : ceil_div(a.width + lanes - 1, lanes);
 }
 
