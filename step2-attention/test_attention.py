@@ -189,12 +189,17 @@ def test_attention_between_different_lengths(q_length, k_length, causal, device,
 
 
 @every_attention
-@pytest.mark.parametrize("dim", [16, 104])
+@pytest.mark.parametrize(
+    ("dim", "q_length", "heads_each"), [(16, 300, 3), (104, 300, 3), (16, 800, 2.5), (104, 300, 1.25)]
+)
 @with_and_without_mask
-def test_more_tiles_than_multiprocessors(causal, dim, device, rung):
-    """Blocks that stay take several tiles of queries, one after the other; some of these see no key."""
-    heads = 3 * (torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 16)
-    q, k, v = qkv(300, 140, dim, dtype_of(rung), device, heads=heads)
+def test_more_tiles_than_multiprocessors(causal, dim, q_length, heads_each, device, rung):
+    """Blocks that stay take several tiles of queries, one after the other; some of these see no key.
+
+    Two tiles a head, three, four, and so few heads that pairs of tiles would leave multiprocessors idle.
+    """
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 16
+    q, k, v = qkv(q_length, 140, dim, dtype_of(rung), device, heads=int(heads_each * multiprocessors))
     out, lse = step2_attention.attention(q, k, v, causal=causal, return_lse=True, rung=rung)
     assert_attends(out, q, k, v, causal=causal)
     _, exact = attention_and_lse_of(q.double(), k.double(), v.double(), causal=causal)

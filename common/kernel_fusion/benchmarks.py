@@ -259,22 +259,23 @@ def _row(case: Case, name: str, kind: str, timing: clock.Timing, correct: bool, 
         "kind": kind,
         "dtype": dtype_name(case.dtype),
         "shape": dict(case.shape),
-        "ms": _rounded(ms),
-        "ms_quartiles": [_rounded(timing.ms.low), _rounded(timing.ms.high)],
+        "ms": rounded(ms),
+        "ms_quartiles": [rounded(timing.ms.low), rounded(timing.ms.high)],
         "host_bound": timing.host_bound,
         "bound": case.bound,
         "bytes": case.bytes,
         "flops": case.flops,
-        "gb_s": _rounded(gb_s),
-        "tflop_s": _rounded(tflop_s),
-        "percent_of_ceiling": None if ceiling is None else _rounded(100 * rate / ceiling),
+        "gb_s": rounded(gb_s),
+        "tflop_s": rounded(tflop_s),
+        "percent_of_ceiling": None if ceiling is None else rounded(100 * rate / ceiling),
         "dram_bytes": None,
         "sectors_per_request": None,
         "correct": correct,
     }
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
+    """`value` as results hold it: four digits."""
     return float(f"{value:.4g}")
 
 

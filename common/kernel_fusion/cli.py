@@ -211,7 +211,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     again = commands.add(
         "recheck",
-        "Measures rows of a results file again, each in a process of its own, and compares.",
+        "Measures rows of a results file again, each case in a process of its own, and compares.",
         [
             "Two medians may differ by 5 % from 20 µs on, by 10 % from 5 µs on. Ends with 1 where one does. It needs "
             "the GPU of the file.",
@@ -226,6 +226,7 @@ def make_parser() -> argparse.ArgumentParser:
     again.add_argument("--rungs", action="store_true", help="our rungs too, not only the peers")
     again.add_argument("--impl", action="append", help="only this rung or peer; may be repeated")
     again.add_argument("--output", type=pathlib.Path, metavar="PATH", help="write both times of each row there")
+    again.add_argument("--best", action="store_true", help="keep the faster of torch.compile's times in FILE")
 
     gpu_check = commands.add(
         "gpu-check",

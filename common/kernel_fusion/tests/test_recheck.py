@@ -99,9 +99,40 @@ def test_what_was_measured_is_kept_where_the_rest_is_not(tmp_path, monkeypatch, 
     assert "100 µs, alone 200 µs" in capsys.readouterr().out
 
 
+def test_the_best_of_torch_compile_is_kept(tmp_path, monkeypatch):
+    """And of nobody else: only torch.compile chooses anew each time."""
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    peer = {"kind": "peer", "ms": 0.1, "gb_s": 100.0, "tflop_s": 2.0, "percent_of_ceiling": None}
+    faster, slower = ({"rows": 1, "width": width} for width in (8, 9))
+    rows = [
+        row("torch.compile", **{**peer, "shape": faster}),
+        row("torch.compile", **{**peer, "shape": slower}),
+        row("torch eager", **{**peer, "shape": faster}),
+    ]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    path = stages.find("step1").path / "cpu.json"
+    ceilings = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
+    results.write(results.Results(path, {"gpu": gpu}, ceilings, rows))
+    times = [noise.Spread(0.08, 0.07, 0.09), noise.Spread(0.2, 0.2, 0.2), noise.Spread(0.08, 0.07, 0.09)]
+    monkeypatch.setattr(recheck, "measure_alone", lambda of, size, wanted: zip(wanted, times, strict=True))
+    assert cli.main(["recheck", str(path)]) == 1
+    assert results.read(path).rows == rows
+    assert cli.main(["recheck", str(path), "--best"]) == 1
+    best = results.read(path).rows
+    assert best[1:] == rows[1:]
+    changed = {"ms": 0.08, "ms_quartiles": [0.07, 0.09], "gb_s": 125.0, "tflop_s": 2.5}
+    assert best[0] == {**rows[0], **changed}
+
+
+def test_a_process_measures_a_case_and_torch_compile_has_one_of_its_own():
+    one, other = ({"rows": 1, "width": width} for width in (8, 9))
+    rows = [row(impl, kind="peer", shape=shape) for shape in (one, other) for impl in ("a", "torch.compile", "b")]
+    assert recheck.together(rows) == [[rows[0], rows[2]], [rows[1]], [rows[3], rows[5]], [rows[4]]]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures sizes of a CPU")
 @pytest.mark.slow
-def test_each_row_is_measured_in_a_process_of_its_own():
+def test_each_case_is_measured_in_a_process_of_its_own():
     stage = stages.find("step1")
     shape = {"rows": 4096, "width": 768}
     wanted = [

@@ -11,10 +11,19 @@ namespace kf::KF_BACKEND {
 
 constexpr int kWarpgroupSize = 128;
 
-// The number of this warpgroup in its block. The shuffle shows the compiler that all lanes have the same, so that what
-// is computed from it needs no register of each thread.
+// What all lanes of a warp have in common. The shuffle shows the compiler that they do, so that what is computed from
+// it needs no register of each thread.
+__device__ __forceinline__ int same_in_warp(int x) { return __shfl_sync(kFullWarp, x, 0); }
+
+// The number of this warpgroup in its block.
 __device__ __forceinline__ int warpgroup_of_block() {
-  return __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x / kWarpgroupSize), 0);
+  return same_in_warp(static_cast<int>(threadIdx.x / kWarpgroupSize));
+}
+
+// Whether this thread does what one thread does for its warpgroup. It is in another warp of each warpgroup, and so in
+// another quarter of the multiprocessor: that work, too, takes turns at issuing with everyone's there.
+__device__ __forceinline__ bool leads_warpgroup(int warpgroup) {
+  return threadIdx.x % kWarpgroupSize == warpgroup % 4 * kWarpSize;
 }
 
 // One of a block's 16 barriers, for the warps that name it: `threads` in all, waiting or arriving. Barrier 0 is

@@ -62,13 +62,25 @@ Maps maps_of(const Args& a, int keys) {
           map_of<T>(a, a.out, a.out_stride, a.heads, a.q_length, 64)};
 }
 
+// A head of q as TMA names it, and the head of k and v that it reads.
+struct Head {
+  int batch;
+  int head;  // of this batch
+  int kv_head;
+
+  __device__ Head(const Args& a, int head_of_all)
+      : batch(head_of_all / static_cast<int>(a.heads)),
+        head(head_of_all % static_cast<int>(a.heads)),
+        kv_head(head / (static_cast<int>(a.heads) / static_cast<int>(a.kv_heads))) {}
+};
+
 // Copies that many rows of a head, slice by slice, into `tile`. One thread does this.
 template <int kSlices, int kRows, class T>
 __device__ void load_slices(T (*tile)[kRows * kSlice], const CUtensorMap* map, uint64_t* barrier, int row, int head,
-                            int heads) {
+                            int batch) {
 #pragma unroll
   for (int slice = 0; slice < kSlices; ++slice) {
-    tma_load(tile[slice], map, barrier, slice * kSlice, row, head % heads, head / heads);
+    tma_load(tile[slice], map, barrier, slice * kSlice, row, head, batch);
   }
 }
 
@@ -114,29 +126,35 @@ __device__ __forceinline__ void issue_output(float (&out)[kColumns / 2], const u
 // The softmax of a warpgroup's 64 rows, as far as a lane holds them. score[i] is of row g + 8·(i/2 % 2) of its warp and
 // of key 8·(i/4) + 2t + i % 2, with g = lane / 4 and t = lane % 4 (step2/wgmma.h): two rows a lane.
 struct RowsSoftmax {
-  float max[2] = {-INFINITY, -INFINITY};  // the greatest score so far, unscaled
+  float max[2] = {-INFINITY, -INFINITY};  // the greatest score so far, or not far below it; unscaled
   float sum[2] = {};                      // of this lane's own keys, until `finish`
 
-  // Scores become weights. `scale` has log₂e in it. Returns in `factor` what the output so far is to be multiplied by.
+  // Scores become weights. `scale` has log₂e in it. Returns whether the output so far is to be multiplied by `factor`,
+  // for a row of this warp: only where a maximum has grown by more than kMaxLag.
   template <int N>
-  __device__ void weigh(float (&score)[N], float scale, float (&factor)[2]) {
-    float highest[2] = {max[0], max[1]}, subtracted[2];
+  __device__ bool weigh(float (&score)[N], float scale, float (&factor)[2]) {
+    float highest[2] = {score[0], score[2]}, subtracted[2];
 #pragma unroll
     for (int i = 0; i < N; ++i) highest[i / 2 % 2] = greater_of(highest[i / 2 % 2], score[i]);
+    bool raised = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       highest[r] = quad_max(highest[r]);
-      const float base = highest[r] == -INFINITY ? 0.0f : highest[r];  // nothing seen: −inf − (−inf) would be NaN
-      factor[r] = exp2_approx((max[r] - base) * scale);                // exactly 1 where the maximum stays
-      subtracted[r] = base * scale;
-      max[r] = highest[r];
-      sum[r] *= factor[r];
+      factor[r] = 1.0f;
+      if ((highest[r] - max[r]) * scale > kMaxLag) {  // not if nothing was seen yet and nothing is now: that gives NaN
+        factor[r] = exp2_approx((max[r] - highest[r]) * scale);
+        max[r] = highest[r];
+        sum[r] *= factor[r];
+        raised = true;
+      }
+      subtracted[r] = max[r] == -INFINITY ? 0.0f : max[r] * scale;  // −inf − (−inf) would be NaN
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       score[i] = exp2_approx(score[i] * scale - subtracted[i / 2 % 2]);
       sum[i / 2 % 2] += score[i];
     }
+    return __any_sync(kFullWarp, raised);
   }
 
   // The rows' sums, and what the output is to be multiplied by; 0 where a query sees no key.
@@ -144,12 +162,12 @@ struct RowsSoftmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sum[r] = quad_sum(sum[r]);
-      inverse[r] = sum[r] == 0.0f ? 0.0f : 1.0f / sum[r];
+      inverse[r] = sum[r] == 0.0f ? 0.0f : __fdividef(1.0f, sum[r]);  // rcp.approx: far below 2¹²⁶
     }
   }
 
   // Of row `r`; scale without log₂e.
-  __device__ float log_sum_exp(int r, float scale) const { return max[r] * scale + logf(sum[r]); }
+  __device__ float log_sum_exp(int r, float scale) const { return max[r] * scale + __logf(sum[r]); }
 };
 
 // Hides the keys of a tile, from `first_key` on, that the lane's rows do not see. The rows begin at `first_row` of the
@@ -158,11 +176,11 @@ template <int N>
 __device__ __forceinline__ void hide_unseen(float (&score)[N], const BlockOfQueries& block, int first_row,
                                             int first_key) {
   const int row = first_row + static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + threadIdx.x % kWarpSize / 4;
-  const int seen[2] = {block.seen_by(row) - first_key, block.seen_by(row + 8) - first_key};
-  const int column = threadIdx.x % 4 * 2;
+  const int column = first_key + threadIdx.x % 4 * 2;  // of score[0]
+  const int seen[2] = {block.seen_by(row) - column, block.seen_by(row + 8) - column};
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    if (column + i / 4 * 8 + i % 2 >= seen[i / 2 % 2]) score[i] = -INFINITY;
+    if (i / 4 * 8 + i % 2 >= seen[i / 2 % 2]) score[i] = -INFINITY;
   }
 }
 
@@ -174,28 +192,29 @@ __device__ void pack_weights(const float (&score)[N], uint32_t (&weight)[N / 8][
 }
 
 // The end of a warpgroup's 64 rows, which begin at `first_row` of the block: the output goes into `tile`, slices of 64
-// rows, swizzled, and from there by TMA to where it belongs; the log-sum-exp goes there directly. `barrier`: one of
-// this warpgroup's own. Before `tile` is used again, its first thread must wait by tma_store_wait_read.
+// rows, swizzled, and from there by TMA to where it belongs; the log-sum-exp goes there directly. `head`: of its batch.
+// `barrier`: one of this warpgroup's own. Before `tile` is used again, its leader must wait by tma_store_wait_read.
 template <class T, int N>
-__device__ void store_rows(const Args& a, const BlockOfQueries& block, int first_row, RowsSoftmax& softmax,
-                           const float (&out)[N], T (*tile)[64 * kSlice], const CUtensorMap* map, int barrier) {
+__device__ __forceinline__ void store_rows(const Args& a, const BlockOfQueries& block, int first_row,
+                                           RowsSoftmax& softmax, const float (&out)[N], T (*tile)[64 * kSlice],
+                                           const CUtensorMap* map, int head, int batch, int barrier, bool leader) {
   const int lane = threadIdx.x % kWarpSize;
   const int row_of_group = static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + lane / 4;
   float inverse[2];
   softmax.finish(inverse);
+  // Swizzled, chunk c of row r lies at c ^ r % 8: the row's part once, then one XOR for each chunk.
+  const uint32_t row_offset = swizzled_offset(row_of_group * kSlice * sizeof(T), Swizzle::k128) + lane % 4 * 4;
 #pragma unroll
   for (int i = 0; i < N; i += 2) {
-    const int row = row_of_group + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2;
-    const uint32_t offset = swizzled_offset((row * kSlice + column % kSlice) * sizeof(T), Swizzle::k128);
-    const uint32_t pair = pack<T>(out[i] * inverse[i / 2 % 2], out[i + 1] * inverse[i / 2 % 2]);
-    *reinterpret_cast<uint32_t*>(reinterpret_cast<unsigned char*>(tile[column / kSlice]) + offset) = pair;
+    const int slice = i / 32, chunk = i / 4 % 8, row = i / 2 % 2 * 8;  // row: 8 further, the same swizzle
+    auto* const to = reinterpret_cast<unsigned char*>(tile[slice]) + (row_offset ^ chunk * 16) + row * 128;
+    *reinterpret_cast<uint32_t*>(to) = pack<T>(out[i] * inverse[i / 2 % 2], out[i + 1] * inverse[i / 2 % 2]);
   }
   tma_store_fence();
   named_barrier_sync(barrier, kWarpgroupSize);
-  if (threadIdx.x % kWarpgroupSize == 0) {
-    const int heads = static_cast<int>(a.heads);
+  if (leader) {
     for (int slice = 0; slice < N / 32; ++slice) {
-      tma_store(map, tile[slice], slice * kSlice, block.first + first_row, block.head % heads, block.head / heads);
+      tma_store(map, tile[slice], slice * kSlice, block.first + first_row, head, batch);
     }
     tma_store_commit();
   }

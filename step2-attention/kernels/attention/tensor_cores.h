@@ -70,6 +70,7 @@ struct BlockOfQueries {
   int keys;       // that exist
   int diagonal;   // so many keys its first query sees, if there are as many
 
+  BlockOfQueries() = default;
   __device__ BlockOfQueries(const Args& a, int64_t head, int64_t first, int most)
       : head(static_cast<int>(head)), first(static_cast<int>(first)) {
     const KeyRange range = keys_of(a, head);

@@ -55,14 +55,26 @@ __device__ int place_of(int row, int column) {
   return row * kDim + (column / kVector ^ turn) * kVector + column % kVector;
 }
 
-// Starts the copies of kRows rows. Where there is no row or no column nothing is read, and zeros arrive.
+// Starts the copies of kRows rows. Where there is no row or no column nothing is read, and zeros arrive. A thread
+// copies one chunk of every 32nd, 16th or 8th row: a number known to the compiler, and so are all distances in shared
+// memory.
 template <int kDim, int kRows, class T>
-__device__ void start_tile(T* tile, const T* first, int64_t stride, int rows, int columns) {
+__device__ __forceinline__ void start_tile(T* tile, const T* first, int64_t stride, int rows, int columns) {
+  constexpr int kChunks = kDim == 32 ? 4 : kDim == 64 ? 8 : 16;  // of a row; at 96 the last four threads have none
+  constexpr int kRowsAtOnce = kThreads / kChunks;
+  const int first_row = threadIdx.x / kChunks, column = threadIdx.x % kChunks * kVector;
+  if (column >= kDim) return;
+  const T* const from = first + first_row * stride + column;
+  T* const to = tile + place_of<kDim>(first_row, column);
+  if (rows >= kRows && columns == kDim) {  // nearly always: no conditions, no zeros
 #pragma unroll
-  for (int i = threadIdx.x; i < kRows * kDim / kVector; i += kThreads) {
-    const int row = i / (kDim / kVector), column = i % (kDim / kVector) * kVector;
-    const bool there = row < rows && column < columns;
-    cp_async_16(tile + place_of<kDim>(row, column), there ? first + row * stride + column : first, there ? 16 : 0);
+    for (int row = 0; row < kRows; row += kRowsAtOnce) cp_async_16(to + row * kDim, from + row * stride);
+    return;
+  }
+#pragma unroll
+  for (int row = 0; row < kRows; row += kRowsAtOnce) {
+    const bool there = first_row + row < rows && column < columns;
+    cp_async_16(to + row * kDim, there ? from + row * stride : first, there ? 16 : 0);
   }
 }
 
@@ -158,7 +170,8 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
     uint32_t weight[kRowTiles][kKeys / 16][4];
 #pragma unroll
     for (int tile = 0; tile < kRowTiles; ++tile) {
-      float subtracted[2], factor[2];
+      float subtracted[2], factor[2] = {1.0f, 1.0f};
+      bool raised = false;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float highest = max[tile][r];
@@ -167,11 +180,13 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
           highest = greater_of(highest, greater_of(score[tile][n][2 * r], score[tile][n][2 * r + 1]));
         }
         highest = quad_max(highest);
-        const float base = highest == -INFINITY ? 0.0f : highest;  // nothing seen: −inf − (−inf) would be NaN
-        factor[r] = exp2_approx((max[tile][r] - base) * scale);    // exactly 1 where the maximum stays
-        subtracted[r] = base * scale;
-        max[tile][r] = highest;
-        sum[tile][r] *= factor[r];
+        if ((highest - max[tile][r]) * scale > kMaxLag) {
+          factor[r] = exp2_approx((max[tile][r] - highest) * scale);
+          max[tile][r] = highest;
+          sum[tile][r] *= factor[r];
+          raised = true;
+        }
+        subtracted[r] = max[tile][r] == -INFINITY ? 0.0f : max[tile][r] * scale;
       }
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
@@ -183,9 +198,11 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
           weight[tile][n / 2][n % 2 * 2 + r] = pack<T>(low, high);
         }
       }
+      if (__any_sync(kFullWarp, raised)) {
 #pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
-        for (int e = 0; e < 4; ++e) out[tile][n][e] *= factor[e / 2];
+        for (int n = 0; n < kDim / 8; ++n) {
+          for (int e = 0; e < 4; ++e) out[tile][n][e] *= factor[e / 2];
+        }
       }
     }
 

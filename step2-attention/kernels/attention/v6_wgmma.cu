@@ -63,18 +63,18 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
   }
   __syncthreads();
 
-  const int heads = static_cast<int>(a.heads), kv_heads = static_cast<int>(a.kv_heads);
+  const Head head(a, block.head);
   const auto start_keys = [&](int first_key, int place) {
-    const int head = static_cast<int>(kv_head_of(a, block.head)), key = block.first_key + first_key;
+    const int key = block.first_key + first_key;
     mbarrier_arrive_expect(&shared.k_full[place], sizeof shared.k[place]);
-    load_slices<kSlices, kKeys>(shared.k[place], &maps.k, &shared.k_full[place], key, head, kv_heads);
+    load_slices<kSlices, kKeys>(shared.k[place], &maps.k, &shared.k_full[place], key, head.kv_head, head.batch);
     mbarrier_arrive_expect(&shared.v_full[place], sizeof shared.v[place]);
-    load_slices<kSlices, kKeys>(shared.v[place], &maps.v, &shared.v_full[place], key, head, kv_heads);
+    load_slices<kSlices, kKeys>(shared.v[place], &maps.v, &shared.v_full[place], key, head.kv_head, head.batch);
   };
   if (threadIdx.x == 0 && end > 0) {
     mbarrier_arrive_expect(&shared.q_full, sizeof shared.q);
     for (int w = 0; w < kWarpgroups; ++w) {
-      load_slices<kSlices, 64>(shared.q[w], &maps.q, &shared.q_full, block.first + w * 64, block.head, heads);
+      load_slices<kSlices, 64>(shared.q[w], &maps.q, &shared.q_full, block.first + w * 64, head.head, head.batch);
     }
     start_keys(0, 0);
   }
@@ -96,11 +96,12 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
       hide_unseen(score, block, warpgroup * 64, first_key);
     }
     float factor[2];
-    softmax.weigh(score, scale, factor);
+    if (softmax.weigh(score, scale, factor)) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
+    }
     uint32_t weight[kKeys / 16][4];
     pack_weights<T>(score, weight);
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
 
     mbarrier_wait(&shared.v_full[place], parity);
     if (block.keys - first_key < kKeys) {
@@ -115,8 +116,10 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
   }
 
   // The output in q's place: a warpgroup's rows are its own.
-  store_rows(a, block, warpgroup * 64, softmax, out, shared.q[warpgroup], &maps.out, 1 + warpgroup);
-  if (threadIdx.x % kWarpgroupSize == 0) tma_store_wait_read<0>();
+  const bool leader = leads_warpgroup(warpgroup);
+  store_rows(a, block, warpgroup * 64, softmax, out, shared.q[warpgroup], &maps.out, head.head, head.batch,
+             1 + warpgroup, leader);
+  if (leader) tma_store_wait_read<0>();
 }
 
 template <int kColumns, class T>

@@ -60,12 +60,11 @@ __device__ void produce(const Args& a, const BlockOfQueries& block, int tiles_of
                         const Maps& maps) {
   constexpr int kSlices = kColumns / kSlice;
   const bool leader = threadIdx.x % kWarpSize == 0;
-  const int heads = static_cast<int>(a.heads), kv_heads = static_cast<int>(a.kv_heads);
-  const int kv_head = static_cast<int>(kv_head_of(a, block.head));
+  const Head head(a, block.head);
   if (leader) {
     mbarrier_arrive_expect(&shared.q_full, sizeof shared.q);
     for (int w = 0; w < Shape<kColumns>::kConsumers; ++w) {
-      load_slices<kSlices, 64>(shared.q[w], &maps.q, &shared.q_full, block.first + w * 64, block.head, heads);
+      load_slices<kSlices, 64>(shared.q[w], &maps.q, &shared.q_full, block.first + w * 64, head.head, head.batch);
     }
   }
   Ring<Shape<kColumns>::kPlaces> ring;
@@ -76,11 +75,11 @@ __device__ void produce(const Args& a, const BlockOfQueries& block, int tiles_of
     if (leader) {
       mbarrier_wait(&shared.k_empty[place], ring.phase ^ 1);
       mbarrier_arrive_expect(&shared.k_full[place], sizeof shared.k[place]);
-      load_slices<kSlices, kKeys>(shared.k[place], &maps.k, &shared.k_full[place], key, kv_head, kv_heads);
+      load_slices<kSlices, kKeys>(shared.k[place], &maps.k, &shared.k_full[place], key, head.kv_head, head.batch);
       mbarrier_wait(&shared.v_empty[place], ring.phase ^ 1);
       uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_full[place];
       mbarrier_arrive_expect(full, sizeof shared.v[place]);
-      load_slices<kSlices, kKeys>(shared.v[place], &maps.v, full, key, kv_head, kv_heads);
+      load_slices<kSlices, kKeys>(shared.v[place], &maps.v, full, key, head.kv_head, head.batch);
     }
     if (keys < kKeys) {  // the first tile only: what lies beyond the keys must become 0 before anyone reads it
       mbarrier_wait(&shared.v_raw, 0);
@@ -97,7 +96,7 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
                         const Maps& maps) {
   constexpr int kConsumers = Shape<kColumns>::kConsumers;
   const int warpgroup = warpgroup_of_block();
-  const bool leader = threadIdx.x % kWarpgroupSize == 0;
+  const bool leader = leads_warpgroup(warpgroup);
   const int first_row = warpgroup * 64;
   const float scale = static_cast<float>(a.scale * kLog2e);
   // A barrier for each warpgroup: this one waits at its own, and opens the next one's when its products are issued.
@@ -155,11 +154,13 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
       wgmma_wait<1>();  // the scores
       if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
       if constexpr (decltype(masked)::value) hide_unseen(score, block, first_row, j * kKeys);
-      softmax.weigh(score, scale, factor);
+      const bool raised = softmax.weigh(score, scale, factor);
       wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
       if (leader) mbarrier_arrive(&shared.v_empty[before.place]);
+      if (raised) {
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
+        for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
+      }
       pack_weights<T>(score, weight);
     };
     // Only the first tiles meet the mask; without it the loop is one piece, in which the compiler may move things.
@@ -173,7 +174,9 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
   }
   if (warpgroup == 0) wait_for_turn();  // which the last one has passed on; barriers end as they began
 
-  store_rows(a, block, first_row, softmax, out, shared.q[warpgroup], &maps.out, 1 + kConsumers + warpgroup);
+  const Head head(a, block.head);
+  store_rows(a, block, first_row, softmax, out, shared.q[warpgroup], &maps.out, head.head, head.batch,
+             1 + kConsumers + warpgroup, leader);
   if (leader) tma_store_wait_read<0>();
 }
 
