@@ -16,13 +16,15 @@ namespace {
 // last that can.
 
 Op<kf::softmax::Args> softmax_op() {
-  return {"softmax", cpu::softmax, emulated::softmax::rungs(), gpu::softmax::rungs(),
-          [](const kf::softmax::Args&) { return "v3_online"; }};
+  return {
+      "softmax", cpu::softmax, emulated::softmax::rungs(), gpu::softmax::rungs(),
+      // Beyond 16384 columns, v4 pays for rows that begin anywhere.
+      [](const kf::softmax::Args& a) { return a.width <= 16384 || a.width % 8 == 0 ? "v4_registers" : "v3_online"; }};
 }
 
 Op<kf::attention::Args> attention_op() {
   return {"attention", cpu::attention, emulated::attention::rungs(), gpu::attention::rungs(),
-          [](const kf::attention::Args&) { return "v2_tiled"; }};
+          [](const kf::attention::Args&) { return "v8_persistent"; }};
 }
 
 // For tensor cores and TMA: half types in rows that begin at multiples of 16 bytes, each in a place of its own. Others

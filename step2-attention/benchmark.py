@@ -1,5 +1,6 @@
 """python benchmark.py [--help]: every rung of this stage beside PyTorch, on the machine at hand."""
 
+import functools
 import pathlib
 import sys
 
@@ -11,6 +12,7 @@ stages.on_path()
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import step2_attention
 from kernel_fusion import benchmarks
@@ -43,10 +45,16 @@ ATTENTION = {
         (1, 12, 1024, 1024, 64, True, torch.bfloat16),
         (8, 12, 1, 1024, 64, False, torch.bfloat16),  # a decode step
         (8, 12, 1024, 1024, 64, True, torch.float32),
+        (8, 12, 1024, 1024, 64, True, torch.float16),
         (8, 12, 1024, 1024, 64, False, torch.bfloat16),
         (8, 12, 1024, 1024, 64, True, torch.bfloat16),
-        (4, 16, 2048, 2048, 128, True, torch.bfloat16),
+        (32, 12, 512, 512, 64, True, torch.bfloat16),
+        (32, 12, 1024, 1024, 64, False, torch.bfloat16),
+        (32, 12, 1024, 1024, 64, True, torch.bfloat16),
+        (4, 16, 4096, 4096, 64, False, torch.bfloat16),
         (4, 16, 4096, 4096, 64, True, torch.bfloat16),
+        (4, 16, 2048, 2048, 128, True, torch.bfloat16),
+        (4, 16, 4096, 4096, 128, True, torch.bfloat16),
     ],
 }
 
@@ -99,6 +107,20 @@ def sdpa(causal: bool, backend: SDPBackend | None = None):
     return run
 
 
+@functools.cache
+def causal_blocks(length: int):
+    """Which tiles of scores FlexAttention has to look at."""
+    return create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device="cuda")
+
+
+def flex(q, k, v):
+    """FlexAttention under torch.compile, causal: a Triton kernel made for the mask."""
+    return compiled_flex(q, k, v, block_mask=causal_blocks(q.shape[-2]))
+
+
+compiled_flex = torch.compile(flex_attention, dynamic=False)
+
+
 def attention_case(b, h, sq, sk, d, causal: bool, dtype: torch.dtype, device: str) -> benchmarks.Case:
     assert not causal or sq == sk  # SDPA's is_causal is aligned to the upper left, ours to the lower right
     peers = {"torch eager": composed(causal)}
@@ -108,6 +130,8 @@ def attention_case(b, h, sq, sk, d, causal: bool, dtype: torch.dtype, device: st
         peers["SDPA efficient"] = sdpa(causal, SDPBackend.EFFICIENT_ATTENTION)
         peers["SDPA flash"] = sdpa(causal, SDPBackend.FLASH_ATTENTION)
         peers["SDPA cuDNN"] = sdpa(causal, SDPBackend.CUDNN_ATTENTION)
+        if causal and dtype.itemsize == 2:
+            peers["FlexAttention"] = flex
     else:
         peers["SDPA"] = sdpa(causal)
     return benchmarks.Case(
