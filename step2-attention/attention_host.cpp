@@ -24,7 +24,12 @@ Op<kf::softmax::Args> softmax_op() {
 
 Op<kf::attention::Args> attention_op() {
   return {"attention", cpu::attention, emulated::attention::rungs(), gpu::attention::rungs(),
-          [](const kf::attention::Args&) { return "v8_persistent"; }};
+          [](const kf::attention::Args& a) {
+            // Blocks that stay pay where each of an H200's 132 multiprocessors gets a tile of queries.
+            const int64_t queries = a.head_dim <= 64 ? 256 : 128;
+            const int64_t tiles = a.batch * a.heads * ((a.q_length + queries - 1) / queries);
+            return tiles < 132 ? "v7_warpgroups" : "v8_persistent";
+          }};
 }
 
 // For tensor cores and TMA: half types in rows that begin at multiples of 16 bytes, each in a place of its own. Others

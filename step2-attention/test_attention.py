@@ -207,9 +207,11 @@ def test_more_tiles_than_multiprocessors(causal, dim, q_length, heads_each, devi
 
 
 @every_attention
-def test_each_block_of_keys_may_bring_a_new_maximum(device, rung):
+@pytest.mark.parametrize("steep", [7, 60])
+def test_each_block_of_keys_may_bring_a_new_maximum(steep, device, rung):
+    """Up to 2⁵⁰ times the weight before, which still fits, and beyond what a float holds."""
     q, k, v = qkv(3, 300, 64, dtype_of(rung), device)
-    k = (k.abs() * torch.linspace(1, 7, 300, device=device)[:, None]).to(q.dtype)
+    k = (k.abs() * torch.linspace(1, steep, 300, device=device)[:, None]).to(q.dtype)
     check_attention((q.abs(), k, v), rung)
     check_attention((q.abs(), k.flip(2), v), rung, layouts=False)  # for rungs that begin at the end
 
@@ -638,9 +640,12 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
 
     most = (1 << 31) - 1
     for rung in ("v2_block", "v3_online", "v4_registers", "auto"):
-        assert choose("softmax", rung, rows=most) == (rung if rung != "auto" else "v3_online")
+        assert choose("softmax", rung, rows=most) == (rung if rung != "auto" else "v4_registers")
     widest = (1 << 17) // dtype.itemsize
-    assert choose("softmax", "v4_registers", width=widest) == "v4_registers"
+    for rung in ("v4_registers", "auto"):
+        assert choose("softmax", rung, width=widest) == "v4_registers"
+    for width in (16388, 50257, widest + 8):  # rows that begin anywhere, and one that does not fit
+        assert choose("softmax", "auto", width=width) == "v3_online"
     for width in (widest + 1, widest + 16, 1 << 40):
         with testing.raises(
             ValueError,
@@ -664,6 +669,11 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
             ValueError, f"attention: rung 'v2_tiled' takes at most {most} blocks of 16 queries, got {1 << 31}"
         ):
             choose("attention", "v2_tiled", **sizes)
+    half = dtype.itemsize == 2
+    for dim, tile in ((64, 256), (128, 128)):
+        for tiles, rung in ((131, "v7_warpgroups"), (132, "v8_persistent")):
+            sizes = {"batch": 1, "heads": tiles, "q_length": tile, "head_dim": dim}
+            assert choose("attention", "auto", **sizes) == (rung if half else "v2_tiled")
     for rung in filter(on_tensor_cores, step2_attention.rungs("attention")):
         if not can_do(rung, 64, dtype):
             continue

@@ -74,8 +74,11 @@ def replace(path: pathlib.Path, text: str) -> None:
 
 
 def spread(row: dict) -> noise.Spread:
-    """The median of a row's time and its quartiles, for the rule of `noise`."""
-    return noise.Spread(row["ms"], *row["ms_quartiles"])
+    """The median of a row's time and its quartiles, for the rule of `noise`.
+
+    Rows that were kept only as a printed table have no quartiles: they count as one repeat.
+    """
+    return noise.Spread(row["ms"], *(row["ms_quartiles"] or (row["ms"], row["ms"])))
 
 
 def case_key(row: dict) -> tuple:

@@ -24,6 +24,22 @@ FAULTS = [
         f"{TEST1}::test_autocast_finds_the_widest_dtype_wherever_it_is[torch.bfloat16-torch.float32-residual-cpu]",
     ),
     Fault(
+        "persistent-blocks-too-early",
+        "auto takes the blocks that stay where a multiprocessor gets nothing",
+        HOST2,
+        "return tiles < 132 ?",
+        "return tiles < 131 ?",
+        f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
+    ),
+    Fault(
+        "wide-rows-anywhere",
+        "auto takes v4 of softmax for wide rows that begin anywhere",
+        HOST2,
+        "a.width <= 16384 ||",
+        "a.width >= 16384 ||",
+        f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
+    ),
+    Fault(
         "softmax-in-autocasts-dtype",
         "autocast makes softmax's input its own dtype, not float32",
         HOST2,

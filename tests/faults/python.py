@@ -24,6 +24,8 @@ PADDED2 = f"{ATTENTION2}_with_padding_and_shared_keys_and_of_its_log_sum_exp"
 FORMULA3 = f"{TEST3}::test_gradients_are_those_of_the_formula"
 EMBEDDING = f"{TEST4}::test_gradient_of_embedding[torch.int64-cpu-cpu]"
 
+RECHECK = "common/kernel_fusion/tests/test_recheck.py"
+
 FAULTS = [
     # ---- shapes without data: what torch.compile plans with ----
     Fault(
@@ -503,5 +505,38 @@ FAULTS = [
         'return _C.rungs(op, torch.device(device).type == "cuda")',
         "return _C.rungs(op, False)",
         f"{TEST1}::test_rungs_refuses_an_unknown_op",
+    ),
+    # ---- figures measured again ----
+    Fault(
+        "slower-kept",
+        "recheck --best keeps the slower of two times",
+        "common/kernel_fusion/recheck.py",
+        'pair.again < pair.row["ms"]',
+        'pair.again > pair.row["ms"]',
+        f"{RECHECK}::test_the_best_of_torch_compile_is_kept",
+    ),
+    Fault(
+        "all-peers-kept",
+        "recheck --best changes the times of peers that do not tune",
+        "common/kernel_fusion/recheck.py",
+        'if pair.row["impl"] == COMPILED and pair.quartiles',
+        "if pair.quartiles",
+        f"{RECHECK}::test_the_best_of_torch_compile_is_kept",
+    ),
+    Fault(
+        "compiled-beside-others",
+        "torch.compile is measured in the process of the other peers",
+        "common/kernel_fusion/recheck.py",
+        'alone = row["impl"] == COMPILED',
+        "alone = False",
+        f"{RECHECK}::test_a_process_measures_a_case_and_torch_compile_has_one_of_its_own",
+    ),
+    Fault(
+        "no-quartiles-no-time",
+        "a row without quartiles counts as if it had taken no time",
+        "common/kernel_fusion/results.py",
+        'or (row["ms"], row["ms"])',
+        'or (0.0, row["ms"])',
+        "common/kernel_fusion/tests/test_results.py::test_a_row_without_quartiles_counts_as_one_repeat",
     ),
 ]

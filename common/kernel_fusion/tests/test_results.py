@@ -58,3 +58,7 @@ def test_auto_may_not_be_behind_over_all_cases(measured):
     testing.check_automatic(stage_that_takes(lambda width: "v2"), "double", dict, at_most=1.4)
     with testing.raises(AssertionError, "times the time of v2, over all cases"):
         testing.check_automatic(stage_that_takes(lambda width: "v1"), "double", dict, at_most=9.0)
+
+
+def test_a_row_without_quartiles_counts_as_one_repeat():
+    assert results.spread({**row("v1", 0.1, width=8), "ms_quartiles": None}) == (0.1, 0.1, 0.1)
