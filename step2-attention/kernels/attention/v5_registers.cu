@@ -6,9 +6,10 @@
 //           V, once loaded, takes part in two products.
 // Since v4  The weights' tile is gone; q's fragments are loaded once, up to D 64. Rows are no longer padded: their
 //           16-byte chunks are exchanged instead (below). exp is one instruction in base 2, its argument one FMA with
-//           scale·log₂e in it. Scores are compared with the mask in the last tiles only; a warp leaves out tiles that
-//           none of its queries sees; blocks with many keys begin first. The output goes through shared memory and
-//           leaves in rows, 16 bytes a lane.
+//           scale·log₂e in it. The output is multiplied only when a maximum has grown by more than 2⁸. Scores are
+//           compared with the mask in the last tiles only; a warp leaves out tiles that none of its queries sees;
+//           blocks with many keys begin first. A thread starts a known number of copies, at known distances. The
+//           output goes through shared memory and leaves in rows, 16 bytes a lane.
 //
 //           Where chunk c of row r lies, D 64:   r 0   0 1 2 3 4 5 6 7      ldmatrix reads one chunk of eight rows:
 //                                                r 1   1 0 3 2 5 4 7 6      each lies in other banks, at c ^ r
@@ -19,7 +20,8 @@
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/128⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v3_mma, and a scale above 0. A warp's softmax and its products take turns: only another warp can keep
-//           the tensor cores busy meanwhile. Like v3 it rounds the weights
+//           the tensor cores busy meanwhile. Beyond D 64 registers are spilled: up to 160 bytes a thread. Like v3 it
+//           rounds the weights
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/vector.h>
