@@ -1,0 +1,106 @@
+"""What holds for the exercises of every stage; the tests beside them call this.
+
+What is handed out fails, and says where. The solution passes in every order of the threads. The skeleton is cut from
+the solution, the README names it, and it stands alone.
+"""
+
+import pathlib
+import re
+import subprocess
+from typing import NamedTuple
+
+from kernel_fusion import exercises, simt, stages
+
+ORDERS = ("forward", "reverse", "random:1")
+
+
+def named(path: pathlib.Path) -> str:
+    """For pytest's ids."""
+    return path.stem
+
+
+def ran(source: pathlib.Path, order: str) -> subprocess.CompletedProcess:
+    """The program compiled for the CPU, and run with its threads in this order."""
+    program = simt.compile_program(source)
+    environment = simt.run_environment(order)  # as `kernel-fusion simt` does
+    return subprocess.run([str(program)], env=environment, capture_output=True, text=True)
+
+
+class Exercises(NamedTuple):
+    """Those in a folder.
+
+    Args:
+        here: the folder.
+        complaints: by name, what the check says before anybody has written anything: a regular expression.
+    """
+
+    here: pathlib.Path
+    complaints: dict[str, str]
+
+    @property
+    def solutions(self) -> list[pathlib.Path]:
+        return sorted((self.here / "solutions").glob("*.cu"))
+
+    @property
+    def programs(self) -> list[pathlib.Path]:
+        """Solutions and what is handed out."""
+        return [*self.solutions, *sorted(self.here.glob("*.cu"))]
+
+    def written(self, name: str, text: str) -> pathlib.Path:
+        """A program of this text in the build folder, touched only where it changes, so that it is compiled once."""
+        path = stages.ROOT / "build" / "exercises-tested" / f"{self.here.parent.name}-{name}.cu"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+        return path
+
+    def handed_out(self, solution: pathlib.Path) -> pathlib.Path:
+        """The skeleton as it is cut now."""
+        return self.written(solution.stem, exercises.cut(solution))
+
+    def check_handed_out(self, solution: pathlib.Path, order: str = "forward") -> None:
+        """The skeleton fails with its complaint."""
+        done = ran(self.handed_out(solution), order)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert re.search(self.complaints[solution.stem], done.stdout), done.stdout
+        assert "all right" not in done.stdout
+        assert done.stderr == ""
+
+    def check_solution(self, solution: pathlib.Path) -> None:
+        """The solution passes in every order, and prints the same."""
+        outputs = set()
+        for order in ORDERS:
+            done = ran(solution, order)
+            assert done.returncode == 0, f"{order}: {done.stdout}{done.stderr}"
+            assert done.stdout.endswith("all right\n")
+            assert done.stderr == ""
+            outputs.add(done.stdout)
+        assert len(outputs) == 1
+
+    def check_skeletons(self) -> None:
+        """Who changes a solution runs `kernel-fusion exercises --cut`. Readers work on copies, in exercises/mine."""
+        assert [path.name for path in exercises.stale() if path.parent.parent == self.here] == []
+        assert sorted(path.name for path in self.here.glob("*.cu")) == [path.name for path in self.solutions]
+
+    def check_readme(self) -> None:
+        """Each exercise is a heading, once, with the minutes that it takes."""
+        text = (self.here / "README.md").read_text(encoding="utf-8")
+        headings = re.findall(r"^### \[(\w+)\.cu\]\((\w+)\.cu\): .+ · \d+ minutes$", text, re.M)
+        names = [path.stem for path in self.solutions]
+        assert [title for title, _ in headings] == names == [link for _, link in headings]
+        assert set(self.complaints) == set(names)
+
+    def check_stands_alone(self, path: pathlib.Path) -> None:
+        """A program is short, needs none of our headers, and says how to run it."""
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 130
+        assert [name for name in re.findall(r"#include [<\"](.+?)[>\"]", text) if "/" in name] == []
+        assert f"kernel-fusion simt exercises/{path.name}" in text
+
+    def check_wrong_answer(self, number: int, name: str, right: str, wrong: str, complaint: str) -> None:
+        """The solution `name` with `wrong` in the place of `right` is not taken, and the check says `complaint`."""
+        text = (self.here / "solutions" / f"{name}.cu").read_text(encoding="utf-8")
+        assert text.count(right) == 1
+        done = ran(self.written(f"wrong-{number}", text.replace(right, wrong)), "random:1")
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert complaint in done.stdout
