@@ -16,10 +16,11 @@ namespace {
 // last that can.
 
 Op<kf::softmax::Args> softmax_op() {
-  return {
-      "softmax", cpu::softmax, emulated::softmax::rungs(), gpu::softmax::rungs(),
-      // Beyond 16384 columns, v4 pays for rows that begin anywhere.
-      [](const kf::softmax::Args& a) { return a.width <= 16384 || a.width % 8 == 0 ? "v4_registers" : "v3_online"; }};
+  return {"softmax", cpu::softmax, emulated::softmax::rungs(), gpu::softmax::rungs(),
+          // Beyond 16384 columns, v4 pays for rows that begin anywhere.
+          [](const kf::softmax::Args& a) {
+            return a.width <= 16384 || a.width * size_of(a.dtype) % 16 == 0 ? "v4_registers" : "v3_online";
+          }};
 }
 
 Op<kf::attention::Args> attention_op() {

@@ -207,6 +207,19 @@ def test_more_tiles_than_multiprocessors(causal, dim, q_length, heads_each, devi
 
 
 @every_attention
+@pytest.mark.parametrize("dim", [16, 104])
+@with_and_without_mask
+def test_more_tiles_than_multiprocessors_with_padding_and_shared_keys(causal, dim, device, rung):
+    """A block's later tiles are of other batches and heads; between them is a batch without keys."""
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 16
+    heads = multiprocessors // 2
+    q, k, v = qkv(300, 140, dim, dtype_of(rung), device, batch=3, heads=heads, kv_heads=heads // 2)
+    begin, end = (torch.tensor(bounds, dtype=torch.int32, device=device) for bounds in ([0, 9, 5], [140, 9, 131]))
+    out = step2_attention.attention(q, k, v, begin, end, causal=causal, rung=rung)
+    assert_attends(out, q, k, v, begin, end, causal=causal)
+
+
+@every_attention
 @pytest.mark.parametrize("steep", [7, 60])
 def test_each_block_of_keys_may_bring_a_new_maximum(steep, device, rung):
     """Up to 2⁵⁰ times the weight before, which still fits, and beyond what a float holds."""
@@ -644,8 +657,9 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
     widest = (1 << 17) // dtype.itemsize
     for rung in ("v4_registers", "auto"):
         assert choose("softmax", rung, width=widest) == "v4_registers"
-    for width in (16388, 50257, widest + 8):  # rows that begin anywhere, and one that does not fit
-        assert choose("softmax", "auto", width=width) == "v3_online"
+    for width in (16386, 16388, 50257, widest + 8):  # rows that begin anywhere or do not fit; or neither
+        whole = width * dtype.itemsize % 16 == 0 and width <= widest
+        assert choose("softmax", "auto", width=width) == ("v4_registers" if whole else "v3_online")
     for width in (widest + 1, widest + 16, 1 << 40):
         with testing.raises(
             ValueError,

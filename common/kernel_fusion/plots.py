@@ -105,7 +105,8 @@ def _ladder(measured: results.Results, op: str, rows: list[dict]) -> Plot:
         "times": [[row["impl"], row["kind"], row["ms"] if row["correct"] else None] for row in rows],
     }
     if first["percent_of_ceiling"] is not None:
-        ceiling = first["ms"] * first["percent_of_ceiling"] / 100
+        nearest = max(rows, key=lambda row: row["percent_of_ceiling"] or 0)  # the most digits where shares are rounded
+        ceiling = nearest["ms"] * nearest["percent_of_ceiling"] / 100
         memory = first["bound"] == "memory"
         what = "as many bytes at memory's best" if memory else "as many operations in a large matrix product"
         data |= {"ceiling_ms": float(f"{ceiling:.3g}"), "ceiling": f"{what}: {milliseconds(ceiling)}"}

@@ -87,8 +87,9 @@ def measure_case(
         inputs = case.inputs(device)
         for row in rows:
             fn = functools.partial(case.run, rung=row["impl"]) if row["kind"] == "rung" else case.peers[row["impl"]]
+            repeats = (10, 100) if device.type == "cuda" else (1, 5)
             try:
-                found.append(clock.measure(fn, inputs, *((10, 100) if device.type == "cuda" else (1, 5))).ms)
+                found.append(clock.measure(fn, benchmarks.own_copy(inputs), *repeats).ms)
             except (ValueError, RuntimeError) as refusal:
                 found.append(str(refusal).splitlines()[0])
     return found
@@ -159,6 +160,8 @@ def command(options: argparse.Namespace, console: Console) -> int:
     if not rows:
         raise UserError(f"{options.results}: no row to compare")
     if options.against:
+        if options.best:
+            raise UserError("--best keeps what is measured again, and with --against nothing is")
         compared = pairs(rows, results.read(options.against).rows)
     else:
         compared = _measured(first, rows, options.output, console)
@@ -235,7 +238,7 @@ def _with_time(row: dict, pair: Pair) -> dict:
         if row[name] is not None
     }
     ms, low, high = (benchmarks.rounded(time) for time in (pair.again, *pair.quartiles))
-    return {**row, "ms": ms, "ms_quartiles": [low, high], **rates}
+    return {**row, "ms": ms, "ms_quartiles": [low, high], **rates, "again": benchmarks.provenance()}
 
 
 def keep(compared: list[Pair], output: pathlib.Path | None) -> None:

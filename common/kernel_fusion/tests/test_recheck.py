@@ -99,7 +99,7 @@ def test_what_was_measured_is_kept_where_the_rest_is_not(tmp_path, monkeypatch, 
     assert "100 µs, alone 200 µs" in capsys.readouterr().out
 
 
-def test_the_best_of_torch_compile_is_kept(tmp_path, monkeypatch):
+def test_the_best_of_torch_compile_is_kept(tmp_path, monkeypatch, capsys):
     """And of nobody else: only torch.compile chooses anew each time."""
     monkeypatch.setattr(stages, "ROOT", tmp_path)
     peer = {"kind": "peer", "ms": 0.1, "gb_s": 100.0, "tflop_s": 2.0, "percent_of_ceiling": None}
@@ -121,7 +121,10 @@ def test_the_best_of_torch_compile_is_kept(tmp_path, monkeypatch):
     best = results.read(path).rows
     assert best[1:] == rows[1:]
     changed = {"ms": 0.08, "ms_quartiles": [0.07, 0.09], "gb_s": 125.0, "tflop_s": 2.5}
+    assert set(best[0].pop("again")) == {"commit", "date"}
     assert best[0] == {**rows[0], **changed}
+    assert cli.main(["recheck", str(path), "--best", "--against", str(path)]) == 1
+    assert "with --against nothing is" in capsys.readouterr().err
 
 
 def test_a_process_measures_a_case_and_torch_compile_has_one_of_its_own():

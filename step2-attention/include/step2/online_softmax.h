@@ -20,7 +20,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
   return power;
 }
-// So far, in powers of 2, may the maximum that a rung subtracts stay behind the true one: weights are then at most 2⁸
+
+// How far, in powers of 2, the maximum that a rung subtracts may stay behind the true one. Weights are then at most 2⁸
 // times what they would be, which changes neither their relative error nor the quotient, and what was accumulated is
 // rarely multiplied. An idea of FlashAttention-4.
 constexpr float kMaxLag = 8;

@@ -20,8 +20,8 @@ __device__ __forceinline__ int warpgroup_of_block() {
   return same_in_warp(static_cast<int>(threadIdx.x / kWarpgroupSize));
 }
 
-// Whether this thread does what one thread does for its warpgroup. It is in another warp of each warpgroup, and so in
-// another quarter of the multiprocessor: that work, too, takes turns at issuing with everyone's there.
+// Whether this thread does what one thread does for its warpgroup. In warpgroup w it is lane 0 of warp w % 4, so that
+// the leaders' further instructions are spread over the multiprocessor's four quarters.
 __device__ __forceinline__ bool leads_warpgroup(int warpgroup) {
   return threadIdx.x % kWarpgroupSize == warpgroup % 4 * kWarpSize;
 }

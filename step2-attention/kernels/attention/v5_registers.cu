@@ -6,10 +6,10 @@
 //           V, once loaded, takes part in two products.
 // Since v4  The weights' tile is gone; q's fragments are loaded once, up to D 64. Rows are no longer padded: their
 //           16-byte chunks are exchanged instead (below). exp is one instruction in base 2, its argument one FMA with
-//           scale·log₂e in it. The output is multiplied only when a maximum has grown by more than 2⁸. Scores are
-//           compared with the mask in the last tiles only; a warp leaves out tiles that none of its queries sees;
-//           blocks with many keys begin first. A thread starts a known number of copies, at known distances. The
-//           output goes through shared memory and leaves in rows, 16 bytes a lane.
+//           scale·log₂e in it. The output is multiplied only when a maximum, in powers of 2, has grown by more than
+//           8. Scores are compared with the mask in the last tiles only; a warp leaves out tiles that none of its
+//           queries sees; blocks with many keys begin first. A thread starts a known number of copies, at known
+//           distances. The output goes through shared memory and leaves in rows, 16 bytes a lane.
 //
 //           Where chunk c of row r lies, D 64:   r 0   0 1 2 3 4 5 6 7      ldmatrix reads one chunk of eight rows:
 //                                                r 1   1 0 3 2 5 4 7 6      each lies in other banks, at c ^ r
@@ -20,8 +20,9 @@
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/128⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v3_mma, and a scale above 0. A warp's softmax and its products take turns: only another warp can keep
-//           the tensor cores busy meanwhile. Beyond D 64 registers are spilled: up to 160 bytes a thread. Like v3 it
-//           rounds the weights
+//           the tensor cores busy meanwhile. Beyond D 64 registers are spilled: up to 160 bytes a thread. Scores
+//           beyond 2²⁷ may overflow float16's weights, and beyond 2³¹ bfloat16's: scale is applied within an FMA, the
+//           maximum's rounded by itself. Like v3 it rounds the weights
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/vector.h>
@@ -101,9 +102,10 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
   const int columns = static_cast<int>(a.head_dim);
   const float scale = static_cast<float>(a.scale * kLog2e);
 
-  // This lane's rows, two a tile, and what it holds of them: of each 8 columns two.
-  float max[kRowTiles][2], sum[kRowTiles][2] = {};  // the greatest score so far, unscaled; the sum of its own columns
-  float out[kRowTiles][kDim / 8][4] = {};           // [0], [1]: of the first row; [2], [3]: of the second
+  // This lane's rows, two a tile, and what it holds of them: of each 8 columns two. max: the greatest score so far, or
+  // not far below it; unscaled. sum: of its own columns.
+  float max[kRowTiles][2], sum[kRowTiles][2] = {};
+  float out[kRowTiles][kDim / 8][4] = {};  // [0], [1]: of the first row; [2], [3]: of the second
   for (auto& pair : max) pair[0] = pair[1] = -INFINITY;
 
   const auto start_keys = [&](int first_key, int place) {
@@ -182,13 +184,13 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
           highest = greater_of(highest, greater_of(score[tile][n][2 * r], score[tile][n][2 * r + 1]));
         }
         highest = quad_max(highest);
-        if ((highest - max[tile][r]) * scale > kMaxLag) {
+        if ((highest - max[tile][r]) * scale > kMaxLag) {  // not if nothing was seen yet and nothing is now: NaN
           factor[r] = exp2_approx((max[tile][r] - highest) * scale);
           max[tile][r] = highest;
           sum[tile][r] *= factor[r];
           raised = true;
         }
-        subtracted[r] = max[tile][r] == -INFINITY ? 0.0f : max[tile][r] * scale;
+        subtracted[r] = max[tile][r] == -INFINITY ? 0.0f : max[tile][r] * scale;  // −inf − (−inf) would be NaN
       }
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {

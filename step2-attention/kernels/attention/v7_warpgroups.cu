@@ -25,7 +25,6 @@
 #include <kf/numeric.h>
 
 #include "hopper.h"
-#include "rows.h"
 #include "rungs.h"
 #include "tensor_cores.h"
 

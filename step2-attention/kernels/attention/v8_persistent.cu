@@ -6,9 +6,9 @@
 //           product.
 // Since v7  A loop over tiles of queries, in an order that gives all blocks the same work (Order). The producer works
 //           out which tile is next and hands it on beside the queries: it has the time, and a consumer's instructions
-//           are what the tensor cores wait for. Up to D 64: four consumers and 64 keys a tile, without turns, since
-//           four fill each other's gaps; and consumers exchange their rows from one tile of queries to the next: under
-//           a causal mask the last rows cost most.
+//           are what the tensor cores wait for. Consumers exchange their rows from one tile of queries to the next:
+//           under a causal mask the last rows cost most. Up to D 64: four consumers and 64 keys a tile, without turns,
+//           since four fill each other's gaps.
 //
 //           producer      Q0 K V K V K V Q1 K V K V K V Q2 …
 //           consumers          tile 0      │      tile 1     │ …
@@ -26,7 +26,6 @@
 #include <algorithm>
 
 #include "hopper.h"
-#include "rows.h"
 #include "rungs.h"
 #include "tensor_cores.h"
 
@@ -74,7 +73,7 @@ struct Shared {
 };
 
 // The tiles of queries that a block works on, one after the other: in round r its number blockIdx.x of gridDim.x tiles,
-// or of gridDim.x pairs of tiles in two rounds.
+// with the heaviest first counted from the other end in every second round; or of gridDim.x pairs in two rounds.
 template <int kColumns>
 struct Work {
   static constexpr int kQueries = Shape<kColumns>::kQueries;
@@ -89,7 +88,7 @@ struct Work {
 
   __device__ void next() { ++round; }
 
-  // False after the last one.
+  // This round's tile, or the next one's where this one has none. False after the last one.
   __device__ bool find(const Args& a, BlockOfQueries& block) {
     unsigned head, tile;
     if (order == Order::kPairs) {
@@ -120,7 +119,7 @@ __device__ int tiles_of_keys(const BlockOfQueries& block) {
   return max(block.seen_by(Shape<kColumns>::kQueries - 1) + kKeys - 1, 0) / kKeys;
 }
 
-// What one lane has read, as something that all lanes have in common.
+// What all lanes have read alike, in a form that shows the compiler so.
 __device__ BlockOfQueries in_all_lanes(const BlockOfQueries& block) {
   BlockOfQueries same;
   same.head = same_in_warp(block.head);
@@ -326,8 +325,8 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
   }
 }
 
-// Measured on an H200: with two tiles a head, or where a round of pairs leaves more than a tenth of the multiprocessors
-// idle, the heaviest ones first are better, by up to 17 %; elsewhere pairs, by up to 9 % at D 128.
+// Measured on an H200: with two tiles a head, or where pairs leave more than a tenth of all rounds' places empty, the
+// heaviest ones first are better, by up to 17 %; elsewhere pairs, by up to 9 % at D 128.
 Order order_of(const Args& a, int64_t tiles, int64_t blocks) {
   if (!a.causal) return Order::kHeads;
   const int64_t pairs = a.batch * a.heads * ceil_div(tiles, 2), rounds = ceil_div(pairs, blocks);
