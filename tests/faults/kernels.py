@@ -438,7 +438,7 @@ FAULTS = [
     Fault(
         "tiles-skipped",
         "a block leaves out tiles of queries",
-        f"{STEP2}/attention/v8_persistent.cu",
+        f"{STEP2}/attention/schedule.h",
         "const unsigned number = round * gridDim.x +",
         "const unsigned number = round * (gridDim.x + 1) +",
         f"{TEST2}::test_more_tiles_than_multiprocessors[full-16-300-3-cpu-v8_persistent]",
@@ -446,7 +446,7 @@ FAULTS = [
     Fault(
         "pairs-of-the-same-tile",
         "the second tile of a pair is the first one again",
-        f"{STEP2}/attention/v8_persistent.cu",
+        f"{STEP2}/attention/schedule.h",
         "tiles - 1 - pair % pairs : pair % pairs;",
         "tiles - 1 - pair % pairs : tiles - 1 - pair % pairs;",
         f"{TEST2}::test_more_tiles_than_multiprocessors[causal-16-800-2.5-cpu-v8_persistent]",
@@ -454,7 +454,7 @@ FAULTS = [
     Fault(
         "middle-tile-lost",
         "the middle tile of an odd number is left out both times",
-        f"{STEP2}/attention/v8_persistent.cu",
+        f"{STEP2}/attention/schedule.h",
         "if (round % 2 == 1 && pair % pairs",
         "if (pair % pairs",
         f"{TEST2}::test_more_tiles_than_multiprocessors[causal-104-300-3-cpu-v8_persistent]",
@@ -462,7 +462,7 @@ FAULTS = [
     Fault(
         "back-by-one-too-many",
         "on the way back tiles are counted from one too far",
-        f"{STEP2}/attention/v8_persistent.cu",
+        f"{STEP2}/attention/schedule.h",
         "(back ? gridDim.x - 1 - blockIdx.x : blockIdx.x)",
         "(back ? gridDim.x - blockIdx.x : blockIdx.x)",
         f"{TEST2}::test_more_tiles_than_multiprocessors[causal-16-300-3-cpu-v8_persistent]",

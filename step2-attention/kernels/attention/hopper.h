@@ -74,6 +74,18 @@ struct Head {
         kv_head(head / (static_cast<int>(a.heads) / static_cast<int>(a.kv_heads))) {}
 };
 
+// What all lanes have read alike, in a form that shows the compiler so.
+__device__ inline BlockOfQueries in_all_lanes(const BlockOfQueries& block) {
+  BlockOfQueries same;
+  same.head = same_in_warp(block.head);
+  same.first = same_in_warp(block.first);
+  same.first_key = same_in_warp(block.first_key);
+  same.queries = same_in_warp(block.queries);
+  same.keys = same_in_warp(block.keys);
+  same.diagonal = same_in_warp(block.diagonal);
+  return same;
+}
+
 // Copies that many rows of a head, slice by slice, into `tile`. One thread does this.
 template <int kSlices, int kRows, class T>
 __device__ void load_slices(T (*tile)[kRows * kSlice], const CUtensorMap* map, uint64_t* barrier, int row, int head,

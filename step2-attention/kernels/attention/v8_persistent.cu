@@ -4,7 +4,8 @@
 //           one block for each multiprocessor stays until all is done: its producer runs ahead into the next tile of
 //           queries, for which there is a second place, and an output leaves by TMA under the next tile's first
 //           product.
-// Since v7  A loop over tiles of queries, in an order that gives all blocks the same work (Order). The producer works
+// Since v7  A loop over tiles of queries, in an order that gives all blocks the same work (schedule.h). The producer
+// works
 //           out which tile is next and hands it on beside the queries: it has the time, and a consumer's instructions
 //           are what the tensor cores wait for. Consumers exchange their rows from one tile of queries to the next:
 //           under a causal mask the last rows cost most. Up to D 64: four consumers and 64 keys a tile, without turns,
@@ -27,18 +28,11 @@
 
 #include "hopper.h"
 #include "rungs.h"
+#include "schedule.h"
 #include "tensor_cores.h"
 
 namespace kf::KF_BACKEND::attention {
 namespace {
-
-// In which order the tiles of queries are done. Under a causal mask the last ones of a head see most keys.
-enum class Order {
-  kHeads,          // head by head: all cost the same
-  kPairs,          // head by head, the last tile with the first one, the last but one with the second …: all pairs cost
-                   // the same, and K and V stay in the L2 cache
-  kHeaviestFirst,  // the last tiles of all heads, then those before them …: what is left at the end is small
-};
 
 template <int kColumns>
 struct Shape {
@@ -72,63 +66,10 @@ struct Shared {
   Announced announced[2];  // whose queries lie in q
 };
 
-// The tiles of queries that a block works on, one after the other: in round r its number blockIdx.x of gridDim.x tiles,
-// with the heaviest first counted from the other end in every second round; or of gridDim.x pairs in two rounds.
-template <int kColumns>
-struct Work {
-  static constexpr int kQueries = Shape<kColumns>::kQueries;
-  const unsigned tiles, heads;  // tiles of a head, heads of all batches
-  const Order order;
-  unsigned round = 0;
-
-  __device__ Work(const Args& a, Order order)
-      : tiles(static_cast<unsigned>(ceil_div(a.q_length, kQueries))),
-        heads(static_cast<unsigned>(a.batch * a.heads)),
-        order(order) {}
-
-  __device__ void next() { ++round; }
-
-  // This round's tile, or the next one's where this one has none. False after the last one.
-  __device__ bool find(const Args& a, BlockOfQueries& block) {
-    unsigned head, tile;
-    if (order == Order::kPairs) {
-      const unsigned pairs = (tiles + 1) / 2;
-      unsigned pair = round / 2 * gridDim.x + blockIdx.x;
-      if (round % 2 == 1 && pair % pairs == tiles - 1 - pair % pairs) {  // the middle one of an odd number is alone
-        ++round;
-        pair += gridDim.x;
-      }
-      head = pair / pairs;
-      tile = round % 2 == 0 ? tiles - 1 - pair % pairs : pair % pairs;
-    } else {
-      // Back and forth, so that who had the heaviest of one round has the lightest of the next.
-      const bool back = order == Order::kHeaviestFirst && round % 2 == 1;
-      const unsigned number = round * gridDim.x + (back ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-      head = order == Order::kHeaviestFirst ? number % heads : number / tiles;
-      tile = order == Order::kHeaviestFirst ? tiles - 1 - number / heads : number % tiles;
-    }
-    if (head >= heads || tile >= tiles) return false;
-    block = BlockOfQueries(a, head, int64_t{tile} * kQueries, kQueries);
-    return true;
-  }
-};
-
 template <int kColumns>
 __device__ int tiles_of_keys(const BlockOfQueries& block) {
   constexpr int kKeys = Shape<kColumns>::kKeys;
   return max(block.seen_by(Shape<kColumns>::kQueries - 1) + kKeys - 1, 0) / kKeys;
-}
-
-// What all lanes have read alike, in a form that shows the compiler so.
-__device__ BlockOfQueries in_all_lanes(const BlockOfQueries& block) {
-  BlockOfQueries same;
-  same.head = same_in_warp(block.head);
-  same.first = same_in_warp(block.first);
-  same.first_key = same_in_warp(block.first_key);
-  same.queries = same_in_warp(block.queries);
-  same.keys = same_in_warp(block.keys);
-  same.diagonal = same_in_warp(block.diagonal);
-  return same;
 }
 
 // One warp of the producer.
@@ -140,7 +81,7 @@ __device__ void produce(const Args& a, Order order, Shared<kColumns, T>& shared,
   Ring<Shape<kColumns>::kPlaces> ring;
   int raw_phase = 0;
   BlockOfQueries block;
-  for (Work<kColumns> work(a, order); work.find(a, block); work.next(), q_ring.advance()) {
+  for (Work<Shape<kColumns>::kQueries> work(a, order); work.find(a, block); work.next(), q_ring.advance()) {
     const Head head(a, block.head);
     if (leader) {
       uint64_t* const full = &shared.q_full[q_ring.place];
@@ -323,14 +264,6 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     take_registers<S::kRegisters>();
     consume<kColumns>(a, shared, maps);
   }
-}
-
-// Measured on an H200: with two tiles a head, or where pairs leave more than a tenth of all rounds' places empty, the
-// heaviest ones first are better, by up to 17 %; elsewhere pairs, by up to 9 % at D 128.
-Order order_of(const Args& a, int64_t tiles, int64_t blocks) {
-  if (!a.causal) return Order::kHeads;
-  const int64_t pairs = a.batch * a.heads * ceil_div(tiles, 2), rounds = ceil_div(pairs, blocks);
-  return tiles > 2 && 10 * pairs >= 9 * rounds * blocks ? Order::kPairs : Order::kHeaviestFirst;
 }
 
 template <int kColumns, class T>
