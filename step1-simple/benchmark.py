@@ -1,5 +1,6 @@
 """python benchmark.py [--help]: every rung of this stage beside its peers, on the machine at hand."""
 
+import functools
 import pathlib
 import sys
 
@@ -141,16 +142,19 @@ def by_the_peers_mask(outputs, x, bias, residual, mask):
 # ---- the cases ----
 
 
+@functools.cache
+def triton_kernels():
+    """Our versions in Triton, which only machines with a GPU need to have."""
+    return stages.load_script(stages.find("step1"), "triton_kernels")
+
+
 def peers(device: str, eager, triton_kernel: str | None, *arguments) -> dict:
     """PyTorch as it comes: a kernel an operation. On a GPU torch.compile, which fuses them, and our Triton kernel."""
     if device == "cpu":
         return {"torch eager": eager}
     found = {"torch eager": eager, "torch.compile": benchmarks.compiled(eager)}
     if triton_kernel:
-        import triton_kernels
-
-        function = getattr(triton_kernels, triton_kernel)
-        found["triton"] = lambda *inputs: function(*inputs, *arguments)
+        found["triton"] = lambda *inputs: getattr(triton_kernels(), triton_kernel)(*inputs, *arguments)
     return found
 
 
@@ -252,9 +256,7 @@ def bias_dropout_residual_case(rows: int, width: int, dtype: torch.dtype, device
     state = rng_state()
     own = peers(device, dropout_then_add, None)
     if device == "cuda":
-        import triton_kernels
-
-        own["triton"] = lambda x, bias, residual, mask: triton_kernels.bias_dropout_residual(
+        own["triton"] = lambda x, bias, residual, mask: triton_kernels().bias_dropout_residual(
             x, bias, residual, P, SEED, OFFSET
         )
     return benchmarks.Case(

@@ -15,12 +15,21 @@ namespace {
 // `auto` on CUDA tensors takes the best rung of those that have been measured (results/); where that cannot do it, the
 // last that can.
 
+// Of rows up to 32 KB several fit into a multiprocessor's registers; wider ones are shared.
+template <class Args>
+bool fits_registers(const Args& a) {
+  return a.width * size_of(a.dtype) <= 32768;
+}
+
 Op<kf::softmax::Args> softmax_op() {
   return {"softmax", cpu::softmax, emulated::softmax::rungs(), gpu::softmax::rungs(),
-          // Beyond 16384 columns, v4 pays for rows that begin anywhere.
-          [](const kf::softmax::Args& a) {
-            return a.width <= 16384 || a.width * size_of(a.dtype) % 16 == 0 ? "v4_registers" : "v3_online";
-          }};
+          [](const kf::softmax::Args& a) { return fits_registers(a) ? "v4_registers" : "v5_cluster"; }};
+}
+
+Op<kf::softmax_backward::Args> softmax_backward_op() {
+  return {"softmax_backward", cpu::softmax_backward, emulated::softmax_backward::rungs(),
+          gpu::softmax_backward::rungs(),
+          [](const kf::softmax_backward::Args& a) { return fits_registers(a) ? "v3_registers" : "v4_cluster"; }};
 }
 
 Op<kf::attention::Args> attention_op() {
@@ -33,74 +42,255 @@ Op<kf::attention::Args> attention_op() {
           }};
 }
 
+Op<kf::attention_backward::Args> backward_op() {
+  return {"attention_backward", cpu::attention_backward, emulated::attention_backward::rungs(),
+          gpu::attention_backward::rungs(),
+          [](const kf::attention_backward::Args&) { return "v3_mma"; }};  // v4 has not been measured yet
+}
+
+Op<kf::attention_decode::Args> decode_op() {
+  return {"attention_decode", cpu::attention_decode, emulated::attention_decode::rungs(),
+          gpu::attention_decode::rungs(),
+          [](const kf::attention_decode::Args&) { return "v6_paged"; }};  // for a cache in one piece no slower than v5
+}
+
 // For tensor cores and TMA: half types in rows that begin at multiples of 16 bytes, each in a place of its own. Others
-// are copied; those that could not be so, whose head_dim is no multiple of 8, stay as they are.
-bool has_aligned_rows(const at::Tensor& t) {
-  if (t.element_size() != 2 || t.size(3) % 8 != 0) return true;
+// are copied; those that could not be so, whose head_dim is no multiple of 8, stay as they are. So do wider types.
+// `for_decode`: where no rung uses TMA, rows may share a place, and some load vectors of float32, too.
+bool has_aligned_rows(const at::Tensor& t, bool for_decode = false) {
+  const int64_t vector = 16 / t.element_size();
+  if ((t.element_size() != 2 && !for_decode) || t.size(3) % vector != 0) return true;
   bool aligned = reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0;
   for (int64_t dim = 0; dim < 3; ++dim) {
-    aligned = aligned && (t.size(dim) <= 1 || (t.stride(dim) % 8 == 0 && t.stride(dim) > 0));
+    aligned = aligned && (t.size(dim) <= 1 || (t.stride(dim) % vector == 0 && (t.stride(dim) > 0 || for_decode)));
   }
   return aligned;
 }
 
-at::Tensor with_aligned_rows(const at::Tensor& t) {
+at::Tensor with_aligned_rows(const at::Tensor& t, bool for_decode = false) {
   const at::Tensor whole = with_whole_rows(t);
-  return has_aligned_rows(whole) ? whole : whole.clone(at::MemoryFormat::Contiguous);
+  return has_aligned_rows(whole, for_decode) ? whole : whole.clone(at::MemoryFormat::Contiguous);
 }
 
 kf::attention::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
 
-// One of the bounds of the keys that exist.
-void check_bound(const char* name, const std::optional<at::Tensor>& bound, const at::Tensor& q) {
-  if (!bound) return;
-  check_type("attention", name, *bound, at::kInt);
-  check_device("attention", name, *bound, "q", q);
-  check_shape("attention", name, *bound, {q.size(0)});
+// The causal mask needs rows and columns.
+void check_squares(const char* op, const char* name, const at::Tensor& t, bool causal) {
+  TORCH_CHECK_VALUE(!causal || t.dim() >= 2, op, ": `", name,
+                    "` must have at least 2 dimensions where `causal` is set, got ", t.dim(), " (shape ", shape_text(t),
+                    ")");
 }
 
-void check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                     const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end) {
-  check_floating("attention", "q", q);
-  check_dim("attention", "q", q, 4);
-  TORCH_CHECK_VALUE(q.size(3) > 0, "attention: the last dimension of `q` (head_dim) must not be 0, got shape ",
-                    shape_text(q));
-  check_like("attention", "k", k, "q", q);
-  check_dim("attention", "k", k, 4);
-  check_shape("attention", "k", k, {q.size(0), k.size(1), k.size(2), q.size(3)});
-  TORCH_CHECK_VALUE(k.size(1) == q.size(1) || (k.size(1) > 0 && q.size(1) % k.size(1) == 0),
-                    "attention: the heads of `q` must be a multiple of those of `k`, got ", q.size(1), " and ",
+// One of the bounds of the keys that exist.
+void check_bound(const char* op, const char* name, const std::optional<at::Tensor>& bound, const at::Tensor& q) {
+  if (!bound) return;
+  check_type(op, name, *bound, at::kInt);
+  check_device(op, name, *bound, "q", q);
+  check_shape(op, name, *bound, {q.size(0)});
+}
+
+// Queries, and heads that share those of the keys.
+void check_heads(const char* op, const at::Tensor& q, const char* k_name, const at::Tensor& k) {
+  TORCH_CHECK_VALUE(k.size(1) == q.size(1) || (k.size(1) > 0 && q.size(1) % k.size(1) == 0), op,
+                    ": the heads of `q` must be a multiple of those of `", k_name, "`, got ", q.size(1), " and ",
                     k.size(1));
-  check_like("attention", "v", v, "q", q);
-  check_dim("attention", "v", v, 4);
-  check_shape("attention", "v", v, k.sizes());
-  check_bound("key_begin", key_begin, q);
-  check_bound("key_end", key_end, q);
+}
+
+void check_q(const char* op, const at::Tensor& q) {
+  check_floating(op, "q", q);
+  check_dim(op, "q", q, 4);
+  TORCH_CHECK_VALUE(q.size(3) > 0, op, ": the last dimension of `q` (head_dim) must not be 0, got shape ",
+                    shape_text(q));
+}
+
+void check_attention(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                     const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end) {
+  check_q(op, q);
+  check_like(op, "k", k, "q", q);
+  check_dim(op, "k", k, 4);
+  check_shape(op, "k", k, {q.size(0), k.size(1), k.size(2), q.size(3)});
+  check_heads(op, q, "k", k);
+  check_like(op, "v", v, "q", q);
+  check_dim(op, "v", v, 4);
+  check_shape(op, "v", v, k.sizes());
+  check_bound(op, "key_begin", key_begin, q);
+  check_bound(op, "key_end", key_end, q);
 }
 
 at::ScalarType lse_dtype(const at::Tensor& q) { return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
 
+// One number for each query, of lse's dtype.
+void check_of_each_query(const char* op, const char* name, const at::Tensor& t, const at::Tensor& q) {
+  check_type(op, name, t, lse_dtype(q));
+  check_device(op, name, t, "q", q);
+  check_shape(op, name, t, q.sizes().slice(0, 3));
+}
+
+// An output whose rows may lie anywhere.
+void check_rows_of(const char* op, const char* name, const at::Tensor& out, const at::Tensor& q,
+                   at::IntArrayRef shape) {
+  check_like(op, name, out, "q", q, shape);
+  TORCH_CHECK_VALUE(out.stride(3) == 1 || out.size(3) == 1, op, ": the last dimension of `", name,
+                    "` must be contiguous, got stride ", out.stride(3));
+  TORCH_CHECK_VALUE(at::has_internal_overlap(out) != at::MemOverlap::Yes, op, ": `", name,
+                    "` must not be expanded: several of its elements share memory");
+}
+
+// The outputs of attention and of decode, which must share no memory with `inputs`.
+void check_outs(const char* op, const at::Tensor& out, const at::Tensor& lse, const at::Tensor& q,
+                const std::vector<std::pair<const char*, std::optional<at::Tensor>>>& inputs) {
+  check_rows_of(op, "out", out, q, q.sizes());
+  check_of_each_query(op, "lse", lse, q);
+  TORCH_CHECK_VALUE(lse.is_contiguous(), op, ": `lse` must be contiguous");
+  check_apart(op, {{"out", out}, {"lse", lse}}, {{"q", q}});
+  for (const auto& [name, input] : inputs) {
+    if (input) check_apart(op, {{"out", out}, {"lse", lse}}, {{name, *input}});
+  }
+}
+
+// What attention and decode have in common of their arguments, by tensors that outlive the launch.
+struct Rows {
+  at::Tensor q, k, v, out, begin, end;
+
+  Rows(const at::Tensor& q_given, const at::Tensor& k_given, const at::Tensor& v_given, const at::Tensor& out_given,
+       const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end, bool for_decode)
+      : q(with_aligned_rows(q_given, for_decode)),
+        k(with_aligned_rows(k_given, for_decode)),
+        v(with_aligned_rows(v_given, for_decode)),
+        out(has_aligned_rows(out_given) ? out_given : contiguous_like(out_given)),
+        begin(key_begin ? key_begin->contiguous() : at::Tensor()),
+        end(key_end ? key_end->contiguous() : at::Tensor()) {}
+
+  void fill(kf::attention::Args& args, const at::Tensor& lse, std::optional<double> scale) const {
+    args.q = q.data_ptr();
+    args.k = k.data_ptr();
+    args.v = v.data_ptr();
+    args.out = out.data_ptr();
+    args.lse = lse.data_ptr();
+    args.key_begin = begin.defined() ? begin.const_data_ptr<int32_t>() : nullptr;
+    args.key_end = end.defined() ? end.const_data_ptr<int32_t>() : nullptr;
+    args.q_stride = strides_of(q);
+    args.k_stride = strides_of(k);
+    args.v_stride = strides_of(v);
+    args.out_stride = strides_of(out);
+    args.batch = q.size(0);
+    args.heads = q.size(1);
+    args.kv_heads = k.size(1);
+    args.q_length = q.size(2);
+    args.k_length = k.size(2);
+    args.head_dim = q.size(3);
+    args.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
+    args.dtype = dtype_of(q);
+  }
+};
+
+void sees_nothing(at::Tensor& out, at::Tensor& lse) {
+  out.zero_();
+  lse.fill_(-std::numeric_limits<double>::infinity());
+}
+
+// ---- decode ----
+
+void check_decode(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
+                  const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end,
+                  const std::optional<at::Tensor>& block_table) {
+  const char* op = "attention_decode";
+  check_q(op, q);
+  TORCH_CHECK_VALUE(q.size(2) <= kf::attention_decode::kMostQueries, op, ": `q` must have at most ",
+                    kf::attention_decode::kMostQueries, " queries, got ", q.size(2), "; `attention` takes more");
+  check_like(op, "k_cache", k_cache, "q", q);
+  check_dim(op, "k_cache", k_cache, 4);
+  const int64_t pages = block_table ? k_cache.size(0) : q.size(0);
+  check_shape(op, "k_cache", k_cache, {pages, k_cache.size(1), k_cache.size(2), q.size(3)});
+  check_heads(op, q, "k_cache", k_cache);
+  check_like(op, "v_cache", v_cache, "q", q);
+  check_dim(op, "v_cache", v_cache, 4);
+  check_shape(op, "v_cache", v_cache, k_cache.sizes());
+  check_bound(op, "key_begin", key_begin, q);
+  check_bound(op, "key_end", key_end, q);
+  if (!block_table) return;
+  check_type(op, "block_table", *block_table, at::kInt);
+  check_device(op, "block_table", *block_table, "q", q);
+  check_dim(op, "block_table", *block_table, 2);
+  check_shape(op, "block_table", *block_table, {q.size(0), block_table->size(1)});
+}
+
+// Each page that holds a key which exists must be one of the cache. On a GPU that cannot be known without waiting for
+// it: there such a page is NaN.
+void check_pages(const kf::attention_decode::Args& a) {
+  for (int64_t batch = 0; batch < a.batch; ++batch) {
+    const auto [begin, end] = cpu::keys_of(a, batch);
+    for (int64_t key = begin; key < end; key = (key / a.block_size + 1) * a.block_size) {
+      const int64_t page = a.block_table[batch * a.table_stride + key / a.block_size];
+      TORCH_CHECK_VALUE(page >= 0 && page < a.blocks, "attention_decode: `block_table`[", batch, ", ",
+                        key / a.block_size, "] must be from 0 to ", a.blocks - 1, ", got ", page);
+    }
+  }
+}
+
 }  // namespace
 
-at::Tensor& softmax_out(const at::Tensor& x, std::string_view rung, at::Tensor& out) {
+at::Tensor& softmax_out(const at::Tensor& x, std::optional<double> scale, bool causal, std::string_view rung,
+                        at::Tensor& out) {
   const int64_t width = check_rows("softmax", "x", x);
+  check_squares("softmax", "x", x, causal);
   check_out("softmax", "out", out, x.sizes(), "x", x);
   check_apart("softmax", {{"out", out}}, {{"x", x}});
   check_rung(softmax_op(), rung, x);
   if (x.numel() == 0) return out;
   const at::Tensor contiguous = x.contiguous();
-  run(softmax_op(), rung, x, {contiguous.data_ptr(), out.data_ptr(), x.numel() / width, width, dtype_of(x)});
+  kf::softmax::Args args{};
+  args.x = contiguous.data_ptr();
+  args.y = out.data_ptr();
+  args.rows = x.numel() / width;
+  args.width = width;
+  args.q_length = x.dim() >= 2 ? x.size(-2) : 1;
+  args.scale = scale.value_or(1.0);
+  args.causal = causal;
+  args.dtype = dtype_of(x);
+  run(softmax_op(), rung, x, args);
   return out;
 }
 
-at::Tensor softmax(const at::Tensor& x, std::string_view rung) {
+at::Tensor softmax(const at::Tensor& x, std::optional<double> scale, bool causal, std::string_view rung) {
   at::Tensor out = contiguous_like(x);
-  return softmax_out(x, rung, out);
+  return softmax_out(x, scale, causal, rung, out);
 }
 
 // As PyTorch treats its own softmax on a GPU: in float32, whatever comes in.
-at::Tensor softmax_autocast(const at::Tensor& x, std::string_view rung) {
-  return call_in<softmax>(at::kFloat, "step2_attention::softmax", x, rung);
+at::Tensor softmax_autocast(const at::Tensor& x, std::optional<double> scale, bool causal, std::string_view rung) {
+  return call_in<softmax>(at::kFloat, "step2_attention::softmax", x, scale, causal, rung);
+}
+
+at::Tensor& softmax_backward_out(const at::Tensor& grad, const at::Tensor& y, std::optional<double> scale, bool causal,
+                                 std::string_view rung, at::Tensor& out) {
+  constexpr const char* op = "softmax_backward";
+  const int64_t width = check_rows(op, "grad", grad);
+  check_squares(op, "grad", grad, causal);
+  check_like(op, "y", y, "grad", grad, grad.sizes());
+  check_out(op, "out", out, grad.sizes(), "grad", grad);
+  check_apart(op, {{"out", out}}, {{"grad", grad}, {"y", y}});
+  check_rung(softmax_backward_op(), rung, grad);
+  if (grad.numel() == 0) return out;
+  const at::Tensor contiguous_grad = grad.contiguous(), contiguous_y = y.contiguous();
+  kf::softmax_backward::Args args{};
+  args.grad = contiguous_grad.data_ptr();
+  args.y = contiguous_y.data_ptr();
+  args.grad_x = out.data_ptr();
+  args.rows = grad.numel() / width;
+  args.width = width;
+  args.q_length = grad.dim() >= 2 ? grad.size(-2) : 1;
+  args.scale = scale.value_or(1.0);
+  args.causal = causal;
+  args.dtype = dtype_of(grad);
+  run(softmax_backward_op(), rung, grad, args);
+  return out;
+}
+
+at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& y, std::optional<double> scale, bool causal,
+                            std::string_view rung) {
+  at::Tensor out = contiguous_like(grad);
+  return softmax_backward_out(grad, y, scale, causal, rung, out);
 }
 
 std::tuple<at::Tensor&, at::Tensor&> attention_out(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -108,55 +298,20 @@ std::tuple<at::Tensor&, at::Tensor&> attention_out(const at::Tensor& q, const at
                                                    const std::optional<at::Tensor>& key_end, bool causal,
                                                    std::optional<double> scale, std::string_view rung, at::Tensor& out,
                                                    at::Tensor& lse) {
-  check_attention(q, k, v, key_begin, key_end);
-  check_like("attention", "out", out, "q", q, q.sizes());
-  TORCH_CHECK_VALUE(out.stride(3) == 1 || out.size(3) == 1,
-                    "attention: the last dimension of `out` must be contiguous, got stride ", out.stride(3));
-  TORCH_CHECK_VALUE(at::has_internal_overlap(out) != at::MemOverlap::Yes,
-                    "attention: `out` must not be expanded: several of its elements share memory");
-  check_type("attention", "lse", lse, lse_dtype(q));
-  check_device("attention", "lse", lse, "q", q);
-  check_shape("attention", "lse", lse, q.sizes().slice(0, 3));
-  TORCH_CHECK_VALUE(lse.is_contiguous(), "attention: `lse` must be contiguous");
-  check_apart("attention", {{"out", out}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
-  if (key_begin) check_apart("attention", {{"out", out}, {"lse", lse}}, {{"key_begin", *key_begin}});
-  if (key_end) check_apart("attention", {{"out", out}, {"lse", lse}}, {{"key_end", *key_end}});
+  check_attention("attention", q, k, v, key_begin, key_end);
+  check_outs("attention", out, lse, q, {{"k", k}, {"v", v}, {"key_begin", key_begin}, {"key_end", key_end}});
   check_rung(attention_op(), rung, q);
   if (out.numel() == 0) return {out, lse};
-  if (k.size(2) == 0) {  // nothing to see
-    out.zero_();
-    lse.fill_(-std::numeric_limits<double>::infinity());
+  if (k.size(2) == 0) {
+    sees_nothing(out, lse);
     return {out, lse};
   }
-  const at::Tensor q_rows = with_aligned_rows(q);
-  const at::Tensor k_rows = with_aligned_rows(k);
-  const at::Tensor v_rows = with_aligned_rows(v);
-  const at::Tensor out_rows = has_aligned_rows(out) ? out : contiguous_like(out);
-  const at::Tensor begin = key_begin ? key_begin->contiguous() : at::Tensor();
-  const at::Tensor end = key_end ? key_end->contiguous() : at::Tensor();
+  const Rows rows(q, k, v, out, key_begin, key_end, false);
   kf::attention::Args args{};
-  args.q = q_rows.data_ptr();
-  args.k = k_rows.data_ptr();
-  args.v = v_rows.data_ptr();
-  args.out = out_rows.data_ptr();
-  args.lse = lse.data_ptr();
-  args.key_begin = key_begin ? begin.const_data_ptr<int32_t>() : nullptr;
-  args.key_end = key_end ? end.const_data_ptr<int32_t>() : nullptr;
-  args.q_stride = strides_of(q_rows);
-  args.k_stride = strides_of(k_rows);
-  args.v_stride = strides_of(v_rows);
-  args.out_stride = strides_of(out_rows);
-  args.batch = q.size(0);
-  args.heads = q.size(1);
-  args.kv_heads = k.size(1);
-  args.q_length = q.size(2);
-  args.k_length = k.size(2);
-  args.head_dim = q.size(3);
-  args.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
+  rows.fill(args, lse, scale);
   args.causal = causal;
-  args.dtype = dtype_of(q);
   run(attention_op(), rung, q, args);
-  if (!out_rows.is_same(out)) out.copy_(out_rows);
+  if (!rows.out.is_same(out)) out.copy_(rows.out);
   return {out, lse};
 }
 
@@ -181,6 +336,137 @@ std::tuple<at::Tensor, at::Tensor> attention_autocast(const at::Tensor& q, const
                             rung);
 }
 
-std::vector<OpInfo> ops() { return {describe(softmax_op()), describe(attention_op())}; }
+std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> attention_backward_out(
+    const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+    const at::Tensor& lse, const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end,
+    const std::optional<at::Tensor>& grad_lse, bool causal, std::optional<double> scale, std::string_view rung,
+    at::Tensor& dq, at::Tensor& dk, at::Tensor& dv) {
+  const char* op = "attention_backward";
+  check_attention(op, q, k, v, key_begin, key_end);
+  check_like(op, "grad", grad, "q", q, q.sizes());
+  check_like(op, "out", out, "q", q, q.sizes());
+  check_of_each_query(op, "lse", lse, q);
+  if (grad_lse) check_of_each_query(op, "grad_lse", *grad_lse, q);
+  check_rows_of(op, "dq", dq, q, q.sizes());
+  check_rows_of(op, "dk", dk, q, k.sizes());
+  check_rows_of(op, "dv", dv, q, k.sizes());
+  for (const auto& [name, input] :
+       std::initializer_list<std::pair<const char*, std::optional<at::Tensor>>>{{"grad", grad},
+                                                                                {"q", q},
+                                                                                {"k", k},
+                                                                                {"v", v},
+                                                                                {"out", out},
+                                                                                {"lse", lse},
+                                                                                {"key_begin", key_begin},
+                                                                                {"key_end", key_end},
+                                                                                {"grad_lse", grad_lse}}) {
+    if (input) check_apart(op, {{"dq", dq}, {"dk", dk}, {"dv", dv}}, {{name, *input}});
+  }
+  check_rung(backward_op(), rung, q);
+  if (q.numel() == 0 || k.size(2) == 0) {  // no output, or one that is 0 whatever comes in
+    dq.zero_(), dk.zero_(), dv.zero_();
+    return {dq, dk, dv};
+  }
+  const Rows rows(q, k, v, dq, key_begin, key_end, false);
+  const at::Tensor out_rows = with_aligned_rows(out), grad_rows = with_aligned_rows(grad);
+  const at::Tensor dk_rows = has_aligned_rows(dk) ? dk : contiguous_like(dk);
+  const at::Tensor dv_rows = has_aligned_rows(dv) ? dv : contiguous_like(dv);
+  const at::Tensor lse_rows = lse.contiguous(), grad_lse_rows = grad_lse ? grad_lse->contiguous() : at::Tensor();
+  kf::attention_backward::Args args{};
+  rows.fill(args, lse_rows, scale);
+  args.dq = args.out;
+  args.dq_stride = args.out_stride;
+  args.out = out_rows.data_ptr();
+  args.out_stride = strides_of(out_rows);
+  args.grad = grad_rows.data_ptr();
+  args.grad_stride = strides_of(grad_rows);
+  args.grad_lse = grad_lse_rows.defined() ? grad_lse_rows.data_ptr() : nullptr;
+  args.dk = dk_rows.data_ptr();
+  args.dk_stride = strides_of(dk_rows);
+  args.dv = dv_rows.data_ptr();
+  args.dv_stride = strides_of(dv_rows);
+  args.causal = causal;
+  run(backward_op(), rung, q, args);
+  if (!rows.out.is_same(dq)) dq.copy_(rows.out);
+  if (!dk_rows.is_same(dk)) dk.copy_(dk_rows);
+  if (!dv_rows.is_same(dv)) dv.copy_(dv_rows);
+  return {dq, dk, dv};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
+    const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+    const at::Tensor& lse, const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end,
+    const std::optional<at::Tensor>& grad_lse, bool causal, std::optional<double> scale, std::string_view rung) {
+  at::Tensor dq = contiguous_like(q), dk = contiguous_like(k), dv = contiguous_like(v);
+  attention_backward_out(grad, q, k, v, out, lse, key_begin, key_end, grad_lse, causal, scale, rung, dq, dk, dv);
+  return {dq, dk, dv};
+}
+
+std::tuple<at::Tensor&, at::Tensor&> attention_decode_out(const at::Tensor& q, const at::Tensor& k_cache,
+                                                          const at::Tensor& v_cache,
+                                                          const std::optional<at::Tensor>& key_begin,
+                                                          const std::optional<at::Tensor>& key_end,
+                                                          const std::optional<at::Tensor>& block_table,
+                                                          std::optional<double> scale, std::string_view rung,
+                                                          at::Tensor& out, at::Tensor& lse) {
+  const char* op = "attention_decode";
+  check_decode(q, k_cache, v_cache, key_begin, key_end, block_table);
+  check_outs(op, out, lse, q,
+             {{"k_cache", k_cache},
+              {"v_cache", v_cache},
+              {"key_begin", key_begin},
+              {"key_end", key_end},
+              {"block_table", block_table}});
+  check_rung(decode_op(), rung, q);
+  if (out.numel() == 0) return {out, lse};
+  const int64_t capacity = k_cache.size(2) * (block_table ? block_table->size(1) : 1);
+  if (capacity == 0) {
+    sees_nothing(out, lse);
+    return {out, lse};
+  }
+  const Rows rows(q, k_cache, v_cache, out, key_begin, key_end, true);
+  const at::Tensor table = block_table ? block_table->contiguous() : at::Tensor();
+  kf::attention_decode::Args args{};
+  rows.fill(args, lse, scale);
+  args.k_length = capacity;
+  args.blocks = k_cache.size(0);
+  args.block_size = k_cache.size(2);
+  if (table.defined()) {
+    args.block_table = table.const_data_ptr<int32_t>();
+    args.table_stride = table.size(1);
+    if (q.is_cpu()) check_pages(args);
+  }
+  run(decode_op(), rung, q, args);
+  if (!rows.out.is_same(out)) out.copy_(rows.out);
+  return {out, lse};
+}
+
+std::tuple<at::Tensor, at::Tensor> attention_decode(const at::Tensor& q, const at::Tensor& k_cache,
+                                                    const at::Tensor& v_cache,
+                                                    const std::optional<at::Tensor>& key_begin,
+                                                    const std::optional<at::Tensor>& key_end,
+                                                    const std::optional<at::Tensor>& block_table,
+                                                    std::optional<double> scale, std::string_view rung) {
+  check_q("attention_decode", q);
+  at::Tensor out = contiguous_like(q);
+  at::Tensor lse = at::empty(q.sizes().slice(0, 3), q.options().dtype(lse_dtype(q)));
+  attention_decode_out(q, k_cache, v_cache, key_begin, key_end, block_table, scale, rung, out, lse);
+  return {out, lse};
+}
+
+std::tuple<at::Tensor, at::Tensor> attention_decode_autocast(const at::Tensor& q, const at::Tensor& k_cache,
+                                                             const at::Tensor& v_cache,
+                                                             const std::optional<at::Tensor>& key_begin,
+                                                             const std::optional<at::Tensor>& key_end,
+                                                             const std::optional<at::Tensor>& block_table,
+                                                             std::optional<double> scale, std::string_view rung) {
+  return call_in<attention_decode>(std::nullopt, "step2_attention::attention_decode", q, k_cache, v_cache, key_begin,
+                                   key_end, block_table, scale, rung);
+}
+
+std::vector<OpInfo> ops() {
+  return {describe(softmax_op()), describe(softmax_backward_op()), describe(attention_op()), describe(backward_op()),
+          describe(decode_op())};
+}
 
 }  // namespace kf::step2

@@ -11,9 +11,15 @@
 
 namespace kf::step2 {
 
-at::Tensor softmax(const at::Tensor& x, std::string_view rung);
-at::Tensor& softmax_out(const at::Tensor& x, std::string_view rung, at::Tensor& out);
-at::Tensor softmax_autocast(const at::Tensor& x, std::string_view rung);
+at::Tensor softmax(const at::Tensor& x, std::optional<double> scale, bool causal, std::string_view rung);
+at::Tensor& softmax_out(const at::Tensor& x, std::optional<double> scale, bool causal, std::string_view rung,
+                        at::Tensor& out);
+at::Tensor softmax_autocast(const at::Tensor& x, std::optional<double> scale, bool causal, std::string_view rung);
+
+at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& y, std::optional<double> scale, bool causal,
+                            std::string_view rung);
+at::Tensor& softmax_backward_out(const at::Tensor& grad, const at::Tensor& y, std::optional<double> scale, bool causal,
+                                 std::string_view rung, at::Tensor& out);
 
 // The output, and the log-sum-exp of each query.
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
@@ -29,6 +35,38 @@ std::tuple<at::Tensor, at::Tensor> attention_autocast(const at::Tensor& q, const
                                                       const std::optional<at::Tensor>& key_begin,
                                                       const std::optional<at::Tensor>& key_end, bool causal,
                                                       std::optional<double> scale, std::string_view rung);
+
+// The gradients of q, k and v.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
+    const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+    const at::Tensor& lse, const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end,
+    const std::optional<at::Tensor>& grad_lse, bool causal, std::optional<double> scale, std::string_view rung);
+std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> attention_backward_out(
+    const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
+    const at::Tensor& lse, const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end,
+    const std::optional<at::Tensor>& grad_lse, bool causal, std::optional<double> scale, std::string_view rung,
+    at::Tensor& dq, at::Tensor& dk, at::Tensor& dv);
+
+// The output, and the log-sum-exp of each query.
+std::tuple<at::Tensor, at::Tensor> attention_decode(const at::Tensor& q, const at::Tensor& k_cache,
+                                                    const at::Tensor& v_cache,
+                                                    const std::optional<at::Tensor>& key_begin,
+                                                    const std::optional<at::Tensor>& key_end,
+                                                    const std::optional<at::Tensor>& block_table,
+                                                    std::optional<double> scale, std::string_view rung);
+std::tuple<at::Tensor&, at::Tensor&> attention_decode_out(const at::Tensor& q, const at::Tensor& k_cache,
+                                                          const at::Tensor& v_cache,
+                                                          const std::optional<at::Tensor>& key_begin,
+                                                          const std::optional<at::Tensor>& key_end,
+                                                          const std::optional<at::Tensor>& block_table,
+                                                          std::optional<double> scale, std::string_view rung,
+                                                          at::Tensor& out, at::Tensor& lse);
+std::tuple<at::Tensor, at::Tensor> attention_decode_autocast(const at::Tensor& q, const at::Tensor& k_cache,
+                                                             const at::Tensor& v_cache,
+                                                             const std::optional<at::Tensor>& key_begin,
+                                                             const std::optional<at::Tensor>& key_end,
+                                                             const std::optional<at::Tensor>& block_table,
+                                                             std::optional<double> scale, std::string_view rung);
 
 // All of them, for Python's questions about their rungs.
 std::vector<OpInfo> ops();

@@ -1,5 +1,6 @@
 """python benchmark.py [--help]: every rung of this stage beside PyTorch, on the machine at hand."""
 
+import contextlib
 import functools
 import pathlib
 import sys
@@ -19,7 +20,7 @@ from kernel_fusion import benchmarks
 
 TEACHES = "Threads that need each other's results: shuffles, barriers; attention without stored scores; tensor cores."
 
-# rows, width, dtype
+# rows, width, dtype; with a fourth, rows of a square under the causal mask
 SOFTMAX = {
     "emulated": [(16, 1024, torch.float32)],
     "cpu": [(4096, 1024, torch.float32), (4096, 1024, torch.bfloat16)],
@@ -34,6 +35,10 @@ SOFTMAX = {
         (2048, 50257, torch.bfloat16),  # GPT-2's vocabulary
         (65536, 1024, torch.bfloat16),
         (65536, 4096, torch.bfloat16),
+        (2048, 65536, torch.bfloat16),
+        (1024, 65536, torch.float32),
+        (1024, 131072, torch.bfloat16),
+        (96 * 1024, 1024, torch.bfloat16, 1024),  # the scores of B 8, H 12
     ],
 }
 # B, H, Sq, Sk, D, causal, dtype
@@ -57,26 +62,119 @@ ATTENTION = {
         (4, 16, 4096, 4096, 128, True, torch.bfloat16),
     ],
 }
+# B, H, S, D, causal, dtype
+ATTENTION_BACKWARD = {
+    "emulated": [(1, 2, 64, 64, True, torch.bfloat16)],
+    "cpu": [(1, 12, 512, 64, True, torch.float32)],
+    "quick": [(8, 12, 1024, 64, True, torch.bfloat16)],
+    "full": [
+        (8, 12, 1024, 64, True, torch.float32),
+        (8, 12, 1024, 64, True, torch.float16),
+        (8, 12, 1024, 64, True, torch.bfloat16),
+        (32, 12, 512, 64, True, torch.bfloat16),
+        (16, 12, 1024, 64, True, torch.bfloat16),  # GPT-2's training
+        (32, 12, 1024, 64, True, torch.bfloat16),
+        (4, 16, 4096, 64, False, torch.bfloat16),
+        (4, 16, 4096, 64, True, torch.bfloat16),
+        (4, 16, 4096, 128, False, torch.bfloat16),
+        (4, 16, 4096, 128, True, torch.bfloat16),
+    ],
+}
+# B, H, Hkv, Sq, Sk, D, keys of a page (0: not paged), dtype
+DECODE = {
+    "emulated": [(1, 2, 2, 1, 256, 64, 0, torch.bfloat16)],
+    "cpu": [(1, 12, 12, 1, 1024, 64, 0, torch.float32)],
+    "quick": [(8, 12, 12, 1, 8192, 64, 0, torch.bfloat16)],
+    "full": [
+        *((b, 12, 12, 1, keys, 64, 0, torch.bfloat16) for b in (1, 8, 64) for keys in (1024, 8192, 32768)),
+        (8, 12, 12, 1, 8192, 64, 64, torch.bfloat16),
+        (8, 12, 12, 4, 8192, 64, 0, torch.bfloat16),
+        (8, 32, 8, 1, 8192, 128, 0, torch.bfloat16),  # heads that share their keys
+        (8, 12, 12, 1, 8192, 64, 0, torch.float32),
+    ],
+}
 
 
 def softmax_of(x):
     return torch.softmax(x, -1)
 
 
-def softmax_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    peers = {"torch eager": softmax_of}
+def quack_softmax(x):
+    """QuACK's: a kernel in CuTe's Python."""
+    from quack.softmax import softmax
+
+    return softmax(x)
+
+
+def causal_softmax_of(x):
+    """Softmax of squares of scores under the causal mask, of operations that each write their result."""
+    hidden = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(x.shape[-1] - x.shape[-2] + 1)
+    return torch.softmax(x.masked_fill(hidden, -torch.inf), -1)
+
+
+def softmax_case(rows: int, width: int, dtype: torch.dtype, *square: int, device: str) -> benchmarks.Case:
+    (q_length,) = square or (None,)
+    assert q_length in (None, width)  # or rows would see nothing, or more than half
+    formula = causal_softmax_of if q_length else softmax_of
+    peers = {"torch eager": formula}
     if device == "cuda":
-        peers["torch.compile"] = benchmarks.compiled(softmax_of)
+        peers["torch.compile"] = benchmarks.compiled(formula)
+        if not q_length and dtype.itemsize == 2 and benchmarks.installed("quack"):
+            peers["QuACK"] = quack_softmax
+    written = rows * width * dtype.itemsize
+    seen = rows * (width + 1) // 2 if q_length else rows * width
+    shape = (rows // q_length, q_length, width) if q_length else (rows, width)
     return benchmarks.Case(
         op="softmax",
-        shape={"rows": rows, "width": width},
+        shape={"rows": rows, "width": width} | ({"Sq": q_length, "causal": 1} if q_length else {}),
         dtype=dtype,
-        inputs=lambda on: (torch.randn(rows, width, device=on, dtype=dtype),),
-        run=step2_attention.softmax,
-        reference=softmax_of,
-        bytes=2 * rows * width * dtype.itemsize,
-        flops=5 * rows * width,
+        inputs=lambda on: (torch.randn(shape, device=on, dtype=dtype),),
+        run=lambda x, rung: step2_attention.softmax(x, causal=q_length is not None, rung=rung),
+        reference=formula,
+        bytes=seen * dtype.itemsize + written,
+        written=written,
+        flops=5 * seen,
         peers=peers,
+    )
+
+
+def aten_softmax_backward(grad, y):
+    """PyTorch's: a kernel of its own, to which a mask is nothing but weights of 0."""
+    return torch.ops.aten._softmax_backward_data(grad, y, -1, y.dtype)
+
+
+def quack_softmax_backward(grad, y):
+    from quack.softmax import softmax_bwd
+
+    return softmax_bwd(grad, y)
+
+
+def softmax_backward_case(rows: int, width: int, dtype: torch.dtype, *square: int, device: str) -> benchmarks.Case:
+    forward = softmax_case(rows, width, dtype, *square, device=device)
+    causal = "causal" in forward.shape
+    peers = {"torch eager": aten_softmax_backward}
+    if device == "cuda":
+        peers["torch.compile"] = benchmarks.compiled(aten_softmax_backward)
+        if "QuACK" in forward.peers:
+            peers["QuACK"] = quack_softmax_backward
+
+    def inputs(on):
+        (x,) = forward.inputs(on)
+        y = (causal_softmax_of if causal else softmax_of)(x)
+        return torch.randn_like(x), y
+
+    return benchmarks.Case(
+        op="softmax_backward",
+        shape=forward.shape,
+        dtype=dtype,
+        inputs=inputs,
+        run=lambda grad, y, rung: step2_attention.softmax_backward(grad, y, causal=causal, rung=rung),
+        reference=aten_softmax_backward,
+        bytes=2 * (forward.bytes - forward.written) + forward.written,  # of two tensors as much as softmax reads of one
+        written=forward.written,
+        flops=forward.flops,  # five operations, too, for each column that is seen
+        peers=peers,
+        direction="backward",
     )
 
 
@@ -121,6 +219,25 @@ def flex(q, k, v):
 compiled_flex = torch.compile(flex_attention, dynamic=False)
 
 
+@functools.cache
+def triton_kernels():
+    """Our version in Triton, which only machines with a GPU need to have."""
+    return stages.load_script(stages.find("step2"), "triton_kernels")
+
+
+def flash_attention_4(causal: bool):
+    """FlashAttention-4, which has heads behind tokens: given views, it reads and writes what the others do."""
+
+    def run(q, k, v):
+        from flash_attn.cute import flash_attn_func
+
+        out = flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), causal=causal)
+        out = out[0] if isinstance(out, tuple) else out  # some versions return the log-sum-exp, too
+        return out.transpose(1, 2)
+
+    return run
+
+
 def attention_case(b, h, sq, sk, d, causal: bool, dtype: torch.dtype, device: str) -> benchmarks.Case:
     assert not causal or sq == sk  # SDPA's is_causal is aligned to the upper left, ours to the lower right
     peers = {"torch eager": composed(causal)}
@@ -132,6 +249,9 @@ def attention_case(b, h, sq, sk, d, causal: bool, dtype: torch.dtype, device: st
         peers["SDPA cuDNN"] = sdpa(causal, SDPBackend.CUDNN_ATTENTION)
         if causal and dtype.itemsize == 2:
             peers["FlexAttention"] = flex
+        peers["triton"] = lambda q, k, v: triton_kernels().attention(q, k, v, causal=causal)
+        if dtype.itemsize == 2 and benchmarks.installed("flash_attn.cute"):
+            peers["FlashAttention-4"] = flash_attention_4(causal)
     else:
         peers["SDPA"] = sdpa(causal)
     return benchmarks.Case(
@@ -149,11 +269,147 @@ def attention_case(b, h, sq, sk, d, causal: bool, dtype: torch.dtype, device: st
     )
 
 
+def backward_composed(causal: bool):
+    """Attention's gradients as the formulas say, of operations that each write their result."""
+
+    def run(grad, q, k, v, out, lse):
+        scale = q.shape[-1] ** -0.5
+        scores = (q @ k.mT) * scale
+        if causal:
+            hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(hidden, -torch.inf)
+        weights = torch.softmax(scores, -1)
+        grad_scores = weights * (grad @ v.mT - (grad * out).sum(-1, keepdim=True))
+        return scale * grad_scores @ k, scale * grad_scores.mT @ q, weights.mT @ grad
+
+    return run
+
+
+class BackwardOf:
+    """The backward alone of somebody's attention: the forward runs at the first call with these inputs.
+
+    What it saved is kept until the next one's takes its place.
+    """
+
+    latest = (None, None, None)  # whose, for which q, and the output with the inputs that it has gradients for
+
+    def __init__(self, forward):
+        self.forward = forward
+
+    def __call__(self, grad, q, k, v, out, lse):
+        if BackwardOf.latest[0] is not self or BackwardOf.latest[1] is not q:
+            inputs = [t.detach().requires_grad_() for t in (q, k, v)]
+            BackwardOf.latest = self, q, (self.forward(*inputs), inputs)
+        return torch.autograd.grad(*BackwardOf.latest[2], grad, retain_graph=True)
+
+
+def attention_backward_case(b, h, s, d, causal: bool, dtype: torch.dtype, device: str) -> benchmarks.Case:
+    eager = backward_composed(causal)
+    peers = {"torch eager": eager}
+    if device == "cuda":
+        peers["torch.compile"] = benchmarks.compiled(eager)
+        peers["SDPA efficient"] = BackwardOf(sdpa(causal, SDPBackend.EFFICIENT_ATTENTION))
+        peers["SDPA flash"] = BackwardOf(sdpa(causal, SDPBackend.FLASH_ATTENTION))
+        peers["SDPA cuDNN"] = BackwardOf(sdpa(causal, SDPBackend.CUDNN_ATTENTION))
+        if causal and dtype.itemsize == 2:
+            peers["FlexAttention"] = BackwardOf(flex)
+        if dtype.itemsize == 2 and benchmarks.installed("flash_attn.cute"):
+            peers["FlashAttention-4"] = BackwardOf(flash_attention_4(causal))
+    else:
+        peers["SDPA"] = BackwardOf(sdpa(causal))
+
+    def inputs(on):
+        q, k, v, grad = (torch.randn(b, h, s, d, device=on, dtype=dtype) for _ in range(4))
+        with torch.no_grad():
+            return grad, q, k, v, *step2_attention.attention(q, k, v, causal=causal, return_lse=True)
+
+    return benchmarks.Case(
+        op="attention_backward",
+        shape={"B": b, "H": h, "S": s, "D": d, "causal": int(causal)},
+        dtype=dtype,
+        inputs=inputs,
+        run=lambda *given, rung: step2_attention.attention_backward(*given, causal=causal, rung=rung),
+        reference=eager,
+        bytes=b * h * s * (8 * d * dtype.itemsize + 4),
+        written=b * h * s * 3 * d * dtype.itemsize,
+        flops=10 * b * h * s * s * d // (2 if causal else 1),
+        peers=peers,
+        bound="arithmetic",
+        direction="backward",
+    )
+
+
+def gathered(cache, table):
+    """[batch, heads, keys, head_dim] out of pages."""
+    return cache if table is None else cache[table.long()].transpose(1, 2).flatten(2, 3)
+
+
+@functools.cache
+def seen_by_last(q_length: int, k_length: int, device) -> torch.Tensor | None:
+    """Which keys the last queries of a text see; None for one query, which sees all."""
+    if q_length == 1:
+        return None
+    return torch.ones(q_length, k_length, dtype=torch.bool, device=device).tril(k_length - q_length)
+
+
+def decode_composed(q, k, v, table):
+    """Decoding as the formula says, of operations that each write their result."""
+    k, v = (gathered(t, table).repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = (q @ k.mT) * q.shape[-1] ** -0.5
+    seen = seen_by_last(q.shape[2], k.shape[2], q.device)
+    return torch.softmax(scores if seen is None else scores.masked_fill(~seen, -torch.inf), -1) @ v
+
+
+def decode_sdpa(backend: SDPBackend | None):
+    """By PyTorch's own attention, which knows no pages: it gets them gathered."""
+
+    def run(q, k, v, table):
+        k, v = gathered(k, table), gathered(v, table)
+        seen = seen_by_last(q.shape[2], k.shape[2], q.device)
+        with sdpa_kernel(backend) if backend else contextlib.nullcontext():
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=q.shape[1] != k.shape[1])
+
+    return run
+
+
+def decode_case(b, h, kv_heads, sq, sk, d, page: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
+    peers = {"torch eager": decode_composed}
+    if device == "cuda":
+        peers["torch.compile"] = benchmarks.compiled(decode_composed)
+        peers["SDPA efficient"] = decode_sdpa(SDPBackend.EFFICIENT_ATTENTION)
+        peers["SDPA flash"] = decode_sdpa(SDPBackend.FLASH_ATTENTION)
+        peers["SDPA cuDNN"] = decode_sdpa(SDPBackend.CUDNN_ATTENTION)
+    else:
+        peers["SDPA"] = decode_sdpa(None)
+    shape = {"B": b, "H": h, "Hkv": kv_heads, "Sq": sq, "Sk": sk, "D": d} | ({"page": page} if page else {})
+
+    def inputs(on):
+        cache = (b * sk // page, kv_heads, page, d) if page else (b, kv_heads, sk, d)
+        table = torch.randperm(cache[0], device=on, dtype=torch.int32).view(b, -1) if page else None
+        return *(torch.randn(s, device=on, dtype=dtype) for s in ((b, h, sq, d), cache, cache)), table
+
+    return benchmarks.Case(
+        op="attention_decode",
+        shape=shape,
+        dtype=dtype,
+        inputs=inputs,
+        run=lambda q, k, v, table, rung: step2_attention.attention_decode(q, k, v, block_table=table, rung=rung),
+        reference=decode_composed,
+        bytes=(2 * b * kv_heads * sk + 2 * b * h * sq) * d * dtype.itemsize,
+        written=b * h * sq * d * dtype.itemsize,
+        flops=4 * b * h * sq * sk * d,
+        peers=peers,
+    )
+
+
 def cases(size: str, device: str) -> list[benchmarks.Case]:
     """What to time at a size: "emulated", "cpu", "quick" or "full"."""
     return [
-        *(softmax_case(*case, device) for case in SOFTMAX[size]),
+        *(softmax_case(*case, device=device) for case in SOFTMAX[size]),
+        *(softmax_backward_case(*case, device=device) for case in SOFTMAX[size]),
         *(attention_case(*case, device) for case in ATTENTION[size]),
+        *(attention_backward_case(*case, device) for case in ATTENTION_BACKWARD[size]),
+        *(decode_case(*case, device) for case in DECODE[size]),
     ]
 
 

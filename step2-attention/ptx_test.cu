@@ -880,48 +880,46 @@ TEST(Pipeline, MultipliesMatrices) {
 
 // ---- clusters ----
 
-// An attribute of the launch, since __cluster_dims__ is an error where the file is compiled for older GPUs as well.
 template <class... Params, class... Args>
-void launch_clusters(void (*kernel)(Params...), unsigned cluster, unsigned blocks, size_t shared, Args... args) {
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = cluster;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(32);
-  config.dynamicSmemBytes = shared;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, kernel, args...), "cudaLaunchKernelEx");
+void launch_clusters(void (*kernel)(Params...), int cluster, int blocks, int shared, Args... args) {
+  launch_in_clusters(kernel, cluster, blocks, 32, shared, nullptr, args...);
   finish();
 }
 
 // Each block adds up the numbers of all four, and gives its rank to the next one.
-__global__ void cluster_kernel(const float* in, float* out) {
-  __shared__ float mine[32], given[32];
+template <class T>
+__global__ void cluster_kernel(const float* in, T* out) {
+  __shared__ float mine[32];
+  __shared__ T given[32];
   const uint32_t rank = cluster_rank_of_block(), blocks = cluster_blocks();
   mine[threadIdx.x] = in[blockIdx.x * 32 + threadIdx.x];
   cluster_sync();
-  float sum = 0;
+  T sum = 0;
   for (uint32_t r = 0; r < blocks; ++r) sum += load_remote(remote_address(&mine[threadIdx.x], r));
-  store_remote(remote_address(&given[threadIdx.x], (rank + 1) % blocks), sum + static_cast<float>(rank));
+  store_remote(remote_address(&given[threadIdx.x], (rank + 1) % blocks), sum + static_cast<T>(rank));
   cluster_sync();
   out[blockIdx.x * 32 + threadIdx.x] = given[threadIdx.x];
 }
 
-TEST(Cluster, ReachesIntoOtherBlocks) {
-  KF_NEEDS(900);
-  const Memory<float> in(8 * 32), out(8 * 32);
+template <class T>
+void check_reaching_into_other_blocks() {
+  const Memory<float> in(8 * 32);
+  const Memory<T> out(8 * 32);
   fill_whole(in, 10);
-  launch_clusters(cluster_kernel, 4, 8, 0, static_cast<const float*>(in.get()), out.get());
+  launch_clusters(cluster_kernel<T>, 4, 8, 0, static_cast<const float*>(in.get()), out.get());
   for (int i = 0; i < 8 * 32; ++i) {
     const int first = i / 128 * 128, rank = i / 32 % 4;
-    float expected = static_cast<float>((rank + 3) % 4);
+    T expected = static_cast<T>((rank + 3) % 4);
     for (int r = 0; r < 4; ++r) expected += in[first + 32 * r + i % 32];
     ASSERT_EQ(out[i], expected) << "block " << i / 32 << ", thread " << i % 32;
   }
   print_checksum(out);
+}
+
+TEST(Cluster, ReachesIntoOtherBlocks) {
+  KF_NEEDS(900);
+  check_reaching_into_other_blocks<float>();
+  check_reaching_into_other_blocks<double>();
 }
 
 // Every thread of the cluster arrives at the barrier of rank 0, which then sends a number to each of the others.

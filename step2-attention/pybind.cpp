@@ -8,22 +8,51 @@
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { kf::define_questions(m, kf::step2::ops()); }
 
 TORCH_LIBRARY(step2_attention, m) {
-  m.def("softmax(Tensor x, *, str rung=\"auto\") -> Tensor");
-  m.def("softmax.out(Tensor x, *, str rung=\"auto\", Tensor(a!) out) -> Tensor(a!)");
+  m.def("softmax(Tensor x, *, float? scale=None, bool causal=False, str rung=\"auto\") -> Tensor");
+  m.def(
+      "softmax.out(Tensor x, *, float? scale=None, bool causal=False, str rung=\"auto\", Tensor(a!) out) "
+      "-> Tensor(a!)");
+  m.def(
+      "softmax_backward(Tensor grad, Tensor y, *, float? scale=None, bool causal=False, str rung=\"auto\") -> Tensor");
+  m.def(
+      "softmax_backward.out(Tensor grad, Tensor y, *, float? scale=None, bool causal=False, str rung=\"auto\", "
+      "Tensor(a!) out) -> Tensor(a!)");
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, *, bool causal=False, "
       "float? scale=None, str rung=\"auto\") -> (Tensor out, Tensor lse)");
   m.def(
       "attention.out(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, *, bool causal=False, "
       "float? scale=None, str rung=\"auto\", Tensor(a!) out, Tensor(b!) lse) -> (Tensor(a!) out, Tensor(b!) lse)");
+  m.def(
+      "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? key_begin=None, "
+      "Tensor? key_end=None, Tensor? grad_lse=None, *, bool causal=False, float? scale=None, str rung=\"auto\") -> "
+      "(Tensor dq, Tensor dk, Tensor dv)");
+  m.def(
+      "attention_backward.out(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+      "Tensor? key_begin=None, Tensor? key_end=None, Tensor? grad_lse=None, *, bool causal=False, float? scale=None, "
+      "str rung=\"auto\", Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv) -> "
+      "(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv)");
+  m.def(
+      "attention_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? key_begin=None, Tensor? key_end=None, "
+      "Tensor? block_table=None, *, float? scale=None, str rung=\"auto\") -> (Tensor out, Tensor lse)");
+  m.def(
+      "attention_decode.out(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? key_begin=None, Tensor? key_end=None, "
+      "Tensor? block_table=None, *, float? scale=None, str rung=\"auto\", Tensor(a!) out, Tensor(b!) lse) -> "
+      "(Tensor(a!) out, Tensor(b!) lse)");
 }
 
 namespace {
 void register_all(torch::Library& m) {
   m.impl("softmax", kf::step2::softmax);
   m.impl("softmax.out", kf::step2::softmax_out);
+  m.impl("softmax_backward", kf::step2::softmax_backward);
+  m.impl("softmax_backward.out", kf::step2::softmax_backward_out);
   m.impl("attention", kf::step2::attention);
   m.impl("attention.out", kf::step2::attention_out);
+  m.impl("attention_backward", kf::step2::attention_backward);
+  m.impl("attention_backward.out", kf::step2::attention_backward_out);
+  m.impl("attention_decode", kf::step2::attention_decode);
+  m.impl("attention_decode.out", kf::step2::attention_decode_out);
 }
 }  // namespace
 
@@ -31,9 +60,11 @@ TORCH_LIBRARY_IMPL(step2_attention, CPU, m) { register_all(m); }
 TORCH_LIBRARY_IMPL(step2_attention, CUDA, m) { register_all(m); }
 
 namespace {
+// softmax_backward needs none: it keeps the dtype that it gets, and gets what softmax had.
 void register_autocast(torch::Library& m) {
   m.impl("softmax", kf::step2::softmax_autocast);
   m.impl("attention", kf::step2::attention_autocast);
+  m.impl("attention_decode", kf::step2::attention_decode_autocast);
 }
 }  // namespace
 

@@ -19,7 +19,7 @@ setup(
     ext_modules=[
         StageExtension(
             "step2_attention._C",
-            host=["attention_host.cpp", "attention_cpu.cpp", "pybind.cpp"],
+            host=["attention_host.cpp", "attention_cpu.cpp", "attention_backward_cpu.cpp", "pybind.cpp"],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
             tables=sorted(glob("kernels/*/rungs.cpp")),  # likewise: one table of rungs a backend
             include_dirs=["include", "../step1-simple/include"],

@@ -12,6 +12,7 @@ import datetime
 import functools
 import gc
 import importlib
+import importlib.util
 import os
 import pathlib
 import platform
@@ -31,12 +32,15 @@ from kernel_fusion.accuracy import allowance, as_tuple, in_float64, max_error, p
 from kernel_fusion.ceilings import Ceilings
 from kernel_fusion.clock import benchmark_kernel, device_of
 from kernel_fusion.console import make_console, milliseconds, progress
+from kernel_fusion.journal import Journal
 
-__all__ = ["Case", "Ceilings", "benchmark_kernel", "compiled", "device_of", "main", "run_case"]
+__all__ = ["Case", "Ceilings", "benchmark_kernel", "compiled", "device_of", "installed", "main", "run_case"]
 
+REFUSALS = {"rung": (ValueError, RuntimeError), "peer": Exception}  # others' code raises what it likes
 SIZES = ("emulated", "cpu", "quick", "full")
 COPY_BYTES = {"cuda": [1 << n for n in (22, 24, 26, 28, 30, 33)], "cpu": [1 << n for n in (16, 20, 24, 28)]}
 CPU_BUDGET_S = 1.0  # what the repeats of one implementation may take together on a CPU
+GPU_BUDGET_S = 1.0  # and on a GPU, where there are at least 20
 # What `correct` allows of max|reference| where a case has no peer "torch eager" to compare with.
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -96,6 +100,10 @@ class Case:
         backward = ", backward" if self.direction == "backward" and not self.op.endswith("_backward") else ""
         return f"{self.op}{backward}: {sizes}, {dtype_name(self.dtype)}"
 
+    def key(self) -> tuple:
+        """What its rows in a results file have in common: see results.case_key."""
+        return self.op, self.direction, dtype_name(self.dtype), tuple(self.shape.items())
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     """ "float32" for torch.float32."""
@@ -112,7 +120,21 @@ def compiled(fn: Callable) -> Callable:
     return torch.compile(fn, dynamic=False, options=options)
 
 
+def installed(module: str) -> bool:
+    """Whether `module` is there, "quack" or "flash_attn.cute": for peers that only some machines have.
+
+    Packages around it are imported, the module itself is not.
+    """
+    names = module.split(".")
+    return all(importlib.util.find_spec(".".join(names[:count])) for count in range(1, len(names) + 1))
+
+
 # ---- cases ----
+
+
+def reason(refusal: Exception) -> str:
+    """The first line of what it says."""
+    return (str(refusal) or repr(refusal)).splitlines()[0]
 
 
 class Measured(NamedTuple):
@@ -167,10 +189,10 @@ def run_case(
             try:
                 measure = clock.measure_call if case.clock == "call" else clock.measure
                 timing = measure(fn, own, *_repeats(case, fn, own, budget_s))
-            except (ValueError, RuntimeError) as refusal:
+            except REFUSALS[kind] as refusal:
                 if kind == "rung" and f"rung '{name}'" not in str(refusal):
                     raise
-                say(f"{case.title()}: {kind} '{name}' not run: {str(refusal).splitlines()[0]}")
+                say(f"{case.title()}: {kind} '{name}' not run: {reason(refusal)}")
                 continue
             outputs = as_tuple(timing.result)
             error, correct = tolerance.check(outputs, _own_reference(case, name, outputs, own))
@@ -207,14 +229,20 @@ def _poison_free_memory(like: list[torch.Tensor], dtype: torch.dtype) -> None:
 
 
 def _repeats(case: Case, fn, inputs, budget_s: float) -> tuple[int, int]:
-    """Warm-up calls and repeats: fixed on a GPU; on a CPU as many as fit the budget, after one call to see."""
-    if device_of(inputs).type == "cuda":
-        return (3, 30) if case.clock == "call" else (10, 100)
+    """Warm-up calls and repeats: as many as fit the budget, after a call to see how long one takes."""
+    on_gpu = device_of(inputs).type == "cuda"
+    if on_gpu and case.clock == "call":
+        return 3, 30
+    if on_gpu:
+        fn(*inputs)  # compiles, allocates
+        torch.cuda.synchronize()
     began = time.perf_counter()
     fn(*inputs)
+    if on_gpu:
+        torch.cuda.synchronize()
     once = max(time.perf_counter() - began, 1e-6)
-    fit = int(budget_s / once)
-    return min(10, fit // 10), max(3, min(100, fit))
+    fit = int((GPU_BUDGET_S if on_gpu else budget_s) / once)
+    return min(10, fit // 10), max(20 if on_gpu else 3, min(100, fit))
 
 
 class Tolerance:
@@ -259,24 +287,19 @@ def _row(case: Case, name: str, kind: str, timing: clock.Timing, correct: bool, 
         "kind": kind,
         "dtype": dtype_name(case.dtype),
         "shape": dict(case.shape),
-        "ms": rounded(ms),
-        "ms_quartiles": [rounded(timing.ms.low), rounded(timing.ms.high)],
+        "ms": results.rounded(ms),
+        "ms_quartiles": [results.rounded(timing.ms.low), results.rounded(timing.ms.high)],
         "host_bound": timing.host_bound,
         "bound": case.bound,
         "bytes": case.bytes,
         "flops": case.flops,
-        "gb_s": rounded(gb_s),
-        "tflop_s": rounded(tflop_s),
-        "percent_of_ceiling": None if ceiling is None else rounded(100 * rate / ceiling),
+        "gb_s": results.rounded(gb_s),
+        "tflop_s": results.rounded(tflop_s),
+        "percent_of_ceiling": None if ceiling is None else results.rounded(100 * rate / ceiling),
         "dram_bytes": None,
         "sectors_per_request": None,
         "correct": correct,
     }
-
-
-def rounded(value: float) -> float:
-    """`value` as results hold it: four digits."""
-    return float(f"{value:.4g}")
 
 
 # ---- results ----
@@ -328,12 +351,12 @@ def _commit() -> str | None:
     return f"{commit}+" if _first_line(["git", "status", "--porcelain"]) else commit
 
 
-def write_results(path: pathlib.Path, rows: list[dict], ceilings: Ceilings, device: torch.device) -> None:
+def write_results(path: pathlib.Path, rows: list[dict], ceilings: dict, device: torch.device) -> None:
     """Writes the results of a whole run. Hardware counters that stood there for the same rows stay, see `profile`."""
     here = environment(device)
     if path.exists():
         keep_counters(rows, results.read(path), here)
-    results.write(results.Results(path, here, ceilings.as_json(), rows))
+    results.write(results.Results(path, here, ceilings, rows))
 
 
 def keep_counters(rows: list[dict], before: results.Results, here: dict) -> None:
@@ -367,7 +390,7 @@ def check_mergeable(path: pathlib.Path, device: torch.device) -> None:
             )
 
 
-def merge_results(path: pathlib.Path, rows: list[dict], ceilings: Ceilings, device: torch.device) -> None:
+def merge_results(path: pathlib.Path, rows: list[dict], ceilings: dict, device: torch.device) -> None:
     """Puts the rows of the ops in `rows` in place of all that the results file has of these ops.
 
     The file's other rows stay. For the ops measured here, its environment notes commit and date under "ops".
@@ -387,7 +410,7 @@ def merge_results(path: pathlib.Path, rows: list[dict], ceilings: Ceilings, devi
         results.Results(
             path,
             {**before.environment, "ops": {**before.environment.get("ops", {}), **notes}},
-            _merged_ceilings(before.ceilings, ceilings.as_json()),
+            _merged_ceilings(before.ceilings, ceilings),
             merged,
         )
     )
@@ -452,14 +475,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--merge", action="store_true", help="with --op: replace these ops' rows in the results file, keep the others"
     )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on where a run of the same command was cut off, at the next case"
+    )
     return parser
 
 
 def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[str] | None = None) -> NoReturn:
     """The command line of a stage's benchmark.py: times, prints tables, and on a GPU writes results/<gpu>.json.
 
-    Results are written by a complete run on a GPU; by a run of some ops with --merge; or where --output says. Exits
-    with 1 where a rung is wrong.
+    Results are written by a complete run on a GPU; by a run of some ops with --merge; or where --output says. Until
+    then, each finished case is kept beside them, for --resume. Exits with 1 where a rung is wrong.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -485,11 +511,15 @@ def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[st
             if path is None:
                 parser.error("--merge on a CPU needs --output")
             check_mergeable(path, device)
-        rows, ceilings = measure(module, cases, device, sizes, options, console)
+        if options.resume and path is None:
+            parser.error("--resume goes with a run that writes results: see --output")
+        journal = Journal(path, environment(device), resume=options.resume)
+        rows, ceilings = measure(module, cases, device, sizes, options, console, journal)
         if not rows:
             sys.exit("benchmark: nothing measured: every rung and peer refused")
         if path:
             (merge_results if options.merge else write_results)(path, rows, ceilings, device)
+            journal.close()
             console.print(f"written: {path}", soft_wrap=True)
     except results.ResultsError as error:
         sys.exit(f"benchmark: {error}")
@@ -524,9 +554,14 @@ def measure(
     sizes: list[str],
     options: argparse.Namespace,
     console: Console,
-) -> tuple[list[dict], Ceilings]:
-    """Measures all cases of `sizes` and prints a table for each."""
-    ceilings = Ceilings(device)
+    journal: Journal,
+) -> tuple[list[dict], dict]:
+    """Measures all cases of `sizes` that `journal` does not have, and prints a table for each.
+
+    Returns:
+        The rows, and what the machine can do at all, as results have it.
+    """
+    ceilings = Ceilings(device, journal.ceilings)
     on_gpu = device.type == "cuda"
     if not (options.op or options.rung):
         with progress("measuring what this machine can do"):
@@ -545,6 +580,11 @@ def measure(
                 names = [name for name in names if name in options.rung]
                 if not names:
                     continue
+            title = f"{size}: {case.title()}"
+            if title in journal.cases:
+                console.print(f"{case.title()}: measured before", markup=False, soft_wrap=True)
+                rows += journal.cases[title]
+                continue
             peers = not (options.rung or options.no_peers or size == "emulated")
             notes: list[str] = []
             with progress(case.title()):
@@ -555,8 +595,9 @@ def measure(
             del measured
             console.print(case_table(case.title(), found, emulated=size == "emulated"))
             rows += found
+            journal.add(title, found, ceilings.as_json())
             _free(device)
-    return rows, ceilings
+    return rows, ceilings.as_json()
 
 
 def rungs_for(module: Any, op: str, size: str, device: torch.device) -> list[str]:

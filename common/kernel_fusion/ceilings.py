@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from kernel_fusion import results
 from kernel_fusion.clock import benchmark_kernel
 
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
@@ -91,12 +92,21 @@ def matmul_rate(device: torch.device) -> float:
 
 
 class Ceilings:
-    """What this machine can do, measured when first asked for."""
+    """What this machine can do, measured when first asked for.
 
-    def __init__(self, device: torch.device):
+    Args:
+        device: what is measured.
+        known: what was measured before on this device, as `as_json` gives it.
+    """
+
+    def __init__(self, device: torch.device, known: dict | None = None):
         self.device = device
         self.rates: dict[str, dict[int, float]] = {}
         self._matmul: float | None = None
+        if known:
+            tables = {"1:1": known["copy_gb_s"], **known["mixed_gb_s"]}
+            self.rates = {mix: {int(size): rate for size, rate in table.items()} for mix, table in tables.items()}
+            self._matmul = known["matmul_tflop_s"]
 
     def memory(self, size: int, written: int) -> float | None:
         """GB/s at `size` bytes, `written` of which are written. None where that is too few to tell."""
@@ -118,14 +128,10 @@ class Ceilings:
         """The form of the results file: "copy_gb_s" by bytes; other mixes by their name, then by bytes."""
 
         def table(mix: str) -> dict[str, float]:
-            return {str(size): _rounded(rate) for size, rate in sorted(self.rates.get(mix, {}).items())}
+            return {str(size): results.rounded(rate) for size, rate in sorted(self.rates.get(mix, {}).items())}
 
         return {
             "copy_gb_s": table("1:1"),
             "mixed_gb_s": {mix: table(mix) for mix in MIXES if mix != "1:1" and mix in self.rates},
-            "matmul_tflop_s": None if self._matmul is None else _rounded(self._matmul),
+            "matmul_tflop_s": None if self._matmul is None else results.rounded(self._matmul),
         }
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")

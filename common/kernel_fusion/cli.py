@@ -133,6 +133,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
     bench.add_argument("--merge", action="store_true", help="with --op: put these ops' rows into results/<gpu>.json")
+    bench.add_argument(
+        "--resume", action="store_true", help="go on where the same command was cut off, at the next case"
+    )
 
     profile = commands.add(
         "profile",
@@ -349,7 +352,7 @@ def _bench(options: argparse.Namespace) -> int:
     _need_built(wanted)
     arguments = [f"--{name}={value}" for name in ("rung", "sizes") for value in getattr(options, name) or []]
     arguments += [f"--device={options.device}"] if options.device else []
-    arguments += ["--merge"] if options.merge else []
+    arguments += [f"--{name}" for name in ("merge", "resume") if getattr(options, name)]
     worst = 0
     for one in wanted:
         print(f"{one.folder}:", flush=True)

@@ -1,4 +1,4 @@
-"""What holds for the exercises of every stage; the tests beside them call this.
+"""What holds for the exercises of every stage; the test file beside them calls this.
 
 What is handed out fails, and says where. The solution passes in every order of the threads. The skeleton is cut from
 the solution, the README names it, and it stands alone.
@@ -7,16 +7,14 @@ the solution, the README names it, and it stands alone.
 import pathlib
 import re
 import subprocess
+from functools import partial
 from typing import NamedTuple
+
+import pytest
 
 from kernel_fusion import exercises, simt, stages
 
 ORDERS = ("forward", "reverse", "random:1")
-
-
-def named(path: pathlib.Path) -> str:
-    """For pytest's ids."""
-    return path.stem
 
 
 def ran(source: pathlib.Path, order: str) -> subprocess.CompletedProcess:
@@ -32,19 +30,42 @@ class Exercises(NamedTuple):
     Args:
         here: the folder.
         complaints: by name, what the check says before anybody has written anything: a regular expression.
+        wrong_answers: what a check must not take: the exercise, words that stand once in its solution, others in their
+            place, and what the check then says.
+        orders: by name, the order of the threads in which what is handed out fails, where that is not "forward".
     """
 
     here: pathlib.Path
     complaints: dict[str, str]
+    wrong_answers: list[tuple[str, str, str, str]]
+    orders: dict[str, str] = {}
 
     @property
     def solutions(self) -> list[pathlib.Path]:
         return sorted((self.here / "solutions").glob("*.cu"))
 
     @property
-    def programs(self) -> list[pathlib.Path]:
-        """Solutions and what is handed out."""
-        return [*self.solutions, *sorted(self.here.glob("*.cu"))]
+    def handed_out(self) -> list[pathlib.Path]:
+        return sorted(self.here.glob("*.cu"))
+
+    def checks(self) -> list:
+        """All that must hold, as parameters of a test that calls each."""
+        checks = [
+            ("every skeleton is what its solution gives", self.check_skeletons),
+            ("the README names every exercise once as a heading", self.check_readme),
+        ]
+        for path in self.solutions:
+            checks += [
+                (f"{path.stem}: what is handed out fails and says where", partial(self.check_handed_out, path)),
+                (f"{path.stem}: the solution passes in every order", partial(self.check_solution, path)),
+            ]
+        for path in [*self.solutions, *self.handed_out]:
+            name = path.relative_to(self.here).as_posix()
+            checks.append((f"{name} is short and stands alone", partial(self.check_stands_alone, path)))
+        for number, (name, *_) in enumerate(self.wrong_answers):
+            check = partial(self.check_wrong_answer, number)
+            checks.append((f"{name}: a wrong answer is not taken, number {number}", check))
+        return [pytest.param(check, id=what) for what, check in checks]
 
     def written(self, name: str, text: str) -> pathlib.Path:
         """A program of this text in the build folder, touched only where it changes, so that it is compiled once."""
@@ -54,13 +75,13 @@ class Exercises(NamedTuple):
             path.write_text(text, encoding="utf-8")
         return path
 
-    def handed_out(self, solution: pathlib.Path) -> pathlib.Path:
-        """The skeleton as it is cut now."""
+    def skeleton(self, solution: pathlib.Path) -> pathlib.Path:
+        """What is handed out, as it is cut now."""
         return self.written(solution.stem, exercises.cut(solution))
 
-    def check_handed_out(self, solution: pathlib.Path, order: str = "forward") -> None:
+    def check_handed_out(self, solution: pathlib.Path) -> None:
         """The skeleton fails with its complaint."""
-        done = ran(self.handed_out(solution), order)
+        done = ran(self.skeleton(solution), self.orders.get(solution.stem, "forward"))
         assert done.returncode == 1, done.stdout + done.stderr
         assert re.search(self.complaints[solution.stem], done.stdout), done.stdout
         assert "all right" not in done.stdout
@@ -80,7 +101,7 @@ class Exercises(NamedTuple):
     def check_skeletons(self) -> None:
         """Who changes a solution runs `kernel-fusion exercises --cut`. Readers work on copies, in exercises/mine."""
         assert [path.name for path in exercises.stale() if path.parent.parent == self.here] == []
-        assert sorted(path.name for path in self.here.glob("*.cu")) == [path.name for path in self.solutions]
+        assert [path.name for path in self.handed_out] == [path.name for path in self.solutions]
 
     def check_readme(self) -> None:
         """Each exercise is a heading, once, with the minutes that it takes."""
@@ -97,8 +118,9 @@ class Exercises(NamedTuple):
         assert [name for name in re.findall(r"#include [<\"](.+?)[>\"]", text) if "/" in name] == []
         assert f"kernel-fusion simt exercises/{path.name}" in text
 
-    def check_wrong_answer(self, number: int, name: str, right: str, wrong: str, complaint: str) -> None:
-        """The solution `name` with `wrong` in the place of `right` is not taken, and the check says `complaint`."""
+    def check_wrong_answer(self, number: int) -> None:
+        """The solution with other words in it is not taken, and the check says why."""
+        name, right, wrong, complaint = self.wrong_answers[number]
         text = (self.here / "solutions" / f"{name}.cu").read_text(encoding="utf-8")
         assert text.count(right) == 1
         done = ran(self.written(f"wrong-{number}", text.replace(right, wrong)), "random:1")

@@ -504,10 +504,10 @@ def save(path: pathlib.Path, case: benchmarks.Case, profiles: list[Profile]) -> 
     for profile, row in zip(profiles, rows, strict=True):
         row["dram_bytes"] = profile.dram_bytes
         load, store = profile.sectors("ld"), profile.sectors("st")
-        row["sectors_per_request"] = {"load": _rounded(load), "store": _rounded(store)}
+        row["sectors_per_request"] = {"load": results.rounded(load), "store": results.rounded(store)}
         row["profile"] = {
             "kernels": len(profile.kernels),
-            "occupancy": _rounded(profile.occupancy),
+            "occupancy": results.rounded(profile.occupancy),
             "registers": int(max(kernel[REGISTERS] for kernel in profile.kernels)),
             "limit": limits(profile),
             **benchmarks.provenance(),
@@ -521,8 +521,7 @@ def find_rows(loaded: results.Results, case: benchmarks.Case, rungs: list[str]) 
     Raises:
         ResultsError: a rung has none.
     """
-    key = (case.op, case.direction, benchmarks.dtype_name(case.dtype), tuple(case.shape.items()))
-    rows = {row["impl"]: row for row in loaded.rows if results.case_key(row) == key and row["kind"] == "rung"}
+    rows = {row["impl"]: row for row in loaded.rows if results.case_key(row) == case.key() and row["kind"] == "rung"}
     for rung in rungs:
         if rung not in rows:
             raise results.ResultsError(
@@ -530,10 +529,6 @@ def find_rows(loaded: results.Results, case: benchmarks.Case, rungs: list[str]) 
                 f"kernel-fusion bench --op {case.op} --merge"
             )
     return [rows[rung] for rung in rungs]
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
 
 
 # ---- the command ----

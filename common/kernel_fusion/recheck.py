@@ -85,13 +85,13 @@ def measure_case(
         if device.type == "cuda":
             torch.cuda.set_device(device)  # not before: a process that waits leaves the GPU alone
         inputs = case.inputs(device)
+        repeats = (10, 100) if device.type == "cuda" else (1, 5)
         for row in rows:
             fn = functools.partial(case.run, rung=row["impl"]) if row["kind"] == "rung" else case.peers[row["impl"]]
-            repeats = (10, 100) if device.type == "cuda" else (1, 5)
             try:
                 found.append(clock.measure(fn, benchmarks.own_copy(inputs), *repeats).ms)
-            except (ValueError, RuntimeError) as refusal:
-                found.append(str(refusal).splitlines()[0])
+            except benchmarks.REFUSALS[row["kind"]] as refusal:
+                found.append(benchmarks.reason(refusal))
     return found
 
 
@@ -112,11 +112,9 @@ def measure_alone(stage: stages.Stage, size: str, rows: list[dict]) -> Iterator[
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     cases = stages.load_benchmark(stage).cases(size, device)
-    number = {
-        (case.op, benchmarks.dtype_name(case.dtype), tuple(case.shape.items())): i for i, case in enumerate(cases)
-    }
+    number = {case.key(): i for i, case in enumerate(cases)}
     for row in rows:
-        if (row["op"], row["dtype"], tuple(row["shape"].items())) not in number:
+        if results.case_key(row) not in number:
             raise UserError(f"{stage.folder}/benchmark.py has no case {row['op']} {results.case_title(row)} any more")
     groups = together(rows)
     context = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU that its parent has touched
@@ -129,7 +127,7 @@ def measure_alone(stage: stages.Stage, size: str, rows: list[dict]) -> Iterator[
                     measure_case,
                     stage,
                     size,
-                    number[group[0]["op"], group[0]["dtype"], tuple(group[0]["shape"].items())],
+                    number[results.case_key(group[0])],
                     group,
                     i % len(locks),
                     locks[i % len(locks)],
@@ -233,11 +231,11 @@ def keep_best(rows: list[dict], compared: list[Pair]) -> list[dict]:
 
 def _with_time(row: dict, pair: Pair) -> dict:
     rates = {
-        name: benchmarks.rounded(row[name] * row["ms"] / pair.again)
+        name: results.rounded(row[name] * row["ms"] / pair.again)
         for name in ("gb_s", "tflop_s", "percent_of_ceiling")
         if row[name] is not None
     }
-    ms, low, high = (benchmarks.rounded(time) for time in (pair.again, *pair.quartiles))
+    ms, low, high = (results.rounded(time) for time in (pair.again, *pair.quartiles))
     return {**row, "ms": ms, "ms_quartiles": [low, high], **rates, "again": benchmarks.provenance()}
 
 

@@ -36,6 +36,11 @@ class Results(NamedTuple):
         return {**self.environment, **self.environment.get("ops", {}).get(op, {})}
 
 
+def rounded(value: float | None) -> float | None:
+    """`value` as results hold it: four digits."""
+    return None if value is None else float(f"{value:.4g}")
+
+
 def read(path: pathlib.Path) -> Results:
     """The contents of a results file.
 

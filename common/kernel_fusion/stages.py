@@ -61,14 +61,19 @@ def is_built(stage: Stage) -> bool:
     return any((folder / f"_C{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES)
 
 
-def load_benchmark(stage: Stage) -> types.ModuleType:
-    """The stage's benchmark.py as a module: its `TEACHES` and `cases`."""
+def load_script(stage: Stage, name: str) -> types.ModuleType:
+    """`name`.py of the stage as a module. An import would find another stage's file of that name as well."""
     on_path()
-    spec = importlib.util.spec_from_file_location(f"{stage.module}_benchmark", stage.path / "benchmark.py")
+    spec = importlib.util.spec_from_file_location(f"{stage.module}_{name}", stage.path / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
+
+
+def load_benchmark(stage: Stage) -> types.ModuleType:
+    """The stage's benchmark.py as a module: its `TEACHES` and `cases`."""
+    return load_script(stage, "benchmark")
 
 
 def load(module: str) -> types.ModuleType:

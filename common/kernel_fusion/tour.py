@@ -29,7 +29,7 @@ from kernel_fusion.accuracy import as_tuple, max_error, poisoned_allocations
 from kernel_fusion.console import Refused, Steps, make_console, milliseconds, progress, run_logged, run_shown
 
 CPU_BUDGET_S = 0.3  # for the repeats of one implementation
-ROWS = 26  # of a stage's table, so that it is a screen
+ROWS = 44  # of all stages' tables together, so that the tour stays one that is read
 DEMONSTRATIONS = {
     "patched_gpt2": "Hugging Face's GPT-2 with our ops under it, beside the unpatched one",
     "train_small_gpt2": "a small GPT-2 trained on this repository's documents",
@@ -89,7 +89,7 @@ class Row:
 
 
 def show_stage(stage: stages.Stage, console: Console, library: pathlib.Path | None = None) -> int:
-    """Prints what the stage teaches, and a table of its rungs. Returns how many results were wrong.
+    """Prints what the stage teaches, and its share of a table of its rungs. Returns how many results were wrong.
 
     Args:
         stage: which must be built.
@@ -112,7 +112,7 @@ def show_stage(stage: stages.Stage, console: Console, library: pathlib.Path | No
             if library:
                 count_rows(look, stage, library, rows)
             plain = plain_cpp(look, first_cases(stage, benchmark, "cpu", "cpu"))
-    chosen = on_a_screen(rows)
+    chosen = on_a_screen(rows, share_of(stage, len(rows)))
     console.print(table_of(chosen, on_gpu))
     if len(chosen) < len(rows):
         console.print(f"{len(rows) - len(chosen)} more rungs: kernel-fusion rungs", style="dim", markup=False)
@@ -223,8 +223,21 @@ def plain_cpp(look: Look, cases: list[benchmarks.Case]) -> PlainCpp:
     return PlainCpp(f"Plain C++ on {cores()} cores, in brackets PyTorch, in ms: {', '.join(found)}", wrong)
 
 
-def on_a_screen(rows: list[Row]) -> list[Row]:
-    """All rows, if they fit. Else all of the first ops, as long as they fit, and the last row of each other op.
+def share_of(stage: stages.Stage, rows: int) -> int:
+    """How many of `ROWS` a stage with so many gets: all, or an equal share of what shorter tables leave."""
+    needed = {other: sum(len(syllabus.rungs(other, op)) for op in syllabus.ops(other)) for other in stages.STAGES}
+    needed[stage] = rows
+    left = ROWS
+    for before, other in enumerate(sorted(needed, key=needed.__getitem__)):
+        share = min(needed[other], left // (len(needed) - before))
+        if other == stage:
+            return share
+        left -= share
+    raise ValueError(f"{stage.folder} is no stage")
+
+
+def on_a_screen(rows: list[Row], limit: int) -> list[Row]:
+    """All rows, if at most `limit`. Else all of the first ops, as long as they fit, and the last row of each other op.
 
     Rows that are wrong are always there.
     """
@@ -234,7 +247,7 @@ def on_a_screen(rows: list[Row]) -> list[Row]:
     chosen: list[Row] = []
     for number, own in enumerate(by_op.values()):
         after = len(by_op) - number - 1  # of each of these ops one row at the least
-        fits = len(chosen) + len(own) + after <= ROWS
+        fits = len(chosen) + len(own) + after <= limit
         chosen += [row for row in own if fits or row is own[-1] or not row.correct]
     return chosen
 

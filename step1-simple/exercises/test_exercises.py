@@ -4,54 +4,21 @@ import pathlib
 
 import pytest
 
-from kernel_fusion.exercise_contract import ORDERS, Exercises, named, ran
+from kernel_fusion.exercise_contract import ORDERS, Exercises, ran
 
-# What the check of each exercise says before anybody has written anything.
-EXERCISES = Exercises(
-    pathlib.Path(__file__).resolve().parent,
-    {
-        "1_grid_stride": r"WRONG: n = 1, 1 blocks of 32 threads: out\[0\] is -?nan, must be -1250; nobody wrote it",
-        "2_vector_loads": r"WRONG: 0 calls of load4 and store4, must be 2",
-        "3_fuse": r"WRONG: the results are right, but it took 3 launches; one is enough",
-        "4_dropout_backward": r"WRONG: n = 1, p = 0\.1, blocks of 32: dx\[0\] is 1, must be 0: the forward",
-        "5_column_sum": r"WRONG: 63 rows of 33: the sum of column 0 is \S+, must be",
-        "hunt_1_some_sizes": r"n = +1003: right\n(.*\n)*n = +1026: WRONG: 2 elements(.*\n)*Hint: ",
-        "hunt_2_some_orders": r"WRONG: 1 rows of 31: row 0, column \d+ is -?nan, must be 0\.\d+\nHint: ",
-        "hunt_3_other_launch": r"16 of 128: right\n(.*\n)*.* 4 of 256: WRONG: element \d+ gave (.*\n)*Hint: ",
-    },
-)
+# What each check says before anybody has written anything.
+COMPLAINTS = {
+    "1_grid_stride": r"WRONG: n = 1, 1 blocks of 32 threads: out\[0\] is -?nan, must be -1250; nobody wrote it",
+    "2_vector_loads": r"WRONG: 0 calls of load4 and store4, must be 2",
+    "3_fuse": r"WRONG: the results are right, but it took 3 launches; one is enough",
+    "4_dropout_backward": r"WRONG: n = 1, p = 0\.1, blocks of 32: dx\[0\] is 1, must be 0: the forward",
+    "5_column_sum": r"WRONG: 63 rows of 33: the sum of column 0 is \S+, must be",
+    "hunt_1_some_sizes": r"n = +1003: right\n(.*\n)*n = +1026: WRONG: 2 elements(.*\n)*Hint: ",
+    "hunt_2_some_orders": r"WRONG: 1 rows of 31: row 0, column \d+ is -?nan, must be 0\.\d+\nHint: ",
+    "hunt_3_other_launch": r"16 of 128: right\n(.*\n)*.* 4 of 256: WRONG: element \d+ gave (.*\n)*Hint: ",
+}
 
-
-@pytest.mark.parametrize("solution", EXERCISES.solutions, ids=named)
-def test_what_is_handed_out_fails_and_says_where(solution):
-    EXERCISES.check_handed_out(solution, "random:1" if solution.stem == "hunt_2_some_orders" else "forward")
-
-
-def test_the_second_hunt_passes_in_order_and_only_there():
-    skeleton = EXERCISES.handed_out(EXERCISES.here / "solutions" / "hunt_2_some_orders.cu")
-    codes = {order: ran(skeleton, order).returncode for order in ORDERS}
-    assert codes == {"forward": 0, "reverse": 1, "random:1": 1}
-
-
-@pytest.mark.parametrize("solution", EXERCISES.solutions, ids=named)
-def test_the_solution_passes_in_every_order(solution):
-    EXERCISES.check_solution(solution)  # the fifth prints the bits of its sums
-
-
-def test_every_skeleton_is_what_its_solution_gives():
-    EXERCISES.check_skeletons()
-
-
-def test_the_readme_names_every_exercise_once_as_a_heading():
-    EXERCISES.check_readme()
-
-
-@pytest.mark.parametrize("path", EXERCISES.programs, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_an_exercise_is_short_and_stands_alone(path):
-    EXERCISES.check_stands_alone(path)
-
-
-# Answers that a check must not take: what is replaced in the solution, and by what.
+# Answers that a check must not take: what is replaced in the solution, by what, and what the check says.
 WRONG_ANSWERS = [
     ("1_grid_stride", "i < n; i +=", "i < n - 1; i +=", "nobody wrote it"),
     ("1_grid_stride", "i < n; i +=", "i <= n; i +=", "was written, past the end"),
@@ -67,7 +34,16 @@ WRONG_ANSWERS = [
     ),
 ]
 
+HERE = pathlib.Path(__file__).resolve().parent
+EXERCISES = Exercises(HERE, COMPLAINTS, WRONG_ANSWERS, orders={"hunt_2_some_orders": "random:1"})
 
-@pytest.mark.parametrize("number", range(len(WRONG_ANSWERS)))
-def test_a_wrong_answer_is_not_taken(number):
-    EXERCISES.check_wrong_answer(number, *WRONG_ANSWERS[number])
+
+@pytest.mark.parametrize("check", EXERCISES.checks())
+def test_exercises(check):
+    check()
+
+
+def test_the_second_hunt_passes_in_order_and_only_there():
+    skeleton = EXERCISES.skeleton(HERE / "solutions" / "hunt_2_some_orders.cu")
+    codes = {order: ran(skeleton, order).returncode for order in ORDERS}
+    assert codes == {"forward": 0, "reverse": 1, "random:1": 1}

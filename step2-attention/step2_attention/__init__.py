@@ -18,7 +18,16 @@ from kernel_fusion.stages import load
 _C = load("step2_attention")
 _ops = torch.ops.step2_attention
 
-__all__ = ["attention", "launch_counts", "rounds", "rungs", "softmax"]
+__all__ = [
+    "attention",
+    "attention_backward",
+    "attention_decode",
+    "launch_counts",
+    "rounds",
+    "rungs",
+    "softmax",
+    "softmax_backward",
+]
 
 launch_counts = _C.launch_counts
 
@@ -33,24 +42,55 @@ def rounds(op: str, rung: str) -> str:
     return _C.rounds(op, rung)
 
 
-def softmax(x: torch.Tensor, *, rung: str = "auto") -> torch.Tensor:
-    """`exp(x) / exp(x).sum(-1)`: positive, adds up to 1 over the last dimension, and does not overflow.
+def softmax(x: torch.Tensor, *, scale: float | None = None, causal: bool = False, rung: str = "auto") -> torch.Tensor:
+    """`exp(scale * x) / exp(scale * x).sum(-1)`: positive, adds up to 1 over the last dimension, does not overflow.
 
     Args:
         x: [..., width], any strides, width of any size but 0; float32, float16, bfloat16 or float64.
+        scale: what `x` is multiplied by first; None for 1.
+        causal: x holds squares of scores, [..., Sq, Sk], and row i sees columns j <= i + Sk - Sq, so that the last row
+            sees all. The other columns are 0, and what they hold is not used: it may be NaN.
         rung: "auto", or a name from `rungs("softmax", x.device)`.
 
     Returns:
         A contiguous tensor of x's shape and dtype, computed in float32 (float64 for float64) and rounded once. As in
-        PyTorch, a row that holds NaN or +inf, or nothing but -inf, is NaN. Under autocast `x` is made float32.
+        PyTorch, a row that sees NaN, or nothing but -inf, or +inf after the scaling, is NaN where it sees; a row that
+        sees no column is 0. Under autocast `x` is made float32.
 
     Raises:
         TypeError: `x` is of another dtype.
-        ValueError: `x` has no dimension, or its last one is 0; unknown `rung`.
+        ValueError: `x` has no dimension, or one where `causal` is set, or its last one is 0; a `rung` that is unknown
+            or cannot do this.
 
     Source: online normalizer, Milakov and Gimelshein, https://arxiv.org/abs/1805.02867.
     """
-    return _ops.softmax(x, rung=rung)
+    return _ops.softmax(x, scale=scale, causal=causal, rung=rung)
+
+
+def softmax_backward(
+    grad: torch.Tensor, y: torch.Tensor, *, scale: float | None = None, causal: bool = False, rung: str = "auto"
+) -> torch.Tensor:
+    """`scale * y * (grad - (y * grad).sum(-1))`: the gradient of `softmax` with respect to its `x`.
+
+    Args:
+        grad: the gradient with respect to softmax's output, [..., width], any strides, width of any size but 0;
+            float32, float16, bfloat16 or float64.
+        y: that output; shape, dtype and device of `grad`, any strides.
+        scale: as `softmax` had it; None for 1.
+        causal: as `softmax` had it: row i of a square [Sq, Sk] sees columns j <= i + Sk - Sq. The other columns are 0,
+            and what `grad` and `y` hold there is not used: it may be NaN.
+        rung: "auto", or a name from `rungs("softmax_backward", grad.device)`.
+
+    Returns:
+        A contiguous tensor of grad's shape and dtype, computed in float32 (float64 for float64) and rounded once. Of
+        half types `y` has been rounded before; that is not undone. Autocast leaves the dtype as it is.
+
+    Raises:
+        TypeError: `grad` or `y` is of another dtype.
+        ValueError: `grad` has no dimension, or one where `causal` is set, or its last one is 0; `y` differs from it in
+            shape or device; a `rung` that is unknown or cannot do this.
+    """
+    return _ops.softmax_backward(grad, y, scale=scale, causal=causal, rung=rung)
 
 
 def attention(
@@ -103,124 +143,318 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+def attention_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    key_begin: torch.Tensor | None = None,
+    key_end: torch.Tensor | None = None,
+    grad_lse: torch.Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    rung: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of `attention`. Reruns are equal to the last bit; no memory grows with Sq * Sk, but in v1_naive.
+
+    Args:
+        grad: the gradient of `out`, of its shape, dtype and device.
+        q, k, v, key_begin, key_end, causal, scale: as `attention` got them.
+        out, lse: what `attention` returned.
+        grad_lse: the gradient of `lse`, of its shape and dtype; None for 0.
+        rung: "auto", or a name from `rungs("attention_backward", q.device)`.
+
+    Returns:
+        dq, dk and dv: contiguous, of the shapes and the dtype of q, k and v, computed in float32 (float64 for float64)
+        and rounded once, except where `rounds` says more. Keys that no query sees have a gradient of 0, whatever they
+        hold. In float16 a rung on tensor cores overflows where a score's gradient exceeds 65504: scale the loss less.
+
+    Raises:
+        TypeError, ValueError: as `attention`.
+
+    Source: Dao et al., https://arxiv.org/abs/2205.14135, appendix B.
+    """
+    return _ops.attention_backward(
+        grad, q, k, v, out, lse, key_begin, key_end, grad_lse, causal=causal, scale=scale, rung=rung
+    )
+
+
+def attention_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    key_begin: torch.Tensor | None = None,
+    key_end: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    return_lse: bool = False,
+    rung: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of a text's last tokens over a cache of keys, for generating.
+
+    The last of `q` is the query of key `key_end - 1` and sees all keys that exist; each query before it sees one less.
+    Lengths are read on the device, so a CUDA graph can be replayed with other ones.
+
+    Args:
+        q: [B, H, Sq, D], Sq from 1 to 16; float32, float16, bfloat16 or float64.
+        k_cache, v_cache: [B, Hkv, Sk, D], dtype and device of `q`; Hkv divides H, as in `attention`. With
+            `block_table` a heap of pages, [blocks, Hkv, block_size, D]. Read as they lie where rows begin at multiples
+            of 16 bytes; others are copied first, which takes longer than the attention.
+        key_begin, key_end: which keys exist in batch b: key_begin[b] <= j < key_end[b]. int32 [B] on the device of `q`;
+            None for 0, and for all that the cache can hold.
+        block_table: int32 [B, pages]; key j of batch b is key j % block_size of page block_table[b, j // block_size].
+            Of pages without a key that exists nothing is looked at. Pages may stand in it several times.
+        scale: factor for the scores; None for 1/sqrt(D).
+        return_lse: return the log-sum-exp, too.
+        rung: "auto", or a name from `rungs("attention_decode", q.device)`.
+
+    Returns:
+        As `attention` does.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, more than 16 queries, H no multiple of Hkv, a `rung` that is unknown or
+            cannot do this, and, for CPU tensors, a page that the cache does not have. For CUDA tensors a check would
+            wait for the GPU; the output of a query that sees such a page becomes NaN.
+        RuntimeError: gradients are being recorded; `attention` passes them on.
+
+    Source: split over keys, Dao et al., https://pytorch.org/blog/flash-decoding; pages, Kwon et al.,
+        https://arxiv.org/abs/2309.06180.
+    """
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_cache, v_cache)):
+        raise RuntimeError(
+            "attention_decode: `q`, `k_cache` and `v_cache` must not require gradients; generate under torch.no_grad()"
+        )
+    out, lse = _ops.attention_decode(q, k_cache, v_cache, key_begin, key_end, block_table, scale=scale, rung=rung)
+    return (out, lse) if return_lse else out
+
+
 # ---- shapes, for torch.compile and for meta tensors: the checks of attention_host.cpp, without data ----
 
 
+def _check_squares(op, name, x, causal):
+    torch._check_value(
+        not causal or x.dim() >= 2,
+        lambda: (
+            f"{op}: `{name}` must have at least 2 dimensions where `causal` is set, got {x.dim()} "
+            f"(shape {tuple(x.shape)})"
+        ),
+    )
+
+
 @torch.library.register_fake("step2_attention::softmax")
-def _(x, *, rung="auto"):
+def _(x, *, scale=None, causal=False, rung="auto"):
     check_rows("softmax", "x", x)
+    _check_squares("softmax", "x", x, causal)
     return contiguous_like(x)
 
 
-@torch.library.register_fake("step2_attention::attention")
-def _(q, k, v, key_begin=None, key_end=None, *, causal=False, scale=None, rung="auto"):
-    op = "attention"
+@torch.library.register_fake("step2_attention::softmax_backward")
+def _(grad, y, *, scale=None, causal=False, rung="auto"):
+    check_rows("softmax_backward", "grad", grad)
+    _check_squares("softmax_backward", "grad", grad, causal)
+    check_like("softmax_backward", "y", y, "grad", grad, grad.shape)
+    return contiguous_like(grad)
+
+
+def _check_q(op, q):
     check_floating(op, "q", q)
     check_dim(op, "q", q, 4)
-    batch, heads, q_length, head_dim = q.shape
     torch._check_value(
-        head_dim != 0,
-        lambda: f"attention: the last dimension of `q` (head_dim) must not be 0, got shape {tuple(q.shape)}",
+        q.shape[3] != 0,
+        lambda: f"{op}: the last dimension of `q` (head_dim) must not be 0, got shape {tuple(q.shape)}",
     )
-    check_like(op, "k", k, "q", q)
-    check_dim(op, "k", k, 4)
-    kv_heads = k.shape[1]
-    check_shape(op, "k", k, (batch, kv_heads, k.shape[2], head_dim))
+
+
+def _check_keys(op, q, k_name, k, v_name, v, batch):
+    heads, kv_heads = q.shape[1], k.shape[1]
+    check_shape(op, k_name, k, (batch, kv_heads, k.shape[2], q.shape[3]))
     torch._check_value(
         kv_heads == heads or (kv_heads > 0 and heads % kv_heads == 0),
-        lambda: f"attention: the heads of `q` must be a multiple of those of `k`, got {heads} and {kv_heads}",
+        lambda: f"{op}: the heads of `q` must be a multiple of those of `{k_name}`, got {heads} and {kv_heads}",
     )
-    check_like(op, "v", v, "q", q)
-    check_dim(op, "v", v, 4)
-    check_shape(op, "v", v, k.shape)
+    check_like(op, v_name, v, "q", q)
+    check_dim(op, v_name, v, 4)
+    check_shape(op, v_name, v, k.shape)
+
+
+def _check_bounds(op, q, key_begin, key_end):
     for name, bound in (("key_begin", key_begin), ("key_end", key_end)):
         if bound is not None:
             check_type(op, name, bound, (torch.int32,))
             check_device(op, name, bound, "q", q)
-            check_shape(op, name, bound, (batch,))
+            check_shape(op, name, bound, (q.shape[0],))
+
+
+def _out_and_lse(q):
     return contiguous_like(q), q.new_empty(
         q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32
     )
 
 
+def _check_attention(op, q, k, v, key_begin, key_end):
+    _check_q(op, q)
+    check_like(op, "k", k, "q", q)
+    check_dim(op, "k", k, 4)
+    _check_keys(op, q, "k", k, "v", v, q.shape[0])
+    _check_bounds(op, q, key_begin, key_end)
+
+
+@torch.library.register_fake("step2_attention::attention")
+def _(q, k, v, key_begin=None, key_end=None, *, causal=False, scale=None, rung="auto"):
+    _check_attention("attention", q, k, v, key_begin, key_end)
+    return _out_and_lse(q)
+
+
+@torch.library.register_fake("step2_attention::attention_backward")
+def _(grad, q, k, v, out, lse, key_begin=None, key_end=None, grad_lse=None, *, causal=False, scale=None, rung="auto"):
+    op = "attention_backward"
+    _check_attention(op, q, k, v, key_begin, key_end)
+    check_like(op, "grad", grad, "q", q, q.shape)
+    check_like(op, "out", out, "q", q, q.shape)
+    for name, of_query in (("lse", lse), ("grad_lse", grad_lse)):
+        if of_query is not None:
+            check_type(op, name, of_query, (torch.float64 if q.dtype == torch.float64 else torch.float32,))
+            check_device(op, name, of_query, "q", q)
+            check_shape(op, name, of_query, q.shape[:3])
+    return tuple(map(contiguous_like, (q, k, v)))
+
+
+@torch.library.register_fake("step2_attention::attention_decode")
+def _(q, k_cache, v_cache, key_begin=None, key_end=None, block_table=None, *, scale=None, rung="auto"):
+    op = "attention_decode"
+    _check_q(op, q)
+    torch._check_value(
+        q.shape[2] <= 16, lambda: f"{op}: `q` must have at most 16 queries, got {q.shape[2]}; `attention` takes more"
+    )
+    check_like(op, "k_cache", k_cache, "q", q)
+    check_dim(op, "k_cache", k_cache, 4)
+    _check_keys(op, q, "k_cache", k_cache, "v_cache", v_cache, q.shape[0] if block_table is None else k_cache.shape[0])
+    _check_bounds(op, q, key_begin, key_end)
+    if block_table is not None:
+        check_type(op, "block_table", block_table, (torch.int32,))
+        check_device(op, "block_table", block_table, "q", q)
+        check_dim(op, "block_table", block_table, 2)
+        check_shape(op, "block_table", block_table, (q.shape[0], block_table.shape[1]))
+    return _out_and_lse(q)
+
+
 # ---- gradients: half types in float32, rounded once at the end ----
-
-
-def _softmax_gradient(y, grad):
-    return y * (grad - (y * grad).sum(-1, keepdim=True))
 
 
 def _softmax_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.save_for_backward(output)
+    ctx.scale, ctx.causal = keyword_only_inputs["scale"], keyword_only_inputs["causal"]
 
 
 def _softmax_backward(ctx, grad):
-    (y,) = ctx.saved_tensors
-    return _softmax_gradient(wide(y), wide(grad)).to(y.dtype)
+    return _ops.softmax_backward(grad, ctx.saved_tensors[0], scale=ctx.scale, causal=ctx.causal)
 
 
 torch.library.register_autograd("step2_attention::softmax", _softmax_backward, setup_context=_softmax_setup)
 
 
-def _attention_setup(ctx, inputs, keyword_only_inputs, output):
+def _softmax_backward_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.save_for_backward(*inputs)
-    ctx.causal = keyword_only_inputs["causal"]
-    scale = keyword_only_inputs["scale"]
-    ctx.scale = inputs[0].size(-1) ** -0.5 if scale is None else scale
+    ctx.scale, ctx.causal = keyword_only_inputs["scale"], keyword_only_inputs["causal"]
+
+
+def _softmax_backward_backward(ctx, grad_grad):
+    grad, y = ctx.saved_tensors
+    # It is linear in grad, by a matrix that is symmetric: so that gradient is the op itself.
+    to_grad = _ops.softmax_backward(grad_grad, y, scale=ctx.scale, causal=ctx.causal)
+    dtype, grad_grad, grad, y = y.dtype, *map(wide, (grad_grad, grad, y))
+    if ctx.causal:  # hidden columns are constants: even NaN has no influence there
+        grad_grad, grad, y = (t.tril(t.size(-1) - t.size(-2)) for t in (grad_grad, grad, y))
+    to_y = grad_grad * (grad - (y * grad).sum(-1, keepdim=True)) - grad * (y * grad_grad).sum(-1, keepdim=True)
+    return to_grad, (to_y if ctx.scale is None else ctx.scale * to_y).to(dtype)
+
+
+torch.library.register_autograd(
+    "step2_attention::softmax_backward", _softmax_backward_backward, setup_context=_softmax_backward_setup
+)
+
+
+def _attention_setup(ctx, inputs, keyword_only_inputs, output):
+    q, k, v, key_begin, key_end = inputs
+    ctx.save_for_backward(q, k, v, *output, key_begin, key_end)
+    ctx.options = {name: keyword_only_inputs[name] for name in ("causal", "scale")}
     ctx.set_materialize_grads(False)
 
 
-def _missing(k, key_begin, key_end):
-    """Which keys are padding: [B, 1, Sk]; None where all exist."""
-    key = torch.arange(k.size(2), device=k.device)
-    missing = None
-    if key_begin is not None:
-        missing = key < key_begin[:, None, None]
-    if key_end is not None:
-        after = key >= key_end[:, None, None]
-        missing = after if missing is None else missing | after
-    return missing
-
-
 def _attention_backward(ctx, grad, grad_lse):
-    q, k, v, key_begin, key_end = ctx.saved_tensors
-    dtype, kv_heads, k_length = q.dtype, k.size(1), k.size(2)
-    if (grad is None and grad_lse is None) or k_length == 0:
-        return *(torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)), None, None
-    q, k, v = map(wide, (q, k, v))
-    with torch.autocast(q.device.type, enabled=False):  # called inside an autocast region it computes the same
-        hidden = None  # keys that a query does not see
-        missing = _missing(k, key_begin, key_end)
-        if missing is not None:
-            # Padding may hold anything, NaN too, which a weight of 0 would not make 0.
-            k, v = (t.masked_fill(missing.unsqueeze(-1), 0) for t in (k, v))
-            hidden = missing.unsqueeze(-2)
-        if ctx.causal:
-            square = torch.ones(q.size(2), k_length, dtype=torch.bool, device=q.device)
-            future = square.triu(k_length - q.size(2) + 1)
-            hidden = future if hidden is None else hidden | future
-        group = q.size(1) // kv_heads if kv_heads else 1
-        if group > 1:
-            k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-        scores = ctx.scale * (q @ k.mT)
-        if hidden is None:
-            weights = _ops.softmax(scores)
-        else:
-            # Softmax makes NaN of a row that sees nothing; its weights are 0.
-            weights = _ops.softmax(scores.masked_fill(hidden, -torch.inf)).masked_fill(hidden, 0)
-        # The log-sum-exp's own gradient is the weights.
-        by_lse = None if grad_lse is None else weights * grad_lse.unsqueeze(-1)
-        if grad is None:
-            grad_scores, grad_v = by_lse, torch.zeros_like(v)
-        else:
-            grad_scores, grad_v = _softmax_gradient(weights, wide(grad) @ v.mT), weights.mT @ wide(grad)
-            grad_scores = grad_scores if by_lse is None else grad_scores + by_lse
-        grad_scores = ctx.scale * grad_scores
-        grad_k = grad_scores.mT @ q
-        if group > 1:
-            grad_k, grad_v = (g.unflatten(1, (kv_heads, group)).sum(2) for g in (grad_k, grad_v))
-        grads = grad_scores @ k, grad_k, grad_v
-    return *(g.to(dtype) for g in grads), None, None
+    q, k, v, out, lse, key_begin, key_end = ctx.saved_tensors
+    if grad is None:
+        grad = torch.zeros_like(q)
+    return *_ops.attention_backward(grad, q, k, v, out, lse, key_begin, key_end, grad_lse, **ctx.options), None, None
 
 
 torch.library.register_autograd("step2_attention::attention", _attention_backward, setup_context=_attention_setup)
+
+
+# The gradients of these gradients are few people's need: they are PyTorch's operations, with all scores in memory.
+
+
+def _attention_backward_setup(ctx, inputs, keyword_only_inputs, output):
+    ctx.save_for_backward(*inputs)
+    ctx.causal = keyword_only_inputs["causal"]
+    scale = keyword_only_inputs["scale"]
+    ctx.scale = inputs[1].size(-1) ** -0.5 if scale is None else scale
+
+
+def _hidden(q, k, key_begin, key_end, causal):
+    """Which pairs of a query and a key do not see each other: a mask that broadcasts to [B, H, Sq, Sk]."""
+    key = torch.arange(k.size(2), device=k.device)
+    hidden = torch.zeros(q.size(2), k.size(2), dtype=torch.bool, device=k.device)
+    if causal:
+        hidden = key > torch.arange(q.size(2), device=k.device).unsqueeze(-1) + k.size(2) - q.size(2)
+    if key_begin is not None:
+        hidden = hidden | (key < key_begin[:, None, None, None])
+    if key_end is not None:
+        hidden = hidden | (key >= key_end[:, None, None, None])
+    return hidden
+
+
+def _attention_second_backward(ctx, by_dq, by_dk, by_dv):
+    """Each by_x is the gradient of x. The names of rungs.h, where attention_backward's formulas stand."""
+    grad, q, k, v, out, lse, key_begin, key_end, grad_lse = ctx.saved_tensors
+    dtype, kv_heads = q.dtype, k.size(1)
+    group = q.size(1) // kv_heads if kv_heads else 1
+    grad, q, k, v, out, by_dq, by_dk, by_dv = map(wide, (grad, q, k, v, out, by_dq, by_dk, by_dv))
+    with torch.autocast(q.device.type, enabled=False):  # called inside an autocast region it computes the same
+        hidden = _hidden(q, k, key_begin, key_end, ctx.causal)
+        padding = hidden.all(-2).unsqueeze(-1)  # may hold anything, NaN too, which a weight of 0 would not make 0
+        k, v, by_dk, by_dv = (t.masked_fill(padding, 0).repeat_interleave(group, 1) for t in (k, v, by_dk, by_dv))
+        weight = torch.exp((ctx.scale * (q @ k.mT) - lse.unsqueeze(-1)).masked_fill(hidden, -torch.inf))
+        # Where lse is −∞ a query sees nothing, or nothing but scores of −∞.
+        weight = weight.masked_fill(hidden | lse.eq(-torch.inf).unsqueeze(-1), 0)
+        delta = (grad * out).sum(-1, keepdim=True)
+        if grad_lse is not None:
+            delta = delta - grad_lse.unsqueeze(-1)
+        grad_weight = grad @ v.mT - delta
+        grad_score = weight * grad_weight
+
+        by_grad_score = ctx.scale * (by_dq @ k.mT + q @ by_dk.mT)
+        by_weight = by_grad_score * grad_weight + grad @ by_dv.mT
+        by_grad_weight = by_grad_score * weight
+        by_delta = -by_grad_weight.sum(-1, keepdim=True)
+        by_score = by_weight * weight
+        by_grad = by_grad_weight @ v + weight @ by_dv + by_delta * out
+        by_q = ctx.scale * (by_score @ k + grad_score @ by_dk)
+        by_k = ctx.scale * (by_score.mT @ q + grad_score.mT @ by_dq)
+        by_v = by_grad_weight.mT @ grad
+        if group > 1:
+            by_k, by_v = (t.unflatten(1, (kv_heads, group)).sum(2) for t in (by_k, by_v))
+        by_out = by_delta * grad
+        by_lse = -by_score.sum(-1)
+    by_grad_lse = None if grad_lse is None else -by_delta.squeeze(-1)
+    return *(t.to(dtype) for t in (by_grad, by_q, by_k, by_v, by_out)), by_lse, None, None, by_grad_lse
+
+
+torch.library.register_autograd(
+    "step2_attention::attention_backward", _attention_second_backward, setup_context=_attention_backward_setup
+)

@@ -9,6 +9,8 @@ HOST3 = "step3-fused/fused_host.cpp"
 HOST4 = "step4-integration/integration_host.cpp"
 TEST1 = "step1-simple/test.py"
 TEST2 = "step2-attention/test_attention.py"
+SOFTMAX2 = "step2-attention/test_softmax.py"
+BACKWARD2 = "step2-attention/test_softmax_backward.py"
 TEST3 = "step3-fused/test_fused.py"
 TEST4 = "step4-integration/test_integration.py"
 APART1 = f"{TEST1}::test_an_out_that_shares_memory_with_anything_is_refused"
@@ -32,12 +34,12 @@ FAULTS = [
         f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
     ),
     Fault(
-        "wide-rows-anywhere",
-        "auto takes v4 of softmax for wide rows that begin anywhere",
+        "wide-rows-not-shared",
+        "auto takes v4 of softmax for rows that a cluster should share",
         HOST2,
-        "a.width <= 16384 ||",
-        "a.width >= 16384 ||",
-        f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
+        "a.width * size_of(a.dtype) <= 32768;",
+        "a.width * size_of(a.dtype) <= 32784;",
+        f"{SOFTMAX2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
     ),
     Fault(
         "softmax-in-autocasts-dtype",
@@ -46,6 +48,30 @@ FAULTS = [
         "call_in<softmax>(at::kFloat,",
         "call_in<softmax>(std::nullopt,",
         f"{TEST2}::test_autocast_makes_softmax_float32_and_attention_lower_precision[torch.bfloat16-cpu]",
+    ),
+    Fault(
+        "gradient-over-the-weights",
+        "`out` of `softmax_backward` may lie over y",
+        HOST2,
+        '{{"out", out}}, {{"grad", grad}, {"y", y}});',
+        '{{"out", out}}, {{"grad", grad}});',
+        f"{BACKWARD2}::test_an_output_that_shares_memory_is_refused[cpu]",
+    ),
+    Fault(
+        "weights-of-any-shape",
+        "`softmax_backward` does not compare its arguments' shapes",
+        HOST2,
+        'check_like(op, "y", y, "grad", grad, grad.sizes());',
+        'check_like(op, "y", y, "grad", grad);',
+        f"{BACKWARD2}::test_what_is_refused[cpu]",
+    ),
+    Fault(
+        "weights-as-they-lie",
+        "`softmax_backward` reads y as if it were contiguous",
+        HOST2,
+        "contiguous_y = y.contiguous();",
+        "contiguous_y = y;",
+        f"{BACKWARD2}::test_each_tensor_is_found_wherever_it_lies[(2, 3, 64)-torch.float32-cpu-v1_naive]",
     ),
     Fault(
         "out-over-the-bias",
@@ -75,16 +101,16 @@ FAULTS = [
         "out-over-v",
         "attention's `out` may lie over v",
         HOST2,
-        'check_apart("attention", {{"out", out}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});',
-        'check_apart("attention", {{"out", out}, {"lse", lse}}, {{"q", q}, {"k", k}});',
+        'check_outs("attention", out, lse, q, {{"k", k}, {"v", v},',
+        'check_outs("attention", out, lse, q, {{"k", k},',
         f"{TEST2}::test_an_out_that_shares_memory_with_an_input_is_refused[cpu]",
     ),
     Fault(
         "unaligned-output-lost",
         "an output whose rows begin anywhere is computed and not copied to its place",
         HOST2,
-        "  if (!out_rows.is_same(out)) out.copy_(out_rows);\n",
-        "",
+        "  run(attention_op(), rung, q, args);\n  if (!rows.out.is_same(out)) out.copy_(rows.out);\n",
+        "  run(attention_op(), rung, q, args);\n",
         f"{TEST2}::test_an_output_of_any_strides_is_written_where_it_lies[19-(0, 1, 2)-cpu-v3_mma]",
     ),
     Fault(
@@ -97,18 +123,18 @@ FAULTS = [
     ),
     Fault(
         "lse-over-the-bounds",
-        "attention's `lse` may lie over `key_end`",
+        "the log-sum-exps may lie over an input",
         HOST2,
-        'if (key_end) check_apart("attention", {{"out", out}, {"lse", lse}}, {{"key_end", *key_end}});',
-        'if (key_end) check_apart("attention", {{"out", out}}, {{"key_end", *key_end}});',
+        'if (input) check_apart(op, {{"out", out}, {"lse", lse}}, {{name, *input}});',
+        'if (input) check_apart(op, {{"out", out}}, {{name, *input}});',
         f"{TEST2}::test_an_out_that_shares_memory_with_an_input_is_refused[cpu]",
     ),
     Fault(
         "bounds-in-pieces",
         "`key_begin` is read as if it were in one piece",
         HOST2,
-        "key_begin ? key_begin->contiguous() : at::Tensor();",
-        "key_begin ? *key_begin : at::Tensor();",
+        "begin(key_begin ? key_begin->contiguous() : at::Tensor()),",
+        "begin(key_begin ? *key_begin : at::Tensor()),",
         f"{TEST2}::test_attention_finds_each_tensor_wherever_it_lies[torch.float32-cpu-cpu]",
     ),
     Fault(
@@ -197,8 +223,8 @@ FAULTS = [
         "nothing-to-see-by-chance",
         "attention over no keys is what happened to lie there",
         HOST2,
-        "    out.zero_();\n    lse.fill_",
-        "    lse.fill_",
+        "  out.zero_();\n  lse.fill_",
+        "  lse.fill_",
         f"{TEST2}::test_empty_tensors[cpu-cpu]",
     ),
     Fault(
@@ -222,8 +248,8 @@ FAULTS = [
         "strides-of-another",
         "v is read by k's strides",
         HOST2,
-        "args.v_stride = strides_of(v_rows);",
-        "args.v_stride = strides_of(k_rows);",
+        "args.v_stride = strides_of(v);",
+        "args.v_stride = strides_of(k);",
         f"{TEST2}::test_attention_finds_each_tensor_wherever_it_lies[torch.float32-cpu-cpu]",
     ),
     Fault(

@@ -10,6 +10,8 @@ LOOPS3 = "step3-fused/cpu_loops.h"
 CPU4 = "step4-integration/integration_cpu.cpp"
 TEST1 = "step1-simple/test.py"
 TEST2 = "step2-attention/test_attention.py"
+SOFTMAX2 = "step2-attention/test_softmax.py"
+BACKWARD2 = "step2-attention/test_softmax_backward.py"
 TEST3 = "step3-fused/test_fused.py"
 TEST4 = "step4-integration/test_integration.py"
 PADDING2 = f"{TEST2}::test_attention_sees_only_keys_that_exist"
@@ -23,6 +25,38 @@ FAULTS = [
         "gelu_of<kTanh>(static_cast<C>(x[c]) + static_cast<C>(bias[c]))",
         "gelu_of<kTanh>(static_cast<C>(static_cast<T>(static_cast<C>(x[c]) + static_cast<C>(bias[c]))))",
         f"{TEST1}::test_every_rung_keeps_the_contract[(33, 760)-torch.bfloat16-bias_gelu-cpu-cpu]",
+    ),
+    Fault(
+        "scale-of-0-left-out",
+        "a scale of 0 is taken for none",
+        CPU2,
+        "if (scale != 1) {",
+        "if (scale != 1 && scale != 0) {",
+        f"{SOFTMAX2}::test_scale_is_what_x_is_multiplied_by_first[33-0.0-torch.float32-cpu-cpu]",
+    ),
+    Fault(
+        "square-of-one-row",
+        "plain C++ takes a causal square for one row after the other",
+        CPU2,
+        "const int64_t last = row % a.q_length",
+        "const int64_t last = row",
+        f"{SOFTMAX2}::test_a_row_of_a_causal_square_sees_up_to_its_own_column[(2, 33, 33)-torch.float32-cpu-cpu]",
+    ),
+    Fault(
+        "softmax-gradient-rounded",
+        "plain C++ rounds the gradient of softmax before it is scaled",
+        CPU2,
+        "grad_x[c] = scale * (y[c] * (grad[c] - sum));",
+        "grad_x[c] = scale * static_cast<float>(at::BFloat16(static_cast<float>(y[c] * (grad[c] - sum))));",
+        f"{BACKWARD2}::test_scale_multiplies_the_gradient[33--1.3-torch.bfloat16-cpu-cpu]",
+    ),
+    Fault(
+        "products-of-the-tail",
+        "plain C++ leaves the last products out of a row's sum",
+        VECTORISED2,
+        "for (; i < n; ++i) part[0] += x[i] * y[i];",
+        "",
+        f"{BACKWARD2}::test_every_column_counts_in_the_sum[cpu-cpu]",
     ),
     Fault(
         "sum-rounded-3",

@@ -302,6 +302,7 @@ void take_sizes(Args& args, Sizes& left) {
   KF_TAKE(width)
   KF_TAKE(batch)
   KF_TAKE(heads)
+  KF_TAKE(kv_heads)
   KF_TAKE(length)
   KF_TAKE(q_length)
   KF_TAKE(k_length)

@@ -35,10 +35,29 @@ inline int compute_capability() {
   return 10 * major + minor;
 }
 
+// The most shared memory that a block may have on the current device: 64 KB on Turing, 96 on Volta, 99 or 163 on
+// Ampere, 227 on Hopper.
+inline int64_t shared_memory_limit() {
+  int device = 0;
+  int bytes = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  return bytes;
+}
+
+// For a rung's `supports`: why a block cannot keep `what`, so many bytes, in shared memory; "" if it can.
+inline std::string too_much_shared_memory(int64_t bytes, const std::string& what) {
+  const int64_t limit = shared_memory_limit();
+  if (bytes <= limit) return "";
+  return "keeps " + what + " in shared memory: " + std::to_string(bytes) + " bytes, of which this device has " +
+         std::to_string(limit) + " a block";
+}
+
 // A launch may give a block more than 48 KB of shared memory only after this.
 template <class Kernel>
-void allow_shared(Kernel* kernel, int bytes) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+void allow_shared(Kernel* kernel, int64_t bytes) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "cudaFuncSetAttribute");
 }
 
 // Right after <<<>>>: finds a launch that CUDA refused (too many threads, too much shared memory, no code for this

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pathlib
 
 import pytest
 import torch
@@ -61,6 +62,35 @@ def test_a_rung_that_refuses_has_no_row_and_its_reason_is_said(quick):
     said = []
     benchmarks.run_case(stage, double_case(), torch.device("cpu"), say=said.append)
     assert [line for line in said if "rung 'refuses' not run: double: rung 'refuses' takes nothing" in line]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("no such head_dim\nat line 7"), "no such head_dim"),
+        (ImportError("no libcute"), "no libcute"),
+        (AssertionError(), "AssertionError()"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_peer_that_raises_has_no_row_and_its_reason_is_said(error, reason, quick):
+    def raises(x):
+        raise error
+
+    said = []
+    peers = {"torch eager": lambda x: x * 2, "theirs": raises}
+    measured = benchmarks.run_case(stage, double_case(peers=peers), torch.device("cpu"), say=said.append)
+    assert [m.row["impl"] for m in measured if m.row["kind"] == "peer"] == ["torch eager"]
+    assert [line for line in said if line.endswith(f"peer 'theirs' not run: {reason}")]
+
+
+def test_what_is_installed_is_found_without_importing_it(tmp_path, monkeypatch):
+    (tmp_path / "kf_outer" / "inner").mkdir(parents=True)
+    (tmp_path / "kf_outer" / "inner" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert benchmarks.installed("kf_outer.inner")
+    assert not benchmarks.installed("kf_outer.other")
+    assert not benchmarks.installed("kf_none.inner")
 
 
 def test_an_error_that_is_no_refusal_is_not_swallowed(quick):
@@ -328,6 +358,88 @@ def test_merging_needs_a_file_and_whole_ops(measured, tmp_path, capsys):
         assert "--merge goes with --op" in capsys.readouterr().err
     assert run_main("--merge", "--op", "double") == 2
     assert "--merge on a CPU needs --output" in capsys.readouterr().err
+
+
+# ---- a run that is cut off ----
+
+
+def cut_off(path: pathlib.Path, monkeypatch) -> dict:
+    """A run that ends in its second case. Returns what it kept."""
+
+    def two_cases(size, device):
+        return [double_case(), double_case(shape={"rows": 4, "width": 9})] if size == "emulated" else []
+
+    def ends(stage, case, device, **more):
+        if case.shape["width"] == 9:
+            raise KeyboardInterrupt
+        return run_case(stage, case, device, **more)
+
+    run_case = benchmarks.run_case
+    with monkeypatch.context() as patched:
+        patched.setattr(benchmarks, "run_case", ends)
+        with pytest.raises(KeyboardInterrupt):
+            benchmarks.main("fake_stage", two_cases, ["--device", "cpu", "--output", str(path)])
+    assert not path.exists()
+    return json.loads(pathlib.Path(f"{path}.partial").read_text())
+
+
+def resume(path: pathlib.Path, cases=lambda size, device: [double_case(), double_case(shape={"rows": 4, "width": 9})]):
+    return run_main("--output", path, "--resume", cases=lambda *of: cases(*of) if of[0] == "emulated" else [])
+
+
+def test_what_was_measured_before_a_run_was_cut_off_is_kept_and_not_measured_again(
+    quick, tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "h200.json"
+    kept = cut_off(path, monkeypatch)
+    ((title, rows),) = kept["cases"].items()
+    assert title == "emulated: double: rows 4, width 8, float32"
+    for row in rows:
+        row["ms"] = 77.0
+    kept["ceilings"]["copy_gb_s"] = dict.fromkeys(kept["ceilings"]["copy_gb_s"], 5.5)
+    pathlib.Path(f"{path}.partial").write_text(json.dumps(kept))
+    capsys.readouterr()
+    assert resume(path) == 0
+    assert "double: rows 4, width 8, float32: measured before" in capsys.readouterr().out
+    written = json.loads(path.read_text())
+    assert [row["ms"] == 77.0 for row in written["rows"]] == [True] * len(rows) + [False] * len(rows)
+    assert set(kept["ceilings"]["copy_gb_s"].items()) <= set(written["ceilings"]["copy_gb_s"].items())
+    assert [p.name for p in tmp_path.iterdir()] == ["h200.json"]
+
+
+def test_a_run_that_does_not_resume_measures_everything(quick, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "h200.json"
+    cut_off(path, monkeypatch)
+    assert run_main("--output", path) == 0
+    assert "measured before" not in capsys.readouterr().out
+    assert [p.name for p in tmp_path.iterdir()] == ["h200.json"]
+
+
+def test_with_nothing_to_go_on_from_a_run_begins_at_the_first_case(quick, tmp_path):
+    assert resume(tmp_path / "h200.json") == 0
+    assert len(json.loads((tmp_path / "h200.json").read_text())["rows"]) > 0
+
+
+@pytest.mark.parametrize("key", ["gpu", "driver", "cuda", "torch", "commit"])
+def test_a_run_elsewhere_is_not_gone_on_with(quick, tmp_path, monkeypatch, key, capsys):
+    path = tmp_path / "h200.json"
+    kept = cut_off(path, monkeypatch)
+    kept["environment"][key] = "another"
+    pathlib.Path(f"{path}.partial").write_text(json.dumps(kept))
+    assert f"was measured with {key} another" in resume(path)
+    assert not path.exists()
+    assert json.loads(pathlib.Path(f"{path}.partial").read_text()) == kept
+
+
+def test_what_was_kept_and_is_damaged_is_said(quick, tmp_path):
+    path = tmp_path / "h200.json"
+    pathlib.Path(f"{path}.partial").write_text('{"environment": {}')
+    assert "h200.json.partial is damaged" in resume(path)
+
+
+def test_resuming_needs_a_file(quick, capsys):
+    assert run_main("--resume") == 2
+    assert "--resume goes with a run that writes results" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_help_names_the_values_of_arguments(capsys):
     assert "step1-simple, step2-attention" in help_of("check", capsys)
     assert "random:SEED" in help_of("simt", capsys)
     bench = " ".join(help_of("bench", capsys).split())
-    assert "step2-attention: softmax, attention;" in bench
+    assert "step2-attention: softmax, softmax_backward, attention, attention_decode, attention_backward;" in bench
     assert "emulated (small enough" in bench
     assert "1_grid_stride, 2_vector_loads" in help_of("exercises", capsys)
     for argument in (action for parser in commands().values() for action in parser._actions):
@@ -187,10 +187,10 @@ def test_bench_gives_each_stage_its_own_ops_and_all_rungs(recorded):
     ]
 
 
-def test_bench_can_merge_an_op_into_the_results(recorded):
-    assert cli.main(["bench", "--op", "softmax", "--merge"]) == 0
+def test_bench_can_merge_an_op_into_the_results_and_resume(recorded):
+    assert cli.main(["bench", "--op", "softmax", "--merge", "--resume"]) == 0
     ((command, _, _),) = recorded
-    assert command[1:] == ["benchmark.py", "--op=softmax", "--merge"]
+    assert command[1:] == ["benchmark.py", "--op=softmax", "--merge", "--resume"]
 
 
 PROGRAM = r"""

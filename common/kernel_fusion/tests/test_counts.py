@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from kernel_fusion import cli, counts, report, simt, stages, testing
-from kernel_fusion.build import SIMT
+from kernel_fusion.build import COUNTING, SIMT
 from kernel_fusion.console import UserError, child_environment, make_console
 
 PROGRAMS = SIMT / "tests" / "counts"
@@ -206,6 +207,15 @@ def test_lines_hold_what_they_and_their_calls_do(widths):
     assert [source[number - 1].strip()[:6] for number in lines] == ["*reint", "__stcs"]
     first, second = lines.values()
     assert first["global load"].requests == second["global store"].requests == 2
+
+
+def test_a_fence_in_a_kernel_that_counts_is_no_warning(tmp_path):
+    """With -fsanitize=thread the compiler warns of fences; under KF_WERROR a warning is an error."""
+    source = tmp_path / "fence.cpp"
+    source.write_text("void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }\n")
+    command = [os.environ.get("CXX", "c++"), "-Wall", "-Wextra", "-Werror", *COUNTING, "-c", source, "-o", "fence.o"]
+    compiled = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert compiled.returncode == 0, compiled.stderr
 
 
 def test_the_command_prints_a_listing_and_writes_json(counted, tmp_path, capfd):

@@ -123,22 +123,31 @@ def names(found: list[tour.Row]) -> list[str]:
     return [f"{row.case.op} {row.name}" for row in found]
 
 
-def test_a_table_that_fits_a_screen_is_shown_whole(monkeypatch):
-    monkeypatch.setattr(tour, "ROWS", 6)
-    assert len(tour.on_a_screen(rows(a=3, b=3))) == 6
+def test_a_table_that_fits_a_screen_is_shown_whole():
+    assert len(tour.on_a_screen(rows(a=3, b=3), 6)) == 6
 
 
-def test_of_a_longer_one_later_ops_show_their_last_rung(monkeypatch):
-    monkeypatch.setattr(tour, "ROWS", 6)
-    assert names(tour.on_a_screen(rows(a=3, b=4, c=2))) == ["a v0", "a v1", "a v2", "b v3", "c v0", "c v1"]
-    assert names(tour.on_a_screen(rows(a=9, b=9))) == ["a v8", "b v8"]
+def test_of_a_longer_one_later_ops_show_their_last_rung():
+    assert names(tour.on_a_screen(rows(a=3, b=4, c=2), 6)) == ["a v0", "a v1", "a v2", "b v3", "c v0", "c v1"]
+    assert names(tour.on_a_screen(rows(a=9, b=9), 6)) == ["a v8", "b v8"]
 
 
-def test_a_rung_that_is_wrong_is_always_shown(monkeypatch):
-    monkeypatch.setattr(tour, "ROWS", 4)
+def test_a_rung_that_is_wrong_is_always_shown():
     listed = rows(a=3, b=4)
     listed[4].correct = False
-    assert names(tour.on_a_screen(listed)) == ["a v0", "a v1", "a v2", "b v1", "b v3"]
+    assert names(tour.on_a_screen(listed, 4)) == ["a v0", "a v1", "a v2", "b v1", "b v3"]
+
+
+@pytest.mark.parametrize(
+    ("needed", "given"),
+    [([5, 4, 3, 2], [5, 4, 3, 2]), ([27, 19, 8, 4], [9, 9, 8, 4]), ([1, 40, 40, 40], [1, 9, 10, 10])],
+)
+def test_stages_share_the_rows_and_a_short_one_leaves_its_own(monkeypatch, needed, given):
+    counts = dict(zip(tour.stages.STAGES, needed, strict=True))
+    monkeypatch.setattr(tour, "ROWS", 30)
+    monkeypatch.setattr(tour.syllabus, "ops", lambda stage: ["op"])
+    monkeypatch.setattr(tour.syllabus, "rungs", lambda stage, op: [None] * counts[stage])
+    assert [tour.share_of(stage, count) for stage, count in counts.items()] == given
 
 
 def test_on_a_gpu_the_table_has_times(capsys):

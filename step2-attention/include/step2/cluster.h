@@ -1,9 +1,10 @@
 // Clusters: blocks that run at the same time and reach into each other's shared memory. From compute capability 9.0 on.
-// PTX ISA, "Cluster of Cooperative Thread Arrays". A kernel has them by __cluster_dims__(x, y, z) or by an attribute of
-// cudaLaunchKernelEx.
+// PTX ISA, "Cluster of Cooperative Thread Arrays". A kernel has them by __cluster_dims__(x, y, z), which is an error
+// where the file is compiled for older GPUs as well, or by an attribute of the launch.
 #pragma once
 
 #include <cuda_runtime.h>
+#include <kf/launch.h>
 #include <step2/shared_address.h>
 
 #include <cstdint>
@@ -39,6 +40,14 @@ __device__ __forceinline__ void cluster_barrier_arrive() {
   __trap();
 #endif
 }
+// The same, but what the thread did before need not be seen: a fence of global memory less.
+__device__ __forceinline__ void cluster_barrier_arrive_relaxed() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#else
+  __trap();
+#endif
+}
 __device__ __forceinline__ void cluster_barrier_wait() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -62,7 +71,8 @@ __device__ __forceinline__ uint32_t remote_address(const void* pointer, uint32_t
   return address;
 }
 
-// A float in another block's shared memory. No block may end while others reach into it: a cluster_sync comes last.
+// A number in another block's shared memory. No block may be reached into before it has begun or after it has ended: a
+// cluster_sync on either side.
 // PTX: ld.shared::cluster, st.shared::cluster
 __device__ __forceinline__ float load_remote(uint32_t address) {
   float value = 0;
@@ -81,6 +91,14 @@ __device__ __forceinline__ void store_remote(uint32_t address, float value) {
 #endif
 }
 
+__device__ __forceinline__ void store_remote(uint32_t address, double value) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f64 [%0], %1;" ::"r"(address), "d"(value) : "memory");
+#else
+  __trap();
+#endif
+}
+
 // A store that an mbarrier of that block counts, 4 bytes. PTX: st.async
 __device__ __forceinline__ void store_remote_async(uint32_t address, float value, uint32_t barrier) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -90,6 +108,27 @@ __device__ __forceinline__ void store_remote_async(uint32_t address, float value
 #else
   __trap();
 #endif
+}
+
+// Launches a grid of blocks in clusters of `cluster` neighbours in x.
+template <class... Params, class... Arguments>
+void launch_in_clusters(void (*kernel)(Params...), int64_t cluster, dim3 grid, int block, int64_t shared, void* stream,
+                        Arguments... arguments) {
+  // For more than 8 not every GPU with clusters has room; CUDA wants to hear that this is known.
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
+  allow_shared(kernel, shared);
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(block);
+  config.dynamicSmemBytes = shared;
+  config.stream = as_stream(stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, arguments...), "cudaLaunchKernelEx");
 }
 
 }  // namespace kf::KF_BACKEND

@@ -53,6 +53,21 @@ KF_CPU_INLINE C max_of(const C* x, int64_t n) {
   return part[0];
 }
 
+// Σ x[i]·y[i] over n values.
+template <class C>
+KF_CPU_INLINE C dot(const C* x, const C* y, int64_t n) {
+  C part[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t l = 0; l < kLanes; ++l) part[l] += x[i + l] * y[i + l];
+  }
+  for (; i < n; ++i) part[0] += x[i] * y[i];
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t l = 0; l < half; ++l) part[l] += part[l + half];
+  }
+  return part[0];
+}
+
 // y[i] = exp(x[i] − max) for n values, max their greatest or greater; y may be x. Returns their sum.
 template <class C>
 KF_CPU_INLINE C exp_and_sum(const C* x, C* y, int64_t n, C max) {
@@ -117,6 +132,43 @@ KF_CPU_INLINE void multiply_add(const C* a, int64_t a_stride, const C* b, int64_
                                           k);
     }
   }
+}
+
+// f.run<kRows, kVectors, kBytes>(), compiled for the machine at hand: multiply_add keeps kRows × kVectors registers of
+// kBytes, most of those that there are, so that a row of the other factor finds room as well. F::run must be
+// KF_CPU_INLINE. x86-64 has 32 registers of 64 bytes, 16 of 32 or 16 of 16; KF_CPU_CLONES could not tell them apart.
+#if defined(__x86_64__) && defined(__GNUC__)
+template <class F>
+__attribute__((target("arch=x86-64-v4"))) void with_registers_v4(const F& f) {
+  f.template run<6, 4, 64>();
+}
+template <class F>
+__attribute__((target("arch=x86-64-v3"))) void with_registers_v3(const F& f) {
+  f.template run<6, 2, 32>();
+}
+template <class F>
+void with_registers(const F& f) {
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    with_registers_v4(f);
+  } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    with_registers_v3(f);
+  } else {
+    f.template run<6, 2, 16>();
+  }
+}
+#else
+template <class F>
+void with_registers(const F& f) {
+  f.template run<6, 4, 16>();  // 32 registers of 16 bytes, as aarch64 has
+}
+#endif
+constexpr int64_t kRegisterRows = 6;  // kRows on all of them
+
+// Elements up to the next whole register of 64 bytes, the widest.
+template <class C>
+constexpr int64_t padded(int64_t n) {
+  constexpr int64_t kWidest = 64 / sizeof(C);
+  return (n + kWidest - 1) / kWidest * kWidest;
 }
 
 }  // namespace kf::cpu

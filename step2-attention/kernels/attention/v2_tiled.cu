@@ -17,10 +17,10 @@
 //           FMAs, which binds it; one query (decode) leaves all but G threads of a block idle
 #include <kf/launch.h>
 #include <kf/numeric.h>
-#include <step1/vector.h>
 #include <step2/online_softmax.h>
 #include <step2/reduce.h>
 
+#include "float_tile.h"
 #include "rows.h"
 #include "rungs.h"
 
@@ -31,19 +31,6 @@ constexpr int kThreads = 128;
 constexpr int kBlocks = 3;  // at once on a multiprocessor: leaves a thread 168 registers; for 4 blocks they would spill
 constexpr int kColumns = 32;  // of q and of the output, a thread
 constexpr int kTogether = 8;  // keys whose scores a thread computes side by side
-
-using Four = Vector<float, 4>;
-
-// A tile of K or V from row `first` on, as float; zero where there is no key or no column.
-template <int kKeys, int kDim, class T>
-__device__ void load_tile(Four* tile, const T* head, int64_t stride, int64_t first, int64_t keys, int64_t columns) {
-  float* element = reinterpret_cast<float*>(tile);
-  for (int i = threadIdx.x; i < kKeys * kDim; i += kThreads) {
-    const int64_t key = first + i / kDim;
-    const int column = i % kDim;
-    element[i] = key < keys && column < columns ? to_compute(head[key * stride + column]) : 0.0f;
-  }
-}
 
 template <int kGroup, class T>
 __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
@@ -81,8 +68,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
 
   for (int64_t first_key = seen_by_block.begin; first_key < seen_by_block.end; first_key += kKeys) {
     __syncthreads();  // nobody reads the tile before any more
-    load_tile<kKeys, kDim>(k_tile, k_head, a.k_stride.seq, first_key, keys.end, a.head_dim);
-    load_tile<kKeys, kDim>(v_tile, v_head, a.v_stride.seq, first_key, keys.end, a.head_dim);
+    load_tile<kKeys, kDim, kThreads>(k_tile, k_head, a.k_stride.seq, first_key, keys.end, a.head_dim);
+    load_tile<kKeys, kDim, kThreads>(v_tile, v_head, a.v_stride.seq, first_key, keys.end, a.head_dim);
     __syncthreads();  // the tile is complete
 
     for (int key = 0; key < kKeys; key += kTogether) {

@@ -4,12 +4,11 @@
 //           one block for each multiprocessor stays until all is done: its producer runs ahead into the next tile of
 //           queries, for which there is a second place, and an output leaves by TMA under the next tile's first
 //           product.
-// Since v7  A loop over tiles of queries, in an order that gives all blocks the same work (schedule.h). The producer
-// works
-//           out which tile is next and hands it on beside the queries: it has the time, and a consumer's instructions
-//           are what the tensor cores wait for. Consumers exchange their rows from one tile of queries to the next:
-//           under a causal mask the last rows cost most. Up to D 64: four consumers and 64 keys a tile, without turns,
-//           since four fill each other's gaps.
+// Since v7  A loop over tiles of queries, in an order that gives all blocks the same work (schedule.h). The
+//           producer works out which tile is next and hands it on beside the queries: it has the time, and a
+//           consumer's instructions are what the tensor cores wait for. Consumers exchange their rows from one tile
+//           of queries to the next: under a causal mask the last rows cost most. Up to D 64: four consumers and 64 keys
+//           a tile, without turns, since four fill each other's gaps.
 //
 //           producer      Q0 K V K V K V Q1 K V K V K V Q2 …
 //           consumers          tile 0      │      tile 1     │ …

@@ -15,6 +15,7 @@ constexpr Rung<Args> kRungs[] = {
     {"v2_block", v2_block, a_block_a_row},
     {"v3_online", v3_online, a_block_a_row},
     {"v4_registers", v4_registers, v4_registers_supports},
+    {"v5_cluster", v5_cluster, v5_cluster_supports},
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <step2/online_softmax.h>
 #include <step2/reduce.h>
 
+#include "row.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::softmax {
@@ -20,19 +21,23 @@ namespace {
 constexpr int kThreads = 128;
 
 template <class T>
-__global__ void v1_naive_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int64_t width) {
+__global__ void v1_naive_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int64_t width,
+                                int64_t q_length, compute_t<T> scale) {
   const int64_t row = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= rows) return;
   x += row * width;
   y += row * width;
 
+  const int64_t seen = columns_seen(row, width, q_length);  // all of them, where there is no mask
+
   compute_t<T> max = -INFINITY;
-  for (int64_t c = 0; c < width; ++c) max = greater_of(max, to_compute(x[c]));
+  for (int64_t c = 0; c < seen; ++c) max = greater_of(max, to_compute(x[c]) * scale);
 
   compute_t<T> sum = 0;
-  for (int64_t c = 0; c < width; ++c) sum += exponential(to_compute(x[c]) - max);
+  for (int64_t c = 0; c < seen; ++c) sum += exponential(to_compute(x[c]) * scale - max);
 
-  for (int64_t c = 0; c < width; ++c) y[c] = from_compute<T>(exponential(to_compute(x[c]) - max) / sum);
+  for (int64_t c = 0; c < seen; ++c) y[c] = from_compute<T>(exponential(to_compute(x[c]) * scale - max) / sum);
+  for (int64_t c = seen; c < width; ++c) y[c] = from_compute<T>(0);
 }
 
 }  // namespace
@@ -42,7 +47,8 @@ void v1_naive(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     const auto blocks = static_cast<unsigned>(ceil_div(a.rows, kThreads));
     v1_naive_kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x), static_cast<T*>(a.y),
-                                                                a.rows, a.width);
+                                                                a.rows, a.width, mask_of(a),
+                                                                static_cast<compute_t<T>>(a.scale));
   });
   check_launch();
 }

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "row.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::softmax {
@@ -24,21 +25,23 @@ namespace {
 constexpr int64_t kThreads = 256;
 
 template <class T>
-__global__ void v2_block_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t width) {
+__global__ void v2_block_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t width, int64_t q_length,
+                                compute_t<T> scale) {
   __shared__ compute_t<T> shared[kWarpSize];
   x += blockIdx.x * width;
   y += blockIdx.x * width;
+  const int64_t seen = columns_seen(blockIdx.x, width, q_length);
 
   compute_t<T> max = -INFINITY;
-  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) max = greater_of(max, to_compute(x[c]));
+  for (int64_t c = threadIdx.x; c < seen; c += blockDim.x) max = greater_of(max, to_compute(x[c]) * scale);
   max = block_max(max, shared);
 
   compute_t<T> sum = 0;
-  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) sum += exponential(to_compute(x[c]) - max);
+  for (int64_t c = threadIdx.x; c < seen; c += blockDim.x) sum += exponential(to_compute(x[c]) * scale - max);
   sum = block_sum(sum, shared);
 
   for (int64_t c = threadIdx.x; c < width; c += blockDim.x) {
-    y[c] = from_compute<T>(exponential(to_compute(x[c]) - max) / sum);
+    y[c] = from_compute<T>(c < seen ? exponential(to_compute(x[c]) * scale - max) / sum : 0);
   }
 }
 
@@ -48,8 +51,8 @@ void v2_block(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     const auto threads = static_cast<unsigned>(std::min(kThreads, kWarpSize * ceil_div(a.width, kWarpSize)));
-    v2_block_kernel<<<static_cast<unsigned>(a.rows), threads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x),
-                                                                                      static_cast<T*>(a.y), a.width);
+    v2_block_kernel<<<static_cast<unsigned>(a.rows), threads, 0, as_stream(stream)>>>(
+        static_cast<const T*>(a.x), static_cast<T*>(a.y), a.width, mask_of(a), static_cast<compute_t<T>>(a.scale));
   });
   check_launch();
 }

@@ -19,6 +19,7 @@
 
 #include <algorithm>
 
+#include "row.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::softmax {
@@ -27,21 +28,25 @@ namespace {
 constexpr int64_t kThreads = 256;
 
 template <int N, class T>
-__global__ void v3_online_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t width) {
+__global__ void v3_online_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t width, int64_t q_length,
+                                 compute_t<T> scale) {
   using C = compute_t<T>;
   __shared__ C shared[kWarpSize];
   x += blockIdx.x * width;
   y += blockIdx.x * width;
 
+  const int64_t seen = columns_seen(blockIdx.x, width, q_length);
+
   OnlineSoftmax<C> own;  // of this thread's columns
-  for (int64_t c = int64_t{threadIdx.x} * N; c < width; c += int64_t{blockDim.x} * N) {
-    const Vector<T, N> v = load_vector<N>(x + c);
-    C max = to_compute(v.element[0]);
+  for (int64_t c = int64_t{threadIdx.x} * N; c < seen; c += int64_t{blockDim.x} * N) {
+    C score[N];
+    scores_of(load_vector<N>(x + c), scale, c, seen, score);
+    C max = score[0];
 #pragma unroll
-    for (int j = 1; j < N; ++j) max = greater_of(max, to_compute(v.element[j]));
+    for (int j = 1; j < N; ++j) max = greater_of(max, score[j]);
     own.raise(max);  // once for N values
 #pragma unroll
-    for (int j = 0; j < N; ++j) own.sum += own.weight(to_compute(v.element[j]));
+    for (int j = 0; j < N; ++j) own.sum += own.weight(score[j]);
   }
 
   OnlineSoftmax<C> row;
@@ -49,18 +54,22 @@ __global__ void v3_online_kernel(const T* __restrict__ x, T* __restrict__ y, int
   row.sum = block_sum(own.sum * row.weight(own.max), shared);
 
   for (int64_t c = int64_t{threadIdx.x} * N; c < width; c += int64_t{blockDim.x} * N) {
-    Vector<T, N> v = load_vector<N>(x + c);
+    C weight[N] = {};
+    if (c < seen) {
+      scores_of(load_vector<N>(x + c), scale, c, seen, weight);
 #pragma unroll
-    for (int j = 0; j < N; ++j) v.element[j] = from_compute<T>(row.weight(to_compute(v.element[j])) / row.sum);
-    store_vector<N>(y + c, v);
+      for (int j = 0; j < N; ++j) weight[j] = row.weight(weight[j]) / row.sum;
+      hide(weight, c, seen, C(0));  // 0 / 0 is not
+    }
+    store_vector(y + c, narrow<T>(weight));
   }
 }
 
 template <int N, class T>
 void launch(const Args& a, void* stream) {
   const auto threads = static_cast<unsigned>(std::min(kThreads, kWarpSize * ceil_div(a.width / N, kWarpSize)));
-  v3_online_kernel<N><<<static_cast<unsigned>(a.rows), threads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x),
-                                                                                        static_cast<T*>(a.y), a.width);
+  v3_online_kernel<N><<<static_cast<unsigned>(a.rows), threads, 0, as_stream(stream)>>>(
+      static_cast<const T*>(a.x), static_cast<T*>(a.y), a.width, mask_of(a), static_cast<compute_t<T>>(a.scale));
 }
 
 }  // namespace

@@ -4,38 +4,39 @@
 //           loads under way together, and find maximum, sum and quotients in registers.
 // Since v3  One read instead of two; no running maximum, since all values are there before the first is needed. Up to
 //           4 KB a warp takes a row, four rows a block: no shared memory and no barrier; wider rows take a block. Rows
-//           that begin anywhere are loaded in vectors, too: counted from the multiple of 16 bytes before the row. Only
-//           its first and its last vector are read value by value.
-// Launch    A row is V vectors of N = 16 / sizeof(T) values: width/N, or ⌈(width + N − 1)/N⌉ where rows may begin
-//           between multiples of 16 bytes. V ≤ 256: grid ⌈rows/4⌉, block 32×4. Else grid rows, block 128, 256, 512 or
-//           1024, the first with V ≤ 8·block, 32 values of shared memory. A thread holds up to 8 vectors
-// Moves     2·rows·width·sizeof(T) bytes; about 5·rows·width FLOPs and 2·rows·width exponentials
-// Limits    V ≤ 8192: a row of 128 KB; rows ≤ 2³¹−1. From V = 4097 on a thread has 64 registers, and some spill
+//           that begin anywhere are loaded in vectors, too: from the first multiple of 16 bytes in a row to its last.
+//           What is left on either side, fewer than 16 bytes, is one value for each of the first threads (row.h).
+// Launch    A row has V = ⌊width·sizeof(T)/16⌋ vectors. V ≤ 256: grid ⌈rows/4⌉, block 32×4. Else grid rows, block 128,
+//           256 or 512, the first with V ≤ 8·block, 32 values of shared memory. A thread holds up to 8 vectors
+// Moves     2·rows·width·sizeof(T) bytes; about 5·rows·width FLOPs and rows·width exponentials
+// Limits    V ≤ 4096: a row of 64 KB; rows ≤ 2³¹−1. float16 in rows of 8 to 32 KB: 8 bytes of a thread spill
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/vector.h>
 #include <step2/online_softmax.h>
 #include <step2/reduce.h>
 
+#include "row.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::softmax {
 namespace {
 
-constexpr int64_t kMostVectors = 8192;  // of a row: 8 of each of 1024 threads
+constexpr int64_t kMostVectors = 4096;  // of a row: 8 of each of 512 threads
 
 template <int kThreads>  // of a row
 constexpr int kRowsOfBlock = kThreads == kWarpSize ? 4 : 1;
 
-// One multiplication and one instruction for exp: x − max is exact enough, and at most 0.
-__device__ float weight_of(float x, float max) { return exp2_approx((x - max) * static_cast<float>(kLog2e)); }
-__device__ double weight_of(double x, double max) { return exponential(x - max); }
+// For how many blocks a multiprocessor shall have registers: enough that some load while others compute. A thread has
+// then up to 80 of them for 64 values of a half type, or 64 for 32 floats.
+template <int kThreads, class T>
+constexpr int kBlocksBeside = kThreads == kWarpSize ? 1 : (sizeof(T) == 2 ? 768 : 1024) / kThreads;
 
-// kWhole: every row begins and ends at a multiple of 16 bytes. Otherwise y's rows may still begin as far from one as
-// x's do, `alike`: then vectors can be stored, too.
-template <int kThreads, int kVectors, bool kWhole, class T>
-__global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads>)
-    v4_registers_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int width, bool alike) {
+// `alike`: y's rows begin as far from a multiple of 16 bytes as x's do, so that vectors can be stored, too.
+template <int kThreads, int kVectors, class T>
+__global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads>, kBlocksBeside<kThreads, T>)
+    v4_registers_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int width, int64_t q_length,
+                        compute_t<T> scale, bool alike) {
   constexpr int N = 16 / sizeof(T);
   using C = compute_t<T>;
   constexpr bool kWarpARow = kThreads == kWarpSize;
@@ -44,38 +45,35 @@ __global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads>)
   if (row >= rows) return;  // a whole warp; a block that takes a row has one
   x += row * width;
   y += row * width;
-  const int before = kWhole ? 0 : static_cast<int>(reinterpret_cast<uintptr_t>(x) / sizeof(T) % N);
-  const auto first_of = [&](int i) { return (i * kThreads + static_cast<int>(threadIdx.x)) * N - before; };
-  const auto inside = [&](int first) { return kWhole ? first < width : first >= 0 && first + N <= width; };
+  const Cut<T> cut(x, width);
+  const int seen = static_cast<int>(columns_seen(row, width, q_length));
+  const int seen_end = min(seen, cut.end);
+  const int single = cut.single(threadIdx.x);
+  const auto first_of = [&](int i) { return cut.begin + (i * kThreads + static_cast<int>(threadIdx.x)) * N; };
 
-  Vector<T, N> value[kVectors];
+  int4 bits[kVectors] = {};  // not of Vector<T, N>: 0 or loaded would then be decided value by value
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    const int first = first_of(i);
-    if (inside(first)) {
-      value[i] = load_vector<N>(x + first);
-    } else {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const bool there = !kWhole && first + j >= 0 && first + j < width;
-        value[i].element[j] = there ? x[first + j] : from_compute<T>(-INFINITY);
-      }
-    }
+    if (first_of(i) < seen_end) bits[i] = *reinterpret_cast<const int4*>(x + first_of(i));
   }
+  C alone = single < seen ? to_compute(x[single]) * scale : C(-INFINITY);
 
-  C max = -INFINITY;
+  C weight[kVectors][N];  // first the scores
+  C max = alone;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
+    scores_of(load_vector<N>(reinterpret_cast<const T*>(&bits[i])), scale, first_of(i), seen_end, weight[i]);
 #pragma unroll
-    for (int j = 0; j < N; ++j) max = greater_of(max, to_compute(value[i].element[j]));
+    for (int j = 0; j < N; ++j) max = greater_of(max, weight[i][j]);
   }
   max = kWarpARow ? warp_max(max) : block_max(max, shared);
 
-  C sum = 0;
+  alone = weight_of(alone, max);
+  C sum = alone;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-    for (int j = 0; j < N; ++j) sum += weight_of(to_compute(value[i].element[j]), max);  // 0 beyond the row
+    for (int j = 0; j < N; ++j) sum += weight[i][j] = weight_of(weight[i][j], max);  // 0 for what is hidden
   }
   sum = kWarpARow ? warp_sum(sum) : block_sum(sum, shared);
 
@@ -83,49 +81,28 @@ __global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads>)
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int first = first_of(i);
-    C weight[N];
+    if (first >= cut.end) break;
 #pragma unroll
-    for (int j = 0; j < N; ++j) weight[j] = weight_of(to_compute(value[i].element[j]), max) * inverse;
-    if (inside(first) && (kWhole || alike)) {
-      store_vector(y + first, narrow<T>(weight));
-    } else if (!kWhole) {
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        if (first + j >= 0 && first + j < width) y[first + j] = from_compute<T>(weight[j]);
-      }
+    for (int j = 0; j < N; ++j) weight[i][j] *= inverse;
+    hide(weight[i], first, seen, C(0));  // where the row has no maximum they are not 0 yet
+    if (alike) {
+      store_values<true>(y + first, weight[i]);
+    } else {
+      store_values<false>(y + first, weight[i]);
     }
   }
+  if (single < width) y[single] = from_compute<T>(single < seen ? alone * inverse : C(0));
 }
 
-bool rows_are_whole(const Args& a) { return a.width * size_of(a.dtype) % 16 == 0 && aligned_16(a.x, a.y); }
+int64_t vectors_of(const Args& a) { return a.width * size_of(a.dtype) / 16; }
 
-int64_t vectors_of(const Args& a) {
-  const int64_t lanes = 16 / size_of(a.dtype);
-  return rows_are_whole(a) ? a.width / lanes : ceil_div(a.width + lanes - 1, lanes);
-}
-
-template <int kThreads, int kVectors, bool kWhole, class T>
+template <int kThreads, int kVectors, class T>
 void launch(const Args& a, void* stream) {
   constexpr int kRows = kRowsOfBlock<kThreads>;
-  const bool alike = (reinterpret_cast<uintptr_t>(a.x) - reinterpret_cast<uintptr_t>(a.y)) % 16 == 0;
-  v4_registers_kernel<kThreads, kVectors, kWhole>
+  v4_registers_kernel<kThreads, kVectors>
       <<<static_cast<unsigned>(ceil_div(a.rows, kRows)), dim3(kThreads, kRows), 0, as_stream(stream)>>>(
-          static_cast<const T*>(a.x), static_cast<T*>(a.y), a.rows, static_cast<int>(a.width), alike);
-}
-
-template <bool kWhole, class T>
-void launch(const Args& a, void* stream) {
-  const int64_t vectors = vectors_of(a);
-  const auto launch_shape = vectors <= 32     ? launch<32, 1, kWhole, T>
-                            : vectors <= 64   ? launch<32, 2, kWhole, T>
-                            : vectors <= 128  ? launch<32, 4, kWhole, T>
-                            : vectors <= 256  ? launch<32, 8, kWhole, T>
-                            : vectors <= 512  ? launch<128, 4, kWhole, T>
-                            : vectors <= 1024 ? launch<128, 8, kWhole, T>
-                            : vectors <= 2048 ? launch<256, 8, kWhole, T>
-                            : vectors <= 4096 ? launch<512, 8, kWhole, T>
-                                              : launch<1024, 8, kWhole, T>;
-  launch_shape(a, stream);
+          static_cast<const T*>(a.x), static_cast<T*>(a.y), a.rows, static_cast<int>(a.width), mask_of(a),
+          static_cast<compute_t<T>>(a.scale), alike(a.x, a.y));
 }
 
 }  // namespace
@@ -133,7 +110,7 @@ void launch(const Args& a, void* stream) {
 std::string v4_registers_supports(const Args& a) {
   if (a.rows > INT32_MAX) return "takes at most 2147483647 rows, got " + std::to_string(a.rows);
   if (vectors_of(a) > kMostVectors) {
-    return "takes rows of at most 8192 vectors of 16 bytes, got width " + std::to_string(a.width);
+    return "takes rows of at most 4096 vectors of 16 bytes, got width " + std::to_string(a.width);
   }
   return "";
 }
@@ -141,11 +118,16 @@ std::string v4_registers_supports(const Args& a) {
 void v4_registers(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    if (rows_are_whole(a)) {
-      launch<true, T>(a, stream);
-    } else {
-      launch<false, T>(a, stream);
-    }
+    const int64_t vectors = vectors_of(a);
+    const auto launch_shape = vectors <= 32     ? launch<32, 1, T>
+                              : vectors <= 64   ? launch<32, 2, T>
+                              : vectors <= 128  ? launch<32, 4, T>
+                              : vectors <= 256  ? launch<32, 8, T>
+                              : vectors <= 512  ? launch<128, 4, T>
+                              : vectors <= 1024 ? launch<128, 8, T>
+                              : vectors <= 2048 ? launch<256, 8, T>
+                                                : launch<512, 8, T>;
+    launch_shape(a, stream);
   });
   check_launch();
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <step3/attend.h>
-#include <step3/shared_memory.h>
 
 #include <string>
 
@@ -50,7 +49,7 @@ template <class T>
 void launch_attend(const Attention& a, DType dtype, T* out, void* stream) {
   const int64_t bytes = attend_kernel_bytes(a, dtype);
   const int64_t tiles = ceil_div(a.q_length, kAttendRows);
-  allow_shared_memory(attend_kernel<T>, bytes);
+  allow_shared(attend_kernel<T>, bytes);
   attend_kernel<T><<<static_cast<unsigned>(a.batch * a.heads * tiles), kAttendThreads, static_cast<size_t>(bytes),
                      as_stream(stream)>>>(a, out, tiles);
   check_launch();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <step3/attend.h>
-#include <step3/shared_memory.h>
 #include <step3/statistics.h>
 
 #include <type_traits>

@@ -119,7 +119,7 @@ void launch(const Args& a, void* stream) {
   const int64_t bytes = shared_bytes(a.attention, rows);
   with_tile_rows(rows, [&](auto constant) {
     constexpr int kRows = decltype(constant)::value;
-    allow_shared_memory(v2_fused_kernel<kRows, T>, bytes);
+    allow_shared(v2_fused_kernel<kRows, T>, bytes);
     v2_fused_kernel<kRows, T><<<static_cast<unsigned>(a.attention.batch * tiles), kAttendThreads,
                                 static_cast<size_t>(bytes), as_stream(stream)>>>(
         a.attention, static_cast<const T*>(a.residual), static_cast<const T*>(a.proj_weight),

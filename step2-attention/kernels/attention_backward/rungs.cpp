@@ -1,0 +1,27 @@
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::attention_backward {
+namespace {
+
+std::string anything(const Args&) { return ""; }
+
+constexpr Rung<Args> kRungs[] = {
+    {"v1_naive", v1_naive, anything, v1_naive_scratch},
+    {"v2_tiled", v2_tiled, v2_tiled_supports, delta_bytes},
+    {"v3_mma", v3_mma, v3_mma_supports, delta_bytes, "the weights and their gradients"},
+    {"v4_warpgroups", v4_warpgroups, v4_warpgroups_supports, v4_warpgroups_scratch, "the weights and their gradients"},
+};
+
+}  // namespace
+
+// Δ, one number a query.
+int64_t delta_bytes(const Args& a) {
+  return a.batch * a.heads * a.q_length * (a.dtype == DType::kFloat64 ? sizeof(double) : sizeof(float));
+}
+
+// Δ, all weights and all gradients of scores.
+int64_t v1_naive_scratch(const Args& a) { return delta_bytes(a) * (1 + 2 * a.k_length); }
+
+Rungs<Args> rungs() { return kRungs; }
+
+}  // namespace kf::KF_BACKEND::attention_backward

@@ -1,0 +1,141 @@
+// softmax_backward v3_registers: grad and y are read once and stay in registers
+//
+// Idea      The gradients need grad and y again, when the sum is known. So keep both, as they came: 16 bytes are four
+//           registers, while as floats eight values of a half type would be eight. They are widened twice instead.
+// Since v2  One read instead of two, in vectors of 16 bytes, all loads of a row under way together. Up to 4 KB a warp
+//           takes a row, four rows a block: no shared memory and no barrier; wider rows take a block. Rows begin
+//           anywhere: y is cut into vectors as in softmax's v4 (row.h), and grad and the result at the same columns.
+//           Where one of them does not begin as far from a multiple of 16 bytes as y does, it goes value by value.
+// Launch    A row has V = ⌊width·sizeof(T)/16⌋ vectors. V ≤ 256: grid ⌈rows/4⌉, block 32×4. Else grid rows, block
+//           128, 256 or 512, the first with V ≤ 8·block, 32 values of shared memory. A thread holds up to 8 vectors of
+//           each
+// Moves     3·rows·width·sizeof(T) bytes; 5·rows·width FLOPs
+// Limits    V ≤ 4096: a row of 64 KB; rows ≤ 2³¹−1
+#include <kf/launch.h>
+#include <kf/numeric.h>
+#include <step1/vector.h>
+#include <step2/reduce.h>
+
+#include <type_traits>
+
+#include "row.h"
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::softmax_backward {
+namespace {
+
+constexpr int64_t kMostVectors = 4096;  // of a row: 8 of each of 512 threads
+
+template <int kThreads>  // of a row
+constexpr int kRowsOfBlock = kThreads == kWarpSize ? 4 : 1;
+
+// A thread's 16 vectors are 64 registers. With 128 for each a multiprocessor has room for 512 threads: several rows,
+// of which some are loaded while others are computed.
+constexpr int kThreadsBeside = 512;
+
+// Half types are widened a second time. The compiler sees that this gives the same floats, and would keep them from
+// the first time on: 128 registers, not 64. It cannot know that blockIdx.z is 0.
+template <class T>
+__device__ __forceinline__ void as_if_new(int4& bits) {
+  if constexpr (sizeof(T) > 2) return;
+  const int zero = static_cast<int>(blockIdx.z);
+  bits = make_int4(bits.x ^ zero, bits.y ^ zero, bits.z ^ zero, bits.w ^ zero);
+}
+
+// `grad_alike`, `out_alike`: rows of grad or of grad_x begin as far from a multiple of 16 bytes as those of y do.
+template <int kThreads, int kVectors, class T>
+__global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads>,
+                                  kThreadsBeside / (kThreads * kRowsOfBlock<kThreads>))
+    v3_registers_kernel(const T* __restrict__ grad, const T* __restrict__ y, T* __restrict__ grad_x, int64_t rows,
+                        int width, int64_t q_length, compute_t<T> scale, bool grad_alike, bool out_alike) {
+  constexpr int N = 16 / sizeof(T);
+  using C = compute_t<T>;
+  constexpr bool kWarpARow = kThreads == kWarpSize;
+  __shared__ C shared[kWarpARow ? 1 : kWarpSize];
+  const int64_t row = int64_t{blockIdx.x} * kRowsOfBlock<kThreads> + threadIdx.y;
+  if (row >= rows) return;  // a whole warp; a block that takes a row has one
+  grad += row * width;
+  y += row * width;
+  grad_x += row * width;
+  const Cut<T> cut(y, width);
+  const int seen = static_cast<int>(columns_seen(row, width, q_length));
+  const int seen_end = min(seen, cut.end);
+  const int single = cut.single(threadIdx.x);
+  const auto first_of = [&](int i) { return cut.begin + (i * kThreads + static_cast<int>(threadIdx.x)) * N; };
+
+  int4 grad_bits[kVectors] = {}, y_bits[kVectors] = {};
+  const auto load = [&](auto alike) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (first_of(i) >= seen_end) continue;
+      y_bits[i] = bits_from<true>(y + first_of(i));
+      grad_bits[i] = bits_from<decltype(alike)::value>(grad + first_of(i));
+    }
+  };
+  grad_alike ? load(std::true_type()) : load(std::false_type());  // decided once, so that all loads are under way
+  const C grad_alone = single < seen ? to_compute(grad[single]) : C(0);
+  const C y_alone = single < seen ? to_compute(y[single]) : C(0);
+
+  const auto values = [](const int4& bits) { return reinterpret_cast<const T*>(&bits); };
+  C sum = y_alone * grad_alone;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) sum += dot_of(values(grad_bits[i]), values(y_bits[i]), first_of(i), seen_end);
+  sum = kWarpARow ? warp_sum(sum) : block_sum(sum, shared);
+
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int first = first_of(i);
+    if (first >= cut.end) break;
+    as_if_new<T>(grad_bits[i]);
+    as_if_new<T>(y_bits[i]);
+    C value[N];
+    gradients_of(values(grad_bits[i]), values(y_bits[i]), sum, scale, first, seen, value);
+    if (out_alike) {
+      store_values<true>(grad_x + first, value);
+    } else {
+      store_values<false>(grad_x + first, value);
+    }
+  }
+  if (single < width) grad_x[single] = from_compute<T>(single < seen ? scale * (y_alone * (grad_alone - sum)) : C(0));
+}
+
+int64_t vectors_of(const Args& a) { return a.width * size_of(a.dtype) / 16; }
+
+template <int kThreads, int kVectors, class T>
+void launch(const Args& a, void* stream) {
+  constexpr int kRows = kRowsOfBlock<kThreads>;
+  v3_registers_kernel<kThreads, kVectors>
+      <<<static_cast<unsigned>(ceil_div(a.rows, kRows)), dim3(kThreads, kRows), 0, as_stream(stream)>>>(
+          static_cast<const T*>(a.grad), static_cast<const T*>(a.y), static_cast<T*>(a.grad_x), a.rows,
+          static_cast<int>(a.width), mask_of(a), static_cast<compute_t<T>>(a.scale), alike(a.grad, a.y),
+          alike(a.grad_x, a.y));
+}
+
+}  // namespace
+
+std::string v3_registers_supports(const Args& a) {
+  if (a.rows > INT32_MAX) return "takes at most 2147483647 rows, got " + std::to_string(a.rows);
+  if (vectors_of(a) > kMostVectors) {
+    return "takes rows of at most 4096 vectors of 16 bytes, got width " + std::to_string(a.width);
+  }
+  return "";
+}
+
+void v3_registers(const Args& a, void* stream) {
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    const int64_t vectors = vectors_of(a);
+    const auto launch_shape = vectors <= 32     ? launch<32, 1, T>
+                              : vectors <= 64   ? launch<32, 2, T>
+                              : vectors <= 128  ? launch<32, 4, T>
+                              : vectors <= 256  ? launch<32, 8, T>
+                              : vectors <= 512  ? launch<128, 4, T>
+                              : vectors <= 1024 ? launch<128, 8, T>
+                              : vectors <= 2048 ? launch<256, 8, T>
+                                                : launch<512, 8, T>;
+    launch_shape(a, stream);
+  });
+  check_launch();
+}
+
+}  // namespace kf::KF_BACKEND::softmax_backward
