@@ -8,7 +8,7 @@
     python tests/planted_faults.py --write         # writes the table into README.md beside this file
 
 A fault is a few words of a file, and other words in their place (faults/). It is planted in a copy of the tree that has
-the stages' libraries; where the file is compiled, all objects made of it are compiled anew and linked with the others
+the stages' libraries; where the file is compiled, the objects made of it are compiled anew and linked with the others
 into the copy's library. Then the test runs there. It must fail, and it must pass in a copy without any fault.
 """
 
@@ -127,15 +127,21 @@ class Library:
             head, *files = paragraph.splitlines()
             self.made_of[head.split(": ")[0]] = {str(Path(self.build, file.strip()).resolve()) for file in files}
 
-    def rebuild(self, file: str, tree: Path) -> None:
-        """Links the library anew in `tree`, with all objects that are made of `file` compiled from there."""
+    def rebuild(self, file: str, tree: Path, test: str) -> None:
+        """Links the library anew in `tree`, with the objects that are made of `file` compiled from there.
+
+        Where `test` names one rung, other rungs stay as they are: a header of a whole ladder is compiled once, not for
+        each of its files.
+        """
+        tested = re.search(r"\[.*\b(v\d_\w+)", test)
         changed, compiled = {str(ROOT / file)}, []
         rewritten = self.build / "rewritten"
         shutil.copytree(rewritten, tree / rewritten.relative_to(ROOT))
         *compilations, link = self.steps  # in the order in which ninja would do them
         for step in compilations:
             made_of = self.made_of.get(step["output"], set()) | {str(Path(step["file"]).resolve())}
-            if not changed & made_of:
+            rung = re.fullmatch(r"(v\d_\w+)\.cu\.cpp", Path(step["file"]).name)
+            if not changed & made_of or (tested and rung and rung[1] != tested[1]):
                 continue
             Path(moved(step["output"], tree)).parent.mkdir(parents=True, exist_ok=True)
             flags = "" if step["output"].startswith(str(rewritten)) else " -w"  # a fault may leave a variable unused
@@ -147,7 +153,10 @@ class Library:
         place = tree / self.place.relative_to(ROOT)
         command = link["command"].replace(link["output"], f"{place}.new")
         for output in compiled:
-            command = command.replace(f" {output} ", f" {moved(output, tree)} ")
+            command = command.replace(f" {output} ", " ")
+        # First, so that of a header's functions that several objects hold the linker takes those with the fault.
+        objects = " ".join(moved(output, tree) for output in compiled if output.endswith(".o"))
+        command = re.sub(r" (?=\S+\.o )", f" {objects} ", command, count=1)
         output_of(["sh", "-c", f"{command} && mv {place}.new {place}"], self.build)
 
 
@@ -187,7 +196,7 @@ class Planting:
         path = tree / fault.file
         path.write_text(planted(fault, path.read_text(encoding="utf-8")), encoding="utf-8")
         if is_compiled(fault):
-            self.libraries[fault.test.split("/")[0]].rebuild(fault.file, tree)
+            self.libraries[fault.test.split("/")[0]].rebuild(fault.file, tree, fault.test)
         code, printed = self.run(tree, [fault.test])
         shutil.rmtree(tree)
         crashed = is_compiled(fault) and code < 0  # by a signal: seen too
