@@ -13,7 +13,7 @@ endif
 
 KF := PYTHONPATH="$(CURDIR)/common" "$(PYTHON)" -m kernel_fusion
 
-# Orders of the emulated threads under which the emulated tests run again, on their small shapes.
+# Orders of the emulated threads under which the emulated tests run again: each test under one of them.
 SCHEDULES := reverse random:1 random:2
 
 # Tests run in several processes; where there is a GPU in one, since they would share its memory. In the order of their
@@ -46,9 +46,11 @@ tour: $(READY) ## a walk through the four stages: builds, checks and times every
 
 test: build ## all that can be tested on this machine
 	"$(PYTHON)" -m pytest $(PROCESSES) tests common $(STAGES)
-	@for schedule in $(SCHEDULES); do \
-	  echo "emulated tests, threads in order $$schedule"; \
-	  KF_SIMT_SCHEDULE=$$schedule "$(PYTHON)" -m pytest -q $(PROCESSES) -m emulated $(STAGES) || exit 1; done
+	@share=0; for schedule in $(SCHEDULES); do \
+	  share=$$((share + 1)); \
+	  echo "emulated tests, share $$share of $(words $(SCHEDULES)), threads in order $$schedule"; \
+	  KF_SIMT_SCHEDULE=$$schedule "$(PYTHON)" -m pytest -q $(PROCESSES) -m emulated \
+	    --share $$share/$(words $(SCHEDULES)) $(STAGES) || exit 1; done
 
 bench: build ## every rung beside every peer, stage by stage
 	$(KF) bench

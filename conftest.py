@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parent
 for folder in (ROOT / "tests", ROOT / "common"):
@@ -21,6 +22,15 @@ pytest.register_assert_rewrite("kernel_fusion.exercise_contract", "kernel_fusion
 
 def pytest_addoption(parser):
     parser.addoption("--sample", type=int, metavar="N", help="run at most N tests of each file, evenly spaced")
+    parser.addoption("--share", type=share, metavar="I/N", help="run the I-th of N shares of the tests, drawn by name")
+
+
+def share(text):
+    """ "1/3" as the pair of numbers that it is."""
+    which, of = map(int, text.split("/"))
+    if not 1 <= which <= of:
+        raise ValueError(text)
+    return which, of
 
 
 # Two files of tests/ build and write in this repository.
@@ -54,12 +64,16 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config, items):
-    count = config.getoption("--sample")
-    if not count:
-        return
-    by_file = {}
-    for item in items:
-        by_file.setdefault(item.path, []).append(item)
-    kept = {item for tests in by_file.values() for item in tests[:: -(-len(tests) // count)]}
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+    kept = items
+    if config.getoption("--share"):
+        which, of = config.getoption("--share")
+        # Not every N-th: a parameter with N values would always meet the same share.
+        kept = [item for item in kept if zlib.crc32(item.nodeid.encode()) % of == which - 1]
+    if count := config.getoption("--sample"):
+        by_file = {}
+        for item in kept:
+            by_file.setdefault(item.path, []).append(item)
+        kept = [item for tests in by_file.values() for item in tests[:: -(-len(tests) // count)]]
+    left_out = set(items) - set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]

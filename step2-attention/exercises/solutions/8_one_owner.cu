@@ -1,0 +1,94 @@
+// Exercise 8: gradients of values, the same to the last bit in whatever order blocks come.
+//
+//   kernel-fusion simt exercises/8_one_owner.cu
+//   nvcc -O3 exercises/8_one_owner.cu && ./a.out        with a GPU
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#define CHECK(call)                                                                       \
+  do {                                                                                    \
+    const cudaError_t error = (call);                                                     \
+    if (error != cudaSuccess) {                                                           \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
+      std::exit(1);                                                                       \
+    }                                                                                     \
+  } while (0)
+
+// A copy on the GPU, which is freed where it goes out of scope.
+struct OnGpu {
+  float* data;
+  size_t bytes;
+  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
+    CHECK(cudaMalloc(&data, bytes));
+    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
+  }
+  ~OnGpu() { CHECK(cudaFree(data)); }
+  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
+};
+
+constexpr int kDim = 4;
+
+// dv[j] is the sum of weight[i][j] * grad[i] over the queries i that see key j: those with i >= j. On a GPU blocks come
+// in any order; here `order` says which thread is which, and the check tries several. dv is 0 before.
+__global__ void gradient_of_values(const float* weight, const float* grad, float* dv, const float* order, int length) {
+  const int thread = blockIdx.x * blockDim.x + threadIdx.x;
+  if (thread >= length) return;
+  const int mine = static_cast<int>(order[thread]);
+  // SOLUTION: give each sum an owner; no atomics
+  // | for (int j = 0; j <= mine; ++j) {  // a thread a query, which adds to all keys that it sees
+  // |   for (int d = 0; d < kDim; ++d) atomicAdd(&dv[j * kDim + d], weight[mine * length + j] * grad[mine * kDim + d]);
+  // | }
+  float sum[kDim] = {};  // a thread a key
+  for (int i = mine; i < length; ++i) {
+    for (int d = 0; d < kDim; ++d) sum[d] += weight[i * length + mine] * grad[i * kDim + d];
+  }
+  for (int d = 0; d < kDim; ++d) dv[mine * kDim + d] = sum[d];
+  // END
+}
+
+bool right(int length) {
+  std::vector<float> weight(length * length, NAN), grad(length * kDim), order(length), first;  // NaN: not to be read
+  for (int i = 0; i < length; ++i) {
+    for (int j = 0; j <= i; ++j) weight[i * length + j] = 0.1f + 1.0f / (1 + (i * 7919 + j * 31) % 29);
+  }
+  for (int i = 0; i < length * kDim; ++i) grad[i] = 0.3f * (i * 104729 % 23) - 3;
+  for (const int step : {1, 37, length - 1}) {  // coprime to the lengths below, or 0 at length 1
+    std::vector<float> dv(length * kDim);
+    for (int i = 0; i < length; ++i) order[i] = static_cast<float>(i * step % length);
+    {
+      const OnGpu gpu_weight(weight), gpu_grad(grad), gpu_dv(dv), gpu_order(order);
+      gradient_of_values<<<(length + 31) / 32, 32>>>(gpu_weight.data, gpu_grad.data, gpu_dv.data, gpu_order.data,
+                                                     length);
+      CHECK(cudaGetLastError());
+      gpu_dv.read(dv);
+    }
+    for (int e = 0; e < length * kDim; ++e) {
+      double expected = 0;
+      for (int i = e / kDim; i < length; ++i)
+        expected += double(weight[i * length + e / kDim]) * grad[i * kDim + e % kDim];
+      if (std::fabs(dv[e] - expected) <= 1e-4) continue;
+      std::printf("WRONG: length %d: dv[%d][%d] is %g, must be %g\n", length, e / kDim, e % kDim, dv[e], expected);
+      return false;
+    }
+    if (first.empty()) first = dv;
+    for (int e = 0; e < length * kDim; ++e) {
+      if (dv[e] == first[e]) continue;
+      std::printf("WRONG: length %d: dv[%d][%d] is %.9g in one order and %.9g in another\n", length, e / kDim, e % kDim,
+                  first[e], dv[e]);
+      return false;
+    }
+  }
+  return true;
+}
+
+int main() {
+  for (const int length : {1, 2, 33, 100}) {
+    if (!right(length)) return 1;
+  }
+  std::printf("all right\n");
+  return 0;
+}
