@@ -1,5 +1,6 @@
 """For every test in the repository: where the stages are, and the repository's own helpers for tests/."""
 
+import inspect
 import os
 import pathlib
 import sys
@@ -62,9 +63,14 @@ def pytest_configure(config):
         torch.set_num_threads(max(1, torch.get_num_threads() // int(count)))
 
 
+def is_met(item, condition):
+    """Whether a condition of kernel_fusion.testing.where holds for a test's parameters."""
+    return condition(**{name: item.callspec.params[name] for name in inspect.signature(condition).parameters})
+
+
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config, items):
-    kept = items
+    kept = [item for item in items if all(is_met(item, mark.args[0]) for mark in item.iter_markers("where"))]
     if config.getoption("--share"):
         which, of = config.getoption("--share")
         # Not every N-th: a parameter with N values would always meet the same share.

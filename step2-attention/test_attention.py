@@ -81,13 +81,13 @@ with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["f
 # ---- the contract of correctness ----
 
 
+@testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
 @every_attention
 @every_dtype
 @with_and_without_mask
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 127, 129])
 def test_attention_of_any_length(length, causal, dtype, device, rung):
-    if can_do(rung, 64, dtype):
-        check_attention(qkv(length, length, 64, dtype, device), rung, causal)
+    check_attention(qkv(length, length, 64, dtype, device), rung, causal)
 
 
 @every_attention
@@ -140,22 +140,21 @@ def test_each_block_of_keys_may_bring_a_new_maximum(steep, device, rung):
     check_attention((q.abs(), k.flip(2), v), rung, layouts=False)  # for rungs that begin at the end
 
 
+@testing.where(lambda dim, rung: can_do(rung, dim, dtype_of(rung)))
 @every_attention
 @pytest.mark.parametrize("dim", [1, 8, 16, 31, 32, 33, 40, 80, 96, 104, 111, 128, 160, 256, 300])
 def test_attention_with_any_head_dim(dim, device, rung):
-    if can_do(rung, dim, dtype_of(rung)):
-        check_attention(qkv(17, 35, dim, dtype_of(rung), device, heads=1), rung, causal=True)
-        check_attention(qkv(3, 9, dim, torch.bfloat16, device), rung)
+    check_attention(qkv(17, 35, dim, dtype_of(rung), device, heads=1), rung, causal=True)
+    check_attention(qkv(3, 9, dim, torch.bfloat16, device), rung)
 
 
+@testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
 @every_attention
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @with_and_without_mask
 @pytest.mark.parametrize("padding", PADDING)
 def test_attention_sees_only_keys_that_exist(padding, causal, dtype, device, rung):
     """What lies where no key is has no influence: it may even be NaN."""
-    if not can_do(rung, 64, dtype):
-        return
     begin, end = (None if keys is None else bounds(keys, device) for keys in PADDING[padding])
     q, k, v = qkv(70, 70, 64, dtype, device, batch=4)
     check_attention((q, k, v, begin, end), rung, causal, layouts=False)
@@ -182,11 +181,10 @@ def test_several_heads_may_share_their_keys(heads, kv_heads, causal, device, run
     check_attention((*inputs, bounds([0, 5], device), None), rung, causal)
 
 
+@testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
 @every_attention
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_finds_each_tensor_wherever_it_lies(dtype, device, rung):
-    if not can_do(rung, 64, dtype):
-        return
     inputs = qkv(5, 7, 64, dtype, device, batch=2, heads=6, kv_heads=3)
     inputs = (*inputs, bounds([1, 2], device), bounds([7, 6], device))
     check_attention(inputs, rung, causal=True, alone=True, layouts=False)
@@ -365,13 +363,12 @@ def test_decoding_one_by_one_gives_the_rows_of_the_whole(device, rung):
 # ---- inputs that are unusual, and right ----
 
 
+@testing.where(lambda dtype, rung: can_do(rung, 32, dtype))
 @every_attention
 @every_dtype
 @with_and_without_mask
 @pytest.mark.parametrize("length", [1, 2, 5, 17, 128])
 def test_large_scores_do_not_overflow(length, causal, dtype, device, rung):
-    if not can_do(rung, 32, dtype):
-        return
     q, k, v = qkv(length, length, 32, dtype, device)
     q, k, v = (t.detach().requires_grad_() for t in (q * 5, k * 3, v * 3))
     check_attention((q, k, v), rung, causal, layouts=False)
@@ -380,22 +377,20 @@ def test_large_scores_do_not_overflow(length, causal, dtype, device, rung):
     assert all(t.grad.isfinite().all() for t in (q, k, v))
 
 
+@testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
 @every_attention
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 def test_scores_beyond_the_half_types_range_pick_the_greatest(dtype, device, rung):
-    if not can_do(rung, 64, dtype):
-        return
     q, k, v = qkv(6, 6, 64, dtype, device)
     q, k = q.sign() * 1e4, k.sign() * 1e4  # scores of up to 8e8; float16 ends at 65504
     out = step2_attention.attention(q, k, v, rung=rung)
     torch.testing.assert_close(out, attention_of(q.double(), k.double(), v.double()).to(dtype))
 
 
+@testing.where(lambda dtype, rung: can_do(rung, 32, dtype))
 @every_attention
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(dtype, device, rung):
-    if not can_do(rung, 32, dtype):
-        return
     q, k, v = (t.requires_grad_() for t in qkv(70, 3, 32, dtype, device))
     out, lse = step2_attention.attention(q, k, v, causal=True, return_lse=True, rung=rung)
     assert out[:, :, :67].eq(0).all()
@@ -538,13 +533,11 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
 # ---- gradients ----
 
 
+@testing.where(lambda rung: can_do(rung, 3, torch.float64))
 @every_attention
 @with_and_without_mask
 @pytest.mark.parametrize(("q_length", "k_length"), [(4, 4), (2, 5), (5, 3), (4, 3)])
 def test_gradient_of_attention(q_length, k_length, causal, device, rung):
-    if not can_do(rung, 3, torch.float64):
-        return
-
     def function(q, k, v):
         return step2_attention.attention(q, k, v, causal=causal, scale=0.7, rung=rung)
 

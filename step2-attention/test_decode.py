@@ -122,12 +122,12 @@ on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 # ---- the contract of correctness ----
 
 
+@testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
 @every_rung
 @every_dtype
 @pytest.mark.parametrize("keys", [1, 2, 5, 17, 31, 33, 127, 129, 600, 1023])
 def test_one_query_over_any_number_of_keys(keys, dtype, device, rung):
-    if can_do(rung, 64, dtype):
-        check_decode(cached(1, keys, 64, dtype, device), rung, layouts=keys < 100)
+    check_decode(cached(1, keys, 64, dtype, device), rung, layouts=keys < 100)
 
 
 @every_rung
@@ -145,12 +145,12 @@ def test_several_heads_may_share_their_keys(heads, kv_heads, q_length, device, r
     check_decode((*inputs, bounds([0, 5], device), bounds([149, 81], device)), rung, layouts=False)
 
 
+@testing.where(lambda dim, dtype, rung: can_do(rung, dim, dtype))
 @every_rung
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("dim", [1, 8, 16, 31, 32, 40, 72, 80, 96, 104, 112, 128, 160, 256])
-def test_any_head_dim(dim, device, rung):
-    for dtype in (dtype_of(rung), torch.float16):
-        if can_do(rung, dim, dtype):
-            check_decode(cached(3, 70, dim, dtype, device), rung)
+def test_any_head_dim(dim, dtype, device, rung):
+    check_decode(cached(3, 70, dim, dtype, device), rung)
 
 
 LENGTHS = {
@@ -196,12 +196,11 @@ def test_a_query_sees_one_key_less_than_the_next(device, rung):
     assert before[:, :, 1:].ne(after[:, :, 1:]).any(-1).all()
 
 
+@testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
 @paged_rungs
 @every_dtype
 @pytest.mark.parametrize(("pages", "block_size"), [(1, 16), (5, 16), (3, 48), (2, 256)])
 def test_pages(pages, block_size, dtype, device, rung):
-    if not can_do(rung, 64, dtype):
-        return
     inputs = paged(2, pages, block_size, 64, dtype, device)
     keys = pages * block_size
     check_decode((*inputs[:3], None, bounds([keys, keys - 5], device), inputs[3]), rung, layouts=block_size == 16)
@@ -285,11 +284,10 @@ def test_each_step_may_bring_a_new_maximum(steep, device, rung):
     check_decode((q.abs(), k.flip(2), v), rung, layouts=False)
 
 
+@testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
 @every_rung
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 def test_scores_beyond_the_half_types_range_pick_the_greatest(dtype, device, rung):
-    if not can_do(rung, 64, dtype):
-        return
     q, k, v = cached(3, 40, 64, dtype, device)
     q, k = q.sign() * 1e4, k.sign() * 1e4  # scores of up to 8e8; float16 ends at 65504
     out = decode(q, k, v, rung=rung)

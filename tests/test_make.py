@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 from repository import ROOT, run
@@ -117,14 +116,3 @@ def test_emulated_tests_run_again_in_other_orders():
     )
     assert "reverse" in schedules
     assert len([s for s in schedules if re.fullmatch(r"random:\d+", s)]) >= 2
-
-
-def test_shares_are_all_tests_and_none_twice():
-    def collected(*options):
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options, "tests/test_make.py"]
-        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
-        return [line for line in done.stdout.splitlines() if "::" in line]
-
-    shares = [collected(f"--share={which}/3") for which in (1, 2, 3)]
-    assert all(shares)
-    assert sorted(sum(shares, [])) == sorted(collected())

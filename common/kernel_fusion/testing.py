@@ -92,6 +92,15 @@ def device_rungs(stage: str, op: str) -> list:
     return params
 
 
+def where(condition: Callable[..., bool]):
+    """Leaves out those cases of a test that `condition` says no to; they are neither run nor counted as passed.
+
+    Args:
+        condition: of some of the test's parameters, by their names.
+    """
+    return pytest.mark.where.with_args(condition)
+
+
 def randn(shape, dtype: torch.dtype, device, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     """`scale` times normal numbers: the same on every device, and in every dtype up to rounding."""
     generator = torch.Generator().manual_seed(seed)
