@@ -75,6 +75,13 @@ def run(*command: str, cwd: pathlib.Path = ROOT, **environment: str) -> str:
     return done.stdout
 
 
+def pytest(*arguments: str) -> subprocess.CompletedProcess:
+    """What pytest says with these arguments, and none that the environment adds."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
+
+
 def commands_folder(folder: pathlib.Path) -> pathlib.Path:
     """Fills `folder` with the commands that READMEs name, bound to this Python. It goes first on the PATH."""
     for name, command in {

@@ -1,17 +1,6 @@
 """What conftest.py adds to pytest: which tests run."""
 
-import os
-import subprocess
-import sys
-
-from repository import ROOT
-
-
-def pytest(*arguments: str) -> subprocess.CompletedProcess:
-    """Runs it, with these options alone."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
+from repository import pytest
 
 
 def collected(*arguments: str) -> list[str]:

@@ -554,7 +554,7 @@ FAULTS = [
         f"{STEP2}/softmax/v4_registers.cu",
         "max = kWarpARow ? warp_max(max) : block_max(max, shared);",
         "max = warp_max(max);",
-        f"{SOFTMAX2}::test_softmax_of_rows_shared_by_more_and_more_threads[4097-cpu-v4_registers]",
+        f"{SOFTMAX2}::test_softmax_of_rows_shared_by_more_and_more_threads[4097-torch.float32-cpu-v4_registers]",
     ),
     Fault(
         "hidden-columns-read",
@@ -642,7 +642,7 @@ FAULTS = [
         f"{STEP2}/softmax_backward/v3_registers.cu",
         "sum = kWarpARow ? warp_sum(sum) : block_sum(sum, shared);",
         "sum = warp_sum(sum);",
-        f"{BACKWARD2}::test_rows_shared_by_more_and_more_threads[4097-cpu-v3_registers]",
+        f"{BACKWARD2}::test_rows_shared_by_more_and_more_threads[4097-torch.float32-cpu-v3_registers]",
     ),
     Fault(
         "hidden-gradients-read",
