@@ -851,6 +851,11 @@ def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(op, d
     testing.check_each_input_alone(function, tuple(t.to(device) for t in inputs))
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_forward_mode_is_refused(op):
+    testing.check_tangents_are_refused(*differentiable(op, "auto"))
+
+
 BACKWARD = {
     "scale": "scale",
     "gelu": "gelu_backward",

@@ -619,6 +619,20 @@ def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(causa
     testing.check_each_input_alone(lambda *t: step2_attention.attention(*t, causal=causal), inputs)
 
 
+def test_forward_mode_is_refused():
+    """PyTorch would take a tangent for 0. torch.func.grad it refuses itself, and vmap is a loop."""
+    q, k, v = qkv(5, 4, 8, torch.float32, "cpu")
+    out, lse = step2_attention.attention(q, k, v, return_lse=True)
+    testing.check_tangents_are_refused(step2_attention.attention, (q, k, v))
+    testing.check_tangents_are_refused(step2_attention.attention_backward, (out, q, k, v, out, lse))
+    testing.check_tangents_are_refused(step2_attention.softmax, (q,))
+    testing.check_tangents_are_refused(step2_attention.softmax_backward, (q, q))
+    with pytest.raises(RuntimeError, match=r"autograd.Function with functorch transforms"):
+        torch.func.grad(lambda q: step2_attention.attention(q, k, v).sum())(q)
+    each = torch.vmap(lambda q: step2_attention.attention(q, k, v))(torch.stack([q, 2 * q]))
+    assert torch.equal(each[1], step2_attention.attention(2 * q, k, v))
+
+
 @every_attention
 def test_a_backward_runs_by_auto_whatever_rung_the_forward_had(device, rung):
     q, k, v = (t.requires_grad_() for t in qkv(5, 7, 16, dtype_of(rung), device))

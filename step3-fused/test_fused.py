@@ -762,6 +762,11 @@ def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(op, d
     testing.check_each_input_alone(getattr(step3_fused, op), inputs_of(op, torch.float32, device))
 
 
+@every_op
+def test_forward_mode_is_refused(op):
+    testing.check_tangents_are_refused(getattr(step3_fused, op), inputs_of(op, torch.float32, "cpu"))
+
+
 @every_op_and_rung
 def test_a_backward_is_pytorchs_whatever_rung_the_forward_had(op, device, rung):
     inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, device)]

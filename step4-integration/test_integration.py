@@ -221,6 +221,7 @@ def test_gradient_of_embedding(id_type, device, rung):
     assert torch.autograd.gradcheck(function, weights)
     assert torch.autograd.gradgradcheck(function, weights)
     testing.check_each_input_alone(function, weights)
+    testing.check_tangents_are_refused(function, weights)
     before = step4_integration.launch_counts()
     torch.autograd.grad(function(*weights).sum(), weights)
     after = step4_integration.launch_counts()

@@ -4,7 +4,13 @@ A check's first arguments are the names of the op and of the argument, for the e
 ValueError, raised so that torch.compile understands it.
 """
 
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
+from torch.autograd import forward_ad
 
 FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -82,3 +88,28 @@ def contiguous_like(x: torch.Tensor) -> torch.Tensor:
 def wide(x: torch.Tensor) -> torch.Tensor:
     """`x` as gradients compute with it: float32 where it is of a half type, else as it is."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+Op = TypeVar("Op", bound=Callable)
+
+
+def without_forward_mode(op: Op) -> Op:
+    """`op`, which refuses tensors of forward-mode differentiation: PyTorch would take their tangents for 0.
+
+    Raises:
+        NotImplementedError: in a call, a tensor has a tangent; the text names it.
+    """
+    signature = inspect.signature(op)
+
+    @functools.wraps(op)
+    def checked(*args, **kwargs):
+        if forward_ad._current_level >= 0:
+            for name, x in signature.bind(*args, **kwargs).arguments.items():
+                if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+                    raise NotImplementedError(
+                        f"{op.__name__}: `{name}` must have no tangent: there is no forward-mode derivative; "
+                        "torch.autograd.grad goes backward"
+                    )
+        return op(*args, **kwargs)
+
+    return checked

@@ -709,6 +709,26 @@ def check_each_input_alone(function: Callable, inputs: tuple) -> None:
             raise AssertionError(f"input {index}: its gradient is another where it alone requires one")
 
 
+def check_tangents_are_refused(function: Callable, inputs: tuple) -> None:
+    """Checks that `function` takes no tangent of a floating tensor of `inputs`: in forward mode it has no derivative.
+
+    Raises:
+        AssertionError: it takes one, and what comes out has perhaps none.
+    """
+    for index in [i for i, value in enumerate(inputs) if _is_floating(value)]:
+
+        def of_one(x):
+            return function(*(x if i == index else value for i, value in enumerate(inputs)))  # noqa: B023
+
+        try:
+            torch.func.jvp(of_one, (inputs[index].detach(),), (inputs[index].detach(),))
+        except NotImplementedError as error:
+            if "must have no tangent" not in str(error):
+                raise
+        else:
+            raise AssertionError(f"input {index}: its tangent is not refused")
+
+
 def check_second_gradients(function: Callable, reference: Callable, inputs: tuple, roundings: int | None = 1) -> None:
     """Checks the gradients of the gradients of `function` in the dtype of `inputs` against `reference` in float64.
 

@@ -2,7 +2,16 @@
 
 import torch
 
-from kernel_fusion.ops import check_floating, check_like, check_rows, check_shape, check_type, contiguous_like, wide
+from kernel_fusion.ops import (
+    check_floating,
+    check_like,
+    check_rows,
+    check_shape,
+    check_type,
+    contiguous_like,
+    wide,
+    without_forward_mode,
+)
 from kernel_fusion.stages import load
 
 _C = load("step1_simple")
@@ -39,6 +48,7 @@ def rounds(op: str, rung: str) -> str:
     return _C.rounds(op, rung)
 
 
+@without_forward_mode
 def scale(x: torch.Tensor, factor: float, *, rung: str = "auto") -> torch.Tensor:
     """`factor * x`.
 
@@ -57,6 +67,7 @@ def scale(x: torch.Tensor, factor: float, *, rung: str = "auto") -> torch.Tensor
     return _ops.scale(x, factor, rung=rung)
 
 
+@without_forward_mode
 def gelu(x: torch.Tensor, *, approximate: str = "tanh", rung: str = "auto") -> torch.Tensor:
     """The Gaussian error linear unit. As in PyTorch, `gelu(-inf)` is NaN.
 
@@ -77,6 +88,7 @@ def gelu(x: torch.Tensor, *, approximate: str = "tanh", rung: str = "auto") -> t
     return _ops.gelu(x, approximate=approximate, rung=rung)
 
 
+@without_forward_mode
 def gelu_scale(x: torch.Tensor, factor: float, *, approximate: str = "tanh", rung: str = "auto") -> torch.Tensor:
     """`factor * gelu(x)`, rounded once.
 
@@ -96,6 +108,7 @@ def gelu_scale(x: torch.Tensor, factor: float, *, approximate: str = "tanh", run
     return _ops.gelu_scale(x, factor, approximate=approximate, rung=rung)
 
 
+@without_forward_mode
 def gelu_backward(
     grad: torch.Tensor, x: torch.Tensor, *, factor: float = 1.0, approximate: str = "tanh", rung: str = "auto"
 ) -> torch.Tensor:
@@ -118,6 +131,7 @@ def gelu_backward(
     return _ops.gelu_backward(grad, x, factor=factor, approximate=approximate, rung=rung)
 
 
+@without_forward_mode
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, approximate: str = "tanh", rung: str = "auto") -> torch.Tensor:
     """`gelu(x + bias)`, the sum kept in float32. As in PyTorch, `gelu(-inf)` is NaN.
 
@@ -140,6 +154,7 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, approximate: str = "tanh",
     return _ops.bias_gelu(x, bias, approximate=approximate, rung=rung)
 
 
+@without_forward_mode
 def bias_gelu_backward(
     grad: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, *, approximate: str = "tanh", rung: str = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,6 +198,7 @@ def dropout_state(x: torch.Tensor, *, on_device: bool = False) -> torch.Tensor:
     return _ops.dropout_state(x, on_device=on_device)
 
 
+@without_forward_mode
 def bias_dropout_residual(
     x: torch.Tensor,
     bias: torch.Tensor,
@@ -246,6 +262,7 @@ def _unused_state(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros(2, dtype=torch.int64, device=x.device if torch.compiler.is_compiling() else "cpu")
 
 
+@without_forward_mode
 def bias_dropout_residual_backward(
     grad: torch.Tensor, p: float, rng_state: torch.Tensor, *, rung: str = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -269,6 +286,7 @@ def bias_dropout_residual_backward(
     return _ops.bias_dropout_residual_backward(grad, p, rng_state, rung=rung)
 
 
+@without_forward_mode
 def column_sum(x: torch.Tensor, *, rung: str = "auto") -> torch.Tensor:
     """The sum over all dimensions but the last: the gradient of a bias. Two runs give the same bits.
 

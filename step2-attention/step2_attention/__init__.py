@@ -12,6 +12,7 @@ from kernel_fusion.ops import (
     check_type,
     contiguous_like,
     wide,
+    without_forward_mode,
 )
 from kernel_fusion.stages import load
 
@@ -42,6 +43,7 @@ def rounds(op: str, rung: str) -> str:
     return _C.rounds(op, rung)
 
 
+@without_forward_mode
 def softmax(x: torch.Tensor, *, scale: float | None = None, causal: bool = False, rung: str = "auto") -> torch.Tensor:
     """`exp(scale * x) / exp(scale * x).sum(-1)`: positive, adds up to 1 over the last dimension, does not overflow.
 
@@ -67,6 +69,7 @@ def softmax(x: torch.Tensor, *, scale: float | None = None, causal: bool = False
     return _ops.softmax(x, scale=scale, causal=causal, rung=rung)
 
 
+@without_forward_mode
 def softmax_backward(
     grad: torch.Tensor, y: torch.Tensor, *, scale: float | None = None, causal: bool = False, rung: str = "auto"
 ) -> torch.Tensor:
@@ -93,6 +96,7 @@ def softmax_backward(
     return _ops.softmax_backward(grad, y, scale=scale, causal=causal, rung=rung)
 
 
+@without_forward_mode
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -143,6 +147,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+@without_forward_mode
 def attention_backward(
     grad: torch.Tensor,
     q: torch.Tensor,
@@ -182,6 +187,7 @@ def attention_backward(
     )
 
 
+@without_forward_mode
 def attention_decode(
     q: torch.Tensor,
     k_cache: torch.Tensor,

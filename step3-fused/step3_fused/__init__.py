@@ -4,7 +4,16 @@ import math
 
 import torch
 
-from kernel_fusion.ops import check_dim, check_floating, check_like, check_rows, check_shape, contiguous_like, wide
+from kernel_fusion.ops import (
+    check_dim,
+    check_floating,
+    check_like,
+    check_rows,
+    check_shape,
+    contiguous_like,
+    wide,
+    without_forward_mode,
+)
 from kernel_fusion.stages import load
 
 _C = load("step3_fused")
@@ -41,6 +50,7 @@ def asks_scratch(op: str, rung: str) -> bool:
     return _C.asks_scratch(op, rung)
 
 
+@without_forward_mode
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, eps: float = 1e-5, rung: str = "auto"
 ) -> torch.Tensor:
@@ -65,6 +75,7 @@ def layer_norm(
     return _ops.layer_norm(x, weight, bias, eps=eps, rung=rung)
 
 
+@without_forward_mode
 def residual_layer_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -93,6 +104,7 @@ def residual_layer_norm(
     return _ops.residual_layer_norm(x, residual, weight, bias, eps=eps, rung=rung)
 
 
+@without_forward_mode
 def attention_residual_layer_norm(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -133,6 +145,7 @@ def attention_residual_layer_norm(
     )
 
 
+@without_forward_mode
 def attention_block(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -2,7 +2,16 @@
 
 import torch
 
-from kernel_fusion.ops import check_device, check_dim, check_floating, check_like, check_shape, check_type, wide
+from kernel_fusion.ops import (
+    check_device,
+    check_dim,
+    check_floating,
+    check_like,
+    check_shape,
+    check_type,
+    wide,
+    without_forward_mode,
+)
 from kernel_fusion.stages import load
 
 _C = load("step4_integration")
@@ -23,6 +32,7 @@ def rounds(op: str, rung: str) -> str:
     return _C.rounds(op, rung)
 
 
+@without_forward_mode
 def embedding(
     ids: torch.Tensor,
     token_weight: torch.Tensor,
@@ -51,6 +61,7 @@ def embedding(
     return _ops.embedding(ids, token_weight, position_weight, position=position, rung=rung)
 
 
+@without_forward_mode
 def kv_append(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,

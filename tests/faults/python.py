@@ -282,6 +282,14 @@ FAULTS = [
         f"{TEST3}::test_a_scale_of_0_weighs_all_keys_alike[full-attention_block-cpu-cpu]",
     ),
     Fault(
+        "tangents-taken-for-0",
+        "forward mode is not refused, and its derivatives are 0",
+        SHARED,
+        "forward_ad.unpack_dual(x).tangent is not None",
+        "forward_ad.unpack_dual(x).tangent is None",
+        f"{TEST1}::test_forward_mode_is_refused[scale]",
+    ),
+    Fault(
         "backward-in-half",
         "second gradients of half types are computed in the half type",
         SHARED,
