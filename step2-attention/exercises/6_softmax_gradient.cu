@@ -43,7 +43,7 @@ __global__ void softmax_gradient(const float* y, const float* grad, float* dx, i
   const int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (row >= rows) return;
   y += row * width, grad += row * width, dx += row * width;
-  // TODO: dx; a number of x went into all outputs of its row, by way of the sum
+  // TODO: dx; each number of x went into all outputs of its row, through the sum that they are divided by
   for (int c = lane; c < width; c += 32) dx[c] = y[c] * grad[c];
 }
 

@@ -73,7 +73,7 @@ bool right(int queries, int keys) {
     double sum = 0;  // adding a number to all scores of a row changes no weight: so these gradients add up to 0
     for (int j = 0; j < keys; ++j) sum += grad_score[i * keys + j];
     if (std::fabs(sum) <= 1e-4) continue;
-    std::printf("%d queries, %d keys: WRONG: the gradients of query %d's scores add up to %g, must to 0\n", queries,
+    std::printf("%d queries, %d keys: WRONG: the gradients of query %d's scores add up to %g, must be 0\n", queries,
                 keys, i, sum);
     return false;
   }
@@ -83,6 +83,6 @@ bool right(int queries, int keys) {
 
 int main() {
   const bool all = right(20, 20) && right(40, 100) && right(33, 20) && right(100, 40);
-  std::printf("%s\n", all ? "all right" : "Hint: what does query 32 have that query 31 has not?");
+  std::printf("%s\n", all ? "all right" : "Hint: which block writes the delta of the query that is named?");
   return all ? 0 : 1;
 }

@@ -43,12 +43,12 @@ __global__ void softmax_gradient(const float* y, const float* grad, float* dx, i
   const int row = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (row >= rows) return;
   y += row * width, grad += row * width, dx += row * width;
-  // SOLUTION: dx; a number of x went into all outputs of its row, by way of the sum
+  // SOLUTION: dx; each number of x went into all outputs of its row, through the sum that they are divided by
   // | for (int c = lane; c < width; c += 32) dx[c] = y[c] * grad[c];
-  float sum = 0;
-  for (int c = lane; c < width; c += 32) sum += y[c] * grad[c];
-  sum = warp_sum(sum);
-  for (int c = lane; c < width; c += 32) dx[c] = y[c] * (grad[c] - sum);
+  float delta = 0;
+  for (int c = lane; c < width; c += 32) delta += y[c] * grad[c];
+  delta = warp_sum(delta);
+  for (int c = lane; c < width; c += 32) dx[c] = y[c] * (grad[c] - delta);
   // END
 }
 

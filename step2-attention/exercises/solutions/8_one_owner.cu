@@ -32,13 +32,14 @@ struct OnGpu {
 
 constexpr int kDim = 4;
 
-// dv[j] is the sum of weight[i][j] * grad[i] over the queries i that see key j: those with i >= j. On a GPU blocks come
-// in any order; here `order` says which thread is which, and the check tries several. dv is 0 before.
+// dv[j] is the sum of weight[i][j] * grad[i] over the queries i that see key j: those with i >= j. dv is 0 before.
+// `order` stands for a GPU, on which blocks come in any order: it says which query, or which key, a thread takes, and
+// the check shuffles it.
 __global__ void gradient_of_values(const float* weight, const float* grad, float* dv, const float* order, int length) {
   const int thread = blockIdx.x * blockDim.x + threadIdx.x;
   if (thread >= length) return;
   const int mine = static_cast<int>(order[thread]);
-  // SOLUTION: give each sum an owner; no atomics
+  // SOLUTION: give each sum an owner; keep `mine`, and add without atomics
   // | for (int j = 0; j <= mine; ++j) {  // a thread a query, which adds to all keys that it sees
   // |   for (int d = 0; d < kDim; ++d) atomicAdd(&dv[j * kDim + d], weight[mine * length + j] * grad[mine * kDim + d]);
   // | }
