@@ -103,6 +103,9 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
 
   if (walk.count > 0) mbarrier_wait(&shared.own_full, 0);
   attention::Ring<kPlaces> ring;
+  // Only the leader waits for tiles that its warpgroup skips. The others may be that far ahead of it, not a whole
+  // round.
+  static_assert((S::kConsumers - 1) * 64 / kTile < kPlaces);
   for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
     int tile = 0;
     for (; tile < first_tile; ++tile, ring.advance()) {  // its rows see none of these
@@ -111,8 +114,8 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
         mbarrier_arrive(&shared.empty[ring.place]);
       }
     }
-    if (tile == walk.count) continue;
     __syncwarp();
+    if (tile == walk.count) continue;
     {
       Scores score, grad;
       mbarrier_wait(&shared.full[ring.place], ring.phase);
@@ -140,6 +143,7 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
       wgmma_wait<kSums>();
       differentiate(score, grad, ring.place);
       wgmma_wait<0>();  // the sums: weights' registers and the place before are free
+      // The other warps have read its lse and Δ as well: these went into their part of the product that has ended.
       if (leader) mbarrier_arrive(&shared.empty[before]);
       if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
       attention::pack_weights<T>(grad, grad_score);
