@@ -13,7 +13,8 @@ namespace kf::step2 {
 namespace {
 
 // `auto` on CUDA tensors takes the best rung of those that have been measured (results/); where that cannot do it, the
-// last that can.
+// last that can. The gradients' rungs have not been measured yet: softmax's goes by its forward, attention's is
+// careful.
 
 // Of rows up to 32 KB several fit into a multiprocessor's registers; wider ones are shared.
 template <class Args>
