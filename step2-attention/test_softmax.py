@@ -3,7 +3,6 @@
 python test_softmax.py            pytest's options may follow, such as -k v4_registers
 """
 
-import mmap
 import pathlib
 import sys
 
@@ -14,6 +13,7 @@ stages.on_path()
 
 import pytest
 import torch
+from softmax_testing import SQUARES, hidden_of, needs_touched_pages, touched_pages, untouched_square
 
 import step2_attention
 from kernel_fusion import testing
@@ -24,11 +24,6 @@ INFINITY = float("inf")
 NAN = float("nan")
 
 ops = torch.ops.step2_attention
-
-
-def hidden_of(x):
-    """What the causal mask hides of squares of scores: lower right corners meet."""
-    return torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(x.shape[-1] - x.shape[-2] + 1)
 
 
 def softmax_of(x, scale=None, causal=False):
@@ -128,9 +123,6 @@ def test_scale_is_what_x_is_multiplied_by_first(width, scale, dtype, device, run
         )
 
 
-SQUARES = [(1, 1), (5, 5), (2, 33, 33), (2, 3, 4, 4), (130, 130), (2, 1, 40), (3, 7, 31), (2, 2, 1023), (2, 40, 33)]
-
-
 @every_softmax
 @every_dtype
 @pytest.mark.parametrize("shape", SQUARES, ids=str)
@@ -160,23 +152,19 @@ def test_what_is_hidden_has_no_influence_and_is_0(shape, dtype, device, rung):
     assert nothing[~hidden].isnan().all()
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/self/pagemap").exists(), reason="needs Linux's list of touched pages")
+@needs_touched_pages
 @pytest.mark.parametrize(
     ("device", "rung"), [p for p in testing.device_rungs("step2_attention", "softmax") if p.values[0] == "cpu"]
 )
 def test_what_is_hidden_is_not_even_read(device, rung):
     """Memory that nobody has touched, not even for reading, has no page yet. A row has two of them."""
-    width = 2 * mmap.PAGESIZE // 8
-    memory = mmap.mmap(-1, 8 * width * width, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    x = torch.frombuffer(memory, dtype=torch.float64).view(width, width)
+    x = untouched_square()
+    width = len(x)
     y = step2_attention.softmax(x, causal=True, rung=rung)
     assert y[1, :3].tolist() == [0.5, 0.5, 0]
-    with open("/proc/self/pagemap", "rb") as pages:  # 64 bits a page; the highest says that it is there
-        pages.seek(x.data_ptr() // mmap.PAGESIZE * 8)
-        listed = torch.frombuffer(bytearray(pages.read(8 * 2 * width)), dtype=torch.int64)
-    assert (listed < 0).view(width, 2)[:, 0].all()
-    assert (listed < 0).view(width, 2)[:, 1].nonzero().flatten().tolist() == list(range(width // 2, width))
+    touched = touched_pages(x)
+    assert touched[:, 0].all()
+    assert touched[:, 1].nonzero().flatten().tolist() == list(range(width // 2, width))
 
 
 @every_softmax

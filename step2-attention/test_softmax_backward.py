@@ -3,7 +3,6 @@
 python test_softmax_backward.py            pytest's options may follow, such as -k v3_registers
 """
 
-import mmap
 import pathlib
 import sys
 
@@ -14,6 +13,7 @@ stages.on_path()
 
 import pytest
 import torch
+from softmax_testing import SQUARES, hidden_of, needs_touched_pages, touched_pages, untouched_square
 
 import step2_attention
 from kernel_fusion import testing
@@ -24,11 +24,6 @@ INFINITY = float("inf")
 NAN = float("nan")
 
 ops = torch.ops.step2_attention
-
-
-def hidden_of(x):
-    """What the causal mask hides of squares of scores: lower right corners meet."""
-    return torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(x.shape[-1] - x.shape[-2] + 1)
 
 
 def gradient_of(grad, y, scale=None, causal=False):
@@ -130,9 +125,6 @@ def test_scale_multiplies_the_gradient(width, scale, dtype, device, rung):
     check(grad_and_y((3, width), dtype, device), rung, scale, layouts=False)
 
 
-SQUARES = [(1, 1), (5, 5), (2, 33, 33), (2, 3, 4, 4), (130, 130), (2, 1, 40), (3, 7, 31), (2, 2, 1023), (2, 40, 33)]
-
-
 @every_rung
 @every_dtype
 @pytest.mark.parametrize("shape", SQUARES, ids=str)
@@ -165,25 +157,21 @@ def test_what_is_hidden_has_no_influence_and_is_0(shape, dtype, device, rung):
         spoiled[..., 0] = before
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/self/pagemap").exists(), reason="needs Linux's list of touched pages")
+@needs_touched_pages
 @pytest.mark.parametrize("which", ["grad", "y"])
 @pytest.mark.parametrize(
     ("device", "rung"), [p for p in testing.device_rungs("step2_attention", "softmax_backward") if p.values[0] == "cpu"]
 )
 def test_what_is_hidden_is_not_even_read(device, rung, which):
     """Memory that nobody has touched, not even for reading, has no page yet. A row has two of them."""
-    width = 2 * mmap.PAGESIZE // 8
-    memory = mmap.mmap(-1, 8 * width * width, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    untouched = torch.frombuffer(memory, dtype=torch.float64).view(width, width)
+    untouched = untouched_square()
+    width = len(untouched)
     other = torch.ones(width, width, dtype=torch.float64)
     grad, y = (untouched, other) if which == "grad" else (other, untouched)
     assert step2_attention.softmax_backward(grad, y, causal=True, rung=rung).eq(0).all()
-    with open("/proc/self/pagemap", "rb") as pages:  # 64 bits a page; the highest says that it is there
-        pages.seek(untouched.data_ptr() // mmap.PAGESIZE * 8)
-        listed = torch.frombuffer(bytearray(pages.read(8 * 2 * width)), dtype=torch.int64)
-    assert (listed < 0).view(width, 2)[:, 0].all()
-    assert (listed < 0).view(width, 2)[:, 1].nonzero().flatten().tolist() == list(range(width // 2, width))
+    touched = touched_pages(untouched)
+    assert touched[:, 0].all()
+    assert touched[:, 1].nonzero().flatten().tolist() == list(range(width // 2, width))
 
 
 @every_rung
