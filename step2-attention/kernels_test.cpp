@@ -128,6 +128,27 @@ TEST(SoftmaxBackward, EveryRungMovesWeightsByWhatTheyDifferFromTheMean) {
   }
 }
 
+// An attention of one batch, whose heads share one of k and v; where its tensors lie is left to the caller.
+template <class Args>
+Args sizes(int64_t heads, int64_t q_length, int64_t k_length, int64_t dim, double scale, bool causal, bool half) {
+  Args args{};
+  args.batch = args.kv_heads = 1;
+  args.heads = heads;
+  args.q_length = q_length;
+  args.k_length = k_length;
+  args.head_dim = dim;
+  args.scale = scale;
+  args.causal = causal;
+  args.dtype = half ? DType::kBFloat16 : DType::kFloat32;
+  return args;
+}
+
+template <class Args>
+std::string described(const Args& args) {
+  return " Sq=" + std::to_string(args.q_length) + " Sk=" + std::to_string(args.k_length) +
+         " D=" + std::to_string(args.head_dim) + (args.causal ? " causal" : "");
+}
+
 // q, k, v and out lie as GPT-2's do: [position, head, column], so neighbouring rows of a head are H·D apart. Two heads
 // of q share one of k and v. The first key and the last two are padding where there is `padding`.
 template <class T>
@@ -158,7 +179,7 @@ void check_attention(const Rung<attention::Args>& rung, int64_t q_length, int64_
   const DeviceVector<T> device_q(q), device_k(k), device_v(v), out(std::vector<T>(q.size(), from_float<T>(kNaN)));
   const DeviceVector<float> lse(std::vector<float>(kHeads * q_length, kNaN));
   const DeviceVector<int32_t> key_begin({static_cast<int32_t>(begin)}), key_end({static_cast<int32_t>(end)});
-  attention::Args args{};
+  auto args = sizes<attention::Args>(kHeads, q_length, k_length, dim, scale, causal, kHalf);
   args.q = device_q.data();
   args.k = device_k.data();
   args.v = device_v.data();
@@ -168,21 +189,12 @@ void check_attention(const Rung<attention::Args>& rung, int64_t q_length, int64_
   args.key_end = padding ? key_end.data() : nullptr;
   args.q_stride = args.out_stride = {q_length * kHeads * dim, dim, kHeads * dim};
   args.k_stride = args.v_stride = {k_length * dim, dim, dim};
-  args.batch = args.kv_heads = 1;
-  args.heads = kHeads;
-  args.q_length = q_length;
-  args.k_length = k_length;
-  args.head_dim = dim;
-  args.scale = scale;
-  args.causal = causal;
-  args.dtype = kHalf ? DType::kBFloat16 : DType::kFloat32;
   ASSERT_EQ(rung.supports(args), "") << rung.name;
   const int64_t scratch_bytes = rung.scratch_bytes ? rung.scratch_bytes(args) : 4;
   const DeviceVector<float> scratch(std::vector<float>(scratch_bytes / sizeof(float), kNaN));
   args.scratch = scratch.data();
   rung.launch(args, nullptr);
-  const std::string what = rung.name + (" Sq=" + std::to_string(q_length)) + " Sk=" + std::to_string(k_length) +
-                           " D=" + std::to_string(dim) + (causal ? " causal" : "") + (padding ? " padding" : "");
+  const std::string what = rung.name + described(args) + (padding ? " padding" : "");
   expect_near(out.values(), expected, kHalf ? 3e-2 : 1e-5, what);  // up to 4, so half a bfloat16 is 0.008
   expect_near(lse.values(), expected_lse, 1e-4, what + ", lse");
 }
@@ -261,7 +273,7 @@ void check_backward(const Rung<attention_backward::Args>& rung, int64_t q_length
   const DeviceVector<T> device_dv(std::vector<T>(k.size(), from_float<T>(kNaN)));
   const DeviceVector<float> device_lse(lse), device_grad_lse(grad_lse);
   const DeviceVector<int32_t> key_begin({static_cast<int32_t>(begin)}), key_end({static_cast<int32_t>(end)});
-  attention_backward::Args args{};
+  auto args = sizes<attention_backward::Args>(kHeads, q_length, k_length, dim, scale, causal, kHalf);
   args.q = device_q.data();
   args.k = device_k.data();
   args.v = device_v.data();
@@ -276,20 +288,11 @@ void check_backward(const Rung<attention_backward::Args>& rung, int64_t q_length
   args.key_end = padding ? key_end.data() : nullptr;
   args.q_stride = args.out_stride = args.grad_stride = args.dq_stride = {q_length * kHeads * dim, dim, kHeads * dim};
   args.k_stride = args.v_stride = args.dk_stride = args.dv_stride = {k_length * dim, dim, dim};
-  args.batch = args.kv_heads = 1;
-  args.heads = kHeads;
-  args.q_length = q_length;
-  args.k_length = k_length;
-  args.head_dim = dim;
-  args.scale = scale;
-  args.causal = causal;
-  args.dtype = kHalf ? DType::kBFloat16 : DType::kFloat32;
   ASSERT_EQ(rung.supports(args), "") << rung.name;
   const DeviceVector<float> scratch(std::vector<float>(rung.scratch_bytes(args) / sizeof(float), kNaN));
   args.scratch = scratch.data();
   rung.launch(args, nullptr);
-  const std::string what = rung.name + (" Sq=" + std::to_string(q_length)) + " Sk=" + std::to_string(k_length) +
-                           " D=" + std::to_string(dim) + (causal ? " causal" : "") + (padding ? " padding" : "");
+  const std::string what = rung.name + described(args) + (padding ? " padding" : "");
   const auto compare = [&](const DeviceVector<T>& got, const std::vector<double>& expected, const char* name) {
     double greatest = 1;
     for (const double x : expected) greatest = std::max(greatest, std::abs(x));
