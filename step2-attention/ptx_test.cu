@@ -11,6 +11,7 @@
 #include <step2/tma.h>
 #include <step2/wgmma.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

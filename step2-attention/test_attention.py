@@ -587,15 +587,22 @@ def test_padding_of_nan_reaches_no_gradient(device):
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 @with_and_without_mask
 def test_gradients_are_as_exact_as_the_dtype_allows(causal, dtype, device):
-    inputs = [t.requires_grad_() for t in qkv(60, 70, 64, dtype, device)]
-    grad = testing.randn(inputs[0].shape, dtype, device, seed=9)
-    got = torch.autograd.grad(step2_attention.attention(*inputs, causal=causal), inputs, grad)
-    exact_inputs = [t.detach().double().requires_grad_() for t in inputs]
-    exact = torch.autograd.grad(attention_of(*exact_inputs, causal=causal), exact_inputs, grad.double())
-    for g, e in zip(got, exact, strict=True):
+    """One rounding on the CPU. On a GPU `auto` takes a rung that rounds weights: at most twice the error of PyTorch."""
+    leaves = qkv(60, 70, 64, dtype, device)
+    grad = testing.randn(leaves[0].shape, dtype, device, seed=9)
+
+    def gradients(attention, to):
+        inputs = [t.to(to).requires_grad_() for t in leaves]
+        return torch.autograd.grad(attention(*inputs, causal=causal), inputs, grad.to(to))
+
+    got, eager = gradients(step2_attention.attention, dtype), gradients(attention_of, dtype)
+    for g, e, exact in zip(got, eager, gradients(attention_of, torch.float64), strict=True):
         assert g.dtype == dtype
-        rounding = (e - e.to(dtype).double()).abs().max()
-        assert (g.double() - e).abs().max() <= 1.01 * rounding + 1e-5 * e.abs().max()
+        rounding = (exact - exact.to(dtype).double()).abs().max()
+        allowed = 1.01 * rounding + 1e-5 * exact.abs().max()
+        if device == "cuda":
+            allowed = torch.maximum(allowed, 2 * (e.double() - exact).abs().max())
+        assert (g.double() - exact).abs().max() <= allowed
 
 
 @on_each_device

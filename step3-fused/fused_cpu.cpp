@@ -7,6 +7,7 @@
 
 #include <kf/cpu.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "cpu_loops.h"

@@ -2,6 +2,7 @@
 // is in kf_simt/ptx_async.h, where sanitizers see it.
 #include <time.h>
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <deque>

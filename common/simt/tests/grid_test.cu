@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <kf_simt.h>
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 

@@ -12,11 +12,10 @@
 //           first, the others are not compared with it; a warpgroup leaves out tiles that none of its rows is paired
 //           with. lse, in base 2, and Δ are written once with room behind each head's last query, +∞ and 0 there: where
 //           queries are walked over they are copied beside them.
-// Launch    Δ and lse: grid min(B·H·(⌈Sq/4⌉ + 17), 2²⁰), block 32×4. Then grid B·H·⌈Sq/Q⌉ and grid B·Hkv·⌈Sk/128⌉, a
-// producer and
-//           consumers of 128 threads each. P = 64 columns (D ≤ 64): Q = 192, 3 consumers, 112 KB of shared memory, and
-//           2 consumers, 98 KB. P = 128: Q = 128, 2 consumers, 192 KB, and 2 consumers, 129 KB. 4 tiles in the ring, of
-//           64 rows; of 32 where keys are owned at P 128
+// Launch    Δ and lse: grid min(B·H·(⌈Sq/4⌉ + 17), 2²⁰), block 32×4. Then grid B·H·⌈Sq/Q⌉ and grid B·Hkv·⌈Sk/128⌉,
+//           a producer and consumers of 128 threads each. P = 64 columns (D ≤ 64): Q = 192, 3 consumers, 112 KB of
+//           shared memory, and 2 consumers, 98 KB. P = 128: Q = 128, 2 consumers, 192 KB, and 2 consumers, 129 KB. 4
+//           tiles in the ring, of 64 rows; of 32 where keys are owned at P 128
 // Moves     B·H·((5·Sq + 2·Sk·⌈Sq/Q⌉ + 2·Sq·⌈Sk/128⌉)·D·2) + 8·B·Hkv·Sk·D bytes, most of what is walked over from the
 //           L2 cache; 14·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), 2·B·H·Sq·Sk exponentials
 // Limits    As v3_mma, but compute capability 9.0. A block begins with a wait for its first tiles and ends with its
@@ -24,8 +23,6 @@
 //           8·B·H·(Sq + 71) bytes at most. It rounds the weights and their gradients
 #include <kf/launch.h>
 #include <kf/numeric.h>
-
-#include <utility>
 
 #include "delta.h"
 #include "hopper.h"
@@ -197,30 +194,30 @@ __global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns>::kThreads, 1)
   }
 }
 
-template <bool kOwnsKeys, int kColumns, class T>
-void launch(const Args& a, const float* lse, const float* delta, void* stream) {
-  using S = Shape<kOwnsKeys, kColumns>;
-  // Tiles of rows that are owned, or walked over.
-  constexpr int kQueries = kOwnsKeys ? S::kTile : 64, kKeys = kOwnsKeys ? 64 : S::kTile;
+template <bool kOwnsKeys, int kTile, class T>
+Inputs inputs_of(const Args& a, const float* lse, const float* delta) {
+  constexpr int kQueries = kOwnsKeys ? kTile : 64, kKeys = kOwnsKeys ? 64 : kTile;  // rows of a copy
   const auto of_queries = [&](const void* tensor, const Strides& stride) {
     return attention::map_of<T>(a, tensor, stride, a.heads, a.q_length, kQueries);
   };
   const auto of_keys = [&](const void* tensor, const Strides& stride) {
     return attention::map_of<T>(a, tensor, stride, a.kv_heads, a.k_length, kKeys);
   };
-  Inputs in{of_queries(a.q, a.q_stride),
-            of_queries(a.grad, a.grad_stride),
-            of_keys(a.k, a.k_stride),
-            of_keys(a.v, a.v_stride),
-            of_queries(a.dq, a.dq_stride),
-            of_queries(a.dq, a.dq_stride),
-            lse,
-            delta,
-            padded_length(a)};
+  const CUtensorMap q = of_queries(a.q, a.q_stride), grad = of_queries(a.grad, a.grad_stride);
+  const CUtensorMap k = of_keys(a.k, a.k_stride), v = of_keys(a.v, a.v_stride);
   if constexpr (kOwnsKeys) {
-    std::swap(in.a, in.x), std::swap(in.b, in.y);
-    in.da = of_keys(a.dk, a.dk_stride), in.db = of_keys(a.dv, a.dv_stride);
+    const CUtensorMap dk = of_keys(a.dk, a.dk_stride), dv = of_keys(a.dv, a.dv_stride);
+    return {k, v, q, grad, dk, dv, lse, delta, padded_length(a)};
+  } else {
+    const CUtensorMap dq = of_queries(a.dq, a.dq_stride);
+    return {q, grad, k, v, dq, dq, lse, delta, padded_length(a)};
   }
+}
+
+template <bool kOwnsKeys, int kColumns, class T>
+void launch(const Args& a, const float* lse, const float* delta, void* stream) {
+  using S = Shape<kOwnsKeys, kColumns>;
+  const auto in = inputs_of<kOwnsKeys, S::kTile, T>(a, lse, delta);
   constexpr int kBytes = sizeof(Shared<S, T>);
   allow_shared(v4_warpgroups_kernel<kOwnsKeys, kColumns, T>, kBytes);
   const auto blocks = static_cast<unsigned>(blocks_of<kOwnsKeys>(a, S::kOwned));

@@ -27,13 +27,18 @@ __device__ __forceinline__ void hide(C (&value)[N], Column first, Column seen, C
   }
 }
 
+// A score, rounded before anything is done with it. As x * scale it would be rounded where the maximum is taken, and not
+// where nvcc makes one FMA of the product and a subtraction: of great scores the maximum would no longer be the greatest.
+__device__ __forceinline__ float score_of(float x, float scale) { return __fmul_rn(x, scale); }
+__device__ __forceinline__ double score_of(double x, double scale) { return __dmul_rn(x, scale); }
+
 // The scores of neighbours from column `first` on; −∞, which weighs nothing, for those that the row does not see.
 template <int N, class T, class Column>
 __device__ __forceinline__ void scores_of(const Vector<T, N>& x, compute_t<T> scale, Column first, Column seen,
                                           compute_t<T> (&score)[N]) {
   widen(x, score);
 #pragma unroll
-  for (int j = 0; j < N; ++j) score[j] *= scale;
+  for (int j = 0; j < N; ++j) score[j] = score_of(score[j], scale);
   hide(score, first, seen, compute_t<T>(-INFINITY));
 }
 

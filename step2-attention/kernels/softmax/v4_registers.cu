@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads>, kBlocksBesid
   for (int i = 0; i < kVectors; ++i) {
     if (first_of(i) < seen_end) bits[i] = *reinterpret_cast<const int4*>(x + first_of(i));
   }
-  C alone = single < seen ? to_compute(x[single]) * scale : C(-INFINITY);
+  C alone = single < seen ? score_of(to_compute(x[single]), scale) : C(-INFINITY);
 
   C weight[kVectors][N];  // first the scores
   C max = alone;

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads)
 
   for_each_vector(seen_end, [&](int c, T* waits) { cp_async_16(waits, x + c); });
   cp_async_commit();
-  C alone = single < seen ? to_compute(x[single]) * scale : C(-INFINITY);
+  C alone = single < seen ? score_of(to_compute(x[single]), scale) : C(-INFINITY);
   cp_async_wait<0>();
 
   C max = alone;

@@ -10,6 +10,8 @@
 // Under the schedule `random` half of the copies happen at once, which shows writes into a buffer that is still read.
 #pragma once
 
+#include <algorithm>
+
 #include "kf_simt/ptx.h"
 #include "kf_simt/tensor_map.h"
 
