@@ -13,8 +13,7 @@ namespace kf::step2 {
 namespace {
 
 // `auto` on CUDA tensors takes the best rung of those that have been measured (results/); where that cannot do it, the
-// last that can. The gradients' rungs have not been measured yet: softmax's goes by its forward, attention's is
-// careful.
+// last that can.
 
 // Of rows up to 32 KB several fit into a multiprocessor's registers; wider ones are shared.
 template <class Args>
@@ -45,8 +44,7 @@ Op<kf::attention::Args> attention_op() {
 
 Op<kf::attention_backward::Args> backward_op() {
   return {"attention_backward", cpu::attention_backward, emulated::attention_backward::rungs(),
-          gpu::attention_backward::rungs(),
-          [](const kf::attention_backward::Args&) { return "v3_mma"; }};  // v4 has not been measured yet
+          gpu::attention_backward::rungs(), [](const kf::attention_backward::Args&) { return "v5_persistent"; }};
 }
 
 Op<kf::attention_decode::Args> decode_op() {

@@ -150,6 +150,22 @@ def test_each_tensor_is_found_wherever_it_lies(dtype, device, rung):
 
 
 @every_rung
+@pytest.mark.parametrize("dim", [16, 104])
+@with_and_without_mask
+def test_more_tiles_than_multiprocessors(causal, dim, device, rung):
+    """Blocks that stay take several tiles of rows, one after the other, of other heads and batches.
+
+    Between them are a batch without keys and, under the mask, queries that see none.
+    """
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 16
+    heads = multiprocessors // 2
+    padding = ([0, 9, 5], [140, 9, 131])
+    shape = {"batch": 3, "heads": heads, "kv_heads": heads // 2}
+    inputs = given(300, 140, dim, dtype_of(rung), device, padding, causal, **shape)
+    check_backward(inputs, rung, causal, layouts=False)
+
+
+@every_rung
 @pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
 def test_any_scale(scale, device, rung):
     check_backward(given(20, 33, 32, dtype_of(rung), device, scale=scale), rung, scale=scale, layouts=False)
@@ -430,7 +446,7 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         assert choose("auto", batch=2) == "v1_naive"
         return
     half = dtype.itemsize == 2
-    assert choose("auto", head_dim=64) == ("v3_mma" if half else "v2_tiled")
+    assert choose("auto", head_dim=64) == ("v5_persistent" if half else "v2_tiled")
     assert choose("auto", head_dim=12) == "v2_tiled"
     assert choose("auto", head_dim=256) == "v2_tiled"
     assert choose("auto", head_dim=257) == "v1_naive"

@@ -96,13 +96,13 @@ __device__ void load_slices(T (*tile)[kRows * kSlice], const CUtensorMap* map, u
   }
 }
 
-// Zeros in the last rows of a tile of V, from `keys` on: padding may hold NaN there, which a weight of 0 would not make
-// 0. Thread `thread` of `threads` does its part; products may read it after tma_store_fence by each and a barrier.
+// Zeros in the rows first ≤ i < end of a tile of V: padding may hold NaN there, which a weight of 0 would not make 0.
+// Thread `thread` of `threads` does its part; products may read it after tma_store_fence by each and a barrier.
 template <int kSlices, int kRows, class T>
-__device__ void clear_rows(T (*tile)[kRows * kSlice], int keys, int thread, int threads) {
+__device__ void clear_rows(T (*tile)[kRows * kSlice], int first, int thread, int threads, int end = kRows) {
   constexpr int kVector = 8;  // elements of 16 bytes: a row is cleared whole, so where its chunks lie does not matter
   for (int slice = 0; slice < kSlices; ++slice) {
-    for (int i = keys * kSlice + thread * kVector; i < kRows * kSlice; i += threads * kVector) {
+    for (int i = first * kSlice + thread * kVector; i < end * kSlice; i += threads * kVector) {
       store_vector(tile[slice] + i, Vector<T, kVector>{});
     }
   }
@@ -118,6 +118,18 @@ __device__ __forceinline__ void issue_scores(float (&score)[kKeys / 2], const T 
   for (int d = 0; d < kColumns / 16; ++d) {
     const int slice = d / 4, step = d % 4 * 32 >> 4;  // 32 bytes further; descriptors count in 16
     wgmma<kKeys, T>(score, q_tile + (slice * 64 * 128 >> 4) + step, k_tile + (slice * kKeys * 128 >> 4) + step, d > 0);
+  }
+  wgmma_commit();
+}
+
+// The same with Q in registers: q[i] as operand a of 16 columns.
+template <int kColumns, int kKeys, class T>
+__device__ __forceinline__ void issue_scores(float (&score)[kKeys / 2], const uint32_t (&q)[kColumns / 16][4],
+                                             const T (*k)[kKeys * kSlice]) {
+  const uint64_t k_tile = matrix_descriptor(k, 0, 1024, Swizzle::k128);
+#pragma unroll
+  for (int d = 0; d < kColumns / 16; ++d) {
+    wgmma<kKeys, T>(score, q[d], k_tile + (d / 4 * kKeys * 128 >> 4) + (d % 4 * 32 >> 4), d > 0);
   }
   wgmma_commit();
 }

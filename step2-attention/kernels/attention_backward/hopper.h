@@ -9,29 +9,45 @@ namespace kf::KF_BACKEND::attention_backward {
 
 using attention::kSlice;
 
-constexpr int kPlaces = 4;   // in the ring of tiles
-constexpr int kAligned = 4;  // floats: bulk copies begin and end at multiples of 16 bytes
+constexpr int kAligned = 4;  // queries: bulk copies of their lse and Δ begin at multiples of 16 bytes
 
-template <bool kOwnsKeys, int kColumns>
+// kBuffers: for own rows. With two, the next ones are fetched while a block still works on these.
+template <bool kOwnsKeys, int kColumns, int kOwnBuffers>
 struct Shape {
+  static constexpr int kBuffers = kOwnBuffers;
   static constexpr int kConsumers = kColumns == 64 && !kOwnsKeys ? 3 : 2;  // warpgroups
   static constexpr int kOwned = kConsumers * 64;                           // rows of a block
   static constexpr int kTile = kColumns == 128 && kOwnsKeys ? 32 : 64;     // rows walked over: 64 would spill
+  static constexpr int kPlaces = kColumns == 128 && !kOwnsKeys && kBuffers == 2 ? 3 : 4;  // in the ring of tiles
   static constexpr int kSlices = kColumns / kSlice;
-  static constexpr int kRegisters = kConsumers == 3 ? 160 : 240;  // of a consumer
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 24;
+  static constexpr int kRegisters = kConsumers == 3 ? 160 : 232;  // of a consumer
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
 };
 
 template <class S, class T>
 struct Shared {
-  T a[S::kConsumers][S::kSlices][64 * kSlice];
-  T b[S::kConsumers][S::kSlices][64 * kSlice];
-  T x[kPlaces][S::kSlices][S::kTile * kSlice];
-  T y[kPlaces][S::kSlices][S::kTile * kSlice];
-  float lse[kPlaces][S::kTile + kAligned], delta[kPlaces][S::kTile + kAligned];  // of queries walked over
+  T a[S::kBuffers][S::kConsumers][S::kSlices][64 * kSlice];
+  T b[S::kBuffers][S::kConsumers][S::kSlices][64 * kSlice];
+  T x[S::kPlaces][S::kSlices][S::kTile * kSlice];
+  T y[S::kPlaces][S::kSlices][S::kTile * kSlice];
+  float lse[S::kPlaces][S::kTile], delta[S::kPlaces][S::kTile];  // of queries walked over
   // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have left it.
-  uint64_t own_full, full[kPlaces], empty[kPlaces], raw;
+  uint64_t own_full[S::kBuffers], own_empty[S::kBuffers], full[S::kPlaces], empty[S::kPlaces], raw;
+  int announced[S::kBuffers];  // v5_persistent: whose rows lie in a and b
+
+  __device__ void init_barriers() {
+    mbarrier_init(&raw, 1);
+    for (int buffer = 0; buffer < S::kBuffers; ++buffer) {
+      mbarrier_init(&own_full[buffer], 1);
+      mbarrier_init(&own_empty[buffer], S::kConsumers);
+    }
+    for (int place = 0; place < S::kPlaces; ++place) {
+      mbarrier_init(&full[place], 1);
+      mbarrier_init(&empty[place], S::kConsumers);
+    }
+    mbarrier_init_fence();
+  }
 };
 
 // Maps of the rows that roles.h names, and what delta_kernel has written, `length` rows a head.
@@ -43,14 +59,18 @@ struct Inputs {
 };
 
 // The tiles that a block walks over, those first that its own rows meet the mask in: keys from the last to the first,
-// queries from the first to the last. All in 32 bits, and alike in all lanes.
+// queries from the first to the last. All in 32 bits, and alike in all lanes. The first tile of queries begins up to
+// three rows early, since bulk copies of lse and Δ must begin at multiples of 16 bytes.
 template <bool kOwnsKeys, int kTile>
 struct Walk {
   int base, count;
+  int early;  // rows of the first tile that the block is not paired with
 
   template <class T>
   __device__ explicit Walk(const Role<kOwnsKeys, T>& role) {
-    base = same_in_warp(static_cast<int>(role.walked.begin));
+    const int begin = static_cast<int>(role.walked.begin);
+    base = same_in_warp(kOwnsKeys ? begin / kAligned * kAligned : begin);
+    early = same_in_warp(begin - base);
     const int rows = max(static_cast<int>(role.walked.end) - base, 0);
     count = same_in_warp((rows + kTile - 1) / kTile);
   }
@@ -70,47 +90,79 @@ struct Walk {
   }
 };
 
-// One warp of the producer.
-template <class S, bool kOwnsKeys, class T, class Walk>
-__device__ void produce(const Args& a, const Role<kOwnsKeys, T>& role, const Walk& walk, Shared<S, T>& shared,
-                        const Inputs& in) {
-  using attention::load_slices;
-  const bool leader = threadIdx.x % kWarpSize == 0;
-  const int batch = role.batch(), own_head = role.head_of_batch();
-  if (leader) {
-    mbarrier_arrive_expect(&shared.own_full, sizeof shared.a + sizeof shared.b);
+// What the producer, one warp, fetches, and where it stands.
+template <class S, bool kOwnsKeys, class T>
+struct Producer {
+  const Args& a;
+  Shared<S, T>& shared;
+  const Inputs& in;
+  attention::Ring<S::kPlaces> ring = {};
+  int raw_phase = 0;
+
+  // The rows that the block owns. One thread does this.
+  __device__ void load_own(const Role<kOwnsKeys, T>& role, int buffer) {
+    uint64_t* const full = &shared.own_full[buffer];
+    mbarrier_arrive_expect(full, sizeof shared.a[0] + sizeof shared.b[0]);
     for (int w = 0; w < S::kConsumers; ++w) {
-      const int row = static_cast<int>(role.first) + w * 64;
-      load_slices<S::kSlices, 64>(shared.a[w], &in.a, &shared.own_full, row, own_head, batch);
-      load_slices<S::kSlices, 64>(shared.b[w], &in.b, &shared.own_full, row, own_head, batch);
+      const int row = static_cast<int>(role.first) + w * 64, head = role.head_of_batch(), batch = role.batch();
+      attention::load_slices<S::kSlices, 64>(shared.a[buffer][w], &in.a, full, row, head, batch);
+      attention::load_slices<S::kSlices, 64>(shared.b[buffer][w], &in.b, full, row, head, batch);
     }
   }
-  attention::Ring<kPlaces> ring;
-  for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
-    const int other_head = static_cast<int>(kOwnsKeys ? head % a.heads : head / role.group % a.kv_heads);
-    for (int tile = 0; tile < walk.count; ++tile, ring.advance()) {
-      const int place = ring.place, row = walk.row(tile);
-      const int keys = kOwnsKeys ? S::kTile : static_cast<int>(role.keys.end) - row;  // in the tile, or more
-      uint64_t* const full = keys < S::kTile ? &shared.raw : &shared.full[place];
-      if (leader) {
-        mbarrier_wait(&shared.empty[place], ring.phase ^ 1);
-        const int more = kOwnsKeys ? sizeof shared.lse[0] + sizeof shared.delta[0] : 0;
-        mbarrier_arrive_expect(full, sizeof shared.x[0] + sizeof shared.y[0] + more);
-        load_slices<S::kSlices, S::kTile>(shared.x[place], &in.x, full, row, other_head, batch);
-        load_slices<S::kSlices, S::kTile>(shared.y[place], &in.y, full, row, other_head, batch);
-        if constexpr (kOwnsKeys) {
-          const int64_t first = head * in.length + row / kAligned * kAligned;
-          bulk_load(shared.lse[place], in.lse + first, sizeof shared.lse[0], full);
-          bulk_load(shared.delta[place], in.delta + first, sizeof shared.delta[0], full);
+
+  // The tiles that it walks over, in this order. The whole warp does this.
+  __device__ void load_walked(const Role<kOwnsKeys, T>& role, const Walk<kOwnsKeys, S::kTile>& walk) {
+    const bool leader = threadIdx.x % kWarpSize == 0;
+    const int batch = role.batch();
+    for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
+      const int other_head = static_cast<int>(kOwnsKeys ? head % a.heads : head / role.group % a.kv_heads);
+      for (int tile = 0; tile < walk.count; ++tile, ring.advance()) {
+        const int place = ring.place, row = walk.row(tile);
+        // Padding may be NaN, which a weight or a gradient of 0 would not make 0. It lies in the first tile.
+        const int first = kOwnsKeys && tile == 0 ? walk.early : 0;
+        const int end = kOwnsKeys ? S::kTile : min(S::kTile, static_cast<int>(role.keys.end) - row);
+        const bool has_padding = first > 0 || end < S::kTile;
+        uint64_t* const full = has_padding ? &shared.raw : &shared.full[place];
+        if (leader) {
+          mbarrier_wait(&shared.empty[place], ring.phase ^ 1);
+          const int more = kOwnsKeys ? sizeof shared.lse[0] + sizeof shared.delta[0] : 0;
+          mbarrier_arrive_expect(full, sizeof shared.x[0] + sizeof shared.y[0] + more);
+          attention::load_slices<S::kSlices, S::kTile>(shared.x[place], &in.x, full, row, other_head, batch);
+          attention::load_slices<S::kSlices, S::kTile>(shared.y[place], &in.y, full, row, other_head, batch);
+          if constexpr (kOwnsKeys) {
+            const int64_t query = head * in.length + row;
+            bulk_load(shared.lse[place], in.lse + query, sizeof shared.lse[0], full);
+            bulk_load(shared.delta[place], in.delta + query, sizeof shared.delta[0], full);
+          }
         }
-      }
-      if (keys < S::kTile) {  // the first tile only: padding in k may be NaN, which a gradient of 0 would not make 0
-        mbarrier_wait(&shared.raw, 0);
-        attention::clear_rows<S::kSlices, S::kTile>(shared.x[place], keys, threadIdx.x % kWarpSize, kWarpSize);
+        if (!has_padding) continue;
+        mbarrier_wait(&shared.raw, raw_phase);
+        raw_phase ^= 1;
+        const auto clear = [&](auto* tile_of_rows, int from, int to) {
+          attention::clear_rows<S::kSlices, S::kTile>(tile_of_rows, from, threadIdx.x % kWarpSize, kWarpSize, to);
+        };
+        clear(shared.x[place], end, S::kTile);
+        clear(shared.x[place], 0, first);
+        clear(shared.y[place], 0, first);
         tma_store_fence();
         __syncwarp();
         if (leader) mbarrier_arrive(&shared.full[place]);
       }
+    }
+  }
+};
+
+// This lane's part of 64 rows, as operand a: columns 16·k of its warp's rows.
+template <class T>
+__device__ __forceinline__ void load_operand(uint32_t (&operand)[4][4], const T* tile) {
+  const int lane = threadIdx.x % kWarpSize, row = static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + lane / 4;
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(tile);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = (row + i % 2 * 8) * 128 + k * 32 + i / 2 * 16 + lane % 4 * 4;
+      operand[k][i] = *reinterpret_cast<const uint32_t*>(bytes + swizzled_offset(at, Swizzle::k128));
     }
   }
 }
@@ -137,6 +189,26 @@ __device__ void store_gradient(const float (&sum)[N], float factor, const bool (
 }
 
 // Rows a head that Δ and lse have: the last tile may begin at the last query.
-inline int64_t padded_length(const Args& a) { return ceil_div(a.q_length, kAligned) * kAligned + 64 + kAligned; }
+inline int64_t padded_length(const Args& a) { return ceil_div(a.q_length, kAligned) * kAligned + 64; }
+
+template <bool kOwnsKeys, int kTile, class T>
+Inputs inputs_of(const Args& a, const float* lse, const float* delta) {
+  constexpr int kQueries = kOwnsKeys ? kTile : 64, kKeys = kOwnsKeys ? 64 : kTile;  // rows of a copy
+  const auto of_queries = [&](const void* tensor, const Strides& stride) {
+    return attention::map_of<T>(a, tensor, stride, a.heads, a.q_length, kQueries);
+  };
+  const auto of_keys = [&](const void* tensor, const Strides& stride) {
+    return attention::map_of<T>(a, tensor, stride, a.kv_heads, a.k_length, kKeys);
+  };
+  const CUtensorMap q = of_queries(a.q, a.q_stride), grad = of_queries(a.grad, a.grad_stride);
+  const CUtensorMap k = of_keys(a.k, a.k_stride), v = of_keys(a.v, a.v_stride);
+  if constexpr (kOwnsKeys) {
+    const CUtensorMap dk = of_keys(a.dk, a.dk_stride), dv = of_keys(a.dv, a.dv_stride);
+    return {k, v, q, grad, dk, dv, lse, delta, padded_length(a)};
+  } else {
+    const CUtensorMap dq = of_queries(a.dq, a.dq_stride);
+    return {q, grad, k, v, dq, dq, lse, delta, padded_length(a)};
+  }
+}
 
 }  // namespace kf::KF_BACKEND::attention_backward

@@ -10,6 +10,7 @@ constexpr Rung<Args> kRungs[] = {
     {"v2_tiled", v2_tiled, v2_tiled_supports, delta_bytes},
     {"v3_mma", v3_mma, v3_mma_supports, delta_bytes, "the weights and their gradients"},
     {"v4_warpgroups", v4_warpgroups, v4_warpgroups_supports, v4_warpgroups_scratch, "the weights and their gradients"},
+    {"v5_persistent", v5_persistent, v5_persistent_supports, v5_persistent_scratch, "the weights and their gradients"},
 };
 
 }  // namespace

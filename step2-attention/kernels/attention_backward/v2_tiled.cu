@@ -9,7 +9,7 @@
 // Since v1  No scratch but Δ. x and y are read once a block, through shared memory.
 // Threads   As attention's v2_tiled, with half as many columns a lane, since it holds four rows of them: G = 1, 2, 4, 8
 //           or 16 neighbouring lanes share a row, 16 columns each
-// Launch    Δ: grid min(⌈B·H·Sq/4⌉, 2²⁰), block 32×4. Then grid B·H·⌈Sq/(128/G)⌉ and grid B·Hkv·⌈Sk/(128/G)⌉, block
+// Launch    Δ: grid min(⌈B·H·Sq/32⌉, 2²⁰), block 8×32. Then grid B·H·⌈Sq/(128/G)⌉ and grid B·Hkv·⌈Sk/(128/G)⌉, block
 // 128;
 //           D ≤ 16·G; shared memory 2·32·16·G·4 bytes, 16 KB at D 64, and 256 bytes; at G 16 half as many rows
 // Moves     B·H·(5·Sq + 2·Sk·⌈Sq/(128/G)⌉ + 2·Sq·⌈Sk/(128/G)⌉)·D·sizeof(T) + 4·B·Hkv·Sk·D·sizeof(T) bytes, most of
@@ -151,7 +151,7 @@ void v2_tiled(const Args& a, void* stream) {
                                 : a.head_dim <= 64  ? launch<4, T>
                                 : a.head_dim <= 128 ? launch<8, T>
                                                     : launch<16, T>;
-      launch_group(a, launch_delta<T>(a, stream), stream);
+      launch_group(a, launch_delta<1, T>(a, stream), stream);
     }
   });
   check_launch();

@@ -204,7 +204,7 @@ std::string v3_mma_supports(const Args& a) {
 void v3_mma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    const float* delta = launch_delta<T>(a, stream);
+    const float* delta = launch_delta<8, T>(a, stream);
     attention::with_columns(a.head_dim, [&](auto columns) {
       launch<false, decltype(columns)::value, T>(a, delta, stream);
       launch<true, decltype(columns)::value, T>(a, delta, stream);

@@ -12,7 +12,8 @@
 //           first, the others are not compared with it; a warpgroup leaves out tiles that none of its rows is paired
 //           with. lse, in base 2, and Δ are written once with room behind each head's last query, +∞ and 0 there: where
 //           queries are walked over they are copied beside them.
-// Launch    Δ and lse: grid min(B·H·(⌈Sq/4⌉ + 17), 2²⁰), block 32×4. Then grid B·H·⌈Sq/Q⌉ and grid B·Hkv·⌈Sk/128⌉,
+// Launch    Δ and lse: grid min(⌈B·H·(4·⌈Sq/4⌉ + 64)/32⌉, 2²⁰), block 8×32. Then grid B·H·⌈Sq/Q⌉ and grid
+// B·Hkv·⌈Sk/128⌉,
 //           a producer and consumers of 128 threads each. P = 64 columns (D ≤ 64): Q = 192, 3 consumers, 112 KB of
 //           shared memory, and 2 consumers, 98 KB. P = 128: Q = 128, 2 consumers, 192 KB, and 2 consumers, 129 KB. 4
 //           tiles in the ring, of 64 rows; of 32 where keys are owned at P 128
@@ -20,7 +21,7 @@
 //           L2 cache; 14·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), 2·B·H·Sq·Sk exponentials
 // Limits    As v3_mma, but compute capability 9.0. A block begins with a wait for its first tiles and ends with its
 //           sums, and nothing runs beside it. Operand a is read from shared memory again for each tile. Scratch of
-//           8·B·H·(Sq + 71) bytes at most. It rounds the weights and their gradients
+//           8·B·H·(Sq + 67) bytes at most. It rounds the weights and their gradients
 #include <kf/launch.h>
 #include <kf/numeric.h>
 
@@ -67,20 +68,24 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
   float da[kColumns / 2] = {}, db[kOwnsKeys ? kColumns / 2 : 1] = {};
   uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
   const auto issue_products = [&](Scores& score, Scores& grad_weight, int place) {
-    attention::issue_scores<kColumns, kTile>(score, shared.a[warpgroup], shared.x[place]);
-    attention::issue_scores<kColumns, kTile>(grad_weight, shared.b[warpgroup], shared.y[place]);
+    attention::issue_scores<kColumns, kTile>(score, shared.a[0][warpgroup], shared.x[place]);
+    attention::issue_scores<kColumns, kTile>(grad_weight, shared.b[0][warpgroup], shared.y[place]);
   };
   const auto issue_sums = [&](int place) {
     attention::issue_output<kColumns, kTile>(da, grad_score, shared.x[place]);
     if constexpr (kOwnsKeys) attention::issue_output<kColumns, kTile>(db, weight, shared.y[place]);
   };
-  const int column = lane % 4 * 2;                    // of score[0]
-  const int in_copy = column + walk.base % kAligned;  // its place in copies of lse and Δ, which begin a little earlier
+  const int column = lane % 4 * 2;  // of score[0]
+  // What is subtracted from score[i] and score[i + 1]: of the two queries walked over, or of the lane's own.
+  const auto of_queries = [&](const float (&walked)[kTile], const float (&own)[2], int i) {
+    if constexpr (kOwnsKeys) return load_vector<2>(walked + i / 4 * 8 + column);
+    return Vector<float, 2>{own[i / 2 % 2], own[i / 2 % 2]};
+  };
   const auto weigh = [&](Scores& score, int place, int tile) {
 #pragma unroll
-    for (int i = 0; i < kTile / 2; ++i) {
-      const float lse = kOwnsKeys ? shared.lse[place][i / 4 * 8 + i % 2 + in_copy] : own_lse[i / 2 % 2];
-      score[i] = exp2_approx(score[i] * scale - lse);
+    for (int i = 0; i < kTile / 2; i += 2) {
+      const Vector<float, 2> lse = of_queries(shared.lse[place], own_lse, i);
+      for (int j = 0; j < 2; ++j) score[i + j] = exp2_approx(score[i + j] * scale - lse.element[j]);
     }
     if (tile >= first_whole) return;
     const int first = walk.row(tile) + column;
@@ -90,19 +95,24 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
       if (at < begin[r] || at >= end[r]) score[i] = 0.0f;
     }
   };
-  const auto differentiate = [&](const Scores& weights, Scores& grad, int place) {
+  const auto differentiate = [&](const Scores& weights, Scores& grad, int place, int tile) {
+#pragma unroll
+    for (int i = 0; i < kTile / 2; i += 2) {
+      const Vector<float, 2> delta = of_queries(shared.delta[place], own_delta, i);
+      for (int j = 0; j < 2; ++j) grad[i + j] = weights[i + j] * (grad[i + j] - delta.element[j]);
+    }
+    if (tile >= first_whole) return;
 #pragma unroll
     for (int i = 0; i < kTile / 2; ++i) {
-      const float delta = kOwnsKeys ? shared.delta[place][i / 4 * 8 + i % 2 + in_copy] : own_delta[i / 2 % 2];
-      grad[i] = weights[i] == 0.0f ? 0.0f : weights[i] * (grad[i] - delta);  // where v is padding, grad may be NaN
+      if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
     }
   };
 
-  if (walk.count > 0) mbarrier_wait(&shared.own_full, 0);
-  attention::Ring<kPlaces> ring;
+  if (walk.count > 0) mbarrier_wait(&shared.own_full[0], 0);
+  attention::Ring<S::kPlaces> ring;
   // Only the leader waits for tiles that its warpgroup skips. The others may be that far ahead of it, not a whole
   // round.
-  static_assert((S::kConsumers - 1) * 64 / kTile < kPlaces);
+  static_assert((S::kConsumers - 1) * 64 / kTile < S::kPlaces);
   for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
     int tile = 0;
     for (; tile < first_tile; ++tile, ring.advance()) {  // its rows see none of these
@@ -121,7 +131,7 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
       wgmma_wait<1>();
       weigh(score, ring.place, tile);
       wgmma_wait<0>();
-      differentiate(score, grad, ring.place);
+      differentiate(score, grad, ring.place, tile);
       if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
       attention::pack_weights<T>(grad, grad_score);
     }
@@ -138,9 +148,10 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
       wgmma_wait<1 + kSums>();
       weigh(score, ring.place, tile);
       wgmma_wait<kSums>();
-      differentiate(score, grad, ring.place);
+      differentiate(score, grad, ring.place, tile);
       wgmma_wait<0>();  // the sums: weights' registers and the place before are free
       // The other warps have read its lse and Δ as well: these went into their part of the product that has ended.
+      // compute-sanitizer's racecheck does not follow that, and reports the next copy of lse and Δ.
       if (leader) mbarrier_arrive(&shared.empty[before]);
       if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
       attention::pack_weights<T>(grad, grad_score);
@@ -157,15 +168,15 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
     store_gradient(sum, factor, exists, tile, map, static_cast<int>(first_own), role.head_of_batch(), role.batch(),
                    1 + warpgroup, leader);
   };
-  store(da, static_cast<float>(a.scale), shared.a[warpgroup], &in.da);
-  if constexpr (kOwnsKeys) store(db, 1.0f, shared.b[warpgroup], &in.db);
+  store(da, static_cast<float>(a.scale), shared.a[0][warpgroup], &in.da);
+  if constexpr (kOwnsKeys) store(db, 1.0f, shared.b[0][warpgroup], &in.db);
   if (leader) tma_store_wait_read<0>();
 }
 
 template <bool kOwnsKeys, int kColumns, class T>
-__global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns>::kThreads, 1)
+__global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns, 1>::kThreads, 1)
     v4_warpgroups_kernel(Args a, const __grid_constant__ Inputs in) {
-  using S = Shape<kOwnsKeys, kColumns>;
+  using S = Shape<kOwnsKeys, kColumns, 1>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<S, T>*>(memory);
   // Under the causal mask the last queries and the first keys have the most partners: they begin.
@@ -173,50 +184,25 @@ __global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns>::kThreads, 1)
   const Role<kOwnsKeys, T> role(a, blockIdx.x - tile + (kOwnsKeys ? tile : tiles - 1 - tile), S::kOwned);
   const Walk<kOwnsKeys, S::kTile> walk(role);
 
-  if (threadIdx.x == 0) {
-    mbarrier_init(&shared.own_full, 1);
-    mbarrier_init(&shared.raw, 1);
-    for (int place = 0; place < kPlaces; ++place) {
-      mbarrier_init(&shared.full[place], 1);
-      mbarrier_init(&shared.empty[place], S::kConsumers);
-    }
-    mbarrier_init_fence();
-  }
+  if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
 
   if (warpgroup_of_block() == S::kConsumers) {
     give_registers<S::kProducerRegisters>();
-    const bool first_warp = threadIdx.x / kWarpSize == S::kConsumers * 4;
-    if (first_warp && walk.count > 0) produce(a, role, walk, shared, in);
+    if (threadIdx.x / kWarpSize == S::kConsumers * 4 && walk.count > 0) {
+      Producer<S, kOwnsKeys, T> producer{a, shared, in};
+      if (threadIdx.x % kWarpSize == 0) producer.load_own(role, 0);
+      producer.load_walked(role, walk);
+    }
   } else {
     take_registers<S::kRegisters>();
     consume(a, role, walk, shared, in);
   }
 }
 
-template <bool kOwnsKeys, int kTile, class T>
-Inputs inputs_of(const Args& a, const float* lse, const float* delta) {
-  constexpr int kQueries = kOwnsKeys ? kTile : 64, kKeys = kOwnsKeys ? 64 : kTile;  // rows of a copy
-  const auto of_queries = [&](const void* tensor, const Strides& stride) {
-    return attention::map_of<T>(a, tensor, stride, a.heads, a.q_length, kQueries);
-  };
-  const auto of_keys = [&](const void* tensor, const Strides& stride) {
-    return attention::map_of<T>(a, tensor, stride, a.kv_heads, a.k_length, kKeys);
-  };
-  const CUtensorMap q = of_queries(a.q, a.q_stride), grad = of_queries(a.grad, a.grad_stride);
-  const CUtensorMap k = of_keys(a.k, a.k_stride), v = of_keys(a.v, a.v_stride);
-  if constexpr (kOwnsKeys) {
-    const CUtensorMap dk = of_keys(a.dk, a.dk_stride), dv = of_keys(a.dv, a.dv_stride);
-    return {k, v, q, grad, dk, dv, lse, delta, padded_length(a)};
-  } else {
-    const CUtensorMap dq = of_queries(a.dq, a.dq_stride);
-    return {q, grad, k, v, dq, dq, lse, delta, padded_length(a)};
-  }
-}
-
 template <bool kOwnsKeys, int kColumns, class T>
 void launch(const Args& a, const float* lse, const float* delta, void* stream) {
-  using S = Shape<kOwnsKeys, kColumns>;
+  using S = Shape<kOwnsKeys, kColumns, 1>;
   const auto in = inputs_of<kOwnsKeys, S::kTile, T>(a, lse, delta);
   constexpr int kBytes = sizeof(Shared<S, T>);
   allow_shared(v4_warpgroups_kernel<kOwnsKeys, kColumns, T>, kBytes);
@@ -242,7 +228,7 @@ void v4_warpgroups(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     auto* const delta = static_cast<float*>(a.scratch);
     float* const lse = delta + a.batch * a.heads * padded_length(a);
-    launch_delta<T>(a, delta, lse, padded_length(a), stream);
+    launch_delta<8, T>(a, delta, lse, padded_length(a), nullptr, stream);
     attention::with_slices(a.head_dim, [&](auto columns) {
       launch<false, decltype(columns)::value, T>(a, lse, delta, stream);
       launch<true, decltype(columns)::value, T>(a, lse, delta, stream);

@@ -1,0 +1,289 @@
+// attention_backward v5_persistent: blocks stay, and the next rows arrive while these are worked on
+//
+// Idea      At GPT-2's lengths a block of v4 lives for some ten microseconds. It begins with a wait for its first tiles
+//           and ends with its sums, and nothing runs beside it. Here as many blocks as multiprocessors stay until all
+//           is done. They take rows from a queue, a counter in memory, and the producer asks early: own rows have two
+//           buffers, so that the next ones arrive while these are worked on, and sums are stored under the next
+//           products. Under the causal mask rows differ in work. Of a group of heads those with the most are taken
+//           first, and who is done takes the next: little is left at the end. What a group reads stays in the L2 cache.
+// Since v4  Blocks that stay, a queue, own rows twice. Where keys are owned and D ≤ 64, k and v go into registers once,
+// as
+//           operand a, and are not read from shared memory again for each tile.
+// Launch    Δ, lse and two counters as v4. Then two grids of min(tiles, multiprocessors), each block as v4's. P = 64
+//           columns (D ≤ 64): 160 KB and 130 KB of shared memory. P = 128: 224 KB, 3 tiles in the ring, and 193 KB
+// Moves     As v4
+// Limits    As v4. One tile a multiprocessor, or less, is no faster: there is no next one. Scratch of
+//           8·B·H·(Sq + 67) + 8 bytes at most. It rounds the weights and their gradients
+#include <kf/launch.h>
+#include <kf/numeric.h>
+
+#include <algorithm>
+
+#include "delta.h"
+#include "hopper.h"
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::attention_backward {
+namespace {
+
+constexpr int kHeadsTogether = 16;  // in a group. Measured on an H200: 32 or all are up to 5 % slower at S 4096
+
+// Tiles of rows in the order in which blocks take them: of each group of heads those with the most work first.
+struct Queue {
+  unsigned* next;  // number of the tile to be taken next
+  unsigned tiles;  // of a head
+  unsigned heads;
+  bool last_first;  // the last tile of a head has the most work
+
+  __device__ int64_t tile(unsigned number) const {  // of all, as Role counts
+    const unsigned group = number / (tiles * kHeadsTogether), in_group = number % (tiles * kHeadsTogether);
+    const unsigned size = min(unsigned{kHeadsTogether}, heads - group * kHeadsTogether);
+    const unsigned of_head = in_group / size;
+    const unsigned head = group * kHeadsTogether + in_group % size;
+    return int64_t{head} * tiles + (last_first ? tiles - 1 - of_head : of_head);
+  }
+};
+
+template <class S, bool kOwnsKeys, class T>
+__device__ void produce(const Args& a, const Queue& queue, Shared<S, T>& shared, const Inputs& in) {
+  const bool leader = threadIdx.x % kWarpSize == 0;
+  Producer<S, kOwnsKeys, T> producer{a, shared, in};
+  attention::Ring<2> buffers;
+  for (;; buffers.advance()) {
+    int number = 0;
+    if (leader) {
+      mbarrier_wait(&shared.own_empty[buffers.place], buffers.phase ^ 1);
+      const unsigned next = atomicAdd(queue.next, 1u);
+      number = next < queue.tiles * queue.heads ? static_cast<int>(next) : -1;
+      shared.announced[buffers.place] = number;
+    }
+    number = same_in_warp(number);
+    if (number < 0) break;
+    const Role<kOwnsKeys, T> role(a, queue.tile(number), S::kOwned);
+    if (leader) producer.load_own(role, buffers.place);
+    producer.load_walked(role, Walk<kOwnsKeys, S::kTile>(role));
+  }
+  if (leader) mbarrier_arrive(&shared.own_full[buffers.place]);
+}
+
+template <class S, bool kOwnsKeys, int kColumns, class T>
+__device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared, const Inputs& in) {
+  constexpr int kTile = S::kTile;
+  constexpr bool kInRegisters = kOwnsKeys && kColumns == kSlice;  // k and v; with q and grad 3 consumers find no room
+  using Scores = float[kTile / 2];                                // a lane's, against a tile
+  constexpr int kSums = kOwnsKeys ? 2 : 1;                        // groups of products of the tile before
+  const int warpgroup = warpgroup_of_block();
+  const bool leader = leads_warpgroup(warpgroup);
+  const int lane = threadIdx.x % kWarpSize;
+  const int column = lane % 4 * 2;  // of score[0]
+  const float scale = static_cast<float>(a.scale * kLog2e);
+
+  attention::Ring<2> buffers;
+  attention::Ring<S::kPlaces> ring;
+  static_assert((S::kConsumers - 1) * 64 / kTile < S::kPlaces);  // as in v4
+  int stored = -1;  // the buffer from which this warpgroup's last sums are being stored
+  const auto free_stored = [&] {
+    if (leader && stored >= 0) {
+      tma_store_wait_read<0>();
+      mbarrier_arrive(&shared.own_empty[stored]);
+    }
+    stored = -1;
+  };
+  for (;; buffers.advance()) {
+    mbarrier_wait(&shared.own_full[buffers.place], buffers.phase);
+    const int number = same_in_warp(shared.announced[buffers.place]);
+    if (number < 0) break;
+    const Role<kOwnsKeys, T> role(a, queue.tile(number), S::kOwned);
+    const Walk<kOwnsKeys, kTile> walk(role);
+    const int64_t first_own = role.first + warpgroup * 64;
+    auto& own_a = shared.a[buffers.place][warpgroup];
+    auto& own_b = shared.b[buffers.place][warpgroup];
+
+    // This lane's two rows.
+    int begin[2], end[2];
+    bool exists[2];
+    float own_lse[2] = {INFINITY, INFINITY}, own_delta[2] = {};
+    for (int r = 0; r < 2; ++r) {
+      const int64_t own = first_own + threadIdx.x / kWarpSize % 4 * 16 + lane / 4 + 8 * r;
+      const Range pairs = role.partners_of(own);
+      begin[r] = static_cast<int>(pairs.begin), end[r] = static_cast<int>(pairs.end);
+      exists[r] = role.exists(own);
+      if (kOwnsKeys || !exists[r]) continue;
+      own_lse[r] = in.lse[role.head * in.length + own];
+      own_delta[r] = in.delta[role.head * in.length + own];
+    }
+    uint32_t a_operand[4][4], b_operand[4][4];
+    if constexpr (kInRegisters) {
+      load_operand(a_operand, own_a[0]);
+      load_operand(b_operand, own_b[0]);
+    }
+
+    // Of the warpgroup's rows that exist, the pairs of the one with the most, and of the one with the least.
+    const int64_t first_row = max(first_own, role.exist.begin), last_row = min(first_own + 64, role.exist.end) - 1;
+    const Range none{0, 0};
+    const Range most = first_row > last_row ? none : role.partners_of(kOwnsKeys ? first_row : last_row);
+    const Range least = first_row > last_row ? none : role.partners_of(kOwnsKeys ? last_row : first_row);
+    const int first_tile = walk.first_seen(most), first_whole = walk.first_whole(least);
+
+    float da[kColumns / 2] = {}, db[kOwnsKeys ? kColumns / 2 : 1] = {};
+    uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
+    const auto issue_products = [&](Scores& score, Scores& grad_weight, int place) {
+      if constexpr (kInRegisters) {
+        attention::issue_scores<kColumns, kTile>(score, a_operand, shared.x[place]);
+        attention::issue_scores<kColumns, kTile>(grad_weight, b_operand, shared.y[place]);
+      } else {
+        attention::issue_scores<kColumns, kTile>(score, own_a, shared.x[place]);
+        attention::issue_scores<kColumns, kTile>(grad_weight, own_b, shared.y[place]);
+      }
+    };
+    const auto issue_sums = [&](int place) {
+      attention::issue_output<kColumns, kTile>(da, grad_score, shared.x[place]);
+      if constexpr (kOwnsKeys) attention::issue_output<kColumns, kTile>(db, weight, shared.y[place]);
+    };
+    // What is subtracted from score[i] and score[i + 1]: of the two queries walked over, or of the lane's own.
+    const auto of_queries = [&](const float (&walked)[kTile], const float (&own)[2], int i) {
+      if constexpr (kOwnsKeys) return load_vector<2>(walked + i / 4 * 8 + column);
+      return Vector<float, 2>{own[i / 2 % 2], own[i / 2 % 2]};
+    };
+    const auto weigh = [&](Scores& score, int place, int tile) {
+#pragma unroll
+      for (int i = 0; i < kTile / 2; i += 2) {
+        const Vector<float, 2> lse = of_queries(shared.lse[place], own_lse, i);
+        for (int j = 0; j < 2; ++j) score[i + j] = exp2_approx(score[i + j] * scale - lse.element[j]);
+      }
+      if (tile >= first_whole) return;
+      const int first = walk.row(tile) + column;
+#pragma unroll
+      for (int i = 0; i < kTile / 2; ++i) {
+        const int at = first + i / 4 * 8 + i % 2, r = i / 2 % 2;
+        if (at < begin[r] || at >= end[r]) score[i] = 0.0f;
+      }
+    };
+    const auto differentiate = [&](const Scores& weights, Scores& grad, int place, int tile) {
+#pragma unroll
+      for (int i = 0; i < kTile / 2; i += 2) {
+        const Vector<float, 2> delta = of_queries(shared.delta[place], own_delta, i);
+        for (int j = 0; j < 2; ++j) grad[i + j] = weights[i + j] * (grad[i + j] - delta.element[j]);
+      }
+      if (tile >= first_whole) return;
+#pragma unroll
+      for (int i = 0; i < kTile / 2; ++i) {
+        if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
+      }
+    };
+
+    for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
+      int tile = 0;
+      for (; tile < first_tile; ++tile, ring.advance()) {  // its rows see none of these
+        if (leader) {
+          mbarrier_wait(&shared.full[ring.place], ring.phase);
+          mbarrier_arrive(&shared.empty[ring.place]);
+        }
+      }
+      __syncwarp();
+      if (tile == walk.count) continue;
+      {
+        Scores score, grad;
+        mbarrier_wait(&shared.full[ring.place], ring.phase);
+        wgmma_fence();
+        issue_products(score, grad, ring.place);
+        free_stored();
+        wgmma_wait<1>();
+        weigh(score, ring.place, tile);
+        wgmma_wait<0>();
+        differentiate(score, grad, ring.place, tile);
+        if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
+        attention::pack_weights<T>(grad, grad_score);
+      }
+      const auto step = [&] {  // as in v4
+        const int before = ring.place;
+        ring.advance();
+        Scores score, grad;
+        mbarrier_wait(&shared.full[ring.place], ring.phase);
+        wgmma_fence();
+        issue_products(score, grad, ring.place);
+        issue_sums(before);
+        wgmma_wait<1 + kSums>();
+        weigh(score, ring.place, tile);
+        wgmma_wait<kSums>();
+        differentiate(score, grad, ring.place, tile);
+        wgmma_wait<0>();
+        if (leader) mbarrier_arrive(&shared.empty[before]);
+        if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
+        attention::pack_weights<T>(grad, grad_score);
+      };
+      for (++tile; tile < walk.count; ++tile) step();
+      wgmma_fence();
+      issue_sums(ring.place);
+      wgmma_wait<0>();
+      if (leader) mbarrier_arrive(&shared.empty[ring.place]);
+      ring.advance();
+    }
+    free_stored();  // where there was no product under which it could be done
+
+    const auto store = [&](const auto& sum, float factor, T(*tile)[64 * kSlice], const CUtensorMap* map) {
+      store_gradient(sum, factor, exists, tile, map, static_cast<int>(first_own), role.head_of_batch(), role.batch(),
+                     1 + warpgroup, leader);
+    };
+    store(da, static_cast<float>(a.scale), own_a, &in.da);
+    if constexpr (kOwnsKeys) store(db, 1.0f, own_b, &in.db);
+    stored = buffers.place;
+  }
+  if (leader) tma_store_wait_read<0>();
+}
+
+template <bool kOwnsKeys, int kColumns, class T>
+__global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns, 2>::kThreads, 1)
+    v5_persistent_kernel(Args a, const __grid_constant__ Inputs in, Queue queue) {
+  using S = Shape<kOwnsKeys, kColumns, 2>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<S, T>*>(memory);
+  if (threadIdx.x == 0) shared.init_barriers();
+  __syncthreads();
+
+  if (warpgroup_of_block() == S::kConsumers) {
+    give_registers<S::kProducerRegisters>();
+    if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<S, kOwnsKeys>(a, queue, shared, in);
+  } else {
+    take_registers<S::kRegisters>();
+    consume<S, kOwnsKeys, kColumns>(a, queue, shared, in);
+  }
+}
+
+template <bool kOwnsKeys, int kColumns, class T>
+void launch(const Args& a, const float* lse, const float* delta, unsigned* counter, void* stream) {
+  using S = Shape<kOwnsKeys, kColumns, 2>;
+  using R = Role<kOwnsKeys, T>;
+  const auto in = inputs_of<kOwnsKeys, S::kTile, T>(a, lse, delta);
+  constexpr int kBytes = sizeof(Shared<S, T>);
+  allow_shared(v5_persistent_kernel<kOwnsKeys, kColumns, T>, kBytes);
+  const int64_t tiles = ceil_div(R::length(a), S::kOwned);
+  const Queue queue{counter, static_cast<unsigned>(tiles), static_cast<unsigned>(R::heads(a)), a.causal && !kOwnsKeys};
+  const auto blocks = static_cast<unsigned>(std::min(tiles * R::heads(a), multiprocessors()));
+  v5_persistent_kernel<kOwnsKeys, kColumns, T><<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, in, queue);
+  check_launch();
+}
+
+}  // namespace
+
+std::string v5_persistent_supports(const Args& a) { return v4_warpgroups_supports(a); }
+
+int64_t v5_persistent_scratch(const Args& a) {
+  return v4_warpgroups_scratch(a) + 2 * static_cast<int64_t>(sizeof(unsigned));
+}
+
+void v5_persistent(const Args& a, void* stream) {
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    auto* const delta = static_cast<float*>(a.scratch);
+    float* const lse = delta + a.batch * a.heads * padded_length(a);
+    auto* const counters = reinterpret_cast<unsigned*>(lse + a.batch * a.heads * padded_length(a));
+    launch_delta<8, T>(a, delta, lse, padded_length(a), counters, stream);
+    attention::with_slices(a.head_dim, [&](auto columns) {
+      launch<false, decltype(columns)::value, T>(a, lse, delta, counters, stream);
+      launch<true, decltype(columns)::value, T>(a, lse, delta, counters + 1, stream);
+    });
+  });
+}
+
+}  // namespace kf::KF_BACKEND::attention_backward
