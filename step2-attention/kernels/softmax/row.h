@@ -27,8 +27,8 @@ __device__ __forceinline__ void hide(C (&value)[N], Column first, Column seen, C
   }
 }
 
-// A score, rounded before anything is done with it. As x * scale it would be rounded where the maximum is taken, and not
-// where nvcc makes one FMA of the product and a subtraction: of great scores the maximum would no longer be the greatest.
+// A score, rounded before anything is done with it. As x * scale it would be rounded where the maximum is taken, but
+// not where nvcc makes one FMA of the product and a subtraction: a great score would no longer be at most its maximum.
 __device__ __forceinline__ float score_of(float x, float scale) { return __fmul_rn(x, scale); }
 __device__ __forceinline__ double score_of(double x, double scale) { return __dmul_rn(x, scale); }
 
