@@ -72,7 +72,7 @@ void register_all(torch::Library& m) {
   m.impl("bias_gelu.out", kf::step1::bias_gelu_out);
   m.impl("bias_gelu_backward", kf::step1::bias_gelu_backward);
   m.impl("bias_gelu_backward.out", kf::step1::bias_gelu_backward_out);
-  m.impl("dropout_state", kf::step1::dropout_state);
+  m.impl("dropout_state", kf::dropout_state);
   m.impl("bias_dropout_residual", kf::step1::bias_dropout_residual);
   m.impl("bias_dropout_residual.out", kf::step1::bias_dropout_residual_out);
   m.impl("bias_dropout_residual_backward", kf::step1::bias_dropout_residual_backward);

@@ -2,6 +2,7 @@
 #include "simple_cpu.h"
 
 #include <kf/cpu.h>
+#include <step1/philox_cpu.h>
 #include <step1/vectorised_cpu.h>
 
 #include <algorithm>
@@ -110,55 +111,13 @@ KF_CPU_CLONES void add_row(const T* x, compute_t<T>* sum, int64_t width) {
 
 // ---- dropout ----
 
-constexpr int kLanes = 16;  // Philox calls side by side: a vector register of 32-bit numbers
-
-// As include/step1/philox.h: the 16-bit numbers of elements 8·first, 8·first + 1, … for `calls` calls, rounded up to
-// kLanes.
-KF_CPU_CLONES void philox(uint64_t seed, uint64_t offset, uint64_t first, int64_t calls, uint16_t* numbers) {
-  for (int64_t begin = 0; begin < calls; begin += kLanes) {
-    uint32_t x[kLanes], y[kLanes], z[kLanes], w[kLanes];
-    for (int l = 0; l < kLanes; ++l) {
-      const uint64_t subsequence = first + static_cast<uint64_t>(begin + l);
-      x[l] = static_cast<uint32_t>(offset / 4);
-      y[l] = static_cast<uint32_t>(offset / 4 >> 32);
-      z[l] = static_cast<uint32_t>(subsequence);
-      w[l] = static_cast<uint32_t>(subsequence >> 32);
-    }
-    uint32_t key_x = static_cast<uint32_t>(seed), key_y = static_cast<uint32_t>(seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-      for (int l = 0; l < kLanes; ++l) {
-        const uint64_t a = uint64_t{0xD2511F53} * x[l];
-        const uint64_t b = uint64_t{0xCD9E8D57} * z[l];
-        x[l] = static_cast<uint32_t>(b >> 32) ^ y[l] ^ key_x;
-        y[l] = static_cast<uint32_t>(b);
-        z[l] = static_cast<uint32_t>(a >> 32) ^ w[l] ^ key_y;
-        w[l] = static_cast<uint32_t>(a);
-      }
-      key_x += 0x9E3779B9;
-      key_y += 0xBB67AE85;
-    }
-    for (int l = 0; l < kLanes; ++l) {
-      const uint32_t words[] = {x[l], y[l], z[l], w[l]};
-      for (int j = 0; j < 4; ++j) {
-        numbers[8 * (begin + l) + 2 * j] = static_cast<uint16_t>(words[j]);
-        numbers[8 * (begin + l) + 2 * j + 1] = static_cast<uint16_t>(words[j] >> 16);
-      }
-    }
-  }
-}
-
 // The numbers of a row's elements, in memory that is used again for the next row.
 template <class Args>
 const uint16_t* row_numbers(const Args& a, int64_t row, std::vector<uint16_t>& memory) {
   const int64_t first = row * a.width, calls = (first + a.width - 1) / 8 - first / 8 + 1;
-  memory.resize(static_cast<size_t>((calls + kLanes) * 8));
+  memory.resize(static_cast<size_t>((calls + kPhiloxLanes) * 8));
   philox(a.seed, a.offset, static_cast<uint64_t>(first / 8), calls, memory.data());
   return memory.data() + first % 8;
-}
-
-template <class C>
-C keep_scale(uint32_t threshold) {
-  return threshold < 65536 ? C(65536) / C(65536 - threshold) : C(0);
 }
 
 template <class T>

@@ -1,19 +1,10 @@
 // From a tensor to a rung: checks, allocation, dispatch. The only place of this stage where torch and kernels meet.
 #include "simple_host.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 #include <kf/autocast.h>
 
-#ifdef KF_WITH_CUDA
-#include <ATen/Context.h>
-#include <ATen/cuda/CUDAGeneratorImpl.h>
-#include <ATen/ops/from_blob.h>
-#endif
-
-#include <cmath>
 #include <cstdint>
-#include <mutex>
 
 #include "simple_cpu.h"
 
@@ -83,33 +74,6 @@ int64_t rows_of(const Tensor& x) { return x.numel() / x.size(-1); }
 
 Tensor one_row(const Tensor& x) {
   return x.dim() == 0 ? at::empty({0}, x.options()) : at::empty({x.size(-1)}, x.options());
-}
-
-// ---- dropout's arguments ----
-
-// An element is kept where its 16-bit random number is at least this.
-uint32_t threshold_of(const char* op, double p) {
-  TORCH_CHECK_VALUE(p >= 0 && p <= 1, op, ": `p` must be from 0 to 1, got ", p);
-  return static_cast<uint32_t>(std::lround(p * 65536));
-}
-
-struct State {
-  Tensor contiguous;  // keeps the memory
-  const int64_t* in_memory = nullptr;
-  uint64_t seed = 0;
-  uint64_t offset = 0;
-};
-
-State state_of(const char* op, const Tensor& state, const Tensor& first) {
-  check_type(op, "rng_state", state, at::kLong);
-  check_shape(op, "rng_state", state, {2});
-  TORCH_CHECK_VALUE(state.is_cpu() || state.device() == first.device(), op,
-                    ": `rng_state` must be on the CPU or on the tensors' device (", first.device(), "), got ",
-                    state.device());
-  const Tensor contiguous = state.contiguous();
-  const int64_t* numbers = contiguous.const_data_ptr<int64_t>();
-  if (!state.is_cpu()) return {contiguous, numbers};
-  return {contiguous, nullptr, static_cast<uint64_t>(numbers[0]), static_cast<uint64_t>(numbers[1])};
 }
 
 }  // namespace
@@ -245,52 +209,14 @@ std::tuple<Tensor, Tensor> bias_gelu_backward(const Tensor& grad, const Tensor& 
 
 // ---- bias_dropout_residual ----
 
-Tensor dropout_state(const Tensor& x, bool on_device) {
-  Tensor state = at::empty({2}, at::TensorOptions().dtype(at::kLong));
-  int64_t* numbers = state.data_ptr<int64_t>();
-  if (x.is_cpu()) {
-    auto* generator = at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
-    const std::lock_guard<std::mutex> lock(generator->mutex_);
-    numbers[0] = static_cast<int64_t>(generator->random64());
-    numbers[1] = 0;
-    return state;
-  }
-#ifdef KF_WITH_CUDA
-  const c10::OptionalDeviceGuard guard(x.device());
-  const at::Generator& of_device = at::globalContext().defaultGenerator(x.device());
-  auto* generator = at::check_generator<at::CUDAGeneratorImpl>(of_device);
-  at::PhiloxCudaState philox;
-  {
-    const std::lock_guard<std::mutex> lock(generator->mutex_);
-    philox = generator->philox_cuda_state(4);  // one call, four 32-bit numbers, in each subsequence
-  }
-  if (!philox.captured_) {
-    numbers[0] = static_cast<int64_t>(philox.seed_.val);
-    numbers[1] = static_cast<int64_t>(philox.offset_.val);
-    return on_device ? state.to(x.device()) : state;
-  }
-  TORCH_CHECK_VALUE(on_device, "dropout_state: `on_device` must be True while a CUDA graph is captured");
-  // The graph's replays find their seed and offset at these addresses; what has been drawn in this graph is added.
-  const auto options = x.options().dtype(at::kLong);
-  Tensor on_gpu = at::empty({2}, options);
-  on_gpu.narrow(0, 0, 1).copy_(at::from_blob(philox.seed_.ptr, {1}, options));
-  on_gpu.narrow(0, 1, 1).copy_(at::from_blob(philox.offset_.ptr, {1}, options));
-  on_gpu.narrow(0, 1, 1).add_(static_cast<int64_t>(philox.offset_intragraph_));
-  return on_gpu;
-#else
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "dropout_state: this build has no CUDA kernels (asked for ", x.device(),
-                              on_device ? ", on the device" : "", ")");
-#endif
-}
-
 Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
                                   const Tensor& rng_state, string_view rung, Tensor& out) {
   constexpr const char* op = "bias_dropout_residual";
   check_rows(op, "x", x);
   check_like(op, "bias", bias, "x", x, {x.size(-1)});
   check_like(op, "residual", residual, "x", x, x.sizes());
-  const uint32_t threshold = threshold_of(op, p);
-  const State state = state_of(op, rng_state, x);
+  const uint32_t threshold = threshold_of(op, "p", p);
+  const RandomState state = random_state_of(op, rng_state, x);
   check_out(op, "out", out, x.sizes(), "x", x);
   check_apart(op, {{"out", out}}, {{"x", x}, {"bias", bias}, {"residual", residual}, {"rng_state", rng_state}});
   check_rung(bias_dropout_residual_op(), rung, x);
@@ -324,8 +250,8 @@ std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& gr
                                                                 string_view rung, Tensor& grad_x, Tensor& grad_bias) {
   constexpr const char* op = "bias_dropout_residual_backward";
   check_rows(op, "grad", grad);
-  const uint32_t threshold = threshold_of(op, p);
-  const State state = state_of(op, rng_state, grad);
+  const uint32_t threshold = threshold_of(op, "p", p);
+  const RandomState state = random_state_of(op, rng_state, grad);
   check_out(op, "grad_x", grad_x, grad.sizes(), "grad", grad);
   check_out(op, "grad_bias", grad_bias, {grad.size(-1)}, "grad", grad);
   check_apart(op, {{"grad_x", grad_x}, {"grad_bias", grad_bias}}, {{"grad", grad}, {"rng_state", rng_state}});

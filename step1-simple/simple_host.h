@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <kf/dropout.h>
 #include <kf/host.h>
 
 #include <string_view>
@@ -38,10 +39,6 @@ std::tuple<Tensor, Tensor> bias_gelu_backward(const Tensor& grad, const Tensor& 
 std::tuple<Tensor&, Tensor&> bias_gelu_backward_out(const Tensor& grad, const Tensor& x, const Tensor& bias,
                                                     string_view approximate, string_view rung, Tensor& grad_x,
                                                     Tensor& grad_bias);
-
-// {seed, offset} for one dropout, drawn from PyTorch's generator for the device of x, which moves on. On the CPU, where
-// the launch can read it without waiting; on_device: where x lies, as a CUDA graph or torch.compile needs it.
-Tensor dropout_state(const Tensor& x, bool on_device);
 
 Tensor bias_dropout_residual(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
                              const Tensor& rng_state, string_view rung);

@@ -26,6 +26,7 @@ struct Head {
   std::vector<C> weight, grad_score;                        // [query block, key block]: first scores, and grad·v
   std::vector<C> weight_transposed, grad_score_transposed;  // [key block, query block]
   std::vector<C> lse, delta;                                // [query block]
+  std::vector<C> factors;                                   // [key block]: dropout's
   int64_t dim, stride;
 
   Head(int64_t k_length, int64_t dim)
@@ -43,15 +44,18 @@ struct Head {
         grad_score_transposed(weight_transposed.size()),
         lse(kQueryBlock),
         delta(kQueryBlock),
+        factors(kKeyBlock),
         dim(dim),
         stride(padded<C>(dim)) {}
 
   static int64_t blocks(int64_t k_length) { return (k_length + kKeyBlock - 1) / kKeyBlock; }
 };
 
-// `queries` queries and the keys from `begin` to `end`. Query i sees those before `seen` + i.
+// `queries` queries of a head of all batches, from `first` on, and the keys from `begin` to `end`. Query i of them sees
+// those before `seen` + i.
 struct Block {
-  int64_t queries, begin, end, seen;
+  const kf::attention::Args& args;
+  int64_t head, first, queries, begin, end, seen;
 };
 
 // Adds what a block of queries contributes: to its own dq, and to all keys' dk and dv.
@@ -88,9 +92,19 @@ struct Contribute {
         C* const grad_score = h.grad_score.data() + i * kWeightStride;
         const int64_t see = i < block.queries ? std::clamp(block.seen + i - first, missing, keys) : missing;
         const C lse = h.lse[i], delta = h.delta[i];
-        for (int64_t j = missing; j < see; ++j) {
-          weight[j] = exp_of_nonpositive(weight[j] * scale - lse);
-          grad_score[j] = weight[j] * (grad_score[j] - delta);
+        if (block.args.threshold == 0) {
+          for (int64_t j = missing; j < see; ++j) {
+            weight[j] = exp_of_nonpositive(weight[j] * scale - lse);
+            grad_score[j] = weight[j] * (grad_score[j] - delta);
+          }
+        } else if (missing < see) {
+          dropout_factors(block.args, block.head, block.first + i, first + missing, see - missing, h.factors.data());
+          for (int64_t j = missing; j < see; ++j) {
+            weight[j] = exp_of_nonpositive(weight[j] * scale - lse);
+            const C factor = h.factors[j - missing];
+            grad_score[j] = weight[j] * (factor * grad_score[j] - delta);
+            weight[j] *= factor;  // as v met it
+          }
         }
         for (C* row : {weight, grad_score}) {
           std::fill(row, row + missing, C(0));
@@ -178,7 +192,8 @@ void attention_backward(const kf::attention_backward::Args& a) {
             const int64_t queries = std::min(kQueryBlock, a.q_length - first);
             load_queries<T>(h, a, batch, head, first, queries);
             const int64_t seen = a.causal ? first + a.k_length - a.q_length + 1 : a.k_length;
-            with_registers(Contribute<C>{h, {queries, keys.begin, keys.end, seen}, static_cast<C>(a.scale)});
+            const Block block{a, batch * a.heads + head, first, queries, keys.begin, keys.end, seen};
+            with_registers(Contribute<C>{h, block, static_cast<C>(a.scale)});
             for (int64_t i = 0; i < queries; ++i) {
               T* dq = row_of(static_cast<T*>(a.dq), a.dq_stride, batch, head, first + i);
               for (int64_t d = 0; d < h.dim; ++d)

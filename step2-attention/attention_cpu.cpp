@@ -3,6 +3,7 @@
 #include "attention_cpu.h"
 
 #include <kf/cpu.h>
+#include <step1/philox_cpu.h>
 #include <step2/vectorised_cpu.h>
 
 #include <algorithm>
@@ -75,6 +76,7 @@ struct Head {
   std::vector<C> scores;    // [query block, key block]
   std::vector<C> out;       // [query block, D]
   std::vector<C> max, sum;  // [query block]
+  std::vector<C> factors;   // [key block]: dropout's
   int64_t dim, v_stride;
 
   Head(int64_t k_length, int64_t dim)
@@ -85,13 +87,16 @@ struct Head {
         out(kQueryBlock * padded<C>(dim)),
         max(kQueryBlock),
         sum(kQueryBlock),
+        factors(kKeyBlock),
         dim(dim),
         v_stride(padded<C>(dim)) {}
 };
 
-// `queries` queries against the keys from `begin` to `end`. Query i sees those before `seen` + i.
+// `queries` queries of a head of all batches, from `first` on, against the keys from `begin` to `end`. Query i of them
+// sees those before `seen` + i.
 struct Block {
-  int64_t queries, begin, end, seen;
+  const kf::attention::Args& args;
+  int64_t head, first, queries, begin, end, seen;
 };
 
 template <int kRows, int kVectors, int kBytes, class C>
@@ -119,6 +124,10 @@ KF_CPU_INLINE void attend_inline(Head<C>& h, const Block& block) {
       const C factor = h.max[i] == max ? C(1) : exp_of_nonpositive(h.max[i] - max);
       h.max[i] = max;
       h.sum[i] = h.sum[i] * factor + exp_and_sum(row + missing, row + missing, visible, finite(max));
+      if (block.args.threshold != 0) {  // after the sum, which dropped weights count in
+        dropout_factors(block.args, block.head, block.first + i, first + missing, visible, h.factors.data());
+        for (int64_t j = 0; j < visible; ++j) row[missing + j] *= h.factors[j];
+      }
       std::fill(row, row + missing, C(0));
       std::fill(row + missing + visible, row + keys, C(0));
       C* const out = h.out.data() + i * width;
@@ -197,6 +206,24 @@ KF_CPU_CLONES void weigh(const float* by, const at::BFloat16* v, int64_t stride,
 }
 
 }  // namespace
+
+template <class C>
+void dropout_factors(const kf::attention::Args& a, int64_t head, int64_t query, int64_t first, int64_t count,
+                     C* factors) {
+  const int64_t row_pieces = (a.q_length + 15) / 16, column_pieces = (a.k_length + 31) / 32;
+  const C kept = keep_scale<C>(a.threshold);
+  uint16_t numbers[kPhiloxLanes * 8];  // of eight calls, which is what a query needs for 32 keys
+  for (int64_t key = first / 32 * 32; key < first + count; key += 32) {
+    const int64_t piece = (head * row_pieces + query / 16) * column_pieces + key / 32;
+    philox(a.seed, a.offset, static_cast<uint64_t>(piece * 64 + query % 8 * 8), 8, numbers);
+    for (int64_t j = std::max(key, first); j < std::min(key + 32, first + count); ++j) {
+      const uint16_t number = numbers[j % 8 * 8 + query / 8 % 2 + j / 8 % 4 * 2];
+      factors[j - first] = number >= a.threshold ? kept : C(0);
+    }
+  }
+}
+template void dropout_factors(const kf::attention::Args&, int64_t, int64_t, int64_t, int64_t, float*);
+template void dropout_factors(const kf::attention::Args&, int64_t, int64_t, int64_t, int64_t, double*);
 
 KeyRange keys_of(const kf::attention::Args& a, int64_t batch) {
   return {a.key_begin == nullptr ? 0 : std::clamp<int64_t>(a.key_begin[batch], 0, a.k_length),
@@ -290,7 +317,7 @@ void attention(const kf::attention::Args& a) {
           for (int64_t d = 0; d < dim; ++d) h.q[i * dim + d] = static_cast<C>(q[d]) * static_cast<C>(a.scale);
         }
         const int64_t seen = a.causal ? first + a.k_length - a.q_length + 1 : a.k_length;
-        with_registers(Attend<C>{h, {queries, key_begin, key_end, seen}});
+        with_registers(Attend<C>{h, {a, batch * a.heads + head, first, queries, key_begin, key_end, seen}});
         for (int64_t i = 0; i < queries; ++i) {
           T* out = row_of(static_cast<T*>(a.out), a.out_stride, batch, head, first + i);
           const C inverse = h.sum[i] == 0 ? C(0) : 1 / h.sum[i];  // 0: a query that sees no key

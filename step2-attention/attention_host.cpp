@@ -183,6 +183,25 @@ struct Rows {
   }
 };
 
+// Dropout's arguments, checked, and the memory of their state.
+struct Dropout {
+  uint32_t threshold;
+  RandomState state;
+
+  Dropout(const char* op, double p, const std::optional<at::Tensor>& rng_state, const at::Tensor& q)
+      : threshold(threshold_of(op, "dropout_p", p)) {
+    TORCH_CHECK_VALUE(threshold == 0 || rng_state, op, ": `rng_state` must be given where `dropout_p` is not 0");
+    if (rng_state) state = random_state_of(op, *rng_state, q);
+  }
+
+  void fill(kf::attention::Args& args) const {
+    args.threshold = threshold;
+    args.rng_state = state.in_memory;
+    args.seed = state.seed;
+    args.offset = state.offset;
+  }
+};
+
 void sees_nothing(at::Tensor& out, at::Tensor& lse) {
   out.zero_();
   lse.fill_(-std::numeric_limits<double>::infinity());
@@ -294,11 +313,14 @@ at::Tensor softmax_backward(const at::Tensor& grad, const at::Tensor& y, std::op
 
 std::tuple<at::Tensor&, at::Tensor&> attention_out(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                    const std::optional<at::Tensor>& key_begin,
-                                                   const std::optional<at::Tensor>& key_end, bool causal,
-                                                   std::optional<double> scale, std::string_view rung, at::Tensor& out,
-                                                   at::Tensor& lse) {
+                                                   const std::optional<at::Tensor>& key_end,
+                                                   const std::optional<at::Tensor>& rng_state, bool causal,
+                                                   std::optional<double> scale, double dropout_p, std::string_view rung,
+                                                   at::Tensor& out, at::Tensor& lse) {
   check_attention("attention", q, k, v, key_begin, key_end);
-  check_outs("attention", out, lse, q, {{"k", k}, {"v", v}, {"key_begin", key_begin}, {"key_end", key_end}});
+  const Dropout dropout("attention", dropout_p, rng_state, q);
+  check_outs("attention", out, lse, q,
+             {{"k", k}, {"v", v}, {"key_begin", key_begin}, {"key_end", key_end}, {"rng_state", rng_state}});
   check_rung(attention_op(), rung, q);
   if (out.numel() == 0) return {out, lse};
   if (k.size(2) == 0) {
@@ -308,6 +330,7 @@ std::tuple<at::Tensor&, at::Tensor&> attention_out(const at::Tensor& q, const at
   const Rows rows(q, k, v, out, key_begin, key_end, false);
   kf::attention::Args args{};
   rows.fill(args, lse, scale);
+  dropout.fill(args);
   args.causal = causal;
   run(attention_op(), rung, q, args);
   if (!rows.out.is_same(out)) out.copy_(rows.out);
@@ -316,36 +339,41 @@ std::tuple<at::Tensor&, at::Tensor&> attention_out(const at::Tensor& q, const at
 
 std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                              const std::optional<at::Tensor>& key_begin,
-                                             const std::optional<at::Tensor>& key_end, bool causal,
-                                             std::optional<double> scale, std::string_view rung) {
+                                             const std::optional<at::Tensor>& key_end,
+                                             const std::optional<at::Tensor>& rng_state, bool causal,
+                                             std::optional<double> scale, double dropout_p, std::string_view rung) {
   check_floating("attention", "q", q);
   check_dim("attention", "q", q, 4);
   at::Tensor out = contiguous_like(q);
   at::Tensor lse = at::empty(q.sizes().slice(0, 3), q.options().dtype(lse_dtype(q)));
-  attention_out(q, k, v, key_begin, key_end, causal, scale, rung, out, lse);
+  attention_out(q, k, v, key_begin, key_end, rng_state, causal, scale, dropout_p, rung, out, lse);
   return {out, lse};
 }
 
 // As PyTorch treats its own attention: in autocast's dtype.
 std::tuple<at::Tensor, at::Tensor> attention_autocast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                                       const std::optional<at::Tensor>& key_begin,
-                                                      const std::optional<at::Tensor>& key_end, bool causal,
-                                                      std::optional<double> scale, std::string_view rung) {
-  return call_in<attention>(std::nullopt, "step2_attention::attention", q, k, v, key_begin, key_end, causal, scale,
-                            rung);
+                                                      const std::optional<at::Tensor>& key_end,
+                                                      const std::optional<at::Tensor>& rng_state, bool causal,
+                                                      std::optional<double> scale, double dropout_p,
+                                                      std::string_view rung) {
+  return call_in<attention>(std::nullopt, "step2_attention::attention", q, k, v, key_begin, key_end, rng_state, causal,
+                            scale, dropout_p, rung);
 }
 
 std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> attention_backward_out(
     const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
     const at::Tensor& lse, const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end,
-    const std::optional<at::Tensor>& grad_lse, bool causal, std::optional<double> scale, std::string_view rung,
-    at::Tensor& dq, at::Tensor& dk, at::Tensor& dv) {
+    const std::optional<at::Tensor>& grad_lse, const std::optional<at::Tensor>& rng_state, bool causal,
+    std::optional<double> scale, double dropout_p, std::string_view rung, at::Tensor& dq, at::Tensor& dk,
+    at::Tensor& dv) {
   const char* op = "attention_backward";
   check_attention(op, q, k, v, key_begin, key_end);
   check_like(op, "grad", grad, "q", q, q.sizes());
   check_like(op, "out", out, "q", q, q.sizes());
   check_of_each_query(op, "lse", lse, q);
   if (grad_lse) check_of_each_query(op, "grad_lse", *grad_lse, q);
+  const Dropout dropout(op, dropout_p, rng_state, q);
   check_rows_of(op, "dq", dq, q, q.sizes());
   check_rows_of(op, "dk", dk, q, k.sizes());
   check_rows_of(op, "dv", dv, q, k.sizes());
@@ -358,7 +386,8 @@ std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> attention_backward_out(
                                                                                 {"lse", lse},
                                                                                 {"key_begin", key_begin},
                                                                                 {"key_end", key_end},
-                                                                                {"grad_lse", grad_lse}}) {
+                                                                                {"grad_lse", grad_lse},
+                                                                                {"rng_state", rng_state}}) {
     if (input) check_apart(op, {{"dq", dq}, {"dk", dk}, {"dv", dv}}, {{name, *input}});
   }
   check_rung(backward_op(), rung, q);
@@ -373,6 +402,7 @@ std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> attention_backward_out(
   const at::Tensor lse_rows = lse.contiguous(), grad_lse_rows = grad_lse ? grad_lse->contiguous() : at::Tensor();
   kf::attention_backward::Args args{};
   rows.fill(args, lse_rows, scale);
+  dropout.fill(args);
   args.dq = args.out;
   args.dq_stride = args.out_stride;
   args.out = out_rows.data_ptr();
@@ -395,9 +425,11 @@ std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> attention_backward_out(
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_backward(
     const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& out,
     const at::Tensor& lse, const std::optional<at::Tensor>& key_begin, const std::optional<at::Tensor>& key_end,
-    const std::optional<at::Tensor>& grad_lse, bool causal, std::optional<double> scale, std::string_view rung) {
+    const std::optional<at::Tensor>& grad_lse, const std::optional<at::Tensor>& rng_state, bool causal,
+    std::optional<double> scale, double dropout_p, std::string_view rung) {
   at::Tensor dq = contiguous_like(q), dk = contiguous_like(k), dv = contiguous_like(v);
-  attention_backward_out(grad, q, k, v, out, lse, key_begin, key_end, grad_lse, causal, scale, rung, dq, dk, dv);
+  attention_backward_out(grad, q, k, v, out, lse, key_begin, key_end, grad_lse, rng_state, causal, scale, dropout_p,
+                         rung, dq, dk, dv);
   return {dq, dk, dv};
 }
 

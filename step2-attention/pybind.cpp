@@ -17,21 +17,24 @@ TORCH_LIBRARY(step2_attention, m) {
   m.def(
       "softmax_backward.out(Tensor grad, Tensor y, *, float? scale=None, bool causal=False, str rung=\"auto\", "
       "Tensor(a!) out) -> Tensor(a!)");
+  m.def("dropout_state(Tensor x, *, bool on_device) -> Tensor", {at::Tag::nondeterministic_seeded});
   m.def(
-      "attention(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, *, bool causal=False, "
-      "float? scale=None, str rung=\"auto\") -> (Tensor out, Tensor lse)");
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, Tensor? rng_state=None, "
+      "*, "
+      "bool causal=False, float? scale=None, float dropout_p=0.0, str rung=\"auto\") -> (Tensor out, Tensor lse)");
   m.def(
-      "attention.out(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, *, bool causal=False, "
-      "float? scale=None, str rung=\"auto\", Tensor(a!) out, Tensor(b!) lse) -> (Tensor(a!) out, Tensor(b!) lse)");
+      "attention.out(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, "
+      "Tensor? rng_state=None, *, bool causal=False, float? scale=None, float dropout_p=0.0, str rung=\"auto\", "
+      "Tensor(a!) out, Tensor(b!) lse) -> (Tensor(a!) out, Tensor(b!) lse)");
   m.def(
       "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? key_begin=None, "
-      "Tensor? key_end=None, Tensor? grad_lse=None, *, bool causal=False, float? scale=None, str rung=\"auto\") -> "
-      "(Tensor dq, Tensor dk, Tensor dv)");
+      "Tensor? key_end=None, Tensor? grad_lse=None, Tensor? rng_state=None, *, bool causal=False, float? scale=None, "
+      "float dropout_p=0.0, str rung=\"auto\") -> (Tensor dq, Tensor dk, Tensor dv)");
   m.def(
       "attention_backward.out(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-      "Tensor? key_begin=None, Tensor? key_end=None, Tensor? grad_lse=None, *, bool causal=False, float? scale=None, "
-      "str rung=\"auto\", Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv) -> "
-      "(Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv)");
+      "Tensor? key_begin=None, Tensor? key_end=None, Tensor? grad_lse=None, Tensor? rng_state=None, *, "
+      "bool causal=False, float? scale=None, float dropout_p=0.0, str rung=\"auto\", Tensor(a!) dq, Tensor(b!) dk, "
+      "Tensor(c!) dv) -> (Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv)");
   m.def(
       "attention_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? key_begin=None, Tensor? key_end=None, "
       "Tensor? block_table=None, *, float? scale=None, str rung=\"auto\") -> (Tensor out, Tensor lse)");
@@ -47,6 +50,7 @@ void register_all(torch::Library& m) {
   m.impl("softmax.out", kf::step2::softmax_out);
   m.impl("softmax_backward", kf::step2::softmax_backward);
   m.impl("softmax_backward.out", kf::step2::softmax_backward_out);
+  m.impl("dropout_state", kf::dropout_state);
   m.impl("attention", kf::step2::attention);
   m.impl("attention.out", kf::step2::attention_out);
   m.impl("attention_backward", kf::step2::attention_backward);

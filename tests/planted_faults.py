@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import faults.backward
 import faults.contract
 import faults.decode
+import faults.dropout
 import faults.host
 import faults.kernels
 import faults.model
@@ -44,12 +45,27 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "tests/README.md"
 BEGIN, END = "<!-- planted faults -->", "<!-- /planted faults -->"
 LAYERS = {
-    "Python": [*faults.python.FAULTS, *faults.backward.PYTHON_FAULTS],
+    "Python": [*faults.python.FAULTS, *faults.backward.PYTHON_FAULTS, *faults.dropout.PYTHON_FAULTS],
     "model and training": faults.model.FAULTS,
     "the checks themselves: they no longer see": faults.contract.FAULTS,
-    "host": [*faults.host.FAULTS, *faults.backward.HOST_FAULTS, *faults.decode.HOST_FAULTS],
-    "plain C++": [*faults.plain.FAULTS, *faults.backward.PLAIN_FAULTS, *faults.decode.PLAIN_FAULTS],
-    "kernels and their headers": [*faults.kernels.FAULTS, *faults.backward.FAULTS, *faults.decode.FAULTS],
+    "host": [
+        *faults.host.FAULTS,
+        *faults.backward.HOST_FAULTS,
+        *faults.decode.HOST_FAULTS,
+        *faults.dropout.HOST_FAULTS,
+    ],
+    "plain C++": [
+        *faults.plain.FAULTS,
+        *faults.backward.PLAIN_FAULTS,
+        *faults.decode.PLAIN_FAULTS,
+        *faults.dropout.PLAIN_FAULTS,
+    ],
+    "kernels and their headers": [
+        *faults.kernels.FAULTS,
+        *faults.backward.FAULTS,
+        *faults.decode.FAULTS,
+        *faults.dropout.FAULTS,
+    ],
 }
 FAULTS = [fault for layer in LAYERS.values() for fault in layer]
 SLOW = {fault.name for layer in ("host", "plain C++") for fault in LAYERS[layer]}  # to compile: up to half a minute

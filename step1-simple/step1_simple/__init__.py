@@ -2,12 +2,11 @@
 
 import torch
 
+from kernel_fusion import rng
 from kernel_fusion.ops import (
     check_floating,
     check_like,
     check_rows,
-    check_shape,
-    check_type,
     contiguous_like,
     wide,
     without_forward_mode,
@@ -239,27 +238,8 @@ def bias_dropout_residual(
     if not training:
         p = 0.0
     if rng_state is None:
-        rng_state = _draw_state(x) if p > 0 else _unused_state(x)
+        rng_state = rng.draw(_ops, x) if p > 0 else rng.unused(x)
     return _ops.bias_dropout_residual(x, bias, residual, p, rng_state, rung=rung)
-
-
-def _draw_state(x: torch.Tensor) -> torch.Tensor:
-    if torch.compiler.is_compiling():
-        # A compiler takes two calls of an op with the same arguments for one, unless it knows that the op is random.
-        # torch.compile knows that of PyTorch's own ops only (fx_graph_cse in torch 2.13).
-        return torch.randint(1 << 62, (2,), device=x.device)
-    return _ops.dropout_state(x, on_device=x.is_cuda and _is_capturing(x.device))
-
-
-def _is_capturing(device: torch.device) -> bool:
-    """Whether the current stream of `device`, which need not be the current device, is captured into a CUDA graph."""
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
-
-
-def _unused_state(x: torch.Tensor) -> torch.Tensor:
-    # torch.compile makes no CUDA graph of kernels among which a tensor on the CPU is needed.
-    return torch.zeros(2, dtype=torch.int64, device=x.device if torch.compiler.is_compiling() else "cpu")
 
 
 @without_forward_mode
@@ -314,18 +294,6 @@ def _check_approximate(op, approximate):
     )
 
 
-def _check_dropout(op, p, rng_state, first):
-    torch._check_value(0 <= p <= 1, lambda: f"{op}: `p` must be from 0 to 1, got {p}")
-    check_type(op, "rng_state", rng_state, (torch.int64,))
-    check_shape(op, "rng_state", rng_state, (2,))
-    torch._check_value(
-        rng_state.device in (torch.device("cpu"), first.device),
-        lambda: (
-            f"{op}: `rng_state` must be on the CPU or on the tensors' device ({first.device}), got {rng_state.device}"
-        ),
-    )
-
-
 @torch.library.register_fake("step1_simple::scale")
 def _(x, factor, *, rung="auto"):
     check_floating("scale", "x", x)
@@ -371,9 +339,7 @@ def _(grad, x, bias, *, approximate="tanh", rung="auto"):
     return contiguous_like(grad), grad.new_empty(grad.shape[-1:])
 
 
-@torch.library.register_fake("step1_simple::dropout_state")
-def _(x, *, on_device):
-    return torch.empty(2, dtype=torch.int64, device=x.device if on_device else "cpu")
+rng.register_fake("step1_simple")
 
 
 @torch.library.register_fake("step1_simple::bias_dropout_residual")
@@ -382,7 +348,7 @@ def _(x, bias, residual, p, rng_state, *, rung="auto"):
     check_rows(op, "x", x)
     check_like(op, "bias", bias, "x", x, x.shape[-1:])
     check_like(op, "residual", residual, "x", x, x.shape)
-    _check_dropout(op, p, rng_state, x)
+    rng.check(op, "p", p, rng_state, x)
     return contiguous_like(x)
 
 
@@ -390,7 +356,7 @@ def _(x, bias, residual, p, rng_state, *, rung="auto"):
 def _(grad, p, rng_state, *, rung="auto"):
     op = "bias_dropout_residual_backward"
     check_rows(op, "grad", grad)
-    _check_dropout(op, p, rng_state, grad)
+    rng.check(op, "p", p, rng_state, grad)
     return contiguous_like(grad), grad.new_empty(grad.shape[-1:])
 
 

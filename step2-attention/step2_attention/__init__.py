@@ -2,6 +2,7 @@
 
 import torch
 
+from kernel_fusion import rng
 from kernel_fusion.ops import (
     check_device,
     check_dim,
@@ -103,10 +104,12 @@ def attention(
     v: torch.Tensor,
     key_begin: torch.Tensor | None = None,
     key_end: torch.Tensor | None = None,
+    rng_state: torch.Tensor | None = None,
     *,
     attn_mask: None = None,
     causal: bool = False,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     return_lse: bool = False,
     rung: str = "auto",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -118,10 +121,15 @@ def attention(
         k, v: [B, Hkv, Sk, D], dtype and device of `q`. Hkv divides H: head h of `q` reads head h // (H // Hkv).
         key_begin, key_end: which keys exist, the rest being padding: in batch b those with
             key_begin[b] <= j < key_end[b]. int32 [B] on the device of `q`; None for 0, and for Sk.
+        rng_state: with dropout, where its random numbers start: int64 [2], seed and offset, on the CPU or on the device
+            of `q`; None draws one from PyTorch's generator, as step 1's `dropout_state` does.
         attn_mask: None; there are no other masks than these and `causal`.
         causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all. (PyTorch's `is_causal` aligns the
             first query with the first key instead; at Sq = Sk both are the same.)
         scale: factor for the scores; None for 1/sqrt(D).
+        dropout_p: part of the weights that is dropped, from 0 to 1, met to 1/131072; what is kept is divided by the
+            part that is kept. Which ones depends on `rng_state` and their place in [B, H, Sq, Sk] alone, so the same
+            state gives the same mask on a GPU, emulated and on the CPU. The rungs on tensor cores compute none.
         return_lse: return the log-sum-exp, too.
         rung: "auto", or a name from `rungs("attention", q.device)`.
 
@@ -133,17 +141,23 @@ def attention(
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, head_dim 0, H no multiple of Hkv, any `attn_mask`, a `rung` that is unknown
-            or cannot do this.
+        ValueError: wrong shape or device, head_dim 0, H no multiple of Hkv, any `attn_mask`, a `dropout_p` that is no
+            part, a `rung` that is unknown or cannot do this.
 
-    Source: Vaswani et al., https://arxiv.org/abs/1706.03762; in tiles, Dao et al., https://arxiv.org/abs/2205.14135.
+    Source: Vaswani et al., https://arxiv.org/abs/1706.03762; in tiles, Dao et al., https://arxiv.org/abs/2205.14135;
+        random numbers, Salmon et al., https://doi.org/10.1145/2063384.2063405.
     """
     if attn_mask is not None:
         got = f"a tensor of shape {tuple(attn_mask.shape)}" if isinstance(attn_mask, torch.Tensor) else repr(attn_mask)
         raise ValueError(
             f"attention: `attn_mask` must be None, got {got}; the masks here are causal=True, `key_begin` and `key_end`"
         )
-    out, lse = _ops.attention(q, k, v, key_begin, key_end, causal=causal, scale=scale, rung=rung)
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"attention: `dropout_p` must be from 0 to 1, got {dropout_p}")
+    if rng_state is None and dropout_p > 0:
+        rng_state = rng.draw(_ops, q)
+    options = {"causal": causal, "scale": scale, "dropout_p": dropout_p, "rung": rung}
+    out, lse = _ops.attention(q, k, v, key_begin, key_end, rng_state, **options)
     return (out, lse) if return_lse else out
 
 
@@ -158,16 +172,19 @@ def attention_backward(
     key_begin: torch.Tensor | None = None,
     key_end: torch.Tensor | None = None,
     grad_lse: torch.Tensor | None = None,
+    rng_state: torch.Tensor | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
+    dropout_p: float = 0.0,
     rung: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of `attention`. Reruns are equal to the last bit; no memory grows with Sq * Sk, but in v1_naive.
 
     Args:
         grad: the gradient of `out`, of its shape, dtype and device.
-        q, k, v, key_begin, key_end, causal, scale: as `attention` got them.
+        q, k, v, key_begin, key_end, rng_state, causal, scale, dropout_p: as `attention` got them. With dropout
+            `rng_state` must be given: the mask is made from it again.
         out, lse: what `attention` returned.
         grad_lse: the gradient of `lse`, of its shape and dtype; None for 0.
         rung: "auto", or a name from `rungs("attention_backward", q.device)`.
@@ -182,9 +199,8 @@ def attention_backward(
 
     Source: Dao et al., https://arxiv.org/abs/2205.14135, appendix B.
     """
-    return _ops.attention_backward(
-        grad, q, k, v, out, lse, key_begin, key_end, grad_lse, causal=causal, scale=scale, rung=rung
-    )
+    options = {"causal": causal, "scale": scale, "dropout_p": dropout_p, "rung": rung}
+    return _ops.attention_backward(grad, q, k, v, out, lse, key_begin, key_end, grad_lse, rng_state, **options)
 
 
 @without_forward_mode
@@ -310,14 +326,43 @@ def _check_attention(op, q, k, v, key_begin, key_end):
     _check_bounds(op, q, key_begin, key_end)
 
 
+def _check_dropout(op, dropout_p, rng_state, q):
+    torch._check_value(
+        rng_state is not None or round(65536 * dropout_p) == 0,
+        lambda: f"{op}: `rng_state` must be given where `dropout_p` is not 0",
+    )
+    if rng_state is not None:
+        rng.check(op, "dropout_p", dropout_p, rng_state, q)
+
+
+rng.register_fake("step2_attention")
+
+
 @torch.library.register_fake("step2_attention::attention")
-def _(q, k, v, key_begin=None, key_end=None, *, causal=False, scale=None, rung="auto"):
+def _(q, k, v, key_begin=None, key_end=None, rng_state=None, *, causal=False, scale=None, dropout_p=0.0, rung="auto"):
     _check_attention("attention", q, k, v, key_begin, key_end)
+    _check_dropout("attention", dropout_p, rng_state, q)
     return _out_and_lse(q)
 
 
 @torch.library.register_fake("step2_attention::attention_backward")
-def _(grad, q, k, v, out, lse, key_begin=None, key_end=None, grad_lse=None, *, causal=False, scale=None, rung="auto"):
+def _(
+    grad,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    key_begin=None,
+    key_end=None,
+    grad_lse=None,
+    rng_state=None,
+    *,
+    causal=False,
+    scale=None,
+    dropout_p=0.0,
+    rung="auto",
+):
     op = "attention_backward"
     _check_attention(op, q, k, v, key_begin, key_end)
     check_like(op, "grad", grad, "q", q, q.shape)
@@ -327,6 +372,7 @@ def _(grad, q, k, v, out, lse, key_begin=None, key_end=None, grad_lse=None, *, c
             check_type(op, name, of_query, (torch.float64 if q.dtype == torch.float64 else torch.float32,))
             check_device(op, name, of_query, "q", q)
             check_shape(op, name, of_query, q.shape[:3])
+    _check_dropout(op, dropout_p, rng_state, q)
     return tuple(map(contiguous_like, (q, k, v)))
 
 
@@ -386,17 +432,18 @@ torch.library.register_autograd(
 
 
 def _attention_setup(ctx, inputs, keyword_only_inputs, output):
-    q, k, v, key_begin, key_end = inputs
-    ctx.save_for_backward(q, k, v, *output, key_begin, key_end)
-    ctx.options = {name: keyword_only_inputs[name] for name in ("causal", "scale")}
+    q, k, v, *others = inputs
+    ctx.save_for_backward(q, k, v, *output, *others)
+    ctx.options = {name: keyword_only_inputs[name] for name in ("causal", "scale", "dropout_p")}
     ctx.set_materialize_grads(False)
 
 
 def _attention_backward(ctx, grad, grad_lse):
-    q, k, v, out, lse, key_begin, key_end = ctx.saved_tensors
+    q, k, v, out, lse, key_begin, key_end, rng_state = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(q)
-    return *_ops.attention_backward(grad, q, k, v, out, lse, key_begin, key_end, grad_lse, **ctx.options), None, None
+    given = (grad, q, k, v, out, lse, key_begin, key_end, grad_lse, rng_state)
+    return *_ops.attention_backward(*given, **ctx.options), None, None, None
 
 
 torch.library.register_autograd("step2_attention::attention", _attention_backward, setup_context=_attention_setup)
@@ -407,7 +454,7 @@ torch.library.register_autograd("step2_attention::attention", _attention_backwar
 
 def _attention_backward_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.save_for_backward(*inputs)
-    ctx.causal = keyword_only_inputs["causal"]
+    ctx.causal, ctx.dropout_p = keyword_only_inputs["causal"], keyword_only_inputs["dropout_p"]
     scale = keyword_only_inputs["scale"]
     ctx.scale = inputs[1].size(-1) ** -0.5 if scale is None else scale
 
@@ -427,7 +474,9 @@ def _hidden(q, k, key_begin, key_end, causal):
 
 def _attention_second_backward(ctx, by_dq, by_dk, by_dv):
     """Each by_x is the gradient of x. The names of rungs.h, where attention_backward's formulas stand."""
-    grad, q, k, v, out, lse, key_begin, key_end, grad_lse = ctx.saved_tensors
+    if ctx.dropout_p > 0:
+        raise NotImplementedError("attention: with dropout there are no gradients of gradients; set `dropout_p` to 0")
+    grad, q, k, v, out, lse, key_begin, key_end, grad_lse, _ = ctx.saved_tensors
     dtype, kv_heads = q.dtype, k.size(1)
     group = q.size(1) // kv_heads if kv_heads else 1
     grad, q, k, v, out, by_dq, by_dk, by_dv = map(wide, (grad, q, k, v, out, by_dq, by_dk, by_dv))
@@ -458,7 +507,7 @@ def _attention_second_backward(ctx, by_dq, by_dk, by_dv):
         by_out = by_delta * grad
         by_lse = -by_score.sum(-1)
     by_grad_lse = None if grad_lse is None else -by_delta.squeeze(-1)
-    return *(t.to(dtype) for t in (by_grad, by_q, by_k, by_v, by_out)), by_lse, None, None, by_grad_lse
+    return *(t.to(dtype) for t in (by_grad, by_q, by_k, by_v, by_out)), by_lse, None, None, by_grad_lse, None
 
 
 torch.library.register_autograd(

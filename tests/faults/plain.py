@@ -3,6 +3,7 @@
 from faults import Fault
 
 CPU1 = "step1-simple/simple_cpu.cpp"
+PHILOX1 = "step1-simple/include/step1/philox_cpu.h"
 CPU2 = "step2-attention/attention_cpu.cpp"
 VECTORISED2 = "step2-attention/include/step2/vectorised_cpu.h"
 CPU3 = "step3-fused/fused_cpu.cpp"
@@ -94,7 +95,7 @@ FAULTS = [
     Fault(
         "counter-of-16-bits",
         "Philox's counter starts again after 2¹⁹ elements",
-        CPU1,
+        PHILOX1,
         "const uint64_t subsequence = first + static_cast<uint64_t>(begin + l);",
         "const uint64_t subsequence = static_cast<uint16_t>(first + static_cast<uint64_t>(begin + l));",
         f"{TEST1}::test_the_mask_is_philoxs_after_half_a_million_elements_too[cpu-cpu]",
@@ -102,7 +103,7 @@ FAULTS = [
     Fault(
         "offset-of-32-bits",
         "the high word of dropout's offset is lost",
-        CPU1,
+        PHILOX1,
         "y[l] = static_cast<uint32_t>(offset / 4 >> 32);",
         "y[l] = 0;",
         f"{TEST1}::test_every_bit_of_seed_and_offset_counts[cpu-cpu]",
@@ -110,7 +111,7 @@ FAULTS = [
     Fault(
         "key-of-32-bits",
         "the high word of dropout's seed is lost",
-        CPU1,
+        PHILOX1,
         "key_y = static_cast<uint32_t>(seed >> 32);",
         "key_y = 0;",
         f"{TEST1}::test_every_bit_of_seed_and_offset_counts[cpu-cpu]",

@@ -87,7 +87,7 @@ FAULTS = [
     Fault(
         "fake-state-on-the-cpu",
         "dropout's state without data is on the CPU, also where it was asked on the device",
-        STEP1,
+        "common/kernel_fusion/rng.py",
         'device=x.device if on_device else "cpu")',
         'device="cpu")',
         f"{TEST1}::test_the_state_of_dropout_is_registered_as_torch_wants_it",
@@ -161,8 +161,8 @@ FAULTS = [
         "evaluation-draws",
         "evaluation moves PyTorch's generator on",
         STEP1,
-        "rng_state = _draw_state(x) if p > 0 else _unused_state(x)",
-        "rng_state = _draw_state(x)",
+        "rng_state = rng.draw(_ops, x) if p > 0 else rng.unused(x)",
+        "rng_state = rng.draw(_ops, x)",
         f"{TEST1}::test_dropout_moves_pytorchs_generator_on_and_evaluation_does_not[cpu]",
     ),
     Fault(
@@ -176,7 +176,7 @@ FAULTS = [
     Fault(
         "compiled-dropouts-alike",
         "two dropouts in one compiled function drop the same",
-        STEP1,
+        "common/kernel_fusion/rng.py",
         "    if torch.compiler.is_compiling():\n        # A compiler",
         "    if False:\n        # A compiler",
         f"{TEST1}::test_compiled_dropout_draws_anew_for_each_call_and_agrees_with_its_gradient[cpu]",
@@ -269,8 +269,8 @@ FAULTS = [
         "backward-without-mask",
         "the backward forgets `causal`",
         STEP2,
-        '    ctx.causal = keyword_only_inputs["causal"]\n',
-        "    ctx.causal = False\n",
+        '    ctx.causal, ctx.dropout_p = keyword_only_inputs["causal"],',
+        "    ctx.causal, ctx.dropout_p = False,",
         f"{ATTENTION2}[4-4-causal-cpu-cpu]",
     ),
     Fault(
@@ -407,8 +407,8 @@ FAULTS = [
         "scale-not-passed-on",
         "`attention` computes with its default scale",
         STEP2,
-        "_ops.attention(q, k, v, key_begin, key_end, causal=causal, scale=scale, rung=rung)",
-        "_ops.attention(q, k, v, key_begin, key_end, causal=causal, rung=rung)",
+        '"dropout_p": dropout_p, "rung": rung}\n    out, lse = _ops.attention(',
+        '"dropout_p": dropout_p, "rung": rung} | {"scale": None}\n    out, lse = _ops.attention(',
         f"{TEST2}::test_scale_defaults_to_one_over_the_root_of_head_dim[cpu-cpu]",
     ),
     Fault(

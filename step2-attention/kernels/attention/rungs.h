@@ -40,6 +40,11 @@ struct Args {
   bool causal;
   DType dtype;
   void* scratch = nullptr;  // for rungs that ask for it
+  // Dropout of the weights: one is kept where its random number of 16 bits is at least `threshold`; 0: all are kept.
+  uint32_t threshold = 0;
+  const int64_t* rng_state = nullptr;  // in the GPU's memory, {seed, offset}; or null: as follows
+  uint64_t seed = 0;
+  uint64_t offset = 0;
 };
 
 }  // namespace kf::attention

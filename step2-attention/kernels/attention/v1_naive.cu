@@ -13,6 +13,7 @@
 #include <step2/online_softmax.h>
 #include <step2/reduce.h>
 
+#include "dropout.h"
 #include "rows.h"
 #include "rungs.h"
 
@@ -68,8 +69,12 @@ __global__ void output_kernel(Args a, const compute_t<T>* __restrict__ weights) 
   weights += (head * a.q_length + query) * a.k_length;
   const T* v = row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, head), a.kv_heads, 0);
   const KeyRange seen = keys_seen(a, keys_of(a, head), query);  // where no key is, v may hold anything, NaN too
+  const Dropout dropout(a);
   compute_t<T> sum = 0;
-  for (int64_t key = seen.begin; key < seen.end; ++key) sum += weights[key] * to_compute(v[key * a.v_stride.seq + d]);
+  for (int64_t key = seen.begin; key < seen.end; ++key) {
+    const compute_t<T> weight = weights[key] * dropout.factor<compute_t<T>>(head, query, key);
+    sum += weight * to_compute(v[key * a.v_stride.seq + d]);
+  }
   row_of(static_cast<T*>(a.out), a.out_stride, head, a.heads, query)[d] = from_compute<T>(sum);
 }
 

@@ -20,6 +20,7 @@
 #include <step2/online_softmax.h>
 #include <step2/reduce.h>
 
+#include "dropout.h"
 #include "float_tile.h"
 #include "rows.h"
 #include "rungs.h"
@@ -32,7 +33,7 @@ constexpr int kBlocks = 3;  // at once on a multiprocessor: leaves a thread 168 
 constexpr int kColumns = 32;  // of q and of the output, a thread
 constexpr int kTogether = 8;  // keys whose scores a thread computes side by side
 
-template <int kGroup, class T>
+template <int kGroup, bool kDropout, class T>
 __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
   constexpr int kDim = kColumns * kGroup;
   constexpr int kKeys = kGroup < 8 ? 32 : 16;
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
     out[c] = 0.0f;
   }
   OnlineSoftmax<float> softmax;
+  const Dropout dropout(a);
 
   for (int64_t first_key = seen_by_block.begin; first_key < seen_by_block.end; first_key += kKeys) {
     __syncthreads();  // nobody reads the tile before any more
@@ -97,7 +99,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
         score[j] = softmax.weight(score[j]);
-        softmax.sum += score[j];
+        softmax.sum += score[j];  // of all weights, dropped ones too
+        if constexpr (kDropout) score[j] *= dropout.factor<float>(head, query, first_key + key + j);
       }
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) out[c] *= factor;
@@ -123,8 +126,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
 
 template <int kGroup, class T>
 void launch(const Args& a, void* stream) {
+  const auto kernel = a.threshold == 0 ? v2_tiled_kernel<kGroup, false, T> : v2_tiled_kernel<kGroup, true, T>;
   const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kThreads / kGroup));
-  v2_tiled_kernel<kGroup, T><<<blocks, kThreads, 0, as_stream(stream)>>>(a);
+  kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(a);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <kf/numeric.h>
 #include <step2/online_softmax.h>
 
+#include "../attention/dropout.h"
 #include "pairs.h"
 #include "rungs.h"
 
@@ -53,7 +54,9 @@ __global__ void scores_kernel(Args a, const compute_t<T>* __restrict__ delta, co
     for (int64_t d = 0; d < a.head_dim; ++d) score += to_compute(q[d]) * to_compute(k[d]);
     for (int64_t d = 0; d < a.head_dim; ++d) grad_weight += to_compute(grad[d]) * to_compute(v[d]);
     weight = exponential(score * static_cast<C>(a.scale) - subtracted(static_cast<const C*>(a.lse)[row]));
-    grad_score = weight * (grad_weight - delta[row]);
+    const C factor = attention::Dropout(a).template factor<C>(head, query, key);
+    grad_score = weight * (factor * grad_weight - delta[row]);
+    weight *= factor;  // as v met it
   }
   weights[i] = weight;
   grad_scores[i] = grad_score;

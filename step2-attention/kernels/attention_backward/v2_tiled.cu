@@ -7,20 +7,18 @@
 //           x and y that it walks over, weight = exp(scale·a·x − lse), it keeps the sums of weight·(b·y − Δ)·x and, if
 //           it owns keys, of weight·y.
 // Since v1  No scratch but Δ. x and y are read once a block, through shared memory.
-// Threads   As attention's v2_tiled, with half as many columns a lane, since it holds four rows of them: G = 1, 2, 4, 8
-//           or 16 neighbouring lanes share a row, 16 columns each
-// Launch    Δ: grid min(⌈B·H·Sq/32⌉, 2²⁰), block 8×32. Then grid B·H·⌈Sq/(128/G)⌉ and grid B·Hkv·⌈Sk/(128/G)⌉, block
-// 128;
-//           D ≤ 16·G; shared memory 2·32·16·G·4 bytes, 16 KB at D 64, and 256 bytes; at G 16 half as many rows
+// Threads   As attention's v2_tiled, with 16 columns of each of four rows a lane: G = 1, 2, 4, 8 or 16 share a row
+// Launch    Δ: grid min(⌈B·H·Sq/32⌉, 2²⁰), block 8×32. Then grid B·H·⌈Sq/(128/G)⌉ and grid B·Hkv·⌈Sk/(128/G)⌉,
+//           block 128; D ≤ 16·G; shared memory 2·32·16·G·4 bytes, 16 KB at D 64, and 256; at G 16 half as many rows
 // Moves     B·H·(5·Sq + 2·Sk·⌈Sq/(128/G)⌉ + 2·Sq·⌈Sk/(128/G)⌉)·D·sizeof(T) + 4·B·Hkv·Sk·D·sizeof(T) bytes, most of
 //           what is walked over from the L2 cache; 14·B·H·Sq·Sk·D FLOPs (causal: half), 2·B·H·Sq·Sk exponentials
-// Limits    float32, float16, bfloat16; D ≤ 256; at most 2³¹−1 blocks. CUDA cores; each load from shared memory feeds
-//           eight FMAs at best
+// Limits    float32, float16, bfloat16; D ≤ 256; ≤ 2³¹−1 blocks. CUDA cores; a shared load feeds at best eight FMAs
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step2/online_softmax.h>
 #include <step2/reduce.h>
 
+#include "../attention/dropout.h"
 #include "../attention/float_tile.h"
 #include "delta.h"
 #include "roles.h"
@@ -33,10 +31,9 @@ constexpr int kThreads = 128;
 constexpr int kColumns = 16;  // of each row, a thread
 constexpr int kTogether = 2;  // rows walked over whose scores a thread computes side by side
 
-using attention::Four;
-
-template <bool kOwnsKeys, int kGroup, class T>
+template <bool kOwnsKeys, int kGroup, bool kDropout, class T>
 __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const float* __restrict__ delta) {
+  using attention::Four;
   constexpr int kDim = kColumns * kGroup;
   constexpr int kWalked = kGroup < 16 ? 32 : 16;  // rows of a tile
   constexpr int kOwned = kThreads / kGroup;
@@ -53,7 +50,6 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
   const Range partners = role.partners_of(own);
   const float* const lse = static_cast<const float*>(a.lse);
   const auto scale = static_cast<float>(a.scale);
-
   float own_a[kColumns], own_b[kColumns], da[kColumns] = {}, db[kColumns] = {};
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
@@ -64,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
   const int64_t own_query = role.head * a.q_length + own;  // of all queries
   const float own_lse = !kOwnsKeys && exists ? subtracted(lse[own_query]) : 0.0f;
   const float own_delta = !kOwnsKeys && exists ? delta[own_query] : 0.0f;
-
+  const attention::Dropout dropout(a);
   for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
     const Rows<const T> x = role.x(head), y = role.y(head);
     for (int64_t first = role.walked.begin; first < role.walked.end; first += kWalked) {
@@ -76,8 +72,7 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
         delta_tile[threadIdx.x] = delta[head * a.q_length + first + threadIdx.x];
       }
       __syncthreads();  // the tile is complete
-
-#pragma unroll 1  // else the compiler holds more rows at once than it has registers for
+#pragma unroll 1        // else the compiler holds more rows at once than it has registers for
       for (int row = 0; row < kWalked; row += kTogether) {
         const Four* x_row = x_tile + row * kDim / 4 + part;
         const Four* y_row = y_tile + row * kDim / 4 + part;
@@ -101,7 +96,10 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
           const float its_lse = kOwnsKeys ? lse_tile[row + j] : own_lse;
           const float its_delta = kOwnsKeys ? delta_tile[row + j] : own_delta;
           weight[j] = paired ? exponential(weight[j] * scale - its_lse) : 0.0f;
-          grad_score[j] = paired ? weight[j] * (grad_score[j] - its_delta) : 0.0f;
+          const int64_t query = kOwnsKeys ? other : own, key = kOwnsKeys ? own : other;
+          const float factor = kDropout ? dropout.factor<float>(head, query, key) : 1.0f;
+          grad_score[j] = paired ? weight[j] * (factor * grad_score[j] - its_delta) : 0.0f;
+          weight[j] *= factor;  // as v met it
         }
 #pragma unroll
         for (int f = 0; f < kFours; ++f) {
@@ -114,7 +112,6 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
       }
     }
   }
-
   if (own >= role.length(a)) return;
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
@@ -126,12 +123,15 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
 
 template <int kGroup, class T>
 void launch(const Args& a, const float* delta, void* stream) {
-  constexpr int kOwned = kThreads / kGroup;
-  v2_tiled_kernel<false, kGroup, T>
-      <<<static_cast<unsigned>(blocks_of<false>(a, kOwned)), kThreads, 0, as_stream(stream)>>>(a, delta);
-  check_launch();
-  v2_tiled_kernel<true, kGroup, T>
-      <<<static_cast<unsigned>(blocks_of<true>(a, kOwned)), kThreads, 0, as_stream(stream)>>>(a, delta);
+  const auto launch_role = [&](auto kernel, int64_t blocks) {
+    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, as_stream(stream)>>>(a, delta);
+    check_launch();
+  };
+  const bool drops = a.threshold != 0;
+  launch_role(drops ? v2_tiled_kernel<false, kGroup, true, T> : v2_tiled_kernel<false, kGroup, false, T>,
+              blocks_of<false>(a, kThreads / kGroup));
+  launch_role(drops ? v2_tiled_kernel<true, kGroup, true, T> : v2_tiled_kernel<true, kGroup, false, T>,
+              blocks_of<true>(a, kThreads / kGroup));
 }
 
 }  // namespace
@@ -154,7 +154,6 @@ void v2_tiled(const Args& a, void* stream) {
       launch_group(a, launch_delta<1, T>(a, stream), stream);
     }
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention_backward

@@ -1,0 +1,52 @@
+"""The state of dropout's random numbers, int64 [2], seed and offset: drawn, checked. kf/dropout.h is the C++ side."""
+
+from typing import Any
+
+import torch
+
+from kernel_fusion.ops import check_shape, check_type
+
+
+def draw(ops: Any, x: torch.Tensor) -> torch.Tensor:
+    """A state for one dropout of `x`, from PyTorch's generator, by a stage's op `dropout_state`; `ops`: torch.ops.….
+
+    On x's device while a CUDA graph is captured, so that each replay draws anew.
+    """
+    if torch.compiler.is_compiling():
+        # A compiler takes two calls of an op with the same arguments for one, unless it knows that the op is random.
+        # torch.compile knows that of PyTorch's own ops only (fx_graph_cse in torch 2.13).
+        return torch.randint(1 << 62, (2,), device=x.device)
+    return ops.dropout_state(x, on_device=x.is_cuda and _is_capturing(x.device))
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of `device`, which need not be the current device, is captured into a CUDA graph."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def unused(x: torch.Tensor) -> torch.Tensor:
+    """A state where nothing is dropped."""
+    # torch.compile makes no CUDA graph of kernels among which a tensor on the CPU is needed.
+    return torch.zeros(2, dtype=torch.int64, device=x.device if torch.compiler.is_compiling() else "cpu")
+
+
+def check(op: str, name: str, p: float, rng_state: torch.Tensor, first: torch.Tensor) -> None:
+    """The checks of kf/dropout.h without data. `name`: what `op` calls p; `first`: its first tensor."""
+    torch._check_value(0 <= p <= 1, lambda: f"{op}: `{name}` must be from 0 to 1, got {p}")
+    check_type(op, "rng_state", rng_state, (torch.int64,))
+    check_shape(op, "rng_state", rng_state, (2,))
+    torch._check_value(
+        rng_state.device in (torch.device("cpu"), first.device),
+        lambda: (
+            f"{op}: `rng_state` must be on the CPU or on the tensors' device ({first.device}), got {rng_state.device}"
+        ),
+    )
+
+
+def register_fake(library: str) -> None:
+    """The shape of `dropout_state` in `library`, for torch.compile."""
+
+    @torch.library.register_fake(f"{library}::dropout_state")
+    def _(x, *, on_device):
+        return torch.empty(2, dtype=torch.int64, device=x.device if on_device else "cpu")

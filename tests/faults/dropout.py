@@ -1,0 +1,138 @@
+"""Dropout of attention's weights in step 2: the mask, the kernels, and the way from Python to them."""
+
+from faults import Fault
+
+FORWARD = "step2-attention/kernels/attention"
+BACKWARD = "step2-attention/kernels/attention_backward"
+HOST = "step2-attention/attention_host.cpp"
+PLAIN = "step2-attention/attention_cpu.cpp"
+PLAIN_BACKWARD = "step2-attention/attention_backward_cpu.cpp"
+PYTHON = "step2-attention/step2_attention/__init__.py"
+TEST = "step2-attention/test_dropout.py"
+DROPPED = f"{TEST}::test_weights_are_dropped_as_step_1_would"
+READ = f"{TEST}::test_the_mask_read_back"
+GRADIENTS = f"{TEST}::test_gradients_with_the_same_mask"
+
+FAULTS = [
+    Fault(
+        "number-of-another-key",
+        "of a call's eight numbers the wrong one decides",
+        f"{FORWARD}/dropout.h",
+        "query / 8 % 2 + key / 8 % 4 * 2",
+        "query / 8 % 2 * 4 + key / 8 % 4",
+        f"{READ}[17-33-cpu-v1_naive]",
+    ),
+    Fault(
+        "heads-with-one-mask",
+        "all heads drop the same weights",
+        f"{FORWARD}/dropout.h",
+        "(head * row_pieces + query / 16)",
+        "(query / 16)",
+        f"{READ}[7-9-cpu-v1_naive]",
+    ),
+    Fault(
+        "dropped-weights-left-out-of-the-sum",
+        "what is dropped does not count in the softmax",
+        f"{FORWARD}/v2_tiled.cu",
+        "softmax.sum += score[j];  // of all weights, dropped ones too",
+        "softmax.sum += score[j] * (kDropout ? dropout.factor<float>(head, query, first_key + key + j) : 1.0f);",
+        f"{DROPPED}[full-torch.float32-cpu-v2_tiled]",
+    ),
+    Fault(
+        "dropout-not-in-the-gradients-of-scores",
+        "the gradient of a weight that was dropped is not 0",
+        f"{BACKWARD}/v2_tiled.cu",
+        "weight[j] * (factor * grad_score[j] - its_delta)",
+        "weight[j] * (grad_score[j] - its_delta)",
+        f"{GRADIENTS}[full-torch.float32-cpu-v2_tiled]",
+    ),
+    Fault(
+        "mask-of-the-other-role",
+        "who owns keys takes the weight of query j and key i for that of query i and key j",
+        f"{BACKWARD}/v2_tiled.cu",
+        "query = kOwnsKeys ? other : own, key = kOwnsKeys ? own : other;",
+        "query = own, key = other;",
+        f"{GRADIENTS}[full-torch.float32-cpu-v2_tiled]",
+    ),
+    Fault(
+        "values-of-dropped-weights",
+        "dv is the sum over all weights",
+        f"{BACKWARD}/v1_naive.cu",
+        "    weight *= factor;  // as v met it\n",
+        "",
+        f"{GRADIENTS}[full-torch.float64-cpu-v1_naive]",
+    ),
+    Fault(
+        "dropout-taken-for-none",
+        "a rung without dropout does not say so",
+        f"{FORWARD}/dropout.h",
+        'a.threshold == 0 ? "" : "computes no dropout"',
+        '"" + std::string()',
+        f"{TEST}::test_rungs_without_dropout_say_so[cpu-v3_mma]",
+    ),
+]
+
+PLAIN_FAULTS = [
+    Fault(
+        "row-of-the-neighbour-in-plain-c++",
+        "queries i and i + 8 get each other's numbers",
+        PLAIN,
+        "query / 8 % 2 + j / 8 % 4 * 2",
+        "1 - query / 8 % 2 + j / 8 % 4 * 2",
+        f"{READ}[17-33-cpu-cpu]",
+    ),
+    Fault(
+        "padding-shifts-the-mask-in-plain-c++",
+        "the mask begins at the first key that exists",
+        PLAIN_BACKWARD,
+        "block.first + i, first + missing, see - missing, h.factors.data());",
+        "block.first + i, first, see - missing, h.factors.data());",
+        f"{GRADIENTS}[full-torch.float32-cpu-cpu]",
+    ),
+]
+
+HOST_FAULTS = [
+    Fault(
+        "backward-without-dropout",
+        "`attention_backward` checks its dropout and forgets it",
+        HOST,
+        "  dropout.fill(args);\n  args.dq",
+        "  args.dq",
+        f"{GRADIENTS}[full-torch.float32-cpu-v1_naive]",
+    ),
+    Fault(
+        "dropout-without-a-state",
+        "a mask is made of a state that nobody gave",
+        HOST,
+        "TORCH_CHECK_VALUE(threshold == 0 || rng_state, op,",
+        "TORCH_CHECK_VALUE(true, op,",
+        f"{TEST}::test_what_is_refused[cpu]",
+    ),
+]
+
+PYTHON_FAULTS = [
+    Fault(
+        "autograd-forgets-dropout",
+        "the backward that autograd calls knows nothing of dropout",
+        PYTHON,
+        'for name in ("causal", "scale", "dropout_p")}',
+        'for name in ("causal", "scale")}',
+        f"{TEST}::test_backward_sees_the_mask_of_its_forward[cpu]",
+    ),
+    Fault(
+        "attention-draws-without-dropout",
+        "attention moves PyTorch's generator on where nothing is dropped",
+        PYTHON,
+        "if rng_state is None and dropout_p > 0:",
+        "if rng_state is None:",
+        f"{TEST}::test_without_a_state_one_is_drawn_from_pytorchs_generator[cpu]",
+    ),
+    Fault(
+        "second-gradients-without-the-mask",
+        "gradients of gradients are computed as if nothing was dropped",
+        PYTHON,
+        "    if ctx.dropout_p > 0:\n",
+        "    if ctx.dropout_p > 1:\n",
+        f"{TEST}::test_gradients_of_gradients_are_refused[cpu]",
+    ),
+]
