@@ -1,4 +1,5 @@
 // Two ways to call C++ from Python, and why the second is the one to use.
+#include <kf/dropout.h>
 #include <kf/python.h>
 #include <torch/library.h>
 

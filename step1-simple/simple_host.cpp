@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 #include <kf/autocast.h>
+#include <kf/dropout.h>
 
 #include <cstdint>
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <kf/dropout.h>
 #include <kf/host.h>
 
 #include <string_view>

@@ -3,6 +3,7 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <kf/autocast.h>
+#include <kf/dropout.h>
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,6 @@
 // Registrations: the module that Python imports, and the ops that torch knows. Shapes (fake tensors) and gradients are
 // added in Python, in step2_attention/__init__.py.
+#include <kf/dropout.h>
 #include <kf/python.h>
 #include <torch/library.h>
 

@@ -303,6 +303,21 @@ def test_replays_of_a_cuda_graph_draw_anew(device):
 
 
 @on_each_device
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_heeds_randomness(device):
+    q, k, v = (t.expand(3, -1, -1, -1, -1) for t in qkv(20, 33, 16, torch.float32, device))
+
+    def run(randomness):
+        return torch.func.vmap(lambda *t: attention(*t, dropout_p=0.5), randomness=randomness)(q, k, v)
+
+    with testing.raises(RuntimeError, "randomness"):
+        run("error")
+    same, different = run("same"), run("different")
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(different[0], different[1])
+
+
+@on_each_device
 def test_autocast_keeps_dropout(device):
     q, k, v = qkv(20, 33, 16, torch.float32, device)
     with torch.autocast(device, torch.bfloat16):
@@ -330,6 +345,21 @@ def test_what_is_refused(device):
         backward(out, q, k, v, out, lse, rng_state=STATE, dropout_p=2)
 
 
+@on_each_device
+@pytest.mark.parametrize("meta", [False, True], ids=["data", "meta"])
+def test_the_op_itself_refuses_the_same_with_and_without_data(meta, device):
+    q = torch.ones(1, 2, 5, 8, device="meta" if meta else device)
+    op = torch.ops.step2_attention.attention
+    for p in (2.0, -1e-6, NAN):
+        for state in (None, STATE):
+            with testing.raises(ValueError, "attention: `dropout_p` must be from 0 to 1, got"):
+                op(q, q, q, None, None, state, dropout_p=p)
+    for p in (0.1, 2**-17):  # the latter is rounded up to 1 of 65536
+        with testing.raises(ValueError, "attention: `rng_state` must be given where `dropout_p` is not 0"):
+            op(q, q, q, dropout_p=p)
+    op(q, q, q, dropout_p=2**-18)
+
+
 @testing.where(on_tensor_cores)
 @every_rung
 def test_rungs_without_dropout_say_so(device, rung):
@@ -353,6 +383,8 @@ def test_gradients_of_gradients_are_refused(device):
     first = torch.autograd.grad(attention(q, k, v, dropout_p=0.5).sum(), (q, k, v), create_graph=True)
     with testing.raises(NotImplementedError, "attention: with dropout there are no gradients of gradients"):
         torch.autograd.grad(first[0].sum(), q)
+    first = torch.autograd.grad(attention(q, k, v, dropout_p=1e-6).sum(), (q, k, v), create_graph=True)
+    torch.autograd.grad(first[0].sum(), q)  # so small a part is none
 
 
 if __name__ == "__main__":

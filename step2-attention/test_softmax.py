@@ -263,7 +263,7 @@ def test_softmax_far_below_its_maximum_is_right_to_its_own_digits(dtype, device,
 
 @every_softmax
 @every_dtype
-@pytest.mark.parametrize("scale", [-1.0, 1e4])
+@pytest.mark.parametrize("scale", [-1.0, 1e4, 1e8])
 def test_scaled_scores_at_the_ends_of_the_range(scale, dtype, device, rung):
     """Where they leave float32 they are infinite, as PyTorch's are; where not, the greatest has all the weight."""
     x = testing.randn((4, 300), dtype, device, scale=100.0)

@@ -7,15 +7,24 @@ import torch
 from kernel_fusion.ops import check_shape, check_type
 
 
-def draw(ops: Any, x: torch.Tensor) -> torch.Tensor:
-    """A state for one dropout of `x`, from PyTorch's generator, by a stage's op `dropout_state`; `ops`: torch.ops.….
+def drops(p: float) -> bool:
+    """Whether anything is dropped: whether p, in 65536ths, is not 0. As threshold_of of kf/dropout.h rounds."""
+    return 65536 * p >= 0.5
 
-    On x's device while a CUDA graph is captured, so that each replay draws anew.
+
+def draw(ops: Any, x: torch.Tensor) -> torch.Tensor:
+    """A state for one dropout of `x`, from PyTorch's generator.
+
+    By a stage's op `dropout_state` (`ops`: torch.ops.…), on the CPU; on x's device while a CUDA graph is captured, so
+    that each replay draws anew. Under torch.compile by torch.randint, on x's device; inside torch.vmap, too, which
+    then knows that numbers are drawn and heeds its `randomness`.
     """
     if torch.compiler.is_compiling():
         # A compiler takes two calls of an op with the same arguments for one, unless it knows that the op is random.
         # torch.compile knows that of PyTorch's own ops only (fx_graph_cse in torch 2.13).
         return torch.randint(1 << 62, (2,), device=x.device)
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return torch.randint(1 << 62, (2,))
     return ops.dropout_state(x, on_device=x.is_cuda and _is_capturing(x.device))
 
 
@@ -31,9 +40,15 @@ def unused(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros(2, dtype=torch.int64, device=x.device if torch.compiler.is_compiling() else "cpu")
 
 
-def check(op: str, name: str, p: float, rng_state: torch.Tensor, first: torch.Tensor) -> None:
-    """The checks of kf/dropout.h without data. `name`: what `op` calls p; `first`: its first tensor."""
+def check(op: str, name: str, p: float, rng_state: torch.Tensor | None, first: torch.Tensor) -> None:
+    """The checks of kf/dropout.h without data. `name`: what `op` calls p; `first`: its first tensor.
+
+    `rng_state` may be None where nothing is dropped.
+    """
     torch._check_value(0 <= p <= 1, lambda: f"{op}: `{name}` must be from 0 to 1, got {p}")
+    if rng_state is None:
+        torch._check_value(not drops(p), lambda: f"{op}: `rng_state` must be given where `{name}` is not 0")
+        return
     check_type(op, "rng_state", rng_state, (torch.int64,))
     check_shape(op, "rng_state", rng_state, (2,))
     torch._check_value(

@@ -238,7 +238,7 @@ def bias_dropout_residual(
     if not training:
         p = 0.0
     if rng_state is None:
-        rng_state = rng.draw(_ops, x) if p > 0 else rng.unused(x)
+        rng_state = rng.draw(_ops, x) if rng.drops(p) else rng.unused(x)
     return _ops.bias_dropout_residual(x, bias, residual, p, rng_state, rung=rung)
 
 

@@ -122,7 +122,8 @@ def attention(
         key_begin, key_end: which keys exist, the rest being padding: in batch b those with
             key_begin[b] <= j < key_end[b]. int32 [B] on the device of `q`; None for 0, and for Sk.
         rng_state: with dropout, where its random numbers start: int64 [2], seed and offset, on the CPU or on the device
-            of `q`; None draws one from PyTorch's generator, as step 1's `dropout_state` does.
+            of `q`; None draws one from PyTorch's generator. Who calls `attention_backward` by hand draws it himself, by
+            `torch.randint(1 << 62, (2,))`.
         attn_mask: None; there are no other masks than these and `causal`.
         causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all. (PyTorch's `is_causal` aligns the
             first query with the first key instead; at Sq = Sk both are the same.)
@@ -154,7 +155,7 @@ def attention(
         )
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"attention: `dropout_p` must be from 0 to 1, got {dropout_p}")
-    if rng_state is None and dropout_p > 0:
+    if rng_state is None and rng.drops(dropout_p):
         rng_state = rng.draw(_ops, q)
     options = {"causal": causal, "scale": scale, "dropout_p": dropout_p, "rung": rung}
     out, lse = _ops.attention(q, k, v, key_begin, key_end, rng_state, **options)
@@ -326,22 +327,13 @@ def _check_attention(op, q, k, v, key_begin, key_end):
     _check_bounds(op, q, key_begin, key_end)
 
 
-def _check_dropout(op, dropout_p, rng_state, q):
-    torch._check_value(
-        rng_state is not None or round(65536 * dropout_p) == 0,
-        lambda: f"{op}: `rng_state` must be given where `dropout_p` is not 0",
-    )
-    if rng_state is not None:
-        rng.check(op, "dropout_p", dropout_p, rng_state, q)
-
-
 rng.register_fake("step2_attention")
 
 
 @torch.library.register_fake("step2_attention::attention")
 def _(q, k, v, key_begin=None, key_end=None, rng_state=None, *, causal=False, scale=None, dropout_p=0.0, rung="auto"):
     _check_attention("attention", q, k, v, key_begin, key_end)
-    _check_dropout("attention", dropout_p, rng_state, q)
+    rng.check("attention", "dropout_p", dropout_p, rng_state, q)
     return _out_and_lse(q)
 
 
@@ -372,7 +364,7 @@ def _(
             check_type(op, name, of_query, (torch.float64 if q.dtype == torch.float64 else torch.float32,))
             check_device(op, name, of_query, "q", q)
             check_shape(op, name, of_query, q.shape[:3])
-    _check_dropout(op, dropout_p, rng_state, q)
+    rng.check(op, "dropout_p", dropout_p, rng_state, q)
     return tuple(map(contiguous_like, (q, k, v)))
 
 
@@ -474,7 +466,7 @@ def _hidden(q, k, key_begin, key_end, causal):
 
 def _attention_second_backward(ctx, by_dq, by_dk, by_dv):
     """Each by_x is the gradient of x. The names of rungs.h, where attention_backward's formulas stand."""
-    if ctx.dropout_p > 0:
+    if rng.drops(ctx.dropout_p):
         raise NotImplementedError("attention: with dropout there are no gradients of gradients; set `dropout_p` to 0")
     grad, q, k, v, out, lse, key_begin, key_end, grad_lse, _ = ctx.saved_tensors
     dtype, kv_heads = q.dtype, k.size(1)

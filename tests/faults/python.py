@@ -161,7 +161,7 @@ FAULTS = [
         "evaluation-draws",
         "evaluation moves PyTorch's generator on",
         STEP1,
-        "rng_state = rng.draw(_ops, x) if p > 0 else rng.unused(x)",
+        "rng_state = rng.draw(_ops, x) if rng.drops(p) else rng.unused(x)",
         "rng_state = rng.draw(_ops, x)",
         f"{TEST1}::test_dropout_moves_pytorchs_generator_on_and_evaluation_does_not[cpu]",
     ),

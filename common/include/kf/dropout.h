@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <kf/host.h>
 
 #ifdef KF_WITH_CUDA
@@ -47,7 +48,7 @@ inline RandomState random_state_of(const char* op, const at::Tensor& state, cons
 }
 
 // {seed, offset} for one dropout, drawn from PyTorch's generator for the device of x, which moves on. On the CPU, where
-// the launch can read it without waiting; on_device: where x lies, as a CUDA graph or torch.compile needs it.
+// the launch can read it without waiting; on_device: where x lies, as a CUDA graph needs it.
 inline at::Tensor dropout_state(const at::Tensor& x, bool on_device) {
   at::Tensor state = at::empty({2}, at::TensorOptions().dtype(at::kLong));
   int64_t* numbers = state.data_ptr<int64_t>();

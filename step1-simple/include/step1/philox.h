@@ -37,7 +37,7 @@ __device__ __forceinline__ void forget_round_keys(uint64_t& seed) {
 #endif
 }
 
-// Eight random numbers of 16 bits from one call, for the elements 8*block ... 8*block + 7 of a tensor.
+// Eight random numbers of 16 bits from one call: in this stage for the elements 8*block ... 8*block + 7 of a tensor.
 struct Eight {
   uint4 bits;
 

@@ -9,7 +9,7 @@ namespace kf::cpu {
 
 constexpr int kPhiloxLanes = 16;  // Philox calls side by side: a vector register of 32-bit numbers
 
-// As philox.h: the 16-bit numbers of elements 8·first, 8·first + 1, … for `calls` calls, rounded up to
+// As philox.h: the 16-bit numbers of calls first, first + 1, …, eight of each, for `calls` calls, rounded up to
 // kPhiloxLanes.
 KF_CPU_CLONES static void philox(uint64_t seed, uint64_t offset, uint64_t first, int64_t calls, uint16_t* numbers) {
   for (int64_t begin = 0; begin < calls; begin += kPhiloxLanes) {

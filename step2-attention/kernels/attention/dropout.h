@@ -1,8 +1,8 @@
 // Dropout of the weights: which of them are kept, in every rung of attention and of its gradient the same ones.
 //
 // One call of Philox (step1/philox.h) gives eight numbers of 16 bits, for queries i and i + 8 and keys j, j + 8, j + 16
-// and j + 24 of a piece of 16 × 32 weights: those that a lane holds of it after mma or wgmma. On tensor cores no number
-// need be computed twice, and none passed from lane to lane.
+// and j + 24 of a piece of 16 × 32 weights: those that a lane holds of it after mma or wgmma, where queries are owned
+// and tiles begin with pieces. Then no number is computed twice, and none passed from lane to lane.
 #pragma once
 
 #include <kf/launch.h>

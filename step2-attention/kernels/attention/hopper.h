@@ -96,7 +96,7 @@ __device__ void load_slices(T (*tile)[kRows * kSlice], const CUtensorMap* map, u
   }
 }
 
-// Zeros in the rows first ≤ i < end of a tile of V: padding may hold NaN there, which a weight of 0 would not make 0.
+// Zeros in the rows first ≤ i < end of a tile: padding may hold NaN there, which a weight of 0 would not make 0.
 // Thread `thread` of `threads` does its part; products may read it after tma_store_fence by each and a barrier.
 template <int kSlices, int kRows, class T>
 __device__ void clear_rows(T (*tile)[kRows * kSlice], int first, int thread, int threads, int end = kRows) {

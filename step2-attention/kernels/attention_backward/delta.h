@@ -13,7 +13,7 @@
 
 namespace kf::KF_BACKEND::attention_backward {
 
-constexpr int kDeltaLanes = 8;                 // of a query: 128 bytes of half types, GPT-2's head_dim
+constexpr int kDeltaLanes = 8;                 // of a query: 16 bytes each are GPT-2's head_dim in half types
 constexpr int kDeltaRows = 32;                 // of a block at a time
 constexpr int64_t kMostDeltaBlocks = 1 << 20;  // more rows than these have are taken in further rounds
 

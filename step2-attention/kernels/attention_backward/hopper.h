@@ -34,7 +34,9 @@ struct Shared {
   float lse[S::kPlaces][S::kTile], delta[S::kPlaces][S::kTile];  // of queries walked over
   // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have left it.
   uint64_t own_full[S::kBuffers], own_empty[S::kBuffers], full[S::kPlaces], empty[S::kPlaces], raw;
-  int announced[S::kBuffers];  // v5_persistent: whose rows lie in a and b
+  // v5_persistent: whose rows lie in a and b. racecheck may report its second use, since one thread frees the buffer
+  // for all of its warpgroup; they have met at a barrier before.
+  int announced[S::kBuffers];
 
   __device__ void init_barriers() {
     mbarrier_init(&raw, 1);
@@ -71,7 +73,7 @@ struct Walk {
     const int begin = static_cast<int>(role.walked.begin);
     base = same_in_warp(kOwnsKeys ? begin / kAligned * kAligned : begin);
     early = same_in_warp(begin - base);
-    const int rows = max(static_cast<int>(role.walked.end) - base, 0);
+    const int rows = static_cast<int>(max(role.walked.end - base, int64_t{0}));
     count = same_in_warp((rows + kTile - 1) / kTile);
   }
 

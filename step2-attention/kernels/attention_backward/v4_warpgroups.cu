@@ -13,10 +13,9 @@
 //           with. lse, in base 2, and Δ are written once with room behind each head's last query, +∞ and 0 there: where
 //           queries are walked over they are copied beside them.
 // Launch    Δ and lse: grid min(⌈B·H·(4·⌈Sq/4⌉ + 64)/32⌉, 2²⁰), block 8×32. Then grid B·H·⌈Sq/Q⌉ and grid
-// B·Hkv·⌈Sk/128⌉,
-//           a producer and consumers of 128 threads each. P = 64 columns (D ≤ 64): Q = 192, 3 consumers, 112 KB of
-//           shared memory, and 2 consumers, 98 KB. P = 128: Q = 128, 2 consumers, 192 KB, and 2 consumers, 129 KB. 4
-//           tiles in the ring, of 64 rows; of 32 where keys are owned at P 128
+//           B·Hkv·⌈Sk/128⌉, a producer and consumers of 128 threads each. P = 64 columns (D ≤ 64): Q = 192,
+//           3 consumers, 114 KB of shared memory, and 2 consumers, 98 KB. P = 128: Q = 128, 2 consumers, 194 KB, and
+//           2 consumers, 129 KB. 4 tiles in the ring, of 64 rows; of 32 where keys are owned at P 128
 // Moves     B·H·((5·Sq + 2·Sk·⌈Sq/Q⌉ + 2·Sq·⌈Sk/128⌉)·D·2) + 8·B·Hkv·Sk·D bytes, most of what is walked over from the
 //           L2 cache; 14·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), 2·B·H·Sq·Sk exponentials
 // Limits    As v3_mma, but compute capability 9.0. A block begins with a wait for its first tiles and ends with its

@@ -6,14 +6,16 @@
 //           buffers, so that the next ones arrive while these are worked on, and sums are stored under the next
 //           products. Under the causal mask rows differ in work. Of a group of heads those with the most are taken
 //           first, and who is done takes the next: little is left at the end. What a group reads stays in the L2 cache.
-// Since v4  Blocks that stay, a queue, own rows twice. Where keys are owned and D ≤ 64, k and v go into registers once,
-// as
-//           operand a, and are not read from shared memory again for each tile.
-// Launch    Δ, lse and two counters as v4. Then two grids of min(tiles, multiprocessors), each block as v4's. P = 64
-//           columns (D ≤ 64): 160 KB and 130 KB of shared memory. P = 128: 224 KB, 3 tiles in the ring, and 193 KB
-// Moves     As v4
-// Limits    As v4. One tile a multiprocessor, or less, is no faster: there is no next one. Scratch of
-//           8·B·H·(Sq + 67) + 8 bytes at most. It rounds the weights and their gradients
+// Since v4  Blocks that stay, a queue, own rows twice. Where keys are owned and D ≤ 64, k and v go into registers
+//           once, as operand a, and are not read from shared memory again for each tile.
+// Launch    Δ and lse as v4, and two counters beside them. Then two grids of as many blocks as multiprocessors, or as
+//           v4 has where these are fewer; blocks as v4's. P = 64 columns (D ≤ 64): 162 KB of shared memory, and
+//           130 KB. P = 128: 226 KB, 3 tiles in the ring, and 193 KB
+// Moves     B·H·((5·Sq + 2·Sk·⌈Sq/Q⌉ + 2·Sq·⌈Sk/128⌉)·D·2) + 8·B·Hkv·Sk·D bytes, most of what is walked over from
+//           the L2 cache; 14·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), 2·B·H·Sq·Sk exponentials
+// Limits    float16, bfloat16; D ≤ 128, a multiple of 8; compute capability 9.0; no dropout. A tile a multiprocessor,
+//           or less, is no faster than in v4: there is no next one. Beyond D 64 operand a is read from shared memory
+//           for each tile. Scratch of 8·B·H·(Sq + 67) + 8 bytes at most. It rounds the weights and their gradients
 #include <kf/launch.h>
 #include <kf/numeric.h>
 

@@ -31,12 +31,12 @@ __global__ void v1_naive_kernel(const T* __restrict__ x, T* __restrict__ y, int6
   const int64_t seen = columns_seen(row, width, q_length);  // all of them, where there is no mask
 
   compute_t<T> max = -INFINITY;
-  for (int64_t c = 0; c < seen; ++c) max = greater_of(max, to_compute(x[c]) * scale);
+  for (int64_t c = 0; c < seen; ++c) max = greater_of(max, score_of(to_compute(x[c]), scale));
 
   compute_t<T> sum = 0;
-  for (int64_t c = 0; c < seen; ++c) sum += exponential(to_compute(x[c]) * scale - max);
+  for (int64_t c = 0; c < seen; ++c) sum += exponential(score_of(to_compute(x[c]), scale) - max);
 
-  for (int64_t c = 0; c < seen; ++c) y[c] = from_compute<T>(exponential(to_compute(x[c]) * scale - max) / sum);
+  for (int64_t c = 0; c < seen; ++c) y[c] = from_compute<T>(exponential(score_of(to_compute(x[c]), scale) - max) / sum);
   for (int64_t c = seen; c < width; ++c) y[c] = from_compute<T>(0);
 }
 

@@ -33,15 +33,15 @@ __global__ void v2_block_kernel(const T* __restrict__ x, T* __restrict__ y, int6
   const int64_t seen = columns_seen(blockIdx.x, width, q_length);
 
   compute_t<T> max = -INFINITY;
-  for (int64_t c = threadIdx.x; c < seen; c += blockDim.x) max = greater_of(max, to_compute(x[c]) * scale);
+  for (int64_t c = threadIdx.x; c < seen; c += blockDim.x) max = greater_of(max, score_of(to_compute(x[c]), scale));
   max = block_max(max, shared);
 
   compute_t<T> sum = 0;
-  for (int64_t c = threadIdx.x; c < seen; c += blockDim.x) sum += exponential(to_compute(x[c]) * scale - max);
+  for (int64_t c = threadIdx.x; c < seen; c += blockDim.x) sum += exponential(score_of(to_compute(x[c]), scale) - max);
   sum = block_sum(sum, shared);
 
   for (int64_t c = threadIdx.x; c < width; c += blockDim.x) {
-    y[c] = from_compute<T>(c < seen ? exponential(to_compute(x[c]) * scale - max) / sum : 0);
+    y[c] = from_compute<T>(c < seen ? exponential(score_of(to_compute(x[c]), scale) - max) / sum : 0);
   }
 }
 
