@@ -19,12 +19,10 @@ def draw(ops: Any, x: torch.Tensor) -> torch.Tensor:
     that each replay draws anew. Under torch.compile by torch.randint, on x's device; inside torch.vmap, too, which
     then knows that numbers are drawn and heeds its `randomness`.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         # A compiler takes two calls of an op with the same arguments for one, unless it knows that the op is random.
-        # torch.compile knows that of PyTorch's own ops only (fx_graph_cse in torch 2.13).
+        # torch.compile knows that of PyTorch's own ops only (fx_graph_cse in torch 2.13), and so does torch.vmap.
         return torch.randint(1 << 62, (2,), device=x.device)
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return torch.randint(1 << 62, (2,))
     return ops.dropout_state(x, on_device=x.is_cuda and _is_capturing(x.device))
 
 
