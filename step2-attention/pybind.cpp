@@ -20,9 +20,9 @@ TORCH_LIBRARY(step2_attention, m) {
       "Tensor(a!) out) -> Tensor(a!)");
   m.def("dropout_state(Tensor x, *, bool on_device) -> Tensor", {at::Tag::nondeterministic_seeded});
   m.def(
-      "attention(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, Tensor? rng_state=None, "
-      "*, "
-      "bool causal=False, float? scale=None, float dropout_p=0.0, str rung=\"auto\") -> (Tensor out, Tensor lse)");
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, "
+      "Tensor? rng_state=None, *, bool causal=False, float? scale=None, float dropout_p=0.0, str rung=\"auto\") -> "
+      "(Tensor out, Tensor lse)");
   m.def(
       "attention.out(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, "
       "Tensor? rng_state=None, *, bool causal=False, float? scale=None, float dropout_p=0.0, str rung=\"auto\", "

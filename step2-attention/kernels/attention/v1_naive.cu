@@ -6,7 +6,8 @@
 // Launch    grid ⌈B·H·Sq·Sk/256⌉, then ⌈B·H·Sq/256⌉, then ⌈B·H·Sq·D/256⌉; block 256, no shared memory
 // Moves     B·((2·H·Sq + 2·Hkv·Sk)·D·sizeof(T) + H·(6·Sq·Sk + Sq)·4) bytes, the second part for scores: two
 //           writes, four reads; 4·B·H·Sq·Sk·D FLOPs (less where causal hides scores) and 2·B·H·Sq·Sk exponentials
-// Limits    B·H·Sq·Sk·4 bytes of scratch (·8 for float64); B·H·Sq·max(Sk, D) ≤ 256·(2³¹−1)
+// Limits    B·H·Sq·Sk·4 bytes of scratch (·8 for float64); B·H·Sq·max(Sk, D) ≤ 256·(2³¹−1). With dropout a call of
+//           Philox for each weight and column
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step2/online_softmax.h>

@@ -14,7 +14,8 @@
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/(128/G)⌉)·D·sizeof(T) + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·D FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    float32, float16, bfloat16; D ≤ 256; B·H·⌈Sq/(128/G)⌉ ≤ 2³¹−1. Each shared-memory load feeds only four
-//           FMAs, which binds it; one query (decode) leaves all but G threads of a block idle
+//           FMAs, which binds it; one query (decode) leaves all but G threads of a block idle. With dropout a call of
+//           Philox for each weight, by each of the G lanes
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step2/online_softmax.h>

@@ -12,8 +12,8 @@
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/64⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    float16, bfloat16; D a multiple of 8 up to 128; rows that begin at multiples of 16 bytes; Sk ≤ 2³⁰;
-//           B·H·⌈Sq/64⌉ ≤ 2³¹−1; compute capability 8.0. While a tile is on its way, nobody computes. For the second
-//           product it rounds the weights
+//           B·H·⌈Sq/64⌉ ≤ 2³¹−1; compute capability 8.0; no dropout. While a tile is on its way, nobody computes.
+//           For the second product it rounds the weights
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/vector.h>

@@ -8,7 +8,8 @@
 // Launch    grid ⌈B·H·Sq/256⌉, then ⌈B·H·Sq·Sk/256⌉, ⌈B·H·Sq·D/256⌉ and ⌈B·Hkv·Sk·D/256⌉; block 256
 // Moves     B·((4·H·Sq + 4·Hkv·Sk)·D·sizeof(T) + H·(5·Sq·Sk + 4·Sq)·4) bytes: each tensor once, and the scores, written
 //           twice and read three times; 10·B·H·Sq·Sk·D FLOPs (less where causal hides scores), B·H·Sq·Sk exponentials
-// Limits    8·B·H·Sq·Sk bytes of scratch (16 for float64); B·H·Sq·max(Sk, D) and B·Hkv·Sk·D ≤ 256·(2³¹−1)
+// Limits    8·B·H·Sq·Sk bytes of scratch (16 for float64); B·H·Sq·max(Sk, D) and B·Hkv·Sk·D ≤ 256·(2³¹−1).
+//           With dropout a call of Philox for each weight
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step2/online_softmax.h>

@@ -12,7 +12,8 @@
 //           block 128; D ≤ 16·G; shared memory 2·32·16·G·4 bytes, 16 KB at D 64, and 256; at G 16 half as many rows
 // Moves     B·H·(5·Sq + 2·Sk·⌈Sq/(128/G)⌉ + 2·Sq·⌈Sk/(128/G)⌉)·D·sizeof(T) + 4·B·Hkv·Sk·D·sizeof(T) bytes, most of
 //           what is walked over from the L2 cache; 14·B·H·Sq·Sk·D FLOPs (causal: half), 2·B·H·Sq·Sk exponentials
-// Limits    float32, float16, bfloat16; D ≤ 256; ≤ 2³¹−1 blocks. CUDA cores; a shared load feeds at best eight FMAs
+// Limits    float32, float16, bfloat16; D ≤ 256; ≤ 2³¹−1 blocks. CUDA cores; a shared load feeds at best eight FMAs.
+//           With dropout a call of Philox for each weight, by each of the G lanes
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step2/online_softmax.h>
