@@ -45,7 +45,7 @@ Op<kf::attention::Args> attention_op() {
 
 Op<kf::attention_backward::Args> backward_op() {
   return {"attention_backward", cpu::attention_backward, emulated::attention_backward::rungs(),
-          gpu::attention_backward::rungs(), [](const kf::attention_backward::Args&) { return "v5_persistent"; }};
+          gpu::attention_backward::rungs(), [](const kf::attention_backward::Args&) { return "v7_turns"; }};
 }
 
 Op<kf::attention_decode::Args> decode_op() {

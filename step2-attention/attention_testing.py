@@ -43,9 +43,14 @@ def on_tensor_cores(rung):
     return rung not in ("auto", "cpu", "v1_naive", "v2_tiled")
 
 
+def most_columns(rung):
+    """Of the rungs on tensor cores."""
+    return 64 if rung in ("v6_atomics", "v7_turns") else 128
+
+
 def can_do(rung, dim, dtype):
     if on_tensor_cores(rung):
-        return dim % 8 == 0 and dim <= 128 and dtype in (torch.float16, torch.bfloat16)
+        return dim % 8 == 0 and dim <= most_columns(rung) and dtype in (torch.float16, torch.bfloat16)
     return rung != "v2_tiled" or (dim <= 256 and dtype != torch.float64)
 
 

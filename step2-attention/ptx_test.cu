@@ -450,6 +450,43 @@ TEST(Bulk, CopiesThereAndBack) {
   print_checksum(out);
 }
 
+// All blocks add `in` to what `out` holds; a block's number comes on top. The last one knows of the others by `count`.
+__global__ void bulk_add_kernel(const float* in, float* out, float* seen, unsigned* count) {
+  __shared__ __align__(16) float tile[256];
+  for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) tile[i] = in[i] + static_cast<float>(blockIdx.x);
+  tma_store_fence();
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  bulk_add(out, tile, sizeof tile);
+  tma_store_commit();
+  tma_store_wait<0>();
+  __threadfence();
+  if (atomicAdd(count, 1u) != gridDim.x - 1) return;
+  __threadfence();
+  tma_global_fence();
+  bulk_add(seen, tile, sizeof tile);
+  for (int i = 0; i < 256; ++i) seen[256 + i] = __ldcg(out + i);
+  tma_store_commit();
+  tma_store_wait<0>();
+}
+
+TEST(Bulk, AddsToWhatIsThere) {
+  KF_NEEDS(900);
+  constexpr int kBlocks = 5;
+  const Memory<float> in(256), out(256), seen(512);
+  const Memory<unsigned> count(1);
+  count[0] = 0;
+  for (int i = 0; i < 256; ++i) in[i] = static_cast<float>(i), out[i] = 1000.0f, seen[i] = 0;
+  bulk_add_kernel<<<kBlocks, 64>>>(in.get(), out.get(), seen.get(), count.get());
+  finish();
+  for (int i = 0; i < 256; ++i) {
+    const float sum = 1000.0f + kBlocks * static_cast<float>(i) + 10;  // 0 + 1 + 2 + 3 + 4
+    ASSERT_EQ(out[i], sum) << "float " << i;
+    ASSERT_EQ(seen[256 + i], sum) << "float " << i << ", read by the last block";
+  }
+  print_checksum(out);
+}
+
 // ---- TMA ----
 
 struct At {

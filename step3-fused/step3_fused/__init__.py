@@ -29,6 +29,7 @@ __all__ = [
     "residual_layer_norm",
     "rounds",
     "rungs",
+    "varies",
 ]
 
 launch_counts = _C.launch_counts
@@ -43,6 +44,11 @@ def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
 def rounds(op: str, rung: str) -> str:
     """What `rung` of `op` rounds to the tensors' dtype on the way; "" for one that rounds once, at the end."""
     return _C.rounds(op, rung)
+
+
+def varies(op: str, rung: str) -> bool:
+    """Whether two runs of `rung` may differ in their last bits, since blocks add to the same numbers in any order."""
+    return _C.varies(op, rung)
 
 
 def asks_scratch(op: str, rung: str) -> bool:

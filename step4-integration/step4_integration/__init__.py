@@ -17,7 +17,7 @@ from kernel_fusion.stages import load
 _C = load("step4_integration")
 _ops = torch.ops.step4_integration
 
-__all__ = ["embedding", "kv_append", "launch_counts", "rounds", "rungs"]
+__all__ = ["embedding", "kv_append", "launch_counts", "rounds", "rungs", "varies"]
 
 launch_counts = _C.launch_counts
 
@@ -30,6 +30,11 @@ def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
 def rounds(op: str, rung: str) -> str:
     """What `rung` of `op` rounds to the tensors' dtype on the way; "" for one that rounds once, at the end."""
     return _C.rounds(op, rung)
+
+
+def varies(op: str, rung: str) -> bool:
+    """Whether two runs of `rung` may differ in their last bits, since blocks add to the same numbers in any order."""
+    return _C.varies(op, rung)
 
 
 @without_forward_mode

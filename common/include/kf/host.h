@@ -106,7 +106,7 @@ void check_rung(const Op<Args>& op, std::string_view rung, const at::Tensor& on)
 }
 
 // The rung of `table` called `name`; for "auto", the op's choice. Where that cannot do `args`, "auto" takes the last of
-// the table that can; for a name there is an error that says why not, and which rungs can.
+// the table that can and does not vary; for a name there is an error that says why not, and which rungs can.
 template <class Args>
 const Rung<Args>& choose_rung(const Op<Args>& op, const Rungs<Args>& table, std::string_view name, const Args& args) {
   const std::string_view wanted = name == "auto" ? op.automatic(args) : name;
@@ -116,7 +116,7 @@ const Rung<Args>& choose_rung(const Op<Args>& op, const Rungs<Args>& table, std:
   if (why_not.empty()) return *rung;
   std::vector<std::string> able;
   for (const Rung<Args>& other : table) {
-    if (other.supports(args).empty()) able.push_back(other.name);
+    if (other.supports(args).empty() && !(name == "auto" && other.varies)) able.push_back(other.name);
   }
   if (name == "auto" && !able.empty()) return *find_rung(table, able.back());
   TORCH_CHECK_VALUE(false, op.name, ": rung '", wanted, "' ", why_not, "; ",
@@ -151,6 +151,7 @@ void run(const Op<Args>& op, std::string_view rung_name, const at::Tensor& on, A
   }
 #endif
   const Rung<Args>& rung = choose_rung(op, on_gpu ? op.gpu : op.emulated, rung_name, args);
+  if (rung.varies) at::globalContext().alertNotDeterministic(std::string(op.name) + " by rung '" + rung.name + "'");
   at::Tensor scratch;  // freed by torch's allocator in stream order, so it may go out of scope before the kernel ends
   if (rung.scratch_bytes != nullptr) {
     scratch = at::empty({rung.scratch_bytes(args)}, on.options().dtype(at::kByte));
@@ -282,6 +283,7 @@ struct RungInfo {
   std::string name;
   std::string rounds;  // as Rung's; "" for nothing
   bool asks_scratch;
+  bool varies;  // as Rung's
 };
 
 struct OpInfo {
@@ -316,7 +318,8 @@ template <class Args>
 OpInfo describe(const Op<Args>& op) {
   OpInfo info{op.name, rung_names(op, false), rung_names(op, true), {}, {}};
   for (const Rung<Args>& rung : op.emulated) {
-    info.rungs.push_back({rung.name, rung.rounds == nullptr ? "" : rung.rounds, rung.scratch_bytes != nullptr});
+    info.rungs.push_back(
+        {rung.name, rung.rounds == nullptr ? "" : rung.rounds, rung.scratch_bytes != nullptr, rung.varies});
   }
   info.choose = [op](const std::string& rung, Sizes sizes, DType dtype) {
     Args args{};

@@ -50,6 +50,12 @@ inline void define_questions(pybind11::module_& m, const std::vector<OpInfo>& op
       },
       "whether a rung needs global memory between its launches", arg("op"), arg("rung"));
   m.def(
+      "varies",
+      [ops](const std::string& op, const std::string& rung) {
+        return find_rung("varies", find_op("varies", ops, op), rung).varies;
+      },
+      "whether two runs of a rung may differ in their last bits", arg("op"), arg("rung"));
+  m.def(
       "choose",
       [ops](const std::string& op, const std::string& rung, const Sizes& sizes, at::ScalarType dtype) {
         const OpInfo& found = find_op("choose", ops, op);

@@ -17,6 +17,8 @@ constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat64 ? 8 : d
 // `scratch_bytes` is set by rungs that need global memory between launches: Args then has a member `scratch`.
 // `rounds` names what a rung rounds to the tensors' dtype on the way, where others round once, at the end; its header's
 // Limits say so too. The contract in kernel_fusion/testing.py finds a rung that rounds and does not say so.
+// `varies`: blocks add to the same numbers in any order, so two runs may differ in their last bits. Such a rung refuses
+// where torch.use_deterministic_algorithms asks for more, as torch's own operations do.
 template <class Args>
 struct Rung {
   const char* name;
@@ -24,6 +26,7 @@ struct Rung {
   std::string (*supports)(const Args& args);
   int64_t (*scratch_bytes)(const Args& args) = nullptr;
   const char* rounds = nullptr;
+  bool varies = false;
 };
 
 // The rungs of one op on one backend, in the order of the lesson: an array of rows, which must outlive this. An empty

@@ -204,10 +204,30 @@ __device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t 
 #endif
 }
 
+// The same, but adds floats to those that are there, each addition atomic. PTX: cp.reduce.async.bulk
+__device__ __forceinline__ void bulk_add(float* to, const float* from, uint32_t bytes) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(smem_address(from)), "r"(bytes)
+               : "memory");
+#else
+  __trap();
+#endif
+}
+
 // PTX: fence.proxy.async
 __device__ __forceinline__ void tma_store_fence() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+
+// The same for global memory: orders what this thread knows to be there before its bulk copies that follow.
+__device__ __forceinline__ void tma_global_fence() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 #else
   __trap();
 #endif

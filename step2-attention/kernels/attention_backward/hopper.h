@@ -16,6 +16,7 @@ template <bool kOwnsKeys, int kColumns, int kOwnBuffers>
 struct Shape {
   static constexpr int kBuffers = kOwnBuffers;
   static constexpr int kConsumers = kColumns == 64 && !kOwnsKeys ? 3 : 2;  // warpgroups
+  static constexpr int kReaders = kConsumers;                              // of own rows
   static constexpr int kOwned = kConsumers * 64;                           // rows of a block
   static constexpr int kTile = kColumns == 128 && kOwnsKeys ? 32 : 64;     // rows walked over: 64 would spill
   static constexpr int kPlaces = kColumns == 128 && !kOwnsKeys && kBuffers == 2 ? 3 : 4;  // in the ring of tiles
@@ -42,13 +43,31 @@ struct Shared {
     mbarrier_init(&raw, 1);
     for (int buffer = 0; buffer < S::kBuffers; ++buffer) {
       mbarrier_init(&own_full[buffer], 1);
-      mbarrier_init(&own_empty[buffer], S::kConsumers);
+      mbarrier_init(&own_empty[buffer], S::kReaders);
     }
     for (int place = 0; place < S::kPlaces; ++place) {
       mbarrier_init(&full[place], 1);
       mbarrier_init(&empty[place], S::kConsumers);
     }
     mbarrier_init_fence();
+  }
+};
+
+// Tiles of rows in the order in which persistent blocks take them: of each group of heads those with the most work
+// first.
+struct Queue {
+  unsigned* next;  // number of the tile to be taken next
+  unsigned tiles;  // of a head
+  unsigned heads;
+  unsigned together;  // heads of a group
+  bool last_first;    // the last tile of a head has the most work
+
+  __device__ int64_t tile(unsigned number) const {  // of all, as Role counts
+    const unsigned group = number / (tiles * together), in_group = number % (tiles * together);
+    const unsigned size = min(together, heads - group * together);
+    const unsigned of_head = in_group / size;
+    const unsigned head = group * together + in_group % size;
+    return int64_t{head} * tiles + (last_first ? tiles - 1 - of_head : of_head);
   }
 };
 
@@ -62,8 +81,8 @@ struct Inputs {
 
 // The tiles that a block walks over, those first that its own rows meet the mask in: keys from the last to the first,
 // queries from the first to the last. All in 32 bits, and alike in all lanes. The first tile of queries begins up to
-// three rows early, since bulk copies of lse and Δ must begin at multiples of 16 bytes.
-template <bool kOwnsKeys, int kTile>
+// three rows early, since bulk copies of lse and Δ must begin at multiples of 16 bytes: at a multiple of kFrom.
+template <bool kOwnsKeys, int kTile, int kFrom = kAligned>
 struct Walk {
   int base, count;
   int early;  // rows of the first tile that the block is not paired with
@@ -71,7 +90,7 @@ struct Walk {
   template <class T>
   __device__ explicit Walk(const Role<kOwnsKeys, T>& role) {
     const int begin = static_cast<int>(role.walked.begin);
-    base = same_in_warp(kOwnsKeys ? begin / kAligned * kAligned : begin);
+    base = same_in_warp(kOwnsKeys ? begin / kFrom * kFrom : begin);
     early = same_in_warp(begin - base);
     const int rows = static_cast<int>(max(role.walked.end - base, int64_t{0}));
     count = same_in_warp((rows + kTile - 1) / kTile);
@@ -113,7 +132,8 @@ struct Producer {
   }
 
   // The tiles that it walks over, in this order. The whole warp does this.
-  __device__ void load_walked(const Role<kOwnsKeys, T>& role, const Walk<kOwnsKeys, S::kTile>& walk) {
+  template <int kFrom>
+  __device__ void load_walked(const Role<kOwnsKeys, T>& role, const Walk<kOwnsKeys, S::kTile, kFrom>& walk) {
     const bool leader = threadIdx.x % kWarpSize == 0;
     const int batch = role.batch();
     for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
@@ -169,10 +189,11 @@ __device__ __forceinline__ void load_operand(uint32_t (&operand)[4][4], const T*
   }
 }
 
-// 64 rows of a gradient, by `tile`, slices of 64 rows, to where they belong. Rows that do not exist become 0.
+// 64 rows of a gradient into `tile`, slices of 64 rows, from where TMA may store it after a barrier of the warpgroup.
+// Rows that do not exist become 0.
 template <class T, int N>
-__device__ void store_gradient(const float (&sum)[N], float factor, const bool (&exists)[2], T (*tile)[64 * kSlice],
-                               const CUtensorMap* map, int row, int head, int batch, int barrier, bool leader) {
+__device__ __forceinline__ void put_gradient(const float (&sum)[N], float factor, const bool (&exists)[2],
+                                             T (*tile)[64 * kSlice]) {
   const int lane = threadIdx.x % kWarpSize;
   const int row_of_group = static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + lane / 4;
   const uint32_t row_offset = swizzled_offset(row_of_group * kSlice * sizeof(T), Swizzle::k128) + lane % 4 * 4;
@@ -183,6 +204,13 @@ __device__ void store_gradient(const float (&sum)[N], float factor, const bool (
     *reinterpret_cast<uint32_t*>(to) = exists[below] ? pack<T>(sum[i] * factor, sum[i + 1] * factor) : 0;
   }
   tma_store_fence();
+}
+
+// 64 rows of a gradient, by `tile`, to where they belong.
+template <class T, int N>
+__device__ void store_gradient(const float (&sum)[N], float factor, const bool (&exists)[2], T (*tile)[64 * kSlice],
+                               const CUtensorMap* map, int row, int head, int batch, int barrier, bool leader) {
+  put_gradient(sum, factor, exists, tile);
   named_barrier_sync(barrier, kWarpgroupSize);
   if (leader) {
     for (int slice = 0; slice < N / 32; ++slice) tma_store(map, tile[slice], slice * kSlice, row, head, batch);
@@ -192,6 +220,18 @@ __device__ void store_gradient(const float (&sum)[N], float factor, const bool (
 
 // Rows a head that Δ and lse have: the last tile may begin at the last query.
 inline int64_t padded_length(const Args& a) { return ceil_div(a.q_length, kAligned) * kAligned + 64; }
+
+// v5 and later: Δ and lse, `padded_length` rows a head, and two counters.
+struct Scratch {
+  float *delta, *lse;
+  unsigned* counter;
+
+  Scratch(const Args& a, void* first) : delta(static_cast<float*>(first)) {
+    const int64_t rows = a.batch * a.heads * padded_length(a);
+    lse = delta + rows;
+    counter = reinterpret_cast<unsigned*>(lse + rows);
+  }
+};
 
 template <bool kOwnsKeys, int kTile, class T>
 Inputs inputs_of(const Args& a, const float* lse, const float* delta) {

@@ -11,6 +11,8 @@ constexpr Rung<Args> kRungs[] = {
     {"v3_mma", v3_mma, v3_mma_supports, delta_bytes, "the weights and their gradients"},
     {"v4_warpgroups", v4_warpgroups, v4_warpgroups_supports, v4_warpgroups_scratch, "the weights and their gradients"},
     {"v5_persistent", v5_persistent, v5_persistent_supports, v5_persistent_scratch, "the weights and their gradients"},
+    {"v6_atomics", v6_atomics, v6_atomics_supports, v6_atomics_scratch, "the weights and their gradients", true},
+    {"v7_turns", v7_turns, v7_turns_supports, v7_turns_scratch, "the weights and their gradients"},
 };
 
 }  // namespace

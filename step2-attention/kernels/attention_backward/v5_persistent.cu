@@ -28,23 +28,7 @@
 namespace kf::KF_BACKEND::attention_backward {
 namespace {
 
-constexpr int kHeadsTogether = 16;  // in a group. Measured on an H200: 32 or all are up to 5 % slower at S 4096
-
-// Tiles of rows in the order in which blocks take them: of each group of heads those with the most work first.
-struct Queue {
-  unsigned* next;  // number of the tile to be taken next
-  unsigned tiles;  // of a head
-  unsigned heads;
-  bool last_first;  // the last tile of a head has the most work
-
-  __device__ int64_t tile(unsigned number) const {  // of all, as Role counts
-    const unsigned group = number / (tiles * kHeadsTogether), in_group = number % (tiles * kHeadsTogether);
-    const unsigned size = min(unsigned{kHeadsTogether}, heads - group * kHeadsTogether);
-    const unsigned of_head = in_group / size;
-    const unsigned head = group * kHeadsTogether + in_group % size;
-    return int64_t{head} * tiles + (last_first ? tiles - 1 - of_head : of_head);
-  }
-};
+constexpr unsigned kHeadsTogether = 16;  // in a group. Measured on an H200: 32 or all are up to 5 % slower at S 4096
 
 template <class S, bool kOwnsKeys, class T>
 __device__ void produce(const Args& a, const Queue& queue, Shared<S, T>& shared, const Inputs& in) {
@@ -260,7 +244,8 @@ void launch(const Args& a, const float* lse, const float* delta, unsigned* count
   constexpr int kBytes = sizeof(Shared<S, T>);
   allow_shared(v5_persistent_kernel<kOwnsKeys, kColumns, T>, kBytes);
   const int64_t tiles = ceil_div(R::length(a), S::kOwned);
-  const Queue queue{counter, static_cast<unsigned>(tiles), static_cast<unsigned>(R::heads(a)), a.causal && !kOwnsKeys};
+  const Queue queue{counter, static_cast<unsigned>(tiles), static_cast<unsigned>(R::heads(a)), kHeadsTogether,
+                    a.causal && !kOwnsKeys};
   const auto blocks = static_cast<unsigned>(std::min(tiles * R::heads(a), multiprocessors()));
   v5_persistent_kernel<kOwnsKeys, kColumns, T><<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, in, queue);
   check_launch();
@@ -277,13 +262,12 @@ int64_t v5_persistent_scratch(const Args& a) {
 void v5_persistent(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    auto* const delta = static_cast<float*>(a.scratch);
-    float* const lse = delta + a.batch * a.heads * padded_length(a);
-    auto* const counters = reinterpret_cast<unsigned*>(lse + a.batch * a.heads * padded_length(a));
-    launch_delta<8, T>(a, delta, lse, padded_length(a), counters, stream);
+    const Scratch scratch(a, a.scratch);
+    launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream);
     attention::with_slices(a.head_dim, [&](auto columns) {
-      launch<false, decltype(columns)::value, T>(a, lse, delta, counters, stream);
-      launch<true, decltype(columns)::value, T>(a, lse, delta, counters + 1, stream);
+      constexpr int kColumns = decltype(columns)::value;
+      launch<false, kColumns, T>(a, scratch.lse, scratch.delta, scratch.counter, stream);
+      launch<true, kColumns, T>(a, scratch.lse, scratch.delta, scratch.counter + 1, stream);
     });
   });
 }
