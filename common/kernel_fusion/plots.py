@@ -85,14 +85,24 @@ class Plot:
 def ladders(op: str) -> list[Plot]:
     """The ladder of `op`, once for each GPU measured: at its largest case the time of every rung and peer.
 
+    The largest of those that most rungs ran: the last rungs of a ladder may not take every size.
+
     Raises:
         UserError: no stage has the op.
     """
     return [
-        _ladder(measured, op, results.largest(rows))
+        _ladder(measured, op, results.largest(_with_most_rungs(rows)))
         for measured in results.load(syllabus.stage_of(op))
         if (rows := measured.of(op))
     ]
+
+
+def _with_most_rungs(rows: list[dict]) -> list[dict]:
+    """The rows of the forward cases, if there are any, that most rungs ran."""
+    forward = [row for row in rows if row["pass"] == "forward"] or rows
+    ran = [(sum(row["kind"] == "rung" for row in case), case) for case in results.cases(forward)]
+    most = max(count for count, _ in ran)
+    return [row for count, case in ran if count == most for row in case]
 
 
 def _ladder(measured: results.Results, op: str, rows: list[dict]) -> Plot:
