@@ -167,6 +167,14 @@ def test_more_tiles_than_multiprocessors(causal, dim, device, rung):
 
 
 @every_rung
+@with_and_without_mask
+def test_a_query_s_gradient_is_a_sum_over_many_tiles_of_keys(causal, device, rung):
+    """Four tiles of 128 keys, the first with padding, the last with none that exists."""
+    inputs = given(130, 400, 16, dtype_of(rung), device, ([3], [383]), causal)
+    check_backward(inputs, rung, causal, layouts=False)
+
+
+@every_rung
 @pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
 def test_any_scale(scale, device, rung):
     check_backward(given(20, 33, 32, dtype_of(rung), device, scale=scale), rung, scale=scale, layouts=False)

@@ -63,6 +63,7 @@ LAYERS = {
     "kernels and their headers": [
         *faults.kernels.FAULTS,
         *faults.backward.FAULTS,
+        *faults.backward.FIVE_PRODUCTS,
         *faults.decode.FAULTS,
         *faults.dropout.FAULTS,
     ],
