@@ -29,6 +29,10 @@ ops = torch.ops.step2_attention
 backward = step2_attention.attention_backward
 
 
+def varies(rung):
+    return rung not in ("auto", "cpu") and step2_attention.varies(OP, rung)
+
+
 def gradients_of(
     grad, q, k, v, out, lse, key_begin=None, key_end=None, grad_lse=None, causal=False, scale=None, by_lse=True
 ):
@@ -127,7 +131,7 @@ def test_only_keys_that_exist_take_part(padding, causal, device, rung):
         t.masked_fill_(missing.unsqueeze(-1), NAN)
     again = backward(*inputs, causal=causal, rung=rung)
     for g, a in zip(got, again, strict=True):
-        assert not testing.differ(g, a, rung != "cpu" and step2_attention.varies(OP, rung)).any()
+        assert not testing.differ(g, a, varies(rung)).any()
     for g in again[1:]:
         assert g.masked_fill(~missing.unsqueeze(-1), 0).eq(0).all()
 
@@ -169,9 +173,28 @@ def test_more_tiles_than_multiprocessors(causal, dim, device, rung):
 @every_rung
 @with_and_without_mask
 def test_a_query_s_gradient_is_a_sum_over_many_tiles_of_keys(causal, device, rung):
-    """Four tiles of 128 keys, the first with padding, the last with none that exists."""
-    inputs = given(130, 400, 16, dtype_of(rung), device, ([3], [383]), causal)
+    """Five tiles of 128 keys: the first with padding, the last with none that exists; then, the first without one."""
+    inputs = given(130, 520, 16, dtype_of(rung), device, ([3], [511]), causal)
     check_backward(inputs, rung, causal, layouts=False)
+    shared = given(150, 400, 16, dtype_of(rung), device, ([200], [390]), causal, heads=2, kv_heads=1)
+    check_backward(shared, rung, causal, layouts=False)
+    _, q, k, v, _, _, begin, end, _ = shared
+    missing = hidden_of(q, k, begin, end, False).all(-2).unsqueeze(-1)
+    before = backward(*shared, causal=causal, rung=rung)
+    for t in (k, v):
+        t.masked_fill_(missing, NAN)
+    after = backward(*shared, causal=causal, rung=rung)
+    assert not any(testing.differ(b, a, varies(rung)).any() for b, a in zip(before, after, strict=True))
+
+
+@every_rung
+def test_many_batches_without_a_key(device, rung):
+    """Between two that have some: blocks that stay take many tiles in which there is nothing to do."""
+    batch = 70
+    ends = [33, *[0] * (batch - 2), 40]
+    ends[5] = -(1 << 31)
+    inputs = given(40, 140, 8, dtype_of(rung), device, ([0] * batch, ends), batch=batch)
+    check_backward(inputs, rung, layouts=False)
 
 
 @every_rung
@@ -200,6 +223,8 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
         check_backward(given(70, 90, 64, dtype_of(rung), "cpu", causal=True), rung, True, layouts=False)
         if can_do(rung, 104, dtype_of(rung)):
             check_backward(given(20, 40, 104, dtype_of(rung), "cpu"), rung, layouts=False)
+        if rung in ("v6_atomics", "v7_turns"):  # blocks wait for each other
+            check_backward(given(70, 400, 16, dtype_of(rung), "cpu"), rung, layouts=False)
         shared = given(40, 70, 32, dtype_of(rung), "cpu", ([3], [66]), True, heads=4, kv_heads=2)
         check_backward(shared, rung, True, layouts=False)
 
@@ -213,8 +238,7 @@ def test_many_reruns_are_equal_to_the_last_bit(lengths, device, rung):
     if device == "cpu" and max(lengths) > 200:
         pytest.skip("minutes under emulation")
     inputs = given(*lengths, 64, dtype_of(rung), device, ([3], [lengths[1] - 4]), True)
-    varies = rung != "cpu" and step2_attention.varies(OP, rung)
-    testing.check_reruns(lambda *inputs: backward(*inputs, causal=True, rung=rung), *inputs, varies=varies)
+    testing.check_reruns(lambda *inputs: backward(*inputs, causal=True, rung=rung), *inputs, varies=varies(rung))
 
 
 @on_each_device

@@ -14,7 +14,7 @@ stages.on_path()
 
 import pytest
 import torch
-from attention_testing import bounds, can_do, dtype_of, hidden_of, on_tensor_cores, qkv
+from attention_testing import bounds, can_do, dtype_of, hidden_of, qkv
 
 import step2_attention
 from kernel_fusion import testing
@@ -30,11 +30,6 @@ def rungs_of(op):
     return pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", op))
 
 
-def computes_dropout(rung):
-    return not on_tensor_cores(rung)
-
-
-where_it_is_computed = testing.where(computes_dropout)
 every_rung, every_backward = rungs_of("attention"), rungs_of("attention_backward")
 on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -97,7 +92,6 @@ def given(device, dtype, *, dim=32, padding=True, q_length=37, k_length=70):
 # ---- forward ----
 
 
-@where_it_is_computed
 @testing.where(lambda dtype, rung: can_do(rung, 32, dtype))
 @every_rung
 @pytest.mark.parametrize("dtype", [*testing.DTYPES, torch.float64], ids=str)
@@ -115,31 +109,28 @@ def test_weights_are_dropped_as_step_1_would(causal, dtype, device, rung):
     )
 
 
-@where_it_is_computed
 @every_rung
 @pytest.mark.parametrize(("q_length", "k_length"), [(1, 1), (7, 9), (17, 33), (64, 256), (300, 300)])
 def test_the_mask_read_back(q_length, k_length, device, rung):
-    """All weights are alike and v is the identity, so the output shows which ones are left."""
-    q = torch.zeros(2, 3, q_length, k_length, device=device)
-    if not can_do(rung, k_length, q.dtype):
-        q = q[..., :1]
-    v = torch.eye(k_length, device=device)[:, : q.shape[-1]].expand(2, 3, k_length, q.shape[-1])
-    out = attention(q, torch.zeros_like(v), v, rng_state=STATE, dropout_p=0.4, rung=rung)
-    expected = kept(2, 3, q_length, k_length, 0.4, STATE)[..., : q.shape[-1]]
-    assert torch.equal(out.cpu() != 0, expected)
+    """All weights are alike and v is a part of the identity, so the output shows which ones are left."""
+    dim, dtype = 64, dtype_of(rung)
+    q, k = (torch.zeros(2, 3, n, dim, dtype=dtype, device=device) for n in (q_length, k_length))
+    parts = torch.eye(k_length, -(-k_length // dim) * dim, dtype=dtype, device=device).split(dim, -1)
+    outs = [attention(q, k, v.expand_as(k), rng_state=STATE, dropout_p=0.4, rung=rung) for v in parts]
+    out = torch.cat(outs, -1)[..., :k_length]
+    assert torch.equal(out.cpu() != 0, kept(2, 3, q_length, k_length, 0.4, STATE))
     torch.testing.assert_close(out[out != 0] * k_length, torch.full_like(out[out != 0], 65536 / (65536 - 26214)))
 
 
-@where_it_is_computed
 @every_rung
 def test_as_many_are_dropped_as_asked(device, rung):
     p = 0.2
-    q, v = torch.zeros(1, 2, 512, 64, device=device), torch.eye(64, device=device).expand(1, 2, 64, 64)
+    q = torch.zeros(1, 2, 512, 64, dtype=dtype_of(rung), device=device)
+    v = torch.eye(64, dtype=q.dtype, device=device).expand(1, 2, 64, 64)
     dropped = attention(q, torch.zeros_like(v), v, rng_state=STATE, dropout_p=p, rung=rung).eq(0).double()
     assert abs(dropped.mean().item() - p) < 5 * math.sqrt(p * (1 - p) / dropped.numel())
 
 
-@where_it_is_computed
 @every_rung
 def test_dropout_of_nothing_and_of_all(device, rung):
     q, k, v, begin, end = given(device, dtype_of(rung))
@@ -152,7 +143,6 @@ def test_dropout_of_nothing_and_of_all(device, rung):
     assert torch.equal(lse, without[1])
 
 
-@where_it_is_computed
 @every_rung
 def test_the_mask_does_not_depend_on_where_the_state_lies(device, rung):
     tensors = given(device, dtype_of(rung))
@@ -184,22 +174,32 @@ def test_without_a_state_one_is_drawn_from_pytorchs_generator(device):
 # ---- backward ----
 
 
-@where_it_is_computed
 @testing.where(lambda dtype, rung: can_do(rung, 32, dtype))
 @every_backward
 @pytest.mark.parametrize("dtype", [*testing.DTYPES, torch.float64], ids=str)
 @with_and_without_mask
 def test_gradients_with_the_same_mask(causal, dtype, device, rung):
-    q, k, v, begin, end = given(device, dtype)
+    check_gradients(given(device, dtype), rung, causal)
+
+
+@every_backward
+@with_and_without_mask
+def test_gradients_where_tiles_begin_with_pieces_of_the_mask(causal, device, rung):
+    """Several tiles of queries and of keys, where no key is padding."""
+    check_gradients(given(device, dtype_of(rung), padding=False, q_length=150, k_length=300), rung, causal)
+
+
+def check_gradients(inputs, rung, causal):
+    q, k, v, begin, end = inputs
     wide = (t.double() for t in (q, k, v))
     out, lse = attention_of(*wide, begin, end, STATE, causal=causal, dropout_p=0.3)
-    grad = testing.randn(q.shape, dtype, device, seed=4)
-    of_query = torch.float64 if dtype == torch.float64 else torch.float32
-    grad_lse = testing.randn(lse.shape, of_query, device, seed=5)
+    grad = testing.randn(q.shape, q.dtype, q.device, seed=4)
+    of_query = torch.float64 if q.dtype == torch.float64 else torch.float32
+    grad_lse = testing.randn(lse.shape, of_query, q.device, seed=5)
     testing.check_contract(
         step2_attention,
         "attention_backward",
-        (grad, q, k, v, out.to(dtype), lse.to(of_query), begin, end, grad_lse, STATE),
+        (grad, q, k, v, out.to(q.dtype), lse.to(of_query), begin, end, grad_lse, STATE),
         rung,
         reference=gradients_of,
         eager=gradients_of,
@@ -358,23 +358,6 @@ def test_the_op_itself_refuses_the_same_with_and_without_data(meta, device):
         with testing.raises(ValueError, "attention: `rng_state` must be given where `dropout_p` is not 0"):
             op(q, q, q, dropout_p=p)
     op(q, q, q, dropout_p=2**-18)
-
-
-@testing.where(on_tensor_cores)
-@every_rung
-def test_rungs_without_dropout_say_so(device, rung):
-    q, k, v = qkv(5, 7, 8, torch.bfloat16, device)
-    with testing.raises(ValueError, f"attention: rung '{rung}' computes no dropout"):
-        attention(q, k, v, dropout_p=0.1, rung=rung)
-
-
-@testing.where(on_tensor_cores)
-@every_backward
-def test_gradients_of_rungs_without_dropout_say_so(device, rung):
-    q, k, v = qkv(5, 7, 8, torch.bfloat16, device)
-    out, lse = attention(q, k, v, return_lse=True)
-    with testing.raises(ValueError, f"attention_backward: rung '{rung}' computes no dropout"):
-        backward(out, q, k, v, out, lse, rng_state=STATE, dropout_p=0.1, rung=rung)
 
 
 @on_each_device

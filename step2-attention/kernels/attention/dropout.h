@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "rungs.h"
 
@@ -37,9 +38,61 @@ struct Dropout {
     return numbers.number(static_cast<int>(query / 8 % 2 + key / 8 % 4 * 2)) >= threshold ? keep_scale<C>(threshold)
                                                                                           : C(0);
   }
+
+  // Which of the N weights that a lane holds after mma or wgmma are kept: bit i is weight i's, of own row
+  // `row` + 8·(i / 2 % 2), and of `column` + 8·(i / 4) + i % 2 of a tile; `column` is the lane's first. The rows are of
+  // queries and the columns of keys, or the other way round. A warp's 16 rows begin at a multiple of 16.
+  template <bool kOwnsKeys, int N>
+  __device__ __forceinline__ uint64_t kept(int64_t head, int64_t row, int64_t column) {
+    const int in_eight = static_cast<int>(threadIdx.x % 4) * 2;
+    constexpr int kPiece = kOwnsKeys ? 16 : 32;  // columns of a piece
+    uint64_t bits = 0;
+    if ((column - in_eight) % kPiece != 0) {  // after padding tiles begin anywhere: eight times as many calls
+#pragma unroll 1
+      for (int i = 0; i < N; ++i) {
+        const int64_t own = row + i / 2 % 2 * 8, other = column + i / 4 * 8 + i % 2;
+        const bool keep = factor<float>(head, kOwnsKeys ? other : own, kOwnsKeys ? own : other) != 0;
+        bits |= uint64_t{keep} << i;
+      }
+      return bits;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i += kPiece / 2) {
+      const int64_t other = column + i * 2;  // half of the elements of eight columns are of the other row
+      const int64_t query = kOwnsKeys ? other : row, key = kOwnsKeys ? row : other;
+      const int64_t piece = (head * row_pieces + query / 16) * column_pieces + key / 32;
+      forget_round_keys(state.seed);
+      for (int e = 0; e < 2; ++e) {
+        const int in_piece = static_cast<int>(query % 8 * 8 + key % 8) + (kOwnsKeys ? 8 * e : e);
+        Eight numbers = state.eight(piece * 64 + in_piece);
+        if (kOwnsKeys && key % 32 >= 16) numbers.bits = make_uint4(numbers.bits.z, numbers.bits.w, 0, 0);
+#pragma unroll
+        for (int j = 0; j < kPiece / 4; ++j) {  // number j is of query 8·(j % 2) and of key 8·(j / 2) further
+          const int r = kOwnsKeys ? j / 2 : j % 2, n = kOwnsKeys ? j % 2 : j / 2;
+          bits |= uint64_t{numbers.number(j) >= threshold} << (i + 4 * n + 2 * r + e);
+        }
+      }
+    }
+    return bits;
+  }
+
+  // Makes weights that are dropped 0; those that are kept stay as they are, and want to be multiplied by `scale`.
+  template <int N>
+  __device__ __forceinline__ static void drop(float (&weight)[N], uint64_t kept) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if ((kept >> i & 1) == 0) weight[i] = 0.0f;
+    }
+  }
+  __device__ float scale() const { return keep_scale<float>(threshold); }
 };
 
-// Why a rung that computes no dropout cannot do this; "" if it can.
-inline std::string without_dropout(const Args& a) { return a.threshold == 0 ? "" : "computes no dropout"; }
+// Calls f(std::true_type{}) if any weight may be dropped, f(std::false_type{}) otherwise: kernels are compiled for
+// each, since dropout takes registers.
+template <class F>
+void with_dropout(const Args& a, F&& f) {
+  if (a.threshold != 0) return f(std::true_type{});
+  f(std::false_type{});
+}
 
 }  // namespace kf::KF_BACKEND::attention

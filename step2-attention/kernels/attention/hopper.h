@@ -208,6 +208,16 @@ __device__ __forceinline__ void hide_unseen(float (&score)[N], const BlockOfQuer
   }
 }
 
+// Makes the weights of a tile that dropout drops 0. The rows begin at `first_row` of the block, the keys at
+// `first_key`.
+template <int N>
+__device__ __forceinline__ void drop_weights(Dropout& dropout, float (&weight)[N], const BlockOfQueries& block,
+                                             int first_row, int first_key) {
+  const int row = first_row + static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + threadIdx.x % kWarpSize / 4;
+  const int column = first_key + threadIdx.x % 4 * 2;  // of weight[0]
+  Dropout::drop(weight, dropout.kept<false, N>(block.head, block.first + row, block.first_key + column));
+}
+
 // Weights of 16 keys at a time as operand a of the next product, rounded.
 template <class T, int N>
 __device__ void pack_weights(const float (&score)[N], uint32_t (&weight)[N / 8][4]) {
@@ -217,15 +227,18 @@ __device__ void pack_weights(const float (&score)[N], uint32_t (&weight)[N / 8][
 
 // The end of a warpgroup's 64 rows, which begin at `first_row` of the block: the output goes into `tile`, slices of 64
 // rows, swizzled, and from there by TMA to where it belongs; the log-sum-exp goes there directly. `head`: of its batch.
-// `barrier`: one of this warpgroup's own. Before `tile` is used again, its leader must wait by tma_store_wait_read.
+// `barrier`: one of this warpgroup's own. `factor`: the output is multiplied by it. Before `tile` is used again, its
+// leader must wait by tma_store_wait_read.
 template <class T, int N>
 __device__ __forceinline__ void store_rows(const Args& a, const BlockOfQueries& block, int first_row,
                                            RowsSoftmax& softmax, const float (&out)[N], T (*tile)[64 * kSlice],
-                                           const CUtensorMap* map, int head, int batch, int barrier, bool leader) {
+                                           const CUtensorMap* map, int head, int batch, int barrier, bool leader,
+                                           float factor = 1.0f) {
   const int lane = threadIdx.x % kWarpSize;
   const int row_of_group = static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + lane / 4;
   float inverse[2];
   softmax.finish(inverse);
+  for (float& number : inverse) number *= factor;
   // Swizzled, chunk c of row r lies at c ^ r % 8: the row's part once, then one XOR for each chunk.
   const uint32_t row_offset = swizzled_offset(row_of_group * kSlice * sizeof(T), Swizzle::k128) + lane % 4 * 4;
 #pragma unroll

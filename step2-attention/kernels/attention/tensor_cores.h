@@ -30,7 +30,6 @@ inline bool is_above_0(double scale) {
 
 // Why a rung of which a block owns `queries` queries cannot do this; "" if it can.
 inline std::string on_tensor_cores(const Args& a, int64_t queries) {
-  if (const std::string why_not = without_dropout(a); !why_not.empty()) return why_not;
   if (a.dtype == DType::kFloat32) return "takes float16 or bfloat16, got float32";
   if (a.dtype == DType::kFloat64) return "takes float16 or bfloat16, got float64";
   if (a.head_dim % 8 != 0 || a.head_dim > 128) {

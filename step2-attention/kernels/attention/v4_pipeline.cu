@@ -54,7 +54,7 @@ __device__ void start_tile(T (*tile)[kDim + kPad], const T* first, int64_t strid
   }
 }
 
-template <int kDim, class T>
+template <int kDim, bool kDropout, class T>
 __global__ void __launch_bounds__(kThreads) v4_pipeline_kernel(Args a) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kDim, T>*>(memory);
@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(kThreads) v4_pipeline_kernel(Args a) {
   // This lane's two queries, and what it holds of them: of each 8 columns two.
   const int query[2] = {warp_row + lane / 4, warp_row + lane / 4 + 8};
   const int seen[2] = {block.seen_by(query[0]), block.seen_by(query[1])};
+  Dropout dropout(a);
   OnlineSoftmax<float> softmax[2];  // its sum: of this lane's columns, until the end
   float out[kDim / 8][4] = {};      // [0], [1]: of the first query; [2], [3]: of the second
   const auto start_keys = [&](int first_key, int place) {
@@ -122,11 +123,20 @@ __global__ void __launch_bounds__(kThreads) v4_pipeline_kernel(Args a) {
     for (int r = 0; r < 2; ++r) {
       factor[r] = softmax[r].raise(quad_max(highest[r]));
     }
+    uint64_t kept = 0;
+    if constexpr (kDropout) {
+      kept = dropout.kept<false, kKeys / 2>(block.head, block.first + query[0],
+                                            block.first_key + first_key + lane % 4 * 2);
+    }
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
       for (int r = 0; r < 2; ++r) {
-        const float low = softmax[r].weight(score[n][2 * r]), high = softmax[r].weight(score[n][2 * r + 1]);
+        float low = softmax[r].weight(score[n][2 * r]), high = softmax[r].weight(score[n][2 * r + 1]);
         softmax[r].sum += low + high;
+        if constexpr (kDropout) {  // after the sum: it has all weights
+          if ((kept >> (4 * n + 2 * r) & 1) == 0) low = 0.0f;
+          if ((kept >> (4 * n + 2 * r + 1) & 1) == 0) high = 0.0f;
+        }
         store_vector(&shared.weight[warp_row + lane / 4 + 8 * r][n * 8 + lane % 4 * 2], narrow<T>({low, high}));
       }
     }
@@ -158,7 +168,8 @@ __global__ void __launch_bounds__(kThreads) v4_pipeline_kernel(Args a) {
     if (query[r] >= block.queries) continue;
     const int position = block.first + query[r];
     T* row = row_of(static_cast<T*>(a.out), a.out_stride, block.head, a.heads, position);
-    const float inverse = softmax[r].sum == 0.0f ? 0.0f : 1.0f / softmax[r].sum;  // 0: a query that sees no key
+    float inverse = softmax[r].sum == 0.0f ? 0.0f : 1.0f / softmax[r].sum;  // 0: a query that sees no key
+    if constexpr (kDropout) inverse *= dropout.scale();
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
       if (n * 8 >= a.head_dim) continue;
@@ -169,12 +180,12 @@ __global__ void __launch_bounds__(kThreads) v4_pipeline_kernel(Args a) {
   }
 }
 
-template <int kDim, class T>
+template <int kDim, bool kDropout, class T>
 void launch(const Args& a, void* stream) {
   constexpr int kBytes = sizeof(Shared<kDim, T>);
-  if constexpr (kBytes > 48 * 1024) allow_shared(v4_pipeline_kernel<kDim, T>, kBytes);
+  if constexpr (kBytes > 48 * 1024) allow_shared(v4_pipeline_kernel<kDim, kDropout, T>, kBytes);
   const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
-  v4_pipeline_kernel<kDim, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
+  v4_pipeline_kernel<kDim, kDropout, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
 }
 
 }  // namespace
@@ -184,7 +195,9 @@ std::string v4_pipeline_supports(const Args& a) { return on_tensor_cores(a, kQue
 void v4_pipeline(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    with_columns(a.head_dim, [&](auto columns) { launch<decltype(columns)::value, T>(a, stream); });
+    with_columns(a.head_dim, [&](auto columns) {
+      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
+    });
   });
   check_launch();
 }

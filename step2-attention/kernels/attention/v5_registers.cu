@@ -81,7 +81,7 @@ __device__ __forceinline__ void start_tile(T* tile, const T* first, int64_t stri
   }
 }
 
-template <int kDim, class T>
+template <int kDim, bool kDropout, class T>
 __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
   constexpr bool kKeepQ = kDim <= 64;  // beyond, there are no registers left
   extern __shared__ __align__(128) unsigned char memory[];
@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
       row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, block.head), a.kv_heads, block.first_key);
   const int columns = static_cast<int>(a.head_dim);
   const float scale = static_cast<float>(a.scale * kLog2e);
+  Dropout dropout(a);
 
   // This lane's rows, two a tile, and what it holds of them: of each 8 columns two. max: the greatest score so far, or
   // not far below it; unscaled. sum: of its own columns.
@@ -192,13 +193,22 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
         }
         subtracted[r] = max[tile][r] == -INFINITY ? 0.0f : max[tile][r] * scale;  // −inf − (−inf) would be NaN
       }
+      uint64_t kept = 0;
+      if constexpr (kDropout) {
+        kept = dropout.kept<false, kKeys / 2>(block.head, block.first + warp_row + tile * 16 + lane / 4,
+                                              block.first_key + first_key + lane % 4 * 2);
+      }
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const float low = exp2_approx(score[tile][n][2 * r] * scale - subtracted[r]);
-          const float high = exp2_approx(score[tile][n][2 * r + 1] * scale - subtracted[r]);
+          float low = exp2_approx(score[tile][n][2 * r] * scale - subtracted[r]);
+          float high = exp2_approx(score[tile][n][2 * r + 1] * scale - subtracted[r]);
           sum[tile][r] += low + high;
+          if constexpr (kDropout) {  // after the sum: it has all weights
+            if ((kept >> (4 * n + 2 * r) & 1) == 0) low = 0.0f;
+            if ((kept >> (4 * n + 2 * r + 1) & 1) == 0) high = 0.0f;
+          }
           weight[tile][n / 2][n % 2 * 2 + r] = pack<T>(low, high);
         }
       }
@@ -236,7 +246,8 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
     for (int r = 0; r < 2; ++r) {
       const int row = warp_row + tile * 16 + r * 8 + lane / 4;
       const float whole = quad_sum(sum[tile][r]);
-      const float inverse = whole == 0.0f ? 0.0f : 1.0f / whole;  // 0: a query that sees no key
+      float inverse = whole == 0.0f ? 0.0f : 1.0f / whole;  // 0: a query that sees no key
+      if constexpr (kDropout) inverse *= dropout.scale();
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n) {
         const Vector<T, 2> pair = narrow<T>({out[tile][n][2 * r] * inverse, out[tile][n][2 * r + 1] * inverse});
@@ -257,12 +268,12 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
   }
 }
 
-template <int kDim, class T>
+template <int kDim, bool kDropout, class T>
 void launch(const Args& a, void* stream) {
   constexpr int kBytes = sizeof(Shared<kDim, T>);
-  if constexpr (kBytes > 48 * 1024) allow_shared(v5_registers_kernel<kDim, T>, kBytes);
+  if constexpr (kBytes > 48 * 1024) allow_shared(v5_registers_kernel<kDim, kDropout, T>, kBytes);
   const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
-  v5_registers_kernel<kDim, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
+  v5_registers_kernel<kDim, kDropout, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
 }
 
 }  // namespace
@@ -275,7 +286,9 @@ std::string v5_registers_supports(const Args& a) {
 void v5_registers(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    with_columns(a.head_dim, [&](auto columns) { launch<decltype(columns)::value, T>(a, stream); });
+    with_columns(a.head_dim, [&](auto columns) {
+      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
+    });
   });
   check_launch();
 }

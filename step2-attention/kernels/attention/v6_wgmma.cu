@@ -40,7 +40,7 @@ struct Shared {
   uint64_t q_full, k_full[2], v_full[2];
 };
 
-template <int kColumns, class T>
+template <int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid_constant__ Maps maps) {
   constexpr int kSlices = kColumns / kSlice;
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
   }
 
   RowsSoftmax softmax;
+  Dropout dropout(a);
   float out[kColumns / 2] = {};
   if (end > 0) mbarrier_wait(&shared.q_full, 0);
   for (int first_key = 0, j = 0; first_key < end; first_key += kKeys, ++j) {
@@ -99,6 +100,7 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
     }
+    if constexpr (kDropout) drop_weights(dropout, score, block, warpgroup * 64, first_key);
     uint32_t weight[kKeys / 16][4];
     pack_weights<T>(score, weight);
 
@@ -117,16 +119,16 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
   // The output in q's place: a warpgroup's rows are its own.
   const bool leader = leads_warpgroup(warpgroup);
   store_rows(a, block, warpgroup * 64, softmax, out, shared.q[warpgroup], &maps.out, head.head, head.batch,
-             1 + warpgroup, leader);
+             1 + warpgroup, leader, kDropout ? dropout.scale() : 1.0f);
   if (leader) tma_store_wait_read<0>();
 }
 
-template <int kColumns, class T>
+template <int kColumns, bool kDropout, class T>
 void launch(const Args& a, void* stream) {
   constexpr int kBytes = sizeof(Shared<kColumns, T>);
-  allow_shared(v6_wgmma_kernel<kColumns, T>, kBytes);
+  allow_shared(v6_wgmma_kernel<kColumns, kDropout, T>, kBytes);
   const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
-  v6_wgmma_kernel<kColumns, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
+  v6_wgmma_kernel<kColumns, kDropout, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
 }
 
 }  // namespace
@@ -136,7 +138,9 @@ std::string v6_wgmma_supports(const Args& a) { return on_hopper(a, kQueries); }
 void v6_wgmma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    with_slices(a.head_dim, [&](auto columns) { launch<decltype(columns)::value, T>(a, stream); });
+    with_slices(a.head_dim, [&](auto columns) {
+      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
+    });
   });
   check_launch();
 }

@@ -90,7 +90,7 @@ __device__ void produce(const Args& a, const BlockOfQueries& block, int tiles_of
   }
 }
 
-template <int kColumns, class T>
+template <int kColumns, bool kDropout, class T>
 __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of_keys, Shared<kColumns, T>& shared,
                         const Maps& maps) {
   constexpr int kConsumers = Shape<kColumns>::kConsumers;
@@ -104,6 +104,7 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
   if (warpgroup == 0) named_barrier_arrive(1, 2 * kWarpgroupSize);  // the first turn
 
   RowsSoftmax softmax;
+  Dropout dropout(a);
   float out[kColumns / 2] = {};
   float factor[2];
   uint32_t weight[kKeys / 16][4];
@@ -135,6 +136,7 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
       if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
       hide_unseen(score, block, first_row, j * kKeys);
       softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
+      if constexpr (kDropout) drop_weights(dropout, score, block, first_row, j * kKeys);
       pack_weights<T>(score, weight);
     }
     // Both products at once, and the softmax while they run.
@@ -160,6 +162,7 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
 #pragma unroll
         for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
       }
+      if constexpr (kDropout) drop_weights(dropout, score, block, first_row, j * kKeys);
       pack_weights<T>(score, weight);
     };
     // Only the first tiles meet the mask; without it the loop is one piece, in which the compiler may move things.
@@ -175,11 +178,11 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
 
   const Head head(a, block.head);
   store_rows(a, block, first_row, softmax, out, shared.q[warpgroup], &maps.out, head.head, head.batch,
-             1 + kConsumers + warpgroup, leader);
+             1 + kConsumers + warpgroup, leader, kDropout ? dropout.scale() : 1.0f);
   if (leader) tma_store_wait_read<0>();
 }
 
-template <int kColumns, class T>
+template <int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     v7_warpgroups_kernel(Args a, const __grid_constant__ Maps maps) {
   using S = Shape<kColumns>;
@@ -209,17 +212,18 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     if (first_warp && tiles_of_keys > 0) produce<kColumns>(a, block, tiles_of_keys, shared, maps);
   } else {
     take_registers<S::kRegisters>();
-    consume<kColumns>(a, block, tiles_of_keys, shared, maps);
+    consume<kColumns, kDropout>(a, block, tiles_of_keys, shared, maps);
   }
 }
 
-template <int kColumns, class T>
+template <int kColumns, bool kDropout, class T>
 void launch(const Args& a, void* stream) {
   using S = Shape<kColumns>;
   constexpr int kBytes = sizeof(Shared<kColumns, T>);
-  allow_shared(v7_warpgroups_kernel<kColumns, T>, kBytes);
+  allow_shared(v7_warpgroups_kernel<kColumns, kDropout, T>, kBytes);
   const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, S::kQueries));
-  v7_warpgroups_kernel<kColumns, T><<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
+  v7_warpgroups_kernel<kColumns, kDropout, T>
+      <<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
 }
 
 }  // namespace
@@ -231,7 +235,9 @@ std::string v7_warpgroups_supports(const Args& a) {
 void v7_warpgroups(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    with_slices(a.head_dim, [&](auto columns) { launch<decltype(columns)::value, T>(a, stream); });
+    with_slices(a.head_dim, [&](auto columns) {
+      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
+    });
   });
   check_launch();
 }

@@ -121,7 +121,7 @@ __device__ void produce(const Args& a, Order order, Shared<kColumns, T>& shared,
   }
 }
 
-template <int kColumns, class T>
+template <int kColumns, bool kDropout, class T>
 __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& maps) {
   using S = Shape<kColumns>;
   constexpr int kKeys = S::kKeys;
@@ -156,6 +156,7 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
     auto& q = shared.q[q_ring.place][part];
 
     RowsSoftmax softmax;
+    Dropout dropout(a);
     float out[kColumns / 2] = {};
     float factor[2];
     uint32_t weight[kKeys / 16][4];
@@ -186,6 +187,7 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
         if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
         hide_unseen(score, block, first_row, j * kKeys);
         softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
+        if constexpr (kDropout) drop_weights(dropout, score, block, first_row, j * kKeys);
         pack_weights<T>(score, weight);
       }
       // Both products at once, and the softmax while they run.
@@ -211,6 +213,7 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
 #pragma unroll
           for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
         }
+        if constexpr (kDropout) drop_weights(dropout, score, block, first_row, j * kKeys);
         pack_weights<T>(score, weight);
       };
       // Only the first tiles meet the mask; without it the loop is one piece, in which the compiler may move things.
@@ -227,14 +230,14 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
     free_stored();  // where there was no product under which it could be done
 
     store_rows(a, block, first_row, softmax, out, q, &maps.out, same_in_warp(announced.head),
-               same_in_warp(announced.batch), 1 + S::kConsumers + warpgroup, leader);
+               same_in_warp(announced.batch), 1 + S::kConsumers + warpgroup, leader, kDropout ? dropout.scale() : 1.0f);
     stored = q_ring.place;
   }
   if (warpgroup == 0) wait_for_turn();  // which the last one has passed on; barriers end as they began
   if (leader) tma_store_wait_read<0>();
 }
 
-template <int kColumns, class T>
+template <int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     v8_persistent_kernel(Args a, const __grid_constant__ Maps maps, Order order) {
   using S = Shape<kColumns>;
@@ -261,19 +264,20 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<kColumns>(a, order, shared, maps);
   } else {
     take_registers<S::kRegisters>();
-    consume<kColumns>(a, shared, maps);
+    consume<kColumns, kDropout>(a, shared, maps);
   }
 }
 
-template <int kColumns, class T>
+template <int kColumns, bool kDropout, class T>
 void launch(const Args& a, void* stream) {
   using S = Shape<kColumns>;
   constexpr int kBytes = sizeof(Shared<kColumns, T>);
-  allow_shared(v8_persistent_kernel<kColumns, T>, kBytes);
+  allow_shared(v8_persistent_kernel<kColumns, kDropout, T>, kBytes);
   const int64_t tiles = ceil_div(a.q_length, S::kQueries);
   const int64_t blocks = std::min(a.batch * a.heads * tiles, multiprocessors());
-  v8_persistent_kernel<kColumns, T><<<static_cast<unsigned>(blocks), S::kThreads, kBytes, as_stream(stream)>>>(
-      a, maps_of<T>(a, S::kKeys), order_of(a, tiles, blocks));
+  v8_persistent_kernel<kColumns, kDropout, T>
+      <<<static_cast<unsigned>(blocks), S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, S::kKeys),
+                                                                                  order_of(a, tiles, blocks));
 }
 
 }  // namespace
@@ -285,7 +289,9 @@ std::string v8_persistent_supports(const Args& a) {
 void v8_persistent(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    with_slices(a.head_dim, [&](auto columns) { launch<decltype(columns)::value, T>(a, stream); });
+    with_slices(a.head_dim, [&](auto columns) {
+      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
+    });
   });
   check_launch();
 }

@@ -8,6 +8,9 @@
 //   producer, one warp       fetches k and v of the keys, and tiles of 64 queries: q, grad, lse, Δ
 #pragma once
 
+#include <algorithm>
+#include <climits>
+
 #include "delta.h"
 #include "hopper.h"
 
@@ -28,7 +31,7 @@ struct Five {
   static constexpr int kPlaces = 4;
   static constexpr int kSlices = 1;
   static constexpr int kSenders = 2;      // warps that send dq's sums, each from a place of its own
-  static constexpr int kRegisters = 192;  // 2·208 + 72 + 24: what four warpgroups have
+  static constexpr int kRegisters = 192;  // 2·192 + 88 + 40: what four warpgroups have
   static constexpr int kSumRegisters = 88;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kThreads = (kConsumers + 2) * kWarpgroupSize;
@@ -57,7 +60,7 @@ __device__ inline int first_query(const Args& a, int key) {
 }
 
 // The tiles of a unit that the 64 keys from `first` on have a part in: from `seen` on; from `whole` on each query sees
-// each of these keys.
+// each of these keys, and all of them exist.
 struct Part {
   int seen, whole;
 
@@ -71,10 +74,10 @@ struct Part {
 
 // What is to be done with a sum of dq.
 struct Job {
-  enum Kind { kAdd, kFinish, kEnd } kind;  // kFinish: it is dq itself, rounded
-  int batch, head, row;                    // of q; a head of all
-  int64_t tile;                            // of all
-  unsigned turn;                           // v7_turns: how many come before
+  enum Kind { kAdd, kFinish, kEnd } kind = kEnd;  // kFinish: it is dq itself, rounded
+  int batch = 0, head = 0, row = 0;               // of q; a head of all
+  int64_t tile = 0;                               // of all
+  unsigned turn = 0;                              // v7_turns: how many come before
 };
 
 template <class T>
@@ -109,7 +112,7 @@ __device__ inline Unit unit_of(const Args& a, int64_t tile) {
           walk.base,
           same_in_warp(static_cast<int>(role.first)),
           same_in_warp(static_cast<int>(role.exist.begin)),
-          same_in_warp(static_cast<int>(role.exist.end)),
+          same_in_warp(static_cast<int>(max(role.exist.end, int64_t{0}))),
           same_in_warp(static_cast<int>(role.keys.begin)),
           same_in_warp(static_cast<int>(role.keys.end)),
           same_in_warp(role.batch()),
@@ -212,7 +215,7 @@ __device__ void produce(const Args& a, const Queue& queue, Block<T>& shared, con
 
 // ---- a consumer warpgroup ----
 
-template <class T>
+template <bool kDropout, class T>
 __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
   constexpr int kTile = Five::kTile;
   using Scores = float[kTile / 2];  // a lane's, of 64 keys against a tile
@@ -228,6 +231,8 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
   const auto wait_for_turn = [&] { named_barrier_sync(kTurnBarrier + warpgroup, 2 * kWarpgroupSize); };
   const auto pass_turn = [&] { named_barrier_arrive(kTurnBarrier + 1 - warpgroup, 2 * kWarpgroupSize); };
   if (warpgroup == 0) named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupSize);  // the first turn
+  attention::Dropout dropout(a);
+  const float keep_scale = dropout.scale();
   attention::Ring<2> buffers, handed;
   attention::Ring<Five::kPlaces> ring;
   int stored = -1;  // the buffer from which this warpgroup's last sums are being stored
@@ -277,17 +282,25 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
         if (query + i / 4 * 8 + i % 2 < begin[i / 2 % 2]) score[i] = 0.0f;
       }
     };
-    const auto differentiate = [&](const Scores& weights, Scores& grad, int place, int tile) {
+    const auto differentiate = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
+      uint64_t kept = 0;
+      if constexpr (kDropout) {
+        kept = dropout.kept<true, kTile / 2>(head, first + key_of_group, unit.base + tile * kTile + column);
+#pragma unroll
+        for (int i = 0; i < kTile / 2; ++i) grad[i] = kept >> i & 1 ? grad[i] * keep_scale : 0.0f;
+      }
 #pragma unroll
       for (int i = 0; i < kTile / 2; i += 2) {
         const Vector<float, 2> delta = load_vector<2>(shared.delta[place] + i / 4 * 8 + column);
         for (int j = 0; j < 2; ++j) grad[i + j] = weights[i + j] * (grad[i + j] - delta.element[j]);
       }
-      if (tile >= part.whole) return;
+      if (tile < part.whole) {
 #pragma unroll
-      for (int i = 0; i < kTile / 2; ++i) {
-        if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
+        for (int i = 0; i < kTile / 2; ++i) {
+          if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
+        }
       }
+      if constexpr (kDropout) attention::Dropout::drop(weights, kept);  // as v met them
     };
     const auto hand_over = [&] {  // gives grad_score to dq's warpgroup
       mbarrier_wait(&shared.scores_empty[handed.place], handed.phase ^ 1);
@@ -304,7 +317,9 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
       handed.advance();
     };
 
-    for (int head = 0; head < heads_together; ++head) {
+    const int64_t first_head = kDropout ? (unit.batch * a.kv_heads + unit.head) * heads_together : 0;
+    for (int i = 0; i < heads_together; ++i) {
+      const int64_t head = first_head + i;
       int tile = unit.count - 1;
       if (tile >= part.seen) {
         {
@@ -318,7 +333,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
           wgmma_wait<1>();
           weigh(score, ring.place, tile);
           wgmma_wait<0>();
-          differentiate(score, grad, ring.place, tile);
+          differentiate(score, grad, ring.place, tile, head);
           attention::pack_weights<T>(score, weight);
           attention::pack_weights<T>(grad, grad_score);
           hand_over();
@@ -336,7 +351,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
           wgmma_wait<3>();
           weigh(score, ring.place, tile);
           wgmma_wait<2>();
-          differentiate(score, grad, ring.place, tile);
+          differentiate(score, grad, ring.place, tile, head);
           wgmma_wait<0>();
           if (leader) mbarrier_arrive(&shared.empty[before]);
           attention::pack_weights<T>(score, weight);
@@ -371,7 +386,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
       store_gradient(sum, factor, exists, tile, map, first, unit.head, unit.batch, 1 + warpgroup, leader);
     };
     store(dk, static_cast<float>(a.scale), shared.dk[warpgroup], &in.da);
-    store(dv, 1.0f, shared.b[buffers.place][warpgroup], &in.db);
+    store(dv, kDropout ? keep_scale : 1.0f, shared.b[buffers.place][warpgroup], &in.db);
     stored = buffers.place;
   }
   if (warpgroup == 0) wait_for_turn();
@@ -426,11 +441,13 @@ __device__ void sum_queries(const Args& a, Block<T>& shared, Prepare&& prepare) 
         hand_over(prepare(unit, head, unit.base + tile * Five::kTile, sum, shared.dq[places.place]));
       }
     }
+    // Its warps have met in products, but not where there was none: one that lags would find the next rows' phase.
+    if (unit.count == 0) named_barrier_sync(kSumBarrier, kWarpgroupSize);
     if (leader) mbarrier_arrive(&shared.own_empty[buffers.place]);
   }
   for (int i = 0; i < Five::kSenders; ++i) {
     mbarrier_wait(&shared.sums_empty[places.place], places.phase ^ 1);
-    hand_over({Job::kEnd});
+    hand_over(Job{});
   }
 }
 
@@ -477,7 +494,7 @@ __device__ void send_sums(const Args& a, Block<T>& shared, const CUtensorMap* dq
 // ---- a block ----
 
 // Splits the block's threads. dq: its map, if `prepare` returns jobs of kFinish.
-template <class T, class Prepare, class Send>
+template <bool kDropout, class T, class Prepare, class Send>
 __device__ void run_five_products(const Args& a, const Queue& queue, Block<T>& shared, const Inputs& in,
                                   const CUtensorMap* dq, Prepare&& prepare, Send&& send) {
   if (threadIdx.x == 0) shared.init_barriers();
@@ -485,7 +502,7 @@ __device__ void run_five_products(const Args& a, const Queue& queue, Block<T>& s
   const int warpgroup = warpgroup_of_block();
   if (warpgroup < Five::kConsumers) {
     take_registers<Five::kRegisters>();
-    consume(a, shared, in);
+    consume<kDropout>(a, shared, in);
   } else if (warpgroup == Five::kConsumers) {
     give_registers<Five::kSumRegisters>();
     sum_queries(a, shared, prepare);

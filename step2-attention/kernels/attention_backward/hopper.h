@@ -33,7 +33,7 @@ struct Shared {
   T x[S::kPlaces][S::kSlices][S::kTile * kSlice];
   T y[S::kPlaces][S::kSlices][S::kTile * kSlice];
   float lse[S::kPlaces][S::kTile], delta[S::kPlaces][S::kTile];  // of queries walked over
-  // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have left it.
+  // Full: the tile has arrived, one arrival and its bytes. Empty: all who read it have left it.
   uint64_t own_full[S::kBuffers], own_empty[S::kBuffers], full[S::kPlaces], empty[S::kPlaces], raw;
   // v5_persistent: whose rows lie in a and b. racecheck may report its second use, since one thread frees the buffer
   // for all of its warpgroup; they have met at a barrier before.
@@ -81,7 +81,8 @@ struct Inputs {
 
 // The tiles that a block walks over, those first that its own rows meet the mask in: keys from the last to the first,
 // queries from the first to the last. All in 32 bits, and alike in all lanes. The first tile of queries begins up to
-// three rows early, since bulk copies of lse and Δ must begin at multiples of 16 bytes: at a multiple of kFrom.
+// three rows early, since bulk copies of lse and Δ must begin at multiples of 16 bytes; in v6 and v7 at a multiple of
+// 64, so that all blocks mean the same rows by a tile of dq.
 template <bool kOwnsKeys, int kTile, int kFrom = kAligned>
 struct Walk {
   int base, count;
@@ -132,8 +133,7 @@ struct Producer {
   }
 
   // The tiles that it walks over, in this order. The whole warp does this.
-  template <int kFrom>
-  __device__ void load_walked(const Role<kOwnsKeys, T>& role, const Walk<kOwnsKeys, S::kTile, kFrom>& walk) {
+  __device__ void load_walked(const Role<kOwnsKeys, T>& role, const Walk<kOwnsKeys, S::kTile>& walk) {
     const bool leader = threadIdx.x % kWarpSize == 0;
     const int batch = role.batch();
     for (int64_t head = role.first_head(); head < role.end_head(); ++head) {

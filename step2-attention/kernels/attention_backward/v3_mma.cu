@@ -11,7 +11,7 @@
 // Moves     B·H·((5·Sq + 2·Sk·⌈Sq/64⌉ + 2·Sq·⌈Sk/64⌉)·D·2) + 8·B·Hkv·Sk·D bytes, most of what is walked over from the
 //           L2 cache; 14·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), 2·B·H·Sq·Sk exponentials
 // Limits    float16, bfloat16; D a multiple of 8 up to 128; rows that begin at multiples of 16 bytes; Sq, Sk ≤ 2³⁰; at
-//           most 2³¹−1 blocks; compute capability 8.0; no dropout. While a tile is on its way, nobody computes. In
+//           most 2³¹−1 blocks; compute capability 8.0. While a tile is on its way, nobody computes. In
 //           float16 gradients of scores beyond 65504 overflow. For the second products it rounds the weights and their
 //           gradients
 #include <kf/launch.h>
@@ -60,7 +60,7 @@ __device__ void load_tile(T (*tile)[kDim + kPad], const Rows<const T>& rows, int
   }
 }
 
-template <bool kOwnsKeys, int kDim, class T>
+template <bool kOwnsKeys, int kDim, bool kDropout, class T>
 __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a, const float* __restrict__ delta) {
   constexpr int kRows = kWalked<kDim>;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a, const float* _
     own_lse[r] = subtracted(lse[role.head * a.q_length + own[r]]) * log2e;
     own_delta[r] = delta[role.head * a.q_length + own[r]];
   }
+  attention::Dropout dropout(a);
   float da[kDim / 8][4] = {};  // [0], [1]: of the first row; [2], [3]: of the second
   float db[kOwnsKeys ? kDim / 8 : 1][4] = {};
 
@@ -122,6 +123,8 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a, const float* _
 
       // Weights and gradients of scores, as operand a: n and n + 1 are columns 0 to 7 and 8 to 15 of 16 rows.
       uint32_t weight[kRows / 16][4], grad_score[kRows / 16][4];
+      uint64_t kept = 0;
+      if constexpr (kDropout) kept = dropout.kept<kOwnsKeys, kRows / 2>(head, own[0], first + lane % 4 * 2);
 #pragma unroll
       for (int n = 0; n < kRows / 8; ++n) {
 #pragma unroll
@@ -133,8 +136,10 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a, const float* _
             const bool paired = first + column >= begin[r] && first + column < end[r];
             const float its_lse = kOwnsKeys ? shared.lse[column] : own_lse[r];
             const float its_delta = kOwnsKeys ? shared.delta[column] : own_delta[r];
+            const float z = kDropout ? (kept >> (4 * n + 2 * r + e) & 1 ? dropout.scale() : 0.0f) : 1.0f;
             w[e] = paired ? exp2_approx(score[n][2 * r + e] * scale - its_lse) : 0.0f;
-            g[e] = paired ? w[e] * (grad_weight[n][2 * r + e] - its_delta) : 0.0f;
+            g[e] = paired ? w[e] * (z * grad_weight[n][2 * r + e] - its_delta) : 0.0f;
+            w[e] *= z;  // as v met it
           }
           weight[n / 2][n % 2 * 2 + r] = pack<T>(w[0], w[1]);
           grad_score[n / 2][n % 2 * 2 + r] = pack<T>(g[0], g[1]);
@@ -177,12 +182,12 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a, const float* _
   }
 }
 
-template <bool kOwnsKeys, int kDim, class T>
+template <bool kOwnsKeys, int kDim, bool kDropout, class T>
 void launch(const Args& a, const float* delta, void* stream) {
   constexpr int kBytes = sizeof(Shared<kDim, T>);
-  if constexpr (kBytes > 48 * 1024) allow_shared(v3_mma_kernel<kOwnsKeys, kDim, T>, kBytes);
+  if constexpr (kBytes > 48 * 1024) allow_shared(v3_mma_kernel<kOwnsKeys, kDim, kDropout, T>, kBytes);
   const auto blocks = static_cast<unsigned>(blocks_of<kOwnsKeys>(a, kOwned));
-  v3_mma_kernel<kOwnsKeys, kDim, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a, delta);
+  v3_mma_kernel<kOwnsKeys, kDim, kDropout, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a, delta);
   check_launch();
 }
 
@@ -206,8 +211,12 @@ void v3_mma(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     const float* delta = launch_delta<8, T>(a, stream);
     attention::with_columns(a.head_dim, [&](auto columns) {
-      launch<false, decltype(columns)::value, T>(a, delta, stream);
-      launch<true, decltype(columns)::value, T>(a, delta, stream);
+      attention::with_dropout(a, [&](auto drops) {
+        constexpr int kDim = decltype(columns)::value;
+        constexpr bool kDropout = decltype(drops)::value;
+        launch<false, kDim, kDropout, T>(a, delta, stream);
+        launch<true, kDim, kDropout, T>(a, delta, stream);
+      });
     });
   });
 }

@@ -12,7 +12,7 @@
 //           first, the others are not compared with it; a warpgroup leaves out tiles that none of its rows is paired
 //           with. lse, in base 2, and Δ are written once with room behind each head's last query, +∞ and 0 there: where
 //           queries are walked over they are copied beside them.
-// Launch    Δ and lse: grid min(⌈B·H·(4·⌈Sq/4⌉ + 64)/32⌉, 2²⁰), block 8×32. Then grid B·H·⌈Sq/Q⌉ and grid
+// Launch    Δ and lse: grid (⌈(4·⌈Sq/4⌉ + 64)/128⌉, B·H), block 8×32. Then grid B·H·⌈Sq/Q⌉ and grid
 //           B·Hkv·⌈Sk/128⌉, a producer and consumers of 128 threads each. P = 64 columns (D ≤ 64): Q = 192,
 //           3 consumers, 114 KB of shared memory, and 2 consumers, 98 KB. P = 128: Q = 128, 2 consumers, 194 KB, and
 //           2 consumers, 129 KB. 4 tiles in the ring, of 64 rows; of 32 where keys are owned at P 128
@@ -31,7 +31,7 @@
 namespace kf::KF_BACKEND::attention_backward {
 namespace {
 
-template <class S, bool kOwnsKeys, class T, class Walk>
+template <class S, bool kDropout, bool kOwnsKeys, class T, class Walk>
 __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Walk& walk, Shared<S, T>& shared,
                         const Inputs& in) {
   constexpr int kColumns = S::kSlices * kSlice, kTile = S::kTile;
@@ -44,11 +44,12 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
   const float scale = static_cast<float>(a.scale * kLog2e);
 
   // This lane's two rows.
+  const int64_t own_row = first_own + threadIdx.x / kWarpSize % 4 * 16 + lane / 4;
   int begin[2], end[2];
   bool exists[2];
   float own_lse[2] = {INFINITY, INFINITY}, own_delta[2] = {};
   for (int r = 0; r < 2; ++r) {
-    const int64_t own = first_own + threadIdx.x / kWarpSize % 4 * 16 + lane / 4 + 8 * r;
+    const int64_t own = own_row + 8 * r;
     const Range pairs = role.partners_of(own);
     begin[r] = static_cast<int>(pairs.begin), end[r] = static_cast<int>(pairs.end);
     exists[r] = role.exists(own);
@@ -64,6 +65,8 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
   const Range least = first_row > last_row ? none : role.partners_of(kOwnsKeys ? last_row : first_row);
   const int first_tile = walk.first_seen(most), first_whole = walk.first_whole(least);
 
+  attention::Dropout dropout(a);
+  const float keep_scale = dropout.scale();
   float da[kColumns / 2] = {}, db[kOwnsKeys ? kColumns / 2 : 1] = {};
   uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
   const auto issue_products = [&](Scores& score, Scores& grad_weight, int place) {
@@ -94,17 +97,25 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
       if (at < begin[r] || at >= end[r]) score[i] = 0.0f;
     }
   };
-  const auto differentiate = [&](const Scores& weights, Scores& grad, int place, int tile) {
+  const auto differentiate = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
+    uint64_t kept = 0;
+    if constexpr (kDropout) {
+      kept = dropout.kept<kOwnsKeys, kTile / 2>(head, own_row, walk.row(tile) + column);
+#pragma unroll
+      for (int i = 0; i < kTile / 2; ++i) grad[i] = kept >> i & 1 ? grad[i] * keep_scale : 0.0f;
+    }
 #pragma unroll
     for (int i = 0; i < kTile / 2; i += 2) {
       const Vector<float, 2> delta = of_queries(shared.delta[place], own_delta, i);
       for (int j = 0; j < 2; ++j) grad[i + j] = weights[i + j] * (grad[i + j] - delta.element[j]);
     }
-    if (tile >= first_whole) return;
+    if (tile < first_whole) {
 #pragma unroll
-    for (int i = 0; i < kTile / 2; ++i) {
-      if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
+      for (int i = 0; i < kTile / 2; ++i) {
+        if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
+      }
     }
+    if constexpr (kDropout && kOwnsKeys) attention::Dropout::drop(weights, kept);  // as v met them
   };
 
   if (walk.count > 0) mbarrier_wait(&shared.own_full[0], 0);
@@ -130,7 +141,7 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
       wgmma_wait<1>();
       weigh(score, ring.place, tile);
       wgmma_wait<0>();
-      differentiate(score, grad, ring.place, tile);
+      differentiate(score, grad, ring.place, tile, head);
       if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
       attention::pack_weights<T>(grad, grad_score);
     }
@@ -147,7 +158,7 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
       wgmma_wait<1 + kSums>();
       weigh(score, ring.place, tile);
       wgmma_wait<kSums>();
-      differentiate(score, grad, ring.place, tile);
+      differentiate(score, grad, ring.place, tile, head);
       wgmma_wait<0>();  // the sums: weights' registers and the place before are free
       // The other warps have read its lse and Δ as well: these went into their part of the product that has ended.
       // compute-sanitizer's racecheck does not follow that, and reports the next copy of lse and Δ.
@@ -168,11 +179,11 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
                    1 + warpgroup, leader);
   };
   store(da, static_cast<float>(a.scale), shared.a[0][warpgroup], &in.da);
-  if constexpr (kOwnsKeys) store(db, 1.0f, shared.b[0][warpgroup], &in.db);
+  if constexpr (kOwnsKeys) store(db, kDropout ? keep_scale : 1.0f, shared.b[0][warpgroup], &in.db);
   if (leader) tma_store_wait_read<0>();
 }
 
-template <bool kOwnsKeys, int kColumns, class T>
+template <bool kOwnsKeys, int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns, 1>::kThreads, 1)
     v4_warpgroups_kernel(Args a, const __grid_constant__ Inputs in) {
   using S = Shape<kOwnsKeys, kColumns, 1>;
@@ -195,18 +206,18 @@ __global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns, 1>::kThreads, 1)
     }
   } else {
     take_registers<S::kRegisters>();
-    consume(a, role, walk, shared, in);
+    consume<S, kDropout>(a, role, walk, shared, in);
   }
 }
 
-template <bool kOwnsKeys, int kColumns, class T>
+template <bool kOwnsKeys, int kColumns, bool kDropout, class T>
 void launch(const Args& a, const float* lse, const float* delta, void* stream) {
   using S = Shape<kOwnsKeys, kColumns, 1>;
   const auto in = inputs_of<kOwnsKeys, S::kTile, T>(a, lse, delta);
   constexpr int kBytes = sizeof(Shared<S, T>);
-  allow_shared(v4_warpgroups_kernel<kOwnsKeys, kColumns, T>, kBytes);
+  allow_shared(v4_warpgroups_kernel<kOwnsKeys, kColumns, kDropout, T>, kBytes);
   const auto blocks = static_cast<unsigned>(blocks_of<kOwnsKeys>(a, S::kOwned));
-  v4_warpgroups_kernel<kOwnsKeys, kColumns, T><<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, in);
+  v4_warpgroups_kernel<kOwnsKeys, kColumns, kDropout, T><<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, in);
   check_launch();
 }
 
@@ -229,8 +240,12 @@ void v4_warpgroups(const Args& a, void* stream) {
     float* const lse = delta + a.batch * a.heads * padded_length(a);
     launch_delta<8, T>(a, delta, lse, padded_length(a), nullptr, stream);
     attention::with_slices(a.head_dim, [&](auto columns) {
-      launch<false, decltype(columns)::value, T>(a, lse, delta, stream);
-      launch<true, decltype(columns)::value, T>(a, lse, delta, stream);
+      attention::with_dropout(a, [&](auto drops) {
+        constexpr int kColumns = decltype(columns)::value;
+        constexpr bool kDropout = decltype(drops)::value;
+        launch<false, kColumns, kDropout, T>(a, lse, delta, stream);
+        launch<true, kColumns, kDropout, T>(a, lse, delta, stream);
+      });
     });
   });
 }

@@ -13,7 +13,7 @@
 //           130 KB. P = 128: 226 KB, 3 tiles in the ring, and 193 KB
 // Moves     B·H·((5·Sq + 2·Sk·⌈Sq/Q⌉ + 2·Sq·⌈Sk/128⌉)·D·2) + 8·B·Hkv·Sk·D bytes, most of what is walked over from
 //           the L2 cache; 14·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), 2·B·H·Sq·Sk exponentials
-// Limits    float16, bfloat16; D ≤ 128, a multiple of 8; compute capability 9.0; no dropout. A tile a multiprocessor,
+// Limits    float16, bfloat16; D ≤ 128, a multiple of 8; compute capability 9.0. A tile a multiprocessor,
 //           or less, is no faster than in v4: there is no next one. Beyond D 64 operand a is read from shared memory
 //           for each tile. Scratch of 8·B·H·(Sq + 67) + 8 bytes at most. It rounds the weights and their gradients
 #include <kf/launch.h>
@@ -52,7 +52,7 @@ __device__ void produce(const Args& a, const Queue& queue, Shared<S, T>& shared,
   if (leader) mbarrier_arrive(&shared.own_full[buffers.place]);
 }
 
-template <class S, bool kOwnsKeys, int kColumns, class T>
+template <class S, bool kOwnsKeys, int kColumns, bool kDropout, class T>
 __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared, const Inputs& in) {
   constexpr int kTile = S::kTile;
   constexpr bool kInRegisters = kOwnsKeys && kColumns == kSlice;  // k and v; with q and grad 3 consumers find no room
@@ -64,6 +64,8 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
   const int column = lane % 4 * 2;  // of score[0]
   const float scale = static_cast<float>(a.scale * kLog2e);
 
+  attention::Dropout dropout(a);
+  const float keep_scale = dropout.scale();
   attention::Ring<2> buffers;
   attention::Ring<S::kPlaces> ring;
   static_assert((S::kConsumers - 1) * 64 / kTile < S::kPlaces);  // as in v4
@@ -86,11 +88,12 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
     auto& own_b = shared.b[buffers.place][warpgroup];
 
     // This lane's two rows.
+    const int64_t own_row = first_own + threadIdx.x / kWarpSize % 4 * 16 + lane / 4;
     int begin[2], end[2];
     bool exists[2];
     float own_lse[2] = {INFINITY, INFINITY}, own_delta[2] = {};
     for (int r = 0; r < 2; ++r) {
-      const int64_t own = first_own + threadIdx.x / kWarpSize % 4 * 16 + lane / 4 + 8 * r;
+      const int64_t own = own_row + 8 * r;
       const Range pairs = role.partners_of(own);
       begin[r] = static_cast<int>(pairs.begin), end[r] = static_cast<int>(pairs.end);
       exists[r] = role.exists(own);
@@ -145,17 +148,25 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
         if (at < begin[r] || at >= end[r]) score[i] = 0.0f;
       }
     };
-    const auto differentiate = [&](const Scores& weights, Scores& grad, int place, int tile) {
+    const auto differentiate = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
+      uint64_t kept = 0;
+      if constexpr (kDropout) {
+        kept = dropout.kept<kOwnsKeys, kTile / 2>(head, own_row, walk.row(tile) + column);
+#pragma unroll
+        for (int i = 0; i < kTile / 2; ++i) grad[i] = kept >> i & 1 ? grad[i] * keep_scale : 0.0f;
+      }
 #pragma unroll
       for (int i = 0; i < kTile / 2; i += 2) {
         const Vector<float, 2> delta = of_queries(shared.delta[place], own_delta, i);
         for (int j = 0; j < 2; ++j) grad[i + j] = weights[i + j] * (grad[i + j] - delta.element[j]);
       }
-      if (tile >= first_whole) return;
+      if (tile < first_whole) {
 #pragma unroll
-      for (int i = 0; i < kTile / 2; ++i) {
-        if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
+        for (int i = 0; i < kTile / 2; ++i) {
+          if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
+        }
       }
+      if constexpr (kDropout && kOwnsKeys) attention::Dropout::drop(weights, kept);  // as v met them
     };
 
     for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
@@ -177,7 +188,7 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
         wgmma_wait<1>();
         weigh(score, ring.place, tile);
         wgmma_wait<0>();
-        differentiate(score, grad, ring.place, tile);
+        differentiate(score, grad, ring.place, tile, head);
         if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
         attention::pack_weights<T>(grad, grad_score);
       }
@@ -192,7 +203,7 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
         wgmma_wait<1 + kSums>();
         weigh(score, ring.place, tile);
         wgmma_wait<kSums>();
-        differentiate(score, grad, ring.place, tile);
+        differentiate(score, grad, ring.place, tile, head);
         wgmma_wait<0>();
         if (leader) mbarrier_arrive(&shared.empty[before]);
         if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
@@ -212,13 +223,13 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
                      1 + warpgroup, leader);
     };
     store(da, static_cast<float>(a.scale), own_a, &in.da);
-    if constexpr (kOwnsKeys) store(db, 1.0f, own_b, &in.db);
+    if constexpr (kOwnsKeys) store(db, kDropout ? keep_scale : 1.0f, own_b, &in.db);
     stored = buffers.place;
   }
   if (leader) tma_store_wait_read<0>();
 }
 
-template <bool kOwnsKeys, int kColumns, class T>
+template <bool kOwnsKeys, int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns, 2>::kThreads, 1)
     v5_persistent_kernel(Args a, const __grid_constant__ Inputs in, Queue queue) {
   using S = Shape<kOwnsKeys, kColumns, 2>;
@@ -232,22 +243,23 @@ __global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns, 2>::kThreads, 1)
     if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<S, kOwnsKeys>(a, queue, shared, in);
   } else {
     take_registers<S::kRegisters>();
-    consume<S, kOwnsKeys, kColumns>(a, queue, shared, in);
+    consume<S, kOwnsKeys, kColumns, kDropout>(a, queue, shared, in);
   }
 }
 
-template <bool kOwnsKeys, int kColumns, class T>
+template <bool kOwnsKeys, int kColumns, bool kDropout, class T>
 void launch(const Args& a, const float* lse, const float* delta, unsigned* counter, void* stream) {
   using S = Shape<kOwnsKeys, kColumns, 2>;
   using R = Role<kOwnsKeys, T>;
   const auto in = inputs_of<kOwnsKeys, S::kTile, T>(a, lse, delta);
   constexpr int kBytes = sizeof(Shared<S, T>);
-  allow_shared(v5_persistent_kernel<kOwnsKeys, kColumns, T>, kBytes);
+  allow_shared(v5_persistent_kernel<kOwnsKeys, kColumns, kDropout, T>, kBytes);
   const int64_t tiles = ceil_div(R::length(a), S::kOwned);
   const Queue queue{counter, static_cast<unsigned>(tiles), static_cast<unsigned>(R::heads(a)), kHeadsTogether,
                     a.causal && !kOwnsKeys};
   const auto blocks = static_cast<unsigned>(std::min(tiles * R::heads(a), multiprocessors()));
-  v5_persistent_kernel<kOwnsKeys, kColumns, T><<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, in, queue);
+  v5_persistent_kernel<kOwnsKeys, kColumns, kDropout, T>
+      <<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, in, queue);
   check_launch();
 }
 
@@ -265,9 +277,12 @@ void v5_persistent(const Args& a, void* stream) {
     const Scratch scratch(a, a.scratch);
     launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream);
     attention::with_slices(a.head_dim, [&](auto columns) {
-      constexpr int kColumns = decltype(columns)::value;
-      launch<false, kColumns, T>(a, scratch.lse, scratch.delta, scratch.counter, stream);
-      launch<true, kColumns, T>(a, scratch.lse, scratch.delta, scratch.counter + 1, stream);
+      attention::with_dropout(a, [&](auto drops) {
+        constexpr int kColumns = decltype(columns)::value;
+        constexpr bool kDropout = decltype(drops)::value;
+        launch<false, kColumns, kDropout, T>(a, scratch.lse, scratch.delta, scratch.counter, stream);
+        launch<true, kColumns, kDropout, T>(a, scratch.lse, scratch.delta, scratch.counter + 1, stream);
+      });
     });
   });
 }

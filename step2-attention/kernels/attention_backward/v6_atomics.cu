@@ -8,19 +8,16 @@
 // Since v5  One kernel, not two. Gradients of scores go through shared memory to a third warpgroup, which computes the
 //           shares of dq. Sums are cleared before and rounded afterwards. Queries from the last to the first, and two
 //           consumers that take turns at the tensor cores, as in attention's v7.
-// Launch    Δ and lse as v5, which also clears B·H·⌈Sq/64⌉ sums of 16 KB; as many blocks as multiprocessors, or as
-// there
-//           are tiles of 128 keys, of 4 warpgroups: 2 consumers, dq's, and one of the producer's warp and of two that
-//           send shares. 212 KB of shared memory. Then a block of 128 threads for each sum
+// Launch    Δ and lse as v5, which also clears B·H·⌈Sq/64⌉ sums of 16 KB. Then as many blocks as multiprocessors, or as
+//           tiles of 128 keys, of 4 warpgroups: 2 consumers, dq's, and one with the producer's warp and two that send
+//           shares. 212 KB of shared memory. Then a block of 128 threads for each sum
 // Moves     B·H·((3 + 2·⌈Sk/128⌉)·Sq·D·2 + (1 + ⌈Sk/128⌉)·8·Sq·64) + 8·B·Hkv·Sk·D bytes, most of them within the L2
 //           cache; 10·B·H·Sq·Sk·64 FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
-// Limits    float16, bfloat16; D ≤ 64, a multiple of 8; compute capability 9.0; no dropout. No two runs need be the
-// same:
-//           it refuses where torch wants deterministic algorithms, and `auto` never takes it. Scratch of 256 bytes a
-//           query more than v5's. It rounds the weights and their gradients
+// Limits    float16, bfloat16; D ≤ 64, a multiple of 8; compute capability 9.0. With dropout registers spill. No two
+//           runs need be the same: it refuses where torch wants deterministic algorithms, and `auto` never takes it.
+//           Scratch of 256 bytes a query more than v5's. It rounds the weights and their gradients
 #include <kf/launch.h>
-
-#include <algorithm>
+#include <kf/numeric.h>
 
 #include "five_products.h"
 #include "rungs.h"
@@ -42,7 +39,7 @@ struct ClearSums {
   }
 };
 
-template <class T>
+template <bool kDropout, class T>
 __global__ void __launch_bounds__(Five::kThreads, 1)
     v6_atomics_kernel(Args a, const __grid_constant__ Inputs in, Queue queue, float* sums) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -58,7 +55,7 @@ __global__ void __launch_bounds__(Five::kThreads, 1)
     tma_store_wait_read<0>();
     free();
   };
-  run_five_products(a, queue, shared, in, nullptr, prepare, send);
+  run_five_products<kDropout>(a, queue, shared, in, nullptr, prepare, send);
 }
 
 // dq, rounded, of the tile that the block is for.
@@ -95,11 +92,14 @@ void v6_atomics(const Args& a, void* stream) {
     launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream,
                        ClearSums{sums, tiles_of_queries(a)});
     const auto in = inputs_of<true, Five::kTile, T>(a, scratch.lse, scratch.delta);
-    allow_shared(v6_atomics_kernel<T>, sizeof(Block<T>));
     const Queue queue = queue_of_keys(a, scratch.counter);
-    v6_atomics_kernel<T>
-        <<<blocks_of_queue(queue), Five::kThreads, sizeof(Block<T>), as_stream(stream)>>>(a, in, queue, sums);
-    check_launch();
+    attention::with_dropout(a, [&](auto drops) {
+      constexpr bool kDropout = decltype(drops)::value;
+      allow_shared(v6_atomics_kernel<kDropout, T>, sizeof(Block<T>));
+      v6_atomics_kernel<kDropout, T>
+          <<<blocks_of_queue(queue), Five::kThreads, sizeof(Block<T>), as_stream(stream)>>>(a, in, queue, sums);
+      check_launch();
+    });
     v6_atomics_round_kernel<T>
         <<<static_cast<unsigned>(tiles_of(a)), kWarpgroupSize, 0, as_stream(stream)>>>(a, map_of_dq<T>(a), sums);
     check_launch();

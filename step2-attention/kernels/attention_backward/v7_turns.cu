@@ -1,24 +1,19 @@
 // attention_backward v7_turns: shares of dq are added in turns, so that the bits are the same each time
 //
 // Idea      Who adds to a tile of dq, and in which order, may be settled beforehand: its keys from the first to the
-// last.
-//           A counter for each tile says whose turn it is. Waiting for turns need not cost time: all blocks walk over a
-//           head's queries from the last to the first, and who owns later keys has begun no earlier. So it follows a
-//           tile or two behind, at the same speed, and finds its turn come. The first one stores its share, so nothing
-//           is cleared; the last one takes the sum, adds its own, and writes dq.
+//           last. A counter for each tile says whose turn it is. Waiting for turns need not cost time: all blocks walk
+//           over a head's queries from the last to the first, and who owns later keys has begun no earlier. So it
+//           follows a tile or two behind, at the same speed, and finds its turn come. The first one stores its share,
+//           so nothing is cleared; the last one takes the sum, adds its own, and writes dq.
 // Since v6  Turns. No zeros before, no kernel for rounding afterwards.
-// Launch    As v6: Δ and lse, which also sets counters to 0, and dq of queries that see nothing; then as many blocks as
-//           multiprocessors, or as there are tiles of 128 keys
+// Launch    As v6, but Δ's kernel sets counters to 0, and dq of queries that see nothing; and no kernel for rounding
 // Moves     B·H·((3 + 2·⌈Sk/128⌉)·Sq·D·2 + (⌈Sk/128⌉ − 1)·8·Sq·64) + 8·B·Hkv·Sk·D bytes, most of them within the L2
 //           cache; 10·B·H·Sq·Sk·64 FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
-// Limits    float16, bfloat16; D ≤ 64, a multiple of 8; compute capability 9.0; no dropout. Few heads of many keys
-// wait:
-//           each tile of keys begins after the one before. Scratch as v6, and a counter a tile. It rounds the weights
-//           and their gradients
+// Limits    float16, bfloat16; D ≤ 64, a multiple of 8; compute capability 9.0. With dropout registers spill. Few heads
+//           of many keys wait at the beginning, a tile of keys for the one before. Scratch as v6, and a counter a tile.
+//           It rounds the weights and their gradients
 #include <kf/launch.h>
 #include <kf/numeric.h>
-
-#include <algorithm>
 
 #include "five_products.h"
 #include "rungs.h"
@@ -32,19 +27,19 @@ struct Turns {
   unsigned* added;
 };
 
-// The counter, read so that what was added before it was told is seen as well. PTX: ld.acquire
+// The counter, read so that what was added before it was set is seen as well. PTX: ld.acquire
 __device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
   unsigned value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
 
-// Tells it, after what this thread knows to be added. PTX: st.release
+// Sets it, after all that this thread knows to be in memory. PTX: st.release
 __device__ __forceinline__ void store_release(unsigned* address, unsigned value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-__device__ __forceinline__ void wait_for_turn(const unsigned* added, unsigned turn) {
+__device__ __forceinline__ void wait_for_shares(const unsigned* added, unsigned turn) {
   while (load_acquire(added) != turn) __nanosleep(20);
 }
 
@@ -67,7 +62,7 @@ struct BeginTurns {
   }
 };
 
-template <class T>
+template <bool kDropout, class T>
 __global__ void __launch_bounds__(Five::kThreads, 1)
     v7_turns_kernel(Args a, const __grid_constant__ Inputs in, const __grid_constant__ CUtensorMap dq, Queue queue,
                     Turns turns) {
@@ -90,7 +85,7 @@ __global__ void __launch_bounds__(Five::kThreads, 1)
       return job;
     }
     if (job.turn > 0) {
-      if (leads_warpgroup(Five::kConsumers)) wait_for_turn(turns.added + job.tile, job.turn);
+      if (leads_warpgroup(Five::kConsumers)) wait_for_shares(turns.added + job.tile, job.turn);
       named_barrier_sync(kSumBarrier, kWarpgroupSize);
       add_sum(sum, turns.sums + job.tile * kTileFloats);
     }
@@ -104,7 +99,7 @@ __global__ void __launch_bounds__(Five::kThreads, 1)
     if (job.turn == 0) {
       bulk_store(there, sum, kTileFloats * sizeof(float));
     } else {
-      wait_for_turn(turns.added + job.tile, job.turn);
+      wait_for_shares(turns.added + job.tile, job.turn);
       tma_global_fence();
       bulk_add(there, sum, kTileFloats * sizeof(float));
     }
@@ -114,7 +109,7 @@ __global__ void __launch_bounds__(Five::kThreads, 1)
     tma_store_wait<0>();
     store_release(turns.added + job.tile, job.turn + 1);
   };
-  run_five_products(a, queue, shared, in, &dq, prepare, send);
+  run_five_products<kDropout>(a, queue, shared, in, &dq, prepare, send);
 }
 
 }  // namespace
@@ -134,11 +129,14 @@ void v7_turns(const Args& a, void* stream) {
     launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream,
                        BeginTurns<T>{turns.added, tiles_of_queries(a)});
     const auto in = inputs_of<true, Five::kTile, T>(a, scratch.lse, scratch.delta);
-    allow_shared(v7_turns_kernel<T>, sizeof(Block<T>));
     const Queue queue = queue_of_keys(a, scratch.counter);
-    v7_turns_kernel<T><<<blocks_of_queue(queue), Five::kThreads, sizeof(Block<T>), as_stream(stream)>>>(
-        a, in, map_of_dq<T>(a), queue, turns);
-    check_launch();
+    attention::with_dropout(a, [&](auto drops) {
+      constexpr bool kDropout = decltype(drops)::value;
+      allow_shared(v7_turns_kernel<kDropout, T>, sizeof(Block<T>));
+      v7_turns_kernel<kDropout, T><<<blocks_of_queue(queue), Five::kThreads, sizeof(Block<T>), as_stream(stream)>>>(
+          a, in, map_of_dq<T>(a), queue, turns);
+      check_launch();
+    });
   });
 }
 
