@@ -40,9 +40,8 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
             f"{NAME}: `attention_mask` must be None or all ones: step 2's attention knows only the causal mask, got a "
             f"mask of shape {tuple(attention_mask.shape)}"
         )
-    if dropout > 0:
-        raise ValueError(f"{NAME}: `attn_pdrop` must be 0 in training, got {dropout}; or call model.eval()")
-    return step2_attention.attention(query, key, value, causal=True, scale=scaling).transpose(1, 2), None
+    out = step2_attention.attention(query, key, value, causal=True, scale=scaling, dropout_p=dropout)
+    return out.transpose(1, 2), None
 
 
 def causal_only(

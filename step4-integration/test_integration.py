@@ -1367,9 +1367,26 @@ def test_the_patched_model_refuses_what_the_op_cannot_do(hf):
             )  # fmt: skip
         with testing.raises(ValueError, "output_attentions"):
             hf.config.output_attentions = True
-    dropping = make_hf(64, 2, attn_pdrop=0.1).train()
-    with hf_patch.patched(dropping), testing.raises(ValueError, "kernel_fusion: `attn_pdrop` must be 0 in training"):
-        dropping(ids)
+
+
+def test_patched_training_drops_weights_of_attention_and_evaluation_none():
+    ids = torch.randint(97, (2, 24))
+    model = make_hf(64, 2, attn_pdrop=0.4)
+    expected = model(ids).logits
+
+    def gradients(seed):
+        model.zero_grad()
+        torch.manual_seed(seed)
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        return loss.detach(), model.transformer.h[0].attn.c_attn.weight.grad.clone()
+
+    with hf_patch.patched(model):
+        torch.testing.assert_close(model(ids).logits, expected)
+        model.train()
+        first, again, other = gradients(1), gradients(1), gradients(2)
+        assert all(map(torch.equal, first, again))
+        assert not any(map(torch.equal, first, other))
 
 
 def test_patching_is_undone_after_an_error_and_refused_twice(hf):

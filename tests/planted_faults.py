@@ -66,6 +66,7 @@ LAYERS = {
         *faults.backward.FIVE_PRODUCTS,
         *faults.decode.FAULTS,
         *faults.dropout.FAULTS,
+        *faults.dropout.TENSOR_CORES,
     ],
 }
 FAULTS = [fault for layer in LAYERS.values() for fault in layer]

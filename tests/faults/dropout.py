@@ -62,13 +62,58 @@ FAULTS = [
         "",
         f"{GRADIENTS}[full-torch.float64-cpu-v1_naive]",
     ),
+]
+
+SAME_PLACES = f"{TEST}::test_gradients_where_tiles_begin_with_pieces_of_the_mask"
+
+TENSOR_CORES = [
     Fault(
-        "dropout-taken-for-none",
-        "a rung without dropout does not say so",
+        "mask-of-the-first-half-of-the-keys",
+        "who owns keys takes the numbers of keys 0 to 15 of a piece for 16 to 31 as well",
         f"{FORWARD}/dropout.h",
-        'a.threshold == 0 ? "" : "computes no dropout"',
-        '"" + std::string()',
-        f"{TEST}::test_rungs_without_dropout_say_so[cpu-v3_mma]",
+        "if (kOwnsKeys && key % 32 >= 16)",
+        "if (false)",
+        f"{SAME_PLACES}[full-cpu-v3_mma]",
+    ),
+    Fault(
+        "rows-exchanged-in-the-mask",
+        "a lane's two queries have each other's numbers",
+        f"{FORWARD}/dropout.h",
+        "const int r = kOwnsKeys ? j / 2 : j % 2, n = kOwnsKeys ? j % 2 : j / 2;",
+        "const int r = kOwnsKeys ? j / 2 : 1 - j % 2, n = kOwnsKeys ? j % 2 : j / 2;",
+        f"{READ}[64-256-cpu-v8_persistent]",
+    ),
+    Fault(
+        "tiles-taken-for-pieces",
+        "after padding on the left a tile's mask is read where it does not lie",
+        f"{FORWARD}/dropout.h",
+        "if ((column - in_eight) % kPiece != 0) {",
+        "if (false) {",
+        f"{DROPPED}[full-torch.bfloat16-cpu-v7_warpgroups]",
+    ),
+    Fault(
+        "output-of-half-the-weights-too-small",
+        "v8's output is not multiplied by one over the part that is kept",
+        f"{FORWARD}/v8_persistent.cu",
+        "kDropout ? dropout.scale() : 1.0f",
+        "1.0f",
+        f"{DROPPED}[full-torch.bfloat16-cpu-v8_persistent]",
+    ),
+    Fault(
+        "dropped-weights-in-dv",
+        "v6 and v7 multiply grad by weights that v never met",
+        f"{BACKWARD}/five_products.h",
+        "if constexpr (kDropout) attention::Dropout::drop(weights, kept);",
+        "",
+        f"{SAME_PLACES}[causal-cpu-v7_turns]",
+    ),
+    Fault(
+        "gradients-of-the-first-head-s-mask",
+        "v6 and v7 take the first head's mask for all that share its keys",
+        f"{BACKWARD}/five_products.h",
+        "      const int64_t head = first_head + i;",
+        "      const int64_t head = first_head;",
+        f"{SAME_PLACES}[full-cpu-v6_atomics]",
     ),
 ]
 

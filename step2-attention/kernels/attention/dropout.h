@@ -29,12 +29,15 @@ struct Dropout {
     if (threshold != 0) state.read();
   }
 
+  __device__ int64_t piece_of(int64_t head, int64_t query, int64_t key) const {
+    return (head * row_pieces + query / 16) * column_pieces + key / 32;
+  }
+
   // What a weight is multiplied by: 0, or one over the part that is kept. `head` counts through all batches.
   template <class C>
   __device__ C factor(int64_t head, int64_t query, int64_t key) const {
     if (threshold == 0) return C(1);
-    const int64_t piece = (head * row_pieces + query / 16) * column_pieces + key / 32;
-    const Eight numbers = state.eight(piece * 64 + query % 8 * 8 + key % 8);
+    const Eight numbers = state.eight(piece_of(head, query, key) * 64 + query % 8 * 8 + key % 8);
     return numbers.number(static_cast<int>(query / 8 % 2 + key / 8 % 4 * 2)) >= threshold ? keep_scale<C>(threshold)
                                                                                           : C(0);
   }
@@ -60,7 +63,7 @@ struct Dropout {
     for (int i = 0; i < N; i += kPiece / 2) {
       const int64_t other = column + i * 2;  // half of the elements of eight columns are of the other row
       const int64_t query = kOwnsKeys ? other : row, key = kOwnsKeys ? row : other;
-      const int64_t piece = (head * row_pieces + query / 16) * column_pieces + key / 32;
+      const int64_t piece = piece_of(head, query, key);
       forget_round_keys(state.seed);
       for (int e = 0; e < 2; ++e) {
         const int in_piece = static_cast<int>(query % 8 * 8 + key % 8) + (kOwnsKeys ? 8 * e : e);
