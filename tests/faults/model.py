@@ -785,9 +785,9 @@ FAULTS = [
         "dropout-ignored",
         "attention's dropout is left out in training, without a word",
         PATCH,
-        "if dropout > 0:",
-        "if False:",
-        REFUSES,
+        "dropout_p=dropout)",
+        "dropout_p=0.0)",
+        "step4-integration/test_integration.py::test_patched_training_drops_weights_of_attention_and_evaluation_none",
     ),
     Fault(
         "static-cache-ignored",

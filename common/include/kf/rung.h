@@ -17,8 +17,8 @@ constexpr int64_t size_of(DType dtype) { return dtype == DType::kFloat64 ? 8 : d
 // `scratch_bytes` is set by rungs that need global memory between launches: Args then has a member `scratch`.
 // `rounds` names what a rung rounds to the tensors' dtype on the way, where others round once, at the end; its header's
 // Limits say so too. The contract in kernel_fusion/testing.py finds a rung that rounds and does not say so.
-// `varies`: blocks add to the same numbers in any order, so two runs may differ in their last bits. Such a rung refuses,
-// or warns, where torch.use_deterministic_algorithms is set, as torch's own operations do.
+// `varies`: blocks add to the same numbers in any order, so two runs may differ in their last bits. Such a rung
+// refuses, or warns, where torch.use_deterministic_algorithms is set, as torch's own operations do.
 template <class Args>
 struct Rung {
   const char* name;

@@ -1,7 +1,7 @@
 """A stage without a compiled part: ops in Python, whose rungs are right or wrong in one known way each.
 
-It has what the helpers use of a stage: registered ops with out-variants, Python functions, `rungs`, `rounds` and
-`launch_counts`.
+It has what the helpers use of a stage: registered ops with out-variants, Python functions, `rungs`, `rounds`, `varies`
+and `launch_counts`.
 """
 
 import os
@@ -72,6 +72,12 @@ def _rounds_on_the_way(x, out):
 def _run_to_run(x, out):
     _calls["now and then"] += 1
     out.copy_(x * 2 * (1 + 1e-7 * (_calls["now and then"] % 2)))
+
+
+def _run_to_run_by_more(x, out):
+    out.copy_(x * 2)
+    if os.environ.get("KF_SIMT_SCHEDULE", "forward") == "reverse":
+        out.view(-1)[0] += 1e-4 * out.abs().max()
 
 
 def _missing_barrier(x, out):
@@ -171,6 +177,8 @@ DOUBLE = {
     "rounds_on_the_way": _rounds_on_the_way,
     "rounds_and_says_so": _rounds_on_the_way,
     "run_to_run": _run_to_run,
+    "varies_and_says_so": _run_to_run,
+    "varies_by_more_than_it_says": _run_to_run_by_more,
     "threads_count": _threads_count,
     "workers_count": _workers_count,
     "remembers_its_input": _remembers_its_input,
@@ -262,6 +270,11 @@ def rounds(op: str, rung: str) -> str:
     return "x / 3" if rung == "rounds_and_says_so" else ""
 
 
+def varies(op: str, rung: str) -> bool:
+    """Whether a rung says that its runs may differ in their last bits."""
+    return rung.startswith("varies")
+
+
 def _make() -> types.ModuleType:
     stage = types.ModuleType(NAME)
     library = torch.library.Library(NAME, "DEF")
@@ -297,6 +310,7 @@ def _make() -> types.ModuleType:
     stage.library = library  # ops live as long as this object
     stage.rungs = rungs
     stage.rounds = rounds
+    stage.varies = varies
     stage.launch_counts = lambda: dict(_counts)
     return stage
 

@@ -79,6 +79,24 @@ def test_an_intermediate_that_was_rounded_is_found_unless_the_table_says_so(dtyp
         run("rounds_on_the_way")
 
 
+def test_runs_may_differ_in_their_last_bits_where_the_rung_says_so():
+    check("varies_and_says_so")
+    with testing.raises(testing.ContractError, "two runs: 1 of 165 elements of `out`, the first at (0, 0), differ: "):
+        check("varies_by_more_than_it_says")
+
+
+def test_reruns_are_compared_as_their_rung_says():
+    runs = iter(torch.full((3, 5), value) for value in (1.0, 1.0 + 2**-22, 1.0 + 2**-22, 1.0))
+    testing.check_reruns(lambda: next(runs), varies=True)
+    for varies, step in ((False, 2**-22), (True, 1e-3)):
+        runs = iter(torch.full((3, 5), 1.0 + step * (i == 2)) for i in range(4))
+        with pytest.raises(AssertionError, match="run 3"):
+            testing.check_reruns(lambda runs=runs: next(runs), varies=varies)
+    assert not testing.differ(torch.full((2,), float("nan")), torch.full((2,), float("nan")), varies=True).any()
+    assert testing.differ(torch.ones(2), torch.full((2,), float("nan")), varies=True).all()
+    assert not testing.differ(torch.ones(0), torch.ones(0), varies=True).any()
+
+
 def test_a_tail_that_is_cut_off_is_found():
     x = testing.randn((8, 64), torch.float32, "cpu", scale=6.0)
     check("v1_good", op="softmax", x=x)
