@@ -20,8 +20,8 @@
 # adds what, how a softmax is kept up to date, where a tensor core wants its operands, why rows are swizzled, and what
 # runs beside what.
 #
-# It runs on a CPU in less than a minute. Parts 1 to 8 need PyTorch and no build: each rule in them is a few lines of
-# Python, with the file named that it is taken from. Part 9 runs the kernels themselves, where the stage is built:
+# It runs on a CPU in less than a minute. Parts 1 to 9 need PyTorch and no build: each rule in them is a few lines of
+# Python, with the file named that it is taken from. Part 10 runs the kernels themselves, where the stage is built:
 # `python setup.py build_ext --inplace`.
 
 # %%
@@ -524,7 +524,81 @@ for d, (product, softmax) in cycles.items():
 # tile. Do they then need turns?
 
 # %% [markdown]
-# ## 8. Predicted and measured
+# ## 8. Gradients: a term that is easily lost, and sums that many add to
+#
+# [Backward](backward.md) derives them. What a score's gradient looks like with its second term, Δ, and without, against
+# finite differences, in float64: move one score a little, and see how a loss changes.
+
+
+# %%
+def score_gradients(scores, values, grad):
+    """(with Δ, without) for out = softmax(scores) @ values, where the loss changes by grad · out."""
+    weights = torch.softmax(scores, -1)
+    grad_weights = grad @ values.mT
+    delta = (grad * (weights @ values)).sum(-1, keepdim=True)
+    return weights * (grad_weights - delta), weights * grad_weights
+
+
+scores, values, grad = (torch.randn(n, m, dtype=torch.float64) for n, m in ((3, 5), (5, 4), (3, 4)))
+step = 1e-6
+moved = torch.empty_like(scores)
+for i in range(scores.numel()):
+    loss = []
+    for sign in (1, -1):
+        other = scores.clone()
+        other.view(-1)[i] += sign * step
+        loss.append((grad * (torch.softmax(other, -1) @ values)).sum())
+    moved.view(-1)[i] = (loss[0] - loss[1]) / (2 * step)
+for name, found in zip(("with Δ", "without"), score_gradients(scores, values, grad), strict=True):
+    print(f"{name:8} off by {(found - moved).abs().max():.0e}; a row adds up to {found.sum(-1)[0]:+.3f}")
+
+# %% [markdown]
+# Rows add up to 0 with Δ: if all scores of a row grow by the same, no weight changes.
+#
+# In [v7_turns](kernels/attention_backward/v7_turns.cu) blocks own 128 keys each and add to dq of 64 queries at a time,
+# in the order of their keys. Eight blocks, a head's 1024 keys, begin together; a step is a tile of queries. Under the
+# causal mask block n begins with the queries 128·n. When does who wait?
+
+
+# %%
+def walks(blocks, first_to_last):
+    """For each block, what it does in each step: the number of a tile of queries, or None while it waits."""
+    tiles = 2 * blocks
+    left = [list(range(2 * block, tiles)) for block in range(blocks)]
+    if not first_to_last:
+        left = [to_do[::-1] for to_do in left]
+    added = [0] * tiles  # blocks that have added to a tile: whose turn it is
+    did = [[] for _ in range(blocks)]
+    while any(left):
+        now = added.copy()  # what others add in this step is not seen yet
+        for block, to_do in enumerate(left):
+            if to_do:
+                turn = now[to_do[0]] == block
+                did[block].append(to_do[0] if turn else None)
+                if turn:
+                    added[to_do.pop(0)] += 1
+    return did
+
+
+figure, axes = plt.subplots(2, 1, figsize=(9, 4.5), sharex=True, layout="constrained")
+for axis, first_to_last in zip(axes, (True, False), strict=True):
+    did = walks(8, first_to_last)
+    for block, steps in enumerate(did):
+        for at, tile in enumerate(steps):
+            axis.barh(block, 1, left=at, color=colours["wait" if tile is None else "products"], edgecolor="white")
+    waits = [steps.count(None) for steps in did]
+    way = "from the first query to the last" if first_to_last else "from the last query to the first"
+    axis.set(title=f"{way}: the blocks wait {', '.join(map(str, waits))} steps", yticks=range(8), ylabel="block")
+    axis.invert_yaxis()
+axes[-1].set(xlabel="step")
+show("turns-of-blocks")
+
+# %% [markdown]
+# Only who starts behind waits, and then never again. *Try:* no mask, that is, each block walks over all tiles. And add
+# in the order of the last keys first: which walk is the better one then?
+
+# %% [markdown]
+# ## 9. Predicted and measured
 #
 # Softmax is bound by memory: each rung's header predicts the bytes that it moves, and a copy of as many takes so long.
 # Attention is bound by arithmetic: the ceiling is a large matrix product.
@@ -544,7 +618,7 @@ ends, scores = 4 * tokens * 64 * size, tokens * tokens * size
 print(f"ends {ends / 2**20:.0f} MB, scores {scores / 2**20:.0f} MB, moved six times: {6 * scores / 1e6:.0f} MB")
 
 # %% [markdown]
-# ## 9. The kernels themselves
+# ## 10. The kernels themselves
 #
 # A CPU tensor with a rung's name runs that `.cu` file under emulation, tensor cores, TMA and mbarriers included. All
 # rungs of attention on 70 queries and 130 keys. The greatest error is that of rounding the output, more or less. The

@@ -198,6 +198,15 @@ def test_many_batches_without_a_key(device, rung):
 
 
 @every_rung
+def test_more_heads_than_a_grid_has_rows(device, rung):
+    """Of Δ's kernel, from v2 on: 65535 heads at a time."""
+    if device == "cpu":
+        pytest.skip("minutes under emulation")
+    inputs = given(3, 5, 8, dtype_of(rung), device, batch=1, heads=(1 << 16) + 3)
+    check_backward(inputs, rung, layouts=False)
+
+
+@every_rung
 @pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
 def test_any_scale(scale, device, rung):
     check_backward(given(20, 33, 32, dtype_of(rung), device, scale=scale), rung, scale=scale, layouts=False)

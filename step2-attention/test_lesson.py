@@ -13,7 +13,7 @@ from kernel_fusion import counts, simt, testing
 from kernel_fusion.lesson_contract import Lesson
 
 HERE = pathlib.Path(__file__).resolve().parent
-LESSON = Lesson(HERE, pictures=7, says=r"^v8_persistent +[\d.e-]+ +[\d.]+% rounded otherwise$")
+LESSON = Lesson(HERE, pictures=8, says=r"^v8_persistent +[\d.e-]+ +[\d.]+% rounded otherwise$")
 
 
 @pytest.mark.parametrize("check", LESSON.checks())
@@ -225,3 +225,22 @@ def test_turns_fill_the_tensor_cores(groups, in_turns, product, softmax, share, 
         assert all(before[3] == after[2] for before, after in zip(mine, mine[1:], strict=False))
         work = sum(end - begin for _, doing, begin, end in mine if doing != "wait")
         assert work >= 200 * (product + softmax) - 1e-6
+
+
+@pytest.mark.parametrize(("first_to_last", "longer"), [(True, 3), (False, 1)])
+def test_blocks_that_take_turns_wait_as_the_page_says(lesson, first_to_last, longer):
+    did = lesson["walks"](8, first_to_last)
+    assert [steps.count(None) for steps in did] == [longer * block for block in range(8)]
+    when = [{tile: at for at, tile in enumerate(steps) if tile is not None} for steps in did]
+    for block, tiles in enumerate(when):
+        assert sorted(tiles) == list(range(2 * block, 16))
+        assert all(tiles[tile] > when[block - 1][tile] for tile in tiles if block > 0)
+
+
+def test_a_score_s_gradient_needs_both_terms(lesson):
+    scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    values, grad = (torch.randn(n, 4, dtype=torch.float64) for n in (5, 3))
+    (expected,) = torch.autograd.grad(torch.softmax(scores, -1) @ values, scores, grad)
+    right, wrong = lesson["score_gradients"](scores.detach(), values, grad)
+    torch.testing.assert_close(right, expected)
+    assert (wrong - expected).abs().max() > 0.01

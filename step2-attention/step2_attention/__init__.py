@@ -186,7 +186,9 @@ def attention_backward(
     dropout_p: float = 0.0,
     rung: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of `attention`. Reruns are equal to the last bit; no memory grows with Sq * Sk, but in v1_naive.
+    """The gradients of `attention`.
+
+    Reruns are equal to the last bit, but where `varies` says otherwise; no memory grows with Sq * Sk, but in v1_naive.
 
     Args:
         grad: the gradient of `out`, of its shape, dtype and device.
@@ -203,6 +205,7 @@ def attention_backward(
 
     Raises:
         TypeError, ValueError: as `attention`.
+        RuntimeError: a rung that varies, where torch.use_deterministic_algorithms is set.
 
     Source: Dao et al., https://arxiv.org/abs/2205.14135, appendix B.
     """
