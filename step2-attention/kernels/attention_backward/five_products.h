@@ -408,8 +408,8 @@ __device__ void sum_queries(const Args& a, Block<T>& shared, Prepare&& prepare) 
   const int heads_together = static_cast<int>(a.heads) / static_cast<int>(a.kv_heads);
   attention::Ring<2> buffers, handed;
   attention::Ring<Five::kSenders> places;
-  // One lane arrives for its warp, and one thread frees the place for all: compute-sanitizer's racecheck does not follow
-  // that, and may report the place's next use.
+  // One lane arrives for its warp, and one thread frees the place for all: compute-sanitizer's racecheck does not
+  // follow that, and may report the place's next use.
   const auto hand_over = [&](const Job& job) {
     if (leader) shared.job[places.place] = job;
     __syncwarp();

@@ -8,9 +8,8 @@
 //           it owns keys, of weight·y.
 // Since v1  No scratch but Δ. x and y are read once a block, through shared memory.
 // Threads   As attention's v2_tiled, with 16 columns of each of four rows a lane: G = 1, 2, 4, 8 or 16 share a row
-// Launch    Δ: grid (⌈Sq/128⌉, B·H), at most (2²⁰, 65535), block 8×32. Then grid B·H·⌈Sq/(128/G)⌉ and grid
-//           B·Hkv·⌈Sk/(128/G)⌉, block 128; D ≤ 16·G; shared memory 2·32·16·G·4 bytes, 16 KB at D 64, and 256; at G 16
-//           half as many rows
+// Launch    Δ: grid (⌈Sq/128⌉, B·H), block 8×32. Then grid B·H·⌈Sq/(128/G)⌉ and grid B·Hkv·⌈Sk/(128/G)⌉, block 128;
+//           D ≤ 16·G; shared memory 2·32·16·G·4 bytes, 16 KB at D 64, and 256; at G 16 half as many rows
 // Moves     B·H·(5·Sq + 2·Sk·⌈Sq/(128/G)⌉ + 2·Sq·⌈Sk/(128/G)⌉)·D·sizeof(T) + 4·B·Hkv·Sk·D·sizeof(T) bytes, most of
 //           what is walked over from the L2 cache; 14·B·H·Sq·Sk·D FLOPs (causal: half), 2·B·H·Sq·Sk exponentials
 // Limits    float32, float16, bfloat16; D ≤ 256; ≤ 2³¹−1 blocks. CUDA cores; a shared load feeds at best eight FMAs.
