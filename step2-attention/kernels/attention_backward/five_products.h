@@ -232,7 +232,6 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
   const auto pass_turn = [&] { named_barrier_arrive(kTurnBarrier + 1 - warpgroup, 2 * kWarpgroupSize); };
   if (warpgroup == 0) named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupSize);  // the first turn
   attention::Dropout dropout(a);
-  const float keep_scale = dropout.scale();
   attention::Ring<2> buffers, handed;
   attention::Ring<Five::kPlaces> ring;
   int stored = -1;  // the buffer from which this warpgroup's last sums are being stored
@@ -284,11 +283,8 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
     };
     const auto differentiate = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
       uint64_t kept = 0;
-      if constexpr (kDropout) {
-        kept = dropout.kept<true, kTile / 2>(head, first + key_of_group, unit.base + tile * kTile + column);
-#pragma unroll
-        for (int i = 0; i < kTile / 2; ++i) grad[i] = kept >> i & 1 ? grad[i] * keep_scale : 0.0f;
-      }
+      if constexpr (kDropout)
+        kept = drop_gradients<true>(dropout, grad, head, first + key_of_group, unit.base + tile * kTile + column);
 #pragma unroll
       for (int i = 0; i < kTile / 2; i += 2) {
         const Vector<float, 2> delta = load_vector<2>(shared.delta[place] + i / 4 * 8 + column);
@@ -386,7 +382,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
       store_gradient(sum, factor, exists, tile, map, first, unit.head, unit.batch, 1 + warpgroup, leader);
     };
     store(dk, static_cast<float>(a.scale), shared.dk[warpgroup], &in.da);
-    store(dv, kDropout ? keep_scale : 1.0f, shared.b[buffers.place][warpgroup], &in.db);
+    store(dv, kDropout ? dropout.scale() : 1.0f, shared.b[buffers.place][warpgroup], &in.db);
     stored = buffers.place;
   }
   if (warpgroup == 0) wait_for_turn();

@@ -189,6 +189,18 @@ __device__ __forceinline__ void load_operand(uint32_t (&operand)[4][4], const T*
   }
 }
 
+// Multiplies a tile's gradients of weights by what dropout multiplied the weights by. Returns the bits of those that
+// were kept, as Dropout::kept, for the weights that v met.
+template <bool kOwnsKeys, int N>
+__device__ __forceinline__ uint64_t drop_gradients(attention::Dropout& dropout, float (&grad)[N], int64_t head,
+                                                   int64_t row, int64_t column) {
+  const uint64_t kept = dropout.kept<kOwnsKeys, N>(head, row, column);
+  const float scale = dropout.scale();
+#pragma unroll
+  for (int i = 0; i < N; ++i) grad[i] = kept >> i & 1 ? grad[i] * scale : 0.0f;
+  return kept;
+}
+
 // 64 rows of a gradient into `tile`, slices of 64 rows, from where TMA may store it after a barrier of the warpgroup.
 // Rows that do not exist become 0.
 template <class T, int N>

@@ -66,7 +66,6 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
   const int first_tile = walk.first_seen(most), first_whole = walk.first_whole(least);
 
   attention::Dropout dropout(a);
-  const float keep_scale = dropout.scale();
   float da[kColumns / 2] = {}, db[kOwnsKeys ? kColumns / 2 : 1] = {};
   uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
   const auto issue_products = [&](Scores& score, Scores& grad_weight, int place) {
@@ -99,11 +98,7 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
   };
   const auto differentiate = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
     uint64_t kept = 0;
-    if constexpr (kDropout) {
-      kept = dropout.kept<kOwnsKeys, kTile / 2>(head, own_row, walk.row(tile) + column);
-#pragma unroll
-      for (int i = 0; i < kTile / 2; ++i) grad[i] = kept >> i & 1 ? grad[i] * keep_scale : 0.0f;
-    }
+    if constexpr (kDropout) kept = drop_gradients<kOwnsKeys>(dropout, grad, head, own_row, walk.row(tile) + column);
 #pragma unroll
     for (int i = 0; i < kTile / 2; i += 2) {
       const Vector<float, 2> delta = of_queries(shared.delta[place], own_delta, i);
@@ -179,7 +174,7 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
                    1 + warpgroup, leader);
   };
   store(da, static_cast<float>(a.scale), shared.a[0][warpgroup], &in.da);
-  if constexpr (kOwnsKeys) store(db, kDropout ? keep_scale : 1.0f, shared.b[0][warpgroup], &in.db);
+  if constexpr (kOwnsKeys) store(db, kDropout ? dropout.scale() : 1.0f, shared.b[0][warpgroup], &in.db);
   if (leader) tma_store_wait_read<0>();
 }
 

@@ -65,7 +65,6 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
   const float scale = static_cast<float>(a.scale * kLog2e);
 
   attention::Dropout dropout(a);
-  const float keep_scale = dropout.scale();
   attention::Ring<2> buffers;
   attention::Ring<S::kPlaces> ring;
   static_assert((S::kConsumers - 1) * 64 / kTile < S::kPlaces);  // as in v4
@@ -150,11 +149,7 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
     };
     const auto differentiate = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
       uint64_t kept = 0;
-      if constexpr (kDropout) {
-        kept = dropout.kept<kOwnsKeys, kTile / 2>(head, own_row, walk.row(tile) + column);
-#pragma unroll
-        for (int i = 0; i < kTile / 2; ++i) grad[i] = kept >> i & 1 ? grad[i] * keep_scale : 0.0f;
-      }
+      if constexpr (kDropout) kept = drop_gradients<kOwnsKeys>(dropout, grad, head, own_row, walk.row(tile) + column);
 #pragma unroll
       for (int i = 0; i < kTile / 2; i += 2) {
         const Vector<float, 2> delta = of_queries(shared.delta[place], own_delta, i);
@@ -223,7 +218,7 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
                      1 + warpgroup, leader);
     };
     store(da, static_cast<float>(a.scale), own_a, &in.da);
-    if constexpr (kOwnsKeys) store(db, kDropout ? keep_scale : 1.0f, own_b, &in.db);
+    if constexpr (kOwnsKeys) store(db, kDropout ? dropout.scale() : 1.0f, own_b, &in.db);
     stored = buffers.place;
   }
   if (leader) tma_store_wait_read<0>();
