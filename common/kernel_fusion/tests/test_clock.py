@@ -110,6 +110,26 @@ def test_inputs_come_from_memory_and_not_from_the_cache(device):
     assert ms > 1.1 * start.elapsed_time(end) / 100
 
 
+@pytest.mark.parametrize("device", GPU)
+def test_what_was_to_be_evicted_last_comes_from_memory_as_well(device):
+    pytest.importorskip("triton")
+    if torch.cuda.get_device_capability()[0] < 8:
+        pytest.skip("this GPU's L2 cache keeps nothing when asked to")
+    from kernel_fusion.ceilings_triton import move
+
+    n = 1_500_000
+    x = torch.zeros(n, dtype=torch.int32, device=device)
+    y = torch.empty(n, dtype=torch.int32, device=device)
+    fixed = {"READS": 1, "WRITES": 0, "BLOCK": 1024, "num_warps": 4}
+    kept, usual = (
+        clock.benchmark_kernel(
+            lambda x, y, policy=policy: move[(-(-n // 1024),)](x, y, n, POLICY=policy, **fixed), (x, y)
+        )
+        for policy in ("evict_last", "")
+    )
+    assert kept > 0.93 * usual
+
+
 # ---- how long the GPU must wait: without a GPU ----
 
 
