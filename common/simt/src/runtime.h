@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -271,6 +272,7 @@ class Worker {
   void leave_runtime() { in_user_code_.store(true, std::memory_order_relaxed); }
 
   void run_block(dim3 index);
+  void begin_lone_cluster();
   void check_cluster_barrier();
   void pass_named_barrier(unsigned id);
   void prepare_block();
@@ -359,6 +361,7 @@ class Worker {
 
   // The cluster of the block, null if it is alone.
   Cluster* cluster_ = nullptr;
+  std::optional<Cluster> lone_cluster_;
   unsigned cluster_rank_ = 0;
   unsigned cluster_arrived_ = 0;              // threads
   std::uint64_t cluster_phase_[kMaxThreads];  // the barrier that each thread has arrived at

@@ -620,7 +620,7 @@ void Worker::pass_named_barrier(unsigned id) {
 }
 
 void Worker::cluster_arrive(CallSite site) {
-  if (cluster_ == nullptr) return;  // alone: what the block's own threads see of each other is left to its barriers
+  if (cluster_ == nullptr) begin_lone_cluster();
   if (cluster_phase_[current_] > cluster_->passed.load(std::memory_order_acquire)) {
     fail([&] { return "arrives twice at the cluster's barrier without waiting in between (" + text_of(site) + ")"; });
   }
@@ -629,6 +629,13 @@ void Worker::cluster_arrive(CallSite site) {
   cluster_->passes[cluster_phase_[current_]++ % 2].release();
   ++cluster_arrived_;
   check_cluster_barrier();
+}
+
+// A block that was launched in no cluster is one of its own: its barrier is another one of the block.
+void Worker::begin_lone_cluster() {
+  lone_cluster_.emplace().members = {this};
+  std::fill_n(cluster_phase_, threads_, 0);
+  cluster_ = &*lone_cluster_;
 }
 
 void Worker::check_cluster_barrier() {
@@ -641,7 +648,7 @@ void Worker::check_cluster_barrier() {
 }
 
 void Worker::cluster_wait(CallSite site) {
-  if (cluster_ == nullptr) return;
+  if (cluster_ == nullptr) return;  // nobody has arrived
   const std::uint64_t phase = cluster_phase_[current_];
   while (cluster_->passed.load(std::memory_order_acquire) < phase) yield("the cluster's barrier", site);
   note_event();

@@ -71,6 +71,26 @@ __global__ void where_am_i(uint3* index, uint3* inner, unsigned* rank) {
   rank[block] = kf::simt::kf_cluster_rank();
 }
 
+// Each thread hands a number to its neighbour in the block, over and over.
+__global__ void pass_round(int* got) {
+  __shared__ int held[2][128];
+  int mine = static_cast<int>(threadIdx.x);
+  for (int round = 0; round < 5; ++round) {
+    held[round % 2][threadIdx.x] = mine;
+    cluster_sync();
+    mine = held[round % 2][(threadIdx.x + 33) % blockDim.x];
+  }
+  got[blockIdx.x * blockDim.x + threadIdx.x] = mine;
+}
+
+TEST(Cluster, ALoneBlockIsAClusterOfItsOwn) {
+  constexpr int kBlocks = 9, kThreads = 128;
+  Memory<int> got(kBlocks * kThreads);
+  pass_round<<<kBlocks, kThreads>>>(got.get());
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  for (int i = 0; i < kBlocks * kThreads; ++i) EXPECT_EQ(got[i], (i + 5 * 33) % kThreads) << i;
+}
+
 TEST(Cluster, IndicesInThreeDimensions) {
   Memory<uint3> index(6 * 4 * 2), inner(6 * 4 * 2);
   Memory<unsigned> rank(6 * 4 * 2);
