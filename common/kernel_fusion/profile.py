@@ -30,6 +30,9 @@ from kernel_fusion.console import CommandFailed, UserError, last_lines, millisec
 PLACES = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 MARKER = "spin_kernel"  # torch.cuda._sleep launches it
 SECTORS, REQUESTS = (f"l1tex__t_{what}_pipe_lsu_mem_global_op_{{}}.sum" for what in ("sectors", "requests"))
+WAVEFRONTS, CONFLICTS = (  # of shared memory: what it does at once, and how many times more because lanes met in a bank
+    f"l1tex__data_{what}_mem_shared_op_{{}}.sum" for what in ("pipe_lsu_wavefronts", "bank_conflicts_pipe_lsu")
+)
 OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
 REGISTERS = "launch__registers_per_thread"
 TIME, READ, WRITTEN = "gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum"
@@ -61,7 +64,7 @@ UNITS = {
 BUSY = 60  # percent, from which a unit counts as what holds a kernel up
 METRICS = [
     *(TIME, READ, WRITTEN, OCCUPANCY, REGISTERS),
-    *(name.format(way) for name in (SECTORS, REQUESTS) for way in ("ld", "st")),
+    *(name.format(way) for name in (SECTORS, REQUESTS, WAVEFRONTS, CONFLICTS) for way in ("ld", "st")),
     *BLOCKS_BY,
     *UNITS,
 ]
@@ -126,6 +129,14 @@ class Profile(NamedTuple):
         """Sectors a request over all kernels, for "ld" or "st"; None without requests."""
         requests = self.sum(REQUESTS.format(way))
         return self.sum(SECTORS.format(way)) / requests if requests else None
+
+    @property
+    def conflicts(self) -> float | None:
+        """Percent of shared memory's wavefronts that bank conflicts made; None where threads do not use it."""
+        wavefronts, conflicts = (
+            sum(self.sum(name.format(way)) for way in ("ld", "st")) for name in (WAVEFRONTS, CONFLICTS)
+        )
+        return 100 * conflicts / wavefronts if wavefronts else None
 
     @property
     def longest(self) -> Kernel:
@@ -216,12 +227,16 @@ def by_rung(kernels: list[Kernel], rungs: list[str]) -> list[Profile]:
 
 def limit(kernel: Kernel) -> str:
     """What holds the kernel up, with the evidence: the unit that is busiest, or the waiting for memory."""
-    busy = sorted(((kernel[metric], *names) for metric, names in UNITS.items() if kernel[metric] >= 0), reverse=True)
-    if busy and busy[0][0] >= BUSY:
-        percent, words, unit = busy[0]
+    found = sorted(((kernel[metric], *names) for metric, names in UNITS.items() if kernel[metric] >= 0), reverse=True)
+    if found and found[0][0] >= BUSY:
+        percent, words, unit = found[0]
         return f"{words}: {unit} {percent:.0f} % busy"
-    seen = ", ".join(f"{unit} {percent:.0f} %" for percent, _, unit in busy[:3])
-    return f"latency: nothing is more than {BUSY} % busy ({seen}); more bytes in flight would help"
+    first = [unit for _, _, unit in found[:3]]
+    seen = ", ".join(f"{unit} {percent:.0f} %" for percent, _, unit in found[:3])
+    more = (
+        "more bytes in flight" if {"DRAM", "L2"} & set(first) else "shorter chains of instructions that wait for others"
+    )
+    return f"latency: nothing is more than {BUSY} % busy ({seen}); {more} would help"
 
 
 def limits(profile: Profile) -> str:
@@ -231,6 +246,18 @@ def limits(profile: Profile) -> str:
         return limit(longest)
     share = 100 * longest[TIME] / profile.sum(TIME)
     return f"{short(longest.name)}, {share:.0f} % of the time, by {limit(longest)}"
+
+
+def busy(kernel: Kernel) -> dict[str, float]:
+    """Percent by the short names of the units that the GPU has."""
+    return {unit: results.rounded(kernel[metric]) for metric, (_, unit) in UNITS.items() if kernel[metric] >= 0}
+
+
+def shared_words(profile: Profile) -> str:
+    """What bank conflicts cost, and what is not counted as one."""
+    if profile.conflicts is None:
+        return "no thread reads or writes any"
+    return f"bank conflicts are {profile.conflicts:.0f} % of the wavefronts of threads; TMA and wgmma are not counted"
 
 
 def occupancy_words(kernel: Kernel) -> str:
@@ -510,6 +537,8 @@ def save(path: pathlib.Path, case: benchmarks.Case, profiles: list[Profile]) -> 
             "occupancy": results.rounded(profile.occupancy),
             "registers": int(max(kernel[REGISTERS] for kernel in profile.kernels)),
             "limit": limits(profile),
+            "busy": busy(profile.longest),
+            "conflicts": results.rounded(profile.conflicts),
             **benchmarks.provenance(),
         }
     results.write(loaded)
@@ -596,6 +625,8 @@ def show(profiles: list[Profile], case: benchmarks.Case, console: Console) -> No
             f"limit: {limits(profile)}",
             bytes_words(profile, case.bytes, l2),
             f"occupancy: {occupancy_words(profile.longest)}",
+            "busy: " + ", ".join(f"{unit} {percent:.0f} %" for unit, percent in busy(profile.longest).items()),
+            f"shared memory: {shared_words(profile)}",
         ):
             console.print(f"  {line}", markup=False, soft_wrap=True)
 

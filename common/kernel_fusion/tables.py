@@ -101,6 +101,8 @@ def _full(stage: stages.Stage, op: str, rows: list[dict], environment: dict, doc
     ]
     if len(cases) > 1:
         lines += ["", "Every case: time, and percent of the ceiling.", "", *_matrix(cases)]
+    for case in cases:
+        lines += _counters(stage, case, document)
     return "\n".join([*lines, *_footnote(rows)]) + "\n"
 
 
@@ -120,6 +122,33 @@ def _ladder(stage: stages.Stage, op: str, rows: list[dict], document: pathlib.Pa
         cells += [f"{row['gb_s']:.4g}", f"{row['tflop_s']:.3g}", _share(row), gain] if right else [""] * 4
         cells += [_dram(row), _sectors(row["sectors_per_request"])] if counted else []
         lines.append(_line(cells))
+    return lines
+
+
+BUSY = {"tensor": "tensor cores", "issue slots": "issue slots", "XU": "exp unit", "FMA": "multiply-add", "L1": "L1"}
+
+
+def _counters(stage: stages.Stage, rows: list[dict], document: pathlib.Path) -> list[str]:
+    """What Nsight Compute counted of the case's rungs: how busy units were. Nothing where it did not."""
+    counted = [row for row in rows if row.get("profile", {}).get("busy")]
+    if not counted:
+        return []
+    files = {rung.name: rung for rung in syllabus.rungs(stage, rows[0]["op"])}
+    heads = ["rung", *BUSY.values(), "bank conflicts", "occupancy", "registers", "the limit"]
+    lines = [
+        "",
+        f"What `kernel-fusion profile` says of {results.case_title(rows[0])}: for what part of the time units are "
+        "busy, and how many of the threads' accesses to shared memory are lost to bank conflicts.",
+        "",
+        _line(heads),
+        "|---|" + "---:|" * (len(heads) - 2) + "---|",
+    ]
+    for row in counted:
+        found = row["profile"]
+        shares = [*(found["busy"].get(unit) for unit in BUSY), found["conflicts"], found["occupancy"]]
+        cells = ["" if share is None else f"{share:.0f} %" for share in shares]
+        name = _name(row, files.get(row["impl"]), document)
+        lines.append(_line([name, *cells, str(found["registers"]), found["limit"]]))
     return lines
 
 

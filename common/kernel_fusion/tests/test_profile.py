@@ -22,7 +22,11 @@ UNITS = {
     profile.OCCUPANCY: "%",
     profile.REGISTERS: "register/thread",
     **{name.format(way): "sector" for name in (profile.SECTORS,) for way in ("ld", "st")},
-    **{name.format(way): "" for name in (profile.REQUESTS,) for way in ("ld", "st")},
+    **{
+        name.format(way): ""
+        for name in (profile.REQUESTS, profile.WAVEFRONTS, profile.CONFLICTS)
+        for way in ("ld", "st")
+    },
     **dict.fromkeys(profile.BLOCKS_BY, "block"),
     **dict.fromkeys(profile.UNITS, "%"),
 }
@@ -47,6 +51,9 @@ def figures(**more):
         profile.REQUESTS.format("ld"): "1,000,000",
         profile.SECTORS.format("st"): "8,000,000",
         profile.REQUESTS.format("st"): "500,000",
+        **dict.fromkeys(
+            (name.format(way) for name in (profile.WAVEFRONTS, profile.CONFLICTS) for way in ("ld", "st")), "0"
+        ),
         **dict(zip(profile.BLOCKS_BY, ("32", "8", "16", "8"), strict=True)),
         **dict.fromkeys(profile.UNITS, "20.00"),
         DRAM: "92.61",
@@ -189,6 +196,15 @@ def test_what_holds_a_kernel_up(busy, words):
     assert profile.limit(kernel(**busy)).startswith(words)
 
 
+def test_who_does_not_wait_for_memory_is_not_told_to_ask_it_for_more():
+    assert profile.limit(kernel(**{DRAM: "41"})).endswith(
+        "(DRAM 41 %, L2 20 %, L1 20 %); more bytes in flight would help"
+    )
+    assert profile.limit(kernel(**{DRAM: "9", ISSUE: "50", XU: "45", L1: "40"})).endswith(
+        "(issue slots 50 %, XU 45 %, L1 40 %); shorter chains of instructions that wait for others would help"
+    )
+
+
 def test_of_several_kernels_the_longest_is_named():
     slow = profile.Kernel("void kf::gpu::(anonymous namespace)::gelu_kernel<float>(int)", kernel(**{XU: "97"}).figures)
     slow = profile.Kernel(slow.name, {**slow.figures, profile.TIME: 3e-3})
@@ -224,6 +240,23 @@ def test_why_bytes_differ_from_the_prediction(predicted, more, words):
     assert words in profile.bytes_words(of(kernel(**more)), predicted, L2)
 
 
+def test_bank_conflicts_are_a_share_of_what_shared_memory_did():
+    load, store = ({"ld": what, "st": of} for what, of in (("3,000", "1,000"), ("600", "200")))
+    counted = {profile.WAVEFRONTS.format(way): load[way] for way in load}
+    counted |= {profile.CONFLICTS.format(way): store[way] for way in store}
+    found = of(kernel(**counted), kernel())
+    assert found.conflicts == 20
+    assert profile.shared_words(found).startswith("bank conflicts are 20 % of the wavefronts")
+    assert profile.shared_words(of(kernel())) == "no thread reads or writes any"
+
+
+def test_a_unit_that_the_gpu_lacks_is_not_said_to_be_idle():
+    found = profile.busy(kernel(**{XU: "n/a"}))
+    assert found["DRAM"] == 92.61
+    assert "XU" not in found
+    assert len(found) == len(profile.UNITS) - 1
+
+
 def test_several_launches_explain_more_bytes():
     text = profile.bytes_words(of(kernel(), kernel()), PREDICTED, L2)
     assert text == "DRAM bytes are 2× the prediction. 2 launches: what one writes, the next reads again"
@@ -251,6 +284,8 @@ def test_the_table_has_a_line_for_each_kernel_and_the_sum(capsys, monkeypatch):
     assert out.count("88 %") == 4 + 2  # a line each for three kernels and a sum, and in words for two rungs
     assert "2.000×" in out
     assert "limit: memory: DRAM 93 % busy" in out
+    assert "busy: DRAM 93 %, L2 20 %" in out
+    assert out.count("shared memory: no thread reads or writes any") == 2
     assert "\x1b" not in out
 
 
@@ -459,6 +494,8 @@ def test_counters_go_into_the_rows_of_the_case(results_file, monkeypatch):
         "occupancy": 88.5,
         "registers": 32,
         "limit": "memory: DRAM 93 % busy",
+        "busy": {unit: 92.61 if unit == "DRAM" else 20.0 for _, unit in profile.UNITS.values()},
+        "conflicts": None,
         "commit": "abc",
         "date": "2026-01-31",
     }

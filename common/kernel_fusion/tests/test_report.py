@@ -134,6 +134,21 @@ def test_the_page_of_results_has_every_figure(repository):
     assert (repository.path / "results" / "h200-double-ladder.svg").exists()
 
 
+def test_the_page_of_results_has_what_was_counted(repository):
+    busy = {"DRAM": 3.0, "tensor": 61.7, "issue slots": 44.0, "FMA": 20.0, "L1": 30.0}  # this GPU has no XU
+    counted = {"busy": busy, "conflicts": None, "occupancy": 18.7, "registers": 168, "limit": "tensor cores: busy"}
+    first, second = row("v1_naive", 0.2), row("v2_vector", 0.1)
+    write_results(repository, [first, {**second, "profile": counted}])
+    text = page_of(repository)
+    assert "What `kernel-fusion profile` says of rows 4, width 8, float32: " in text
+    assert (
+        "| [`v2_vector`](../kernels/double/v2_vector.cu) | 62 % | 44 % |  | 20 % | 30 % |  | 19 % | 168 "
+        "| tensor cores: busy |" in text
+    )
+    write_results(repository, [first, second])
+    assert "kernel-fusion profile" not in page_of(repository)
+
+
 def test_the_page_of_results_is_found_stale(repository):
     write_results(repository, [row("v1_naive", 0.2)])
     folder = repository.path / "results"
