@@ -21,7 +21,9 @@ from kernel_fusion.console import UserError, milliseconds
 
 CLAIM = re.compile(r"<!-- claim: (?P<op>\w+)(?P<select>( \w+=[\w.]+)*): (?P<conditions>[^\n]+?) -->")
 CONDITION = re.compile(r"(?P<left>.+?) (?P<than>[<>]) (?P<right>.+)")
-SIDE = re.compile(r"(?:(?P<factor>[\d.]+) \* )?(?:(?P<field>ceiling|dram)\((?P<of>[^()]+)\)|(?P<name>[a-zA-Z][\w .]*))")
+SIDE = re.compile(
+    r"(?:(?P<factor>[\d.]+) \* )?(?:(?P<field>ceiling|dram)\((?P<of>[^()]+)\)|(?P<name>[a-zA-Z][\w .-]*))"
+)
 NUMBER = re.compile(r"\d+(\.\d+)?")
 THAN = {"<": operator.lt, ">": operator.gt}
 

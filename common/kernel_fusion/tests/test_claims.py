@@ -9,6 +9,7 @@ ROWS = [
     row("v1_naive", 0.4, percent_of_ceiling=25.0, dram_bytes=512),
     row("v2_vector", 0.1, percent_of_ceiling=99.0),
     row("torch.compile", 0.2, kind="peer"),
+    row("FlashAttention-4", 0.3, kind="peer"),
     row("v1_naive", 0.01, width=4),
     row("v2_vector", 0.02, width=4),
 ]
@@ -29,6 +30,7 @@ def said(repository):  # noqa: F811
         "double: v2_vector < torch.compile, torch.compile < 0.6 * v1_naive",
         "double: ceiling(v2_vector) > 98, dram(v1_naive) > 1.9",
         "double width=4: v1_naive < v2_vector",
+        "double: FlashAttention-4 > 2.9 * v2_vector, FlashAttention-4 < 1.6 * torch.compile",
         "double dtype=float32 width=8: v1_naive > v2_vector",
     ],
 )
