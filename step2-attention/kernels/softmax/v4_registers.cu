@@ -121,7 +121,11 @@ void v4_registers(const Args& a, void* stream) {
     const int64_t vectors = vectors_of(a);
     const auto launch_shape = vectors <= 32     ? launch<32, 1, T>
                               : vectors <= 64   ? launch<32, 2, T>
+                              : vectors <= 96   ? launch<32, 3, T>
                               : vectors <= 128  ? launch<32, 4, T>
+                              : vectors <= 160  ? launch<32, 5, T>
+                              : vectors <= 192  ? launch<32, 6, T>
+                              : vectors <= 224  ? launch<32, 7, T>
                               : vectors <= 256  ? launch<32, 8, T>
                               : vectors <= 512  ? launch<128, 4, T>
                               : vectors <= 1024 ? launch<128, 8, T>
