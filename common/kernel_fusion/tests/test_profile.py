@@ -239,9 +239,9 @@ def test_why_bytes_differ_from_the_prediction(predicted, more, words):
 
 
 def test_bank_conflicts_are_a_share_of_what_shared_memory_did():
-    load, store = ({"ld": what, "st": of} for what, of in (("3,000", "1,000"), ("600", "200")))
-    counted = {profile.WAVEFRONTS.format(way): load[way] for way in load}
-    counted |= {profile.CONFLICTS.format(way): store[way] for way in store}
+    wavefronts, conflicts = ({"ld": loads, "st": stores} for loads, stores in (("3,000", "1,000"), ("750", "50")))
+    counted = {profile.WAVEFRONTS.format(way): count for way, count in wavefronts.items()}
+    counted |= {profile.CONFLICTS.format(way): count for way, count in conflicts.items()}
     found = of(kernel(**counted), kernel())
     assert found.conflicts == 20
     assert profile.shared_words(found).startswith("bank conflicts are 20 % of the wavefronts")
