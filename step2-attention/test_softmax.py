@@ -83,7 +83,9 @@ def test_softmax_of_any_shape(shape, device, rung):
 @testing.where(lambda width, dtype, rung: can_do(rung, width, dtype) and is_exact(rung, width))
 @every_softmax
 @float_and_half
-@pytest.mark.parametrize("width", [2040, 2048, 2049, 4095, 4097, 8200, 16384, 32765, 32768])
+@pytest.mark.parametrize(
+    "width", [384, 640, 768, 896, 1280, 1536, 1792, 2040, 2048, 2049, 4095, 4097, 8200, 16384, 32765, 32768]
+)
 def test_softmax_of_rows_shared_by_more_and_more_threads(width, dtype, device, rung):
     check_softmax(testing.randn((2, width), dtype, device, scale=3.0), rung, layouts=dtype == torch.float32)
 

@@ -1,7 +1,7 @@
 """How fast a rung is, beside its peers and beside what the machine can do at all.
 
 A stage's `benchmark.py` lists its cases and ends with `benchmarks.main("<stage>", cases)`. Times are medians, taken as
-`clock` says. Ceilings are measured in the same run, as `ceilings` says: how fast memory is at the very number of bytes
+`clock` says. Ceilings are measured besides, as `ceilings` says: how fast memory is at the very number of bytes
 that a case moves, and the rate of a large matrix product.
 """
 

@@ -1,10 +1,10 @@
 """What a machine can do at all, measured: how fast it moves bytes, and how fast it multiplies matrices.
 
 How fast memory is depends on how much is moved, and a little on how many of the bytes are read: on an H200, some GB at
-4.36 TB/s by a copy, at 4.50 where all are reads. So the ceiling of an op is taken at its own number of bytes and with
-its own mix, and it is the best of several simple kernels, since no single one is the best everywhere: the driver's
-copy, torch's, and a Triton kernel with several sizes of blocks, whose loads ask the L2 cache to keep what they read or
-do not.
+about 4.3 TB/s where half are reads, at 4.5 to 4.6 where all are. So the ceiling of an op is taken at its own number of
+bytes and with its own mix, and it is the best of several simple kernels, since no single one is the best everywhere:
+the driver's copy, torch's, and a Triton kernel with several sizes of blocks, whose loads ask the L2 cache to keep what
+they read or do not.
 """
 
 import functools

@@ -8,8 +8,8 @@ import triton.language as tl
 def move(x, y, n, READS: tl.constexpr, WRITES: tl.constexpr, BLOCK: tl.constexpr, POLICY: tl.constexpr):
     """Reads READS tensors of n elements that lie behind each other in x. Writes one of n, or a number a block.
 
-    POLICY is the loads'. With "evict_last" the L2 cache lets go of what is written before what was read, and memory
-    gets it sooner, in order: up to 4 % faster where much is moved.
+    POLICY is the loads'. With "evict_last", which asks the L2 cache to keep what was read, 0.1 to 0.3 GB were
+    moved 2 to 3 % faster on an H200; perhaps because what is written then leaves the cache earlier.
     """
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n

@@ -114,21 +114,26 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
+NOT_SUPPORTED = 801  # CUDA_ERROR_NOT_SUPPORTED: an L2 cache that cannot be asked to keep lines
+
+
 class _Flush:
-    """Puts out what lies in the L2 cache. The GPU must have nothing to do when it is called."""
+    """Puts out what lies in the L2 cache, when the GPU has done what it had to do."""
 
     def __init__(self, device: torch.device):
         properties = torch.cuda.get_device_properties(device)
         self.device = device
         self.buffer = torch.empty(max(4 * properties.L2_cache_size, 1 << 28), dtype=torch.int8, device=device)
-        self.has_hints = properties.major >= 8  # an L2 cache that can be asked to keep lines
+        self.can_keep_lines = properties.major >= 8
 
     def __call__(self) -> None:
-        if self.has_hints:
+        torch.cuda.synchronize(self.device)
+        if self.can_keep_lines:
             with torch.cuda.device(self.device):
                 error = _driver().cuCtxResetPersistingL2Cache()
-            if error:
-                raise RuntimeError(f"cuCtxResetPersistingL2Cache returned error {error}")
+            if error not in (0, NOT_SUPPORTED):
+                raise RuntimeError(f"the driver's cuCtxResetPersistingL2Cache failed with error {error}")
+            self.can_keep_lines = error == 0
         self.buffer.zero_()
 
 

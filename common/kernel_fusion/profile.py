@@ -30,7 +30,7 @@ from kernel_fusion.console import CommandFailed, UserError, last_lines, millisec
 PLACES = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 MARKER = "spin_kernel"  # torch.cuda._sleep launches it
 SECTORS, REQUESTS = (f"l1tex__t_{what}_pipe_lsu_mem_global_op_{{}}.sum" for what in ("sectors", "requests"))
-WAVEFRONTS, CONFLICTS = (  # of shared memory: what it does at once, and how many times more because lanes met in a bank
+WAVEFRONTS, CONFLICTS = (  # of shared memory: its passes, and those added since lanes wanted different rows of a bank
     f"l1tex__data_{what}_mem_shared_op_{{}}.sum" for what in ("pipe_lsu_wavefronts", "bank_conflicts_pipe_lsu")
 )
 OCCUPANCY = "sm__warps_active.avg.pct_of_peak_sustained_active"
@@ -226,16 +226,15 @@ def by_rung(kernels: list[Kernel], rungs: list[str]) -> list[Profile]:
 
 
 def limit(kernel: Kernel) -> str:
-    """What holds the kernel up, with the evidence: the unit that is busiest, or the waiting for memory."""
+    """What holds the kernel up, with the evidence: the unit that is busiest, or what is waited for."""
     found = sorted(((kernel[metric], *names) for metric, names in UNITS.items() if kernel[metric] >= 0), reverse=True)
     if found and found[0][0] >= BUSY:
         percent, words, unit = found[0]
         return f"{words}: {unit} {percent:.0f} % busy"
-    first = [unit for _, _, unit in found[:3]]
     seen = ", ".join(f"{unit} {percent:.0f} %" for percent, _, unit in found[:3])
-    more = (
-        "more bytes in flight" if {"DRAM", "L2"} & set(first) else "shorter chains of instructions that wait for others"
-    )
+    memory = max((percent for percent, _, unit in found if unit in ("DRAM", "L2")), default=100)
+    waits_for_memory = not found or memory >= 0.75 * found[0][0]
+    more = "more bytes in flight" if waits_for_memory else "more that does not depend on the result awaited"
     return f"latency: nothing is more than {BUSY} % busy ({seen}); {more} would help"
 
 
@@ -257,7 +256,7 @@ def shared_words(profile: Profile) -> str:
     """What bank conflicts cost, and what is not counted as one."""
     if profile.conflicts is None:
         return "no thread reads or writes any"
-    return f"bank conflicts are {profile.conflicts:.0f} % of the wavefronts of threads; TMA and wgmma are not counted"
+    return f"bank conflicts are {profile.conflicts:.0f} % of the wavefronts of loads and stores"
 
 
 def occupancy_words(kernel: Kernel) -> str:

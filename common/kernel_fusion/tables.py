@@ -20,8 +20,8 @@ writes this page from the `.json` files beside it, so do not edit it by hand.
 - *moves*: the bytes that the rung's own header predicts, as a formula and for this case. *At the least* is what the op
   cannot do without: each input read once, each output written once.
 - *GB/s*: the bytes at the least, by the time. *TFLOP/s*: the formula's operations, by the time.
-- *of the ceiling*: beside a copy of as many bytes, or a large matrix product, in the same run; empty where a copy that
-  small says nothing.
+- *of the ceiling*: beside the fastest of several simple kernels that move as many bytes, or a large matrix product;
+  empty where so few bytes say nothing.
 - *DRAM*: what memory itself moved, counted by the GPU. *Sectors*: of 32 bytes, for one load and one store of a warp.
 
 How this is measured, and how to read it: [performance](../../docs/performance.md).
@@ -125,7 +125,13 @@ def _ladder(stage: stages.Stage, op: str, rows: list[dict], document: pathlib.Pa
     return lines
 
 
-BUSY = {"tensor": "tensor cores", "issue slots": "issue slots", "XU": "exp unit", "FMA": "multiply-add", "L1": "L1"}
+COUNTED_UNITS = {
+    "tensor": "tensor cores",
+    "issue slots": "issue slots",
+    "XU": "special functions",
+    "L1": "L1 and shared memory",
+    "DRAM": "DRAM",
+}
 
 
 def _counters(stage: stages.Stage, rows: list[dict], document: pathlib.Path) -> list[str]:
@@ -134,18 +140,19 @@ def _counters(stage: stages.Stage, rows: list[dict], document: pathlib.Path) -> 
     if not counted:
         return []
     files = {rung.name: rung for rung in syllabus.rungs(stage, rows[0]["op"])}
-    heads = ["rung", *BUSY.values(), "bank conflicts", "occupancy", "registers", "the limit"]
+    heads = ["rung", *COUNTED_UNITS.values(), "bank conflicts", "occupancy", "registers", "the limit"]
     lines = [
         "",
-        f"What `kernel-fusion profile` says of {results.case_title(rows[0])}: for what part of the time units are "
-        "busy, and how many of the threads' accesses to shared memory are lost to bank conflicts.",
+        f"What `kernel-fusion profile` says of {results.case_title(rows[0])}: for what part of the time units are busy "
+        "(of several kernels, in the longest), and which part of the passes over shared memory bank conflicts added. "
+        "Registers are a thread's at the launch; a rung may share them out anew.",
         "",
         _line(heads),
         "|---|" + "---:|" * (len(heads) - 2) + "---|",
     ]
     for row in counted:
         found = row["profile"]
-        shares = [*(found["busy"].get(unit) for unit in BUSY), found["conflicts"], found["occupancy"]]
+        shares = [*(found["busy"].get(unit) for unit in COUNTED_UNITS), found["conflicts"], found["occupancy"]]
         cells = ["" if share is None else f"{share:.0f} %" for share in shares]
         name = _name(row, files.get(row["impl"]), document)
         lines.append(_line([name, *cells, str(found["registers"]), found["limit"]]))

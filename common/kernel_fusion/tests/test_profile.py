@@ -199,7 +199,7 @@ def test_what_holds_a_kernel_up(busy, words):
 def test_who_does_not_wait_for_memory_is_not_told_to_ask_it_for_more():
     assert profile.limit(kernel(**{DRAM: "41"})).endswith("; more bytes in flight would help")
     assert profile.limit(kernel(**{DRAM: "9", ISSUE: "50", XU: "45", L1: "40"})).endswith(
-        "(issue slots 50 %, XU 45 %, L1 40 %); shorter chains of instructions that wait for others would help"
+        "(issue slots 50 %, XU 45 %, L1 40 %); more that does not depend on the result awaited would help"
     )
 
 

@@ -620,11 +620,11 @@ void Worker::pass_named_barrier(unsigned id) {
 }
 
 void Worker::cluster_arrive(CallSite site) {
+  const Inside inside(*this);
   if (cluster_ == nullptr) begin_lone_cluster();
   if (cluster_phase_[current_] > cluster_->passed.load(std::memory_order_acquire)) {
     fail([&] { return "arrives twice at the cluster's barrier without waiting in between (" + text_of(site) + ")"; });
   }
-  const Inside inside(*this);
   note_event();
   cluster_->passes[cluster_phase_[current_]++ % 2].release();
   ++cluster_arrived_;
@@ -633,6 +633,7 @@ void Worker::cluster_arrive(CallSite site) {
 
 // A block that was launched in no cluster is one of its own: its barrier is another one of the block.
 void Worker::begin_lone_cluster() {
+  const race::Quiet quiet;  // what is written here is the runtime's, whichever thread comes first
   lone_cluster_.emplace().members = {this};
   std::fill_n(cluster_phase_, threads_, 0);
   cluster_ = &*lone_cluster_;

@@ -91,6 +91,35 @@ TEST(Cluster, ALoneBlockIsAClusterOfItsOwn) {
   for (int i = 0; i < kBlocks * kThreads; ++i) EXPECT_EQ(got[i], (i + 5 * 33) % kThreads) << i;
 }
 
+__global__ void half_of_a_lone_block(int* got) {
+  if (threadIdx.x % 2 == 1) return;
+  __shared__ int held[128];
+  held[threadIdx.x] = static_cast<int>(threadIdx.x);
+  cluster_sync();
+  got[threadIdx.x] = held[(threadIdx.x + 64) % blockDim.x];
+}
+
+TEST(Cluster, ThreadsOfALoneBlockThatHaveEndedAreNotWaitedFor) {
+  constexpr int kThreads = 128;
+  Memory<int> got(kThreads);
+  half_of_a_lone_block<<<1, kThreads>>>(got.get());
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  for (int i = 0; i < kThreads; i += 2) EXPECT_EQ(got[i], (i + 64) % kThreads) << i;
+}
+
+__global__ void arrive_twice_in_a_lone_block() {
+  kf::simt::cluster_arrive(CallSite::here());
+  kf::simt::cluster_arrive(CallSite::here());
+}
+
+TEST(Cluster, ALoneBlockThatArrivesTwiceIsAnErrorAndTheNextLaunchIsNot) {
+  expect_parts(error_of([] { arrive_twice_in_a_lone_block<<<1, 32>>>(); }), {"arrives twice at the cluster's barrier"});
+  Memory<int> got(128);
+  pass_round<<<1, 128>>>(got.get());
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  for (int i = 0; i < 128; ++i) EXPECT_EQ(got[i], (i + 5 * 33) % 128) << i;
+}
+
 TEST(Cluster, IndicesInThreeDimensions) {
   Memory<uint3> index(6 * 4 * 2), inner(6 * 4 * 2);
   Memory<unsigned> rank(6 * 4 * 2);
