@@ -170,7 +170,6 @@ class _Gpu:
         return start.elapsed_time(end), launching_ms < waiting.elapsed_time(start), result
 
     def measure(self, fn: Callable, inputs: tuple, repeat: int) -> Timing:
-        torch.cuda.synchronize(self.device)
         wait_ms, in_a_row = SHORTEST_WAIT_MS, 0
         while in_a_row < 3 and wait_ms <= LONGEST_WAIT_MS:  # how long must the GPU wait?
             in_time = self._once(fn, inputs, wait_ms)[1]

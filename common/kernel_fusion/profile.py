@@ -228,13 +228,13 @@ def by_rung(kernels: list[Kernel], rungs: list[str]) -> list[Profile]:
 def limit(kernel: Kernel) -> str:
     """What holds the kernel up, with the evidence: the unit that is busiest, or what is waited for."""
     found = sorted(((kernel[metric], *names) for metric, names in UNITS.items() if kernel[metric] >= 0), reverse=True)
-    if found and found[0][0] >= BUSY:
+    busiest = found[0][0] if found else 0
+    if busiest >= BUSY:
         percent, words, unit = found[0]
         return f"{words}: {unit} {percent:.0f} % busy"
     seen = ", ".join(f"{unit} {percent:.0f} %" for percent, _, unit in found[:3])
-    memory = max((percent for percent, _, unit in found if unit in ("DRAM", "L2")), default=100)
-    waits_for_memory = not found or memory >= 0.75 * found[0][0]
-    more = "more bytes in flight" if waits_for_memory else "more that does not depend on the result awaited"
+    memory = max((percent for percent, _, unit in found if unit in ("DRAM", "L2")), default=busiest)
+    more = "more bytes in flight" if memory >= 0.75 * busiest else "more that does not depend on the result awaited"
     return f"latency: nothing is more than {BUSY} % busy ({seen}); {more} would help"
 
 

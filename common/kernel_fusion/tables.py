@@ -61,7 +61,7 @@ def _compact(stage: stages.Stage, op: str, measured: results.Results, rows: list
         _line(["rung", "idea", "time", "of the ceiling", "over the rung before"]),
         "|---|---|---:|---:|---:|",
     ]
-    files = {rung.name: rung for rung in syllabus.rungs(stage, op)}
+    files = _files(stage, op)
     for row, gain in _with_gain(rows):
         rung = files.get(row["impl"])
         lines.append(_line([_name(row, rung, document), rung.idea if rung else "", _time(row), _share(row), gain]))
@@ -107,7 +107,7 @@ def _full(stage: stages.Stage, op: str, rows: list[dict], environment: dict, doc
 
 
 def _ladder(stage: stages.Stage, op: str, rows: list[dict], document: pathlib.Path) -> list[str]:
-    files = {rung.name: rung for rung in syllabus.rungs(stage, op)} if op in syllabus.ops(stage) else {}
+    files = _files(stage, op)
     counted = any(row["dram_bytes"] is not None or row["sectors_per_request"] is not None for row in rows)
     heads = ["rung", *(["moves, bytes"] if files else []), "time", "GB/s", "TFLOP/s", "of the ceiling"]
     heads += ["over the rung before", *(["DRAM, of the least", "sectors, load / store"] if counted else [])]
@@ -139,7 +139,7 @@ def _counters(stage: stages.Stage, rows: list[dict], document: pathlib.Path) -> 
     counted = [row for row in rows if row.get("profile", {}).get("busy")]
     if not counted:
         return []
-    files = {rung.name: rung for rung in syllabus.rungs(stage, rows[0]["op"])}
+    files = _files(stage, rows[0]["op"])
     heads = ["rung", *COUNTED_UNITS.values(), "bank conflicts", "occupancy", "registers", "the limit"]
     lines = [
         "",
@@ -218,6 +218,11 @@ def _size(size: int | None) -> str:
     if size is None:
         return ""
     return f"{size / 1e6:.0f} M" if size >= 10_000_000 else str(size)
+
+
+def _files(stage: stages.Stage, op: str) -> dict[str, syllabus.RungFile]:
+    """The files of an op's rungs by name; none where it is no op of the stage's own, such as a whole model."""
+    return {rung.name: rung for rung in syllabus.rungs(stage, op)} if op in syllabus.ops(stage) else {}
 
 
 # ---- cells ----

@@ -145,19 +145,14 @@ class Scripted(clock._Gpu):
         return 1.0 + max(0.0, host - wait_ms), host < wait_ms, "result"
 
 
-@pytest.fixture
-def without_cuda(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-
-
-def test_the_wait_grows_until_launches_are_in_time(without_cuda):
+def test_the_wait_grows_until_launches_are_in_time():
     gpu = Scripted(itertools.repeat(1.0))
     timing = gpu.measure(None, (), 20)
     assert timing == clock.Timing(noise.Spread(1.0, 1.0, 1.0), False, "result")
     assert gpu.waits[-20:] == [2.4] * 20  # 0.3, 0.6, 1.2 was in time; twice that
 
 
-def test_a_late_launch_is_measured_again(without_cuda):
+def test_a_late_launch_is_measured_again():
     seen = itertools.count()
     gpu = Scripted(9.0 if next(seen) in (5, 8, 9) else 0.1 for _ in itertools.repeat(None))
     timing = gpu.measure(None, (), 20)
@@ -166,7 +161,7 @@ def test_a_late_launch_is_measured_again(without_cuda):
 
 
 @pytest.mark.parametrize("host_ms", [itertools.repeat(1e3), itertools.chain([0.1] * 3, itertools.repeat(5.0))])
-def test_who_is_never_in_time_is_marked_and_measured_all_the_same(without_cuda, host_ms):
+def test_who_is_never_in_time_is_marked_and_measured_all_the_same(host_ms):
     timing = Scripted(host_ms).measure(None, (), 10)
     assert timing.host_bound
     assert timing.ms.median > 1.0

@@ -359,7 +359,7 @@ class Worker {
   NamedBarrier named_[16];
   unsigned named_used_ = 0;  // which of them have been met in this block
 
-  // The cluster of the block, null if it is alone.
+  // The cluster of the block; null if it is alone, until it arrives at a barrier of the cluster.
   Cluster* cluster_ = nullptr;
   std::optional<Cluster> lone_cluster_;
   unsigned cluster_rank_ = 0;

@@ -7,7 +7,8 @@
 //           that begin anywhere are loaded in vectors, too: from the first multiple of 16 bytes in a row to its last.
 //           What is left on either side, fewer than 16 bytes, is one value for each of the first threads (row.h).
 // Launch    A row has V = ⌊width·sizeof(T)/16⌋ vectors. V ≤ 256: grid ⌈rows/4⌉, block 32×4. Else grid rows, block 128,
-//           256 or 512, the first with V ≤ 8·block, 32 values of shared memory. A thread holds up to 8 vectors
+//           256 or 512, the first with V ≤ 8·block, 32 values of shared memory. A lane of a warp that has a row holds
+//           ⌈V/32⌉ vectors, a thread of a block 4 or 8
 // Moves     2·rows·width·sizeof(T) bytes; about 5·rows·width FLOPs and rows·width exponentials
 // Limits    V ≤ 4096: a row of 64 KB; rows ≤ 2³¹−1. float16 in rows of 8 to 32 KB: 8 bytes of a thread spill
 #include <kf/launch.h>

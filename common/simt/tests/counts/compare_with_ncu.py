@@ -22,20 +22,20 @@ from rich.table import Table  # noqa: E402
 
 from kernel_fusion import counts  # noqa: E402
 from kernel_fusion.console import UserError, make_console  # noqa: E402
-from kernel_fusion.profile import check_allowed, find_ncu, number  # noqa: E402
+from kernel_fusion.profile import CONFLICTS, REQUESTS, SECTORS, WAVEFRONTS, check_allowed, find_ncu, number  # noqa: E402
 
 SOURCE = HERE / "patterns.cu"
 # By what each of counts.figures is on a GPU: the sum of these. An atomic whose result nobody reads is a reduction.
 METRICS = {
     **{
-        f"global {kind} {what}": [f"l1tex__t_{what}_pipe_lsu_mem_global_op_{op}.sum" for op in ops]
+        f"global {kind} {what}": [name.format(op) for op in ops]
         for kind, ops in {"load": ["ld"], "store": ["st"], "atomic": ["red", "atom"]}.items()
-        for what in ("requests", "sectors")
+        for what, name in {"requests": REQUESTS, "sectors": SECTORS}.items()
     },
     **{
-        f"shared {kind} {what}": [f"l1tex__data_{name}_mem_shared_op_{op}.sum"]
+        f"shared {kind} {what}": [name.format(op)]
         for kind, op in {"load": "ld", "store": "st"}.items()
-        for what, name in {"wavefronts": "pipe_lsu_wavefronts", "conflicts": "bank_conflicts_pipe_lsu"}.items()
+        for what, name in {"wavefronts": WAVEFRONTS, "conflicts": CONFLICTS}.items()
     },
     "shared load requests": ["smsp__sass_inst_executed_op_shared_ld.sum"],
     "shared store requests": ["smsp__sass_inst_executed_op_shared_st.sum"],
