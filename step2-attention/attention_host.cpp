@@ -24,7 +24,7 @@ bool fits_registers(const Args& a) {
 
 Op<kf::softmax::Args> softmax_op() {
   return {"softmax", cpu::softmax, emulated::softmax::rungs(), gpu::softmax::rungs(),
-          [](const kf::softmax::Args& a) { return fits_registers(a) ? "v4_registers" : "v5_cluster"; }};
+          [](const kf::softmax::Args& a) { return fits_registers(a) ? "v4_registers" : "v6_cluster_registers"; }};
 }
 
 Op<kf::softmax_backward::Args> softmax_backward_op() {
@@ -45,7 +45,8 @@ Op<kf::attention::Args> attention_op() {
 
 Op<kf::attention_backward::Args> backward_op() {
   return {"attention_backward", cpu::attention_backward, emulated::attention_backward::rungs(),
-          gpu::attention_backward::rungs(), [](const kf::attention_backward::Args&) { return "v7_turns"; }};
+          gpu::attention_backward::rungs(),
+          [](const kf::attention_backward::Args& a) { return a.head_dim <= 64 ? "v7_turns" : "v8_wide"; }};
 }
 
 Op<kf::attention_decode::Args> decode_op() {

@@ -36,7 +36,7 @@ def softmax_of(x, scale=None, causal=False):
 
 
 def can_do(rung, width, dtype):
-    return rung != "v4_registers" or width * dtype.itemsize <= 1 << 16
+    return width * dtype.itemsize <= {"v4_registers": 1 << 16, "v6_cluster_registers": 1 << 19}.get(rung, 1 << 62)
 
 
 def is_exact(rung, width):
@@ -100,6 +100,7 @@ def test_softmax_of_rows_shared_by_more_and_more_threads(width, dtype, device, r
         (65539, torch.bfloat16),
         (131072, torch.bfloat16),
         (131073, torch.float16),
+        (131072, torch.float32),  # 16 blocks of 32 KB
         (262144, torch.float32),  # more than 16 blocks of 32 KB
         (70001, torch.float64),
     ],
@@ -315,19 +316,29 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         return step2_attention._C.choose("softmax", rung, sizes, dtype)
 
     most = (1 << 31) - 1
-    for rung in ("v2_block", "v3_online", "v4_registers", "v5_cluster", "auto"):
+    for rung in ("v2_block", "v3_online", "v4_registers", "v5_cluster", "v6_cluster_registers", "auto"):
         assert choose(rung, rows=most) == (rung if rung != "auto" else "v4_registers")
         if rung != "auto":
             with testing.raises(ValueError, f"softmax: rung '{rung}' takes at most {most} ", "can: 'v1_naive'"):
                 choose(rung, rows=1 << 31)
     assert choose("auto", rows=1 << 31) == "v1_naive"
-    most_of_v4 = (1 << 15) // dtype.itemsize
-    for width, rung in ((most_of_v4, "v4_registers"), (most_of_v4 + 1, "v5_cluster"), (1 << 40, "v3_online")):
+    best_of_v4, of_16_bytes = (1 << 15) // dtype.itemsize, 16 // dtype.itemsize
+    fits = {
+        "v4_registers": (1 << 16) // dtype.itemsize,
+        "v5_cluster": 7 * (1 << 19) // dtype.itemsize,
+        "v6_cluster_registers": (1 << 19) // dtype.itemsize,
+    }
+    for width, rung in (
+        (best_of_v4, "v4_registers"),
+        (best_of_v4 + 1, "v6_cluster_registers"),
+        (fits["v6_cluster_registers"] + of_16_bytes - 1, "v6_cluster_registers"),
+        (fits["v6_cluster_registers"] + of_16_bytes, "v5_cluster"),
+        (1 << 40, "v3_online"),
+    ):
         assert choose("auto", width=width) == rung
-    fits = {"v4_registers": (1 << 16) // dtype.itemsize, "v5_cluster": 7 * (1 << 19) // dtype.itemsize}
     for rung, width in fits.items():
         assert choose(rung, width=width) == rung
-        for wider in (width + 16 // dtype.itemsize, 1 << 40):
+        for wider in (width + of_16_bytes, 1 << 40):
             with testing.raises(
                 ValueError,
                 f"softmax: rung '{rung}' takes rows of at most {width * dtype.itemsize // 16} vectors of 16 bytes, "
@@ -336,9 +347,10 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
             ):
                 choose(rung, width=wider)
     for width, blocks in ((50257, {2: 4, 4: 8, 8: 16}[dtype.itemsize]), (8, 1)):
-        assert choose("v5_cluster", width=width, rows=most // blocks) == "v5_cluster"
-        with testing.raises(ValueError, f"takes at most {most} blocks, got {most // blocks + 1} rows of {blocks}"):
-            choose("v5_cluster", width=width, rows=most // blocks + 1)
+        for rung in ("v5_cluster", "v6_cluster_registers"):
+            assert choose(rung, width=width, rows=most // blocks) == rung
+            with testing.raises(ValueError, f"takes at most {most} blocks, got {most // blocks + 1} rows of {blocks}"):
+                choose(rung, width=width, rows=most // blocks + 1)
 
 
 # ---- gradients ----

@@ -99,11 +99,21 @@ __device__ __forceinline__ void store_remote(uint32_t address, double value) {
 #endif
 }
 
-// A store that an mbarrier of that block counts, 4 bytes. PTX: st.async
+// A store that an mbarrier of that block counts, 4 or 8 bytes. PTX: st.async
 __device__ __forceinline__ void store_remote_async(uint32_t address, float value, uint32_t barrier) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
                "r"(__float_as_uint(value)), "r"(barrier)
+               : "memory");
+#else
+  __trap();
+#endif
+}
+
+__device__ __forceinline__ void store_remote_async(uint32_t address, double value, uint32_t barrier) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(address),
+               "l"(__double_as_longlong(value)), "r"(barrier)
                : "memory");
 #else
   __trap();

@@ -59,7 +59,7 @@ __global__ void softmax_kernel(C* __restrict__ scores, C* __restrict__ lse, int6
   lse[row] = max + logarithm(sum);
 }
 
-template <class T>
+template <bool kDropout, class T>
 __global__ void output_kernel(Args a, const compute_t<T>* __restrict__ weights) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= a.batch * a.heads * a.q_length * a.head_dim) return;
@@ -72,7 +72,8 @@ __global__ void output_kernel(Args a, const compute_t<T>* __restrict__ weights) 
   const Dropout dropout(a);
   compute_t<T> sum = 0;
   for (int64_t key = seen.begin; key < seen.end; ++key) {
-    const compute_t<T> weight = weights[key] * dropout.factor<compute_t<T>>(head, query, key);
+    compute_t<T> weight = weights[key];
+    if constexpr (kDropout) weight *= dropout.factor<compute_t<T>>(head, query, key);
     sum += weight * to_compute(v[key * a.v_stride.seq + d]);
   }
   row_of(static_cast<T*>(a.out), a.out_stride, head, a.heads, query)[d] = from_compute<T>(sum);
@@ -92,8 +93,11 @@ void v1_naive(const Args& a, void* stream) {
     softmax_kernel<<<blocks_for(rows), kThreads, 0, as_stream(stream)>>>(scores, static_cast<compute_t<T>*>(a.lse),
                                                                          rows, a.k_length);
     check_launch();
-    output_kernel<T><<<blocks_for(rows * a.head_dim), kThreads, 0, as_stream(stream)>>>(a, scores);
-    check_launch();
+    with_dropout(a, [&](auto drops) {
+      output_kernel<decltype(drops)::value, T>
+          <<<blocks_for(rows * a.head_dim), kThreads, 0, as_stream(stream)>>>(a, scores);
+      check_launch();
+    });
   });
 }
 

@@ -1,5 +1,5 @@
-// What v6 and v7 share: a block owns 128 keys, as in v5, and computes each weight once, for dk, dv and dq. That is five
-// products; v5's two kernels, one for keys and one for queries, need seven.
+// What v6, v7 and v8 share: a block owns 128 keys, as in v5, and computes each weight once, for dk, dv and dq. That is
+// five products; v5's two kernels, one for keys and one for queries, need seven.
 //
 //   two consumer warpgroups  64 keys each: weights and their gradients, dk and dv, as in v5. The gradients, rounded, go
 //                            into shared memory, too
@@ -76,8 +76,8 @@ struct Part {
 struct Job {
   enum Kind { kAdd, kFinish, kEnd } kind = kEnd;  // kFinish: it is dq itself, rounded
   int batch = 0, head = 0, row = 0;               // of q; a head of all
-  int64_t tile = 0;                               // of all
-  unsigned turn = 0;                              // v7_turns: how many come before
+  int64_t tile = 0;                               // of all; v8_wide: a half of one
+  unsigned turn = 0;                              // v7, v8: how many come before
 };
 
 template <class T>
@@ -119,13 +119,14 @@ __device__ inline Unit unit_of(const Args& a, int64_t tile) {
           same_in_warp(role.head_of_batch())};
 }
 
-template <class T>
+// B: the block's shared memory, of shape S.
+template <class S, class B>
 struct KeysProducer {
   const Args& a;
-  Block<T>& shared;
+  B& shared;
   const Inputs& in;
   const int lane = threadIdx.x % kWarpSize;
-  attention::Ring<Five::kPlaces> ring = {};
+  attention::Ring<S::kPlaces> ring = {};
   int raw_phase = 0;
 
   // Zeros in rows first ≤ i < end of a tile: what lies there may be NaN, which a weight or a gradient of 0 would not
@@ -142,21 +143,21 @@ struct KeysProducer {
 
   __device__ void load_own(const Unit& unit, int buffer) {
     const int before = unit.begin - unit.first, after = unit.end - unit.first;  // rows between exist
-    const bool has_padding = unit.count > 0 && (before > 0 || after < Five::kOwned);
+    const bool has_padding = unit.count > 0 && (before > 0 || after < S::kOwned);
     uint64_t* const full = has_padding ? &shared.raw : &shared.own_full[buffer];
     if (lane == 0) {
       mbarrier_arrive_expect(full, sizeof shared.a[0] + sizeof shared.b[0]);
-      for (int w = 0; w < Five::kConsumers; ++w) {
+      for (int w = 0; w < S::kConsumers; ++w) {
         const int row = unit.first + w * 64;
-        attention::load_slices<1, 64>(shared.a[buffer][w], &in.a, full, row, unit.head, unit.batch);
-        attention::load_slices<1, 64>(shared.b[buffer][w], &in.b, full, row, unit.head, unit.batch);
+        attention::load_slices<S::kSlices, 64>(shared.a[buffer][w], &in.a, full, row, unit.head, unit.batch);
+        attention::load_slices<S::kSlices, 64>(shared.b[buffer][w], &in.b, full, row, unit.head, unit.batch);
       }
     }
     if (!has_padding) return;
     clear(&shared.own_full[buffer], [&] {
-      for (int w = 0; w < Five::kConsumers; ++w) {
-        attention::clear_rows<1, 64>(shared.a[buffer][w], 0, lane, kWarpSize, min(64, before - w * 64));
-        attention::clear_rows<1, 64>(shared.a[buffer][w], max(0, after - w * 64), lane, kWarpSize);
+      for (int w = 0; w < S::kConsumers; ++w) {
+        attention::clear_rows<S::kSlices, 64>(shared.a[buffer][w], 0, lane, kWarpSize, min(64, before - w * 64));
+        attention::clear_rows<S::kSlices, 64>(shared.a[buffer][w], max(0, after - w * 64), lane, kWarpSize);
       }
     });
   }
@@ -166,34 +167,34 @@ struct KeysProducer {
     for (int i = 0; i < heads_together; ++i) {
       const int head = unit.head * heads_together + i;
       for (int tile = unit.count - 1; tile >= 0; --tile, ring.advance()) {
-        const int place = ring.place, row = unit.base + tile * Five::kTile;
+        const int place = ring.place, row = unit.base + tile * S::kTile;
         const int early = tile == 0 ? first_query(a, unit.begin) - row : 0;  // rows that see no key of the block
         uint64_t* const full = early > 0 ? &shared.raw : &shared.full[place];
         if (lane == 0) {
           mbarrier_wait(&shared.empty[place], ring.phase ^ 1);
           mbarrier_arrive_expect(
               full, sizeof shared.x[0] + sizeof shared.y[0] + sizeof shared.lse[0] + sizeof shared.delta[0]);
-          attention::load_slices<1, Five::kTile>(shared.x[place], &in.x, full, row, head, unit.batch);
-          attention::load_slices<1, Five::kTile>(shared.y[place], &in.y, full, row, head, unit.batch);
+          attention::load_slices<S::kSlices, S::kTile>(shared.x[place], &in.x, full, row, head, unit.batch);
+          attention::load_slices<S::kSlices, S::kTile>(shared.y[place], &in.y, full, row, head, unit.batch);
           const int64_t query = (unit.batch * a.heads + head) * in.length + row;
           bulk_load(shared.lse[place], in.lse + query, sizeof shared.lse[0], full);
           bulk_load(shared.delta[place], in.delta + query, sizeof shared.delta[0], full);
         }
         if (early <= 0) continue;
         clear(&shared.full[place], [&] {
-          attention::clear_rows<1, Five::kTile>(shared.x[place], 0, lane, kWarpSize, early);
-          attention::clear_rows<1, Five::kTile>(shared.y[place], 0, lane, kWarpSize, early);
+          attention::clear_rows<S::kSlices, S::kTile>(shared.x[place], 0, lane, kWarpSize, early);
+          attention::clear_rows<S::kSlices, S::kTile>(shared.y[place], 0, lane, kWarpSize, early);
         });
       }
     }
   }
 };
 
-template <class T>
-__device__ void produce(const Args& a, const Queue& queue, Block<T>& shared, const Inputs& in) {
-  KeysProducer<T> producer{a, shared, in};
+template <class S, class B>
+__device__ void produce(const Args& a, const Queue& queue, B& shared, const Inputs& in) {
+  KeysProducer<S, B> producer{a, shared, in};
   const bool leader = producer.lane == 0;
-  attention::Ring<2> buffers;
+  attention::Ring<S::kBuffers> buffers;
   for (;; buffers.advance()) {
     unsigned number = 0;
     if (leader) {
@@ -213,7 +214,96 @@ __device__ void produce(const Args& a, const Queue& queue, Block<T>& shared, con
   }
 }
 
-// ---- a consumer warpgroup ----
+// ---- a consumer warpgroup: this lane's two keys, 8 apart, against two queries of every 8 ----
+
+// A lane's first key and query of what its warpgroup computes, and where that lies in a tile of 64×64.
+struct Lane {
+  int key, query;
+  uint32_t offset;  // in bytes
+
+  __device__ Lane() {
+    const int lane = threadIdx.x % kWarpSize;
+    key = static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + lane / 4;
+    query = lane % 4 * 2;
+    offset = swizzled_offset(key * 128, Swizzle::k128) + lane % 4 * 4;
+  }
+};
+
+// Which of a lane's two keys exist, and the first query that sees each.
+struct KeysOfLane {
+  int begin[2];
+  bool exists[2];
+
+  __device__ KeysOfLane(const Args& a, const Unit& unit, int first) {
+    for (int r = 0; r < 2; ++r) {
+      const int key = first + 8 * r;
+      exists[r] = key >= unit.begin && key < unit.end;
+      begin[r] = exists[r] ? first_query(a, key) : INT_MAX;
+    }
+  }
+};
+
+// Scores become weights. `lse`: of the lane's first query of the tile, whose number is `query`. `whole`: each query
+// sees each key.
+template <int N>
+__device__ __forceinline__ void weigh(float (&score)[N], const float* lse, float scale, bool whole, int query,
+                                      const KeysOfLane& keys) {
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const Vector<float, 2> of_two = load_vector<2>(lse + i / 4 * 8);
+    for (int j = 0; j < 2; ++j) score[i + j] = exp2_approx(score[i + j] * scale - of_two.element[j]);
+  }
+  if (whole) return;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (query + i / 4 * 8 + i % 2 < keys.begin[i / 2 % 2]) score[i] = 0.0f;
+  }
+}
+
+// The weights' gradients become the scores'. `delta`: as lse above.
+template <int N>
+__device__ __forceinline__ void differentiate(const float (&weights)[N], float (&grad)[N], const float* delta,
+                                              bool whole) {
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const Vector<float, 2> of_two = load_vector<2>(delta + i / 4 * 8);
+    for (int j = 0; j < 2; ++j) grad[i + j] = weights[i + j] * (grad[i + j] - of_two.element[j]);
+  }
+  if (whole) return;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
+  }
+}
+
+// A lane's part of 64 keys × 64 queries, rounded, to where dq's product reads it. `offset`: Lane's.
+template <class T>
+__device__ __forceinline__ void put_grad_score(const uint32_t (&grad_score)[4][4], T* tile, uint32_t offset) {
+#pragma unroll
+  for (int i = 0; i < 32; i += 2) {
+    const int chunk = i / 4, below = i / 2 % 2;  // 8 rows below the swizzle is the same
+    auto* const to = reinterpret_cast<unsigned char*>(tile) + (offset ^ chunk * 16) + below * 8 * 128;
+    *reinterpret_cast<uint32_t*>(to) = grad_score[i / 8][i / 4 % 2 * 2 + below];
+  }
+  tma_store_fence();
+}
+
+// Issues grad_scoreᵀ·k: a tile of 64 queries × 64 columns, over the keys of all consumers. `column`: which 64.
+template <class T, int kConsumers, int kSlices>
+__device__ __forceinline__ void issue_dq(float (&sum)[kSlice / 2], const T (&grad_score)[kConsumers][64 * kSlice],
+                                         const T (&k)[kConsumers][kSlices][64 * kSlice], int slice) {
+#pragma unroll
+  for (int w = 0; w < kConsumers; ++w) {
+    const uint64_t scores = matrix_descriptor(grad_score[w], 0, 1024, Swizzle::k128);
+    const uint64_t keys = matrix_descriptor(k[w][slice], 0, 1024, Swizzle::k128);
+#pragma unroll
+    for (int key = 0; key < 4; ++key) {  // 16 at a time
+      const int step = key * (16 * 128 >> 4);
+      wgmma<kSlice, T, Major::kMN, Major::kMN>(sum, scores + step, keys + step, w + key > 0);
+    }
+  }
+  wgmma_commit();
+}
 
 template <bool kDropout, class T>
 __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
@@ -221,10 +311,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
   using Scores = float[kTile / 2];  // a lane's, of 64 keys against a tile
   const int warpgroup = warpgroup_of_block();
   const bool leader = leads_warpgroup(warpgroup);
-  const int lane = threadIdx.x % kWarpSize;
-  const int column = lane % 4 * 2;                                                         // of score[0]
-  const int key_of_group = static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + lane / 4;  // and its row
-  const uint32_t key_offset = swizzled_offset(key_of_group * 128, Swizzle::k128) + lane % 4 * 4;
+  const Lane lane;
   const float scale = static_cast<float>(a.scale * kLog2e);
   const int heads_together = static_cast<int>(a.heads / a.kv_heads);
 
@@ -249,14 +336,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
     const int first = unit.first + warpgroup * 64;
     const Part part(a, unit, first);
 
-    // This lane's two keys: the first query that sees each.
-    int begin[2];
-    bool exists[2];
-    for (int r = 0; r < 2; ++r) {
-      const int key = first + key_of_group + 8 * r;
-      exists[r] = key >= unit.begin && key < unit.end;
-      begin[r] = exists[r] ? first_query(a, key) : INT_MAX;
-    }
+    const KeysOfLane keys(a, unit, first + lane.key);
 
     float dk[kSlice / 2] = {}, dv[kSlice / 2] = {};
     uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
@@ -268,48 +348,22 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
       attention::issue_output<kSlice, kTile>(dk, grad_score, shared.x[place]);
       attention::issue_output<kSlice, kTile>(dv, weight, shared.y[place]);
     };
-    const auto weigh = [&](Scores& score, int place, int tile) {
-#pragma unroll
-      for (int i = 0; i < kTile / 2; i += 2) {
-        const Vector<float, 2> lse = load_vector<2>(shared.lse[place] + i / 4 * 8 + column);
-        for (int j = 0; j < 2; ++j) score[i + j] = exp2_approx(score[i + j] * scale - lse.element[j]);
-      }
-      if (tile >= part.whole) return;
-      const int query = unit.base + tile * kTile + column;
-#pragma unroll
-      for (int i = 0; i < kTile / 2; ++i) {
-        if (query + i / 4 * 8 + i % 2 < begin[i / 2 % 2]) score[i] = 0.0f;
-      }
+    const auto weigh_tile = [&](Scores& score, int place, int tile) {
+      const int query = unit.base + tile * kTile + lane.query;
+      weigh(score, shared.lse[place] + lane.query, scale, tile >= part.whole, query, keys);
     };
-    const auto differentiate = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
+    const auto differentiate_tile = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
       uint64_t kept = 0;
       if constexpr (kDropout)
-        kept = drop_gradients<true>(dropout, grad, head, first + key_of_group, unit.base + tile * kTile + column);
-#pragma unroll
-      for (int i = 0; i < kTile / 2; i += 2) {
-        const Vector<float, 2> delta = load_vector<2>(shared.delta[place] + i / 4 * 8 + column);
-        for (int j = 0; j < 2; ++j) grad[i + j] = weights[i + j] * (grad[i + j] - delta.element[j]);
-      }
-      if (tile < part.whole) {
-#pragma unroll
-        for (int i = 0; i < kTile / 2; ++i) {
-          if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
-        }
-      }
+        kept = drop_gradients<true>(dropout, grad, head, first + lane.key, unit.base + tile * kTile + lane.query);
+      differentiate(weights, grad, shared.delta[place] + lane.query, tile >= part.whole);
       if constexpr (kDropout) attention::Dropout::drop(weights, kept);  // as v met them
     };
     const auto hand_over = [&] {  // gives grad_score to dq's warpgroup
       mbarrier_wait(&shared.scores_empty[handed.place], handed.phase ^ 1);
-      auto* const tile = reinterpret_cast<unsigned char*>(shared.grad_score[handed.place][warpgroup]);
-#pragma unroll
-      for (int i = 0; i < kTile / 2; i += 2) {
-        const int chunk = i / 4, below = i / 2 % 2;  // 8 rows below the swizzle is the same
-        *reinterpret_cast<uint32_t*>(tile + (key_offset ^ chunk * 16) + below * 8 * 128) =
-            grad_score[i / 8][i / 4 % 2 * 2 + i / 2 % 2];
-      }
-      tma_store_fence();
+      put_grad_score(grad_score, shared.grad_score[handed.place][warpgroup], lane.offset);
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(&shared.scores_full[handed.place]);
+      if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(&shared.scores_full[handed.place]);
       handed.advance();
     };
 
@@ -327,9 +381,9 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
           pass_turn();
           free_stored();
           wgmma_wait<1>();
-          weigh(score, ring.place, tile);
+          weigh_tile(score, ring.place, tile);
           wgmma_wait<0>();
-          differentiate(score, grad, ring.place, tile, head);
+          differentiate_tile(score, grad, ring.place, tile, head);
           attention::pack_weights<T>(score, weight);
           attention::pack_weights<T>(grad, grad_score);
           hand_over();
@@ -345,9 +399,9 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
           issue_sums(before);
           pass_turn();
           wgmma_wait<3>();
-          weigh(score, ring.place, tile);
+          weigh_tile(score, ring.place, tile);
           wgmma_wait<2>();
-          differentiate(score, grad, ring.place, tile, head);
+          differentiate_tile(score, grad, ring.place, tile, head);
           wgmma_wait<0>();
           if (leader) mbarrier_arrive(&shared.empty[before]);
           attention::pack_weights<T>(score, weight);
@@ -379,7 +433,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
 
     named_barrier_sync(1 + warpgroup, kWarpgroupSize);  // dk's last store has left its place, as its leader knows
     const auto store = [&](const auto& sum, float factor, T(*tile)[64 * kSlice], const CUtensorMap* map) {
-      store_gradient(sum, factor, exists, tile, map, first, unit.head, unit.batch, 1 + warpgroup, leader);
+      store_gradient(sum, factor, keys.exists, tile, map, first, unit.head, unit.batch, 1 + warpgroup, leader);
     };
     store(dk, static_cast<float>(a.scale), shared.dk[warpgroup], &in.da);
     store(dv, kDropout ? dropout.scale() : 1.0f, shared.b[buffers.place][warpgroup], &in.db);
@@ -419,20 +473,10 @@ __device__ void sum_queries(const Args& a, Block<T>& shared, Prepare&& prepare) 
     const int first_head = (unit.batch * static_cast<int>(a.kv_heads) + unit.head) * heads_together;
     for (int head = first_head; head < first_head + heads_together; ++head) {
       for (int tile = unit.count - 1; tile >= 0; --tile, handed.advance()) {
-        float sum[kSlice / 2] = {};
+        float sum[kSlice / 2];
         mbarrier_wait(&shared.scores_full[handed.place], handed.phase);
         wgmma_fence();
-#pragma unroll
-        for (int w = 0; w < Five::kConsumers; ++w) {
-          const uint64_t scores = matrix_descriptor(shared.grad_score[handed.place][w], 0, 1024, Swizzle::k128);
-          const uint64_t keys = matrix_descriptor(shared.a[buffers.place][w], 0, 1024, Swizzle::k128);
-#pragma unroll
-          for (int key = 0; key < 4; ++key) {  // 16 at a time
-            const int step = key * (16 * 128 >> 4);
-            wgmma<kSlice, T, Major::kMN, Major::kMN>(sum, scores + step, keys + step, true);
-          }
-        }
-        wgmma_commit();
+        issue_dq(sum, shared.grad_score[handed.place], shared.a[buffers.place], 0);
         wgmma_wait<0>();
         if (leader) mbarrier_arrive(&shared.scores_empty[handed.place]);
         mbarrier_wait(&shared.sums_empty[places.place], places.phase ^ 1);
@@ -470,8 +514,9 @@ __device__ inline void add_sum(float (&sum)[kSlice / 2], const float* there) {
 // ---- a thread that sends sums, those of its place ----
 
 // Calls send(job) for each that is to be added. free() is to be called as soon as its place may be written again.
-template <class T, class Send>
-__device__ void send_sums(const Args& a, Block<T>& shared, const CUtensorMap* dq, int place, Send&& send) {
+// `column`: where its columns begin in dq.
+template <class B, class Send>
+__device__ void send_sums(const Args& a, B& shared, const CUtensorMap* dq, int place, int column, Send&& send) {
   for (int phase = 0;; phase ^= 1) {
     mbarrier_wait(&shared.sums_full[place], phase);
     const Job job = shared.job[place];
@@ -481,7 +526,7 @@ __device__ void send_sums(const Args& a, Block<T>& shared, const CUtensorMap* dq
       send(job, shared.dq[place], free);
     } else {
       const int heads = static_cast<int>(a.heads);
-      tma_store(dq, shared.dq[place], 0, job.row, job.head % heads, job.batch);
+      tma_store(dq, shared.dq[place], column, job.row, job.head % heads, job.batch);
       tma_store_commit();
       tma_store_wait_read<0>();
       free();
@@ -507,9 +552,9 @@ __device__ void run_five_products(const Args& a, const Queue& queue, Block<T>& s
   } else {
     give_registers<Five::kProducerRegisters>();
     const int warp = same_in_warp(static_cast<int>(threadIdx.x / kWarpSize)) - (Five::kConsumers + 1) * 4;
-    if (warp == 0) produce(a, queue, shared, in);
+    if (warp == 0) produce<Five>(a, queue, shared, in);
     if (warp > 0 && warp <= Five::kSenders && threadIdx.x % kWarpSize == 0) {
-      send_sums(a, shared, dq, warp - 1, send);
+      send_sums(a, shared, dq, warp - 1, 0, send);
     }
   }
 }

@@ -13,6 +13,7 @@ constexpr Rung<Args> kRungs[] = {
     {"v5_persistent", v5_persistent, v5_persistent_supports, v5_persistent_scratch, "the weights and their gradients"},
     {"v6_atomics", v6_atomics, v6_atomics_supports, v6_atomics_scratch, "the weights and their gradients", true},
     {"v7_turns", v7_turns, v7_turns_supports, v7_turns_scratch, "the weights and their gradients"},
+    {"v8_wide", v8_wide, v8_wide_supports, v8_wide_scratch, "the weights and their gradients"},
 };
 
 }  // namespace

@@ -46,6 +46,7 @@ void v4_warpgroups(const Args& args, void* stream);
 void v5_persistent(const Args& args, void* stream);
 void v6_atomics(const Args& args, void* stream);
 void v7_turns(const Args& args, void* stream);
+void v8_wide(const Args& args, void* stream);
 
 std::string v2_tiled_supports(const Args& args);
 std::string v3_mma_supports(const Args& args);
@@ -53,12 +54,14 @@ std::string v4_warpgroups_supports(const Args& args);
 std::string v5_persistent_supports(const Args& args);
 std::string v6_atomics_supports(const Args& args);
 std::string v7_turns_supports(const Args& args);
+std::string v8_wide_supports(const Args& args);
 
 int64_t v1_naive_scratch(const Args& args);
 int64_t v4_warpgroups_scratch(const Args& args);
 int64_t v5_persistent_scratch(const Args& args);
 int64_t v6_atomics_scratch(const Args& args);
 int64_t v7_turns_scratch(const Args& args);
+int64_t v8_wide_scratch(const Args& args);
 int64_t delta_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::attention_backward
 #endif

@@ -16,6 +16,7 @@ constexpr Rung<Args> kRungs[] = {
     {"v3_online", v3_online, a_block_a_row},
     {"v4_registers", v4_registers, v4_registers_supports},
     {"v5_cluster", v5_cluster, v5_cluster_supports},
+    {"v6_cluster_registers", v6_cluster_registers, v6_cluster_registers_supports},
 };
 
 }  // namespace

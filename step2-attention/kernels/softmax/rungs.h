@@ -36,9 +36,11 @@ void v2_block(const Args& args, void* stream);
 void v3_online(const Args& args, void* stream);
 void v4_registers(const Args& args, void* stream);
 void v5_cluster(const Args& args, void* stream);
+void v6_cluster_registers(const Args& args, void* stream);
 
 std::string v4_registers_supports(const Args& args);
 std::string v5_cluster_supports(const Args& args);
+std::string v6_cluster_registers_supports(const Args& args);
 }  // namespace kf::KF_BACKEND::softmax
 #endif
 

@@ -1,0 +1,99 @@
+// What v7 and v8 share: whose turn it is to add to a tile of dq, and what is done then.
+#pragma once
+
+#include "five_products.h"
+
+namespace kf::KF_BACKEND::attention_backward {
+
+// The counter, read so that what was added before it was set is seen as well. PTX: ld.acquire
+__device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
+  unsigned value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+// Sets it, after all that this thread knows to be in memory. PTX: st.release
+__device__ __forceinline__ void store_release(unsigned* address, unsigned value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void wait_for_shares(const unsigned* added, unsigned turn) {
+  while (load_acquire(added) != turn) __nanosleep(20);
+}
+
+// Where shares come together: a tile's sum, and how many have been added. A tile has 64 queries and 64 columns; of
+// those of the same queries `parts` lie side by side.
+struct Turns {
+  float* sums;
+  unsigned* added;
+  int parts;
+
+  // What is to be done with a tile's sum over this block's keys: it is added, or it completes the gradient. `part`:
+  // which of the tiles of these queries.
+  __device__ Job job_of(const Args& a, const Unit& unit, int head, int row, int part) const {
+    const int q_length = static_cast<int>(a.q_length), shift = static_cast<int>(a.k_length) - q_length;
+    const int last_query = min(row + 64, q_length) - 1;
+    const int keys_end = a.causal ? min(unit.keys_end, last_query + shift + 1) : unit.keys_end;  // of those it sees
+    const int mine = unit.first / Five::kOwned, first = unit.keys_begin / Five::kOwned;
+    const int last = (keys_end - 1) / Five::kOwned;
+    const int64_t tile = (int64_t{head} * tiles_of_queries(a) + row / 64) * parts + part;
+    return {mine == last ? Job::kFinish : Job::kAdd, unit.batch, head, row, tile, static_cast<unsigned>(mine - first)};
+  }
+
+  // Puts the sum into `place`, from where it is sent: a share to be added, or, in the last turn, dq itself, rounded.
+  // `leader`, one thread of the warpgroup, waits for the turn; the others wait for it at the named barrier.
+  template <class T>
+  __device__ void put(const Args& a, const Job& job, float (&sum)[kSlice / 2], float* place, bool leader,
+                      int barrier) const {
+    if (job.kind == Job::kAdd) {
+      put_sum(sum, place);
+      return;
+    }
+    if (job.turn > 0) {
+      if (leader) wait_for_shares(added + job.tile, job.turn);
+      named_barrier_sync(barrier, kWarpgroupSize);
+      add_sum(sum, sums + job.tile * kTileFloats);
+    }
+    const bool all[2] = {true, true};
+    put_gradient(sum, static_cast<float>(a.scale), all, reinterpret_cast<T(*)[64 * kSlice]>(place));
+  }
+
+  // What a thread that sends does with a share.
+  template <class Free>
+  __device__ void send(const Job& job, const float* sum, Free&& free) const {
+    float* const there = sums + job.tile * kTileFloats;
+    if (job.turn == 0) {
+      bulk_store(there, sum, kTileFloats * sizeof(float));
+    } else {
+      wait_for_shares(added + job.tile, job.turn);
+      tma_global_fence();
+      bulk_add(there, sum, kTileFloats * sizeof(float));
+    }
+    tma_store_commit();
+    tma_store_wait_read<0>();
+    free();
+    tma_store_wait<0>();
+    store_release(added + job.tile, job.turn + 1);
+  }
+};
+
+// What the kernel for Δ does besides: nobody has added anything yet, and dq of a query that sees nothing is 0. No block
+// comes to its tile if all of that see nothing.
+template <class T>
+struct BeginTurns {
+  Turns turns;
+
+  __device__ void operator()(const Args& a, int64_t head, int64_t query) const {
+    const int64_t tiles = tiles_of_queries(a);
+    if (query % 64 == 0 && query < tiles * 64 && threadIdx.x < turns.parts) {
+      turns.added[(head * tiles + query / 64) * turns.parts + threadIdx.x] = 0;
+    }
+    if (query >= a.q_length) return;
+    const KeyRange seen = keys_seen(a, keys_of(a, head), query);
+    if (seen.begin < seen.end) return;
+    T* const dq = row_of(static_cast<T*>(a.dq), a.dq_stride, head, a.heads, query);
+    for (int64_t d = threadIdx.x; d < a.head_dim; d += kDeltaLanes) dq[d] = T(0.0f);
+  }
+};
+
+}  // namespace kf::KF_BACKEND::attention_backward
