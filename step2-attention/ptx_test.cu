@@ -960,35 +960,45 @@ TEST(Cluster, ReachesIntoOtherBlocks) {
   check_reaching_into_other_blocks<double>();
 }
 
-// Every thread of the cluster arrives at the barrier of rank 0, which then sends a number to each of the others.
-__global__ void remote_barrier_kernel(float* out) {
+// Every thread of the cluster arrives at the barrier of rank 0, which then sends two numbers to each of the others.
+template <class C>
+__global__ void remote_barrier_kernel(C* out) {
   __shared__ uint64_t arrived, sent;
-  __shared__ float number;
+  __shared__ Pair<C> numbers;
   if (threadIdx.x == 0) {
     mbarrier_init(&arrived, 64);
     mbarrier_init(&sent, 1);
     mbarrier_init_fence();
-    mbarrier_arrive_expect(&sent, 4);
+    mbarrier_arrive_expect(&sent, sizeof(numbers));
   }
   cluster_sync();
   mbarrier_arrive_remote(&arrived, 0);
   if (cluster_rank_of_block() == 0) {
     mbarrier_wait_cluster(&arrived, 0);
     if (threadIdx.x < 2) {
-      store_remote_async(remote_address(&number, threadIdx.x), 5.0f + static_cast<float>(threadIdx.x),
+      const C number = 5 + static_cast<C>(threadIdx.x);
+      store_remote_async(remote_address(&numbers, threadIdx.x), Pair<C>{number, number * 10},
                          remote_address(&sent, threadIdx.x));
     }
   }
   mbarrier_wait_cluster(&sent, 0);
-  out[blockIdx.x * 32 + threadIdx.x] = number;
+  out[blockIdx.x * 32 + threadIdx.x] = threadIdx.x % 2 == 0 ? numbers.first : numbers.second;
   cluster_sync();
+}
+
+template <class C>
+void check_barriers_of_other_blocks() {
+  const Memory<C> out(64);
+  launch_clusters(remote_barrier_kernel<C>, 2, 2, 0, out.get());
+  for (int i = 0; i < 64; ++i) {
+    ASSERT_EQ(out[i], (i < 32 ? 5 : 6) * (i % 2 == 0 ? 1 : 10)) << "block " << i / 32 << ", thread " << i % 32;
+  }
 }
 
 TEST(Cluster, ArrivesAtTheBarriersOfOtherBlocks) {
   KF_NEEDS(900);
-  const Memory<float> out(64);
-  launch_clusters(remote_barrier_kernel, 2, 2, 0, out.get());
-  for (int i = 0; i < 64; ++i) ASSERT_EQ(out[i], i < 32 ? 5.0f : 6.0f) << "block " << i / 32 << ", thread " << i % 32;
+  check_barriers_of_other_blocks<float>();
+  check_barriers_of_other_blocks<double>();
 }
 
 // Rank 0 loads one tile for all blocks.

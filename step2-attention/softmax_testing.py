@@ -6,7 +6,18 @@ import pathlib
 import pytest
 import torch
 
-SQUARES = [(1, 1), (5, 5), (2, 33, 33), (2, 3, 4, 4), (130, 130), (2, 1, 40), (3, 7, 31), (2, 2, 1023), (2, 40, 33)]
+SQUARES = [
+    (1, 1),
+    (5, 5),
+    (2, 33, 33),
+    (2, 3, 4, 4),
+    (130, 130),
+    (140, 140),
+    (2, 1, 40),
+    (3, 7, 31),
+    (2, 2, 1023),
+    (2, 40, 33),
+]
 
 PAGEMAP = pathlib.Path("/proc/self/pagemap")
 needs_touched_pages = pytest.mark.skipif(not PAGEMAP.exists(), reason="needs Linux's list of touched pages")

@@ -95,6 +95,9 @@ def test_softmax_of_rows_shared_by_more_and_more_threads(width, dtype, device, r
 @pytest.mark.parametrize(
     ("width", "dtype"),
     [
+        (10240, torch.float32),
+        (24583, torch.bfloat16),
+        (28679, torch.bfloat16),
         (50257, torch.bfloat16),
         (65539, torch.float32),
         (65539, torch.bfloat16),
@@ -176,14 +179,16 @@ def test_what_is_hidden_is_not_even_read(device, rung):
 @pytest.mark.parametrize(("x_first", "out_first"), [(0, 1), (1, 0), (3, 3), (1, 2)])
 def test_softmax_between_rows_that_begin_anywhere(x_first, out_first, causal, dtype, device, rung):
     """Where x and the output begin equally far from a multiple of 16 bytes vectors may be stored, otherwise not."""
-    x = torch.full((3 * 101 + 8,), NAN, dtype=dtype, device=device)
-    out = x.clone()
-    x, y = (t[first : first + 3 * 101].view(3, 101) for t, first in ((x, x_first), (out, out_first)))
-    x.copy_(testing.randn((3, 101), dtype, device))
-    ops.softmax.out(x, causal=causal, rung=rung, out=y)
-    torch.testing.assert_close(y, softmax_of(x, causal=causal))
-    assert out[:out_first].isnan().all()
-    assert out[out_first + 3 * 101 :].isnan().all()
+    for shape in ((3, 301), (1, 10301)):
+        count = shape[0] * shape[1]
+        x = torch.full((count + 8,), NAN, dtype=dtype, device=device)
+        out = x.clone()
+        x, y = (t[first : first + count].view(shape) for t, first in ((x, x_first), (out, out_first)))
+        x.copy_(testing.randn(shape, dtype, device))
+        ops.softmax.out(x, causal=causal, rung=rung, out=y)
+        torch.testing.assert_close(y, softmax_of(x, causal=causal))
+        assert out[:out_first].isnan().all()
+        assert out[out_first + count :].isnan().all()
 
 
 @every_softmax
@@ -298,7 +303,7 @@ def test_empty_tensors(shape, causal, device, rung):
 @pytest.mark.parametrize("width", [1024, 1021])
 def test_softmax_of_more_than_2_to_32_elements(width, device, rung, monkeypatch):
     """Under emulation the last blocks run, in memory that exists where they touch it; a GPU runs all."""
-    monkeypatch.setenv("KF_SIMT_LAST_BLOCKS", "2")
+    monkeypatch.setenv("KF_SIMT_LAST_BLOCKS", "4")  # v6's clusters have two
     monkeypatch.setenv("KF_SIMT_SCHEDULE", "forward")
     rows = (1 << 22) + (1 << 15)
     x, y = (testing.lazy_memory(rows * width, torch.bfloat16, device).view(rows, width) for _ in range(2))
@@ -316,7 +321,7 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         return step2_attention._C.choose("softmax", rung, sizes, dtype)
 
     most = (1 << 31) - 1
-    for rung in ("v2_block", "v3_online", "v4_registers", "v5_cluster", "v6_cluster_registers", "auto"):
+    for rung in ("v2_block", "v3_online", "v4_registers", "v5_cluster", "auto"):
         assert choose(rung, rows=most) == (rung if rung != "auto" else "v4_registers")
         if rung != "auto":
             with testing.raises(ValueError, f"softmax: rung '{rung}' takes at most {most} ", "can: 'v1_naive'"):
@@ -346,11 +351,17 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
                 "'v3_online'",
             ):
                 choose(rung, width=wider)
-    for width, blocks in ((50257, {2: 4, 4: 8, 8: 16}[dtype.itemsize]), (8, 1)):
-        for rung in ("v5_cluster", "v6_cluster_registers"):
-            assert choose(rung, width=width, rows=most // blocks) == rung
-            with testing.raises(ValueError, f"takes at most {most} blocks, got {most // blocks + 1} rows of {blocks}"):
-                choose(rung, width=width, rows=most // blocks + 1)
+    for rung, width, of_bytes in (
+        ("v5_cluster", 50257, {2: 4, 4: 8, 8: 16}),
+        ("v5_cluster", 8, {2: 1, 4: 1, 8: 1}),
+        ("v6_cluster_registers", 50257, {2: 5, 4: 7, 8: 13}),
+        ("v6_cluster_registers", 65536, {2: 4, 4: 8, 8: 16}),
+        ("v6_cluster_registers", 8, {2: 2, 4: 2, 8: 2}),
+    ):
+        blocks = of_bytes[dtype.itemsize]
+        assert choose(rung, width=width, rows=most // blocks) == rung
+        with testing.raises(ValueError, f"takes at most {most} blocks, got {most // blocks + 1} rows of {blocks}"):
+            choose(rung, width=width, rows=most // blocks + 1)
 
 
 # ---- gradients ----

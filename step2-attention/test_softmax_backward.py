@@ -180,15 +180,15 @@ def test_what_is_hidden_is_not_even_read(device, rung, which):
 @pytest.mark.parametrize("firsts", [(0, 0, 1), (0, 1, 0), (1, 0, 0), (3, 3, 3), (1, 2, 3), (2, 1, 1)], ids=str)
 def test_grad_y_and_the_result_may_begin_anywhere(firsts, causal, dtype, device, rung):
     """Where they begin equally far from a multiple of 16 bytes they go in vectors, otherwise not."""
-    wholes = [torch.full((3 * 101 + 8,), NAN, dtype=dtype, device=device) for _ in firsts]
-    grad, y, out = (whole[first : first + 3 * 101].view(3, 101) for whole, first in zip(wholes, firsts, strict=True))
-    for to, value in zip((grad, y), grad_and_y((3, 101), dtype, device, causal=causal), strict=True):
+    wholes = [torch.full((3 * 301 + 8,), NAN, dtype=dtype, device=device) for _ in firsts]
+    grad, y, out = (whole[first : first + 3 * 301].view(3, 301) for whole, first in zip(wholes, firsts, strict=True))
+    for to, value in zip((grad, y), grad_and_y((3, 301), dtype, device, causal=causal), strict=True):
         to.copy_(value)
     ops.softmax_backward.out(grad, y, scale=0.5, causal=causal, rung=rung, out=out)
     exact = gradient_of(grad.double(), y.double(), 0.5, causal)
     torch.testing.assert_close(out.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-7)
     assert wholes[2][: firsts[2]].isnan().all()
-    assert wholes[2][firsts[2] + 3 * 101 :].isnan().all()
+    assert wholes[2][firsts[2] + 3 * 301 :].isnan().all()
 
 
 @testing.where(lambda shape, rung: is_exact(rung, shape[-1]))

@@ -99,21 +99,27 @@ __device__ __forceinline__ void store_remote(uint32_t address, double value) {
 #endif
 }
 
-// A store that an mbarrier of that block counts, 4 or 8 bytes. PTX: st.async
-__device__ __forceinline__ void store_remote_async(uint32_t address, float value, uint32_t barrier) {
+// Two neighbours in memory.
+template <class C>
+struct alignas(2 * sizeof(C)) Pair {
+  C first, second;
+};
+
+// A store of two at once that an mbarrier of that block counts, 8 or 16 bytes. PTX: st.async
+__device__ __forceinline__ void store_remote_async(uint32_t address, Pair<float> values, uint32_t barrier) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
-               "r"(__float_as_uint(value)), "r"(barrier)
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),
+               "f"(values.first), "f"(values.second), "r"(barrier)
                : "memory");
 #else
   __trap();
 #endif
 }
 
-__device__ __forceinline__ void store_remote_async(uint32_t address, double value, uint32_t barrier) {
+__device__ __forceinline__ void store_remote_async(uint32_t address, Pair<double> values, uint32_t barrier) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(address),
-               "l"(__double_as_longlong(value)), "r"(barrier)
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f64 [%0], {%1, %2}, [%3];" ::"r"(address),
+               "d"(values.first), "d"(values.second), "r"(barrier)
                : "memory");
 #else
   __trap();

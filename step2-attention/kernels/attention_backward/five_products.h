@@ -243,16 +243,25 @@ struct KeysOfLane {
   }
 };
 
-// Scores become weights. `lse`: of the lane's first query of the tile, whose number is `query`. `whole`: each query
-// sees each key.
+// What each of a lane's queries of a tile has, lse or Δ; `first` is where the first one's lies. Shared memory takes its
+// time while products read it: so this is asked for before a product is waited for, where there are registers for it.
 template <int N>
-__device__ __forceinline__ void weigh(float (&score)[N], const float* lse, float scale, bool whole, int query,
+struct OfQueries {
+  Vector<float, 2> of_two[N / 4];
+
+  __device__ __forceinline__ explicit OfQueries(const float* first) {
+#pragma unroll
+    for (int i = 0; i < N / 4; ++i) of_two[i] = load_vector<2>(first + i * 8);
+  }
+  __device__ __forceinline__ float of(int i) const { return of_two[i / 4].element[i % 2]; }  // of score i of a lane
+};
+
+// Scores become weights. `query`: the number of the lane's first query of the tile. `whole`: each query sees each key.
+template <int N>
+__device__ __forceinline__ void weigh(float (&score)[N], const OfQueries<N>& lse, float scale, bool whole, int query,
                                       const KeysOfLane& keys) {
 #pragma unroll
-  for (int i = 0; i < N; i += 2) {
-    const Vector<float, 2> of_two = load_vector<2>(lse + i / 4 * 8);
-    for (int j = 0; j < 2; ++j) score[i + j] = exp2_approx(score[i + j] * scale - of_two.element[j]);
-  }
+  for (int i = 0; i < N; ++i) score[i] = exp2_approx(score[i] * scale - lse.of(i));
   if (whole) return;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -260,15 +269,12 @@ __device__ __forceinline__ void weigh(float (&score)[N], const float* lse, float
   }
 }
 
-// The weights' gradients become the scores'. `delta`: as lse above.
+// The weights' gradients become the scores'.
 template <int N>
-__device__ __forceinline__ void differentiate(const float (&weights)[N], float (&grad)[N], const float* delta,
+__device__ __forceinline__ void differentiate(const float (&weights)[N], float (&grad)[N], const OfQueries<N>& delta,
                                               bool whole) {
 #pragma unroll
-  for (int i = 0; i < N; i += 2) {
-    const Vector<float, 2> of_two = load_vector<2>(delta + i / 4 * 8);
-    for (int j = 0; j < 2; ++j) grad[i + j] = weights[i + j] * (grad[i + j] - of_two.element[j]);
-  }
+  for (int i = 0; i < N; ++i) grad[i] = weights[i] * (grad[i] - delta.of(i));
   if (whole) return;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
@@ -348,15 +354,16 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
       attention::issue_output<kSlice, kTile>(dk, grad_score, shared.x[place]);
       attention::issue_output<kSlice, kTile>(dv, weight, shared.y[place]);
     };
-    const auto weigh_tile = [&](Scores& score, int place, int tile) {
+    using PerQuery = OfQueries<kTile / 2>;
+    const auto weigh_tile = [&](Scores& score, const PerQuery& lse, int tile) {
       const int query = unit.base + tile * kTile + lane.query;
-      weigh(score, shared.lse[place] + lane.query, scale, tile >= part.whole, query, keys);
+      weigh(score, lse, scale, tile >= part.whole, query, keys);
     };
-    const auto differentiate_tile = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
+    const auto differentiate_tile = [&](Scores& weights, Scores& grad, const PerQuery& delta, int tile, int64_t head) {
       uint64_t kept = 0;
       if constexpr (kDropout)
         kept = drop_gradients<true>(dropout, grad, head, first + lane.key, unit.base + tile * kTile + lane.query);
-      differentiate(weights, grad, shared.delta[place] + lane.query, tile >= part.whole);
+      differentiate(weights, grad, delta, tile >= part.whole);
       if constexpr (kDropout) attention::Dropout::drop(weights, kept);  // as v met them
     };
     const auto hand_over = [&] {  // gives grad_score to dq's warpgroup
@@ -381,9 +388,11 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
           pass_turn();
           free_stored();
           wgmma_wait<1>();
-          weigh_tile(score, ring.place, tile);
+          const PerQuery lse(shared.lse[ring.place] + lane.query);
+          weigh_tile(score, lse, tile);
+          const PerQuery delta(shared.delta[ring.place] + lane.query);
           wgmma_wait<0>();
-          differentiate_tile(score, grad, ring.place, tile, head);
+          differentiate_tile(score, grad, delta, tile, head);
           attention::pack_weights<T>(score, weight);
           attention::pack_weights<T>(grad, grad_score);
           hand_over();
@@ -399,9 +408,11 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
           issue_sums(before);
           pass_turn();
           wgmma_wait<3>();
-          weigh_tile(score, ring.place, tile);
+          const PerQuery lse(shared.lse[ring.place] + lane.query);
+          weigh_tile(score, lse, tile);
+          const PerQuery delta(shared.delta[ring.place] + lane.query);
           wgmma_wait<2>();
-          differentiate_tile(score, grad, ring.place, tile, head);
+          differentiate_tile(score, grad, delta, tile, head);
           wgmma_wait<0>();
           if (leader) mbarrier_arrive(&shared.empty[before]);
           attention::pack_weights<T>(score, weight);

@@ -65,6 +65,7 @@ struct WideBlock : Shared<Wide, T> {
 template <bool kDropout, class T>
 __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& in, const Turns& turns) {
   constexpr int kTile = Wide::kTile, kColumns = Wide::kColumns;
+  using PerQuery = OfQueries<kTile / 2>;
   using Scores = float[kTile / 2];  // a lane's, of 64 keys against a tile; or of dq, 64 queries and 64 columns
   const int warpgroup = warpgroup_of_block();
   const bool leader = leads_warpgroup(warpgroup), first_of_warp = threadIdx.x % kWarpSize == 0;
@@ -130,21 +131,24 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
           attention::issue_scores<kColumns, kTile>(score, k, shared.x[ring.place]);
           if (has_before) {
             issue_sum(sum);
+            const PerQuery lse(shared.lse[ring.place] + lane.query);
             wgmma_wait<1>();
-            weigh(score, shared.lse[ring.place] + lane.query, scale, whole, query, keys);
+            weigh(score, lse, scale, whole, query, keys);
             wgmma_wait<0>();
             send(sum, head, tile + 1);
           } else {
+            const PerQuery lse(shared.lse[ring.place] + lane.query);
             wgmma_wait<0>();
-            weigh(score, shared.lse[ring.place] + lane.query, scale, whole, query, keys);
+            weigh(score, lse, scale, whole, query, keys);
           }
         }
         wgmma_fence();
         attention::issue_scores<kColumns, kTile>(grad, v, shared.y[ring.place]);
+        const PerQuery delta(shared.delta[ring.place] + lane.query);
         wgmma_wait<0>();
         uint64_t kept = 0;
         if constexpr (kDropout) kept = drop_gradients<true>(dropout, grad, head, first + lane.key, query);
-        differentiate(score, grad, shared.delta[ring.place] + lane.query, whole);
+        differentiate(score, grad, delta, whole);
         if constexpr (kDropout) attention::Dropout::drop(score, kept);  // as v met them
         attention::pack_weights<T>(score, weight);
         attention::pack_weights<T>(grad, grad_score);

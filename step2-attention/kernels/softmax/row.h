@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <kf/rung.h>
 #include <step1/vector.h>
 #include <step2/online_softmax.h>
+
+#include <cstdint>
+#include <string>
 
 #include "rungs.h"
 
@@ -51,6 +55,18 @@ __device__ __forceinline__ double weight_of(double x, double max) { return expon
 // Whether rows of the one begin as far from a multiple of 16 bytes as rows of the other do.
 inline bool alike(const void* one, const void* other) {
   return (reinterpret_cast<uintptr_t>(one) - reinterpret_cast<uintptr_t>(other)) % 16 == 0;
+}
+
+// How many vectors of 16 bytes a row has, and a value or two beside them where it begins or ends within one.
+template <class Args>
+int64_t vectors_of(const Args& a) {
+  return a.width * size_of(a.dtype) / 16;
+}
+
+// Why rows of so many blocks each cannot be launched; empty if they can.
+inline std::string refused_blocks(int64_t rows, int64_t blocks) {
+  if (rows * blocks <= INT32_MAX) return "";
+  return "takes at most 2147483647 blocks, got " + std::to_string(rows) + " rows of " + std::to_string(blocks);
 }
 
 // A row in vectors of 16 bytes, from column `begin` to `end`. Where it does not begin or end at a multiple of 16 bytes

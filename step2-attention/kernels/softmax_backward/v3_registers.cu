@@ -3,12 +3,12 @@
 // Idea      The gradients need grad and y again, when the sum is known. So keep both, as they came: 16 bytes are four
 //           registers, while as floats eight values of a half type would be eight. They are widened twice instead.
 // Since v2  One read instead of two, in vectors of 16 bytes, all loads of a row under way together. Up to 4 KB a warp
-//           takes a row, four rows a block: no shared memory and no barrier; wider rows take a block. Rows begin
+//           takes a row, two or four rows a block: no shared memory and no barrier; wider rows take a block. Rows begin
 //           anywhere: y is cut into vectors as in softmax's v4 (row.h), and grad and the result at the same columns.
 //           Where one of them does not begin as far from a multiple of 16 bytes as y does, it goes value by value.
-// Launch    A row has V = ⌊width·sizeof(T)/16⌋ vectors. V ≤ 256: grid ⌈rows/4⌉, block 32×4. Else grid rows, block
-//           128, 256 or 512, the first with V ≤ 8·block, 32 values of shared memory. A thread holds up to 8 vectors of
-//           each
+// Launch    A row has V = ⌊width·sizeof(T)/16⌋ vectors. V ≤ 64: grid ⌈rows/4⌉, block 32×4. V ≤ 256: grid ⌈rows/2⌉,
+//           block 32×2. Else grid rows, block 128, 256 or 512, the first with V ≤ 8·block, 32 values of shared memory.
+//           A lane of a warp that has a row holds ⌈V/32⌉ vectors of each, a thread of a block 4 or 8
 // Moves     3·rows·width·sizeof(T) bytes; 5·rows·width FLOPs
 // Limits    V ≤ 4096: a row of 64 KB; rows ≤ 2³¹−1
 #include <kf/launch.h>
@@ -26,8 +26,10 @@ namespace {
 
 constexpr int64_t kMostVectors = 4096;  // of a row: 8 of each of 512 threads
 
-template <int kThreads>  // of a row
-constexpr int kRowsOfBlock = kThreads == kWarpSize ? 4 : 1;
+template <int kThreads, int kVectors>  // of a row, and of each of them
+constexpr int kRowsOfBlock = kThreads > kWarpSize ? 1
+                             : kVectors > 2       ? 2
+                                                  : 4;
 
 // A thread's 16 vectors are 64 registers. With 128 for each a multiprocessor has room for 512 threads: several rows,
 // of which some are loaded while others are computed.
@@ -44,15 +46,15 @@ __device__ __forceinline__ void as_if_new(int4& bits) {
 
 // `grad_alike`, `out_alike`: rows of grad or of grad_x begin as far from a multiple of 16 bytes as those of y do.
 template <int kThreads, int kVectors, class T>
-__global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads>,
-                                  kThreadsBeside / (kThreads * kRowsOfBlock<kThreads>))
+__global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads, kVectors>,
+                                  kThreadsBeside / (kThreads * kRowsOfBlock<kThreads, kVectors>))
     v3_registers_kernel(const T* __restrict__ grad, const T* __restrict__ y, T* __restrict__ grad_x, int64_t rows,
                         int width, int64_t q_length, compute_t<T> scale, bool grad_alike, bool out_alike) {
   constexpr int N = 16 / sizeof(T);
   using C = compute_t<T>;
   constexpr bool kWarpARow = kThreads == kWarpSize;
   __shared__ C shared[kWarpARow ? 1 : kWarpSize];
-  const int64_t row = int64_t{blockIdx.x} * kRowsOfBlock<kThreads> + threadIdx.y;
+  const int64_t row = int64_t{blockIdx.x} * kRowsOfBlock<kThreads, kVectors> + threadIdx.y;
   if (row >= rows) return;  // a whole warp; a block that takes a row has one
   grad += row * width;
   y += row * width;
@@ -63,47 +65,56 @@ __global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads>,
   const int single = cut.single(threadIdx.x);
   const auto first_of = [&](int i) { return cut.begin + (i * kThreads + static_cast<int>(threadIdx.x)) * N; };
 
-  int4 grad_bits[kVectors] = {}, y_bits[kVectors] = {};
-  const auto load = [&](auto alike) {
+  const auto take = [&](auto all_seen) {  // so many vectors of each thread are, and if any, all rows lie as y's do
+    constexpr int kSeen = decltype(all_seen)::value;
+    int4 grad_bits[kVectors] = {}, y_bits[kVectors] = {};
+    const auto load = [&](auto alike) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        if (kSeen <= i && first_of(i) >= seen_end) continue;
+        y_bits[i] = bits_from<true>(y + first_of(i));
+        grad_bits[i] = bits_from<decltype(alike)::value>(grad + first_of(i));
+      }
+    };
+    // Decided once, so that all loads are under way.
+    kSeen > 0 || grad_alike ? load(std::true_type()) : load(std::false_type());
+    const C grad_alone = single < seen ? to_compute(grad[single]) : C(0);
+    const C y_alone = single < seen ? to_compute(y[single]) : C(0);
+
+    const auto values = [](const int4& bits) { return reinterpret_cast<const T*>(&bits); };
+    C sum = y_alone * grad_alone;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      if (first_of(i) >= seen_end) continue;
-      y_bits[i] = bits_from<true>(y + first_of(i));
-      grad_bits[i] = bits_from<decltype(alike)::value>(grad + first_of(i));
+      sum += dot_of(values(grad_bits[i]), values(y_bits[i]), first_of(i), kSeen > i ? INT32_MAX : seen_end);
     }
+    sum = kWarpARow ? warp_sum(sum) : block_sum(sum, shared);
+
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (kSeen <= i && first_of(i) >= cut.end) break;
+      as_if_new<T>(grad_bits[i]);
+      as_if_new<T>(y_bits[i]);
+      C value[N];
+      gradients_of(values(grad_bits[i]), values(y_bits[i]), sum, scale, first_of(i), kSeen > i ? INT32_MAX : seen,
+                   value);
+      if (kSeen > 0 || out_alike) {
+        store_values<true>(grad_x + first_of(i), value);
+      } else {
+        store_values<false>(grad_x + first_of(i), value);
+      }
+    }
+    if (single < width) grad_x[single] = from_compute<T>(single < seen ? scale * (y_alone * (grad_alone - sum)) : C(0));
   };
-  grad_alike ? load(std::true_type()) : load(std::false_type());  // decided once, so that all loads are under way
-  const C grad_alone = single < seen ? to_compute(grad[single]) : C(0);
-  const C y_alone = single < seen ? to_compute(y[single]) : C(0);
-
-  const auto values = [](const int4& bits) { return reinterpret_cast<const T*>(&bits); };
-  C sum = y_alone * grad_alone;
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) sum += dot_of(values(grad_bits[i]), values(y_bits[i]), first_of(i), seen_end);
-  sum = kWarpARow ? warp_sum(sum) : block_sum(sum, shared);
-
-#pragma unroll
-  for (int i = 0; i < kVectors; ++i) {
-    const int first = first_of(i);
-    if (first >= cut.end) break;
-    as_if_new<T>(grad_bits[i]);
-    as_if_new<T>(y_bits[i]);
-    C value[N];
-    gradients_of(values(grad_bits[i]), values(y_bits[i]), sum, scale, first, seen, value);
-    if (out_alike) {
-      store_values<true>(grad_x + first, value);
-    } else {
-      store_values<false>(grad_x + first, value);
-    }
+  constexpr int kAllButOne = kVectors - 1;  // most rows see these: then no comparison stands between them
+  if (grad_alike && out_alike && cut.begin + kAllButOne * kThreads * N <= seen_end) {
+    return take(std::integral_constant<int, kAllButOne>{});
   }
-  if (single < width) grad_x[single] = from_compute<T>(single < seen ? scale * (y_alone * (grad_alone - sum)) : C(0));
+  take(std::integral_constant<int, 0>{});
 }
-
-int64_t vectors_of(const Args& a) { return a.width * size_of(a.dtype) / 16; }
 
 template <int kThreads, int kVectors, class T>
 void launch(const Args& a, void* stream) {
-  constexpr int kRows = kRowsOfBlock<kThreads>;
+  constexpr int kRows = kRowsOfBlock<kThreads, kVectors>;
   v3_registers_kernel<kThreads, kVectors>
       <<<static_cast<unsigned>(ceil_div(a.rows, kRows)), dim3(kThreads, kRows), 0, as_stream(stream)>>>(
           static_cast<const T*>(a.grad), static_cast<const T*>(a.y), static_cast<T*>(a.grad_x), a.rows,
@@ -127,7 +138,11 @@ void v3_registers(const Args& a, void* stream) {
     const int64_t vectors = vectors_of(a);
     const auto launch_shape = vectors <= 32     ? launch<32, 1, T>
                               : vectors <= 64   ? launch<32, 2, T>
+                              : vectors <= 96   ? launch<32, 3, T>
                               : vectors <= 128  ? launch<32, 4, T>
+                              : vectors <= 160  ? launch<32, 5, T>
+                              : vectors <= 192  ? launch<32, 6, T>
+                              : vectors <= 224  ? launch<32, 7, T>
                               : vectors <= 256  ? launch<32, 8, T>
                               : vectors <= 512  ? launch<128, 4, T>
                               : vectors <= 1024 ? launch<128, 8, T>

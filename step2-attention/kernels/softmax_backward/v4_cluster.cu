@@ -101,8 +101,6 @@ __global__ void __launch_bounds__(kThreads)
   if (single < width) grad_x[single] = from_compute<T>(single < seen ? scale * (y_alone * (grad_alone - sum)) : C(0));
 }
 
-int64_t vectors_of(const Args& a) { return a.width * size_of(a.dtype) / 16; }
-
 int64_t blocks_of(const Args& a) {
   int64_t blocks = 1;
   while (blocks < kMostBlocks && vectors_of(a) > blocks * kVectorsOfBlock) blocks *= 2;
@@ -116,11 +114,7 @@ std::string v4_cluster_supports(const Args& a) {
   if (vectors_of(a) > kMostBlocks * kMostVectorsOfBlock) {
     return "takes rows of at most 114688 vectors of 16 bytes, got width " + std::to_string(a.width);
   }
-  if (a.rows * blocks_of(a) > INT32_MAX) {
-    return "takes at most 2147483647 blocks, got " + std::to_string(a.rows) + " rows of " +
-           std::to_string(blocks_of(a));
-  }
-  return "";
+  return refused_blocks(a.rows, blocks_of(a));
 }
 
 void v4_cluster(const Args& a, void* stream) {
