@@ -170,13 +170,15 @@ def test_more_tiles_than_multiprocessors(causal, dim, device, rung):
     check_backward(inputs, rung, causal, layouts=False)
 
 
+@testing.where(lambda dim, rung: can_do(rung, dim, dtype_of(rung)))
 @every_rung
+@pytest.mark.parametrize("dim", [16, 104])
 @with_and_without_mask
-def test_a_query_s_gradient_is_a_sum_over_many_tiles_of_keys(causal, device, rung):
+def test_a_query_s_gradient_is_a_sum_over_many_tiles_of_keys(causal, dim, device, rung):
     """Five tiles of 128 keys: the first with padding, the last with none that exists; then, the first without one."""
-    inputs = given(130, 520, 16, dtype_of(rung), device, ([3], [511]), causal)
+    inputs = given(130, 520, dim, dtype_of(rung), device, ([3], [511]), causal)
     check_backward(inputs, rung, causal, layouts=False)
-    shared = given(150, 400, 16, dtype_of(rung), device, ([200], [390]), causal, heads=2, kv_heads=1)
+    shared = given(150, 400, dim, dtype_of(rung), device, ([200], [390]), causal, heads=2, kv_heads=1)
     check_backward(shared, rung, causal, layouts=False)
     _, q, k, v, _, _, begin, end, _ = shared
     missing = hidden_of(q, k, begin, end, False).all(-2).unsqueeze(-1)
@@ -241,12 +243,14 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
 # ---- the same again, and the ends of the range ----
 
 
+@testing.where(lambda dim, rung: can_do(rung, dim, dtype_of(rung)))
 @every_rung
+@pytest.mark.parametrize("dim", [64, 104])
 @pytest.mark.parametrize("lengths", [(333, 1023), (33, 129)], ids=str)
-def test_many_reruns_are_equal_to_the_last_bit(lengths, device, rung):
+def test_many_reruns_are_equal_to_the_last_bit(lengths, dim, device, rung):
     if device == "cpu" and max(lengths) > 200:
         pytest.skip("minutes under emulation")
-    inputs = given(*lengths, 64, dtype_of(rung), device, ([3], [lengths[1] - 4]), True)
+    inputs = given(*lengths, dim, dtype_of(rung), device, ([3], [lengths[1] - 4]), True)
     testing.check_reruns(lambda *inputs: backward(*inputs, causal=True, rung=rung), *inputs, varies=varies(rung))
 
 
@@ -331,11 +335,13 @@ def test_a_query_whose_scores_are_minus_infinity_has_no_gradient(device, rung):
     assert all(g.eq(0).all() for g in torch.autograd.grad(sum(g.sum() for g in first), inputs))
 
 
+@testing.where(lambda dim, rung: can_do(rung, dim, dtype_of(rung)))
 @every_rung
+@pytest.mark.parametrize("dim", [32, 104])
 @pytest.mark.parametrize("begin", [3, 64, 70])
-def test_padding_on_the_left_may_be_nan_in_q_as_well(begin, device, rung):
+def test_padding_on_the_left_may_be_nan_in_q_as_well(begin, dim, device, rung):
     """With a causal mask such tokens see nothing, and nothing that they hold reaches the others."""
-    inputs = given(100, 100, 32, dtype_of(rung), device, ([begin], None), True)
+    inputs = given(100, 100, dim, dtype_of(rung), device, ([begin], None), True)
     inputs[0][:, :, :begin] = 0
     expected = backward(*inputs, causal=True, rung=rung)
     for t in inputs[1:5]:

@@ -139,7 +139,7 @@ def test_a_row_of_a_causal_square_sees_up_to_its_own_column(shape, dtype, device
 @testing.where(lambda shape, dtype, rung: can_do(rung, shape[-1], dtype))
 @every_softmax
 @float_and_half
-@pytest.mark.parametrize("shape", [(2, 9, 9), (2, 70, 64), (1, 40, 600), (1, 3, 4099), (1, 24, 50257)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 9, 9), (2, 70, 64), (1, 40, 532), (1, 3, 4099), (1, 24, 50257)], ids=str)
 def test_what_is_hidden_has_no_influence_and_is_0(shape, dtype, device, rung):
     """It may be NaN or infinite; and it is 0 where the row has no maximum as well."""
     x = testing.randn(shape, dtype, device)

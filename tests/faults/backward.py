@@ -184,7 +184,7 @@ FIVE_PRODUCTS = [
         f"{KERNELS}/turns.h",
         "      bulk_add(there, sum, kTileFloats * sizeof(float));",
         "      bulk_store(there, sum, kTileFloats * sizeof(float));",
-        f"{MANY}[full-cpu-v7_turns]",
+        f"{MANY}[full-16-cpu-v7_turns]",
     ),
     Fault(
         "last-share-alone",
@@ -192,7 +192,7 @@ FIVE_PRODUCTS = [
         f"{KERNELS}/turns.h",
         "      add_sum(sum, sums + job.tile * kTileFloats);\n",
         "",
-        f"{MANY}[full-cpu-v7_turns]",
+        f"{MANY}[full-16-cpu-v7_turns]",
     ),
     Fault(
         "last-turn-of-nobody",
@@ -251,6 +251,14 @@ FIVE_PRODUCTS = [
         f"{ANY}[33-full-torch.bfloat16-cpu-v7_turns]",
     ),
     Fault(
+        "padding-in-half-of-k",
+        "of rows of k before the first key only the first 64 columns are cleared",
+        f"{KERNELS}/five_products.h",
+        "attention::clear_rows<S::kSlices, 64>(shared.a[buffer][w], 0, lane, kWarpSize, min(64, before - w * 64));",
+        "attention::clear_rows<1, 64>(shared.a[buffer][w], 0, lane, kWarpSize, min(64, before - w * 64));",
+        f"{MANY}[full-104-cpu-v8_wide]",
+    ),
+    Fault(
         "half-of-a-wide-dq",
         "both consumers of v8 compute the first 64 columns of dq",
         f"{KERNELS}/v8_wide.cu",
@@ -272,7 +280,7 @@ FIVE_PRODUCTS = [
         f"{KERNELS}/v8_wide.cu",
         "send(sum, head, tile + 1);",
         "send(sum, head, tile);",
-        f"{MANY}[full-cpu-v8_wide]",
+        f"{MANY}[full-16-cpu-v8_wide]",
     ),
     Fault(
         "sums-never-cleared",

@@ -4,7 +4,8 @@
 //   two consumer warpgroups  64 keys each: weights and their gradients, dk and dv, as in v5. The gradients, rounded, go
 //                            into shared memory, too
 //   dq's warpgroup           takes them from there: a tile's sum, grad_scoreᵀ·k over the 128 keys. Other blocks have
-//                            other keys' sums for the same dq; how they come together is what v6 and v7 differ in
+//                            other keys' sums for the same dq; how they come together is what v6 and v7 differ in. v8
+//                            has no such warpgroup: each consumer sums half of dq's columns
 //   producer, one warp       fetches k and v of the keys, and tiles of 64 queries: q, grad, lse, Δ
 #pragma once
 
@@ -294,7 +295,8 @@ __device__ __forceinline__ void put_grad_score(const uint32_t (&grad_score)[4][4
   tma_store_fence();
 }
 
-// Issues grad_scoreᵀ·k: a tile of 64 queries × 64 columns, over the keys of all consumers. `column`: which 64.
+// Issues grad_scoreᵀ·k: a tile of 64 queries × 64 columns, over the keys of all consumers. `slice`: which 64 columns of
+// k.
 template <class T, int kConsumers, int kSlices>
 __device__ __forceinline__ void issue_dq(float (&sum)[kSlice / 2], const T (&grad_score)[kConsumers][64 * kSlice],
                                          const T (&k)[kConsumers][kSlices][64 * kSlice], int slice) {

@@ -81,7 +81,7 @@ struct Inputs {
 
 // The tiles that a block walks over, those first that its own rows meet the mask in: keys from the last to the first,
 // queries from the first to the last. All in 32 bits, and alike in all lanes. The first tile of queries begins up to
-// three rows early, since bulk copies of lse and Δ must begin at multiples of 16 bytes; in v6 and v7 at a multiple of
+// three rows early, since bulk copies of lse and Δ must begin at multiples of 16 bytes; from v6 on at a multiple of
 // 64, so that all blocks mean the same rows by a tile of dq.
 template <bool kOwnsKeys, int kTile, int kFrom = kAligned>
 struct Walk {

@@ -77,8 +77,8 @@ struct Turns {
   }
 };
 
-// What the kernel for Δ does besides: nobody has added anything yet, and dq of a query that sees nothing is 0. No block
-// comes to its tile if all of that see nothing.
+// What the kernel for Δ does besides: nobody has added anything yet, and dq of a query that sees nothing is 0. If all
+// queries of a tile see nothing, no block comes to it.
 template <class T>
 struct BeginTurns {
   Turns turns;

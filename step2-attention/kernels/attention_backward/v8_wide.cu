@@ -42,7 +42,7 @@ static_assert(Wide::kOwned == Five::kOwned && Wide::kTile == Five::kTile, "turns
 // Named barriers: 1 and 2 are each consumer's own, 3 that of both.
 constexpr int kOwnBarrier = 1, kBothBarrier = 3;
 
-// Of what comes in twos, each consumer has one: a slice of dq.
+// Of arrays of kConsumers each consumer has one: of dq a slice of its columns.
 template <class T>
 struct WideBlock : Shared<Wide, T> {
   alignas(1024) T grad_score[2][Wide::kConsumers][64 * kSlice];  // two places; rows of keys, columns of queries

@@ -34,7 +34,8 @@ constexpr int kRowsOfBlock = kThreads > kWarpSize ? 1
                                                   : 4;
 
 // For how many blocks a multiprocessor shall have registers: enough that some load while others compute. A thread has
-// then up to 80 of them for 64 values of a half type, or 64 for 32 floats.
+// then up to 80 of them for 64 values of a half type, or 64 for 32 floats. 512 threads of a half type are alone, with
+// up to 128.
 template <int kThreads, class T>
 constexpr int kBlocksBeside = kThreads == kWarpSize ? 1 : (sizeof(T) == 2 ? 768 : 1024) / kThreads;
 

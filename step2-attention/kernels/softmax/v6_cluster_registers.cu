@@ -6,9 +6,9 @@
 // Since v5  Values stay in registers. A block takes neighbours, not every c-th piece, and where its row sees all of
 //           them no comparison stands between its vectors. Nobody waits for the whole cluster: a warp's two numbers are
 //           stored into each block asynchronously, an mbarrier there counts them, and with all of them it goes on.
-// Launch    A row has V = ⌊width·sizeof(T)/16⌋ vectors. grid rows·c, block 256, clusters of c blocks, n vectors a
-//           thread: c = ⌈V/1536⌉ with n ≤ 6 and 4 blocks beside each other, or ⌈V/2048⌉ with n ≤ 8 and 3 of them,
-//           whichever has more rows under way. 2 values of shared memory for each warp of the cluster
+// Launch    A row has V = ⌊width·sizeof(T)/16⌋ vectors. grid rows·c, block 256, clusters of c blocks, two or more:
+//           c = ⌈V/1536⌉ with 5 or 6 vectors a thread and 4 blocks beside each other, if that is at most 8 and has more
+//           rows under way, or ⌈V/2048⌉ with up to 8 and 3. 2 values of shared memory for each warp of the cluster
 // Moves     2·rows·width·sizeof(T) bytes; about 5·rows·width FLOPs and rows·width exponentials
 // Limits    compute capability 9.0 or newer; V ≤ 32768: a row of 512 KB; rows·c ≤ 2³¹−1. With 8 vectors of half types
 //           registers spill. Of narrow rows most threads have nothing
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, blocks_beside(kVectors))
       const auto* const mine = &max_and_sum[rank * kWarps + warp];
       store_remote_async(remote_address(mine, lane), Pair<C>{max, sum}, remote_address(&arrived, lane));
     }
-    mbarrier_wait(&arrived, 0);  // then nobody reaches into this block any more, so it may end when it likes
+    mbarrier_wait(&arrived, 0);  // as for copies of TMA. Then nobody reaches into this block: it may end
 
     C row_max = -INFINITY, row_sum = 0;  // every warp puts them together, all in the same order
 #pragma unroll 1                         // the weights need the registers
