@@ -122,7 +122,7 @@ FAULTS = [
         f"{KERNELS}/hopper.h",
         "clear(shared.x[place], 0, first);",
         "clear(shared.x[place], 0, 0);",
-        f"{TEST}::test_padding_on_the_left_may_be_nan_in_q_as_well[3-cpu-v4_warpgroups]",
+        f"{TEST}::test_padding_on_the_left_may_be_nan_in_q_as_well[3-32-cpu-v4_warpgroups]",
     ),
     Fault(
         "rest-of-a-warp-of-delta",
@@ -224,7 +224,7 @@ FIVE_PRODUCTS = [
         f"{KERNELS}/five_products.h",
         "uint64_t* const full = early > 0 ?",
         "uint64_t* const full = early > 64 ?",
-        f"{TEST}::test_padding_on_the_left_may_be_nan_in_q_as_well[3-cpu-v7_turns]",
+        f"{TEST}::test_padding_on_the_left_may_be_nan_in_q_as_well[3-32-cpu-v7_turns]",
     ),
     Fault(
         "keys-that-do-not-exist-unmasked",
