@@ -17,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -94,13 +95,10 @@ def count(
         UserError: the child failed.
     """
     wanted = list(wanted)
-    folder = library.parents[1] / "counts"
-    folder.mkdir(exist_ok=True)
+    # A folder of its own: somebody may count with this library at the same time. After a failure it stays, with its log.
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="counts-", dir=library.parents[1]))
     log, plan = folder / "count.log", folder / "plan.json"
     results.replace(plan, json.dumps(wanted))
-    written = [folder / f"{number}.json" for number in range(len(wanted))]
-    for path in written:
-        path.unlink(missing_ok=True)
 
     def read(line: str) -> None:
         if begins := re.fullmatch(r"rung (\d+)", line):
@@ -112,10 +110,12 @@ def count(
     except CommandFailed as error:
         raise UserError(f"{last_lines(log, 15)}\n{error}") from error
     refused = json.loads((folder / "refused.json").read_text(encoding="utf-8"))
-    return {
-        one: refused[str(number)] if str(number) in refused else counts.read(path, library)
-        for number, (one, path) in enumerate(zip(wanted, written, strict=True))
+    counted = {
+        one: refused[str(number)] if str(number) in refused else counts.read(folder / f"{number}.json", library)
+        for number, one in enumerate(wanted)
     }
+    shutil.rmtree(folder)
+    return counted
 
 
 class Moved(NamedTuple):

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from kernel_fusion import cli, counts, report, simt, stages, testing
+from kernel_fusion import cli, counts, report, rung_counts, simt, stages, testing
 from kernel_fusion.build import COUNTING, SIMT
 from kernel_fusion.console import UserError, child_environment, make_console
 
@@ -269,6 +269,28 @@ def test_a_rung_is_counted_beside_the_installed_library(tmp_path):
         access = vector["total"][way]
         assert (access["requests"], access["bytes"], access["sectors_per_request"]) == (512, 4 * 65536, 16)
     assert before == {path: path.stat().st_mtime_ns for path in (stages.STAGES[0].path / "step1_simple").glob("_C*")}
+
+
+def test_two_may_count_at_the_same_time(tmp_path, monkeypatch):
+    """Each reads what its own child wrote, though the other began and ended in between."""
+    library = tmp_path / "step1_simple" / "_C.so"
+    library.parent.mkdir()
+    between = []
+
+    def child(command, log, **_):  # refuses every rung, by its name
+        if not between:
+            between.append(None)
+            between[0] = rung_counts.count(stages.STAGES[0], library, [rung_counts.Wanted("gelu", "v2_vector")])
+        plan = pathlib.Path(command[command.index("--plan") + 1])
+        refused = {number: rung for number, (_, rung, _) in enumerate(json.loads(plan.read_text()))}
+        (plan.parent / "refused.json").write_text(json.dumps(refused))
+
+    monkeypatch.setattr(rung_counts, "run_logged", child)
+    wanted = [rung_counts.Wanted("scale", rung) for rung in ("v1_chunk", "v4_vector")]
+    counted = rung_counts.count(stages.STAGES[0], library, wanted)
+    assert counted == {one: one.rung for one in wanted}
+    assert between == [{rung_counts.Wanted("gelu", "v2_vector"): "v2_vector"}]
+    assert list(tmp_path.iterdir()) == [library.parent]
 
 
 # ---- beside a GPU ----
