@@ -95,7 +95,7 @@ def count(
         UserError: the child failed.
     """
     wanted = list(wanted)
-    # A folder of its own: somebody may count with this library at the same time. After a failure it stays, with its log.
+    # A folder of its own, since somebody may count with this library at the same time; it stays after a failure.
     folder = pathlib.Path(tempfile.mkdtemp(prefix="counts-", dir=library.parents[1]))
     log, plan = folder / "count.log", folder / "plan.json"
     results.replace(plan, json.dumps(wanted))
