@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads, kVectors>, kB
   // Most rows see all but one of them: then no comparison stands between these. Registers for that a block of eight
   // vectors a thread does not have.
   constexpr int kAllButOne = kWarpARow || kVectors < 8 ? kVectors - 1 : 0;
-  if (alike && cut.begin + kAllButOne * kThreads * N <= seen_end) {
+  if (kAllButOne > 0 && alike && cut.begin + kAllButOne * kThreads * N <= seen_end) {
     return take(std::integral_constant<int, kAllButOne>{});
   }
   take(std::integral_constant<int, 0>{});

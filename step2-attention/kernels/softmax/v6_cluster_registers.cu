@@ -10,8 +10,8 @@
 //           c = ⌈V/1536⌉ with 5 or 6 vectors a thread and 4 blocks beside each other, if that is at most 8 and has more
 //           rows under way, or ⌈V/2048⌉ with up to 8 and 3. 2 values of shared memory for each warp of the cluster
 // Moves     2·rows·width·sizeof(T) bytes; about 5·rows·width FLOPs and rows·width exponentials
-// Limits    compute capability 9.0 or newer; V ≤ 32768: a row of 512 KB; rows·c ≤ 2³¹−1. With 8 vectors of half types
-//           registers spill. Of narrow rows most threads have nothing
+// Limits    compute capability 9.0 or newer; V ≤ 32768: a row of 512 KB; rows·c ≤ 2³¹−1. With 6 or 8 vectors of
+//           half types up to 80 bytes of a thread spill. Of narrow rows most threads have nothing
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/vector.h>

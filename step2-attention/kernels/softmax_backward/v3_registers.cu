@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads, kVectors>,
     if (single < width) grad_x[single] = from_compute<T>(single < seen ? scale * (y_alone * (grad_alone - sum)) : C(0));
   };
   constexpr int kAllButOne = kVectors - 1;  // most rows see these: then no comparison stands between them
-  if (grad_alike && out_alike && cut.begin + kAllButOne * kThreads * N <= seen_end) {
+  if (kAllButOne > 0 && grad_alike && out_alike && cut.begin + kAllButOne * kThreads * N <= seen_end) {
     return take(std::integral_constant<int, kAllButOne>{});
   }
   take(std::integral_constant<int, 0>{});
