@@ -36,10 +36,14 @@ Op<kf::softmax_backward::Args> softmax_backward_op() {
 Op<kf::attention::Args> attention_op() {
   return {"attention", cpu::attention, emulated::attention::rungs(), gpu::attention::rungs(),
           [](const kf::attention::Args& a) {
-            // Blocks that stay pay where each of an H200's 132 multiprocessors gets a tile of queries.
-            const int64_t queries = a.head_dim <= 64 ? 256 : 128;
-            const int64_t tiles = a.batch * a.heads * ((a.q_length + queries - 1) / queries);
-            return tiles < 132 ? "v7_warpgroups" : "v8_persistent";
+            // Measured on an H200 with its 132 multiprocessors. A tile of 64 queries that splits its keys is done
+            // soonest, where each has a multiprocessor; in a long causal square half of them are light, and two rounds
+            // are no more than one. Then v7's tiles, if they need no second round, then blocks that stay.
+            const auto tiles = [&](int64_t of) { return a.batch * a.heads * ((a.q_length + of - 1) / of); };
+            const bool half_light = a.causal && a.q_length == a.k_length && a.q_length > 512;
+            if (tiles(64) <= (half_light ? 2 : 1) * 132) return "v9_split";
+            const bool one_round = a.q_length > 256 && tiles(a.head_dim <= 64 ? 192 : 128) <= 132;
+            return one_round ? "v7_warpgroups" : "v8_persistent";
           }};
 }
 

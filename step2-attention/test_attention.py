@@ -131,6 +131,15 @@ def test_more_tiles_than_multiprocessors_with_padding_and_shared_keys(causal, di
 
 
 @every_attention
+@pytest.mark.parametrize("dim", [64, 104])
+@with_and_without_mask
+def test_places_for_tiles_are_used_again_and_again(causal, dim, device, rung):
+    """More tiles of keys than a rung has places for, several times over."""
+    q, k, v = qkv(65, 1900, dim, dtype_of(rung), device, heads=1)
+    assert_attends(step2_attention.attention(q, k, v, causal=causal, rung=rung), q, k, v, causal=causal)
+
+
+@every_attention
 @pytest.mark.parametrize("steep", [7, 60])
 def test_each_block_of_keys_may_bring_a_new_maximum(steep, device, rung):
     """Up to 2⁵⁰ times the weight before, which still fits, and beyond what a float holds."""
@@ -138,6 +147,7 @@ def test_each_block_of_keys_may_bring_a_new_maximum(steep, device, rung):
     k = (k.abs() * torch.linspace(1, steep, 300, device=device)[:, None]).to(q.dtype)
     check_attention((q.abs(), k, v), rung)
     check_attention((q.abs(), k.flip(2), v), rung, layouts=False)  # for rungs that begin at the end
+    check_attention((q.abs(), k.roll(150, 2), v), rung, layouts=False)  # for rungs that split the keys
 
 
 @testing.where(lambda dim, rung: can_do(rung, dim, dtype_of(rung)))
@@ -202,9 +212,7 @@ SIZES = {"B": "batch", "H": "heads", "Sq": "q_length", "Sk": "k_length", "D": "h
 
 @pytest.mark.parametrize("op", ["softmax", "attention"])
 def test_auto_is_read_off_the_results(op):
-    testing.check_automatic(
-        step2_attention, op, lambda shape: {SIZES.get(k, k): n for k, n in shape.items() if k != "causal"}
-    )
+    testing.check_automatic(step2_attention, op, lambda shape: {SIZES.get(k, k): n for k, n in shape.items()})
 
 
 @pytest.mark.parametrize("schedule", ["random:1", "random:2"])
@@ -513,10 +521,20 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         ):
             choose("attention", "v2_tiled", **sizes)
     half = dtype.itemsize == 2
-    for dim, tile in ((64, 256), (128, 128)):
-        for tiles, rung in ((131, "v7_warpgroups"), (132, "v8_persistent")):
-            sizes = {"batch": 1, "heads": tiles, "q_length": tile, "head_dim": dim}
-            assert choose("attention", "auto", **sizes) == (rung if half else "v2_tiled")
+    for dim, heads, length, causal, rung in (
+        (64, 132, 64, False, "v9_split"),
+        (64, 133, 64, False, "v8_persistent"),  # short: v7 would be no better
+        (64, 66, 257, False, "v7_warpgroups"),
+        (64, 67, 257, False, "v8_persistent"),
+        (64, 16, 1024, True, "v9_split"),  # two rounds, half of them light
+        (64, 17, 1024, True, "v7_warpgroups"),
+        (64, 16, 1024, False, "v7_warpgroups"),
+        (128, 8, 1024, False, "v9_split"),
+        (128, 16, 1024, False, "v7_warpgroups"),
+        (128, 17, 1024, False, "v8_persistent"),
+    ):
+        sizes = {"heads": heads, "q_length": length, "k_length": length, "head_dim": dim, "causal": causal}
+        assert choose("attention", "auto", **sizes) == (rung if half else "v2_tiled"), sizes
     for rung in filter(on_tensor_cores, step2_attention.rungs("attention")):
         if not can_do(rung, 64, dtype):
             continue

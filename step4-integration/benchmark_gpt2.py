@@ -183,6 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Times GPT-2, fused and separate, beside transformers' own.")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
     parser.add_argument("--sizes", choices=CASES, help="default: full on a GPU, else cpu")
+    parser.add_argument("--output", type=pathlib.Path, help="write here (default: size full on a GPU, in results/)")
     options = parser.parse_args()
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     size = options.sizes or ("full" if device.type == "cuda" else "cpu")
@@ -198,10 +199,12 @@ def main() -> None:
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    if device.type == "cuda" and size == "full":
+    path = options.output
+    if path is None and device.type == "cuda" and size == "full":
         slug = benchmarks.gpu_slug(torch.cuda.get_device_name(device))
         path = pathlib.Path(__file__).parent / "results" / f"{slug}-gpt2.json"
-        benchmarks.write_results(path, rows, ceilings, device)
+    if path:
+        benchmarks.write_results(path, rows, ceilings.as_json(), device)
         console.print(f"written: {path}", soft_wrap=True)
     sys.exit(1 if any(not row["correct"] for row in rows if row["kind"] == "rung") else 0)
 

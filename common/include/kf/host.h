@@ -294,7 +294,7 @@ struct OpInfo {
 };
 
 namespace detail {
-// Gives each size that Args has its number of `left`, and takes it out; 1 where it is not named.
+// Gives each size that Args has its number of `left`, and takes it out; 1 where it is not named, and for causal 0.
 template <class Args>
 void take_sizes(Args& args, Sizes& left) {
 #define KF_TAKE(member) \
@@ -310,6 +310,7 @@ void take_sizes(Args& args, Sizes& left) {
   KF_TAKE(k_length)
   KF_TAKE(head_dim)
 #undef KF_TAKE
+  if constexpr (requires { args.causal; }) args.causal = left.count("causal") && left.extract("causal").mapped() != 0;
   if constexpr (requires { args.attention; }) take_sizes(args.attention, left);
 }
 }  // namespace detail

@@ -28,6 +28,7 @@ constexpr Rung<Args> kRungs[] = {
     {"v6_wgmma", v6_wgmma, v6_wgmma_supports, nullptr, "the weights"},
     {"v7_warpgroups", v7_warpgroups, v7_warpgroups_supports, nullptr, "the weights"},
     {"v8_persistent", v8_persistent, v8_persistent_supports, nullptr, "the weights"},
+    {"v9_split", v9_split, v9_split_supports, nullptr, "the weights"},
 };
 
 }  // namespace

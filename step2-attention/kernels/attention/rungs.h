@@ -62,6 +62,7 @@ void v5_registers(const Args& args, void* stream);
 void v6_wgmma(const Args& args, void* stream);
 void v7_warpgroups(const Args& args, void* stream);
 void v8_persistent(const Args& args, void* stream);
+void v9_split(const Args& args, void* stream);
 
 std::string v3_mma_supports(const Args& args);
 std::string v4_pipeline_supports(const Args& args);
@@ -69,6 +70,7 @@ std::string v5_registers_supports(const Args& args);
 std::string v6_wgmma_supports(const Args& args);
 std::string v7_warpgroups_supports(const Args& args);
 std::string v8_persistent_supports(const Args& args);
+std::string v9_split_supports(const Args& args);
 }  // namespace kf::KF_BACKEND::attention
 #endif
 

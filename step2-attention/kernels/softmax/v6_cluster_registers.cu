@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, blocks_beside(kVectors))
       const auto* const mine = &max_and_sum[rank * kWarps + warp];
       store_remote_async(remote_address(mine, lane), Pair<C>{max, sum}, remote_address(&arrived, lane));
     }
-    mbarrier_wait(&arrived, 0);  // as for copies of TMA. Then nobody reaches into this block: it may end
+    mbarrier_wait_cluster(&arrived, 0);  // as for copies of TMA. Then nobody reaches into this block: it may end
 
     C row_max = -INFINITY, row_sum = 0;  // every warp puts them together, all in the same order
 #pragma unroll 1                         // the weights need the registers
