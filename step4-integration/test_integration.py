@@ -18,6 +18,7 @@ from kernel_fusion import stages
 stages.on_path()
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
+import benchmark_gpt2
 import gpt2_model
 import hf_patch
 import pytest
@@ -38,7 +39,7 @@ import step1_simple
 import step2_attention
 import step3_fused
 import step4_integration
-from kernel_fusion import testing
+from kernel_fusion import results, testing
 
 DTYPES = [*testing.DTYPES, torch.float64]
 HALF_TYPES = [torch.float16, torch.bfloat16]
@@ -579,6 +580,19 @@ def test_a_stage_that_is_not_built_says_how_to_build_it(tmp_path):
     )
     assert run.returncode != 0
     assert "cd step4-integration && python setup.py build_ext --inplace" in run.stderr
+
+
+def test_the_benchmark_of_models_writes_what_it_measured(tmp_path, monkeypatch):
+    """A model of one layer, since only what is written counts here."""
+    path = tmp_path / "results.json"
+    monkeypatch.setitem(gpt2_model.SIZES, "gpt2", gpt2_model.Config(n_embd=32, n_layer=1, n_head=2))
+    monkeypatch.setitem(benchmark_gpt2.CASES, "cpu", [("prefill", "gpt2", 1, 8), ("train", "gpt2", 1, 8)])
+    monkeypatch.setattr(sys, "argv", ["benchmark_gpt2.py", "--device", "cpu", "--output", str(path)])
+    with pytest.raises(SystemExit, match="0"):
+        benchmark_gpt2.main()
+    rows = [(row["op"], row["impl"], row["correct"]) for row in results.read(path).rows]
+    ways = ("separate", "fused", "transformers")
+    assert rows == [(f"gpt2_{what}", way, True) for what in ("prefill", "train") for way in ways]
 
 
 # ---- GPT-2 against Hugging Face ----
