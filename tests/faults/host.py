@@ -26,11 +26,19 @@ FAULTS = [
         f"{TEST1}::test_autocast_finds_the_widest_dtype_wherever_it_is[torch.bfloat16-torch.float32-residual-cpu]",
     ),
     Fault(
-        "persistent-blocks-too-early",
-        "auto takes the blocks that stay where a multiprocessor gets nothing",
+        "split-beyond-one-round",
+        "auto splits the keys where tiles need a second round",
         HOST2,
-        "return tiles < 132 ?",
-        "return tiles < 131 ?",
+        "(half_light ? 2 : 1) * 132",
+        "(half_light ? 2 : 1) * 133",
+        f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
+    ),
+    Fault(
+        "blocks-that-stay-too-early",
+        "auto takes blocks that stay where v7's tiles would need one round",
+        HOST2,
+        "192 : 128) <= 132;",
+        "192 : 128) < 132;",
         f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
     ),
     Fault(
