@@ -60,6 +60,8 @@ ATTENTION = {
         (4, 16, 4096, 4096, 64, True, torch.bfloat16),
         (4, 16, 2048, 2048, 128, True, torch.bfloat16),
         (4, 16, 4096, 4096, 128, True, torch.bfloat16),
+        (1, 12, 256, 256, 64, True, torch.bfloat16),  # few tiles
+        (1, 16, 512, 512, 128, False, torch.bfloat16),
     ],
 }
 # B, H, S, D, causal, dtype

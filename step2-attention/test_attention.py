@@ -521,19 +521,22 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         ):
             choose("attention", "v2_tiled", **sizes)
     half = dtype.itemsize == 2
-    for dim, heads, length, causal, rung in (
-        (64, 132, 64, False, "v9_split"),
-        (64, 133, 64, False, "v8_persistent"),  # short: v7 would be no better
-        (64, 66, 257, False, "v7_warpgroups"),
-        (64, 67, 257, False, "v8_persistent"),
-        (64, 16, 1024, True, "v9_split"),  # two rounds, half of them light
-        (64, 17, 1024, True, "v7_warpgroups"),
-        (64, 16, 1024, False, "v7_warpgroups"),
-        (128, 8, 1024, False, "v9_split"),
-        (128, 16, 1024, False, "v7_warpgroups"),
-        (128, 17, 1024, False, "v8_persistent"),
+    for dim, heads, length, keys, causal, rung in (
+        (64, 132, 64, 64, False, "v9_split"),
+        (64, 133, 64, 64, False, "v8_persistent"),
+        (64, 132, 128, 128, False, "v8_persistent"),  # short: v7 would be no better
+        (64, 66, 257, 257, False, "v7_warpgroups"),
+        (64, 67, 257, 257, False, "v8_persistent"),
+        (64, 16, 1024, 1024, True, "v9_split"),  # two rounds, of tiles that see half of the keys on average
+        (64, 16, 1024, 1025, True, "v7_warpgroups"),
+        (64, 17, 1024, 1024, True, "v7_warpgroups"),
+        (64, 17, 512, 512, True, "v7_warpgroups"),
+        (64, 16, 1024, 1024, False, "v7_warpgroups"),
+        (128, 8, 1024, 1024, False, "v9_split"),
+        (128, 16, 1024, 1024, False, "v7_warpgroups"),
+        (128, 17, 1024, 1024, False, "v8_persistent"),
     ):
-        sizes = {"heads": heads, "q_length": length, "k_length": length, "head_dim": dim, "causal": causal}
+        sizes = {"heads": heads, "q_length": length, "k_length": keys, "head_dim": dim, "causal": causal}
         assert choose("attention", "auto", **sizes) == (rung if half else "v2_tiled"), sizes
     for rung in filter(on_tensor_cores, step2_attention.rungs("attention")):
         if not can_do(rung, 64, dtype):

@@ -29,8 +29,8 @@ FAULTS = [
         "split-beyond-one-round",
         "auto splits the keys where tiles need a second round",
         HOST2,
-        "(half_light ? 2 : 1) * 132",
-        "(half_light ? 2 : 1) * 133",
+        "(half_seen ? 2 : 1) * 132",
+        "(half_seen ? 2 : 1) * 133",
         f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
     ),
     Fault(
@@ -39,6 +39,22 @@ FAULTS = [
         HOST2,
         "192 : 128) <= 132;",
         "192 : 128) < 132;",
+        f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
+    ),
+    Fault(
+        "short-tiles-to-v7",
+        "auto takes v7 for short texts, whose tiles it leaves half empty",
+        HOST2,
+        "a.q_length > 256 &&",
+        "a.q_length > 0 &&",
+        f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
+    ),
+    Fault(
+        "padded-squares-split",
+        "auto takes two rounds where the queries see most keys",
+        HOST2,
+        "a.causal && a.q_length == a.k_length &&",
+        "a.causal &&",
         f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
     ),
     Fault(

@@ -1,25 +1,23 @@
 // attention v9_split: where tiles are few, a block's warpgroups split the keys
 //
 // Idea      A single text of GPT-2 has 12 heads of 1024 queries: 48 tiles for v8, 72 for v7, and 132 multiprocessors.
-// The
-//           tile that sees most keys decides how long all take. So a tile is of 64 queries here, and the warpgroups
-//           of its block divide the keys: each has a softmax of its own, over every fourth tile of keys. In the end
-//           they are put together, as decoding puts the parts of several blocks together.
-// Since v8  No producer: each warpgroup asks for its own tiles, so none waits for another one before the end. Blocks do
-//           not stay; the heaviest tiles of all heads come first.
+//           The tile that sees most keys decides how long all take. So a tile is of 64 queries here, and the warpgroups
+//           of its block divide the keys: each has a softmax of its own, over every fourth tile of keys (P = 128: every
+//           third). In the end they are put together, as decoding puts the parts of several blocks together.
+// Since v8  No producer: each warpgroup asks for its own tiles, and waits for another one only for the queries and at
+//           the end. Blocks do not stay; the heaviest tiles of all heads come first.
 //
 //           warpgroup 0   K9 V9   K5 V5   K1 V1 ┐
 //           warpgroup 1   K8 V8   K4 V4   K0 V0 ┤ parts through shared memory: warpgroup 0 adds them up,
 //           warpgroup 2   K7 V7   K3 V3         ┤ always in the same order, and stores
 //           warpgroup 3   K6 V6   K2 V2         ┘
 //
-// Launch    grid B·H·⌈Sq/64⌉. P = 64 columns (D ≤ 64): block 512, 4 warpgroups with 3 places each for K and for V, 200
-// KB
-//           of shared memory; P = 128: block 384, 3 warpgroups with 2 places each, 208 KB. Keys 64 at a time
+// Launch    grid B·H·⌈Sq/64⌉; keys 64 at a time. P = 64 columns (D ≤ 64): block 512, 4 warpgroups with 3 places each
+//           for K and for V, 200 KB of shared memory; P = 128: block 384, 3 warpgroups with 2 places each, 208 KB
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/64⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
-// Limits    as v6_wgmma. Four times v8's bytes from the L2 cache, and a wait at each block's beginning and end: with
-//           enough tiles for all multiprocessors v8 is faster. Like v3 it rounds the weights
+// Limits    as v6_wgmma. Four times v8's bytes from the L2 cache (P = 128: twice), and a wait at each block's beginning
+//           and end: with enough tiles for all multiprocessors v8 is faster. Like v3 it rounds the weights
 #include <kf/launch.h>
 #include <kf/numeric.h>
 
@@ -37,6 +35,8 @@ struct Shape {
   static constexpr int kWarpgroups = kColumns == 64 ? 4 : 3;
   static constexpr int kPlaces = kColumns == 64 ? 3 : 2;  // of each warpgroup, for tiles of K, and as many for V
   static constexpr int kThreads = kWarpgroups * kWarpgroupSize;
+  static_assert(kWarpgroups > 1,
+                "a mask lies in two tiles of keys, and only a warpgroup's first one is compared with it");
 };
 
 // A warpgroup's own tiles, and in their place, once they are done with, what it has found: of each thread, four floats
