@@ -14,7 +14,7 @@ endif
 KF := PYTHONPATH="$(CURDIR)/common" "$(PYTHON)" -m kernel_fusion
 
 # Orders of the emulated threads under which the emulated tests run again: each test under one of them.
-SCHEDULES := reverse random:1 random:2
+SCHEDULES := reverse,random:1,random:2
 
 # Tests run in several processes; where there is a GPU in one, since they would share its memory. In the order of their
 # folders: those of tests/ take longest, so they begin first.
@@ -46,11 +46,8 @@ tour: $(READY) ## a walk through the four stages: builds, checks and times every
 
 test: build ## all that can be tested on this machine
 	"$(PYTHON)" -m pytest $(PROCESSES) tests common $(STAGES)
-	@share=0; for schedule in $(SCHEDULES); do \
-	  share=$$((share + 1)); \
-	  echo "emulated tests, share $$share of $(words $(SCHEDULES)), threads in order $$schedule"; \
-	  KF_SIMT_SCHEDULE=$$schedule "$(PYTHON)" -m pytest -q $(PROCESSES) -m emulated \
-	    --share $$share/$(words $(SCHEDULES)) $(STAGES) || exit 1; done
+	@echo "emulated tests again, each with its threads in one of the orders $(SCHEDULES)"
+	"$(PYTHON)" -m pytest -q $(PROCESSES) -m emulated --schedules=$(SCHEDULES) $(STAGES)
 
 bench: build ## every rung beside every peer, stage by stage
 	$(KF) bench

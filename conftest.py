@@ -23,15 +23,12 @@ pytest.register_assert_rewrite("kernel_fusion.exercise_contract", "kernel_fusion
 
 def pytest_addoption(parser):
     parser.addoption("--sample", type=int, metavar="N", help="run at most N tests of each file, evenly spaced")
-    parser.addoption("--share", type=share, metavar="I/N", help="run the I-th of N shares of the tests, drawn by name")
-
-
-def share(text):
-    """ "1/3" as the pair of numbers that it is."""
-    which, of = map(int, text.split("/"))
-    if not 1 <= which <= of:
-        raise ValueError(text)
-    return which, of
+    parser.addoption(
+        "--schedules",
+        type=lambda text: text.split(","),
+        metavar="S,S…",
+        help="orders of emulated threads, as KF_SIMT_SCHEDULE has them: each test draws one",
+    )
 
 
 # Two files of tests/ build and write in this repository.
@@ -71,10 +68,6 @@ def is_met(item, condition):
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config, items):
     kept = [item for item in items if all(is_met(item, mark.args[0]) for mark in item.iter_markers("where"))]
-    if config.getoption("--share"):
-        which, of = config.getoption("--share")
-        # Not every N-th: a parameter with N values would always meet the same share.
-        kept = [item for item in kept if zlib.crc32(item.nodeid.encode()) % of == which - 1]
     if count := config.getoption("--sample"):
         by_file = {}
         for item in kept:
@@ -83,3 +76,14 @@ def pytest_collection_modifyitems(config, items):
     left_out = set(items) - set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Sets the schedule that a test draws by its name: no turns, or a parameter would always meet the same one."""
+    schedules = item.config.getoption("--schedules")
+    if not schedules:
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KF_SIMT_SCHEDULE", schedules[zlib.crc32(item.nodeid.encode()) % len(schedules)])
+        return (yield)

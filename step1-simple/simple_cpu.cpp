@@ -2,7 +2,9 @@
 #include "simple_cpu.h"
 
 #include <kf/cpu.h>
-#include <step1/philox_cpu.h>
+#include <step1/dropout_cpu.h>
+#include <step1/gelu_cpu.h>
+#include <step1/rows_cpu.h>
 #include <step1/vectorised_cpu.h>
 
 #include <algorithm>
@@ -11,47 +13,6 @@
 
 namespace kf::cpu {
 namespace {
-
-constexpr int64_t kGrain = 1 << 14;  // elements below which a second thread costs more than it brings
-
-// ---- GELU: x * gate(x), and its slope ----
-
-// (1 + tanh u)/2 with u = sqrt(2/π)·(x + 0.044715 x³), written as 1 / (1 + exp(-2u)): the same, with one exp.
-template <class C>
-KF_CPU_INLINE C tanh_gate(C x) {
-  return C(1) / (C(1) + vector_exp(C(-1.59576912160573071176) * (x + C(0.044715) * x * x * x)));
-}
-
-template <class C>
-KF_CPU_INLINE C erf_gate(C x) {
-  return C(0.5) * vector_erfc(-x * C(0.70710678118654752440));
-}
-
-template <bool kTanh, class C>
-KF_CPU_INLINE C gelu_of(C x) {
-  return x * (kTanh ? tanh_gate(x) : erf_gate(x));
-}
-
-template <bool kTanh, class C>
-KF_CPU_INLINE C gelu_slope(C x) {
-  if constexpr (kTanh) {
-    const C s = tanh_gate(x);
-    return s + s * (C(1) - s) * x * C(1.59576912160573071176) * (C(1) + C(0.134145) * x * x);
-  } else {
-    return erf_gate(x) + x * C(0.39894228040143267794) * vector_exp(C(-0.5) * x * x);
-  }
-}
-
-// The slopes at x[0..n), n ≤ kPiece. Beyond 16 they are 0 or 1, and x³ would overflow into inf - inf; NaN must stay. In
-// one loop GCC makes a branch of the bound and of NaN, and then no vector instructions; through memory it cannot.
-constexpr int kPiece = 64;
-
-template <bool kTanh, class C>
-KF_CPU_INLINE void gelu_slopes(const C* x, C* slope, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) slope[i] = x[i] > C(-16) ? (x[i] < C(16) ? x[i] : C(16)) : C(-16);
-  for (int64_t i = 0; i < n; ++i) slope[i] = gelu_slope<kTanh>(slope[i]);
-  for (int64_t i = 0; i < n; ++i) slope[i] = x[i] == x[i] ? slope[i] : x[i];
-}
 
 // ---- loops over contiguous memory, each compiled for several instruction sets ----
 
@@ -104,21 +65,7 @@ KF_CPU_CLONES void bias_gelu_backward_row(const T* grad, const T* x, const T* bi
   }
 }
 
-template <class T>
-KF_CPU_CLONES void add_row(const T* x, compute_t<T>* sum, int64_t width) {
-  for (int64_t c = 0; c < width; ++c) sum[c] += static_cast<compute_t<T>>(x[c]);
-}
-
 // ---- dropout ----
-
-// The numbers of a row's elements, in memory that is used again for the next row.
-template <class Args>
-const uint16_t* row_numbers(const Args& a, int64_t row, std::vector<uint16_t>& memory) {
-  const int64_t first = row * a.width, calls = (first + a.width - 1) / 8 - first / 8 + 1;
-  memory.resize(static_cast<size_t>((calls + kPhiloxLanes) * 8));
-  philox(a.seed, a.offset, static_cast<uint64_t>(first / 8), calls, memory.data());
-  return memory.data() + first % 8;
-}
 
 template <class T>
 KF_CPU_CLONES void bias_dropout_residual_row(const T* x, const T* bias, const T* residual, T* y, int64_t width,
@@ -128,41 +75,6 @@ KF_CPU_CLONES void bias_dropout_residual_row(const T* x, const T* bias, const T*
     const C value = scale * (static_cast<C>(x[c]) + static_cast<C>(bias[c]));
     y[c] = static_cast<T>((numbers[c] >= threshold ? value : C(0)) + static_cast<C>(residual[c]));
   }
-}
-
-template <class T>
-KF_CPU_CLONES void dropout_backward_row(const T* grad, T* grad_x, compute_t<T>* sum, int64_t width,
-                                        const uint16_t* numbers, uint32_t threshold, compute_t<T> scale) {
-  using C = compute_t<T>;
-  for (int64_t c = 0; c < width; ++c) {
-    const C product = scale * static_cast<C>(grad[c]);
-    const C value = numbers[c] >= threshold ? product : C(0);
-    grad_x[c] = static_cast<T>(value);
-    sum[c] += value;
-  }
-}
-
-// ---- who does which part ----
-
-template <class F>
-void for_rows(int64_t rows, int64_t width, F&& f) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) { f(begin, end); });
-}
-
-// sum[c] over all rows, where add(begin, end, partial) adds rows to their part's sums. The parts depend on the shape
-// alone, not on the number of threads, and are added in order: the same bits in every run.
-template <class T, class F>
-void sum_rows(int64_t rows, int64_t width, T* sum, F&& add) {
-  using C = compute_t<T>;
-  const int64_t parts = std::min<int64_t>(rows, 32);
-  std::vector<C> partial(static_cast<size_t>(parts * width), C(0));
-  at::parallel_for(0, parts, std::max<int64_t>(1, kGrain * parts / (rows * width)), [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) {
-      add(part * rows / parts, (part + 1) * rows / parts, partial.data() + part * width);
-    }
-  });
-  for (int64_t part = 1; part < parts; ++part) add_row(partial.data() + part * width, partial.data(), width);
-  for (int64_t c = 0; c < width; ++c) sum[c] = static_cast<T>(partial[static_cast<size_t>(c)]);
 }
 
 // f(Type<T>{}, std::bool_constant<tanh>{})

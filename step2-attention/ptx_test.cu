@@ -1001,6 +1001,35 @@ TEST(Cluster, ArrivesAtTheBarriersOfOtherBlocks) {
   check_barriers_of_other_blocks<double>();
 }
 
+// Each block reads the other's numbers, 16 bytes at a time, and says so before the other overwrites them.
+__global__ void leave_kernel(const float* in, float* out) {
+  __shared__ __align__(16) float mine[128];
+  __shared__ uint64_t left;
+  const uint32_t other = 1 - cluster_rank_of_block();
+  if (threadIdx.x == 0) {
+    mbarrier_init(&left, 32);
+    mbarrier_init_fence();
+  }
+  for (int i = 0; i < 4; ++i) mine[threadIdx.x * 4 + i] = in[blockIdx.x * 128 + threadIdx.x * 4 + i];
+  cluster_sync();
+  const float4 read = load_remote_4(remote_address(&mine[threadIdx.x * 4], other));
+  mbarrier_leave_remote(&left, other);
+  mbarrier_wait_cluster(&left, 0);
+  for (int i = 0; i < 4; ++i) mine[threadIdx.x * 4 + i] = -1;
+  const float values[4] = {read.x, read.y, read.z, read.w};
+  for (int i = 0; i < 4; ++i) out[blockIdx.x * 128 + threadIdx.x * 4 + i] = values[i];
+  cluster_sync();
+}
+
+TEST(Cluster, LeavesWhatItHasOnlyRead) {
+  KF_NEEDS(900);
+  const Memory<float> in(4 * 128), out(4 * 128);
+  fill_whole(in, 100);
+  launch_clusters(leave_kernel, 2, 4, 0, static_cast<const float*>(in.get()), out.get());
+  for (int i = 0; i < 4 * 128; ++i) ASSERT_EQ(out[i], in[i ^ 128]) << "block " << i / 128 << ", number " << i % 128;
+  print_checksum(out);
+}
+
 // Rank 0 loads one tile for all blocks.
 __global__ void multicast_kernel(const __grid_constant__ CUtensorMap map, uint32_t* out) {
   extern __shared__ __align__(1024) unsigned char shared[];

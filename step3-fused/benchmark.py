@@ -1,5 +1,6 @@
-"""python benchmark.py [--help]: every rung of this stage beside PyTorch, on the machine at hand."""
+"""python benchmark.py [--help]: every rung of this stage beside its peers, on the machine at hand."""
 
+import functools
 import pathlib
 import sys
 
@@ -16,6 +17,16 @@ from kernel_fusion import benchmarks
 
 TEACHES = "A row read once, then whole chains in one launch: what fusion saves, and where it loses."
 
+# 4096 rows are 8 sequences of 512 tokens, 262144 are 128 of 2048, 1048576 are 128 of 8192.
+MORE_ROWS = [(4096, 768), (4096, 16384), (262144, 1024)]
+LAYER_NORM_ROWS = [
+    *((4096, width, torch.bfloat16) for width in (1024, 4096)),
+    (16384, 4096, torch.bfloat16),
+    *((262144, width, torch.bfloat16) for width in (768, 4096)),
+    *((1048576, width, torch.bfloat16) for width in (768, 1024)),
+    (2048, 32768, torch.bfloat16),  # wider than one multiprocessor holds
+    (1024, 131072, torch.bfloat16),
+]
 # rows, width, dtype. GPT-2 is 768 to 1600 wide; 16384 rows are 16 sequences of 1024 tokens.
 ROWS = {
     "emulated": [(16, 768, torch.float32)],
@@ -26,12 +37,20 @@ ROWS = {
         (16384, 768, torch.float32),
         (16384, 1024, torch.bfloat16),
         (16384, 1600, torch.bfloat16),
-        (16384, 1599, torch.bfloat16),  # no row but the first starts at 16 bytes: v2 loads one by one
+        (16384, 1599, torch.bfloat16),  # no row but the first starts at 16 bytes: rungs load one by one
         (8192, 4096, torch.bfloat16),
         (65536, 768, torch.bfloat16),
         (65536, 1024, torch.bfloat16),
         (65536, 4096, torch.bfloat16),
+        *((rows, width, torch.bfloat16) for rows, width in MORE_ROWS),
     ],
+}
+# residual_layer_norm behind a projection's bias and dropout
+FRONTS = {
+    "emulated": [(16, 768, torch.float32)],
+    "cpu": [(4096, 768, torch.float32)],
+    "quick": [(16384, 768, torch.bfloat16)],
+    "full": [(16384, 768, torch.bfloat16), (16384, 1024, torch.bfloat16)],
 }
 # B, H, S, D, dtype; causal, as GPT-2 is
 ATTENTION = {
@@ -51,6 +70,44 @@ ATTENTION = {
     ],
 }
 
+HALF, FLOAT = torch.bfloat16, torch.float32
+GPT2 = [(768, 2304), (768, 768), (768, 3072), (3072, 768)]  # depth and width of its layers: q, k and v; projection; MLP
+UP, DOWN, SQUARE = (16384, 768, 3072, HALF), (16384, 3072, 768, HALF), (16384, 768, 768, HALF)
+P, SEED, OFFSET = 0.1, 1234, 8  # dropout's
+
+# rows, depth, width, dtype; with True the weight lies as nn.Linear's
+LINEAR = {
+    "emulated": [(4, 64, 72, HALF), (64, 64, 128, HALF)],  # the first is one that every rung takes
+    "cpu": [(512, 768, 3072, FLOAT), (512, 3072, 768, FLOAT), (1, 768, 3072, FLOAT)],
+    "quick": [UP],
+    "full": [
+        *((16384, *layer, HALF) for layer in GPT2),
+        *((1024, *layer, HALF) for layer in [(768, 3072), (1600, 6400), (6400, 1600)]),
+        (8192, 8192, 8192, HALF),
+        (4096, 4096, 4096, FLOAT),
+        *((rows, *layer, HALF) for rows in (1, 4, 16, 64) for layer in [(768, 3072), (3072, 768)]),
+        *((rows, 768, 50257, HALF, True) for rows in (1, 64)),  # GPT-2's vocabulary
+    ],
+}
+# rows, depth, width, dtype of what leads up, to more columns, and of what leads down
+UPWARD = {"emulated": [(16, 64, 128, HALF)], "cpu": [(512, 768, 3072, FLOAT)], "quick": [UP], "full": [UP]}
+DOWNWARD = {"emulated": [(16, 128, 64, HALF)], "cpu": [(512, 3072, 768, FLOAT)], "quick": [DOWN], "full": [DOWN]}
+QKV = {
+    "emulated": [(16, 64, 192, HALF)],
+    "cpu": [(512, 768, 2304, FLOAT)],
+    "quick": [(16384, 768, 2304, HALF)],
+    "full": [(16384, 768, 2304, HALF)],
+}
+PROJECTIONS = DOWNWARD | {"full": [DOWN, SQUARE]}
+EITHER = UPWARD | {"full": [UP, DOWN]}
+# rows, width, inner, dtype
+MLP = {
+    "emulated": [(16, 64, 128, HALF)],
+    "cpu": [(512, 768, 3072, FLOAT)],
+    "quick": [UP],
+    "full": [(rows, 768, 3072, HALF) for rows in (16384, 1024, 64)] + [(16384, 1600, 6400, HALF)],
+}
+
 
 def layer_norm(x, weight, bias):
     return F.layer_norm(x, x.shape[-1:], weight, bias)
@@ -59,6 +116,28 @@ def layer_norm(x, weight, bias):
 def residual_layer_norm(x, residual, weight, bias):
     total = x + residual
     return layer_norm(total, weight, bias), total
+
+
+def front_residual_layer_norm(x, residual, weight, bias, x_bias, mask):
+    """With PyTorch's own random numbers; `mask` is for `front_by_mask`."""
+    return residual_layer_norm(F.dropout(x + x_bias, P), residual, weight, bias)
+
+
+def front_by_mask(x, residual, weight, bias, x_bias, mask):
+    return residual_layer_norm((x + x_bias) * mask * kept_factor(), residual, weight, bias)
+
+
+def front_by_the_peers_mask(outputs, x, residual, weight, bias, x_bias, mask):
+    total = sum_by_the_peers_mask(outputs[1], (x + x_bias) * kept_factor(), residual)
+    return layer_norm(total, weight, bias), total
+
+
+def layer_norm_backward(grad, x, weight, mean, rstd):
+    """What autograd calls for F.layer_norm."""
+    statistics = [t.unsqueeze(-1) for t in (mean, rstd)]
+    if not x.is_cuda:  # there it wants them in the tensors' dtype
+        statistics = [t.to(x.dtype) for t in statistics]
+    return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], *statistics, weight, weight, [True] * 3)
 
 
 def attention(q, k, v):
@@ -74,15 +153,74 @@ def attention_block(q, k, v, residual, proj_weight, proj_bias, weight, bias):
     return residual_layer_norm(projected, residual, weight, bias)
 
 
-def peers(function, device: str) -> dict:
-    """PyTorch as it comes, operation by operation, SDPA among them. And torch.compile, which fuses what it can."""
+@functools.cache
+def triton_kernels():
+    """Our versions in Triton, which only machines with a GPU need to have."""
+    return stages.load_script(stages.find("step3"), "triton_kernels")
+
+
+def peers(function, device: str, triton=None) -> dict:
+    """PyTorch as it comes, operation by operation, SDPA among them. And torch.compile, which fuses what it can.
+
+    Args:
+        function: the op, composed.
+        device: "cpu" or "cuda".
+        triton: takes our versions in Triton, then the inputs.
+    """
     if device == "cpu":
         return {"torch eager": function}
-    return {"torch eager": function, "torch.compile": benchmarks.compiled(function)}
+    found = {"torch eager": function, "torch.compile": benchmarks.compiled(function)}
+    if triton:
+        found["triton"] = lambda *inputs: triton(triton_kernels(), *inputs)
+    return found
+
+
+@functools.lru_cache(maxsize=2)
+def in_float32(parameter):
+    """Converted at the first call with it, so that this is not timed."""
+    return parameter.float()
+
+
+def quack_layer_norm(x, weight, bias):
+    """QuACK's: a kernel in CuTe's Python."""
+    from quack.rmsnorm import layernorm_fwd
+
+    return layernorm_fwd(x, in_float32(weight), in_float32(bias), eps=1e-5)
+
+
+def quack_layer_norm_backward(grad, x, weight, mean, rstd):
+    from quack.rmsnorm import layernorm_bwd
+
+    return layernorm_bwd(x, weight, grad, rstd, mean)
+
+
+def liger_layer_norm(x, weight, bias):
+    """Liger's: a kernel in Triton."""
+    from liger_kernel.ops.layer_norm import layer_norm_forward
+
+    return layer_norm_forward(x, weight, bias, 1e-5)[0]
+
+
+def liger_layer_norm_backward(grad, x, weight, mean, rstd):
+    from liger_kernel.ops.layer_norm import layer_norm_backward
+
+    return layer_norm_backward(grad, x, weight, weight, mean, rstd)
+
+
+def collections(device: str, quack=None, liger=None) -> dict:
+    """Versions of QuACK's and Liger's, where these are installed."""
+    if device == "cpu":
+        return {}
+    found = {"QuACK": quack} if quack and benchmarks.installed("quack") else {}
+    return found | ({"Liger": liger} if liger and benchmarks.installed("liger_kernel") else {})
 
 
 def rows_case(op: str, function, rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
     tensors = 1 if op == "layer_norm" else 2  # as many are read, and as many written
+    own = peers(function, device, lambda kernels, *given: getattr(kernels, op)(*given))
+    if op == "layer_norm":
+        whole = dtype.itemsize == 2 and width % 8 == 0  # whole vectors of 16 bytes, of half types
+        own |= collections(device, quack_layer_norm if whole else None, liger_layer_norm)
 
     def inputs(on):
         x = [torch.randn(rows, width, device=on, dtype=dtype) for _ in range(tensors)]
@@ -97,7 +235,56 @@ def rows_case(op: str, function, rows: int, width: int, dtype: torch.dtype, devi
         reference=function,
         bytes=(2 * tensors * rows * width + 2 * width) * dtype.itemsize,
         flops=(9 + tensors) * rows * width,
-        peers=peers(function, device),
+        peers=own,
+    )
+
+
+def front_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
+    state = rng_state()
+    own = peers(front_residual_layer_norm, device)
+
+    def inputs(on):
+        x = (torch.randn(rows, width, device=on, dtype=dtype) for _ in range(2))
+        return (*x, *(torch.randn(width, device=on, dtype=dtype) for _ in range(3)), dropout_mask(rows, width, on))
+
+    return benchmarks.Case(
+        op="residual_layer_norm",
+        shape={"rows": rows, "width": width, "x_bias": 1, "p": P},
+        dtype=dtype,
+        inputs=inputs,
+        run=lambda *given, rung: step3_fused.residual_layer_norm(*given[:5], P, state, rung=rung),
+        reference=front_by_mask,
+        bytes=(4 * rows * width + 3 * width) * dtype.itemsize,
+        written=2 * rows * width * dtype.itemsize,
+        flops=13 * rows * width,
+        peers=own,
+        eager=front_by_mask,
+        peer_reference=dict.fromkeys(own, front_by_the_peers_mask),
+    )
+
+
+def backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
+    own = peers(layer_norm_backward, device, lambda kernels, *given: kernels.layer_norm_backward(*given))
+    whole = dtype.itemsize == 2 and width % 8 == 0
+    own |= collections(device, quack_layer_norm_backward if whole else None, liger_layer_norm_backward)
+
+    def inputs(on):
+        grad, x = (torch.randn(rows, width, device=on, dtype=dtype) for _ in range(2))
+        weight = torch.randn(width, device=on, dtype=dtype)
+        return grad, x, weight, *step3_fused.layer_norm(x, weight, weight, return_statistics=True)[1:]
+
+    return benchmarks.Case(
+        op="layer_norm_backward",
+        direction="backward",
+        shape={"rows": rows, "width": width},
+        dtype=dtype,
+        inputs=inputs,
+        run=step3_fused.layer_norm_backward,
+        reference=layer_norm_backward,
+        bytes=(3 * rows * width + 3 * width) * dtype.itemsize + 8 * rows,
+        written=(rows + 2) * width * dtype.itemsize,
+        flops=15 * rows * width,
+        peers=own,
     )
 
 
@@ -130,16 +317,428 @@ def attention_case(
     )
 
 
+# ---- linear layers, and what is fused to their ends ----
+
+
+def linear(x, weight, bias):
+    return torch.addmm(bias, x, weight)
+
+
+def linear_transposed(x, weight, bias):
+    return F.linear(x, weight, bias)
+
+
+def tanh_gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
+def linear_gelu(x, weight, bias):
+    return tanh_gelu(linear(x, weight, bias))
+
+
+def linear_gelu_kept(x, weight, bias):
+    preactivation = linear(x, weight, bias)
+    return tanh_gelu(preactivation), preactivation
+
+
+def addmm_activation(x, weight, bias):
+    """PyTorch's own fused operation: cuBLASLt with GELU behind the product."""
+    return torch.ops.aten._addmm_activation(bias, x, weight, use_gelu=True)
+
+
+def gelu_linear(x, weight, bias):
+    return linear(tanh_gelu(x), weight, bias)
+
+
+def layer_norm_linear(x, norm_weight, norm_bias, weight, bias):
+    return linear(layer_norm(x, norm_weight, norm_bias), weight, bias)
+
+
+def linear_residual(x, weight, bias, residual):
+    return linear(x, weight, bias) + residual
+
+
+def linear_dropout_residual(x, weight, bias, residual, mask):
+    """With PyTorch's own random numbers; `mask` is for `dropout_by_mask`."""
+    return F.dropout(linear(x, weight, bias), P) + residual
+
+
+def dropout_by_mask(x, weight, bias, residual, mask):
+    return linear(x, weight, bias) * mask * kept_factor() + residual
+
+
+def mlp(x, weight_1, bias_1, weight_2, bias_2, residual):
+    return linear(linear_gelu(x, weight_1, bias_1), weight_2, bias_2) + residual
+
+
+def mlp_kept(x, weight_1, bias_1, weight_2, bias_2, residual):
+    inner, preactivation = linear_gelu_kept(x, weight_1, bias_1)
+    return linear(inner, weight_2, bias_2) + residual, preactivation
+
+
+def quack_linear_gelu(keep: bool):
+    """QuACK's product with GELU behind it, in the size of tiles that it takes without trying dozens of them."""
+
+    def run(x, weight, bias):
+        from quack.gemm_interface import gemm_act
+
+        preactivation, y = gemm_act(x, weight, bias=bias, activation="gelu_tanh_approx", store_preact=keep, tuned=False)
+        return (y, preactivation) if keep else y
+
+    return run
+
+
+def triton_linear(kernels, *given):
+    return kernels.linear(*given)
+
+
+def triton_mlp(kernels, x, weight_1, bias_1, weight_2, bias_2, residual):
+    return kernels.linear(kernels.linear_gelu(x, weight_1, bias_1), weight_2, bias_2, residual)
+
+
+def triton_mlp_kept(kernels, x, weight_1, bias_1, weight_2, bias_2, residual):
+    inner, preactivation = kernels.linear_gelu(x, weight_1, bias_1, keep=True)
+    return kernels.linear(inner, weight_2, bias_2, residual), preactivation
+
+
+def linear_backward(grad, x, weight):
+    return grad @ weight.mT, x.mT @ grad, grad.sum(0)
+
+
+def linear_gelu_backward(grad, preactivation, x, weight):
+    return linear_backward(aten_gelu_backward(grad, preactivation), x, weight)
+
+
+def aten_gelu_backward(grad, x):
+    return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
+
+
+def gelu_linear_backward(grad, x, weight, activation):
+    """As PyTorch's backward: the forward has stored `activation`, gelu(x)."""
+    through, *rest = linear_backward(grad, activation, weight)
+    return aten_gelu_backward(through, x), *rest
+
+
+def gelu_linear_backward_of_x(grad, x, weight, activation):
+    return gelu_linear_backward(grad, x, weight, tanh_gelu(x))
+
+
+def dropout_backward_by_mask(grad, x, weight, mask):
+    """As PyTorch's backward: the forward has stored a mask, a byte an element."""
+    return linear_backward(torch.ops.aten.native_dropout_backward(grad, mask, kept_factor()), x, weight)
+
+
+def kept_factor() -> float:
+    """One over the part that dropout keeps."""
+    return 65536 / (65536 - round(65536 * P))
+
+
+def rng_state() -> torch.Tensor:
+    """Dropout's seed and offset, on the CPU, as they are outside of graphs."""
+    return torch.tensor([SEED, OFFSET])
+
+
+def dropout_mask(rows: int, width: int, device) -> torch.Tensor:
+    """What our dropout keeps: its result where the product is 1, and the residual 0."""
+    one, unit = torch.ones(rows, 1, device=device), torch.ones(1, width, device=device)
+    zero = torch.zeros(rows, width, device=device)
+    return step3_fused.linear_bias_dropout_residual(one, unit, None, zero, P, rng_state()) != 0
+
+
+def by_the_peers_mask(outputs, x, weight, bias, residual, mask):
+    return sum_by_the_peers_mask(outputs[0], linear(x, weight, bias) * kept_factor(), residual)
+
+
+def sum_by_the_peers_mask(total, value, residual):
+    """What is right for a peer with random numbers of its own: read off its `total` which of `value` it kept.
+
+    Raises:
+        RuntimeError: it did not keep the right part of them.
+    """
+    added = total.double() - residual
+    taken = (added - value).abs() < added.abs()
+    clear = value.abs() > 0.1 * residual.abs() + 0.1  # where rounding cannot hide what was added
+    seen, kept = clear.sum().item(), (clear & taken).sum().item()
+    if abs(kept / seen - (1 - P)) > 8 * (P * (1 - P) / seen) ** 0.5:
+        raise RuntimeError(f"keeps {kept / seen:.5f} of the elements, not {1 - P}")
+    return residual + value * taken
+
+
+def bound_of(rows: int) -> str:
+    """Each byte of the weight is for about as many operations as there are rows; an H200 computes 190 in its time."""
+    return "memory" if rows <= 64 else "arithmetic"
+
+
+def layer_inputs(rows: int, depth: int, width: int, dtype: torch.dtype, on, transposed: bool = False) -> tuple:
+    """x, weight and bias of a linear layer."""
+    shape = (width, depth) if transposed else (depth, width)
+    return (
+        torch.randn(rows, depth, device=on, dtype=dtype),
+        torch.randn(shape, device=on, dtype=dtype) * depth**-0.5,
+        torch.randn(width, device=on, dtype=dtype),
+    )
+
+
+def layer_case(
+    op: str,
+    function,
+    sizes: tuple,
+    device: str,
+    *,
+    read: int,
+    written: int,
+    names: tuple = ("rows", "depth", "width"),
+    flags: dict | None = None,
+    **more,
+) -> benchmarks.Case:
+    """A case of an op around one product, or of its gradients, which are two.
+
+    Args:
+        op: its name.
+        function: the same, composed.
+        sizes: rows, depth, width and dtype.
+        device: "cpu" or "cuda".
+        read, written: how many elements.
+        names: of the three sizes.
+        flags: what else tells cases apart.
+        more: of the case, where it is not as for `linear`.
+    """
+    rows, depth, width, dtype = sizes
+    backward = op.endswith("_backward")
+    usual = {
+        "inputs": lambda on: layer_inputs(*sizes, on),
+        "run": getattr(step3_fused, op),
+        "peers": peers(function, device),
+        "flops": (4 if backward else 2) * rows * depth * width,
+    }
+    return benchmarks.Case(
+        op=op,
+        shape=dict(zip(names, sizes, strict=False)) | (flags or {}),
+        direction="backward" if backward else "forward",
+        dtype=dtype,
+        reference=function,
+        bytes=(read + written) * dtype.itemsize,
+        written=written * dtype.itemsize,
+        bound=bound_of(rows),
+        **(usual | more),
+    )
+
+
+def linear_case(rows, depth, width, dtype: torch.dtype, transposed: bool = False, *, device: str) -> benchmarks.Case:
+    function = linear_transposed if transposed else linear
+    own = {"torch eager": function}  # torch.compile would call the same product of the same library
+    if device == "cuda":
+        own["triton"] = lambda x, weight, bias: triton_kernels().linear(x, weight.mT if transposed else weight, bias)
+    return layer_case(
+        "linear",
+        function,
+        (rows, depth, width, dtype),
+        device,
+        read=rows * depth + depth * width + width,
+        written=rows * width,
+        flags={"transposed": 1} if transposed else None,
+        inputs=lambda on: layer_inputs(rows, depth, width, dtype, on, transposed),
+        run=lambda *given, rung: step3_fused.linear(*given, transposed=transposed, rung=rung),
+        peers=own,
+    )
+
+
+def linear_gelu_case(rows, depth, width, dtype: torch.dtype, *, keep: bool, device: str) -> benchmarks.Case:
+    function = linear_gelu_kept if keep else linear_gelu
+    own = peers(function, device, lambda kernels, *given: kernels.linear_gelu(*given, keep=keep))
+    if device == "cuda" and not keep:
+        own["torch _addmm_activation"] = addmm_activation
+    own |= collections(device, quack_linear_gelu(keep))
+    return layer_case(
+        "linear_gelu",
+        function,
+        (rows, depth, width, dtype),
+        device,
+        read=rows * depth + depth * width + width,
+        written=(2 if keep else 1) * rows * width,
+        flags={"keep": int(keep)},
+        run=lambda *given, rung: step3_fused.linear_gelu(*given, return_preactivation=keep, rung=rung),
+        peers=own,
+    )
+
+
+def gelu_linear_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
+    return layer_case(
+        "gelu_linear",
+        gelu_linear,
+        (rows, depth, width, dtype),
+        device,
+        read=rows * depth + depth * width + width,
+        written=rows * width,
+    )
+
+
+def layer_norm_linear_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
+    def inputs(on):
+        x, *layer = layer_inputs(rows, depth, width, dtype, on)
+        return (x, *(torch.randn(depth, device=on, dtype=dtype) for _ in range(2)), *layer)
+
+    return layer_case(
+        "layer_norm_linear",
+        layer_norm_linear,
+        (rows, depth, width, dtype),
+        device,
+        read=rows * depth + 2 * depth + depth * width + width,
+        written=rows * width,
+        inputs=inputs,
+    )
+
+
+def dropout_residual_case(rows, depth, width, dtype: torch.dtype, *, p: float, device: str) -> benchmarks.Case:
+    state = rng_state()
+
+    def inputs(on):
+        layer = layer_inputs(rows, depth, width, dtype, on)
+        residual = torch.randn(rows, width, device=on, dtype=dtype)
+        return (*layer, residual, *([dropout_mask(rows, width, on)] if p else []))
+
+    own = peers(linear_dropout_residual, device) if p else peers(linear_residual, device, triton_linear)
+    dropping = {"eager": dropout_by_mask, "peer_reference": dict.fromkeys(own, by_the_peers_mask)} if p else {}
+    return layer_case(
+        "linear_bias_dropout_residual",
+        dropout_by_mask if p else linear_residual,
+        (rows, depth, width, dtype),
+        device,
+        read=rows * depth + depth * width + width + rows * width,
+        written=rows * width,
+        flags={"p": p},
+        inputs=inputs,
+        run=lambda x, weight, bias, residual, *_, rung: step3_fused.linear_bias_dropout_residual(
+            x, weight, bias, residual, p, state, rung=rung
+        ),
+        peers=own,
+        **dropping,
+    )
+
+
+def mlp_case(rows, width, inner, dtype: torch.dtype, *, keep: bool, device: str) -> benchmarks.Case:
+    function = mlp_kept if keep else mlp
+
+    def inputs(on):
+        x, *first = layer_inputs(rows, width, inner, dtype, on)
+        residual, *second = layer_inputs(rows, inner, width, dtype, on)
+        return (x, *first, *second, torch.randn_like(x))
+
+    return layer_case(
+        "mlp",
+        function,
+        (rows, width, inner, dtype),
+        device,
+        read=2 * rows * width + 2 * width * inner + inner + width,
+        written=rows * width + (rows * inner if keep else 0),
+        names=("rows", "width", "inner"),
+        flags={"keep": int(keep)},
+        flops=4 * rows * width * inner,
+        inputs=inputs,
+        run=lambda *given, rung: step3_fused.mlp(*given, return_preactivation=keep, rung=rung),
+        peers=peers(function, device, triton_mlp_kept if keep else triton_mlp),
+    )
+
+
+def gradients(rows: int, depth: int, width: int) -> dict[str, int]:
+    """Elements read and written for the gradients of x, weight and bias, out of grad, x and weight."""
+    inputs = rows * depth + depth * width
+    return {"read": rows * width + inputs, "written": inputs + width}
+
+
+def grad_and_layer(rows: int, depth: int, width: int, dtype: torch.dtype, on) -> tuple:
+    x, weight, _ = layer_inputs(rows, depth, width, dtype, on)
+    return torch.randn(rows, width, device=on, dtype=dtype), x, weight
+
+
+def linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
+    sizes = rows, depth, width, dtype
+    return layer_case(
+        "linear_backward",
+        linear_backward,
+        sizes,
+        device,
+        **gradients(rows, depth, width),
+        inputs=lambda on: grad_and_layer(*sizes, on),
+    )
+
+
+def linear_gelu_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
+    sizes, elements = (rows, depth, width, dtype), gradients(rows, depth, width)
+
+    def inputs(on):
+        grad, *layer = grad_and_layer(*sizes, on)
+        return (grad, torch.randn_like(grad), *layer)
+
+    elements["read"] += rows * width
+    return layer_case("linear_gelu_backward", linear_gelu_backward, sizes, device, **elements, inputs=inputs)
+
+
+def gelu_linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
+    sizes = rows, depth, width, dtype
+
+    def inputs(on):
+        grad, x, weight = grad_and_layer(*sizes, on)
+        return grad, x, weight, tanh_gelu(x)
+
+    return layer_case(
+        "gelu_linear_backward",
+        gelu_linear_backward_of_x,
+        sizes,
+        device,
+        **gradients(rows, depth, width),
+        inputs=inputs,
+        run=lambda grad, x, weight, activation, rung: step3_fused.gelu_linear_backward(grad, x, weight, rung=rung),
+        peers=peers(gelu_linear_backward, device),
+    )
+
+
+def dropout_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
+    sizes, state = (rows, depth, width, dtype), rng_state()
+    return layer_case(
+        "linear_bias_dropout_residual_backward",
+        dropout_backward_by_mask,
+        sizes,
+        device,
+        **gradients(rows, depth, width),
+        inputs=lambda on: (*grad_and_layer(*sizes, on), dropout_mask(rows, width, on)),
+        run=lambda grad, x, weight, mask, rung: step3_fused.linear_bias_dropout_residual_backward(
+            grad, x, weight, P, state, rung=rung
+        ),
+    )
+
+
+def linear_cases(size: str, device: str) -> list[benchmarks.Case]:
+    """Of linear layers, and of what is fused to their ends."""
+    return [
+        *(linear_case(*case, device=device) for case in LINEAR[size]),
+        *(linear_backward_case(*case, device=device) for case in EITHER[size]),
+        *(linear_gelu_case(*case, keep=keep, device=device) for case in UPWARD[size] for keep in (False, True)),
+        *(linear_gelu_backward_case(*case, device=device) for case in UPWARD[size]),
+        *(gelu_linear_case(*case, device=device) for case in DOWNWARD[size]),
+        *(gelu_linear_backward_case(*case, device=device) for case in DOWNWARD[size]),
+        *(layer_norm_linear_case(*case, device=device) for case in QKV[size]),
+        *(dropout_residual_case(*case, p=p, device=device) for case in PROJECTIONS[size] for p in (P, 0)),
+        *(dropout_backward_case(*case, device=device) for case in PROJECTIONS[size]),
+        *(mlp_case(*case, keep=False, device=device) for case in MLP[size]),
+        *(mlp_case(*case, keep=True, device=device) for case in MLP[size][:2]),
+    ]
+
+
 def cases(size: str, device: str) -> list[benchmarks.Case]:
     """What to time at a size: "emulated", "cpu", "quick" or "full"."""
-    on_rows = {"layer_norm": layer_norm, "residual_layer_norm": residual_layer_norm}
     with_attention = {
         "attention_residual_layer_norm": attention_residual_layer_norm,
         "attention_block": attention_block,
     }
     return [
-        *(rows_case(op, function, *case, device) for op, function in on_rows.items() for case in ROWS[size]),
+        *(rows_case("layer_norm", layer_norm, *case, device) for case in ROWS[size]),
+        *(rows_case("layer_norm", layer_norm, *case, device) for case in LAYER_NORM_ROWS if size == "full"),
+        *(rows_case("residual_layer_norm", residual_layer_norm, *case, device) for case in ROWS[size]),
+        *(front_case(*case, device) for case in FRONTS[size]),
+        *(backward_case(*case, device) for case in ROWS[size]),
         *(attention_case(op, function, *c, device) for op, function in with_attention.items() for c in ATTENTION[size]),
+        *linear_cases(size, device),
     ]
 
 

@@ -6,8 +6,10 @@
 #include "fused_cpu.h"
 
 #include <kf/cpu.h>
+#include <step1/dropout_cpu.h>
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "cpu_loops.h"
@@ -16,16 +18,55 @@ namespace kf::cpu {
 namespace {
 
 constexpr int64_t kGrain = 1 << 14;  // elements below which a second thread costs more than it brings
+constexpr int64_t kMostParts = 64;   // of rows that are summed one after the other
 
 template <class From, class To>
 KF_INLINE void convert_any(const From* from, int64_t n, To* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
-KF_FOR_EACH_CPU void convert(const float* from, int64_t n, float* to) { convert_any(from, n, to); }
-KF_FOR_EACH_CPU void convert(const double* from, int64_t n, double* to) { convert_any(from, n, to); }
-KF_FOR_EACH_CPU void convert(const c10::Half* from, int64_t n, float* to) { convert_any(from, n, to); }
+
+// to[i] = x[i] + y[i]; to may be x.
+template <class From, class To>
+KF_INLINE void add_any(const From* x, const From* y, int64_t n, To* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(x[i]) + static_cast<To>(y[i]);
+}
+
+// What stands in front of a residual's addition: see include/step3/front.h.
+template <class C>
+struct Front {
+  const C* x_bias;          // or null
+  const uint16_t* numbers;  // of the row's elements, or null: all are kept
+  uint32_t threshold;
+  C scale;
+};
+
+// to[i] = dropout(x[i] + x_bias[i]) + y[i], one after the other in a row that is in cache: no compiler rounds two of
+// these together in vectors and apart in what is left over.
+template <class T, class C>
+KF_INLINE void add_behind_any(const Front<C>& front, const T* x, const T* y, int64_t n, C* to) {
+  convert_any(x, n, to);
+  if (front.x_bias != nullptr) add_any(to, front.x_bias, n, to);
+  if (front.numbers != nullptr) {
+    for (int64_t i = 0; i < n; ++i) {
+      const C value = front.scale * to[i];
+      to[i] = front.numbers[i] >= front.threshold ? value : C(0);
+    }
+  }
+  for (int64_t i = 0; i < n; ++i) to[i] += static_cast<C>(y[i]);
+}
+
+#define KF_DEFINE_FROM(T, C)                                                                         \
+  KF_FOR_EACH_CPU void convert(const T* from, int64_t n, C* to) { convert_any(from, n, to); }        \
+  KF_FOR_EACH_CPU void add(const T* x, const T* y, int64_t n, C* to) { add_any(x, y, n, to); }       \
+  KF_FOR_EACH_CPU void add_behind(const Front<C>& front, const T* x, const T* y, int64_t n, C* to) { \
+    add_behind_any(front, x, y, n, to);                                                              \
+  }
+KF_DEFINE_FROM(float, float)
+KF_DEFINE_FROM(double, double)
+KF_DEFINE_FROM(c10::Half, float)
+KF_DEFINE_FROM(c10::BFloat16, float)
+#undef KF_DEFINE_FROM
 KF_FOR_EACH_CPU void convert(const float* from, int64_t n, c10::Half* to) { convert_any(from, n, to); }
-KF_FOR_EACH_CPU void convert(const c10::BFloat16* from, int64_t n, float* to) { convert_any(from, n, to); }
 KF_FOR_EACH_CPU void convert(const float* from, int64_t n, c10::BFloat16* to) { convert_any(from, n, to); }
 
 template <class T>
@@ -37,7 +78,8 @@ std::vector<compute_t<T>> converted(const void* from, int64_t n) {
 
 // LayerNorm of one row from x to y, by way of `buffer` where they are not of type C. x may be the buffer.
 template <class X, class C, class T>
-void normalize_row(const X* x, const C* weight, const C* bias, int64_t width, C eps, C* buffer, T* y) {
+MeanAndRstd<C> normalize_row(const X* x, const C* weight, const C* bias, int64_t width, C eps, C* buffer, T* y,
+                             const NextRow& next = {}) {
   const C* row = buffer;
   if constexpr (std::is_same_v<X, C>) {
     row = x;
@@ -45,11 +87,18 @@ void normalize_row(const X* x, const C* weight, const C* bias, int64_t width, C 
     convert(x, width, buffer);
   }
   if constexpr (std::is_same_v<T, C>) {
-    normalize(row, weight, bias, width, eps, y);
+    return normalize(row, weight, bias, width, eps, y, next);
   } else {
-    normalize(row, weight, bias, width, eps, buffer);
+    const MeanAndRstd<C> kept = normalize(row, weight, bias, width, eps, buffer, next);
     convert(buffer, width, y);
+    return kept;
   }
+}
+
+template <class C, class Args>
+void keep(const Args& a, int64_t row, MeanAndRstd<C> kept) {
+  static_cast<C*>(a.mean)[row] = kept.mean;
+  static_cast<C*>(a.rstd)[row] = kept.rstd;
 }
 
 // Rows of one head as a matrix of C: where they lie, if T is C already; else converted into `copy`.
@@ -131,9 +180,52 @@ void layer_norm(const kf::layer_norm::Args& a) {
       for (int64_t r = begin; r < end; ++r) {
         const T* x = static_cast<const T*>(a.x) + r * a.width;
         T* y = static_cast<T*>(a.y) + r * a.width;
-        normalize_row(x, weight.data(), bias.data(), a.width, static_cast<C>(a.eps), buffer.data(), y);
+        keep(a, r, normalize_row(x, weight.data(), bias.data(), a.width, static_cast<C>(a.eps), buffer.data(), y));
       }
     });
+  });
+}
+
+void layer_norm_backward(const kf::layer_norm_backward::Args& a) {
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    using C = compute_t<T>;
+    const std::vector<C> weight = converted<T>(a.weight, a.width);
+    // Each part of the rows has sums of its own, in two rows of `sums`, and the parts are added up in their order: the
+    // result does not depend on the number of threads.
+    const int64_t rows_of_part = std::max<int64_t>({1, kGrain / a.width, (a.rows + kMostParts - 1) / kMostParts});
+    const int64_t parts = (a.rows + rows_of_part - 1) / rows_of_part, sums_of_part = 2 * a.width;
+    const std::unique_ptr<C[]> sums(new C[parts * sums_of_part]);
+    at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+      std::vector<C> grads(a.width), xs(a.width), others(a.width), products(a.width);
+      std::fill(sums.get() + begin * sums_of_part, sums.get() + end * sums_of_part, C(0));
+      for (int64_t r = begin * rows_of_part; r < std::min(end * rows_of_part, a.rows); ++r) {
+        C* of_weight = sums.get() + r / rows_of_part * sums_of_part;
+        const T* grad = static_cast<const T*>(a.grad) + r * a.width;
+        const T* x = static_cast<const T*>(a.x) + r * a.width;
+        const T* more = a.grad_sum == nullptr ? nullptr : static_cast<const T*>(a.grad_sum) + r * a.width;
+        T* out = static_cast<T*>(a.grad_x) + r * a.width;
+        C* to = xs.data();
+        if constexpr (std::is_same_v<T, C>) to = out;
+        const auto row_of = [&](const T* from, std::vector<C>& copy) {
+          return rows_of(from, a.width, 1, a.width, copy).data;
+        };
+        layer_norm_gradient(
+            {row_of(grad, grads), row_of(x, xs), weight.data(), more == nullptr ? nullptr : row_of(more, others),
+             products.data(), to, of_weight, of_weight + a.width},
+            {static_cast<const C*>(a.mean)[r], static_cast<const C*>(a.rstd)[r]}, a.width,
+            {{grad + a.width, x + a.width, more == nullptr ? nullptr : more + a.width}, sizeof(T)});
+        if constexpr (!std::is_same_v<T, C>) convert(to, a.width, out);
+      }
+    });
+    // One core does this as fast as two, unless rows are long.
+    at::parallel_for(0, sums_of_part, std::max<int64_t>(1, 16 * kGrain / parts), [&](int64_t begin, int64_t end) {
+      for (int64_t part = 1; part < parts; ++part) {
+        add(sums.get() + begin, sums.get() + part * sums_of_part + begin, end - begin, sums.get() + begin);
+      }
+    });
+    convert(sums.get(), a.width, static_cast<T*>(a.grad_weight));
+    convert(sums.get() + a.width, a.width, static_cast<T*>(a.grad_bias));
   });
 }
 
@@ -143,15 +235,33 @@ void residual_layer_norm(const kf::residual_layer_norm::Args& a) {
     using C = compute_t<T>;
     const std::vector<C> weight = converted<T>(a.weight, a.width);
     const std::vector<C> bias = converted<T>(a.bias, a.width);
+    const std::vector<C> x_bias = a.x_bias == nullptr ? std::vector<C>() : converted<T>(a.x_bias, a.width);
+    const bool has_front = a.x_bias != nullptr || a.threshold != 0;
     at::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.width), [&](int64_t begin, int64_t end) {
-      std::vector<C> row(a.width);
+      std::vector<C> buffer(a.width);
+      std::vector<uint16_t> numbers;
       for (int64_t r = begin; r < end; ++r) {
         const T* x = static_cast<const T*>(a.x) + r * a.width;
         const T* residual = static_cast<const T*>(a.residual) + r * a.width;
+        T* sum = static_cast<T*>(a.sum) + r * a.width;
         T* y = static_cast<T*>(a.y) + r * a.width;
-        for (int64_t c = 0; c < a.width; ++c) row[c] = static_cast<C>(x[c]) + static_cast<C>(residual[c]);
-        convert(row.data(), a.width, static_cast<T*>(a.sum) + r * a.width);
-        normalize_row(row.data(), weight.data(), bias.data(), a.width, static_cast<C>(a.eps), row.data(), y);
+        C* row = buffer.data();
+        NextRow next;  // none for half types: to convert a row takes longer than to fetch it
+        if constexpr (std::is_same_v<T, C>) {
+          row = sum;
+          next = {{x + a.width, residual + a.width}, sizeof(T)};
+        }
+        if (has_front) {
+          add_behind(Front<C>{a.x_bias == nullptr ? nullptr : x_bias.data(),
+                              a.threshold == 0 ? nullptr : row_numbers(a, r, numbers), a.threshold,
+                              keep_scale<C>(a.threshold)},
+                     x, residual, a.width, row);
+        } else {
+          add(x, residual, a.width, row);
+        }
+        if constexpr (!std::is_same_v<T, C>) convert(row, a.width, sum);
+        keep(a, r,
+             normalize_row(row, weight.data(), bias.data(), a.width, static_cast<C>(a.eps), buffer.data(), y, next));
       }
     });
   });

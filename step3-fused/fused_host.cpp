@@ -2,10 +2,13 @@
 #include "fused_host.h"
 
 #include <kf/autocast.h>
+#include <kf/dropout.h>
 
 #include <cmath>
 
 #include "fused_cpu.h"
+#include "linear_host.h"
+#include "row_checks.h"
 
 namespace kf::simt {
 std::uint64_t launch_count();  // of common/simt/include/kf_simt.h, whose folder only emulated sources see
@@ -16,22 +19,27 @@ namespace {
 
 // What `auto` takes on CUDA tensors was read off results/h200.json.
 
-// A block a row pays where a row keeps a block busy, and in half types of GPT-2's widths up to 1024; in between a warp
-// a row is as fast or faster.
-const char* layer_norm_rung(const kf::layer_norm::Args& args) {
-  const bool half = args.dtype == DType::kFloat16 || args.dtype == DType::kBFloat16;
-  return args.width > 2048 || (half && args.width <= 1024) ? "v2_block" : "v1_naive";
+// A row in registers wherever it fits.
+template <class Args>
+bool can_hold(const Args& a) {
+  return a.width <= (a.dtype == DType::kFloat64 ? 8192 : 16384);
 }
 
 Op<kf::layer_norm::Args> layer_norm_op() {
   namespace op = gpu::layer_norm;
-  return {"layer_norm", cpu::layer_norm, emulated::layer_norm::rungs(), op::rungs(), layer_norm_rung};
+  return {"layer_norm", cpu::layer_norm, emulated::layer_norm::rungs(), op::rungs(), kf::layer_norm::automatic};
+}
+
+Op<kf::layer_norm_backward::Args> layer_norm_backward_op() {
+  namespace op = gpu::layer_norm_backward;
+  return {"layer_norm_backward", cpu::layer_norm_backward, emulated::layer_norm_backward::rungs(), op::rungs(),
+          kf::layer_norm_backward::automatic};
 }
 
 Op<kf::residual_layer_norm::Args> residual_layer_norm_op() {
   namespace op = gpu::residual_layer_norm;
   return {"residual_layer_norm", cpu::residual_layer_norm, emulated::residual_layer_norm::rungs(), op::rungs(),
-          [](const auto&) { return "v2_fused"; }};
+          [](const auto& a) { return can_hold(a) ? "v3_registers" : "v1_separate"; }};
 }
 
 Op<kf::attention_residual_layer_norm::Args> attention_residual_layer_norm_op() {
@@ -47,10 +55,6 @@ Op<kf::attention_block::Args> attention_block_op() {
 }
 
 // ---- checks ----
-
-void check_eps(const char* op, double eps) {
-  TORCH_CHECK_VALUE(eps >= 0 && std::isfinite(eps), op, ": `eps` must be a finite number ≥ 0, got ", eps);
-}
 
 // q [B, H, Sq, D], k and v [B, H, Sk, D], residual [B, Sq, H·D].
 void check_attention(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
@@ -81,56 +85,148 @@ Attention attention_of(const Tensor& q, const Tensor& k, const Tensor& v, bool c
 
 // ---- layer_norm ----
 
-Tensor& layer_norm_out(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, std::string_view rung,
-                       Tensor& out) {
+std::tuple<Tensor&, Tensor&, Tensor&> layer_norm_out(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                                     double eps, std::string_view rung, Tensor& y, Tensor& mean,
+                                                     Tensor& rstd) {
   const char* op = "layer_norm";
   const int64_t width = check_rows(op, "x", x);
   check_like(op, "weight", weight, "x", x, {width});
   check_like(op, "bias", bias, "x", x, {width});
   check_eps(op, eps);
-  check_out(op, "out", out, x.sizes(), "x", x);
-  check_apart(op, {{"out", out}}, {{"x", x}, {"weight", weight}, {"bias", bias}});
+  check_out(op, "y", y, x.sizes(), "x", x);
+  check_statistics(op, mean, rstd, "x", x, true);
+  check_apart(op, {{"y", y}, {"mean", mean}, {"rstd", rstd}}, {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_rung(layer_norm_op(), rung, x);
-  if (x.numel() == 0) return out;
+  if (x.numel() == 0) return {y, mean, rstd};
   const Tensor in = x.contiguous(), w = weight.contiguous(), b = bias.contiguous();
   run(layer_norm_op(), rung, x,
-      {in.data_ptr(), w.data_ptr(), b.data_ptr(), out.data_ptr(), x.numel() / width, width, eps, dtype_of(x)});
-  return out;
+      {in.data_ptr(), w.data_ptr(), b.data_ptr(), y.data_ptr(), x.numel() / width, width, eps, dtype_of(x),
+       mean.data_ptr(), rstd.data_ptr()});
+  return {y, mean, rstd};
 }
 
-Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, std::string_view rung) {
-  Tensor out = contiguous_like(x);
-  return layer_norm_out(x, weight, bias, eps, rung, out);
+std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
+                                              std::string_view rung) {
+  check_rows("layer_norm", "x", x);
+  Tensor y = contiguous_like(x), mean = a_number_a_row(x), rstd = a_number_a_row(x);
+  layer_norm_out(x, weight, bias, eps, rung, y, mean, rstd);
+  return {y, mean, rstd};
+}
+
+// ---- layer_norm_backward ----
+
+std::tuple<Tensor&, Tensor&, Tensor&> layer_norm_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                              const Tensor& mean, const Tensor& rstd,
+                                                              const std::optional<Tensor>& grad_sum,
+                                                              std::string_view rung, Tensor& grad_x,
+                                                              Tensor& grad_weight, Tensor& grad_bias) {
+  const char* op = "layer_norm_backward";
+  const int64_t width = check_rows(op, "grad", grad);
+  check_like(op, "x", x, "grad", grad, grad.sizes());
+  check_like(op, "weight", weight, "grad", grad, {width});
+  check_statistics(op, mean, rstd, "grad", grad, false);
+  if (grad_sum) check_like(op, "grad_sum", *grad_sum, "grad", grad, grad.sizes());
+  check_out(op, "grad_x", grad_x, grad.sizes(), "grad", grad);
+  check_out(op, "grad_weight", grad_weight, {width}, "grad", grad);
+  check_out(op, "grad_bias", grad_bias, {width}, "grad", grad);
+  const std::initializer_list<Named> outs = {
+      {"grad_x", grad_x}, {"grad_weight", grad_weight}, {"grad_bias", grad_bias}};
+  check_apart(op, outs, {{"grad", grad}, {"x", x}, {"weight", weight}, {"mean", mean}, {"rstd", rstd}});
+  if (grad_sum) check_apart(op, outs, {{"grad_sum", *grad_sum}});
+  check_rung(layer_norm_backward_op(), rung, grad);
+  if (grad.numel() == 0) {  // sums over no rows
+    grad_weight.zero_();
+    grad_bias.zero_();
+    return {grad_x, grad_weight, grad_bias};
+  }
+  const Tensor g = grad.contiguous(), in = x.contiguous(), w = weight.contiguous();
+  const Tensor m = mean.contiguous(), r = rstd.contiguous();
+  const Tensor more = grad_sum ? grad_sum->contiguous() : Tensor();
+  kf::layer_norm_backward::Args args{};
+  args.grad = g.data_ptr();
+  args.x = in.data_ptr();
+  args.weight = w.data_ptr();
+  args.mean = m.data_ptr();
+  args.rstd = r.data_ptr();
+  args.grad_sum = grad_sum ? more.data_ptr() : nullptr;
+  args.grad_x = grad_x.data_ptr();
+  args.grad_weight = grad_weight.data_ptr();
+  args.grad_bias = grad_bias.data_ptr();
+  args.rows = grad.numel() / width;
+  args.width = width;
+  args.dtype = dtype_of(grad);
+  run(layer_norm_backward_op(), rung, grad, args);
+  return {grad_x, grad_weight, grad_bias};
+}
+
+std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                       const Tensor& mean, const Tensor& rstd,
+                                                       const std::optional<Tensor>& grad_sum, std::string_view rung) {
+  Tensor grad_x = contiguous_like(grad), grad_weight = contiguous_like(weight), grad_bias = contiguous_like(weight);
+  layer_norm_backward_out(grad, x, weight, mean, rstd, grad_sum, rung, grad_x, grad_weight, grad_bias);
+  return {grad_x, grad_weight, grad_bias};
 }
 
 // ---- residual_layer_norm ----
 
-std::tuple<Tensor&, Tensor&> residual_layer_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                                                     const Tensor& bias, double eps, std::string_view rung, Tensor& y,
-                                                     Tensor& sum) {
+std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(const Tensor& x, const Tensor& residual,
+                                                                       const Tensor& weight, const Tensor& bias,
+                                                                       const std::optional<Tensor>& x_bias, double p,
+                                                                       const std::optional<Tensor>& rng_state,
+                                                                       double eps, std::string_view rung, Tensor& y,
+                                                                       Tensor& sum, Tensor& mean, Tensor& rstd) {
   const char* op = "residual_layer_norm";
   const int64_t width = check_rows(op, "x", x);
   check_like(op, "residual", residual, "x", x, x.sizes());
   check_like(op, "weight", weight, "x", x, {width});
   check_like(op, "bias", bias, "x", x, {width});
+  if (x_bias) check_like(op, "x_bias", *x_bias, "x", x, {width});
+  const uint32_t threshold = threshold_of(op, "p", p);
+  TORCH_CHECK_VALUE(threshold == 0 || rng_state, op, ": `rng_state` must be given where `p` is not 0");
+  const RandomState state = rng_state ? random_state_of(op, *rng_state, x) : RandomState{};
   check_eps(op, eps);
   check_out(op, "y", y, x.sizes(), "x", x);
   check_out(op, "sum", sum, x.sizes(), "x", x);
-  check_apart(op, {{"y", y}, {"sum", sum}}, {{"x", x}, {"residual", residual}, {"weight", weight}, {"bias", bias}});
+  check_statistics(op, mean, rstd, "x", x, true);
+  const std::initializer_list<Named> outs = {{"y", y}, {"sum", sum}, {"mean", mean}, {"rstd", rstd}};
+  check_apart(op, outs, {{"x", x}, {"residual", residual}, {"weight", weight}, {"bias", bias}});
+  if (x_bias) check_apart(op, outs, {{"x_bias", *x_bias}});
+  if (rng_state) check_apart(op, outs, {{"rng_state", *rng_state}});
   check_rung(residual_layer_norm_op(), rung, x);
-  if (x.numel() == 0) return {y, sum};
+  if (x.numel() == 0) return {y, sum, mean, rstd};
   const Tensor in = x.contiguous(), r = residual.contiguous(), w = weight.contiguous(), b = bias.contiguous();
-  run(residual_layer_norm_op(), rung, x,
-      {in.data_ptr(), r.data_ptr(), w.data_ptr(), b.data_ptr(), y.data_ptr(), sum.data_ptr(), x.numel() / width, width,
-       eps, dtype_of(x)});
-  return {y, sum};
+  const Tensor xb = x_bias ? x_bias->contiguous() : Tensor();
+  kf::residual_layer_norm::Args args{};
+  args.x = in.data_ptr();
+  args.residual = r.data_ptr();
+  args.weight = w.data_ptr();
+  args.bias = b.data_ptr();
+  args.y = y.data_ptr();
+  args.sum = sum.data_ptr();
+  args.rows = x.numel() / width;
+  args.width = width;
+  args.eps = eps;
+  args.dtype = dtype_of(x);
+  args.mean = mean.data_ptr();
+  args.rstd = rstd.data_ptr();
+  args.x_bias = x_bias ? xb.data_ptr() : nullptr;
+  args.threshold = threshold;
+  args.state = state.in_memory;
+  args.seed = state.seed;
+  args.offset = state.offset;
+  run(residual_layer_norm_op(), rung, x, args);
+  return {y, sum, mean, rstd};
 }
 
-std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                                               const Tensor& bias, double eps, std::string_view rung) {
-  Tensor y = contiguous_like(x), sum = contiguous_like(x);
-  residual_layer_norm_out(x, residual, weight, bias, eps, rung, y, sum);
-  return {y, sum};
+std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
+                                                               const Tensor& weight, const Tensor& bias,
+                                                               const std::optional<Tensor>& x_bias, double p,
+                                                               const std::optional<Tensor>& rng_state, double eps,
+                                                               std::string_view rung) {
+  check_rows("residual_layer_norm", "x", x);
+  Tensor y = contiguous_like(x), sum = contiguous_like(x), mean = a_number_a_row(x), rstd = a_number_a_row(x);
+  residual_layer_norm_out(x, residual, weight, bias, x_bias, p, rng_state, eps, rung, y, sum, mean, rstd);
+  return {y, sum, mean, rstd};
 }
 
 // ---- attention_residual_layer_norm ----
@@ -210,15 +306,18 @@ std::tuple<Tensor, Tensor> attention_block(const Tensor& q, const Tensor& k, con
 
 // ---- autocast ----
 
-Tensor layer_norm_autocast(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                           std::string_view rung) {
+std::tuple<Tensor, Tensor, Tensor> layer_norm_autocast(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                                       double eps, std::string_view rung) {
   return call_in<layer_norm>(at::kFloat, "step3_fused::layer_norm", x, weight, bias, eps, rung);
 }
 
-std::tuple<Tensor, Tensor> residual_layer_norm_autocast(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                                                        const Tensor& bias, double eps, std::string_view rung) {
-  return call_in<residual_layer_norm>(at::kFloat, "step3_fused::residual_layer_norm", x, residual, weight, bias, eps,
-                                      rung);
+std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm_autocast(const Tensor& x, const Tensor& residual,
+                                                                        const Tensor& weight, const Tensor& bias,
+                                                                        const std::optional<Tensor>& x_bias, double p,
+                                                                        const std::optional<Tensor>& rng_state,
+                                                                        double eps, std::string_view rung) {
+  return call_in<residual_layer_norm>(at::kFloat, "step3_fused::residual_layer_norm", x, residual, weight, bias, x_bias,
+                                      p, rng_state, eps, rung);
 }
 
 Tensor attention_residual_layer_norm_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
@@ -240,8 +339,11 @@ std::tuple<Tensor, Tensor> attention_block_autocast(const Tensor& q, const Tenso
 // ---- what there is ----
 
 std::vector<OpInfo> ops() {
-  return {describe(layer_norm_op()), describe(residual_layer_norm_op()), describe(attention_residual_layer_norm_op()),
-          describe(attention_block_op())};
+  std::vector<OpInfo> all{describe(layer_norm_op()), describe(layer_norm_backward_op()),
+                          describe(residual_layer_norm_op()), describe(attention_residual_layer_norm_op()),
+                          describe(attention_block_op())};
+  for (OpInfo& op : linear_ops()) all.push_back(std::move(op));
+  return all;
 }
 
 int64_t emulated_kernels() { return static_cast<int64_t>(simt::launch_count()); }

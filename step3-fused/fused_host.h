@@ -13,15 +13,35 @@ namespace kf::step3 {
 
 using at::Tensor;
 
-Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, std::string_view rung);
-Tensor& layer_norm_out(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, std::string_view rung,
-                       Tensor& out);
+// y, mean, rstd.
+std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
+                                              std::string_view rung);
+std::tuple<Tensor&, Tensor&, Tensor&> layer_norm_out(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                                     double eps, std::string_view rung, Tensor& y, Tensor& mean,
+                                                     Tensor& rstd);
 
-std::tuple<Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                                               const Tensor& bias, double eps, std::string_view rung);
-std::tuple<Tensor&, Tensor&> residual_layer_norm_out(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                                                     const Tensor& bias, double eps, std::string_view rung, Tensor& y,
-                                                     Tensor& sum);
+// The gradients of x, weight and bias. `grad_sum`: what else x owes, where it is a sum that goes on.
+std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                       const Tensor& mean, const Tensor& rstd,
+                                                       const std::optional<Tensor>& grad_sum, std::string_view rung);
+std::tuple<Tensor&, Tensor&, Tensor&> layer_norm_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                              const Tensor& mean, const Tensor& rstd,
+                                                              const std::optional<Tensor>& grad_sum,
+                                                              std::string_view rung, Tensor& grad_x,
+                                                              Tensor& grad_weight, Tensor& grad_bias);
+
+// y, sum, mean, rstd.
+std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
+                                                               const Tensor& weight, const Tensor& bias,
+                                                               const std::optional<Tensor>& x_bias, double p,
+                                                               const std::optional<Tensor>& rng_state, double eps,
+                                                               std::string_view rung);
+std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(const Tensor& x, const Tensor& residual,
+                                                                       const Tensor& weight, const Tensor& bias,
+                                                                       const std::optional<Tensor>& x_bias, double p,
+                                                                       const std::optional<Tensor>& rng_state,
+                                                                       double eps, std::string_view rung, Tensor& y,
+                                                                       Tensor& sum, Tensor& mean, Tensor& rstd);
 
 Tensor attention_residual_layer_norm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
                                      const Tensor& weight, const Tensor& bias, bool causal, std::optional<double> scale,
@@ -41,10 +61,13 @@ std::tuple<Tensor&, Tensor&> attention_block_out(const Tensor& q, const Tensor& 
                                                  std::string_view rung, Tensor& y, Tensor& sum);
 
 // Under torch.autocast: LayerNorm in float32, as PyTorch's; attention, and what is fused to it, in autocast's dtype.
-Tensor layer_norm_autocast(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                           std::string_view rung);
-std::tuple<Tensor, Tensor> residual_layer_norm_autocast(const Tensor& x, const Tensor& residual, const Tensor& weight,
-                                                        const Tensor& bias, double eps, std::string_view rung);
+std::tuple<Tensor, Tensor, Tensor> layer_norm_autocast(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                                       double eps, std::string_view rung);
+std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm_autocast(const Tensor& x, const Tensor& residual,
+                                                                        const Tensor& weight, const Tensor& bias,
+                                                                        const std::optional<Tensor>& x_bias, double p,
+                                                                        const std::optional<Tensor>& rng_state,
+                                                                        double eps, std::string_view rung);
 Tensor attention_residual_layer_norm_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
                                               const Tensor& weight, const Tensor& bias, bool causal,
                                               std::optional<double> scale, double eps, std::string_view rung);

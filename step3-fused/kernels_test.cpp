@@ -1,17 +1,28 @@
-// Every rung of this stage in float32, against a plain loop in double; without torch, so that a sanitizer or a debugger
-// sees nothing but the kernels. Presets in the root's CMakeLists.txt: simt, simt-asan, cuda.
+// Every rung of this stage, those for half types in bfloat16, against a plain loop in double; without torch, so that a
+// sanitizer or a debugger sees nothing but the kernels. Presets in the root's CMakeLists.txt: simt, simt-asan, cuda.
 #include <gtest/gtest.h>
 #include <kf/launch.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "kernels/attention_block/rungs.h"
 #include "kernels/attention_residual_layer_norm/rungs.h"
+#include "kernels/gelu_linear/rungs.h"
 #include "kernels/layer_norm/rungs.h"
+#include "kernels/layer_norm_backward/rungs.h"
+#include "kernels/layer_norm_linear/rungs.h"
+#include "kernels/linear/rungs.h"
+#include "kernels/linear_bias_dropout_residual/rungs.h"
+#include "kernels/linear_gelu/rungs.h"
+#include "kernels/mlp/rungs.h"
 #include "kernels/residual_layer_norm/rungs.h"
 
 namespace kf::KF_BACKEND {
@@ -90,6 +101,40 @@ TEST(LayerNorm, EveryRungNormalisesRows) {
   }
 }
 
+TEST(LayerNorm, EveryRungAddsABiasAndDropsTheSameHalf) {
+  constexpr int64_t kRows = 5;
+  for (const int64_t width : {31, 64, 760, 1600}) {
+    const int64_t n = kRows * width;
+    std::vector<float> x = numbers(n, 7919);
+    for (float& value : x) value += 3;  // so that what is kept is never near 0
+    const std::vector<float> residual = numbers(n, 6101), x_bias = numbers(width, 11);
+    const std::vector<float> weight = numbers(width, 5), bias = numbers(width, 3);
+    const DeviceVector dx(x), dr(residual), dxb(x_bias), dw(weight), db(bias);
+    std::vector<float> first;  // rung's sum
+    for (const auto& rung : residual_layer_norm::rungs()) {
+      const std::string what = rung.name + (" width=" + std::to_string(width));
+      const DeviceVector y(n), total(n);
+      residual_layer_norm::Args args{dx.data(),    dr.data(), dw.data(), db.data(), y.data(),
+                                     total.data(), kRows,     width,     kEps,      DType::kFloat32};
+      args.x_bias = dxb.data();
+      args.threshold = 1 << 15;
+      args.seed = 1234;
+      rung.launch(args, nullptr);
+      if (first.empty()) first = total.values();
+      int64_t kept = 0;
+      std::vector<double> sum(residual.begin(), residual.end());
+      for (int64_t i = 0; i < n; ++i) {
+        if (first[i] - residual[i] < 0.5f) continue;
+        sum[i] += 2 * (double{x[i]} + x_bias[i % width]);
+        ++kept;
+      }
+      EXPECT_NEAR(static_cast<double>(kept) / n, 0.5, 0.15) << what;
+      expect_near(total, sum, what);
+      expect_near(y, layer_norm_of(sum, weight, bias), what);
+    }
+  }
+}
+
 // q, k and v lie as GPT-2's do: [batch, position, head, column], so neighbouring rows of a head are H·D apart.
 std::vector<double> attention_of(const Attention& a) {
   const int64_t width = a.heads * a.head_dim;
@@ -158,6 +203,301 @@ void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_lengt
                   DType::kFloat32});
     expect_near(sum, projected, "attention_block sum " + (rung.name + what));
     expect_near(y, layer_norm_of(projected, weight, bias), "attention_block " + (rung.name + what));
+  }
+}
+
+TEST(LayerNormBackward, EveryRungGivesAllThreeGradients) {
+  constexpr int64_t kRows = 40;  // several for each group of v3
+  for (const int64_t width : {1, 31, 64, 760, 1032}) {
+    const std::vector<float> x = numbers(kRows * width, 7919), grad = numbers(kRows * width, 6101);
+    const std::vector<float> more = numbers(kRows * width, 4099), weight = numbers(width, 5);
+    std::vector<float> mean(kRows), rstd(kRows);
+    std::vector<double> grad_x(kRows * width), grad_weight(width), grad_bias(width);
+    for (int64_t r = 0; r < kRows; ++r) {
+      const float *row = x.data() + r * width, *g = grad.data() + r * width;
+      double average = 0, variance = 0, sum = 0, along = 0;
+      for (int64_t c = 0; c < width; ++c) average += row[c] / double(width);
+      for (int64_t c = 0; c < width; ++c) variance += (row[c] - average) * (row[c] - average) / double(width);
+      const double scale = 1 / std::sqrt(variance + kEps);
+      mean[r] = static_cast<float>(average);
+      rstd[r] = static_cast<float>(scale);
+      for (int64_t c = 0; c < width; ++c) {
+        const double x_hat = (row[c] - average) * scale;
+        sum += double{g[c]} * weight[c] / double(width);
+        along += double{g[c]} * weight[c] * x_hat / double(width);
+        grad_weight[c] += g[c] * x_hat;
+        grad_bias[c] += g[c];
+      }
+      for (int64_t c = 0; c < width; ++c) {
+        const double x_hat = (row[c] - average) * scale;
+        grad_x[r * width + c] = scale * (double{g[c]} * weight[c] - sum - x_hat * along) + more[r * width + c];
+      }
+    }
+    const DeviceVector dx(x), dg(grad), dm(more), dw(weight), dmean(mean), drstd(rstd);
+    for (const auto& rung : layer_norm_backward::rungs()) {
+      const DeviceVector to_x(kRows * width), to_weight(width), to_bias(width);
+      layer_norm_backward::Args args{dg.data(),      dx.data(), dw.data(),   dmean.data(),
+                                     drstd.data(),   dm.data(), to_x.data(), to_weight.data(),
+                                     to_bias.data(), kRows,     width,       DType::kFloat32};
+      if (rung.name == std::string("v4_bulk") && (width % 4 != 0 || width > 1024)) {
+        EXPECT_NE(rung.supports(args), "");
+        continue;
+      }
+      launch(rung, args);
+      const std::string what = rung.name + (" width=" + std::to_string(width));
+      expect_near(to_x, grad_x, "grad_x " + what);
+      expect_near(to_weight, grad_weight, "grad_weight " + what);
+      expect_near(to_bias, grad_bias, "grad_bias " + what);
+    }
+  }
+}
+
+// ---- products, in float and in bfloat16 ----
+
+// A matrix in the GPU's memory, of float or bfloat16; its values fit into both.
+class Matrix {
+ public:
+  Matrix(const std::vector<float>& values, DType dtype) : half_(dtype == DType::kBFloat16), memory_(packed(values)) {}
+  Matrix(int64_t n, DType dtype) : Matrix(std::vector<float>(n, std::numeric_limits<float>::quiet_NaN()), dtype) {}
+  void* data() const { return memory_.data(); }
+  std::vector<float> values() const {
+    const std::vector<float> words = memory_.values();
+    if (!half_) return words;
+    std::vector<float> values(words.size() * 2);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const uint32_t bits = uint32_t{reinterpret_cast<const uint16_t*>(words.data())[i]} << 16;
+      std::memcpy(&values[i], &bits, sizeof bits);
+    }
+    return values;
+  }
+
+ private:
+  std::vector<float> packed(const std::vector<float>& values) const {  // even counts only: two in a word
+    if (!half_) return values;
+    std::vector<float> words(values.size() / 2);
+    for (size_t i = 0; i < values.size(); ++i) {
+      std::memcpy(reinterpret_cast<char*>(words.data()) + 2 * i, reinterpret_cast<const char*>(&values[i]) + 2, 2);
+    }
+    return words;
+  }
+
+  bool half_;
+  DeviceVector memory_;
+};
+
+// Multiples of 1/8 from −1 on: exact in bfloat16.
+std::vector<float> eighths(size_t n, int step) {
+  std::vector<float> values(n);
+  for (size_t i = 0; i < n; ++i) values[i] = 0.125f * static_cast<float>(i * step % 17) - 1;
+  return values;
+}
+
+void expect_close(const Matrix& got, const std::vector<double>& expected, double tolerance, const std::string& what) {
+  const std::vector<float> values = got.values();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_NEAR(values[i], expected[i], tolerance * (1 + std::abs(expected[i]))) << what << ", element " << i;
+  }
+}
+
+struct Layer {
+  int64_t rows, depth, width;
+  bool x_transposed, weight_transposed;
+  std::vector<float> x, weight, bias;
+
+  Layer(int64_t rows, int64_t depth, int64_t width, bool x_transposed, bool weight_transposed)
+      : rows(rows),
+        depth(depth),
+        width(width),
+        x_transposed(x_transposed),
+        weight_transposed(weight_transposed),
+        x(eighths(rows * depth, 7919)),
+        weight(eighths(depth * width, 6101)),
+        bias(eighths(width, 5)) {}
+
+  // change(x) · weight + bias
+  std::vector<double> product(const std::function<double(int64_t row, int64_t k, double x)>& change) const {
+    std::vector<double> y(rows * width);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t k = 0; k < depth; ++k) {
+        const double value = change(r, k, x[x_transposed ? k * rows + r : r * depth + k]);
+        for (int64_t c = 0; c < width; ++c)
+          y[r * width + c] += value * weight[weight_transposed ? c * depth + k : k * width + c];
+      }
+    }
+    for (int64_t i = 0; i < rows * width; ++i) y[i] += bias[i % width];
+    return y;
+  }
+  std::vector<double> product() const {
+    return product([](int64_t, int64_t, double value) { return value; });
+  }
+
+  std::string text() const {
+    return " rows=" + std::to_string(rows) + " depth=" + std::to_string(depth) + " width=" + std::to_string(width) +
+           (x_transposed ? " x transposed" : "") + (weight_transposed ? " weight transposed" : "");
+  }
+
+  // The sizes of a rung's arguments.
+  template <class Args>
+  Args args(DType dtype) const {
+    Args a{};
+    a.rows = rows;
+    a.depth = depth;
+    a.width = width;
+    a.weight_transposed = weight_transposed;
+    a.dtype = dtype;
+    return a;
+  }
+};
+
+double gelu(double x) { return x / 2 * (1 + std::erf(x / std::sqrt(2.0))); }
+
+constexpr double kExact = 2e-5, kRounded = 0.04;  // the latter of sums of 320 products, some of rounded factors
+
+double tolerance_of(DType dtype) { return dtype == DType::kFloat32 ? kExact : kRounded; }
+
+TEST(Linear, EveryRungMultipliesMatricesHoweverTheyLie) {
+  std::set<std::string> ran;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int way : {0, 1, 2, 3}) {
+      for (const auto& [rows, depth, width] : {std::array<int64_t, 3>{2, 24, 40}, {136, 320, 72}}) {
+        const Layer layer(rows, depth, width, way % 2 == 1, way / 2 == 1);
+        const Matrix x(layer.x, dtype), weight(layer.weight, dtype), bias(layer.bias, dtype);
+        const std::vector<double> expected = layer.product();
+        for (const auto& rung : linear::rungs()) {
+          const Matrix y(rows * width, dtype);
+          auto args = layer.args<linear::Args>(dtype);
+          args.x = x.data();
+          args.weight = weight.data();
+          args.bias = bias.data();
+          args.y = y.data();
+          args.x_transposed = layer.x_transposed;
+          if (!rung.supports(args).empty()) continue;
+          launch(rung, args);
+          expect_close(y, expected, tolerance_of(dtype), rung.name + layer.text());
+          ran.insert(rung.name);
+        }
+      }
+    }
+  }
+  for (const auto& rung : linear::rungs()) {
+    const bool library = rung.name == std::string("v12_cublaslt");  // which needs a GPU
+    if (compute_capability() == 90 && !library) {
+      EXPECT_EQ(ran.count(rung.name), 1) << rung.name;
+    }
+  }
+}
+
+TEST(Linear, EveryRungOfWhatIsFusedToItsEnds) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const bool transposed : {false, true}) {
+      const Layer layer(136, 72, 200, false, transposed);
+      const int64_t rows = layer.rows, depth = layer.depth, width = layer.width;
+      const std::vector<float> more = eighths(rows * width, 4099), ones(depth, 1.0f), zeros(depth, 0.0f);
+      const Matrix x(layer.x, dtype), weight(layer.weight, dtype), bias(layer.bias, dtype), residual(more, dtype);
+      const Matrix norm_weight(ones, dtype), norm_bias(zeros, dtype);
+      const std::vector<double> product = layer.product();
+      const double tolerance = tolerance_of(dtype);
+      const auto give = [&](auto& args, const Matrix& y) {
+        args.x = x.data();
+        args.weight = weight.data();
+        args.bias = bias.data();
+        args.y = y.data();
+      };
+
+      std::vector<double> expected(product);
+      for (double& value : expected) value = gelu(value);
+      for (const auto& rung : linear_gelu::rungs()) {
+        const Matrix y(rows * width, dtype), kept(rows * width, dtype);
+        auto args = layer.args<linear_gelu::Args>(dtype);
+        give(args, y);
+        args.preactivation = kept.data();
+        if (!rung.supports(args).empty()) continue;
+        launch(rung, args);
+        expect_close(y, expected, tolerance, "linear_gelu " + (rung.name + layer.text()));
+        expect_close(kept, product, tolerance, "what linear_gelu keeps, " + (rung.name + layer.text()));
+      }
+
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] = product[i] + more[i];
+      for (const auto& rung : linear_bias_dropout_residual::rungs()) {
+        const Matrix y(rows * width, dtype);
+        auto args = layer.args<linear_bias_dropout_residual::Args>(dtype);
+        give(args, y);
+        args.residual = residual.data();  // the threshold is 0: nothing is dropped
+        if (!rung.supports(args).empty()) continue;
+        launch(rung, args);
+        expect_close(y, expected, tolerance, "linear_bias_dropout_residual " + (rung.name + layer.text()));
+      }
+
+      expected = layer.product([](int64_t, int64_t, double value) { return gelu(value); });
+      for (const auto& rung : gelu_linear::rungs()) {
+        const Matrix y(rows * width, dtype);
+        auto args = layer.args<gelu_linear::Args>(dtype);
+        give(args, y);
+        if (!rung.supports(args).empty()) continue;
+        launch(rung, args);
+        expect_close(y, expected, tolerance, "gelu_linear " + (rung.name + layer.text()));
+      }
+
+      const std::vector<double> normalised =
+          layer_norm_of(std::vector<double>(layer.x.begin(), layer.x.end()), ones, zeros);
+      expected = layer.product([&](int64_t row, int64_t k, double) { return normalised[row * depth + k]; });
+      for (const auto& rung : layer_norm_linear::rungs()) {
+        const Matrix y(rows * width, dtype);
+        const DeviceVector mean(rows), rstd(rows);
+        auto args = layer.args<layer_norm_linear::Args>(dtype);
+        give(args, y);
+        args.norm_weight = norm_weight.data();
+        args.norm_bias = norm_bias.data();
+        args.mean = mean.data();
+        args.rstd = rstd.data();
+        args.eps = kEps;
+        if (!rung.supports(args).empty()) continue;
+        launch(rung, args);
+        expect_close(y, expected, tolerance, "layer_norm_linear " + (rung.name + layer.text()));
+      }
+    }
+  }
+}
+
+TEST(Linear, EveryRungOfBothLayersOfAnMlp) {
+  std::set<std::string> ran;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const int64_t rows : {10, 300}) {  // three tiles of 128 rows
+      Layer first(rows, 72, 264, false, false), second(rows, 264, 72, false, false);
+      for (float& weight : first.weight) weight /= 8;
+      for (float& weight : second.weight) weight /= 8;
+      const std::vector<float> more = eighths(rows * 72, 4099);
+      const Matrix x(first.x, dtype), weight_1(first.weight, dtype), bias_1(first.bias, dtype);
+      const Matrix weight_2(second.weight, dtype), bias_2(second.bias, dtype), residual(more, dtype);
+      const std::vector<double> product = first.product();
+      std::vector<double> expected =
+          second.product([&](int64_t row, int64_t k, double) { return gelu(product[row * second.depth + k]); });
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] += more[i];
+      for (const auto& rung : mlp::rungs()) {
+        const Matrix y(rows * 72, dtype), kept(rows * 264, dtype);
+        mlp::Args args{};
+        args.x = x.data();
+        args.weight_1 = weight_1.data();
+        args.bias_1 = bias_1.data();
+        args.weight_2 = weight_2.data();
+        args.bias_2 = bias_2.data();
+        args.residual = residual.data();
+        args.y = y.data();
+        args.preactivation = kept.data();
+        args.rows = rows;
+        args.width = 72;
+        args.inner = 264;
+        args.dtype = dtype;
+        if (!rung.supports(args).empty()) continue;
+        launch(rung, args);
+        expect_close(y, expected, tolerance_of(dtype), "mlp " + (rung.name + first.text()));
+        expect_close(kept, product, tolerance_of(dtype), "what mlp keeps, " + (rung.name + first.text()));
+        ran.insert(rung.name);
+      }
+    }
+  }
+  if (compute_capability() == 90) {
+    EXPECT_EQ(static_cast<int>(ran.size()), mlp::rungs().count);
   }
 }
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 import step3_fused
 from kernel_fusion import testing
 from kernel_fusion.accuracy import as_tuple
+from kernel_fusion.ops import wide
 
 DTYPES = [*testing.DTYPES, torch.float64]
 INFINITY = float("inf")
@@ -77,7 +78,7 @@ def parameters(width, dtype, device, seed=10):
 
 
 def row_inputs(shape, dtype, device, *, residual=False):
-    x = testing.randn(shape, dtype, device)
+    x = testing.randn(shape, dtype, device) + 0.5  # a mean of 0 would be all rounding
     more = (testing.randn(shape, dtype, device, seed=1),) if residual else ()
     return (x, *more, *parameters(shape[-1], dtype, device))
 
@@ -101,10 +102,33 @@ def inputs_of(op, dtype, device):
     return attention_inputs(2, 3, 5, 7, 4, dtype, device, projection=op == "attention_block")
 
 
+def with_statistics(op, formula):
+    """The same, and mean and rstd of what is normalised."""
+
+    def extended(*inputs, **options):
+        outputs = as_tuple(formula(*inputs, **options))
+        normalised = wide(inputs[0] if op == "layer_norm" else outputs[1])
+        variance = normalised.var(-1, correction=0)
+        return *outputs, normalised.mean(-1), (variance + options.get("eps", 1e-5)).rsqrt()
+
+    return extended
+
+
 def check(op, inputs, rung, *, reference=None, layouts=True, alone=False, **kwargs):
-    formula = reference or FORMULAS[op]
+    formula, everything = reference or FORMULAS[op], None
+    if not op.startswith("attention"):
+        formula, everything = with_statistics(op, formula), {"return_statistics": True}
     return testing.check_contract(
-        step3_fused, op, inputs, rung, reference=formula, eager=formula, kwargs=kwargs, layouts=layouts, alone=alone
+        step3_fused,
+        op,
+        inputs,
+        rung,
+        reference=formula,
+        eager=formula,
+        kwargs=kwargs,
+        all_outputs=everything,
+        layouts=layouts,
+        alone=alone,
     )
 
 
@@ -162,6 +186,15 @@ def test_residual_layer_norm_of_any_width(width, dtype, device, rung):
 def test_layer_norm_of_any_shape(shape, device, rung):
     check("layer_norm", row_inputs(shape, torch.float32, device), rung)
     check("layer_norm", row_inputs(shape, torch.float32, device), rung, eps=0.3)
+
+
+@every_op_and_rung
+@every_dtype
+@pytest.mark.parametrize("width", [16392, 24001, 40960, 131072])
+def test_rows_wider_than_one_multiprocessor_holds(width, dtype, op, device, rung):
+    if not op.startswith("attention") and rung in ("cpu", "v1_naive", "v1_separate", "v4_cluster"):
+        residual = op == "residual_layer_norm"
+        check(op, row_inputs((2, width), dtype, device, residual=residual), rung, layouts=width == 24001)
 
 
 @attention_ops_and_rungs
@@ -238,13 +271,13 @@ def test_auto_takes_what_was_measured_to_be_fastest(device):
     )
     assert torch.equal(y, same_y)
     assert torch.equal(total, same_total)
-    for width, rung in ((768, "v2_block"), (1600, "v1_naive"), (4096, "v2_block")):
+    for width, rung in ((768, "v3_registers"), (1599, "v1_naive"), (16384, "v3_registers"), (16392, "v1_naive")):
         x, weight, bias = (testing.randn(shape, torch.bfloat16, device) for shape in ((5, width), (width,), (width,)))
         expected = step3_fused.layer_norm(x, weight, bias, rung=rung if device == "cuda" else "cpu")
         assert torch.equal(step3_fused.layer_norm(x, weight, bias), expected)
 
 
-SIZES = {"B": ["batch"], "H": ["heads"], "S": ["q_length", "k_length"], "D": ["head_dim"]}
+SIZES = {"B": ["batch"], "H": ["heads"], "S": ["q_length", "k_length"], "D": ["head_dim"], "x_bias": [], "p": []}
 
 
 @pytest.mark.parametrize(
@@ -330,8 +363,12 @@ def test_fused_is_pytorchs_own_chain(causal, op, device, rung):
 LAUNCHES = {
     ("layer_norm", "v1_naive"): 1,
     ("layer_norm", "v2_block"): 1,
+    ("layer_norm", "v3_registers"): 1,
+    ("layer_norm", "v4_cluster"): 1,
     ("residual_layer_norm", "v1_separate"): 2,
     ("residual_layer_norm", "v2_fused"): 1,
+    ("residual_layer_norm", "v3_registers"): 1,
+    ("residual_layer_norm", "v4_cluster"): 1,
     ("attention_residual_layer_norm", "v1_separate"): 3,
     ("attention_residual_layer_norm", "v2_fused"): 1,
     ("attention_block", "v1_separate"): 4,
@@ -465,9 +502,11 @@ def test_the_future_has_no_influence(op, device, rung):
 
 @every("layer_norm")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("width", [31, 768, 1600])
+@pytest.mark.parametrize("width", [31, 768, 1600, 20000])
 def test_a_large_mean_does_not_drown_a_small_variance(width, dtype, device, rung):
     """E[x²] − E[x]² has no digit left here; a mean rounded to float32 would shift the result by 0.05."""
+    if width > 16384 and rung in ("v2_block", "v3_registers"):
+        return  # refused
     weight, bias = parameters(width, dtype, device)
     for mean, spread in ((1e4, 1e-2), (-1e4, 1.0), (3e5, 0.5)):
         x = mean + testing.randn((4, width), torch.float64, device, scale=spread)
@@ -655,12 +694,13 @@ def test_layer_norm_of_more_than_2_to_32_elements(width, op, device, rung, monke
     rows = (1 << 20) + (1 << 13)
     weight, bias = parameters(width, torch.bfloat16, device)
     x, y, total = (testing.lazy_memory(rows * width, torch.bfloat16, device).view(rows, width) for _ in range(3))
+    kept = {name: torch.empty(rows, device=device) for name in ("mean", "rstd")}
     x[-1] = testing.randn((width,), torch.bfloat16, device)
     if op == "layer_norm":
-        ops.layer_norm.out(x, weight, bias, rung=rung, out=y)
+        ops.layer_norm.out(x, weight, bias, rung=rung, y=y, **kept)
         expected = layer_norm_of(x[-1].double(), weight.double(), bias.double())
     else:
-        ops.residual_layer_norm.out(x, x, weight, bias, rung=rung, y=y, sum=total)
+        ops.residual_layer_norm.out(x, x, weight, bias, rung=rung, y=y, sum=total, **kept)
         assert torch.equal(total[-1], 2 * x[-1])
         expected = layer_norm_of(2 * x[-1].double(), weight.double(), bias.double())
     torch.testing.assert_close(y[-1].double(), expected, rtol=2e-2, atol=2e-2)
@@ -674,17 +714,22 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
     def choose(op, rung, **sizes):
         return step3_fused._C.choose(op, rung, sizes, dtype)
 
-    most, widest = (1 << 31) - 1, 4096 if dtype == torch.float64 else 8192
-    for op, one, other in (
-        ("layer_norm", "v2_block", "v1_naive"),
-        ("residual_layer_norm", "v2_fused", "v1_separate"),
+    most, block = (1 << 31) - 1, 4096 if dtype == torch.float64 else 8192
+    for op, one, widest, other in (
+        ("layer_norm", "v2_block", block, "v1_naive"),
+        ("layer_norm", "v3_registers", 2 * block, "v1_naive"),
+        ("residual_layer_norm", "v2_fused", block, "v1_separate"),
+        ("residual_layer_norm", "v3_registers", 2 * block, "v1_separate"),
     ):
-        assert choose(op, one, rows=most, width=widest) == choose(op, "auto", rows=most, width=widest) == one
+        assert choose(op, one, rows=most, width=widest) == one
+        assert choose(op, "auto", rows=most, width=widest) == "v3_registers"
         for sizes, text in (
             ({"rows": most + 1, "width": widest}, f"takes rows ≤ {most}, got {most + 1}"),
             ({"rows": 1, "width": widest + 1}, f"takes width ≤ {widest}, got {widest + 1}"),
         ):
-            assert choose(op, "auto", **sizes) == other
+            # wider than v2 takes, v3 may take it; layer_norm's only where vectors divide the width
+            held = sizes["width"] == block + 1 and op == "residual_layer_norm"
+            assert choose(op, "auto", **sizes) == ("v3_registers" if held else other)
             with testing.raises(ValueError, f"{op}: rung '{one}' {text}; these can: '{other}'"):
                 choose(op, one, **sizes)
         assert choose(op, "auto", rows=8 * most) == other
@@ -750,7 +795,9 @@ def test_second_gradients_are_as_exact_as_the_dtype_allows(op, dtype, device):
     if op.startswith("attention"):  # once more, with a query that sees nothing
         few_keys = attention_inputs(2, 3, 5, 4, 4, dtype, device, projection=op == "attention_block")
         cases = [(inputs, {"causal": True, "scale": 0.7}) for inputs in (cases[0][0], few_keys)]
-    roundings = 2 if op in ("residual_layer_norm", "attention_block") else 1  # these save `sum`
+    roundings = 2 if op == "attention_block" else 1  # it saves `sum`
+    if not op.startswith("attention"):  # the gradient of x has parts that come by way of mean and rstd
+        roundings = None
     for inputs, options in cases:
         ours, formula = (functools.partial(f, **options) for f in (getattr(step3_fused, op), FORMULAS[op]))
         testing.check_second_gradients(ours, formula, inputs, roundings)
@@ -768,12 +815,16 @@ def test_forward_mode_is_refused(op):
 
 
 @every_op_and_rung
-def test_a_backward_is_pytorchs_whatever_rung_the_forward_had(op, device, rung):
+def test_a_backward_is_the_same_whatever_rung_the_forward_had(op, device, rung):
+    """Of the row ops this stage's kernels; of those with attention PyTorch's formulas."""
     inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, device)]
     outputs = getattr(step3_fused, op)(*inputs, rung=rung)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     before = step3_fused.launch_counts()
     torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
+    backend = "gpu" if device == "cuda" else "cpu"
+    if not op.startswith("attention"):
+        before[backend] += 1
     assert step3_fused.launch_counts() == before
 
 
@@ -992,9 +1043,12 @@ def test_an_unknown_rung_is_refused(op, device):
 def test_a_rung_refuses_by_name_what_it_cannot_do_and_names_one_that_can(device):
     for op, rung, other in (
         ("layer_norm", "v2_block", "v1_naive"),
+        ("layer_norm", "v3_registers", "v1_naive"),
         ("residual_layer_norm", "v2_fused", "v1_separate"),
+        ("residual_layer_norm", "v3_registers", "v1_separate"),
     ):
         for dtype, width in ((torch.float32, 8192), (torch.float64, 4096)):
+            width *= 2 if rung == "v3_registers" else 1
             inputs = row_inputs((1, width + 1), dtype, device, residual=op == "residual_layer_norm")
             text = f"{op}: rung '{rung}' takes width ≤ {width}, got {width + 1}; these can: '{other}'"
             with testing.raises(ValueError, text):
@@ -1035,10 +1089,16 @@ def test_a_head_too_wide_for_shared_memory_is_refused_in_words(device):
 def test_a_bad_out_is_refused(device):
     inputs = inputs_of("residual_layer_norm", torch.float32, device)
     x = inputs[0]
-    with testing.raises(ValueError, "layer_norm: `out` must have shape (3, 6), got (6,)"):
-        ops.layer_norm.out(x, *inputs[2:], out=torch.empty(6, device=device))
-    with testing.raises(ValueError, "layer_norm: `out` must be contiguous"):
-        ops.layer_norm.out(x, *inputs[2:], out=torch.empty(6, 3, device=device).T)
+    good = {"y": torch.empty_like(x), "mean": torch.empty(3, device=device), "rstd": torch.empty(3, device=device)}
+    for name, bad, text in (
+        ("y", torch.empty(6, device=device), "must have shape (3, 6), got (6,)"),
+        ("y", torch.empty(6, 3, device=device).T, "must be contiguous"),
+        ("mean", torch.empty(3, device=device, dtype=torch.float64), "must be float32, got float64"),
+        ("rstd", torch.empty(3, 1, device=device), "must have shape (3,), got (3, 1)"),
+        ("rstd", torch.empty(6, device=device)[::2], "must be contiguous"),
+    ):
+        with testing.raises(TypeError if "float64" in text else ValueError, f"layer_norm: `{name}` {text}"):
+            ops.layer_norm.out(x, *inputs[2:], **(good | {name: bad}))
     inputs = inputs_of("attention_block", torch.float32, device)
     outs = {"y": torch.empty_like(inputs[3]), "sum": torch.empty_like(inputs[3])}
     with testing.raises(TypeError, "attention_block: `y` must have the dtype of `q` (float32), got float16"):
@@ -1062,7 +1122,10 @@ def test_asking_for_an_unknown_op_is_refused():
     with testing.raises(ValueError, "rungs: `op` must be 'layer_norm', ", "got 'softmax'"):
         step3_fused.rungs("softmax")
     assert "cpu" not in step3_fused.rungs("layer_norm", "cuda")
-    with testing.raises(ValueError, "asks_scratch: `rung` must be one of 'v1_naive', 'v2_block', got 'cpu'"):
+    with testing.raises(
+        ValueError,
+        "asks_scratch: `rung` must be one of 'v1_naive', 'v2_block', 'v3_registers', 'v4_cluster', got 'cpu'",
+    ):
         step3_fused.asks_scratch("layer_norm", "cpu")
 
 

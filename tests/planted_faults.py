@@ -4,6 +4,7 @@
     make build
     python tests/planted_faults.py                 # those in Python and in kernels; fails where one survives
     python tests/planted_faults.py --all           # those in host files and plain C++ too, which compile longer
+    python tests/planted_faults.py --third 1       # the first, fourth, seventh … of them; also 2 and 3
     python tests/planted_faults.py --only NAME     # one of them, or several, with what pytest says
     python tests/planted_faults.py --write         # writes the table into README.md beside this file
 
@@ -36,6 +37,7 @@ import faults.decode
 import faults.dropout
 import faults.host
 import faults.kernels
+import faults.linear
 import faults.model
 import faults.plain
 import faults.python
@@ -45,7 +47,12 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "tests/README.md"
 BEGIN, END = "<!-- planted faults -->", "<!-- /planted faults -->"
 LAYERS = {
-    "Python": [*faults.python.FAULTS, *faults.backward.PYTHON_FAULTS, *faults.dropout.PYTHON_FAULTS],
+    "Python": [
+        *faults.python.FAULTS,
+        *faults.backward.PYTHON_FAULTS,
+        *faults.dropout.PYTHON_FAULTS,
+        *faults.linear.PYTHON_FAULTS,
+    ],
     "model and training": faults.model.FAULTS,
     "the checks themselves: they no longer see": faults.contract.FAULTS,
     "host": [
@@ -53,12 +60,14 @@ LAYERS = {
         *faults.backward.HOST_FAULTS,
         *faults.decode.HOST_FAULTS,
         *faults.dropout.HOST_FAULTS,
+        *faults.linear.HOST_FAULTS,
     ],
     "plain C++": [
         *faults.plain.FAULTS,
         *faults.backward.PLAIN_FAULTS,
         *faults.decode.PLAIN_FAULTS,
         *faults.dropout.PLAIN_FAULTS,
+        *faults.linear.PLAIN_FAULTS,
     ],
     "kernels and their headers": [
         *faults.kernels.FAULTS,
@@ -67,6 +76,7 @@ LAYERS = {
         *faults.decode.FAULTS,
         *faults.dropout.FAULTS,
         *faults.dropout.TENSOR_CORES,
+        *faults.linear.FAULTS,
     ],
 }
 FAULTS = [fault for layer in LAYERS.values() for fault in layer]
@@ -82,7 +92,8 @@ def copy_of_tree(to: Path) -> None:
     """All of the repository but what is hidden, built or installed; of what is built, the stages' libraries."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
-        return {name for name in names if name.startswith(".") or name in ("build", "out")}
+        half_written = re.compile(r"\.pyc\.\d+$")  # by another process: gone before it is copied
+        return {name for name in names if name.startswith(".") or name in ("build", "out") or half_written.search(name)}
 
     shutil.copytree(ROOT, to, ignore=left_out, symlinks=True)
 
@@ -299,6 +310,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="those in host files and plain C++ too")
     names = [fault.name for fault in FAULTS]
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help="these alone, with what pytest says")
+    parser.add_argument("--third", type=int, choices=(1, 2, 3), help="every third of them, beginning with this one")
     parser.add_argument("--write", action="store_true", help="write the table into README.md, and plant nothing")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; default: %(default)s"
@@ -310,6 +322,7 @@ def main() -> int:
         faults = [fault for fault in FAULTS if fault.name in options.only]
     else:
         faults = [fault for fault in FAULTS if options.all or fault.name not in SLOW]
+        faults = faults[options.third - 1 :: 3] if options.third else faults
     try:
         text = README.read_text(encoding="utf-8")
         if options.write:

@@ -10,22 +10,37 @@ def collected(*arguments: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if "::" in line]
 
 
-def test_shares_are_all_tests_and_none_twice():
-    shares = [collected(f"--share={which}/3", "tests/test_make.py") for which in (1, 2, 3)]
-    assert all(shares)
-    assert sorted(sum(shares, [])) == sorted(collected("tests/test_make.py"))
+PROBE = """
+import os, pathlib, pytest
+@pytest.mark.parametrize("n", range(40))
+def test_probe(n):
+    with open(pathlib.Path(__file__).with_name("drawn"), "a") as drawn:
+        print(n, os.environ.get("KF_SIMT_SCHEDULE"), file=drawn)
+"""
+
+
+def schedules_drawn(folder, *options: str) -> dict[str, str]:
+    """The schedule in which each of the probe's tests ran."""
+    (folder / "test_probe.py").write_text(PROBE, encoding="utf-8")
+    (folder / "drawn").unlink(missing_ok=True)
+    done = pytest("-q", "-p", "conftest", "-p", "no:cacheprovider", *options, str(folder / "test_probe.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(line.split() for line in (folder / "drawn").read_text(encoding="utf-8").splitlines())
+
+
+def test_each_test_draws_a_schedule_and_always_the_same(tmp_path, monkeypatch):
+    monkeypatch.delenv("KF_SIMT_SCHEDULE", raising=False)
+    assert set(schedules_drawn(tmp_path).values()) == {"None"}
+    drawn = schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2")
+    assert len(drawn) == 40
+    assert set(drawn.values()) == {"reverse", "random:1", "random:2"}
+    assert schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2") == drawn
 
 
 def test_a_sample_is_at_most_so_many_of_a_file():
     every, sample = (collected(*options, "tests/test_make.py") for options in ((), ("--sample=4",)))
     assert 2 <= len(sample) <= 4 < len(every)
     assert set(sample) < set(every)
-
-
-def test_a_share_that_is_none_is_refused():
-    done = pytest("--share=4/3")
-    assert done.returncode == 4
-    assert "--share: invalid share value: '4/3'" in done.stderr
 
 
 def test_cases_that_a_condition_leaves_out_are_not_collected():

@@ -112,7 +112,7 @@ def test_emulated_tests_run_again_in_other_orders():
     schedules = (
         re.search(r"^SCHEDULES := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         .group(1)
-        .split()
+        .split(",")
     )
     assert "reverse" in schedules
     assert len([s for s in schedules if re.fullmatch(r"random:\d+", s)]) >= 2

@@ -40,7 +40,8 @@ REFUSALS = {"rung": (ValueError, RuntimeError), "peer": Exception}  # others' co
 SIZES = ("emulated", "cpu", "quick", "full")
 COPY_BYTES = {"cuda": [1 << n for n in (22, 24, 26, 28, 30, 33)], "cpu": [1 << n for n in (16, 20, 24, 28)]}
 CPU_BUDGET_S = 1.0  # what the repeats of one implementation may take together on a CPU
-GPU_BUDGET_S = 1.0  # and on a GPU, where there are at least 20
+GPU_BUDGET_S = 1.0  # and on a GPU, where there are at least 20, or 5 where one takes longer than SLOW_S
+SLOW_S = 0.05
 # What `correct` allows of max|reference| where a case has no peer "torch eager" to compare with.
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -69,7 +70,7 @@ class Case:
     """
 
     op: str
-    shape: dict[str, int]
+    shape: dict[str, int | float]
     dtype: torch.dtype
     inputs: Callable[[Any], tuple]
     run: Callable
@@ -229,7 +230,10 @@ def _poison_free_memory(like: list[torch.Tensor], dtype: torch.dtype) -> None:
 
 
 def _repeats(case: Case, fn, inputs, budget_s: float) -> tuple[int, int]:
-    """Warm-up calls and repeats: as many as fit the budget, after a call to see how long one takes."""
+    """Warm-up calls and repeats: as many as fit the budget, after a call to see how long one takes.
+
+    On a GPU a naive rung at a large size would else take most of a run's time.
+    """
     on_gpu = device_of(inputs).type == "cuda"
     if on_gpu and case.clock == "call":
         return 3, 30
@@ -242,7 +246,8 @@ def _repeats(case: Case, fn, inputs, budget_s: float) -> tuple[int, int]:
         torch.cuda.synchronize()
     once = max(time.perf_counter() - began, 1e-6)
     fit = int((GPU_BUDGET_S if on_gpu else budget_s) / once)
-    return min(10, fit // 10), max(20 if on_gpu else 3, min(100, fit))
+    least = (5 if once > SLOW_S else 20) if on_gpu else 3
+    return min(10, fit // 10), max(least, min(100, fit))
 
 
 class Tolerance:

@@ -284,7 +284,7 @@ def write_ninja(
     table_flags = ["-std=c++17", *hidden, "-O2", *_warnings(), *own, *with_cuda, abi]
     # g++ warns where nvcc, whose word counts, does not: of threadIdx.x < n, and of unrolled loops over registers. And a
     # product and a sum stay two operations, so that all CPUs give the same bits.
-    unlike_nvcc = ["-Wno-sign-compare", "-Wno-maybe-uninitialized", "-ffp-contract=off"]
+    unlike_nvcc = ["-Wno-sign-compare", "-Wno-maybe-uninitialized", "-Wno-psabi", "-ffp-contract=off"]
     emulated_flags = [
         "-std=c++17", *hidden, "-O2", *_warnings(), *unlike_nvcc, "-DKF_BACKEND=emulated",
         "-I", SIMT / "include", *own, abi,

@@ -264,7 +264,7 @@ class _Subject:
     def rounds(self) -> bool:
         """Whether the rung says that it rounds an intermediate. `auto` on a GPU may take any of them."""
         if self.backend == "cpu":
-            return False
+            return bool(self.stage.rounds(self.op, "cpu"))
         names = self.stage.rungs(self.op, self.device) if self.rung == "auto" else [self.rung]
         return any(self.stage.rounds(self.op, name) for name in names)
 
@@ -674,19 +674,25 @@ def check_op(
         _check_cuda_graph(function, inputs, kwargs, name)
 
 
+def capture(step: Callable) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of `step()`, and what that returned while it was captured: each replay writes it anew."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()  # what is set up on the first call cannot be captured
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = step()
+    return graph, outputs
+
+
 def _check_cuda_graph(function: Callable, inputs: tuple, kwargs: dict, name: str) -> None:
     """Captures a call on inputs of NaN, then replays it on the real ones."""
     static = tuple(torch.full_like(v, torch.nan) if _is_floating(v) else v for v in inputs)
     with torch.no_grad():
         expected = as_tuple(function(*inputs, **kwargs))
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            function(*static, **kwargs)  # what is set up on the first call cannot be captured
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = as_tuple(function(*static, **kwargs))
+        graph, captured = capture(lambda: as_tuple(function(*static, **kwargs)))
         for to, value in zip(static, inputs, strict=True):
             if _is_floating(value):
                 to.copy_(value)
@@ -727,6 +733,30 @@ def check_each_input_alone(function: Callable, inputs: tuple) -> None:
         different = int((_bits(alone) != _bits(beside_others)).sum())
         if different:
             raise AssertionError(f"input {index}: its gradient is another where it alone requires one")
+
+
+def check_gradients_in_a_cuda_graph(function: Callable, variables: list[torch.Tensor], grad: torch.Tensor) -> None:
+    """Checks that forward and backward pass, captured into a CUDA graph, compute anew from what is there at a replay.
+
+    Args:
+        function: of the `variables`, CUDA tensors that require gradients; the first is changed.
+        grad: the gradient of what `function` returns.
+
+    Raises:
+        AssertionError: a gradient differs in a bit from one outside of the graph.
+    """
+
+    def step():
+        return torch.autograd.grad(function(*variables), variables, grad)
+
+    step()  # what is set up on the first call cannot be captured
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        variables[0].mul_(-0.5)
+    graph.replay()
+    _same_bits(captured, step(), "gradients replayed from a CUDA graph")
 
 
 def check_tangents_are_refused(function: Callable, inputs: tuple) -> None:

@@ -1,4 +1,4 @@
-// A sum with a fault in it, for the session in docs/debugging.md: each block adds 256 numbers in shared memory, halving
+// A sum with a fault in it, for the session in docs/gdb.md: each block adds 256 numbers in shared memory, halving
 // them again and again.
 //
 //   kernel-fusion simt docs/examples/block_sum.cu      4 blocks of ones: 9 9 9 9, where each should be 256
@@ -17,6 +17,9 @@ __global__ void block_sum(const float* x, float* sums) {
   __syncthreads();
   for (int half = kThreads / 2; half > 0; half /= 2) {
     if (thread < half) tile[thread] += tile[thread + half];
+#ifdef MENDED
+    __syncthreads();
+#endif
   }
   if (thread == 0) sums[blockIdx.x] = tile[0];
 }
@@ -28,14 +31,8 @@ int main() {
   for (int i = 0; i < kBlocks * kThreads; ++i) x[i] = 1;
 
   block_sum<<<kBlocks, kThreads>>>(x, sums);
-  const cudaError_t error = cudaDeviceSynchronize();
-  if (error != cudaSuccess) {
-    std::printf("%s\n", cudaGetErrorString(error));
-    return 1;
-  }
+  if (cudaDeviceSynchronize() != cudaSuccess) return 1;
   for (int block = 0; block < kBlocks; ++block) std::printf("%g ", sums[block]);
   std::printf("\n");
-  cudaFree(x);
-  cudaFree(sums);
   return 0;
 }

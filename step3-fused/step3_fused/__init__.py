@@ -1,15 +1,19 @@
 """Step 3: LayerNorm, and attention fused with what follows it. Each Python function calls a registered op."""
 
+import functools
 import math
 
 import torch
 
+from kernel_fusion import rng, stages
 from kernel_fusion.ops import (
+    check_device,
     check_dim,
     check_floating,
     check_like,
     check_rows,
     check_shape,
+    check_type,
     contiguous_like,
     wide,
     without_forward_mode,
@@ -24,11 +28,23 @@ __all__ = [
     "attention_block",
     "attention_residual_layer_norm",
     "emulated_kernels",
+    "gelu_linear",
+    "gelu_linear_backward",
     "launch_counts",
     "layer_norm",
+    "layer_norm_backward",
+    "layer_norm_linear",
+    "linear",
+    "linear_backward",
+    "linear_bias_dropout_residual",
+    "linear_bias_dropout_residual_backward",
+    "linear_gelu",
+    "linear_gelu_backward",
+    "mlp",
     "residual_layer_norm",
     "rounds",
     "rungs",
+    "transformer_block",
     "varies",
 ]
 
@@ -58,19 +74,28 @@ def asks_scratch(op: str, rung: str) -> bool:
 
 @without_forward_mode
 def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, eps: float = 1e-5, rung: str = "auto"
-) -> torch.Tensor:
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    eps: float = 1e-5,
+    return_statistics: bool = False,
+    rung: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension.
 
     Args:
         x: [..., width], any strides, width of any size but 0; float32, float16, bfloat16 or float64.
         weight, bias: [width], dtype and device of `x`.
         eps: added to the variance, under the root.
+        return_statistics: return each row's mean and rstd, too.
         rung: "auto", or a name from `rungs("layer_norm", x.device)`.
 
     Returns:
         A contiguous tensor of x's shape and dtype, computed in float32 (float64 for float64) and rounded once. The
-        variance is the biased one, divided by width. Under autocast all are made float32.
+        variance is the biased one, divided by width. Under autocast all are made float32. With `return_statistics`
+        `(y, mean, rstd)`, of which the last two are [...], float32 (float64 for float64); rstd is
+        `1 / sqrt(variance + eps)`.
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
@@ -78,7 +103,41 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, https://arxiv.org/abs/1607.06450.
     """
-    return _ops.layer_norm(x, weight, bias, eps=eps, rung=rung)
+    y, mean, rstd = _ops.layer_norm(x, weight, bias, eps=eps, rung=rung)
+    return (y, mean, rstd) if return_statistics else y
+
+
+@without_forward_mode
+def layer_norm_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    grad_sum: torch.Tensor | None = None,
+    *,
+    rung: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of x, weight and bias in `layer_norm`.
+
+    Args:
+        grad: the gradient of y; [..., width], any strides; float32, float16, bfloat16 or float64.
+        x: what was normalised, of grad's shape.
+        weight: [width]. All of one dtype and device.
+        mean, rstd: as `layer_norm` returns them with `return_statistics`.
+        grad_sum: is added to x's gradient, of grad's shape: where x is a residual sum that goes on, what comes back
+            from there. None for nothing.
+        rung: "auto", or a name from `rungs("layer_norm_backward", grad.device)`.
+
+    Returns:
+        `(grad_x, grad_weight, grad_bias)`, contiguous, computed in float32 (float64 for float64) and rounded once. All
+        sums have a fixed order: two runs give the same bits.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, width 0, a `rung` that is unknown or cannot do this.
+    """
+    return _ops.layer_norm_backward(grad, x, weight, mean, rstd, grad_sum, rung=rung)
 
 
 @without_forward_mode
@@ -87,27 +146,46 @@ def residual_layer_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
+    x_bias: torch.Tensor | None = None,
+    p: float = 0.0,
+    rng_state: torch.Tensor | None = None,
     *,
+    training: bool = True,
     eps: float = 1e-5,
+    return_statistics: bool = False,
     rung: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`sum = x + residual` and `y = layer_norm(sum)`.
+) -> tuple[torch.Tensor, ...]:
+    """`sum = residual + dropout(x + x_bias)` and `y = layer_norm(sum)`.
 
     Args:
         x, residual: [..., width], any strides; float32, float16, bfloat16 or float64.
-        weight, bias: [width]. All of one dtype and device.
+        weight, bias: LayerNorm's, [width].
+        x_bias: [width], such as the bias of a projection that x comes from, or None. All of one dtype and device.
+        p: the part of x + x_bias that is dropped, from 0 to 1, with the mask of step 1's `bias_dropout_residual`.
+        rng_state: int64 [2], seed and offset, on the CPU or on x's device; default: a new one.
+        training: False switches dropout off.
         eps: added to the variance, under the root.
+        return_statistics: return each row's mean and rstd, too.
         rung: "auto", or a name from `rungs("residual_layer_norm", x.device)`.
 
     Returns:
         `(y, sum)`, contiguous, of x's shape and dtype. Fused rungs normalise the sum as it was before it was rounded to
-        the dtype. Under autocast all are made float32.
+        the dtype. Under autocast all are made float32. With `return_statistics` `(y, sum, mean, rstd)`, the last two
+        those of the sum, as `layer_norm` returns them. Nothing is stored of the mask but the state. The gradients of
+        what is dropped, and of x_bias, are step 1's ops: that stage must be built where they are needed.
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, width 0, negative `eps`, a `rung` that is unknown or cannot do this.
+        ValueError: wrong shape, device or `p`, width 0, negative `eps`, a `rung` that is unknown or cannot do this.
     """
-    return _ops.residual_layer_norm(x, residual, weight, bias, eps=eps, rung=rung)
+    if not 0 <= p <= 1:
+        raise ValueError(f"residual_layer_norm: `p` must be from 0 to 1, got {p}")
+    if not training:
+        p = 0.0
+    if rng_state is None and rng.drops(p):
+        rng_state = rng.draw(_ops, x)
+    outputs = _ops.residual_layer_norm(x, residual, weight, bias, x_bias, p, rng_state, eps=eps, rung=rung)
+    return outputs if return_statistics else outputs[:2]
 
 
 @without_forward_mode
@@ -228,23 +306,49 @@ def _check_attention(op, q, k, v, residual, scale, eps, **parameters):
     _check_eps(op, eps)
 
 
+def _statistics_dtype(x):
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _a_number_a_row(x):
+    return x.new_empty(x.shape[:-1], dtype=_statistics_dtype(x))
+
+
 @torch.library.register_fake("step3_fused::layer_norm")
 def _(x, weight, bias, *, eps=1e-5, rung="auto"):
     check_rows("layer_norm", "x", x)
     for name, parameter in (("weight", weight), ("bias", bias)):
         check_like("layer_norm", name, parameter, "x", x, x.shape[-1:])
     _check_eps("layer_norm", eps)
-    return contiguous_like(x)
+    return contiguous_like(x), _a_number_a_row(x), _a_number_a_row(x)
+
+
+@torch.library.register_fake("step3_fused::layer_norm_backward")
+def _(grad, x, weight, mean, rstd, grad_sum=None, *, rung="auto"):
+    op = "layer_norm_backward"
+    check_rows(op, "grad", grad)
+    check_like(op, "x", x, "grad", grad, grad.shape)
+    check_like(op, "weight", weight, "grad", grad, grad.shape[-1:])
+    for name, statistic in (("mean", mean), ("rstd", rstd)):
+        check_type(op, name, statistic, (_statistics_dtype(grad),))
+        check_shape(op, name, statistic, grad.shape[:-1])
+        check_device(op, name, statistic, "grad", grad)
+    if grad_sum is not None:
+        check_like(op, "grad_sum", grad_sum, "grad", grad, grad.shape)
+    return contiguous_like(grad), contiguous_like(weight), contiguous_like(weight)
 
 
 @torch.library.register_fake("step3_fused::residual_layer_norm")
-def _(x, residual, weight, bias, *, eps=1e-5, rung="auto"):
-    check_rows("residual_layer_norm", "x", x)
-    check_like("residual_layer_norm", "residual", residual, "x", x, x.shape)
-    for name, parameter in (("weight", weight), ("bias", bias)):
-        check_like("residual_layer_norm", name, parameter, "x", x, x.shape[-1:])
-    _check_eps("residual_layer_norm", eps)
-    return contiguous_like(x), contiguous_like(x)
+def _(x, residual, weight, bias, x_bias=None, p=0.0, rng_state=None, *, eps=1e-5, rung="auto"):
+    op = "residual_layer_norm"
+    check_rows(op, "x", x)
+    check_like(op, "residual", residual, "x", x, x.shape)
+    for name, parameter in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
+        if parameter is not None:
+            check_like(op, name, parameter, "x", x, x.shape[-1:])
+    rng.check(op, "p", p, rng_state, x)
+    _check_eps(op, eps)
+    return contiguous_like(x), contiguous_like(x), _a_number_a_row(x), _a_number_a_row(x)
 
 
 @torch.library.register_fake("step3_fused::attention_residual_layer_norm")
@@ -296,38 +400,105 @@ def _attention_gradient(grad, weights, q, k, v, scale):
     return grad_scores @ k, grad_scores.mT @ q, weights.mT @ grad
 
 
+def _from_statistics(x, mean, rstd, grad_mean, grad_rstd):
+    """What a row's mean and rstd, where somebody used them, add to the gradient of x; in their dtype."""
+    width = x.shape[-1]
+    grad = 0
+    if grad_mean is not None:
+        grad = (grad_mean / width).unsqueeze(-1)
+    if grad_rstd is not None:
+        grad = grad - (grad_rstd * rstd**3 / width).unsqueeze(-1) * (wide(x) - mean.unsqueeze(-1))
+    return grad
+
+
+def _gradients_of_rows(saved, grad, grad_sum, grad_mean, grad_rstd):
+    """Of x, weight and bias, by this stage's kernels."""
+    x, weight, mean, rstd = saved
+    if grad is None:
+        grad = torch.zeros_like(x)
+    with torch.autocast(x.device.type, enabled=False):  # a backward inside an autocast region computes the same
+        grad_x, grad_weight, grad_bias = _ops.layer_norm_backward(grad, x, weight, mean, rstd, grad_sum)
+        if grad_mean is not None or grad_rstd is not None:
+            grad_x = (wide(grad_x) + _from_statistics(x, mean, rstd, grad_mean, grad_rstd)).to(x.dtype)
+    return grad_x, grad_weight, grad_bias
+
+
 def _layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
     x, weight, _ = inputs
-    ctx.save_for_backward(x, weight)
-    ctx.eps = keyword_only_inputs["eps"]
+    ctx.save_for_backward(x, weight, *output[1:])
+    ctx.set_materialize_grads(False)
 
 
-def _layer_norm_backward(ctx, grad):
-    dtype = grad.dtype
-    with torch.autocast(grad.device.type, enabled=False):  # a backward inside an autocast region computes the same
-        x, weight, grad = map(wide, (*ctx.saved_tensors, grad))
-        return tuple(g.to(dtype) for g in _layer_norm_gradient(grad, x, weight, ctx.eps))
+def _layer_norm_backward(ctx, grad, grad_mean, grad_rstd):
+    return _gradients_of_rows(ctx.saved_tensors, grad, None, grad_mean, grad_rstd)
 
 
 torch.library.register_autograd("step3_fused::layer_norm", _layer_norm_backward, setup_context=_layer_norm_setup)
 
 
+@functools.cache
+def _step_1():
+    """Step 1's ops. Where that stage is not built, the error gives the command."""
+    stages.on_path()
+    import step1_simple  # noqa: F401
+
+    return torch.ops.step1_simple
+
+
 def _residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
-    ctx.save_for_backward(inputs[2], output[1])  # the sum is all that is needed of x and residual
-    ctx.eps = keyword_only_inputs["eps"]
+    _, _, weight, _, x_bias, ctx.p, rng_state = inputs
+    _, total, mean, rstd = output
+    ctx.has_x_bias = x_bias is not None
+    # The sum is all that is needed of x, x_bias and residual.
+    ctx.save_for_backward(total, weight, mean, rstd, *([rng_state] if rng.drops(ctx.p) else []))
+    ctx.set_materialize_grads(False)
+    if ctx.has_x_bias or rng.drops(ctx.p):
+        _step_1()  # an error comes now, not in the backward
 
 
-def _residual_layer_norm_backward(ctx, grad_y, grad_sum):
-    dtype = grad_y.dtype
-    with torch.autocast(grad_y.device.type, enabled=False):
-        weight, total, grad_y, grad_sum = map(wide, (*ctx.saved_tensors, grad_y, grad_sum))
-        grad_x, grad_weight, grad_bias = _layer_norm_gradient(grad_y, total, weight, ctx.eps)
-        grad_x = (grad_x + grad_sum).to(dtype)
-        return grad_x, grad_x, grad_weight.to(dtype), grad_bias.to(dtype)
+def _residual_layer_norm_backward(ctx, grad_y, grad_sum, grad_mean, grad_rstd):
+    *rows, state = ctx.saved_tensors if rng.drops(ctx.p) else (*ctx.saved_tensors, None)
+    grad_total, *rest = _gradients_of_rows(rows, grad_y, grad_sum, grad_mean, grad_rstd)
+    grad_x, grad_x_bias = grad_total, None
+    if state is not None:
+        grad_x, grad_x_bias = _step_1().bias_dropout_residual_backward(grad_total, ctx.p, state)
+    elif ctx.has_x_bias:
+        grad_x_bias = _step_1().column_sum(grad_total)
+    return grad_x, grad_total, *rest, grad_x_bias if ctx.has_x_bias else None, None, None
 
 
 torch.library.register_autograd(
     "step3_fused::residual_layer_norm", _residual_layer_norm_backward, setup_context=_residual_layer_norm_setup
+)
+
+
+# The gradients of these gradients are few people's need: they are PyTorch's operations.
+
+
+def _layer_norm_gradients_setup(ctx, inputs, keyword_only_inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _layer_norm_gradients_backward(ctx, *grads):
+    grad, x, weight, mean, rstd, grad_sum = ctx.saved_tensors
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+        variables = [wide(t).detach().requires_grad_() for t in (grad, x, weight, mean, rstd)]
+        g, x, w, mean, rstd = variables
+        x_hat = (x - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)
+        weighted = g * w
+        along = (weighted * x_hat).mean(-1, keepdim=True)
+        grad_x = rstd.unsqueeze(-1) * (weighted - weighted.mean(-1, keepdim=True) - x_hat * along)
+        rows = tuple(range(g.dim() - 1))
+        outputs = (grad_x, (g * x_hat).sum(rows), g.sum(rows))
+    found = torch.autograd.grad(outputs, variables, [wide(t) for t in grads])
+    of_sum = None if grad_sum is None else grads[0]
+    return *(f.to(t.dtype) for f, t in zip(found, ctx.saved_tensors[:5], strict=True)), of_sum
+
+
+torch.library.register_autograd(
+    "step3_fused::layer_norm_backward",
+    _layer_norm_gradients_backward,
+    setup_context=_layer_norm_gradients_setup,
 )
 
 
@@ -381,4 +552,18 @@ def _attention_block_backward(ctx, grad_y, grad_sum):
 
 torch.library.register_autograd(
     "step3_fused::attention_block", _attention_block_backward, setup_context=_attention_block_setup
+)
+
+from step3_fused.linear_ops import (  # noqa: E402  they use what stands above
+    gelu_linear,
+    gelu_linear_backward,
+    layer_norm_linear,
+    linear,
+    linear_backward,
+    linear_bias_dropout_residual,
+    linear_bias_dropout_residual_backward,
+    linear_gelu,
+    linear_gelu_backward,
+    mlp,
+    transformer_block,
 )

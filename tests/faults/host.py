@@ -189,8 +189,8 @@ FAULTS = [
         "eps-of-0-is-none",
         "an eps of 0 is taken for the default",
         HOST3,
-        "x.numel() / width, width, eps, dtype_of(x)});\n  return out;",
-        "x.numel() / width, width, eps == 0 ? 1e-5 : eps, dtype_of(x)});\n  return out;",
+        "w.data_ptr(), b.data_ptr(), y.data_ptr(), x.numel() / width, width, eps, dtype_of(x),",
+        "w.data_ptr(), b.data_ptr(), y.data_ptr(), x.numel() / width, width, eps == 0 ? 1e-5 : eps, dtype_of(x),",
         f"{TEST3}::test_an_eps_of_0_adds_nothing[cpu-cpu]",
     ),
     Fault(
@@ -325,13 +325,5 @@ FAULTS = [
         'if (name == "auto" && !able.empty()) return *find_rung(table, able.back());',
         "",
         f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.float32]",
-    ),
-    Fault(
-        "auto-for-wide-rows",
-        "`auto` takes a warp a row for the widest rows too",
-        HOST3,
-        "return args.width > 2048 || (half",
-        "return (half",
-        f"{TEST3}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.float32]",
     ),
 ]

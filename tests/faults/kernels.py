@@ -7,12 +7,14 @@ STEP2 = "step2-attention/kernels"
 STEP3 = "step3-fused/kernels"
 STEP4 = "step4-integration/kernels"
 PHILOX = "step1-simple/include/step1/philox.h"
+FRONT = "step3-fused/include/step3/front.h"
 ATTEND = "step3-fused/include/step3/attend.h"
 TEST1 = "step1-simple/test.py"
 TEST2 = "step2-attention/test_attention.py"
 SOFTMAX2 = "step2-attention/test_softmax.py"
 BACKWARD2 = "step2-attention/test_softmax_backward.py"
 TEST3 = "step3-fused/test_fused.py"
+FRONT3 = "step3-fused/test_front.py"
 TEST4 = "step4-integration/test_integration.py"
 HUGE1 = f"{TEST1}::test_offsets_beyond_32_bits_are_right"
 WHEREVER1 = f"{TEST1}::test_every_rung_finds_each_tensor_wherever_it_lies"
@@ -38,6 +40,30 @@ FAULTS = [
         "rounded.element[j] = from_compute<T>(value[i][j]);",
         "rounded.element[j] = from_compute<T>(value[i][j]); value[i][j] = to_compute(rounded.element[j]);",
         f"{TEST3}::test_residual_layer_norm_of_any_width[768-torch.bfloat16-cpu-v2_fused]",
+    ),
+    Fault(
+        "warps-weigh-alike",
+        "where a cluster's warps meet, each counts as if it held one value",
+        "step3-fused/include/step3/cluster_row.h",
+        "const C off = mean_and_sum[i].first - mean, of_count = squares_and_count[i].second * off;",
+        "const C off = mean_and_sum[i].first - mean, of_count = off;",
+        f"{TEST3}::test_rows_wider_than_one_multiprocessor_holds[24001-torch.float32-layer_norm-cpu-v4_cluster]",
+    ),
+    Fault(
+        "rest-of-a-warps-mean-lost",
+        "what a warp's mean was rounded by does not reach the row's",
+        "step3-fused/include/step3/cluster_row.h",
+        "sum += mean_and_sum[i].second + of_count;",
+        "sum += of_count;",
+        f"{TEST3}::test_a_large_mean_does_not_drown_a_small_variance[20000-torch.float32-cpu-v4_cluster]",
+    ),
+    Fault(
+        "half-a-meeting",
+        "a warp of a cluster goes on when half of what the others store is there",
+        "step3-fused/include/step3/cluster_row.h",
+        "mbarrier_arrive_expect(&arrived, blocks * kClusterRowWarps * 2 * static_cast<int>(sizeof(Pair<C>)));",
+        "mbarrier_arrive_expect(&arrived, blocks * kClusterRowWarps * static_cast<int>(sizeof(Pair<C>)));",
+        f"{TEST3}::test_rows_wider_than_one_multiprocessor_holds[24001-torch.float32-residual_layer_norm-cpu-v4_cluster]",
     ),
     Fault(
         "biased-rounded",
@@ -76,9 +102,17 @@ FAULTS = [
         "residual-unaligned",
         "vectors although the residual is not aligned",
         f"{STEP3}/residual_layer_norm/v2_fused.cu",
-        "aligned_16(a.x, a.residual, a.weight, a.bias, a.y, a.sum)",
-        "aligned_16(a.x, a.weight, a.bias, a.y, a.sum)",
+        "aligned_16(a.x, a.residual, a.weight, a.bias, a.y, a.sum, a.x_bias)",
+        "aligned_16(a.x, a.weight, a.bias, a.y, a.sum, a.x_bias)",
         f"{TEST3}::test_every_rung_finds_each_tensor_wherever_it_lies[torch.float32-residual_layer_norm-cpu-v2_fused]",
+    ),
+    Fault(
+        "x-bias-unaligned",
+        "vectors although the bias in front is not aligned",
+        f"{STEP3}/residual_layer_norm/v3_registers.cu",
+        "a.y, a.sum, a.x_bias)",
+        "a.y, a.sum)",
+        f"{FRONT3}::test_each_tensor_wherever_it_lies[torch.float32-cpu-v3_registers]",
     ),
     Fault(
         "cache-unaligned",
@@ -185,6 +219,32 @@ FAULTS = [
         "{philox(seed, offset / 4, static_cast<uint64_t>(block))}",
         "{philox(seed, offset, static_cast<uint64_t>(block))}",
         f"{TEST1}::test_the_mask_is_philoxs[(1, 4)-torch.float32-cpu-v2_naive]",
+    ),
+    Fault(
+        "front-without-scale",
+        "what dropout keeps in front of a residual is not divided by the part that it keeps",
+        FRONT,
+        "a.threshold, keep_scale<C>(a.threshold)}",
+        "a.threshold, C(1)}",
+        f"{FRONT3}::test_any_front[768-dropout-torch.bfloat16-cpu-v3_registers]",
+    ),
+    Fault(
+        "x-bias-after-dropout",
+        "the bias in front of a residual is added to what dropout has left",
+        FRONT,
+        "      for (int j = 0; j < N; ++j) value[j] += bias[j];\n    }\n    dropout.apply_aligned(element, value);",
+        "      dropout.apply_aligned(element, value);\n"
+        "      for (int j = 0; j < N; ++j) value[j] += bias[j];\n    } else {\n"
+        "      dropout.apply_aligned(element, value);\n    }",
+        f"{FRONT3}::test_any_front[768-bias-dropout-torch.bfloat16-cpu-v2_fused]",
+    ),
+    Fault(
+        "numbers-of-the-first-half",
+        "of a call's eight numbers both of its vectors of four floats get the first four",
+        "step3-fused/include/step3/dropout.h",
+        "eight.number(begin + j)",
+        "eight.number(begin % 4 + j)",
+        f"{FRONT3}::test_the_mask_is_that_of_step_1[torch.float32-cpu-v2_fused]",
     ),
     # ---- the arithmetic ----
     Fault(

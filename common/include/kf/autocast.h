@@ -18,6 +18,11 @@ const T& cast(const T& argument, at::ScalarType, c10::DeviceType) {
 inline at::Tensor cast(const at::Tensor& tensor, at::ScalarType dtype, c10::DeviceType device) {
   return at::autocast::cached_cast(dtype, tensor, device);
 }
+inline std::optional<at::Tensor> cast(const std::optional<at::Tensor>& tensor, at::ScalarType dtype,
+                                      c10::DeviceType device) {
+  if (!tensor) return tensor;
+  return at::autocast::cached_cast(dtype, *tensor, device);
+}
 }  // namespace detail
 
 // Calls the registered op `name`, whose implementation is kFunction, with autocast off and its tensors in `dtype`; with

@@ -55,6 +55,7 @@ struct Op {
   Rungs<Args> emulated;                   // the .cu files on CPU tensors
   Rungs<Args> gpu;                        // the .cu files on CUDA tensors; empty in a build without CUDA
   const char* (*automatic)(const Args&);  // what `auto` takes on CUDA tensors; where that cannot, the last that can
+  const char* cpu_rounds = nullptr;       // as Rung's `rounds`, of plain C++
 };
 
 template <class Args>
@@ -289,6 +290,7 @@ struct RungInfo {
 struct OpInfo {
   std::string name;
   std::vector<std::string> cpu_names, gpu_names;  // for `rung`, "auto" aside
+  std::string cpu_rounds;                         // as Op's; "" for nothing
   std::vector<RungInfo> rungs;
   std::function<std::string(const std::string& rung, const Sizes& sizes, DType dtype)> choose;
 };
@@ -309,6 +311,8 @@ void take_sizes(Args& args, Sizes& left) {
   KF_TAKE(q_length)
   KF_TAKE(k_length)
   KF_TAKE(head_dim)
+  KF_TAKE(depth)
+  KF_TAKE(inner)
 #undef KF_TAKE
   if constexpr (requires { args.causal; }) args.causal = left.count("causal") && left.extract("causal").mapped() != 0;
   if constexpr (requires { args.attention; }) take_sizes(args.attention, left);
@@ -317,7 +321,8 @@ void take_sizes(Args& args, Sizes& left) {
 
 template <class Args>
 OpInfo describe(const Op<Args>& op) {
-  OpInfo info{op.name, rung_names(op, false), rung_names(op, true), {}, {}};
+  const char* cpu_rounds = op.cpu_rounds == nullptr ? "" : op.cpu_rounds;
+  OpInfo info{op.name, rung_names(op, false), rung_names(op, true), cpu_rounds, {}, {}};
   for (const Rung<Args>& rung : op.emulated) {
     info.rungs.push_back(
         {rung.name, rung.rounds == nullptr ? "" : rung.rounds, rung.scratch_bytes != nullptr, rung.varies});

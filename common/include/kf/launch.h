@@ -15,7 +15,9 @@ __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a
 
 // Turns a CUDA error into a C++ exception, which torch turns into a Python one.
 inline void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or whoever asks after the next launch would be told of it again
+  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
 // How many multiprocessors the current device has.

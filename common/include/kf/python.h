@@ -40,7 +40,8 @@ inline void define_questions(pybind11::module_& m, const std::vector<OpInfo>& op
   m.def(
       "rounds",
       [ops](const std::string& op, const std::string& rung) {
-        return find_rung("rounds", find_op("rounds", ops, op), rung).rounds;
+        const OpInfo& found = find_op("rounds", ops, op);
+        return rung == "cpu" ? found.cpu_rounds : find_rung("rounds", found, rung).rounds;
       },
       "what a rung rounds to the tensors' dtype before its last step; \"\" for nothing", arg("op"), arg("rung"));
   m.def(

@@ -1,4 +1,4 @@
-"""gdb's commands for emulated kernels, and the session in docs/debugging.md, which is replayed here."""
+"""gdb's commands for emulated kernels, and the session in docs/gdb.md, which is replayed here."""
 
 import pathlib
 import re
@@ -148,7 +148,7 @@ def table(text: str) -> list[list[str]]:
 
 @needs_gdb
 def test_the_session_in_the_docs_is_what_gdb_says(tmp_path, monkeypatch):
-    text = (DOCS / "debugging.md").read_text(encoding="utf-8")
+    text = (DOCS / "gdb.md").read_text(encoding="utf-8")
     shown = "\n".join(re.findall(r"^```text\n(\(gdb\) .*?)\n```$", text, re.M | re.S))
     commands = re.findall(r"^\(gdb\) (.*)$", shown, re.M)
     assert len(commands) > 10

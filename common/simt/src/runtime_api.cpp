@@ -670,6 +670,20 @@ cudaError_t max_potential_block_size(int* min_grid, int* block, KernelInfo* kern
   return error;
 }
 
+// As if clusters could lie on any multiprocessors; those of a GPU lie within a group of them, where some may be left
+// over.
+cudaError_t max_active_clusters(int* clusters, KernelInfo* kernel, const cudaLaunchConfig_t& config) {
+  bool cooperative = false;
+  dim3 cluster(1, 1, 1);
+  read_attributes(config, &cooperative, &cluster);
+  const dim3 block = config.blockDim;
+  int blocks = 0;
+  const cudaError_t error =
+      max_active_blocks(&blocks, kernel, static_cast<int>(block.x * block.y * block.z), config.dynamicSmemBytes);
+  *clusters = blocks * static_cast<int>(kMultiprocessors) / static_cast<int>(cluster.x * cluster.y * cluster.z);
+  return error;
+}
+
 void read_attributes(const cudaLaunchConfig_t& config, bool* cooperative, dim3* cluster) {
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config.attrs[i];

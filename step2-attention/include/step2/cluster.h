@@ -8,6 +8,7 @@
 #include <step2/shared_address.h>
 
 #include <cstdint>
+#include <string>
 
 namespace kf::KF_BACKEND {
 
@@ -83,6 +84,19 @@ __device__ __forceinline__ float load_remote(uint32_t address) {
 #endif
   return value;
 }
+// Four neighbours at a multiple of 16 bytes.
+__device__ __forceinline__ float4 load_remote_4(uint32_t address) {
+  float4 v = {};
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+#else
+  __trap();
+#endif
+  return v;
+}
 __device__ __forceinline__ void store_remote(uint32_t address, float value) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
@@ -124,6 +138,12 @@ __device__ __forceinline__ void store_remote_async(uint32_t address, Pair<double
 #else
   __trap();
 #endif
+}
+
+// Why rows of so many blocks each cannot be launched; empty if they can.
+inline std::string refused_blocks(int64_t rows, int64_t blocks) {
+  if (rows * blocks <= INT32_MAX) return "";
+  return "takes at most 2147483647 blocks, got " + std::to_string(rows) + " rows of " + std::to_string(blocks);
 }
 
 // Launches a grid of blocks in clusters of `cluster` neighbours in x.

@@ -1,25 +1,11 @@
 // What v7 and v8 share: whose turn it is to add to a tile of dq, and what is done then.
 #pragma once
 
+#include <step2/acquire.h>
+
 #include "five_products.h"
 
 namespace kf::KF_BACKEND::attention_backward {
-
-// The counter, read so that what was added before it was set is seen as well. PTX: ld.acquire
-__device__ __forceinline__ unsigned load_acquire(const unsigned* address) {
-  unsigned value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
-  return value;
-}
-
-// Sets it, after all that this thread knows to be in memory. PTX: st.release
-__device__ __forceinline__ void store_release(unsigned* address, unsigned value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ void wait_for_shares(const unsigned* added, unsigned turn) {
-  while (load_acquire(added) != turn) __nanosleep(20);
-}
 
 // Where shares come together: a tile's sum, and how many have been added. A tile has 64 queries and 64 columns; of
 // those of the same queries `parts` lie side by side.
@@ -50,7 +36,7 @@ struct Turns {
       return;
     }
     if (job.turn > 0) {
-      if (leader) wait_for_shares(added + job.tile, job.turn);
+      if (leader) wait_for_counter(added + job.tile, job.turn);
       named_barrier_sync(barrier, kWarpgroupSize);
       add_sum(sum, sums + job.tile * kTileFloats);
     }
@@ -65,7 +51,7 @@ struct Turns {
     if (job.turn == 0) {
       bulk_store(there, sum, kTileFloats * sizeof(float));
     } else {
-      wait_for_shares(added + job.tile, job.turn);
+      wait_for_counter(added + job.tile, job.turn);
       tma_global_fence();
       bulk_add(there, sum, kTileFloats * sizeof(float));
     }

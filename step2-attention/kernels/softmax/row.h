@@ -63,12 +63,6 @@ int64_t vectors_of(const Args& a) {
   return a.width * size_of(a.dtype) / 16;
 }
 
-// Why rows of so many blocks each cannot be launched; empty if they can.
-inline std::string refused_blocks(int64_t rows, int64_t blocks) {
-  if (rows * blocks <= INT32_MAX) return "";
-  return "takes at most 2147483647 blocks, got " + std::to_string(rows) + " rows of " + std::to_string(blocks);
-}
-
 // A row in vectors of 16 bytes, from column `begin` to `end`. Where it does not begin or end at a multiple of 16 bytes
 // fewer than N values are left on either side: one for each of the first threads.
 template <class T>

@@ -14,7 +14,6 @@ using softmax::alike;
 using softmax::columns_seen;
 using softmax::Cut;
 using softmax::hide;
-using softmax::refused_blocks;
 using softmax::vectors_of;
 
 // 16 bytes: in one go, or, where they do not begin at a multiple of 16 bytes, value by value.

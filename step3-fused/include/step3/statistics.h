@@ -5,6 +5,7 @@
 // second pass also adds up x − mean: what it finds is the rest of the mean.
 #pragma once
 
+#include <kf/numeric.h>
 #include <step2/reduce.h>
 
 namespace kf::KF_BACKEND {
@@ -20,6 +21,23 @@ struct Statistics {
 
   __device__ C normalize(C x) const { return (x - mean - rest) * rstd; }
 };
+
+// Where mean and rstd of each row go, for the backward pass; null where nobody wants them.
+template <class C>
+struct Kept {
+  C* mean;
+  C* rstd;
+
+  __device__ void keep(int64_t row, const Statistics<C>& s) const {
+    if (mean != nullptr) mean[row] = s.mean + s.rest;
+    if (rstd != nullptr) rstd[row] = s.rstd;
+  }
+};
+
+template <class T, class Args>
+Kept<compute_t<T>> kept_of(const Args& a) {
+  return {static_cast<compute_t<T>*>(a.mean), static_cast<compute_t<T>*>(a.rstd)};
+}
 
 // From the sums over a row of x − mean and of its square.
 template <class C>

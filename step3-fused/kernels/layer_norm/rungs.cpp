@@ -12,6 +12,8 @@ namespace {
 constexpr Rung<Args> kRungs[] = {
     {"v1_naive", v1_naive, v1_naive_supports},
     {"v2_block", v2_block, v2_block_supports},
+    {"v3_registers", v3_registers, v3_registers_supports},
+    {"v4_cluster", v4_cluster, v4_cluster_supports},
 };
 
 }  // namespace

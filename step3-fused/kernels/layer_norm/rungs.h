@@ -1,5 +1,6 @@
 // layer_norm: y[r, c] = (x[r, c] − mean[r]) / sqrt(variance[r] + eps) · weight[c] + bias[c], x of shape [rows, width],
-// contiguous. Mean and biased variance are over the row.
+// contiguous. Mean and biased variance are over the row; mean[r] and rstd[r] = 1 / sqrt(variance[r] + eps) are kept for
+// the backward pass, as float (double for float64).
 #pragma once
 
 #include <kf/rung.h>
@@ -15,7 +16,16 @@ struct Args {
   int64_t width;
   double eps;
   DType dtype;
+  void* mean = nullptr;  // null: not wanted
+  void* rstd = nullptr;
 };
+
+// What `auto` takes, read off results/h200.json: a row in registers wherever it fits. But where no vector of 16 bytes
+// divides the width a value at a time is slower from registers than from cache.
+inline const char* automatic(const Args& a) {
+  const bool held = a.width <= (a.dtype == DType::kFloat64 ? 8192 : 16384);
+  return held && a.width * size_of(a.dtype) % 16 == 0 ? "v3_registers" : "v1_naive";
+}
 
 }  // namespace kf::layer_norm
 
@@ -27,6 +37,10 @@ void v1_naive(const Args& args, void* stream);
 std::string v1_naive_supports(const Args& args);
 void v2_block(const Args& args, void* stream);
 std::string v2_block_supports(const Args& args);
+void v3_registers(const Args& args, void* stream);
+std::string v3_registers_supports(const Args& args);
+void v4_cluster(const Args& args, void* stream);
+std::string v4_cluster_supports(const Args& args);
 }  // namespace kf::KF_BACKEND::layer_norm
 #endif
 

@@ -20,12 +20,14 @@ constexpr int kWarps = 8;
 
 template <class T>
 __global__ void v1_naive_kernel(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
-                                T* __restrict__ y, int64_t rows, int64_t width, compute_t<T> eps) {
+                                T* __restrict__ y, Kept<compute_t<T>> kept, int64_t rows, int64_t width,
+                                compute_t<T> eps) {
   const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
   if (row >= rows) return;  // a whole warp leaves, and none waits for it
   x += row * width;
   y += row * width;
   const auto s = warp_statistics(width, eps, [&](int64_t c) { return to_compute(x[c]); });  // the first two reads
+  if (threadIdx.x % kWarpSize == 0) kept.keep(row, s);
   for (int64_t c = threadIdx.x % kWarpSize; c < width; c += kWarpSize) {
     y[c] = from_compute<T>(s.normalize(to_compute(x[c])) * to_compute(weight[c]) + to_compute(bias[c]));
   }
@@ -39,7 +41,7 @@ void v1_naive(const Args& a, void* stream) {
     const auto blocks = static_cast<unsigned>(ceil_div(a.rows, kWarps));
     v1_naive_kernel<<<blocks, kWarps * kWarpSize, 0, as_stream(stream)>>>(
         static_cast<const T*>(a.x), static_cast<const T*>(a.weight), static_cast<const T*>(a.bias),
-        static_cast<T*>(a.y), a.rows, a.width, static_cast<compute_t<T>>(a.eps));
+        static_cast<T*>(a.y), kept_of<T>(a), a.rows, a.width, static_cast<compute_t<T>>(a.eps));
   });
   check_launch();
 }

@@ -21,7 +21,7 @@ namespace {
 template <int kItems, int N, class T, class C = compute_t<T>>
 __global__ void __launch_bounds__(kMostRowThreads, 1)
     v2_block_kernel(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
-                    T* __restrict__ y, int width, C eps) {
+                    T* __restrict__ y, Kept<C> kept, int width, C eps) {
   __shared__ C shared[kWarpSize];
   x += int64_t{blockIdx.x} * width;
   y += int64_t{blockIdx.x} * width;
@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(kMostRowThreads, 1)
     for (int j = 0; j < N; ++j) value[i][j] = to_compute(v.element[j]);
   });
   const Statistics<C> s = block_statistics<kItems, N>(value, width, eps, shared);
+  if (threadIdx.x == 0) kept.keep(blockIdx.x, s);
   store_normalized<kItems, N>(value, s, width, weight, bias, y);
 }
 
@@ -47,7 +48,7 @@ void v2_block(const Args& a, void* stream) {
       v2_block_kernel<decltype(items)::value, decltype(n)::value, T>
           <<<static_cast<unsigned>(a.rows), threads, 0, as_stream(stream)>>>(
               static_cast<const T*>(a.x), static_cast<const T*>(a.weight), static_cast<const T*>(a.bias),
-              static_cast<T*>(a.y), static_cast<int>(a.width), static_cast<compute_t<T>>(a.eps));
+              static_cast<T*>(a.y), kept_of<T>(a), static_cast<int>(a.width), static_cast<compute_t<T>>(a.eps));
     });
   });
   check_launch();

@@ -13,6 +13,8 @@ std::string v1_separate_supports(const Args& a) {
 constexpr Rung<Args> kRungs[] = {
     {"v1_separate", v1_separate, v1_separate_supports, nullptr, "the sum"},
     {"v2_fused", v2_fused, v2_fused_supports},
+    {"v3_registers", v3_registers, v3_registers_supports},
+    {"v4_cluster", v4_cluster, v4_cluster_supports},
 };
 
 }  // namespace

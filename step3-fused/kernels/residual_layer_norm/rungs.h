@@ -1,5 +1,7 @@
-// residual_layer_norm: sum = x + residual; y = layer_norm(sum). All of shape [rows, width], contiguous; both are
-// outputs, since a transformer goes on adding to the sum.
+// residual_layer_norm: sum = residual + dropout(x + x_bias); y = layer_norm(sum). All of shape [rows, width],
+// contiguous; both are outputs, since a transformer goes on adding to the sum. mean and rstd as layer_norm's. The mask
+// is that of step 1's bias_dropout_residual for the same random numbers. Without x_bias and dropout, sum = residual +
+// x.
 #pragma once
 
 #include <kf/rung.h>
@@ -17,6 +19,14 @@ struct Args {
   int64_t width;
   double eps;
   DType dtype;
+  void* mean = nullptr;  // null: not wanted
+  void* rstd = nullptr;
+
+  const void* x_bias = nullptr;    // [width], or null
+  uint32_t threshold = 0;          // of x an element is kept where its 16-bit random number is at least this
+  const int64_t* state = nullptr;  // {seed, offset} in the GPU's memory; null: the next two members hold them
+  uint64_t seed = 0;
+  uint64_t offset = 0;
 };
 
 }  // namespace kf::residual_layer_norm
@@ -28,6 +38,10 @@ using kf::residual_layer_norm::Args;
 void v1_separate(const Args& args, void* stream);
 void v2_fused(const Args& args, void* stream);
 std::string v2_fused_supports(const Args& args);
+void v3_registers(const Args& args, void* stream);
+std::string v3_registers_supports(const Args& args);
+void v4_cluster(const Args& args, void* stream);
+std::string v4_cluster_supports(const Args& args);
 }  // namespace kf::KF_BACKEND::residual_layer_norm
 #endif
 

@@ -562,6 +562,11 @@ struct cudaLaunchConfig_t {
 };
 // What the attributes ask for.
 void read_attributes(const cudaLaunchConfig_t& config, bool* cooperative, dim3* cluster);
+cudaError_t max_active_clusters(int* clusters, KernelInfo* kernel, const cudaLaunchConfig_t& config);
+template <class Kernel>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Kernel* kernel, const cudaLaunchConfig_t* config) {
+  return max_active_clusters(clusters, kernel_info(kernel), *config);
+}
 template <class... Params, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
   bool cooperative = false;

@@ -1,0 +1,82 @@
+// Exercise 1: mean and variance of a row, in one warp: what LayerNorm needs.
+//
+//   kernel-fusion simt exercises/1_statistics.cu
+//   nvcc -O3 exercises/1_statistics.cu && ./a.out        with a GPU
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#define CHECK(call)                                                                       \
+  do {                                                                                    \
+    const cudaError_t error = (call);                                                     \
+    if (error != cudaSuccess) {                                                           \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
+      std::exit(1);                                                                       \
+    }                                                                                     \
+  } while (0)
+
+// A copy on the GPU, which is freed where it goes out of scope.
+struct OnGpu {
+  float* data;
+  size_t bytes;
+  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
+    CHECK(cudaMalloc(&data, bytes));
+    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
+  }
+  ~OnGpu() { CHECK(cudaFree(data)); }
+  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
+};
+
+// The sum of what the lanes have, in all lanes.
+__device__ float warp_sum(float x) {
+  // TODO: five steps of __shfl_xor_sync
+  return x;
+}
+
+// A block of one warp for each row; element row * 32 + lane is what that lane takes for the mean, for the variance.
+__global__ void statistics(const float* x, float* means, float* variances, int width) {
+  const int lane = threadIdx.x;
+  const float* row = x + blockIdx.x * width;
+  // TODO: the mean; then the variance, in a second pass over the row
+  const float mean = row[0], variance = 0;
+  means[blockIdx.x * 32 + lane] = mean;
+  variances[blockIdx.x * 32 + lane] = variance;
+}
+
+bool right(int width, float around) {
+  const int rows = 5;
+  std::vector<float> x(rows * width), means(rows * 32, NAN), variances(rows * 32, NAN);
+  for (int i = 0; i < rows * width; ++i) x[i] = around + 0.25f * (i * 7919 % 13);
+  {
+    const OnGpu gpu_x(x), gpu_means(means), gpu_variances(variances);
+    statistics<<<rows, 32>>>(gpu_x.data, gpu_means.data, gpu_variances.data, width);
+    CHECK(cudaGetLastError());
+    gpu_means.read(means);
+    gpu_variances.read(variances);
+  }
+  for (int i = 0; i < rows * 32; ++i) {
+    const int row = i / 32;
+    double mean = 0, variance = 0;
+    for (int c = 0; c < width; ++c) mean += x[row * width + c] / width;
+    for (int c = 0; c < width; ++c) variance += std::pow(x[row * width + c] - mean, 2) / width;
+    if (std::fabs(means[i] - mean) <= 1e-3 && std::fabs(variances[i] - variance) <= 1e-3) continue;
+    std::printf(
+        "WRONG: width %d, numbers from %g on: lane %d of row %d has mean %g and variance %g, must be %g and %g\n",
+        width, around, i % 32, row, means[i], variances[i], mean, variance);
+    return false;
+  }
+  return true;
+}
+
+int main() {
+  for (const float around : {0.0f, 1000.0f}) {
+    for (const int width : {32, 1, 31, 33, 768}) {
+      if (!right(width, around)) return 1;
+    }
+  }
+  std::printf("all right\n");
+  return 0;
+}

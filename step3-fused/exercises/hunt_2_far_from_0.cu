@@ -1,0 +1,84 @@
+// Bug hunt 2: LayerNorm, a warp a row. It is right for most rows. Which are wrong, and why?
+//
+//   kernel-fusion simt exercises/hunt_2_far_from_0.cu
+//   nvcc -O3 exercises/hunt_2_far_from_0.cu && ./a.out        with a GPU
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#define CHECK(call)                                                                       \
+  do {                                                                                    \
+    const cudaError_t error = (call);                                                     \
+    if (error != cudaSuccess) {                                                           \
+      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
+      std::exit(1);                                                                       \
+    }                                                                                     \
+  } while (0)
+
+// A copy on the GPU, which is freed where it goes out of scope.
+struct OnGpu {
+  float* data;
+  size_t bytes;
+  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
+    CHECK(cudaMalloc(&data, bytes));
+    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
+  }
+  ~OnGpu() { CHECK(cudaFree(data)); }
+  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
+};
+
+// The sum of what the lanes have, in all lanes.
+__device__ float warp_sum(float x) {
+  for (int away = 16; away > 0; away /= 2) x += __shfl_xor_sync(0xffffffffu, x, away);
+  return x;
+}
+
+__global__ void layer_norm(const float* x, float* y, int width) {
+  const float* row = x + blockIdx.x * width;
+  float sum = 0, squares = 0;
+  for (int c = threadIdx.x; c < width; c += 32) sum += row[c], squares += row[c] * row[c];
+  const float mean = warp_sum(sum) / width;
+  const float variance = warp_sum(squares) / width - mean * mean;
+  const float rstd = 1 / sqrtf(variance + 1e-5f);
+  for (int c = threadIdx.x; c < width; c += 32) y[blockIdx.x * width + c] = (row[c] - mean) * rstd;
+}
+
+bool right(int width, float around) {
+  const int rows = 4;
+  std::vector<float> x(rows * width), y(rows * width, NAN);
+  for (int i = 0; i < rows * width; ++i) x[i] = around + 0.25f * (i * 7919 % 13 - 6);
+  {
+    const OnGpu gpu_x(x), gpu_y(y);
+    layer_norm<<<rows, 32>>>(gpu_x.data, gpu_y.data, width);
+    CHECK(cudaGetLastError());
+    gpu_y.read(y);
+  }
+  for (int row = 0; row < rows; ++row) {
+    double mean = 0, variance = 0;
+    for (int c = 0; c < width; ++c) mean += double(x[row * width + c]) / width;
+    for (int c = 0; c < width; ++c) variance += std::pow(x[row * width + c] - mean, 2) / width;
+    for (int c = 0; c < width; ++c) {
+      const double expected = (x[row * width + c] - mean) / std::sqrt(variance + 1e-5);
+      if (std::fabs(y[row * width + c] - expected) <= 1e-3) continue;
+      std::printf("numbers around %g: WRONG: y[%d][%d] is %g, must be %g\n", around, row, c, y[row * width + c],
+                  expected);
+      return false;
+    }
+  }
+  std::printf("numbers around %g: right\n", around);
+  return true;
+}
+
+int main() {
+  bool all = true;
+  for (const float around : {0.0f, 10.0f, -30.0f, 1000.0f, -4000.0f}) all = right(100, around) && all;
+  if (!all) {
+    std::printf("Hint: the spread is the same everywhere. How many digits has a float, and where do they go?\n");
+    return 1;
+  }
+  std::printf("all right\n");
+  return 0;
+}

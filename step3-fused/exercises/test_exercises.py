@@ -1,0 +1,81 @@
+"""The exercises and bug hunts of LayerNorm and products: what is handed out fails as it should, all solutions pass."""
+
+import pathlib
+import re
+
+import pytest
+
+from kernel_fusion.exercise_contract import ORDERS, Exercises, ran
+
+# What each check says before anybody has written anything.
+COMPLAINTS = {
+    "1_statistics": r"WRONG: width 32, numbers from 0 on: lane 0 of row 0 has mean 0 and variance 0, must be 1\.45",
+    "2_two_groups": r"WRONG: columns 0 to 40, 10 a part, numbers from 0 on: mean \S+ and variance 0, must be 2\.2",
+    "3_row_gradient": r"WRONG: width 3: dx\[0\]\[0\] is -0\.498464, must be -0\.0107032",
+    "4_columns_in_order": r"WRONG: 200 rows of 100: dweight\[\d+\] is \S+ in one order of the blocks and \S+ in",
+    "5_register_tile": r"WRONG: right, but 2 reads for each product; 0\.25 are enough",
+    "6_epilogue": r"WRONG: right, but h and y were read or written 4 times for each output; two are enough",
+    "7_split_depth": r"WRONG: 8 x 500 x 12: y\[\d+\] is \S+ in one order of the blocks and \S+ in another",
+    "hunt_1_one_head": r"one head: right\n.*same numbers: right\n.*of its own: WRONG: y\[0\]\[0\] (.*\n)*Hint: ",
+    "hunt_2_far_from_0": r"around 10: right\n(.*\n)*numbers around 1000: WRONG: y\[0\]\[0\] is -1\.58(.*\n)*Hint: ",
+    "hunt_3_last_rows": r"\A4 rows: right\n8 rows: right\n\Z",
+}
+
+# The emulation ends this one: threads of a block are at two barriers.
+AT_TWO_BARRIERS = (
+    r"kernel column_sums, block \(0,0,0\), thread \(\d+,0,0\): is at __syncthreads \(.*\.cu:(\d+)\), "
+    r"but thread \(\d+,0,0\) waits at __syncthreads \(.*\.cu:(\d+)\)\n"
+)
+
+# Answers that a check must not take: what is replaced in the solution, by what, and what the check says.
+WRONG_ANSWERS = [
+    ("1_statistics", "away > 0; away /= 2", "away > 1; away /= 2", "lane 0 of row 0"),
+    ("1_statistics", "variance = warp_sum(squares) / width", "variance = warp_sum(squares) / (width - 1)", "width 32"),
+    (
+        "1_statistics",
+        "squares += (row[c] - mean) * (row[c] - mean);\n  const float variance = warp_sum(squares) / width;",
+        "squares += row[c] * row[c];\n  const float variance = warp_sum(squares) / width - mean * mean;",
+        "numbers from 1000 on",
+    ),
+    ("2_two_groups", "if (count == 0) return a;", "", "nan"),
+    ("2_two_groups", "apart * apart * a.count * share", "apart * apart * share", "and variance"),
+    ("2_two_groups", "a.mean + apart * share", "a.mean + apart / 2", "must be"),
+    ("3_row_gradient", " - (x[c] - mean) * rstd * gx_average", "", "must be"),
+    ("3_row_gradient", "weight[c] - g_average -", "weight[c] -", "must be"),
+    ("3_row_gradient", "gx_average = warp_sum(gx_sum) / width", "gx_average = gx_sum / width", "must be"),
+    ("4_columns_in_order", "part = 0; part < kBlocks", "part = 1; part < kBlocks", "must be"),
+    (
+        "4_columns_in_order",
+        "partial[part * width + column] = sum;",
+        "if (part < rows) partial[part * width + column] = sum;",
+        "is nan, must be",
+    ),
+    (
+        "5_register_tile",
+        "of_b[i] = load(b_tile, of_column + i * kApart)",
+        "of_b[i] = load(b_tile, of_column + i)",
+        "must be",
+    ),
+    ("6_epilogue", "gelu(value));\n  // END", "gelu(sum) + bias[i % width]);", "must be"),
+    ("6_epilogue", "gelu(value));\n  // END", "gelu(load(h, i)));", "written 3 times"),
+    ("7_split_depth", "+= sums[p * outputs + i]", "+= sums[(part + p) % kParts * outputs + i]", "in another"),
+    ("7_split_depth", "if (!last || i >= outputs) return;", "if (last || i >= outputs) return;", "must be"),
+    ("7_split_depth", "== kParts - 1;", "== kParts;", "is 0, must be"),
+]
+
+HERE = pathlib.Path(__file__).resolve().parent
+EXERCISES = Exercises(HERE, COMPLAINTS, WRONG_ANSWERS, errors={"hunt_3_last_rows": AT_TWO_BARRIERS})
+
+
+@pytest.mark.parametrize("check", EXERCISES.checks())
+def test_exercises(check):
+    check()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_third_hunt_names_both_barriers(order):
+    skeleton = EXERCISES.skeleton(HERE / "solutions" / "hunt_3_last_rows.cu")
+    lines = skeleton.read_text(encoding="utf-8").splitlines()
+    barriers = {number for number, line in enumerate(lines, start=1) if "__syncthreads()" in line}
+    named = re.search(AT_TWO_BARRIERS, ran(skeleton, order).stderr)
+    assert {int(number) for number in named.groups()} == barriers

@@ -1,0 +1,681 @@
+// A product of matrices of half types on Hopper: out = a · b, tile by tile, by TMA and wgmma.
+//
+// A block has three warpgroups. One thread of the first fetches tiles of a and b into a ring of places in shared
+// memory; the other two, the consumers, multiply 64 rows each. Blocks stay until all tiles are done, and what follows
+// the product, the epilogue, runs under the next tile's product: only the rounded sums wait in registers for it.
+//
+//   producer     a b a b a b a b a b a b …            the next tile's first places are full before it begins
+//   consumers    │ product of tile 0 │ product of tile 1 │ …
+//   the same                         │ epilogue of 0     │ epilogue of 1 …
+//
+// With kBlocks = 2, two blocks of a cluster take tiles one above the other: they need the same part of b, of which each
+// fetches half, for both. That is a third less to be read from the L2 cache.
+#pragma once
+
+#include <kf/launch.h>
+#include <step2/cluster.h>
+#include <step2/mbarrier.h>
+#include <step2/mma.h>
+#include <step2/tensor_map.h>
+#include <step2/warpgroup.h>
+#include <step3/product.h>
+#include <step3/prologues.h>
+
+#include <algorithm>
+#include <string>
+
+namespace kf::KF_BACKEND::hopper {
+
+constexpr int kDepth = 64;  // of a place: 128 bytes, the widest row that TMA and wgmma can swizzle
+constexpr int kConsumers = 2;
+constexpr int kRows = kConsumers * 64;  // of a tile
+constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
+constexpr int kSlice = 64;     // columns that lie together, where sums wait: 128 bytes
+constexpr int kWarpRows = 16;  // of a consumer's 64, as wgmma leaves them
+
+template <int kColumns, Major kMajorA, Major kMajorB, int kClusterBlocks,
+          int kRing = kColumns == 256   ? 4
+                      : kColumns == 192 ? 5
+                                        : 6>
+struct Tile {
+  static constexpr int kWidth = kColumns;
+  static constexpr Major kA = kMajorA, kB = kMajorB;
+  static constexpr int kBlocks = kClusterBlocks;
+  static constexpr int kPlaces = kRing;
+  static constexpr int kPlaceBytes = (kRows + kColumns) * kDepth * 2;
+  static constexpr int kSlices = kColumns / kSlice;
+};
+
+template <class Tile, class T>
+struct Places {
+  T a[Tile::kPlaces][kRows * kDepth];
+  T b[Tile::kPlaces][Tile::kWidth * kDepth];
+};
+
+// Full: the tiles have arrived, one arrival and their bytes. Empty: all consumers of the cluster have left them. Of one
+// base only, here and below: at another's offset nvcc takes shared memory for any memory, whose loads and stores are
+// slower.
+template <class Tile, class T>
+struct Shared : Places<Tile, T> {
+  uint64_t full[Tile::kPlaces], empty[Tile::kPlaces];
+};
+
+// A consumer warp's sums go through shared memory in rounds of some slices, swizzled as TMA does it, and a round in
+// parts: half of the warp's rows in one slice, of which each lane has two vectors of eight neighbours.
+template <int kSlicesARound>
+struct Parts {
+  // Where the lane's vector i of a part lies, and which row and column of the warp's tile it is.
+  static __device__ __forceinline__ int row_of(int part, int i) {
+    return part % 2 * 8 + 4 * i + static_cast<int>(threadIdx.x % kWarpSize) / 8;
+  }
+  static __device__ __forceinline__ int column_of(int part) { return part / 2 * kSlice + threadIdx.x % 8 * 8; }
+  static __device__ __forceinline__ int place_of(int part, int i) {
+    const int row = row_of(part, i), slice = part / 2 % kSlicesARound;
+    return slice * kWarpRows * kSlice + row * kSlice + (threadIdx.x % 8 ^ row % 8) * 8;
+  }
+};
+
+template <class Tile, class Epilogue>
+constexpr int kSlicesOfStage = Tile::kWidth == 192 || Epilogue::kReads || Epilogue::kWrites ? 1 : 2;
+
+// Where a consumer warp's sums wait, and beside them what its epilogue reads or writes: as many slices a round as there
+// is room for.
+template <class Tile, class T, class Epilogue>
+struct Stage : Parts<kSlicesOfStage<Tile, Epilogue>> {
+  static constexpr bool kOther = Epilogue::kReads || Epilogue::kWrites;
+  static constexpr int kOthers = Epilogue::kReads ? 2 : kOther ? 1 : 0;  // what is read is asked for a round ahead
+  static constexpr int kSlicesARound = kSlicesOfStage<Tile, Epilogue>;
+  static constexpr int kRounds = Tile::kSlices / kSlicesARound, kPartsARound = kSlicesARound * 2;
+  static constexpr int kParts = kRounds * kPartsARound;
+  static constexpr int kElements = kSlicesARound * kWarpRows * kSlice;
+
+  T memory[(1 + kOthers) * kElements];
+
+  __device__ __forceinline__ T* sums() { return memory; }
+  __device__ __forceinline__ T* other(int round) { return memory + (kOthers == 2 ? 1 + round % 2 : 1) * kElements; }
+};
+
+// And the bias of the tile under way and of the next one. Full: it is there. Empty: all consumers have added it.
+template <class Tile, class T, class Epilogue>
+struct StagedShared : Places<Tile, T> {
+  alignas(1024) Stage<Tile, T, Epilogue> stage[kConsumers * 4];
+  alignas(uint32_t) T bias[2][Tile::kWidth];
+  alignas(uint64_t) uint64_t bias_full[2], bias_empty[2];
+  uint64_t arrived[kConsumers * 4][2];  // what the warp's epilogue reads
+  uint64_t full[Tile::kPlaces], empty[Tile::kPlaces];
+};
+
+// Which tile a cluster takes when. Neighbours in time share rows of a or columns of b, so that the L2 cache serves
+// both: they go down kGroup tiles, then one to the right. Where tiles are few the depth may be cut in parts, each work
+// of its own.
+struct Schedule {
+  static constexpr int kGroup = 8;
+  int down, right;  // tiles of a cluster in each direction
+  int steps;        // places along the depth
+  int parts = 1;    // of the depth
+  int steps_a_part = steps;
+
+  __host__ __device__ int count() const { return down * right * parts; }
+
+  struct Work {
+    int row, column;  // in tiles of a cluster
+    int part, first_step, steps;
+  };
+  __device__ Work find(int number) const {
+    const int tiles = down * right, part = number / tiles, tile = number % tiles;
+    const int group = tile / (kGroup * right), first = group * kGroup;
+    const int rows = min(kGroup, down - first), within = tile - first * right;
+    const int first_step = part * steps_a_part;
+    return {first + within % rows, within / rows, part, first_step, min(steps_a_part, steps - first_step)};
+  }
+};
+
+template <int kPlaces>
+struct Ring {
+  int place = 0;
+  int phase = 0;
+  __device__ void advance() {
+    if (++place == kPlaces) place = 0, phase ^= 1;
+  }
+};
+
+// Fetches one place: by one thread. row and column are the block's own, k is where the depth begins.
+template <class Tile, class Shared>
+__device__ __forceinline__ void fetch(Shared& shared, int place, const CUtensorMap* map_a, const CUtensorMap* map_b,
+                                      int row, int column, int k, int rank) {
+  uint64_t* const full = &shared.full[place];
+  if constexpr (Tile::kA == Major::kK) {
+    tma_load(shared.a[place], map_a, full, k, row);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRows; i += 64) tma_load(shared.a[place] + i * kDepth, map_a, full, row + i, k);
+  }
+  const auto load_b = [&](int offset, int x, int y) {
+    if constexpr (Tile::kBlocks == 1) {
+      tma_load(shared.b[place] + offset, map_b, full, x, y);
+    } else {
+      tma_load_multicast(shared.b[place] + offset, map_b, full, (1 << Tile::kBlocks) - 1, x, y);
+    }
+  };
+  if constexpr (Tile::kB == Major::kK) {  // rows of 64 along the depth: a block of the cluster fetches some of them
+    constexpr int kOwn = Tile::kWidth / Tile::kBlocks;
+    load_b(rank * kOwn * kDepth, k, column + rank * kOwn);
+  } else {  // boxes of 64 columns: some rows of each
+    constexpr int kOwn = kDepth / Tile::kBlocks;
+#pragma unroll
+    for (int i = 0; i < Tile::kWidth; i += 64) load_b(i * kDepth + rank * kOwn * 64, column + i, k + rank * kOwn);
+  }
+}
+
+// Calls f(work) for each work of this block's cluster.
+template <class Tile, class F>
+__device__ __forceinline__ void for_each_work(const Schedule& schedule, F f) {
+  const int clusters = gridDim.x / Tile::kBlocks;
+  for (int number = blockIdx.x / Tile::kBlocks; number < schedule.count(); number += clusters) f(schedule.find(number));
+}
+
+// By one thread.
+template <class Tile, class Shared>
+__device__ void produce(Shared& shared, const Schedule& schedule, const CUtensorMap* map_a, const CUtensorMap* map_b,
+                        int rank) {
+  Ring<Tile::kPlaces> ring;
+  for_each_work<Tile>(schedule, [&](const Schedule::Work& work) {
+    const int row = (work.row * Tile::kBlocks + rank) * kRows, column = work.column * Tile::kWidth;
+    for (int k = 0; k < work.steps; ++k, ring.advance()) {
+      mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
+      mbarrier_arrive_expect(&shared.full[ring.place], Tile::kPlaceBytes);
+      fetch<Tile>(shared, ring.place, map_a, map_b, row, column, (work.first_step + k) * kDepth, rank);
+    }
+  });
+}
+
+// Issues sum += a · b for one place and a consumer's 64 rows, and closes the group.
+template <class Tile, class T>
+__device__ __forceinline__ void multiply(float (&sum)[Tile::kWidth / 2], const T* a, const T* b, bool accumulate) {
+  // Descriptors count in 16 bytes: the next 16 of the depth, see step2/wgmma.h.
+  constexpr int kNextA = Tile::kA == Major::kK ? 32 >> 4 : 2048 >> 4;
+  constexpr int kNextB = Tile::kB == Major::kK ? 32 >> 4 : 2048 >> 4;
+  const uint64_t of_a = matrix_descriptor(a, 0, 1024, Swizzle::k128);
+  const uint64_t of_b = matrix_descriptor(b, Tile::kB == Major::kK ? 0 : 64 * kDepth * 2, 1024, Swizzle::k128);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kDepth / 16; ++i) {
+    wgmma<Tile::kWidth, T, Tile::kA, Tile::kB>(sum, of_a + i * kNextA, of_b + i * kNextB, accumulate || i > 0);
+  }
+  wgmma_commit();
+}
+
+// A consumer's sums of a tile, rounded: two neighbours in each register, as wgmma leaves them.
+template <class Tile, class T>
+struct Rounded {
+  uint32_t pair[Tile::kWidth / 4];
+
+  // bias: of the tile's columns, in shared memory. Lane 4g + t has the columns 2t and 2t + 1 of each eight.
+  __device__ __forceinline__ void take(const float (&sum)[Tile::kWidth / 2], const T* bias) {
+#pragma unroll
+    for (int group = 0; group < Tile::kWidth / 8; ++group) {
+      float b[2];
+      widen(load_vector<2>(bias + group * 8 + threadIdx.x % 4 * 2), b);
+      pair[2 * group] = pack<T>(sum[4 * group] + b[0], sum[4 * group + 1] + b[1]);
+      pair[2 * group + 1] = pack<T>(sum[4 * group + 2] + b[0], sum[4 * group + 3] + b[1]);
+    }
+  }
+
+  // Those of one round, of kSlicesARound slices, into the warp's own stage.
+  template <int kSlicesARound>
+  __device__ __forceinline__ void put(T* stage, int round) const {
+    put<kSlicesARound>(stage, round, [](uint32_t (&)[4], const T*) {});
+  }
+
+  // The same; first change(r, place) of each four registers, which stmatrix takes to `place`, this lane's address.
+  template <int kSlicesARound, class F>
+  __device__ __forceinline__ void put(T* stage, int round, F change) const {
+    put_if<kSlicesARound, 0>(stage, round, change);
+  }
+
+ private:
+  // `pair` must be indexed by constants, or it would be an array in memory.
+  template <int kSlicesARound, int kRound, class F>
+  __device__ __forceinline__ void put_if(T* stage, int round, F change) const {
+    if constexpr (kRound * kSlicesARound < Tile::kSlices) {
+      if (round != kRound) return put_if<kSlicesARound, kRound + 1>(stage, round, change);
+      constexpr int kFirst = kRound * kSlicesARound * 8;  // eight columns each
+      const int lane = threadIdx.x % kWarpSize, row = lane % 16;
+#pragma unroll
+      for (int group = 0; group < kSlicesARound * 8; group += 2) {
+        const uint32_t* const from = pair + 2 * (kFirst + group);
+        uint32_t r[4] = {from[0], from[1], from[2], from[3]};
+        const int own = group + lane / 16;
+        T* const place = stage + own / 8 * kWarpRows * kSlice + row * kSlice + (own % 8 ^ row % 8) * 8;
+        change(r, place);
+        stmatrix(place, r);
+      }
+    }
+  }
+};
+
+// A consumer's way through the ring. `sum` holds its 64 rows, as wgmma leaves them.
+template <class Tile, class Shared>
+struct Consumer {
+  Shared& shared;
+  const int number = warpgroup_of_block() - 1;
+  const bool leader = leads_warpgroup(number);
+  Ring<Tile::kPlaces> ring;
+  int reading = -1;  // the place that the product under way reads
+  float sum[Tile::kWidth / 2];
+
+  __device__ explicit Consumer(Shared& shared) : shared(shared) {}
+
+  __device__ void begin(int, const Schedule::Work&) {}
+
+  // One thread tells all blocks of the cluster that its consumer has read the place.
+  __device__ __forceinline__ void leave() {
+    if (leader && reading >= 0) {
+      if constexpr (Tile::kBlocks == 1) {
+        mbarrier_arrive(&shared.empty[reading]);
+      } else {
+#pragma unroll
+        for (int block = 0; block < Tile::kBlocks; ++block) mbarrier_leave_remote(&shared.empty[reading], block);
+      }
+    }
+    reading = -1;
+  }
+
+  // Issues the product of the next place, and waits for the one before it.
+  __device__ __forceinline__ void step(bool accumulate) {
+    mbarrier_wait(&shared.full[ring.place], ring.phase);
+    multiply<Tile>(sum, shared.a[ring.place] + number * 64 * kDepth, shared.b[ring.place], accumulate);
+    wgmma_wait<1>();
+    leave();
+    reading = ring.place;
+    ring.advance();
+  }
+
+  // After the last step: now `sum` may be read.
+  __device__ __forceinline__ void wait() {
+    wgmma_wait<0>();
+    leave();
+  }
+};
+
+// The same where `a` is changed on its way: it goes through registers, from which wgmma takes it as well. While one
+// consumer prepares its operand the other one multiplies, so there is no need for two sets of registers.
+template <class Tile, class T, class Shared, class Prologue>
+struct ChangingConsumer : Consumer<Tile, Shared> {
+  static_assert(Tile::kA == Major::kK, "wgmma takes a from registers only so");
+  using Base = Consumer<Tile, Shared>;
+  using Own = typename Prologue::template Own<1>;
+  const Prologue& prologue;
+  int64_t rows;
+  Own own;
+  int64_t k = 0;  // where the next place's depth begins
+
+  __device__ ChangingConsumer(Shared& shared, const Prologue& prologue, int64_t rows)
+      : Base(shared), prologue(prologue), rows(rows), own(prologue, 0, 0) {}
+
+  // first_row: of this consumer.
+  __device__ void begin(int first_row, const Schedule::Work& work) {
+    own = Own(prologue, first_row + static_cast<int>(threadIdx.x / kWarpSize % 4) * 16, rows);
+    k = int64_t{work.first_step} * kDepth;
+  }
+
+  __device__ __forceinline__ void step(bool accumulate) {
+    mbarrier_wait(&this->shared.full[this->ring.place], this->ring.phase);
+    const T* const a = this->shared.a[this->ring.place] + this->number * 64 * kDepth;
+    const T* const b = this->shared.b[this->ring.place];
+    const int matrix = threadIdx.x % kWarpSize / 8;
+    const int row = static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + matrix % 2 * 8 + threadIdx.x % 8;
+    uint32_t of_a[kDepth / 16][4];
+#pragma unroll
+    for (int i = 0; i < kDepth / 16; ++i) {
+      ldmatrix(of_a[i], a + row * kDepth + ((2 * i + matrix / 2) ^ row % 8) * 8);  // as TMA swizzles rows of 128 bytes
+      own.apply(of_a[i], 0, k + 16 * i + threadIdx.x % 4 * 2);
+    }
+    constexpr int kNextB = Tile::kB == Major::kK ? 32 >> 4 : 2048 >> 4;
+    const uint64_t of_b = matrix_descriptor(b, Tile::kB == Major::kK ? 0 : 64 * kDepth * 2, 1024, Swizzle::k128);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kDepth / 16; ++i) {
+      wgmma<Tile::kWidth, T, Tile::kB>(this->sum, of_a[i], of_b + i * kNextB, accumulate || i > 0);
+    }
+    wgmma_commit();
+    this->reading = this->ring.place;
+    this->wait();
+    this->ring.advance();
+    k += kDepth;
+  }
+};
+
+// The maps of what leaves the kernel and of what its epilogue reads and writes besides.
+struct EndMaps {
+  CUtensorMap out, read, written;
+};
+
+// By a warp: the bias of a tile's columns, to shared memory.
+template <class Tile, class T>
+__device__ __forceinline__ void bring_bias(T* to, const T* bias, int column, int width) {
+#pragma unroll
+  for (int c = threadIdx.x % kWarpSize; c < Tile::kWidth; c += kWarpSize) {
+    to[c] = bias != nullptr && column + c < width ? bias[column + c] : from_compute<T>(0.0f);
+  }
+}
+
+// What becomes of the sums: they are rounded, after the bias was added, and the epilogue gets them, eight neighbours at
+// a time. TMA carries away what is to be written, and brings what is to be read: were it loaded into registers, each
+// load would have to arrive before the next product may begin.
+template <class T, class Prologue, class Epilogue>
+struct RoundThen {
+  template <class Tile>
+  using Shared = StagedShared<Tile, T, Epilogue>;
+  template <class Tile>
+  using OneStage = Stage<Tile, T, Epilogue>;
+  static constexpr bool kPlain = std::is_same_v<Epilogue, Store<T>>;
+
+  const T* bias;  // or null
+  int rows, width;
+  bool by_tma;  // what leaves; if not, element by element: its rows do not begin at multiples of 16 bytes
+  Prologue prologue;
+  Epilogue epilogue;
+
+  template <class Tile>
+  __device__ __forceinline__ void init(Shared<Tile>& shared) const {
+    for (uint64_t& full : shared.bias_full) mbarrier_init(&full, kWarpSize);
+    for (uint64_t& empty : shared.bias_empty) mbarrier_init(&empty, kConsumers * kWarpgroupSize);
+    for (auto& of_warp : shared.arrived) mbarrier_init(&of_warp[0], 1), mbarrier_init(&of_warp[1], 1);
+  }
+
+  // Brings each tile's bias to shared memory. By a warp of the producer's warpgroup.
+  template <class Tile>
+  __device__ __forceinline__ void prepare(Shared<Tile>& shared, const Schedule& schedule) const {
+    Ring<2> ring;
+    for_each_work<Tile>(schedule, [&](const Schedule::Work& work) {
+      mbarrier_wait(&shared.bias_empty[ring.place], ring.phase ^ 1);
+      bring_bias<Tile>(shared.bias[ring.place], bias, work.column * Tile::kWidth, width);
+      mbarrier_arrive(&shared.bias_full[ring.place]);
+      ring.advance();
+    });
+  }
+
+  template <class Tile>
+  __device__ void run(Shared<Tile>& shared, const Schedule& schedule, const EndMaps& maps, int rank) const {
+    if constexpr (std::is_same_v<Prologue, NoPrologue>) {
+      Consumer<Tile, Shared<Tile>> consumer(shared);
+      multiply_all<Tile>(consumer, shared, schedule, maps, rank);
+    } else {
+      ChangingConsumer<Tile, T, Shared<Tile>, Prologue> consumer(shared, prologue, rows);
+      multiply_all<Tile>(consumer, shared, schedule, maps, rank);
+    }
+  }
+
+ private:
+  // A warp's tile: the first row and column.
+  struct Corner {
+    int row, column;
+  };
+
+  // How far a warp is with the sums that wait.
+  template <class Tile>
+  struct Waiting {
+    Rounded<Tile, T> rounded;
+    Corner corner;
+    int part = OneStage<Tile>::kParts;           // the next one; that many: nothing waits
+    int round = 0;                               // rounds done since the kernel began
+    int first_round = -OneStage<Tile>::kRounds;  // the number of this tile's first
+    int asked = 0;                               // rounds for which TMA brings what is read
+  };
+
+  // Asks for what the next round reads, as soon as there is a place for it: one of the tile that waits, or already of
+  // the `next`, which is being multiplied. tiles: 1, where there is no next, else 2.
+  template <class Tile>
+  __device__ __forceinline__ void ask(Waiting<Tile>& w, const Corner& next, int tiles, Shared<Tile>& shared,
+                                      const EndMaps& maps) const {
+    using Stage = OneStage<Tile>;
+    static_assert(Stage::kSlicesARound == 1, "one box a round");
+    const int of_tile = w.asked - w.first_round;
+    if (w.asked == w.round + Stage::kOthers || of_tile == tiles * Stage::kRounds) return;
+    if (threadIdx.x % kWarpSize == 0) {
+      if (Epilogue::kWrites) tma_store_wait_read<0>();  // what was written there has left
+      const int warp = threadIdx.x / kWarpSize - 4;
+      const bool of_next = of_tile >= Stage::kRounds;
+      const int row = of_next ? next.row : w.corner.row, column = of_next ? next.column : w.corner.column;
+      uint64_t* const arrived = &shared.arrived[warp][w.asked % 2];
+      mbarrier_arrive_expect(arrived, Stage::kElements * sizeof(T));
+      tma_load(shared.stage[warp].other(w.asked), &maps.read, arrived, column + of_tile % Stage::kRounds * kSlice, row);
+    }
+    ++w.asked;
+  }
+
+  // The next part of what waits; or, where nothing is to be done but to store, the next round.
+  template <class Tile>
+  __device__ __forceinline__ void advance(Waiting<Tile>& w, Shared<Tile>& shared, const EndMaps& maps) const {
+    using Stage = OneStage<Tile>;
+    if (w.part >= Stage::kParts) return;
+    const bool leader = threadIdx.x % kWarpSize == 0;
+    const int warp = threadIdx.x / kWarpSize - 4, round = w.part / Stage::kPartsARound;
+    Stage& stage = shared.stage[warp];
+    if (w.part % Stage::kPartsARound == 0) {
+      if (leader) tma_store_wait_read<0>();
+      __syncwarp();  // nobody reads the stage any more
+      w.rounded.template put<Stage::kSlicesARound>(stage.sums(), round);
+      __syncwarp();  // and now it is written
+      if (Epilogue::kReads) mbarrier_wait(&shared.arrived[warp][w.round % 2], w.round / 2 % 2);
+    }
+    if (kPlain && by_tma) {
+      w.part += Stage::kPartsARound;
+    } else {
+      finish_part<Tile>(stage, w.corner, w.part++, w.round);
+    }
+    if (w.part % Stage::kPartsARound == 0) {
+      if (by_tma) tma_store_fence();
+      __syncwarp();  // the round is written, and TMA may see it
+      if (leader && by_tma) store_round<Tile>(stage, maps, w.corner, round, w.round);
+      ++w.round;
+    }
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void finish_part(OneStage<Tile>& stage, const Corner& corner, int part, int round) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = corner.row + OneStage<Tile>::row_of(part, i),
+                column = corner.column + OneStage<Tile>::column_of(part);
+      T* const own = stage.sums() + OneStage<Tile>::place_of(part, i);
+      T* const other_own = stage.other(round) + OneStage<Tile>::place_of(part, i);
+      Packed<T> value = load_packed(own), other;
+      if constexpr (Epilogue::kReads) other = load_packed(other_own);
+      epilogue(row, column, value, other);
+      if (by_tma) {
+        store_packed(own, value);
+        if constexpr (Epilogue::kWrites) store_packed(other_own, other);
+      } else if (epilogue.out.has(row, column)) {
+        epilogue.out.store(row, column, value);
+        if constexpr (Epilogue::kWrites) epilogue.written.store(row, column, other);
+      }
+    }
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void store_round(OneStage<Tile>& stage, const EndMaps& maps, const Corner& corner,
+                                              int round, int of_all) const {
+#pragma unroll
+    for (int slice = 0; slice < OneStage<Tile>::kSlicesARound; ++slice) {
+      const int place = slice * kWarpRows * kSlice;
+      const int column = corner.column + (round * OneStage<Tile>::kSlicesARound + slice) * kSlice;
+      tma_store(&maps.out, stage.sums() + place, column, corner.row);
+      if (Epilogue::kWrites) tma_store(&maps.written, stage.other(of_all) + place, column, corner.row);
+    }
+    tma_store_commit();
+  }
+
+  template <class Tile, class Multiplier>
+  __device__ __forceinline__ void multiply_all(Multiplier& consumer, Shared<Tile>& shared, const Schedule& schedule,
+                                               const EndMaps& maps, int rank) const {
+    Waiting<Tile> waiting;
+    const auto next_part = [&](const Corner& next, int tiles) {
+      if constexpr (Epilogue::kReads) ask(waiting, next, tiles, shared, maps);
+      advance(waiting, shared, maps);
+    };
+    const int clusters = gridDim.x / Tile::kBlocks;
+    int number = blockIdx.x / Tile::kBlocks;
+    Schedule::Work next = schedule.find(number);
+    Ring<2> of_bias;
+    while (number < schedule.count()) {
+      const Schedule::Work work = next;
+      const int row = (work.row * Tile::kBlocks + rank) * kRows + consumer.number * 64;
+      const Corner corner{row + static_cast<int>(threadIdx.x) / kWarpSize % 4 * kWarpRows, work.column * Tile::kWidth};
+      consumer.begin(row, work);
+      consumer.step(false);
+      next = schedule.find(number += clusters);  // divisions take their time: under a product
+      for (int k = 1; k < work.steps; ++k) {     // under a product a part of what waits
+        consumer.step(true);
+        next_part(corner, 2);
+      }
+      while (waiting.part < OneStage<Tile>::kParts) next_part(corner, 2);  // more parts than steps
+      consumer.wait();
+      mbarrier_wait(&shared.bias_full[of_bias.place], of_bias.phase);
+      waiting.rounded.take(consumer.sum, shared.bias[of_bias.place]);
+      mbarrier_arrive(&shared.bias_empty[of_bias.place]);
+      of_bias.advance();
+      waiting.corner = corner, waiting.part = 0, waiting.first_round += OneStage<Tile>::kRounds;
+    }
+    while (waiting.part < OneStage<Tile>::kParts) next_part(waiting.corner, 1);
+    if (threadIdx.x % kWarpSize == 0) tma_store_wait_read<0>();  // shared memory must last so long
+  }
+};
+
+// By one thread.
+template <class Tile, class Shared>
+__device__ __forceinline__ void init_places(Shared& shared) {
+  for (int place = 0; place < Tile::kPlaces; ++place) {
+    mbarrier_init(&shared.full[place], 1);
+    mbarrier_init(&shared.empty[place], kConsumers * Tile::kBlocks);
+  }
+}
+
+template <class Tile, class T, class Finish>
+__global__ void __launch_bounds__(kThreads, 1)
+    product_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                   const __grid_constant__ EndMaps end_maps, const Schedule schedule, const Finish finish) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename Finish::template Shared<Tile>*>(memory);
+  const int rank = Tile::kBlocks == 1 ? 0 : static_cast<int>(cluster_rank_of_block());
+  if (threadIdx.x == 0) {
+    tma_prefetch_map(&map_a);
+    tma_prefetch_map(&map_b);
+    init_places<Tile>(shared);
+    finish.template init<Tile>(shared);
+    mbarrier_init_fence();
+  }
+  Tile::kBlocks == 1 ? __syncthreads() : cluster_sync();
+
+  if (warpgroup_of_block() == 0) {
+    give_registers<40>();
+    if (threadIdx.x == 0) produce<Tile>(shared, schedule, &map_a, &map_b, rank);
+    if (threadIdx.x / kWarpSize == 1) finish.template prepare<Tile>(shared, schedule);
+    __syncwarp();
+  } else {
+    take_registers<232>();
+    finish.template run<Tile>(shared, schedule, end_maps, rank);
+  }
+  if (Tile::kBlocks > 1) cluster_sync();  // no block may end while others still copy into it or arrive at its barriers
+}
+
+// ---- on the host ----
+
+// Why this cannot be done, or "".
+inline std::string refused_product(const Product& p, Major a, Major b, DType dtype) {
+  if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) return "takes float16 or bfloat16";
+  if (compute_capability() != 90) return "needs a GPU of compute capability 9.0";
+  if (std::max({p.rows, p.depth, p.width}) > INT32_MAX / 2) return "takes rows, depth and width below 2³⁰";
+  return refused_operands(p, a, b, dtype);
+}
+
+struct Maps {
+  CUtensorMap a, b;
+};
+
+// `across`: the dimension of the operand that is not the depth.
+template <class T>
+CUtensorMap map_of(const void* data, Major major, int64_t across, int64_t depth, int box_across, int box_depth) {
+  const bool along = major == Major::kK;
+  const auto inner = static_cast<uint64_t>(along ? depth : across),
+             outer = static_cast<uint64_t>(along ? across : depth);
+  return make_tensor_map<T, 2>(static_cast<const T*>(data), {inner, outer}, {inner * sizeof(T)},
+                               {64, static_cast<uint32_t>(along ? box_across : box_depth)}, Swizzle::k128);
+}
+
+// Of what a warp's rounds write or read.
+template <class T>
+CUtensorMap map_of_rows(const Rows<T>& rows) {
+  return map_of<T>(rows.data, Major::kMN, rows.width, rows.rows, kSlice, kWarpRows);
+}
+
+template <class Tile, class T>
+Maps maps_of(const Product& p) {
+  return {map_of<T>(p.a, Tile::kA, p.rows, p.depth, kRows, kDepth),
+          map_of<T>(p.b, Tile::kB, p.width, p.depth, Tile::kWidth / Tile::kBlocks, kDepth / Tile::kBlocks)};
+}
+
+template <class Tile>
+Schedule schedule_of(const Product& p) {
+  return {static_cast<int>(ceil_div(p.rows, kRows * Tile::kBlocks)), static_cast<int>(ceil_div(p.width, Tile::kWidth)),
+          static_cast<int>(ceil_div(p.depth, kDepth))};
+}
+
+template <class Tile, class T, class Finish>
+void launch_schedule(const Product& p, const Schedule& schedule, const EndMaps& end_maps, const Finish& finish,
+                     void* stream) {
+  const Maps maps = maps_of<Tile, T>(p);
+  const int64_t clusters = std::min<int64_t>(schedule.count(), multiprocessors() / Tile::kBlocks);
+  launch_in_clusters(
+      product_kernel<Tile, T, Finish>, Tile::kBlocks, dim3(static_cast<unsigned>(clusters * Tile::kBlocks)), kThreads,
+      sizeof(typename Finish::template Shared<Tile>), stream, maps.a, maps.b, end_maps, schedule, finish);
+}
+
+// Why TMA cannot bring the rows that an epilogue reads, or "".
+inline std::string refused_read(const void* matrix, int64_t width) {
+  if (width % 8 != 0) return "takes rows of a multiple of 8 elements, got " + std::to_string(width);
+  return aligned_16(matrix) ? "" : "takes matrices that begin at multiples of 16 bytes";
+}
+
+template <class Tile, class T, class Prologue, class E>
+void launch_product(const Product& p, const Prologue& prologue, const E& epilogue, void* stream) {
+  const bool by_tma = epilogue.out.vectors && (!E::kWrites || epilogue.written.vectors);
+  EndMaps maps{};
+  if (by_tma) maps.out = map_of_rows(epilogue.out);
+  if (by_tma && E::kWrites) maps.written = map_of_rows(epilogue.written);
+  if constexpr (E::kReads) maps.read = map_of_rows(epilogue.read);
+  const RoundThen<T, Prologue, E> finish{
+      static_cast<const T*>(p.bias), static_cast<int>(p.rows), static_cast<int>(p.width), by_tma, prologue, epilogue};
+  launch_schedule<Tile, T>(p, schedule_of<Tile>(p), maps, finish, stream);
+}
+
+// What a multiprocessor, or a cluster of them, has to do at most, in columns of 128 rows; and what a tile costs
+// besides.
+inline int64_t busiest(const Product& p, int64_t width, int64_t blocks) {
+  const int64_t tiles = ceil_div(p.rows, kRows * blocks) * ceil_div(p.width, width);
+  return ceil_div(tiles, multiprocessors() / blocks) * (width + 16);
+}
+
+// Calls f with the width of tiles, as a constant, that leaves the fewest multiprocessors idle: wide tiles read least,
+// but there are few of them.
+template <int kBlocks, class F>
+void with_tile_width(const Product& p, F&& f) {
+  const int64_t of_256 = busiest(p, 256, kBlocks), of_192 = busiest(p, 192, kBlocks), of_128 = busiest(p, 128, kBlocks);
+  if (of_256 <= of_192 && of_256 <= of_128) return f(std::integral_constant<int, 256>{});
+  if (of_192 <= of_128) return f(std::integral_constant<int, 192>{});
+  f(std::integral_constant<int, 128>{});
+}
+
+// The same for the fused ends. Tiles of 256 columns come in clusters of two; with them an epilogue has some thirty
+// registers, with tiles of 192, alone, some eighty, and shared memory for what it reads: a heavy end takes these.
+enum class Ends { kLight, kHeavy };
+
+template <Ends kEnds, Major kA, Major kB, class F>
+void with_tile(const Product& p, F&& f) {
+  constexpr int64_t kWide = kEnds == Ends::kLight ? 256 : 192, kBlocks = kEnds == Ends::kLight ? 2 : 1;
+  if (busiest(p, kWide, kBlocks) <= busiest(p, 128, 1)) return f(Tile<kWide, kA, kB, kBlocks, 4>{});
+  f(Tile<128, kA, kB, 1, 5>{});
+}
+
+}  // namespace kf::KF_BACKEND::hopper

@@ -1,0 +1,33 @@
+// gelu_linear_backward v2_mma: the slope on the way out of the product
+//
+// Idea      The sums of grad · weightᵀ are in registers when x is read, multiplied by the slope and written; gelu(x),
+//           which is nearly the same computation, leaves beside it.
+// Since v1  linear's v5_mma with GeluSlopeEnd at its end.
+// Launch    as linear's v5_mma; the other product and the sums as v1
+// Moves     linear_backward's bytes, and 2·rows·depth·sizeof(T) for x and gelu(x)
+// Limits    as linear's v5_mma; float16 and bfloat16; it rounds grad · weightᵀ and gelu(x)
+#include <step3/mma_product.h>
+
+#include "pieces.h"
+
+namespace kf::KF_BACKEND::gelu_linear_backward {
+
+std::string v2_mma_supports(const Args& a) {
+  if (size_of(a.dtype) != 2) return "takes float16 or bfloat16";
+  const std::string refused = mma::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+  return refused.empty() ? linear_backward::refused(layer_of(a)) : refused;
+}
+
+int64_t v2_mma_scratch_bytes(const Args& a) { return activation_bytes(a) + rest_bytes(a); }
+
+void v2_mma(const Args& a, void* stream) {
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    with_epilogue<T>(a, [&](auto weight, const auto& epilogue) {
+      mma::launch_product<Major::kK, weight.value, T>(product_of(a), NoPrologue{}, epilogue, stream);
+    });
+  });
+  launch_rest(a, a.scratch, static_cast<unsigned char*>(a.scratch) + activation_bytes(a), stream);
+}
+
+}  // namespace kf::KF_BACKEND::gelu_linear_backward

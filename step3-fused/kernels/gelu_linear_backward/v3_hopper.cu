@@ -1,0 +1,38 @@
+// gelu_linear_backward v3_hopper: the slope under the next tile's product
+//
+// Idea      As linear_gelu's v3: what follows a tile is done under the next one's product. Its reads and writes, twice
+//           as many, are hidden there; its instructions are not.
+// Since v2  linear's v7 with GeluSlopeEnd at its end; x comes by TMA, a round of 64 columns ahead.
+// Launch    as linear's v7_persistent with tiles of 192 or 128 columns, whichever leaves fewer multiprocessors idle;
+//           the other product and the sums as v1
+// Moves     as v2
+// Limits    as linear's v7_persistent; x at a multiple of 16 bytes, a depth that is a multiple of 8. So that the sums
+//           of a tile can wait in half the registers, it rounds grad · weightᵀ and gelu(x)
+#include <step3/hopper_product.h>
+
+#include "pieces.h"
+
+namespace kf::KF_BACKEND::gelu_linear_backward {
+
+std::string v3_hopper_supports(const Args& a) {
+  const std::string refused = hopper::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+  const std::string of_x = hopper::refused_read(a.x, a.depth);
+  if (!refused.empty() || !of_x.empty()) return refused.empty() ? of_x : refused;
+  return linear_backward::refused(layer_of(a));
+}
+
+int64_t v3_hopper_scratch_bytes(const Args& a) { return activation_bytes(a) + rest_bytes(a); }
+
+void v3_hopper(const Args& a, void* stream) {
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    with_epilogue<T>(a, [&](auto weight, const auto& epilogue) {
+      hopper::with_tile<hopper::Ends::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
+        hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue, stream);
+      });
+    });
+  });
+  launch_rest(a, a.scratch, static_cast<unsigned char*>(a.scratch) + activation_bytes(a), stream);
+}
+
+}  // namespace kf::KF_BACKEND::gelu_linear_backward

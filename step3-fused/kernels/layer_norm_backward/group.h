@@ -1,0 +1,91 @@
+// What the persistent rungs share. And a row's group of threads in v3: how many share a row, how many rows a block has
+// under way, and what helps them to fit into registers.
+#pragma once
+
+#include <kf/launch.h>
+#include <step3/held_row.h>
+
+namespace kf::KF_BACKEND::layer_norm_backward {
+
+constexpr int64_t kMostBlocks = 132;  // a constant: a sum's order, and so its last bit, must not depend on the GPU
+
+// Warps of a block: 16 have up to 128 registers for each thread, enough for 24 columns; 12 have 168.
+template <class Row>
+constexpr int kWarpsOfBlock = Row::kThreads == 512 || Row::kItems * Row::N <= 24 ? 16 : 12;
+template <class Row>
+constexpr int kGroups = kWarpsOfBlock<Row> * kWarpSize / Row::kThreads;
+
+// Hides from the compiler that these bits stay the same. It would widen the values of a half type once and keep them as
+// floats, in twice the registers.
+template <class V>
+__device__ __forceinline__ void forget(V& v) {
+  if constexpr (sizeof(V) == 16) {
+    int4& bits = reinterpret_cast<int4&>(v);
+    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+  }
+}
+
+// When its rows are done: the sums of a block's groups, added up in the order of their numbers, to this block's part of
+// `partial`. `memory`, shared: [groups][2][width].
+template <class Row, class C>
+__device__ __forceinline__ void leave_sums(const C (&of_weight)[Row::kItems][Row::N],
+                                           const C (&of_bias)[Row::kItems][Row::N], C* memory, int group, int groups,
+                                           int width, C* partial) {
+  Row::for_each_piece(width, [&](int i, int column) {
+    C* own = memory + group * 2 * width + column;
+    store_values<(Row::N > 1)>(own, of_weight[i]);
+    store_values<(Row::N > 1)>(own + width, of_bias[i]);
+  });
+  __syncthreads();  // what all groups have written is read now
+  for (int c = group * Row::kThreads + threadIdx.x; c < 2 * width; c += groups * Row::kThreads) {
+    C sum = 0;
+    for (int g = 0; g < groups; ++g) sum += memory[g * 2 * width + c];
+    partial[int64_t{blockIdx.x} * 2 * width + c] = sum;
+  }
+}
+
+// For v3: calls f(HeldRow) with the shape that suits rows of `width` elements of T.
+template <class T, class F>
+void with_shape(int64_t width, bool vectors, F&& f) {
+  constexpr int N = 16 / sizeof(T);
+  if (vectors && width % N == 0) {
+    const int64_t count = width / N;
+    count <= 32     ? f(HeldRow<32, 1, N>{})
+    : count <= 64   ? f(HeldRow<32, 2, N>{})
+    : count <= 96   ? f(HeldRow<32, 3, N>{})
+    : count <= 128  ? f(HeldRow<32, 4, N>{})
+    : count <= 192  ? f(HeldRow<64, 3, N>{})
+    : count <= 256  ? f(HeldRow<64, 4, N>{})
+    : count <= 512  ? f(HeldRow<128, 4, N>{})
+    : count <= 1024 ? f(HeldRow<256, 4, N>{})
+                    : f(HeldRow<512, 4, N>{});
+  } else {  // value by value: neighbouring lanes still read neighbouring columns
+    width <= 256    ? f(HeldRow<32, 8, 1>{})
+    : width <= 512  ? f(HeldRow<64, 8, 1>{})
+    : width <= 1024 ? f(HeldRow<64, 16, 1>{})
+    : width <= 2048 ? f(HeldRow<128, 16, 1>{})
+    : width <= 4096 ? f(HeldRow<256, 16, 1>{})
+                    : f(HeldRow<512, 16, 1>{});
+  }
+}
+
+// For v4: calls f(Type<T>, HeldRow) with the shape of a row that one warp takes.
+template <class F>
+void with_row_of_warp(DType dtype, int64_t width, F&& f) {
+  with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    if constexpr (sizeof(T) < 8) {
+      constexpr int N = 16 / sizeof(T);
+      const int64_t items = ceil_div(width, kWarpSize * N);
+      items <= 1   ? f(type, HeldRow<32, 1, N>{})
+      : items <= 2 ? f(type, HeldRow<32, 2, N>{})
+      : items <= 3 ? f(type, HeldRow<32, 3, N>{})
+      : items <= 4 ? f(type, HeldRow<32, 4, N>{})
+      : items <= 5 ? f(type, HeldRow<32, 5, N>{})
+      : items <= 7 ? f(type, HeldRow<32, 7, N>{})
+                   : f(type, HeldRow<32, 8, N>{});
+    }
+  });
+}
+
+}  // namespace kf::KF_BACKEND::layer_norm_backward

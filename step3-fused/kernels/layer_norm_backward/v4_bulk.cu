@@ -1,0 +1,158 @@
+// layer_norm_backward v4_bulk: rows come through shared memory, by themselves
+//
+// Idea      In v3 the row and the next one wait in registers, which so have no room for the sums of more columns.
+//           Shared memory has room for both rows. One lane starts a bulk copy of a whole row of x and of grad and goes
+//           on; the copy's bytes arrive at an mbarrier. Each warp has a ring of two places of its own, for the row that
+//           it computes and the next: no barrier of the block, no other warp to wait for.
+// Since v3  Rows lie in shared memory, grad_sum's too. The registers are free for sums: up to 8 vectors of 16 bytes a
+//           lane, rows up to 4 KB, still a warp a row.
+// Launch    A row has V = width·sizeof(T)/16 vectors, a lane ⌈V/32⌉ of them. Grid up to 132; block 32×16, 32×8 where a
+//           lane keeps more than 32 columns, fewer where their rings would need more than 224 KB. Then grid
+//           ⌈2·width/32⌉, block 32×32, 4 KB. Rows that do not begin at multiples of 16 bytes are v3's
+// Moves     (3·rows·width + 3·width)·sizeof(T) bytes (grad_sum: one more rows·width), and 4·blocks·width·4 of partial
+//           sums; about 15·rows·width FLOPs
+// Limits    compute capability 9.0; half types and float32; width·sizeof(T) ≤ 4096 and a multiple of 16; rows ≤ 2³¹−1
+#include <step2/mbarrier.h>
+#include <step2/tma.h>
+
+#include <algorithm>
+
+#include "columns.h"
+#include "group.h"
+#include "row.h"
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::layer_norm_backward {
+namespace {
+
+constexpr int kPlaces = 2;                  // of a ring
+constexpr int64_t kRingBytes = 224 * 1024;  // for the rings of all warps
+
+// 16 warps have up to 128 registers for each thread, 8 have 255.
+template <class Row>
+constexpr int kMostWarps = Row::kItems * Row::N <= 32 ? 16 : 8;
+
+template <class Row, class T>
+__global__ void __launch_bounds__(kWarpSize* kMostWarps<Row>, 1)
+    v4_bulk_kernel(const T* __restrict__ grad, const T* __restrict__ x, const T* __restrict__ weight,
+                   const float* __restrict__ mean, const float* __restrict__ rstd, const T* __restrict__ grad_sum,
+                   T* __restrict__ grad_x, float* __restrict__ partial, int64_t rows, int width) {
+  constexpr int N = Row::N;
+  extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ uint64_t arrived[kMostWarps<Row>][kPlaces];
+  const int warp = threadIdx.y, warps = blockDim.y;
+  const int matrices = grad_sum == nullptr ? 2 : 3;
+  T* ring = reinterpret_cast<T*>(memory) + int64_t{warp} * kPlaces * matrices * width;
+  const auto place_of = [&](int place) { return ring + place * matrices * width; };
+  const auto fetch = [&](int place, int64_t row) {  // by one lane
+    if (row >= rows) return;
+    const uint32_t bytes = width * static_cast<uint32_t>(sizeof(T));
+    uint64_t* barrier = &arrived[warp][place];
+    mbarrier_arrive_expect(barrier, matrices * bytes);
+    bulk_load(place_of(place), x + row * width, bytes, barrier);
+    bulk_load(place_of(place) + width, grad + row * width, bytes, barrier);
+    if (grad_sum != nullptr) bulk_load(place_of(place) + 2 * width, grad_sum + row * width, bytes, barrier);
+  };
+
+  // Neighbouring rows go to different blocks, which so get as many of the last ones as they can.
+  const int64_t step = int64_t{gridDim.x} * warps, first = int64_t{warp} * gridDim.x + blockIdx.x;
+  if (threadIdx.x == 0) {
+    for (int place = 0; place < kPlaces; ++place) mbarrier_init(&arrived[warp][place], 1);
+    mbarrier_init_fence();
+    for (int place = 0; place < kPlaces; ++place) fetch(place, first + place * step);
+  }
+  __syncwarp();                      // the barriers are there; no other warp uses these
+  Vector<T, N> of_row[Row::kItems];  // the weight
+  Row::for_each_piece(width, [&](int i, int column) { of_row[i] = load_vector<N>(weight + column); });
+  float of_weight[Row::kItems][N] = {}, of_bias[Row::kItems][N] = {};
+  float row_mean = 0, row_rstd = 0;
+  if (first < rows) row_mean = mean[first], row_rstd = rstd[first];
+  int place = 0, phase = 0;
+  for (int64_t row = first; row < rows; row += step) {
+    float next_mean = 0, next_rstd = 0;
+    if (row + step < rows) next_mean = mean[row + step], next_rstd = rstd[row + step];
+    mbarrier_wait(&arrived[warp][place], phase);
+    const T* x_row = place_of(place);
+    RowSums<float> sums;
+    Row::for_each_piece(width, [&](int i, int column) {
+      float value[N], g[N], w[N];
+      forget(of_row[i]);
+      widen(load_vector<N>(x_row + column), value);
+      widen(load_vector<N>(x_row + width + column), g);
+      widen(of_row[i], w);
+#pragma unroll
+      for (int j = 0; j < N; ++j) sums.add(product(g[j], w[j]), value[j] - row_mean);
+    });
+#pragma unroll
+    for (float& sum : sums.value) sum = warp_sum(sum);
+    const RowGradient<float> gradient(sums, row_mean, row_rstd, width);
+    Row::for_each_piece(width, [&](int i, int column) {
+      float value[N], g[N], w[N];
+      forget(of_row[i]);
+      widen(load_vector<N>(x_row + column), value);
+      widen(load_vector<N>(x_row + width + column), g);
+      widen(of_row[i], w);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float x_hat = gradient.normalized(value[j]);
+        of_weight[i][j] += g[j] * x_hat;
+        of_bias[i][j] += g[j];
+        value[j] = gradient.of_x(product(g[j], w[j]), x_hat);
+      }
+      if (grad_sum != nullptr) {
+        widen(load_vector<N>(x_row + 2 * width + column), w);
+#pragma unroll
+        for (int j = 0; j < N; ++j) value[j] += w[j];
+      }
+      store_vector<N>(grad_x + row * width + column, narrow<T>(value));
+    });
+    __syncwarp();  // all lanes have read the place
+    if (threadIdx.x == 0) fetch(place, row + kPlaces * step);
+    if (++place == kPlaces) place = 0, phase ^= 1;
+    row_mean = next_mean, row_rstd = next_rstd;
+  }
+
+  __syncthreads();  // the rings are done with: their memory takes the sums
+  leave_sums<Row>(of_weight, of_bias, reinterpret_cast<float*>(memory), warp, warps, width, partial);
+}
+
+// What a warp needs of shared memory: its ring, and later its sums.
+int64_t bytes_a_warp(const Args& a) {
+  const int64_t ring = kPlaces * (a.grad_sum == nullptr ? 2 : 3) * a.width * size_of(a.dtype);
+  return std::max<int64_t>(ring, 2 * a.width * static_cast<int64_t>(sizeof(float)));
+}
+
+}  // namespace
+
+std::string v4_bulk_supports(const Args& a) {
+  if (a.dtype == DType::kFloat64) return "takes float32, float16 or bfloat16";
+  if (compute_capability() != 90) return "needs a GPU of compute capability 9.0";
+  const int64_t bytes = a.width * size_of(a.dtype);
+  if (bytes > 4096) return "takes rows up to 4096 bytes, got " + std::to_string(bytes);
+  if (bytes % 16 != 0) return "takes rows of a multiple of 16 bytes, got " + std::to_string(bytes);
+  if (a.rows > INT32_MAX) return "takes rows ≤ " + std::to_string(INT32_MAX) + ", got " + std::to_string(a.rows);
+  return "";
+}
+
+int64_t v4_bulk_scratch_bytes(const Args& a) { return v3_persistent_scratch_bytes(a); }
+
+void v4_bulk(const Args& a, void* stream) {
+  if (!aligned_16(a.grad, a.x, a.weight, a.grad_sum, a.grad_x)) return v3_persistent(a, stream);
+  with_row_of_warp(a.dtype, a.width, [&](auto type, auto shape) {
+    using T = typename decltype(type)::element;
+    using Row = decltype(shape);
+    const int64_t warps = std::min<int64_t>(kMostWarps<Row>, kRingBytes / bytes_a_warp(a));
+    const int64_t blocks = std::min(a.rows, kMostBlocks);  // rows go round the blocks, then round the warps
+    const auto kernel = v4_bulk_kernel<Row, T>;
+    allow_shared(kernel, warps * bytes_a_warp(a));
+    kernel<<<static_cast<unsigned>(blocks), dim3(kWarpSize, static_cast<unsigned>(warps)), warps * bytes_a_warp(a),
+             as_stream(stream)>>>(
+        static_cast<const T*>(a.grad), static_cast<const T*>(a.x), static_cast<const T*>(a.weight),
+        static_cast<const float*>(a.mean), static_cast<const float*>(a.rstd), static_cast<const T*>(a.grad_sum),
+        static_cast<T*>(a.grad_x), static_cast<float*>(a.scratch), a.rows, static_cast<int>(a.width));
+    check_launch();
+    finish<T>(a.scratch, a.grad_weight, a.grad_bias, blocks, a.width, stream);
+  });
+}
+
+}  // namespace kf::KF_BACKEND::layer_norm_backward

@@ -1,0 +1,44 @@
+// linear v7_persistent: a producer, consumers, and blocks that stay
+//
+// Idea      In v6 the tensor cores rest while threads wait, ask for tiles, and write outputs. So the work is divided.
+//           One thread, the producer, does nothing but fill places. Two warpgroups, the consumers, multiply 64 rows
+//           each, and let go of a place as soon as they have read it. Each multiprocessor has one block, which stays
+//           and takes tile after tile: the producer is then already at the next one, and a tile's outputs leave under
+//           its products.
+// Since v6  The kernel is include/step3/hopper_product.h, since the ops with fused ends use it as well. Each place has
+//           two barriers: full, its bytes have arrived; empty, both consumers have left it. A product is waited for
+//           only when the next one has been issued. Tiles are up to 256 columns wide; setmaxnreg gives consumers 232
+//           registers, for 128 sums and the rounded outputs of the tile before, 64 words, which leave by stmatrix and
+//           TMA, some columns after each step. Another warp beside the producer brings the bias. Neighbours in time
+//           share rows of x or columns of the weight.
+// Launch    grid min(⌈rows/128⌉·⌈width/w⌉, multiprocessors), block 384. w is 256, 192 or 128: with which the busiest
+//           block has the fewest columns to do. 4, 5 or 6 places; 218 to 227 KB of shared memory, all that a block may
+//           have
+// Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
+//           From the L2 cache (1/128 + 1/w)·rows·depth·width·sizeof(T) bytes: with w = 256 85 FLOP a byte, 77 with 192,
+//           64 with 128. From shared memory a consumer reads 64 + w lines for 64·w outputs: 51, 48 or 43 FLOP a byte
+// Limits    for x and weight as v6_wgmma. Where width is no multiple of 8, or y begins at none of 16 bytes, outputs
+//           leave element by element. With few tiles most multiprocessors have nothing to do
+#include <step3/hopper_product.h>
+
+#include "majors.h"
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::linear {
+
+std::string v7_persistent_supports(const Args& a) { return refused_by(hopper::refused_product, a); }
+
+void v7_persistent(const Args& a, void* stream) {
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    with_majors(a, [&](auto x, auto weight) {
+      const auto launch = [&](auto columns) {
+        using Tile = hopper::Tile<decltype(columns)::value, x.value, weight.value, 1>;
+        hopper::launch_product<Tile, T>(product_of(a), NoPrologue{}, Store<T>{{a.y, a.rows, a.width}}, stream);
+      };
+      hopper::with_tile_width<1>(product_of(a), launch);
+    });
+  });
+}
+
+}  // namespace kf::KF_BACKEND::linear

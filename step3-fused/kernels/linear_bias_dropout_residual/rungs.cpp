@@ -1,0 +1,16 @@
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::linear_bias_dropout_residual {
+namespace {
+
+constexpr Rung<Args> kRungs[] = {
+    {"v1_separate", v1_separate, v1_separate_supports, v1_separate_scratch_bytes, "the product"},
+    {"v2_mma", v2_mma, v2_mma_supports, nullptr, "the product"},
+    {"v3_hopper", v3_hopper, v3_hopper_supports, nullptr, "the product"},
+};
+
+}  // namespace
+
+Rungs<Args> rungs() { return kRungs; }
+
+}  // namespace kf::KF_BACKEND::linear_bias_dropout_residual

@@ -1,0 +1,34 @@
+// linear_bias_dropout_residual v3_hopper: dropout and residual under the next tile's product
+//
+// Idea      The residual comes from memory, and ten rounds of Philox are some hundred instructions for eight outputs.
+//           Under the next tile's product the wait for the residual is hidden; the instructions are not, they take the
+//           tensor cores' time.
+// Since v2  linear's v7 with DropoutResidualEnd at its end. The residual comes by TMA, asked for a round of 64 columns
+//           ahead: a load into registers would have to arrive before the next product may be issued.
+// Launch    as linear's v7_persistent with tiles of 192 or 128 columns, whichever leaves fewer multiprocessors idle
+// Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
+// Limits    as linear's v7_persistent; a width that is a multiple of 8, the residual at a multiple of 16 bytes. So that
+//           the sums of a tile can wait in half the registers, it rounds the product
+#include <step3/hopper_product.h>
+
+#include "product.h"
+
+namespace kf::KF_BACKEND::linear_bias_dropout_residual {
+
+std::string v3_hopper_supports(const Args& a) {
+  const std::string refused = hopper::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+  return refused.empty() ? hopper::refused_read(a.residual, a.width) : refused;
+}
+
+void v3_hopper(const Args& a, void* stream) {
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    with_major_of_weight(a.weight_transposed, [&](auto weight) {
+      hopper::with_tile<hopper::Ends::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
+        hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue_of<T>(a), stream);
+      });
+    });
+  });
+}
+
+}  // namespace kf::KF_BACKEND::linear_bias_dropout_residual

@@ -1,0 +1,55 @@
+// linear_bias_dropout_residual_backward: with grad_p = dropout's mask, scaled, times grad, grad_x = grad_p · weightᵀ,
+// grad_weight = xᵀ · grad_p (weight transposed: grad_pᵀ · x) and grad_bias[c] = the sum of grad_p over the rows. (That
+// of the residual is grad itself.) All are contiguous.
+#pragma once
+
+#include <kf/rung.h>
+
+namespace kf::linear_bias_dropout_residual_backward {
+
+struct Args {
+  const void* grad;    // [rows, width]
+  const void* x;       // [rows, depth]
+  const void* weight;  // [depth, width], or, transposed, [width, depth]
+  void* grad_x;
+  void* grad_weight;
+  void* grad_bias;
+  const int64_t* state;  // {seed, offset} in the GPU's memory; null: the next two members hold them
+  uint64_t seed;
+  uint64_t offset;
+  uint32_t threshold;  // an element is kept where its 16-bit random number is at least this
+
+  int64_t rows;
+  int64_t depth;
+  int64_t width;
+  bool weight_transposed;
+  bool tf32;  // float32 may be rounded to TF32 before it is multiplied
+  DType dtype;
+  void* scratch = nullptr;
+};
+
+}  // namespace kf::linear_bias_dropout_residual_backward
+
+// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
+#ifdef KF_BACKEND
+namespace kf::KF_BACKEND::linear_bias_dropout_residual_backward {
+using kf::linear_bias_dropout_residual_backward::Args;
+void v1_separate(const Args& args, void* stream);
+std::string v1_separate_supports(const Args& args);
+int64_t v1_separate_scratch_bytes(const Args& args);
+void v2_fused(const Args& args, void* stream);
+std::string v2_fused_supports(const Args& args);
+int64_t v2_fused_scratch_bytes(const Args& args);
+}  // namespace kf::KF_BACKEND::linear_bias_dropout_residual_backward
+#endif
+
+namespace kf::emulated::linear_bias_dropout_residual_backward {
+Rungs<kf::linear_bias_dropout_residual_backward::Args> rungs();
+}
+namespace kf::gpu::linear_bias_dropout_residual_backward {
+#ifdef KF_WITH_CUDA
+Rungs<kf::linear_bias_dropout_residual_backward::Args> rungs();
+#else
+inline Rungs<kf::linear_bias_dropout_residual_backward::Args> rungs() { return {}; }
+#endif
+}  // namespace kf::gpu::linear_bias_dropout_residual_backward

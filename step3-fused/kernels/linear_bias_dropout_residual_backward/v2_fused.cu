@@ -1,0 +1,57 @@
+// linear_bias_dropout_residual_backward v2_fused: mask and sums in one pass
+//
+// Idea      As step 1's bias_dropout_residual_backward: the kernel that applies the mask adds up what it writes. A
+//           thread's eight elements begin at a multiple of eight, whatever the width: they are one Philox call.
+// Since v1  include/step3/summed_gradient.h in place of two kernels.
+// Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; grid ⌈width/32⌉, block 32×32, 4 KB: see
+//           column_grid_by_eight in step 1's include/step1/column_grid.h; products as linear's `auto`
+// Moves     2·rows·width·sizeof(T) bytes for mask and sums, and linear_backward's
+// Limits    as linear's. For the products, not for the sums, it rounds the masked gradient
+#include <step1/philox.h>
+#include <step3/summed_gradient.h>
+
+#include "../linear_backward/gradients.h"
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::linear_bias_dropout_residual_backward {
+namespace {
+
+using linear_backward::Changed, linear_backward::changed_in, linear_backward::changed_scratch_bytes;
+using linear_backward::layer_of;
+
+template <class C>
+struct Mask {
+  DropoutState state;
+  uint32_t threshold;
+  C scale;
+
+  template <bool kAligned, class Whole>
+  __device__ __forceinline__ void apply(Whole, int64_t i, int, int, C (&value)[8]) const {
+    DropoutState own = state;
+    own.read();
+    if constexpr (sizeof(C) == 4) forget_round_keys(own.seed);
+    const Eight eight = own.eight(i / 8);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) value[j] = eight.number(j) >= threshold ? scale * value[j] : C(0);
+  }
+};
+
+}  // namespace
+
+std::string v2_fused_supports(const Args& a) { return linear_backward::refused(layer_of(a, a.grad)); }
+
+int64_t v2_fused_scratch_bytes(const Args& a) { return changed_scratch_bytes(layer_of(a, a.grad)); }
+
+void v2_fused(const Args& a, void* stream) {
+  const Changed changed = changed_in(a.scratch, layer_of(a, a.grad));
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    using C = compute_t<T>;
+    const Mask<C> mask{{a.state, a.seed, a.offset}, a.threshold, keep_scale<C>(a.threshold)};
+    launch_summed_gradient<T>(a.grad, changed.grad, a.grad_bias, changed.sums, a.rows, a.width, aligned_16(a.grad),
+                              mask, stream);
+  });
+  linear_backward::launch_best(layer_of(a, changed.grad), changed.rest, stream);
+}
+
+}  // namespace kf::KF_BACKEND::linear_bias_dropout_residual_backward

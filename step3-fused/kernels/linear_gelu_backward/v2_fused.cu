@@ -1,0 +1,55 @@
+// linear_gelu_backward v2_fused: slope and sums in one pass
+//
+// Idea      As step 1's bias_gelu_backward: the kernel that multiplies by the slope walks down the rows and adds up
+//           what it writes. The bias's gradient costs no further trip.
+// Since v1  include/step3/summed_gradient.h in place of two kernels; fast_gelu_slope in place of gelu_slope.
+// Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; grid ⌈width/32⌉, block 32×32, 4 KB: see
+//           column_grid_by_eight in step 1's include/step1/column_grid.h; products as linear's `auto`
+// Moves     3·rows·width·sizeof(T) bytes for slope and sums, and linear_backward's
+// Limits    as linear's. For the products, not for the sums, it rounds grad · gelu'(preactivation)
+#include <step1/gelu.h>
+#include <step3/summed_gradient.h>
+
+#include "../linear_backward/gradients.h"
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::linear_gelu_backward {
+namespace {
+
+using linear_backward::Changed, linear_backward::changed_in, linear_backward::changed_scratch_bytes;
+using linear_backward::layer_of;
+
+template <class T, bool kTanh>
+struct Slope {
+  const T* preactivation;
+
+  template <bool kAligned, class Whole>
+  __device__ __forceinline__ void apply(Whole whole, int64_t i, int first, int last, compute_t<T> (&value)[8]) const {
+    compute_t<T> h[8];
+    load_some<kAligned>(whole, preactivation + i, first, last, h);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) value[j] *= fast_gelu_slope<T, kTanh>(h[j]);
+  }
+};
+
+}  // namespace
+
+std::string v2_fused_supports(const Args& a) { return linear_backward::refused(layer_of(a, a.grad)); }
+
+int64_t v2_fused_scratch_bytes(const Args& a) { return changed_scratch_bytes(layer_of(a, a.grad)); }
+
+void v2_fused(const Args& a, void* stream) {
+  const Changed changed = changed_in(a.scratch, layer_of(a, a.grad));
+  with_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    const auto h = static_cast<const T*>(a.preactivation);
+    const auto launch = [&](const auto& change) {
+      launch_summed_gradient<T>(a.grad, changed.grad, a.grad_bias, changed.sums, a.rows, a.width,
+                                aligned_16(a.grad, a.preactivation), change, stream);
+    };
+    a.tanh ? launch(Slope<T, true>{h}) : launch(Slope<T, false>{h});
+  });
+  linear_backward::launch_best(layer_of(a, changed.grad), changed.rest, stream);
+}
+
+}  // namespace kf::KF_BACKEND::linear_gelu_backward

@@ -1,0 +1,143 @@
+// A layer with few rows, by blocks that are all resident: as linear's v10_rows, but tile after tile, and with the first
+// weights on their way before x is there.
+#pragma once
+
+#include <step2/cluster.h>
+#include <step3/hopper_product.h>
+
+namespace kf::KF_BACKEND::mlp {
+
+constexpr int kTile = 64, kPlaces = 6, kCluster = 8;
+constexpr int kStride = kTile + 4;  // of the sums in shared memory: padding against bank conflicts
+
+template <class T>
+struct Shared {
+  T x[kPlaces][kTile * hopper::kDepth];
+  T weight[kPlaces][kTile * hopper::kDepth];
+  float sums[kTile * kStride];
+  uint64_t full[kPlaces];
+};
+
+// How the blocks share a layer: `group` neighbours the depth of a tile, `each` of its `steps`. In a round each group
+// has a tile; in the last one some may have none.
+struct Share {
+  int tiles, steps, group, each, rounds;
+};
+
+// A layer's operands and how they are shared.
+template <class T>
+struct LayerOf {
+  const CUtensorMap *x, *weight;
+  const T* bias;
+  int width;
+  Share share;
+};
+
+template <Major kWeight, class T>
+struct Multiplier {
+  Shared<T>& shared;
+  const LayerOf<T> layer;
+  int rank, groups, steps, done;  // of its group; how many there are; its steps of a tile; those of the layer before
+
+  __device__ Multiplier(Shared<T>& shared, const LayerOf<T>& layer, int done)
+      : shared(shared),
+        layer(layer),
+        rank(static_cast<int>(cluster_rank_of_block()) % layer.share.group),
+        groups(static_cast<int>(gridDim.x) / layer.share.group),
+        steps(max(min(layer.share.each, layer.share.steps - rank * layer.share.each), 0)),
+        done(done) {}
+
+  __device__ int tile_of(int round) const { return static_cast<int>(blockIdx.x) / layer.share.group + round * groups; }
+  __device__ int steps_of(int round) const { return tile_of(round) < layer.share.tiles ? steps : 0; }
+  __device__ int k_of(int step) const { return (rank * layer.share.each + step) * hopper::kDepth; }
+
+  // By one thread: the weight of a step, and the announcement of what else comes to its place; then x.
+  __device__ void fetch_weight(int round, int step) const {
+    const int place = (done + step) % kPlaces, column = tile_of(round) * kTile;
+    mbarrier_arrive_expect(&shared.full[place], sizeof shared.x[0] + sizeof shared.weight[0]);
+    tma_load(shared.weight[place], layer.weight, &shared.full[place], kWeight == Major::kK ? k_of(step) : column,
+             kWeight == Major::kK ? column : k_of(step));
+  }
+  __device__ void fetch_x(int step) const {
+    const int place = (done + step) % kPlaces;
+    tma_load(shared.x[place], layer.x, &shared.full[place], k_of(step), 0);
+  }
+
+  // Before x is there: the weights of the first round's first steps.
+  __device__ void begin() const {
+    for (int step = 0; step < min(steps_of(0), kPlaces); ++step) fetch_weight(0, step);
+  }
+
+  // All rounds; `end(row, column, sums of eight neighbours)`. The first weights have been asked for by begin.
+  template <class End>
+  __device__ __forceinline__ void run(int rows, End end) {
+    for (int round = 0; round < layer.share.rounds; ++round) {
+      const int count = steps_of(round);
+      if (threadIdx.x == 0) {
+        for (int step = 0; step < min(count, kPlaces); ++step) {
+          if (round > 0) fetch_weight(round, step);
+          fetch_x(step);
+        }
+      }
+      float sum[kTile / 2] = {};  // a block without a step adds 0
+      for (int step = 0; step < count; ++step) {
+        const int place = (done + step) % kPlaces;
+        mbarrier_wait(&shared.full[place], (done + step) / kPlaces % 2);
+        hopper::multiply<hopper::Tile<kTile, Major::kK, kWeight, 1>>(sum, shared.x[place], shared.weight[place], true);
+        wgmma_wait<0>();
+        if (step + kPlaces < count) {
+          __syncthreads();  // all have read the place
+          if (threadIdx.x == 0) fetch_weight(round, step + kPlaces), fetch_x(step + kPlaces);
+        }
+      }
+      done += count;
+      add_up(sum, rows, tile_of(round) * kTile, end);
+    }
+  }
+
+  // The group's parts in their order, eight neighbours a thread.
+  template <class End>
+  __device__ __forceinline__ void add_up(const float (&sum)[kTile / 2], int rows, int column, End end) const {
+    const int lane = threadIdx.x % kWarpSize, warp_row = static_cast<int>(threadIdx.x / kWarpSize) * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < kTile / 2; i += 2) {
+      store_vector<2>(shared.sums + (warp_row + i / 2 % 2 * 8) * kStride + i / 4 * 8 + lane % 4 * 2,
+                      Vector<float, 2>{{sum[i], sum[i + 1]}});
+    }
+    cluster_sync();  // all blocks' sums are there
+    const int first = static_cast<int>(cluster_rank_of_block()) - rank;
+    for (int v = rank * kWarpgroupSize + threadIdx.x; v < rows * (kTile / 8); v += layer.share.group * kWarpgroupSize) {
+      const int r = v / (kTile / 8), c = v % (kTile / 8) * 8;
+      float total[8] = {};
+      for (int block = 0; block < layer.share.group; ++block) {
+        const uint32_t from = remote_address(shared.sums + r * kStride + c, first + block);
+        const float4 low = load_remote_4(from), high = load_remote_4(from + 16);
+        const float part[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int j = 0; j < 8; ++j) total[j] += part[j];
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        total[j] += column + c + j < layer.width ? to_compute(layer.bias[column + c + j]) : 0.0f;
+      end(r, column + c, packed<T>(total));
+    }
+    cluster_sync();  // nobody reads the sums any more
+  }
+};
+
+// The sharing with which the busiest block has the fewest steps; of two that are alike, the smaller groups.
+inline Share share_of(int64_t width, int64_t depth, int64_t blocks) {
+  Share best{};
+  int64_t fewest = INT64_MAX;
+  for (int64_t group = 1; group <= kCluster; group *= 2) {
+    const int64_t tiles = ceil_div(width, kTile), steps = ceil_div(depth, hopper::kDepth);
+    const int64_t each = ceil_div(steps, group), rounds = ceil_div(tiles * group, blocks);
+    if (each * rounds >= fewest) continue;
+    fewest = each * rounds;
+    best = {static_cast<int>(tiles), static_cast<int>(steps), static_cast<int>(group), static_cast<int>(each),
+            static_cast<int>(rounds)};
+  }
+  return best;
+}
+
+}  // namespace kf::KF_BACKEND::mlp

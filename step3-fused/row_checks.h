@@ -1,0 +1,36 @@
+// Checks that the host files of this stage share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <kf/host.h>
+
+#include <cmath>
+#include <utility>
+
+namespace kf::step3 {
+
+inline void check_eps(const char* op, double eps) {
+  TORCH_CHECK_VALUE(eps >= 0 && std::isfinite(eps), op, ": `eps` must be a finite number ≥ 0, got ", eps);
+}
+
+// mean and rstd: a number for each row of x, float32, or float64 for float64.
+inline at::ScalarType statistics_dtype(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+inline at::Tensor a_number_a_row(const at::Tensor& x) {
+  return at::empty(x.sizes().slice(0, x.dim() - 1), x.options().dtype(statistics_dtype(x)));
+}
+
+// x_name: what the op calls x.
+inline void check_statistics(const char* op, const at::Tensor& mean, const at::Tensor& rstd, const char* x_name,
+                             const at::Tensor& x, bool outputs) {
+  for (const auto& [name, t] : {std::pair<const char*, const at::Tensor&>{"mean", mean}, {"rstd", rstd}}) {
+    check_type(op, name, t, statistics_dtype(x));
+    check_shape(op, name, t, x.sizes().slice(0, x.dim() - 1));
+    check_device(op, name, t, x_name, x);
+    TORCH_CHECK_VALUE(!outputs || t.is_contiguous(), op, ": `", name, "` must be contiguous");
+  }
+}
+
+}  // namespace kf::step3

@@ -1,0 +1,815 @@
+"""The ops around a matrix product: linear layers, what is fused to their ends, and the block that they make."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+
+from kernel_fusion import rng
+from kernel_fusion.ops import (
+    check_dim,
+    check_like,
+    check_rows,
+    check_shape,
+    contiguous_like,
+    wide,
+    without_forward_mode,
+)
+from step3_fused import _a_number_a_row, _check_eps, layer_norm
+
+_ops = torch.ops.step3_fused
+
+__all__ = [
+    "gelu_linear",
+    "gelu_linear_backward",
+    "layer_norm_linear",
+    "linear",
+    "linear_backward",
+    "linear_bias_dropout_residual",
+    "linear_bias_dropout_residual_backward",
+    "linear_gelu",
+    "linear_gelu_backward",
+    "mlp",
+    "transformer_block",
+]
+
+
+@without_forward_mode
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    transposed: bool = False,
+    rung: str = "auto",
+) -> torch.Tensor:
+    """`x @ weight + bias`.
+
+    Args:
+        x: [..., depth], any strides; float32, float16, bfloat16 or float64.
+        weight: [depth, width], as GPT-2's Conv1D stores it, or, `transposed`, [width, depth], as nn.Linear does.
+        bias: [width], or None. All of one dtype and device.
+        transposed: which way the weight lies.
+        rung: "auto", or a name from `rungs("linear", x.device)`.
+
+    Returns:
+        [..., width], contiguous, of x's dtype, summed in float32 (float64 for float64) and rounded once; cuBLASLt,
+        which "auto" may take on a GPU, rounds sums of parts as well at some sizes. There float32 is rounded to TF32
+        before it is multiplied where `torch.backends.cuda.matmul.allow_tf32` is set, and nowhere else. Under autocast
+        all are made autocast's dtype.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, an empty row or weight, a `rung` that is unknown or cannot do this.
+    """
+    return _ops.linear(x, weight, bias, transposed=transposed, rung=rung)
+
+
+@without_forward_mode
+def linear_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, transposed: bool = False, rung: str = "auto"
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of x, weight and bias in `linear`.
+
+    Args:
+        grad: the gradient of y; [..., width], any strides; float32, float16, bfloat16 or float64.
+        x: [..., depth], weight: as in the forward pass. All of one dtype and device.
+        transposed: which way the weight lies, and its gradient.
+        rung: "auto", or a name from `rungs("linear_backward", grad.device)`.
+
+    Returns:
+        `(grad_x, grad_weight, grad_bias)`, contiguous, summed in float32 (float64 for float64), always in the same
+        order, and rounded once, by cuBLASLt as in `linear`.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, an empty row, a `rung` that is unknown or cannot do this.
+    """
+    return _ops.linear_backward(grad, x, weight, transposed=transposed, rung=rung)
+
+
+@without_forward_mode
+def linear_gelu(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    transposed: bool = False,
+    approximate: str = "tanh",
+    keep: bool = True,
+    return_preactivation: bool = False,
+    rung: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`gelu(x @ weight + bias)`.
+
+    Args:
+        x: [..., depth], any strides; float32, float16, bfloat16 or float64.
+        weight: [depth, width], or, `transposed`, [width, depth].
+        bias: [width], or None. All of one dtype and device.
+        transposed: which way the weight lies.
+        approximate: "tanh", GPT-2's, or "none", exact.
+        keep: write what goes into GELU, [..., width], for the backward pass. False saves that memory, and the backward
+            pass computes the product again. Where nothing needs a gradient nothing is written.
+        return_preactivation: return it, too.
+        rung: "auto", or a name from `rungs("linear_gelu", x.device)`.
+
+    Returns:
+        [..., width], contiguous, of x's dtype; with `return_preactivation` `(y, preactivation)`. A rung may round the
+        product before GELU, as PyTorch's operations do. Under autocast all are made autocast's dtype.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, an empty row or weight, another `approximate`, a `rung` that is unknown or
+            cannot do this.
+    """
+    options = {"transposed": transposed, "approximate": approximate, "rung": rung}
+    keep = return_preactivation or (keep and _needs_gradients(x, weight, bias))
+    y, preactivation = _ops.linear_gelu(x, weight, bias, keep=keep, **options)
+    return (y, preactivation) if return_preactivation else y
+
+
+@without_forward_mode
+def linear_gelu_backward(
+    grad: torch.Tensor,
+    preactivation: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    transposed: bool = False,
+    approximate: str = "tanh",
+    rung: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of x, weight and bias in `linear_gelu`.
+
+    Args:
+        grad: the gradient of y; [..., width], any strides; float32, float16, bfloat16 or float64.
+        preactivation: what went into GELU, of grad's shape.
+        x: [..., depth], weight: as in the forward pass. All of one dtype and device.
+        transposed, approximate: the forward's.
+        rung: "auto", or a name from `rungs("linear_gelu_backward", grad.device)`.
+
+    Returns:
+        `(grad_x, grad_weight, grad_bias)`, contiguous. In half types `grad · gelu'(preactivation)` is rounded before
+        it is multiplied.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, an empty row, another `approximate`, a `rung` that is unknown or cannot do
+            this.
+    """
+    return _ops.linear_gelu_backward(
+        grad, preactivation, x, weight, transposed=transposed, approximate=approximate, rung=rung
+    )
+
+
+@without_forward_mode
+def gelu_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    transposed: bool = False,
+    approximate: str = "tanh",
+    rung: str = "auto",
+) -> torch.Tensor:
+    """`gelu(x) @ weight + bias`.
+
+    Args:
+        x: [..., depth], any strides; float32, float16, bfloat16 or float64.
+        weight: [depth, width], or, `transposed`, [width, depth].
+        bias: [width], or None. All of one dtype and device.
+        transposed: which way the weight lies.
+        approximate: "tanh", GPT-2's, or "none", exact.
+        rung: "auto", or a name from `rungs("gelu_linear", x.device)`.
+
+    Returns:
+        [..., width], contiguous, of x's dtype. In half types the kernels round gelu(x) before it is multiplied; plain
+        C++ does not. Under autocast all are made autocast's dtype.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, an empty row or weight, another `approximate`, a `rung` that is unknown or
+            cannot do this.
+    """
+    return _ops.gelu_linear(x, weight, bias, transposed=transposed, approximate=approximate, rung=rung)
+
+
+@without_forward_mode
+def gelu_linear_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    transposed: bool = False,
+    approximate: str = "tanh",
+    rung: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of x, weight and bias in `gelu_linear`.
+
+    Args:
+        grad: the gradient of y; [..., width], any strides; float32, float16, bfloat16 or float64.
+        x: [..., depth], weight: as in the forward pass. All of one dtype and device.
+        transposed, approximate: the forward's.
+        rung: "auto", or a name from `rungs("gelu_linear_backward", grad.device)`.
+
+    Returns:
+        `(grad_x, grad_weight, grad_bias)`, contiguous. In half types gelu(x) is rounded before it is multiplied; a rung
+        may round grad · weightᵀ before the slope.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, an empty row, another `approximate`, a `rung` that is unknown or cannot do
+            this.
+    """
+    return _ops.gelu_linear_backward(grad, x, weight, transposed=transposed, approximate=approximate, rung=rung)
+
+
+@without_forward_mode
+def layer_norm_linear(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor,
+    norm_bias: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    transposed: bool = False,
+    eps: float = 1e-5,
+    return_statistics: bool = False,
+    rung: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`layer_norm(x) @ weight + bias`: in GPT-2 what leads to q, k and v.
+
+    Args:
+        x: [..., depth], any strides; float32, float16, bfloat16 or float64.
+        norm_weight, norm_bias: [depth], LayerNorm's.
+        weight: [depth, width], or, `transposed`, [width, depth].
+        bias: [width], or None. All of one dtype and device.
+        transposed: which way the weight lies.
+        eps: added to the variance, under the root.
+        return_statistics: return each row's mean and rstd, too; they have no gradients.
+        rung: "auto", or a name from `rungs("layer_norm_linear", x.device)`.
+
+    Returns:
+        [..., width], contiguous, of x's dtype. In half types the normalised rows are rounded before they are
+        multiplied. Under autocast all are made autocast's dtype. With `return_statistics` `(y, mean, rstd)`, the last
+        two as `layer_norm` returns them.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, an empty row or weight, negative `eps`, a `rung` that is unknown or cannot do
+            this.
+    """
+    y, mean, rstd = _ops.layer_norm_linear(
+        x, norm_weight, norm_bias, weight, bias, transposed=transposed, eps=eps, rung=rung
+    )
+    return (y, mean, rstd) if return_statistics else y
+
+
+@without_forward_mode
+def linear_bias_dropout_residual(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    p: float = 0.1,
+    rng_state: torch.Tensor | None = None,
+    *,
+    transposed: bool = False,
+    training: bool = True,
+    rung: str = "auto",
+) -> torch.Tensor:
+    """`residual + dropout(x @ weight + bias)`, with the mask of step 1's `bias_dropout_residual`.
+
+    Args:
+        x: [..., depth], any strides; float32, float16, bfloat16 or float64.
+        weight: [depth, width], or, `transposed`, [width, depth].
+        bias: [width], or None.
+        residual: [..., width]. All of one dtype and device.
+        p: the part that is dropped, from 0 to 1.
+        rng_state: int64 [2], seed and offset, on the CPU or on x's device; default: a new one.
+        transposed: which way the weight lies.
+        training: False switches dropout off.
+        rung: "auto", or a name from `rungs("linear_bias_dropout_residual", x.device)`.
+
+    Returns:
+        A contiguous tensor of residual's shape and dtype. A rung may round the product first, as PyTorch's operations
+        do. Under autocast all are made autocast's dtype.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape, device or `p`, an empty row or weight, a `rung` that is unknown or cannot do this.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"linear_bias_dropout_residual: `p` must be from 0 to 1, got {p}")
+    if not training:
+        p = 0.0
+    if rng_state is None:
+        rng_state = rng.draw(_ops, x) if rng.drops(p) else rng.unused(x)
+    return _ops.linear_bias_dropout_residual(x, weight, bias, residual, p, rng_state, transposed=transposed, rung=rung)
+
+
+@without_forward_mode
+def linear_bias_dropout_residual_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    p: float,
+    rng_state: torch.Tensor,
+    *,
+    transposed: bool = False,
+    rung: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of x, weight and bias in `linear_bias_dropout_residual`; that of the residual is `grad` itself.
+
+    Args:
+        grad: the gradient of y; [..., width], any strides; float32, float16, bfloat16 or float64.
+        x: [..., depth], weight: as in the forward pass. All of one dtype and device.
+        p, rng_state, transposed: the forward's; the mask is made from the state again.
+        rung: "auto", or a name from `rungs("linear_bias_dropout_residual_backward", grad.device)`.
+
+    Returns:
+        `(grad_x, grad_weight, grad_bias)`, contiguous. In half types the masked gradient is rounded before it is
+        multiplied.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape, device or `p`, an empty row, a `rung` that is unknown or cannot do this.
+    """
+    return _ops.linear_bias_dropout_residual_backward(grad, x, weight, p, rng_state, transposed=transposed, rung=rung)
+
+
+@without_forward_mode
+def mlp(
+    x: torch.Tensor,
+    weight_1: torch.Tensor,
+    bias_1: torch.Tensor,
+    weight_2: torch.Tensor,
+    bias_2: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    *,
+    transposed: bool = False,
+    approximate: str = "tanh",
+    keep: bool = True,
+    return_preactivation: bool = False,
+    rung: str = "auto",
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`gelu(x @ weight_1 + bias_1) @ weight_2 + bias_2`, and `residual` added to it.
+
+    Args:
+        x: [..., width], any strides; float32, float16, bfloat16 or float64.
+        weight_1: [width, inner], or, `transposed`, [inner, width]. bias_1: [inner].
+        weight_2: [inner, width], or, `transposed`, [width, inner]. bias_2: [width].
+        residual: of x's shape, or None. All of one dtype and device.
+        transposed: which way the weights lie.
+        approximate: "tanh", GPT-2's, or "none", exact.
+        keep: write what goes into GELU, [..., inner], for the backward pass. False saves that memory, and the backward
+            pass computes the first product again. Where nothing needs a gradient nothing is written.
+        return_preactivation: return it, too.
+        rung: "auto", or a name from `rungs("mlp", x.device)`.
+
+    Returns:
+        A contiguous tensor of x's shape and dtype; with `return_preactivation` `(y, preactivation)`. Rungs round what
+        lies between the products, as PyTorch's operations do. Under autocast all are made autocast's dtype.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, an empty row or weight, another `approximate`, a `rung` that is unknown or
+            cannot do this.
+    """
+    keep = return_preactivation or (keep and _needs_gradients(x, weight_1, bias_1, weight_2, bias_2, residual))
+    options = {"transposed": transposed, "approximate": approximate, "keep": keep, "rung": rung}
+    y, preactivation = _ops.mlp(x, weight_1, bias_1, weight_2, bias_2, residual, **options)
+    return (y, preactivation) if return_preactivation else y
+
+
+def transformer_block(
+    x: torch.Tensor,
+    norm_1: tuple[torch.Tensor, torch.Tensor],
+    qkv: tuple[torch.Tensor, torch.Tensor],
+    projection: tuple[torch.Tensor, torch.Tensor],
+    norm_2: tuple[torch.Tensor, torch.Tensor],
+    mlp_1: tuple[torch.Tensor, torch.Tensor],
+    mlp_2: tuple[torch.Tensor, torch.Tensor],
+    *,
+    heads: int,
+    causal: bool = True,
+    p: float = 0.0,
+    training: bool = True,
+    eps: float = 1e-5,
+    attention=None,
+) -> torch.Tensor:
+    """One block of GPT-2, made of this stage's ops.
+
+    Args:
+        x: [B, S, heads·D]; float32, float16, bfloat16 or float64.
+        norm_1, norm_2: weight and bias of the two LayerNorms, [heads·D] each.
+        qkv: weight [heads·D, 3·heads·D] and bias: q, k and v side by side. As GPT-2's Conv1D stores it, like all four.
+        projection: weight [heads·D, heads·D] and bias.
+        mlp_1, mlp_2: weight [heads·D, inner] and bias; weight [inner, heads·D] and bias.
+        heads: how many heads attention has.
+        causal: a token sees itself and those before it.
+        p: the part of the projection's and of the MLP's outputs that dropout drops while `training`; attention's
+            weights are not dropped.
+        eps: of both LayerNorms.
+        attention: a function of q, k and v, [B, heads, S, D] each, that takes `is_causal` and returns their output;
+            default: PyTorch's scaled_dot_product_attention.
+
+    Returns:
+        [B, S, heads·D].
+
+    Raises:
+        TypeError, ValueError: as the ops; also where `heads` does not divide the width.
+    """
+    if x.dim() != 3 or heads < 1 or x.shape[-1] % heads != 0:
+        raise ValueError(f"transformer_block: `x` must be [B, S, {heads}·D] for `heads` {heads}, got {tuple(x.shape)}")
+    attend = F.scaled_dot_product_attention if attention is None else attention
+    packed = layer_norm_linear(x, *norm_1, *qkv, eps=eps)
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in packed.chunk(3, -1))
+    attended = attend(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+    x = linear_bias_dropout_residual(attended, *projection, x, p, training=training)
+    y = layer_norm(x, *norm_2, eps=eps).to(x.dtype)
+    if training and rng.drops(p):
+        inner = linear_gelu(y, *mlp_1)
+        return linear_bias_dropout_residual(inner, *mlp_2, x, p)
+    return mlp(y, *mlp_1, *mlp_2, x)
+
+
+def _needs_gradients(*tensors) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+# ---- shapes, for torch.compile and for meta tensors: the checks of linear_host.cpp, without data ----
+
+
+def _check_weight(op, name, weight, transposed, depth, first_name, first):
+    check_like(op, name, weight, first_name, first)
+    check_dim(op, name, weight, 2)
+    width = weight.shape[0 if transposed else 1]
+    check_shape(op, name, weight, (width, depth) if transposed else (depth, width))
+    torch._check_value(width > 0, lambda: f"{op}: `{name}` must not be empty, got shape {tuple(weight.shape)}")
+    return width
+
+
+def _check_layer(op, x, weight, bias, transposed):
+    check_rows(op, "x", x)
+    width = _check_weight(op, "weight", weight, transposed, x.shape[-1], "x", x)
+    if bias is not None:
+        check_like(op, "bias", bias, "x", x, (width,))
+    return width
+
+
+def _check_approximate(op, approximate):
+    torch._check_value(
+        approximate in ("tanh", "none"), lambda: f"{op}: `approximate` must be 'tanh' or 'none', got '{approximate}'"
+    )
+
+
+def _check_backward(op, grad, x, weight, transposed):
+    check_rows(op, "grad", grad)
+    check_like(op, "x", x, "grad", grad)
+    torch._check_value(
+        x.dim() == grad.dim() and x.shape[:-1] == grad.shape[:-1],
+        lambda: (
+            f"{op}: `x` must have the shape of `grad` but for the last dimension, got {tuple(x.shape)} and "
+            f"{tuple(grad.shape)}"
+        ),
+    )
+    torch._check_value(
+        x.shape[-1] != 0, lambda: f"{op}: the last dimension of `x` must not be 0, got shape {tuple(x.shape)}"
+    )
+    shape = (x.shape[-1], grad.shape[-1])
+    check_like(op, "weight", weight, "grad", grad, shape[::-1] if transposed else shape)
+
+
+def _rows(x, width):
+    return x.new_empty((*x.shape[:-1], width))
+
+
+def _kept(x, width, keep):
+    return _rows(x, width) if keep else x.new_empty(0)
+
+
+def _gradients(grad, x, weight):
+    return contiguous_like(x), contiguous_like(weight), grad.new_empty(grad.shape[-1])
+
+
+@torch.library.register_fake("step3_fused::linear")
+def _(x, weight, bias=None, *, transposed=False, rung="auto"):
+    return _rows(x, _check_layer("linear", x, weight, bias, transposed))
+
+
+@torch.library.register_fake("step3_fused::linear_backward")
+def _(grad, x, weight, *, transposed=False, rung="auto"):
+    _check_backward("linear_backward", grad, x, weight, transposed)
+    return _gradients(grad, x, weight)
+
+
+@torch.library.register_fake("step3_fused::linear_gelu")
+def _(x, weight, bias=None, *, transposed=False, approximate="tanh", keep=True, rung="auto"):
+    width = _check_layer("linear_gelu", x, weight, bias, transposed)
+    _check_approximate("linear_gelu", approximate)
+    return _rows(x, width), _kept(x, width, keep)
+
+
+@torch.library.register_fake("step3_fused::linear_gelu_backward")
+def _(grad, preactivation, x, weight, *, transposed=False, approximate="tanh", rung="auto"):
+    op = "linear_gelu_backward"
+    check_rows(op, "grad", grad)
+    check_like(op, "preactivation", preactivation, "grad", grad, grad.shape)
+    _check_backward(op, grad, x, weight, transposed)
+    _check_approximate(op, approximate)
+    return _gradients(grad, x, weight)
+
+
+@torch.library.register_fake("step3_fused::gelu_linear")
+def _(x, weight, bias=None, *, transposed=False, approximate="tanh", rung="auto"):
+    width = _check_layer("gelu_linear", x, weight, bias, transposed)
+    _check_approximate("gelu_linear", approximate)
+    return _rows(x, width)
+
+
+@torch.library.register_fake("step3_fused::gelu_linear_backward")
+def _(grad, x, weight, *, transposed=False, approximate="tanh", rung="auto"):
+    _check_backward("gelu_linear_backward", grad, x, weight, transposed)
+    _check_approximate("gelu_linear_backward", approximate)
+    return _gradients(grad, x, weight)
+
+
+@torch.library.register_fake("step3_fused::layer_norm_linear")
+def _(x, norm_weight, norm_bias, weight, bias=None, *, transposed=False, eps=1e-5, rung="auto"):
+    op = "layer_norm_linear"
+    width = _check_layer(op, x, weight, bias, transposed)
+    for name, parameter in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
+        check_like(op, name, parameter, "x", x, x.shape[-1:])
+    _check_eps(op, eps)
+    return _rows(x, width), _a_number_a_row(x), _a_number_a_row(x)
+
+
+@torch.library.register_fake("step3_fused::linear_bias_dropout_residual")
+def _(x, weight, bias, residual, p, rng_state, *, transposed=False, rung="auto"):
+    op = "linear_bias_dropout_residual"
+    width = _check_layer(op, x, weight, bias, transposed)
+    check_like(op, "residual", residual, "x", x, (*x.shape[:-1], width))
+    rng.check(op, "p", p, rng_state, x)
+    return _rows(x, width)
+
+
+@torch.library.register_fake("step3_fused::linear_bias_dropout_residual_backward")
+def _(grad, x, weight, p, rng_state, *, transposed=False, rung="auto"):
+    op = "linear_bias_dropout_residual_backward"
+    _check_backward(op, grad, x, weight, transposed)
+    rng.check(op, "p", p, rng_state, grad)
+    return _gradients(grad, x, weight)
+
+
+@torch.library.register_fake("step3_fused::mlp")
+def _(
+    x,
+    weight_1,
+    bias_1,
+    weight_2,
+    bias_2,
+    residual=None,
+    *,
+    transposed=False,
+    approximate="tanh",
+    keep=True,
+    rung="auto",
+):
+    op = "mlp"
+    check_rows(op, "x", x)
+    width = x.shape[-1]
+    inner = _check_weight(op, "weight_1", weight_1, transposed, width, "x", x)
+    check_like(op, "bias_1", bias_1, "x", x, (inner,))
+    check_like(op, "weight_2", weight_2, "x", x, (width, inner) if transposed else (inner, width))
+    check_like(op, "bias_2", bias_2, "x", x, (width,))
+    if residual is not None:
+        check_like(op, "residual", residual, "x", x, x.shape)
+    _check_approximate(op, approximate)
+    return contiguous_like(x), _kept(x, inner, keep)
+
+
+rng.register_fake("step3_fused")
+
+
+# ---- gradients: this stage's own kernels ----
+
+
+def _without_autocast(backward):
+    """A backward inside an autocast region computes the same."""
+
+    @functools.wraps(backward)
+    def plain(ctx, grad, *more):
+        with torch.autocast(grad.device.type, enabled=False):
+            return backward(ctx, grad, *more)
+
+    return plain
+
+
+def _biased(ctx, grads):
+    """Of x, weight and bias, the last only where there is one."""
+    return *grads[:2], grads[2] if ctx.has_bias else None
+
+
+def _linear_setup(ctx, inputs, keyword_only_inputs, output):
+    x, weight, bias = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.has_bias, ctx.transposed = bias is not None, keyword_only_inputs["transposed"]
+
+
+@_without_autocast
+def _linear_backward(ctx, grad):
+    return _biased(ctx, _ops.linear_backward(grad, *ctx.saved_tensors, transposed=ctx.transposed))
+
+
+torch.library.register_autograd("step3_fused::linear", _linear_backward, setup_context=_linear_setup)
+
+
+def _gelu_options(ctx, keyword_only_inputs):
+    ctx.options = {name: keyword_only_inputs[name] for name in ("transposed", "approximate")}
+
+
+def _linear_gelu_setup(ctx, inputs, keyword_only_inputs, output):
+    x, weight, bias = inputs
+    ctx.keep, ctx.has_bias = keyword_only_inputs["keep"], bias is not None
+    ctx.save_for_backward(x, weight, output[1] if ctx.keep else bias)
+    _gelu_options(ctx, keyword_only_inputs)
+    ctx.set_materialize_grads(False)
+
+
+def _linear_gelu_backward(ctx, grad, grad_preactivation):
+    x, weight, saved = ctx.saved_tensors
+    transposed = ctx.options["transposed"]
+    with torch.autocast(x.device.type, enabled=False):
+        if grad is None:
+            grads = None
+        else:
+            preactivation = saved if ctx.keep else _ops.linear(x, weight, saved, transposed=transposed)
+            grads = _ops.linear_gelu_backward(grad, preactivation, x, weight, **ctx.options)
+        if grad_preactivation is not None and ctx.keep:  # somebody used what was returned besides
+            more = _ops.linear_backward(grad_preactivation, x, weight, transposed=transposed)
+            grads = more if grads is None else [a + b for a, b in zip(grads, more, strict=True)]
+    return (None, None, None) if grads is None else _biased(ctx, grads)
+
+
+torch.library.register_autograd("step3_fused::linear_gelu", _linear_gelu_backward, setup_context=_linear_gelu_setup)
+
+
+def _gelu_linear_setup(ctx, inputs, keyword_only_inputs, output):
+    x, weight, bias = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.has_bias = bias is not None
+    _gelu_options(ctx, keyword_only_inputs)
+
+
+@_without_autocast
+def _gelu_linear_backward(ctx, grad):
+    return _biased(ctx, _ops.gelu_linear_backward(grad, *ctx.saved_tensors, **ctx.options))
+
+
+torch.library.register_autograd("step3_fused::gelu_linear", _gelu_linear_backward, setup_context=_gelu_linear_setup)
+
+
+def _layer_norm_linear_setup(ctx, inputs, keyword_only_inputs, output):
+    x, norm_weight, norm_bias, weight, bias = inputs
+    ctx.save_for_backward(x, norm_weight, norm_bias, weight)
+    ctx.has_bias, ctx.transposed = bias is not None, keyword_only_inputs["transposed"]
+    ctx.eps = keyword_only_inputs["eps"]
+    ctx.mark_non_differentiable(*output[1:])
+
+
+@_without_autocast
+def _layer_norm_linear_backward(ctx, grad, *_):
+    x, norm_weight, norm_bias, weight = ctx.saved_tensors
+    # The rows, which the gradient of the weight needs, are normalised again. Their statistics come with them, with
+    # gradients of their own for a second pass.
+    normalised, mean, rstd = _ops.layer_norm(x, norm_weight, norm_bias, eps=ctx.eps)
+    grad_rows, *of_layer = _ops.linear_backward(grad, normalised, weight, transposed=ctx.transposed)
+    of_norm = _ops.layer_norm_backward(grad_rows, x, norm_weight, mean, rstd)
+    return *of_norm, of_layer[0], of_layer[1] if ctx.has_bias else None
+
+
+torch.library.register_autograd(
+    "step3_fused::layer_norm_linear", _layer_norm_linear_backward, setup_context=_layer_norm_linear_setup
+)
+
+
+def _dropout_setup(ctx, inputs, keyword_only_inputs, output):
+    x, weight, bias, _, ctx.p, rng_state = inputs
+    ctx.save_for_backward(x, weight, rng_state)
+    ctx.has_bias, ctx.transposed = bias is not None, keyword_only_inputs["transposed"]
+
+
+@_without_autocast
+def _dropout_backward(ctx, grad):
+    x, weight, rng_state = ctx.saved_tensors
+    if rng.drops(ctx.p):
+        grads = _ops.linear_bias_dropout_residual_backward(grad, x, weight, ctx.p, rng_state, transposed=ctx.transposed)
+    else:
+        grads = _ops.linear_backward(grad, x, weight, transposed=ctx.transposed)
+    return *_biased(ctx, grads), grad, None, None
+
+
+torch.library.register_autograd(
+    "step3_fused::linear_bias_dropout_residual", _dropout_backward, setup_context=_dropout_setup
+)
+
+
+def _mlp_setup(ctx, inputs, keyword_only_inputs, output):
+    x, weight_1, bias_1, weight_2, _, residual = inputs
+    ctx.keep, ctx.has_residual = keyword_only_inputs["keep"], residual is not None
+    ctx.save_for_backward(x, weight_1, weight_2, output[1] if ctx.keep else bias_1)
+    _gelu_options(ctx, keyword_only_inputs)
+    ctx.set_materialize_grads(False)
+
+
+def _mlp_backward(ctx, grad, grad_preactivation):
+    x, weight_1, weight_2, saved = ctx.saved_tensors
+    transposed = ctx.options["transposed"]
+    of_second, grad_residual = (None, None), None
+    with torch.autocast(x.device.type, enabled=False):
+        grad_inner = grad_preactivation if ctx.keep else None
+        if grad is not None:
+            preactivation = saved if ctx.keep else _ops.linear(x, weight_1, saved, transposed=transposed)
+            through, *of_second = _ops.gelu_linear_backward(grad, preactivation, weight_2, **ctx.options)
+            grad_inner = through if grad_inner is None else through + grad_inner
+            grad_residual = grad if ctx.has_residual else None
+        if grad_inner is None:
+            return (None,) * 6
+        of_first = _ops.linear_backward(grad_inner, x, weight_1, transposed=transposed)
+    return *of_first, *of_second, grad_residual
+
+
+torch.library.register_autograd("step3_fused::mlp", _mlp_backward, setup_context=_mlp_setup)
+
+
+# The gradients of these gradients are few people's need: they are PyTorch's operations on the formulas.
+
+
+def _turned(weight, transposed):
+    """A weight as [depth, width]."""
+    return weight.mT if transposed else weight
+
+
+def _formula_of_backward(grad, x, weight, transposed):
+    rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
+    grad_weight = rows.mT @ inputs if transposed else inputs.mT @ rows
+    return grad @ _turned(weight, transposed).mT, grad_weight, rows.sum(0)
+
+
+def _gelu_slope(h, approximate):
+    """As an operation that has a gradient itself."""
+    h = h.detach().requires_grad_() if not h.requires_grad else h
+    (slope,) = torch.autograd.grad(F.gelu(h, approximate=approximate).sum(), h, create_graph=True)
+    return slope
+
+
+def _second(op, formula, tensors):
+    """Registers the gradient of `op`, a backward pass, whose first `tensors` inputs are tensors to be differentiated.
+
+    formula: of these in float32 or float64, of the other inputs and of the options but `rung`.
+    """
+
+    def setup(ctx, inputs, keyword_only_inputs, output):
+        ctx.save_for_backward(*inputs[:tensors], *(t for t in inputs[tensors:] if isinstance(t, torch.Tensor)))
+        ctx.others = [None if isinstance(t, torch.Tensor) else t for t in inputs[tensors:]]
+        ctx.options = {name: value for name, value in keyword_only_inputs.items() if name != "rung"}
+
+    def backward(ctx, *grads):
+        saved = ctx.saved_tensors
+        more = iter(saved[tensors:])
+        others = [next(more) if other is None else other for other in ctx.others]
+        with torch.enable_grad(), torch.autocast(saved[0].device.type, enabled=False):
+            variables = [wide(t).detach().requires_grad_() for t in saved[:tensors]]
+            outputs = formula(*variables, *others, **ctx.options)
+            found = torch.autograd.grad(outputs, variables, [wide(g) for g in grads], allow_unused=True)
+        first = [
+            torch.zeros_like(t) if f is None else f.to(t.dtype) for f, t in zip(found, saved[:tensors], strict=True)
+        ]
+        return *first, *(None for _ in others)
+
+    torch.library.register_autograd(f"step3_fused::{op}", backward, setup_context=setup)
+
+
+def _formula_of_gelu_backward(grad, preactivation, x, weight, transposed, approximate):
+    return _formula_of_backward(grad * _gelu_slope(preactivation, approximate), x, weight, transposed)
+
+
+def _formula_of_gelu_linear_backward(grad, x, weight, transposed, approximate):
+    activation = F.gelu(x, approximate=approximate)
+    through, *rest = _formula_of_backward(grad, activation, weight, transposed)
+    return through * _gelu_slope(x, approximate), *rest
+
+
+def _formula_of_dropout_backward(grad, x, weight, p, rng_state, transposed):
+    # Where the residual is 0 and the weight the unit matrix, the op is dropout alone.
+    ones = torch.ones(grad.shape, dtype=grad.dtype, device=grad.device)
+    unit, zeros = ones.new_ones(1, grad.shape[-1]), torch.zeros_like(ones)
+    mask = _ops.linear_bias_dropout_residual(ones[..., :1].contiguous(), unit, None, zeros, p, rng_state)
+    return _formula_of_backward(grad * mask.detach(), x, weight, transposed)
+
+
+_second("linear_backward", _formula_of_backward, 3)
+_second("linear_gelu_backward", _formula_of_gelu_backward, 4)
+_second("gelu_linear_backward", _formula_of_gelu_linear_backward, 3)
+_second("linear_bias_dropout_residual_backward", _formula_of_dropout_backward, 3)

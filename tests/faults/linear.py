@@ -1,0 +1,244 @@
+"""Linear layers and what is fused to their ends, in step 3; and LayerNorm's rows by bulk copies."""
+
+from faults import Fault
+
+OPS3 = "step3-fused/step3_fused/linear_ops.py"
+HOST3 = "step3-fused/linear_host.cpp"
+CPU3 = "step3-fused/linear_cpu.cpp"
+PRODUCT3 = "step3-fused/product_cpu.h"
+KERNELS3 = "step3-fused/kernels"
+HEADERS3 = "step3-fused/include/step3"
+LINEAR3 = "step3-fused/test_linear.py"
+ENDS3 = "step3-fused/test_ends.py"
+ROWS3 = "step3-fused/test_layer_norm_backward.py"
+GRADIENTS = f"{ENDS3}::test_gradients_are_those_of_finite_differences[depth-width-cpu"
+
+
+def end(shape: str, dtype: str, op: str, rung: str, way: str = "depth-width") -> str:
+    return f"{ENDS3}::test_any_shape[{shape}-{way}-torch.{dtype}-{op}-cpu-{rung}]"
+
+
+def linear(shape: str, dtype: str, rung: str, way: str = "depth-width") -> str:
+    return f"{LINEAR3}::test_any_shape[{shape}-{way}-torch.{dtype}-cpu-{rung}]"
+
+
+PYTHON_FAULTS = [
+    Fault(
+        "mlp-forgets-the-residual",
+        "the residual of `mlp` has no gradient",
+        OPS3,
+        "grad_residual = grad if ctx.has_residual else None",
+        "grad_residual = None",
+        f"{GRADIENTS}-mlp]",
+    ),
+    Fault(
+        "keep-always",
+        "`keep=False` keeps all the same",
+        OPS3,
+        "keep = return_preactivation or (keep and _needs_gradients(x, weight, bias))",
+        "keep = return_preactivation or _needs_gradients(x, weight, bias)",
+        f"{ENDS3}::test_keep_is_the_memory_of_one_activation[linear_gelu]",
+    ),
+    Fault(
+        "eps-of-the-backward",
+        "the backward of `layer_norm_linear` forgets `eps`",
+        OPS3,
+        "_ops.layer_norm(x, norm_weight, norm_bias, eps=ctx.eps)",
+        "_ops.layer_norm(x, norm_weight, norm_bias)",
+        f"{GRADIENTS}-layer_norm_linear]",
+    ),
+    Fault(
+        "preactivation-without-a-gradient",
+        "what `linear_gelu` returns besides has no gradient",
+        OPS3,
+        "if grad_preactivation is not None and ctx.keep:",
+        "if grad_preactivation is not None and not ctx.keep:",
+        f"{ENDS3}::test_the_preactivation_has_a_gradient_of_its_own[cpu]",
+    ),
+    Fault(
+        "a-block-without-a-mask",
+        "the block's attention sees what comes later",
+        OPS3,
+        "attended = attend(q, k, v, is_causal=causal)",
+        "attended = attend(q, k, v, is_causal=False)",
+        f"{ENDS3}::test_a_block_is_that_of_gpt2[torch.float32-cpu]",
+    ),
+    Fault(
+        "transposed-backward",
+        "the backward of `linear` forgets that the weight is transposed",
+        OPS3,
+        "_ops.linear_backward(grad, *ctx.saved_tensors, transposed=ctx.transposed)",
+        "_ops.linear_backward(grad, *ctx.saved_tensors)",
+        f"{LINEAR3}::test_gradients_are_those_of_finite_differences[width-depth-cpu]",
+    ),
+]
+
+HOST_FAULTS = [
+    Fault(
+        "unaligned-as-it-is",
+        "tensors that do not begin at 16 bytes reach rungs that want it",
+        HOST3,
+        "return reinterpret_cast<uintptr_t>(whole.data_ptr()) % 16 == 0 ? whole : whole.clone();",
+        "return whole;",
+        linear("(64, 200, 136)", "bfloat16", "v7_persistent"),
+    ),
+    Fault(
+        "kept-where-it-may-lie",
+        "a preactivation that shares memory with the weight is taken",
+        HOST3,
+        'const std::initializer_list<Named> outs = {{"y", y}, {"preactivation", preactivation}};\n'
+        '  check_apart(op, outs, {{"x", x}, {"weight", weight}});',
+        'const std::initializer_list<Named> outs = {{"y", y}, {"preactivation", preactivation}};\n'
+        '  check_apart(op, outs, {{"x", x}});',
+        f"{ENDS3}::test_outputs_that_share_memory_with_anything_are_refused[linear_gelu-cpu]",
+    ),
+]
+
+PLAIN_FAULTS = [
+    Fault(
+        "last-block-of-the-depth-alone",
+        "plain C++ forgets what a product's earlier blocks of the depth gave",
+        PRODUCT3,
+        "to, n, columns, length, block > 0});",
+        "to, n, columns, length, false});",
+        linear("(40, 1104, 72)", "float32", "cpu"),
+    ),
+    Fault(
+        "gelu-is-kept",
+        "plain C++ keeps gelu(x), not x",
+        CPU3,
+        "    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(values[i]);\n"
+        "    Gelu<kTanh>{}(row, first, count, values);",
+        "    Gelu<kTanh>{}(row, first, count, values);\n"
+        "    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<T>(values[i]);",
+        end("(6, 3, 7)", "float32", "linear_gelu", "cpu"),
+    ),
+    Fault(
+        "numbers-from-the-first-of-eight",
+        "plain C++ gives a row that begins within eight random numbers those of the first",
+        PRODUCT3,
+        "const uint16_t* numbers = memory + index % 8;",
+        "const uint16_t* numbers = memory;",
+        end("(6, 3, 7)", "float32", "linear_bias_dropout_residual", "cpu"),
+    ),
+    Fault(
+        "rounded-by-threads",
+        "what is rounded together depends on how threads share out the columns",
+        PRODUCT3,
+        "        values[begin + i] = numbers[i] >= least ? value : C(0);\n      }\n"
+        "      for (int64_t i = 0; i < n; ++i) values[begin + i] += static_cast<C>(from[begin + i]);",
+        "        values[begin + i] = (numbers[i] >= least ? value : C(0)) + static_cast<C>(from[begin + i]);\n      }",
+        end("(24, 66, 130)", "float64", "linear_bias_dropout_residual", "cpu"),
+    ),
+]
+
+FAULTS = [
+    Fault(
+        "lanes-of-one-column",
+        "v11_gemv leaves half of its sums where they are",
+        f"{KERNELS3}/linear/v11_gemv.cu",
+        "apart >= kLanes; apart /= 2",
+        "apart > kLanes; apart /= 2",
+        linear("(4, 64, 256)", "float32", "v11_gemv"),
+    ),
+    Fault(
+        "a-part-of-the-depth",
+        "v9_split leaves the last part of the depth out",
+        f"{KERNELS3}/linear/v9_split.cu",
+        "for (int part = 0; part < parts; ++part) {",
+        "for (int part = 0; part < (parts > 1 ? parts - 1 : 1); ++part) {",
+        linear("(40, 1104, 72)", "bfloat16", "v9_split"),
+    ),
+    Fault(
+        "sums-of-one-block",
+        "v10_rows adds up its own sums only",
+        f"{KERNELS3}/linear/v10_rows.cu",
+        "const uint32_t from = remote_address(sums + r * kStride + c, block);",
+        "const uint32_t from = remote_address(sums + r * kStride + c, rank);",
+        linear("(64, 200, 136)", "bfloat16", "v10_rows"),
+    ),
+    Fault(
+        "gelu-written-twice",
+        "the preactivation that is kept is gelu of it",
+        f"{HEADERS3}/epilogues.h",
+        "    product = value;\n    compute_t<T> x[8];\n    widen(value, x);\n#pragma unroll\n"
+        "    for (int j = 0; j < 8; ++j) x[j] = gelu_in_epilogue<T, kTanh, kCoarse>(x[j]);\n"
+        "    value = packed<T>(x);",
+        "    compute_t<T> x[8];\n    widen(value, x);\n#pragma unroll\n"
+        "    for (int j = 0; j < 8; ++j) x[j] = gelu_in_epilogue<T, kTanh, kCoarse>(x[j]);\n"
+        "    value = packed<T>(x);\n    product = value;",
+        end("(64, 200, 136)", "bfloat16", "linear_gelu", "v3_hopper"),
+    ),
+    Fault(
+        "mask-of-another-row",
+        "dropout's numbers begin anew in each row",
+        f"{HEADERS3}/epilogues.h",
+        "dropout.apply(row * this->out.width + column, x);",
+        "dropout.apply(column, x);",
+        end("(64, 200, 136)", "bfloat16", "linear_bias_dropout_residual", "v2_mma"),
+    ),
+    Fault(
+        "asked-for-the-wrong-columns",
+        "TMA brings the residual of the first columns of a tile for each round",
+        f"{HEADERS3}/hopper_product.h",
+        "column + of_tile % Stage::kRounds * kSlice, row);",
+        "column, row);",
+        end("(64, 200, 136)", "bfloat16", "linear_bias_dropout_residual", "v3_hopper"),
+    ),
+    Fault(
+        "infinity-beyond-the-depth",
+        "what lies beyond the depth is normalised too, and may be infinite",
+        f"{HEADERS3}/prologues.h",
+        "value[j] = at < depth ? normalised * w[j] + b[j] : 0.0f;",
+        "value[j] = normalised * w[j] + b[j];",
+        f"{ENDS3}::test_what_lies_beyond_the_depth_stays_out_of_rows_of_large_numbers[layer_norm_linear-cpu-v3_hopper]",
+    ),
+    Fault(
+        "layers-without-a-barrier",
+        "v5_rows's blocks begin the second layer when they have done their part of the first",
+        f"{KERNELS3}/mlp/v5_rows.cu",
+        "  cooperative_groups::this_grid().sync();  // the activation is there\n",
+        "",
+        f"{ENDS3}::test_more_tiles_of_few_rows_than_emulated_multiprocessors",
+    ),
+    Fault(
+        "second-layer-at-once",
+        "v6_one_launch multiplies an activation that may not be there",
+        f"{KERNELS3}/mlp/many_rows.h",
+        "      wait_for_counter(layers.counters.stored + work.row, all_parts);\n",
+        "",
+        f"{ENDS3}::test_bands_of_rows_with_few_blocks_at_once[(100, 264, 520)-forward-1]",
+    ),
+    Fault(
+        "told-before-it-is-stored",
+        "v6_one_launch says that the activation is in memory when it has only been sent there",
+        f"{KERNELS3}/mlp/many_rows.h",
+        "    tma_store_wait<0>();\n",
+        "",
+        f"{ENDS3}::test_bands_of_rows[(1030, 768, 256)-True]",
+    ),
+    Fault(
+        "waits-for-what-waits",
+        "v6_one_launch's blocks wait for rows that lie in their own registers",
+        f"{KERNELS3}/mlp/v6_one_launch.cu",
+        "if (layer == Work::kNone || (layer == 1 && !is_there())) ends.finish();",
+        "if (layer == Work::kNone) ends.finish();",
+        f"{ENDS3}::test_bands_of_rows_with_few_blocks_at_once[(100, 264, 520)-forward-1]",
+    ),
+    Fault(
+        "the-next-row-again",
+        "a place of v4_bulk's ring gets the row that the other place has",
+        f"{KERNELS3}/layer_norm_backward/v4_bulk.cu",
+        "fetch(place, row + kPlaces * step);",
+        "fetch(place, row + step);",
+        f"{ROWS3}::test_more_rows_than_resident_blocks[(8500, 16)-torch.bfloat16-sum-cpu-v4_bulk]",
+    ),
+    Fault(
+        "read-before-it-is-there",
+        "v4_bulk does not wait for its row",
+        f"{KERNELS3}/layer_norm_backward/v4_bulk.cu",
+        "    mbarrier_wait(&arrived[warp][place], phase);\n",
+        "",
+        f"{ROWS3}::test_any_width[768-torch.bfloat16-cpu-v4_bulk]",
+    ),
+]
