@@ -16,7 +16,7 @@ def test_a_tour_shows_every_rung_and_ends_with_0(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     out = done.stdout
     assert re.match(r"Python 3\.\d+\.\d+, torch ", out)
-    assert re.search(r"That takes about 6 minutes on 2 cores, 4 of them compiling\. .* tour --full", out)
+    assert re.search(r"That takes about 10 minutes on 2 cores, 8 of them compiling\. .* tour --full", out)
     assert "[1/5] build step1-fake … ok" in out
     assert "[2/5] build the kernels once more, counting what they ask of memory … ok" in out
     assert "How to double a number." in out
@@ -130,6 +130,13 @@ def test_a_table_that_fits_a_screen_is_shown_whole():
 def test_of_a_longer_one_later_ops_show_their_last_rung():
     assert names(tour.on_a_screen(rows(a=3, b=4, c=2), 6)) == ["a v0", "a v1", "a v2", "b v3", "c v0", "c v1"]
     assert names(tour.on_a_screen(rows(a=9, b=9), 6)) == ["a v8", "b v8"]
+
+
+def test_of_a_longer_one_a_last_rung_that_did_not_run_gives_way():
+    listed = rows(a=3, b=3)
+    for row in listed[:5]:
+        row.error = 0.0
+    assert names(tour.on_a_screen(listed, 2)) == ["a v2", "b v1"]
 
 
 def test_a_rung_that_is_wrong_is_always_shown():
