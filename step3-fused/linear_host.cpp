@@ -11,7 +11,7 @@
 namespace kf::step3 {
 namespace {
 
-// ---- the ops, and what `auto` takes on CUDA tensors: read off results/h200.json as far as it goes ----
+// ---- the ops, and what `auto` takes on CUDA tensors: read off results/h200.json ----
 
 Op<kf::linear::Args> linear_op() {
   return {"linear", cpu::linear, emulated::linear::rungs(), gpu::linear::rungs(), kf::linear::automatic};
@@ -70,12 +70,16 @@ Op<kf::linear_bias_dropout_residual_backward::Args> linear_bias_dropout_residual
           cpu::linear_bias_dropout_residual_backward,
           emulated::linear_bias_dropout_residual_backward::rungs(),
           gpu::linear_bias_dropout_residual_backward::rungs(),
-          [](const auto&) { return "v2_fused"; },
+          [](const auto&) { return "v1_separate"; },
           "the masked gradient"};
 }
 
 Op<kf::mlp::Args> mlp_op() {
-  return {"mlp",           cpu::mlp, emulated::mlp::rungs(), gpu::mlp::rungs(), [](const auto&) { return "v4_best"; },
+  return {"mlp",
+          cpu::mlp,
+          emulated::mlp::rungs(),
+          gpu::mlp::rungs(),
+          [](const auto& a) { return a.rows <= 64 ? "v5_rows" : "v4_best"; },
           "the activation"};
 }
 

@@ -230,7 +230,12 @@ def test_each_option(dtype, op, device, rung):
     if able(op, rung, device, 24, 40, 56, dtype, False):
         for end in ENDS[op]:
             for options in end.options[1:]:
-                check(op, end, end.inputs((4, 6), 40, 56, dtype, device, False), rung, options=options, layouts=False)
+                inputs = end.inputs((4, 6), 40, 56, dtype, device, False)
+                if rung == "v4_cublaslt":
+                    with pytest.raises(ValueError, match="takes approximate='tanh' only"):
+                        getattr(step3_fused, op)(*inputs, rung=rung, **options)
+                else:
+                    check(op, end, inputs, rung, options=options, layouts=False)
 
 
 @every_rung
@@ -463,7 +468,7 @@ def test_without_what_is_kept_everything_is_the_same(op, device):
             if device == "cpu":
                 assert torch.equal(a, b)
             else:
-                torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * float(a.abs().max()))
+                torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * float(a.detach().abs().max()))
 
 
 def saved_bytes(function):
@@ -728,6 +733,11 @@ def test_a_block_drops_only_while_it_trains(device):
     assert torch.equal(step3_fused.transformer_block(*inputs, heads=3, p=0.5, training=False), plain)
     with testing.raises(ValueError, "transformer_block: `x` must be [B, S, 5·D] for `heads` 5, got (2, 6, 24)"):
         step3_fused.transformer_block(*inputs, heads=5)
+
+
+@every_op
+def test_auto_is_read_off_the_results(op):
+    testing.check_automatic(step3_fused, op, lambda shape: {name: n for name, n in shape.items() if name != "p"})
 
 
 # ---- what a rung refuses ----

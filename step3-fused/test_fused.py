@@ -169,14 +169,14 @@ with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["f
 
 @every("layer_norm")
 @every_dtype
-@pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 760, 768, 1023, 1600, 2049, 4096])
+@pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 760, 768, 1023, 1024, 1280, 1600, 2049, 4096])
 def test_layer_norm_of_any_width(width, dtype, device, rung):
     check("layer_norm", row_inputs((5, width), dtype, device), rung)
 
 
 @every("residual_layer_norm")
 @every_dtype
-@pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 760, 768, 1023, 1600, 2049, 4096])
+@pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 760, 768, 1023, 1024, 1280, 1600, 2049, 4096])
 def test_residual_layer_norm_of_any_width(width, dtype, device, rung):
     check("residual_layer_norm", row_inputs((5, width), dtype, device, residual=True), rung)
 

@@ -376,8 +376,9 @@ def test_forward_and_backward_in_a_cuda_graph(device):
     testing.check_gradients_in_a_cuda_graph(step3_fused.linear, variables, grad)
 
 
-def test_auto_is_read_off_the_results():
-    testing.check_automatic(step3_fused, "linear", lambda shape: None if "transposed" in shape else shape)
+@pytest.mark.parametrize("op", ["linear", "linear_backward"])
+def test_auto_is_read_off_the_results(op):
+    testing.check_automatic(step3_fused, op, lambda shape: shape)
 
 
 # ---- what a rung refuses ----

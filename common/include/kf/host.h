@@ -293,10 +293,12 @@ struct OpInfo {
   std::string cpu_rounds;                         // as Op's; "" for nothing
   std::vector<RungInfo> rungs;
   std::function<std::string(const std::string& rung, const Sizes& sizes, DType dtype)> choose;
+  std::function<std::string(const Sizes& sizes, DType dtype)> prefer;  // `auto`'s rung, wherever it can run
 };
 
 namespace detail {
-// Gives each size that Args has its number of `left`, and takes it out; 1 where it is not named, and for causal 0.
+// Gives each size that Args has its number of `left`, and takes it out; 1 where it is not named, and for what is true
+// or false 0: causal, transposed, and keep, whether the preactivation is wanted.
 template <class Args>
 void take_sizes(Args& args, Sizes& left) {
 #define KF_TAKE(member) \
@@ -314,7 +316,10 @@ void take_sizes(Args& args, Sizes& left) {
   KF_TAKE(depth)
   KF_TAKE(inner)
 #undef KF_TAKE
-  if constexpr (requires { args.causal; }) args.causal = left.count("causal") && left.extract("causal").mapped() != 0;
+  const auto flag = [&](const char* name) { return left.count(name) && left.extract(name).mapped() != 0; };
+  if constexpr (requires { args.causal; }) args.causal = flag("causal");
+  if constexpr (requires { args.weight_transposed; }) args.weight_transposed = flag("transposed");
+  if constexpr (requires { args.preactivation; }) args.preactivation = flag("keep") ? &args : nullptr;
   if constexpr (requires { args.attention; }) take_sizes(args.attention, left);
 }
 }  // namespace detail
@@ -322,18 +327,22 @@ void take_sizes(Args& args, Sizes& left) {
 template <class Args>
 OpInfo describe(const Op<Args>& op) {
   const char* cpu_rounds = op.cpu_rounds == nullptr ? "" : op.cpu_rounds;
-  OpInfo info{op.name, rung_names(op, false), rung_names(op, true), cpu_rounds, {}, {}};
+  OpInfo info{op.name, rung_names(op, false), rung_names(op, true), cpu_rounds, {}, {}, {}};
   for (const Rung<Args>& rung : op.emulated) {
     info.rungs.push_back(
         {rung.name, rung.rounds == nullptr ? "" : rung.rounds, rung.scratch_bytes != nullptr, rung.varies});
   }
-  info.choose = [op](const std::string& rung, Sizes sizes, DType dtype) {
+  const auto args_of = [op](Sizes sizes, DType dtype) {
     Args args{};
     args.dtype = dtype;
     detail::take_sizes(args, sizes);
     TORCH_CHECK_VALUE(sizes.empty(), op.name, " has no size '", sizes.begin()->first, "'");
-    return std::string(choose_rung(op, op.emulated, rung, args).name);
+    return args;
   };
+  info.choose = [op, args_of](const std::string& rung, const Sizes& sizes, DType dtype) {
+    return std::string(choose_rung(op, op.emulated, rung, args_of(sizes, dtype)).name);
+  };
+  info.prefer = [op, args_of](const Sizes& sizes, DType dtype) { return op.automatic(args_of(sizes, dtype)); };
   return info;
 }
 

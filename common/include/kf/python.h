@@ -65,6 +65,13 @@ inline void define_questions(pybind11::module_& m, const std::vector<OpInfo>& op
       },
       "the rung that would run on a GPU like the emulated one, for tensors of any size; or the error there would be",
       arg("op"), arg("rung"), arg("sizes"), arg("dtype"));
+  m.def(
+      "prefer",
+      [ops](const std::string& op, const Sizes& sizes, at::ScalarType dtype) {
+        return find_op("prefer", ops, op).prefer(sizes, dtype_of(dtype));
+      },
+      "the rung that `auto` takes on a GPU, if it can; one that the emulation does not have as well", arg("op"),
+      arg("sizes"), arg("dtype"));
   m.def("launch_counts", &launch_counts, "how often each backend ran an op of this stage");
 }
 

@@ -130,6 +130,18 @@ __device__ __forceinline__ void sum_columns_by_eight(int64_t begin, int64_t end,
   }
 }
 
+// For kernels that draw a dropout mask on the way. In half types five blocks on a multiprocessor, at most 48 registers
+// a thread, are faster than three; wider types need more. Before compute capability 8.0 there is room for four. The
+// last of a single wave of five would be few, so there are four waves.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+template <class T>
+constexpr int kDropoutBlocks = sizeof(T) == 2 ? 4 : 1;
+#else
+template <class T>
+constexpr int kDropoutBlocks = sizeof(T) == 2 ? 5 : 1;
+#endif
+constexpr int kDropoutWaves = 4;
+
 // Where a block leaves its sums.
 template <class C>
 __device__ __forceinline__ C* own_partial(C* partial) {

@@ -16,18 +16,8 @@
 namespace kf::KF_BACKEND::bias_dropout_residual_backward {
 namespace {
 
-constexpr int kWaves = 4;  // five blocks fit on a multiprocessor, and the last of a single wave would be few
-
-// In half types five blocks on a multiprocessor, at most 48 registers a thread, are faster than three; wider types need
-// more. Before compute capability 8.0 there is room for four.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr int kBlocks = 4;
-#else
-constexpr int kBlocks = 5;
-#endif
-
 template <bool kAligned, class T>
-__global__ void __launch_bounds__(256, sizeof(T) == 2 ? kBlocks : 1)
+__global__ void __launch_bounds__(256, kDropoutBlocks<T>)
     v2_fused_kernel(const T* __restrict__ grad, T* __restrict__ grad_x, compute_t<T>* __restrict__ partial,
                     int64_t rows, int64_t width, int64_t rows_per_part, DropoutState state, uint32_t threshold,
                     compute_t<T> scale) {
@@ -49,7 +39,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? kBlocks : 1)
 
 template <bool kAligned, class T>
 void launch(const Args& a, void* stream) {
-  const ColumnGrid g = column_grid_by_eight(a.rows, a.width, kWaves);
+  const ColumnGrid g = column_grid_by_eight(a.rows, a.width, kDropoutWaves);
   const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
   v2_fused_kernel<kAligned><<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
       static_cast<const T*>(a.grad), static_cast<T*>(a.grad_x), static_cast<compute_t<T>*>(a.scratch), a.rows, a.width,

@@ -38,10 +38,9 @@ struct Meeting {
 
   // By one thread. Then nobody stores into a block before all have begun: cluster_barrier_arrive_relaxed by all
   // threads, and the wait for it in `statistics_of`.
-  __device__ void init(int blocks) {
+  __device__ void init() {
     mbarrier_init(&arrived, 1);
     mbarrier_init_fence();
-    mbarrier_arrive_expect(&arrived, blocks * kClusterRowWarps * 2 * static_cast<int>(sizeof(Pair<C>)));
   }
 
   // Each warp takes mean and squares of its own values, in two passes; then they meet once and put them together by
@@ -71,6 +70,9 @@ struct Meeting {
     sum = warp_sum(sum), squares = warp_sum(squares);
 
     const int lane = threadIdx.x % kWarpSize, place = rank * kClusterRowWarps + threadIdx.x / kWarpSize;
+    if (threadIdx.x == 0) {
+      mbarrier_arrive_expect(&arrived, blocks * kClusterRowWarps * 2 * static_cast<int>(sizeof(Pair<C>)));
+    }
     cluster_barrier_wait();  // all blocks have begun
     if (lane < blocks) {
       const uint32_t barrier = remote_address(&arrived, lane);

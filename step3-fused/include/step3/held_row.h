@@ -1,5 +1,6 @@
 // A row that its threads hold in registers from one read to the write: thread t of kThreads holds the pieces t,
 // t + kThreads, … of N neighbours each. All three are constants, so that loops unroll and arrays become registers.
+// kFull: the row has all pieces, so nobody asks where it ends.
 #pragma once
 
 #include <kf/launch.h>
@@ -13,7 +14,7 @@
 
 namespace kf::KF_BACKEND {
 
-template <int kThreads_, int kItems_, int N_>
+template <int kThreads_, int kItems_, int N_, bool kFull = false>
 struct HeldRow {
   static constexpr int kThreads = kThreads_;
   static constexpr int kItems = kItems_;
@@ -25,7 +26,7 @@ struct HeldRow {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int column = (i * kThreads + static_cast<int>(threadIdx.x)) * N;
-      if (column < width) f(i, column);
+      if (kFull || column < width) f(i, column);
     }
   }
 };
@@ -111,6 +112,11 @@ void with_held_row(int64_t width, bool vectors, F&& f) {
   constexpr int N = 16 / sizeof(T);
   if (vectors && width % N == 0) {
     const int64_t count = width / N;
+    if constexpr (sizeof(T) == 2) {  // GPT-2's widths, 768, 1024 and 1280, are compiled for
+      if (count == 96) return f(HeldRow<32, 3, N, true>{});
+      if (count == 128) return f(HeldRow<32, 4, N, true>{});
+      if (count == 160) return f(HeldRow<32, 5, N, true>{});
+    }
     count <= 32     ? f(HeldRow<32, 1, N>{})
     : count <= 64   ? f(HeldRow<32, 2, N>{})
     : count <= 96   ? f(HeldRow<32, 3, N>{})

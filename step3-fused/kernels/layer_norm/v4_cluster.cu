@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, C>)
                       T* __restrict__ y, Kept<C> kept, int width, C eps, int blocks) {
   __shared__ Meeting<C> meeting;
   const int rank = static_cast<int>(cluster_rank_of_block());
-  if (threadIdx.x == 0) meeting.init(blocks);
+  if (threadIdx.x == 0) meeting.init();
   cluster_barrier_arrive_relaxed();
   const int64_t row = blockIdx.x / blocks;
   const int first = Row::first_of(rank), own_width = Row::width_of(rank, width);

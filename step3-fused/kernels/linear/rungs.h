@@ -22,12 +22,13 @@ struct Args {
   void* scratch = nullptr;
 };
 
-// What `auto` takes: for bfloat16 and many rows read off results/h200.json; the rest is not in there yet.
+// What `auto` takes, read off results/h200.json as far as its cases go. Few rows and a vocabulary's weight, [width,
+// depth]: the library is slow where the width is odd.
 inline const char* automatic(const Args& a) {
   if (a.dtype == DType::kFloat64) return "v12_cublaslt";
-  if (a.dtype == DType::kFloat32) return a.rows <= 4 && a.weight_transposed ? "v11_gemv" : "v12_cublaslt";
-  if (a.x_transposed) return "v12_cublaslt";
-  if (a.rows <= 64) return "v12_cublaslt";
+  if (a.rows <= 4 && a.weight_transposed) return "v11_gemv";
+  if (a.dtype == DType::kFloat32 || a.x_transposed) return "v12_cublaslt";
+  if (a.rows <= 64) return a.weight_transposed && a.width % 8 != 0 ? "v7_persistent" : "v12_cublaslt";
   return a.rows >= 4096 && a.width >= 2048 ? "v8_cluster" : "v7_persistent";
 }
 

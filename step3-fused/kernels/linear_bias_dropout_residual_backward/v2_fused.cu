@@ -19,18 +19,19 @@ namespace {
 using linear_backward::Changed, linear_backward::changed_in, linear_backward::changed_scratch_bytes;
 using linear_backward::layer_of;
 
-template <class C>
+template <class T>
 struct Mask {
+  using C = compute_t<T>;
+  static constexpr int kBlocks = kDropoutBlocks<T>, kWaves = kDropoutWaves;
   DropoutState state;
   uint32_t threshold;
   C scale;
 
+  __device__ void begin() { state.read(); }
   template <bool kAligned, class Whole>
-  __device__ __forceinline__ void apply(Whole, int64_t i, int, int, C (&value)[8]) const {
-    DropoutState own = state;
-    own.read();
-    if constexpr (sizeof(C) == 4) forget_round_keys(own.seed);
-    const Eight eight = own.eight(i / 8);
+  __device__ __forceinline__ void apply(Whole, int64_t i, int, int, C (&value)[8]) {
+    if constexpr (sizeof(T) == 2) forget_round_keys(state.seed);
+    const Eight eight = state.eight(i / 8);
 #pragma unroll
     for (int j = 0; j < 8; ++j) value[j] = eight.number(j) >= threshold ? scale * value[j] : C(0);
   }
@@ -46,8 +47,7 @@ void v2_fused(const Args& a, void* stream) {
   const Changed changed = changed_in(a.scratch, layer_of(a, a.grad));
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    using C = compute_t<T>;
-    const Mask<C> mask{{a.state, a.seed, a.offset}, a.threshold, keep_scale<C>(a.threshold)};
+    const Mask<T> mask{{a.state, a.seed, a.offset}, a.threshold, keep_scale<compute_t<T>>(a.threshold)};
     launch_summed_gradient<T>(a.grad, changed.grad, a.grad_bias, changed.sums, a.rows, a.width, aligned_16(a.grad),
                               mask, stream);
   });

@@ -21,8 +21,10 @@ using linear_backward::layer_of;
 
 template <class T, bool kTanh>
 struct Slope {
+  static constexpr int kBlocks = 1, kWaves = 1;
   const T* preactivation;
 
+  __device__ void begin() {}
   template <bool kAligned, class Whole>
   __device__ __forceinline__ void apply(Whole whole, int64_t i, int first, int last, compute_t<T> (&value)[8]) const {
     compute_t<T> h[8];
