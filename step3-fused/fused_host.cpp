@@ -19,7 +19,7 @@ namespace {
 
 // What `auto` takes on CUDA tensors was read off results/h200.json.
 
-// A row in registers wherever it fits.
+// Whether a row fits into the registers of a block.
 template <class Args>
 bool can_hold(const Args& a) {
   return a.width <= (a.dtype == DType::kFloat64 ? 8192 : 16384);
@@ -39,7 +39,7 @@ Op<kf::layer_norm_backward::Args> layer_norm_backward_op() {
 Op<kf::residual_layer_norm::Args> residual_layer_norm_op() {
   namespace op = gpu::residual_layer_norm;
   return {"residual_layer_norm", cpu::residual_layer_norm, emulated::residual_layer_norm::rungs(), op::rungs(),
-          [](const auto& a) { return can_hold(a) ? "v3_registers" : "v1_separate"; }};
+          [](const auto& a) { return can_hold(a) ? "v3_registers" : "v4_cluster"; }};
 }
 
 Op<kf::attention_residual_layer_norm::Args> attention_residual_layer_norm_op() {

@@ -271,7 +271,7 @@ def test_auto_takes_what_was_measured_to_be_fastest(device):
     )
     assert torch.equal(y, same_y)
     assert torch.equal(total, same_total)
-    for width, rung in ((768, "v3_registers"), (1599, "v1_naive"), (16384, "v3_registers"), (16392, "v1_naive")):
+    for width, rung in ((768, "v3_registers"), (1599, "v1_naive"), (16384, "v3_registers"), (16392, "v4_cluster")):
         x, weight, bias = (testing.randn(shape, torch.bfloat16, device) for shape in ((5, width), (width,), (width,)))
         expected = step3_fused.layer_norm(x, weight, bias, rung=rung if device == "cuda" else "cpu")
         assert torch.equal(step3_fused.layer_norm(x, weight, bias), expected)
@@ -727,11 +727,12 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
             ({"rows": most + 1, "width": widest}, f"takes rows ≤ {most}, got {most + 1}"),
             ({"rows": 1, "width": widest + 1}, f"takes width ≤ {widest}, got {widest + 1}"),
         ):
-            # wider than v2 takes, v3 may take it; layer_norm's only where vectors divide the width
-            held = sizes["width"] == block + 1 and op == "residual_layer_norm"
-            assert choose(op, "auto", **sizes) == ("v3_registers" if held else other)
+            # wider than v2 takes, v3 or v4 may take it; layer_norm's only where vectors divide the width
+            wider = {block + 1: "v3_registers", 2 * block + 1: "v4_cluster"} if op == "residual_layer_norm" else {}
+            assert choose(op, "auto", **sizes) == wider.get(sizes["width"], other)
             with testing.raises(ValueError, f"{op}: rung '{one}' {text}; these can: '{other}'"):
                 choose(op, one, **sizes)
+        assert choose(op, "auto", rows=1, width=2 * block + 8) == "v4_cluster"
         assert choose(op, "auto", rows=8 * most) == other
         for rung in (other, "auto"):
             with testing.raises(ValueError, f"got {8 * most + 1}; no rung can do this"):

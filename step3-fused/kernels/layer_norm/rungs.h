@@ -20,11 +20,11 @@ struct Args {
   void* rstd = nullptr;
 };
 
-// What `auto` takes, read off results/h200.json: a row in registers wherever it fits. But where no vector of 16 bytes
-// divides the width a value at a time is slower from registers than from cache.
+// What `auto` takes, read off results/h200.json: a row in registers wherever it fits, in those of a cluster where it is
+// wider. But where no vector of 16 bytes divides the width a value at a time is slower from registers than from cache.
 inline const char* automatic(const Args& a) {
-  const bool held = a.width <= (a.dtype == DType::kFloat64 ? 8192 : 16384);
-  return held && a.width * size_of(a.dtype) % 16 == 0 ? "v3_registers" : "v1_naive";
+  if (a.width * size_of(a.dtype) % 16 != 0) return "v1_naive";
+  return a.width <= (a.dtype == DType::kFloat64 ? 8192 : 16384) ? "v3_registers" : "v4_cluster";
 }
 
 }  // namespace kf::layer_norm

@@ -5,12 +5,15 @@
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/column_sum.h>
+#include <step2/dependent_launch.h>
 
 namespace kf::KF_BACKEND::layer_norm_backward {
 
-template <class T, class C = compute_t<T>>
+// kDependent: it is launched while the first stage runs, and waits for its end.
+template <bool kDependent, class T, class C = compute_t<T>>
 __global__ void finish_kernel(const C* __restrict__ partial, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
                               int64_t parts, int64_t width) {
+  if constexpr (kDependent) wait_for_kernel_before();
   sum_columns<kFinishRows, C>(
       0, parts, 2 * width, [&](int64_t part, int64_t column) { return partial[part * 2 * width + column]; },
       [&](int64_t column, C total) {
@@ -21,10 +24,20 @@ __global__ void finish_kernel(const C* __restrict__ partial, T* __restrict__ gra
 template <class T>
 void finish(const void* partial, void* grad_weight, void* grad_bias, int64_t parts, int64_t width, void* stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(2 * width, kTileLanes));
-  finish_kernel<<<blocks, dim3(kTileLanes, kFinishRows), 0, as_stream(stream)>>>(
+  finish_kernel<false><<<blocks, dim3(kTileLanes, kFinishRows), 0, as_stream(stream)>>>(
       static_cast<const compute_t<T>*>(partial), static_cast<T*>(grad_weight), static_cast<T*>(grad_bias), parts,
       width);
   check_launch();
+}
+
+// The same behind a first stage that calls let_next_kernel_begin.
+template <class T>
+void finish_dependent(const void* partial, void* grad_weight, void* grad_bias, int64_t parts, int64_t width,
+                      void* stream) {
+  const auto blocks = static_cast<unsigned>(ceil_div(2 * width, kTileLanes));
+  launch_dependent(finish_kernel<true, T>, blocks, dim3(kTileLanes, kFinishRows), stream,
+                   static_cast<const compute_t<T>*>(partial), static_cast<T*>(grad_weight), static_cast<T*>(grad_bias),
+                   parts, width);
 }
 
 }  // namespace kf::KF_BACKEND::layer_norm_backward
