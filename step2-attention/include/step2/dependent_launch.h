@@ -1,0 +1,46 @@
+// Programmatic dependent launch: a kernel that begins before the one in front of it in the stream has ended, and so has
+// its launch and its own preparations behind it when it may go on. From compute capability 9.0 on.
+// CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
+#pragma once
+
+#include <cuda_runtime.h>
+#include <kf/launch.h>
+
+namespace kf::KF_BACKEND {
+
+// In the kernel in front: when all its blocks have said so, or ended, the next one's may begin.
+// PTX: griddepcontrol.launch_dependents
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+
+// In the kernel behind: the one in front has ended, and what it wrote is seen. Every block must wait, or the kernel
+// after it might begin before the one in front of it has ended. PTX: griddepcontrol.wait
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#else
+  __trap();
+#endif
+}
+
+// Launches a kernel that may begin when the one in front lets it.
+template <class... Params, class... Arguments>
+void launch_dependent(void (*kernel)(Params...), dim3 grid, dim3 block, void* stream, Arguments... arguments) {
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = as_stream(stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, arguments...), "cudaLaunchKernelEx");
+}
+
+}  // namespace kf::KF_BACKEND
