@@ -1,5 +1,6 @@
 """Finds weak symbols that both the GPU's objects and the emulated ones define: .ci/weak_symbols.py <build folder>…
 
+The folders are one stage's, whose objects are compared, wherever they lie.
 The linker keeps one of two weak definitions, whichever comes first, so a function compiled for both backends under
 one name would run the other backend's code. The standard library's functions are the same in both and may appear.
 """
@@ -21,24 +22,22 @@ def weak(objects: list[pathlib.Path]) -> set[str]:
     return set(re.findall(r"^[0-9a-f]* ?[WVu] (\S+)$", listed, re.MULTILINE))
 
 
-def main(folders: list[str]) -> int:
-    bad = 0
-    for folder in map(pathlib.Path, folders):
-        emulated = [path for kind in ("emulated", "runtime") for path in folder.glob(f"**/{kind}/**/*.o")]
-        gpu = list(folder.glob("**/gpu/**/*.o"))
-        if not emulated or not gpu:
-            print(f"{folder}: no objects of {'the emulation' if not emulated else 'the GPU'}", file=sys.stderr)
-            return 2
-        both = weak(emulated) & weak(gpu)
-        common = sorted(name for name in both if not STANDARD.match(name))
-        print(
-            f"{folder}: {len(gpu)} + {len(emulated)} objects, {len(both)} weak symbols in both, {len(common)} not std"
-        )
-        if common:
-            print(subprocess.run(["c++filt"], input="\n".join(common), capture_output=True, text=True).stdout)
-        bad += len(common)
-    return 1 if bad or not folders else 0
+def main(folders: list[pathlib.Path]) -> int:
+    def objects(kind: str) -> list[pathlib.Path]:
+        return [path for folder in folders for path in folder.glob(f"**/{kind}/**/*.o")]
+
+    emulated, gpu = objects("emulated") + objects("runtime"), objects("gpu")
+    where = ", ".join(map(str, folders))
+    if not emulated or not gpu:
+        print(f"{where}: no objects of {'the emulation' if not emulated else 'the GPU'}", file=sys.stderr)
+        return 2
+    both = weak(emulated) & weak(gpu)
+    common = sorted(name for name in both if not STANDARD.match(name))
+    print(f"{where}: {len(gpu)} + {len(emulated)} objects, {len(both)} weak symbols in both, {len(common)} not std")
+    if common:
+        print(subprocess.run(["c++filt"], input="\n".join(common), capture_output=True, text=True).stdout)
+    return 1 if common else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main([pathlib.Path(argument) for argument in sys.argv[1:]]))

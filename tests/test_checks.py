@@ -55,3 +55,17 @@ def test_common_weak_symbol_is_found(tmp_path, emulated, gpu, code):
     assert done.returncode == code, done.stdout + done.stderr
     assert ("kf::f()" in done.stdout) == (code == 1)
     assert "0 weak symbols" not in done.stdout
+
+
+def test_the_backends_objects_may_lie_in_two_folders(tmp_path):
+    for kind in ("emulated", "gpu"):
+        source = tmp_path / f"{kind}.cpp"
+        source.write_text("namespace kf { inline int f() { return 1; } }\nint a() { return kf::f(); }")
+        (tmp_path / f"of_{kind}" / kind).mkdir(parents=True)
+        run("c++", "-std=c++17", "-O0", "-c", str(source), "-o", str(tmp_path / f"of_{kind}" / kind / "x.o"))
+    script = [sys.executable, ROOT / ".ci" / "weak_symbols.py"]
+    both = subprocess.run([*script, tmp_path / "of_gpu", tmp_path / "of_emulated"], capture_output=True, text=True)
+    assert (both.returncode, "kf::f()" in both.stdout) == (1, True), both.stdout + both.stderr
+    one = subprocess.run([*script, tmp_path / "of_gpu"], capture_output=True, text=True)
+    assert one.returncode == 2
+    assert "no objects of the emulation" in one.stderr

@@ -9,6 +9,7 @@ Environment:
     TORCH_CUDA_ARCH_LIST  architectures, such as "8.0 9.0a+PTX"; default: the visible GPU's, else all that nvcc knows.
     MAX_JOBS              parallel compilations; default: the cores, fewer where memory is short.
     KF_WERROR             1: warnings in our own files are errors.
+    KF_EMULATED           folder of another build, such as build/temp.…, whose objects of the emulation are linked.
     CXX                   the host's C++ compiler; default c++.
 """
 
@@ -259,6 +260,12 @@ def write_ninja(
 
     With `counting` the emulated kernels of that op, or of "all", count their accesses, see `counts`. Everything else is
     compiled as without it, and once for both.
+
+    Where KF_EMULATED names the folder of another build, nothing of the emulation is compiled but its tables: they alone
+    are compiled otherwise where there is CUDA.
+
+    Raises:
+        BuildError: that folder lacks an object.
     """
     import torch
     from torch.utils import cpp_extension
@@ -303,6 +310,18 @@ def write_ninja(
         ninja.rule(rule, f"{command} $here {depfile} -c $in -o $out", "c++ $in")
 
     objects = []
+    taken = os.environ.get("KF_EMULATED", "")
+
+    def taken_over(output) -> bool:
+        """Adds this object to those that are linked; whether it is another build's, and so not to be compiled."""
+        if not taken:
+            objects.append(output)
+            return False
+        other = pathlib.Path(taken).resolve() / output.relative_to(folder)
+        if not other.exists():
+            raise BuildError(f"KF_EMULATED: there is no {other}; build the stage there first")
+        objects.append(other)
+        return True
 
     def compile_one(rule, source, kind, implicit=()):
         output = folder / kind / f"{source}.o"
@@ -316,18 +335,19 @@ def write_ninja(
     runtime = [*sorted((SIMT / "src").glob("*.cpp")), *(sorted((SIMT / "count").glob("*.cpp")) if counting else [])]
     for source in runtime:
         output = folder / "runtime" / f"{source.name}.o"
-        ninja.build(output, "runtime", [source])
-        objects.append(output)
+        if not taken_over(output):
+            ninja.build(output, "runtime", [source])
     counts = {source: counting in ("all", pathlib.Path(source).parent.name) for source in extension.kernels}
     # Those that count come first: of an inline function that kernels of several ops share, the linker takes the first.
     for source in sorted(extension.kernels, key=lambda source: not counts[source]):
-        rewritten = folder / "rewritten" / f"{source}.cpp"
-        ninja.build(rewritten, "rewrite", [here / source], [SIMT / "rewrite.py"])
         rule = "counting" if counts[source] else "emulated"
         output = folder / rule / f"{source}.o"
+        if taken_over(output):
+            continue
+        rewritten = folder / "rewritten" / f"{source}.cpp"
+        ninja.build(rewritten, "rewrite", [here / source], [SIMT / "rewrite.py"])
         ninja.build(output, rule, [rewritten], [SIMT / "views.py"])
         ninja.lines.append(f"  here = {shell_words(['-I', (here / source).parent])}")
-        objects.append(output)
 
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     libraries += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]

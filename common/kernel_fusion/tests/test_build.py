@@ -18,7 +18,7 @@ from kernel_fusion.console import child_environment
 
 @pytest.fixture
 def clean_environment(monkeypatch):
-    for name in ("KF_CUDA", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "CXX"):
+    for name in ("KF_CUDA", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "CXX", "KF_EMULATED"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -211,3 +211,27 @@ def test_a_stage_is_built_by_one_process_at_a_time(clean_environment, tmp_path):
     clean_environment.setattr(_build_ext, "run", builds)
     command.run()
     assert len(held) == 1
+
+
+def test_another_builds_objects_of_the_emulation_are_linked_and_not_compiled(clean_environment, tmp_path):
+    stage = build.StageExtension(
+        "some_stage._C", host=["host.cpp"], kernels=["op/v1.cu"], tables=["op/rungs.cpp"], include_dirs=[]
+    )
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    ours.mkdir()
+    clean_environment.chdir(tmp_path)
+    clean_environment.setenv("KF_EMULATED", str(theirs))
+    with pytest.raises(build.BuildError, match=rf"KF_EMULATED: there is no {theirs}/runtime/.*; build the stage there"):
+        build.write_ninja(stage, ours, tmp_path / "library.so", None)
+
+    taken = [theirs / "emulated" / "op" / "v1.cu.o"]
+    taken += [theirs / "runtime" / f"{source.name}.o" for source in (build.SIMT / "src").glob("*.cpp")]
+    for path in taken:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    lines = build.write_ninja(stage, ours, tmp_path / "library.so", None).read_text(encoding="utf-8").splitlines()
+    compiled = {line.split(": ")[0].removeprefix("build ") for line in lines if line.startswith("build ")}
+    own = {str(ours / "host" / "host.cpp.o"), str(ours / "emulated" / "op" / "rungs.cpp.o")}
+    assert compiled == {*own, str(tmp_path / "library.so")}
+    (link,) = (line for line in lines if ": link " in line)
+    assert set(link.split(": link ")[1].split()) == {*own, *map(str, taken)}
