@@ -52,6 +52,7 @@ TENSOR_CORES = (
     "v3_hopper",
     "v5_rows",
     "v6_one_launch",
+    "v7_inner",
 )
 
 
@@ -60,7 +61,7 @@ def can_do(rung, device, rows, depth, width, dtype, transposed, backward=False):
         return device == "cuda"
     if rung == "v11_gemv":
         return rows <= 4
-    if rung == "v5_rows" and rows > 64:
+    if rung in ("v5_rows", "v7_inner") and rows > 64:
         return False
     if rung not in TENSOR_CORES:
         return True

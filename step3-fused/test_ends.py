@@ -175,7 +175,7 @@ def able(op, rung, device, rows, depth, width, dtype, transposed):
     if op == "gelu_linear_backward":  # the product for x, whose depth is the layer's width; any rung for the weight's
         return can_do(rung, device, rows, width, depth, dtype, not transposed)
     if op == "mlp":
-        both = rung in ("v5_rows", "v6_one_launch")  # the second layer's depth is the first one's width
+        both = rung in ("v5_rows", "v6_one_launch", "v7_inner")  # the second layer's depth is the first one's width
         return can_do(rung, device, rows, depth, width, dtype, False) and not (both and width % 8)
     return can_do(rung, device, rows, depth, width, dtype, transposed, backward=ENDS[op][0].backward)
 
@@ -284,6 +284,37 @@ def test_more_tiles_of_few_rows_than_emulated_multiprocessors():
         check("mlp", end, inputs, "v5_rows", layouts=False)
 
 
+# Of v7_inner: more slices than clusters at once, of blocks with two tiles, the last slice not whole; rings that go
+# round in both layers, and a second tile that is not whole; one slice that is not whole, and blocks without columns of
+# y; a ring that x alone goes round.
+SLICES = [(7, 72, 2600), (33, 1096, 520), (64, 40, 136), (16, 2056, 256)]
+
+
+@either_way
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SLICES, ids=str)
+def test_slices_of_the_inner_width(shape, dtype, transposed):
+    """The clusters of v7_inner share the inner width, its blocks a slice of it; places are used again."""
+    for end in ENDS["mlp"]:
+        check(
+            "mlp", end, end.inputs(*shape, dtype, "cpu", transposed), "v7_inner", transposed=transposed, layouts=False
+        )
+
+
+@pytest.mark.parametrize("schedule", ["forward", "reverse", "random:1", "random:2"])
+@pytest.mark.parametrize("shape", SLICES, ids=str)
+def test_slices_of_the_inner_width_in_any_order(shape, schedule, monkeypatch):
+    """In whatever order threads come, v7_inner ends, and with the same bits."""
+    inputs = ENDS["mlp"][0].inputs(*shape, torch.bfloat16, "cpu", False)
+    want = step3_fused.mlp(*inputs, rung="v7_inner", return_preactivation=True)
+    monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
+    monkeypatch.setenv("KF_SIMT_THREADS", "1")
+    for keep in (True, False):
+        got = as_tuple(step3_fused.mlp(*inputs, rung="v7_inner", return_preactivation=keep))
+        for g, w in zip(got, want, strict=False):
+            assert torch.equal(g, w)
+
+
 # Of v6_one_launch: three bands of tiles of 128 columns, two of 256, two whose products take a single step, and a single
 # tile of rows, of which the second layer comes right after the first.
 BANDS = [(900, 520, 264), (1030, 768, 256), (2100, 8, 16), (100, 264, 520)]
@@ -312,7 +343,9 @@ def test_bands_of_rows_with_few_blocks_at_once(shape, schedule, threads, monkeyp
             assert torch.equal(g, w)
 
 
-@pytest.mark.parametrize(("rung", "launches"), [("v3_hopper", 2), ("v5_rows", 1), ("v6_one_launch", 1)])
+@pytest.mark.parametrize(
+    ("rung", "launches"), [("v3_hopper", 2), ("v5_rows", 1), ("v6_one_launch", 1), ("v7_inner", 2)]
+)
 def test_a_rung_of_mlp_launches_as_many_kernels_as_its_header_says(rung, launches):
     inputs = ENDS["mlp"][0].inputs(64, 72, 136, torch.bfloat16, "cpu", False)
     before = step3_fused.emulated_kernels()

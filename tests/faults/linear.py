@@ -226,6 +226,22 @@ FAULTS = [
         f"{ENDS3}::test_bands_of_rows_with_few_blocks_at_once[(100, 264, 520)-forward-1]",
     ),
     Fault(
+        "slice-half-there",
+        "v7_inner's blocks multiply a slice of the activation of which others have not sent their parts",
+        f"{KERNELS3}/mlp/inner_slice.h",
+        "  mbarrier_wait_cluster(&shared.activation_full, 0);\n",
+        "",
+        f"{ENDS3}::test_slices_of_the_inner_width[(33, 1096, 520)-torch.bfloat16-depth-width]",
+    ),
+    Fault(
+        "taken-before-it-is-left",
+        "v7_inner's blocks fetch x for all when they alone have left its place",
+        f"{KERNELS3}/mlp/v7_inner.cu",
+        "mbarrier_init(&shared.x_empty[group], kCluster * kWarpgroupSize / kWarpSize);",
+        "mbarrier_init(&shared.x_empty[group], kWarpgroupSize / kWarpSize);",
+        f"{ENDS3}::test_slices_of_the_inner_width_in_any_order[(16, 2056, 256)-forward]",
+    ),
+    Fault(
         "the-next-row-again",
         "a place of v4_bulk's ring gets the row that the other place has",
         f"{KERNELS3}/layer_norm_backward/v4_bulk.cu",

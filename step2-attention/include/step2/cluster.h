@@ -140,10 +140,42 @@ __device__ __forceinline__ void store_remote_async(uint32_t address, Pair<double
 #endif
 }
 
+// The same for 16 bytes of anything.
+__device__ __forceinline__ void store_remote_async(uint32_t address, const uint32_t (&values)[4], uint32_t barrier) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3]), "r"(barrier)
+      : "memory");
+#else
+  __trap();
+#endif
+}
+
 // Why rows of so many blocks each cannot be launched; empty if they can.
 inline std::string refused_blocks(int64_t rows, int64_t blocks) {
   if (rows * blocks <= INT32_MAX) return "";
   return "takes at most 2147483647 blocks, got " + std::to_string(rows) + " rows of " + std::to_string(blocks);
+}
+
+// How many clusters of so many blocks the current device runs at once. Not as many as its multiprocessors hold: those
+// of a cluster are neighbours.
+template <class... Params>
+int64_t clusters_at_once(void (*kernel)(Params...), int64_t cluster, int block, int64_t shared) {
+  allow_shared(kernel, shared);
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(cluster));
+  config.blockDim = dim3(block);
+  config.dynamicSmemBytes = shared;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), "cudaOccupancyMaxActiveClusters");
+  return count;
 }
 
 // Launches a grid of blocks in clusters of `cluster` neighbours in x.

@@ -10,6 +10,7 @@ constexpr Rung<Args> kRungs[] = {
     {"v4_best", v4_best, v4_best_supports, v4_best_scratch_bytes, "what lies between"},
     {"v5_rows", v5_rows, v5_rows_supports, v5_rows_scratch_bytes, "what lies between"},
     {"v6_one_launch", v6_one_launch, v6_one_launch_supports, v6_one_launch_scratch_bytes, "what lies between"},
+    {"v7_inner", v7_inner, v7_inner_supports, v7_inner_scratch_bytes, "what lies between"},
 };
 
 }  // namespace

@@ -48,6 +48,9 @@ int64_t v5_rows_scratch_bytes(const Args& args);
 void v6_one_launch(const Args& args, void* stream);
 std::string v6_one_launch_supports(const Args& args);
 int64_t v6_one_launch_scratch_bytes(const Args& args);
+void v7_inner(const Args& args, void* stream);
+std::string v7_inner_supports(const Args& args);
+int64_t v7_inner_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::mlp
 #endif
 
