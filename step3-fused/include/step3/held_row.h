@@ -1,6 +1,5 @@
 // A row that its threads hold in registers from one read to the write: thread t of kThreads holds the pieces t,
 // t + kThreads, … of N neighbours each. All three are constants, so that loops unroll and arrays become registers.
-// kFull: the row has all pieces, so nobody asks where it ends.
 #pragma once
 
 #include <kf/launch.h>
@@ -14,7 +13,7 @@
 
 namespace kf::KF_BACKEND {
 
-template <int kThreads_, int kItems_, int N_, bool kFull = false>
+template <int kThreads_, int kItems_, int N_>
 struct HeldRow {
   static constexpr int kThreads = kThreads_;
   static constexpr int kItems = kItems_;
@@ -26,7 +25,7 @@ struct HeldRow {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int column = (i * kThreads + static_cast<int>(threadIdx.x)) * N;
-      if (kFull || column < width) f(i, column);
+      if (column < width) f(i, column);
     }
   }
 };
@@ -106,17 +105,13 @@ inline std::string too_many_or_too_wide_to_hold(int64_t rows, int64_t width, DTy
   return "";
 }
 
-// Calls f(HeldRow) with the shape that suits rows of `width` elements of T: a warp up to 4 KB, then a block.
+// Calls f(HeldRow) with the shape that suits rows of `width` elements of T: a warp up to 4 KB,
+// or up to 1024 values without vectors, then a block.
 template <class T, class F>
 void with_held_row(int64_t width, bool vectors, F&& f) {
   constexpr int N = 16 / sizeof(T);
   if (vectors && width % N == 0) {
     const int64_t count = width / N;
-    if constexpr (sizeof(T) == 2) {  // GPT-2's widths, 768, 1024 and 1280, are compiled for
-      if (count == 96) return f(HeldRow<32, 3, N, true>{});
-      if (count == 128) return f(HeldRow<32, 4, N, true>{});
-      if (count == 160) return f(HeldRow<32, 5, N, true>{});
-    }
     count <= 32     ? f(HeldRow<32, 1, N>{})
     : count <= 64   ? f(HeldRow<32, 2, N>{})
     : count <= 96   ? f(HeldRow<32, 3, N>{})

@@ -8,7 +8,8 @@ namespace kf::KF_BACKEND {
 
 // change.begin() comes first. change.apply<kAligned>(whole, i, first, last, value) changes `value`, eight elements of
 // the gradient from element i on, of which those from `first` to `last` count: see load_some in step1/vector.h.
-// Change::kBlocks: how many blocks a multiprocessor shall have registers for.
+// Change::kBlocks: how many blocks a multiprocessor shall have registers for; kWaves: see column_grid in step 1's
+// include/step1/column_grid.h.
 template <bool kAligned, class T, class Change>
 __global__ void __launch_bounds__(kTileLanes* kTileRows, Change::kBlocks)
     summed_gradient_kernel(const T* __restrict__ grad, T* __restrict__ out, compute_t<T>* __restrict__ partial,

@@ -4,8 +4,7 @@
 //           small enough for the registers of one warp, which needs none: 1600 bfloat16 are 56 floats for each lane.
 // Since v2  A warp takes a row, two or four rows a block. Wider rows take a block still, with two barriers: what the
 //           second pass finds, the rest of the mean and the squares, is added up in one meeting, and each meeting has
-//           shared memory of its own. Where no vector divides the width, a lane takes every 32nd value. Half types of
-//           GPT-2's widths 768, 1024 and 1280 have kernels of their own: nobody asks there where the row ends.
+//           shared memory of its own. Where no vector divides the width, a lane takes every 32nd value.
 // Launch    A row has V = width·sizeof(T)/16 vectors. V ≤ 256: a lane holds ⌈V/32⌉ of them, block 32×4 if these are at
 //           most 16 values, else 32×2, a row for each warp. Wider: grid rows, block 128, 256 or 512, the first with
 //           V ≤ 8·block, a thread 4 or 8 vectors, 3 values of shared memory for each warp. Without vectors a lane holds

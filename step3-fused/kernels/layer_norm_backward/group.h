@@ -5,6 +5,10 @@
 #include <kf/launch.h>
 #include <step3/held_row.h>
 
+#include <algorithm>
+
+#include "rungs.h"
+
 namespace kf::KF_BACKEND::layer_norm_backward {
 
 constexpr int64_t kMostBlocks = 132;  // a constant: a sum's order, and so its last bit, must not depend on the GPU
@@ -86,6 +90,19 @@ void with_row_of_warp(DType dtype, int64_t width, F&& f) {
                    : f(type, HeldRow<32, 8, N>{});
     }
   });
+}
+
+// For v4: shared memory for the rings of all warps.
+constexpr int64_t kRingBytes = 224 * 1024;
+
+// For v4: 16 warps have up to 128 registers for each thread, 8 have 255. 32 columns in 8 vectors of floats would spill.
+template <class Row>
+constexpr int kMostWarps = Row::kItems * Row::N <= 32 && Row::kItems < 8 ? 16 : 8;
+
+// For v4: what a warp needs of shared memory: its ring, and later its sums.
+inline int64_t bytes_a_warp(const Args& a, int64_t places) {
+  const int64_t ring = places * (a.grad_sum == nullptr ? 2 : 3) * a.width * size_of(a.dtype);
+  return std::max<int64_t>(ring, 2 * a.width * static_cast<int64_t>(sizeof(float)));
 }
 
 }  // namespace kf::KF_BACKEND::layer_norm_backward

@@ -2,15 +2,15 @@
 //
 // Idea      In v3 the row and the next one wait in registers, which so have no room for the sums of more columns.
 //           Shared memory has room for both rows. One lane starts a bulk copy of a whole row of x and of grad and goes
-//           on; the copy's bytes arrive at an mbarrier. Each warp has a ring of places of its own, for the row that it
-//           computes and the next: no barrier of the block, no other warp to wait for.
+//           on; the copy's bytes arrive at an mbarrier. Each warp has a ring of two or three places of its own, for the
+//           row that it computes and the next ones: no barrier of the block, no other warp to wait for.
 // Since v3  Rows lie in shared memory, grad_sum's too. The registers are free for sums: up to 8 vectors of 16 bytes a
 //           lane, rows up to 4 KB, still a warp a row. And the second stage is launched while the first runs
 //           (programmatic dependent launch): it has only to wait for its end.
-// Launch    A row has V = width·sizeof(T)/16 vectors, a lane ⌈V/32⌉ of them. Grid up to 132; block 32×16, or 32×8 where
-//           a lane keeps more than 32 columns or 7 vectors, fewer where their rings would need more than 224 KB. Three
-//           places in a ring if 16 warps have room for them, else two. Then grid ⌈2·width/32⌉, block 32×32, 4 KB. Rows
-//           that do not begin at multiples of 16 bytes are v3's
+// Launch    A row has V = width·sizeof(T)/16 vectors, a lane ⌈V/32⌉ of them (room for 7 where it has 6). Grid up to
+//           132; block 32×16, or 32×8 where a lane keeps more than 32 columns or 7 vectors, fewer where their rings
+//           would need more than 224 KB of shared memory. Three places in a ring if 16 warps have room for them, else
+//           two. Then grid ⌈2·width/32⌉, block 32×32, 4 KB. Rows that do not begin at multiples of 16 bytes are v3's
 // Moves     (3·rows·width + 3·width)·sizeof(T) bytes (grad_sum: one more rows·width), and 4·blocks·width·4 of partial
 //           sums; about 15·rows·width FLOPs
 // Limits    compute capability 9.0; half types and float32; width·sizeof(T) ≤ 4096 and a multiple of 16; rows ≤ 2³¹−1
@@ -28,19 +28,13 @@
 namespace kf::KF_BACKEND::layer_norm_backward {
 namespace {
 
-constexpr int64_t kRingBytes = 224 * 1024;  // for the rings of all warps
-
-// 16 warps have up to 128 registers for each thread, 8 have 255. 32 columns in 8 vectors of floats would spill.
-template <class Row>
-constexpr int kMostWarps = Row::kItems * Row::N <= 32 && Row::kItems < 8 ? 16 : 8;
-
 template <class Row, class T, int kPlaces>
 __global__ void __launch_bounds__(kWarpSize* kMostWarps<Row>, 1)
     v4_bulk_kernel(const T* __restrict__ grad, const T* __restrict__ x, const T* __restrict__ weight,
                    const float* __restrict__ mean, const float* __restrict__ rstd, const T* __restrict__ grad_sum,
                    T* __restrict__ grad_x, float* __restrict__ partial, int64_t rows, int width) {
   constexpr int N = Row::N;
-  let_next_kernel_begin();  // it waits for this one's end, but is there when that comes
+  let_next_kernel_begin();  // its blocks come where this one's have left, and wait for the last
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ uint64_t arrived[kMostWarps<Row>][kPlaces];
   const int warp = threadIdx.y, warps = blockDim.y;
@@ -117,12 +111,6 @@ __global__ void __launch_bounds__(kWarpSize* kMostWarps<Row>, 1)
 
   __syncthreads();  // the rings are done with: their memory takes the sums
   leave_sums<Row>(of_weight, of_bias, reinterpret_cast<float*>(memory), warp, warps, width, partial);
-}
-
-// What a warp needs of shared memory: its ring, and later its sums.
-int64_t bytes_a_warp(const Args& a, int64_t places) {
-  const int64_t ring = places * (a.grad_sum == nullptr ? 2 : 3) * a.width * size_of(a.dtype);
-  return std::max<int64_t>(ring, 2 * a.width * static_cast<int64_t>(sizeof(float)));
 }
 
 }  // namespace

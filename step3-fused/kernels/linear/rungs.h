@@ -23,7 +23,7 @@ struct Args {
 };
 
 // What `auto` takes, read off results/h200.json as far as its cases go. Few rows and a vocabulary's weight, [width,
-// depth]: the library is slow where the width is odd.
+// depth]: the library is slow where the width is no multiple of 8.
 inline const char* automatic(const Args& a) {
   if (a.dtype == DType::kFloat64) return "v12_cublaslt";
   if (a.rows <= 4 && a.weight_transposed) return "v11_gemv";
