@@ -40,10 +40,13 @@ def test_what_is_not_there_is_an_error(measured):
         results.behind(measured, "triple", lambda row: "v1")
 
 
-def stage_that_takes(choose) -> types.ModuleType:
-    """A stage whose `auto` takes what choose(width) says."""
+def stage_that_takes(choose, prefer=None) -> types.ModuleType:
+    """A stage whose `auto` takes what choose(width) says, and prefers, where it can run, what prefer(width) says."""
     module = types.ModuleType("step1_fake")
-    module._C = types.SimpleNamespace(choose=lambda op, rung, sizes, dtype: choose(sizes["width"]))
+    module._C = types.SimpleNamespace(
+        choose=lambda op, rung, sizes, dtype: choose(sizes["width"]),
+        prefer=lambda op, sizes, dtype: (prefer or choose)(sizes["width"]),
+    )
     return module
 
 
@@ -52,6 +55,16 @@ def test_auto_may_not_be_far_behind_in_any_case(measured):
     testing.check_automatic(right, "double", dict)
     with testing.raises(AssertionError, "width 8", "1.30 times the time of v1"):
         testing.check_automatic(stage_that_takes(lambda width: "v2"), "double", dict)
+
+
+def test_what_auto_prefers_counts_where_it_was_measured(measured):
+    def right(width):
+        return "v1" if width == 8 else "v2"
+
+    testing.check_automatic(stage_that_takes(lambda width: "v2", prefer=right), "double", dict)
+    testing.check_automatic(stage_that_takes(right, prefer=lambda width: "not measured"), "double", dict)
+    with testing.raises(AssertionError, "width 8", "1.30 times the time of v1"):
+        testing.check_automatic(stage_that_takes(right, prefer=lambda width: "v2"), "double", dict)
 
 
 def test_auto_may_not_be_behind_over_all_cases(measured):
