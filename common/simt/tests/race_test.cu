@@ -260,7 +260,7 @@ __global__ void last_adds(int* parts, int* out) {
   __syncthreads();
   if (!last || threadIdx.x != 1) return;
   for (unsigned i = 0; i < gridDim.x; ++i) *out += parts[i];
-  last_ticket = 0;
+  atomicExch(&last_ticket, 0);
 }
 
 TEST(Race, LastBlockWithoutFence) {
