@@ -210,14 +210,6 @@ FAULTS = [
         f"{ENDS3}::test_bands_of_rows_with_few_blocks_at_once[(100, 264, 520)-forward-1]",
     ),
     Fault(
-        "told-before-it-is-stored",
-        "v6_one_launch says that the activation is in memory when it has only been sent there",
-        f"{KERNELS3}/mlp/many_rows.h",
-        "    tma_store_wait<0>();\n",
-        "",
-        f"{ENDS3}::test_bands_of_rows[(1030, 768, 256)-True]",
-    ),
-    Fault(
         "waits-for-what-waits",
         "v6_one_launch's blocks wait for rows that lie in their own registers",
         f"{KERNELS3}/mlp/v6_one_launch.cu",
