@@ -17,13 +17,8 @@ std::uint64_t launch_count();  // of common/simt/include/kf_simt.h, whose folder
 namespace kf::step3 {
 namespace {
 
-// What `auto` takes on CUDA tensors was read off results/h200.json.
-
-// Whether a row fits into the registers of a block.
-template <class Args>
-bool can_hold(const Args& a) {
-  return a.width <= (a.dtype == DType::kFloat64 ? 8192 : 16384);
-}
+// What `auto` takes on CUDA tensors was read off results/h200.json; the widest rows of residual_layer_norm are not in
+// it.
 
 Op<kf::layer_norm::Args> layer_norm_op() {
   namespace op = gpu::layer_norm;
@@ -39,7 +34,9 @@ Op<kf::layer_norm_backward::Args> layer_norm_backward_op() {
 Op<kf::residual_layer_norm::Args> residual_layer_norm_op() {
   namespace op = gpu::residual_layer_norm;
   return {"residual_layer_norm", cpu::residual_layer_norm, emulated::residual_layer_norm::rungs(), op::rungs(),
-          [](const auto& a) { return can_hold(a) ? "v3_registers" : "v4_cluster"; }};
+          [](const auto& a) {
+            return kf::layer_norm::held_in_registers(a.width, a.dtype) ? "v3_registers" : "v4_cluster";
+          }};
 }
 
 Op<kf::attention_residual_layer_norm::Args> attention_residual_layer_norm_op() {

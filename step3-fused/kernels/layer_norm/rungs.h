@@ -20,11 +20,14 @@ struct Args {
   void* rstd = nullptr;
 };
 
+// Whether v3_registers holds rows of that width; residual_layer_norm's too.
+inline bool held_in_registers(int64_t width, DType dtype) { return width <= (dtype == DType::kFloat64 ? 8192 : 16384); }
+
 // What `auto` takes, read off results/h200.json: a row in registers wherever it fits, in those of a cluster where it is
 // wider. But where no vector of 16 bytes divides the width a value at a time is slower from registers than from cache.
 inline const char* automatic(const Args& a) {
   if (a.width * size_of(a.dtype) % 16 != 0) return "v1_naive";
-  return a.width <= (a.dtype == DType::kFloat64 ? 8192 : 16384) ? "v3_registers" : "v4_cluster";
+  return held_in_registers(a.width, a.dtype) ? "v3_registers" : "v4_cluster";
 }
 
 }  // namespace kf::layer_norm

@@ -21,23 +21,18 @@ __global__ void finish_kernel(const C* __restrict__ partial, T* __restrict__ gra
       });
 }
 
-template <class T>
+// kDependent: the first stage calls let_next_kernel_begin.
+template <class T, bool kDependent = false>
 void finish(const void* partial, void* grad_weight, void* grad_bias, int64_t parts, int64_t width, void* stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(2 * width, kTileLanes));
-  finish_kernel<false><<<blocks, dim3(kTileLanes, kFinishRows), 0, as_stream(stream)>>>(
-      static_cast<const compute_t<T>*>(partial), static_cast<T*>(grad_weight), static_cast<T*>(grad_bias), parts,
-      width);
-  check_launch();
-}
-
-// The same behind a first stage that calls let_next_kernel_begin.
-template <class T>
-void finish_dependent(const void* partial, void* grad_weight, void* grad_bias, int64_t parts, int64_t width,
-                      void* stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(2 * width, kTileLanes));
-  launch_dependent(finish_kernel<true, T>, blocks, dim3(kTileLanes, kFinishRows), stream,
-                   static_cast<const compute_t<T>*>(partial), static_cast<T*>(grad_weight), static_cast<T*>(grad_bias),
-                   parts, width);
+  const dim3 grid(static_cast<unsigned>(ceil_div(2 * width, kTileLanes))), block(kTileLanes, kFinishRows);
+  const auto* const from = static_cast<const compute_t<T>*>(partial);
+  auto *const of_weight = static_cast<T*>(grad_weight), *const of_bias = static_cast<T*>(grad_bias);
+  if constexpr (kDependent) {
+    launch_dependent(finish_kernel<true, T>, grid, block, stream, from, of_weight, of_bias, parts, width);
+  } else {
+    finish_kernel<false><<<grid, block, 0, as_stream(stream)>>>(from, of_weight, of_bias, parts, width);
+    check_launch();
+  }
 }
 
 }  // namespace kf::KF_BACKEND::layer_norm_backward
