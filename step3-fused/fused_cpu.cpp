@@ -97,6 +97,7 @@ MeanAndRstd<C> normalize_row(const X* x, const C* weight, const C* bias, int64_t
 
 template <class C, class Args>
 void keep(const Args& a, int64_t row, MeanAndRstd<C> kept) {
+  if (a.mean == nullptr) return;  // nobody wants them
   static_cast<C*>(a.mean)[row] = kept.mean;
   static_cast<C*>(a.rstd)[row] = kept.rstd;
 }

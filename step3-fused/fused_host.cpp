@@ -28,7 +28,7 @@ Op<kf::layer_norm::Args> layer_norm_op() {
 Op<kf::layer_norm_backward::Args> layer_norm_backward_op() {
   namespace op = gpu::layer_norm_backward;
   return {"layer_norm_backward", cpu::layer_norm_backward, emulated::layer_norm_backward::rungs(), op::rungs(),
-          kf::layer_norm_backward::automatic};
+          [](const auto&) { return "v4_bulk"; }};
 }
 
 Op<kf::residual_layer_norm::Args> residual_layer_norm_op() {
@@ -83,7 +83,7 @@ Attention attention_of(const Tensor& q, const Tensor& k, const Tensor& v, bool c
 // ---- layer_norm ----
 
 std::tuple<Tensor&, Tensor&, Tensor&> layer_norm_out(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                     double eps, std::string_view rung, Tensor& y, Tensor& mean,
+                                                     double eps, bool keep, std::string_view rung, Tensor& y, Tensor& mean,
                                                      Tensor& rstd) {
   const char* op = "layer_norm";
   const int64_t width = check_rows(op, "x", x);
@@ -91,22 +91,22 @@ std::tuple<Tensor&, Tensor&, Tensor&> layer_norm_out(const Tensor& x, const Tens
   check_like(op, "bias", bias, "x", x, {width});
   check_eps(op, eps);
   check_out(op, "y", y, x.sizes(), "x", x);
-  check_statistics(op, mean, rstd, "x", x, true);
+  check_statistics(op, mean, rstd, "x", x, true, keep);
   check_apart(op, {{"y", y}, {"mean", mean}, {"rstd", rstd}}, {{"x", x}, {"weight", weight}, {"bias", bias}});
   check_rung(layer_norm_op(), rung, x);
   if (x.numel() == 0) return {y, mean, rstd};
   const Tensor in = x.contiguous(), w = weight.contiguous(), b = bias.contiguous();
   run(layer_norm_op(), rung, x,
       {in.data_ptr(), w.data_ptr(), b.data_ptr(), y.data_ptr(), x.numel() / width, width, eps, dtype_of(x),
-       mean.data_ptr(), rstd.data_ptr()});
+       keep ? mean.data_ptr() : nullptr, keep ? rstd.data_ptr() : nullptr});
   return {y, mean, rstd};
 }
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                                              std::string_view rung) {
+                                              bool keep, std::string_view rung) {
   check_rows("layer_norm", "x", x);
-  Tensor y = contiguous_like(x), mean = a_number_a_row(x), rstd = a_number_a_row(x);
-  layer_norm_out(x, weight, bias, eps, rung, y, mean, rstd);
+  Tensor y = contiguous_like(x), mean = empty_statistic(x, keep), rstd = empty_statistic(x, keep);
+  layer_norm_out(x, weight, bias, eps, keep, rung, y, mean, rstd);
   return {y, mean, rstd};
 }
 
@@ -170,7 +170,7 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(const Ten
                                                                        const Tensor& weight, const Tensor& bias,
                                                                        const std::optional<Tensor>& x_bias, double p,
                                                                        const std::optional<Tensor>& rng_state,
-                                                                       double eps, std::string_view rung, Tensor& y,
+                                                                       double eps, bool keep, std::string_view rung, Tensor& y,
                                                                        Tensor& sum, Tensor& mean, Tensor& rstd) {
   const char* op = "residual_layer_norm";
   const int64_t width = check_rows(op, "x", x);
@@ -184,7 +184,7 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(const Ten
   check_eps(op, eps);
   check_out(op, "y", y, x.sizes(), "x", x);
   check_out(op, "sum", sum, x.sizes(), "x", x);
-  check_statistics(op, mean, rstd, "x", x, true);
+  check_statistics(op, mean, rstd, "x", x, true, keep);
   const std::initializer_list<Named> outs = {{"y", y}, {"sum", sum}, {"mean", mean}, {"rstd", rstd}};
   check_apart(op, outs, {{"x", x}, {"residual", residual}, {"weight", weight}, {"bias", bias}});
   if (x_bias) check_apart(op, outs, {{"x_bias", *x_bias}});
@@ -204,8 +204,8 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(const Ten
   args.width = width;
   args.eps = eps;
   args.dtype = dtype_of(x);
-  args.mean = mean.data_ptr();
-  args.rstd = rstd.data_ptr();
+  args.mean = keep ? mean.data_ptr() : nullptr;
+  args.rstd = keep ? rstd.data_ptr() : nullptr;
   args.x_bias = x_bias ? xb.data_ptr() : nullptr;
   args.threshold = threshold;
   args.state = state.in_memory;
@@ -219,10 +219,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm(const Tensor& x, 
                                                                const Tensor& weight, const Tensor& bias,
                                                                const std::optional<Tensor>& x_bias, double p,
                                                                const std::optional<Tensor>& rng_state, double eps,
-                                                               std::string_view rung) {
+                                                               bool keep, std::string_view rung) {
   check_rows("residual_layer_norm", "x", x);
-  Tensor y = contiguous_like(x), sum = contiguous_like(x), mean = a_number_a_row(x), rstd = a_number_a_row(x);
-  residual_layer_norm_out(x, residual, weight, bias, x_bias, p, rng_state, eps, rung, y, sum, mean, rstd);
+  Tensor y = contiguous_like(x), sum = contiguous_like(x), mean = empty_statistic(x, keep), rstd = empty_statistic(x, keep);
+  residual_layer_norm_out(x, residual, weight, bias, x_bias, p, rng_state, eps, keep, rung, y, sum, mean, rstd);
   return {y, sum, mean, rstd};
 }
 
@@ -304,17 +304,17 @@ std::tuple<Tensor, Tensor> attention_block(const Tensor& q, const Tensor& k, con
 // ---- autocast ----
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm_autocast(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                       double eps, std::string_view rung) {
-  return call_in<layer_norm>(at::kFloat, "step3_fused::layer_norm", x, weight, bias, eps, rung);
+                                                       double eps, bool keep, std::string_view rung) {
+  return call_in<layer_norm>(at::kFloat, "step3_fused::layer_norm", x, weight, bias, eps, keep, rung);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm_autocast(const Tensor& x, const Tensor& residual,
                                                                         const Tensor& weight, const Tensor& bias,
                                                                         const std::optional<Tensor>& x_bias, double p,
                                                                         const std::optional<Tensor>& rng_state,
-                                                                        double eps, std::string_view rung) {
+                                                                        double eps, bool keep, std::string_view rung) {
   return call_in<residual_layer_norm>(at::kFloat, "step3_fused::residual_layer_norm", x, residual, weight, bias, x_bias,
-                                      p, rng_state, eps, rung);
+                                      p, rng_state, eps, keep, rung);
 }
 
 Tensor attention_residual_layer_norm_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,

@@ -13,11 +13,11 @@ namespace kf::step3 {
 
 using at::Tensor;
 
-// y, mean, rstd.
+// y, mean, rstd; the last two are empty unless `keep`.
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-                                              std::string_view rung);
+                                              bool keep, std::string_view rung);
 std::tuple<Tensor&, Tensor&, Tensor&> layer_norm_out(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                     double eps, std::string_view rung, Tensor& y, Tensor& mean,
+                                                     double eps, bool keep, std::string_view rung, Tensor& y, Tensor& mean,
                                                      Tensor& rstd);
 
 // The gradients of x, weight and bias. `grad_sum`: what else x owes, where it is a sum that goes on.
@@ -30,17 +30,17 @@ std::tuple<Tensor&, Tensor&, Tensor&> layer_norm_backward_out(const Tensor& grad
                                                               std::string_view rung, Tensor& grad_x,
                                                               Tensor& grad_weight, Tensor& grad_bias);
 
-// y, sum, mean, rstd.
+// y, sum, mean, rstd; the last two are empty unless `keep`.
 std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
                                                                const Tensor& weight, const Tensor& bias,
                                                                const std::optional<Tensor>& x_bias, double p,
                                                                const std::optional<Tensor>& rng_state, double eps,
-                                                               std::string_view rung);
+                                                               bool keep, std::string_view rung);
 std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(const Tensor& x, const Tensor& residual,
                                                                        const Tensor& weight, const Tensor& bias,
                                                                        const std::optional<Tensor>& x_bias, double p,
                                                                        const std::optional<Tensor>& rng_state,
-                                                                       double eps, std::string_view rung, Tensor& y,
+                                                                       double eps, bool keep, std::string_view rung, Tensor& y,
                                                                        Tensor& sum, Tensor& mean, Tensor& rstd);
 
 Tensor attention_residual_layer_norm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
@@ -62,12 +62,12 @@ std::tuple<Tensor&, Tensor&> attention_block_out(const Tensor& q, const Tensor& 
 
 // Under torch.autocast: LayerNorm in float32, as PyTorch's; attention, and what is fused to it, in autocast's dtype.
 std::tuple<Tensor, Tensor, Tensor> layer_norm_autocast(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                       double eps, std::string_view rung);
+                                                       double eps, bool keep, std::string_view rung);
 std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm_autocast(const Tensor& x, const Tensor& residual,
                                                                         const Tensor& weight, const Tensor& bias,
                                                                         const std::optional<Tensor>& x_bias, double p,
                                                                         const std::optional<Tensor>& rng_state,
-                                                                        double eps, std::string_view rung);
+                                                                        double eps, bool keep, std::string_view rung);
 Tensor attention_residual_layer_norm_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
                                               const Tensor& weight, const Tensor& bias, bool causal,
                                               std::optional<double> scale, double eps, std::string_view rung);

@@ -428,7 +428,7 @@ ThreeTensors layer_norm_linear(const Tensor& x, const Tensor& norm_weight, const
                                const Tensor& weight, const MaybeTensor& bias, bool transposed, double eps,
                                std::string_view rung) {
   Tensor y = empty_rows(x, check_layer("layer_norm_linear", x, weight, bias, transposed));
-  Tensor mean = a_number_a_row(x), rstd = a_number_a_row(x);
+  Tensor mean = empty_statistic(x), rstd = empty_statistic(x);
   layer_norm_linear_out(x, norm_weight, norm_bias, weight, bias, transposed, eps, rung, y, mean, rstd);
   return {y, mean, rstd};
 }

@@ -14,11 +14,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
 TORCH_LIBRARY(step3_fused, m) {
   m.def(
-      "layer_norm(Tensor x, Tensor weight, Tensor bias, *, float eps=1e-05, str rung=\"auto\") -> "
+      "layer_norm(Tensor x, Tensor weight, Tensor bias, *, float eps=1e-05, bool keep=True, str rung=\"auto\") -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
-      "layer_norm.out(Tensor x, Tensor weight, Tensor bias, *, float eps=1e-05, str rung=\"auto\", Tensor(a!) y, "
-      "Tensor(b!) mean, Tensor(c!) rstd) -> (Tensor(a!), Tensor(b!), Tensor(c!))");
+      "layer_norm.out(Tensor x, Tensor weight, Tensor bias, *, float eps=1e-05, bool keep=True, str rung=\"auto\", "
+      "Tensor(a!) y, Tensor(b!) mean, Tensor(c!) rstd) -> (Tensor(a!), Tensor(b!), Tensor(c!))");
   m.def(
       "layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor mean, Tensor rstd, Tensor? grad_sum=None, *, "
       "str rung=\"auto\") -> (Tensor, Tensor, Tensor)");
@@ -28,11 +28,12 @@ TORCH_LIBRARY(step3_fused, m) {
       "(Tensor(a!), Tensor(b!), Tensor(c!))");
   m.def(
       "residual_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor bias, Tensor? x_bias=None, float p=0.0, "
-      "Tensor? rng_state=None, *, float eps=1e-05, str rung=\"auto\") -> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor? rng_state=None, *, float eps=1e-05, bool keep=True, str rung=\"auto\") -> "
+      "(Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "residual_layer_norm.out(Tensor x, Tensor residual, Tensor weight, Tensor bias, Tensor? x_bias=None, "
-      "float p=0.0, Tensor? rng_state=None, *, float eps=1e-05, str rung=\"auto\", Tensor(a!) y, Tensor(b!) sum, "
-      "Tensor(c!) mean, Tensor(d!) rstd) -> "
+      "float p=0.0, Tensor? rng_state=None, *, float eps=1e-05, bool keep=True, str rung=\"auto\", Tensor(a!) y, "
+      "Tensor(b!) sum, Tensor(c!) mean, Tensor(d!) rstd) -> "
       "(Tensor(a!), Tensor(b!), Tensor(c!), Tensor(d!))");
   m.def(
       "attention_residual_layer_norm(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor weight, Tensor bias, *, "

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <utility>
+#include <vector>
 
 namespace kf::step3 {
 
@@ -18,16 +19,21 @@ inline at::ScalarType statistics_dtype(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-inline at::Tensor a_number_a_row(const at::Tensor& x) {
-  return at::empty(x.sizes().slice(0, x.dim() - 1), x.options().dtype(statistics_dtype(x)));
+// Their shape; that of nothing unless `keep`.
+inline std::vector<int64_t> statistics_shape(const at::Tensor& x, bool keep) {
+  return keep ? x.sizes().slice(0, x.dim() - 1).vec() : std::vector<int64_t>{0};
+}
+
+inline at::Tensor empty_statistic(const at::Tensor& x, bool keep = true) {
+  return at::empty(statistics_shape(x, keep), x.options().dtype(statistics_dtype(x)));
 }
 
 // x_name: what the op calls x.
 inline void check_statistics(const char* op, const at::Tensor& mean, const at::Tensor& rstd, const char* x_name,
-                             const at::Tensor& x, bool outputs) {
+                             const at::Tensor& x, bool outputs, bool keep = true) {
   for (const auto& [name, t] : {std::pair<const char*, const at::Tensor&>{"mean", mean}, {"rstd", rstd}}) {
     check_type(op, name, t, statistics_dtype(x));
-    check_shape(op, name, t, x.sizes().slice(0, x.dim() - 1));
+    check_shape(op, name, t, statistics_shape(x, keep));
     check_device(op, name, t, x_name, x);
     TORCH_CHECK_VALUE(!outputs || t.is_contiguous(), op, ": `", name, "` must be contiguous");
   }

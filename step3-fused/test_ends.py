@@ -265,6 +265,15 @@ def test_more_tiles_than_multiprocessors(op, device, rung):
         check(op, end, end.inputs(4000, 832, 2600, torch.bfloat16, device, False), rung, layouts=False)
 
 
+@pytest.mark.parametrize("op", [op for op in ENDS if "v3_hopper" in step3_fused.rungs(op, "cpu") and op != "mlp"])
+@pytest.mark.parametrize("shape", [(130, 72, 1100), (260, 72, 2000), (64, 72, 200)], ids=str)
+def test_each_width_of_tiles(shape, op):
+    """v3_hopper takes tiles of 256 or 192, 128 and 64 columns for these, where there are 16 multiprocessors."""
+    for end in ENDS[op]:
+        rows, depth, width = (shape[0], *shape[:0:-1]) if end.backward else shape
+        check(op, end, end.inputs(rows, depth, width, torch.bfloat16, "cpu", False), "v3_hopper", layouts=False)
+
+
 @pytest.mark.parametrize("op", ["linear_gelu", "linear_bias_dropout_residual", "gelu_linear_backward"])
 def test_more_tiles_than_emulated_multiprocessors(op):
     end = ENDS[op][0]

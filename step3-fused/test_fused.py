@@ -707,6 +707,51 @@ def test_layer_norm_of_more_than_2_to_32_elements(width, op, device, rung, monke
     torch.testing.assert_close(y[-2], bias)
 
 
+@pytest.mark.parametrize(
+    ("op", "device", "rung"),
+    [
+        pytest.param(op, *param.values, marks=param.marks, id=f"{op}-{param.id}")
+        for op in ("layer_norm", "residual_layer_norm")
+        for param in testing.device_rungs("step3_fused", op)
+    ],
+)
+@pytest.mark.parametrize("width", [24, 4100])
+def test_statistics_that_nobody_wants_are_not_written(width, op, device, rung):
+    """The rest is the same to the last bit; and who wants gradients after all has them computed anew."""
+    x, residual = (testing.randn((5, width), torch.float32, device, seed=seed) for seed in (1, 2))
+    inputs = [x, *([residual] if op == "residual_layer_norm" else []), *parameters(width, torch.float32, device)]
+    function = getattr(ops, op)
+    kept, without = (function(*inputs, keep=keep, rung=rung) for keep in (True, False))
+    *outputs, mean, rstd = without
+    assert mean.shape == rstd.shape == (0,) and mean.dtype == rstd.dtype == torch.float32
+    assert all(torch.equal(a, b) for a, b in zip(kept[:-2], outputs, strict=True))
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    gradients = [
+        torch.autograd.grad(sum(out.square().sum() for out in function(*leaves, keep=keep, rung=rung)[: len(outputs)]), leaves)
+        for keep in (True, False)
+    ]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@on_each_device
+@pytest.mark.parametrize("op", ["layer_norm", "residual_layer_norm"])
+def test_statistics_are_kept_where_a_gradient_is_wanted(op, device, monkeypatch):
+    asked = []
+    real = getattr(ops, op)
+    monkeypatch.setattr(step3_fused._ops, op, lambda *a, keep, **k: asked.append(keep) or real(*a, keep=keep, **k))
+    inputs = inputs_of(op, torch.float32, device)
+    function = getattr(step3_fused, op)
+    function(*inputs)
+    assert len(function(*inputs, return_statistics=True)) == len(as_tuple(function(*inputs))) + 2
+    for position in range(len(inputs)):
+        leaves = [t.clone().requires_grad_(i == position) for i, t in enumerate(inputs)]
+        function(*leaves)
+        with torch.no_grad():
+            function(*leaves)
+    assert asked == [False, True, False, *[True, False] * len(inputs)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
     """Sizes alone decide, so no memory is needed."""
@@ -1100,6 +1145,8 @@ def test_a_bad_out_is_refused(device):
     ):
         with testing.raises(TypeError if "float64" in text else ValueError, f"layer_norm: `{name}` {text}"):
             ops.layer_norm.out(x, *inputs[2:], **(good | {name: bad}))
+    with testing.raises(ValueError, "layer_norm: `mean` must have shape (0,), got (3,)"):
+        ops.layer_norm.out(x, *inputs[2:], keep=False, **good)
     inputs = inputs_of("attention_block", torch.float32, device)
     outs = {"y": torch.empty_like(inputs[3]), "sum": torch.empty_like(inputs[3])}
     with testing.raises(TypeError, "attention_block: `y` must have the dtype of `q` (float32), got float16"):

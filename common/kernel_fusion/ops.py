@@ -85,6 +85,11 @@ def contiguous_like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def needs_gradients(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd records an op that takes `tensors`, and so will ask for its backward pass."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def wide(x: torch.Tensor) -> torch.Tensor:
     """`x` as gradients compute with it: float32 where it is of a half type, else as it is."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

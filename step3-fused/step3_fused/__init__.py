@@ -15,6 +15,7 @@ from kernel_fusion.ops import (
     check_shape,
     check_type,
     contiguous_like,
+    needs_gradients,
     wide,
     without_forward_mode,
 )
@@ -103,7 +104,8 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, https://arxiv.org/abs/1607.06450.
     """
-    y, mean, rstd = _ops.layer_norm(x, weight, bias, eps=eps, rung=rung)
+    keep = return_statistics or needs_gradients(x, weight, bias)  # the way back wants them, too
+    y, mean, rstd = _ops.layer_norm(x, weight, bias, eps=eps, keep=keep, rung=rung)
     return (y, mean, rstd) if return_statistics else y
 
 
@@ -184,7 +186,8 @@ def residual_layer_norm(
         p = 0.0
     if rng_state is None and rng.drops(p):
         rng_state = rng.draw(_ops, x)
-    outputs = _ops.residual_layer_norm(x, residual, weight, bias, x_bias, p, rng_state, eps=eps, rung=rung)
+    keep = return_statistics or needs_gradients(x, residual, weight, bias, x_bias)  # the way back wants them, too
+    outputs = _ops.residual_layer_norm(x, residual, weight, bias, x_bias, p, rng_state, eps=eps, keep=keep, rung=rung)
     return outputs if return_statistics else outputs[:2]
 
 
@@ -310,17 +313,17 @@ def _statistics_dtype(x):
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _a_number_a_row(x):
-    return x.new_empty(x.shape[:-1], dtype=_statistics_dtype(x))
+def _a_number_a_row(x, keep=True):
+    return x.new_empty(x.shape[:-1] if keep else 0, dtype=_statistics_dtype(x))
 
 
 @torch.library.register_fake("step3_fused::layer_norm")
-def _(x, weight, bias, *, eps=1e-5, rung="auto"):
+def _(x, weight, bias, *, eps=1e-5, keep=True, rung="auto"):
     check_rows("layer_norm", "x", x)
     for name, parameter in (("weight", weight), ("bias", bias)):
         check_like("layer_norm", name, parameter, "x", x, x.shape[-1:])
     _check_eps("layer_norm", eps)
-    return contiguous_like(x), _a_number_a_row(x), _a_number_a_row(x)
+    return contiguous_like(x), _a_number_a_row(x, keep), _a_number_a_row(x, keep)
 
 
 @torch.library.register_fake("step3_fused::layer_norm_backward")
@@ -339,7 +342,7 @@ def _(grad, x, weight, mean, rstd, grad_sum=None, *, rung="auto"):
 
 
 @torch.library.register_fake("step3_fused::residual_layer_norm")
-def _(x, residual, weight, bias, x_bias=None, p=0.0, rng_state=None, *, eps=1e-5, rung="auto"):
+def _(x, residual, weight, bias, x_bias=None, p=0.0, rng_state=None, *, eps=1e-5, keep=True, rung="auto"):
     op = "residual_layer_norm"
     check_rows(op, "x", x)
     check_like(op, "residual", residual, "x", x, x.shape)
@@ -348,7 +351,7 @@ def _(x, residual, weight, bias, x_bias=None, p=0.0, rng_state=None, *, eps=1e-5
             check_like(op, name, parameter, "x", x, x.shape[-1:])
     rng.check(op, "p", p, rng_state, x)
     _check_eps(op, eps)
-    return contiguous_like(x), contiguous_like(x), _a_number_a_row(x), _a_number_a_row(x)
+    return contiguous_like(x), contiguous_like(x), _a_number_a_row(x, keep), _a_number_a_row(x, keep)
 
 
 @torch.library.register_fake("step3_fused::attention_residual_layer_norm")
@@ -411,9 +414,10 @@ def _from_statistics(x, mean, rstd, grad_mean, grad_rstd):
     return grad
 
 
-def _gradients_of_rows(saved, grad, grad_sum, grad_mean, grad_rstd):
-    """Of x, weight and bias, by this stage's kernels."""
-    x, weight, mean, rstd = saved
+def _gradients_of_rows(ctx, rows, grad, grad_sum, grad_mean, grad_rstd):
+    """Of x, weight and bias, by this stage's kernels. `rows`: x, weight, and mean and rstd if they were kept."""
+    x, weight, *statistics = rows
+    mean, rstd = statistics or _ops.layer_norm(x, weight, weight, eps=ctx.eps)[1:]
     if grad is None:
         grad = torch.zeros_like(x)
     with torch.autocast(x.device.type, enabled=False):  # a backward inside an autocast region computes the same
@@ -425,12 +429,13 @@ def _gradients_of_rows(saved, grad, grad_sum, grad_mean, grad_rstd):
 
 def _layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
     x, weight, _ = inputs
-    ctx.save_for_backward(x, weight, *output[1:])
+    ctx.eps, keep = keyword_only_inputs["eps"], keyword_only_inputs["keep"]
+    ctx.save_for_backward(x, weight, *(output[1:] if keep else ()))
     ctx.set_materialize_grads(False)
 
 
 def _layer_norm_backward(ctx, grad, grad_mean, grad_rstd):
-    return _gradients_of_rows(ctx.saved_tensors, grad, None, grad_mean, grad_rstd)
+    return _gradients_of_rows(ctx, ctx.saved_tensors, grad, None, grad_mean, grad_rstd)
 
 
 torch.library.register_autograd("step3_fused::layer_norm", _layer_norm_backward, setup_context=_layer_norm_setup)
@@ -447,10 +452,11 @@ def _step_1():
 
 def _residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
     _, _, weight, _, x_bias, ctx.p, rng_state = inputs
-    _, total, mean, rstd = output
-    ctx.has_x_bias = x_bias is not None
+    _, total, *statistics = output
+    ctx.has_x_bias, ctx.eps = x_bias is not None, keyword_only_inputs["eps"]
+    kept = statistics if keyword_only_inputs["keep"] else []
     # The sum is all that is needed of x, x_bias and residual.
-    ctx.save_for_backward(total, weight, mean, rstd, *([rng_state] if rng.drops(ctx.p) else []))
+    ctx.save_for_backward(total, weight, *kept, *([rng_state] if rng.drops(ctx.p) else []))
     ctx.set_materialize_grads(False)
     if ctx.has_x_bias or rng.drops(ctx.p):
         _step_1()  # an error comes now, not in the backward
@@ -458,7 +464,7 @@ def _residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
 
 def _residual_layer_norm_backward(ctx, grad_y, grad_sum, grad_mean, grad_rstd):
     *rows, state = ctx.saved_tensors if rng.drops(ctx.p) else (*ctx.saved_tensors, None)
-    grad_total, *rest = _gradients_of_rows(rows, grad_y, grad_sum, grad_mean, grad_rstd)
+    grad_total, *rest = _gradients_of_rows(ctx, rows, grad_y, grad_sum, grad_mean, grad_rstd)
     grad_x, grad_x_bias = grad_total, None
     if state is not None:
         grad_x, grad_x_bias = _step_1().bias_dropout_residual_backward(grad_total, ctx.p, state)

@@ -12,6 +12,7 @@ from kernel_fusion.ops import (
     check_rows,
     check_shape,
     contiguous_like,
+    needs_gradients,
     wide,
     without_forward_mode,
 )
@@ -123,7 +124,7 @@ def linear_gelu(
             cannot do this.
     """
     options = {"transposed": transposed, "approximate": approximate, "rung": rung}
-    keep = return_preactivation or (keep and _needs_gradients(x, weight, bias))
+    keep = return_preactivation or (keep and needs_gradients(x, weight, bias))
     y, preactivation = _ops.linear_gelu(x, weight, bias, keep=keep, **options)
     return (y, preactivation) if return_preactivation else y
 
@@ -376,7 +377,7 @@ def mlp(
         ValueError: wrong shape or device, an empty row or weight, another `approximate`, a `rung` that is unknown or
             cannot do this.
     """
-    keep = return_preactivation or (keep and _needs_gradients(x, weight_1, bias_1, weight_2, bias_2, residual))
+    keep = return_preactivation or (keep and needs_gradients(x, weight_1, bias_1, weight_2, bias_2, residual))
     options = {"transposed": transposed, "approximate": approximate, "keep": keep, "rung": rung}
     y, preactivation = _ops.mlp(x, weight_1, bias_1, weight_2, bias_2, residual, **options)
     return (y, preactivation) if return_preactivation else y
@@ -432,10 +433,6 @@ def transformer_block(
         inner = linear_gelu(y, *mlp_1)
         return linear_bias_dropout_residual(inner, *mlp_2, x, p)
     return mlp(y, *mlp_1, *mlp_2, x)
-
-
-def _needs_gradients(*tensors) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 # ---- shapes, for torch.compile and for meta tensors: the checks of linear_host.cpp, without data ----

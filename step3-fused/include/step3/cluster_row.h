@@ -23,12 +23,6 @@ struct ClusterRow : HeldRow<kClusterRowThreads, kItems, N> {
   __device__ static int width_of(int rank, int width) { return max(0, min(kValues, width - first_of(rank))); }
 };
 
-// For how many blocks beside each other a multiprocessor shall have registers: some load while others compute.
-template <class Row, class C>
-constexpr int kBlocksBeside = sizeof(C) == 8 || Row::kItems * Row::N > 48 ? 2
-                              : Row::kItems * Row::N > 24                 ? 3
-                                                                          : 4;
-
 // Where the cluster's warps leave what they know of a row: a copy in each block.
 template <class C>
 struct Meeting {
@@ -46,23 +40,27 @@ struct Meeting {
   // Each warp takes mean and squares of its own values, in two passes; then they meet once and put them together by
   // the formula of Chan, Golub and LeVeque, https://doi.org/10.1080/00031305.1983.10483115. With d = a warp's mean −
   // the row's: the sum of (x − row's mean) is the warp's own sum + count·d, that of the squares the warp's own +
-  // d·(2·sum + count·d). All blocks do it in the same order and find the same.
-  template <class Row>
-  __device__ __forceinline__ Statistics<C> statistics_of(const C (&value)[Row::kItems][Row::N], int own_width,
-                                                         int width, C eps, int rank, int blocks) {
+  // d·(2·sum + count·d). All blocks do it in the same order and find the same. get(i, values) gives a thread's piece.
+  template <class Row, class Get>
+  __device__ __forceinline__ Statistics<C> statistics_of(Get get, int own_width, int width, C eps, int rank,
+                                                         int blocks) {
     C total = 0, count = 0;
     Row::for_each_piece(own_width, [&](int i, int) {
+      C value[Row::N];
+      get(i, value);
       count += Row::N;
 #pragma unroll
-      for (int j = 0; j < Row::N; ++j) total += value[i][j];
+      for (int j = 0; j < Row::N; ++j) total += value[j];
     });
     count = warp_sum(count);
     const C own_mean = count > 0 ? warp_sum(total) / count : C(0);
     C sum = 0, squares = 0;
     Row::for_each_piece(own_width, [&](int i, int) {
+      C value[Row::N];
+      get(i, value);
 #pragma unroll
       for (int j = 0; j < Row::N; ++j) {
-        const C off = value[i][j] - own_mean;
+        const C off = value[j] - own_mean;
         sum += off;
         squares += off * off;
       }

@@ -30,6 +30,16 @@ struct HeldRow {
   }
 };
 
+// Hides from the compiler that these bits stay the same. It would widen the values of a half type once and keep them as
+// floats, in twice the registers.
+template <class V>
+__device__ __forceinline__ void forget(V& v) {
+  if constexpr (sizeof(V) == 16) {
+    int4& bits = reinterpret_cast<int4&>(v);
+    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+  }
+}
+
 // Adds up kCount values each over the threads of a row, which all get the sums. A warp does it by shuffles. More warps
 // meet at one barrier, by calling `sync`: `shared`, kCount values for each warp, must be another one for each call.
 template <int kThreads, int kCount, class C, class Sync>
@@ -76,19 +86,37 @@ __device__ __forceinline__ Statistics<C> held_statistics(const C (&value)[Row::k
   return statistics(mean, off[0], off[1], width, eps);
 }
 
-// Normalises this thread's pieces and writes them. Weight and bias come from cache, and only now: earlier they would
-// take registers from the rows that are being loaded.
-template <class Row, class T, class C>
-__device__ __forceinline__ void store_held(const C (&value)[Row::kItems][Row::N], const Statistics<C>& s, int width,
-                                           const T* weight, const T* bias, T* y) {
+// Normalises this thread's pieces, of which get(i, values) gives one, and writes them. Weight and bias come from cache,
+// and only now: earlier they would take registers from the rows that are being loaded.
+template <class Row, class C, class T, class Get>
+__device__ __forceinline__ void store_pieces(Get get, const Statistics<C>& s, int width, const T* weight, const T* bias,
+                                             T* y) {
   Row::for_each_piece(width, [&](int i, int column) {
-    C w[Row::N], b[Row::N], out[Row::N];
+    C value[Row::N], w[Row::N], b[Row::N], out[Row::N];
+    get(i, value);
     widen(load_vector<Row::N>(weight + column), w);
     widen(load_vector<Row::N>(bias + column), b);
 #pragma unroll
-    for (int j = 0; j < Row::N; ++j) out[j] = s.normalize(value[i][j]) * w[j] + b[j];
+    for (int j = 0; j < Row::N; ++j) out[j] = s.normalize(value[j]) * w[j] + b[j];
     store_vector<Row::N>(y + column, narrow<T>(out));
   });
+}
+
+// What gives the pieces of a row that is held as floats.
+template <class Row, class C>
+struct HeldValues {
+  const C (&value)[Row::kItems][Row::N];
+
+  __device__ __forceinline__ void operator()(int i, C (&piece)[Row::N]) const {
+#pragma unroll
+    for (int j = 0; j < Row::N; ++j) piece[j] = value[i][j];
+  }
+};
+
+template <class Row, class T, class C>
+__device__ __forceinline__ void store_held(const C (&value)[Row::kItems][Row::N], const Statistics<C>& s, int width,
+                                           const T* weight, const T* bias, T* y) {
+  store_pieces<Row>(HeldValues<Row, C>{value}, s, width, weight, bias, y);
 }
 
 // How many rows a block takes, a warp each: few, so that a block ends, and the next begins, early.

@@ -36,7 +36,8 @@ constexpr int kWarpRows = 16;  // of a consumer's 64, as wgmma leaves them
 template <int kColumns, Major kMajorA, Major kMajorB, int kClusterBlocks,
           int kRing = kColumns == 256   ? 4
                       : kColumns == 192 ? 5
-                                        : 6>
+                      : kColumns == 128 ? 6
+                                        : 8>
 struct Tile {
   static constexpr int kWidth = kColumns;
   static constexpr Major kA = kMajorA, kB = kMajorB;
@@ -76,7 +77,7 @@ struct Parts {
 };
 
 template <class Tile, class Epilogue>
-constexpr int kSlicesOfStage = Tile::kWidth == 192 || Epilogue::kReads || Epilogue::kWrites ? 1 : 2;
+constexpr int kSlicesOfStage = Tile::kSlices % 2 != 0 || Epilogue::kReads || Epilogue::kWrites ? 1 : 2;
 
 // Where a consumer warp's sums wait, and beside them what its epilogue reads or writes: as many slices a round as there
 // is room for.
@@ -651,10 +652,10 @@ void launch_product(const Product& p, const Prologue& prologue, const E& epilogu
 }
 
 // What a multiprocessor, or a cluster of them, has to do at most, in columns of 128 rows; and what a tile costs
-// besides.
+// besides. Tiles of 64 columns wait for what they read, 192 lines of shared memory for 64 columns, and cost as 96.
 inline int64_t busiest(const Product& p, int64_t width, int64_t blocks) {
   const int64_t tiles = ceil_div(p.rows, kRows * blocks) * ceil_div(p.width, width);
-  return ceil_div(tiles, multiprocessors() / blocks) * (width + 16);
+  return ceil_div(tiles, multiprocessors() / blocks) * ((width == 64 ? 96 : width) + 16);
 }
 
 // Calls f with the width of tiles, as a constant, that leaves the fewest multiprocessors idle: wide tiles read least,
@@ -662,6 +663,9 @@ inline int64_t busiest(const Product& p, int64_t width, int64_t blocks) {
 template <int kBlocks, class F>
 void with_tile_width(const Product& p, F&& f) {
   const int64_t of_256 = busiest(p, 256, kBlocks), of_192 = busiest(p, 192, kBlocks), of_128 = busiest(p, 128, kBlocks);
+  if constexpr (kBlocks == 1) {
+    if (busiest(p, 64, 1) < std::min({of_256, of_192, of_128})) return f(std::integral_constant<int, 64>{});
+  }
   if (of_256 <= of_192 && of_256 <= of_128) return f(std::integral_constant<int, 256>{});
   if (of_192 <= of_128) return f(std::integral_constant<int, 192>{});
   f(std::integral_constant<int, 128>{});
@@ -674,7 +678,9 @@ enum class Ends { kLight, kHeavy };
 template <Ends kEnds, Major kA, Major kB, class F>
 void with_tile(const Product& p, F&& f) {
   constexpr int64_t kWide = kEnds == Ends::kLight ? 256 : 192, kBlocks = kEnds == Ends::kLight ? 2 : 1;
-  if (busiest(p, kWide, kBlocks) <= busiest(p, 128, 1)) return f(Tile<kWide, kA, kB, kBlocks, 4>{});
+  const int64_t of_wide = busiest(p, kWide, kBlocks), of_128 = busiest(p, 128, 1);
+  if (busiest(p, 64, 1) < std::min(of_wide, of_128)) return f(Tile<64, kA, kB, 1, 7>{});
+  if (of_wide <= of_128) return f(Tile<kWide, kA, kB, kBlocks, 4>{});
   f(Tile<128, kA, kB, 1, 5>{});
 }
 

@@ -19,25 +19,32 @@
 namespace kf::KF_BACKEND::layer_norm {
 namespace {
 
+// For so many blocks beside each other a multiprocessor has registers: some load while others compute.
+template <class Row, class T>
+constexpr int kBlocksBeside = sizeof(T) == 8 ? 2 : sizeof(T) == 4 || Row::N == 1 ? 3 : 4;
+
 template <class Row, class T, class C = compute_t<T>>
-__global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, C>)
+__global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, T>)
     v4_cluster_kernel(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                       T* __restrict__ y, Kept<C> kept, int width, C eps, int blocks) {
   __shared__ Meeting<C> meeting;
   const int rank = static_cast<int>(cluster_rank_of_block());
   if (threadIdx.x == 0) meeting.init();
+  __syncwarp();
   cluster_barrier_arrive_relaxed();
   const int64_t row = blockIdx.x / blocks;
   const int first = Row::first_of(rank), own_width = Row::width_of(rank, width);
   x += row * width + first;
 
-  C value[Row::kItems][Row::N] = {};
-  Vector<T, Row::N> loaded[Row::kItems] = {};
-  Row::for_each_piece(own_width, [&](int i, int column) { loaded[i] = load_vector<Row::N>(x + column); });
-  Row::for_each_piece(own_width, [&](int i, int) { widen(loaded[i], value[i]); });
-  const Statistics<C> s = meeting.template statistics_of<Row>(value, own_width, width, eps, rank, blocks);
+  Vector<T, Row::N> held[Row::kItems];  // as they came: half types take half the registers of floats
+  Row::for_each_piece(own_width, [&](int i, int column) { held[i] = load_vector<Row::N>(x + column); });
+  const auto get = [&](int i, C(&value)[Row::N]) {
+    forget(held[i]);
+    widen(held[i], value);
+  };
+  const Statistics<C> s = meeting.template statistics_of<Row>(get, own_width, width, eps, rank, blocks);
   if (rank == 0 && threadIdx.x == 0) kept.keep(row, s);
-  store_held<Row>(value, s, own_width, weight + first, bias + first, y + row * width + first);
+  store_pieces<Row>(get, s, own_width, weight + first, bias + first, y + row * width + first);
 }
 
 }  // namespace

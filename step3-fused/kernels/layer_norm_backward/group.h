@@ -1,5 +1,5 @@
-// What the persistent rungs share. And a row's group of threads in v3: how many share a row, how many rows a block has
-// under way, and what helps them to fit into registers.
+// What the persistent rungs share: how many threads are a row's group, how many groups a block has, and what helps them
+// to fit into registers.
 #pragma once
 
 #include <kf/launch.h>
@@ -18,16 +18,6 @@ template <class Row>
 constexpr int kWarpsOfBlock = Row::kThreads == 512 || Row::kItems * Row::N <= 24 ? 16 : 12;
 template <class Row>
 constexpr int kGroups = kWarpsOfBlock<Row> * kWarpSize / Row::kThreads;
-
-// Hides from the compiler that these bits stay the same. It would widen the values of a half type once and keep them as
-// floats, in twice the registers.
-template <class V>
-__device__ __forceinline__ void forget(V& v) {
-  if constexpr (sizeof(V) == 16) {
-    int4& bits = reinterpret_cast<int4&>(v);
-    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
-  }
-}
 
 // When its rows are done: the sums of a block's groups, added up in the order of their numbers, to this block's part of
 // `partial`. `memory`, shared: [groups][2][width].
@@ -73,34 +63,37 @@ void with_shape(int64_t width, bool vectors, F&& f) {
   }
 }
 
-// For v4: calls f(Type<T>, HeldRow) with the shape of a row that one warp takes.
+// For v4: calls f(Type<T>, HeldRow) with the shape that suits rows of `width` elements, up to 32 KB.
 template <class F>
-void with_row_of_warp(DType dtype, int64_t width, F&& f) {
+void with_bulk_row(DType dtype, int64_t width, F&& f) {
   with_type(dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     if constexpr (sizeof(T) < 8) {
       constexpr int N = 16 / sizeof(T);
       const int64_t items = ceil_div(width, kWarpSize * N);
-      items <= 1   ? f(type, HeldRow<32, 1, N>{})
-      : items <= 2 ? f(type, HeldRow<32, 2, N>{})
-      : items <= 3 ? f(type, HeldRow<32, 3, N>{})
-      : items <= 4 ? f(type, HeldRow<32, 4, N>{})
-      : items <= 5 ? f(type, HeldRow<32, 5, N>{})
-      : items <= 7 ? f(type, HeldRow<32, 7, N>{})
-                   : f(type, HeldRow<32, 8, N>{});
+      items <= 1    ? f(type, HeldRow<32, 1, N>{})
+      : items <= 2  ? f(type, HeldRow<32, 2, N>{})
+      : items <= 3  ? f(type, HeldRow<32, 3, N>{})
+      : items <= 4  ? f(type, HeldRow<32, 4, N>{})
+      : items <= 5  ? f(type, HeldRow<32, 5, N>{})
+      : items <= 7  ? f(type, HeldRow<32, 7, N>{})
+      : items <= 8  ? f(type, HeldRow<32, 8, N>{})
+      : items <= 16 ? f(type, HeldRow<128, 4, N>{})
+      : items <= 32 ? f(type, HeldRow<256, 4, N>{})
+                    : f(type, HeldRow<512, 4, N>{});
     }
   });
 }
 
-// For v4: shared memory for the rings of all warps.
+// For v4: shared memory for the rings of all groups.
 constexpr int64_t kRingBytes = 224 * 1024;
 
 // For v4: 16 warps have up to 128 registers for each thread, 8 have 255. 32 columns in 8 vectors of floats would spill.
 template <class Row>
-constexpr int kMostWarps = Row::kItems * Row::N <= 32 && Row::kItems < 8 ? 16 : 8;
+constexpr int kMostGroups = (Row::kItems * Row::N <= 32 && Row::kItems < 8 ? 16 : 8) * kWarpSize / Row::kThreads;
 
-// For v4: what a warp needs of shared memory: its ring, and later its sums.
-inline int64_t bytes_a_warp(const Args& a, int64_t places) {
+// For v4: what a group needs of shared memory: its ring, and later its sums.
+inline int64_t bytes_a_group(const Args& a, int64_t places) {
   const int64_t ring = places * (a.grad_sum == nullptr ? 2 : 3) * a.width * size_of(a.dtype);
   return std::max<int64_t>(ring, 2 * a.width * static_cast<int64_t>(sizeof(float)));
 }

@@ -23,11 +23,6 @@ struct Args {
   void* scratch = nullptr;  // see each rung
 };
 
-// What `auto` takes, read off results/h200.json. v4_bulk is not in there yet.
-inline const char* automatic(const Args& a) {
-  return a.width <= (a.dtype == DType::kFloat64 ? 4096 : 8192) ? "v3_persistent" : "v2_two_stage";
-}
-
 }  // namespace kf::layer_norm_backward
 
 // The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.

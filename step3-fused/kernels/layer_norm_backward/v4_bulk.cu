@@ -2,20 +2,25 @@
 //
 // Idea      In v3 the row and the next one wait in registers, which so have no room for the sums of more columns.
 //           Shared memory has room for both rows. One lane starts a bulk copy of a whole row of x and of grad and goes
-//           on; the copy's bytes arrive at an mbarrier. Each warp has a ring of two or three places of its own, for the
-//           row that it computes and the next ones: no barrier of the block, no other warp to wait for.
+//           on; the copy's bytes arrive at an mbarrier. Each row's group of threads has a ring of two or three places
+//           of its own, for the row that it computes and the next ones: no barrier of the block, no other group to wait
+//           for.
 // Since v3  Rows lie in shared memory, grad_sum's too. The registers are free for sums: up to 8 vectors of 16 bytes a
-//           lane, rows up to 4 KB, still a warp a row. And the second stage is launched while the first runs
+//           lane, so that rows up to 4 KB are a warp's. And the second stage is launched while the first runs
 //           (programmatic dependent launch): it has only to wait for its end.
-// Launch    A row has V = width·sizeof(T)/16 vectors, a lane ⌈V/32⌉ of them (room for 7 where it has 6). Grid up to
-//           132; block 32×16, or 32×8 where a lane keeps more than 32 columns or 7 vectors, fewer where their rings
-//           would need more than 224 KB of shared memory. Three places in a ring if 16 warps have room for them, else
-//           two. Then grid ⌈2·width/32⌉, block 32×32, 4 KB. Rows that do not begin at multiples of 16 bytes are v3's
+// Launch    A row has V = width·sizeof(T)/16 vectors. V ≤ 256: a warp a row, ⌈V/32⌉ of them a lane (room for 7 where it
+//           has 6). Wider: a group of 4, 8 or 16 warps, the first with V ≤ 128·warps, 4 vectors a thread. Grid up to
+//           132; a block has groups of 16 warps in all, of 8 where a lane keeps more than 32 columns or 7 vectors,
+//           fewer where their rings would need more than 224 KB of shared memory. Three places in a ring if 16 warps
+//           have room for them, else two. Then grid ⌈2·width/32⌉, block 32×32, 4 KB. Rows that do not begin at
+//           multiples of 16 bytes are v3's
 // Moves     (3·rows·width + 3·width)·sizeof(T) bytes (grad_sum: one more rows·width), and 4·blocks·width·4 of partial
 //           sums; about 15·rows·width FLOPs
-// Limits    compute capability 9.0; half types and float32; width·sizeof(T) ≤ 4096 and a multiple of 16; rows ≤ 2³¹−1
+// Limits    compute capability 9.0; half types and float32; width·sizeof(T) ≤ 32768 and a multiple of 16; rows
+//           ≤ 2³¹−1
 #include <step2/mbarrier.h>
 #include <step2/tma.h>
+#include <step2/warpgroup.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -29,22 +34,30 @@ namespace kf::KF_BACKEND::layer_norm_backward {
 namespace {
 
 template <class Row, class T, int kPlaces>
-__global__ void __launch_bounds__(kWarpSize* kMostWarps<Row>, 1)
+__global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
     v4_bulk_kernel(const T* __restrict__ grad, const T* __restrict__ x, const T* __restrict__ weight,
                    const float* __restrict__ mean, const float* __restrict__ rstd, const T* __restrict__ grad_sum,
                    T* __restrict__ grad_x, float* __restrict__ partial, int64_t rows, int width) {
   constexpr int N = Row::N;
   let_next_kernel_begin();  // its blocks come where this one's have left, and wait for the last
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ uint64_t arrived[kMostWarps<Row>][kPlaces];
-  const int warp = threadIdx.y, warps = blockDim.y;
+  __shared__ uint64_t arrived[kMostGroups<Row>][kPlaces];
+  __shared__ float shared[kMostGroups<Row>][3 * Row::kThreads / kWarpSize];
+  const int group = threadIdx.y, groups = blockDim.y;
   const int matrices = grad_sum == nullptr ? 2 : 3;
-  T* ring = reinterpret_cast<T*>(memory) + int64_t{warp} * kPlaces * matrices * width;
+  T* ring = reinterpret_cast<T*>(memory) + int64_t{group} * kPlaces * matrices * width;
   const auto place_of = [&](int place) { return ring + place * matrices * width; };
+  const auto meet = [&] {  // of the group's threads alone
+    if constexpr (Row::kThreads == kWarpSize) {
+      __syncwarp();
+    } else {
+      named_barrier_sync(1 + group, Row::kThreads);
+    }
+  };
   const auto fetch = [&](int place, int64_t row) {  // by one lane
     if (row >= rows) return;
     const uint32_t bytes = width * static_cast<uint32_t>(sizeof(T));
-    uint64_t* barrier = &arrived[warp][place];
+    uint64_t* barrier = &arrived[group][place];
     mbarrier_arrive_expect(barrier, matrices * bytes);
     bulk_load(place_of(place), x + row * width, bytes, barrier);
     bulk_load(place_of(place) + width, grad + row * width, bytes, barrier);
@@ -52,13 +65,13 @@ __global__ void __launch_bounds__(kWarpSize* kMostWarps<Row>, 1)
   };
 
   // Neighbouring rows go to different blocks, which so get as many of the last ones as they can.
-  const int64_t step = int64_t{gridDim.x} * warps, first = int64_t{warp} * gridDim.x + blockIdx.x;
+  const int64_t step = int64_t{gridDim.x} * groups, first = int64_t{group} * gridDim.x + blockIdx.x;
   if (threadIdx.x == 0) {
-    for (int place = 0; place < kPlaces; ++place) mbarrier_init(&arrived[warp][place], 1);
+    for (int place = 0; place < kPlaces; ++place) mbarrier_init(&arrived[group][place], 1);
     mbarrier_init_fence();
     for (int place = 0; place < kPlaces; ++place) fetch(place, first + place * step);
   }
-  __syncwarp();                      // the barriers are there; no other warp uses these
+  meet();                            // the barriers are there; no other group uses these
   Vector<T, N> of_row[Row::kItems];  // the weight
   Row::for_each_piece(width, [&](int i, int column) { of_row[i] = load_vector<N>(weight + column); });
   float of_weight[Row::kItems][N] = {}, of_bias[Row::kItems][N] = {};
@@ -68,7 +81,7 @@ __global__ void __launch_bounds__(kWarpSize* kMostWarps<Row>, 1)
   for (int64_t row = first; row < rows; row += step) {
     float next_mean = 0, next_rstd = 0;
     if (row + step < rows) next_mean = mean[row + step], next_rstd = rstd[row + step];
-    mbarrier_wait(&arrived[warp][place], phase);
+    mbarrier_wait(&arrived[group][place], phase);
     const T* x_row = place_of(place);
     RowSums<float> sums;
     Row::for_each_piece(width, [&](int i, int column) {
@@ -80,8 +93,7 @@ __global__ void __launch_bounds__(kWarpSize* kMostWarps<Row>, 1)
 #pragma unroll
       for (int j = 0; j < N; ++j) sums.add(product(g[j], w[j]), value[j] - row_mean);
     });
-#pragma unroll
-    for (float& sum : sums.value) sum = warp_sum(sum);
+    row_sums<Row::kThreads>(sums.value, shared[group], meet);
     const RowGradient<float> gradient(sums, row_mean, row_rstd, width);
     Row::for_each_piece(width, [&](int i, int column) {
       float value[N], g[N], w[N];
@@ -103,14 +115,14 @@ __global__ void __launch_bounds__(kWarpSize* kMostWarps<Row>, 1)
       }
       store_vector<N>(grad_x + row * width + column, narrow<T>(value));
     });
-    __syncwarp();  // all lanes have read the place
+    meet();  // all threads have read the place, and the group's sums
     if (threadIdx.x == 0) fetch(place, row + kPlaces * step);
     if (++place == kPlaces) place = 0, phase ^= 1;
     row_mean = next_mean, row_rstd = next_rstd;
   }
 
   __syncthreads();  // the rings are done with: their memory takes the sums
-  leave_sums<Row>(of_weight, of_bias, reinterpret_cast<float*>(memory), warp, warps, width, partial);
+  leave_sums<Row>(of_weight, of_bias, reinterpret_cast<float*>(memory), group, groups, width, partial);
 }
 
 }  // namespace
@@ -119,7 +131,7 @@ std::string v4_bulk_supports(const Args& a) {
   if (a.dtype == DType::kFloat64) return "takes float32, float16 or bfloat16";
   if (compute_capability() != 90) return "needs a GPU of compute capability 9.0";
   const int64_t bytes = a.width * size_of(a.dtype);
-  if (bytes > 4096) return "takes rows up to 4096 bytes, got " + std::to_string(bytes);
+  if (bytes > 32768) return "takes rows up to 32768 bytes, got " + std::to_string(bytes);
   if (bytes % 16 != 0) return "takes rows of a multiple of 16 bytes, got " + std::to_string(bytes);
   if (a.rows > INT32_MAX) return "takes rows ≤ " + std::to_string(INT32_MAX) + ", got " + std::to_string(a.rows);
   return "";
@@ -129,15 +141,15 @@ int64_t v4_bulk_scratch_bytes(const Args& a) { return v3_persistent_scratch_byte
 
 void v4_bulk(const Args& a, void* stream) {
   if (!aligned_16(a.grad, a.x, a.weight, a.grad_sum, a.grad_x)) return v3_persistent(a, stream);
-  with_row_of_warp(a.dtype, a.width, [&](auto type, auto shape) {
+  with_bulk_row(a.dtype, a.width, [&](auto type, auto shape) {
     using T = typename decltype(type)::element;
     using Row = decltype(shape);
     const auto launch = [&](auto places) {
-      const int64_t bytes = bytes_a_warp(a, places), warps = std::min<int64_t>(kMostWarps<Row>, kRingBytes / bytes);
-      const int64_t blocks = std::min(a.rows, kMostBlocks);  // rows go round the blocks, then round the warps
+      const int64_t bytes = bytes_a_group(a, places), groups = std::min<int64_t>(kMostGroups<Row>, kRingBytes / bytes);
+      const int64_t blocks = std::min(a.rows, kMostBlocks);  // rows go round the blocks, then round the groups
       const auto kernel = v4_bulk_kernel<Row, T, places.value>;
-      allow_shared(kernel, warps * bytes);
-      kernel<<<static_cast<unsigned>(blocks), dim3(kWarpSize, static_cast<unsigned>(warps)), warps * bytes,
+      allow_shared(kernel, groups * bytes);
+      kernel<<<static_cast<unsigned>(blocks), dim3(Row::kThreads, static_cast<unsigned>(groups)), groups * bytes,
                as_stream(stream)>>>(
           static_cast<const T*>(a.grad), static_cast<const T*>(a.x), static_cast<const T*>(a.weight),
           static_cast<const float*>(a.mean), static_cast<const float*>(a.rstd), static_cast<const T*>(a.grad_sum),
@@ -146,8 +158,8 @@ void v4_bulk(const Args& a, void* stream) {
       finish<T, true>(a.scratch, a.grad_weight, a.grad_bias, blocks, a.width, stream);
     };
     // With 8 warps more places gained nothing on an H200: these compute longer than a row takes to come.
-    if constexpr (kMostWarps<Row> == 16) {
-      if (16 * bytes_a_warp(a, 3) <= kRingBytes) return launch(std::integral_constant<int, 3>{});
+    if constexpr (kMostGroups<Row> * Row::kThreads == 16 * kWarpSize) {
+      if (kMostGroups<Row> * bytes_a_group(a, 3) <= kRingBytes) return launch(std::integral_constant<int, 3>{});
     }
     launch(std::integral_constant<int, 2>{});
   });

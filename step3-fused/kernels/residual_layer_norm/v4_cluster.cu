@@ -17,9 +17,15 @@
 namespace kf::KF_BACKEND::residual_layer_norm {
 namespace {
 
-// One block beside the others less than layer_norm has: two tensors' vectors are on their way into registers.
+// For so many blocks beside each other a multiprocessor has registers: some load while others compute. They are fewer
+// than layer_norm has: the sum is held as floats.
+template <class Row, class C>
+constexpr int kBlocksBeside = sizeof(C) == 8 || Row::kItems * Row::N > 48 ? 1
+                              : Row::kItems * Row::N > 24                 ? 2
+                                                                          : 3;
+
 template <class Row, class T, class Front, class C = compute_t<T>>
-__global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, C> - 1)
+__global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, C>)
     v4_cluster_kernel(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                       const T* __restrict__ bias, T* __restrict__ y, T* __restrict__ sum, Kept<C> kept, int width,
                       C eps, int blocks, Front front) {
@@ -27,6 +33,7 @@ __global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, C> - 1)
   __shared__ Meeting<C> meeting;
   const int rank = static_cast<int>(cluster_rank_of_block());
   if (threadIdx.x == 0) meeting.init();
+  __syncwarp();
   cluster_barrier_arrive_relaxed();
   const int64_t row = blockIdx.x / blocks;
   const int begin = Row::first_of(rank), own_width = Row::width_of(rank, width);
@@ -49,7 +56,7 @@ __global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, C> - 1)
     for (int j = 0; j < N; ++j) value[i][j] += more[j];
     store_vector<N>(sum + first + column, narrow<T>(value[i]));
   });
-  const Statistics<C> s = meeting.template statistics_of<Row>(value, own_width, width, eps, rank, blocks);
+  const Statistics<C> s = meeting.template statistics_of<Row>(HeldValues<Row, C>{value}, own_width, width, eps, rank, blocks);
   if (rank == 0 && threadIdx.x == 0) kept.keep(row, s);
   store_held<Row>(value, s, own_width, weight + begin, bias + begin, y + first);
 }
