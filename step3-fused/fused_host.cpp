@@ -83,8 +83,8 @@ Attention attention_of(const Tensor& q, const Tensor& k, const Tensor& v, bool c
 // ---- layer_norm ----
 
 std::tuple<Tensor&, Tensor&, Tensor&> layer_norm_out(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                     double eps, bool keep, std::string_view rung, Tensor& y, Tensor& mean,
-                                                     Tensor& rstd) {
+                                                     double eps, bool keep, std::string_view rung, Tensor& y,
+                                                     Tensor& mean, Tensor& rstd) {
   const char* op = "layer_norm";
   const int64_t width = check_rows(op, "x", x);
   check_like(op, "weight", weight, "x", x, {width});
@@ -166,12 +166,10 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
 
 // ---- residual_layer_norm ----
 
-std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(const Tensor& x, const Tensor& residual,
-                                                                       const Tensor& weight, const Tensor& bias,
-                                                                       const std::optional<Tensor>& x_bias, double p,
-                                                                       const std::optional<Tensor>& rng_state,
-                                                                       double eps, bool keep, std::string_view rung, Tensor& y,
-                                                                       Tensor& sum, Tensor& mean, Tensor& rstd) {
+std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(
+    const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
+    const std::optional<Tensor>& x_bias, double p, const std::optional<Tensor>& rng_state, double eps, bool keep,
+    std::string_view rung, Tensor& y, Tensor& sum, Tensor& mean, Tensor& rstd) {
   const char* op = "residual_layer_norm";
   const int64_t width = check_rows(op, "x", x);
   check_like(op, "residual", residual, "x", x, x.sizes());
@@ -221,7 +219,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm(const Tensor& x, 
                                                                const std::optional<Tensor>& rng_state, double eps,
                                                                bool keep, std::string_view rung) {
   check_rows("residual_layer_norm", "x", x);
-  Tensor y = contiguous_like(x), sum = contiguous_like(x), mean = empty_statistic(x, keep), rstd = empty_statistic(x, keep);
+  Tensor y = contiguous_like(x), sum = contiguous_like(x), mean = empty_statistic(x, keep),
+         rstd = empty_statistic(x, keep);
   residual_layer_norm_out(x, residual, weight, bias, x_bias, p, rng_state, eps, keep, rung, y, sum, mean, rstd);
   return {y, sum, mean, rstd};
 }

@@ -17,8 +17,8 @@ using at::Tensor;
 std::tuple<Tensor, Tensor, Tensor> layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                                               bool keep, std::string_view rung);
 std::tuple<Tensor&, Tensor&, Tensor&> layer_norm_out(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                                     double eps, bool keep, std::string_view rung, Tensor& y, Tensor& mean,
-                                                     Tensor& rstd);
+                                                     double eps, bool keep, std::string_view rung, Tensor& y,
+                                                     Tensor& mean, Tensor& rstd);
 
 // The gradients of x, weight and bias. `grad_sum`: what else x owes, where it is a sum that goes on.
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
@@ -36,12 +36,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm(const Tensor& x, 
                                                                const std::optional<Tensor>& x_bias, double p,
                                                                const std::optional<Tensor>& rng_state, double eps,
                                                                bool keep, std::string_view rung);
-std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(const Tensor& x, const Tensor& residual,
-                                                                       const Tensor& weight, const Tensor& bias,
-                                                                       const std::optional<Tensor>& x_bias, double p,
-                                                                       const std::optional<Tensor>& rng_state,
-                                                                       double eps, bool keep, std::string_view rung, Tensor& y,
-                                                                       Tensor& sum, Tensor& mean, Tensor& rstd);
+std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(
+    const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
+    const std::optional<Tensor>& x_bias, double p, const std::optional<Tensor>& rng_state, double eps, bool keep,
+    std::string_view rung, Tensor& y, Tensor& sum, Tensor& mean, Tensor& rstd);
 
 Tensor attention_residual_layer_norm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
                                      const Tensor& weight, const Tensor& bias, bool causal, std::optional<double> scale,

@@ -70,7 +70,7 @@ Op<kf::linear_bias_dropout_residual_backward::Args> linear_bias_dropout_residual
           cpu::linear_bias_dropout_residual_backward,
           emulated::linear_bias_dropout_residual_backward::rungs(),
           gpu::linear_bias_dropout_residual_backward::rungs(),
-          [](const auto&) { return "v1_separate"; },
+          [](const auto&) { return "v2_fused"; },
           "the masked gradient"};
 }
 
@@ -79,7 +79,7 @@ Op<kf::mlp::Args> mlp_op() {
           cpu::mlp,
           emulated::mlp::rungs(),
           gpu::mlp::rungs(),
-          [](const auto& a) { return a.rows <= 64 ? "v5_rows" : "v4_best"; },
+          [](const auto& a) { return a.rows <= 64 ? "v7_inner" : "v4_best"; },
           "the activation"};
 }
 

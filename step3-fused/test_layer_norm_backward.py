@@ -277,7 +277,8 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         text = f"{OP}: rung 'v4_bulk' takes rows up to 32768 bytes, got {bytes}; these can: '"
         with testing.raises(ValueError, text):
             choose("v4_bulk", rows=1, width=most + 8)
-        with testing.raises(ValueError, f"takes rows of a multiple of 16 bytes, got {5 * dtype.itemsize}; these can: '"):
+        text = f"takes rows of a multiple of 16 bytes, got {5 * dtype.itemsize}; these can: '"
+        with testing.raises(ValueError, text):
             choose("v4_bulk", rows=1, width=5)
     odd = 1 if dtype == torch.float64 else 7  # no vector divides such widths
     assert choose("auto", rows=MOST, width=kept - odd) == "v3_persistent"

@@ -165,9 +165,9 @@ inline Plan make_plan(const Library& lt, void* handle, const Product& p, Major x
 
 // The plan of a product into `out`, whose device is locked.
 inline const Plan& plan_of(Device& device, const Product& p, Major x, Major weight, DType dtype, bool tf32,
-                           Epilogue epilogue, const void* out) {
+                           Epilogue epilogue, const void* added, const void* out) {
   const Library& lt = *library();
-  const bool aligned = aligned_16(p.a, p.b, out);
+  const bool aligned = aligned_16(p.a, p.b, added, out);
   const Key key{p.rows,
                 p.depth,
                 p.width,
@@ -188,41 +188,43 @@ inline const Plan& plan_of(Device& device, const Product& p, Major x, Major weig
 
 // Why the library cannot do this, or "".
 inline std::string refused(const Product& p, Major x, Major weight, DType dtype, bool tf32, Epilogue epilogue,
-                           const void* out) {
+                           const void* added, const void* out) {
   if (library() == nullptr) return "needs cuBLASLt, which is not to be found here";
   Device& device = current_device();
   const std::lock_guard<std::mutex> lock(device.one_at_a_time);
-  return plan_of(device, p, x, weight, dtype, tf32, epilogue, out).found ? "" : "has no algorithm for this";
+  return plan_of(device, p, x, weight, dtype, tf32, epilogue, added, out).found ? "" : "has no algorithm for this";
 }
 
-// out = x · weight + bias, and the epilogue, where `refused` says nothing. `aux`: of out's shape, or null. scratch:
-// kWorkspaceBytes.
+// out = x · weight + bias + added, and the epilogue, where `refused` says nothing. `aux` and `added`: of out's shape,
+// or null. scratch: kWorkspaceBytes.
 inline void product(const Product& p, Major x, Major weight, DType dtype, bool tf32, Epilogue epilogue, void* aux,
-                    void* out, void* scratch, void* stream) {
+                    const void* added, void* out, void* scratch, void* stream) {
   constexpr int kBias = 8, kAux = 11;
   const Library& lt = *library();
   Device& device = current_device();
   const std::lock_guard<std::mutex> lock(device.one_at_a_time);  // bias and aux are set in what all threads share
-  const Plan& of = plan_of(device, p, x, weight, dtype, tf32, epilogue, out);
+  const Plan& of = plan_of(device, p, x, weight, dtype, tf32, epilogue, added, out);
   void* const matmul = of.matmul.get();
   if (p.bias != nullptr) check_status(lt.matmul_set(matmul, kBias, &p.bias, sizeof p.bias), "bias");
   if (epilogue == Epilogue::kGeluAux) check_status(lt.matmul_set(matmul, kAux, &aux, sizeof aux), "aux");
-  const float one = 1, zero = 0;
-  const double one64 = 1, zero64 = 0;
-  const void* const alpha = of.scale == 1 ? static_cast<const void*>(&one64) : &one;
-  const void* const beta = of.scale == 1 ? static_cast<const void*>(&zero64) : &zero;
-  check_status(lt.matmul(device.handle, matmul, alpha, p.b, of.a.get(), p.a, of.b.get(), beta, out, of.out.get(), out,
-                         of.out.get(), &of.algorithm, scratch, kWorkspaceBytes, as_stream(stream)),
+  const float factors[] = {0, 1};
+  const double factors64[] = {0, 1};
+  const auto factor = [&](bool one) {
+    return of.scale == 1 ? static_cast<const void*>(factors64 + one) : factors + one;
+  };
+  check_status(lt.matmul(device.handle, matmul, factor(true), p.b, of.a.get(), p.a, of.b.get(),
+                         factor(added != nullptr), added == nullptr ? out : added, of.out.get(), out, of.out.get(),
+                         &of.algorithm, scratch, kWorkspaceBytes, as_stream(stream)),
                "cublasLtMatmul");
 }
 
 #else  // the emulation has no such library
 
-inline void product(const Product&, Major, Major, DType, bool, Epilogue, void*, void*, void*, void*) {
+inline void product(const Product&, Major, Major, DType, bool, Epilogue, void*, const void*, void*, void*, void*) {
   throw std::runtime_error("cuBLASLt: it runs on GPUs only");
 }
 
-inline std::string refused(const Product&, Major, Major, DType, bool, Epilogue, const void*) {
+inline std::string refused(const Product&, Major, Major, DType, bool, Epilogue, const void*, const void*) {
   return "is NVIDIA's library and runs on GPUs only";
 }
 

@@ -113,6 +113,7 @@ struct HeldValues {
   }
 };
 
+// The same of a row that is held as floats.
 template <class Row, class T, class C>
 __device__ __forceinline__ void store_held(const C (&value)[Row::kItems][Row::N], const Statistics<C>& s, int width,
                                            const T* weight, const T* bias, T* y) {

@@ -4,10 +4,10 @@
 //           issues the product; meanwhile the tensor cores work for the other consumer. A consumer has all columns of
 //           its tile, so with 256 of them GELU is computed a quarter as often as in v2: still width/256 times.
 // Since v2  linear's v7 and v8 with ChangingConsumer (include/step3/hopper_product.h).
-// Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128, whichever leaves
-//           fewer multiprocessors idle
+// Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128 or 64, whichever
+//           leaves the fewest multiprocessors idle
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs and
-//           rows·depth·width/256 GELUs, twice as many with tiles of 128
+//           rows·depth·width/256 GELUs, the narrower the tiles the more
 // Limits    as linear's v8_cluster; it rounds gelu(x)
 #include <step3/hopper_product.h>
 

@@ -3,8 +3,8 @@
 // Idea      As linear_gelu's v3: what follows a tile is done under the next one's product. Its reads and writes, twice
 //           as many, are hidden there; its instructions are not.
 // Since v2  linear's v7 with GeluSlopeEnd at its end; x comes by TMA, a round of 64 columns ahead.
-// Launch    as linear's v7_persistent with tiles of 192 or 128 columns, whichever leaves fewer multiprocessors idle;
-//           the other product and the sums as v1
+// Launch    as linear's v7_persistent with tiles of 192, 128 or 64 columns, whichever leaves the fewest multiprocessors
+//           idle; the other product and the sums as v1
 // Moves     as v2
 // Limits    as linear's v7_persistent; x at a multiple of 16 bytes, a depth that is a multiple of 8. So that the sums
 //           of a tile can wait in half the registers, it rounds grad · weightᵀ and gelu(x)

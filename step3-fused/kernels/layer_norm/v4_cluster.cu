@@ -5,7 +5,9 @@
 //           row of 131072, and it is still read once.
 // Since v3  Up to 16 blocks for a row. A meeting of a cluster takes longer than one of a block, so there is one, not
 //           two: each warp takes the mean and the squares of its own values, in two passes, and stores them into every
-//           block; whoever has all of them puts them together (include/step3/cluster_row.h).
+//           block; whoever has all of them puts them together (include/step3/cluster_row.h). And values are held as
+//           they came, and widened anew for each pass: half types take half the registers, and twice as many blocks
+//           stand beside each other, of which some load while others meet.
 // Launch    grid rows·c, block 256, clusters of c = ⌈width/8192⌉ blocks, two or more; half types in vectors
 //           ⌈width/16384⌉. A thread holds up to 32 values, 64 of half types in vectors. 2 KB of shared memory, 4 KB
 //           for float64
@@ -21,7 +23,9 @@ namespace {
 
 // For so many blocks beside each other a multiprocessor has registers: some load while others compute.
 template <class Row, class T>
-constexpr int kBlocksBeside = sizeof(T) == 8 ? 2 : sizeof(T) == 4 || Row::N == 1 ? 3 : 4;
+constexpr int kBlocksBeside = sizeof(T) == 8                  ? 2
+                              : sizeof(T) == 4 || Row::N == 1 ? 3
+                                                              : 4;
 
 template <class Row, class T, class C = compute_t<T>>
 __global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, T>)

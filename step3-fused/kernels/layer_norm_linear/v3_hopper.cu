@@ -3,10 +3,10 @@
 // Idea      As gelu_linear's v3: a consumer's 64 × 64 of x go through registers, are normalised there, and wgmma takes
 //           them: once for each 192 columns, a third as often as in v2.
 // Since v2  linear's v7 with ChangingConsumer (include/step3/hopper_product.h).
-// Launch    as layer_norm's v3_registers; then as linear's v7_persistent with tiles of 192 or 128 columns, whichever
-//           leaves fewer multiprocessors idle
+// Launch    as layer_norm's v3_registers; then as linear's v7_persistent with tiles of 192, 128 or 64 columns,
+//           whichever leaves the fewest multiprocessors idle
 // Moves     (2·rows·depth + depth·width + rows·width + width + 2·depth)·sizeof(T) bytes at the least;
-//           2·rows·depth·width FLOPs, and 5·rows·depth·width/192 for LayerNorm, half as many again with tiles of 128
+//           2·rows·depth·width FLOPs, and 5·rows·depth·width/192 for LayerNorm, the narrower the tiles the more
 // Limits    as linear's v7_persistent, and depth ≤ 16384; it rounds the normalised rows
 #include <step3/hopper_product.h>
 

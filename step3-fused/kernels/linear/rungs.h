@@ -22,13 +22,15 @@ struct Args {
   void* scratch = nullptr;
 };
 
-// What `auto` takes, read off results/h200.json as far as its cases go. Few rows and a vocabulary's weight, [width,
-// depth]: the library is slow where the width is no multiple of 8.
+// What `auto` takes, read off results/h200.json as far as its cases go. Of few outputs the library can share the depth
+// out; but with a vocabulary's weight, [width, depth], it is slow where the width is no multiple of 8.
 inline const char* automatic(const Args& a) {
   if (a.dtype == DType::kFloat64) return "v12_cublaslt";
   if (a.rows <= 4 && a.weight_transposed) return "v11_gemv";
   if (a.dtype == DType::kFloat32 || a.x_transposed) return "v12_cublaslt";
-  if (a.rows <= 64) return a.weight_transposed && a.width % 8 != 0 ? "v7_persistent" : "v12_cublaslt";
+  if (a.rows <= 64 || a.rows * a.width < 3 << 21) {
+    return a.weight_transposed && a.width % 8 != 0 ? "v7_persistent" : "v12_cublaslt";
+  }
   return a.rows >= 4096 && a.width >= 2048 ? "v8_cluster" : "v7_persistent";
 }
 

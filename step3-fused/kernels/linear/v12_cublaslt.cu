@@ -15,14 +15,14 @@ namespace kf::KF_BACKEND::linear {
 
 std::string v12_cublaslt_supports(const Args& a) {
   return cublaslt::refused(product_of(a), major_of_x(a), major_of_weight(a), a.dtype, a.tf32, cublaslt::Epilogue::kNone,
-                           a.y);
+                           nullptr, a.y);
 }
 
 int64_t v12_cublaslt_scratch_bytes(const Args&) { return cublaslt::kWorkspaceBytes; }
 
 void v12_cublaslt(const Args& a, void* stream) {
   cublaslt::product(product_of(a), major_of_x(a), major_of_weight(a), a.dtype, a.tf32, cublaslt::Epilogue::kNone,
-                    nullptr, a.y, a.scratch, stream);
+                    nullptr, nullptr, a.y, a.scratch, stream);
 }
 
 }  // namespace kf::KF_BACKEND::linear

@@ -27,8 +27,11 @@ struct Args {
   void* scratch = nullptr;
 };
 
-// What `auto` takes: for many rows read off results/h200.json.
-inline const char* automatic(const Args& a) { return a.rows <= 64 ? "v1_separate" : "v3_hopper"; }
+// What `auto` takes, read off results/h200.json, but for few rows.
+inline const char* automatic(const Args& a) {
+  if (a.threshold == 0) return "v4_cublaslt";
+  return a.rows <= 64 ? "v1_separate" : "v3_hopper";
+}
 
 }  // namespace kf::linear_bias_dropout_residual
 
@@ -43,6 +46,9 @@ void v2_mma(const Args& args, void* stream);
 std::string v2_mma_supports(const Args& args);
 void v3_hopper(const Args& args, void* stream);
 std::string v3_hopper_supports(const Args& args);
+void v4_cublaslt(const Args& args, void* stream);
+std::string v4_cublaslt_supports(const Args& args);
+int64_t v4_cublaslt_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::linear_bias_dropout_residual
 #endif
 

@@ -5,7 +5,8 @@
 //           tensor cores' time.
 // Since v2  linear's v7 with DropoutResidualEnd at its end. The residual comes by TMA, asked for a round of 64 columns
 //           ahead: a load into registers would have to arrive before the next product may be issued.
-// Launch    as linear's v7_persistent with tiles of 192 or 128 columns, whichever leaves fewer multiprocessors idle
+// Launch    as linear's v7_persistent with tiles of 192, 128 or 64 columns, whichever leaves the fewest
+//           multiprocessors idle
 // Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
 // Limits    as linear's v7_persistent; a width that is a multiple of 8, the residual at a multiple of 16 bytes. So that
 //           the sums of a tile can wait in half the registers, it rounds the product

@@ -25,8 +25,7 @@ struct Args {
 
 // What `auto` takes: for many rows read off results/h200.json.
 inline const char* automatic(const Args& a) {
-  if (a.rows <= 64) return "v1_separate";
-  return a.preactivation == nullptr ? "v4_cublaslt" : "v3_hopper";
+  return a.preactivation == nullptr || a.rows * a.width < 1 << 24 ? "v4_cublaslt" : "v3_hopper";
 }
 
 }  // namespace kf::linear_gelu

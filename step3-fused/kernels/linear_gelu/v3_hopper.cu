@@ -6,8 +6,8 @@
 //           they must be few.
 // Since v2  linear's v7 and v8 with GeluEnd at their end. GPT-2's GELU takes one special function, tanh.approx: its
 //           gate is right to 1/4096.
-// Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128, whichever leaves
-//           fewer multiprocessors idle
+// Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128 or 64, whichever
+//           leaves the fewest multiprocessors idle
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least, and rows·width·sizeof(T) more
 //           if the preactivation is kept; 2·rows·depth·width FLOPs
 // Limits    as linear's v8_cluster. So that the sums of a tile can wait in half the registers, it rounds the product

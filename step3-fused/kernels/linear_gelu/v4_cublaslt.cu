@@ -26,14 +26,14 @@ std::string v4_cublaslt_supports(const Args& a) {
   if (!a.tanh) return "takes approximate='tanh' only";
   if (a.width % 8 != 0) return "takes a width that is a multiple of 8, got " + std::to_string(a.width);
   if (!aligned_16(a.y, a.preactivation)) return "takes outputs that begin at multiples of 16 bytes";
-  return cublaslt::refused(product_of(a), Major::kK, major_of_weight(a), a.dtype, a.tf32, epilogue_of(a), a.y);
+  return cublaslt::refused(product_of(a), Major::kK, major_of_weight(a), a.dtype, a.tf32, epilogue_of(a), nullptr, a.y);
 }
 
 int64_t v4_cublaslt_scratch_bytes(const Args&) { return cublaslt::kWorkspaceBytes; }
 
 void v4_cublaslt(const Args& a, void* stream) {
-  cublaslt::product(product_of(a), Major::kK, major_of_weight(a), a.dtype, a.tf32, epilogue_of(a), a.preactivation, a.y,
-                    a.scratch, stream);
+  cublaslt::product(product_of(a), Major::kK, major_of_weight(a), a.dtype, a.tf32, epilogue_of(a), a.preactivation,
+                    nullptr, a.y, a.scratch, stream);
 }
 
 }  // namespace kf::KF_BACKEND::linear_gelu
