@@ -7,7 +7,8 @@
 
 After the op may stand what its cases are selected by, `pass=forward` for instance: the claim is about all of these.
 Without it, it is about the largest. A name is the time of a rung or peer; `ceiling(name)` is its percentage of the
-ceiling, and `dram(name)` the bytes that memory moved by those that had to be moved.
+ceiling, `dram(name)` the bytes that memory moved by those that had to be moved, and `tensor(name)` the percentage of
+cycles in which the tensor cores were busy.
 """
 
 import operator
@@ -22,7 +23,7 @@ from kernel_fusion.console import UserError, milliseconds
 CLAIM = re.compile(r"<!-- claim: (?P<op>\w+)(?P<select>( \w+=[\w.]+)*): (?P<conditions>[^\n]+?) -->")
 CONDITION = re.compile(r"(?P<left>.+?) (?P<than>[<>]) (?P<right>.+)")
 SIDE = re.compile(
-    r"(?:(?P<factor>[\d.]+) \* )?(?:(?P<field>ceiling|dram)\((?P<of>[^()]+)\)|(?P<name>[a-zA-Z][\w .-]*))"
+    r"(?:(?P<factor>[\d.]+) \* )?(?:(?P<field>ceiling|dram|tensor)\((?P<of>[^()]+)\)|(?P<name>[a-zA-Z][\w .-]*))"
 )
 NUMBER = re.compile(r"\d+(\.\d+)?")
 THAN = {"<": operator.lt, ">": operator.gt}
@@ -88,7 +89,8 @@ def _side(text: str, case: list[dict], where: str) -> Side:
         return Side(float(text), text)
     parts = SIDE.fullmatch(text)
     if parts is None:
-        raise ClaimError(f"{where}: `{text}` is not a number, a rung or a peer, nor `ceiling(…)` or `dram(…)` of one")
+        fields = "`ceiling(…)`, `dram(…)` or `tensor(…)`"
+        raise ClaimError(f"{where}: `{text}` is not a number, a rung or a peer, nor {fields} of one")
     name = parts["of"] or parts["name"]
     row = next((row for row in case if row["impl"] == name and row["correct"]), None)
     if row is None:
@@ -107,4 +109,7 @@ def _quantity(row: dict, field: str | None) -> tuple[float | None, str]:
     if field == "dram":
         ratio = row["dram_bytes"] / row["bytes"] if row["dram_bytes"] is not None else None
         return ratio, f"{ratio or 0:.3g}×"
+    if field == "tensor":
+        busy = row["profile"]["busy"].get("tensor") if "profile" in row else None
+        return busy, f"{busy} %"
     return row["ms"], milliseconds(row["ms"])

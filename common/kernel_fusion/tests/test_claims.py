@@ -6,7 +6,7 @@ from kernel_fusion import claims, testing
 from kernel_fusion.tests.test_report import repository, row, write_results  # noqa: F401  a fixture
 
 ROWS = [
-    row("v1_naive", 0.4, percent_of_ceiling=25.0, dram_bytes=512),
+    row("v1_naive", 0.4, percent_of_ceiling=25.0, dram_bytes=512, profile={"busy": {"DRAM": 80.0, "tensor": 12.5}}),
     row("v2_vector", 0.1, percent_of_ceiling=99.0),
     row("torch.compile", 0.2, kind="peer"),
     row("FlashAttention-4", 0.3, kind="peer"),
@@ -28,7 +28,7 @@ def said(repository):  # noqa: F811
     [
         "double: v1_naive > 3 * v2_vector",
         "double: v2_vector < torch.compile, torch.compile < 0.6 * v1_naive",
-        "double: ceiling(v2_vector) > 98, dram(v1_naive) > 1.9",
+        "double: ceiling(v2_vector) > 98, dram(v1_naive) > 1.9, tensor(v1_naive) > 12, tensor(v1_naive) < 13",
         "double width=4: v1_naive < v2_vector",
         "double: FlashAttention-4 > 2.9 * v2_vector, FlashAttention-4 < 1.6 * torch.compile",
         "double dtype=float32 width=8: v1_naive > v2_vector",
@@ -44,6 +44,7 @@ def test_a_claim_that_holds(said, claim):
         ("double: v1_naive < v2_vector", "rows 4, width 8, float32: v1_naive is 400 µs and v2_vector is 100 µs"),
         ("double: v1_naive > 5 * v2_vector", "v1_naive is 400 µs and 5 * v2_vector is 5 * 100 µs"),
         ("double: ceiling(v1_naive) > 90", "ceiling(v1_naive) is 25.0 % and 90"),
+        ("double: tensor(v1_naive) > 90", "tensor(v1_naive) is 12.5 % and 90"),
         ("double dtype=float32: v1_naive > v2_vector", "rows 4, width 4, float32: v1_naive is 10.0 µs"),
     ],
 )
@@ -61,6 +62,7 @@ def test_a_claim_that_does_not_hold(said, claim, says):
         ("double: v1_naive > rate(v2_vector)", "`rate(v2_vector)` is not a number, a rung or a peer"),
         ("double: v3_absent > 1", "rows 4, width 8, float32 has no right result of 'v3_absent'"),
         ("double: dram(v2_vector) > 1", "has no dram of 'v2_vector'"),
+        ("double: tensor(v2_vector) > 1", "has no tensor of 'v2_vector'"),
         ("double width=7: v1_naive > 1", "nobody measured double width=7"),
         ("triple: v1_naive > 1", "no stage has an op 'triple'"),
     ],
