@@ -417,10 +417,10 @@ def _from_statistics(x, mean, rstd, grad_mean, grad_rstd):
 def _gradients_of_rows(ctx, rows, grad, grad_sum, grad_mean, grad_rstd):
     """Of x, weight and bias, by this stage's kernels. `rows`: x, weight, and mean and rstd if they were kept."""
     x, weight, *statistics = rows
-    mean, rstd = statistics or _ops.layer_norm(x, weight, weight, eps=ctx.eps)[1:]
     if grad is None:
         grad = torch.zeros_like(x)
     with torch.autocast(x.device.type, enabled=False):  # a backward inside an autocast region computes the same
+        mean, rstd = statistics or _ops.layer_norm(x, weight, weight, eps=ctx.eps)[1:]
         grad_x, grad_weight, grad_bias = _ops.layer_norm_backward(grad, x, weight, mean, rstd, grad_sum)
         if grad_mean is not None or grad_rstd is not None:
             grad_x = (wide(grad_x) + _from_statistics(x, mean, rstd, grad_mean, grad_rstd)).to(x.dtype)

@@ -245,8 +245,8 @@ FAULTS = [
         "nothing-where-weight-is-frozen",
         "`layer_norm` gives the bias no gradient where the weight requires none",
         STEP3,
-        "    return _gradients_of_rows(ctx.saved_tensors, grad, None, grad_mean, grad_rstd)\n",
-        "    grads = _gradients_of_rows(ctx.saved_tensors, grad, None, grad_mean, grad_rstd)\n"
+        "    return _gradients_of_rows(ctx, ctx.saved_tensors, grad, None, grad_mean, grad_rstd)\n",
+        "    grads = _gradients_of_rows(ctx, ctx.saved_tensors, grad, None, grad_mean, grad_rstd)\n"
         "    return tuple(g * (i < 2 or ctx.needs_input_grad[1]) for i, g in enumerate(grads))\n",
         f"{TEST3}::{ALONE}[layer_norm-cpu]",
     ),
@@ -321,6 +321,22 @@ FAULTS = [
         "_ops.layer_norm_backward(grad, x, weight, mean, rstd, grad_sum)\n        if",
         "_ops.layer_norm_backward(grad, x, weight, mean, rstd, None)\n        if",
         f"{FORMULA3}[residual_layer_norm-cpu]",
+    ),
+    Fault(
+        "statistics-not-kept",
+        "`layer_norm` keeps mean and rstd only where the caller asks for them, not where a gradient will",
+        STEP3,
+        "return_statistics or needs_gradients(x, weight, bias)",
+        "return_statistics",
+        f"{TEST3}::test_statistics_are_kept_where_a_gradient_is_wanted[layer_norm-cpu]",
+    ),
+    Fault(
+        "nothing-saved-as-statistics",
+        "`layer_norm`'s backward pass takes what was not kept for mean and rstd",
+        STEP3,
+        "*(output[1:] if keep else ())",
+        "*output[1:]",
+        f"{TEST3}::test_statistics_that_nobody_wants_are_not_written[24-layer_norm-cpu-cpu]",
     ),
     Fault(
         "residual-dropped",

@@ -30,8 +30,8 @@ struct HeldRow {
   }
 };
 
-// Hides from the compiler that these bits stay the same. It would widen the values of a half type once and keep them as
-// floats, in twice the registers.
+// Hides from the compiler that the bits of a vector stay the same. It would widen the values of a half type once and
+// keep them as floats, in twice the registers.
 template <class V>
 __device__ __forceinline__ void forget(V& v) {
   if constexpr (sizeof(V) == 16) {
@@ -41,7 +41,8 @@ __device__ __forceinline__ void forget(V& v) {
 }
 
 // Adds up kCount values each over the threads of a row, which all get the sums. A warp does it by shuffles. More warps
-// meet at one barrier, by calling `sync`: `shared`, kCount values for each warp, must be another one for each call.
+// meet at one barrier, by calling `sync`: `shared`, kCount values for each warp, must be another one for each call, or
+// a barrier must lie between.
 template <int kThreads, int kCount, class C, class Sync>
 __device__ __forceinline__ void row_sums(C (&value)[kCount], C* shared, Sync sync) {
 #pragma unroll
@@ -102,7 +103,7 @@ __device__ __forceinline__ void store_pieces(Get get, const Statistics<C>& s, in
   });
 }
 
-// What gives the pieces of a row that is held as floats.
+// Gives the pieces of a row that is held as floats.
 template <class Row, class C>
 struct HeldValues {
   const C (&value)[Row::kItems][Row::N];
@@ -113,7 +114,7 @@ struct HeldValues {
   }
 };
 
-// The same of a row that is held as floats.
+// store_pieces of a row that is held as floats.
 template <class Row, class T, class C>
 __device__ __forceinline__ void store_held(const C (&value)[Row::kItems][Row::N], const Statistics<C>& s, int width,
                                            const T* weight, const T* bias, T* y) {

@@ -652,7 +652,8 @@ void launch_product(const Product& p, const Prologue& prologue, const E& epilogu
 }
 
 // What a multiprocessor, or a cluster of them, has to do at most, in columns of 128 rows; and what a tile costs
-// besides. Tiles of 64 columns wait for what they read, 192 lines of shared memory for 64 columns, and cost as 96.
+// besides. With tiles of 64 columns a consumer reads 128 lines of shared memory for 64 × 64 outputs, all that it
+// delivers: they count as 96.
 inline int64_t busiest(const Product& p, int64_t width, int64_t blocks) {
   const int64_t tiles = ceil_div(p.rows, kRows * blocks) * ceil_div(p.width, width);
   return ceil_div(tiles, multiprocessors() / blocks) * ((width == 64 ? 96 : width) + 16);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <kf/launch.h>
+#include <step2/warpgroup.h>
 #include <step3/held_row.h>
 
 #include <algorithm>
@@ -18,6 +19,20 @@ template <class Row>
 constexpr int kWarpsOfBlock = Row::kThreads == 512 || Row::kItems * Row::N <= 24 ? 16 : 12;
 template <class Row>
 constexpr int kGroups = kWarpsOfBlock<Row> * kWarpSize / Row::kThreads;
+
+inline bool all_aligned(const Args& a) {
+  return aligned_16(a.grad, a.x, a.weight, a.grad_sum, a.grad_x);  // null is aligned, too
+}
+
+// A barrier of a group's threads alone.
+template <class Row>
+__device__ __forceinline__ void meet(int group) {
+  if constexpr (Row::kThreads == kWarpSize) {
+    __syncwarp();
+  } else {
+    named_barrier_sync(1 + group, Row::kThreads);
+  }
+}
 
 // When its rows are done: the sums of a block's groups, added up in the order of their numbers, to this block's part of
 // `partial`. `memory`, shared: [groups][2][width].

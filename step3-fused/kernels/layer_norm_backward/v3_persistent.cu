@@ -13,8 +13,6 @@
 // Moves     (3·rows·width + 3·width)·sizeof(T) bytes (grad_sum: one more rows·width), and 4·blocks·width·4 of partial
 //           sums; about 15·rows·width FLOPs
 // Limits    width ≤ 8192 (float64: 4096), rows ≤ 2³¹−1
-#include <step2/warpgroup.h>
-
 #include "columns.h"
 #include "group.h"
 #include "row.h"
@@ -64,8 +62,7 @@ __global__ void __launch_bounds__(Row::kThreads* kGroups<Row>, 1)
 #pragma unroll
       for (int j = 0; j < N; ++j) sums.add(product(g[j], w[j]), value[j] - held.mean);
     });
-    row_sums<Row::kThreads>(sums.value, shared[group][turn],
-                            [&] { named_barrier_sync(1 + group, Row::kThreads); });  // of the group's warps alone
+    row_sums<Row::kThreads>(sums.value, shared[group][turn], [&] { meet<Row>(group); });
     const RowGradient<C> gradient(sums, held.mean, held.rstd, width);
     Row::for_each_piece(width, [&](int i, int column) {
       C value[N], g[N], w[N];
@@ -97,10 +94,6 @@ __global__ void __launch_bounds__(Row::kThreads* kGroups<Row>, 1)
 template <class Row, class C>
 constexpr int64_t kColumnBytes = kGroups<Row> * 2 * static_cast<int64_t>(sizeof(C));  // of the groups' sums
 
-bool vectors(const Args& a) {
-  return aligned_16(a.grad, a.x, a.weight, a.grad_sum, a.grad_x);  // null is aligned, too
-}
-
 }  // namespace
 
 std::string v3_persistent_supports(const Args& a) {
@@ -110,7 +103,7 @@ std::string v3_persistent_supports(const Args& a) {
   int64_t bytes = 0;
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    with_shape<T>(a.width, vectors(a),
+    with_shape<T>(a.width, all_aligned(a),
                   [&](auto shape) { bytes = a.width * kColumnBytes<decltype(shape), compute_t<T>>; });
   });
   return too_much_shared_memory(bytes + kStaticBytes, "the sums of its rows");
@@ -125,7 +118,7 @@ void v3_persistent(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     using C = compute_t<T>;
-    with_shape<T>(a.width, vectors(a), [&](auto shape) {
+    with_shape<T>(a.width, all_aligned(a), [&](auto shape) {
       using Row = decltype(shape);
       const int64_t needed = ceil_div(a.rows, kGroups<Row>), blocks = needed < kMostBlocks ? needed : kMostBlocks;
       const auto kernel = v3_persistent_kernel<Row, T>;

@@ -12,15 +12,14 @@
 //           has 6). Wider: a group of 4, 8 or 16 warps, the first with V ≤ 128·warps, 4 vectors a thread. Grid up to
 //           132; a block has groups of 16 warps in all, of 8 where a lane keeps more than 32 columns or 7 vectors,
 //           fewer where their rings would need more than 224 KB of shared memory. Three places in a ring if 16 warps
-//           have room for them, else two. Then grid ⌈2·width/32⌉, block 32×32, 4 KB. Rows that do not begin at
-//           multiples of 16 bytes are v3's
+//           have room for them, else two. Then grid ⌈2·width/32⌉, block 32×32, 4 KB. Tensors that do not begin
+//           at multiples of 16 bytes are v3's
 // Moves     (3·rows·width + 3·width)·sizeof(T) bytes (grad_sum: one more rows·width), and 4·blocks·width·4 of partial
 //           sums; about 15·rows·width FLOPs
 // Limits    compute capability 9.0; half types and float32; width·sizeof(T) ≤ 32768 and a multiple of 16; rows
-//           ≤ 2³¹−1
+//           ≤ 2³¹−1; v3's width for what is v3's
 #include <step2/mbarrier.h>
 #include <step2/tma.h>
-#include <step2/warpgroup.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -47,13 +46,6 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
   const int matrices = grad_sum == nullptr ? 2 : 3;
   T* ring = reinterpret_cast<T*>(memory) + int64_t{group} * kPlaces * matrices * width;
   const auto place_of = [&](int place) { return ring + place * matrices * width; };
-  const auto meet = [&] {  // of the group's threads alone
-    if constexpr (Row::kThreads == kWarpSize) {
-      __syncwarp();
-    } else {
-      named_barrier_sync(1 + group, Row::kThreads);
-    }
-  };
   const auto fetch = [&](int place, int64_t row) {  // by one lane
     if (row >= rows) return;
     const uint32_t bytes = width * static_cast<uint32_t>(sizeof(T));
@@ -71,7 +63,7 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
     mbarrier_init_fence();
     for (int place = 0; place < kPlaces; ++place) fetch(place, first + place * step);
   }
-  meet();                            // the barriers are there; no other group uses these
+  meet<Row>(group);                  // the barriers are there; no other group uses these
   Vector<T, N> of_row[Row::kItems];  // the weight
   Row::for_each_piece(width, [&](int i, int column) { of_row[i] = load_vector<N>(weight + column); });
   float of_weight[Row::kItems][N] = {}, of_bias[Row::kItems][N] = {};
@@ -93,7 +85,7 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
 #pragma unroll
       for (int j = 0; j < N; ++j) sums.add(product(g[j], w[j]), value[j] - row_mean);
     });
-    row_sums<Row::kThreads>(sums.value, shared[group], meet);
+    row_sums<Row::kThreads>(sums.value, shared[group], [&] { meet<Row>(group); });
     const RowGradient<float> gradient(sums, row_mean, row_rstd, width);
     Row::for_each_piece(width, [&](int i, int column) {
       float value[N], g[N], w[N];
@@ -115,7 +107,7 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
       }
       store_vector<N>(grad_x + row * width + column, narrow<T>(value));
     });
-    meet();  // all threads have read the place, and the group's sums
+    meet<Row>(group);  // all threads have read the place, and the group's sums
     if (threadIdx.x == 0) fetch(place, row + kPlaces * step);
     if (++place == kPlaces) place = 0, phase ^= 1;
     row_mean = next_mean, row_rstd = next_rstd;
@@ -134,13 +126,13 @@ std::string v4_bulk_supports(const Args& a) {
   if (bytes > 32768) return "takes rows up to 32768 bytes, got " + std::to_string(bytes);
   if (bytes % 16 != 0) return "takes rows of a multiple of 16 bytes, got " + std::to_string(bytes);
   if (a.rows > INT32_MAX) return "takes rows ≤ " + std::to_string(INT32_MAX) + ", got " + std::to_string(a.rows);
-  return "";
+  return all_aligned(a) ? "" : v3_persistent_supports(a);
 }
 
 int64_t v4_bulk_scratch_bytes(const Args& a) { return v3_persistent_scratch_bytes(a); }
 
 void v4_bulk(const Args& a, void* stream) {
-  if (!aligned_16(a.grad, a.x, a.weight, a.grad_sum, a.grad_x)) return v3_persistent(a, stream);
+  if (!all_aligned(a)) return v3_persistent(a, stream);
   with_bulk_row(a.dtype, a.width, [&](auto type, auto shape) {
     using T = typename decltype(type)::element;
     using Row = decltype(shape);

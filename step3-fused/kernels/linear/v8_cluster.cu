@@ -5,8 +5,8 @@
 //           fetches half of the columns, for both.
 // Since v7  Clusters of two. A place counts as empty when the consumers of both blocks have left it: they arrive at
 //           each other's barriers.
-// Launch    grid 2·min(⌈rows/256⌉·⌈width/w⌉, multiprocessors/2), block 384, clusters of 2; w, places and shared memory
-//           as v7
+// Launch    grid 2·min(⌈rows/256⌉·⌈width/w⌉, multiprocessors/2), block 384, clusters of 2; w is 256, 192 or 128, with
+//           as many places and as much shared memory as v7
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
 //           From the L2 cache (1/256 + 1/w)·rows·depth·width·sizeof(T) bytes: with w = 256 128 FLOP a byte, a third
 //           fewer bytes than v7; 110 with 192, 85 with 128

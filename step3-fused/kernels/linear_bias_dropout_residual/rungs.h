@@ -27,7 +27,7 @@ struct Args {
   void* scratch = nullptr;
 };
 
-// What `auto` takes, read off results/h200.json, but for few rows.
+// What `auto` takes, read off results/h200.json; few rows are measured as mlp's, without dropout.
 inline const char* automatic(const Args& a) {
   if (a.threshold == 0) return "v4_cublaslt";
   return a.rows <= 64 ? "v1_separate" : "v3_hopper";

@@ -17,8 +17,8 @@
 namespace kf::KF_BACKEND::residual_layer_norm {
 namespace {
 
-// For so many blocks beside each other a multiprocessor has registers: some load while others compute. They are fewer
-// than layer_norm has: the sum is held as floats.
+// For so many blocks beside each other a multiprocessor has registers: some load while others compute. Mostly
+// fewer than layer_norm has: the sum is held as floats.
 template <class Row, class C>
 constexpr int kBlocksBeside = sizeof(C) == 8 || Row::kItems * Row::N > 48 ? 1
                               : Row::kItems * Row::N > 24                 ? 2
