@@ -239,7 +239,7 @@ TEST(LayerNormBackward, EveryRungGivesAllThreeGradients) {
       layer_norm_backward::Args args{dg.data(),      dx.data(), dw.data(),   dmean.data(),
                                      drstd.data(),   dm.data(), to_x.data(), to_weight.data(),
                                      to_bias.data(), kRows,     width,       DType::kFloat32};
-      if (rung.name == std::string("v4_bulk") && (width % 4 != 0 || width > 1024)) {
+      if (rung.name == std::string("v4_bulk") && width % 4 != 0) {  // 1032 is a group's
         EXPECT_NE(rung.supports(args), "");
         continue;
       }

@@ -266,8 +266,8 @@ FAULTS = [
         "step3-fused/test_fused.py::test_residual_layer_norm_of_any_width[1600-torch.bfloat16-cpu-v3_registers]",
     ),
     Fault(
-        "a-row-widened-before-it-came",
-        "layer_norm v4's cluster takes the second pass's values from the first piece",
+        "one-piece-for-all",
+        "a thread of layer_norm v4's cluster takes its first piece for all",
         f"{KERNELS3}/layer_norm/v4_cluster.cu",
         "    widen(held[i], value);",
         "    widen(held[0], value);",
