@@ -170,7 +170,7 @@ void linear_gelu(const kf::linear_gelu::Args& a) {
 void linear_gelu_backward(const kf::linear_gelu_backward::Args& a) {
   with_type_and_tanh(a.dtype, a.tanh, [&](auto type, auto tanh) {
     using T = typename decltype(type)::element;
-    std::vector<T> changed(static_cast<size_t>(a.rows * a.width));
+    Scratch<T> changed(a.rows * a.width);
     sum_rows(a.rows, a.width, static_cast<T*>(a.grad_bias), [&](int64_t begin, int64_t end, compute_t<T>* sum) {
       for (int64_t row = begin; row < end; ++row) {
         const int64_t first = row * a.width;
@@ -196,7 +196,7 @@ void gelu_linear_backward(const kf::gelu_linear_backward::Args& a) {
     constexpr bool kTanh = decltype(tanh)::value;
     const auto grad = static_cast<const T*>(a.grad), x = static_cast<const T*>(a.x);
     product<T>(product_for_x<T>(a, grad), AsItIs{}, GeluSlope<kTanh, T>{x, a.depth});
-    std::vector<T> activation(static_cast<size_t>(a.rows * a.depth));
+    Scratch<T> activation(a.rows * a.depth);
     for_rows(a.rows, a.depth, [&](int64_t begin, int64_t end) {
       gelu_row<kTanh>(x + begin * a.depth, activation.data() + begin * a.depth, (end - begin) * a.depth);
     });
@@ -208,7 +208,7 @@ void gelu_linear_backward(const kf::gelu_linear_backward::Args& a) {
 void layer_norm_linear(const kf::layer_norm_linear::Args& a) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    std::vector<T> normalised(static_cast<size_t>(a.rows * a.depth));
+    Scratch<T> normalised(a.rows * a.depth);
     layer_norm({a.x, a.norm_weight, a.norm_bias, normalised.data(), a.rows, a.depth, a.eps, a.dtype, a.mean, a.rstd});
     Product<T> p = product_of<T>(a);
     p.x = normalised.data();
@@ -226,7 +226,7 @@ void linear_bias_dropout_residual(const kf::linear_bias_dropout_residual::Args& 
 void linear_bias_dropout_residual_backward(const kf::linear_bias_dropout_residual_backward::Args& a) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    std::vector<T> changed(static_cast<size_t>(a.rows * a.width));
+    Scratch<T> changed(a.rows * a.width);
     sum_rows(a.rows, a.width, static_cast<T*>(a.grad_bias), [&](int64_t begin, int64_t end, compute_t<T>* sum) {
       std::vector<uint16_t> memory;
       for (int64_t row = begin; row < end; ++row) {
@@ -243,7 +243,7 @@ void mlp(const kf::mlp::Args& a) {
   with_type_and_tanh(a.dtype, a.tanh, [&](auto type, auto tanh) {
     using T = typename decltype(type)::element;
     constexpr bool kTanh = decltype(tanh)::value;
-    std::vector<T> activation(static_cast<size_t>(a.rows * a.inner));
+    Scratch<T> activation(a.rows * a.inner);
     const Product<T> first{static_cast<const T*>(a.x),
                            static_cast<const T*>(a.weight_1),
                            static_cast<const T*>(a.bias_1),

@@ -7,7 +7,8 @@
 //   registers   6 rows × 4 registers of sums, for as long as a block of the depth lasts
 //   L1          6 rows of x, as long as that block, which meet one panel of the weight after the other
 //   L2          a block of the weight, 256 × 256, copied into panels as wide as the registers: read from end to end
-//   L3          up to 1024 rows of x, copied, widened to C, and changed by the prologue
+//   L3          up to 1024 rows of x: copied, widened to C, and changed by the prologue, if there is any of this to do;
+//               else where they lie
 //
 // Each thread has rows and columns of out to itself and waits for nobody. It takes a block of columns and walks down
 // the depth; the sums stay in C from the first block of the depth to the last. There, six rows at a time, they are
@@ -43,6 +44,21 @@ struct Product {
   T* out;           // [rows, width]
   int64_t rows, depth, width;
   bool x_transposed = false, weight_transposed = false;
+};
+
+// Memory for n elements, at a multiple of 64 bytes, with no values yet: who writes first takes it from the system, and
+// that should be many threads.
+template <class T>
+class Scratch {
+  static constexpr int64_t kPerLine = 64 / sizeof(T);
+  struct alignas(64) Line {
+    T values[kPerLine];
+  };
+  std::unique_ptr<Line[]> lines_;
+
+ public:
+  explicit Scratch(int64_t n) : lines_(new Line[(n + kPerLine - 1) / kPerLine]) {}
+  T* data() { return lines_[0].values; }
 };
 
 // ---- what may be done to `count` neighbours of one row, which begin at column `first`. As a prologue to x, columns
@@ -101,7 +117,7 @@ namespace product_detail {
 constexpr int64_t kDepthBlock = 256;
 constexpr int64_t kDepthStride = kDepthBlock + 16;  // of packed rows: no power of two, so they lie in different sets
 constexpr int64_t kMostRows = 1024;
-constexpr int64_t kMostBytes = 8 << 20;  // of packed rows
+constexpr int64_t kMostBytes = 8 << 20;  // of these rows
 constexpr int64_t kFewRows = 8;
 constexpr int64_t kSteps = 8;       // rows of the weight that few rows of x meet together
 constexpr int64_t kWork = 1 << 17;  // multiplications below which a second thread costs more than it brings
@@ -120,19 +136,6 @@ struct DepthBlocks {
       : depth(depth), count(ceil_div(depth, kDepthBlock)), size(ceil_div(ceil_div(depth, count), 16) * 16) {}
   int64_t first(int64_t block) const { return block * size; }
   int64_t length(int64_t block) const { return std::min(size, depth - first(block)); }
-};
-
-// Memory for n elements, at a multiple of 64 bytes, with no values yet.
-template <class C>
-class Scratch {
-  struct alignas(64) Line {
-    C values[64 / sizeof(C)];
-  };
-  std::unique_ptr<Line[]> lines_;
-
- public:
-  explicit Scratch(int64_t n) : lines_(new Line[ceil_div(n * sizeof(C), 64)]) {}
-  C* data() { return lines_[0].values; }
 };
 
 // ---- what depends on the element type, or on what is done before and after. A struct with `run` is compiled for each
@@ -319,7 +322,8 @@ struct PackPanels {
 // kRegisterRows rows.
 template <class C>
 struct MultiplyRows {
-  const C* packed;  // rows kDepthStride apart
+  const C* x;
+  int64_t x_stride;
   const C* panels;
   C* sums;  // rows kColumnBlock apart; filled to whole panels
   int64_t rows, columns, length;
@@ -346,7 +350,7 @@ struct MultiplyRows {
       V row[kVectors];
       for (int j = 0; j < kVectors; ++j) row[j] = vector_at<kBytes>(panel + (k * kVectors + j) * n);
       for (int i = 0; i < kRows; ++i) {
-        for (int j = 0; j < kVectors; ++j) sum[i][j] += packed[i * kDepthStride + k] * row[j];
+        for (int j = 0; j < kVectors; ++j) sum[i][j] += x[i * x_stride + k] * row[j];
       }
     }
     for (int i = 0; i < kRows; ++i) {
@@ -466,7 +470,7 @@ struct DotColumns {
 
 // ---- who does which part ----
 
-// How many rows of x are packed at a time.
+// How many rows of x a block of the weight meets.
 template <class C>
 int64_t rows_at_a_time(int64_t depth) {
   const int64_t bytes = DepthBlocks(depth).count * kDepthStride * sizeof(C);
@@ -527,20 +531,26 @@ void pack_rows(const Product<T>& p, const Prologue& prologue, int64_t first, int
   }
 }
 
+// Whether rows of x may stay where they lie: they are of C, and nothing is done to them. The copy of a long row would
+// take a twentieth of the product's time.
+template <class T, class Prologue>
+constexpr bool kMayStay = std::is_same_v<T, compute_t<T>> && std::is_same_v<Prologue, AsItIs>;
+
 template <class T, class Prologue, class Epilogue>
 void multiply_part(const Product<T>& p, const Prologue& prologue, const Epilogue& epilogue, const Part& part) {
   using C = compute_t<T>;
   const DepthBlocks blocks(p.depth);
   const int64_t part_rows = part.last_row - part.first_row;
   const int64_t most_rows = ceil_div(part_rows, ceil_div(part_rows, rows_at_a_time<C>(p.depth)));
-  Scratch<C> packed(blocks.count * most_rows * kDepthStride);
+  const bool packs = !kMayStay<T, Prologue> || p.x_transposed;
+  Scratch<C> packed(packs ? blocks.count * most_rows * kDepthStride : 0);
   Scratch<C> panels(kDepthBlock * kColumnBlock<C>);
   Scratch<C> sums(most_rows * kColumnBlock<C>);
   for (int64_t first_row = part.first_row; first_row < part.last_row; first_row += most_rows) {
     const int64_t rows = std::min(most_rows, part.last_row - first_row);
     // As equal as can be: six rows or five, not six and one, which would take as long as four.
     const int64_t groups = ceil_div(rows, kRegisterRows);
-    pack_rows(p, prologue, first_row, rows, packed.data());
+    if (packs) pack_rows(p, prologue, first_row, rows, packed.data());
     for (int64_t first = part.first_column; first < part.last_column; first += kColumnBlock<C>) {
       const int64_t columns = std::min(kColumnBlock<C>, part.last_column - first);
       for (int64_t block = 0; block < blocks.count; ++block) {
@@ -550,9 +560,13 @@ void multiply_part(const Product<T>& p, const Prologue& prologue, const Epilogue
                                      columns, panels.data()});
         for (int64_t group = 0; group < groups; ++group) {
           const int64_t row = group * rows / groups, n = (group + 1) * rows / groups - row;
-          const C* a = packed.data() + (block * rows + row) * kDepthStride;
+          const C* x = packed.data() + (block * rows + row) * kDepthStride;
+          int64_t x_stride = kDepthStride;
+          if constexpr (kMayStay<T, Prologue>) {
+            if (!packs) x = p.x + (first_row + row) * p.depth + k, x_stride = p.depth;
+          }
           C* to = sums.data() + row * kColumnBlock<C>;
-          with_registers(MultiplyRows<C>{a, panels.data(), to, n, columns, length, block > 0});
+          with_registers(MultiplyRows<C>{x, x_stride, panels.data(), to, n, columns, length, block > 0});
           if (block + 1 < blocks.count) continue;
           with_registers(Finish<T, Epilogue>{p, epilogue, first_row + row, n, first, columns, to, kColumnBlock<C>});
         }
