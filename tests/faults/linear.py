@@ -96,6 +96,14 @@ HOST_FAULTS = [
 
 PLAIN_FAULTS = [
     Fault(
+        "rows-of-the-first-block",
+        "plain C++ reads rows where they lie, but each block of the depth those of the first",
+        PRODUCT3,
+        "x = p.x + (first_row + row) * p.depth + k, x_stride = p.depth;",
+        "x = p.x + (first_row + row) * p.depth, x_stride = p.depth;",
+        linear("(40, 1104, 72)", "float32", "cpu"),
+    ),
+    Fault(
         "last-block-of-the-depth-alone",
         "plain C++ forgets what a product's earlier blocks of the depth gave",
         PRODUCT3,

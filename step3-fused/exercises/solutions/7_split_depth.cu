@@ -57,7 +57,7 @@ __global__ void product(const float* x, const float* w, float* sums, float* y, c
   if (threadIdx.x == 0) last = atomicAdd(&arrived[tile], 1) == kParts - 1;
   __syncthreads();
   if (!last || i >= outputs) return;
-  __threadfence();
+  __threadfence();  // what the others had written before they arrived is read after it
   float total = 0;
   for (int p = 0; p < kParts; ++p) total += sums[p * outputs + i];
   y[i] = total;

@@ -4,7 +4,8 @@
 //           gelu(x) again on the way, since the weight's gradient needs it. The baseline.
 // Launch    those of linear's `auto` for the products; between them grid ⌈rows·⌈depth/8⌉/256⌉, block 256; sums as
 //           linear_backward's v1
-// Moves     linear_backward's bytes, and 4·rows·depth·sizeof(T) for slope and gelu(x)
+// Moves     (3·rows·width + 6·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 4·rows·depth of them
+//           for slope and gelu(x); 4·rows·depth·width FLOPs
 // Limits    as linear's; it rounds grad · weightᵀ and gelu(x)
 #include "pieces.h"
 

@@ -4,7 +4,8 @@
 //           which is nearly the same computation, leaves beside it.
 // Since v1  linear's v5_mma with GeluSlopeEnd at its end.
 // Launch    as linear's v5_mma; the other product and the sums as v1
-// Moves     linear_backward's bytes, and 2·rows·depth·sizeof(T) for x and gelu(x)
+// Moves     (3·rows·width + 4·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 2·rows·depth of them
+//           for x and gelu(x); 4·rows·depth·width FLOPs
 // Limits    as linear's v5_mma; float16 and bfloat16; it rounds grad · weightᵀ and gelu(x)
 #include <step3/mma_product.h>
 

@@ -5,8 +5,8 @@
 //           loads are all under way at the same time; the price is that sums now cross warps, by shared memory.
 // Since v1  One read instead of three. Vectors instead of single elements, where the width is a multiple of
 //           16/sizeof(T) and all pointers start at a multiple of 16 bytes; otherwise the vectors have one element.
-// Launch    grid rows; block ⌈width/N⌉ threads, N elements each, up to 256 threads; wider rows give each thread
-//           8 values (float64: 4) and take up to 1024 threads; 128 bytes of shared memory (float64: 256)
+// Launch    grid rows; block ⌈width/N⌉ threads in whole warps, N elements each, up to 256 threads; wider rows give
+//           each thread 8 values (float64: 4) and take up to 1024 threads; 128 bytes of shared memory (float64: 256)
 // Moves     2·rows·width·sizeof(T) bytes; about 10·rows·width FLOPs
 // Limits    width ≤ 8192 (float64: 4096), rows ≤ 2³¹−1
 //           On an H200 it is ahead of v1 in half types up to 1024 wide at 16384 rows and from 4096 wide, and behind in

@@ -5,8 +5,8 @@
 //           turned. The bias's is a sum over rows, step 1's.
 // Launch    twice as linear's v4_vector; then grid (⌈width/32⌉, parts), block 32×8, and grid ⌈width/32⌉, block 32×32:
 //           see column_grid_by_one in step 1's include/step1/column_grid.h
-// Moves     (2·rows·width + 2·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least; 4·rows·depth·width
-//           FLOPs
+// Moves     (3·rows·width + 2·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least: both products and the
+//           sums read grad; 4·rows·depth·width FLOPs
 // Limits    as linear's v4_vector, for both products
 #include "gradients.h"
 #include "rungs.h"

@@ -3,7 +3,8 @@
 // Idea      The mask is drawn again and applied to grad by a kernel of its own, the sums of its columns come from step
 //           1's two stages, then the two products of linear_backward. The baseline.
 // Launch    grid ⌈rows·⌈width/8⌉/256⌉, block 256; sums as linear_backward's v1; products as linear's `auto`
-// Moves     3·rows·width·sizeof(T) bytes for mask and sums, and linear_backward's
+// Moves     (5·rows·width + 2·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 3·rows·width of them
+//           for mask and sums; 4·rows·depth·width FLOPs
 // Limits    as linear's. For the products and for the sums it rounds the masked gradient
 #include <step1/column_sum.h>
 #include <step3/epilogues.h>

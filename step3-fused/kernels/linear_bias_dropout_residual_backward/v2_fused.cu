@@ -6,7 +6,8 @@
 //           multiprocessor, and four waves of blocks, as step 1 has it.
 // Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; grid ⌈width/32⌉, block 32×32, 4 KB: see
 //           column_grid_by_eight in step 1's include/step1/column_grid.h; products as linear's `auto`
-// Moves     2·rows·width·sizeof(T) bytes for mask and sums, and linear_backward's
+// Moves     (4·rows·width + 2·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 2·rows·width of them
+//           for mask and sums; 4·rows·depth·width FLOPs
 // Limits    as linear's. For the products, not for the sums, it rounds the masked gradient
 #include <step1/philox.h>
 #include <step3/summed_gradient.h>

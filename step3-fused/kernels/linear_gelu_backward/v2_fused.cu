@@ -5,7 +5,8 @@
 // Since v1  include/step3/summed_gradient.h in place of two kernels; fast_gelu_slope in place of gelu_slope.
 // Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; grid ⌈width/32⌉, block 32×32, 4 KB: see
 //           column_grid_by_eight in step 1's include/step1/column_grid.h; products as linear's `auto`
-// Moves     3·rows·width·sizeof(T) bytes for slope and sums, and linear_backward's
+// Moves     (5·rows·width + 2·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 3·rows·width of them
+//           for slope and sums; 4·rows·depth·width FLOPs
 // Limits    as linear's. For the products, not for the sums, it rounds grad · gelu'(preactivation)
 #include <step1/gelu.h>
 #include <step3/summed_gradient.h>

@@ -17,6 +17,7 @@
 
 #include "few_rows.h"
 #include "layers.h"
+#include "refused.h"
 
 namespace kf::KF_BACKEND::mlp {
 namespace {
@@ -90,12 +91,7 @@ void launch(const Args& a, const FirstEnd& gelu, void* stream) {
 
 }  // namespace
 
-std::string v5_rows_supports(const Args& a) {
-  if (a.rows > kTile) return "takes rows ≤ " + std::to_string(kTile) + ", got " + std::to_string(a.rows);
-  if (a.inner % 8 != 0) return "takes an inner width that is a multiple of 8, got " + std::to_string(a.inner);
-  const Major major = a.weight_transposed ? Major::kK : Major::kMN;
-  return hopper::refused_product({a.x, a.weight_1, a.bias_1, a.rows, a.width, a.inner}, Major::kK, major, a.dtype);
-}
+std::string v5_rows_supports(const Args& a) { return refused_few_rows(a, kTile); }
 
 int64_t v5_rows_scratch_bytes(const Args& a) { return activation_bytes(a); }
 

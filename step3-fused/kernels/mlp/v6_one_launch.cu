@@ -10,7 +10,7 @@
 //           multiprocessor one tile of the second layer, and that layer is one band behind: with smaller bands blocks
 //           would wait for each other, and end further apart. The residual comes to the place where stmatrix puts the
 //           sums it is added to, so that both layers have tiles of 256 columns
-// Launch    a memset of the counters; grid min(tiles of both layers, multiprocessors), block 384, 225 KB of shared
+// Launch    a memset of the counters; grid min(tiles of both layers, multiprocessors), block 384, 225 or 226 KB shared
 //           memory. Tiles are 256 or 128 columns wide: with which the busiest block would have less to do, were the
 //           layers two launches; 4 or 6 places. However few blocks run at once, it ends: many_rows.h says why
 // Moves     as v2 at the most; of the activation, what the L2 cache still holds is not read from memory

@@ -20,6 +20,7 @@
 #include <step2/dependent_launch.h>
 
 #include "inner_slice.h"
+#include "refused.h"
 
 namespace kf::KF_BACKEND::mlp {
 namespace {
@@ -127,15 +128,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v7_inner_supports(const Args& a) {
-  if (a.rows > kMostRows) return "takes rows ≤ " + std::to_string(kMostRows) + ", got " + std::to_string(a.rows);
-  if (a.inner % 8 != 0) return "takes an inner width that is a multiple of 8, got " + std::to_string(a.inner);
-  const Major major = a.weight_transposed ? Major::kK : Major::kMN;
-  const std::string refused =
-      hopper::refused_product({a.x, a.weight_1, a.bias_1, a.rows, a.width, a.inner}, Major::kK, major, a.dtype);
-  if (!refused.empty()) return refused;
-  return aligned_16(a.weight_2) ? "" : "takes x and weights that begin at multiples of 16 bytes";
-}
+std::string v7_inner_supports(const Args& a) { return refused_few_rows(a, kMostRows); }
 
 // For as many clusters as there are at the most: how many, the launch decides.
 int64_t v7_inner_scratch_bytes(const Args& a) {

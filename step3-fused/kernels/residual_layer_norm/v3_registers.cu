@@ -3,8 +3,7 @@
 // Idea      layer_norm's v3 with the residual added where the row is loaded: all of x and of the residual is under way
 //           before the first sum is taken. x_bias and dropout change x when it has come.
 // Since v2  A warp takes a row up to 4 KB, without a barrier; wider rows take a block with two instead of six. Weight
-// and
-//           bias are asked for all at once, but for rows of 512 threads.
+//           and bias are asked for all at once, but for rows of 512 threads.
 // Launch    as layer_norm's v3_registers
 // Moves     4·rows·width·sizeof(T) bytes; about 11·rows·width FLOPs. With x_bias width·sizeof(T) more (after the first
 //           rows it comes from cache); dropout moves nothing
