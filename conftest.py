@@ -27,7 +27,7 @@ def pytest_addoption(parser):
         "--schedules",
         type=lambda text: text.split(","),
         metavar="S,S…",
-        help="orders of emulated threads, as KF_SIMT_SCHEDULE has them: each test draws one",
+        help="orders of emulated threads, as KF_SIMT_SCHEDULE has them: each test of an emulated kernel draws one",
     )
 
 
@@ -82,8 +82,10 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_protocol(item):
     """Sets the schedule that a test draws by its name: no turns, or a parameter would always meet the same one."""
     schedules = item.config.getoption("--schedules")
-    if not schedules:
+    if not schedules or not item.get_closest_marker("emulated"):
         return (yield)
+    drawn = schedules[zlib.crc32(item.nodeid.encode()) % len(schedules)]
+    item.add_report_section("call", "order of threads", f"KF_SIMT_SCHEDULE={drawn}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KF_SIMT_SCHEDULE", schedules[zlib.crc32(item.nodeid.encode()) % len(schedules)])
+        patch.setenv("KF_SIMT_SCHEDULE", drawn)
         return (yield)

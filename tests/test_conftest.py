@@ -12,29 +12,45 @@ def collected(*arguments: str) -> list[str]:
 
 PROBE = """
 import os, pathlib, pytest
-@pytest.mark.parametrize("n", range(40))
-def test_probe(n):
+def note(n):
     with open(pathlib.Path(__file__).with_name("drawn"), "a") as drawn:
         print(n, os.environ.get("KF_SIMT_SCHEDULE"), file=drawn)
+@pytest.mark.emulated
+@pytest.mark.parametrize("n", range(40))
+def test_probe(n):
+    note(n)
+    assert n != FAILS
+def test_nothing_emulated():
+    note("plain")
 """
 
 
-def schedules_drawn(folder, *options: str) -> dict[str, str]:
-    """The schedule in which each of the probe's tests ran."""
-    (folder / "test_probe.py").write_text(PROBE, encoding="utf-8")
+def schedules_drawn(folder, *options: str, fails: int | None = None) -> tuple[dict[str, str], str]:
+    """The schedule in which each of the probe's tests ran, and what pytest printed."""
+    (folder / "test_probe.py").write_text(PROBE.replace("FAILS", str(fails)), encoding="utf-8")
     (folder / "drawn").unlink(missing_ok=True)
     done = pytest("-q", "-p", "conftest", "-p", "no:cacheprovider", *options, str(folder / "test_probe.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return dict(line.split() for line in (folder / "drawn").read_text(encoding="utf-8").splitlines())
+    assert done.returncode == (0 if fails is None else 1), done.stdout + done.stderr
+    drawn = dict(line.split() for line in (folder / "drawn").read_text(encoding="utf-8").splitlines())
+    return drawn, done.stdout
 
 
-def test_each_test_draws_a_schedule_and_always_the_same(tmp_path, monkeypatch):
+def test_each_emulated_test_draws_a_schedule_and_always_the_same(tmp_path, monkeypatch):
     monkeypatch.delenv("KF_SIMT_SCHEDULE", raising=False)
-    assert set(schedules_drawn(tmp_path).values()) == {"None"}
-    drawn = schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2")
+    assert set(schedules_drawn(tmp_path)[0].values()) == {"None"}
+    drawn, _ = schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2")
+    assert drawn.pop("plain") == "None"
     assert len(drawn) == 40
     assert set(drawn.values()) == {"reverse", "random:1", "random:2"}
-    assert schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2") == drawn
+    again, _ = schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2")
+    assert again == {**drawn, "plain": "None"}
+
+
+def test_a_test_that_fails_says_in_which_order_its_threads_ran(tmp_path, monkeypatch):
+    monkeypatch.delenv("KF_SIMT_SCHEDULE", raising=False)
+    drawn, printed = schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2", fails=7)
+    assert f"KF_SIMT_SCHEDULE={drawn['7']}" in printed
+    assert "KF_SIMT_SCHEDULE" not in schedules_drawn(tmp_path, fails=7)[1]
 
 
 def test_a_sample_is_at_most_so_many_of_a_file():
