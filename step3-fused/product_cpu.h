@@ -531,8 +531,8 @@ void pack_rows(const Product<T>& p, const Prologue& prologue, int64_t first, int
   }
 }
 
-// Whether rows of x may stay where they lie: they are of C, and nothing is done to them. The copy of a long row would
-// take a twentieth of the product's time.
+// Whether rows of x may stay where they lie: they are of C, and nothing is done to them. A copy would read and
+// write them once more.
 template <class T, class Prologue>
 constexpr bool kMayStay = std::is_same_v<T, compute_t<T>> && std::is_same_v<Prologue, AsItIs>;
 
