@@ -41,7 +41,7 @@ import torch
 from kernel_fusion import plots, results, stages
 
 torch.manual_seed(0)
-measured = results.load(stages.find("step2"))[0]
+measured = results.read(stages.find("step2").path / "results" / "h200.json")
 if "get_ipython" in globals():
     from IPython.display import Image, display
 print("torch", torch.__version__, "- measured on", measured.gpu)

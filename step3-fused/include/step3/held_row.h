@@ -30,14 +30,35 @@ struct HeldRow {
   }
 };
 
-// Hides from the compiler that the bits of a vector stay the same. It would widen the values of a half type once and
-// keep them as floats, in twice the registers.
+// Hides from the compiler that the bits of a vector stay the same.
 template <class V>
 __device__ __forceinline__ void forget(V& v) {
   if constexpr (sizeof(V) == 16) {
     int4& bits = reinterpret_cast<int4&>(v);
     asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
   }
+}
+
+// Widens a vector that is held as it came, for each pass anew. Left alone nvcc would widen the values of a half type
+// once and keep them as floats, in twice the registers. And a bfloat16 is the upper half of its float: of two in a word
+// nvcc takes the upper one down and up again, where one instruction is enough.
+template <class T, int N>
+__device__ __forceinline__ void widen_anew(Vector<T, N>& vector, compute_t<T> (&value)[N]) {
+  forget(vector);
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && N % 2 == 0) {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(vector.element);
+#pragma unroll
+    for (int j = 0; j < N; j += 2) {
+      value[j] = __uint_as_float(words[j / 2] << 16);
+      value[j + 1] = __uint_as_float(words[j / 2] & 0xffff0000u);
+    }
+  } else {
+    widen(vector, value);
+  }
+}
+template <class T, int N>
+__device__ __forceinline__ void widen_anew(Vector<T, N>&& loaded, compute_t<T> (&value)[N]) {
+  widen_anew(loaded, value);
 }
 
 // Adds up kCount values each over the threads of a row, which all get the sums. A warp does it by shuffles. More warps
@@ -63,22 +84,26 @@ __device__ __forceinline__ void row_sums(C (&value)[kCount], C* shared, Sync syn
   }
 }
 
-// Mean and rstd of a row in registers: two passes over them, two meetings. `shared`: three values for each warp.
-template <class Row, class C>
-__device__ __forceinline__ Statistics<C> held_statistics(const C (&value)[Row::kItems][Row::N], int width, C eps,
-                                                         C* shared) {
+// Mean and rstd of a row in registers, of which get(i, values) gives a thread's piece: two passes over them, two
+// meetings. `shared`: three values for each warp.
+template <class Row, class C, class Get>
+__device__ __forceinline__ Statistics<C> held_statistics(Get get, int width, C eps, C* shared) {
   C total[1] = {};
   Row::for_each_piece(width, [&](int i, int) {
+    C value[Row::N];
+    get(i, value);
 #pragma unroll
-    for (int j = 0; j < Row::N; ++j) total[0] += value[i][j];
+    for (int j = 0; j < Row::N; ++j) total[0] += value[j];
   });
   row_sums<Row::kThreads>(total, shared, [] { __syncthreads(); });
   const C mean = total[0] / C(width);
   C off[2] = {};  // the sum of x − mean, and of its square
   Row::for_each_piece(width, [&](int i, int) {
+    C value[Row::N];
+    get(i, value);
 #pragma unroll
     for (int j = 0; j < Row::N; ++j) {
-      const C d = value[i][j] - mean;
+      const C d = value[j] - mean;
       off[0] += d;
       off[1] += d * d;
     }
@@ -87,16 +112,27 @@ __device__ __forceinline__ Statistics<C> held_statistics(const C (&value)[Row::k
   return statistics(mean, off[0], off[1], width, eps);
 }
 
+// When the threads of a row ask for weight and bias: a piece of each where it is needed, or all before the first is,
+// for which there must be registers.
+enum class Ask { kWhereNeeded, kAtOnce };
+
 // Normalises this thread's pieces, of which get(i, values) gives one, and writes them. Weight and bias come from cache,
 // and only now: earlier they would take registers from the rows that are being loaded.
-template <class Row, class C, class T, class Get>
+template <class Row, Ask kAsk, class C, class T, class Get>
 __device__ __forceinline__ void store_pieces(Get get, const Statistics<C>& s, int width, const T* weight, const T* bias,
                                              T* y) {
+  Vector<T, Row::N> weights[Row::kItems], biases[Row::kItems];
+  const auto ask = [&](int i, int column) {
+    weights[i] = load_vector<Row::N>(weight + column);
+    biases[i] = load_vector<Row::N>(bias + column);
+  };
+  if constexpr (kAsk == Ask::kAtOnce) Row::for_each_piece(width, ask);
   Row::for_each_piece(width, [&](int i, int column) {
+    if constexpr (kAsk == Ask::kWhereNeeded) ask(i, column);
     C value[Row::N], w[Row::N], b[Row::N], out[Row::N];
     get(i, value);
-    widen(load_vector<Row::N>(weight + column), w);
-    widen(load_vector<Row::N>(bias + column), b);
+    widen_anew(weights[i], w);
+    widen_anew(biases[i], b);
 #pragma unroll
     for (int j = 0; j < Row::N; ++j) out[j] = s.normalize(value[j]) * w[j] + b[j];
     store_vector<Row::N>(y + column, narrow<T>(out));
@@ -113,13 +149,6 @@ struct HeldValues {
     for (int j = 0; j < Row::N; ++j) piece[j] = value[i][j];
   }
 };
-
-// store_pieces of a row that is held as floats.
-template <class Row, class T, class C>
-__device__ __forceinline__ void store_held(const C (&value)[Row::kItems][Row::N], const Statistics<C>& s, int width,
-                                           const T* weight, const T* bias, T* y) {
-  store_pieces<Row>(HeldValues<Row, C>{value}, s, width, weight, bias, y);
-}
 
 // How many rows a block takes, a warp each: few, so that a block ends, and the next begins, early.
 template <class Row>

@@ -10,8 +10,10 @@
 
 namespace kf::KF_BACKEND {
 
-__device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
-__device__ __forceinline__ double square_root(double x) { return sqrt(x); }
+// 1/√x. Of a float by the instruction for it, which is off by two units in the last place at most; a root, a division
+// and what they do for special values would take 40.
+__device__ __forceinline__ float reciprocal_root(float x) { return rsqrtf(x); }
+__device__ __forceinline__ double reciprocal_root(double x) { return 1 / sqrt(x); }
 
 template <class C>
 struct Statistics {
@@ -19,7 +21,8 @@ struct Statistics {
   C rest;  // the mean is mean + rest, in more digits than one C holds
   C rstd;  // 1/sqrt(variance + eps); the variance is the biased one, divided by width, and eps stands under the root
 
-  __device__ C normalize(C x) const { return (x - mean - rest) * rstd; }
+  // (x − mean − rest)·rstd, of which rest·rstd is the same for the whole row: two instructions, not three.
+  __device__ __forceinline__ C normalize(C x) const { return (x - mean) * rstd - rest * rstd; }
 };
 
 // Where mean and rstd of each row go, for the backward pass; null where nobody wants them.
@@ -42,8 +45,8 @@ Kept<compute_t<T>> kept_of(const Args& a) {
 // From the sums over a row of x − mean and of its square.
 template <class C>
 __device__ Statistics<C> statistics(C mean, C sum, C sum_of_squares, int64_t width, C eps) {
-  const C rest = sum / C(width);
-  return {mean, rest, C(1) / square_root(sum_of_squares / C(width) - rest * rest + eps)};
+  const C share = C(1) / C(width), rest = sum * share;
+  return {mean, rest, reciprocal_root(sum_of_squares * share - rest * rest + eps)};
 }
 
 // By one warp, from the `width` values that value(column) gives. Every lane gets the result.

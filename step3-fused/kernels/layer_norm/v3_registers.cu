@@ -1,10 +1,12 @@
 // layer_norm v3_registers: a warp a row, up to 4 KB, in registers
 //
 // Idea      v2 pays for its block with barriers: six a row, while 96 threads wait for each other. A row of GPT-2 is
-//           small enough for the registers of one warp, which needs none: 1600 bfloat16 are 56 floats for each lane.
+//           small enough for the registers of one warp, which needs none: 1600 bfloat16 are seven vectors a lane.
 // Since v2  A warp takes a row, two or four rows a block. Wider rows take a block still, with two barriers: what the
 //           second pass finds, the rest of the mean and the squares, is added up in one meeting, and each meeting has
-//           shared memory of its own. Where no vector divides the width, a lane takes every 32nd value.
+//           shared memory of its own. Where no vector divides the width, a lane takes every 32nd value. And values are
+//           held as they came, and widened anew for each pass: half types take half the registers of floats, and twice
+//           as many blocks stand beside each other, of which some load while others meet.
 // Launch    A row has V = width·sizeof(T)/16 vectors. V ≤ 256: a lane holds ⌈V/32⌉ of them, block 32×4 if these are at
 //           most 16 values, else 32×2, a row for each warp. Wider: grid rows, block 128, 256 or 512, the first with
 //           V ≤ 8·block, a thread 4 or 8 vectors, 3 values of shared memory for each warp. Without vectors a lane holds
@@ -27,13 +29,12 @@ __global__ void __launch_bounds__(Row::kThreads* kRowsOfBlock<Row>)
   if (row >= rows) return;  // a whole warp; a block that takes a row has one
   x += row * width;
 
-  C value[Row::kItems][Row::N] = {};
-  Vector<T, Row::N> loaded[Row::kItems] = {};
-  Row::for_each_piece(width, [&](int i, int column) { loaded[i] = load_vector<Row::N>(x + column); });
-  Row::for_each_piece(width, [&](int i, int) { widen(loaded[i], value[i]); });
-  const Statistics<C> s = held_statistics<Row>(value, width, eps, shared);
+  Vector<T, Row::N> held[Row::kItems];  // as they came: half types take half the registers of floats
+  Row::for_each_piece(width, [&](int i, int column) { held[i] = load_vector<Row::N>(x + column); });
+  const auto get = [&](int i, C(&value)[Row::N]) { widen_anew(held[i], value); };
+  const Statistics<C> s = held_statistics<Row>(get, width, eps, shared);
   if (threadIdx.x == 0) kept.keep(row, s);
-  store_held<Row>(value, s, width, weight, bias, y + row * width);
+  store_pieces<Row, Ask::kWhereNeeded>(get, s, width, weight, bias, y + row * width);
 }
 
 }  // namespace

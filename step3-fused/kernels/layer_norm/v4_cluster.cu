@@ -5,9 +5,7 @@
 //           row of 131072, and it is still read once.
 // Since v3  Up to 16 blocks for a row. A meeting of a cluster takes longer than one of a block, so there is one, not
 //           two: each warp takes the mean and the squares of its own values, in two passes, and stores them into every
-//           block; whoever has all of them puts them together (include/step3/cluster_row.h). And values are held as
-//           they came, and widened anew for each pass: half types take half the registers, and twice as many blocks
-//           stand beside each other, of which some load while others meet.
+//           block; whoever has all of them puts them together (include/step3/cluster_row.h).
 // Launch    grid rows·c, block 256, clusters of c = ⌈width/8192⌉ blocks, two or more; half types in vectors
 //           ⌈width/16384⌉. A thread holds up to 32 values, 64 of half types in vectors. 2 KB of shared memory, 4 KB
 //           for float64
@@ -42,13 +40,10 @@ __global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, T>)
 
   Vector<T, Row::N> held[Row::kItems];  // as they came: half types take half the registers of floats
   Row::for_each_piece(own_width, [&](int i, int column) { held[i] = load_vector<Row::N>(x + column); });
-  const auto get = [&](int i, C(&value)[Row::N]) {
-    forget(held[i]);
-    widen(held[i], value);
-  };
+  const auto get = [&](int i, C(&value)[Row::N]) { widen_anew(held[i], value); };
   const Statistics<C> s = meeting.template statistics_of<Row>(get, own_width, width, eps, rank, blocks);
   if (rank == 0 && threadIdx.x == 0) kept.keep(row, s);
-  store_pieces<Row>(get, s, own_width, weight + first, bias + first, y + row * width + first);
+  store_pieces<Row, Ask::kWhereNeeded>(get, s, own_width, weight + first, bias + first, y + row * width + first);
 }
 
 }  // namespace

@@ -31,9 +31,11 @@ struct RowGradient {
   C average_g;
   C average_gx;  // of g·x̂
 
-  __device__ RowGradient(const RowSums<C>& sums, C mean, C rstd, int64_t width)
-      : mean(mean), rest(sums.value[2] / C(width)), rstd(rstd), average_g(sums.value[0] / C(width)) {
-    average_gx = (sums.value[1] / C(width) - average_g * rest) * rstd;
+  __device__ RowGradient(const RowSums<C>& sums, C mean, C rstd, int64_t width) : mean(mean), rstd(rstd) {
+    const C share = C(1) / C(width);  // one division, not three
+    rest = sums.value[2] * share;
+    average_g = sums.value[0] * share;
+    average_gx = (sums.value[1] * share - average_g * rest) * rstd;
   }
 
   __device__ __forceinline__ C normalized(C x) const { return (x - mean) * rstd - rest * rstd; }

@@ -56,9 +56,9 @@ __global__ void __launch_bounds__(Row::kThreads* kGroups<Row>, 1)
     RowSums<C> sums;
     Row::for_each_piece(width, [&](int i, int column) {
       C value[N], g[N], w[N];
-      widen(held.x[i], value);
-      widen(held.grad[i], g);
-      widen(load_vector<N>(weight + column), w);
+      widen_anew(held.x[i], value);
+      widen_anew(held.grad[i], g);
+      widen_anew(load_vector<N>(weight + column), w);
 #pragma unroll
       for (int j = 0; j < N; ++j) sums.add(product(g[j], w[j]), value[j] - held.mean);
     });
@@ -66,11 +66,9 @@ __global__ void __launch_bounds__(Row::kThreads* kGroups<Row>, 1)
     const RowGradient<C> gradient(sums, held.mean, held.rstd, width);
     Row::for_each_piece(width, [&](int i, int column) {
       C value[N], g[N], w[N];
-      forget(held.x[i]);
-      forget(held.grad[i]);
-      widen(held.x[i], value);
-      widen(held.grad[i], g);
-      widen(load_vector<N>(weight + column), w);
+      widen_anew(held.x[i], value);
+      widen_anew(held.grad[i], g);
+      widen_anew(load_vector<N>(weight + column), w);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const C x_hat = gradient.normalized(value[j]);
@@ -79,7 +77,7 @@ __global__ void __launch_bounds__(Row::kThreads* kGroups<Row>, 1)
         value[j] = gradient.of_x(product(g[j], w[j]), x_hat);
       }
       if (grad_sum != nullptr) {
-        widen(load_vector<N>(grad_sum + row * width + column), w);
+        widen_anew(load_vector<N>(grad_sum + row * width + column), w);
 #pragma unroll
         for (int j = 0; j < N; ++j) value[j] += w[j];
       }

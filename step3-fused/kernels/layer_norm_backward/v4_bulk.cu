@@ -39,21 +39,22 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
                    T* __restrict__ grad_x, float* __restrict__ partial, int64_t rows, int width) {
   constexpr int N = Row::N;
   let_next_kernel_begin();  // its blocks come where this one's have left, and wait for the last
-  extern __shared__ __align__(16) unsigned char memory[];
+  extern __shared__ __align__(kBulkAlignment) unsigned char memory[];
   __shared__ uint64_t arrived[kMostGroups<Row>][kPlaces];
   __shared__ float shared[kMostGroups<Row>][3 * Row::kThreads / kWarpSize];
   const int group = threadIdx.y, groups = blockDim.y;
   const int matrices = grad_sum == nullptr ? 2 : 3;
-  T* ring = reinterpret_cast<T*>(memory) + int64_t{group} * kPlaces * matrices * width;
-  const auto place_of = [&](int place) { return ring + place * matrices * width; };
+  const int pitch = bulk_pitch(width, sizeof(T));
+  T* ring = reinterpret_cast<T*>(memory) + int64_t{group} * kPlaces * matrices * pitch;
+  const auto place_of = [&](int place) { return ring + place * matrices * pitch; };
   const auto fetch = [&](int place, int64_t row) {  // by one lane
     if (row >= rows) return;
     const uint32_t bytes = width * static_cast<uint32_t>(sizeof(T));
     uint64_t* barrier = &arrived[group][place];
     mbarrier_arrive_expect(barrier, matrices * bytes);
     bulk_load(place_of(place), x + row * width, bytes, barrier);
-    bulk_load(place_of(place) + width, grad + row * width, bytes, barrier);
-    if (grad_sum != nullptr) bulk_load(place_of(place) + 2 * width, grad_sum + row * width, bytes, barrier);
+    bulk_load(place_of(place) + pitch, grad + row * width, bytes, barrier);
+    if (grad_sum != nullptr) bulk_load(place_of(place) + 2 * pitch, grad_sum + row * width, bytes, barrier);
   };
 
   // Neighbouring rows go to different blocks, which so get as many of the last ones as they can.
@@ -78,10 +79,9 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
     RowSums<float> sums;
     Row::for_each_piece(width, [&](int i, int column) {
       float value[N], g[N], w[N];
-      forget(of_row[i]);
-      widen(load_vector<N>(x_row + column), value);
-      widen(load_vector<N>(x_row + width + column), g);
-      widen(of_row[i], w);
+      widen_anew(load_vector<N>(x_row + column), value);
+      widen_anew(load_vector<N>(x_row + pitch + column), g);
+      widen_anew(of_row[i], w);
 #pragma unroll
       for (int j = 0; j < N; ++j) sums.add(product(g[j], w[j]), value[j] - row_mean);
     });
@@ -89,10 +89,9 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
     const RowGradient<float> gradient(sums, row_mean, row_rstd, width);
     Row::for_each_piece(width, [&](int i, int column) {
       float value[N], g[N], w[N];
-      forget(of_row[i]);
-      widen(load_vector<N>(x_row + column), value);
-      widen(load_vector<N>(x_row + width + column), g);
-      widen(of_row[i], w);
+      widen_anew(load_vector<N>(x_row + column), value);
+      widen_anew(load_vector<N>(x_row + pitch + column), g);
+      widen_anew(of_row[i], w);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         const float x_hat = gradient.normalized(value[j]);
@@ -101,7 +100,7 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
         value[j] = gradient.of_x(product(g[j], w[j]), x_hat);
       }
       if (grad_sum != nullptr) {
-        widen(load_vector<N>(x_row + 2 * width + column), w);
+        widen_anew(load_vector<N>(x_row + 2 * pitch + column), w);
 #pragma unroll
         for (int j = 0; j < N; ++j) value[j] += w[j];
       }

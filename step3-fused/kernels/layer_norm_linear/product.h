@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(Row::kThreads* kRowsOfBlock<Row>)
   x += row * width;
   float value[Row::kItems][Row::N] = {};
   Row::for_each_piece(width, [&](int i, int column) { widen(load_vector<Row::N>(x + column), value[i]); });
-  const Statistics<float> s = held_statistics<Row>(value, width, eps, shared);
+  const Statistics<float> s = held_statistics<Row>(HeldValues<Row, float>{value}, width, eps, shared);
   if (threadIdx.x != 0) return;
   kept.keep(row, s);
   store_vector<4>(statistics + row * 4, Vector<float, 4>{{s.mean, s.rest, s.rstd, 0.0f}});

@@ -16,25 +16,10 @@
 namespace kf::KF_BACKEND::residual_layer_norm {
 namespace {
 
-// As store_held, but all of weight and bias are asked for before the first is needed. There is room for them: two rows
-// were on their way into these registers. layer_norm, where there was one, would have fewer blocks beside each other.
-template <class Row, class T, class C>
-__device__ __forceinline__ void store_at_once(const C (&value)[Row::kItems][Row::N], const Statistics<C>& s, int width,
-                                              const T* weight, const T* bias, T* y) {
-  Vector<T, Row::N> weights[Row::kItems], biases[Row::kItems];
-  Row::for_each_piece(width, [&](int i, int column) {
-    weights[i] = load_vector<Row::N>(weight + column);
-    biases[i] = load_vector<Row::N>(bias + column);
-  });
-  Row::for_each_piece(width, [&](int i, int column) {
-    C w[Row::N], b[Row::N], out[Row::N];
-    widen(weights[i], w);
-    widen(biases[i], b);
-#pragma unroll
-    for (int j = 0; j < Row::N; ++j) out[j] = s.normalize(value[i][j]) * w[j] + b[j];
-    store_vector<Row::N>(y + column, narrow<T>(out));
-  });
-}
+// Two rows were on their way into the registers, so there is room for all of weight and bias; but not in blocks of 512,
+// whose threads have 128 registers at most. In layer_norm, where one row was, fewer blocks would fit beside each other.
+template <class Row>
+constexpr Ask kAsk = Row::kThreads == 512 ? Ask::kWhereNeeded : Ask::kAtOnce;
 
 template <class Row, class T, class Front, class C = compute_t<T>>
 __global__ void __launch_bounds__(Row::kThreads* kRowsOfBlock<Row>)
@@ -64,13 +49,10 @@ __global__ void __launch_bounds__(Row::kThreads* kRowsOfBlock<Row>)
     for (int j = 0; j < N; ++j) value[i][j] += more[j];
     store_vector<N>(sum + first + column, narrow<T>(value[i]));
   });
-  const Statistics<C> s = held_statistics<Row>(value, width, eps, shared);
+  const HeldValues<Row, C> get{value};
+  const Statistics<C> s = held_statistics<Row>(get, width, eps, shared);
   if (threadIdx.x == 0) kept.keep(row, s);
-  if constexpr (Row::kThreads == 512) {  // whose threads have 128 registers at most
-    store_held<Row>(value, s, width, weight, bias, y + first);
-  } else {
-    store_at_once<Row>(value, s, width, weight, bias, y + first);
-  }
+  store_pieces<Row, kAsk<Row>>(get, s, width, weight, bias, y + first);
 }
 
 }  // namespace

@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, C>)
   const Statistics<C> s =
       meeting.template statistics_of<Row>(HeldValues<Row, C>{value}, own_width, width, eps, rank, blocks);
   if (rank == 0 && threadIdx.x == 0) kept.keep(row, s);
-  store_held<Row>(value, s, own_width, weight + begin, bias + begin, y + first);
+  store_pieces<Row, Ask::kWhereNeeded>(HeldValues<Row, C>{value}, s, own_width, weight + begin, bias + begin,
+                                       y + first);
 }
 
 }  // namespace
