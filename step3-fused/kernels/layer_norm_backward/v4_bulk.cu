@@ -5,9 +5,9 @@
 //           on; the copy's bytes arrive at an mbarrier. Each row's group of threads has a ring of two or three places
 //           of its own, for the row that it computes and the next ones: no barrier of the block, no other group to wait
 //           for.
-// Since v3  Rows lie in shared memory, grad_sum's too. The registers are free for sums: up to 8 vectors of 16 bytes a
-//           lane, so that rows up to 4 KB are a warp's. And the second stage is launched while the first runs
-//           (programmatic dependent launch): it has only to wait for its end.
+// Since v3  Rows lie in shared memory, grad_sum's too, each from a multiple of 128 bytes on. The registers are free for
+//           sums: up to 8 vectors of 16 bytes a lane, so that rows up to 4 KB are a warp's. And the second stage is
+//           launched while the first runs (programmatic dependent launch): it has only to wait for its end.
 // Launch    A row has V = width·sizeof(T)/16 vectors. V ≤ 256: a warp a row, ⌈V/32⌉ of them a lane (room for 7 where it
 //           has 6). Wider: a group of 4, 8 or 16 warps, the first with V ≤ 128·warps, 4 vectors a thread. Grid up to
 //           132; a block has groups of 16 warps in all, of 8 where a lane keeps more than 32 columns or 7 vectors,

@@ -1,7 +1,8 @@
 // residual_layer_norm v3_registers: a warp a row, up to 4 KB, in registers
 //
 // Idea      layer_norm's v3 with the residual added where the row is loaded: all of x and of the residual is under way
-//           before the first sum is taken. x_bias and dropout change x when it has come.
+//           before the first sum is taken. x_bias and dropout change x when it has come. The sum is held as floats:
+//           rounded it would be less exact.
 // Since v2  A warp takes a row up to 4 KB, without a barrier; wider rows take a block with two instead of six. Weight
 //           and bias are asked for all at once, but for rows of 512 threads.
 // Launch    as layer_norm's v3_registers
