@@ -268,7 +268,7 @@ FAULTS = [
     ),
     Fault(
         "weight-in-the-place-of-bias",
-        "residual_layer_norm v3 adds LayerNorm's weight, not its bias",
+        "rows in registers get LayerNorm's weight added, not its bias",
         "step3-fused/include/step3/held_row.h",
         "biases[i] = load_vector<Row::N>(bias + column);",
         "biases[i] = load_vector<Row::N>(weight + column);",

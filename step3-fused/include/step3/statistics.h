@@ -10,8 +10,8 @@
 
 namespace kf::KF_BACKEND {
 
-// 1/√x. Of a float by the instruction for it, which is off by two units in the last place at most; a root, a division
-// and what they do for special values would take 40.
+// 1/√x. Of a float by the instruction for it, which is off by two units in the last place at most; a root and a
+// division take many.
 __device__ __forceinline__ float reciprocal_root(float x) { return rsqrtf(x); }
 __device__ __forceinline__ double reciprocal_root(double x) { return 1 / sqrt(x); }
 

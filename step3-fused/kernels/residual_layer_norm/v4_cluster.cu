@@ -56,11 +56,10 @@ __global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, C>)
     for (int j = 0; j < N; ++j) value[i][j] += more[j];
     store_vector<N>(sum + first + column, narrow<T>(value[i]));
   });
-  const Statistics<C> s =
-      meeting.template statistics_of<Row>(HeldValues<Row, C>{value}, own_width, width, eps, rank, blocks);
+  const HeldValues<Row, C> get{value};
+  const Statistics<C> s = meeting.template statistics_of<Row>(get, own_width, width, eps, rank, blocks);
   if (rank == 0 && threadIdx.x == 0) kept.keep(row, s);
-  store_pieces<Row, Ask::kWhereNeeded>(HeldValues<Row, C>{value}, s, own_width, weight + begin, bias + begin,
-                                       y + first);
+  store_pieces<Row, Ask::kWhereNeeded>(get, s, own_width, weight + begin, bias + begin, y + first);
 }
 
 }  // namespace
