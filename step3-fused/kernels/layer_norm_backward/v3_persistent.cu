@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Row::kThreads* kGroups<Row>, 1)
     held = next;
   }
 
-  leave_sums<Row>(of_weight, of_bias, reinterpret_cast<C*>(memory), group, kGroups<Row>, width, partial);
+  leave_sums<Row>(of_weight, of_bias, reinterpret_cast<C*>(memory), 2 * width, group, kGroups<Row>, width, partial);
 }
 
 template <class Row, class C>

@@ -6,8 +6,9 @@
 //           of its own, for the row that it computes and the next ones: no barrier of the block, no other group to wait
 //           for.
 // Since v3  Rows lie in shared memory, grad_sum's too, each from a multiple of 128 bytes on. The registers are free for
-//           sums: up to 8 vectors of 16 bytes a lane, so that rows up to 4 KB are a warp's. And the second stage is
-//           launched while the first runs (programmatic dependent launch): it has only to wait for its end.
+//           sums: up to 8 vectors of 16 bytes a lane, so that rows up to 4 KB are a warp's. When its rows are done a
+//           group leaves its sums in its ring, without waiting for the block. And the second stage is launched while
+//           the first runs (programmatic dependent launch): it has only to wait for its end.
 // Launch    A row has V = width·sizeof(T)/16 vectors. V ≤ 256: a warp a row, ⌈V/32⌉ of them a lane (room for 7 where it
 //           has 6). Wider: a group of 4, 8 or 16 warps, the first with V ≤ 128·warps, 4 vectors a thread. Grid up to
 //           132; a block has groups of 16 warps in all, of 8 where a lane keeps more than 32 columns or 7 vectors,
@@ -36,7 +37,7 @@ template <class Row, class T, int kPlaces>
 __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
     v4_bulk_kernel(const T* __restrict__ grad, const T* __restrict__ x, const T* __restrict__ weight,
                    const float* __restrict__ mean, const float* __restrict__ rstd, const T* __restrict__ grad_sum,
-                   T* __restrict__ grad_x, float* __restrict__ partial, int64_t rows, int width) {
+                   T* __restrict__ grad_x, float* __restrict__ partial, int64_t rows, int width, int group_bytes) {
   constexpr int N = Row::N;
   let_next_kernel_begin();  // its blocks come where this one's have left, and wait for the last
   extern __shared__ __align__(kBulkAlignment) unsigned char memory[];
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
   const int group = threadIdx.y, groups = blockDim.y;
   const int matrices = grad_sum == nullptr ? 2 : 3;
   const int pitch = bulk_pitch(width, sizeof(T));
-  T* ring = reinterpret_cast<T*>(memory) + int64_t{group} * kPlaces * matrices * pitch;
+  T* ring = reinterpret_cast<T*>(memory + group * group_bytes);
   const auto place_of = [&](int place) { return ring + place * matrices * pitch; };
   const auto fetch = [&](int place, int64_t row) {  // by one lane
     if (row >= rows) return;
@@ -112,8 +113,9 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
     row_mean = next_mean, row_rstd = next_rstd;
   }
 
-  __syncthreads();  // the rings are done with: their memory takes the sums
-  leave_sums<Row>(of_weight, of_bias, reinterpret_cast<float*>(memory), group, groups, width, partial);
+  // This group is done with its ring, whose memory takes its sums.
+  leave_sums<Row>(of_weight, of_bias, reinterpret_cast<float*>(memory), group_bytes / sizeof(float), group, groups,
+                  width, partial);
 }
 
 }  // namespace
@@ -141,10 +143,11 @@ void v4_bulk(const Args& a, void* stream) {
       const auto kernel = v4_bulk_kernel<Row, T, places.value>;
       allow_shared(kernel, groups * bytes);
       kernel<<<static_cast<unsigned>(blocks), dim3(Row::kThreads, static_cast<unsigned>(groups)), groups * bytes,
-               as_stream(stream)>>>(
-          static_cast<const T*>(a.grad), static_cast<const T*>(a.x), static_cast<const T*>(a.weight),
-          static_cast<const float*>(a.mean), static_cast<const float*>(a.rstd), static_cast<const T*>(a.grad_sum),
-          static_cast<T*>(a.grad_x), static_cast<float*>(a.scratch), a.rows, static_cast<int>(a.width));
+               as_stream(stream)>>>(static_cast<const T*>(a.grad), static_cast<const T*>(a.x),
+                                    static_cast<const T*>(a.weight), static_cast<const float*>(a.mean),
+                                    static_cast<const float*>(a.rstd), static_cast<const T*>(a.grad_sum),
+                                    static_cast<T*>(a.grad_x), static_cast<float*>(a.scratch), a.rows,
+                                    static_cast<int>(a.width), static_cast<int>(bytes));
       check_launch();
       finish<T, true>(a.scratch, a.grad_weight, a.grad_bias, blocks, a.width, stream);
     };

@@ -31,6 +31,7 @@ template <class T>
 struct InnerShared {
   T x[kGroups][kMostRows * kXDeep];  // boxes of 64 columns; after the products the group's sums lie there
   T memory[kPlaces][kPiece];
+  Packed<T> bias[kTiles * kColumns / 8];  // of the block's inner columns
   uint64_t x_full[kGroups], x_empty[kGroups], full[kPlaces], empty[kPlaces], activation_full;
 };
 
@@ -182,7 +183,7 @@ __device__ __forceinline__ void multiply_both(InnerShared<T>& shared, const Piec
       for (int j = 0; j < 8; ++j) total[j] += part.element[j];
     }
     float bias[8];
-    widen(args.bias_1.has(0, column) ? args.bias_1.load(0, column) : Packed<T>{}, bias);
+    widen(shared.bias[eight], bias);
 #pragma unroll
     for (int j = 0; j < 8; ++j) total[j] += bias[j];
     const Packed<T> product = packed<T>(total);

@@ -5,10 +5,12 @@
 //           width: each block computes 1/8 of it, at full depth, and pushes the activation into the shared memory of
 //           all eight; then each multiplies the slice by 1/8 of the columns of W2. What goes through memory is the
 //           clusters' parts of y, in float32, which a second kernel adds up in their order.
-// Since v5  The barrier of the grid becomes one of a cluster, and the weights of both layers are asked for at once, as
+// Since v5  The barrier of the grid becomes one of a cluster, and weights of both layers are asked for in advance, as
 //           many as there is room for; where there is none, places are used again. x comes once a cluster: each block
-//           fetches 1/8 of it for all. The second kernel is launched while the first runs (programmatic dependent
-//           launch), has bias and residual in registers when that one ends, and only adds. inner_slice.h has the rest
+//           fetches 1/8 of it for all. Memory is asked in the order of need: the first layer's weights before the
+//           cluster has met, x when it has, the second layer's weights when x is there. The second kernel is launched
+//           while the first runs (programmatic dependent launch), has bias and residual in registers when that one
+//           ends, and only adds. inner_slice.h has the rest
 // Launch    twice. Clusters of 8 blocks of 512 threads: three warpgroups multiply, each every third piece of the depth,
 //           then of the columns; for each of them a warp fetches weights, and one more x. 225 KB of shared memory. A
 //           block has 32 inner columns, or up to 64 where all clusters would not fit at once. Then grid
@@ -47,7 +49,6 @@ __global__ void __launch_bounds__(kInnerThreads, 1)
       mbarrier_init(&shared.empty[pieces.place(piece)], kWarpgroupSize / kWarpSize);
     }
     mbarrier_init_fence();
-    for (int piece = 0; piece < at_first; ++piece) fetch_piece<kWeight>(shared, pieces, piece, &map_1, &map_2);
   } else if (fetches) {
     for (int group = 0; group < kGroups; ++group) {
       mbarrier_init(&shared.x_full[group], 1);
@@ -60,11 +61,22 @@ __global__ void __launch_bounds__(kInnerThreads, 1)
   }
   __syncwarp();
   cluster_barrier_arrive_relaxed();
+  // While the cluster meets: what needs no other block of it.
+  if (fetches && fetcher < kGroups) {
+    for (int piece = 0; piece < at_first; ++piece) fetch_piece<kWeight>(shared, pieces, piece, &map_1, &map_2);
+  }
+  if (static_cast<int>(threadIdx.x) < plan.columns / 8) {
+    const int column = pieces.inner_column() + threadIdx.x * 8;
+    shared.bias[threadIdx.x] = args.bias_1.has(0, column) ? args.bias_1.load(0, column) : Packed<T>{};
+  }
+  __syncwarp();
   cluster_barrier_wait();  // the barriers of all blocks are there
 
   if (fetcher < 0) {
     multiply_both<kWeight>(shared, pieces, args);
   } else if (fetches && fetcher < kGroups) {
+    // The second layer's weights would come before x, which is needed earlier. Where x comes at once, wait for it.
+    if (plan.steps <= kGroups && fetcher < plan.steps) mbarrier_wait_cluster(&shared.x_full[fetcher], 0);
     for (int piece = at_first; piece < pieces.count(); ++piece) {
       const int round = pieces.round(piece);
       if (round > 0) mbarrier_wait(&shared.empty[pieces.place(piece)], (round - 1) % 2);
