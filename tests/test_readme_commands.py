@@ -3,7 +3,8 @@
 So a document says itself where it goes and which environment it takes: `source .venv/bin/activate`, `cd step1-simple`.
 A word after ```bash says what a block needs: `gpu`, `sanitizer`, `gdb`, `cmake` (with ninja and GoogleTest; run where
 there is one), `network` (an installation or a download; not run here), `long` (`make tour`, `make test`; .ci/run runs
-these). Test scripts run a sample of their tests: the whole of them runs beside this one.
+these). Test scripts run a sample of their tests, since the whole of them runs beside this one; and benchmarks repeat
+little: nobody looks at their figures.
 """
 
 import functools
@@ -79,7 +80,12 @@ def paste(document: pathlib.Path, folder: pathlib.Path) -> tuple[int, str, str]:
     script.append(mark("the end"))
     ours = ("VIRTUAL_ENV", "PYTHONPATH", "MAKE", "MFLAGS")  # not in a fresh shell: of this environment, of `make test`
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment |= {"PATH": without_this_environment(), "PYTHON": sys.executable, "PYTEST_ADDOPTS": "--sample=8"}
+    environment |= {
+        "PATH": without_this_environment(),
+        "PYTHON": sys.executable,
+        "PYTEST_ADDOPTS": "--sample=8",
+        "KF_BENCHMARK_SECONDS": "0.1",
+    }
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
         cwd=ROOT,

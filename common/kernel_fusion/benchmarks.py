@@ -31,7 +31,7 @@ from kernel_fusion import clock, results, stages
 from kernel_fusion.accuracy import allowance, as_tuple, in_float64, max_error, poisoned_allocations
 from kernel_fusion.ceilings import Ceilings
 from kernel_fusion.clock import benchmark_kernel, device_of
-from kernel_fusion.console import make_console, milliseconds, progress
+from kernel_fusion.console import UserError, make_console, milliseconds, progress
 from kernel_fusion.journal import Journal
 
 __all__ = ["Case", "Ceilings", "benchmark_kernel", "compiled", "device_of", "installed", "main", "run_case"]
@@ -39,8 +39,8 @@ __all__ = ["Case", "Ceilings", "benchmark_kernel", "compiled", "device_of", "ins
 REFUSALS = {"rung": (ValueError, RuntimeError), "peer": Exception}  # others' code raises what it likes
 SIZES = ("emulated", "cpu", "quick", "full")
 COPY_BYTES = {"cuda": [1 << n for n in (22, 24, 26, 28, 30, 33)], "cpu": [1 << n for n in (16, 20, 24, 28)]}
-CPU_BUDGET_S = 1.0  # what the repeats of one implementation may take together on a CPU
-GPU_BUDGET_S = 1.0  # and on a GPU, where there are at least 20, or 5 where one takes longer than SLOW_S
+BUDGET_S = 1.0  # what the repeats of one implementation may take together; KF_BENCHMARK_SECONDS says otherwise
+# On a GPU there are at least 20, or 5 where one takes longer than this.
 SLOW_S = 0.05
 # What `correct` allows of max|reference| where a case has no peer "torch eager" to compare with.
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -168,11 +168,11 @@ def run_case(
         rungs: names; default: all that the stage has for the device.
         peers: time them too.
         ceilings: what percent_of_ceiling refers to; default: measured here.
-        budget_s: what the repeats of one implementation may take on a CPU; default CPU_BUDGET_S.
+        budget_s: what the repeats of one implementation may take on a CPU; default: budget().
         say: takes a line of text.
     """
     ceilings = ceilings or Ceilings(device)
-    budget_s = CPU_BUDGET_S if budget_s is None else budget_s
+    budget_s = budget() if budget_s is None else budget_s
     names = stage.rungs(case.op, device) if rungs is None else rungs
     impls = [(name, "rung", functools.partial(case.run, rung=name)) for name in names]
     if peers:
@@ -229,6 +229,22 @@ def _poison_free_memory(like: list[torch.Tensor], dtype: torch.dtype) -> None:
     del blocks
 
 
+def budget() -> float:
+    """Seconds that the repeats of one implementation may take: KF_BENCHMARK_SECONDS, or BUDGET_S.
+
+    Raises:
+        UserError: it is set to something else than a number above 0.
+    """
+    asked = os.environ.get("KF_BENCHMARK_SECONDS", "")
+    try:
+        seconds = float(asked or BUDGET_S)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UserError(f"KF_BENCHMARK_SECONDS: must be a number of seconds above 0, got {asked!r}")
+    return seconds
+
+
 def _repeats(case: Case, fn, inputs, budget_s: float) -> tuple[int, int]:
     """Warm-up calls and repeats: as many as fit the budget, after a call to see how long one takes.
 
@@ -245,7 +261,7 @@ def _repeats(case: Case, fn, inputs, budget_s: float) -> tuple[int, int]:
     if on_gpu:
         torch.cuda.synchronize()
     once = max(time.perf_counter() - began, 1e-6)
-    fit = int((GPU_BUDGET_S if on_gpu else budget_s) / once)
+    fit = int((budget() if on_gpu else budget_s) / once)
     least = (5 if once > SLOW_S else 20) if on_gpu else 3
     return min(10, fit // 10), max(least, min(100, fit))
 
@@ -467,7 +483,11 @@ def percent(row: dict) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Times every rung of this stage beside its peers.")
+    parser = argparse.ArgumentParser(
+        description="Times every rung of this stage beside its peers.",
+        epilog="With KF_BENCHMARK_SECONDS=0.1 in the environment calls are repeated for a tenth of a second, not for "
+        "one: less time, more noise.",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
     parser.add_argument(
         "--sizes", choices=SIZES, action="append", help="may be repeated; default: full on a GPU; cpu, then emulated"
@@ -512,6 +532,7 @@ def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[st
     if path is None and device.type == "cuda" and whole and (options.merge or not options.op):
         path = results_path(where, device)
     try:
+        budget()  # refuses before anything is measured
         if options.merge:
             if path is None:
                 parser.error("--merge on a CPU needs --output")
@@ -526,7 +547,7 @@ def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[st
             (merge_results if options.merge else write_results)(path, rows, ceilings, device)
             journal.close()
             console.print(f"written: {path}", soft_wrap=True)
-    except results.ResultsError as error:
+    except UserError as error:
         sys.exit(f"benchmark: {error}")
     wrong = [row for row in rows if row["kind"] == "rung" and not row["correct"]]
     sys.exit(1 if wrong else 0)

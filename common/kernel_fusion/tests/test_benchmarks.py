@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernel_fusion import benchmarks, ceilings, stages, testing
+from kernel_fusion.console import UserError
 from kernel_fusion.tests.fake_stage import stage
 
 
@@ -28,7 +29,8 @@ def double_case(**more):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(benchmarks, "CPU_BUDGET_S", 0.01)
+    monkeypatch.setattr(benchmarks, "BUDGET_S", 0.01)
+    monkeypatch.delenv("KF_BENCHMARK_SECONDS", raising=False)
     monkeypatch.setattr(benchmarks, "COPY_BYTES", {"cpu": [1024], "cuda": [1 << 20]})
     monkeypatch.setattr(ceilings, "MATMUL_SIZE", {"cpu": 64, "cuda": 1024})
     monkeypatch.setattr(stages, "find", lambda name: stages.Stage("fake", "fake_stage", "test.py"))
@@ -453,3 +455,17 @@ def test_resuming_needs_a_file(quick, capsys):
 )
 def test_results_files_are_named_after_the_gpu(name, slug):
     assert benchmarks.gpu_slug(name) == slug
+
+
+def test_the_environment_says_how_long_repeats_take(monkeypatch):
+    monkeypatch.setenv("KF_BENCHMARK_SECONDS", "0.25")
+    assert benchmarks.budget() == 0.25
+    monkeypatch.setenv("KF_BENCHMARK_SECONDS", "")
+    assert benchmarks.budget() == benchmarks.BUDGET_S
+
+
+@pytest.mark.parametrize("asked", ["soon", "0", "-1", "nan", "inf"])
+def test_a_time_that_is_none_is_refused(monkeypatch, asked):
+    monkeypatch.setenv("KF_BENCHMARK_SECONDS", asked)
+    with pytest.raises(UserError, match=f"KF_BENCHMARK_SECONDS: must be a number of seconds above 0, got '{asked}'"):
+        benchmarks.budget()

@@ -5,6 +5,7 @@
     python common/simt/tests/planted_faults.py             # fails where the table in ../README.md is another
     python common/simt/tests/planted_faults.py --write     # writes it
     python common/simt/tests/planted_faults.py --only one-column-too-many      # one of them, with what the tools say
+    python common/simt/tests/planted_faults.py --stage step2-attention         # those in one stage
 
 The tests are built first, where they are not up to date; then it takes a few minutes.
 
@@ -385,12 +386,15 @@ def row_start(fault: Fault) -> str:
     return f"| {fault.what} | {'/'.join(Path(fault.rung).with_suffix('').parts[-2:])} | "
 
 
+def row(fault: Fault, cells: dict[str, str]) -> str:
+    """The table's row of a fault. `cells`: by the column."""
+    return f"{row_start(fault)}{' | '.join(cells[column] or '–' for column in COLUMNS)} |"
+
+
 def table(found: dict[str, dict[str, str]]) -> str:
     """The README's table. `found`: cells by the fault's name and the column."""
     lines = [f"| Fault | Rung | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 2) + "|"]
-    for fault in FAULTS:
-        cells = [found[fault.name][column] or "–" for column in COLUMNS]
-        lines.append(f"{row_start(fault)}{' | '.join(cells)} |")
+    lines += [row(fault, found[fault.name]) for fault in FAULTS]
     totals = [sum(bool(found[fault.name][column]) for fault in FAULTS) for column in COLUMNS]
     alone = [sum([c for c in COLUMNS if found[fault.name][c]] == [column] for fault in FAULTS) for column in COLUMNS]
     each = ", ".join(
@@ -451,17 +455,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="where the presets lie; default: build/")
     parser.add_argument("--only", metavar="NAME", choices=[fault.name for fault in FAULTS], help="one fault, in detail")
+    stages = sorted({fault.stage for fault in FAULTS})
+    parser.add_argument("--stage", choices=stages, help="the faults in this stage's rungs")
     parser.add_argument("--write", action="store_true", help="write the table into common/simt/README.md")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; default: %(default)s"
     )
     options = parser.parse_args()
-    if options.only and options.write:
+    if options.write and (options.only or options.stage):
         parser.error("--write needs all faults")
     begun = time.monotonic()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of programs that a fault ends
     try:
-        faults = [fault for fault in FAULTS if options.only in (None, fault.name)]
+        faults = [f for f in FAULTS if options.only in (None, f.name) and options.stage in (None, f.stage)]
         found = measure(options.build.resolve(), faults, options.jobs, show=options.only is not None)
         missed = [fault.name for fault in faults if not any(found[fault.name].values())]
         if missed:
@@ -470,6 +476,14 @@ def main() -> int:
             return 0
         text = README.read_text()
         begin, end = in_readme(text)
+        if options.stage:
+            other = [line for fault in faults if (line := row(fault, found[fault.name])) not in text[begin:end]]
+            if other:
+                raise Failure(
+                    f"the table in {README} has other rows; a run without --stage writes these:\n" + "\n".join(other)
+                )
+            print(f"{len(faults)} faults, {time.monotonic() - begun:.0f} s")
+            return 0
         new = f"\n\n{table(found)}\n\n"
         if options.write:
             README.write_text(text[:begin] + new + text[end:])

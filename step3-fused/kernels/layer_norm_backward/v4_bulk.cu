@@ -6,9 +6,8 @@
 //           of its own, for the row that it computes and the next ones: no barrier of the block, no other group to wait
 //           for.
 // Since v3  Rows lie in shared memory, grad_sum's too, each from a multiple of 128 bytes on. The registers are free for
-//           sums: up to 8 vectors of 16 bytes a lane, so that rows up to 4 KB are a warp's. When its rows are done a
-//           group leaves its sums in its ring, without waiting for the block. And the second stage is launched while
-//           the first runs (programmatic dependent launch): it has only to wait for its end.
+//           sums: up to 8 vectors of 16 bytes a lane, so that rows up to 4 KB are a warp's. At its end a group leaves
+//           its sums in its ring. The second stage is launched while the first runs (programmatic dependent launch).
 // Launch    A row has V = width·sizeof(T)/16 vectors. V ≤ 256: a warp a row, ⌈V/32⌉ of them a lane (room for 7 where it
 //           has 6). Wider: a group of 4, 8 or 16 warps, the first with V ≤ 128·warps, 4 vectors a thread. Grid up to
 //           132; a block has groups of 16 warps in all, of 8 where a lane keeps more than 32 columns or 7 vectors,
@@ -113,9 +112,8 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
     row_mean = next_mean, row_rstd = next_rstd;
   }
 
-  // This group is done with its ring, whose memory takes its sums.
-  leave_sums<Row>(of_weight, of_bias, reinterpret_cast<float*>(memory), group_bytes / sizeof(float), group, groups,
-                  width, partial);
+  float* const sums = reinterpret_cast<float*>(memory);  // a group's lie where its ring was, with which it is done
+  leave_sums<Row>(of_weight, of_bias, sums, group_bytes / sizeof(float), group, groups, width, partial);
 }
 
 }  // namespace
