@@ -20,6 +20,7 @@ TEACHES = "A row read once, then whole chains in one launch: what fusion saves, 
 # 4096 rows are 8 sequences of 512 tokens, 262144 are 128 of 2048, 1048576 are 128 of 8192.
 MORE_ROWS = [(4096, 768), (4096, 16384), (262144, 1024)]
 LAYER_NORM_ROWS = [
+    *((rows, 768, torch.bfloat16) for rows in (8, 512)),  # eight texts being written, a token each; one being read
     *((4096, width, torch.bfloat16) for width in (1024, 4096)),
     (16384, 4096, torch.bfloat16),
     *((262144, width, torch.bfloat16) for width in (768, 4096)),
