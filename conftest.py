@@ -31,8 +31,10 @@ def pytest_addoption(parser):
     )
 
 
-# Two files of tests/ build and write in this repository.
+# The tests of a stage's file go to processes in so many bundles. xdist looks at all that a process has had whenever one
+# ends, so that a bundle for each test would cost more and more.
 BUNDLES = 64
+# Two files of tests/ build and write in this repository.
 IN_THE_REPOSITORY = {"tests/test_readme_commands.py", "tests/test_tour_output.py"}
 
 
@@ -41,7 +43,7 @@ def pytest_xdist_make_scheduler(config, log):
     """Where several processes run tests (pytest -n): which of them one process takes.
 
     Those that write in the repository stay together; so does each other file of tests/ and common/, since its tests
-    share what they compile. Tests of the stages stand alone.
+    share what they compile. Tests of the stages go in bundles.
     """
     from xdist.scheduler import LoadScopeScheduling
 

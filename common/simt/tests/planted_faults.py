@@ -454,16 +454,15 @@ def measure(build: Path, faults: list[Fault], jobs: int, show: bool) -> dict[str
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="where the presets lie; default: build/")
-    parser.add_argument("--only", metavar="NAME", choices=[fault.name for fault in FAULTS], help="one fault, in detail")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--only", metavar="NAME", choices=[fault.name for fault in FAULTS], help="one fault, in detail")
     stages = sorted({fault.stage for fault in FAULTS})
-    parser.add_argument("--stage", choices=stages, help="the faults in this stage's rungs")
-    parser.add_argument("--write", action="store_true", help="write the table into common/simt/README.md")
+    what.add_argument("--stage", choices=stages, help="the faults in this stage's rungs")
+    what.add_argument("--write", action="store_true", help="write the table into common/simt/README.md; plants all")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; default: %(default)s"
     )
     options = parser.parse_args()
-    if options.write and (options.only or options.stage):
-        parser.error("--write needs all faults")
     begun = time.monotonic()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of programs that a fault ends
     try:
@@ -477,22 +476,17 @@ def main() -> int:
         text = README.read_text()
         begin, end = in_readme(text)
         if options.stage:
-            other = [line for fault in faults if (line := row(fault, found[fault.name])) not in text[begin:end]]
-            if other:
-                raise Failure(
-                    f"the table in {README} has other rows; a run without --stage writes these:\n" + "\n".join(other)
-                )
-            print(f"{len(faults)} faults, {time.monotonic() - begun:.0f} s")
-            return 0
-        new = f"\n\n{table(found)}\n\n"
-        if options.write:
+            rows = [row(fault, found[fault.name]) for fault in faults]
+            if other := [line for line in rows if line not in text[begin:end]]:
+                raise Failure("\n".join([f"the table in {README} has other rows; --write writes these:", *other]))
+        elif text[begin:end] != (new := f"\n\n{table(found)}\n\n"):
+            if not options.write:
+                raise Failure(f"the table in {README} is another; --write writes this one:\n{new}")
             README.write_text(text[:begin] + new + text[end:])
-        elif text[begin:end] != new:
-            raise Failure(f"the table in {README} is another; --write writes this one:\n{new}")
     except Failure as failure:
         print(failure, file=sys.stderr)
         return 1
-    print(f"{len(FAULTS)} faults, {time.monotonic() - begun:.0f} s")
+    print(f"{len(faults)} faults, {time.monotonic() - begun:.0f} s")
     return 0
 
 

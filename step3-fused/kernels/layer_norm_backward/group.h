@@ -6,8 +6,6 @@
 #include <step2/warpgroup.h>
 #include <step3/held_row.h>
 
-#include <algorithm>
-
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::layer_norm_backward {
@@ -144,7 +142,7 @@ __host__ __device__ constexpr int64_t bulk_pitch(int64_t width, int64_t element)
   return ceil_div(width * element, kBulkAlignment) * kBulkAlignment / element;
 }
 
-// For v4: what a group needs of shared memory: its ring, of two places or more, whose beginning takes its sums later.
+// For v4: what a group needs of shared memory: its ring. Of two places or more, it has room for the sums later.
 inline int64_t bytes_a_group(const Args& a, int64_t places) {
   const int64_t element = size_of(a.dtype);
   return places * (a.grad_sum == nullptr ? 2 : 3) * bulk_pitch(a.width, element) * element;

@@ -36,7 +36,7 @@ template <class Row, class T, int kPlaces>
 __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
     v4_bulk_kernel(const T* __restrict__ grad, const T* __restrict__ x, const T* __restrict__ weight,
                    const float* __restrict__ mean, const float* __restrict__ rstd, const T* __restrict__ grad_sum,
-                   T* __restrict__ grad_x, float* __restrict__ partial, int64_t rows, int width, int group_bytes) {
+                   T* __restrict__ grad_x, float* __restrict__ partial, int64_t rows, int width) {
   constexpr int N = Row::N;
   let_next_kernel_begin();  // its blocks come where this one's have left, and wait for the last
   extern __shared__ __align__(kBulkAlignment) unsigned char memory[];
@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
   const int group = threadIdx.y, groups = blockDim.y;
   const int matrices = grad_sum == nullptr ? 2 : 3;
   const int pitch = bulk_pitch(width, sizeof(T));
-  T* ring = reinterpret_cast<T*>(memory + group * group_bytes);
+  const int of_ring = kPlaces * matrices * pitch;  // elements
+  T* ring = reinterpret_cast<T*>(memory) + group * of_ring;
   const auto place_of = [&](int place) { return ring + place * matrices * pitch; };
   const auto fetch = [&](int place, int64_t row) {  // by one lane
     if (row >= rows) return;
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(Row::kThreads* kMostGroups<Row>, 1)
   }
 
   float* const sums = reinterpret_cast<float*>(memory);  // a group's lie where its ring was, with which it is done
-  leave_sums<Row>(of_weight, of_bias, sums, group_bytes / sizeof(float), group, groups, width, partial);
+  leave_sums<Row>(of_weight, of_bias, sums, of_ring * sizeof(T) / sizeof(float), group, groups, width, partial);
 }
 
 }  // namespace
@@ -141,11 +142,10 @@ void v4_bulk(const Args& a, void* stream) {
       const auto kernel = v4_bulk_kernel<Row, T, places.value>;
       allow_shared(kernel, groups * bytes);
       kernel<<<static_cast<unsigned>(blocks), dim3(Row::kThreads, static_cast<unsigned>(groups)), groups * bytes,
-               as_stream(stream)>>>(static_cast<const T*>(a.grad), static_cast<const T*>(a.x),
-                                    static_cast<const T*>(a.weight), static_cast<const float*>(a.mean),
-                                    static_cast<const float*>(a.rstd), static_cast<const T*>(a.grad_sum),
-                                    static_cast<T*>(a.grad_x), static_cast<float*>(a.scratch), a.rows,
-                                    static_cast<int>(a.width), static_cast<int>(bytes));
+               as_stream(stream)>>>(
+          static_cast<const T*>(a.grad), static_cast<const T*>(a.x), static_cast<const T*>(a.weight),
+          static_cast<const float*>(a.mean), static_cast<const float*>(a.rstd), static_cast<const T*>(a.grad_sum),
+          static_cast<T*>(a.grad_x), static_cast<float*>(a.scratch), a.rows, static_cast<int>(a.width));
       check_launch();
       finish<T, true>(a.scratch, a.grad_weight, a.grad_bias, blocks, a.width, stream);
     };
