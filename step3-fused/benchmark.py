@@ -83,7 +83,8 @@ LINEAR = {
     "quick": [UP],
     "full": [
         *((16384, *layer, HALF) for layer in GPT2),
-        *((1024, *layer, HALF) for layer in [(768, 3072), (3072, 768), (1600, 6400), (6400, 1600)]),
+        *((1024, *layer, HALF) for layer in [(768, 768), (768, 3072), (3072, 768), (1600, 6400), (6400, 1600)]),
+        (2048, 3072, 768, HALF),
         (8192, 8192, 8192, HALF),
         (4096, 4096, 4096, FLOAT),
         *((rows, *layer, HALF) for rows in (1, 4, 16, 64) for layer in [(768, 3072), (3072, 768)]),

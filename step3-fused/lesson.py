@@ -375,11 +375,14 @@ def tiles_of(rows, width, tile_rows=128, tile_columns=256):
     return math.ceil(rows / tile_rows) * math.ceil(width / tile_columns)
 
 
-def parts_of(tiles, depth, step=64, fewest_steps=8, blocks=MULTIPROCESSORS):
-    """In how many parts v9_split cuts the depth: as many as fit beside each other, none shorter than that."""
-    steps = math.ceil(depth / step)
-    parts = max(min(blocks // tiles, math.ceil(steps / fewest_steps)), 1)
-    return math.ceil(steps / math.ceil(steps / parts))
+def width_of_tiles(rows, depth, width, tile_rows=64, step=64, fewest_columns=96, round_cost=1600):
+    """How wide v9_split's tiles are: so that the multiprocessor with most of them is done first."""
+
+    def busiest(columns):
+        rounds = math.ceil(tiles_of(rows, width, tile_rows, columns) / MULTIPROCESSORS)
+        return rounds * (math.ceil(depth / step) * max(columns, fewest_columns) + round_cost)
+
+    return min((64, 128, 192, 256), key=busiest)
 
 
 cases = {
@@ -392,30 +395,31 @@ figure, axis = plt.subplots(figsize=(9, 3.2), layout="constrained")
 counts = range(1, 900)
 axis.plot(counts, [100 * busy(count) for count in counts], linewidth=1)
 for name, (rows, depth, width) in cases.items():
-    tiles = tiles_of(rows, width)
-    parts = parts_of(tiles, depth)
-    print(f"{name:23} {tiles:4} tiles: {busy(tiles):4.0%} busy; depth in {parts}: {busy(tiles * parts):4.0%}")
+    tiles, columns = tiles_of(rows, width), width_of_tiles(rows, depth, width)
+    smaller = tiles_of(rows, width, 64, columns)
+    print(f"{name:23} {tiles:4} tiles: {busy(tiles):4.0%} busy; {smaller:4} of 64 × {columns}: {busy(smaller):4.0%}")
     if tiles < counts.stop:
         axis.plot(tiles, 100 * busy(tiles), "o", color="C1")
         below = -8 if depth == 768 else 2
         axis.annotate(name, (tiles, 100 * busy(tiles)), xytext=(6, below), textcoords="offset points")
 axis.set(xlabel="tiles", ylabel="% of multiprocessors busy", ylim=(0, 105))
 show("waves")
-assert parts_of(tiles_of(768, 768), 16384) == 7
+assert tiles_of(768, 768, 64, width_of_tiles(768, 16384, 768)) == 72
 
 # %% [markdown]
-# The gradient of a weight has few outputs and a depth of all tokens. So v9_split cuts the depth in parts, and a second
-# kernel adds up what they leave. In a fixed order: here are the results that seven parts may give, if each adds to a
-# float whenever it comes.
+# The gradient of a weight has few outputs and a depth of all tokens. So v9_split makes tiles smaller, and a block's two
+# warpgroups share the depth of each. With a few rows not even that is enough: v10_rows gives a tile to a cluster, of
+# up to eight blocks. They add up what each has found. In a fixed order: here are the results that eight parts may give,
+# if each adds to a float whenever it comes.
 
 # %%
 x, weight = torch.randn(16384), torch.randn(16384)
-parts = (x * weight).reshape(8, -1)[:7].sum(1)
+parts = (x * weight).reshape(8, -1).sum(1)
 sums = torch.zeros(300)
-for following in torch.stack([torch.randperm(7) for _ in range(300)]).T:
+for following in torch.stack([torch.randperm(8) for _ in range(300)]).T:
     sums += parts[following]
 values, counts = sums.unique(return_counts=True)
-print(f"{len(values)} different results of the same seven numbers")
+print(f"{len(values)} different results of the same eight numbers")
 assert len(values) > 1
 figure, axis = plt.subplots(figsize=(7, 2.4), layout="constrained")
 axis.stem((values.double() - parts.double().sum()).tolist(), counts.tolist(), basefmt=" ")

@@ -112,15 +112,20 @@ def test_tiles_make_the_whole_product(tile, lesson):
     assert fetched == 5 * (12 * math.ceil(16 / tile[1]) + 16 * math.ceil(12 / tile[0]))
 
 
-def test_parts_of_the_depth_are_those_of_v9(lesson):
-    hopper, split = constants("include/step3/hopper_product.h"), constants("kernels/linear/v9_split.cu")
-    assert defaults(lesson["tiles_of"]) == {"tile_rows": hopper["kConsumers"] * 64, "tile_columns": split["kWidth"]}
-    of_parts = defaults(lesson["parts_of"])
-    assert (of_parts["step"], of_parts["fewest_steps"]) == (hopper["kDepth"], split["kFewestSteps"])
-    for tiles in (1, 6, 18, 66, 67, 132, 500):
-        for depth in (64, 500, 768, 16384):
-            parts = lesson["parts_of"](tiles, depth)
-            assert parts == 1 or parts * tiles <= 132
+def test_tiles_are_those_of_v9(lesson):
+    hopper = constants("include/step3/hopper_product.h")
+    split = constants("kernels/linear/half_depth.h") | constants("kernels/linear/v9_split.cu")
+    assert defaults(lesson["tiles_of"]) == {"tile_rows": hopper["kConsumers"] * 64, "tile_columns": 256}
+    assert defaults(lesson["width_of_tiles"]) == {
+        "tile_rows": split["kRows"],
+        "step": hopper["kDepth"],
+        "fewest_columns": split["kFewestColumns"],
+        "round_cost": split["kRoundCost"],
+    }
+    for rows, depth, width in ((1024, 3072, 768), (1024, 768, 768), (768, 16384, 768)):
+        assert lesson["width_of_tiles"](rows, depth, width) == 128
+    assert lesson["width_of_tiles"](64, 768, 3072) == 64  # 48 tiles: one more round would take longer
+    assert lesson["width_of_tiles"](2048, 3072, 768) == 192
 
 
 @pytest.mark.parametrize(("tiles", "share"), [(1, 1 / 132), (132, 1), (133, 133 / 264), (264, 1)])

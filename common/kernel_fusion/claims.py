@@ -9,6 +9,9 @@ After the op may stand what its cases are selected by, `pass=forward` for instan
 Without it, it is about the largest. A name is the time of a rung or peer; `ceiling(name)` is its percentage of the
 ceiling, `dram(name)` the bytes that memory moved by those that had to be moved, and `tensor(name)` the percentage of
 cycles in which the tensor cores were busy.
+
+A claim is about every GPU that has results of its op, or, with `gpu=h200`, about that of results/h200.json. Where one
+of them was measured before a rung was written, or without counters, the others decide.
 """
 
 import operator
@@ -20,7 +23,7 @@ from typing import NamedTuple
 from kernel_fusion import results, stages, syllabus
 from kernel_fusion.console import UserError, milliseconds
 
-CLAIM = re.compile(r"<!-- claim: (?P<op>\w+)(?P<select>( \w+=[\w.]+)*): (?P<conditions>[^\n]+?) -->")
+CLAIM = re.compile(r"<!-- claim: (?P<op>\w+)(?P<select>( \w+=[\w.-]+)*): (?P<conditions>[^\n]+?) -->")
 CONDITION = re.compile(r"(?P<left>.+?) (?P<than>[<>]) (?P<right>.+)")
 SIDE = re.compile(
     r"(?:(?P<factor>[\d.]+) \* )?(?:(?P<field>ceiling|dram|tensor)\((?P<of>[^()]+)\)|(?P<name>[a-zA-Z][\w .-]*))"
@@ -31,6 +34,10 @@ THAN = {"<": operator.lt, ">": operator.gt}
 
 class ClaimError(UserError):
     """A claim that is not in the form of one, or about something that nobody measured."""
+
+
+class NotMeasuredError(ClaimError):
+    """A claim about an implementation, or a counter of it, that a case has no right result of."""
 
 
 class Side(NamedTuple):
@@ -50,24 +57,33 @@ def unsupported(text: str, document: pathlib.Path) -> Iterator[str]:
         raise ClaimError(f"{document}: a claim must read `<!-- claim: OP [name=value…]: A < B, … -->`")
     for claim in CLAIM.finditer(text):
         where = f"{document}:{text.count(chr(10), 0, claim.start()) + 1}"
-        for case in _cases(claim, where):
-            for condition in claim["conditions"].split(", "):
-                says = _contradiction(condition, case, where)
-                if says:
+        for condition in claim["conditions"].split(", "):
+            not_measured = []
+            gpus = _cases(claim, where)
+            for cases in gpus:
+                try:
+                    contradictions = [_contradiction(condition, case, where) for case in cases]
+                except NotMeasuredError as error:
+                    not_measured.append(error)
+                    continue
+                for says in filter(None, contradictions):
                     yield f"{where}: `{condition}` does not hold for {claim['op']}, {says}"
+            if len(not_measured) == len(gpus) > 0:
+                raise not_measured[0]
 
 
-def _cases(claim: re.Match, where: str) -> list[list[dict]]:
-    """The cases that the claim is about, of each GPU measured."""
+def _cases(claim: re.Match, where: str) -> list[list[list[dict]]]:
+    """The cases that the claim is about, by GPU measured."""
     select = dict(word.split("=") for word in claim["select"].split())
+    gpu = select.pop("gpu", None)
     found = []
-    measured = [rows for stage in stages.STAGES for one in results.load(stage) if (rows := one.of(claim["op"]))]
+    measured = [one for stage in stages.STAGES for one in results.load(stage) if one.of(claim["op"])]
     if not measured:
         syllabus.stage_of(claim["op"])  # an unknown op is an error
-    for of_op in measured:
-        rows = [row for row in of_op if results.selected(row, select)]
-        if rows:
-            found += results.cases(rows) if select else [results.largest(rows)]
+    for one in measured:
+        rows = [row for row in one.of(claim["op"]) if results.selected(row, select)]
+        if rows and gpu in (None, one.path.stem):
+            found.append(results.cases(rows) if select else [results.largest(rows)])
     if measured and not found:
         raise ClaimError(f"{where}: nobody measured {claim['op']}{claim['select']}")
     return found
@@ -94,10 +110,10 @@ def _side(text: str, case: list[dict], where: str) -> Side:
     name = parts["of"] or parts["name"]
     row = next((row for row in case if row["impl"] == name and row["correct"]), None)
     if row is None:
-        raise ClaimError(f"{where}: {results.case_title(case[0])} has no right result of {name!r}")
+        raise NotMeasuredError(f"{where}: {results.case_title(case[0])} has no right result of {name!r}")
     value, shown = _quantity(row, parts["field"])
     if value is None:
-        raise ClaimError(f"{where}: {results.case_title(case[0])} has no {parts['field']} of {name!r}")
+        raise NotMeasuredError(f"{where}: {results.case_title(case[0])} has no {parts['field']} of {name!r}")
     return Side(
         float(parts["factor"] or 1) * value, f"{text} is {parts['factor'] + ' * ' if parts['factor'] else ''}{shown}"
     )

@@ -6,6 +6,8 @@ TESTING = "common/kernel_fusion/testing.py"
 ACCURACY = "common/kernel_fusion/accuracy.py"
 TESTS = "common/kernel_fusion/tests/test_testing.py"
 OP_CHECKS = "common/kernel_fusion/tests/test_op_checks.py"
+RESULTS = "common/kernel_fusion/tests/test_results.py"
+CLAIMS = "common/kernel_fusion/tests/test_claims.py"
 REJECTED = f"{TESTS}::test_a_wrong_rung_is_rejected"
 ALONE = f"{TESTS}::test_a_rung_that_is_wrong_for_one_tensors_layout_alone_is_rejected"
 
@@ -202,5 +204,29 @@ FAULTS = [
         'return [] if os.environ.get("KF_TEST_DEVICES") == "cuda" else [pytest.mark.skip(reason=reason)]',
         "return [pytest.mark.skip(reason=reason)]",
         f"{TESTS}::test_a_gpu_asked_for_by_name_is_never_skipped",
+    ),
+    Fault(
+        "a-newer-rung-not-looked-at",
+        "a rung that `auto` prefers and that only another GPU's results have",
+        TESTING,
+        "if key not in by_key or is_measured(case) and not is_measured(by_key[key]):",
+        "if key not in by_key:",
+        f"{RESULTS}::test_a_rung_newer_than_the_h200s_figures_is_held_against_another_gpus",
+    ),
+    Fault(
+        "a-claim-that-one-gpu-bears-out",
+        "a claim that does not hold on the second GPU",
+        "common/kernel_fusion/claims.py",
+        "for cases in gpus:",
+        "for cases in gpus[-1:]:",
+        f"{CLAIMS}::test_a_claim_must_hold_on_every_gpu",
+    ),
+    Fault(
+        "a-claim-about-nothing",
+        "a claim about a rung that no GPU has run",
+        "common/kernel_fusion/claims.py",
+        "if len(not_measured) == len(gpus) > 0:",
+        "if len(not_measured) > len(gpus) > 0:",
+        f"{CLAIMS}::test_a_claim_that_no_gpu_can_tell_is_an_error",
     ),
 ]

@@ -72,6 +72,52 @@ def test_a_claim_about_nothing_is_an_error(said, claim, complaint):
         said(claim)
 
 
+@pytest.fixture
+def two_gpus(repository):  # noqa: F811
+    """Results of a second GPU, which has a rung more, a slower v2, and no counters."""
+    write_results(
+        repository,
+        [row("v1_naive", 0.4), row("v2_vector", 0.3), row("v3_new", 0.1), row("torch.compile", 0.2, kind="peer")],
+        name="h100-80gb",
+    )
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "double: v3_new < v2_vector",  # the other GPU was measured before there was a v3
+        "double: tensor(v1_naive) > 12",
+        "double gpu=h200: v1_naive > 3 * v2_vector",
+        "double gpu=h100-80gb: v1_naive < 2 * v2_vector",
+        "double width=4: v1_naive < v2_vector",  # the second GPU has no such case
+    ],
+)
+def test_a_claim_that_holds_on_every_gpu_that_can_tell(said, two_gpus, claim):
+    assert said(claim) == []
+
+
+def test_a_claim_must_hold_on_every_gpu(said, two_gpus):
+    (line,) = said("double: v1_naive > 3 * v2_vector")
+    assert "v1_naive is 400 µs and 3 * v2_vector is 3 * 300 µs" in line
+    (line,) = said("double gpu=h100-80gb: v2_vector < torch.compile")
+    assert "v2_vector is 300 µs" in line
+
+
+@pytest.mark.parametrize(
+    ("claim", "complaint"),
+    [
+        ("double: v4_absent > 1", "has no right result of 'v4_absent'"),
+        ("double gpu=h200: v3_new > 1", "has no right result of 'v3_new'"),
+        ("double gpu=h100-80gb: tensor(v1_naive) > 1", "has no tensor of 'v1_naive'"),
+        ("double gpu=a100: v1_naive > 1", "nobody measured double gpu=a100"),
+        ("double gpu=h100-80gb width=4: v1_naive > 1", "nobody measured double gpu=h100-80gb width=4"),
+    ],
+)
+def test_a_claim_that_no_gpu_can_tell_is_an_error(said, two_gpus, claim, complaint):
+    with testing.raises(claims.ClaimError, complaint):
+        said(claim)
+
+
 def test_a_share_that_is_left_empty_supports_no_claim(repository, said):  # noqa: F811
     write_results(repository, [row("v1_naive", 0.4, percent_of_ceiling=None)])
     with testing.raises(claims.ClaimError, "has no ceiling of 'v1_naive'"):

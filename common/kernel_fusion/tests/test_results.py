@@ -67,6 +67,21 @@ def test_what_auto_prefers_counts_where_it_was_measured(measured):
         testing.check_automatic(stage_that_takes(right, prefer=lambda width: "v2"), "double", dict)
 
 
+def test_a_rung_newer_than_the_h200s_figures_is_held_against_another_gpus(measured):
+    """At width 8; at the other widths the H200's count, as they have what `auto` prefers there."""
+    others = [row("v1", 0.1, 9), row("v2", 0.2, 9), row("v1", 1.0, 8), row("v3", 0.8, 8)]
+    results.write(measured._replace(path=measured.path.with_name("h100.json"), rows=others))
+
+    def prefer(width):
+        return "v3" if width == 8 else "v2"
+
+    testing.check_automatic(stage_that_takes(lambda width: "v2", prefer=prefer), "double", dict)
+    others[-1] = row("v3", 1.2, 8)
+    results.write(measured._replace(path=measured.path.with_name("h100.json"), rows=others))
+    with testing.raises(AssertionError, "width 8", "1.20 times the time of v1"):
+        testing.check_automatic(stage_that_takes(lambda width: "v2", prefer=prefer), "double", dict)
+
+
 def test_auto_may_not_be_behind_over_all_cases(measured):
     testing.check_automatic(stage_that_takes(lambda width: "v2"), "double", dict, at_most=1.4)
     with testing.raises(AssertionError, "times the time of v2, over all cases"):

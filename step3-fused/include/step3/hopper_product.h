@@ -34,8 +34,7 @@ constexpr int kSlice = 64;     // columns that lie together, where sums wait: 12
 constexpr int kWarpRows = 16;  // of a consumer's 64, as wgmma leaves them
 
 template <int kColumns, Major kMajorA, Major kMajorB, int kClusterBlocks,
-          int kRing = kColumns == 256   ? 4
-                      : kColumns == 192 ? 5
+          int kRing = kColumns >= 192   ? 4
                       : kColumns == 128 ? 6
                                         : 8>
 struct Tile {
@@ -77,7 +76,9 @@ struct Parts {
 };
 
 template <class Tile, class Epilogue>
-constexpr int kSlicesOfStage = Tile::kSlices % 2 != 0 || Epilogue::kReads || Epilogue::kWrites ? 1 : 2;
+constexpr int kSlicesOfStage = Epilogue::kReads || Epilogue::kWrites ? 1
+                               : Tile::kSlices % 2 != 0              ? Tile::kSlices
+                                                                     : 2;
 
 // Where a consumer warp's sums wait, and beside them what its epilogue reads or writes: as many slices a round as there
 // is room for.
@@ -107,27 +108,21 @@ struct StagedShared : Places<Tile, T> {
 };
 
 // Which tile a cluster takes when. Neighbours in time share rows of a or columns of b, so that the L2 cache serves
-// both: they go down kGroup tiles, then one to the right. Where tiles are few the depth may be cut in parts, each work
-// of its own.
+// both: they go down kGroup tiles, then one to the right.
 struct Schedule {
   static constexpr int kGroup = 8;
   int down, right;  // tiles of a cluster in each direction
   int steps;        // places along the depth
-  int parts = 1;    // of the depth
-  int steps_a_part = steps;
 
-  __host__ __device__ int count() const { return down * right * parts; }
+  __host__ __device__ int count() const { return down * right; }
 
   struct Work {
     int row, column;  // in tiles of a cluster
-    int part, first_step, steps;
   };
   __device__ Work find(int number) const {
-    const int tiles = down * right, part = number / tiles, tile = number % tiles;
-    const int group = tile / (kGroup * right), first = group * kGroup;
-    const int rows = min(kGroup, down - first), within = tile - first * right;
-    const int first_step = part * steps_a_part;
-    return {first + within % rows, within / rows, part, first_step, min(steps_a_part, steps - first_step)};
+    const int group = number / (kGroup * right), first = group * kGroup;
+    const int rows = min(kGroup, down - first), within = number - first * right;
+    return {first + within % rows, within / rows};
   }
 };
 
@@ -182,10 +177,10 @@ __device__ void produce(Shared& shared, const Schedule& schedule, const CUtensor
   Ring<Tile::kPlaces> ring;
   for_each_work<Tile>(schedule, [&](const Schedule::Work& work) {
     const int row = (work.row * Tile::kBlocks + rank) * kRows, column = work.column * Tile::kWidth;
-    for (int k = 0; k < work.steps; ++k, ring.advance()) {
+    for (int k = 0; k < schedule.steps; ++k, ring.advance()) {
       mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
       mbarrier_arrive_expect(&shared.full[ring.place], Tile::kPlaceBytes);
-      fetch<Tile>(shared, ring.place, map_a, map_b, row, column, (work.first_step + k) * kDepth, rank);
+      fetch<Tile>(shared, ring.place, map_a, map_b, row, column, k * kDepth, rank);
     }
   });
 }
@@ -267,7 +262,7 @@ struct Consumer {
 
   __device__ explicit Consumer(Shared& shared) : shared(shared) {}
 
-  __device__ void begin(int, const Schedule::Work&) {}
+  __device__ void begin(int) {}
 
   // One thread tells all blocks of the cluster that its consumer has read the place.
   __device__ __forceinline__ void leave() {
@@ -315,9 +310,9 @@ struct ChangingConsumer : Consumer<Tile, Shared> {
       : Base(shared), prologue(prologue), rows(rows), own(prologue, 0, 0) {}
 
   // first_row: of this consumer.
-  __device__ void begin(int first_row, const Schedule::Work& work) {
+  __device__ void begin(int first_row) {
     own = Own(prologue, first_row + static_cast<int>(threadIdx.x / kWarpSize % 4) * 16, rows);
-    k = int64_t{work.first_step} * kDepth;
+    k = 0;
   }
 
   __device__ __forceinline__ void step(bool accumulate) {
@@ -524,10 +519,10 @@ struct RoundThen {
       const Schedule::Work work = next;
       const int row = (work.row * Tile::kBlocks + rank) * kRows + consumer.number * 64;
       const Corner corner{row + static_cast<int>(threadIdx.x) / kWarpSize % 4 * kWarpRows, work.column * Tile::kWidth};
-      consumer.begin(row, work);
+      consumer.begin(row);
       consumer.step(false);
-      next = schedule.find(number += clusters);  // divisions take their time: under a product
-      for (int k = 1; k < work.steps; ++k) {     // under a product a part of what waits
+      next = schedule.find(number += clusters);   // divisions take their time: under a product
+      for (int k = 1; k < schedule.steps; ++k) {  // under a product a part of what waits
         consumer.step(true);
         next_part(corner, 2);
       }
@@ -623,16 +618,6 @@ Schedule schedule_of(const Product& p) {
           static_cast<int>(ceil_div(p.depth, kDepth))};
 }
 
-template <class Tile, class T, class Finish>
-void launch_schedule(const Product& p, const Schedule& schedule, const EndMaps& end_maps, const Finish& finish,
-                     void* stream) {
-  const Maps maps = maps_of<Tile, T>(p);
-  const int64_t clusters = std::min<int64_t>(schedule.count(), multiprocessors() / Tile::kBlocks);
-  launch_in_clusters(
-      product_kernel<Tile, T, Finish>, Tile::kBlocks, dim3(static_cast<unsigned>(clusters * Tile::kBlocks)), kThreads,
-      sizeof(typename Finish::template Shared<Tile>), stream, maps.a, maps.b, end_maps, schedule, finish);
-}
-
 // Why TMA cannot bring the rows that an epilogue reads, or "".
 inline std::string refused_read(const void* matrix, int64_t width) {
   if (width % 8 != 0) return "takes rows of a multiple of 8 elements, got " + std::to_string(width);
@@ -648,7 +633,12 @@ void launch_product(const Product& p, const Prologue& prologue, const E& epilogu
   if constexpr (E::kReads) maps.read = map_of_rows(epilogue.read);
   const RoundThen<T, Prologue, E> finish{
       static_cast<const T*>(p.bias), static_cast<int>(p.rows), static_cast<int>(p.width), by_tma, prologue, epilogue};
-  launch_schedule<Tile, T>(p, schedule_of<Tile>(p), maps, finish, stream);
+  const Maps operands = maps_of<Tile, T>(p);
+  const Schedule schedule = schedule_of<Tile>(p);
+  const int64_t clusters = std::min<int64_t>(schedule.count(), multiprocessors() / Tile::kBlocks);
+  launch_in_clusters(product_kernel<Tile, T, RoundThen<T, Prologue, E>>, Tile::kBlocks,
+                     dim3(static_cast<unsigned>(clusters * Tile::kBlocks)), kThreads, sizeof(StagedShared<Tile, T, E>),
+                     stream, operands.a, operands.b, maps, schedule, finish);
 }
 
 // What a multiprocessor, or a cluster of them, has to do at most, in columns of 128 rows; and what a tile costs

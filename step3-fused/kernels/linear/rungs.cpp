@@ -21,7 +21,7 @@ constexpr Rung<Args> kRungs[] = {
     {"v6_wgmma", v6_wgmma, v6_wgmma_supports},
     {"v7_persistent", v7_persistent, v7_persistent_supports},
     {"v8_cluster", v8_cluster, v8_cluster_supports},
-    {"v9_split", v9_split, v9_split_supports, v9_split_scratch_bytes},
+    {"v9_split", v9_split, v9_split_supports},
     {"v10_rows", v10_rows, v10_rows_supports},
     {"v11_gemv", v11_gemv, v11_gemv_supports},
     {"v12_cublaslt", v12_cublaslt, v12_cublaslt_supports, v12_cublaslt_scratch_bytes, "sums of parts, at some sizes"},

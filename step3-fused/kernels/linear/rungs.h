@@ -22,12 +22,15 @@ struct Args {
   void* scratch = nullptr;
 };
 
-// What `auto` takes, read off results/h200.json as far as its cases go. Of few outputs the library can share the depth
-// out; but with a vocabulary's weight, [width, depth], it is slow where the width is no multiple of 8.
+// What `auto` takes, read off results as far as their cases go: h200.json's, and for few rows h100-80gb-hbm3.json's. Of
+// few outputs the library can share the depth out; but with a vocabulary's weight, [width, depth], it is slow where the
+// width is no multiple of 8.
 inline const char* automatic(const Args& a) {
   if (a.dtype == DType::kFloat64) return "v12_cublaslt";
   if (a.rows <= 4 && a.weight_transposed) return "v11_gemv";
   if (a.dtype == DType::kFloat32 || a.x_transposed) return "v12_cublaslt";
+  if (a.rows <= 64 && a.depth >= 2 * a.width) return "v10_rows";
+  if (a.rows <= 64 && a.width >= 2 * a.depth && a.width <= 8192) return "v9_split";
   if (a.rows <= 64 || a.rows * a.width < 3 << 21) {
     return a.weight_transposed && a.width % 8 != 0 ? "v7_persistent" : "v12_cublaslt";
   }
@@ -55,7 +58,6 @@ void v8_cluster(const Args& args, void* stream);
 std::string v8_cluster_supports(const Args& args);
 void v9_split(const Args& args, void* stream);
 std::string v9_split_supports(const Args& args);
-int64_t v9_split_scratch_bytes(const Args& args);
 void v10_rows(const Args& args, void* stream);
 std::string v10_rows_supports(const Args& args);
 void v11_gemv(const Args& args, void* stream);

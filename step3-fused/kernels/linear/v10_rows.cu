@@ -1,13 +1,12 @@
 // linear v10_rows: few rows, so the weight is all there is to read, and a cluster shares its depth
 //
 // Idea      With 64 rows or fewer a product reads its weight once and does little with it: 4.7 MB for GPT-2's widest,
-//           which memory could deliver in 1.1 µs. The more multiprocessors ask for it at once, the better. A tile of 64
-//           columns is shared by a cluster along the depth; each block multiplies its part as soon as it has come, and
-//           the sums are added up through the blocks' shared memory, in their order.
-// Since v9  No sums in global memory, no second kernel. Tiles are small: 64 × 64. All of a block's places are asked for
-//           at once.
+//           which memory could deliver in 1.1 µs. The more multiprocessors ask for it at once, the better. So a cluster
+//           shares the depth of a tile. A block sends its sums to those that add them up, in the order of the blocks.
+// Since v9  Several blocks share a depth, not a block's warpgroups. Tiles are 64 × 64, of one warpgroup, which also
+//           fetches: all places are asked for at once. Sums go to other blocks by stores that a barrier there counts.
 // Launch    grid (⌈width/64⌉·c, ⌈rows/64⌉), block 128, clusters of c ≤ 8 along the depth: so many that the busiest
-//           multiprocessor has the fewest steps of 64; 96 KB of shared memory
+//           multiprocessor has the fewest steps of 64; 126 KB of shared memory
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs, and
 //           up to 64 times as many, as rows of a tile may be empty
 // Limits    compute capability 9.0; float16 and bfloat16. x not transposed; depth (and width, if the weight is not
@@ -24,13 +23,14 @@ namespace kf::KF_BACKEND::linear {
 namespace {
 
 constexpr int kTile = 64, kPlaces = 6, kMostBlocks = 8;
-constexpr int kStride = kTile + 4;  // of the sums in shared memory: padding against bank conflicts
+constexpr int kGroup = 8, kGroups = kTile / kGroup;  // columns that one thread rounds and stores
 
 template <class T>
 struct Shared {
   T x[kPlaces][kTile * hopper::kDepth];
   T weight[kPlaces][kTile * hopper::kDepth];
-  uint64_t full[kPlaces];
+  float sums[kMostBlocks + kGroups - 1][kTile * kGroup];  // [block][the groups of columns that this block adds up]
+  uint64_t full[kPlaces], arrived;
 };
 
 template <Major kWeight, class T>
@@ -41,7 +41,11 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   auto& shared = *reinterpret_cast<Shared<T>*>(memory);
   const int blocks = static_cast<int>(cluster_blocks()), rank = static_cast<int>(cluster_rank_of_block());
   const int row = blockIdx.y * kTile, column = blockIdx.x / blocks * kTile;
+  const int rows = static_cast<int>(min(y.rows - row, int64_t{kTile}));
   const int first_step = rank * steps_a_block, steps = max(min(steps_a_block, all_steps - first_step), 0);
+  // Group g of the columns is added up by block g % blocks, as its group g / blocks.
+  const auto groups_of = [&](int block) { return (kGroups - block + blocks - 1) / blocks; };
+  const int groups = groups_of(rank);
   const auto fetch = [&](int step) {  // by one thread
     const int place = step % kPlaces, k = (first_step + step) * hopper::kDepth;
     mbarrier_arrive_expect(&shared.full[place], sizeof shared.x[0] + sizeof shared.weight[0]);
@@ -51,10 +55,13 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   };
   if (threadIdx.x == 0) {
     for (uint64_t& full : shared.full) mbarrier_init(&full, 1);
+    mbarrier_init(&shared.arrived, 1);
     mbarrier_init_fence();
+    mbarrier_arrive_expect(&shared.arrived, (blocks - 1) * groups * rows * kGroup * static_cast<int>(sizeof(float)));
     for (int step = 0; step < min(steps, kPlaces); ++step) fetch(step);
   }
-  __syncthreads();  // the barriers are there
+  __syncthreads();                   // the barriers are there
+  cluster_barrier_arrive_relaxed();  // in the other blocks: to be known before the first sum is sent
 
   float sum[kTile / 2] = {};  // a block without a step adds 0
   for (int step = 0; step < steps; ++step) {
@@ -68,33 +75,41 @@ __global__ void __launch_bounds__(kWarpgroupSize)
     }
   }
 
-  __syncthreads();  // nobody reads the places any more: the sums may lie there
-  auto* const sums = reinterpret_cast<float*>(memory);
-  const int lane = threadIdx.x % kWarpSize, warp_row = static_cast<int>(threadIdx.x / kWarpSize) * 16 + lane / 4;
+  cluster_barrier_wait();
+  const int lane = threadIdx.x % kWarpSize, first_row = static_cast<int>(threadIdx.x / kWarpSize) * 16 + lane / 4;
 #pragma unroll
-  for (int i = 0; i < kTile / 2; i += 2) {
-    store_vector<2>(sums + (warp_row + i / 2 % 2 * 8) * kStride + i / 4 * 8 + lane % 4 * 2,
-                    Vector<float, 2>{{sum[i], sum[i + 1]}});
+  for (int group = 0; group < kGroups; ++group) {
+    const int owner = group % blocks;
+    float* const place = shared.sums[rank * groups_of(owner) + group / blocks];
+    const uint32_t to = remote_address(place, owner), arrived = remote_address(&shared.arrived, owner);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = first_row + half * 8, at = r * kGroup + lane % 4 * 2, i = 4 * group + 2 * half;
+      if (r >= rows) continue;
+      if (owner == rank) {
+        store_vector<2>(place + at, Vector<float, 2>{{sum[i], sum[i + 1]}});
+      } else {
+        store_remote_async(to + at * static_cast<uint32_t>(sizeof(float)), Pair<float>{sum[i], sum[i + 1]}, arrived);
+      }
+    }
   }
-  cluster_sync();  // all blocks' sums are there
+  __syncthreads();                            // this block's own sums are there
+  mbarrier_wait_cluster(&shared.arrived, 0);  // and the others'
 
   // Eight neighbours a thread; the blocks' parts in their order.
-  const int rows = static_cast<int>(min(y.rows - row, int64_t{kTile}));
-  for (int v = rank * kWarpgroupSize + threadIdx.x; v < rows * (kTile / 8); v += blocks * kWarpgroupSize) {
-    const int r = v / (kTile / 8), c = v % (kTile / 8) * 8;
-    float total[8] = {};
+  for (int v = threadIdx.x; v < rows * groups; v += kWarpgroupSize) {
+    const int r = v / groups, group = v % groups, c = column + (group * blocks + rank) * kGroup;
+    float total[kGroup] = {};
     for (int block = 0; block < blocks; ++block) {
-      const uint32_t from = remote_address(sums + r * kStride + c, block);
-      const float4 low = load_remote_4(from), high = load_remote_4(from + 16);
-      const float part[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      const float* const from = shared.sums[block * groups + group] + r * kGroup;
+      const auto low = load_vector<4>(from), high = load_vector<4>(from + 4);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) total[j] += part[j];
+      for (int j = 0; j < 4; ++j) total[j] += low.element[j], total[4 + j] += high.element[j];
     }
 #pragma unroll
-    for (int j = 0; j < 8; ++j) total[j] += column + c + j < y.width ? bias_at(bias, column + c + j) : 0.0f;
-    if (y.has(row + r, column + c)) y.store(row + r, column + c, packed<T>(total));
+    for (int j = 0; j < kGroup; ++j) total[j] += c + j < y.width ? bias_at(bias, c + j) : 0.0f;
+    if (y.has(row + r, c)) y.store(row + r, c, packed<T>(total));
   }
-  cluster_sync();  // no block may end while others read its sums
 }
 
 struct Blocks {

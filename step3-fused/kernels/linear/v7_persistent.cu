@@ -12,7 +12,7 @@
 //           TMA, some columns after each step. Another warp beside the producer brings the bias. Neighbours in time
 //           share rows of x or columns of the weight.
 // Launch    grid min(⌈rows/128⌉·⌈width/w⌉, multiprocessors), block 384. w is 256, 192, 128 or 64: with which the
-//           busiest block has the fewest columns to do. 4, 5, 6 or 8 places; 209 to 226 KB of shared memory, nearly all
+//           busiest block has the fewest columns to do. 4, 4, 6 or 8 places; 209 to 226 KB of shared memory, nearly all
 //           that a block may have
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
 //           From the L2 cache (1/128 + 1/w)·rows·depth·width·sizeof(T) bytes: with w = 256 85 FLOP a byte, 77 with 192,

@@ -1,18 +1,21 @@
-// linear v9_split: where tiles are few, several blocks share the depth of each
+// linear v9_split: where tiles are few they are smaller, and two warpgroups share the depth of each
 //
-// Idea      The gradient of GPT-2's weights has 768 × 768 outputs and a depth of 16,384: 18 tiles for 132
-//           multiprocessors. So the depth is cut in parts, each part of a tile is a block's work, and its sums, not
-//           rounded, go to memory. A second kernel adds up the parts in their order: two runs agree to the last bit,
-//           which atomic additions would not give.
-// Since v7  The schedule has parts of the depth, and sums leave as floats, straight from the registers: a row's quad of
-//           lanes writes 32 bytes.
-// Launch    grid min(tiles·parts, multiprocessors), block 384, as v7; then grid ⌈rows·width/1024⌉ (/256 where vectors
-//           cannot be used), block 256. parts: as many as fit beside each other, at most ⌈steps of 64 / 8⌉
-// Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least, and 2·parts·rows·width·4 of
-//           sums, from the L2 cache if they fit; 2·rows·depth·width FLOPs
-// Limits    as v7_persistent
-#include <step3/hopper_product.h>
+// Idea      1,024 × 768 outputs are 24 tiles of 128 × 256 for 132 multiprocessors, or 96 of v7's smallest, 128 × 64.
+//           But in these two consumers read the same 64 columns from shared memory, and shared memory is what such a
+//           tile waits for. So both multiply the same 64 rows, by 128 columns: one takes the even places of the depth,
+//           the other one the odd ones. At the end each gives the other half of its sums, and adds what it gets.
+// Since v7  Tiles of 64 rows. A place is read by one consumer. A block has one tile, so there is nothing under which
+// its
+//           outputs could leave: they go from registers through shared memory to y, 16 bytes at a time.
+// Launch    grid ⌈rows/64⌉·⌈width/w⌉, block 384; w is 64, 128, 192 or 256: with which the busiest multiprocessor is
+//           done first. 12, 8, 6 or 4 places; 161 to 193 KB of shared memory
+// Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
+//           From the L2 cache (1/64 + 1/w)·rows·depth·width·sizeof(T) bytes, and as many from shared memory: with w =
+//           64 32 FLOP a byte, 43 with 128, 48 with 192, 51 with 256. v7's smallest tile has 43 and 32
+// Limits    as v7_persistent. Where tiles are many v7's are better: they need fewer bytes from the L2 cache
+#include <algorithm>
 
+#include "half_depth.h"
 #include "majors.h"
 #include "operands.h"
 #include "rungs.h"
@@ -20,99 +23,92 @@
 namespace kf::KF_BACKEND::linear {
 namespace {
 
-constexpr int kWidth = 256, kFewestSteps = 8;
-constexpr int kSumThreads = 256, kSumEach = 4;
-using KTile = hopper::Tile<kWidth, Major::kK, Major::kK, 1>;  // any Major: for sizes
+// In columns times steps of the depth: what a step takes at least, as it waits for its bytes; and to begin and to end.
+constexpr int kFewestColumns = 96, kRoundCost = 1600;
 
-// Sums as they are, into sums[part][rows][width].
-template <class T>
-struct KeepSums {
-  template <class Tile>
-  using Shared = hopper::Shared<Tile, T>;
-
-  float* sums;
-  int rows, width;
-
-  template <class Tile>
-  __device__ void init(Shared<Tile>&) const {}  // it has no barriers of its own
-  template <class Tile>
-  __device__ void prepare(Shared<Tile>&, const hopper::Schedule&) const {}  // and needs nothing else
-
-  template <class Tile>
-  __device__ void run(Shared<Tile>& shared, const hopper::Schedule& schedule, const hopper::EndMaps&, int) const {
-    hopper::Consumer<Tile, Shared<Tile>> consumer(shared);
-    hopper::for_each_work<Tile>(schedule, [&](const hopper::Schedule::Work& work) {
-      for (int k = 0; k < work.steps; ++k) consumer.step(k > 0);
-      consumer.wait();
-      const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % 4;
-      const int row = work.row * hopper::kRows + consumer.number * 64 + warp * 16 + lane / 4;
-      const int column = work.column * kWidth + lane % 4 * 2;
-      float* const to = sums + int64_t{work.part} * rows * width;
-#pragma unroll
-      for (int i = 0; i < kWidth / 2; i += 2) {
-        const int r = row + i / 2 % 2 * 8, c = column + i / 4 * 8;
-        if (r >= rows || c >= width) continue;
-        float* const at = to + int64_t{r} * width + c;
-        if (width % 2 == 0) {
-          store_vector<2>(at, Vector<float, 2>{{consumer.sum[i], consumer.sum[i + 1]}});
-        } else {
-          at[0] = consumer.sum[i];
-          if (c + 1 < width) at[1] = consumer.sum[i + 1];
-        }
-      }
-    });
+template <class Tile, class T>
+__global__ void __launch_bounds__(hopper::kThreads, 1)
+    v9_split_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
+                    const T* __restrict__ bias, const Rows<T> y, int steps, int down) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<SplitShared<Tile, T>*>(memory);
+  auto& end = *reinterpret_cast<End<Tile, T>*>(memory);  // where the places were
+  static_assert(sizeof end <= Tile::kPlaces * Tile::kPlaceBytes);
+  const int row = static_cast<int>(blockIdx.x) % down * kRows;
+  const int column = static_cast<int>(blockIdx.x) / down * Tile::kWidth;
+  if (threadIdx.x == 0) {
+    tma_prefetch_map(&map_x);
+    tma_prefetch_map(&map_weight);
+    for (int place = 0; place < Tile::kPlaces; ++place) {
+      mbarrier_init(&shared.full[place], 1);
+      mbarrier_init(&shared.empty[place], 1);
+    }
+    mbarrier_init_fence();
   }
-};
+  __syncthreads();
 
-// Adds up the parts of kSumEach neighbours, and the bias.
-template <int kEach, class T>
-__global__ void v9_sum_kernel(const float* __restrict__ sums, const T* __restrict__ bias, T* __restrict__ y,
-                              int64_t outputs, int64_t width, int parts) {
-  const int64_t first = (int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kEach;
-  if (first >= outputs) return;
-  float sum[kEach] = {};
-  for (int part = 0; part < parts; ++part) {
-    const auto v = load_vector<kEach>(sums + part * outputs + first);
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) sum[j] += v.element[j];
+  const int warpgroup = warpgroup_of_block();
+  if (warpgroup == 0) {
+    give_registers<40>();
+    if (threadIdx.x == 0) fetch_all(shared, &map_x, &map_weight, row, column, steps);
+    if (threadIdx.x / kWarpSize == 1) {
+      hopper::bring_bias<Tile>(shared.bias, bias, column, static_cast<int>(y.width));
+      named_barrier_arrive(kGiven, kConsumerThreads + kWarpSize);
+    }
+  } else {
+    take_registers<232>();
+    const int number = warpgroup - 1;
+    float sum[Tile::kWidth / 2] = {};  // a consumer without a step adds 0
+    multiply_half(sum, shared, number, steps);
+    exchange_halves(sum, end, number);
+    named_barrier_sync(kGiven, kConsumerThreads + kWarpSize);  // and the bias is there
+    store_half(sum, end, shared.bias, y, number, row, column);
   }
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) sum[j] += bias_at(bias, first % width + j);  // a vector lies within a row
-  store_vector<kEach>(y + first, narrow<T>(sum));
 }
 
-hopper::Schedule schedule_of(const Args& a) {
-  hopper::Schedule schedule = hopper::schedule_of<KTile>(product_of(a));
-  const int64_t fit = multiprocessors() / schedule.count(), most = ceil_div(schedule.steps, kFewestSteps);
-  const int64_t parts = std::max<int64_t>(std::min(fit, most), 1);
-  schedule.steps_a_part = static_cast<int>(ceil_div(schedule.steps, parts));
-  schedule.parts = static_cast<int>(ceil_div(schedule.steps, schedule.steps_a_part));
-  return schedule;
+template <class Tile, class T>
+void launch(const Args& a, void* stream) {
+  const auto kernel = v9_split_kernel<Tile, T>;
+  const CUtensorMap map_x = hopper::map_of<T>(a.x, Tile::kA, a.rows, a.depth, kRows, hopper::kDepth);
+  const CUtensorMap map_weight = hopper::map_of<T>(a.weight, Tile::kB, a.width, a.depth, Tile::kWidth, hopper::kDepth);
+  const int64_t down = ceil_div(a.rows, kRows), tiles = down * ceil_div(a.width, Tile::kWidth);
+  constexpr int64_t kBytes = sizeof(SplitShared<Tile, T>);
+  allow_shared(kernel, kBytes);
+  kernel<<<static_cast<unsigned>(tiles), hopper::kThreads, kBytes, as_stream(stream)>>>(
+      map_x, map_weight, static_cast<const T*>(a.bias), Rows<T>(a.y, a.rows, a.width),
+      static_cast<int>(ceil_div(a.depth, hopper::kDepth)), static_cast<int>(down));
+  check_launch();
+}
+
+// The width of tiles with which the busiest multiprocessor is done first; tiles come in rounds of one for each.
+int width_of_tiles(const Args& a) {
+  const int64_t steps = ceil_div(a.depth, hopper::kDepth);
+  int best = 0;
+  int64_t least = INT64_MAX;
+  for (const int width : {64, 128, 192, 256}) {
+    const int64_t tiles = ceil_div(a.rows, kRows) * ceil_div(a.width, width);
+    const int64_t cost = ceil_div(tiles, multiprocessors()) * (steps * std::max(width, kFewestColumns) + kRoundCost);
+    if (cost < least) best = width, least = cost;
+  }
+  return best;
 }
 
 }  // namespace
 
 std::string v9_split_supports(const Args& a) { return refused_by(hopper::refused_product, a); }
 
-int64_t v9_split_scratch_bytes(const Args& a) { return schedule_of(a).parts * a.rows * a.width * 4; }
-
 void v9_split(const Args& a, void* stream) {
-  const hopper::Schedule schedule = schedule_of(a);
+  const int width = width_of_tiles(a);
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    const auto sums = static_cast<float*>(a.scratch);
     with_majors(a, [&](auto x, auto weight) {
-      using Tile = hopper::Tile<kWidth, x.value, weight.value, 1, 4>;
-      const KeepSums<T> keep{sums, static_cast<int>(a.rows), static_cast<int>(a.width)};
-      hopper::launch_schedule<Tile, T>(product_of(a), schedule, {}, keep, stream);
+      constexpr Major kX = x.value, kWeight = weight.value;
+      if (width == 64) return launch<SplitTile<64, kX, kWeight>, T>(a, stream);
+      if (width == 128) return launch<SplitTile<128, kX, kWeight>, T>(a, stream);
+      if (width == 192) return launch<SplitTile<192, kX, kWeight>, T>(a, stream);
+      launch<SplitTile<256, kX, kWeight>, T>(a, stream);
     });
-    const bool vectors = a.width % kSumEach == 0 && reinterpret_cast<uintptr_t>(a.y) % (kSumEach * sizeof(T)) == 0;
-    const int64_t outputs = a.rows * a.width, blocks = ceil_div(outputs, kSumThreads * (vectors ? kSumEach : 1));
-    const auto kernel = vectors ? v9_sum_kernel<kSumEach, T> : v9_sum_kernel<1, T>;
-    kernel<<<static_cast<unsigned>(blocks), kSumThreads, 0, as_stream(stream)>>>(
-        sums, static_cast<const T*>(a.bias), static_cast<T*>(a.y), outputs, a.width, schedule.parts);
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::linear

@@ -1,0 +1,133 @@
+// A tile of 64 rows whose depth two warpgroups share: the producer's part, a consumer's, and what they do at the end.
+#pragma once
+
+#include <step3/hopper_product.h>
+
+namespace kf::KF_BACKEND::linear {
+
+constexpr int kRows = 64, kConsumers = 2, kGroup = 8;  // a group: columns that a quad of lanes has neighbours of
+constexpr int kConsumerThreads = kConsumers * kWarpgroupSize;
+enum Barrier { kMultiplied = 1, kGiven = 2 };
+
+template <int kColumns, Major kMajorX, Major kMajorWeight>
+struct SplitTile : hopper::Tile<kColumns, kMajorX, kMajorWeight, 1> {
+  static constexpr int kPlaces = kColumns == 64 ? 12 : kColumns == 128 ? 8 : kColumns == 192 ? 6 : 4;
+  // So a place is always the same consumer's. Who waits for a phase by its parity must have waited for the one before.
+  static_assert(kPlaces % kConsumers == 0);
+  static constexpr int kPlaceBytes = (kRows + kColumns) * hopper::kDepth * 2;
+};
+
+template <class Tile, class T>
+struct SplitShared {
+  T x[Tile::kPlaces][kRows * hopper::kDepth];
+  T weight[Tile::kPlaces][Tile::kWidth * hopper::kDepth];
+  T bias[Tile::kWidth];
+  uint64_t full[Tile::kPlaces], empty[Tile::kPlaces];
+};
+
+// Where the places were. given: of each consumer what the other one finishes, four sums of a thread in each group.
+template <class Tile, class T>
+struct End {
+  static constexpr int kHalf = Tile::kWidth / kGroup / 2;  // groups that a consumer finishes
+  static constexpr int kStride = kHalf * kGroup + 8;       // padding against bank conflicts
+  float given[kConsumers][kHalf][kWarpgroupSize][4];
+  T outputs[kConsumers][kWarpgroupSize / kWarpSize][16][kStride];
+};
+
+// By one thread: fetches all places of the tile that begins there.
+template <class Tile, class T>
+__device__ void fetch_all(SplitShared<Tile, T>& shared, const CUtensorMap* map_x, const CUtensorMap* map_weight,
+                          int row, int column, int steps) {
+  hopper::Ring<Tile::kPlaces> ring;
+  for (int step = 0; step < steps; ++step, ring.advance()) {
+    uint64_t* const full = &shared.full[ring.place];
+    mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
+    mbarrier_arrive_expect(full, Tile::kPlaceBytes);
+    const auto load = [&](T* to, const CUtensorMap* map, Major major, int across) {
+      const int k = step * hopper::kDepth;
+      major == Major::kK ? tma_load(to, map, full, k, across) : tma_load(to, map, full, across, k);
+    };
+    load(shared.x[ring.place], map_x, Tile::kA, row);
+    constexpr int kBox = Tile::kB == Major::kK ? Tile::kWidth : 64;
+#pragma unroll
+    for (int c = 0; c < Tile::kWidth; c += kBox) {
+      load(shared.weight[ring.place] + c * hopper::kDepth, map_weight, Tile::kB, column + c);
+    }
+  }
+}
+
+// Consumer 0 multiplies places 0, 2, 4 …, consumer 1 the others.
+template <class Tile, class T>
+__device__ __forceinline__ void multiply_half(float (&sum)[Tile::kWidth / 2], SplitShared<Tile, T>& shared, int number,
+                                              int steps) {
+  const bool leader = leads_warpgroup(number);
+  int reading = -1;  // the place that the product under way reads
+  hopper::Ring<Tile::kPlaces> ring;
+  if (number == 1) ring.advance();
+  for (int step = number; step < steps; step += kConsumers) {
+    mbarrier_wait(&shared.full[ring.place], ring.phase);
+    hopper::multiply<Tile>(sum, shared.x[ring.place], shared.weight[ring.place], true);
+    wgmma_wait<1>();
+    if (leader && reading >= 0) mbarrier_arrive(&shared.empty[reading]);
+    reading = ring.place;
+    ring.advance();
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  named_barrier_sync(kMultiplied, kConsumerThreads);  // nobody reads a place any more
+}
+
+// Consumer 0 finishes the first half of the columns, consumer 1 the second. Each gives the other one the sums of its
+// half, and keeps those of its own, which then are sum's first half.
+template <class Tile, class T>
+__device__ __forceinline__ void exchange_halves(float (&sum)[Tile::kWidth / 2], End<Tile, T>& end, int number) {
+  constexpr int kHalf = End<Tile, T>::kHalf;
+#pragma unroll
+  for (int group = 0; group < kHalf; ++group) {
+    Vector<float, 4> four;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float &first = sum[4 * group + j], &second = sum[4 * (kHalf + group) + j];
+      four.element[j] = number == 0 ? second : first;
+      first = number == 0 ? first : second;
+    }
+    store_vector<4>(end.given[number][group][threadIdx.x % kWarpgroupSize], four);
+  }
+}
+
+// Adds up both, and the bias, and stores. Each warp's outputs go through shared memory, so that a lane has eight
+// neighbours of a row. row and column: where the tile begins.
+template <class Tile, class T>
+__device__ __forceinline__ void store_half(const float (&sum)[Tile::kWidth / 2], End<Tile, T>& end, const T* bias,
+                                           const Rows<T>& y, int number, int64_t row, int64_t column) {
+  constexpr int kHalf = End<Tile, T>::kHalf;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize, lane = thread % kWarpSize;
+  const int warp = thread / kWarpSize;
+  auto& outputs = end.outputs[number][warp];
+#pragma unroll
+  for (int group = 0; group < kHalf; group += 2) {
+    uint32_t pair[4];  // of a group rows g and g + 8, then the same of the next group
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto more = load_vector<4>(end.given[1 - number][group + i][thread]);
+      const float* const own = sum + 4 * (group + i);
+      float b[2];
+      widen(load_vector<2>(bias + (number * kHalf + group + i) * kGroup + lane % 4 * 2), b);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        pair[2 * i + half] = pack<T>(own[2 * half] + more.element[2 * half] + b[0],
+                                     own[2 * half + 1] + more.element[2 * half + 1] + b[1]);
+      }
+    }
+    stmatrix(outputs[lane % 16] + (group + lane / 16) * kGroup, pair);
+  }
+  __syncwarp();
+  row += warp * 16, column += number * kHalf * kGroup;
+#pragma unroll
+  for (int v = lane; v < 16 * kHalf; v += kWarpSize) {
+    const int r = v / kHalf, c = v % kHalf * kGroup;
+    if (y.has(row + r, column + c)) y.store(row + r, column + c, load_packed(outputs[r] + c));
+  }
+}
+
+}  // namespace kf::KF_BACKEND::linear
