@@ -142,11 +142,18 @@ def test_more_tiles_than_emulated_multiprocessors(rung, shape):
         torch.testing.assert_close(y, linear_of(x.float(), weight.float(), bias.float()), rtol=1e-2, atol=1e-2)
 
 
+TILES = {  # what each rung takes tiles of 64, 128, 192 and 256 columns for, where there are 16 multiprocessors
+    "v7_persistent": [(64, 72, 200), (260, 72, 2000), (130, 72, 1096), (260, 72, 1096)],
+    "v9_split": [(64, 840, 200), (60, 712, 1096), (70, 456, 1096), (70, 328, 1576)],  # each place is used again
+}
+
+
 @either_way
-@pytest.mark.parametrize("shape", [(130, 72, 1096), (260, 72, 2000), (260, 72, 1096), (64, 72, 200)], ids=str)
-def test_each_width_of_tiles(shape, transposed):
-    """v7_persistent takes tiles of 192, 128, 256 and 64 columns for these, where there are 16 multiprocessors."""
-    check(inputs_of(*shape, torch.bfloat16, "cpu", transposed=transposed), "v7_persistent", transposed=transposed)
+@pytest.mark.parametrize(
+    ("rung", "shape"), [(rung, shape) for rung, shapes in TILES.items() for shape in shapes], ids=str
+)
+def test_each_width_of_tiles(rung, shape, transposed):
+    check(inputs_of(*shape, torch.bfloat16, "cpu", transposed=transposed), rung, transposed=transposed)
 
 
 @every_backward_rung

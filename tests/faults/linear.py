@@ -158,6 +158,22 @@ FAULTS = [
         linear("(40, 1104, 72)", "bfloat16", "v9_split"),
     ),
     Fault(
+        "a-place-overwritten",
+        "a warpgroup of v9_split leaves its sums where the other one may still multiply",
+        f"{KERNELS3}/linear/half_depth.h",
+        "  named_barrier_sync(kMultiplied, kConsumerThreads);  // nobody reads a place any more\n",
+        "",
+        f"{LINEAR3}::test_each_width_of_tiles[v9_split-(70, 328, 1576)-depth-width]",
+    ),
+    Fault(
+        "half-a-tile-too-far-left",
+        "the second warpgroup stores where the first one's columns are",
+        f"{KERNELS3}/linear/half_depth.h",
+        "row += warp * 16, column += number * kHalf * kGroup;",
+        "row += warp * 16;",
+        f"{LINEAR3}::test_each_width_of_tiles[v9_split-(70, 456, 1096)-width-depth]",
+    ),
+    Fault(
         "the-first-halfs-bias",
         "v9_split's second warpgroup adds the bias of the first one's columns",
         f"{KERNELS3}/linear/half_depth.h",
@@ -344,6 +360,6 @@ FAULTS = [
         "step3-fused/include/step3/hopper_product.h",
         ": Tile::kSlices % 2 != 0              ? Tile::kSlices",
         ": Tile::kSlices == 3                  ? Tile::kSlices",
-        f"{LINEAR3}::test_each_width_of_tiles[(64, 72, 200)-depth-width]",
+        f"{LINEAR3}::test_each_width_of_tiles[v7_persistent-(64, 72, 200)-depth-width]",
     ),
 ]
