@@ -389,7 +389,8 @@ cases = {
     "MLP, forward": (16384, 768, 3072),
     "projection, forward": (16384, 768, 768),
     "gradient of its weight": (768, 16384, 768),
-    "64 tokens": (64, 768, 3072),
+    "64 tokens, up": (64, 768, 3072),
+    "64 tokens, down": (64, 3072, 768),
 }
 figure, axis = plt.subplots(figsize=(9, 3.2), layout="constrained")
 counts = range(1, 900)
@@ -408,8 +409,8 @@ assert tiles_of(768, 768, 64, width_of_tiles(768, 16384, 768)) == 72
 
 # %% [markdown]
 # The gradient of a weight has few outputs and a depth of all tokens. So v9_split makes tiles smaller, and a block's two
-# warpgroups share the depth of each. With a few rows not even that is enough: v10_rows gives a tile to a cluster, of
-# up to eight blocks. They add up what each has found. In a fixed order: here are the results that eight parts may give,
+# warpgroups share the depth of each. Of few rows and a deep weight not even that is enough: v10_rows gives a tile to a
+# cluster, of up to eight blocks. They add up what each has found. In a fixed order: here are the results that eight parts may give,
 # if each adds to a float whenever it comes.
 
 # %%
@@ -428,7 +429,7 @@ show("orders")
 
 # %% [markdown]
 # The rungs of `linear` on a product that no tile divides. All add up in float32 and round once, so all are as exact as
-# bfloat16 is; v9_split gives the same bits twice:
+# bfloat16 is, and each gives the same bits twice:
 
 # %%
 if built:

@@ -11,7 +11,7 @@
 namespace kf::step3 {
 namespace {
 
-// ---- the ops, and what `auto` takes on CUDA tensors: read off results/h200.json ----
+// ---- the ops, and what `auto` takes on CUDA tensors: read off the results ----
 
 Op<kf::linear::Args> linear_op() {
   return {"linear", cpu::linear, emulated::linear::rungs(), gpu::linear::rungs(), kf::linear::automatic};

@@ -37,7 +37,7 @@ class ClaimError(UserError):
 
 
 class NotMeasuredError(ClaimError):
-    """A claim about an implementation, or a counter of it, that a case has no right result of."""
+    """A claim about an implementation, or a counter of it, that a case has no result of."""
 
 
 class Side(NamedTuple):
@@ -61,13 +61,18 @@ def unsupported(text: str, document: pathlib.Path) -> Iterator[str]:
             not_measured = []
             gpus = _cases(claim, where)
             for cases in gpus:
-                try:
-                    contradictions = [_contradiction(condition, case, where) for case in cases]
-                except NotMeasuredError as error:
-                    not_measured.append(error)
-                    continue
-                for says in filter(None, contradictions):
-                    yield f"{where}: `{condition}` does not hold for {claim['op']}, {says}"
+                missing = []
+                for case in cases:
+                    try:
+                        says = _contradiction(condition, case, where)
+                    except NotMeasuredError as error:
+                        missing.append(error)
+                        continue
+                    if says:
+                        yield f"{where}: `{condition}` does not hold for {claim['op']}, {says}"
+                if 0 < len(missing) < len(cases):
+                    raise missing[0]
+                not_measured += missing[:1]
             if len(not_measured) == len(gpus) > 0:
                 raise not_measured[0]
 
@@ -108,9 +113,11 @@ def _side(text: str, case: list[dict], where: str) -> Side:
         fields = "`ceiling(…)`, `dram(…)` or `tensor(…)`"
         raise ClaimError(f"{where}: `{text}` is not a number, a rung or a peer, nor {fields} of one")
     name = parts["of"] or parts["name"]
-    row = next((row for row in case if row["impl"] == name and row["correct"]), None)
+    row = next((row for row in case if row["impl"] == name), None)
     if row is None:
-        raise NotMeasuredError(f"{where}: {results.case_title(case[0])} has no right result of {name!r}")
+        raise NotMeasuredError(f"{where}: {results.case_title(case[0])} has no result of {name!r}")
+    if not row["correct"]:
+        raise ClaimError(f"{where}: {results.case_title(case[0])} has no right result of {name!r}")
     value, shown = _quantity(row, parts["field"])
     if value is None:
         raise NotMeasuredError(f"{where}: {results.case_title(case[0])} has no {parts['field']} of {name!r}")

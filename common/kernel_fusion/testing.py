@@ -866,8 +866,8 @@ def check_automatic(
 ) -> None:
     """Checks that what `auto` takes on a GPU is read off the stage's results, where the rungs were measured.
 
-    A case counts as results/h200.json has it. If the rung that `auto` prefers has no row there, as it is newer than
-    that file, another GPU's file is taken that has one.
+    A case counts as results/h200.json has it. Where that has not the case, or not the rung that `auto` prefers, as
+    both may be newer, another GPU's file is taken that has.
 
     Over all cases together no rung is faster than the chosen ones, by the mean of the ratios; in a single case another
     may be ahead, by `at_most` this factor. What is noise does not count.
@@ -897,7 +897,8 @@ def check_automatic(
 
     by_key: dict[tuple, list[dict]] = {}
     files = results.load(stages.find(stage.__name__))
-    for file in sorted(files, key=lambda file: file.path.name != "h200.json"):
+    files.sort(key=lambda file: file.path.name != "h200.json")
+    for file in files:
         for case in results.cases([row for row in file.of(op) if sizes(row["shape"])]):
             key = results.case_key(case[0])
             if key not in by_key or is_measured(case) and not is_measured(by_key[key]):

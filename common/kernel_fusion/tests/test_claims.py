@@ -60,7 +60,7 @@ def test_a_claim_that_does_not_hold(said, claim, says):
         ("double v1_naive > 2", "a claim must read"),
         ("double: v1_naive is fast", "`v1_naive is fast` is not of the form A < B"),
         ("double: v1_naive > rate(v2_vector)", "`rate(v2_vector)` is not a number, a rung or a peer"),
-        ("double: v3_absent > 1", "rows 4, width 8, float32 has no right result of 'v3_absent'"),
+        ("double: v3_absent > 1", "rows 4, width 8, float32 has no result of 'v3_absent'"),
         ("double: dram(v2_vector) > 1", "has no dram of 'v2_vector'"),
         ("double: tensor(v2_vector) > 1", "has no tensor of 'v2_vector'"),
         ("double width=7: v1_naive > 1", "nobody measured double width=7"),
@@ -77,7 +77,14 @@ def two_gpus(repository):  # noqa: F811
     """Results of a second GPU, which has a rung more, a slower v2, and no counters."""
     write_results(
         repository,
-        [row("v1_naive", 0.4), row("v2_vector", 0.3), row("v3_new", 0.1), row("torch.compile", 0.2, kind="peer")],
+        [
+            row("v1_naive", 0.4),
+            row("v2_vector", 0.3),
+            row("v3_new", 0.1),
+            row("torch.compile", 0.2, kind="peer"),
+            row("FlashAttention-4", 0.3, kind="peer", correct=False),
+            row("v1_naive", 0.5, width=16),
+        ],
         name="h100-80gb",
     )
 
@@ -85,10 +92,10 @@ def two_gpus(repository):  # noqa: F811
 @pytest.mark.parametrize(
     "claim",
     [
-        "double: v3_new < v2_vector",  # the other GPU was measured before there was a v3
-        "double: tensor(v1_naive) > 12",
+        "double width=8: v3_new < v2_vector",  # the other GPU was measured before there was a v3
+        "double width=8: tensor(v1_naive) > 12",
         "double gpu=h200: v1_naive > 3 * v2_vector",
-        "double gpu=h100-80gb: v1_naive < 2 * v2_vector",
+        "double gpu=h100-80gb width=8: v1_naive < 2 * v2_vector",
         "double width=4: v1_naive < v2_vector",  # the second GPU has no such case
     ],
 )
@@ -97,20 +104,22 @@ def test_a_claim_that_holds_on_every_gpu_that_can_tell(said, two_gpus, claim):
 
 
 def test_a_claim_must_hold_on_every_gpu(said, two_gpus):
-    (line,) = said("double: v1_naive > 3 * v2_vector")
+    (line,) = said("double width=8: v1_naive > 3 * v2_vector")
     assert "v1_naive is 400 µs and 3 * v2_vector is 3 * 300 µs" in line
-    (line,) = said("double gpu=h100-80gb: v2_vector < torch.compile")
+    (line,) = said("double gpu=h100-80gb width=8: v2_vector < torch.compile")
     assert "v2_vector is 300 µs" in line
 
 
 @pytest.mark.parametrize(
     ("claim", "complaint"),
     [
-        ("double: v4_absent > 1", "has no right result of 'v4_absent'"),
-        ("double gpu=h200: v3_new > 1", "has no right result of 'v3_new'"),
-        ("double gpu=h100-80gb: tensor(v1_naive) > 1", "has no tensor of 'v1_naive'"),
+        ("double: v4_absent > 1", "has no result of 'v4_absent'"),
+        ("double gpu=h200: v3_new > 1", "has no result of 'v3_new'"),
+        ("double gpu=h100-80gb width=8: tensor(v1_naive) > 1", "has no tensor of 'v1_naive'"),
         ("double gpu=a100: v1_naive > 1", "nobody measured double gpu=a100"),
         ("double gpu=h100-80gb width=4: v1_naive > 1", "nobody measured double gpu=h100-80gb width=4"),
+        ("double width=8: FlashAttention-4 > 0.1", "has no right result of 'FlashAttention-4'"),
+        ("double dtype=float32: v2_vector > 0.001", "rows 4, width 16, float32 has no result of 'v2_vector'"),
     ],
 )
 def test_a_claim_that_no_gpu_can_tell_is_an_error(said, two_gpus, claim, complaint):

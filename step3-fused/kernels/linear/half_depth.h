@@ -5,7 +5,8 @@
 
 namespace kf::KF_BACKEND::linear {
 
-constexpr int kRows = 64, kConsumers = 2, kGroup = 8;  // a group: columns that a quad of lanes has neighbours of
+constexpr int kSplitRows = 64, kConsumers = hopper::kConsumers;
+constexpr int kGroup = 8;  // columns, of which each of four neighbouring lanes has two
 constexpr int kConsumerThreads = kConsumers * kWarpgroupSize;
 enum Barrier { kMultiplied = 1, kGiven = 2 };
 
@@ -14,18 +15,18 @@ struct SplitTile : hopper::Tile<kColumns, kMajorX, kMajorWeight, 1> {
   static constexpr int kPlaces = kColumns == 64 ? 12 : kColumns == 128 ? 8 : kColumns == 192 ? 6 : 4;
   // So a place is always the same consumer's. Who waits for a phase by its parity must have waited for the one before.
   static_assert(kPlaces % kConsumers == 0);
-  static constexpr int kPlaceBytes = (kRows + kColumns) * hopper::kDepth * 2;
+  static constexpr int kPlaceBytes = (kSplitRows + kColumns) * hopper::kDepth * 2;
 };
 
 template <class Tile, class T>
 struct SplitShared {
-  T x[Tile::kPlaces][kRows * hopper::kDepth];
+  T x[Tile::kPlaces][kSplitRows * hopper::kDepth];
   T weight[Tile::kPlaces][Tile::kWidth * hopper::kDepth];
   T bias[Tile::kWidth];
   uint64_t full[Tile::kPlaces], empty[Tile::kPlaces];
 };
 
-// Where the places were. given: of each consumer what the other one finishes, four sums of a thread in each group.
+// Where the places were. given: the sums that a consumer passes on, four of each thread in a group.
 template <class Tile, class T>
 struct End {
   static constexpr int kHalf = Tile::kWidth / kGroup / 2;  // groups that a consumer finishes

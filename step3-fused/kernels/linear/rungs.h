@@ -29,7 +29,7 @@ inline const char* automatic(const Args& a) {
   if (a.dtype == DType::kFloat64) return "v12_cublaslt";
   if (a.rows <= 4 && a.weight_transposed) return "v11_gemv";
   if (a.dtype == DType::kFloat32 || a.x_transposed) return "v12_cublaslt";
-  if (a.rows <= 64 && a.depth >= 2 * a.width) return "v10_rows";
+  if (a.rows <= 64 && a.depth >= 2 * a.width && a.width <= 960) return "v10_rows";  // 15 tiles, clusters of up to 8
   if (a.rows <= 64 && a.width >= 2 * a.depth && a.width <= 8192) return "v9_split";
   if (a.rows <= 64 || a.rows * a.width < 3 << 21) {
     return a.weight_transposed && a.width % 8 != 0 ? "v7_persistent" : "v12_cublaslt";

@@ -1,8 +1,8 @@
 // linear v10_rows: few rows, so the weight is all there is to read, and a cluster shares its depth
 //
 // Idea      With 64 rows or fewer a product reads its weight once and does little with it: 4.7 MB for GPT-2's widest,
-//           which memory could deliver in 1.1 µs. The more multiprocessors ask for it at once, the better. So a cluster
-//           shares the depth of a tile. A block sends its sums to those that add them up, in the order of the blocks.
+//           which an H200's memory could deliver in 1.1 µs. The more multiprocessors ask for it at once, the better. So
+//           a cluster shares the depth of a tile. A block sends its sums to those that add them up, in the blocks' order.
 // Since v9  Several blocks share a depth, not a block's warpgroups. Tiles are 64 × 64, of one warpgroup, which also
 //           fetches: all places are asked for at once. Sums go to other blocks by stores that a barrier there counts.
 // Launch    grid (⌈width/64⌉·c, ⌈rows/64⌉), block 128, clusters of c ≤ 8 along the depth: so many that the busiest
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   const int blocks = static_cast<int>(cluster_blocks()), rank = static_cast<int>(cluster_rank_of_block());
   const int row = blockIdx.y * kTile, column = blockIdx.x / blocks * kTile;
   const int rows = static_cast<int>(min(y.rows - row, int64_t{kTile}));
-  const int first_step = rank * steps_a_block, steps = max(min(steps_a_block, all_steps - first_step), 0);
+  const int first_step = rank * steps_a_block, steps = min(steps_a_block, all_steps - first_step);
   // Group g of the columns is added up by block g % blocks, as its group g / blocks.
   const auto groups_of = [&](int block) { return (kGroups - block + blocks - 1) / blocks; };
   const int groups = groups_of(rank);
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   __syncthreads();                   // the barriers are there
   cluster_barrier_arrive_relaxed();  // in the other blocks: to be known before the first sum is sent
 
-  float sum[kTile / 2] = {};  // a block without a step adds 0
+  float sum[kTile / 2] = {};
   for (int step = 0; step < steps; ++step) {
     const int place = step % kPlaces;
     mbarrier_wait(&shared.full[place], step / kPlaces % 2);

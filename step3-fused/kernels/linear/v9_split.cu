@@ -12,18 +12,20 @@
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
 //           From the L2 cache (1/64 + 1/w)·rows·depth·width·sizeof(T) bytes, and as many from shared memory: with w =
 //           64 32 FLOP a byte, 43 with 128, 48 with 192, 51 with 256. v7's smallest tile has 43 and 32
-// Limits    as v7_persistent. Where tiles are many v7's are better: they need fewer bytes from the L2 cache
+// Limits    as v7_persistent. Where tiles are many v7's are better: they need fewer bytes from the L2 cache, and in
+// their
+//           order fewer from memory
 #include <algorithm>
 
 #include "half_depth.h"
 #include "majors.h"
-#include "operands.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::linear {
 namespace {
 
-// In columns times steps of the depth: what a step takes at least, as it waits for its bytes; and to begin and to end.
+// A step takes a time in proportion to a tile's columns, but at least that of so many, as it waits for its bytes; to
+// begin and to end takes that of so many columns times steps.
 constexpr int kFewestColumns = 96, kRoundCost = 1600;
 
 template <class Tile, class T>
@@ -34,7 +36,7 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
   auto& shared = *reinterpret_cast<SplitShared<Tile, T>*>(memory);
   auto& end = *reinterpret_cast<End<Tile, T>*>(memory);  // where the places were
   static_assert(sizeof end <= Tile::kPlaces * Tile::kPlaceBytes);
-  const int row = static_cast<int>(blockIdx.x) % down * kRows;
+  const int row = static_cast<int>(blockIdx.x) % down * kSplitRows;
   const int column = static_cast<int>(blockIdx.x) / down * Tile::kWidth;
   if (threadIdx.x == 0) {
     tma_prefetch_map(&map_x);
@@ -69,9 +71,9 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
 template <class Tile, class T>
 void launch(const Args& a, void* stream) {
   const auto kernel = v9_split_kernel<Tile, T>;
-  const CUtensorMap map_x = hopper::map_of<T>(a.x, Tile::kA, a.rows, a.depth, kRows, hopper::kDepth);
+  const CUtensorMap map_x = hopper::map_of<T>(a.x, Tile::kA, a.rows, a.depth, kSplitRows, hopper::kDepth);
   const CUtensorMap map_weight = hopper::map_of<T>(a.weight, Tile::kB, a.width, a.depth, Tile::kWidth, hopper::kDepth);
-  const int64_t down = ceil_div(a.rows, kRows), tiles = down * ceil_div(a.width, Tile::kWidth);
+  const int64_t down = ceil_div(a.rows, kSplitRows), tiles = down * ceil_div(a.width, Tile::kWidth);
   constexpr int64_t kBytes = sizeof(SplitShared<Tile, T>);
   allow_shared(kernel, kBytes);
   kernel<<<static_cast<unsigned>(tiles), hopper::kThreads, kBytes, as_stream(stream)>>>(
@@ -86,7 +88,7 @@ int width_of_tiles(const Args& a) {
   int best = 0;
   int64_t least = INT64_MAX;
   for (const int width : {64, 128, 192, 256}) {
-    const int64_t tiles = ceil_div(a.rows, kRows) * ceil_div(a.width, width);
+    const int64_t tiles = ceil_div(a.rows, kSplitRows) * ceil_div(a.width, width);
     const int64_t cost = ceil_div(tiles, multiprocessors()) * (steps * std::max(width, kFewestColumns) + kRoundCost);
     if (cost < least) best = width, least = cost;
   }
