@@ -521,8 +521,9 @@ struct RoundThen {
       const Corner corner{row + static_cast<int>(threadIdx.x) / kWarpSize % 4 * kWarpRows, work.column * Tile::kWidth};
       consumer.begin(row);
       consumer.step(false);
-      next = schedule.find(number += clusters);   // divisions take their time: under a product
-      for (int k = 1; k < schedule.steps; ++k) {  // under a product a part of what waits
+      number += clusters;
+      if (number < schedule.count()) next = schedule.find(number);  // divisions take their time: under a product
+      for (int k = 1; k < schedule.steps; ++k) {                    // under a product a part of what waits
         consumer.step(true);
         next_part(corner, 2);
       }
