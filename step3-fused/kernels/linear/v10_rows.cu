@@ -2,7 +2,7 @@
 //
 // Idea      With 64 rows or fewer a product reads its weight once and does little with it: 4.7 MB for GPT-2's widest,
 //           which an H200's memory could deliver in 1.1 µs. The more multiprocessors ask for it at once, the better. So
-//           a cluster shares the depth of a tile. A block sends its sums to those that add them up, in the blocks' order.
+//           a cluster shares a tile's depth. A block sends its sums to those that add them up, in the blocks' order.
 // Since v9  Several blocks share a depth, not a block's warpgroups. Tiles are 64 × 64, of one warpgroup, which also
 //           fetches: all places are asked for at once. Sums go to other blocks by stores that a barrier there counts.
 // Launch    grid (⌈width/64⌉·c, ⌈rows/64⌉), block 128, clusters of c ≤ 8 along the depth: so many that the busiest
