@@ -17,8 +17,10 @@ KF := PYTHONPATH="$(CURDIR)/common" "$(PYTHON)" -m kernel_fusion
 SCHEDULES := reverse,random:1,random:2,forward,forward,forward
 
 # Tests run in several processes; where there is a GPU in one, since they would share its memory. In the order of their
-# folders: those of tests/ take longest, so they begin first.
-PROCESSES := $(if $(shell command -v nvidia-smi),,-n logical --maxprocesses=4 --no-loadscope-reorder)
+# folders: those of tests/ take longest, so they begin first. A test that crashes its process ends the run: with
+# another process in its place xdist would wait for ever.
+XDIST := -n logical --maxprocesses=4 --no-loadscope-reorder --max-worker-restart=0
+PROCESSES := $(if $(shell command -v nvidia-smi),,$(XDIST))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build tour test bench lint gpu-check

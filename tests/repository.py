@@ -75,11 +75,11 @@ def run(*command: str, cwd: pathlib.Path = ROOT, **environment: str) -> str:
     return done.stdout
 
 
-def pytest(*arguments: str) -> subprocess.CompletedProcess:
-    """What pytest says with these arguments, and none that the environment adds."""
+def pytest(*arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess:
+    """What pytest says with these arguments, and none that the environment adds. It may take `timeout` seconds."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
+    return subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=timeout)
 
 
 def commands_folder(folder: pathlib.Path) -> pathlib.Path:

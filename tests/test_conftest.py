@@ -1,6 +1,8 @@
 """What conftest.py adds to pytest: which tests run."""
 
-from repository import pytest
+import re
+
+from repository import ROOT, pytest
 
 
 def collected(*arguments: str) -> list[str]:
@@ -63,3 +65,23 @@ def test_cases_that_a_condition_leaves_out_are_not_collected():
     tests = collected("step2-attention/test_attention.py::test_gradient_of_attention")  # float64, 3 columns
     assert any("v1_naive" in test for test in tests)
     assert not any("v2_tiled" in test or "v3_mma" in test for test in tests)
+
+
+CRASH = """
+import os, pytest
+@pytest.mark.parametrize("n", range(60))
+def test_probe(n):
+    if n == 31:
+        os.abort()
+"""
+
+
+def test_a_crash_ends_the_run_of_make_test_and_is_named(tmp_path):
+    options = re.search(r"^XDIST := (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1].split()
+    options[options.index("-n") + 1] = "2"
+    (tmp_path / "test_probe.py").write_text(CRASH, encoding="utf-8")
+    done = pytest(
+        "-q", "-p", "conftest", "-p", "no:cacheprovider", *options, str(tmp_path / "test_probe.py"), timeout=120
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"crashed while running '\S*test_probe\[31\]'", done.stdout)
