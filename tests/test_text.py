@@ -160,11 +160,11 @@ def test_a_stage_is_built_before_its_first_use(stage):
 @pytest.mark.parametrize("page", STAGE_PAGES, ids=relative)
 def test_results_stand_after_the_rungs_that_they_are_of(page):
     text = page.read_text(encoding="utf-8")
+    pages = [page.with_name("README.md"), *stages_pages(page.parent.name)]  # in the order in which they are read
+    read = "".join(other.read_text(encoding="utf-8") for other in pages[: pages.index(page)])
     for marker in re.finditer(r"<!-- (?:results:|plot:ladder |plot:bytes )(\w+)", text):
         rungs = sorted((page.parent / "kernels" / marker[1]).glob("v*_*.cu"))
         assert rungs
-        pages = [page.with_name("README.md"), *stages_pages(page.parent.name)]  # in the order in which they are read
-        read = "".join(other.read_text(encoding="utf-8") for other in pages[: pages.index(page)])
         before = read + text[: marker.start()]
         unexplained = [rung.stem for rung in rungs if f"](kernels/{marker[1]}/{rung.name})" not in before]
         assert unexplained == [], f"{marker[0]}: these rungs come later, or not at all"

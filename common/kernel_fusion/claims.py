@@ -57,24 +57,28 @@ def unsupported(text: str, document: pathlib.Path) -> Iterator[str]:
         raise ClaimError(f"{document}: a claim must read `<!-- claim: OP [name=value…]: A < B, … -->`")
     for claim in CLAIM.finditer(text):
         where = f"{document}:{text.count(chr(10), 0, claim.start()) + 1}"
+        gpus = _cases(claim, where)
         for condition in claim["conditions"].split(", "):
             not_measured = []
-            gpus = _cases(claim, where)
             for cases in gpus:
-                missing = []
-                for case in cases:
-                    try:
-                        says = _contradiction(condition, case, where)
-                    except NotMeasuredError as error:
-                        missing.append(error)
-                        continue
-                    if says:
-                        yield f"{where}: `{condition}` does not hold for {claim['op']}, {says}"
+                found, missing = _contradictions(condition, cases, where)
+                yield from (f"{where}: `{condition}` does not hold for {claim['op']}, {says}" for says in found)
                 if 0 < len(missing) < len(cases):
                     raise missing[0]
                 not_measured += missing[:1]
             if len(not_measured) == len(gpus) > 0:
                 raise not_measured[0]
+
+
+def _contradictions(condition: str, cases: list[list[dict]], where: str) -> tuple[list[str], list[NotMeasuredError]]:
+    """What the cases of one GPU have instead; and an error for each that cannot tell."""
+    found, missing = [], []
+    for case in cases:
+        try:
+            found.append(_contradiction(condition, case, where))
+        except NotMeasuredError as error:
+            missing.append(error)
+    return [says for says in found if says], missing
 
 
 def _cases(claim: re.Match, where: str) -> list[list[list[dict]]]:

@@ -4,17 +4,15 @@
 //           But in these two consumers read the same 64 columns from shared memory, and shared memory is what such a
 //           tile waits for. So both multiply the same 64 rows, by 128 columns: one takes the even places of the depth,
 //           the other one the odd ones. At the end each gives the other half of its sums, and adds what it gets.
-// Since v7  Tiles of 64 rows. A place is read by one consumer. A block has one tile, so there is nothing under which
-// its
+// Since v7  Tiles of 64 rows. A place is read by one consumer. A block has one tile, and nothing to do under which its
 //           outputs could leave: they go from registers through shared memory to y, 16 bytes at a time.
 // Launch    grid ⌈rows/64⌉·⌈width/w⌉, block 384; w is 64, 128, 192 or 256: with which the busiest multiprocessor is
 //           done first. 12, 8, 6 or 4 places; 161 to 193 KB of shared memory
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
-//           From the L2 cache (1/64 + 1/w)·rows·depth·width·sizeof(T) bytes, and as many from shared memory: with w =
-//           64 32 FLOP a byte, 43 with 128, 48 with 192, 51 with 256. v7's smallest tile has 43 and 32
-// Limits    as v7_persistent. Where tiles are many v7's are better: they need fewer bytes from the L2 cache, and in
-// their
-//           order fewer from memory
+//           From the L2 cache (1/64 + 1/w)·rows·depth·width·sizeof(T) bytes, and as many from shared memory: 32 FLOP a
+//           byte with w = 64, 43 with 128, 48 with 192, 51 with 256. v7's smallest tile has 43 and 32
+// Limits    as v7_persistent. Where tiles are many v7's are better: they need fewer bytes from the L2 cache, and, in
+//           their order, fewer from memory
 #include <algorithm>
 
 #include "half_depth.h"
