@@ -34,18 +34,7 @@ Op<kf::softmax_backward::Args> softmax_backward_op() {
 }
 
 Op<kf::attention::Args> attention_op() {
-  return {"attention", cpu::attention, emulated::attention::rungs(), gpu::attention::rungs(),
-          [](const kf::attention::Args& a) {
-            // Measured on an H200 with its 132 multiprocessors. A tile of 64 queries that splits its keys is done
-            // soonest, where each has a multiprocessor. In a long causal square they see half of the keys on average,
-            // so two rounds, the heaviest first, take about as long as the heaviest alone. Then v7's tiles, if they
-            // need no second round, then blocks that stay.
-            const auto tiles = [&](int64_t of) { return a.batch * a.heads * ((a.q_length + of - 1) / of); };
-            const bool half_seen = a.causal && a.q_length == a.k_length && a.q_length > 512;
-            if (tiles(64) <= (half_seen ? 2 : 1) * 132) return "v9_split";
-            const bool one_round = a.q_length > 256 && tiles(a.head_dim <= 64 ? 192 : 128) <= 132;
-            return one_round ? "v7_warpgroups" : "v8_persistent";
-          }};
+  return {"attention", cpu::attention, emulated::attention::rungs(), gpu::attention::rungs(), kf::attention::automatic};
 }
 
 Op<kf::attention_backward::Args> backward_op() {
@@ -58,24 +47,6 @@ Op<kf::attention_decode::Args> decode_op() {
   return {"attention_decode", cpu::attention_decode, emulated::attention_decode::rungs(),
           gpu::attention_decode::rungs(),
           [](const kf::attention_decode::Args&) { return "v6_paged"; }};  // for a cache in one piece no slower than v5
-}
-
-// For tensor cores and TMA: half types in rows that begin at multiples of 16 bytes, each in a place of its own. Others
-// are copied; those that could not be so, whose head_dim is no multiple of 8, stay as they are. So do wider types.
-// `for_decode`: where no rung uses TMA, rows may share a place, and some load vectors of float32, too.
-bool has_aligned_rows(const at::Tensor& t, bool for_decode = false) {
-  const int64_t vector = 16 / t.element_size();
-  if ((t.element_size() != 2 && !for_decode) || t.size(3) % vector != 0) return true;
-  bool aligned = reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0;
-  for (int64_t dim = 0; dim < 3; ++dim) {
-    aligned = aligned && (t.size(dim) <= 1 || (t.stride(dim) % vector == 0 && (t.stride(dim) > 0 || for_decode)));
-  }
-  return aligned;
-}
-
-at::Tensor with_aligned_rows(const at::Tensor& t, bool for_decode = false) {
-  const at::Tensor whole = with_whole_rows(t);
-  return has_aligned_rows(whole, for_decode) ? whole : whole.clone(at::MemoryFormat::Contiguous);
 }
 
 kf::attention::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }

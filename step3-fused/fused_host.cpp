@@ -17,8 +17,7 @@ std::uint64_t launch_count();  // of common/simt/include/kf_simt.h, whose folder
 namespace kf::step3 {
 namespace {
 
-// What `auto` takes on CUDA tensors was read off results/h200.json; the widest rows of residual_layer_norm are not in
-// it.
+// What `auto` takes on CUDA tensors was read off results/h200.json.
 
 Op<kf::layer_norm::Args> layer_norm_op() {
   namespace op = gpu::layer_norm;
@@ -34,21 +33,19 @@ Op<kf::layer_norm_backward::Args> layer_norm_backward_op() {
 Op<kf::residual_layer_norm::Args> residual_layer_norm_op() {
   namespace op = gpu::residual_layer_norm;
   return {"residual_layer_norm", cpu::residual_layer_norm, emulated::residual_layer_norm::rungs(), op::rungs(),
-          [](const auto& a) {
-            return kf::layer_norm::held_in_registers(a.width, a.dtype) ? "v3_registers" : "v4_cluster";
-          }};
+          kf::residual_layer_norm::automatic};
 }
 
 Op<kf::attention_residual_layer_norm::Args> attention_residual_layer_norm_op() {
   namespace op = gpu::attention_residual_layer_norm;
   return {"attention_residual_layer_norm", cpu::attention_residual_layer_norm,
-          emulated::attention_residual_layer_norm::rungs(), op::rungs(), [](const auto&) { return "v1_separate"; }};
+          emulated::attention_residual_layer_norm::rungs(), op::rungs(), [](const auto&) { return "v3_best"; }};
 }
 
 Op<kf::attention_block::Args> attention_block_op() {
   namespace op = gpu::attention_block;
   return {"attention_block", cpu::attention_block, emulated::attention_block::rungs(), op::rungs(),
-          [](const auto&) { return "v1_separate"; }};
+          [](const auto&) { return "v3_best"; }};
 }
 
 // ---- checks ----
@@ -240,7 +237,7 @@ Tensor& attention_residual_layer_norm_out(const Tensor& q, const Tensor& k, cons
               {{"q", q}, {"k", k}, {"v", v}, {"residual", residual}, {"weight", weight}, {"bias", bias}});
   check_rung(attention_residual_layer_norm_op(), rung, q);
   if (out.numel() == 0) return out;
-  const Tensor qn = with_whole_rows(q), kn = with_whole_rows(k), vn = with_whole_rows(v);
+  const Tensor qn = with_aligned_rows(q), kn = with_aligned_rows(k), vn = with_aligned_rows(v);
   const Tensor r = residual.contiguous(), w = weight.contiguous(), b = bias.contiguous();
   run(attention_residual_layer_norm_op(), rung, q,
       {attention_of(qn, kn, vn, causal, scale), r.data_ptr(), w.data_ptr(), b.data_ptr(), out.data_ptr(), eps, nullptr,
@@ -282,12 +279,16 @@ std::tuple<Tensor&, Tensor&> attention_block_out(const Tensor& q, const Tensor& 
                {"bias", bias}});
   check_rung(attention_block_op(), rung, q);
   if (y.numel() == 0) return {y, sum};
-  const Tensor qn = with_whole_rows(q), kn = with_whole_rows(k), vn = with_whole_rows(v);
-  const Tensor r = residual.contiguous(), pw = proj_weight.contiguous(), pb = proj_bias.contiguous();
-  const Tensor w = weight.contiguous(), b = bias.contiguous();
+  const Tensor qn = with_aligned_rows(q), kn = with_aligned_rows(k), vn = with_aligned_rows(v);
+  const Tensor r = in_one_piece(residual), pw = in_one_piece(proj_weight), pb = in_one_piece(proj_bias);
+  const Tensor w = in_one_piece(weight), b = in_one_piece(bias);
+  const Tensor out = begins_at_16_bytes(y) ? y : contiguous_like(y);
+  const Tensor out_sum = begins_at_16_bytes(sum) ? sum : contiguous_like(sum);
   run(attention_block_op(), rung, q,
       {attention_of(qn, kn, vn, causal, scale), r.data_ptr(), pw.data_ptr(), pb.data_ptr(), w.data_ptr(), b.data_ptr(),
-       y.data_ptr(), sum.data_ptr(), eps, nullptr, dtype_of(q)});
+       out.data_ptr(), out_sum.data_ptr(), eps, nullptr, dtype_of(q)});
+  if (!out.is_same(y)) y.copy_(out);
+  if (!out_sum.is_same(sum)) sum.copy_(out_sum);
   return {y, sum};
 }
 

@@ -166,12 +166,63 @@ void launch(const Rung<Args>& rung, Args args) {
   rung.launch(args, nullptr);
 }
 
-void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_length, int64_t dim, bool causal) {
+// A matrix in the GPU's memory, of float or bfloat16; its values fit into both.
+class Matrix {
+ public:
+  Matrix(const std::vector<float>& values, DType dtype) : half_(dtype == DType::kBFloat16), memory_(packed(values)) {}
+  Matrix(int64_t n, DType dtype) : Matrix(std::vector<float>(n, std::numeric_limits<float>::quiet_NaN()), dtype) {}
+  void* data() const { return memory_.data(); }
+  std::vector<float> values() const {
+    const std::vector<float> words = memory_.values();
+    if (!half_) return words;
+    std::vector<float> values(words.size() * 2);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const uint32_t bits = uint32_t{reinterpret_cast<const uint16_t*>(words.data())[i]} << 16;
+      std::memcpy(&values[i], &bits, sizeof bits);
+    }
+    return values;
+  }
+
+ private:
+  std::vector<float> packed(const std::vector<float>& values) const {  // even counts only: two in a word
+    if (!half_) return values;
+    std::vector<float> words(values.size() / 2);
+    for (size_t i = 0; i < values.size(); ++i) {
+      std::memcpy(reinterpret_cast<char*>(words.data()) + 2 * i, reinterpret_cast<const char*>(&values[i]) + 2, 2);
+    }
+    return words;
+  }
+
+  bool half_;
+  DeviceVector memory_;
+};
+
+// Multiples of 1/8 from −1 on: exact in bfloat16.
+std::vector<float> eighths(size_t n, int step) {
+  std::vector<float> values(n);
+  for (size_t i = 0; i < n; ++i) values[i] = 0.125f * static_cast<float>(i * step % 17) - 1;
+  return values;
+}
+
+void expect_close(const Matrix& got, const std::vector<double>& expected, double tolerance, const std::string& what) {
+  const std::vector<float> values = got.values();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_NEAR(values[i], expected[i], tolerance * (1 + std::abs(expected[i]))) << what << ", element " << i;
+  }
+}
+
+// By all rungs that take the dtype.
+void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_length, int64_t dim, bool causal,
+                 DType dtype = DType::kFloat32) {
   const int64_t width = heads * dim, n = batch * q_length * width;
-  const std::vector<float> q = numbers(n, 7919), k = numbers(batch * k_length * width, 6101);
-  const std::vector<float> v = numbers(batch * k_length * width, 5101), residual = numbers(n, 4099);
-  const std::vector<float> proj_weight = numbers(width * width, 7, 1.0f / width), proj_bias = numbers(width, 5);
-  const std::vector<float> weight = numbers(width, 5), bias = numbers(width, 3);
+  const bool half = dtype == DType::kBFloat16;
+  const double tolerance = half ? 3e-2 : 1e-4;
+  const auto some = [&](int64_t count, int step) { return half ? eighths(count, step) : numbers(count, step); };
+  const std::vector<float> q = some(n, 7919), k = some(batch * k_length * width, 6101);
+  const std::vector<float> v = some(batch * k_length * width, 5101), residual = some(n, 4099);
+  std::vector<float> proj_weight = some(width * width, 7);
+  for (float& number : proj_weight) number *= half ? 0.0625f : 1.0f / static_cast<float>(width);
+  const std::vector<float> proj_bias = some(width, 5), weight = some(width, 5), bias = some(width, 3);
   const Heads hq{q.data(), q_length * width, dim, width}, hk{k.data(), k_length * width, dim, width};
   const Heads hv{v.data(), k_length * width, dim, width};
   Attention a{hq, hk, hv, batch, heads, q_length, k_length, dim, 0.3, causal};
@@ -185,24 +236,28 @@ void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_lengt
       projected[i] += attended[i - i % width + c] * proj_weight[c * width + i % width];
   }
 
-  const DeviceVector dq(q), dk(k), dv(v), dr(residual), dpw(proj_weight), dpb(proj_bias), dw(weight), db(bias);
+  const Matrix dq(q, dtype), dk(k, dtype), dv(v, dtype), dr(residual, dtype), dpw(proj_weight, dtype);
+  const Matrix dpb(proj_bias, dtype), dw(weight, dtype), db(bias, dtype);
   a.q.data = dq.data();
   a.k.data = dk.data();
   a.v.data = dv.data();
   const std::string what = " B=" + std::to_string(batch) + " H=" + std::to_string(heads) +
                            " Sq=" + std::to_string(q_length) + " Sk=" + std::to_string(k_length) +
-                           " D=" + std::to_string(dim) + (causal ? " causal" : "");
+                           " D=" + std::to_string(dim) + (causal ? " causal" : "") + (half ? " bfloat16" : "");
+  const auto of_half_types = [](const auto& rung) { return std::string(rung.name) == "v4_dataflow"; };
   for (const auto& rung : attention_residual_layer_norm::rungs()) {
-    const DeviceVector y(n);
-    launch(rung, {a, dr.data(), dw.data(), db.data(), y.data(), kEps, nullptr, DType::kFloat32});
-    expect_near(y, layer_norm_of(plain, weight, bias), "attention_residual_layer_norm " + (rung.name + what));
+    const Matrix y(n, dtype);
+    launch(rung, {a, dr.data(), dw.data(), db.data(), y.data(), kEps, nullptr, dtype});
+    expect_close(y, layer_norm_of(plain, weight, bias), tolerance,
+                 "attention_residual_layer_norm " + (rung.name + what));
   }
   for (const auto& rung : attention_block::rungs()) {
-    const DeviceVector y(n), sum(n);
-    launch(rung, {a, dr.data(), dpw.data(), dpb.data(), dw.data(), db.data(), y.data(), sum.data(), kEps, nullptr,
-                  DType::kFloat32});
-    expect_near(sum, projected, "attention_block sum " + (rung.name + what));
-    expect_near(y, layer_norm_of(projected, weight, bias), "attention_block " + (rung.name + what));
+    if (!half && of_half_types(rung)) continue;
+    const Matrix y(n, dtype), sum(n, dtype);
+    launch(rung,
+           {a, dr.data(), dpw.data(), dpb.data(), dw.data(), db.data(), y.data(), sum.data(), kEps, nullptr, dtype});
+    expect_close(sum, projected, tolerance, "attention_block sum " + (rung.name + what));
+    expect_close(y, layer_norm_of(projected, weight, bias), tolerance, "attention_block " + (rung.name + what));
   }
 }
 
@@ -253,51 +308,6 @@ TEST(LayerNormBackward, EveryRungGivesAllThreeGradients) {
 }
 
 // ---- products, in float and in bfloat16 ----
-
-// A matrix in the GPU's memory, of float or bfloat16; its values fit into both.
-class Matrix {
- public:
-  Matrix(const std::vector<float>& values, DType dtype) : half_(dtype == DType::kBFloat16), memory_(packed(values)) {}
-  Matrix(int64_t n, DType dtype) : Matrix(std::vector<float>(n, std::numeric_limits<float>::quiet_NaN()), dtype) {}
-  void* data() const { return memory_.data(); }
-  std::vector<float> values() const {
-    const std::vector<float> words = memory_.values();
-    if (!half_) return words;
-    std::vector<float> values(words.size() * 2);
-    for (size_t i = 0; i < values.size(); ++i) {
-      const uint32_t bits = uint32_t{reinterpret_cast<const uint16_t*>(words.data())[i]} << 16;
-      std::memcpy(&values[i], &bits, sizeof bits);
-    }
-    return values;
-  }
-
- private:
-  std::vector<float> packed(const std::vector<float>& values) const {  // even counts only: two in a word
-    if (!half_) return values;
-    std::vector<float> words(values.size() / 2);
-    for (size_t i = 0; i < values.size(); ++i) {
-      std::memcpy(reinterpret_cast<char*>(words.data()) + 2 * i, reinterpret_cast<const char*>(&values[i]) + 2, 2);
-    }
-    return words;
-  }
-
-  bool half_;
-  DeviceVector memory_;
-};
-
-// Multiples of 1/8 from −1 on: exact in bfloat16.
-std::vector<float> eighths(size_t n, int step) {
-  std::vector<float> values(n);
-  for (size_t i = 0; i < n; ++i) values[i] = 0.125f * static_cast<float>(i * step % 17) - 1;
-  return values;
-}
-
-void expect_close(const Matrix& got, const std::vector<double>& expected, double tolerance, const std::string& what) {
-  const std::vector<float> values = got.values();
-  for (size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_NEAR(values[i], expected[i], tolerance * (1 + std::abs(expected[i]))) << what << ", element " << i;
-  }
-}
 
 struct Layer {
   int64_t rows, depth, width;
@@ -536,6 +546,9 @@ TEST(Fused, EveryRungIsAttentionProjectionResidualAndLayerNorm) {
     check_fused(8, 1, 33, 33, 64, causal);  // tiles of 16 rows
     check_fused(8, 2, 16, 20, 9, causal);   // of 8
     check_fused(1, 1, 6, 37, 111, causal);
+    check_fused(1, 2, 33, 31, 40, causal, DType::kBFloat16);
+    check_fused(5, 2, 130, 130, 64, causal, DType::kBFloat16);  // bands of three groups of rows, and one of them alone
+    check_fused(1, 17, 66, 70, 8, causal, DType::kBFloat16);    // two tiles of columns
   }
 }
 

@@ -167,12 +167,6 @@ ThreeTensors empty_gradients(const Tensor& grad, const Tensor& x, const Tensor& 
 
 void* data_or_null(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
 
-// In one piece that begins at a multiple of 16 bytes, as vectors and TMA want it.
-Tensor in_one_piece(const Tensor& t) {
-  const Tensor whole = t.contiguous();
-  return reinterpret_cast<uintptr_t>(whole.data_ptr()) % 16 == 0 ? whole : whole.clone();
-}
-
 // A layer's inputs in one piece, and where its sizes go in a rung's arguments.
 struct Layer {
   Tensor x, weight, bias;

@@ -33,6 +33,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import faults.backward
 import faults.contract
+import faults.dataflow
 import faults.decode
 import faults.dropout
 import faults.host
@@ -61,6 +62,7 @@ LAYERS = {
         *faults.decode.HOST_FAULTS,
         *faults.dropout.HOST_FAULTS,
         *faults.linear.HOST_FAULTS,
+        *faults.dataflow.HOST_FAULTS,
     ],
     "plain C++": [
         *faults.plain.FAULTS,
@@ -77,6 +79,7 @@ LAYERS = {
         *faults.dropout.FAULTS,
         *faults.dropout.TENSOR_CORES,
         *faults.linear.FAULTS,
+        *faults.dataflow.FAULTS,
     ],
 }
 FAULTS = [fault for layer in LAYERS.values() for fault in layer]

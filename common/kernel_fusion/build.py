@@ -323,8 +323,12 @@ def write_ninja(
         objects.append(other)
         return True
 
+    def name_of(source) -> pathlib.Path:
+        """Where a source's object lies in its folder; another stage's source lies beside this stage's own."""
+        return pathlib.Path(*(part for part in pathlib.Path(source).parts if part != ".."))
+
     def compile_one(rule, source, kind, implicit=()):
-        output = folder / kind / f"{source}.o"
+        output = folder / kind / f"{name_of(source)}.o"
         ninja.build(output, rule, [here / source], implicit)
         objects.append(output)
 
@@ -341,10 +345,10 @@ def write_ninja(
     # Those that count come first: of an inline function that kernels of several ops share, the linker takes the first.
     for source in sorted(extension.kernels, key=lambda source: not counts[source]):
         rule = "counting" if counts[source] else "emulated"
-        output = folder / rule / f"{source}.o"
+        output = folder / rule / f"{name_of(source)}.o"
         if taken_over(output):
             continue
-        rewritten = folder / "rewritten" / f"{source}.cpp"
+        rewritten = folder / "rewritten" / f"{name_of(source)}.cpp"
         ninja.build(rewritten, "rewrite", [here / source], [SIMT / "rewrite.py"])
         ninja.build(output, rule, [rewritten], [SIMT / "views.py"])
         ninja.lines.append(f"  here = {shell_words(['-I', (here / source).parent])}")

@@ -276,6 +276,32 @@ inline at::Tensor with_whole_rows(const at::Tensor& t) {
   return t.stride(-1) == 1 || t.size(-1) == 1 ? t : t.contiguous();
 }
 
+inline bool begins_at_16_bytes(const at::Tensor& t) { return reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0; }
+
+// In one piece that begins at a multiple of 16 bytes, as vectors and TMA want it.
+inline at::Tensor in_one_piece(const at::Tensor& t) {
+  const at::Tensor whole = t.contiguous();
+  return begins_at_16_bytes(whole) ? whole : whole.clone();
+}
+
+// For tensor cores and TMA, of q, k and v: half types in rows that begin at multiples of 16 bytes, each in a place of
+// its own. Others are copied; those that could not be so, whose head_dim is no multiple of 8, stay as they are. So do
+// wider types. `for_decode`: where no rung uses TMA, rows may share a place, and some load vectors of float32, too.
+inline bool has_aligned_rows(const at::Tensor& t, bool for_decode = false) {
+  const int64_t vector = 16 / t.element_size();
+  if ((t.element_size() != 2 && !for_decode) || t.size(3) % vector != 0) return true;
+  bool aligned = begins_at_16_bytes(t);
+  for (int64_t dim = 0; dim < 3; ++dim) {
+    aligned = aligned && (t.size(dim) <= 1 || (t.stride(dim) % vector == 0 && (t.stride(dim) > 0 || for_decode)));
+  }
+  return aligned;
+}
+
+inline at::Tensor with_aligned_rows(const at::Tensor& t, bool for_decode = false) {
+  const at::Tensor whole = with_whole_rows(t);
+  return has_aligned_rows(whole, for_decode) ? whole : whole.clone(at::MemoryFormat::Contiguous);
+}
+
 // ---- what Python asks about an op, whatever its Args ----
 
 using Sizes = std::map<std::string, int64_t>;

@@ -12,6 +12,10 @@ int64_t two_outputs(const Args& a) {
 constexpr Rung<Args> kRungs[] = {
     {"v1_separate", v1_separate, v1_separate_supports, two_outputs, "attention's output, its projection and the sum"},
     {"v2_fused", v2_fused, v2_fused_supports},
+    {"v3_best", v3_best, v3_best_supports, v3_best_scratch_bytes,
+     "attention's weights, its output, its projection and the sum"},
+    {"v4_dataflow", v4_dataflow, v4_dataflow_supports, v4_dataflow_scratch_bytes,
+     "attention's weights, its output and the sum"},
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ struct Args {
   void* y;
   void* sum;
   double eps;
-  void* scratch;  // v1 only: attention's output and its projection, between the launches
+  void* scratch;  // attention's output and its projection, between launches; v4: counters
   DType dtype;
 };
 
@@ -29,8 +29,14 @@ namespace kf::KF_BACKEND::attention_block {
 using kf::attention_block::Args;
 void v1_separate(const Args& args, void* stream);
 void v2_fused(const Args& args, void* stream);
+void v3_best(const Args& args, void* stream);
+void v4_dataflow(const Args& args, void* stream);
 std::string v1_separate_supports(const Args& args);
 std::string v2_fused_supports(const Args& args);
+std::string v3_best_supports(const Args& args);
+int64_t v3_best_scratch_bytes(const Args& args);
+std::string v4_dataflow_supports(const Args& args);
+int64_t v4_dataflow_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::attention_block
 #endif
 

@@ -12,6 +12,7 @@ int64_t two_outputs(const Args& a) {
 constexpr Rung<Args> kRungs[] = {
     {"v1_separate", v1_separate, v1_separate_supports, two_outputs, "attention's output and the sum"},
     {"v2_fused", v2_fused, v2_fused_supports},
+    {"v3_best", v3_best, v3_best_supports, v3_best_scratch_bytes, "attention's weights, its output and the sum"},
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ struct Args {
   const void* bias;
   void* y;
   double eps;
-  void* scratch;  // v1 only: attention's output and the sum, between the launches
+  void* scratch;  // attention's output and the sum, between launches
   DType dtype;
 };
 
@@ -25,8 +25,11 @@ namespace kf::KF_BACKEND::attention_residual_layer_norm {
 using kf::attention_residual_layer_norm::Args;
 void v1_separate(const Args& args, void* stream);
 void v2_fused(const Args& args, void* stream);
+void v3_best(const Args& args, void* stream);
 std::string v1_separate_supports(const Args& args);
 std::string v2_fused_supports(const Args& args);
+std::string v3_best_supports(const Args& args);
+int64_t v3_best_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::attention_residual_layer_norm
 #endif
 

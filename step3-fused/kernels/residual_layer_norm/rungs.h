@@ -6,6 +6,8 @@
 
 #include <kf/rung.h>
 
+#include "../layer_norm/rungs.h"
+
 namespace kf::residual_layer_norm {
 
 struct Args {
@@ -28,6 +30,11 @@ struct Args {
   uint64_t seed = 0;
   uint64_t offset = 0;
 };
+
+// What `auto` takes, read off results/h200.json; the widest rows are not in it.
+inline const char* automatic(const Args& a) {
+  return kf::layer_norm::held_in_registers(a.width, a.dtype) ? "v3_registers" : "v4_cluster";
+}
 
 }  // namespace kf::residual_layer_norm
 

@@ -1,0 +1,248 @@
+// The attention of attention_block's v4: step 2's v8_persistent with three warpgroups instead of four, a place for a
+// warpgroup's queries that is filled again as soon as it has read them, and an output that goes straight to memory.
+#pragma once
+
+#include <kf/numeric.h>
+
+#include <attention/hopper.h>
+
+#include "order.h"
+
+namespace kf::KF_BACKEND::attention_block {
+
+constexpr int kAttenders = kBandGroups;  // warpgroups
+constexpr int kHeadColumns = 64;         // head_dim, or more: then zeros
+constexpr int kKeys = 64;                // of a tile
+constexpr int kKeyPlaces = 3;            // for tiles of K, and as many for V
+
+// A band of one head, as the producer announces it. Its head is −1: there are no more.
+struct Announced {
+  attention::BlockOfQueries block;
+  int batch, head, first_group;
+};
+
+template <class T>
+struct AttendShared {
+  T q[kAttenders][kGroupRows * kHeadColumns];
+  T k[kKeyPlaces][kKeys * kHeadColumns];
+  T v[kKeyPlaces][kKeys * kHeadColumns];
+  uint64_t q_full[kAttenders], q_empty[kAttenders];
+  uint64_t k_full[kKeyPlaces], k_empty[kKeyPlaces], v_full[kKeyPlaces], v_empty[kKeyPlaces];
+  Announced announced[2];  // of the tile under way, and of the next
+
+  __device__ void init() {
+    for (int w = 0; w < kAttenders; ++w) mbarrier_init(&q_full[w], 1), mbarrier_init(&q_empty[w], 1);
+    for (int place = 0; place < kKeyPlaces; ++place) {
+      mbarrier_init(&k_full[place], 1), mbarrier_init(&k_empty[place], kAttenders);
+      mbarrier_init(&v_full[place], 1), mbarrier_init(&v_empty[place], kAttenders);
+    }
+  }
+};
+
+// Which group of its band a warpgroup has in tile `number` of its block. They change places from tile to tile: under a
+// causal mask the last rows cost most.
+__device__ inline int group_of(int warpgroup, int number) {
+  return number % 2 == 0 ? warpgroup : kAttenders - 1 - warpgroup;
+}
+
+__device__ inline int tiles_of_keys(const attention::BlockOfQueries& block) {
+  return max(block.seen_by(block.queries - 1) + kKeys - 1, 0) / kKeys;
+}
+
+// By one thread: draws tiles, and fetches for each the queries, a place for each warpgroup, and all keys and values.
+template <class T>
+__device__ void fetch_attention(AttendShared<T>& shared, const attention::Args& a, const Order& order,
+                                const Counters& counters, const attention::Maps& maps) {
+  attention::Ring<kKeyPlaces> ring;
+  const auto count = static_cast<unsigned>(order.attention_tiles());
+  unsigned drawn = atomicAdd(counters.drawn_attention, 1u);
+  int number = 0;
+  const auto wait_for_place = [&](int warpgroup) { mbarrier_wait(&shared.q_empty[warpgroup], number % 2 ^ 1); };
+  for (; drawn < count; ++number) {
+    const Band band = order.band(static_cast<int>(drawn) / order.heads);
+    const int head = static_cast<int>(drawn) % order.heads;
+    drawn = atomicAdd(counters.drawn_attention, 1u);  // its answer takes time
+    const attention::BlockOfQueries block(a, int64_t{band.batch} * order.heads + head,
+                                          int64_t{band.first_group} * kGroupRows, band.groups * kGroupRows);
+    const int last = tiles_of_keys(block) - 1;
+    for (int j = last; j >= min(last, 0); --j) {
+      if (j >= 0) {
+        mbarrier_wait(&shared.k_empty[ring.place], ring.phase ^ 1);
+        mbarrier_arrive_expect(&shared.k_full[ring.place], sizeof shared.k[0]);
+        tma_load(shared.k[ring.place], &maps.k, &shared.k_full[ring.place], 0, j * kKeys, head, band.batch);
+      }
+      if (j == last) {  // the queries after the first keys: their places are free later
+        for (int w = 0; w < kAttenders; ++w) wait_for_place(w);
+        shared.announced[number % 2] = {block, band.batch, head, band.first_group};
+        for (int w = 0; w < kAttenders; ++w) {
+          const int group = group_of(w, number);
+          if (group >= band.groups) {
+            mbarrier_arrive(&shared.q_full[w]);
+            continue;
+          }
+          mbarrier_arrive_expect(&shared.q_full[w], sizeof shared.q[w]);
+          tma_load(shared.q[w], &maps.q, &shared.q_full[w], 0, block.first + group * kGroupRows, head, band.batch);
+        }
+      }
+      if (j >= 0) {
+        mbarrier_wait(&shared.v_empty[ring.place], ring.phase ^ 1);
+        mbarrier_arrive_expect(&shared.v_full[ring.place], sizeof shared.v[0]);
+        tma_load(shared.v[ring.place], &maps.v, &shared.v_full[ring.place], 0, j * kKeys, head, band.batch);
+        ring.advance();
+      }
+    }
+  }
+  for (int w = 0; w < kAttenders; ++w) wait_for_place(w);
+  shared.announced[number % 2].block.head = -1;
+  for (int w = 0; w < kAttenders; ++w) mbarrier_arrive(&shared.q_full[w]);
+}
+
+// Of four neighbouring lanes, lane j's word[i] and lane i's word[j] change places.
+__device__ __forceinline__ void transpose_in_quad(uint32_t (&word)[4]) {
+#pragma unroll
+  for (int apart = 1; apart <= 2; apart *= 2) {
+    const bool upper = (threadIdx.x & apart) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & apart) != 0) continue;
+      const uint32_t other = __shfl_xor_sync(kFullWarp, upper ? word[i] : word[i + apart], apart);
+      (upper ? word[i] : word[i + apart]) = other;
+    }
+  }
+}
+
+// Stores a warpgroup's 64 rows, which lie as wgmma leaves them: of each eight columns a lane has two, and its quad all.
+// to: where the group's first row begins. rows, columns: those that exist.
+template <class T>
+__device__ __forceinline__ void store_output(T* to, int64_t stride, int rows, int columns,
+                                             const float (&out)[kHeadColumns / 2], const float (&factor)[2]) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = static_cast<int>(threadIdx.x) / kWarpSize % 4 * 16 + lane / 4 + 8 * r;
+#pragma unroll
+    for (int first = 0; first < kHeadColumns; first += 32) {
+      uint32_t word[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* const pair = out + (first / 8 + i) * 4 + 2 * r;
+        word[i] = pack<T>(pair[0] * factor[r], pair[1] * factor[r]);
+      }
+      transpose_in_quad(word);
+      const int column = first + lane % 4 * 8;
+      if (row < rows && column < columns) {
+        *reinterpret_cast<uint4*>(to + row * stride + column) = make_uint4(word[0], word[1], word[2], word[3]);
+      }
+    }
+  }
+}
+
+// By a warpgroup.
+template <class T>
+__device__ void attend(AttendShared<T>& shared, const attention::Args& a, const Order& order,
+                       const Counters& counters) {
+  using attention::hide_unseen;
+  using attention::issue_output;
+  using attention::issue_scores;
+  const int warpgroup = warpgroup_of_block();
+  const bool leader = leads_warpgroup(warpgroup);
+  const float scale = static_cast<float>(a.scale * kLog2e);
+  attention::Ring<kKeyPlaces> ring;
+  unsigned* stored = nullptr;     // the counter of the rows that were stored last
+  const auto tell_stored = [&] {  // under a product: the release waits until they are in memory
+    if (leader && stored != nullptr) add_release(stored, 1u);
+    stored = nullptr;
+  };
+  for (int number = 0;; ++number) {
+    mbarrier_wait(&shared.q_full[warpgroup], number % 2);
+    const Announced& announced = shared.announced[number % 2];
+    const attention::BlockOfQueries block = attention::in_all_lanes(announced.block);
+    if (block.head < 0) break;
+    const int first_row = group_of(warpgroup, number) * kGroupRows;
+    const auto* const q = &shared.q[warpgroup];
+
+    attention::RowsSoftmax softmax;
+    float out[kHeadColumns / 2] = {};
+    float factor[2];
+    uint32_t weight[kKeys / 16][4];
+
+    int j = tiles_of_keys(block) - 1;
+    const int seen = first_row < block.queries ? block.seen_by(first_row + kGroupRows - 1) : 0;
+    for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
+      if (leader) {
+        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+        mbarrier_arrive(&shared.k_empty[ring.place]);
+        mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+        mbarrier_arrive(&shared.v_empty[ring.place]);
+      }
+      __syncwarp();
+    }
+    if (j < 0) {
+      if (leader) mbarrier_arrive(&shared.q_empty[warpgroup]);
+    } else {
+      {
+        float score[kKeys / 2];
+        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+        wgmma_fence();
+        issue_scores<kHeadColumns, kKeys>(score, q, &shared.k[ring.place]);
+        tell_stored();
+        wgmma_wait<0>();
+        if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
+        if (leader && j == 0) mbarrier_arrive(&shared.q_empty[warpgroup]);
+        hide_unseen(score, block, first_row, j * kKeys);
+        softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
+        attention::pack_weights<T>(score, weight);
+      }
+      // Both products at once, and the softmax while they run.
+      const auto step = [&](auto masked) {
+        const attention::Ring<kKeyPlaces> before = ring;
+        ring.advance();
+        float score[kKeys / 2];
+        mbarrier_wait(&shared.v_full[before.place], before.phase);
+        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+        wgmma_fence();
+        issue_scores<kHeadColumns, kKeys>(score, q, &shared.k[ring.place]);
+        issue_output<kHeadColumns, kKeys>(out, weight, &shared.v[before.place]);
+        wgmma_wait<1>();  // the scores
+        if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
+        if (leader && j == 0) mbarrier_arrive(&shared.q_empty[warpgroup]);
+        if constexpr (decltype(masked)::value) hide_unseen(score, block, first_row, j * kKeys);
+        const bool raised = softmax.weigh(score, scale, factor);
+        wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
+        if (leader) mbarrier_arrive(&shared.v_empty[before.place]);
+        if (raised) {
+#pragma unroll
+          for (int i = 0; i < kHeadColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
+        }
+        attention::pack_weights<T>(score, weight);
+      };
+      const int all_see = block.seen_by(first_row);  // its first query sees the least
+      for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
+      for (; j >= 0; --j) step(std::false_type{});
+      mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+      wgmma_fence();
+      issue_output<kHeadColumns, kKeys>(out, weight, &shared.v[ring.place]);
+      wgmma_wait<0>();
+      if (leader) mbarrier_arrive(&shared.v_empty[ring.place]);
+      ring.advance();
+    }
+    tell_stored();  // where there was no product under which it could be done
+
+    const int rows = block.queries - first_row;
+    if (rows > 0) {
+      float inverse[2];
+      softmax.finish(inverse);
+      const int batch = same_in_warp(announced.batch),
+                group = same_in_warp(announced.first_group) + first_row / kGroupRows;
+      T* const to = static_cast<T*>(a.out) + batch * a.out_stride.batch +
+                    same_in_warp(announced.head) * a.out_stride.head + int64_t{group} * kGroupRows * a.out_stride.seq;
+      store_output(to, a.out_stride.seq, rows, static_cast<int>(a.head_dim), out, inverse);
+      tma_global_fence();  // TMA is to read it
+      named_barrier_sync(1 + warpgroup, kWarpgroupSize);
+      stored = counters.attended + batch * order.groups + group;
+    }
+  }
+  tell_stored();
+}
+
+}  // namespace kf::KF_BACKEND::attention_block

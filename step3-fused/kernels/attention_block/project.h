@@ -1,0 +1,251 @@
+// The projection of attention_block's v4: one warpgroup multiplies, tile by tile, while the others attend.
+//
+//   ring   places with a and b, 64 of the depth each; after those of a tile one with the residual and the bias, in
+//   which
+//          the sum is put together and from which it leaves
+#pragma once
+
+#include <step1/vector.h>
+#include <step2/mbarrier.h>
+#include <step2/mma.h>
+#include <step2/reduce.h>
+#include <step2/tma.h>
+#include <step2/warpgroup.h>
+#include <step2/wgmma.h>
+
+#include <attention/hopper.h>
+
+#include "order.h"
+
+namespace kf::KF_BACKEND::attention_block {
+
+constexpr int kDepth = 64;  // of a place
+constexpr int kPlaces = 6;
+constexpr int kProjectThreads = kWarpgroupSize;
+
+template <class T>
+struct Place {
+  T a[kGroupRows * kDepth];  // or the bias
+  T b[kWidth * kDepth];      // or the residual, and then the sum: slices of 64 columns, swizzled
+};
+
+// Its column is −1: there are no more tiles.
+struct Tile {
+  Group group;
+  int column;  // in tiles
+};
+
+template <class T>
+struct ProjectShared {
+  Place<T> place[kPlaces];
+  uint64_t full[kPlaces], empty[kPlaces];
+  uint64_t summed[2], stored[2];  // the sum is there; it has left its place
+  Tile tile[kPlaces];             // that begins there
+  struct {
+    Tile tile;
+    int place;
+  } leaving[2];
+
+  __device__ void init() {
+    for (int place = 0; place < kPlaces; ++place) mbarrier_init(&full[place], 1), mbarrier_init(&empty[place], 1);
+    for (int i = 0; i < 2; ++i) mbarrier_init(&summed[i], kProjectThreads / kWarpSize), mbarrier_init(&stored[i], 1);
+  }
+};
+
+struct ProjectMaps {
+  CUtensorMap attended, weight, residual, sum;
+};
+
+// ---- what one thread fetches ----
+
+template <class T>
+struct ProjectFetch {
+  ProjectShared<T>& shared;
+  const ProjectMaps& maps;
+  const Order& order;
+  const Counters& counters;
+  const T* bias;
+  const int width;
+  attention::Ring<kPlaces> ring;
+
+  __device__ void fetch(const Tile& tile) {
+    const int steps = static_cast<int>(ceil_div(width, kDepth));
+    const int column = tile.column * kWidth, row = tile.group.group * kGroupRows;
+    const unsigned* const attended = counters.attended + order.number_of(tile.group);
+    const auto heads = static_cast<unsigned>(order.heads);
+    // The weights need not wait for attention. So as long as its rows are missing, places get their weights first.
+    bool there = load_acquire(attended) == heads;
+    if (there) tma_global_fence();
+    attention::Ring<kPlaces> behind = ring;
+    int fetched = 0;
+    const auto fetch_rows = [&](int end) {
+      for (; fetched < end; ++fetched, behind.advance()) {
+        tma_load(shared.place[behind.place].a, &maps.attended, &shared.full[behind.place], fetched * kDepth, row,
+                 tile.group.batch);
+      }
+    };
+    const auto wait_for_rows = [&] {
+      if (there) return;
+      wait_for_counter(attended, heads);
+      tma_global_fence();
+      there = true;
+    };
+    for (int k = 0; k < steps; ++k, ring.advance()) {
+      if (k == kPlaces) wait_for_rows();  // no place will be free before
+      if (there) fetch_rows(k);
+      mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
+      if (k == 0) shared.tile[ring.place] = tile;
+      mbarrier_arrive_expect(&shared.full[ring.place], sizeof(Place<T>));
+#pragma unroll
+      for (int c = 0; c < kWidth; c += 64) {
+        tma_load(shared.place[ring.place].b + c * kDepth, &maps.weight, &shared.full[ring.place], column + c,
+                 k * kDepth);
+      }
+      if (there) fetch_rows(k + 1);
+    }
+    wait_for_rows();
+    fetch_rows(steps);
+    Place<T>& place = shared.place[ring.place];
+    const uint32_t bias_bytes = min(kWidth, width - column) * static_cast<int>(sizeof(T));
+    mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
+    mbarrier_arrive_expect(&shared.full[ring.place], sizeof place.b + bias_bytes);
+#pragma unroll
+    for (int c = 0; c < kWidth; c += 64) {
+      tma_load(place.b + c * kGroupRows, &maps.residual, &shared.full[ring.place], column + c, row, tile.group.batch);
+    }
+    bulk_load(place.a, bias + column, bias_bytes, &shared.full[ring.place]);
+    ring.advance();
+  }
+
+  __device__ void run() {
+    const auto count = static_cast<unsigned>(order.all_groups() * order.columns);
+    unsigned drawn = atomicAdd(counters.drawn_projection, 1u);
+    while (drawn < count) {
+      const Tile tile{order.group(drawn / order.columns), static_cast<int>(drawn) % order.columns};
+      drawn = atomicAdd(counters.drawn_projection, 1u);  // its answer takes time
+      fetch(tile);
+    }
+    mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
+    shared.tile[ring.place].column = -1;
+    mbarrier_arrive(&shared.full[ring.place]);
+  }
+};
+
+// ---- what becomes of a sum ----
+
+// By one thread of another warp: stores sums, and tells it when they are in memory. To the projecting warpgroup neither
+// wait would be free.
+template <class T>
+__device__ void store_sums(ProjectShared<T>& shared, const ProjectMaps& maps, const Order& order,
+                           const Counters& counters) {
+  for (int number = 0;; ++number) {
+    const int i = number % 2;
+    mbarrier_wait(&shared.summed[i], number / 2 % 2);
+    const Tile tile = shared.leaving[i].tile;
+    const int place = shared.leaving[i].place;
+    if (tile.column < 0) break;
+#pragma unroll
+    for (int c = 0; c < kWidth; c += 64) {
+      tma_store(&maps.sum, shared.place[place].b + c * kGroupRows, tile.column * kWidth + c,
+                tile.group.group * kGroupRows, tile.group.batch);
+    }
+    tma_store_commit();
+    tma_store_wait_read<0>();
+    mbarrier_arrive(&shared.empty[place]);
+    mbarrier_arrive(&shared.stored[i]);
+    tma_store_wait<0>();
+    add_release(counters.projected + order.number_of(tile.group), 1u);
+  }
+}
+
+// ---- by a warpgroup ----
+
+template <class T>
+struct Project {
+  ProjectShared<T>& shared;
+  const int steps;   // places along the depth
+  const int number;  // of this warpgroup
+  const bool leader = leads_warpgroup(number);
+  const int lane = threadIdx.x % kWarpSize, warp = static_cast<int>(threadIdx.x) / kWarpSize % 4;
+  attention::Ring<kPlaces> ring;
+  int left = 0;  // sums that have left, or are about to
+
+  __device__ Project(ProjectShared<T>& shared, int steps, int number) : shared(shared), steps(steps), number(number) {}
+
+  __device__ void pass_on(const Tile& tile) {
+    const int i = left % 2;
+    if (threadIdx.x % kWarpgroupSize == 0) shared.leaving[i] = {tile, ring.place};
+    if (lane == 0) mbarrier_arrive(&shared.summed[i]);
+    ++left;
+  }
+
+  __device__ __forceinline__ void multiply(const Tile& tile) {
+    float sum[kWidth / 2] = {};
+    int reading = -1;  // the place that the product under way reads
+    const auto leave = [&] {
+      if (leader && reading >= 0) mbarrier_arrive(&shared.empty[reading]);
+      reading = -1;
+    };
+    for (int k = 0; k < steps; ++k) {
+      mbarrier_wait(&shared.full[ring.place], ring.phase);
+      Place<T>& place = shared.place[ring.place];
+      const uint64_t of_a = matrix_descriptor(place.a, 0, 1024, Swizzle::k128);
+      const uint64_t of_b = matrix_descriptor(place.b, 64 * kDepth * sizeof(T), 1024, Swizzle::k128);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < kDepth / 16; ++i) {  // descriptors count in 16 bytes
+        wgmma<kWidth, T, Major::kK, Major::kMN>(sum, of_a + i * (32 >> 4), of_b + i * (2048 >> 4), true);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      leave();
+      reading = ring.place;
+      ring.advance();
+    }
+    wgmma_wait<0>();
+    leave();
+
+    mbarrier_wait(&shared.full[ring.place], ring.phase);
+    if (left >= 2) mbarrier_wait(&shared.stored[left % 2], (left / 2 - 1) % 2);  // the one before last has left
+    Place<T>& place = shared.place[ring.place];
+    const int row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int group = 0; group < kWidth / 8; group += 2) {  // eight columns each
+      const int own = group + lane / 16;
+      T* const at = place.b + own / 8 * kGroupRows * 64 + row * 64 + (own % 8 ^ row % 8) * 8;
+      uint32_t pair[4];  // of a group rows g and g + 8, then the same of the next
+      ldmatrix(pair, at);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float bias[2];
+        widen(load_vector<2>(place.a + (group + i) * 8 + lane % 4 * 2), bias);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float residual[2];
+          widen(reinterpret_cast<const Vector<T, 2>&>(pair[2 * i + half]), residual);
+          const float* const product = sum + 4 * (group + i) + 2 * half;
+          pair[2 * i + half] = pack<T>(product[0] + bias[0] + residual[0], product[1] + bias[1] + residual[1]);
+        }
+      }
+      stmatrix(at, pair);
+    }
+    tma_store_fence();
+    __syncwarp();
+    pass_on(tile);
+    ring.advance();
+  }
+
+  __device__ void run() {
+    for (;;) {
+      mbarrier_wait(&shared.full[ring.place], ring.phase);
+      const Tile& tile = shared.tile[ring.place];
+      const int column = same_in_warp(tile.column);
+      if (column < 0) break;
+      multiply({{same_in_warp(tile.group.batch), same_in_warp(tile.group.group)}, column});
+    }
+    if (left >= 2) mbarrier_wait(&shared.stored[left % 2], (left / 2 - 1) % 2);
+    pass_on({{0, 0}, -1});
+  }
+};
+
+}  // namespace kf::KF_BACKEND::attention_block

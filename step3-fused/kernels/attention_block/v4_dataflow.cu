@@ -1,0 +1,162 @@
+// attention_block v4_dataflow: one launch, whose parts run side by side
+//
+// Idea      Attention alone leaves the tensor cores idle most of the time: it waits for exponentials. A projection
+// could
+//           use them, and all that it needs is rows of which every head is done. So blocks stay, one for each
+//           multiprocessor, and their warpgroups have different work: three attend, one projects. Counters in memory,
+//           one for 64 rows, say what is there (order.h).
+// Since v3  One launch. Each part goes through all of the problem in the same order, and follows the part before it:
+//
+//             warpgroups 0 to 2  attend: 192 rows of a head at a time    │ normalise what is left,
+//             warpgroup 3              project: 64 rows × 128 columns    │ a few rows a warp
+//             three threads      fetch for the one, fetch for the other, store sums
+//
+//           Where the projection waits for rows, its weights are fetched meanwhile. The residual comes to the place in
+//           which the sum is put together. Sums are stored by another thread: who multiplies waits for places only
+// Launch    a memset of the counters; grid multiprocessors, block 640: 112 registers for those who attend and project,
+//           32 for the others; 217 KB of shared memory: queries 24, keys and values 3 places of 16, the projection 6 of
+//           24
+// Moves     6·batch·q_length·width·sizeof(T) bytes at the least, width = heads·head_dim: q, k, v, residual, sum and y;
+//           what lies between stays in the L2 cache if it can. From there (1/64 + 1/128)·rows·width² elements for the
+//           projection: 0.9 GB at 32 · 1024 rows of 768, twice what linear's tiles of 128 × 256 read. FLOPs as v1
+// Limits    compute capability 9.0; float16 and bfloat16; head_dim a multiple of 8 up to 64, width up to 2048; one key
+//           at the least; a scale above 0; q, k and v as step 2's rungs on tensor cores take them, all others at
+//           multiples of 16 bytes. Rounds the weights, attention's output and the sum. Side by side both take longer,
+//           attention half as long again, and rows wait for the end: v3 is faster, for all its launches
+#include <kf/best.h>
+#include <kf/launch.h>
+#include <step3/step2_attention.h>
+
+#include "attend.h"
+#include "normalize.h"
+#include "project.h"
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::attention_block {
+namespace {
+
+constexpr int kMostVectors = 8;  // of a row, that a lane normalises
+constexpr int kThreads = (kAttenders + 2) * kWarpgroupSize;
+// 640 threads begin with 96 registers each; together no more than that.
+constexpr int kAttendRegisters = 112, kProjectRegisters = 112, kOtherRegisters = 32;
+static_assert(kAttenders * kAttendRegisters + kProjectRegisters + kOtherRegisters <= (kAttenders + 2) * 96);
+
+template <class T>
+struct Shared {
+  AttendShared<T> attend;
+  alignas(1024) ProjectShared<T> project;
+};
+
+struct Maps {
+  attention::Maps attend;
+  ProjectMaps project;
+};
+
+template <int kVectors, class T>
+__global__ void __launch_bounds__(kThreads, 1)
+    v4_dataflow_kernel(const attention::Args a, const __grid_constant__ Maps maps, const Order order,
+                       const Counters counters, const T* proj_bias, const Norm<T> norm) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<T>*>(memory);
+  if (threadIdx.x == 0) {
+    shared.attend.init();
+    shared.project.init();
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+
+  const int warpgroup = warpgroup_of_block();
+  if (warpgroup < kAttenders) {
+    take_registers<kAttendRegisters>();
+    attend(shared.attend, a, order, counters);
+    Normalize<kVectors, T>{norm}.run(order, counters);
+  } else if (warpgroup == kAttenders) {
+    take_registers<kProjectRegisters>();
+    Project<T>(shared.project, static_cast<int>(ceil_div(norm.width, kDepth)), kAttenders).run();
+    Normalize<kVectors, T>{norm}.run(order, counters);
+  } else {
+    give_registers<kOtherRegisters>();
+    const int thread = threadIdx.x % kWarpgroupSize;
+    if (thread == 0) fetch_attention(shared.attend, a, order, counters, maps.attend);
+    if (thread == kWarpSize) {
+      ProjectFetch<T>{shared.project, maps.project, order, counters, proj_bias, norm.width, {}}.run();
+    }
+    if (thread == 2 * kWarpSize) store_sums(shared.project, maps.project, order, counters);
+  }
+}
+
+template <class T>
+CUtensorMap map_of_rows(const void* rows, int64_t batches, int64_t length, int64_t width) {
+  const auto bytes = static_cast<uint64_t>(width) * sizeof(T);
+  return make_tensor_map<T, 3>(
+      static_cast<const T*>(rows),
+      {static_cast<uint64_t>(width), static_cast<uint64_t>(length), static_cast<uint64_t>(batches)},
+      {bytes, bytes * static_cast<uint64_t>(length)}, {64, kGroupRows, 1}, Swizzle::k128);
+}
+
+Order order_of(const Args& a) {
+  const Attention& t = a.attention;
+  return {t.batch, t.heads, t.q_length, t.heads * t.head_dim};
+}
+
+template <int kVectors, class T>
+void launch(const Args& a, void* stream) {
+  const Attention& t = a.attention;
+  const int64_t width = t.heads * t.head_dim;
+  const Order order = order_of(a);
+  const Counters counters(static_cast<unsigned char*>(a.scratch) + attended_bytes(t, a.dtype), order);
+  check(cudaMemsetAsync(counters.drawn_attention, 0, static_cast<size_t>(Counters::bytes(order)), as_stream(stream)),
+        "cudaMemsetAsync");
+  const attention::Args attention = attention_args(t, a.dtype, a.scratch, nullptr);
+  const auto rows = [&](const void* first) { return map_of_rows<T>(first, t.batch, t.q_length, width); };
+  Maps maps{};
+  maps.attend.q = attention::map_of<T>(attention, attention.q, attention.q_stride, t.heads, t.q_length, kGroupRows);
+  maps.attend.k = attention::map_of<T>(attention, attention.k, attention.k_stride, t.heads, t.k_length, kKeys);
+  maps.attend.v = attention::map_of<T>(attention, attention.v, attention.v_stride, t.heads, t.k_length, kKeys);
+  maps.project = {rows(a.scratch),
+                  make_tensor_map<T, 2>(static_cast<const T*>(a.proj_weight),
+                                        {static_cast<uint64_t>(width), static_cast<uint64_t>(width)},
+                                        {static_cast<uint64_t>(width) * sizeof(T)}, {64, kDepth}, Swizzle::k128),
+                  rows(a.residual), rows(a.sum)};
+  const Norm<T> norm{static_cast<const T*>(a.weight), static_cast<const T*>(a.bias),
+                     static_cast<const T*>(a.sum),    static_cast<T*>(a.y),
+                     static_cast<int>(width),         static_cast<int>(t.q_length),
+                     static_cast<float>(a.eps)};
+  const auto kernel = v4_dataflow_kernel<kVectors, T>;
+  allow_shared(kernel, sizeof(Shared<T>));
+  kernel<<<static_cast<unsigned>(multiprocessors()), kThreads, sizeof(Shared<T>), as_stream(stream)>>>(
+      attention, maps, order, counters, static_cast<const T*>(a.proj_bias), norm);
+  check_launch();
+}
+
+}  // namespace
+
+std::string v4_dataflow_supports(const Args& a) {
+  const Attention& t = a.attention;
+  const int64_t width = t.heads * t.head_dim;
+  const std::string refused = attention::on_hopper(attention_args(t, a.dtype, a.scratch, nullptr), kGroupRows);
+  if (!refused.empty()) return refused;
+  if (t.k_length == 0) return "takes one key at the least";
+  if (t.head_dim > kHeadColumns) return "takes head_dim ≤ 64, got " + std::to_string(t.head_dim);
+  if (width > kMostVectors * kWarpSize * 8) return "takes heads·head_dim ≤ 2048, got " + std::to_string(width);
+  if (!aligned_16(a.residual, a.proj_weight, a.proj_bias, a.weight, a.bias, a.sum, a.y)) {
+    return "takes residual, parameters, sum and y that begin at multiples of 16 bytes";
+  }
+  return "";
+}
+
+int64_t v4_dataflow_scratch_bytes(const Args& a) {
+  return attended_bytes(a.attention, a.dtype) + Counters::bytes(order_of(a));
+}
+
+void v4_dataflow(const Args& a, void* stream) {
+  const int64_t vectors = ceil_div(a.attention.heads * a.attention.head_dim, kWarpSize * 8);
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    if (vectors <= 3) return launch<3, T>(a, stream);
+    if (vectors <= 4) return launch<4, T>(a, stream);
+    launch<kMostVectors, T>(a, stream);
+  });
+}
+
+}  // namespace kf::KF_BACKEND::attention_block
