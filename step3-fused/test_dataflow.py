@@ -138,6 +138,13 @@ def test_large_scores_pick_the_greatest(dtype, device):
     torch.testing.assert_close(got, tuple(t.to(dtype) for t in expected), rtol=2e-2, atol=2e-2)
 
 
+@on_each_device
+def test_rows_far_from_0(device):
+    """Rows whose mean is 8 times what they deviate by."""
+    q, k, v, residual, *rest = inputs_of(2, 2, 70, 70, 64, device=device)
+    check((q, k, v, residual + 8, *rest), causal=True)
+
+
 @pytest.mark.parametrize("schedule", ["reverse", "random:1", "random:2", "random:3"])
 def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
