@@ -28,7 +28,7 @@ FAULTS = [
     Fault(
         "split-beyond-one-round",
         "auto splits the keys where tiles need a second round",
-        HOST2,
+        "step2-attention/kernels/attention/rungs.h",
         "(half_seen ? 2 : 1) * 132",
         "(half_seen ? 2 : 1) * 133",
         f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
@@ -36,7 +36,7 @@ FAULTS = [
     Fault(
         "blocks-that-stay-too-early",
         "auto takes blocks that stay where v7's tiles would need one round",
-        HOST2,
+        "step2-attention/kernels/attention/rungs.h",
         "192 : 128) <= 132;",
         "192 : 128) < 132;",
         f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
@@ -44,7 +44,7 @@ FAULTS = [
     Fault(
         "short-tiles-to-v7",
         "auto takes v7 for short texts, whose tiles it leaves half empty",
-        HOST2,
+        "step2-attention/kernels/attention/rungs.h",
         "a.q_length > 256 &&",
         "a.q_length > 0 &&",
         f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",

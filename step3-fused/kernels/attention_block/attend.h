@@ -238,9 +238,10 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
                     same_in_warp(announced.head) * a.out_stride.head + int64_t{group} * kGroupRows * a.out_stride.seq;
       store_output(to, a.out_stride.seq, rows, static_cast<int>(a.head_dim), out, inverse);
       tma_global_fence();  // TMA is to read it
-      named_barrier_sync(1 + warpgroup, kWarpgroupSize);
       stored = counters.attended + batch * order.groups + group;
     }
+    // All have stored, and have read what was announced: without a product none of them waits for the others.
+    named_barrier_sync(1 + warpgroup, kWarpgroupSize);
   }
   tell_stored();
 }

@@ -9,7 +9,7 @@
 // Moves     10·batch·q_length·width·sizeof(T) bytes, width = heads·head_dim: attention 4 (q, k, v, its output), the
 //           projection 2, the addition with LayerNorm 4; less what the L2 cache still holds of one launch when the next
 //           one asks for it. FLOPs as v1
-// Limits    theirs; rounds attention's output, its projection and the sum
+// Limits    theirs; rounds attention's weights, its output, its projection and the sum
 #include <step3/step2_attention.h>
 
 #include <algorithm>

@@ -13,16 +13,15 @@
 //
 //           Where the projection waits for rows, its weights are fetched meanwhile. The residual comes to the place in
 //           which the sum is put together. Sums are stored by another thread: who multiplies waits for places only
-// Launch    a memset of the counters; grid multiprocessors, block 640: 112 registers for those who attend and project,
-//           32 for the others; 217 KB of shared memory: queries 24, keys and values 3 places of 16, the projection 6 of
-//           24
+// Launch    a memset of the counters; grid multiprocessors, block 640: 112 registers for who attends or projects, 32
+//           for the others; 217 KB of shared memory: queries 24, keys and values 3 · 16, the projection 6 · 24
 // Moves     6·batch·q_length·width·sizeof(T) bytes at the least, width = heads·head_dim: q, k, v, residual, sum and y;
 //           what lies between stays in the L2 cache if it can. From there (1/64 + 1/128)·rows·width² elements for the
 //           projection: 0.9 GB at 32 · 1024 rows of 768, twice what linear's tiles of 128 × 256 read. FLOPs as v1
 // Limits    compute capability 9.0; float16 and bfloat16; head_dim a multiple of 8 up to 64, width up to 2048; one key
 //           at the least; a scale above 0; q, k and v as step 2's rungs on tensor cores take them, all others at
-//           multiples of 16 bytes. Rounds the weights, attention's output and the sum. Side by side both take longer,
-//           attention half as long again, and rows wait for the end: v3 is faster, for all its launches
+//           multiples of 16 bytes. Side by side both take longer, attention half as long again, and rows wait for the
+//           end: v3 is faster, for all its launches. It rounds attention's weights, its output and the sum
 #include <kf/best.h>
 #include <kf/launch.h>
 #include <step3/step2_attention.h>
@@ -109,10 +108,7 @@ void launch(const Args& a, void* stream) {
         "cudaMemsetAsync");
   const attention::Args attention = attention_args(t, a.dtype, a.scratch, nullptr);
   const auto rows = [&](const void* first) { return map_of_rows<T>(first, t.batch, t.q_length, width); };
-  Maps maps{};
-  maps.attend.q = attention::map_of<T>(attention, attention.q, attention.q_stride, t.heads, t.q_length, kGroupRows);
-  maps.attend.k = attention::map_of<T>(attention, attention.k, attention.k_stride, t.heads, t.k_length, kKeys);
-  maps.attend.v = attention::map_of<T>(attention, attention.v, attention.v_stride, t.heads, t.k_length, kKeys);
+  Maps maps{attention::maps_of<T>(attention, kKeys), {}};
   maps.project = {rows(a.scratch),
                   make_tensor_map<T, 2>(static_cast<const T*>(a.proj_weight),
                                         {static_cast<uint64_t>(width), static_cast<uint64_t>(width)},

@@ -6,7 +6,7 @@
 // Launch    theirs
 // Moves     8·batch·q_length·width·sizeof(T) bytes, width = heads·head_dim: attention 4 (q, k, v, its output), the
 //           addition with LayerNorm 4, one of which nobody asked for; less what the L2 cache still holds. FLOPs as v1
-// Limits    theirs; rounds attention's output and the sum
+// Limits    theirs; rounds attention's weights, its output and the sum
 #include <step3/step2_attention.h>
 
 #include "../residual_layer_norm/rungs.h"
