@@ -52,7 +52,7 @@ FAULTS = [
     Fault(
         "padded-squares-split",
         "auto takes two rounds where the queries see most keys",
-        HOST2,
+        "step2-attention/kernels/attention/rungs.h",
         "a.causal && a.q_length == a.k_length &&",
         "a.causal &&",
         f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
@@ -140,8 +140,8 @@ FAULTS = [
     Fault(
         "rows-at-any-address",
         "rows of a half type reach tensor cores wherever they begin",
-        HOST2,
-        "bool aligned = reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0;",
+        "common/include/kf/host.h",
+        "bool aligned = begins_at_16_bytes(t);",
         "bool aligned = true;",
         f"{TEST2}::test_attention_of_any_length[33-full-torch.bfloat16-cpu-v3_mma]",
     ),
