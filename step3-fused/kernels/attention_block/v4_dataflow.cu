@@ -21,7 +21,7 @@
 // Limits    compute capability 9.0; float16 and bfloat16; head_dim a multiple of 8 up to 64, width up to 2048; one key
 //           at the least; a scale above 0; q, k and v as step 2's rungs on tensor cores take them, all others at
 //           multiples of 16 bytes. Side by side both take longer, attention half as long again, and rows wait for the
-//           end: v3 is faster, for all its launches. It rounds attention's weights, its output and the sum
+//           end: v3 is as fast or faster, for all its launches. It rounds attention's weights, its output and the sum
 #include <kf/best.h>
 #include <kf/launch.h>
 #include <step3/step2_attention.h>
