@@ -274,4 +274,17 @@ struct Ring {
   }
 };
 
+// Leaves the tile of keys and values that lies there, of which none of a warpgroup's queries sees a key. It must have
+// come: else this could count as leaving what was there before.
+template <class Shared, int kPlaces>
+__device__ __forceinline__ void pass_over(Shared& shared, const Ring<kPlaces>& ring, bool leader) {
+  if (leader) {
+    mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+    mbarrier_arrive(&shared.k_empty[ring.place]);
+    mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+    mbarrier_arrive(&shared.v_empty[ring.place]);
+  }
+  __syncwarp();
+}
+
 }  // namespace kf::KF_BACKEND::attention

@@ -115,13 +115,7 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
   for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
     wait_for_turn();
     pass_turn();
-    if (leader) {
-      mbarrier_wait(&shared.k_full[ring.place], ring.phase);
-      mbarrier_arrive(&shared.k_empty[ring.place]);
-      mbarrier_wait(&shared.v_full[ring.place], ring.phase);
-      mbarrier_arrive(&shared.v_empty[ring.place]);
-    }
-    __syncwarp();
+    pass_over(shared, ring, leader);
   }
   if (tiles_of_keys > 0) mbarrier_wait(&shared.q_full, 0);
   if (j >= 0) {

@@ -166,13 +166,7 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
     for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
       wait_for_turn();
       pass_turn();
-      if (leader) {
-        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
-        mbarrier_arrive(&shared.k_empty[ring.place]);
-        mbarrier_wait(&shared.v_full[ring.place], ring.phase);
-        mbarrier_arrive(&shared.v_empty[ring.place]);
-      }
-      __syncwarp();
+      pass_over(shared, ring, leader);
     }
     if (j >= 0) {
       {

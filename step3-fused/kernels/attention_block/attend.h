@@ -172,13 +172,7 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
     int j = tiles_of_keys(block) - 1;
     const int seen = first_row < block.queries ? block.seen_by(first_row + kGroupRows - 1) : 0;
     for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
-      if (leader) {
-        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
-        mbarrier_arrive(&shared.k_empty[ring.place]);
-        mbarrier_wait(&shared.v_full[ring.place], ring.phase);
-        mbarrier_arrive(&shared.v_empty[ring.place]);
-      }
-      __syncwarp();
+      attention::pass_over(shared, ring, leader);
     }
     if (j < 0) {
       if (leader) mbarrier_arrive(&shared.q_empty[warpgroup]);
