@@ -59,7 +59,8 @@ std::vector<float> numbers(size_t n, int step, float scale = 1) {
   return values;
 }
 
-void expect_near(const DeviceVector& got, const std::vector<double>& expected, const std::string& what) {
+template <class Memory>
+void expect_near(const Memory& got, const std::vector<double>& expected, const std::string& what) {
   const std::vector<float> values = got.values();
   for (size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], expected[i], 2e-5) << what << ", element " << i;
 }
@@ -216,7 +217,6 @@ void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_lengt
                  DType dtype = DType::kFloat32) {
   const int64_t width = heads * dim, n = batch * q_length * width;
   const bool half = dtype == DType::kBFloat16;
-  const double tolerance = half ? 3e-2 : 1e-4;
   const auto some = [&](int64_t count, int step) { return half ? eighths(count, step) : numbers(count, step); };
   const std::vector<float> q = some(n, 7919), k = some(batch * k_length * width, 6101);
   const std::vector<float> v = some(batch * k_length * width, 5101), residual = some(n, 4099);
@@ -244,20 +244,22 @@ void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_lengt
   const std::string what = " B=" + std::to_string(batch) + " H=" + std::to_string(heads) +
                            " Sq=" + std::to_string(q_length) + " Sk=" + std::to_string(k_length) +
                            " D=" + std::to_string(dim) + (causal ? " causal" : "") + (half ? " bfloat16" : "");
+  const auto expect = [&](const Matrix& got, const std::vector<double>& expected, const std::string& of) {
+    half ? expect_close(got, expected, 3e-2, of + what) : expect_near(got, expected, of + what);
+  };
   const auto of_half_types = [](const auto& rung) { return std::string(rung.name) == "v4_dataflow"; };
   for (const auto& rung : attention_residual_layer_norm::rungs()) {
     const Matrix y(n, dtype);
     launch(rung, {a, dr.data(), dw.data(), db.data(), y.data(), kEps, nullptr, dtype});
-    expect_close(y, layer_norm_of(plain, weight, bias), tolerance,
-                 "attention_residual_layer_norm " + (rung.name + what));
+    expect(y, layer_norm_of(plain, weight, bias), std::string("attention_residual_layer_norm ") + rung.name);
   }
   for (const auto& rung : attention_block::rungs()) {
     if (!half && of_half_types(rung)) continue;
     const Matrix y(n, dtype), sum(n, dtype);
     launch(rung,
            {a, dr.data(), dpw.data(), dpb.data(), dw.data(), db.data(), y.data(), sum.data(), kEps, nullptr, dtype});
-    expect_close(sum, projected, tolerance, "attention_block sum " + (rung.name + what));
-    expect_close(y, layer_norm_of(projected, weight, bias), tolerance, "attention_block " + (rung.name + what));
+    expect(sum, projected, std::string("attention_block sum ") + rung.name);
+    expect(y, layer_norm_of(projected, weight, bias), std::string("attention_block ") + rung.name);
   }
 }
 

@@ -1,15 +1,15 @@
 """attention_block's v4_dataflow: one launch, whose parts run side by side. python test_dataflow.py, or pytest."""
 
-if __name__ == "__main__" or __package__ in (None, ""):
-    import pathlib
-    import sys
+import pathlib
+import sys
 
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-    from kernel_fusion import stages
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
+from kernel_fusion import stages
 
-    stages.make_importable("step3-fused")
+stages.on_path()
 
 import pytest
+import test_fused
 import torch
 from test_fused import attention_block_of, attention_inputs, from_pieces
 
@@ -37,17 +37,7 @@ def inputs_of(*shape, device, dtype=torch.bfloat16):
 
 
 def check(inputs, **options):
-    kwargs = {key: options.pop(key) for key in ("causal", "scale", "eps") if key in options}
-    return testing.check_contract(
-        step3_fused,
-        "attention_block",
-        inputs,
-        RUNG,
-        reference=attention_block_of,
-        eager=attention_block_of,
-        kwargs=kwargs,
-        **({"layouts": False} | options),
-    )
+    return test_fused.check("attention_block", inputs, RUNG, **({"layouts": False} | options))
 
 
 @on_each_device

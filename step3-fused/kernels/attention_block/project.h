@@ -21,7 +21,6 @@ namespace kf::KF_BACKEND::attention_block {
 
 constexpr int kDepth = 64;  // of a place
 constexpr int kPlaces = 6;
-constexpr int kProjectThreads = kWarpgroupSize;
 
 template <class T>
 struct Place {
@@ -48,7 +47,7 @@ struct ProjectShared {
 
   __device__ void init() {
     for (int place = 0; place < kPlaces; ++place) mbarrier_init(&full[place], 1), mbarrier_init(&empty[place], 1);
-    for (int i = 0; i < 2; ++i) mbarrier_init(&summed[i], kProjectThreads / kWarpSize), mbarrier_init(&stored[i], 1);
+    for (int i = 0; i < 2; ++i) mbarrier_init(&summed[i], kWarpgroupSize / kWarpSize), mbarrier_init(&stored[i], 1);
   }
 };
 

@@ -1,8 +1,7 @@
 // attention_block v4_dataflow: one launch, whose parts run side by side
 //
-// Idea      Attention alone leaves the tensor cores idle most of the time: it waits for exponentials. A projection
-// could
-//           use them, and all that it needs is rows of which every head is done. So blocks stay, one for each
+// Idea      Attention alone leaves the tensor cores idle most of the time: it waits for exponentials. A projection has
+//           use for them, and all that it needs is rows of which every head is done. So blocks stay, one for each
 //           multiprocessor, and their warpgroups have different work: three attend, one projects. Counters in memory,
 //           one for 64 rows, say what is there (order.h).
 // Since v3  One launch. Each part goes through all of the problem in the same order, and follows the part before it:
