@@ -279,6 +279,9 @@ class Preset:
             entry["file"]: shlex.split(entry["command"])
             for entry in json.loads((folder / "compile_commands.json").read_text())
         }
+        for fault in FAULTS:  # all of them, whichever are planted
+            if self.rewritten(fault) not in self.compile:
+                raise Failure(f"{folder}: no command compiles {self.rewritten(fault)}")
         self.link = {target: self.read_link_command(target) for target in targets}
 
     def read_link_command(self, target: str) -> list[str]:
@@ -289,11 +292,15 @@ class Preset:
     def program(self, target: str) -> Path:
         return self.folder / after(self.link[target], "-o")
 
+    def rewritten(self, fault: Fault) -> str:
+        """What CMake compiles of the fault's rung for its own stage: a later stage may compile it, too."""
+        return str(self.folder / fault.stage / "rewritten" / f"{fault.rung}.cpp")
+
     def build(self, fault: Fault, tree: Path, to: Path) -> Path:
         """Compiles the rung as it is in `tree` and links the stage's tests with it."""
         to.mkdir()
         source, object_file, program = to / "rung.cpp", to / "rung.o", to / "program"
-        command = list(self.compile[str(self.folder / "rewritten" / f"{fault.rung}.cpp")])
+        command = list(self.compile[self.rewritten(fault)])
         original = after(command, "-o")
         emulation = str(ROOT / "common/simt")
         for i, word in enumerate(command):

@@ -2,7 +2,10 @@
 
 import dataclasses
 import importlib.util
+import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -41,6 +44,24 @@ def test_a_fault_fits_its_source(fault):
     assert re.search(rf"^TEST\({suite},", (ROOT / fault.stage / "kernels_test.cpp").read_text(), re.M)
     if fault.header:
         assert (ROOT / fault.rung).is_file()
+
+
+@pytest.mark.tools
+@pytest.mark.skipif(not all(map(shutil.which, ("cmake", "ninja"))), reason="needs cmake and ninja: pip install both")
+def test_cmake_compiles_each_rung_where_it_is_looked_for(tmp_path):
+    """Whether GoogleTest is there or not: nothing is compiled."""
+    (tmp_path / "GTestConfig.cmake").write_text(
+        "add_library(GTest::gtest_main INTERFACE IMPORTED)\nset(GTest_FOUND TRUE)\n"
+    )
+    folder = tmp_path / "build"
+    command = ["cmake", "-G", "Ninja", "-S", ROOT, "-B", folder, f"-DGTest_DIR={tmp_path}"]
+    command = [*map(str, command), f"-DPython3_EXECUTABLE={sys.executable}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    compiled = {entry["file"] for entry in json.loads((folder / "compile_commands.json").read_text())}
+    preset = object.__new__(planted_faults.Preset)  # without the build that it begins with
+    preset.folder = folder
+    assert compiled.issuperset(preset.rewritten(fault) for fault in FAULTS)
 
 
 @pytest.mark.parametrize("old", ["no such text", "__syncthreads();"])
