@@ -15,7 +15,9 @@ struct Heads {
 };
 
 // out[b, i, h·D + d] = Σ_j softmax_j(scale · q[b, h, i] · k[b, h, j]) v[b, h, j, d]: the heads side by side, as a model
-// needs them next. Causal: query i sees the keys j ≤ i + k_length − q_length. A query that sees no key gets 0.
+// needs them next. Causal: query i sees the keys j ≤ i + k_length − q_length. key_begin, key_end: in batch b only the
+// keys key_begin[b] ≤ j < key_end[b] exist, the others are padding. A query that sees no key gets 0. lse, the
+// log-sum-exp, is the logarithm of what the weights were divided by: −inf where a query sees no key.
 struct Attention {
   Heads q;
   Heads k;
@@ -27,6 +29,13 @@ struct Attention {
   int64_t head_dim;
   double scale;
   bool causal;
+  const int32_t* key_begin = nullptr;  // [batch], or null: 0
+  const int32_t* key_end = nullptr;    // [batch], or null: k_length
+  void* lse = nullptr;                 // [batch, heads, q_length]: float32, or float64 for float64; null: not wanted
+  // Dropout of the weights: one is kept where its random number of 16 bits is at least `threshold`; 0: all are kept.
+  uint32_t threshold = 0;
+  const int64_t* rng_state = nullptr;  // in the GPU's memory, {seed, offset}; or null: as follows
+  uint64_t seed = 0, offset = 0;
 };
 
 }  // namespace kf

@@ -1,5 +1,6 @@
 // attention_block: what stands between the query projection and the MLP in a GPT-2 block:
-//   sum = residual + attention(q, k, v) · proj_weight + proj_bias;   y = layer_norm(sum)
+//   sum = residual + dropout(attention(q, k, v) · proj_weight + proj_bias);   y = layer_norm(sum)
+// The mask is that of step 1's bias_dropout_residual for the same random numbers.
 #pragma once
 
 #include <kf/rung.h>
@@ -19,6 +20,14 @@ struct Args {
   double eps;
   void* scratch;  // attention's output and its projection, between launches; v4: counters
   DType dtype;
+  void* attended = nullptr;  // attention's output, as y; null: not wanted, as the next two
+  void* mean = nullptr;      // [batch, q_length], of the sum: float32, or float64 for float64
+  void* rstd = nullptr;
+
+  uint32_t threshold = 0;          // of the projection a number is kept where its 16-bit random number is at least this
+  const int64_t* state = nullptr;  // {seed, offset} in the GPU's memory; null: the next two members hold them
+  uint64_t seed = 0;
+  uint64_t offset = 0;
 };
 
 }  // namespace kf::attention_block

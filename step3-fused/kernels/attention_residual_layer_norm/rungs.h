@@ -15,6 +15,9 @@ struct Args {
   double eps;
   void* scratch;  // attention's output and the sum, between launches
   DType dtype;
+  void* attended = nullptr;  // attention's output, as y; null: not wanted, as the next two
+  void* mean = nullptr;      // [batch, q_length], of the sum: float32, or float64 for float64
+  void* rstd = nullptr;
 };
 
 }  // namespace kf::attention_residual_layer_norm
