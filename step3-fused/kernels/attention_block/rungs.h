@@ -40,12 +40,14 @@ void v1_separate(const Args& args, void* stream);
 void v2_fused(const Args& args, void* stream);
 void v3_best(const Args& args, void* stream);
 void v4_dataflow(const Args& args, void* stream);
+void v5_cluster(const Args& args, void* stream);
 std::string v1_separate_supports(const Args& args);
 std::string v2_fused_supports(const Args& args);
 std::string v3_best_supports(const Args& args);
 int64_t v3_best_scratch_bytes(const Args& args);
 std::string v4_dataflow_supports(const Args& args);
 int64_t v4_dataflow_scratch_bytes(const Args& args);
+std::string v5_cluster_supports(const Args& args);
 }  // namespace kf::KF_BACKEND::attention_block
 #endif
 
