@@ -3,84 +3,97 @@
 
 #include <step1/vector.h>
 #include <step2/cluster.h>
+#include <step2/cp_async.h>
 #include <step2/mbarrier.h>
 #include <step2/mma.h>
 #include <step3/dropout.h>
 #include <step3/statistics.h>
 
+#include "cluster_attend.h"
+
 namespace kf::KF_BACKEND::attention_block {
 
-constexpr int kMostBlocks = 16;  // of a cluster
-constexpr int kGroup = 64;  // columns that a warp projects at once
-constexpr int kAhead = 4;   // steps of 16 of the depth whose weights are on their way
+constexpr int kMostShares = 16;  // of a row: blocks of a cluster, or rounds of a block; one for each lane of a row
+constexpr int kGroup = 64;       // columns that a warp projects at once
 
-// rows · weight for 16·kTiles rows and 64 columns, over the depth from step `step` to before `last`. A lane loads eight
-// neighbours of the weight's rows 2t, 2t + 1, 2t + 8 and 2t + 9, 16 bytes each, and pairs two rows' values of a column,
-// as attention's warps do with values: the weight goes from the L2 cache into registers, and nowhere else.
-template <int kTiles, class T>
+// rows · weight for 16 rows and 64 columns, over a part of the depth. A lane asks for eight neighbours of the weight's
+// rows 2t, 2t + 1, 2t + 8 and 2t + 9, 16 bytes each, and pairs two rows' values of a column, as attention's warps do
+// with values; as there, it waits for its own copies only.
+template <class T>
 struct WarpProjection {
+  static constexpr int kAhead = WarpMemory::kSteps;
   const int g = threadIdx.x % kWarpSize / 4, t = threadIdx.x % 4;
-  const T* const weight;
-  const int width, column;  // this lane's first
-  int step, last;
-  Vector<uint32_t, 4> ahead[kAhead][4];
-  float sum[kTiles][8][4] = {};  // [16 rows][e][j]: row g + 8·(j / 2), column 8·(2t + j % 2) + e of the 64
+  WarpMemory& memory;
+  const int width, steps;  // of 16 of the depth
+  const T* from;           // this lane's, in the step to be asked for next
+  float sum[8][4] = {};    // [e][j]: row g + 8·(j / 2), column 8·(2t + j % 2) + e of the 64
 
-  __device__ WarpProjection(const T* weight, int width, int first_column, int step, int last)
-      : weight(weight), width(width), column(first_column + g * 8), step(step), last(last) {
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) fetch(i, step + i);
-  }
+  // From row `first` of the weight on. Columns beyond the last are read as column 0, and their sums are nobody's.
+  __device__ __forceinline__ WarpProjection(WarpMemory& memory, const T* weight, int width, int column, int first,
+                                            int steps)
+      : memory(memory),
+        width(width),
+        steps(steps),
+        from(weight + int64_t{first + 2 * t} * width + (column + g * 8 < width ? column + g * 8 : 0)) {}
 
-  __device__ __forceinline__ void fetch(int place, int of_step) {
+  __device__ __forceinline__ void ask(int step) {
+    if (step < steps) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int k = of_step * 16 + 2 * t + i / 2 * 8 + i % 2;
-      ahead[place][i] = {};
-      if (of_step < last && k < width && column < width) {
-        const auto four = __ldg(reinterpret_cast<const uint4*>(weight + int64_t{k} * width + column));
-        ahead[place][i] = {{four.x, four.y, four.z, four.w}};
+      for (int i = 0; i < 4; ++i) {
+        cp_async_16(&memory.weight[step % kAhead][i][weight_slot()], from + (i / 2 * 8 + i % 2) * width);
       }
+      from += 16 * width;
     }
+    cp_async_commit();
   }
 
-  // rows: in shared memory, zeros from column `width` to the next multiple of 16.
-  __device__ __forceinline__ void run(const T* rows, int stride) {
+  // rows: [heads][kRows][kRowStride] in shared memory, from `head` and its column `in_head` on; ready() is called
+  // before they are read.
+  template <class Ready>
+  __device__ __forceinline__ void run(const T* rows, int head, int in_head, int head_dim, Ready ready) {
+#pragma unroll 1
+    for (int step = 0; step < kAhead; ++step) ask(step);
+    ready();
     const int matrix = threadIdx.x % kWarpSize / 8, matrix_row = threadIdx.x % 8;
-    const T* const own = rows + (matrix % 2 * 8 + matrix_row) * stride + matrix / 2 * 8;
-    for (; step < last; step += kAhead) {
+    const T* a_from = rows + (head * kRows + matrix % 2 * 8 + matrix_row) * kRowStride + matrix / 2 * 8 + in_head;
+#pragma unroll 2
+    for (int step = 0; step < steps; ++step) {
+      cp_async_wait<kAhead - 1>();
+      uint32_t a[4];
+      ldmatrix<4>(a, a_from);
+      in_head += 16, a_from += 16;
+      if (in_head == head_dim) a_from += kRows * kRowStride - head_dim, in_head = 0;
+      Words w[4];
 #pragma unroll
-      for (int place = 0; place < kAhead; ++place) {
-        if (step + place >= last) break;
-        uint32_t a[kTiles][4];
+      for (int i = 0; i < 4; ++i) w[i] = memory.weight[step % kAhead][i][weight_slot()];
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) ldmatrix<4>(a[tile], own + tile * 16 * stride + (step + place) * 16);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const unsigned halves = e % 2 == 0 ? 0x5410 : 0x7632;
-          const auto pair = [&](int i) {
-            return __byte_perm(ahead[place][i].element[e / 2], ahead[place][i + 1].element[e / 2], halves);
-          };
-          const uint32_t pairs[2] = {pair(0), pair(2)};
-#pragma unroll
-          for (int tile = 0; tile < kTiles; ++tile) mma_m16n8k16<T>(sum[tile][e], a[tile], pairs);
-        }
-        fetch(place, step + kAhead + place);
+      for (int e = 0; e < 8; ++e) {
+        const unsigned halves = e % 2 == 0 ? 0x5410 : 0x7632;
+        const auto pair = [&](int i) { return __byte_perm(w[i].element[e / 2], w[i + 1].element[e / 2], halves); };
+        mma_m16n8k16<T>(sum[e], a, {pair(0), pair(2)});
       }
+      ask(step + kAhead);
     }
   }
 
   // to: the first of the 64 columns of the first row, rows `stride` floats apart.
   __device__ __forceinline__ void leave(float* to, int stride) const {
 #pragma unroll
-    for (int i = 0; i < kTiles * 8; ++i) {
-      const int tile = i / 8, j = i / 2 % 4, e = i % 2 * 4;
-      const auto& of = sum[tile];
-      store_vector(to + (tile * 16 + g + j / 2 * 8) * stride + 8 * (2 * t + j % 2) + e,
-                   Vector<float, 4>{{of[e][j], of[e + 1][j], of[e + 2][j], of[e + 3][j]}});
+    for (int i = 0; i < 8; ++i) {
+      const int j = i / 2, e = i % 2 * 4;
+      store_vector(to + (g + j / 2 * 8) * stride + 8 * (2 * t + j % 2) + e,
+                   Vector<float, 4>{{sum[e][j], sum[e + 1][j], sum[e + 2][j], sum[e + 3][j]}});
     }
   }
 };
+
+// Of the lanes of a row, half a warp.
+constexpr int kRowLanes = 16;
+__device__ __forceinline__ float row_sum(float x) {
+#pragma unroll
+  for (int away = kRowLanes / 2; away > 0; away /= 2) x += __shfl_xor_sync(kFullWarp, x, away);
+  return x;
+}
 
 // Of a row some columns, as a block knows them: to be put together by the formula of Chan, Golub and LeVeque (see
 // cluster_row.h).
@@ -88,28 +101,6 @@ struct RowShare {
   Pair<float> mean_and_rest;      // rest: the sum of x − mean
   Pair<float> squares_and_count;  // squares: the sum of (x − mean)²
 };
-
-// The statistics of a row from the blocks' shares of it, in their order; each is `apart` after the one before.
-__device__ inline Statistics<float> statistics_of(const RowShare* share, int apart, int blocks, int width, float eps) {
-  float mean = 0, rest = 0, squares = 0;
-  for (int i = 0; i < blocks; ++i) {
-    mean += share[i * apart].mean_and_rest.first * share[i * apart].squares_and_count.second;
-  }
-  mean /= static_cast<float>(width);
-  for (int i = 0; i < blocks; ++i) {
-    const RowShare& s = share[i * apart];
-    const float off = s.mean_and_rest.first - mean, of_count = s.squares_and_count.second * off;
-    rest += s.mean_and_rest.second + of_count;
-    squares += s.squares_and_count.first + off * (2 * s.mean_and_rest.second + of_count);
-  }
-  return statistics(mean, rest, squares, width, eps);
-}
-
-// Of `lanes` neighbouring lanes, a power of 2.
-__device__ __forceinline__ float sum_of_lanes(float x, int lanes) {
-  for (int away = lanes / 2; away > 0; away /= 2) x += __shfl_xor_sync(kFullWarp, x, away);
-  return x;
-}
 
 // What follows the product, for one block's columns.
 template <class T>
@@ -122,84 +113,114 @@ struct Rest {
   float eps;
 };
 
-// A few lanes a row: the sum, its statistics with the other blocks, the normalised row.
-template <int kTiles, class T>
-struct RowEnd {
-  static constexpr int kRows = 16 * kTiles;
+// What the row's end adds, of a block's columns, in shared memory: asked for at the beginning, so that nobody waits in
+// the end. Where the columns are done in several rounds, it stays in global memory.
+template <class T>
+struct Fetched {
+  T* first;  // [kRows + 3][columns]: the residual, proj_bias, weight and bias; null: in global memory
+  int columns;
+
+  // From column `from` on, of `rows` rows from row `row` of all on.
+  __device__ __forceinline__ void ask(const Rest<T>& rest, int64_t row, int rows, int from) const {
+    const int warps = blockDim.x / kWarpSize;
+#pragma unroll 1
+    for (int r = threadIdx.x / kWarpSize; r < kRows + 3; r += warps) {
+      const T* const source = r < kRows        ? rest.residual + (row + min(r, rows - 1)) * rest.width
+                              : r == kRows     ? rest.proj_bias
+                              : r == kRows + 1 ? rest.weight
+                                               : rest.bias;
+#pragma unroll 1
+      for (int c = threadIdx.x % kWarpSize * 8; c < columns; c += kWarpSize * 8) {
+        cp_async_16(first + r * columns + c, source + from + c);
+      }
+    }
+  }
+  __device__ __forceinline__ const T* row(const Rest<T>& rest, int row, int64_t global, int from) const {
+    return first != nullptr ? first + row * columns : rest.residual + global * rest.width + from;
+  }
+  __device__ __forceinline__ const T* vector(int i, const T* global, int from) const {
+    return first != nullptr ? first + (kRows + i) * columns : global + from;
+  }
+};
+
+// Some columns of the block's rows, 16 lanes a row and four columns a lane: the sum, and what is known of its statistics.
+template <class T>
+struct RowColumns {
+  static constexpr int N = 4;
   const Rest<T>& rest;
-  RowShare (&share)[kMostBlocks][kRows];
-  float* const sums;  // [parts of the depth][kRows][sum_stride]
-  const int sum_stride, parts;
-  const int blocks, rank;
-  const int first_column, columns;
+  float* const sums;  // [parts of the depth][kRows][stride]
+  const int stride, parts;
+  int first, columns;
+  const Fetched<T> fetched;
+  const int lane = threadIdx.x % kRowLanes;
 
-  const int lanes = blockDim.x / kRows, lane = threadIdx.x % lanes, row = threadIdx.x / lanes;
-  float* const own_sums = sums + row * sum_stride;
-
-  // Calls f(c) for each first of eight columns that this lane has, counted from the block's first.
+  // Calls f(c) for each first of N columns that this lane has, counted from the first.
   template <class F>
   __device__ __forceinline__ void each(F f) const {
-    for (int c = lane * 8; c < columns; c += lanes * 8) f(c);
+#pragma unroll 1
+    for (int c = lane * N; c < columns; c += kRowLanes * N) f(c);
   }
 
-  // Row 0 is row `first_row` of all; `count` rows exist. shares_arrived counts the bytes of the other blocks' shares.
-  __device__ __forceinline__ void run(int64_t first_row, int count, uint64_t* shares_arrived) const {
-    const bool there = row < count;
-    const int64_t at = (first_row + row) * rest.width + first_column;
+  // Row `row` of the block is row `global` of all, if it exists.
+  __device__ __forceinline__ RowShare add(int row, int64_t global, bool exists) const {
+    const int64_t at = global * rest.width + first;
+    float* const own = sums + row * stride;
     float total = 0, left = 0, squares = 0;
     each([&](int c) {
-      float x[8], residual[8];
-      widen(load_vector<8>(rest.proj_bias + first_column + c), x);
+      if (!exists) return;
+      float x[N], residual[N];
+      const auto more = load_vector<N>(fetched.row(rest, row, global, first) + c);
+      widen(load_vector<N>(fetched.vector(0, rest.proj_bias, first) + c), x);
+#pragma unroll 4
       for (int part = 0; part < parts; ++part) {
-        const float* const from = own_sums + part * kRows * sum_stride + c;
-        const auto low = load_vector<4>(from), high = load_vector<4>(from + 4);
+        const auto from = load_vector<N>(own + part * kRows * stride + c);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[j] += low.element[j], x[4 + j] += high.element[j];
+        for (int j = 0; j < N; ++j) x[j] += from.element[j];
       }
       rest.dropout.apply_aligned(at + c, x);
-      if (there) {
-        widen(load_vector<8>(rest.residual + at + c), residual);
+      widen(more, residual);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] += residual[j];
-        store_vector(rest.sum + at + c, narrow<T>(x));
-      }
-#pragma unroll
-      for (int j = 0; j < 8; ++j) own_sums[c + j] = x[j], total += x[j];
+      for (int j = 0; j < N; ++j) x[j] += residual[j], total += x[j];
+      store_vector(rest.sum + at + c, narrow<T>(x));
+      store_vector(own + c, narrow<float>(x));
     });
-    const float mean = columns == 0 ? 0.0f : sum_of_lanes(total, lanes) / static_cast<float>(columns);
+    const float mean = columns == 0 ? 0.0f : row_sum(total) / static_cast<float>(columns);
     each([&](int c) {
+      const auto x = load_vector<N>(own + c);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float off = own_sums[c + j] - mean;
+      for (int j = 0; j < N; ++j) {
+        const float off = x.element[j] - mean;
         left += off, squares += off * off;
       }
     });
-    left = sum_of_lanes(left, lanes), squares = sum_of_lanes(squares, lanes);
-    const RowShare own{{mean, left}, {squares, static_cast<float>(columns)}};
-    RowShare& place = share[rank][row];
-    if (blocks == 1) {
-      if (lane == 0) place = own;
-      __syncwarp();
-    } else {
-      for (int b = lane; b < blocks; b += lanes) {
-        const uint32_t barrier = remote_address(shares_arrived, b);
-        store_remote_async(remote_address(&place.mean_and_rest, b), own.mean_and_rest, barrier);
-        store_remote_async(remote_address(&place.squares_and_count, b), own.squares_and_count, barrier);
-      }
-      mbarrier_wait_cluster(shares_arrived, 0);  // then nobody reaches into this block: it may end
-    }
-    if (!there) return;
-    const auto of_row = statistics_of(&share[0][row], kRows, blocks, rest.width, rest.eps);
-    if (rank == 0 && lane == 0) rest.kept.keep(first_row + row, of_row);
+    return {{mean, row_sum(left)}, {row_sum(squares), static_cast<float>(columns)}};
+  }
+
+  // x: the row's sum, as float or as T.
+  template <class X>
+  __device__ __forceinline__ void normalize(int64_t global, const Statistics<float>& of_row, const X* x) const {
     each([&](int c) {
-      float weight[8], x[8];
-      widen(load_vector<8>(rest.weight + first_column + c), weight);
-      widen(load_vector<8>(rest.bias + first_column + c), x);
+      float weight[N], bias[N], sum[N];
+      widen(load_vector<N>(fetched.vector(1, rest.weight, first) + c), weight);
+      widen(load_vector<N>(fetched.vector(2, rest.bias, first) + c), bias);
+      widen(load_vector<N>(x + c), sum);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] += of_row.normalize(own_sums[c + j]) * weight[j];
-      store_vector(rest.y + at + c, narrow<T>(x));
+      for (int j = 0; j < N; ++j) bias[j] += of_row.normalize(sum[j]) * weight[j];
+      store_vector(rest.y + global * rest.width + first + c, narrow<T>(bias));
     });
   }
 };
+
+// By the lanes of a row, from all shares of it; each is `kRows` after the one before.
+__device__ __forceinline__ Statistics<float> statistics_of(const RowShare* share, int shares, int width, float eps) {
+  const int lane = threadIdx.x % kRowLanes;
+  const RowShare s = lane < shares ? share[lane * kRows] : RowShare{};
+  const float count = s.squares_and_count.second;
+  const float mean = row_sum(s.mean_and_rest.first * count) / static_cast<float>(width);
+  const float off = s.mean_and_rest.first - mean;
+  const float left = row_sum(s.mean_and_rest.second + off * count);
+  const float squares = row_sum(s.squares_and_count.first + off * (2 * s.mean_and_rest.second + off * count));
+  return statistics(mean, left, squares, width, eps);
+}
 
 }  // namespace kf::KF_BACKEND::attention_block
