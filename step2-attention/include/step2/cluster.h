@@ -162,6 +162,7 @@ inline std::string refused_blocks(int64_t rows, int64_t blocks) {
 // of a cluster are neighbours.
 template <class... Params>
 int64_t clusters_at_once(void (*kernel)(Params...), int64_t cluster, int block, int64_t shared) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
   allow_shared(kernel, shared);
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;

@@ -10,10 +10,10 @@
 
 namespace kf::KF_BACKEND::attention_block {
 
-constexpr int kRows = 16;         // of a block
-constexpr int kHeadColumns = 64;  // of a head, the last ones zeros where head_dim is smaller
-constexpr int kKeys = 16;         // that a warp takes at once
-constexpr int kPlaces = 2;        // of a warp's ring: tiles that are used or on their way
+constexpr int kRows = 16;                     // of a block
+constexpr int kHeadColumns = 64;              // of a head, the last ones zeros where head_dim is smaller
+constexpr int kKeys = 16;                     // that a warp takes at once
+constexpr int kPlaces = 2;                    // of a warp's ring: tiles that are used or on their way
 constexpr int kRowStride = kHeadColumns + 8;  // of a head's rows in shared memory: ldmatrix finds eight in other banks
 
 using KeyTile = attention_decode::Tile<kHeadColumns>;  // what a lane holds of 16 keys
@@ -78,9 +78,8 @@ struct WarpAttention {
     bool raised = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float highest =
-          quad_max(greater_of(greater_of(score[0][2 * r], score[0][2 * r + 1]),
-                              greater_of(score[1][2 * r], score[1][2 * r + 1])));
+      const float highest = quad_max(greater_of(greater_of(score[0][2 * r], score[0][2 * r + 1]),
+                                                greater_of(score[1][2 * r], score[1][2 * r + 1])));
       if ((highest - max[r]) * scale > kMaxLag) {  // not if nothing was seen yet and nothing is now: NaN
         factor[r] = exp2_approx((max[r] - highest) * scale);
         max[r] = highest;

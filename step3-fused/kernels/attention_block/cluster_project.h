@@ -10,6 +10,7 @@
 #include <step3/statistics.h>
 
 #include "cluster_attend.h"
+#include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_block {
 
@@ -87,6 +88,19 @@ struct WarpProjection {
   }
 };
 
+// Eight neighbours to the same place in the shared memory of all blocks of the cluster, where `arrived` counts the
+// bytes.
+template <class T>
+__device__ __forceinline__ void send(const Vector<T, 8>& eight, T* place, uint64_t* arrived, int blocks) {
+  if (blocks == 1) return store_vector(place, eight);
+  uint32_t words[4];
+  memcpy(words, &eight, sizeof words);
+#pragma unroll 2
+  for (int b = 0; b < blocks; ++b) {
+    store_remote_async(remote_address(place, b), words, remote_address(arrived, b));
+  }
+}
+
 // Of the lanes of a row, half a warp.
 constexpr int kRowLanes = 16;
 __device__ __forceinline__ float row_sum(float x) {
@@ -102,6 +116,17 @@ struct RowShare {
   Pair<float> squares_and_count;  // squares: the sum of (x − mean)²
 };
 
+// The same for what is known of a row, by its lanes, one for each block. No blocks: there is no such row.
+__device__ __forceinline__ void tell(int lane, const RowShare& known, RowShare* place, uint64_t* arrived, int blocks) {
+  if (blocks == 1) {
+    if (lane == 0) *place = known;
+  } else if (lane < blocks) {
+    const uint32_t barrier = remote_address(arrived, lane);
+    store_remote_async(remote_address(&place->mean_and_rest, lane), known.mean_and_rest, barrier);
+    store_remote_async(remote_address(&place->squares_and_count, lane), known.squares_and_count, barrier);
+  }
+}
+
 // What follows the product, for one block's columns.
 template <class T>
 struct Rest {
@@ -112,6 +137,24 @@ struct Rest {
   int width;
   float eps;
 };
+
+template <class T>
+Rest<T> rest_of(const Args& a) {
+  Rest<T> rest{};
+  rest.residual = static_cast<const T*>(a.residual);
+  rest.proj_weight = static_cast<const T*>(a.proj_weight);
+  rest.proj_bias = static_cast<const T*>(a.proj_bias);
+  rest.weight = static_cast<const T*>(a.weight);
+  rest.bias = static_cast<const T*>(a.bias);
+  rest.y = static_cast<T*>(a.y);
+  rest.sum = static_cast<T*>(a.sum);
+  rest.attended = static_cast<T*>(a.attended);
+  rest.kept = kept_of<T>(a);
+  rest.dropout = {{a.state, a.seed, a.offset}, a.threshold, keep_scale<float>(a.threshold)};
+  rest.width = static_cast<int>(a.attention.heads * a.attention.head_dim);
+  rest.eps = static_cast<float>(a.eps);
+  return rest;
+}
 
 // What the row's end adds, of a block's columns, in shared memory: asked for at the beginning, so that nobody waits in
 // the end. Where the columns are done in several rounds, it stays in global memory.
@@ -143,7 +186,8 @@ struct Fetched {
   }
 };
 
-// Some columns of the block's rows, 16 lanes a row and four columns a lane: the sum, and what is known of its statistics.
+// Some columns of the block's rows, 16 lanes a row and four columns a lane: the sum, and what is known of its
+// statistics.
 template <class T>
 struct RowColumns {
   static constexpr int N = 4;

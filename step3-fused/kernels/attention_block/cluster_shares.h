@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kf/launch.h>
+#include <step3/step2_attention.h>
 
 #include <algorithm>
 
@@ -24,8 +25,8 @@ struct Shares {
   __host__ __device__ int sum_stride() const { return (rounds == 1 ? groups : warps) * kGroup + 4; }
 };
 
-// Shared memory begins with this; attention's rows follow, what the rows' ends add, and the warps' memory, in whose place
-// a round's sums will be.
+// Shared memory begins with this; attention's rows follow, what the rows' ends add, and the warps' memory, in whose
+// place a round's sums will be.
 struct alignas(128) Header {
   uint64_t rows_arrived, shares_arrived;
   RowShare share[kMostShares][kRows];
@@ -65,15 +66,23 @@ inline Shares shares_with(const Attention& t, int warps, int64_t heads) {
   return s;
 }
 
-// Of all ways the one whose busiest multiprocessor reads the fewest bytes of keys, values and weights; to begin and to
-// end takes a block as long as to read 200 KB. Multiprocessors come in groups of 16 or more, and a cluster lies in one.
-// No blocks where 16 rows do not fit into shared memory.
+// Of so many pieces of work, each for 1, 2, 4 or 8 warps: what one costs, times the share of the warps that have none.
+inline int64_t with_idle_warps(int64_t bytes, int64_t pieces, int warps) {
+  int64_t at_work = std::min<int64_t>(pieces, warps);
+  while (2 * at_work <= warps) at_work *= 2;
+  return bytes * warps / at_work;
+}
+
+// Of all ways the one that takes the shortest. A block takes as long as to read 900 KB (measured on an H200, where its
+// begin, its end and the waits between take 11 µs), and the keys, values and weights that it reads. Multiprocessors
+// come in groups of up to 18, and a cluster lies in one; two blocks of a multiprocessor wait at the same time, where
+// memory suffices. No blocks where 16 rows do not fit into shared memory.
 inline Shares shares_of(const Args& a) {
-  constexpr int64_t kOverhead = 200 * 1024;
+  constexpr int64_t kOverhead = 900 * 1024;
   const Attention& t = a.attention;
-  const int64_t width = t.heads * t.head_dim, limit = shared_memory_limit();
-  const int64_t keys_of_head = t.k_length * 2 * t.head_dim * size_of(a.dtype);
+  const int64_t width = t.heads * t.head_dim, limit = shared_memory_limit(), element = size_of(a.dtype);
   const bool half_seen = t.causal && t.q_length == t.k_length;
+  const int64_t keys = half_seen ? t.k_length / 2 : t.k_length, clusters = t.batch * ceil_div(t.q_length, kRows);
   Shares best{};
   int64_t least = INT64_MAX;
   for (int64_t blocks = std::min(most_blocks(), t.heads); blocks > 0; --blocks) {
@@ -82,13 +91,40 @@ inline Shares shares_of(const Args& a) {
     Shares shares = shares_with(t, 8, heads);
     if (shared_bytes(shares, t.heads) > limit) shares = shares_with(t, 4, heads);
     if (shared_bytes(shares, t.heads) > limit || shares.rounds > (blocks > 1 ? 1 : kMostShares)) continue;
-    const int64_t begin_and_weights = kOverhead + shares.groups * kGroup * width * size_of(a.dtype);
-    const int64_t keys = heads * keys_of_head, at_once = std::max(multiprocessors() / 16 * (16 / blocks), int64_t{1});
-    const int64_t all = t.batch * ceil_div(t.q_length, kRows) * (begin_and_weights + (half_seen ? keys / 2 : keys));
-    const int64_t bytes = std::max(begin_and_weights + keys, all / at_once);
-    if (bytes < least) best = shares, least = bytes;
+    const int64_t at_once = std::max(multiprocessors() / 18 * (18 / blocks), int64_t{1});
+    const int64_t waves = ceil_div(clusters, at_once), waits = 2 * shared_bytes(shares, t.heads) <= limit ? 2 : 1;
+    const int64_t bytes = with_idle_warps(heads * keys * 2 * t.head_dim * element, heads, shares.warps) +
+                          with_idle_warps(shares.groups * kGroup * width * element, shares.groups, shares.warps);
+    const int64_t time = ceil_div(waves, waits) * kOverhead + waves * bytes;
+    if (time <= least) best = shares, least = time;
   }
   return best;
+}
+
+inline attention_decode::Args attention_of(const Args& a) {
+  attention_decode::Args args{};
+  static_cast<kf::attention::Args&>(args) = attention_args(a.attention, a.dtype, nullptr, a.attention.lse);
+  return args;
+}
+
+// For `supports`: why there is no way, or "".
+inline std::string refused_shares(const Args& a) {
+  const Attention& t = a.attention;
+  const std::string refused = attention::on_tensor_cores(attention_of(a), kRows);
+  if (!refused.empty()) return refused;
+  if (t.head_dim % 16 != 0 || t.head_dim > kHeadColumns) {
+    return "takes head_dim that is a multiple of 16 up to 64, got " + std::to_string(t.head_dim);
+  }
+  if (t.batch > 65535) return "takes at most 65535 batches, got " + std::to_string(t.batch);
+  if (t.q_length > 65535 * kRows) return "takes at most 1048560 queries, got " + std::to_string(t.q_length);
+  if (!attention::is_above_0(t.scale)) return "takes a scale above 0, got " + std::to_string(t.scale);
+  if (t.threshold != 0) return "takes no dropout of attention's weights";
+  if (!aligned_16(a.residual, a.proj_weight, a.proj_bias, a.weight, a.bias, a.sum, a.y, a.attended)) {
+    return "takes residual, parameters and outputs that begin at multiples of 16 bytes";
+  }
+  if (shares_of(a).blocks > 0) return "";
+  return too_much_shared_memory(shared_bytes(shares_with(t, 4, ceil_div(t.heads, most_blocks())), t.heads),
+                                "16 rows of heads·head_dim = " + std::to_string(t.heads * t.head_dim) + " numbers");
 }
 
 }  // namespace kf::KF_BACKEND::attention_block

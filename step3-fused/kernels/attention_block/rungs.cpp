@@ -16,7 +16,8 @@ constexpr Rung<Args> kRungs[] = {
      "attention's weights, its output, its projection and the sum"},
     {"v4_dataflow", v4_dataflow, v4_dataflow_supports, v4_dataflow_scratch_bytes,
      "attention's weights, its output and the sum"},
-    {"v5_cluster", v5_cluster, v5_cluster_supports, nullptr, "attention's weights and its output"},
+    {"v5_cluster", v5_cluster, v5_cluster_supports, nullptr,
+     "attention's weights, its output and, without clusters, the sum"},
 };
 
 }  // namespace
