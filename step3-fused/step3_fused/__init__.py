@@ -493,6 +493,8 @@ def _from_statistics(x, mean, rstd, grad_mean, grad_rstd):
 def _gradients_of_rows(ctx, rows, grad, grad_sum, grad_mean, grad_rstd):
     """Of x, weight and bias, by this stage's kernels. `rows`: x, weight, and mean and rstd if they were kept."""
     x, weight, *statistics = rows
+    if not statistics:  # there are none, of which somebody could have used anything
+        grad_mean = grad_rstd = None
     if grad is None:
         grad = torch.zeros_like(x)
     with torch.autocast(x.device.type, enabled=False):  # a backward inside an autocast region computes the same
@@ -601,18 +603,18 @@ def _heads(x, heads):
     return x.unflatten(2, (heads, x.shape[2] // heads)).transpose(1, 2)
 
 
-def _save_for_attention(ctx, q, options, tensors, bounds, states, kept):
+def _save_for_attention(ctx, options, tensors, bounds, states, kept):
     """`tensors`, then what may be None: key_begin, key_end and the states; then, if they are kept, attended to rstd."""
-    ctx.eps, keep = options["eps"], options["keep"]
+    ctx.eps, ctx.keeps = options["eps"], options["keep"]
     ctx.attention = {"causal": options["causal"], "scale": options["scale"], "dropout_p": options["attention_p"]}
-    ctx.save_for_backward(*tensors, *bounds, *states, *(kept if keep else ()))
+    ctx.save_for_backward(*tensors, *bounds, *states, *(kept if ctx.keeps else ()))
     ctx.set_materialize_grads(False)
     _step_2()  # an error comes now, not in the backward
 
 
 def _attended(ctx, q, k, v, bounds, state, kept):
     """Attention's output, side by side, and log-sum-exp: kept, or computed again."""
-    if kept:
+    if ctx.keeps:
         return kept[:2]
     out, lse = _step_2().attention(q, k, v, *bounds, state, **ctx.attention)
     return out.transpose(1, 2).flatten(2), lse
@@ -620,17 +622,17 @@ def _attended(ctx, q, k, v, bounds, state, kept):
 
 def _attention_gradients(ctx, grad, given, q, k, v, attended, lse, grad_lse, bounds, state):
     """Of q, k and v. `grad`: of attention's output, side by side; `given`: what more, where somebody used it."""
-    if given is not None:
+    if given is not None and ctx.keeps:
         grad = grad + given
     heads = q.shape[1]
     rows = _heads(grad, heads), q, k, v, _heads(attended, heads), lse
-    return _step_2().attention_backward(*rows, *bounds, grad_lse, state, **ctx.attention)
+    return _step_2().attention_backward(*rows, *bounds, grad_lse if ctx.keeps else None, state, **ctx.attention)
 
 
 def _attention_residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
     q, k, v, residual, weight, _, key_begin, key_end, state = inputs
     tensors = q, k, v, residual, weight
-    _save_for_attention(ctx, q, keyword_only_inputs, tensors, (key_begin, key_end), (state,), output[1:])
+    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end), (state,), output[1:])
 
 
 def _attention_residual_layer_norm_backward(ctx, grad, grad_attended, grad_lse, grad_mean, grad_rstd):
@@ -659,7 +661,7 @@ def _attention_block_setup(ctx, inputs, keyword_only_inputs, output):
     _, total, *kept = output
     ctx.p = keyword_only_inputs["p"]
     tensors, states = (q, k, v, proj_weight, weight, total), (state, attention_state)
-    _save_for_attention(ctx, q, keyword_only_inputs, tensors, (key_begin, key_end), states, kept)
+    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end), states, kept)
     if rng.drops(ctx.p):
         _step_1()
 

@@ -218,6 +218,8 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
       attention::pass_over(shared, ring, leader);
     }
     if (j < 0) {
+      // Without a product it is this that makes sure that all have seen their queries come, before the next ones may.
+      named_barrier_sync(1 + warpgroup, kWarpgroupSize);
       if (leader) mbarrier_arrive(&shared.q_empty[warpgroup]);
     } else {
       {
