@@ -1,6 +1,7 @@
 // attention_backward in plain C++: what its kernels must compute. Blocked and vectorised as attention_cpu.cpp is; no
 // memory grows with Sq·Sk.
 #include <kf/cpu.h>
+#include <step2/dropout_cpu.h>
 #include <step2/vectorised_cpu.h>
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 #include "attention_cpu.h"
 
 #include <kf/cpu.h>
-#include <step1/philox_cpu.h>
+#include <step2/dropout_cpu.h>
 #include <step2/vectorised_cpu.h>
 
 #include <algorithm>
@@ -206,24 +206,6 @@ KF_CPU_CLONES void weigh(const float* by, const at::BFloat16* v, int64_t stride,
 }
 
 }  // namespace
-
-template <class C>
-void dropout_factors(const kf::attention::Args& a, int64_t head, int64_t query, int64_t first, int64_t count,
-                     C* factors) {
-  const int64_t row_pieces = (a.q_length + 15) / 16, column_pieces = (a.k_length + 31) / 32;
-  const C kept = keep_scale<C>(a.threshold);
-  uint16_t numbers[kPhiloxLanes * 8];  // of eight calls, which is what a query needs for 32 keys
-  for (int64_t key = first / 32 * 32; key < first + count; key += 32) {
-    const int64_t piece = (head * row_pieces + query / 16) * column_pieces + key / 32;
-    philox(a.seed, a.offset, static_cast<uint64_t>(piece * 64 + query % 8 * 8), 8, numbers);
-    for (int64_t j = std::max(key, first); j < std::min(key + 32, first + count); ++j) {
-      const uint16_t number = numbers[j % 8 * 8 + query / 8 % 2 + j / 8 % 4 * 2];
-      factors[j - first] = number >= a.threshold ? kept : C(0);
-    }
-  }
-}
-template void dropout_factors(const kf::attention::Args&, int64_t, int64_t, int64_t, int64_t, float*);
-template void dropout_factors(const kf::attention::Args&, int64_t, int64_t, int64_t, int64_t, double*);
 
 KeyRange keys_of(const kf::attention::Args& a, int64_t batch) {
   return {a.key_begin == nullptr ? 0 : std::clamp<int64_t>(a.key_begin[batch], 0, a.k_length),

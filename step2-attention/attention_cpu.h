@@ -21,12 +21,6 @@ T* row_of(T* first, const kf::attention::Strides& stride, int64_t batch, int64_t
   return first + batch * stride.batch + head * stride.head + position * stride.seq;
 }
 
-// What a query's weights for `count` keys from `first` on are multiplied by where there is dropout: as
-// kernels/attention/dropout.h says. `head` is of all batches.
-template <class C>
-void dropout_factors(const kf::attention::Args& args, int64_t head, int64_t query, int64_t first, int64_t count,
-                     C* factors);
-
 void softmax(const kf::softmax::Args& args);
 void softmax_backward(const kf::softmax_backward::Args& args);
 void attention(const kf::attention::Args& args);

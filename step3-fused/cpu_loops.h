@@ -124,10 +124,10 @@ KF_INLINE double exponential(double x) { return std::exp(x); }
 // Columns of a softmax side by side: kTileRows queries, whose scores for key j stand in row j of `scores`.
 constexpr int kTileRows = 32;
 
-// Replaces each column's scores by exp(score − the column's maximum), and says by what to divide. Column r sees its
-// first `seen[r]` keys; where it sees none, all weights and the factor are 0.
+// Replaces each column's scores by exp(score − the column's maximum), and says by what to divide, and the log-sum-exp.
+// Column r sees its first `seen[r]` keys; where it sees none, all weights and the factor are 0, and lse is −inf.
 template <class C>
-KF_INLINE void softmax_columns_any(C* scores, int64_t keys, const int64_t* seen, C* inverse) {
+KF_INLINE void softmax_columns_any(C* scores, int64_t keys, const int64_t* seen, C* inverse, C* lse) {
   C most[kTileRows];
   C sum[kTileRows] = {};
   std::fill(most, most + kTileRows, -std::numeric_limits<C>::infinity());
@@ -150,7 +150,10 @@ KF_INLINE void softmax_columns_any(C* scores, int64_t keys, const int64_t* seen,
       sum[r] += weight;
     }
   }
-  for (int r = 0; r < kTileRows; ++r) inverse[r] = sum[r] == 0 ? C(0) : C(1) / sum[r];
+  for (int r = 0; r < kTileRows; ++r) {
+    inverse[r] = sum[r] == 0 ? C(0) : C(1) / sum[r];
+    lse[r] = most[r] + std::log(sum[r]);
+  }
 }
 
 template <class C>
@@ -324,8 +327,8 @@ KF_INLINE void layer_norm_gradient_any(GradientRow<C> row, MeanAndRstd<C> s, int
                                     int64_t columns, int64_t depth) {                                                  \
     multiply_add_any<C>(a, b, out, rows, columns, depth);                                                              \
   }                                                                                                                    \
-  KF_FOR_EACH_CPU void softmax_columns(C* scores, int64_t keys, const int64_t* seen, C* inverse) {                     \
-    softmax_columns_any<C>(scores, keys, seen, inverse);                                                               \
+  KF_FOR_EACH_CPU void softmax_columns(C* scores, int64_t keys, const int64_t* seen, C* inverse, C* lse) {             \
+    softmax_columns_any<C>(scores, keys, seen, inverse, lse);                                                          \
   }                                                                                                                    \
   KF_FOR_EACH_CPU MeanAndRstd<C> normalize(const C* row, const C* weight, const C* bias, int64_t width, C eps, C* out, \
                                            const NextRow& next) {                                                      \

@@ -7,6 +7,7 @@
 
 #include <kf/cpu.h>
 #include <step1/dropout_cpu.h>
+#include <step2/dropout_cpu.h>
 
 #include <algorithm>
 #include <memory>
@@ -41,9 +42,9 @@ struct Front {
 };
 
 // to[i] = dropout(x[i] + x_bias[i]) + y[i], one after the other in a row that is in cache: no compiler rounds two of
-// these together in vectors and apart in what is left over.
-template <class T, class C>
-KF_INLINE void add_behind_any(const Front<C>& front, const T* x, const T* y, int64_t n, C* to) {
+// these together in vectors and apart in what is left over. `to` may be x.
+template <class X, class T, class C>
+KF_INLINE void add_behind_any(const Front<C>& front, const X* x, const T* y, int64_t n, C* to) {
   convert_any(x, n, to);
   if (front.x_bias != nullptr) add_any(to, front.x_bias, n, to);
   if (front.numbers != nullptr) {
@@ -66,8 +67,14 @@ KF_DEFINE_FROM(double, double)
 KF_DEFINE_FROM(c10::Half, float)
 KF_DEFINE_FROM(c10::BFloat16, float)
 #undef KF_DEFINE_FROM
-KF_FOR_EACH_CPU void convert(const float* from, int64_t n, c10::Half* to) { convert_any(from, n, to); }
-KF_FOR_EACH_CPU void convert(const float* from, int64_t n, c10::BFloat16* to) { convert_any(from, n, to); }
+#define KF_DEFINE_TO(T)                                                                                          \
+  KF_FOR_EACH_CPU void convert(const float* from, int64_t n, T* to) { convert_any(from, n, to); }                \
+  KF_FOR_EACH_CPU void add_behind(const Front<float>& front, const float* x, const T* y, int64_t n, float* to) { \
+    add_behind_any(front, x, y, n, to);                                                                          \
+  }
+KF_DEFINE_TO(c10::Half)
+KF_DEFINE_TO(c10::BFloat16)
+#undef KF_DEFINE_TO
 
 template <class T>
 std::vector<compute_t<T>> converted(const void* from, int64_t n) {
@@ -119,40 +126,52 @@ template <class T, class C>
 void attend_tile(const Attention& a, int64_t batch, int64_t first_row, C* tile) {
   const int64_t width = a.heads * a.head_dim;
   const int64_t rows = std::min<int64_t>(kTileRows, a.q_length - first_row);
+  // The keys that exist are counted from the first one.
+  const int64_t begin = a.key_begin == nullptr ? 0 : std::clamp<int64_t>(a.key_begin[batch], 0, a.k_length);
+  const int64_t end = a.key_end == nullptr ? a.k_length : std::min<int64_t>(a.key_end[batch], a.k_length);
   int64_t seen[kTileRows];  // how many keys each query sees
   for (int64_t r = 0; r < kTileRows; ++r) {
     const int64_t row = first_row + std::min(r, rows - 1);
-    seen[r] = a.causal ? std::clamp<int64_t>(row + 1 + a.k_length - a.q_length, 0, a.k_length) : a.k_length;
+    const int64_t last = a.causal ? std::min(row + 1 + a.k_length - a.q_length, end) : end;
+    seen[r] = std::max<int64_t>(last - begin, 0);
   }
   const int64_t keys = seen[kTileRows - 1];
 
   std::vector<C> queries(a.head_dim * kTileRows);  // turned: element (d, r)
   std::vector<C> scores(keys * kTileRows);  // turned: element (j, r), so that a column's neighbours are other rows
-  std::vector<C> key_copy, value_copy;
-  C inverse[kTileRows];
+  std::vector<C> key_copy, value_copy, factors(a.threshold == 0 ? 0 : keys);
+  C inverse[kTileRows], lse[kTileRows];
   std::fill(tile, tile + kTileRows * width, C(0));
 
   for (int64_t head = 0; head < a.heads; ++head) {
-    const auto base = [&](const Heads& x) {
-      return static_cast<const T*>(x.data) + batch * x.batch_stride + head * x.head_stride;
+    const auto base = [&](const Heads& x, int64_t row) {
+      return static_cast<const T*>(x.data) + batch * x.batch_stride + head * x.head_stride + row * x.row_stride;
     };
-    const T* q = base(a.q) + first_row * a.q.row_stride;
+    const T* q = base(a.q, first_row);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t d = 0; d < a.head_dim; ++d) {
         queries[d * kTileRows + r] = static_cast<C>(a.scale) * static_cast<C>(q[r * a.q.row_stride + d]);
       }
     }
-    const Matrix<const C> k = rows_of(base(a.k), a.k.row_stride, keys, a.head_dim, key_copy);
-    const Matrix<const C> v = rows_of(base(a.v), a.v.row_stride, keys, a.head_dim, value_copy);
+    const Matrix<const C> k = rows_of(base(a.k, begin), a.k.row_stride, keys, a.head_dim, key_copy);
+    const Matrix<const C> v = rows_of(base(a.v, begin), a.v.row_stride, keys, a.head_dim, value_copy);
 
     std::fill(scores.begin(), scores.end(), C(0));
     multiply_add(k, {queries.data(), kTileRows}, {scores.data(), kTileRows}, keys, kTileRows, a.head_dim);
-    softmax_columns(scores.data(), keys, seen, inverse);
+    softmax_columns(scores.data(), keys, seen, inverse, lse);
+    const int64_t head_of_all = batch * a.heads + head;
+    if (a.threshold != 0) {  // after the sums, which dropped weights count in
+      for (int64_t r = 0; r < rows; ++r) {
+        dropout_factors(a, head_of_all, first_row + r, begin, seen[r], factors.data());
+        for (int64_t j = 0; j < seen[r]; ++j) scores[j * kTileRows + r] *= factors[j];
+      }
+    }
     C* out = tile + head * a.head_dim;
     multiply_add({scores.data(), 1, kTileRows}, v, {out, width}, rows, a.head_dim, keys);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t d = 0; d < a.head_dim; ++d) out[r * width + d] *= inverse[r];
     }
+    if (a.lse != nullptr) std::copy_n(lse, rows, static_cast<C*>(a.lse) + head_of_all * a.q_length + first_row);
   }
 }
 
@@ -278,13 +297,15 @@ void attention_residual_layer_norm(const kf::attention_residual_layer_norm::Args
     for_each_tile(a.attention, [&](int64_t batch, int64_t first_row, int64_t rows) {
       std::vector<C> tile(kTileRows * width);
       attend_tile<T>(a.attention, batch, first_row, tile.data());
+      const int64_t first = batch * a.attention.q_length + first_row;
+      if (a.attended != nullptr) convert(tile.data(), rows * width, static_cast<T*>(a.attended) + first * width);
       for (int64_t r = 0; r < rows; ++r) {
-        const int64_t start = (batch * a.attention.q_length + first_row + r) * width;
+        const int64_t start = (first + r) * width;
         const T* residual = static_cast<const T*>(a.residual) + start;
         C* row = tile.data() + r * width;
         for (int64_t c = 0; c < width; ++c) row[c] += static_cast<C>(residual[c]);
         T* y = static_cast<T*>(a.y) + start;
-        normalize_row(row, weight.data(), bias.data(), width, static_cast<C>(a.eps), row, y);
+        keep(a, first + r, normalize_row(row, weight.data(), bias.data(), width, static_cast<C>(a.eps), row, y));
       }
     });
   });
@@ -298,25 +319,26 @@ void attention_block(const kf::attention_block::Args& a) {
     const std::vector<C> weight = converted<T>(a.weight, width);
     const std::vector<C> bias = converted<T>(a.bias, width);
     const std::vector<C> proj_bias = converted<T>(a.proj_bias, width);
+    const kf::residual_layer_norm::Args after = normalisation(a, nullptr);
     std::vector<C> proj_copy;
     const Matrix<const C> proj = rows_of(static_cast<const T*>(a.proj_weight), width, width, width, proj_copy);
     for_each_tile(a.attention, [&](int64_t batch, int64_t first_row, int64_t rows) {
-      std::vector<C> tile(kTileRows * width);
-      std::vector<C> sums(rows * width);
+      std::vector<C> tile(kTileRows * width), sums(rows * width);
+      std::vector<uint16_t> numbers;
       attend_tile<T>(a.attention, batch, first_row, tile.data());
+      const int64_t first = batch * a.attention.q_length + first_row;
+      if (a.attended != nullptr) convert(tile.data(), rows * width, static_cast<T*>(a.attended) + first * width);
 
-      const int64_t start = (batch * a.attention.q_length + first_row) * width;
-      const T* residual = static_cast<const T*>(a.residual) + start;
-      for (int64_t r = 0; r < rows; ++r) {
-        for (int64_t c = 0; c < width; ++c)
-          sums[r * width + c] = proj_bias[c] + static_cast<C>(residual[r * width + c]);
-      }
       multiply_add({tile.data(), width}, proj, {sums.data(), width}, rows, width, width);
-      convert(sums.data(), rows * width, static_cast<T*>(a.sum) + start);
       for (int64_t r = 0; r < rows; ++r) {
+        const int64_t start = (first + r) * width;
         C* row = sums.data() + r * width;
-        T* y = static_cast<T*>(a.y) + start + r * width;
-        normalize_row(row, weight.data(), bias.data(), width, static_cast<C>(a.eps), row, y);
+        add_behind(Front<C>{proj_bias.data(), a.threshold == 0 ? nullptr : row_numbers(after, first + r, numbers),
+                            a.threshold, keep_scale<C>(a.threshold)},
+                   row, static_cast<const T*>(a.residual) + start, width, row);
+        convert(row, width, static_cast<T*>(a.sum) + start);
+        T* y = static_cast<T*>(a.y) + start;
+        keep(a, first + r, normalize_row(row, weight.data(), bias.data(), width, static_cast<C>(a.eps), row, y));
       }
     });
   });

@@ -50,8 +50,17 @@ Op<kf::attention_block::Args> attention_block_op() {
 
 // ---- checks ----
 
+// One of the bounds of the keys that exist.
+void check_bound(const char* op, const char* name, const std::optional<Tensor>& bound, const Tensor& q) {
+  if (!bound) return;
+  check_type(op, name, *bound, at::kInt);
+  check_device(op, name, *bound, "q", q);
+  check_shape(op, name, *bound, {q.size(0)});
+}
+
 // q [B, H, Sq, D], k and v [B, H, Sk, D], residual [B, Sq, H·D].
 void check_attention(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
+                     const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end,
                      std::optional<double> scale, double eps) {
   check_floating(op, "q", q);
   check_dim(op, "q", q, 4);
@@ -62,18 +71,100 @@ void check_attention(const char* op, const Tensor& q, const Tensor& k, const Ten
   check_shape(op, "k", k, {q.size(0), q.size(1), k.size(2), q.size(3)});
   check_like(op, "v", v, "q", q, k.sizes());
   check_like(op, "residual", residual, "q", q, {q.size(0), q.size(2), q.size(1) * q.size(3)});
+  check_bound(op, "key_begin", key_begin, q);
+  check_bound(op, "key_end", key_end, q);
   TORCH_CHECK_VALUE(!scale || std::isfinite(*scale), op, ": `scale` must be finite or None, got ", scale.value_or(0));
   check_eps(op, eps);
 }
 
-Heads heads_of(const Tensor& t) { return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)}; }
+// Dropout's arguments, checked, and the memory of their state. p_name, state_name: what the op calls them.
+struct Dropout {
+  uint32_t threshold;
+  RandomState state;
 
-Attention attention_of(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, std::optional<double> scale) {
-  return {heads_of(q), heads_of(k), heads_of(v),
-          q.size(0),   q.size(1),   q.size(2),
-          k.size(2),   q.size(3),   scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3)))),
-          causal};
+  Dropout(const char* op, const char* p_name, double p, const char* state_name, const std::optional<Tensor>& rng_state,
+          const Tensor& first)
+      : threshold(threshold_of(op, p_name, p)) {
+    TORCH_CHECK_VALUE(threshold == 0 || rng_state, op, ": `", state_name, "` must be given where `", p_name,
+                      "` is not 0");
+    if (rng_state) state = random_state_of(op, *rng_state, first, state_name);
+  }
+};
+
+// What the way back wants of attention, none of it unless `keep`: its output, as the residual, and each query's
+// log-sum-exp.
+std::vector<int64_t> attended_shape(const Tensor& residual, bool keep) {
+  return keep ? residual.sizes().vec() : std::vector<int64_t>{0};
 }
+std::vector<int64_t> lse_shape(const Tensor& q, bool keep) {
+  return keep ? q.sizes().slice(0, 3).vec() : std::vector<int64_t>{0};
+}
+
+void check_kept(const char* op, const Tensor& attended, const Tensor& lse, const Tensor& mean, const Tensor& rstd,
+                const Tensor& q, const Tensor& residual, bool keep) {
+  check_out(op, "attended", attended, attended_shape(residual, keep), "q", q);
+  check_type(op, "lse", lse, statistics_dtype(q));
+  check_shape(op, "lse", lse, lse_shape(q, keep));
+  check_device(op, "lse", lse, "q", q);
+  TORCH_CHECK_VALUE(lse.is_contiguous(), op, ": `lse` must be contiguous");
+  check_statistics(op, mean, rstd, "q", residual, true, keep);
+}
+
+// No output shares memory with an input, if that is given, or with another output.
+void check_apart_from(const char* op, std::initializer_list<Named> outs,
+                      std::initializer_list<std::pair<const char*, std::optional<Tensor>>> inputs) {
+  check_apart(op, outs, {});
+  for (const auto& [name, input] : inputs) {
+    if (input) check_apart(op, outs, {{name, *input}});
+  }
+}
+
+// Attention's arguments, by tensors that outlive the launch.
+struct AttentionTensors {
+  Tensor q, k, v, begin, end;
+  Attention args;
+
+  AttentionTensors(const Tensor& q_given, const Tensor& k_given, const Tensor& v_given,
+                   const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end, const Dropout& dropout,
+                   bool causal, std::optional<double> scale, void* lse)
+      : q(with_aligned_rows(q_given)),
+        k(with_aligned_rows(k_given)),
+        v(with_aligned_rows(v_given)),
+        begin(key_begin ? key_begin->contiguous() : Tensor()),
+        end(key_end ? key_end->contiguous() : Tensor()) {
+    const auto heads_of = [](const Tensor& t) { return Heads{t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)}; };
+    args.q = heads_of(q);
+    args.k = heads_of(k);
+    args.v = heads_of(v);
+    args.batch = q.size(0);
+    args.heads = q.size(1);
+    args.q_length = q.size(2);
+    args.k_length = k.size(2);
+    args.head_dim = q.size(3);
+    args.scale = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(3))));
+    args.causal = causal;
+    args.key_begin = begin.defined() ? begin.const_data_ptr<int32_t>() : nullptr;
+    args.key_end = end.defined() ? end.const_data_ptr<int32_t>() : nullptr;
+    args.lse = lse;
+    args.threshold = dropout.threshold;
+    args.rng_state = dropout.state.in_memory;
+    args.seed = dropout.state.seed;
+    args.offset = dropout.state.offset;
+  }
+};
+
+// An output that begins at a multiple of 16 bytes, as vectors and TMA want it: itself, or another that is copied.
+struct AlignedOut {
+  const Tensor& given;
+  const Tensor out;
+
+  explicit AlignedOut(const Tensor& given)
+      : given(given), out(begins_at_16_bytes(given) ? given : contiguous_like(given)) {}
+  void* data() const { return out.data_ptr(); }
+  void done() const {
+    if (!out.is_same(given)) given.copy_(out);
+  }
+};
 
 }  // namespace
 
@@ -173,9 +264,7 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(
   check_like(op, "weight", weight, "x", x, {width});
   check_like(op, "bias", bias, "x", x, {width});
   if (x_bias) check_like(op, "x_bias", *x_bias, "x", x, {width});
-  const uint32_t threshold = threshold_of(op, "p", p);
-  TORCH_CHECK_VALUE(threshold == 0 || rng_state, op, ": `rng_state` must be given where `p` is not 0");
-  const RandomState state = rng_state ? random_state_of(op, *rng_state, x) : RandomState{};
+  const Dropout dropout(op, "p", p, "rng_state", rng_state, x);
   check_eps(op, eps);
   check_out(op, "y", y, x.sizes(), "x", x);
   check_out(op, "sum", sum, x.sizes(), "x", x);
@@ -202,10 +291,10 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(
   args.mean = keep ? mean.data_ptr() : nullptr;
   args.rstd = keep ? rstd.data_ptr() : nullptr;
   args.x_bias = x_bias ? xb.data_ptr() : nullptr;
-  args.threshold = threshold;
-  args.state = state.in_memory;
-  args.seed = state.seed;
-  args.offset = state.offset;
+  args.threshold = dropout.threshold;
+  args.state = dropout.state.in_memory;
+  args.seed = dropout.state.seed;
+  args.offset = dropout.state.offset;
   run(residual_layer_norm_op(), rung, x, args);
   return {y, sum, mean, rstd};
 }
@@ -224,81 +313,145 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm(const Tensor& x, 
 
 // ---- attention_residual_layer_norm ----
 
-Tensor& attention_residual_layer_norm_out(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
-                                          const Tensor& weight, const Tensor& bias, bool causal,
-                                          std::optional<double> scale, double eps, std::string_view rung, Tensor& out) {
+std::tuple<Tensor&, Tensor&, Tensor&, Tensor&, Tensor&> attention_residual_layer_norm_out(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& weight, const Tensor& bias,
+    const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end,
+    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps,
+    double attention_p, bool keep, std::string_view rung, Tensor& out, Tensor& attended, Tensor& lse, Tensor& mean,
+    Tensor& rstd) {
   const char* op = "attention_residual_layer_norm";
-  check_attention(op, q, k, v, residual, scale, eps);
+  check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps);
   const int64_t width = residual.size(2);
   check_like(op, "weight", weight, "q", q, {width});
   check_like(op, "bias", bias, "q", q, {width});
+  const Dropout dropout(op, "attention_p", attention_p, "attention_rng_state", attention_rng_state, q);
   check_out(op, "out", out, residual.sizes(), "q", q);
-  check_apart(op, {{"out", out}},
-              {{"q", q}, {"k", k}, {"v", v}, {"residual", residual}, {"weight", weight}, {"bias", bias}});
+  check_kept(op, attended, lse, mean, rstd, q, residual, keep);
+  check_apart_from(op, {{"out", out}, {"attended", attended}, {"lse", lse}, {"mean", mean}, {"rstd", rstd}},
+                   {{"q", q},
+                    {"k", k},
+                    {"v", v},
+                    {"residual", residual},
+                    {"weight", weight},
+                    {"bias", bias},
+                    {"key_begin", key_begin},
+                    {"key_end", key_end},
+                    {"attention_rng_state", attention_rng_state}});
   check_rung(attention_residual_layer_norm_op(), rung, q);
-  if (out.numel() == 0) return out;
-  const Tensor qn = with_aligned_rows(q), kn = with_aligned_rows(k), vn = with_aligned_rows(v);
+  if (out.numel() == 0) return {out, attended, lse, mean, rstd};
+  const AttentionTensors attention(q, k, v, key_begin, key_end, dropout, causal, scale,
+                                   keep ? lse.data_ptr() : nullptr);
   const Tensor r = residual.contiguous(), w = weight.contiguous(), b = bias.contiguous();
-  run(attention_residual_layer_norm_op(), rung, q,
-      {attention_of(qn, kn, vn, causal, scale), r.data_ptr(), w.data_ptr(), b.data_ptr(), out.data_ptr(), eps, nullptr,
-       dtype_of(q)});
-  return out;
+  const AlignedOut to_attended(attended);
+  kf::attention_residual_layer_norm::Args args{};
+  args.attention = attention.args;
+  args.residual = r.data_ptr();
+  args.weight = w.data_ptr();
+  args.bias = b.data_ptr();
+  args.y = out.data_ptr();
+  args.eps = eps;
+  args.dtype = dtype_of(q);
+  args.attended = keep ? to_attended.data() : nullptr;
+  args.mean = keep ? mean.data_ptr() : nullptr;
+  args.rstd = keep ? rstd.data_ptr() : nullptr;
+  run(attention_residual_layer_norm_op(), rung, q, args);
+  to_attended.done();
+  return {out, attended, lse, mean, rstd};
 }
 
-Tensor attention_residual_layer_norm(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
-                                     const Tensor& weight, const Tensor& bias, bool causal, std::optional<double> scale,
-                                     double eps, std::string_view rung) {
-  Tensor out = contiguous_like(residual);
-  return attention_residual_layer_norm_out(q, k, v, residual, weight, bias, causal, scale, eps, rung, out);
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_residual_layer_norm(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& weight, const Tensor& bias,
+    const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end,
+    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps,
+    double attention_p, bool keep, std::string_view rung) {
+  check_attention("attention_residual_layer_norm", q, k, v, residual, key_begin, key_end, scale, eps);
+  Tensor out = contiguous_like(residual), attended = at::empty(attended_shape(residual, keep), residual.options()),
+         lse = at::empty(lse_shape(q, keep), q.options().dtype(statistics_dtype(q))),
+         mean = empty_statistic(residual, keep), rstd = empty_statistic(residual, keep);
+  attention_residual_layer_norm_out(q, k, v, residual, weight, bias, key_begin, key_end, attention_rng_state, causal,
+                                    scale, eps, attention_p, keep, rung, out, attended, lse, mean, rstd);
+  return {out, attended, lse, mean, rstd};
 }
 
 // ---- attention_block ----
 
-std::tuple<Tensor&, Tensor&> attention_block_out(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                 const Tensor& residual, const Tensor& proj_weight,
-                                                 const Tensor& proj_bias, const Tensor& weight, const Tensor& bias,
-                                                 bool causal, std::optional<double> scale, double eps,
-                                                 std::string_view rung, Tensor& y, Tensor& sum) {
+std::tuple<Tensor&, Tensor&, Tensor&, Tensor&, Tensor&, Tensor&> attention_block_out(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& proj_weight,
+    const Tensor& proj_bias, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& key_begin,
+    const std::optional<Tensor>& key_end, const std::optional<Tensor>& rng_state,
+    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps, double p,
+    double attention_p, bool keep, std::string_view rung, Tensor& y, Tensor& sum, Tensor& attended, Tensor& lse,
+    Tensor& mean, Tensor& rstd) {
   const char* op = "attention_block";
-  check_attention(op, q, k, v, residual, scale, eps);
+  check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps);
   const int64_t width = residual.size(2);
   check_like(op, "proj_weight", proj_weight, "q", q, {width, width});
   check_like(op, "proj_bias", proj_bias, "q", q, {width});
   check_like(op, "weight", weight, "q", q, {width});
   check_like(op, "bias", bias, "q", q, {width});
+  const Dropout dropout(op, "p", p, "rng_state", rng_state, q);
+  const Dropout of_weights(op, "attention_p", attention_p, "attention_rng_state", attention_rng_state, q);
   check_out(op, "y", y, residual.sizes(), "q", q);
   check_out(op, "sum", sum, residual.sizes(), "q", q);
-  check_apart(op, {{"y", y}, {"sum", sum}},
-              {{"q", q},
-               {"k", k},
-               {"v", v},
-               {"residual", residual},
-               {"proj_weight", proj_weight},
-               {"proj_bias", proj_bias},
-               {"weight", weight},
-               {"bias", bias}});
+  check_kept(op, attended, lse, mean, rstd, q, residual, keep);
+  check_apart_from(op, {{"y", y}, {"sum", sum}, {"attended", attended}, {"lse", lse}, {"mean", mean}, {"rstd", rstd}},
+                   {{"q", q},
+                    {"k", k},
+                    {"v", v},
+                    {"residual", residual},
+                    {"proj_weight", proj_weight},
+                    {"proj_bias", proj_bias},
+                    {"weight", weight},
+                    {"bias", bias},
+                    {"key_begin", key_begin},
+                    {"key_end", key_end},
+                    {"rng_state", rng_state},
+                    {"attention_rng_state", attention_rng_state}});
   check_rung(attention_block_op(), rung, q);
-  if (y.numel() == 0) return {y, sum};
-  const Tensor qn = with_aligned_rows(q), kn = with_aligned_rows(k), vn = with_aligned_rows(v);
+  if (y.numel() == 0) return {y, sum, attended, lse, mean, rstd};
+  const AttentionTensors attention(q, k, v, key_begin, key_end, of_weights, causal, scale,
+                                   keep ? lse.data_ptr() : nullptr);
   const Tensor r = in_one_piece(residual), pw = in_one_piece(proj_weight), pb = in_one_piece(proj_bias);
   const Tensor w = in_one_piece(weight), b = in_one_piece(bias);
-  const Tensor out = begins_at_16_bytes(y) ? y : contiguous_like(y);
-  const Tensor out_sum = begins_at_16_bytes(sum) ? sum : contiguous_like(sum);
-  run(attention_block_op(), rung, q,
-      {attention_of(qn, kn, vn, causal, scale), r.data_ptr(), pw.data_ptr(), pb.data_ptr(), w.data_ptr(), b.data_ptr(),
-       out.data_ptr(), out_sum.data_ptr(), eps, nullptr, dtype_of(q)});
-  if (!out.is_same(y)) y.copy_(out);
-  if (!out_sum.is_same(sum)) sum.copy_(out_sum);
-  return {y, sum};
+  const AlignedOut to_y(y), to_sum(sum), to_attended(attended);
+  kf::attention_block::Args args{};
+  args.attention = attention.args;
+  args.residual = r.data_ptr();
+  args.proj_weight = pw.data_ptr();
+  args.proj_bias = pb.data_ptr();
+  args.weight = w.data_ptr();
+  args.bias = b.data_ptr();
+  args.y = to_y.data();
+  args.sum = to_sum.data();
+  args.eps = eps;
+  args.dtype = dtype_of(q);
+  args.attended = keep ? to_attended.data() : nullptr;
+  args.mean = keep ? mean.data_ptr() : nullptr;
+  args.rstd = keep ? rstd.data_ptr() : nullptr;
+  args.threshold = dropout.threshold;
+  args.state = dropout.state.in_memory;
+  args.seed = dropout.state.seed;
+  args.offset = dropout.state.offset;
+  run(attention_block_op(), rung, q, args);
+  for (const AlignedOut* out : {&to_y, &to_sum, &to_attended}) out->done();
+  return {y, sum, attended, lse, mean, rstd};
 }
 
-std::tuple<Tensor, Tensor> attention_block(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
-                                           const Tensor& proj_weight, const Tensor& proj_bias, const Tensor& weight,
-                                           const Tensor& bias, bool causal, std::optional<double> scale, double eps,
-                                           std::string_view rung) {
-  Tensor y = contiguous_like(residual), sum = contiguous_like(residual);
-  attention_block_out(q, k, v, residual, proj_weight, proj_bias, weight, bias, causal, scale, eps, rung, y, sum);
-  return {y, sum};
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_block(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& proj_weight,
+    const Tensor& proj_bias, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& key_begin,
+    const std::optional<Tensor>& key_end, const std::optional<Tensor>& rng_state,
+    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps, double p,
+    double attention_p, bool keep, std::string_view rung) {
+  check_attention("attention_block", q, k, v, residual, key_begin, key_end, scale, eps);
+  Tensor y = contiguous_like(residual), sum = contiguous_like(residual),
+         attended = at::empty(attended_shape(residual, keep), residual.options()),
+         lse = at::empty(lse_shape(q, keep), q.options().dtype(statistics_dtype(q))),
+         mean = empty_statistic(residual, keep), rstd = empty_statistic(residual, keep);
+  attention_block_out(q, k, v, residual, proj_weight, proj_bias, weight, bias, key_begin, key_end, rng_state,
+                      attention_rng_state, causal, scale, eps, p, attention_p, keep, rung, y, sum, attended, lse, mean,
+                      rstd);
+  return {y, sum, attended, lse, mean, rstd};
 }
 
 // ---- autocast ----
@@ -317,20 +470,25 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm_autocast(const Te
                                       p, rng_state, eps, keep, rung);
 }
 
-Tensor attention_residual_layer_norm_autocast(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
-                                              const Tensor& weight, const Tensor& bias, bool causal,
-                                              std::optional<double> scale, double eps, std::string_view rung) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_residual_layer_norm_autocast(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& weight, const Tensor& bias,
+    const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end,
+    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps,
+    double attention_p, bool keep, std::string_view rung) {
   return call_in<attention_residual_layer_norm>(std::nullopt, "step3_fused::attention_residual_layer_norm", q, k, v,
-                                                residual, weight, bias, causal, scale, eps, rung);
+                                                residual, weight, bias, key_begin, key_end, attention_rng_state, causal,
+                                                scale, eps, attention_p, keep, rung);
 }
 
-std::tuple<Tensor, Tensor> attention_block_autocast(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                    const Tensor& residual, const Tensor& proj_weight,
-                                                    const Tensor& proj_bias, const Tensor& weight, const Tensor& bias,
-                                                    bool causal, std::optional<double> scale, double eps,
-                                                    std::string_view rung) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_block_autocast(
+    const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& proj_weight,
+    const Tensor& proj_bias, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& key_begin,
+    const std::optional<Tensor>& key_end, const std::optional<Tensor>& rng_state,
+    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps, double p,
+    double attention_p, bool keep, std::string_view rung) {
   return call_in<attention_block>(std::nullopt, "step3_fused::attention_block", q, k, v, residual, proj_weight,
-                                  proj_bias, weight, bias, causal, scale, eps, rung);
+                                  proj_bias, weight, bias, key_begin, key_end, rng_state, attention_rng_state, causal,
+                                  scale, eps, p, attention_p, keep, rung);
 }
 
 // ---- what there is ----

@@ -136,23 +136,53 @@ TEST(LayerNorm, EveryRungAddsABiasAndDropsTheSameHalf) {
   }
 }
 
-// q, k and v lie as GPT-2's do: [batch, position, head, column], so neighbouring rows of a head are H·D apart.
-std::vector<double> attention_of(const Attention& a) {
+// Of each row.
+struct MeanAndRstd {
+  std::vector<double> mean, rstd;
+};
+MeanAndRstd statistics_of(const std::vector<double>& x, size_t width) {
+  MeanAndRstd of;
+  for (size_t row = 0; row < x.size(); row += width) {
+    double mean = 0, variance = 0;
+    for (size_t c = 0; c < width; ++c) mean += x[row + c] / static_cast<double>(width);
+    for (size_t c = 0; c < width; ++c) {
+      variance += (x[row + c] - mean) * (x[row + c] - mean) / static_cast<double>(width);
+    }
+    of.mean.push_back(mean);
+    of.rstd.push_back(1 / std::sqrt(variance + kEps));
+  }
+  return of;
+}
+
+// Integers in the GPU's memory.
+DeviceVector integers(const std::vector<int32_t>& values) {
+  std::vector<float> words(values.size());
+  std::memcpy(words.data(), values.data(), values.size() * sizeof(int32_t));
+  return DeviceVector(words);
+}
+
+// q, k and v lie as GPT-2's do: [batch, position, head, column], so neighbouring rows of a head are H·D apart. The
+// bounds of the keys that exist lie beside them: those of `a` are in the GPU's memory. lse: [batch, head, position].
+std::vector<double> attention_of(const Attention& a, const std::vector<int32_t>& begin, const std::vector<int32_t>& end,
+                                 std::vector<double>& lse) {
   const int64_t width = a.heads * a.head_dim;
   const auto at = [&](const Heads& x, int64_t b, int64_t h, int64_t s) {
     return static_cast<const float*>(x.data) + b * x.batch_stride + h * x.head_stride + s * x.row_stride;
   };
   std::vector<double> out(a.batch * a.q_length * width);
+  lse.assign(a.batch * a.heads * a.q_length, -std::numeric_limits<double>::infinity());
   for (int64_t i = 0; i < a.batch * a.q_length * a.heads; ++i) {
     const int64_t b = i / a.heads / a.q_length, row = i / a.heads % a.q_length, h = i % a.heads;
-    const int64_t seen = a.causal ? std::clamp<int64_t>(row + 1 + a.k_length - a.q_length, 0, a.k_length) : a.k_length;
+    const int64_t seen = a.causal ? std::min<int64_t>(row + 1 + a.k_length - a.q_length, end[b]) : end[b];
+    if (seen <= begin[b]) continue;
     std::vector<double> weight(seen);
     double sum = 0;
-    for (int64_t j = 0; j < seen; ++j) {
+    for (int64_t j = begin[b]; j < seen; ++j) {
       for (int64_t d = 0; d < a.head_dim; ++d) weight[j] += a.scale * at(a.q, b, h, row)[d] * at(a.k, b, h, j)[d];
       sum += weight[j] = std::exp(weight[j]);
     }
-    for (int64_t j = 0; j < seen; ++j) {
+    lse[(b * a.heads + h) * a.q_length + row] = std::log(sum);
+    for (int64_t j = begin[b]; j < seen; ++j) {
       for (int64_t d = 0; d < a.head_dim; ++d) out[i * a.head_dim + d] += weight[j] / sum * at(a.v, b, h, j)[d];
     }
   }
@@ -212,9 +242,42 @@ void expect_close(const Matrix& got, const std::vector<double>& expected, double
   }
 }
 
-// By all rungs that take the dtype.
+// What the way back wants of an op with attention.
+struct Wanted {
+  Matrix attended;
+  DeviceVector lse, mean, rstd;
+
+  Wanted(const Attention& a, DType dtype)
+      : attended(a.batch * a.q_length * a.heads * a.head_dim, dtype),
+        lse(a.batch * a.heads * a.q_length),
+        mean(a.batch * a.q_length),
+        rstd(a.batch * a.q_length) {}
+
+  template <class Args>
+  void ask(Args& args) const {
+    args.attention.lse = lse.data();
+    args.attended = attended.data();
+    args.mean = mean.data();
+    args.rstd = rstd.data();
+  }
+};
+
+void expect_statistics(const DeviceVector& got, const std::vector<double>& expected, double tolerance,
+                       const std::string& what) {
+  const std::vector<float> values = got.values();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (std::isinf(expected[i])) {
+      ASSERT_EQ(values[i], expected[i]) << what << ", element " << i;
+    } else {
+      ASSERT_NEAR(values[i], expected[i], tolerance * (1 + std::abs(expected[i]))) << what << ", element " << i;
+    }
+  }
+}
+
+// By all rungs that take the dtype. padding: each batch lacks some of the first keys and some of the last, the second
+// all of them.
 void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_length, int64_t dim, bool causal,
-                 DType dtype = DType::kFloat32) {
+                 DType dtype = DType::kFloat32, bool padding = false) {
   const int64_t width = heads * dim, n = batch * q_length * width;
   const bool half = dtype == DType::kBFloat16;
   const auto some = [&](int64_t count, int step) { return half ? eighths(count, step) : numbers(count, step); };
@@ -227,7 +290,10 @@ void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_lengt
   const Heads hv{v.data(), k_length * width, dim, width};
   Attention a{hq, hk, hv, batch, heads, q_length, k_length, dim, 0.3, causal};
 
-  const std::vector<double> attended = attention_of(a);
+  std::vector<int32_t> begin(batch, 0), end(batch, static_cast<int32_t>(k_length));
+  for (int32_t b = 0; padding && b < batch; ++b) begin[b] = 3 * b + 1, end[b] -= b == 1 ? end[b] : 2 * b;
+  std::vector<double> lse;
+  const std::vector<double> attended = attention_of(a, begin, end, lse);
   std::vector<double> plain(attended), projected(n);
   for (int64_t i = 0; i < n; ++i) {
     plain[i] += residual[i];
@@ -241,25 +307,124 @@ void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_lengt
   a.q.data = dq.data();
   a.k.data = dk.data();
   a.v.data = dv.data();
+  const DeviceVector from = integers(begin), to = integers(end);
+  if (padding)
+    a.key_begin = static_cast<const int32_t*>(from.data()), a.key_end = static_cast<const int32_t*>(to.data());
   const std::string what = " B=" + std::to_string(batch) + " H=" + std::to_string(heads) +
                            " Sq=" + std::to_string(q_length) + " Sk=" + std::to_string(k_length) +
-                           " D=" + std::to_string(dim) + (causal ? " causal" : "") + (half ? " bfloat16" : "");
+                           " D=" + std::to_string(dim) + (causal ? " causal" : "") + (padding ? " padding" : "") +
+                           (half ? " bfloat16" : "");
   const auto expect = [&](const Matrix& got, const std::vector<double>& expected, const std::string& of) {
     half ? expect_close(got, expected, 3e-2, of + what) : expect_near(got, expected, of + what);
   };
   const auto of_half_types = [](const auto& rung) { return std::string(rung.name) == "v4_dataflow"; };
-  for (const auto& rung : attention_residual_layer_norm::rungs()) {
-    const Matrix y(n, dtype);
-    launch(rung, {a, dr.data(), dw.data(), db.data(), y.data(), kEps, nullptr, dtype});
-    expect(y, layer_norm_of(plain, weight, bias), std::string("attention_residual_layer_norm ") + rung.name);
+  const auto expect_wanted = [&](const Wanted& got, const std::vector<double>& sum, const std::string& of) {
+    const MeanAndRstd statistics = statistics_of(sum, static_cast<size_t>(width));
+    expect(got.attended, attended, of + " attended");
+    expect_statistics(got.lse, lse, half ? 1e-4 : 2e-5, of + " lse" + what);
+    expect_statistics(got.mean, statistics.mean, half ? 1e-2 : 2e-5, of + " mean" + what);
+    expect_statistics(got.rstd, statistics.rstd, half ? 1e-2 : 2e-5, of + " rstd" + what);
+  };
+  for (const bool wanted : {false, true}) {
+    for (const auto& rung : attention_residual_layer_norm::rungs()) {
+      const std::string name = std::string("attention_residual_layer_norm ") + rung.name;
+      const Matrix y(n, dtype);
+      const Wanted more(a, dtype);
+      attention_residual_layer_norm::Args args{a, dr.data(), dw.data(), db.data(), y.data(), kEps, nullptr, dtype};
+      if (wanted) more.ask(args);
+      launch(rung, args);
+      expect(y, layer_norm_of(plain, weight, bias), name);
+      if (wanted) expect_wanted(more, plain, name);
+    }
   }
   for (const auto& rung : attention_block::rungs()) {
     if (!half && of_half_types(rung)) continue;
-    const Matrix y(n, dtype), sum(n, dtype);
-    launch(rung,
-           {a, dr.data(), dpw.data(), dpb.data(), dw.data(), db.data(), y.data(), sum.data(), kEps, nullptr, dtype});
-    expect(sum, projected, std::string("attention_block sum ") + rung.name);
-    expect(y, layer_norm_of(projected, weight, bias), std::string("attention_block ") + rung.name);
+    for (const bool wanted : {false, true}) {
+      const std::string name = std::string("attention_block ") + rung.name;
+      const Matrix y(n, dtype), sum(n, dtype);
+      const Wanted more(a, dtype);
+      attention_block::Args args{a,        dr.data(),  dpw.data(), dpb.data(), dw.data(), db.data(),
+                                 y.data(), sum.data(), kEps,       nullptr,    dtype};
+      if (wanted) more.ask(args);
+      launch(rung, args);
+      expect(sum, projected, name + " sum");
+      expect(y, layer_norm_of(projected, weight, bias), name);
+      if (wanted) expect_wanted(more, projected, name);
+    }
+  }
+}
+
+// Half of attention's weights and half of the projection: all rungs the same, with numbers from the launch or from
+// memory.
+void check_fused_dropout(DType dtype) {
+  constexpr int64_t kBatch = 2, kHeads = 3, kRows = 37, kKeys = 70, kDim = 8, kWide = kHeads * kDim;
+  constexpr int64_t kElements = kBatch * kRows * kWide;
+  const bool half = dtype == DType::kBFloat16;
+  const Matrix q(eighths(kElements, 7919), dtype), k(eighths(kBatch * kKeys * kWide, 6101), dtype);
+  const Matrix v(eighths(kBatch * kKeys * kWide, 5101), dtype), residual(eighths(kElements, 4099), dtype);
+  std::vector<float> rows = eighths(kWide * kWide, 7), bias = eighths(kWide, 5);
+  for (float& number : rows) number *= 0.0625f;
+  for (float& number : bias) number += 4;  // so that what is kept is never near 0
+  const Matrix proj_weight(rows, dtype), proj_bias(bias, dtype), weight(eighths(kWide, 5), dtype);
+  const std::array<int64_t, 2> numbers{1234, 8};
+  std::vector<float> words(4);
+  std::memcpy(words.data(), numbers.data(), sizeof numbers);
+  const DeviceVector state(words);
+  Attention a{{q.data(), kRows * kWide, kDim, kWide},
+              {k.data(), kKeys * kWide, kDim, kWide},
+              {v.data(), kKeys * kWide, kDim, kWide},
+              kBatch,
+              kHeads,
+              kRows,
+              kKeys,
+              kDim,
+              0.3,
+              true};
+  std::vector<float> first_attended, first_sum;
+  for (const bool in_memory : {false, true}) {
+    for (const auto& rung : attention_block::rungs()) {
+      const bool drops_no_weights = std::string(rung.name) == "v4_dataflow";
+      if (drops_no_weights && !half) continue;
+      const std::string what =
+          rung.name + std::string(in_memory ? ", state in memory" : "") + (half ? " bfloat16" : "");
+      const Matrix y(kElements, dtype), sum(kElements, dtype);
+      const Wanted more(a, dtype);
+      attention_block::Args args{a,
+                                 residual.data(),
+                                 proj_weight.data(),
+                                 proj_bias.data(),
+                                 weight.data(),
+                                 weight.data(),
+                                 y.data(),
+                                 sum.data(),
+                                 kEps,
+                                 nullptr,
+                                 dtype};
+      more.ask(args);
+      args.threshold = args.attention.threshold = 1 << 15;
+      if (in_memory) {
+        args.state = args.attention.rng_state = static_cast<const int64_t*>(state.data());
+      } else {
+        args.seed = args.attention.seed = static_cast<uint64_t>(numbers[0]);
+        args.offset = args.attention.offset = static_cast<uint64_t>(numbers[1]);
+      }
+      if (drops_no_weights) {
+        EXPECT_NE(rung.supports(args), "");
+        args.attention.threshold = 0;
+      }
+      launch(rung, args);
+      const std::vector<float> kept = sum.values(), stays = residual.values();
+      if (first_sum.empty()) first_sum = kept, first_attended = more.attended.values();
+      int64_t dropped = 0;
+      for (int64_t i = 0; i < kElements; ++i) {
+        ASSERT_EQ(kept[i] == stays[i], first_sum[i] == stays[i]) << what << ", element " << i;
+        dropped += kept[i] == stays[i];
+      }
+      EXPECT_NEAR(static_cast<double>(dropped) / kElements, 0.5, 0.1) << what;
+      if (drops_no_weights) continue;
+      expect_close(more.attended, {first_attended.begin(), first_attended.end()}, half ? 3e-2 : 2e-5, what);
+      expect_close(sum, {first_sum.begin(), first_sum.end()}, half ? 5e-2 : 2e-5, what);
+    }
   }
 }
 
@@ -551,7 +716,14 @@ TEST(Fused, EveryRungIsAttentionProjectionResidualAndLayerNorm) {
     check_fused(1, 2, 33, 31, 40, causal, DType::kBFloat16);
     check_fused(5, 2, 130, 130, 64, causal, DType::kBFloat16);  // bands of three groups of rows, and one of them alone
     check_fused(1, 17, 66, 70, 8, causal, DType::kBFloat16);    // two tiles of columns
+    check_fused(3, 2, 33, 40, 24, causal, DType::kFloat32, true);
+    check_fused(3, 2, 70, 140, 16, causal, DType::kBFloat16, true);
   }
+}
+
+TEST(Fused, EveryRungDropsTheSame) {
+  check_fused_dropout(DType::kFloat32);
+  check_fused_dropout(DType::kBFloat16);
 }
 
 }  // namespace

@@ -36,19 +36,29 @@ TORCH_LIBRARY(step3_fused, m) {
       "Tensor(b!) sum, Tensor(c!) mean, Tensor(d!) rstd) -> "
       "(Tensor(a!), Tensor(b!), Tensor(c!), Tensor(d!))");
   m.def(
-      "attention_residual_layer_norm(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor weight, Tensor bias, *, "
-      "bool causal=False, float? scale=None, float eps=1e-05, str rung=\"auto\") -> Tensor");
+      "attention_residual_layer_norm(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor weight, Tensor "
+      "bias, Tensor? key_begin=None, Tensor? key_end=None, Tensor? attention_rng_state=None, *, bool "
+      "causal=False, float? scale=None, float eps=1e-05, float attention_p=0.0, bool keep=True, str "
+      "rung=\"auto\") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "attention_residual_layer_norm.out(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor weight, Tensor bias, *, "
-      "bool causal=False, float? scale=None, float eps=1e-05, str rung=\"auto\", Tensor(a!) out) -> Tensor(a!)");
+      "attention_residual_layer_norm.out(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor weight, "
+      "Tensor bias, Tensor? key_begin=None, Tensor? key_end=None, Tensor? attention_rng_state=None, *, bool "
+      "causal=False, float? scale=None, float eps=1e-05, float attention_p=0.0, bool keep=True, str "
+      "rung=\"auto\", Tensor(a!) out, Tensor(b!) attended, Tensor(c!) lse, Tensor(d!) mean, Tensor(e!) "
+      "rstd) -> (Tensor(a!), Tensor(b!), Tensor(c!), Tensor(d!), Tensor(e!))");
   m.def(
       "attention_block(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor proj_weight, Tensor proj_bias, "
-      "Tensor weight, Tensor bias, *, bool causal=False, float? scale=None, float eps=1e-05, str rung=\"auto\") -> "
-      "(Tensor, Tensor)");
+      "Tensor weight, Tensor bias, Tensor? key_begin=None, Tensor? key_end=None, Tensor? rng_state=None, "
+      "Tensor? attention_rng_state=None, *, bool causal=False, float? scale=None, float eps=1e-05, float "
+      "p=0.0, float attention_p=0.0, bool keep=True, str rung=\"auto\") -> (Tensor, Tensor, Tensor, Tensor, "
+      "Tensor, Tensor)");
   m.def(
-      "attention_block.out(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor proj_weight, Tensor proj_bias, "
-      "Tensor weight, Tensor bias, *, bool causal=False, float? scale=None, float eps=1e-05, str rung=\"auto\", "
-      "Tensor(a!) y, Tensor(b!) sum) -> (Tensor(a!), Tensor(b!))");
+      "attention_block.out(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor proj_weight, Tensor "
+      "proj_bias, Tensor weight, Tensor bias, Tensor? key_begin=None, Tensor? key_end=None, Tensor? "
+      "rng_state=None, Tensor? attention_rng_state=None, *, bool causal=False, float? scale=None, float "
+      "eps=1e-05, float p=0.0, float attention_p=0.0, bool keep=True, str rung=\"auto\", Tensor(a!) y, "
+      "Tensor(b!) sum, Tensor(c!) attended, Tensor(d!) lse, Tensor(e!) mean, Tensor(f!) rstd) -> "
+      "(Tensor(a!), Tensor(b!), Tensor(c!), Tensor(d!), Tensor(e!), Tensor(f!))");
   m.def("dropout_state(Tensor x, *, bool on_device) -> Tensor", {at::Tag::nondeterministic_seeded});
   m.def("linear(Tensor x, Tensor weight, Tensor? bias=None, *, bool transposed=False, str rung=\"auto\") -> Tensor");
   m.def(

@@ -144,6 +144,19 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
         check(inputs_of(2, 17, 70, 70, 8, device="cpu"), causal=False)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_queries_that_see_no_key_one_after_the_other(seed, monkeypatch):
+    """There is no product for which a warpgroup's warps would wait for each other."""
+    monkeypatch.setenv("KF_SIMT_SCHEDULE", f"random:{seed}")
+    monkeypatch.setenv("KF_SIMT_THREADS", "1")  # a block has many tiles
+    inputs = inputs_of(3, 16, 200, 20, 8, device="cpu")
+    nothing = torch.zeros(3, dtype=torch.int32)
+    outputs = step3_fused.attention_block(*inputs, key_end=nothing, return_statistics=True, rung=RUNG)
+    expected = step3_fused.attention_block(*inputs, key_end=nothing, return_statistics=True, rung="cpu")
+    for got, want in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
 @on_each_device
 def test_it_is_one_launch(device):
     inputs = inputs_of(2, 3, 70, 70, 8, device=device)

@@ -41,23 +41,40 @@ def residual_layer_norm_of(x, residual, weight, bias, eps=1e-5):
     return layer_norm_of(total, weight, bias, eps), total
 
 
-def attention_of(q, k, v, causal=False, scale=None):
-    """Heads side by side: [B, Sq, H·D]. A query that sees no key gives 0."""
-    scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+def hidden_of(q, k, key_begin=None, key_end=None, causal=False):
+    """Which queries do not see which keys: [B, 1, Sq, Sk]."""
+    hidden = torch.zeros(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    key = torch.arange(k.shape[2], device=q.device)
     if causal:
-        hidden = torch.ones_like(scores, dtype=torch.bool).triu(scores.shape[-1] - scores.shape[-2] + 1)
-        weights = torch.softmax(scores.masked_fill(hidden, -INFINITY), -1).masked_fill(hidden, 0)
-    else:
-        weights = torch.softmax(scores, -1)
-    return (weights @ v).transpose(1, 2).flatten(2)
+        hidden |= torch.ones_like(hidden).triu(k.shape[2] - q.shape[2] + 1)
+    if key_begin is not None:
+        hidden |= key < key_begin.view(-1, 1, 1, 1)
+    if key_end is not None:
+        hidden |= key >= key_end.view(-1, 1, 1, 1)
+    return hidden
+
+
+def attention_and_lse_of(q, k, v, key_begin=None, key_end=None, causal=False, scale=None, factors=1):
+    """Heads side by side: [B, Sq, H·D]; and the log-sum-exp. A query that sees no key gives 0, and -inf.
+
+    factors: what dropout multiplies weights by.
+    """
+    hidden = hidden_of(q, k, key_begin, key_end, causal)
+    scores = ((q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)).masked_fill(hidden, -INFINITY)
+    weights = torch.softmax(scores, -1).masked_fill(hidden, 0) * factors
+    return (weights @ v).transpose(1, 2).flatten(2), torch.logsumexp(wide(scores), -1)
+
+
+def attention_of(*inputs, **options):
+    return attention_and_lse_of(*inputs, **options)[0]
 
 
 def attention_residual_layer_norm_of(q, k, v, residual, weight, bias, causal=False, scale=None, eps=1e-5):
-    return layer_norm_of(attention_of(q, k, v, causal, scale) + residual, weight, bias, eps)
+    return layer_norm_of(attention_of(q, k, v, causal=causal, scale=scale) + residual, weight, bias, eps)
 
 
 def attention_block_of(q, k, v, residual, proj_weight, proj_bias, weight, bias, causal=False, scale=None, eps=1e-5):
-    projected = attention_of(q, k, v, causal, scale) @ proj_weight + proj_bias
+    projected = attention_of(q, k, v, causal=causal, scale=scale) @ proj_weight + proj_bias
     return residual_layer_norm_of(projected, residual, weight, bias, eps)
 
 
@@ -103,21 +120,33 @@ def inputs_of(op, dtype, device):
 
 
 def with_statistics(op, formula):
-    """The same, and mean and rstd of what is normalised."""
+    """The same, and what the way back wants: of attention its output and log-sum-exp; mean and rstd of what is
+    normalised."""
 
     def extended(*inputs, **options):
         outputs = as_tuple(formula(*inputs, **options))
-        normalised = wide(inputs[0] if op == "layer_norm" else outputs[1])
-        variance = normalised.var(-1, correction=0)
-        return *outputs, normalised.mean(-1), (variance + options.get("eps", 1e-5)).rsqrt()
+        eps, of_attention = options.pop("eps", 1e-5), ()
+        if op.startswith("attention"):
+            of_attention = attention_and_lse_of(*inputs[:3], **options)
+        if op == "attention_residual_layer_norm":
+            normalised = of_attention[0] + inputs[3]
+        else:
+            normalised = inputs[0] if op == "layer_norm" else outputs[1]
+        dtype, normalised = normalised.dtype, wide(normalised)
+        mean, rstd = normalised.mean(-1), (normalised.var(-1, correction=0) + eps).rsqrt()
+        if of_attention and dtype != normalised.dtype:
+            # What rounding what is normalised may do to them. In a row that is alone it may do nothing, by chance.
+            mean, rstd = (
+                mean + normalised.abs().mean(-1) * torch.finfo(dtype).eps / 2,
+                rstd * (1 + torch.finfo(dtype).eps / 2),
+            )
+        return *outputs, *of_attention, mean, rstd
 
     return extended
 
 
 def check(op, inputs, rung, *, reference=None, layouts=True, alone=False, **kwargs):
-    formula, everything = reference or FORMULAS[op], None
-    if not op.startswith("attention"):
-        formula, everything = with_statistics(op, formula), {"return_statistics": True}
+    formula = with_statistics(op, reference or FORMULAS[op])
     return testing.check_contract(
         step3_fused,
         op,
@@ -126,7 +155,7 @@ def check(op, inputs, rung, *, reference=None, layouts=True, alone=False, **kwar
         reference=formula,
         eager=formula,
         kwargs=kwargs,
-        all_outputs=everything,
+        all_outputs={"return_statistics": True},
         layouts=layouts,
         alone=alone,
     )
@@ -414,8 +443,9 @@ def test_only_attention_rungs_of_several_launches_ask_for_scratch():
 @attention_ops
 def test_fused_allocates_nothing_but_its_outputs(op, device):
     inputs = attention_inputs(2, 12, 128, 128, 64, torch.bfloat16, device, projection=op == "attention_block")
-    names = ("y", "sum") if op == "attention_block" else ("out",)
-    outs = {name: torch.empty_like(inputs[3]) for name in names}
+    names = ("y", "sum", "attended") if op == "attention_block" else ("out", "attended")
+    outs = {name: torch.empty_like(inputs[3]) for name in names} | {"lse": torch.empty(2, 12, 128, device=device)}
+    outs |= {name: torch.empty(2, 128, device=device) for name in ("mean", "rstd")}
     for rung, grows in (("v2_fused", False), ("v1_separate", True)):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -450,7 +480,7 @@ def normalised_by_head(formula):
     """LayerNorm over each head's slice, as a block that owns one head would do it."""
 
     def wrong(q, k, v, residual, *rest, causal):
-        x = attention_of(q, k, v, causal) + residual
+        x = attention_of(q, k, v, causal=causal) + residual
         heads = x.unflatten(2, (q.shape[1], q.shape[3]))
         y = F.layer_norm(heads, heads.shape[-1:]).flatten(2)
         return y * rest[0] + rest[1]
@@ -720,25 +750,27 @@ def test_layer_norm_of_more_than_2_to_32_elements(width, op, device, rung, monke
     ("op", "device", "rung"),
     [
         pytest.param(op, *param.values, marks=param.marks, id=f"{op}-{param.id}")
-        for op in ("layer_norm", "residual_layer_norm")
+        for op in FORMULAS
         for param in rungs_of(op)
     ],
 )
 @pytest.mark.parametrize("width", [24, 4100])
 def test_statistics_that_nobody_wants_are_not_written(width, op, device, rung):
     """The rest is the same to the last bit; and who wants gradients after all has them computed anew."""
-    x, residual = (testing.randn((5, width), torch.float32, device, seed=seed) for seed in (1, 2))
-    inputs = [x, *([residual] if op == "residual_layer_norm" else []), *parameters(width, torch.float32, device)]
-    function = getattr(ops, op)
+    if op.startswith("attention"):
+        inputs = attention_inputs(1, 2, 5, 7, min(width // 2, 24), torch.float32, device, projection="block" in op)
+    else:
+        x, residual = (testing.randn((5, width), torch.float32, device, seed=seed) for seed in (1, 2))
+        inputs = [x, *([residual] if op == "residual_layer_norm" else []), *parameters(width, torch.float32, device)]
+    function, nobodys = getattr(ops, op), 4 if op.startswith("attention") else 2
     kept, without = (function(*inputs, keep=keep, rung=rung) for keep in (True, False))
-    *outputs, mean, rstd = without
-    assert mean.shape == rstd.shape == (0,)
-    assert mean.dtype == rstd.dtype == torch.float32
-    assert all(torch.equal(a, b) for a, b in zip(kept[:-2], outputs, strict=True))
+    outputs = without[:-nobodys]
+    assert all(t.shape == (0,) and t.dtype == torch.float32 for t in without[-nobodys:])
+    assert all(torch.equal(a, b) for a, b in zip(kept[:-nobodys], outputs, strict=True))
     leaves = [t.clone().requires_grad_() for t in inputs]
 
     def gradients(keep):
-        outputs_again = function(*leaves, keep=keep, rung=rung)[:-2]
+        outputs_again = function(*leaves, keep=keep, rung=rung)[:-nobodys]
         return torch.autograd.grad(sum(out.square().sum() for out in outputs_again), leaves)
 
     for a, b in zip(gradients(True), gradients(False), strict=True):
@@ -746,7 +778,7 @@ def test_statistics_that_nobody_wants_are_not_written(width, op, device, rung):
 
 
 @on_each_device
-@pytest.mark.parametrize("op", ["layer_norm", "residual_layer_norm"])
+@every_op
 def test_statistics_are_kept_where_a_gradient_is_wanted(op, device, monkeypatch):
     asked = []
     real = getattr(ops, op)
@@ -754,7 +786,8 @@ def test_statistics_are_kept_where_a_gradient_is_wanted(op, device, monkeypatch)
     inputs = inputs_of(op, torch.float32, device)
     function = getattr(step3_fused, op)
     function(*inputs)
-    assert len(function(*inputs, return_statistics=True)) == len(as_tuple(function(*inputs))) + 2
+    kept = 4 if op.startswith("attention") else 2
+    assert len(function(*inputs, return_statistics=True)) == len(as_tuple(function(*inputs))) + kept
     for position in range(len(inputs)):
         leaves = [t.clone().requires_grad_(i == position) for i, t in enumerate(inputs)]
         function(*leaves)
@@ -855,9 +888,7 @@ def test_second_gradients_are_as_exact_as_the_dtype_allows(op, dtype, device):
     if op.startswith("attention"):  # once more, with a query that sees nothing
         few_keys = attention_inputs(2, 3, 5, 4, 4, dtype, device, projection=op == "attention_block")
         cases = [(inputs, {"causal": True, "scale": 0.7}) for inputs in (cases[0][0], few_keys)]
-    roundings = 2 if op == "attention_block" else 1  # it saves `sum`
-    if not op.startswith("attention"):  # the gradient of x has parts that come by way of mean and rstd
-        roundings = None
+    roundings = None  # gradients have parts that come by way of what was saved, and rounded
     for inputs, options in cases:
         ours, formula = (functools.partial(f, **options) for f in (getattr(step3_fused, op), FORMULAS[op]))
         testing.check_second_gradients(ours, formula, inputs, roundings)
@@ -876,15 +907,14 @@ def test_forward_mode_is_refused(op):
 
 @every_op_and_rung
 def test_a_backward_is_the_same_whatever_rung_the_forward_had(op, device, rung):
-    """Of the row ops this stage's kernels; of those with attention PyTorch's formulas."""
+    """LayerNorm's gradient, and the projection's, by this stage's kernels; attention's by step 2's."""
     inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, device)]
     outputs = getattr(step3_fused, op)(*inputs, rung=rung)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     before = step3_fused.launch_counts()
     torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
     backend = "gpu" if device == "cuda" else "cpu"
-    if not op.startswith("attention"):
-        before[backend] += 1
+    before[backend] += 2 if op == "attention_block" else 1
     assert step3_fused.launch_counts() == before
 
 
@@ -1163,9 +1193,23 @@ def test_a_bad_out_is_refused(device):
     with testing.raises(ValueError, "layer_norm: `mean` must have shape (0,), got (3,)"):
         ops.layer_norm.out(x, *inputs[2:], keep=False, **good)
     inputs = inputs_of("attention_block", torch.float32, device)
-    outs = {"y": torch.empty_like(inputs[3]), "sum": torch.empty_like(inputs[3])}
-    with testing.raises(TypeError, "attention_block: `y` must have the dtype of `q` (float32), got float16"):
-        ops.attention_block.out(*inputs, **(outs | {"y": outs["y"].half()}))
+    outs = {name: torch.empty_like(inputs[3]) for name in ("y", "sum", "attended")}
+    outs |= {"lse": torch.empty(2, 3, 5, device=device)}
+    outs |= {name: torch.empty(2, 5, device=device) for name in ("mean", "rstd")}
+    for name, bad, text in (
+        ("y", outs["y"].half(), "must have the dtype of `q` (float32), got float16"),
+        ("attended", outs["attended"][:, :4], "must have shape (2, 5, 12), got (2, 4, 12)"),
+        ("attended", outs["attended"].mT.contiguous().mT, "must be contiguous"),
+        ("lse", outs["lse"].double(), "must be float32, got float64"),
+        ("lse", outs["lse"][:, :2], "must have shape (2, 3, 5), got (2, 2, 5)"),
+        ("lse", outs["lse"].mT.contiguous().mT, "must be contiguous"),
+        ("mean", outs["mean"][:1], "must have shape (2, 5), got (1, 5)"),
+        ("rstd", outs["rstd"].half(), "must be float32, got float16"),
+    ):
+        with testing.raises(TypeError if "float" in text else ValueError, f"attention_block: `{name}` {text}"):
+            ops.attention_block.out(*inputs, **(outs | {name: bad}))
+    with testing.raises(ValueError, "attention_block: `attended` must have shape (0,), got (2, 5, 12)"):
+        ops.attention_block.out(*inputs, keep=False, **outs)
 
 
 @on_each_device

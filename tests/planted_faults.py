@@ -36,6 +36,7 @@ import faults.contract
 import faults.dataflow
 import faults.decode
 import faults.dropout
+import faults.fused_training
 import faults.host
 import faults.kernels
 import faults.linear
@@ -53,6 +54,7 @@ LAYERS = {
         *faults.backward.PYTHON_FAULTS,
         *faults.dropout.PYTHON_FAULTS,
         *faults.linear.PYTHON_FAULTS,
+        *faults.fused_training.PYTHON_FAULTS,
     ],
     "model and training": faults.model.FAULTS,
     "the checks themselves: they no longer see": faults.contract.FAULTS,
@@ -63,6 +65,7 @@ LAYERS = {
         *faults.dropout.HOST_FAULTS,
         *faults.linear.HOST_FAULTS,
         *faults.dataflow.HOST_FAULTS,
+        *faults.fused_training.HOST_FAULTS,
     ],
     "plain C++": [
         *faults.plain.FAULTS,
@@ -70,6 +73,7 @@ LAYERS = {
         *faults.decode.PLAIN_FAULTS,
         *faults.dropout.PLAIN_FAULTS,
         *faults.linear.PLAIN_FAULTS,
+        *faults.fused_training.PLAIN_FAULTS,
     ],
     "kernels and their headers": [
         *faults.kernels.FAULTS,
@@ -80,6 +84,7 @@ LAYERS = {
         *faults.dropout.TENSOR_CORES,
         *faults.linear.FAULTS,
         *faults.dataflow.FAULTS,
+        *faults.fused_training.FAULTS,
     ],
 }
 FAULTS = [fault for layer in LAYERS.values() for fault in layer]

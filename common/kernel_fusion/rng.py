@@ -38,21 +38,29 @@ def unused(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros(2, dtype=torch.int64, device=x.device if torch.compiler.is_compiling() else "cpu")
 
 
-def check(op: str, name: str, p: float, rng_state: torch.Tensor | None, first: torch.Tensor) -> None:
-    """The checks of kf/dropout.h without data. `name`: what `op` calls p; `first`: its first tensor.
+def check(
+    op: str,
+    name: str,
+    p: float,
+    rng_state: torch.Tensor | None,
+    first: torch.Tensor,
+    state_name: str = "rng_state",
+) -> None:
+    """The checks of kf/dropout.h without data. `name`, `state_name`: what `op` calls p and the state.
 
-    `rng_state` may be None where nothing is dropped.
+    `first` is its first tensor. `rng_state` may be None where nothing is dropped.
     """
     torch._check_value(0 <= p <= 1, lambda: f"{op}: `{name}` must be from 0 to 1, got {p}")
     if rng_state is None:
-        torch._check_value(not drops(p), lambda: f"{op}: `rng_state` must be given where `{name}` is not 0")
+        torch._check_value(not drops(p), lambda: f"{op}: `{state_name}` must be given where `{name}` is not 0")
         return
-    check_type(op, "rng_state", rng_state, (torch.int64,))
-    check_shape(op, "rng_state", rng_state, (2,))
+    check_type(op, state_name, rng_state, (torch.int64,))
+    check_shape(op, state_name, rng_state, (2,))
     torch._check_value(
         rng_state.device in (torch.device("cpu"), first.device),
         lambda: (
-            f"{op}: `rng_state` must be on the CPU or on the tensors' device ({first.device}), got {rng_state.device}"
+            f"{op}: `{state_name}` must be on the CPU or on the tensors' device ({first.device}), "
+            f"got {rng_state.device}"
         ),
     )
 

@@ -73,6 +73,17 @@ def asks_scratch(op: str, rung: str) -> bool:
     return _C.asks_scratch(op, rung)
 
 
+def _dropout(op, name, p, rng_state, training, x):
+    """The part that is dropped, `name` in `op`, and a state for it."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"{op}: `{name}` must be from 0 to 1, got {p}")
+    if not training:
+        p = 0.0
+    if rng_state is None and rng.drops(p):
+        rng_state = rng.draw(_ops, x)
+    return p, rng_state
+
+
 @without_forward_mode
 def layer_norm(
     x: torch.Tensor,
@@ -180,12 +191,7 @@ def residual_layer_norm(
         TypeError: a dtype that is not supported or not the same.
         ValueError: wrong shape, device or `p`, width 0, negative `eps`, a `rung` that is unknown or cannot do this.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"residual_layer_norm: `p` must be from 0 to 1, got {p}")
-    if not training:
-        p = 0.0
-    if rng_state is None and rng.drops(p):
-        rng_state = rng.draw(_ops, x)
+    p, rng_state = _dropout("residual_layer_norm", "p", p, rng_state, training, x)
     keep = return_statistics or needs_gradients(x, residual, weight, bias, x_bias)  # the way back wants them, too
     outputs = _ops.residual_layer_norm(x, residual, weight, bias, x_bias, p, rng_state, eps=eps, keep=keep, rung=rung)
     return outputs if return_statistics else outputs[:2]
@@ -199,12 +205,18 @@ def attention_residual_layer_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
+    key_begin: torch.Tensor | None = None,
+    key_end: torch.Tensor | None = None,
+    attention_rng_state: torch.Tensor | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
+    attention_p: float = 0.0,
+    training: bool = True,
     eps: float = 1e-5,
+    return_statistics: bool = False,
     rung: str = "auto",
-) -> torch.Tensor:
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """`layer_norm(attention(q, k, v) + residual)`, the heads side by side, normalised over the whole width H·D.
 
     Args:
@@ -213,23 +225,40 @@ def attention_residual_layer_norm(
         k, v: [B, H, Sk, D].
         residual: [B, Sq, H·D]; column h·D + d belongs to head h.
         weight, bias: [H·D]. All of one dtype and device.
+        key_begin, key_end: which keys exist, the rest being padding: in batch b those with
+            key_begin[b] <= j < key_end[b]. int32 [B] on the device of `q`; None for 0, and for Sk.
+        attention_rng_state: int64 [2], seed and offset, on the CPU or on q's device; default: a new one.
         causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all.
         scale: factor for the scores; None for 1/sqrt(D).
+        attention_p: the part of attention's weights that is dropped, from 0 to 1, with the mask of step 2's
+            `attention`.
+        training: False switches dropout off.
         eps: added to the variance, under the root.
+        return_statistics: return what the way back needs, too.
         rung: "auto", or a name from `rungs("attention_residual_layer_norm", q.device)`.
 
     Returns:
         A contiguous tensor of residual's shape and dtype. The attention of a query that sees no key is 0. Fused rungs
-        round once, at the end. Under autocast all are made autocast's dtype.
+        round once, at the end. Under autocast all are made autocast's dtype. With `return_statistics`
+        `(out, attended, lse, mean, rstd)`: attention's output, as residual; the log-sum-exp of each query, [B, H, Sq],
+        as step 2's `attention` returns it; and, [B, Sq], mean and rstd of what is normalised, as `layer_norm` does.
+        These four are what is kept where a gradient is needed. Its way back has attention's weights, and the mask from
+        its state, computed again, a tile at a time, by step 2's `attention_backward`: that stage must be built.
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, no heads, head_dim 0, negative `eps`, a `rung` that is unknown or cannot do
-            this.
+        ValueError: wrong shape, device or `attention_p`, no heads, head_dim 0, negative `eps`, a `rung` that is unknown
+            or cannot do this.
     """
-    return _ops.attention_residual_layer_norm(
-        q, k, v, residual, weight, bias, causal=causal, scale=scale, eps=eps, rung=rung
+    attention_p, attention_rng_state = _dropout(
+        "attention_residual_layer_norm", "attention_p", attention_p, attention_rng_state, training, q
     )
+    options = {"causal": causal, "scale": scale, "eps": eps, "attention_p": attention_p, "rung": rung}
+    keep = return_statistics or needs_gradients(q, k, v, residual, weight, bias)  # the way back wants them, too
+    outputs = _ops.attention_residual_layer_norm(
+        q, k, v, residual, weight, bias, key_begin, key_end, attention_rng_state, keep=keep, **options
+    )
+    return outputs if return_statistics else outputs[0]
 
 
 @without_forward_mode
@@ -242,13 +271,21 @@ def attention_block(
     proj_bias: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor,
+    key_begin: torch.Tensor | None = None,
+    key_end: torch.Tensor | None = None,
+    rng_state: torch.Tensor | None = None,
+    attention_rng_state: torch.Tensor | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
+    p: float = 0.0,
+    attention_p: float = 0.0,
+    training: bool = True,
     eps: float = 1e-5,
+    return_statistics: bool = False,
     rung: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`sum = residual + attention(q, k, v) @ proj_weight + proj_bias` and `y = layer_norm(sum)`.
+) -> tuple[torch.Tensor, ...]:
+    """`sum = residual + dropout(attention(q, k, v) @ proj_weight + proj_bias)` and `y = layer_norm(sum)`.
 
     In a GPT-2 block this is everything between the projection to q, k, v and the MLP: `sum` goes on as the residual
     stream, `y` into the MLP.
@@ -260,24 +297,42 @@ def attention_block(
         residual: [B, Sq, H·D]; column h·D + d belongs to head h.
         proj_weight: [H·D in, H·D out], as GPT-2's Conv1D stores it: x @ W, no transpose.
         proj_bias, weight, bias: [H·D]. All of one dtype and device.
+        key_begin, key_end: which keys exist, the rest being padding: in batch b those with
+            key_begin[b] <= j < key_end[b]. int32 [B] on the device of `q`; None for 0, and for Sk.
+        rng_state, attention_rng_state: for `p`, and for `attention_p`: int64 [2], seed and offset, on the CPU or on q's
+            device; default: new ones.
         causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all.
         scale: factor for the scores; None for 1/sqrt(D).
+        p: the part of the projection, with its bias, that is dropped, from 0 to 1, with the mask of step 1's
+            `bias_dropout_residual`.
+        attention_p: the part of attention's weights that is dropped, with the mask of step 2's `attention`.
+        training: False switches dropout off.
         eps: added to the variance, under the root.
+        return_statistics: return what the way back needs, too.
         rung: "auto", or a name from `rungs("attention_block", q.device)`.
 
     Returns:
         `(y, sum)`, contiguous, of residual's shape and dtype. The attention of a query that sees no key is 0. Fused
         rungs keep everything up to the two outputs in float32. Under autocast all are made autocast's dtype, `residual`
-        too.
+        too. With `return_statistics` `(y, sum, attended, lse, mean, rstd)`: attention's output, as residual; the
+        log-sum-exp of each query, [B, H, Sq], as step 2's `attention` returns it; and, [B, Sq], mean and rstd of the
+        sum, as `layer_norm` does. These four are what is kept where a gradient is needed, and the states. The way back
+        computes attention's weights again, a tile at a time, and the masks from their states. It is step 2's
+        `attention_backward` and, with `p`, step 1's `bias_dropout_residual_backward`: these stages must be built.
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, no heads, head_dim 0, negative `eps`, a `rung` that is unknown or cannot do
-            this.
+        ValueError: wrong shape, device, `p` or `attention_p`, no heads, head_dim 0, negative `eps`, a `rung` that is
+            unknown or cannot do this.
     """
-    return _ops.attention_block(
-        q, k, v, residual, proj_weight, proj_bias, weight, bias, causal=causal, scale=scale, eps=eps, rung=rung
-    )
+    op = "attention_block"
+    p, rng_state = _dropout(op, "p", p, rng_state, training, q)
+    attention_p, attention_rng_state = _dropout(op, "attention_p", attention_p, attention_rng_state, training, q)
+    options = {"causal": causal, "scale": scale, "eps": eps, "p": p, "attention_p": attention_p, "rung": rung}
+    inputs = (q, k, v, residual, proj_weight, proj_bias, weight, bias)
+    keep = return_statistics or needs_gradients(*inputs)  # the way back wants them, too
+    outputs = _ops.attention_block(*inputs, key_begin, key_end, rng_state, attention_rng_state, keep=keep, **options)
+    return outputs if return_statistics else outputs[:2]
 
 
 # ---- shapes, for torch.compile and for meta tensors: the checks of fused_host.cpp, without data ----
@@ -287,7 +342,7 @@ def _check_eps(op, eps):
     torch._check_value(0 <= eps < math.inf, lambda: f"{op}: `eps` must be a finite number ≥ 0, got {eps}")
 
 
-def _check_attention(op, q, k, v, residual, scale, eps, **parameters):
+def _check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps, **parameters):
     check_floating(op, "q", q)
     check_dim(op, "q", q, 4)
     batch, heads, q_length, head_dim = q.shape
@@ -301,6 +356,11 @@ def _check_attention(op, q, k, v, residual, scale, eps, **parameters):
     check_like(op, "v", v, "q", q, k.shape)
     width = heads * head_dim
     check_like(op, "residual", residual, "q", q, (batch, q_length, width))
+    for name, bound in (("key_begin", key_begin), ("key_end", key_end)):
+        if bound is not None:
+            check_type(op, name, bound, (torch.int32,))
+            check_device(op, name, bound, "q", q)
+            check_shape(op, name, bound, (batch,))
     for name, parameter in parameters.items():
         check_like(op, name, parameter, "q", q, (width, width) if name == "proj_weight" else (width,))
     torch._check_value(
@@ -354,53 +414,69 @@ def _(x, residual, weight, bias, x_bias=None, p=0.0, rng_state=None, *, eps=1e-5
     return contiguous_like(x), contiguous_like(x), _a_number_a_row(x, keep), _a_number_a_row(x, keep)
 
 
+def _kept_of_attention(q, residual, keep):
+    attended = contiguous_like(residual) if keep else residual.new_empty(0)
+    lse = q.new_empty(q.shape[:3] if keep else 0, dtype=_statistics_dtype(q))
+    return attended, lse, _a_number_a_row(residual, keep), _a_number_a_row(residual, keep)
+
+
 @torch.library.register_fake("step3_fused::attention_residual_layer_norm")
-def _(q, k, v, residual, weight, bias, *, causal=False, scale=None, eps=1e-5, rung="auto"):
-    _check_attention("attention_residual_layer_norm", q, k, v, residual, scale, eps, weight=weight, bias=bias)
-    return contiguous_like(residual)
+def _(
+    q,
+    k,
+    v,
+    residual,
+    weight,
+    bias,
+    key_begin=None,
+    key_end=None,
+    attention_rng_state=None,
+    *,
+    causal=False,
+    scale=None,
+    eps=1e-5,
+    attention_p=0.0,
+    keep=True,
+    rung="auto",
+):
+    op = "attention_residual_layer_norm"
+    _check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps, weight=weight, bias=bias)
+    rng.check(op, "attention_p", attention_p, attention_rng_state, q, "attention_rng_state")
+    return contiguous_like(residual), *_kept_of_attention(q, residual, keep)
 
 
 @torch.library.register_fake("step3_fused::attention_block")
-def _(q, k, v, residual, proj_weight, proj_bias, weight, bias, *, causal=False, scale=None, eps=1e-5, rung="auto"):
-    projection = {"proj_weight": proj_weight, "proj_bias": proj_bias}
-    _check_attention("attention_block", q, k, v, residual, scale, eps, **projection, weight=weight, bias=bias)
-    return contiguous_like(residual), contiguous_like(residual)
+def _(
+    q,
+    k,
+    v,
+    residual,
+    proj_weight,
+    proj_bias,
+    weight,
+    bias,
+    key_begin=None,
+    key_end=None,
+    rng_state=None,
+    attention_rng_state=None,
+    *,
+    causal=False,
+    scale=None,
+    eps=1e-5,
+    p=0.0,
+    attention_p=0.0,
+    keep=True,
+    rung="auto",
+):
+    op = "attention_block"
+    parameters = {"proj_weight": proj_weight, "proj_bias": proj_bias, "weight": weight, "bias": bias}
+    _check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps, **parameters)
+    rng.check(op, "p", p, rng_state, q)
+    rng.check(op, "attention_p", attention_p, attention_rng_state, q, "attention_rng_state")
+    return contiguous_like(residual), contiguous_like(residual), *_kept_of_attention(q, residual, keep)
 
 
-# ---- gradients: PyTorch's formulas; half types in float32, rounded once at the end ----
-
-
-def _layer_norm_gradient(grad, x, weight, eps):
-    """Of LayerNorm's input, weight and bias."""
-    width = x.shape[-1:]
-    _, mean, rstd = torch.native_layer_norm(x, width, None, None, eps)
-    return torch.ops.aten.native_layer_norm_backward(grad, x, width, mean, rstd, weight, weight, [True] * 3)
-
-
-def _side_by_side(x):
-    """[B, H, S, D] to [B, S, H·D]."""
-    return x.transpose(1, 2).flatten(2)
-
-
-def _heads(x, like):
-    """[B, S, H·D] to [B, H, S, D], as `like`."""
-    return x.unflatten(2, (like.shape[1], like.shape[3])).transpose(1, 2)
-
-
-def _attention_weights(q, k, causal, scale):
-    scores = scale * (q @ k.mT)
-    if not causal:
-        return torch.softmax(scores, -1)
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(k.shape[2] - q.shape[2] + 1)
-    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), -1)
-    # Softmax makes NaN of a row that sees nothing; its weights are 0.
-    return weights if q.shape[2] <= k.shape[2] else weights.masked_fill(hidden, 0)
-
-
-def _attention_gradient(grad, weights, q, k, v, scale):
-    """Of q, k and v."""
-    grad_scores = scale * torch.ops.aten._softmax_backward_data(grad @ v.mT, weights, -1, weights.dtype)
-    return grad_scores @ k, grad_scores.mT @ q, weights.mT @ grad
+# ---- gradients ----
 
 
 def _from_statistics(x, mean, rstd, grad_mean, grad_rstd):
@@ -417,6 +493,8 @@ def _from_statistics(x, mean, rstd, grad_mean, grad_rstd):
 def _gradients_of_rows(ctx, rows, grad, grad_sum, grad_mean, grad_rstd):
     """Of x, weight and bias, by this stage's kernels. `rows`: x, weight, and mean and rstd if they were kept."""
     x, weight, *statistics = rows
+    if not statistics:  # there are none, of which somebody could have used anything
+        grad_mean = grad_rstd = None
     if grad is None:
         grad = torch.zeros_like(x)
     with torch.autocast(x.device.type, enabled=False):  # a backward inside an autocast region computes the same
@@ -508,25 +586,67 @@ torch.library.register_autograd(
 )
 
 
-def _keep_attention_options(ctx, q, options):
-    ctx.causal, ctx.eps = options["causal"], options["eps"]
-    ctx.scale = q.shape[3] ** -0.5 if options["scale"] is None else options["scale"]
+# Attention with what follows it: the way back is that of the pieces, each by its own op.
+
+
+@functools.cache
+def _step_2():
+    """Step 2's ops. Where that stage is not built, the error gives the command."""
+    stages.on_path()
+    import step2_attention  # noqa: F401
+
+    return torch.ops.step2_attention
+
+
+def _heads(x, heads):
+    """[B, S, H·D] as [B, H, S, D]: a view."""
+    return x.unflatten(2, (heads, x.shape[2] // heads)).transpose(1, 2)
+
+
+def _save_for_attention(ctx, options, tensors, bounds, states, kept):
+    """`tensors`, then what may be None: key_begin, key_end and the states; then, if they are kept, attended to rstd."""
+    ctx.eps, ctx.keeps = options["eps"], options["keep"]
+    ctx.attention = {"causal": options["causal"], "scale": options["scale"], "dropout_p": options["attention_p"]}
+    ctx.save_for_backward(*tensors, *bounds, *states, *(kept if ctx.keeps else ()))
+    ctx.set_materialize_grads(False)
+    _step_2()  # an error comes now, not in the backward
+
+
+def _attended(ctx, q, k, v, bounds, state, kept):
+    """Attention's output, side by side, and log-sum-exp: kept, or computed again."""
+    if ctx.keeps:
+        return kept[:2]
+    out, lse = _step_2().attention(q, k, v, *bounds, state, **ctx.attention)
+    return out.transpose(1, 2).flatten(2), lse
+
+
+def _attention_gradients(ctx, grad, given, q, k, v, attended, lse, grad_lse, bounds, state):
+    """Of q, k and v. `grad`: of attention's output, side by side; `given`: what more, where somebody used it."""
+    if given is not None and ctx.keeps:
+        grad = grad + given
+    heads = q.shape[1]
+    rows = _heads(grad, heads), q, k, v, _heads(attended, heads), lse
+    return _step_2().attention_backward(*rows, *bounds, grad_lse if ctx.keeps else None, state, **ctx.attention)
 
 
 def _attention_residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
-    ctx.save_for_backward(*inputs[:5])
-    _keep_attention_options(ctx, inputs[0], keyword_only_inputs)
+    q, k, v, residual, weight, _, key_begin, key_end, state = inputs
+    tensors = q, k, v, residual, weight
+    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end), (state,), output[1:])
 
 
-def _attention_residual_layer_norm_backward(ctx, grad):
-    dtype = grad.dtype
-    with torch.autocast(grad.device.type, enabled=False):
-        q, k, v, residual, weight, grad = map(wide, (*ctx.saved_tensors, grad))
-        weights = _attention_weights(q, k, ctx.causal, ctx.scale)
-        total = _side_by_side(weights @ v) + residual
-        grad_total, grad_weight, grad_bias = _layer_norm_gradient(grad, total, weight, ctx.eps)
-        grad_qkv = _attention_gradient(_heads(grad_total, q), weights, q, k, v, ctx.scale)
-        return tuple(g.to(dtype) for g in (*grad_qkv, grad_total, grad_weight, grad_bias))
+def _attention_residual_layer_norm_backward(ctx, grad, grad_attended, grad_lse, grad_mean, grad_rstd):
+    q, k, v, residual, weight, key_begin, key_end, state, *kept = ctx.saved_tensors
+    bounds = key_begin, key_end
+    with torch.autocast(q.device.type, enabled=False):  # a backward inside an autocast region computes the same
+        attended, lse = _attended(ctx, q, k, v, bounds, state, kept)
+        rows = (attended + residual, weight, *kept[2:])
+        grad_total, *rest = _gradients_of_rows(ctx, rows, grad, None, grad_mean, grad_rstd)
+        grad_qkv = None, None, None
+        if any(ctx.needs_input_grad[:3]):
+            of_attention = grad_total, grad_attended, q, k, v, attended, lse, grad_lse
+            grad_qkv = _attention_gradients(ctx, *of_attention, bounds, state)
+    return *grad_qkv, grad_total, *rest, None, None, None
 
 
 torch.library.register_autograd(
@@ -537,23 +657,32 @@ torch.library.register_autograd(
 
 
 def _attention_block_setup(ctx, inputs, keyword_only_inputs, output):
-    q, k, v, _, proj_weight, _, weight, _ = inputs
-    ctx.save_for_backward(q, k, v, proj_weight, weight, output[1])
-    _keep_attention_options(ctx, q, keyword_only_inputs)
+    q, k, v, _, proj_weight, _, weight, _, key_begin, key_end, state, attention_state = inputs
+    _, total, *kept = output
+    ctx.p = keyword_only_inputs["p"]
+    tensors, states = (q, k, v, proj_weight, weight, total), (state, attention_state)
+    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end), states, kept)
+    if rng.drops(ctx.p):
+        _step_1()
 
 
-def _attention_block_backward(ctx, grad_y, grad_sum):
-    dtype = grad_y.dtype
-    with torch.autocast(grad_y.device.type, enabled=False):
-        q, k, v, proj_weight, weight, total, grad_y, grad_sum = map(wide, (*ctx.saved_tensors, grad_y, grad_sum))
-        grad_total, grad_weight, grad_bias = _layer_norm_gradient(grad_y, total, weight, ctx.eps)
-        grad_total = grad_total + grad_sum
-        weights = _attention_weights(q, k, ctx.causal, ctx.scale)
-        rows = grad_total.flatten(0, 1)
-        grad_proj_weight = _side_by_side(weights @ v).flatten(0, 1).mT @ rows
-        grad_qkv = _attention_gradient(_heads(grad_total @ proj_weight.mT, q), weights, q, k, v, ctx.scale)
-        grads = (*grad_qkv, grad_total, grad_proj_weight, rows.sum(0), grad_weight, grad_bias)
-        return tuple(g.to(dtype) for g in grads)
+def _attention_block_backward(ctx, grad_y, grad_sum, grad_attended, grad_lse, grad_mean, grad_rstd):
+    q, k, v, proj_weight, weight, total, key_begin, key_end, state, attention_state, *kept = ctx.saved_tensors
+    bounds = key_begin, key_end
+    with torch.autocast(q.device.type, enabled=False):  # a backward inside an autocast region computes the same
+        rows = (total, weight, *kept[2:])
+        grad_total, *rest = _gradients_of_rows(ctx, rows, grad_y, grad_sum, grad_mean, grad_rstd)
+        grad_qkv, grad_proj = (None, None, None), (None, None)
+        if any(ctx.needs_input_grad[:3]) or any(ctx.needs_input_grad[4:6]):
+            attended, lse = _attended(ctx, q, k, v, bounds, attention_state, kept)
+            grad_projected = grad_total
+            if rng.drops(ctx.p):
+                grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.p, state)
+            grad, *grad_proj = _ops.linear_backward(grad_projected, attended, proj_weight)
+            if any(ctx.needs_input_grad[:3]):
+                of_attention = grad, grad_attended, q, k, v, attended, lse, grad_lse
+                grad_qkv = _attention_gradients(ctx, *of_attention, bounds, attention_state)
+    return *grad_qkv, grad_total, *grad_proj, *rest, None, None, None, None
 
 
 torch.library.register_autograd(

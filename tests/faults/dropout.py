@@ -121,7 +121,7 @@ PLAIN_FAULTS = [
     Fault(
         "row-of-the-neighbour-in-plain-c++",
         "queries i and i + 8 get each other's numbers",
-        PLAIN,
+        "step2-attention/include/step2/dropout_cpu.h",
         "query / 8 % 2 + j / 8 % 4 * 2",
         "1 - query / 8 % 2 + j / 8 % 4 * 2",
         f"{READ}[17-33-cpu-cpu]",

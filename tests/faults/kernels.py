@@ -892,8 +892,8 @@ FAULTS = [
         "keys-past-the-end",
         "places past the last key weigh as if their score were 0",
         ATTEND,
-        "const bool visible = key < a.k_length && (",
-        "const bool visible = (",
+        "if (key >= attention::keys_seen(a, exist, query).end)",
+        "if (a.causal && key >= attention::keys_seen(a, exist, query).end)",
         f"{TEST3}::test_attention_of_any_length[33-full-torch.float32-attention_block-cpu-v2_fused]",
     ),
     Fault(

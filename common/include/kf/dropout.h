@@ -34,13 +34,14 @@ struct RandomState {
   uint64_t offset = 0;
 };
 
-// `state`: int64 [2], seed and offset, on the CPU or on the device of the op's first tensor.
-inline RandomState random_state_of(const char* op, const at::Tensor& state, const at::Tensor& first) {
-  check_type(op, "rng_state", state, at::kLong);
-  check_shape(op, "rng_state", state, {2});
-  TORCH_CHECK_VALUE(state.is_cpu() || state.device() == first.device(), op,
-                    ": `rng_state` must be on the CPU or on the tensors' device (", first.device(), "), got ",
-                    state.device());
+// `state`: int64 [2], seed and offset, on the CPU or on the device of the op's first tensor. `name`: what the op calls
+// it.
+inline RandomState random_state_of(const char* op, const at::Tensor& state, const at::Tensor& first,
+                                   const char* name = "rng_state") {
+  check_type(op, name, state, at::kLong);
+  check_shape(op, name, state, {2});
+  TORCH_CHECK_VALUE(state.is_cpu() || state.device() == first.device(), op, ": `", name,
+                    "` must be on the CPU or on the tensors' device (", first.device(), "), got ", state.device());
   const at::Tensor contiguous = state.contiguous();
   const int64_t* numbers = contiguous.const_data_ptr<int64_t>();
   if (!state.is_cpu()) return {contiguous, numbers};

@@ -21,6 +21,7 @@ struct Dropout {
   uint32_t threshold;
   int64_t row_pieces, column_pieces;  // of a head's scores: 16 queries each, 32 keys each
 
+  template <class Args>  // this op's, or another's that has the same members
   __device__ explicit Dropout(const Args& a)
       : state{a.rng_state, a.seed, a.offset},
         threshold(a.threshold),

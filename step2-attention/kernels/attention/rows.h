@@ -23,15 +23,17 @@ struct KeyRange {
 };
 
 // Those that exist in the batch of `head`. The host cannot know them without waiting for the GPU, so bounds beyond
-// the tensor are cut here.
-__device__ inline KeyRange keys_of(const Args& a, int64_t head) {
+// the tensor are cut here. Args: this op's, or another's that has the same members; so below.
+template <class Args>
+__device__ KeyRange keys_of(const Args& a, int64_t head) {
   const int64_t batch = head / a.heads;
   return {a.key_begin == nullptr ? 0 : max(int64_t{a.key_begin[batch]}, int64_t{0}),
           a.key_end == nullptr ? a.k_length : min(int64_t{a.key_end[batch]}, a.k_length)};
 }
 
 // Those of `keys` that `query` sees. A later query never sees less.
-__device__ inline KeyRange keys_seen(const Args& a, const KeyRange& keys, int64_t query) {
+template <class Args>
+__device__ KeyRange keys_seen(const Args& a, const KeyRange& keys, int64_t query) {
   return {keys.begin, a.causal ? min(keys.end, query + a.k_length - a.q_length + 1) : keys.end};
 }
 

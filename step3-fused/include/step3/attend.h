@@ -4,6 +4,8 @@
 // has one block go through all heads and keeps their results side by side, for what comes next.
 #pragma once
 
+#include <attention/dropout.h>
+#include <attention/rows.h>
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/vector.h>
@@ -43,9 +45,10 @@ __device__ void load_tile(const T* from, int64_t row_stride, int64_t rows_left, 
   }
 }
 
-// out[r · out_stride + d] = attention of query first_row + r in head `head`, for r < kRows, d < head_dim. Rows past the
-// last query get a value that nobody reads. Each warp computes kRows/8 rows and writes only those; a barrier must stand
-// between this and a use of other warps' rows. All 256 threads call it.
+// out[r · out_stride + d] = attention of query first_row + r in head `head`, for r < kRows, d < head_dim; and its
+// log-sum-exp to a.lse, if wanted. Rows past the last query get a value that nobody reads. Each warp computes kRows/8
+// rows and writes only those; a barrier must stand between this and a use of other warps' rows. All 256 threads call
+// it.
 template <int kRows, class T, class C = compute_t<T>>
 __device__ void attend_tile(const Attention& a, int64_t batch, int64_t head, int64_t first_row, C* memory, C* out,
                             int64_t out_stride) {
@@ -64,9 +67,10 @@ __device__ void attend_tile(const Attention& a, int64_t batch, int64_t head, int
   C* values = keys + kKeys * stride;
   C* weights = values + kKeys * stride + row * kKeys;  // the warp's own
 
-  const int64_t ahead = a.k_length - a.q_length;  // causal: query i sees the keys up to i + ahead
-  const int64_t last_row = min(first_row + kRows, a.q_length) - 1;
-  const int64_t keys_seen = a.causal ? min(last_row + ahead + 1, a.k_length) : a.k_length;
+  const int64_t head_of_all = batch * a.heads + head;
+  const attention::KeyRange exist = attention::keys_of(a, head_of_all);
+  const attention::KeyRange seen =
+      attention::keys_seen(a, exist, min(first_row + kRows, a.q_length) - 1);  // by the last query
 
   __syncthreads();  // the tiles of the head before have been read
   load_tile(base(a.q) + first_row * a.q.row_stride, a.q.row_stride, a.q_length - first_row, kRows, head_dim,
@@ -79,11 +83,11 @@ __device__ void attend_tile(const Attention& a, int64_t batch, int64_t head, int
     }
   }
 
-  for (int64_t first_key = 0; first_key < keys_seen; first_key += kKeys) {
-    if (first_key > 0) __syncthreads();  // the tiles before have been read
-    load_tile(base(a.k) + first_key * a.k.row_stride, a.k.row_stride, a.k_length - first_key, kKeys, head_dim, C(1),
+  for (int64_t first_key = seen.begin; first_key < seen.end; first_key += kKeys) {
+    if (first_key > seen.begin) __syncthreads();  // the tiles before have been read
+    load_tile(base(a.k) + first_key * a.k.row_stride, a.k.row_stride, exist.end - first_key, kKeys, head_dim, C(1),
               keys);
-    load_tile(base(a.v) + first_key * a.v.row_stride, a.v.row_stride, a.k_length - first_key, kKeys, head_dim, C(1),
+    load_tile(base(a.v) + first_key * a.v.row_stride, a.v.row_stride, exist.end - first_key, kKeys, head_dim, C(1),
               values);
     __syncthreads();
     if (!has_rows) continue;
@@ -105,13 +109,19 @@ __device__ void attend_tile(const Attention& a, int64_t batch, int64_t head, int
     C factor[kRowsOfWarp];
 #pragma unroll
     for (int p = 0; p < kRowsOfWarp; ++p) {
-      const int64_t key = first_key + lane;
-      const bool visible = key < a.k_length && (!a.causal || key <= first_row + row + p + ahead);
-      if (!visible) score[p] = -INFINITY;
+      const int64_t query = first_row + row + p, key = first_key + lane;
+      if (key >= attention::keys_seen(a, exist, query).end) score[p] = -INFINITY;
       factor[p] = softmax[p].raise(warp_max(score[p]));
       const C weight = softmax[p].weight(score[p]);
-      softmax[p].sum += weight;
+      softmax[p].sum += weight;  // of all weights, dropped ones too
       weights[p * kKeys + lane] = weight;
+    }
+    if (a.threshold != 0) {
+      const attention::Dropout dropout(a);
+#pragma unroll 1  // two calls of Philox side by side would take too many registers
+      for (int p = 0; p < kRowsOfWarp; ++p) {
+        weights[p * kKeys + lane] *= dropout.factor<C>(head_of_all, first_row + row + p, first_key + lane);
+      }
     }
     __syncwarp();
 
@@ -146,8 +156,12 @@ __device__ void attend_tile(const Attention& a, int64_t batch, int64_t head, int
   if (!has_rows) return;
 #pragma unroll
   for (int p = 0; p < kRowsOfWarp; ++p) {
-    const C sum = warp_sum(softmax[p].sum);
+    const C sum = softmax[p].sum = warp_sum(softmax[p].sum);
     const C inverse = sum == C(0) ? C(0) : C(1) / sum;  // a query that sees no key
+    const int64_t query = first_row + row + p;
+    if (a.lse != nullptr && lane == 0 && query < a.q_length) {
+      static_cast<C*>(a.lse)[head_of_all * a.q_length + query] = softmax[p].log_sum_exp();
+    }
     for (int d = lane; d < head_dim; d += kWarpSize) out[(row + p) * out_stride + d] *= inverse;
   }
 }

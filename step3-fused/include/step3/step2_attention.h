@@ -4,6 +4,7 @@
 #include <attention/rungs.h>
 #include <kf/best.h>
 #include <kf/launch.h>
+#include <kf/numeric.h>
 #include <step3/attention.h>
 
 namespace kf::KF_BACKEND {
@@ -19,6 +20,8 @@ inline attention::Args attention_args(const Attention& a, DType dtype, void* out
   args.batch = a.batch, args.heads = a.heads, args.kv_heads = a.heads;
   args.q_length = a.q_length, args.k_length = a.k_length, args.head_dim = a.head_dim;
   args.scale = a.scale, args.causal = a.causal, args.dtype = dtype;
+  args.key_begin = a.key_begin, args.key_end = a.key_end;
+  args.threshold = a.threshold, args.rng_state = a.rng_state, args.seed = a.seed, args.offset = a.offset;
   return args;
 }
 
@@ -35,23 +38,35 @@ inline std::string refused_attention(const Attention& a, DType dtype) {
   return refused_by_all(attention::rungs(), attention_args(a, dtype, nullptr, nullptr));
 }
 
-// What launch_attention needs besides its output: the log-sum-exp, which nobody reads here, and the rung's own.
+// What launch_attention needs besides its output: the log-sum-exp, where nobody else wants it, and the rung's own.
 inline int64_t lse_bytes(const Attention& a, DType dtype) {
-  return padded_bytes(a.batch * a.heads * a.q_length * (dtype == DType::kFloat64 ? 8 : 4));
+  return a.lse == nullptr ? padded_bytes(a.batch * a.heads * a.q_length * (dtype == DType::kFloat64 ? 8 : 4)) : 0;
 }
 inline int64_t attention_scratch_bytes(const Attention& a, DType dtype) {
   const attention::Args args = attention_args(a, dtype, nullptr, nullptr);
   return lse_bytes(a, dtype) + scratch_bytes_of(best_attention(args), args);
 }
 
+// Attention over no key.
+template <class T>
+__global__ void see_nothing(T* out, int64_t n, compute_t<T>* lse, int64_t queries) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = from_compute<T>(0);
+  if (lse != nullptr && i < queries) lse[i] = -INFINITY;
+}
+
 // Attention into `out`. scratch: attention_scratch_bytes bytes.
 inline void launch_attention(const Attention& a, DType dtype, void* out, void* scratch, void* stream) {
   if (a.k_length == 0) {  // which no rung of step 2 is asked for
-    const auto bytes = static_cast<size_t>(a.batch * a.q_length * a.heads * a.head_dim * size_of(dtype));
-    check(cudaMemsetAsync(out, 0, bytes, as_stream(stream)), "cudaMemsetAsync");
-    return;
+    with_type(dtype, [&](auto type) {
+      using T = typename decltype(type)::element;
+      const int64_t queries = a.batch * a.heads * a.q_length, n = queries * a.head_dim;
+      see_nothing<<<static_cast<unsigned>(ceil_div(n, 256)), 256, 0, as_stream(stream)>>>(
+          static_cast<T*>(out), n, static_cast<compute_t<T>*>(a.lse), queries);
+    });
+    return check_launch();
   }
-  attention::Args args = attention_args(a, dtype, out, scratch);
+  attention::Args args = attention_args(a, dtype, out, a.lse == nullptr ? scratch : a.lse);
   args.scratch = static_cast<unsigned char*>(scratch) + lse_bytes(a, dtype);
   best_attention(args).launch(args, stream);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <step3/attend.h>
+#include <step3/front.h>
 #include <step3/statistics.h>
 
 #include <type_traits>
@@ -37,22 +38,37 @@ void with_tile_rows(int rows, F&& f) {
   }
 }
 
-// The last phase: add the residual (and proj_bias, where given), then LayerNorm, a warp a row. The pointers to global
-// memory stand at the tile's first row. `sum` may be null. Barriers around this are the caller's.
-template <class T, class C = compute_t<T>>
-__device__ void add_and_normalize_tile(C* tile, int64_t rows, int64_t width, const T* proj_bias, const T* residual,
-                                       const T* weight, const T* bias, T* sum, T* y, C eps) {
+// Rows `first` and following of the tensor `to`, from a tile; by the lanes that add_and_normalize_tile has for them.
+template <class T, class C>
+__device__ void store_tile(const C* tile, int64_t first, int64_t rows, int64_t width, T* to) {
+  for (int64_t r = threadIdx.x / kWarpSize; r < rows; r += kAttendWarps) {
+    for (int64_t c = threadIdx.x % kWarpSize; c < width; c += kWarpSize) {
+      to[(first + r) * width + c] = from_compute<T>(tile[r * row_stride<C>(width) + c]);
+    }
+  }
+}
+
+// The last phase, a warp a row: what stands in front (step3/front.h), the residual's addition, LayerNorm. The tile's
+// first row is row `first` of the tensors. `sum` may be null. Barriers around this are the caller's.
+template <class T, class Front, class C = compute_t<T>>
+__device__ void add_and_normalize_tile(C* tile, int64_t first, int64_t rows, int64_t width, Front front,
+                                       const T* residual, const T* weight, const T* bias, T* sum, T* y, Kept<C> kept,
+                                       C eps) {
   const int lane = threadIdx.x % kWarpSize;
+  front.read();
   for (int64_t r = threadIdx.x / kWarpSize; r < rows; r += kAttendWarps) {
     C* row = tile + r * row_stride<C>(width);
+    const int64_t start = (first + r) * width;
     for (int64_t c = lane; c < width; c += kWarpSize) {
-      row[c] += to_compute(residual[r * width + c]);
-      if (proj_bias != nullptr) row[c] += to_compute(proj_bias[c]);
-      if (sum != nullptr) sum[r * width + c] = from_compute<T>(row[c]);
+      C value[1] = {row[c]};
+      front.apply(start + c, c, value);
+      row[c] = value[0] + to_compute(residual[start + c]);
+      if (sum != nullptr) sum[start + c] = from_compute<T>(row[c]);
     }
     const auto s = warp_statistics(width, eps, [&](int64_t c) { return row[c]; });  // a lane reads what it wrote
+    if (lane == 0) kept.keep(first + r, s);
     for (int64_t c = lane; c < width; c += kWarpSize) {
-      y[r * width + c] = from_compute<T>(s.normalize(row[c]) * to_compute(weight[c]) + to_compute(bias[c]));
+      y[start + c] = from_compute<T>(s.normalize(row[c]) * to_compute(weight[c]) + to_compute(bias[c]));
     }
   }
 }

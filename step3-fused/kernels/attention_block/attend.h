@@ -1,5 +1,6 @@
 // The attention of attention_block's v4: step 2's v8_persistent with three warpgroups instead of four, a place for a
-// warpgroup's queries that is filled again as soon as it has read them, and an output that goes straight to memory.
+// warpgroup's queries that is filled again as soon as it has read them, and an output that goes straight to memory. Of
+// dropout there is nothing.
 #pragma once
 
 #include <kf/numeric.h>
@@ -28,12 +29,14 @@ struct AttendShared {
   T v[kKeyPlaces][kKeys * kHeadColumns];
   uint64_t q_full[kAttenders], q_empty[kAttenders];
   uint64_t k_full[kKeyPlaces], k_empty[kKeyPlaces], v_full[kKeyPlaces], v_empty[kKeyPlaces];
+  uint64_t v_raw;  // values have come with padding behind them
   // Of the tile under way, and of the next. It is written again when the leaders of all warpgroups have left a later
   // tile's queries, and they have met their warps since: compute-sanitizer's racecheck (CUDA 13.0) does not follow that
   // order, and reports the second use of a place as a race.
   Announced announced[2];
 
   __device__ void init() {
+    mbarrier_init(&v_raw, 1);
     for (int w = 0; w < kAttenders; ++w) mbarrier_init(&q_full[w], 1), mbarrier_init(&q_empty[w], 1);
     for (int place = 0; place < kKeyPlaces; ++place) {
       mbarrier_init(&k_full[place], 1), mbarrier_init(&k_empty[place], kAttenders);
@@ -52,30 +55,41 @@ __device__ inline int tiles_of_keys(const attention::BlockOfQueries& block) {
   return max(block.seen_by(block.queries - 1) + kKeys - 1, 0) / kKeys;
 }
 
-// By one thread: draws tiles, and fetches for each the queries, a place for each warpgroup, and all keys and values.
+// By a warp: draws tiles, and fetches for each the queries, a place for each warpgroup, and all keys and values.
 template <class T>
 __device__ void fetch_attention(AttendShared<T>& shared, const attention::Args& a, const Order& order,
                                 const Counters& counters, const attention::Maps& maps) {
+  const int lane = static_cast<int>(threadIdx.x % kWarpSize);
+  const bool leader = lane == 0;
   attention::Ring<kKeyPlaces> ring;
   const auto count = static_cast<unsigned>(order.attention_tiles());
-  unsigned drawn = atomicAdd(counters.drawn_attention, 1u);
-  int number = 0;
-  const auto wait_for_place = [&](int warpgroup) { mbarrier_wait(&shared.q_empty[warpgroup], number % 2 ^ 1); };
-  for (; drawn < count; ++number) {
+  const auto draw = [&] { return leader ? atomicAdd(counters.drawn_attention, 1u) : 0; };
+  const auto wait_for_place = [&](int warpgroup, int number) {
+    mbarrier_wait(&shared.q_empty[warpgroup], number % 2 ^ 1);
+  };
+  int number = 0, raw_phase = 0;
+  for (unsigned next = draw();; ++number) {
+    const unsigned drawn = __shfl_sync(kFullWarp, next, 0);
+    if (drawn >= count) break;
+    next = draw();  // its answer takes time
     const Band band = order.band(static_cast<int>(drawn) / order.heads);
     const int head = static_cast<int>(drawn) % order.heads;
-    drawn = atomicAdd(counters.drawn_attention, 1u);  // its answer takes time
     const attention::BlockOfQueries block(a, int64_t{band.batch} * order.heads + head,
                                           int64_t{band.first_group} * kGroupRows, band.groups * kGroupRows);
     const int last = tiles_of_keys(block) - 1;
+    // TMA fills up with zeros what lies beyond the tensor, but padding may hold NaN, which a weight of 0 would not make
+    // 0: behind the last keys it is cleared before anyone reads it.
+    int filled = kKeys;  // rows of the tile that are no padding
+    if (last >= 0 && block.first_key + block.keys < a.k_length) filled = min(block.keys - last * kKeys, kKeys);
     for (int j = last; j >= min(last, 0); --j) {
-      if (j >= 0) {
+      const int key = block.first_key + j * kKeys;
+      if (j >= 0 && leader) {
         mbarrier_wait(&shared.k_empty[ring.place], ring.phase ^ 1);
         mbarrier_arrive_expect(&shared.k_full[ring.place], sizeof shared.k[0]);
-        tma_load(shared.k[ring.place], &maps.k, &shared.k_full[ring.place], 0, j * kKeys, head, band.batch);
+        tma_load(shared.k[ring.place], &maps.k, &shared.k_full[ring.place], 0, key, head, band.batch);
       }
-      if (j == last) {  // the queries after the first keys: their places are free later
-        for (int w = 0; w < kAttenders; ++w) wait_for_place(w);
+      if (j == last && leader) {  // the queries after the first keys: their places are free later
+        for (int w = 0; w < kAttenders; ++w) wait_for_place(w, number);
         shared.announced[number % 2] = {block, band.batch, head, band.first_group};
         for (int w = 0; w < kAttenders; ++w) {
           const int group = group_of(w, number);
@@ -87,15 +101,30 @@ __device__ void fetch_attention(AttendShared<T>& shared, const attention::Args& 
           tma_load(shared.q[w], &maps.q, &shared.q_full[w], 0, block.first + group * kGroupRows, head, band.batch);
         }
       }
-      if (j >= 0) {
+      if (j < 0) break;
+      if (leader) {
+        uint64_t* const full = filled < kKeys ? &shared.v_raw : &shared.v_full[ring.place];
         mbarrier_wait(&shared.v_empty[ring.place], ring.phase ^ 1);
-        mbarrier_arrive_expect(&shared.v_full[ring.place], sizeof shared.v[0]);
-        tma_load(shared.v[ring.place], &maps.v, &shared.v_full[ring.place], 0, j * kKeys, head, band.batch);
-        ring.advance();
+        mbarrier_arrive_expect(full, sizeof shared.v[0]);
+        tma_load(shared.v[ring.place], &maps.v, full, 0, key, head, band.batch);
       }
+      if (filled < kKeys) {
+        mbarrier_wait(&shared.v_raw, raw_phase);
+        raw_phase ^= 1;
+#pragma unroll 1  // this warp has few registers
+        for (int i = filled * kHeadColumns + lane * 8; i < kKeys * kHeadColumns; i += kWarpSize * 8) {
+          store_vector(shared.v[ring.place] + i, Vector<T, 8>{});  // rows whole, wherever their chunks lie
+        }
+        filled = kKeys;
+        tma_store_fence();
+        __syncwarp();
+        if (leader) mbarrier_arrive(&shared.v_full[ring.place]);
+      }
+      ring.advance();
     }
   }
-  for (int w = 0; w < kAttenders; ++w) wait_for_place(w);
+  if (!leader) return;
+  for (int w = 0; w < kAttenders; ++w) wait_for_place(w, number);
   shared.announced[number % 2].block.head = -1;
   for (int w = 0; w < kAttenders; ++w) mbarrier_arrive(&shared.q_full[w]);
 }
@@ -140,6 +169,20 @@ __device__ __forceinline__ void store_output(T* to, int64_t stride, int rows, in
   }
 }
 
+// Of a warpgroup's rows, which begin at `first_row` of the block, where anybody wants it.
+__device__ __forceinline__ void store_log_sum_exp(const attention::Args& a, const attention::BlockOfQueries& block,
+                                                  int first_row, const attention::RowsSoftmax& softmax) {
+  const int lane = threadIdx.x % kWarpSize;
+  if (a.lse == nullptr || lane % 4 != 0) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + static_cast<int>(threadIdx.x) / kWarpSize % 4 * 16 + lane / 4 + 8 * r;
+    if (row >= block.queries) continue;
+    static_cast<float*>(a.lse)[int64_t{block.head} * a.q_length + block.first + row] =
+        softmax.log_sum_exp(r, static_cast<float>(a.scale));
+  }
+}
+
 // By a warpgroup.
 template <class T>
 __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const Order& order,
@@ -175,6 +218,8 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
       attention::pass_over(shared, ring, leader);
     }
     if (j < 0) {
+      // Without a product it is this that makes sure that all have seen their queries come, before the next ones may.
+      named_barrier_sync(1 + warpgroup, kWarpgroupSize);
       if (leader) mbarrier_arrive(&shared.q_empty[warpgroup]);
     } else {
       {
@@ -235,6 +280,7 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
                     same_in_warp(announced.head) * a.out_stride.head + int64_t{group} * kGroupRows * a.out_stride.seq;
       store_output(to, a.out_stride.seq, rows, static_cast<int>(a.head_dim), out, inverse);
       tma_global_fence();  // TMA is to read it
+      store_log_sum_exp(a, block, first_row, softmax);
       stored = counters.attended + batch * order.groups + group;
     }
     // All have stored, and have read what was announced: without a product none of them waits for the others.

@@ -13,7 +13,8 @@ template <class T>
 struct Norm {
   const T *weight, *bias, *sum;
   T* y;
-  int width, rows;  // rows of a batch
+  float *mean, *rstd;  // of each row, or null
+  int width, rows;     // rows of a batch
   float eps;
 };
 
@@ -60,7 +61,11 @@ struct Normalize {
     for (int r = 0; r < kRows; ++r) mean[r] = warp_sum(mean[r]) / norm.width;
     each([&](int r, float number) { rstd[r] += (number - mean[r]) * (number - mean[r]); });
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) rstd[r] = rsqrtf(warp_sum(rstd[r]) / norm.width + norm.eps);
+    for (int r = 0; r < kRows; ++r) {
+      rstd[r] = rsqrtf(warp_sum(rstd[r]) / norm.width + norm.eps);
+      if (norm.mean != nullptr && lane == 0 && r < count)
+        norm.mean[first + r] = mean[r], norm.rstd[first + r] = rstd[r];
+    }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       if (!has(i)) continue;

@@ -12,10 +12,12 @@
 #include <step2/tma.h>
 #include <step2/warpgroup.h>
 #include <step2/wgmma.h>
+#include <step3/dropout.h>
 
 #include <attention/hopper.h>
 
 #include "order.h"
+#include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_block {
 
@@ -54,6 +56,21 @@ struct ProjectShared {
 struct ProjectMaps {
   CUtensorMap attended, weight, residual, sum;
 };
+
+template <class T>
+ProjectMaps project_maps(const Args& a, const void* attended) {
+  const Attention& t = a.attention;
+  const auto batches = static_cast<uint64_t>(t.batch), length = static_cast<uint64_t>(t.q_length);
+  const auto width = static_cast<uint64_t>(t.heads * t.head_dim), bytes = width * sizeof(T);
+  const auto rows = [&](const void* first) {
+    return make_tensor_map<T, 3>(static_cast<const T*>(first), {width, length, batches}, {bytes, bytes * length},
+                                 {64, kGroupRows, 1}, Swizzle::k128);
+  };
+  return {
+      rows(attended),
+      make_tensor_map<T, 2>(static_cast<const T*>(a.proj_weight), {width, width}, {bytes}, {64, kDepth}, Swizzle::k128),
+      rows(a.residual), rows(a.sum)};
+}
 
 // ---- what one thread fetches ----
 
@@ -159,17 +176,21 @@ __device__ void store_sums(ProjectShared<T>& shared, const ProjectMaps& maps, co
 
 // ---- by a warpgroup ----
 
-template <class T>
+// kDrops: whether dropout stands between the bias and the residual's addition. rows, width: of a batch's output.
+template <bool kDrops, class T>
 struct Project {
   ProjectShared<T>& shared;
-  const int steps;   // places along the depth
-  const int number;  // of this warpgroup
+  const int rows, width;
+  const Dropout<float>& dropout;
+  const int number;                                             // of this warpgroup
+  const int steps = static_cast<int>(ceil_div(width, kDepth));  // places along the depth
   const bool leader = leads_warpgroup(number);
   const int lane = threadIdx.x % kWarpSize, warp = static_cast<int>(threadIdx.x) / kWarpSize % 4;
   attention::Ring<kPlaces> ring;
   int left = 0;  // sums that have left, or are about to
 
-  __device__ Project(ProjectShared<T>& shared, int steps, int number) : shared(shared), steps(steps), number(number) {}
+  __device__ Project(ProjectShared<T>& shared, int rows, int width, const Dropout<float>& dropout, int number)
+      : shared(shared), rows(rows), width(width), dropout(dropout), number(number) {}
 
   __device__ void pass_on(const Tile& tile) {
     const int i = left % 2;
@@ -208,6 +229,8 @@ struct Project {
     if (left >= 2) mbarrier_wait(&shared.stored[left % 2], (left / 2 - 1) % 2);  // the one before last has left
     Place<T>& place = shared.place[ring.place];
     const int row = warp * 16 + lane % 16;
+    const int64_t own_row = int64_t{tile.group.batch} * rows + tile.group.group * kGroupRows + warp * 16 + lane / 4;
+    const int64_t element = own_row * width + tile.column * kWidth + lane % 4 * 2;  // of the lane's first product
 #pragma unroll
     for (int group = 0; group < kWidth / 8; group += 2) {  // eight columns each
       const int own = group + lane / 16;
@@ -223,7 +246,9 @@ struct Project {
           float residual[2];
           widen(reinterpret_cast<const Vector<T, 2>&>(pair[2 * i + half]), residual);
           const float* const product = sum + 4 * (group + i) + 2 * half;
-          pair[2 * i + half] = pack<T>(product[0] + bias[0] + residual[0], product[1] + bias[1] + residual[1]);
+          float x[2] = {product[0] + bias[0], product[1] + bias[1]};
+          if constexpr (kDrops) dropout.apply_aligned(element + half * 8 * width + (group + i) * 8, x);
+          pair[2 * i + half] = pack<T>(x[0] + residual[0], x[1] + residual[1]);
         }
       }
       stmatrix(at, pair);

@@ -6,6 +6,8 @@
 #include <kf/rung.h>
 #include <step3/attention.h>
 
+#include "../residual_layer_norm/rungs.h"
+
 namespace kf::attention_block {
 
 struct Args {
@@ -29,6 +31,14 @@ struct Args {
   uint64_t seed = 0;
   uint64_t offset = 0;
 };
+
+// What follows the projection, for rungs with a launch of its own for it.
+inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* projected) {
+  const Attention& t = a.attention;
+  const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
+  return {projected, a.residual, a.weight, a.bias,  a.y,         a.sum,   rows,   width,   a.eps,
+          a.dtype,   a.mean,     a.rstd,   nullptr, a.threshold, a.state, a.seed, a.offset};
+}
 
 }  // namespace kf::attention_block
 

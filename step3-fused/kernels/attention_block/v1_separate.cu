@@ -9,7 +9,8 @@
 // Moves     9·batch·q_length·width·sizeof(T) bytes, width = heads·head_dim: 2 for attention (q and its output),
 //           2 for the projection, 3 for the addition, 2 for LayerNorm. And, mostly from L2, ⌈q_length/16⌉ times keys
 //           and values, 2·batch·k_length·width elements; ⌈rows/8⌉ times the width² weights; ⌈width/256⌉ times the
-//           projection's input. 4·batch·q_length·k_length·width FLOPs, half of it if causal, and 2·rows·width²
+//           projection's input. 4·batch·q_length·k_length·width FLOPs, half of it if causal, and 2·rows·width². What
+//           the way back wants besides attention's output is 4·(heads + 2)·rows bytes more; dropout moves nothing
 // Limits    head_dim as far as shared memory goes: 128 takes 51 KB, 256 takes 99; in float64 twice as much;
 //           batch·heads·⌈q_length/16⌉ ≤ 2³¹−1; rounds attention's output, its projection and the sum
 #include <step3/attend_kernel.h>
@@ -54,15 +55,14 @@ void v1_separate(const Args& a, void* stream) {
   const int64_t width = a.attention.heads * a.attention.head_dim;
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    T* attended = static_cast<T*>(a.scratch);
-    T* projected = attended + rows * width;
+    T* projected = static_cast<T*>(a.scratch);
+    T* attended = a.attended == nullptr ? projected + rows * width : static_cast<T*>(a.attended);
     launch_attend(a.attention, a.dtype, attended, stream);
     const auto blocks = static_cast<unsigned>(ceil_div(rows, kRows) * ceil_div(width, kThreads));
     project_kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(
         attended, static_cast<const T*>(a.proj_weight), static_cast<const T*>(a.proj_bias), projected, rows, width);
     check_launch();
-    residual_layer_norm::v1_separate({projected, a.residual, a.weight, a.bias, a.y, a.sum, rows, width, a.eps, a.dtype},
-                                     stream);
+    residual_layer_norm::v1_separate(normalisation(a, projected), stream);
   });
 }
 

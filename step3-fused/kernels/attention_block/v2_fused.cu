@@ -25,7 +25,8 @@
 //           768, 200 KB at 1600.
 // Moves     4·batch·q_length·width·sizeof(T) bytes, width = heads·head_dim: q, residual, sum and y once. And, mostly
 //           from L2, ⌈q_length/R⌉ times keys and values, 2·batch·k_length·width elements; batch·⌈q_length/R⌉ times
-//           the width² weights. FLOPs as v1
+//           the width² weights. FLOPs as v1. What the way back wants is (width·sizeof(T) + 4·(heads + 2)) bytes more
+//           for each of batch·q_length rows
 // Limits    float32, float16, bfloat16; two rows must fit into shared memory: width ≤ 8192 with 64 KB;
 //           batch·q_length ≤ 2³¹−1
 #include <step3/tile.h>
@@ -75,9 +76,9 @@ __device__ void project_columns(const C* in, const T* __restrict__ weight, int w
 
 template <int kRows, class T, class C = compute_t<T>>
 __global__ void __launch_bounds__(kAttendThreads, 2)
-    v2_fused_kernel(Attention a, const T* __restrict__ residual, const T* __restrict__ proj_weight,
-                    const T* __restrict__ proj_bias, const T* __restrict__ weight, const T* __restrict__ bias,
-                    T* __restrict__ y, T* __restrict__ sum, int64_t tiles, C eps) {
+    v2_fused_kernel(Attention a, Front<T> front, const T* __restrict__ residual, const T* __restrict__ proj_weight,
+                    const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ y, T* __restrict__ sum,
+                    T* __restrict__ attended, Kept<C> kept, int64_t tiles, C eps) {
   extern __shared__ __align__(16) unsigned char bytes[];
   const int width = static_cast<int>(a.heads * a.head_dim);
   const int stride = static_cast<int>(row_stride<C>(width));
@@ -86,6 +87,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   C* sums = memory;
   const int64_t first_row = (tiles - 1 - blockIdx.x % tiles) * kRows;  // under causality the last see most: first
   const int64_t batch = blockIdx.x / tiles;
+  const int64_t first_of_all = batch * a.q_length + first_row, rows = min(int64_t{kRows}, a.q_length - first_row);
 
   for (int64_t head = 0; head < a.heads; ++head) {
     attend_tile<kRows, T>(a, batch, head, first_row, memory, tile + head * a.head_dim, stride);
@@ -94,6 +96,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     for (int c = width; c < stride; ++c) tile[threadIdx.x * stride + c] = 0;
   }
   __syncthreads();
+  if (attended != nullptr) store_tile(tile, first_of_all, rows, width, attended);
 
   int first = 0;
   for (; first + kAttendThreads < width; first += 2 * kAttendThreads) {
@@ -102,9 +105,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   if (first < width) project_columns<kRows, 1>(tile, proj_weight, width, first + static_cast<int>(threadIdx.x), sums);
   __syncthreads();
 
-  const int64_t start = (batch * a.q_length + first_row) * width;
-  const int64_t rows = min(int64_t{kRows}, a.q_length - first_row);
-  add_and_normalize_tile<T>(sums, rows, width, proj_bias, residual + start, weight, bias, sum + start, y + start, eps);
+  add_and_normalize_tile(sums, first_of_all, rows, width, front, residual, weight, bias, sum, y, kept, eps);
 }
 
 int64_t shared_bytes(const Attention& a, int rows) {
@@ -114,6 +115,8 @@ int64_t shared_bytes(const Attention& a, int rows) {
 
 template <class T>
 void launch(const Args& a, void* stream) {
+  const Front<T> front{static_cast<const T*>(a.proj_bias),
+                       {{a.state, a.seed, a.offset}, a.threshold, keep_scale<float>(a.threshold)}};
   const int rows = choose_tile_rows(a.attention, [&](int r) { return shared_bytes(a.attention, r); });
   const int64_t tiles = ceil_div(a.attention.q_length, rows);
   const int64_t bytes = shared_bytes(a.attention, rows);
@@ -122,9 +125,9 @@ void launch(const Args& a, void* stream) {
     allow_shared(v2_fused_kernel<kRows, T>, bytes);
     v2_fused_kernel<kRows, T><<<static_cast<unsigned>(a.attention.batch * tiles), kAttendThreads,
                                 static_cast<size_t>(bytes), as_stream(stream)>>>(
-        a.attention, static_cast<const T*>(a.residual), static_cast<const T*>(a.proj_weight),
-        static_cast<const T*>(a.proj_bias), static_cast<const T*>(a.weight), static_cast<const T*>(a.bias),
-        static_cast<T*>(a.y), static_cast<T*>(a.sum), tiles, static_cast<float>(a.eps));
+        a.attention, front, static_cast<const T*>(a.residual), static_cast<const T*>(a.proj_weight),
+        static_cast<const T*>(a.weight), static_cast<const T*>(a.bias), static_cast<T*>(a.y), static_cast<T*>(a.sum),
+        static_cast<T*>(a.attended), kept_of<T>(a), tiles, static_cast<float>(a.eps));
   });
 }
 

@@ -8,7 +8,8 @@
 // Launch    theirs
 // Moves     10·batch·q_length·width·sizeof(T) bytes, width = heads·head_dim: attention 4 (q, k, v, its output), the
 //           projection 2, the addition with LayerNorm 4; less what the L2 cache still holds of one launch when the next
-//           one asks for it. FLOPs as v1
+//           one asks for it. FLOPs as v1. What the way back wants is 8·batch·q_length bytes more: attention's output
+//           and its log-sum-exp are written in any case
 // Limits    theirs; rounds attention's weights, its output, its projection and the sum
 #include <step3/step2_attention.h>
 
@@ -21,14 +22,16 @@
 namespace kf::KF_BACKEND::attention_block {
 namespace {
 
-// Between the launches: attention's output, its projection, and what rungs ask for themselves.
+// Between the launches: the projection, attention's output where nobody else wants it, and what rungs ask for
+// themselves.
 struct Scratch {
-  unsigned char *attended, *projected, *rest;
+  unsigned char *projected, *attended, *rest;
 
-  explicit Scratch(const Args& a)
-      : attended(static_cast<unsigned char*>(a.scratch)),
-        projected(attended + attended_bytes(a.attention, a.dtype)),
-        rest(projected + attended_bytes(a.attention, a.dtype)) {}  // as large
+  explicit Scratch(const Args& a) : projected(static_cast<unsigned char*>(a.scratch)) {
+    attended = rest = projected + attended_bytes(a.attention, a.dtype);
+    a.attended == nullptr ? rest += attended_bytes(a.attention, a.dtype)
+                          : attended = static_cast<unsigned char*>(a.attended);
+  }
 };
 
 linear::Args projection(const Args& a, const Scratch& scratch) {
@@ -55,7 +58,7 @@ std::string v3_best_supports(const Args& a) {
 }
 
 int64_t v3_best_scratch_bytes(const Args& a) {
-  return 2 * attended_bytes(a.attention, a.dtype) +
+  return (a.attended == nullptr ? 2 : 1) * attended_bytes(a.attention, a.dtype) +
          std::max(attention_scratch_bytes(a.attention, a.dtype), linear::best_scratch_bytes(projection(a, Scratch(a))));
 }
 
@@ -64,8 +67,7 @@ void v3_best(const Args& a, void* stream) {
   const Scratch scratch(a);
   launch_attention(t, a.dtype, scratch.attended, scratch.rest, stream);
   linear::launch_best(projection(a, scratch), scratch.rest, stream);
-  const residual_layer_norm::Args rows{scratch.projected,    a.residual,           a.weight, a.bias, a.y, a.sum,
-                                       t.batch * t.q_length, t.heads * t.head_dim, a.eps,    a.dtype};
+  const residual_layer_norm::Args rows = normalisation(a, scratch.projected);
   best_rung(residual_layer_norm::rungs(), kf::residual_layer_norm::automatic(rows), rows).launch(rows, stream);
 }
 

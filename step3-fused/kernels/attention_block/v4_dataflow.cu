@@ -8,7 +8,7 @@
 //
 //             warpgroups 0 to 2  attend: 192 rows of a head at a time    │ normalise what is left,
 //             warpgroup 3              project: 64 rows × 128 columns    │ a few rows a warp
-//             three threads      fetch for the one, fetch for the other, store sums
+//             warpgroup 4        fetches for the one, fetches for the other, stores sums: a warp and two threads
 //
 //           Where the projection waits for rows, its weights are fetched meanwhile. The residual comes to the place in
 //           which the sum is put together. Sums are stored by another thread: who multiplies waits for places only
@@ -16,11 +16,13 @@
 //           for the others; 217 KB of shared memory: queries 24, keys and values 3 · 16, the projection 6 · 24
 // Moves     6·batch·q_length·width·sizeof(T) bytes at the least, width = heads·head_dim: q, k, v, residual, sum and y;
 //           what lies between stays in the L2 cache if it can. From there (1/64 + 1/128)·rows·width² elements for the
-//           projection: 0.9 GB at 32 · 1024 rows of 768, twice what linear's tiles of 128 × 256 read. FLOPs as v1
+//           projection: 0.9 GB at 32 · 1024 rows of 768, twice what linear's tiles of 128 × 256 read. FLOPs as v1.
+//           What the way back wants besides attention's output is 4·(heads + 2)·batch·q_length bytes more
 // Limits    compute capability 9.0; float16 and bfloat16; head_dim a multiple of 8 up to 64, width up to 2048; one key
-//           at the least; a scale above 0; q, k and v as step 2's rungs on tensor cores take them, all others at
-//           multiples of 16 bytes. Side by side both take longer, attention half as long again, and rows wait for the
-//           end: v3 is as fast or faster, for all its launches. It rounds attention's weights, its output and the sum
+//           at the least; a scale above 0; none of attention's weights dropped, whose numbers would have no registers;
+//           q, k and v as step 2's rungs on tensor cores take them, all others at multiples of 16 bytes. Side by side
+//           both take longer, attention half as long again, and rows wait for the end: v3 is as fast or faster, for all
+//           its launches. It rounds attention's weights, its output and the sum
 #include <kf/best.h>
 #include <kf/launch.h>
 #include <step3/step2_attention.h>
@@ -50,10 +52,10 @@ struct Maps {
   ProjectMaps project;
 };
 
-template <int kVectors, class T>
+template <int kVectors, bool kDrops, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     v4_dataflow_kernel(const attention::Args a, const __grid_constant__ Maps maps, const Order order,
-                       const Counters counters, const T* proj_bias, const Norm<T> norm) {
+                       const Counters counters, const T* proj_bias, const Dropout<float> dropout, const Norm<T> norm) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<T>*>(memory);
   if (threadIdx.x == 0) {
@@ -70,12 +72,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     Normalize<kVectors, T>{norm}.run(order, counters);
   } else if (warpgroup == kAttenders) {
     take_registers<kProjectRegisters>();
-    Project<T>(shared.project, static_cast<int>(ceil_div(norm.width, kDepth)), kAttenders).run();
+    Project<kDrops, T>(shared.project, norm.rows, norm.width, dropout, kAttenders).run();
     Normalize<kVectors, T>{norm}.run(order, counters);
   } else {
     give_registers<kOtherRegisters>();
     const int thread = threadIdx.x % kWarpgroupSize;
-    if (thread == 0) fetch_attention(shared.attend, a, order, counters, maps.attend);
+    if (thread < kWarpSize) fetch_attention(shared.attend, a, order, counters, maps.attend);
     if (thread == kWarpSize) {
       ProjectFetch<T>{shared.project, maps.project, order, counters, proj_bias, norm.width, {}}.run();
     }
@@ -83,44 +85,40 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-template <class T>
-CUtensorMap map_of_rows(const void* rows, int64_t batches, int64_t length, int64_t width) {
-  const auto bytes = static_cast<uint64_t>(width) * sizeof(T);
-  return make_tensor_map<T, 3>(
-      static_cast<const T*>(rows),
-      {static_cast<uint64_t>(width), static_cast<uint64_t>(length), static_cast<uint64_t>(batches)},
-      {bytes, bytes * static_cast<uint64_t>(length)}, {64, kGroupRows, 1}, Swizzle::k128);
-}
-
 Order order_of(const Args& a) {
   const Attention& t = a.attention;
   return {t.batch, t.heads, t.q_length, t.heads * t.head_dim};
 }
 
-template <int kVectors, class T>
+// Of scratch memory, before the counters: attention's output, where nobody else wants it.
+int64_t bytes_before_counters(const Args& a) {
+  return a.attended == nullptr ? attended_bytes(a.attention, a.dtype) : 0;
+}
+
+template <int kVectors, bool kDrops, class T>
 void launch(const Args& a, void* stream) {
   const Attention& t = a.attention;
-  const int64_t width = t.heads * t.head_dim;
   const Order order = order_of(a);
-  const Counters counters(static_cast<unsigned char*>(a.scratch) + attended_bytes(t, a.dtype), order);
+  const Counters counters(static_cast<unsigned char*>(a.scratch) + bytes_before_counters(a), order);
   check(cudaMemsetAsync(counters.drawn_attention, 0, static_cast<size_t>(Counters::bytes(order)), as_stream(stream)),
         "cudaMemsetAsync");
-  const attention::Args attention = attention_args(t, a.dtype, a.scratch, nullptr);
-  const auto rows = [&](const void* first) { return map_of_rows<T>(first, t.batch, t.q_length, width); };
-  Maps maps{attention::maps_of<T>(attention, kKeys), {}};
-  maps.project = {rows(a.scratch),
-                  make_tensor_map<T, 2>(static_cast<const T*>(a.proj_weight),
-                                        {static_cast<uint64_t>(width), static_cast<uint64_t>(width)},
-                                        {static_cast<uint64_t>(width) * sizeof(T)}, {64, kDepth}, Swizzle::k128),
-                  rows(a.residual), rows(a.sum)};
-  const Norm<T> norm{static_cast<const T*>(a.weight), static_cast<const T*>(a.bias),
-                     static_cast<const T*>(a.sum),    static_cast<T*>(a.y),
-                     static_cast<int>(width),         static_cast<int>(t.q_length),
+  void* const attended = a.attended == nullptr ? a.scratch : a.attended;
+  const attention::Args attention = attention_args(t, a.dtype, attended, t.lse);
+  const Maps maps{attention::maps_of<T>(attention, kKeys), project_maps<T>(a, attended)};
+  const Dropout<float> dropout{{a.state, a.seed, a.offset}, a.threshold, keep_scale<float>(a.threshold)};
+  const Norm<T> norm{static_cast<const T*>(a.weight),
+                     static_cast<const T*>(a.bias),
+                     static_cast<const T*>(a.sum),
+                     static_cast<T*>(a.y),
+                     static_cast<float*>(a.mean),
+                     static_cast<float*>(a.rstd),
+                     static_cast<int>(t.heads * t.head_dim),
+                     static_cast<int>(t.q_length),
                      static_cast<float>(a.eps)};
-  const auto kernel = v4_dataflow_kernel<kVectors, T>;
+  const auto kernel = v4_dataflow_kernel<kVectors, kDrops, T>;
   allow_shared(kernel, sizeof(Shared<T>));
   kernel<<<static_cast<unsigned>(multiprocessors()), kThreads, sizeof(Shared<T>), as_stream(stream)>>>(
-      attention, maps, order, counters, static_cast<const T*>(a.proj_bias), norm);
+      attention, maps, order, counters, static_cast<const T*>(a.proj_bias), dropout, norm);
   check_launch();
 }
 
@@ -129,28 +127,31 @@ void launch(const Args& a, void* stream) {
 std::string v4_dataflow_supports(const Args& a) {
   const Attention& t = a.attention;
   const int64_t width = t.heads * t.head_dim;
-  const std::string refused = attention::on_hopper(attention_args(t, a.dtype, a.scratch, nullptr), kGroupRows);
+  const std::string refused = attention::on_hopper(attention_args(t, a.dtype, nullptr, nullptr), kGroupRows);
   if (!refused.empty()) return refused;
   if (t.k_length == 0) return "takes one key at the least";
   if (t.head_dim > kHeadColumns) return "takes head_dim ≤ 64, got " + std::to_string(t.head_dim);
   if (width > kMostVectors * kWarpSize * 8) return "takes heads·head_dim ≤ 2048, got " + std::to_string(width);
-  if (!aligned_16(a.residual, a.proj_weight, a.proj_bias, a.weight, a.bias, a.sum, a.y)) {
-    return "takes residual, parameters, sum and y that begin at multiples of 16 bytes";
+  if (t.threshold != 0) return "drops none of attention's weights: it takes an `attention_p` of 0";
+  if (!aligned_16(a.residual, a.proj_weight, a.proj_bias, a.weight, a.bias, a.sum, a.y, a.attended)) {
+    return "takes residual, parameters and outputs that begin at multiples of 16 bytes";
   }
   return "";
 }
 
-int64_t v4_dataflow_scratch_bytes(const Args& a) {
-  return attended_bytes(a.attention, a.dtype) + Counters::bytes(order_of(a));
-}
+int64_t v4_dataflow_scratch_bytes(const Args& a) { return bytes_before_counters(a) + Counters::bytes(order_of(a)); }
 
 void v4_dataflow(const Args& a, void* stream) {
   const int64_t vectors = ceil_div(a.attention.heads * a.attention.head_dim, kWarpSize * 8);
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    if (vectors <= 3) return launch<3, T>(a, stream);
-    if (vectors <= 4) return launch<4, T>(a, stream);
-    launch<kMostVectors, T>(a, stream);
+    const auto launch_rows = [&](auto drops) {
+      constexpr bool kDrops = decltype(drops)::value;
+      if (vectors <= 3) return launch<3, kDrops, T>(a, stream);
+      if (vectors <= 4) return launch<4, kDrops, T>(a, stream);
+      launch<kMostVectors, kDrops, T>(a, stream);
+    };
+    a.threshold == 0 ? launch_rows(std::false_type{}) : launch_rows(std::true_type{});
   });
 }
 

@@ -3,14 +3,14 @@
 namespace kf::KF_BACKEND::attention_residual_layer_norm {
 namespace {
 
-// Two tensors as large as y.
-int64_t two_outputs(const Args& a) {
+// Tensors as large as y: one, and another for attention's output where that is not wanted.
+int64_t one_or_two_outputs(const Args& a) {
   const Attention& t = a.attention;
-  return 2 * t.batch * t.q_length * t.heads * t.head_dim * size_of(a.dtype);
+  return (a.attended == nullptr ? 2 : 1) * t.batch * t.q_length * t.heads * t.head_dim * size_of(a.dtype);
 }
 
 constexpr Rung<Args> kRungs[] = {
-    {"v1_separate", v1_separate, v1_separate_supports, two_outputs, "attention's output and the sum"},
+    {"v1_separate", v1_separate, v1_separate_supports, one_or_two_outputs, "attention's output and the sum"},
     {"v2_fused", v2_fused, v2_fused_supports},
     {"v3_best", v3_best, v3_best_supports, v3_best_scratch_bytes, "attention's weights, its output and the sum"},
 };

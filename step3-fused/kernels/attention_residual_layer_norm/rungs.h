@@ -4,6 +4,8 @@
 #include <kf/rung.h>
 #include <step3/attention.h>
 
+#include "../residual_layer_norm/rungs.h"
+
 namespace kf::attention_residual_layer_norm {
 
 struct Args {
@@ -19,6 +21,13 @@ struct Args {
   void* mean = nullptr;      // [batch, q_length], of the sum: float32, or float64 for float64
   void* rstd = nullptr;
 };
+
+// What follows attention, for rungs with a launch of its own for it.
+inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* attended, void* sum) {
+  const Attention& t = a.attention;
+  return {attended, a.residual, a.weight, a.bias, a.y, sum, t.batch * t.q_length, t.heads * t.head_dim,
+          a.eps,    a.dtype,    a.mean,   a.rstd};
+}
 
 }  // namespace kf::attention_residual_layer_norm
 

@@ -8,7 +8,8 @@
 // Moves     7·batch·q_length·width·sizeof(T) bytes, width = heads·head_dim: 2 for attention (q and its output),
 //           3 for the addition, 2 for LayerNorm. And, mostly from L2, ⌈q_length/16⌉ times keys and values,
 //           2·batch·k_length·width elements. 4·batch·q_length·k_length·width FLOPs, half of it if causal, and
-//           11·batch·q_length·width
+//           11·batch·q_length·width. What the way back wants besides attention's output is 4·(heads + 2) bytes more
+//           for each of batch·q_length rows; dropout moves nothing
 // Limits    head_dim as far as shared memory goes: 128 takes 51 KB, 256 takes 99; in float64 twice as much;
 //           batch·heads·⌈q_length/16⌉ ≤ 2³¹−1; rounds attention's output and the sum
 #include <step3/attend_kernel.h>
@@ -25,11 +26,10 @@ void v1_separate(const Args& a, void* stream) {
   const int64_t width = a.attention.heads * a.attention.head_dim;
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    T* attended = static_cast<T*>(a.scratch);
-    T* sum = attended + rows * width;
+    T* sum = static_cast<T*>(a.scratch);
+    T* attended = a.attended == nullptr ? sum + rows * width : static_cast<T*>(a.attended);
     launch_attend(a.attention, a.dtype, attended, stream);
-    residual_layer_norm::v1_separate({attended, a.residual, a.weight, a.bias, a.y, sum, rows, width, a.eps, a.dtype},
-                                     stream);
+    residual_layer_norm::v1_separate(normalisation(a, attended, sum), stream);
   });
 }
 

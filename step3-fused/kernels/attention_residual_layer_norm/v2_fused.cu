@@ -21,7 +21,8 @@
 //           with its share of the sum) and mean and variance of its LayerNorm. For R = 16: 71 KB at width 768,
 //           123 KB at 1600.
 // Moves     3·batch·q_length·width·sizeof(T) bytes, width = heads·head_dim: q, residual and y once. And, mostly from
-//           L2, ⌈q_length/R⌉ times keys and values, 2·batch·k_length·width elements. FLOPs as v1
+//           L2, ⌈q_length/R⌉ times keys and values, 2·batch·k_length·width elements. FLOPs as v1. What the way back
+//           wants is (width·sizeof(T) + 4·(heads + 2)) bytes more for each of batch·q_length rows
 // Limits    float32, float16, bfloat16; one row and its tiles must fit into shared memory: width ≤ 11900 with 64 KB;
 //           batch·q_length ≤ 2³¹−1
 #include <step3/tile.h>
@@ -34,7 +35,8 @@ namespace {
 template <int kRows, class T, class C = compute_t<T>>
 __global__ void __launch_bounds__(kAttendThreads, 3)
     v2_fused_kernel(Attention a, const T* __restrict__ residual, const T* __restrict__ weight,
-                    const T* __restrict__ bias, T* __restrict__ y, int64_t tiles, C eps) {
+                    const T* __restrict__ bias, T* __restrict__ y, T* __restrict__ attended, Kept<C> kept,
+                    int64_t tiles, C eps) {
   extern __shared__ __align__(16) unsigned char bytes[];
   const int64_t width = a.heads * a.head_dim;
   C* tile = reinterpret_cast<C*>(bytes);
@@ -47,11 +49,10 @@ __global__ void __launch_bounds__(kAttendThreads, 3)
   }
   __syncthreads();
 
-  const int64_t start = (batch * a.q_length + first_row) * width;
-  const int64_t rows = min(int64_t{kRows}, a.q_length - first_row);
-  const T* no_bias = nullptr;
+  const int64_t first = batch * a.q_length + first_row, rows = min(int64_t{kRows}, a.q_length - first_row);
+  if (attended != nullptr) store_tile(tile, first, rows, width, attended);
   T* no_sum = nullptr;
-  add_and_normalize_tile<T>(tile, rows, width, no_bias, residual + start, weight, bias, no_sum, y + start, eps);
+  add_and_normalize_tile(tile, first, rows, width, NoFront{}, residual, weight, bias, no_sum, y, kept, eps);
 }
 
 int64_t shared_bytes(const Attention& a, int rows) {
@@ -66,10 +67,10 @@ void launch(const Args& a, void* stream) {
   with_tile_rows(rows, [&](auto constant) {
     constexpr int kRows = decltype(constant)::value;
     allow_shared(v2_fused_kernel<kRows, T>, bytes);
-    v2_fused_kernel<kRows, T>
-        <<<static_cast<unsigned>(a.attention.batch * tiles), kAttendThreads, static_cast<size_t>(bytes),
-           as_stream(stream)>>>(a.attention, static_cast<const T*>(a.residual), static_cast<const T*>(a.weight),
-                                static_cast<const T*>(a.bias), static_cast<T*>(a.y), tiles, static_cast<float>(a.eps));
+    v2_fused_kernel<kRows, T><<<static_cast<unsigned>(a.attention.batch * tiles), kAttendThreads,
+                                static_cast<size_t>(bytes), as_stream(stream)>>>(
+        a.attention, static_cast<const T*>(a.residual), static_cast<const T*>(a.weight), static_cast<const T*>(a.bias),
+        static_cast<T*>(a.y), static_cast<T*>(a.attended), kept_of<T>(a), tiles, static_cast<float>(a.eps));
   });
 }
 

@@ -5,7 +5,9 @@
 //           is no launch of its own
 // Launch    theirs
 // Moves     8·batch·q_length·width·sizeof(T) bytes, width = heads·head_dim: attention 4 (q, k, v, its output), the
-//           addition with LayerNorm 4, one of which nobody asked for; less what the L2 cache still holds. FLOPs as v1
+//           addition with LayerNorm 4, one of which nobody asked for; less what the L2 cache still holds. FLOPs as v1.
+//           What the way back wants is 8·batch·q_length bytes more: attention's output and its log-sum-exp are written
+//           in any case
 // Limits    theirs; rounds attention's weights, its output and the sum
 #include <step3/step2_attention.h>
 
@@ -16,16 +18,16 @@ namespace kf::KF_BACKEND::attention_residual_layer_norm {
 std::string v3_best_supports(const Args& a) { return refused_attention(a.attention, a.dtype); }
 
 int64_t v3_best_scratch_bytes(const Args& a) {
-  return 2 * attended_bytes(a.attention, a.dtype) + attention_scratch_bytes(a.attention, a.dtype);
+  return (a.attended == nullptr ? 2 : 1) * attended_bytes(a.attention, a.dtype) +
+         attention_scratch_bytes(a.attention, a.dtype);
 }
 
 void v3_best(const Args& a, void* stream) {
-  const Attention& t = a.attention;
-  auto* const attended = static_cast<unsigned char*>(a.scratch);
-  auto* const sum = attended + attended_bytes(t, a.dtype);
-  launch_attention(t, a.dtype, attended, sum + attended_bytes(t, a.dtype), stream);
-  const residual_layer_norm::Args rows{
-      attended, a.residual, a.weight, a.bias, a.y, sum, t.batch * t.q_length, t.heads * t.head_dim, a.eps, a.dtype};
+  const int64_t bytes = attended_bytes(a.attention, a.dtype);
+  auto* const sum = static_cast<unsigned char*>(a.scratch);
+  void* const attended = a.attended == nullptr ? sum + bytes : a.attended;
+  launch_attention(a.attention, a.dtype, attended, sum + (a.attended == nullptr ? 2 : 1) * bytes, stream);
+  const residual_layer_norm::Args rows = normalisation(a, attended, sum);
   best_rung(residual_layer_norm::rungs(), kf::residual_layer_norm::automatic(rows), rows).launch(rows, stream);
 }
 
