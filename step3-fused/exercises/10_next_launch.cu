@@ -106,7 +106,8 @@ bool right(int launch, int bands, int blocks) {
 int main() {
   int launch = 0;
   for (const int blocks : {3, 1, 7, 3}) {
-    if (!right(++launch, launch % 2 ? kMaxBands : 3, blocks)) return 1;
+    ++launch;
+    if (!right(launch, launch % 2 == 1 ? kMaxBands : 3, blocks)) return 1;
   }
   std::printf("all right\n");
   return 0;

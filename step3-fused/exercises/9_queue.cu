@@ -79,8 +79,7 @@ bool order_is_right(int bands) {
     const Tile t = tile_at(index, bands);
     const int at = t.band * kGroup + t.head;
     if (t.band < 0 || t.band >= bands || t.head < 0 || t.head > kHeads || place[at] >= 0) {
-      std::printf("WRONG: %d bands: tile %d, head %d of band %d, is none or is there twice\n", bands, index, t.head,
-                  t.band);
+      std::printf("WRONG: %d bands: tile %d, head %d of band %d: none, or twice\n", bands, index, t.head, t.band);
       return false;
     }
     place[at] = index;
