@@ -111,7 +111,7 @@ int main(int argc, char** argv) {
     for (int c = 0; c < kWidth; ++c) variance += (x[c] - mean) * (x[c] - mean) / kWidth;
     for (int c = 0; c < kWidth; ++c) {
       const double error = std::fabs(y[row][c] - (x[c] - mean) / std::sqrt(variance + 1e-5));
-      if (!(error <= worst)) worst = error;  // a NaN enters, and stays
+      if (error > worst || error != error) worst = error;  // a NaN enters, and stays
     }
   }
   std::printf("greatest error against the CPU in double: %.1e\n%s\n", worst, worst < 1e-5 ? "all right" : "WRONG");
