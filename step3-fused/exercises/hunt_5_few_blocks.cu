@@ -34,6 +34,7 @@ struct OnGpu {
 constexpr int kHeads = 4, kDim = 8, kWidth = kHeads * kDim, kBands = 6;  // a band: one row, for short
 constexpr int kParts = 3, kColumns = 8, kOut = kParts * kColumns;        // of the projection
 constexpr int kGroup = kParts + kHeads;                                  // tiles of a band
+
 constexpr int kLag = 0;  // bands from attention to the projection
 
 __device__ int next, attended[kBands];  // tiles drawn; of each band, heads that are there; 0 before
