@@ -45,11 +45,11 @@ class Exercises(NamedTuple):
 
     @property
     def solutions(self) -> list[pathlib.Path]:
-        return sorted((self.here / "solutions").glob("*.cu"))
+        return exercises.programs(self.here / "solutions")
 
     @property
     def handed_out(self) -> list[pathlib.Path]:
-        return sorted(self.here.glob("*.cu"))
+        return exercises.programs(self.here)
 
     def checks(self) -> list:
         """All that must hold, as parameters of a test that calls each."""

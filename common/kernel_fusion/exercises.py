@@ -66,9 +66,19 @@ def cut(solution: pathlib.Path) -> str:
     return "\n".join(kept) + "\n"
 
 
+def programs(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The exercises or the solutions in a folder by their numbers, 10 after 9; hunts come last."""
+
+    def number(path: pathlib.Path) -> tuple[bool, int, str]:
+        digits = re.search(r"\d+", path.stem)
+        return path.stem.startswith("hunt_"), int(digits[0]) if digits else 0, path.stem
+
+    return sorted(folder.glob("*.cu"), key=number)
+
+
 def solutions() -> list[pathlib.Path]:
     """The solutions of every stage, in order."""
-    return [path for stage in stages.STAGES for path in sorted(stage.path.glob("exercises/solutions/*.cu"))]
+    return [path for stage in stages.STAGES for path in programs(stage.path / "exercises" / "solutions")]
 
 
 def skeleton_of(solution: pathlib.Path) -> pathlib.Path:

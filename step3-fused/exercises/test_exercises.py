@@ -1,10 +1,14 @@
-"""The exercises and bug hunts of LayerNorm and products: what is handed out fails as it should, all solutions pass."""
+"""The exercises and bug hunts of LayerNorm, products, and tiles that wait for others: what is handed out fails as it
+should, all solutions pass.
+"""
 
 import pathlib
 import re
+import subprocess
 
 import pytest
 
+from kernel_fusion import simt
 from kernel_fusion.exercise_contract import ORDERS, Exercises, ran
 
 # What each check says before anybody has written anything.
@@ -16,15 +20,25 @@ COMPLAINTS = {
     "5_register_tile": r"WRONG: right, but 2 reads for each product; 0\.25 are enough",
     "6_epilogue": r"WRONG: right, but h and y were read or written 4 times for each output; two are enough",
     "7_split_depth": r"WRONG: 8 x 500 x 12: y\[\d+\] is \S+ in one order of the blocks and \S+ in another",
+    "8_publish": r"WRONG: 16 bands: y\[\d+\]\[\d+\] is -?nan, must be",
+    "9_queue": r"\AWRONG: 3 bands: the rows of band 0 come after head 0 of band 2\n",
+    "10_next_launch": r"\AWRONG: launch 1 is right, but leaves attended\[0\] at 4\n",
     "hunt_1_one_head": r"one head: right\n.*same numbers: right\n.*of its own: WRONG: y\[0\]\[0\] (.*\n)*Hint: ",
     "hunt_2_far_from_0": r"around 10: right\n(.*\n)*numbers around 1000: WRONG: y\[0\]\[0\] is -1\.58(.*\n)*Hint: ",
     "hunt_3_last_rows": r"\A4 rows: right\n8 rows: right\n\Z",
+    "hunt_4_early_counter": r"\AWRONG: block 0: y\[0\]\[0\] is -?nan, must be (.*\n)*Hint: ",
+    "hunt_5_few_blocks": r"\A8 blocks: right\n4 blocks: right\n\Z",
 }
 
 # The emulation ends this one: threads of a block are at two barriers.
 AT_TWO_BARRIERS = (
     r"kernel column_sums, block \(0,0,0\), thread \(\d+,0,0\): is at __syncthreads \(.*\.cu:(\d+)\), "
     r"but thread \(\d+,0,0\) waits at __syncthreads \(.*\.cu:(\d+)\)\n"
+)
+# And this one: all three blocks wait for tiles that nobody will draw.
+NOBODY_LEFT = (
+    r"kernel dataflow, block \([012],0,0\), thread \(0,0,0\): "
+    r"polls memory that no thread changes any more; the launch can never end\n"
 )
 
 # Answers that a check must not take: what is replaced in the solution, by what, and what the check says.
@@ -61,10 +75,43 @@ WRONG_ANSWERS = [
     ("7_split_depth", "+= sums[p * outputs + i]", "+= sums[(part + p) % kParts * outputs + i]", "in another"),
     ("7_split_depth", "if (!last || i >= outputs) return;", "if (last || i >= outputs) return;", "must be"),
     ("7_split_depth", "== kParts - 1;", "== kParts;", "is 0, must be"),
+    ("8_publish", "  __syncthreads();  // nobody reads before\n", "", "nan, must be"),
+    ("9_queue", "if (index < kHeads) return {0, index};\n", "", "tile 0, head -4 of band 1: none, or twice"),
+    (
+        "9_queue",
+        "if (index < kHeads) return {0, index};",
+        "if (index >= 0) return {index / kGroup, index % kGroup};",
+        "the rows of band 0 come before head 0 of band 1",
+    ),
+    (
+        "9_queue",
+        "if (index < kHeads) return {0, index};",
+        "if (index >= 0) return {index / kGroup, (index + kHeads) % kGroup};",
+        "the rows of band 0 come before head 0 of band 0",
+    ),
+    ("10_next_launch", "if (t == 0) atomicExch(&attended[tile.band], 0);", "", "leaves attended[0] at 4"),
+    ("10_next_launch", "< gridDim.x - 1) return;", "< gridDim.x) return;", "leaves next at 83"),
+    ("10_next_launch", "  atomicExch(&next, 0);\n", "", "leaves next at 83"),
+    ("10_next_launch", "  atomicExch(&left, 0);\n", "", "leaves left at 3"),
+]
+
+# What no run need show, and the race detector sees: what is taken out of the solution.
+RACES = [
+    ("8_publish", "  __syncthreads();  // all threads have stored\n"),
+    ("8_publish", "  __threadfence();  // whoever sees that the counter grew sees what they stored\n"),
+    ("8_publish", "    __threadfence();  // what had been stored before the counter grew is read after it\n"),
+    ("8_publish", "  __syncthreads();  // nobody reads before\n"),
 ]
 
 HERE = pathlib.Path(__file__).resolve().parent
-EXERCISES = Exercises(HERE, COMPLAINTS, WRONG_ANSWERS, errors={"hunt_3_last_rows": AT_TWO_BARRIERS})
+EXERCISES = Exercises(
+    HERE,
+    COMPLAINTS,
+    WRONG_ANSWERS,
+    orders={"hunt_4_early_counter": "reverse"},
+    errors={"hunt_3_last_rows": AT_TWO_BARRIERS, "hunt_5_few_blocks": NOBODY_LEFT},
+)
+DATAFLOW = ("8_publish", "9_queue", "10_next_launch", "hunt_4_early_counter", "hunt_5_few_blocks")
 
 
 @pytest.mark.parametrize("check", EXERCISES.checks())
@@ -79,3 +126,37 @@ def test_the_third_hunt_names_both_barriers(order):
     barriers = {number for number, line in enumerate(lines, start=1) if "__syncthreads()" in line}
     named = re.search(AT_TWO_BARRIERS, ran(skeleton, order).stderr)
     assert {int(number) for number in named.groups()} == barriers
+
+
+def under_the_race_detector(source: pathlib.Path) -> subprocess.CompletedProcess:
+    program = simt.compile_program(source, flavour="race")
+    return subprocess.run([str(program)], env=simt.run_environment("forward"), capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("name", "removed"), RACES)
+def test_the_race_detector_sees_what_is_missing(name, removed):
+    text = (HERE / "solutions" / f"{name}.cu").read_text(encoding="utf-8")
+    assert text.count(removed) == 1
+    done = under_the_race_detector(EXERCISES.written(f"race-{RACES.index((name, removed))}", text.replace(removed, "")))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.match(r"kernel attend_and_normalize: race in global memory\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("name", DATAFLOW)
+def test_the_race_detector_has_nothing_to_say_of_a_solution(name):
+    done = under_the_race_detector(HERE / "solutions" / f"{name}.cu")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+
+
+def test_the_fourth_hunt_passes_in_the_usual_order_and_the_race_detector_names_its_lines():
+    skeleton = EXERCISES.skeleton(HERE / "solutions" / "hunt_4_early_counter.cu")
+    assert ran(skeleton, "forward").stdout == "all right\n"
+    lines = skeleton.read_text(encoding="utf-8").splitlines()
+    read, written = (
+        next(number for number, line in enumerate(lines, start=1) if text in line)
+        for text in ("float x[2] = {attention[", "attention[row * kWidth + c] = ")
+    )
+    done = under_the_race_detector(skeleton)
+    assert done.returncode == 1
+    named = r"race in global memory\n.* reads 4 bytes at .*\.cu:(\d+)\n.* wrote them at .*\.cu:(\d+)\n"
+    assert [int(line) for line in re.search(named, done.stderr).groups()] == [read, written]

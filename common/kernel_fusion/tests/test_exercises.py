@@ -52,6 +52,13 @@ def solution(tmp_path, monkeypatch):
     return path
 
 
+def test_programs_stand_by_their_numbers_and_hunts_come_last(tmp_path):
+    names = ["1_first", "2_second", "9_ninth", "10_tenth", "hunt_1_one", "hunt_2_two", "hunt_10_ten"]
+    for name in reversed(names):
+        (tmp_path / f"{name}.cu").touch()
+    assert [path.stem for path in exercises.programs(tmp_path)] == names
+
+
 def test_the_answer_is_cut_and_the_skeletons_own_lines_stay(solution):
     assert exercises.cut(solution) == SKELETON
 
