@@ -75,6 +75,15 @@ ATTENTION = {
         (8, 25, 1024, 64, torch.bfloat16),
     ],
 }
+# With the projection: GPT-2's four widths.
+BLOCK = ATTENTION | {
+    "full": [
+        *((b, h, s, 64, torch.bfloat16) for h in (12, 16, 20, 25) for b in (1, 4, 8, 32) for s in (128, 512, 1024)),
+        (8, 12, 1024, 64, torch.float32),
+    ]
+}
+# One new token for each text of a batch, whose keys and values are there: batch, heads, head_dim, keys.
+DECODE = {"full": [(b, h, 64, keys) for h in (12, 25) for b in (1, 8, 32) for keys in (128, 1024)]}
 
 HALF, FLOAT = torch.bfloat16, torch.float32
 GPT2 = [(768, 2304), (768, 768), (768, 3072), (3072, 768)]  # depth and width of its layers: q, k and v; projection; MLP
@@ -148,7 +157,7 @@ def layer_norm_backward(grad, x, weight, mean, rstd):
 
 
 def attention(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1).transpose(1, 2).flatten(2)
 
 
 def attention_residual_layer_norm(q, k, v, residual, weight, bias):
@@ -296,31 +305,36 @@ def backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> ben
 
 
 def attention_case(
-    op: str, function, b: int, h: int, s: int, d: int, dtype: torch.dtype, device: str
+    op: str, function, b: int, h: int, s: int, d: int, dtype: torch.dtype, device: str, keys: int | None = None
 ) -> benchmarks.Case:
+    """`keys`: as many of a cache, the new ones among them; None for those of the queries themselves."""
     width = h * d
     block = op == "attention_block"
 
     def inputs(on):
         # q, k and v as views of one packed tensor, as a GPT-2 block has them
         packed = torch.randn(b, s, 3 * width, device=on, dtype=dtype)
-        qkv = (t.view(b, s, h, d).transpose(1, 2) for t in packed.split(width, -1))
+        qkv = [t.view(b, s, h, d).transpose(1, 2) for t in packed.split(width, -1)]
+        if keys is not None:
+            qkv[1:] = (torch.randn(b, h, keys, d, device=on, dtype=dtype) for _ in range(2))
         proj = (torch.randn(width, width, device=on, dtype=dtype) * width**-0.5,) if block else ()
         vectors = (torch.randn(width, device=on, dtype=dtype) for _ in range(3 if block else 2))
         return (*qkv, torch.randn(b, s, width, device=on, dtype=dtype), *proj, *vectors)
 
-    elements = b * s * width * (6 if block else 5) + (width * width if block else 0)  # q, k, v, residual, y; sum
+    of_rows, of_keys = b * s * width, b * (keys or s) * width
+    elements = of_rows * (4 if block else 3) + 2 * of_keys + (width * width if block else 0)  # q, residual, y; sum
+    pairs = b * s * (s / 2 if keys is None else keys)  # of a query and a key that it sees
     return benchmarks.Case(
         op=op,
-        shape={"B": b, "H": h, "S": s, "D": d},
+        shape={"B": b, "H": h, "S": s, "D": d} | ({} if keys is None else {"keys": keys}),
         dtype=dtype,
         inputs=inputs,
         run=lambda *x, rung: getattr(step3_fused, op)(*x, causal=True, rung=rung),
         reference=function,
         bytes=elements * dtype.itemsize,
-        flops=2 * b * s * s * width + (2 * b * s * width**2 if block else 0),
+        flops=round(4 * pairs * width) + (2 * b * s * width**2 if block else 0),
         peers=peers(function, device),
-        bound="arithmetic",
+        bound="arithmetic" if keys is None else "memory",
     )
 
 
@@ -734,17 +748,21 @@ def linear_cases(size: str, device: str) -> list[benchmarks.Case]:
 
 def cases(size: str, device: str) -> list[benchmarks.Case]:
     """What to time at a size: "emulated", "cpu", "quick" or "full"."""
-    with_attention = {
-        "attention_residual_layer_norm": attention_residual_layer_norm,
-        "attention_block": attention_block,
-    }
     return [
         *(rows_case("layer_norm", layer_norm, *case, device) for case in ROWS[size]),
         *(rows_case("layer_norm", layer_norm, *case, device) for case in LAYER_NORM_ROWS if size == "full"),
         *(rows_case("residual_layer_norm", residual_layer_norm, *case, device) for case in ROWS[size]),
         *(front_case(*case, device) for case in FRONTS[size]),
         *(backward_case(*case, device) for case in ROWS[size]),
-        *(attention_case(op, function, *c, device) for op, function in with_attention.items() for c in ATTENTION[size]),
+        *(
+            attention_case("attention_residual_layer_norm", attention_residual_layer_norm, *case, device)
+            for case in ATTENTION[size]
+        ),
+        *(attention_case("attention_block", attention_block, *case, device) for case in BLOCK[size]),
+        *(
+            attention_case("attention_block", attention_block, b, h, 1, d, HALF, device, keys)
+            for b, h, d, keys in DECODE.get(size, [])
+        ),
         *linear_cases(size, device),
     ]
 
