@@ -53,6 +53,9 @@ class DeviceVector {
   void* data_ = nullptr;
 };
 
+// Of attention_block, the rungs that take half types only.
+bool on_tensor_cores(const std::string& rung) { return rung == "v4_dataflow" || rung == "v5_cluster"; }
+
 std::vector<float> numbers(size_t n, int step, float scale = 1) {
   std::vector<float> values(n);
   for (size_t i = 0; i < n; ++i) values[i] = scale * (0.09f * static_cast<float>(i * step % 23) - 1.0f);
@@ -317,7 +320,6 @@ void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_lengt
   const auto expect = [&](const Matrix& got, const std::vector<double>& expected, const std::string& of) {
     half ? expect_close(got, expected, 3e-2, of + what) : expect_near(got, expected, of + what);
   };
-  const auto of_half_types = [](const auto& rung) { return std::string(rung.name) == "v4_dataflow"; };
   const auto expect_wanted = [&](const Wanted& got, const std::vector<double>& sum, const std::string& of) {
     const MeanAndRstd statistics = statistics_of(sum, static_cast<size_t>(width));
     expect(got.attended, attended, of + " attended");
@@ -338,7 +340,7 @@ void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_lengt
     }
   }
   for (const auto& rung : attention_block::rungs()) {
-    if (!half && of_half_types(rung)) continue;
+    if (!half && on_tensor_cores(rung.name)) continue;
     for (const bool wanted : {false, true}) {
       const std::string name = std::string("attention_block ") + rung.name;
       const Matrix y(n, dtype), sum(n, dtype);
@@ -383,7 +385,7 @@ void check_fused_dropout(DType dtype) {
   std::vector<float> first_attended, first_sum;
   for (const bool in_memory : {false, true}) {
     for (const auto& rung : attention_block::rungs()) {
-      const bool drops_no_weights = std::string(rung.name) == "v4_dataflow";
+      const bool drops_no_weights = on_tensor_cores(rung.name);
       if (drops_no_weights && !half) continue;
       const std::string what =
           rung.name + std::string(in_memory ? ", state in memory" : "") + (half ? " bfloat16" : "");
@@ -716,6 +718,7 @@ TEST(Fused, EveryRungIsAttentionProjectionResidualAndLayerNorm) {
     check_fused(1, 2, 33, 31, 40, causal, DType::kBFloat16);
     check_fused(5, 2, 130, 130, 64, causal, DType::kBFloat16);  // bands of three groups of rows, and one of them alone
     check_fused(1, 17, 66, 70, 8, causal, DType::kBFloat16);    // two tiles of columns
+    check_fused(20, 9, 2, 3, 64, causal, DType::kBFloat16);     // many rows: a block projects in rounds
     check_fused(3, 2, 33, 40, 24, causal, DType::kFloat32, true);
     check_fused(3, 2, 70, 140, 16, causal, DType::kBFloat16, true);
   }

@@ -15,7 +15,7 @@ stages.on_path()
 
 import pytest
 import torch
-from test_fused import attention_and_lse_of, attention_inputs, hidden_of, layer_norm_of
+from test_fused import ON_TENSOR_CORES, attention_and_lse_of, attention_inputs, can_run, hidden_of, layer_norm_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import step1_simple  # whose mask the projection's dropout has
@@ -129,20 +129,19 @@ def given(op, dtype, device, *, shape=(3, 2, 37, 70, 8), padding=True, p=0.3, at
 
 
 def can_do(rung, dtype, attention_p=0.0):
-    if rung == "v4_dataflow":
+    if rung in ON_TENSOR_CORES:
         return dtype in (torch.float16, torch.bfloat16) and not attention_p
     return rung != "v2_fused" or dtype != torch.float64
 
 
 def dtype_of(rung):
-    return torch.bfloat16 if rung == "v4_dataflow" else torch.float32
+    return torch.bfloat16 if rung in ON_TENSOR_CORES else torch.float32
 
 
 def rungs_of(op):
     for param in testing.device_rungs("step3_fused", op):
         device, rung = param.values
-        old = device == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0)
-        skip = [pytest.mark.skip("needs a GPU of compute capability 9.0")] if old and rung == "v4_dataflow" else []
+        skip = [] if can_run(device, rung) else [pytest.mark.skip("this GPU's compute capability is another one")]
         yield pytest.param(op, device, rung, marks=[*param.marks, *skip], id=f"{op}-{param.id}")
 
 
@@ -204,7 +203,7 @@ def test_with_padding(causal, p, attention_p, dtype, op, device, rung):
     "shape", [(2, 3, 1, 1, 8), (2, 3, 5, 33, 16), (2, 2, 64, 64, 24), (1, 2, 65, 31, 40), (3, 5, 130, 200, 8)], ids=str
 )
 def test_without_padding(shape, dtype, op, device, rung):
-    attention_p = 0.0 if rung == "v4_dataflow" else 0.4
+    attention_p = 0.0 if rung in ON_TENSOR_CORES else 0.4
     inputs, options = given(op, dtype, device, shape=shape, padding=False, attention_p=attention_p)
     check(op, inputs, rung, causal=True, **options)
 
@@ -237,7 +236,7 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
     for op in FORMULAS:
         for _, device, rung in (param.values for param in rungs_of(op)):
             if device == "cpu":
-                attention_p = 0.0 if rung == "v4_dataflow" else 0.2
+                attention_p = 0.0 if rung in ON_TENSOR_CORES else 0.2
                 inputs, options = given(op, dtype_of(rung), device, attention_p=attention_p)
                 check(op, inputs, rung, causal=True, **options)
 
@@ -259,7 +258,7 @@ def test_the_projections_mask_is_that_of_step_1(op, device, rung):
             assert torch.equal(total, expected.to(total))
 
 
-@testing.where(lambda rung: rung != "v4_dataflow")
+@testing.where(lambda rung: rung not in ON_TENSOR_CORES)
 @every_rung
 def test_attentions_mask_is_that_of_step_2(op, device, rung):
     """All weights are alike and v is a part of the identity, so attention's output shows which ones are left."""
@@ -334,7 +333,7 @@ def test_dropout_draws_states_of_its_own(op, device):
 @every_rung
 def test_the_same_state_gives_the_same_and_another_gives_another(op, device, rung):
     """It is a tensor that the op reads when it is called: on the CPU, or in the GPU's memory."""
-    attention_p = 0.0 if rung == "v4_dataflow" else 0.5
+    attention_p = 0.0 if rung in ON_TENSOR_CORES else 0.5
     inputs, options = given(op, dtype_of(rung), device, attention_p=attention_p)
     where = len(inputs) - (2 if op == BLOCK else 1)
     expected = statistics_of(op, inputs, rung, **options)
@@ -566,7 +565,7 @@ def test_checkpointing_sees_the_same_masks_again(reentrant, op, device):
 
 @every_rung
 def test_an_op_is_registered_as_torch_wants_it(op, device, rung):
-    attention_p = 0.0 if rung == "v4_dataflow" else 0.2
+    attention_p = 0.0 if rung in ON_TENSOR_CORES else 0.2
     inputs, options = given(op, dtype_of(rung), device, shape=(3, 2, 5, 9, 8), attention_p=attention_p)
     testing.check_op(step3_fused, op, inputs, {"rung": rung, "causal": True, **options})
 
@@ -709,14 +708,15 @@ def test_an_output_that_shares_memory_with_anything_is_refused(op, device):
     testing.check_apart(step3_fused, op, inputs, options)
 
 
-def test_the_dataflow_refuses_to_drop_weights_and_names_who_can():
+@pytest.mark.parametrize("rung", ON_TENSOR_CORES)
+def test_tensor_cores_refuse_to_drop_weights_and_name_who_can(rung):
     inputs, options = given(BLOCK, torch.bfloat16, "cpu")
     with testing.raises(
         ValueError,
-        f"{BLOCK}: rung 'v4_dataflow' drops none of attention's weights: it takes an `attention_p` of 0",
+        f"{BLOCK}: rung '{rung}' drops none of attention's weights: it takes an `attention_p` of 0",
         "these can: 'v1_separate', 'v2_fused', 'v3_best'",
     ):
-        step3_fused.attention_block(*inputs, **options, rung="v4_dataflow")
+        step3_fused.attention_block(*inputs, **options, rung=rung)
 
 
 @every_op

@@ -4,7 +4,7 @@ from faults import Fault
 
 HOST3 = "step3-fused/fused_host.cpp"
 BLOCK3 = "step3-fused/kernels/attention_block"
-DATAFLOW3 = "step3-fused/test_dataflow.py"
+DATAFLOW3 = "step3-fused/test_one_launch.py"
 FUSED3 = "step3-fused/test_fused.py"
 
 

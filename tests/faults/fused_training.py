@@ -219,6 +219,6 @@ FAULTS = [
         f"{DATAFLOW}/attend.h",
         "      named_barrier_sync(1 + warpgroup, kWarpgroupSize);\n      if (leader) mbarrier_arrive",
         "      if (leader) mbarrier_arrive",
-        "step3-fused/test_dataflow.py::test_queries_that_see_no_key_one_after_the_other",
+        "step3-fused/test_one_launch.py::test_queries_that_see_no_key_one_after_the_other",
     ),
 ]

@@ -25,45 +25,55 @@ struct WarpProjection {
   static constexpr int kAhead = WarpMemory::kSteps;
   const int g = threadIdx.x % kWarpSize / 4, t = threadIdx.x % 4;
   WarpMemory& memory;
-  const int width, steps;  // of 16 of the depth
-  const T* from;           // this lane's, in the step to be asked for next
-  float sum[8][4] = {};    // [e][j]: row g + 8·(j / 2), column 8·(2t + j % 2) + e of the 64
+  const int head_dim, width, steps;  // a step: 16 of the depth, or the last ones of a head
+  const int head, column;            // where the first one begins
+  int in_head;                       // where the one to be asked for next begins
+  const T* from;                     // this lane's part of it
+  float sum[8][4] = {};              // [e][j]: row g + 8·(j / 2), column 8·(2t + j % 2) + e of the 64
 
-  // From row `first` of the weight on. Columns beyond the last are read as column 0, and their sums are nobody's.
-  __device__ __forceinline__ WarpProjection(WarpMemory& memory, const T* weight, int width, int column, int first,
-                                            int steps)
+  // To columns `to` and following. Those beyond the last are read as column 0, and their sums are nobody's.
+  __device__ __forceinline__ WarpProjection(WarpMemory& memory, const T* weight, int head_dim, int width, int head,
+                                            int column, int steps, int to)
       : memory(memory),
+        head_dim(head_dim),
         width(width),
         steps(steps),
-        from(weight + int64_t{first + 2 * t} * width + (column + g * 8 < width ? column + g * 8 : 0)) {}
+        head(head),
+        column(column),
+        in_head(column),
+        from(weight + int64_t{head * head_dim + column + 2 * t} * width + (to + g * 8 < width ? to + g * 8 : 0)) {}
 
   __device__ __forceinline__ void ask(int step) {
     if (step < steps) {
+      Words(&place)[4][kWarpSize] = memory.weight[step % kAhead];
+      const bool whole = in_head + 8 < head_dim;  // or the last 8 of 16 become 0, as what they are multiplied by
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        cp_async_16(&memory.weight[step % kAhead][i][weight_slot()], from + (i / 2 * 8 + i % 2) * width);
+        const bool there = i < 2 || whole;
+        cp_async_16(&place[i][weight_slot()], there ? from + (i / 2 * 8 + i % 2) * width : from, there ? 16 : 0);
       }
-      from += 16 * width;
+      from += (whole ? 16 : 8) * width;
+      in_head = in_head + 16 < head_dim ? in_head + 16 : 0;
     }
     cp_async_commit();
   }
 
-  // rows: [heads][kRows][kRowStride] in shared memory, from `head` and its column `in_head` on; ready() is called
-  // before they are read.
+  // rows: [heads][kRows][kRowStride] in shared memory, zeros beyond head_dim; ready() is called before they are read.
   template <class Ready>
-  __device__ __forceinline__ void run(const T* rows, int head, int in_head, int head_dim, Ready ready) {
+  __device__ __forceinline__ void run(const T* rows, Ready ready) {
 #pragma unroll 1
     for (int step = 0; step < kAhead; ++step) ask(step);
     ready();
     const int matrix = threadIdx.x % kWarpSize / 8, matrix_row = threadIdx.x % 8;
-    const T* a_from = rows + (head * kRows + matrix % 2 * 8 + matrix_row) * kRowStride + matrix / 2 * 8 + in_head;
+    const T* of_head = rows + (head * kRows + matrix % 2 * 8 + matrix_row) * kRowStride + matrix / 2 * 8;
+    int c = column;
 #pragma unroll 2
     for (int step = 0; step < steps; ++step) {
       cp_async_wait<kAhead - 1>();
       uint32_t a[4];
-      ldmatrix<4>(a, a_from);
-      in_head += 16, a_from += 16;
-      if (in_head == head_dim) a_from += kRows * kRowStride - head_dim, in_head = 0;
+      ldmatrix<4>(a, of_head + c);
+      c += 16;
+      if (c >= head_dim) of_head += kRows * kRowStride, c = 0;
       Words w[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) w[i] = memory.weight[step % kAhead][i][weight_slot()];

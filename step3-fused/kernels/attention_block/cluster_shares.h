@@ -17,7 +17,7 @@ struct Shares {
   int blocks;         // of a cluster
   int heads, groups;  // of a block; a group has 64 columns
   // Groups are projected in rounds, one a warp; where they are fewer than warps, 2, 4 or 8 warps share a group, and
-  // each has a part of the depth: so many steps of 16.
+  // each has a part of the depth: so many steps, of 16 or what a head has left.
   int rounds, log_parts, steps_of_part;
 
   __host__ __device__ int parts() const { return 1 << log_parts; }
@@ -62,7 +62,7 @@ inline Shares shares_with(const Attention& t, int warps, int64_t heads) {
   s.groups = static_cast<int>(ceil_div(ceil_div(width, kGroup), blocks));
   s.rounds = (s.groups + warps - 1) / warps;
   while ((s.groups << (s.log_parts + 1)) <= warps) ++s.log_parts;
-  s.steps_of_part = static_cast<int>(ceil_div(width / 16, s.parts()));
+  s.steps_of_part = static_cast<int>(ceil_div(t.heads * ceil_div(t.head_dim, 16), s.parts()));
   return s;
 }
 
@@ -91,7 +91,7 @@ inline Shares shares_of(const Args& a) {
     Shares shares = shares_with(t, 8, heads);
     if (shared_bytes(shares, t.heads) > limit) shares = shares_with(t, 4, heads);
     if (shared_bytes(shares, t.heads) > limit || shares.rounds > (blocks > 1 ? 1 : kMostShares)) continue;
-    const int64_t at_once = std::max(multiprocessors() / 18 * (18 / blocks), int64_t{1});
+    const int64_t at_once = std::max(multiprocessors() / 18, int64_t{1}) * (18 / blocks);
     const int64_t waves = ceil_div(clusters, at_once), waits = 2 * shared_bytes(shares, t.heads) <= limit ? 2 : 1;
     const int64_t bytes = with_idle_warps(heads * keys * 2 * t.head_dim * element, heads, shares.warps) +
                           with_idle_warps(shares.groups * kGroup * width * element, shares.groups, shares.warps);
@@ -112,13 +112,11 @@ inline std::string refused_shares(const Args& a) {
   const Attention& t = a.attention;
   const std::string refused = attention::on_tensor_cores(attention_of(a), kRows);
   if (!refused.empty()) return refused;
-  if (t.head_dim % 16 != 0 || t.head_dim > kHeadColumns) {
-    return "takes head_dim that is a multiple of 16 up to 64, got " + std::to_string(t.head_dim);
-  }
+  if (t.head_dim > kHeadColumns) return "takes head_dim ≤ 64, got " + std::to_string(t.head_dim);
   if (t.batch > 65535) return "takes at most 65535 batches, got " + std::to_string(t.batch);
   if (t.q_length > 65535 * kRows) return "takes at most 1048560 queries, got " + std::to_string(t.q_length);
   if (!attention::is_above_0(t.scale)) return "takes a scale above 0, got " + std::to_string(t.scale);
-  if (t.threshold != 0) return "takes no dropout of attention's weights";
+  if (t.threshold != 0) return "drops none of attention's weights: it takes an `attention_p` of 0";
   if (!aligned_16(a.residual, a.proj_weight, a.proj_bias, a.weight, a.bias, a.sum, a.y, a.attended)) {
     return "takes residual, parameters and outputs that begin at multiples of 16 bytes";
   }

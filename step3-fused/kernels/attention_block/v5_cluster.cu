@@ -17,10 +17,10 @@
 //           for its ring, and in that place, later, sums. 98 KB at width 768: two blocks share a multiprocessor
 // Moves     4·batch·q_length·width·sizeof(T) bytes once, width = heads·head_dim: q, residual, sum and y. And, mostly
 //           from L2, for each 16 rows the keys and values that one of them sees, and the width² weights. FLOPs as v1
-// Limits    float16 and bfloat16; head_dim 16, 32, 48 or 64; a scale above 0; no dropout of attention's weights; q, k
-//           and v as step 2's rungs on tensor cores take them, all others at multiples of 16 bytes; 16 rows must fit
-//           into shared memory. Keys, values and weights come from L2 again for each 16 rows: with more than a few
-//           hundred rows v3 is faster. It rounds attention's weights, its output and, without clusters, the sum
+// Limits    float16 and bfloat16; head_dim a multiple of 8 up to 64; a scale above 0; no dropout of attention's
+//           weights; q, k and v as step 2's rungs on tensor cores take them, all others at multiples of 16 bytes; 16
+//           rows must fit into shared memory. Keys, values and weights come from L2 again for each 16 rows: with many
+//           rows v3 is faster. It rounds attention's weights, its output and, without clusters, the sum
 #include "cluster_shares.h"
 #include "rungs.h"
 
@@ -78,10 +78,10 @@ __global__ void __launch_bounds__(256, 2)
     }
   });
   // This block's columns of the projection. A round's sums take the place of what the warps have read.
-  const int parts = shares.parts(), steps = width / 16;
-  const int warp = threadIdx.x / kWarpSize, warps = shares.warps;
+  const int parts = shares.parts(), warp = threadIdx.x / kWarpSize, warps = shares.warps;
   const int group = warp >> shares.log_parts, part = warp & (parts - 1), first_step = part * shares.steps_of_part;
-  const int first_head_of_part = first_step * 16 / head_dim, in_head = first_step * 16 - first_head_of_part * head_dim;
+  const int steps_of_head = (head_dim + 15) / 16, steps = static_cast<int>(a.heads) * steps_of_head;
+  const int head_of_part = first_step / steps_of_head, column = (first_step - head_of_part * steps_of_head) * 16;
   const int first_of_lanes = threadIdx.x / kRowLanes, rows_at_once = blockDim.x / kRowLanes;
   RowColumns<T> of_round{rest, sums, shares.sum_stride(), parts, 0, 0, fetched};
 #pragma unroll 1
@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(256, 2)
     const int first = own_first + round * warps * kGroup;
     of_round.first = first, of_round.columns = max(min(own_end - first, warps * kGroup), 0);
     const bool works = group * kGroup < of_round.columns;
-    WarpProjection<T> own(of_warps[warp], rest.proj_weight, width, first + group * kGroup, first_step * 16,
-                          works ? min(shares.steps_of_part, steps - first_step) : 0);
-    own.run(rows, first_head_of_part, in_head, head_dim, rows_are_there);
+    WarpProjection<T> own(of_warps[warp], rest.proj_weight, head_dim, width, head_of_part, column,
+                          works ? min(shares.steps_of_part, steps - first_step) : 0, first + group * kGroup);
+    own.run(rows, rows_are_there);
     cp_async_wait<0>();  // what was fetched for the rows' ends, too
     __syncthreads();
     if (works) own.leave(sums + part * kRows * of_round.stride + group * kGroup, of_round.stride);
