@@ -32,6 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import faults.backward
+import faults.cluster
 import faults.contract
 import faults.dataflow
 import faults.decode
@@ -84,6 +85,7 @@ LAYERS = {
         *faults.dropout.TENSOR_CORES,
         *faults.linear.FAULTS,
         *faults.dataflow.FAULTS,
+        *faults.cluster.FAULTS,
         *faults.fused_training.FAULTS,
     ],
 }

@@ -9,11 +9,11 @@ FUSED3 = "step3-fused/test_fused.py"
 
 
 def dataflow(shape: str, mask: str = "causal") -> str:
-    return f"{DATAFLOW3}::test_any_shape[{shape}-{mask}-cpu]"
+    return f"{DATAFLOW3}::test_any_shape[{shape}-{mask}-v4_dataflow-cpu]"
 
 
 def length(rows: int, mask: str = "causal") -> str:
-    return f"{DATAFLOW3}::test_any_length[{rows}-{mask}-torch.bfloat16-cpu]"
+    return f"{DATAFLOW3}::test_any_length[{rows}-{mask}-torch.bfloat16-v4_dataflow-cpu]"
 
 
 def best(op: str) -> str:
@@ -27,7 +27,7 @@ HOST_FAULTS = [
         HOST3,
         "{&to_y, &to_sum, &to_attended}",
         "{&to_y, &to_attended}",
-        f"{DATAFLOW3}::test_it_finds_each_tensor_wherever_it_lies[cpu]",
+        f"{DATAFLOW3}::test_it_finds_each_tensor_wherever_it_lies[v4_dataflow-cpu]",
     ),
 ]
 
@@ -134,7 +134,7 @@ FAULTS = [
         f"{BLOCK3}/normalize.h",
         "rstd[r] += (number - mean[r]) * (number - mean[r]);",
         "rstd[r] += number * number;",
-        f"{DATAFLOW3}::test_rows_far_from_0[cpu]",
+        f"{DATAFLOW3}::test_rows_far_from_0[v4_dataflow-cpu]",
     ),
     Fault(
         "a-row-too-many",
