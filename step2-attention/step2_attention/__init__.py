@@ -136,7 +136,7 @@ def attention(
         scale: factor for the scores; None for 1/sqrt(D).
         dropout_p: part of the weights that is dropped, from 0 to 1, met to 1/131072; what is kept is divided by the
             part that is kept. Which ones depends on `rng_state` and their place in [B, H, Sq, Sk] alone, so the same
-            state gives the same mask on a GPU, emulated and on the CPU. The rungs on tensor cores compute none.
+            state gives the same mask on a GPU, emulated and on the CPU.
         return_lse: return the log-sum-exp, too.
         rung: "auto", or a name from `rungs("attention", q.device)`.
 
