@@ -174,6 +174,14 @@ def test_rows_far_from_0(device, rung):
     check((q, k, v, residual + 8, *rest), rung, causal=True)
 
 
+@on_each
+def test_columns_far_from_the_rows_mean(device, rung):
+    """Half of a row is far above its mean, half far below: parts of a row know little of its variance."""
+    q, k, v, residual, *rest = inputs_of(2, 4, 20, 20, 64, device=device)
+    side = torch.where(torch.arange(256, device=device) < 128, 8, -8).to(residual)
+    check((q, k, v, residual + side, *rest), rung, causal=True)
+
+
 @each_rung
 @pytest.mark.parametrize("schedule", ["reverse", "random:1", "random:2", "random:3"])
 def test_emulated_threads_may_run_in_any_order(schedule, rung, monkeypatch):

@@ -81,7 +81,7 @@ FAULTS = [
         f"{BLOCK3}/cluster_project.h",
         "row_sum(s.squares_and_count.first + off * (2 * s.mean_and_rest.second + off * count));",
         "row_sum(s.squares_and_count.first);",
-        heads(3),
+        f"{TESTS3}::test_columns_far_from_the_rows_mean[v5_cluster-cpu]",
     ),
     Fault(
         "cluster-one-share-for-all-rounds",
