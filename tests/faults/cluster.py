@@ -108,11 +108,11 @@ FAULTS = [
         f"{TRAINING3}::test_without_padding[(2, 3, 5, 33, 16)-torch.bfloat16-attention_block-cpu-v5_cluster]",
     ),
     Fault(
-        "cluster-sends-to-all-but-one",
-        "cluster: the last block does not get what the others found",
-        f"{BLOCK3}/cluster_project.h",
-        "for (int b = 0; b < blocks; ++b) {",
-        "for (int b = 0; b < blocks - 1; ++b) {",
+        "cluster-heads-in-one-place",
+        "cluster: each head's rows are sent to where the first head's lie",
+        f"{BLOCK3}/v5_cluster.cu",
+        "rows + (head * kRows + row) * kRowStride + column;",
+        "rows + row * kRowStride + column;",
         heads(2),
     ),
 ]
