@@ -151,7 +151,7 @@ struct BlockAttention {
     cp_async_commit();
   }
 
-  // Heads one for each warp at the most; where they are fewer, 2, 4, 8 or 16 warps share a head, and each takes every
+  // Heads one for each warp at the most; where they are fewer, 2, 4 or 8 warps share a head, and each takes every
   // second, fourth, … tile of keys. before_first() is called once, before the first finish.
   template <class BeforeFirst, class Finish>
   __device__ __forceinline__ void run(BeforeFirst before_first, Finish finish) const {

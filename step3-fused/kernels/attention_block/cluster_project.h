@@ -1,4 +1,4 @@
-// What follows attention in attention_block's v5: 64 columns of the projection after the other, and the row's end.
+// What follows attention in attention_block's v5: the projection, 64 columns at a time, and the rows' ends.
 #pragma once
 
 #include <step1/vector.h>
@@ -166,8 +166,8 @@ Rest<T> rest_of(const Args& a) {
   return rest;
 }
 
-// What the row's end adds, of a block's columns, in shared memory: asked for at the beginning, so that nobody waits in
-// the end. Where the columns are done in several rounds, it stays in global memory.
+// What the row's end adds, of a block's columns, in shared memory: asked for when the first heads are done, so that it
+// is there when the product is. Where the columns are done in several rounds, it stays in global memory.
 template <class T>
 struct Fetched {
   T* first;  // [kRows + 3][columns]: the residual, proj_bias, weight and bias; null: in global memory

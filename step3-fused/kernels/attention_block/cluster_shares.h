@@ -12,6 +12,8 @@
 
 namespace kf::KF_BACKEND::attention_block {
 
+constexpr int kMostWidth = 4 * kGroup * kMostShares;  // so many rounds of the fewest warps
+
 struct Shares {
   int warps;          // of a block
   int blocks;         // of a cluster
@@ -66,18 +68,18 @@ inline Shares shares_with(const Attention& t, int warps, int64_t heads) {
   return s;
 }
 
-// Of so many pieces of work, each for 1, 2, 4 or 8 warps: what one costs, times the share of the warps that have none.
+// What `pieces` of work, each for 1, 2, 4 or 8 warps, take: all of their bytes, as if the warps without work had some.
 inline int64_t with_idle_warps(int64_t bytes, int64_t pieces, int warps) {
   int64_t at_work = std::min<int64_t>(pieces, warps);
   while (2 * at_work <= warps) at_work *= 2;
   return bytes * warps / at_work;
 }
 
-// Of all ways the one that takes the shortest. A block takes as long as to read 900 KB (measured on an H200, where its
-// begin, its end and the waits between take 11 µs), and the keys, values and weights that it reads. Multiprocessors
-// come in groups of up to 18, and a cluster lies in one; two blocks of a multiprocessor wait at the same time, where
-// memory suffices. No blocks where 16 rows do not fit into shared memory.
-inline Shares shares_of(const Args& a) {
+// Of all ways with clusters of up to `most` blocks the one that takes the shortest: what a block reads, and 900 KB more
+// for its begin, its end and the waits between (on an H200 they take 11 µs, and 80 KB a microsecond arrive).
+// Multiprocessors come in groups of up to 18, and a cluster lies in one; two blocks of a multiprocessor wait at the
+// same time, where memory suffices. No blocks where 16 rows do not fit into shared memory.
+inline Shares shares_of(const Args& a, int64_t most) {
   constexpr int64_t kOverhead = 900 * 1024;
   const Attention& t = a.attention;
   const int64_t width = t.heads * t.head_dim, limit = shared_memory_limit(), element = size_of(a.dtype);
@@ -85,14 +87,14 @@ inline Shares shares_of(const Args& a) {
   const int64_t keys = half_seen ? t.k_length / 2 : t.k_length, clusters = t.batch * ceil_div(t.q_length, kRows);
   Shares best{};
   int64_t least = INT64_MAX;
-  for (int64_t blocks = std::min(most_blocks(), t.heads); blocks > 0; --blocks) {
+  for (int64_t blocks = std::min(most, t.heads); blocks > 0; --blocks) {
     const int64_t heads = ceil_div(t.heads, blocks);
     if (ceil_div(t.heads, heads) != blocks) continue;  // the last blocks would have none
     Shares shares = shares_with(t, 8, heads);
     if (shared_bytes(shares, t.heads) > limit) shares = shares_with(t, 4, heads);
-    if (shared_bytes(shares, t.heads) > limit || shares.rounds > (blocks > 1 ? 1 : kMostShares)) continue;
+    if (shared_bytes(shares, t.heads) > limit || (blocks > 1 && shares.rounds > 1)) continue;
     const int64_t at_once = std::max(multiprocessors() / 18, int64_t{1}) * (18 / blocks);
-    const int64_t waves = ceil_div(clusters, at_once), waits = 2 * shared_bytes(shares, t.heads) <= limit ? 2 : 1;
+    const int64_t waves = ceil_div(clusters, at_once), waits = 2 * shared_bytes(shares, t.heads) < limit ? 2 : 1;
     const int64_t bytes = with_idle_warps(heads * keys * 2 * t.head_dim * element, heads, shares.warps) +
                           with_idle_warps(shares.groups * kGroup * width * element, shares.groups, shares.warps);
     const int64_t time = ceil_div(waves, waits) * kOverhead + waves * bytes;
@@ -120,9 +122,11 @@ inline std::string refused_shares(const Args& a) {
   if (!aligned_16(a.residual, a.proj_weight, a.proj_bias, a.weight, a.bias, a.sum, a.y, a.attended)) {
     return "takes residual, parameters and outputs that begin at multiples of 16 bytes";
   }
-  if (shares_of(a).blocks > 0) return "";
+  if (t.heads * t.head_dim > kMostWidth) {
+    return "takes heads·head_dim ≤ 4096, got " + std::to_string(t.heads * t.head_dim);
+  }
   return too_much_shared_memory(shared_bytes(shares_with(t, 4, ceil_div(t.heads, most_blocks())), t.heads),
-                                "16 rows of heads·head_dim = " + std::to_string(t.heads * t.head_dim) + " numbers");
+                                "16 rows of " + std::to_string(t.heads) + " heads");
 }
 
 }  // namespace kf::KF_BACKEND::attention_block

@@ -18,7 +18,7 @@ constexpr Rung<Args> kRungs[] = {
     {"v4_dataflow", v4_dataflow, v4_dataflow_supports, v4_dataflow_scratch_bytes,
      "attention's weights, its output and the sum"},
     {"v5_cluster", v5_cluster, v5_cluster_supports, nullptr,
-     "attention's weights, its output and, without clusters, the sum"},
+     "attention's weights, its output and, where a block projects in rounds, the sum"},
 };
 
 }  // namespace

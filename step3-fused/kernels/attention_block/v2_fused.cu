@@ -10,8 +10,8 @@
 // Since v1  One launch instead of four, no scratch. But every block reads all of the projection's weights, 1.2 MB in
 //           half precision at width 768 and 5.1 MB at 1600, from L2, for only R rows. A matrix product of its own
 //           shares them between 128 rows and more, and can use tensor cores. And a block goes through the heads one
-//           after the other. On an H200 this rung is slower than v1 at every shape measured, least so at batch 32
-//           (12.9 ms for 12.6 at width 768): what it saves, launches and trips through memory, is not what costs.
+//           after the other. On an H200 this rung is as slow as v1 or slower, but for 32 sequences of 128 or 512
+//           tokens: what it saves, launches and trips through memory, is not what costs.
 // Launch    grid batch·⌈q_length/R⌉, block 256; R = 16, or 8, 4, 1 where rows are too wide or blocks too few
 // Shared    floats, stride = head_dim rounded up to a multiple of 64, plus 4:
 //             tile     R × width       attention's output of all heads

@@ -11,18 +11,18 @@
 //
 // Since v2  Tensor cores by mma, from compute capability 8.0 on: before 9.0 a cluster is a single block. Warps share
 //           heads and keys, then columns and depth. Keys, values and weights go through each lane's own ring, in the
-//           order in which mma wants them; no warp waits for another one but at a phase's end
+//           order in which mma wants them; warps wait for each other only at the end of a phase
 // Launch    grid (blocks of a cluster: 1 to 16, ⌈q_length/16⌉, batch), block 256; 128 where shared memory is small.
 //           Shared memory: 16·heads·144 bytes for attention's rows; 19·columns·2 for what their ends add; 8 KB a warp
-//           for its ring, and in that place, later, sums. 98 KB at width 768: two blocks share a multiprocessor
+//           for its ring, and in that place, later, sums; 4 for what blocks tell each other. 98 to 105 KB at width 768
 // Moves     4·batch·q_length·width·sizeof(T) bytes once, width = heads·head_dim: q, residual, sum and y. And, mostly
 //           from L2, for each 16 rows the keys and values that one of them sees, and the width² weights. FLOPs as v1
 // Limits    float16 and bfloat16; head_dim a multiple of 8 up to 64; a scale above 0; no dropout of attention's
-//           weights; q, k and v as step 2's rungs on tensor cores take them, all others at multiples of 16 bytes; 16
-//           rows must fit into shared memory. Keys, values and weights come from L2 again for each 16 rows: with many
-//           rows v3 is faster. It rounds attention's weights, its output and, without clusters, the sum
+//           weights; heads·head_dim up to 4096; q, k and v as step 2's rungs on tensor cores take them, all others
+//           at multiples of 16 bytes; 16 rows must fit into shared memory. Keys, values and weights come from L2 again
+//           for each 16 rows: with many rows v3 is faster. It rounds attention's weights, its output and, where a
+//           block projects in rounds, the sum
 #include "cluster_shares.h"
-#include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_block {
 namespace {
@@ -53,6 +53,7 @@ __global__ void __launch_bounds__(256, 2)
       mbarrier_arrive_expect(&header.rows_arrived, block.queries * columns * static_cast<int>(sizeof(T)));
       mbarrier_arrive_expect(&header.shares_arrived, block.queries * blocks * static_cast<int>(sizeof(RowShare)));
     }
+    __syncwarp();
     cluster_barrier_arrive_relaxed();
   }
   const int own_first = rank * shares.groups * kGroup, own_end = min(own_first + shares.groups * kGroup, width);
@@ -60,6 +61,7 @@ __global__ void __launch_bounds__(256, 2)
                            max(own_end - own_first, 0)};
   const auto before_first = [&] {
     if (fetched.first != nullptr) fetched.ask(rest, first_of_batch, block.queries, own_first);
+    __syncwarp();
     if (blocks > 1) cluster_barrier_wait();  // the others have begun: they may be written to
   };
   const auto rows_are_there = [&] {
@@ -143,17 +145,16 @@ void launch(const Args& a, const Shares& shares, void* stream) {
 
 }  // namespace
 
-std::string v5_cluster_supports(const Args& a) {
-  const std::string refused = refused_shares(a);
-  if (!refused.empty()) return refused;
-  const Shares s = shares_of(a);
-  const int64_t bytes = shared_bytes(s, a.attention.heads);
-  if (s.blocks == 1 || clusters_at_once(v5_cluster_kernel<__half>, s.blocks, s.warps * kWarpSize, bytes) > 0) return "";
-  return "needs " + std::to_string(s.blocks) + " blocks that run at the same time, side by side";
-}
+std::string v5_cluster_supports(const Args& a) { return refused_shares(a); }
 
 void v5_cluster(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) { launch<typename decltype(type)::element>(a, shares_of(a), stream); });
+  Shares shares = shares_of(a, most_blocks());
+  // Where a part of a GPU is given out, it may have no room for such a cluster. There always is some for one block.
+  while (shares.blocks > 1 && clusters_at_once(v5_cluster_kernel<__half>, shares.blocks, shares.warps * kWarpSize,
+                                               shared_bytes(shares, a.attention.heads)) == 0) {
+    shares = shares_of(a, shares.blocks - 1);
+  }
+  with_half_type(a.dtype, [&](auto type) { launch<typename decltype(type)::element>(a, shares, stream); });
 }
 
 }  // namespace kf::KF_BACKEND::attention_block
