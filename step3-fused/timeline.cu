@@ -91,8 +91,8 @@ int main(int argc, char** argv) {
     if (b >= lag) queue[place++] = (b - lag) * (kHeads + 1) + kHeads;
   }
   dataflow<<<blocks, kWidth>>>();
-  if (const cudaError_t error = cudaGetLastError()) return std::printf("%s\n", cudaGetErrorString(error)), 1;
-  if (const cudaError_t error = cudaDeviceSynchronize()) return std::printf("%s\n", cudaGetErrorString(error)), 1;
+  if (const cudaError_t error = blocks < 1 ? cudaErrorInvalidValue : cudaDeviceSynchronize())
+    return std::printf("%s\n", cudaGetErrorString(error)), 1;
   int rows = 0, early = 0;  // bands that are complete, and how many of them before the last attention
   for (int e = 0; e < events; ++e) rows += event[e].x == 'd', early = event[e].x == '+' ? rows : early;
   for (int b = 0; b < blocks; ++b) {
