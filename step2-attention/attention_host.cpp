@@ -4,6 +4,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <kf/autocast.h>
 #include <kf/dropout.h>
+#include <kf/key_bounds.h>
 
 #include <cmath>
 #include <limits>
@@ -58,14 +59,6 @@ void check_squares(const char* op, const char* name, const at::Tensor& t, bool c
                     ")");
 }
 
-// One of the bounds of the keys that exist.
-void check_bound(const char* op, const char* name, const std::optional<at::Tensor>& bound, const at::Tensor& q) {
-  if (!bound) return;
-  check_type(op, name, *bound, at::kInt);
-  check_device(op, name, *bound, "q", q);
-  check_shape(op, name, *bound, {q.size(0)});
-}
-
 // Queries, and heads that share those of the keys.
 void check_heads(const char* op, const at::Tensor& q, const char* k_name, const at::Tensor& k) {
   TORCH_CHECK_VALUE(k.size(1) == q.size(1) || (k.size(1) > 0 && q.size(1) % k.size(1) == 0), op,
@@ -90,8 +83,7 @@ void check_attention(const char* op, const at::Tensor& q, const at::Tensor& k, c
   check_like(op, "v", v, "q", q);
   check_dim(op, "v", v, 4);
   check_shape(op, "v", v, k.sizes());
-  check_bound(op, "key_begin", key_begin, q);
-  check_bound(op, "key_end", key_end, q);
+  check_key_bounds(op, q, key_begin, key_end);
 }
 
 at::ScalarType lse_dtype(const at::Tensor& q) { return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
@@ -202,8 +194,7 @@ void check_decode(const at::Tensor& q, const at::Tensor& k_cache, const at::Tens
   check_like(op, "v_cache", v_cache, "q", q);
   check_dim(op, "v_cache", v_cache, 4);
   check_shape(op, "v_cache", v_cache, k_cache.sizes());
-  check_bound(op, "key_begin", key_begin, q);
-  check_bound(op, "key_end", key_end, q);
+  check_key_bounds(op, q, key_begin, key_end);
   if (!block_table) return;
   check_type(op, "block_table", *block_table, at::kInt);
   check_device(op, "block_table", *block_table, "q", q);

@@ -3,6 +3,7 @@
 
 #include <kf/autocast.h>
 #include <kf/dropout.h>
+#include <kf/key_bounds.h>
 
 #include <cmath>
 
@@ -50,14 +51,6 @@ Op<kf::attention_block::Args> attention_block_op() {
 
 // ---- checks ----
 
-// One of the bounds of the keys that exist.
-void check_bound(const char* op, const char* name, const std::optional<Tensor>& bound, const Tensor& q) {
-  if (!bound) return;
-  check_type(op, name, *bound, at::kInt);
-  check_device(op, name, *bound, "q", q);
-  check_shape(op, name, *bound, {q.size(0)});
-}
-
 // q [B, H, Sq, D], k and v [B, H, Sk, D], residual [B, Sq, H·D].
 void check_attention(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
                      const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end,
@@ -71,8 +64,7 @@ void check_attention(const char* op, const Tensor& q, const Tensor& k, const Ten
   check_shape(op, "k", k, {q.size(0), q.size(1), k.size(2), q.size(3)});
   check_like(op, "v", v, "q", q, k.sizes());
   check_like(op, "residual", residual, "q", q, {q.size(0), q.size(2), q.size(1) * q.size(3)});
-  check_bound(op, "key_begin", key_begin, q);
-  check_bound(op, "key_end", key_end, q);
+  check_key_bounds(op, q, key_begin, key_end);
   TORCH_CHECK_VALUE(!scale || std::isfinite(*scale), op, ": `scale` must be finite or None, got ", scale.value_or(0));
   check_eps(op, eps);
 }

@@ -50,6 +50,15 @@ def check_shape(op: str, name: str, x: torch.Tensor, shape) -> None:
     )
 
 
+def check_key_bounds(op: str, q: torch.Tensor, key_begin: torch.Tensor | None, key_end: torch.Tensor | None) -> None:
+    """The bounds of the keys that exist are int32 [B] beside `q`, or None."""
+    for name, bound in (("key_begin", key_begin), ("key_end", key_end)):
+        if bound is not None:
+            check_type(op, name, bound, (torch.int32,))
+            check_device(op, name, bound, "q", q)
+            check_shape(op, name, bound, (q.shape[0],))
+
+
 def check_device(op: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor) -> None:
     """`x` is on the device of the op's first argument."""
     torch._check_value(

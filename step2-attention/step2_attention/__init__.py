@@ -7,6 +7,7 @@ from kernel_fusion.ops import (
     check_device,
     check_dim,
     check_floating,
+    check_key_bounds,
     check_like,
     check_rows,
     check_shape,
@@ -314,14 +315,6 @@ def _check_keys(op, q, k_name, k, v_name, v, batch):
     check_shape(op, v_name, v, k.shape)
 
 
-def _check_bounds(op, q, key_begin, key_end):
-    for name, bound in (("key_begin", key_begin), ("key_end", key_end)):
-        if bound is not None:
-            check_type(op, name, bound, (torch.int32,))
-            check_device(op, name, bound, "q", q)
-            check_shape(op, name, bound, (q.shape[0],))
-
-
 def _out_and_lse(q):
     return contiguous_like(q), q.new_empty(
         q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -333,7 +326,7 @@ def _check_attention(op, q, k, v, key_begin, key_end):
     check_like(op, "k", k, "q", q)
     check_dim(op, "k", k, 4)
     _check_keys(op, q, "k", k, "v", v, q.shape[0])
-    _check_bounds(op, q, key_begin, key_end)
+    check_key_bounds(op, q, key_begin, key_end)
 
 
 rng.register_fake("step2_attention")
@@ -387,7 +380,7 @@ def _(q, k_cache, v_cache, key_begin=None, key_end=None, block_table=None, *, sc
     check_like(op, "k_cache", k_cache, "q", q)
     check_dim(op, "k_cache", k_cache, 4)
     _check_keys(op, q, "k_cache", k_cache, "v_cache", v_cache, q.shape[0] if block_table is None else k_cache.shape[0])
-    _check_bounds(op, q, key_begin, key_end)
+    check_key_bounds(op, q, key_begin, key_end)
     if block_table is not None:
         check_type(op, "block_table", block_table, (torch.int32,))
         check_device(op, "block_table", block_table, "q", q)

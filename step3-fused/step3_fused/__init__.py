@@ -10,6 +10,7 @@ from kernel_fusion.ops import (
     check_device,
     check_dim,
     check_floating,
+    check_key_bounds,
     check_like,
     check_rows,
     check_shape,
@@ -356,11 +357,7 @@ def _check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps, **pa
     check_like(op, "v", v, "q", q, k.shape)
     width = heads * head_dim
     check_like(op, "residual", residual, "q", q, (batch, q_length, width))
-    for name, bound in (("key_begin", key_begin), ("key_end", key_end)):
-        if bound is not None:
-            check_type(op, name, bound, (torch.int32,))
-            check_device(op, name, bound, "q", q)
-            check_shape(op, name, bound, (batch,))
+    check_key_bounds(op, q, key_begin, key_end)
     for name, parameter in parameters.items():
         check_like(op, name, parameter, "q", q, (width, width) if name == "proj_weight" else (width,))
     torch._check_value(

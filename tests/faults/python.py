@@ -104,7 +104,7 @@ FAULTS = [
     Fault(
         "fake-checks-no-bounds",
         "`key_begin` of another shape passes without data",
-        STEP2,
+        SHARED,
         "            check_shape(op, name, bound, (q.shape[0],))\n",
         "",
         f"{TEST2}::test_attention_refuses[meta]",

@@ -20,6 +20,13 @@ using KeyTile = attention_decode::Tile<kHeadColumns>;  // what a lane holds of 1
 using Part = attention_decode::RowPart<kHeadColumns>;
 using Words = Vector<uint32_t, 4>;
 
+// Where pieces of work are fewer than warps, 2, 4 or 8 warps share each: the logarithm of how many.
+__host__ __device__ inline int log_warps_of_each(int pieces, int warps) {
+  int log = 0;
+  while ((pieces << (log + 1)) <= warps) ++log;
+  return log;
+}
+
 // Where in a warp's 32 vectors this lane's lies: see attention_decode/ring.h.
 __device__ __forceinline__ int key_slot(int i) { return attention_decode::Ring<kHeadColumns>::slot(i); }
 __device__ __forceinline__ int weight_slot() { return key_slot(KeyTile::kVectors - 1); }
@@ -159,8 +166,7 @@ struct BlockAttention {
 #pragma unroll 1
     for (int first = 0; first < heads; first += warps) {
       const int now = min(warps, heads - first);
-      int log_splits = 0;
-      while ((now << (log_splits + 1)) <= warps) ++log_splits;
+      const int log_splits = log_warps_of_each(now, warps);
       const int head = warp >> log_splits, split = warp - (head << log_splits);
       if (head < now) attend(first + head, split, 1 << log_splits, scale);
       __syncthreads();

@@ -63,16 +63,15 @@ inline Shares shares_with(const Attention& t, int warps, int64_t heads) {
   s.heads = static_cast<int>(heads);
   s.groups = static_cast<int>(ceil_div(ceil_div(width, kGroup), blocks));
   s.rounds = (s.groups + warps - 1) / warps;
-  while ((s.groups << (s.log_parts + 1)) <= warps) ++s.log_parts;
+  s.log_parts = log_warps_of_each(s.groups, warps);
   s.steps_of_part = static_cast<int>(ceil_div(t.heads * ceil_div(t.head_dim, 16), s.parts()));
   return s;
 }
 
 // What `pieces` of work, each for 1, 2, 4 or 8 warps, take: all of their bytes, as if the warps without work had some.
 inline int64_t with_idle_warps(int64_t bytes, int64_t pieces, int warps) {
-  int64_t at_work = std::min<int64_t>(pieces, warps);
-  while (2 * at_work <= warps) at_work *= 2;
-  return bytes * warps / at_work;
+  const int at_once = static_cast<int>(std::min<int64_t>(pieces, warps));
+  return bytes * warps / (at_once << log_warps_of_each(at_once, warps));
 }
 
 // Of all ways with clusters of up to `most` blocks the one that takes the shortest: what a block reads, and 900 KB more
