@@ -306,6 +306,28 @@ def test_auto_does_gpt2_sized_layers(causal, op, device):
         check(op, inputs, "auto", causal=causal, layouts=False)
 
 
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+@pytest.mark.parametrize("batch", [15, 16])
+def test_the_product_adds_the_residual_where_a_projection_is_too_large_to_wait(batch, device):
+    """v3_best's projections of 24 MB and more: 16 sequences of 1024 tokens of GPT-2 small."""
+    inputs = attention_inputs(batch, 12, 1024, 1024, 64, torch.bfloat16, device, projection=True)
+    check("attention_block", inputs, "v3_best", causal=True, layouts=False)
+    residual, proj_weight, proj_bias, *norm = inputs[3:]
+    options = {"causal": True, "return_statistics": True, "rung": "v3_best"}
+    y, total, attended, _, mean, rstd = step3_fused.attention_block(*inputs, **options)
+    if batch == 16:
+        expected = step3_fused.linear_bias_dropout_residual(attended, proj_weight, proj_bias, residual, p=0.0)
+        normalised = step3_fused.layer_norm(expected, *norm, return_statistics=True)
+    else:
+        projected = step3_fused.linear(attended, proj_weight, proj_bias)
+        normal, expected, *statistics = step3_fused.residual_layer_norm(
+            projected, residual, *norm, return_statistics=True
+        )
+    assert torch.equal(total, expected)
+    for got, same in zip((y, mean, rstd), normalised, strict=True):
+        assert torch.equal(got, same)
+
+
 @pytest.mark.parametrize("device", testing.DEVICES)
 def test_auto_takes_what_was_measured_to_be_fastest(device):
     """On a GPU the rung that results/h200.json shows ahead; on the CPU the plain C++ version. Bit for bit."""
