@@ -18,7 +18,7 @@ std::uint64_t launch_count();  // of common/simt/include/kf_simt.h, whose folder
 namespace kf::step3 {
 namespace {
 
-// What `auto` takes on CUDA tensors was read off results/h200.json.
+// What `auto` takes on CUDA tensors was read off results/.
 
 Op<kf::layer_norm::Args> layer_norm_op() {
   namespace op = gpu::layer_norm;
@@ -46,7 +46,7 @@ Op<kf::attention_residual_layer_norm::Args> attention_residual_layer_norm_op() {
 Op<kf::attention_block::Args> attention_block_op() {
   namespace op = gpu::attention_block;
   return {"attention_block", cpu::attention_block, emulated::attention_block::rungs(), op::rungs(),
-          [](const auto&) { return "v3_best"; }};
+          kf::attention_block::automatic};
 }
 
 // ---- checks ----

@@ -323,6 +323,7 @@ def test_the_product_adds_the_residual_where_a_projection_is_too_large_to_wait(b
         normal, expected, *statistics = step3_fused.residual_layer_norm(
             projected, residual, *norm, return_statistics=True
         )
+        normalised = (normal, *statistics)
     assert torch.equal(total, expected)
     for got, same in zip((y, mean, rstd), normalised, strict=True):
         assert torch.equal(got, same)
@@ -330,21 +331,24 @@ def test_the_product_adds_the_residual_where_a_projection_is_too_large_to_wait(b
 
 @pytest.mark.parametrize("device", testing.DEVICES)
 def test_auto_takes_what_was_measured_to_be_fastest(device):
-    """On a GPU the rung that results/h200.json shows ahead; on the CPU the plain C++ version. Bit for bit."""
-    inputs = attention_inputs(2, 12, 33, 33, 64, torch.bfloat16, device, projection=True)
-    y, total = step3_fused.attention_block(*inputs, causal=True)
-    same_y, same_total = step3_fused.attention_block(
-        *inputs, causal=True, rung="v3_best" if device == "cuda" else "cpu"
-    )
-    assert torch.equal(y, same_y)
-    assert torch.equal(total, same_total)
+    """On a GPU the rung that the results show ahead; on the CPU the plain C++ version. Bit for bit."""
+    few, many, wide = (2, 12, 33, 33, 64), (2, 12, 65, 65, 64), (1, 17, 33, 33, 64)
+    for shape, rung in ((few, "v5_cluster"), (many, "v3_best"), (wide, "v3_best")):
+        inputs = attention_inputs(*shape, torch.bfloat16, device, projection=True)
+        rung = rung if device == "cuda" and (rung == "v3_best" or can_run(device, rung)) else "cpu"
+        expected = step3_fused.attention_block(*inputs, causal=True, rung=rung)
+        for got, same in zip(step3_fused.attention_block(*inputs, causal=True), expected, strict=True):
+            assert torch.equal(got, same)
     for width, rung in ((768, "v3_registers"), (1599, "v1_naive"), (16384, "v3_registers"), (16392, "v4_cluster")):
         x, weight, bias = (testing.randn(shape, torch.bfloat16, device) for shape in ((5, width), (width,), (width,)))
         expected = step3_fused.layer_norm(x, weight, bias, rung=rung if device == "cuda" else "cpu")
         assert torch.equal(step3_fused.layer_norm(x, weight, bias), expected)
 
 
-SIZES = {"B": ["batch"], "H": ["heads"], "S": ["q_length", "k_length"], "D": ["head_dim"], "x_bias": [], "p": []}
+SIZES = {"B": ["batch"], "H": ["heads"], "S": ["q_length", "k_length"], "keys": ["k_length"], "D": ["head_dim"]} | {
+    "x_bias": [],
+    "p": [],
+}
 
 
 @pytest.mark.parametrize(
