@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -33,6 +33,7 @@ from kernel_fusion.ceilings import Ceilings
 from kernel_fusion.clock import benchmark_kernel, device_of
 from kernel_fusion.console import UserError, make_console, milliseconds, progress
 from kernel_fusion.journal import Journal
+from kernel_fusion.noise import spread
 
 __all__ = ["Case", "Ceilings", "benchmark_kernel", "compiled", "device_of", "installed", "main", "run_case"]
 
@@ -42,6 +43,9 @@ COPY_BYTES = {"cuda": [1 << n for n in (22, 24, 26, 28, 30, 33)], "cpu": [1 << n
 BUDGET_S = 1.0  # what the repeats of one implementation may take together; KF_BENCHMARK_SECONDS says otherwise
 # On a GPU there are at least 20, or 5 where one takes longer than this.
 SLOW_S = 0.05
+# By clock "call" the budget is spent in so many rounds, in each of which the implementations take turns. Whatever else
+# the CPU does for a second then disturbs a few rounds of each, not all calls of one; and the median round decides.
+ROUNDS = 9
 # What `correct` allows of max|reference| where a case has no peer "torch eager" to compare with.
 ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -168,7 +172,7 @@ def run_case(
         rungs: names; default: all that the stage has for the device.
         peers: time them too.
         ceilings: what percent_of_ceiling refers to; default: measured here.
-        budget_s: what the repeats of one implementation may take on a CPU; default: budget().
+        budget_s: what the repeats of one implementation may take on a CPU, or by clock "call"; default: budget().
         say: takes a line of text.
     """
     ceilings = ceilings or Ceilings(device)
@@ -184,17 +188,22 @@ def run_case(
     with torch.set_grad_enabled(case.direction == "backward"):
         inputs = case.inputs(device)
         tolerance = Tolerance(case, inputs)
-        for name, kind, fn in impls:
-            own = own_copy(inputs)
+
+        def attempt(impl: tuple, own: tuple) -> clock.Timing | None:
+            name, kind, fn = impl
             _poison_free_memory(tolerance.references, case.dtype)
             try:
-                measure = clock.measure_call if case.clock == "call" else clock.measure
-                timing = measure(fn, own, *_repeats(case, fn, own, budget_s))
+                if case.clock == "call":
+                    return clock.measure_call(fn, own, budget_s / ROUNDS)
+                return clock.measure(fn, own, *_repeats(fn, own, budget_s))
             except REFUSALS[kind] as refusal:
                 if kind == "rung" and f"rung '{name}'" not in str(refusal):
                     raise
                 say(f"{case.title()}: {kind} '{name}' not run: {reason(refusal)}")
-                continue
+                return None
+
+        timed = _in_rounds if case.clock == "call" else _one_by_one
+        for (name, kind, fn), own, timing in timed(attempt, impls, inputs):
             outputs = as_tuple(timing.result)
             error, correct = tolerance.check(outputs, _own_reference(case, name, outputs, own))
             if kind == "rung":  # once more: memory that it leaves unwritten may have held an earlier right result
@@ -203,7 +212,29 @@ def run_case(
             if not correct:
                 say(f"{case.title()}: {name} is WRONG: {error:.3g} off, allowed are {tolerance.text()}")
             measured.append(Measured(_row(case, name, kind, timing, correct, ceilings), error, outputs))
+            del own  # its memory is free when the next one is timed
     return measured
+
+
+def _one_by_one(attempt: Callable, impls: list[tuple], inputs: tuple) -> Iterator[tuple]:
+    """Gives each implementation that does not refuse, with its inputs and timing, before the next one is timed."""
+    for impl in impls:
+        own = own_copy(inputs)
+        timing = attempt(impl, own)
+        if timing is not None:
+            yield impl, own, timing
+
+
+def _in_rounds(attempt: Callable, impls: list[tuple], inputs: tuple) -> Iterator[tuple]:
+    """Gives the same after all were timed in turn, round by round. The median of a round counts as one repeat."""
+    turns = [(impl, own_copy(inputs), [], None) for impl in impls]
+    for _ in range(1 + ROUNDS):  # the first warms up
+        turns = [(impl, own, medians, attempt(impl, own)) for impl, own, medians, _ in turns]
+        turns = [turn for turn in turns if turn[-1] is not None]
+        for _, _, medians, timing in turns:
+            medians.append(timing.ms.median)
+    for impl, own, medians, timing in turns:
+        yield impl, own, timing._replace(ms=spread(medians[1:]))
 
 
 def _own_reference(case: Case, name: str, outputs: tuple, inputs: tuple) -> tuple | None:
@@ -245,14 +276,12 @@ def budget() -> float:
     return seconds
 
 
-def _repeats(case: Case, fn, inputs, budget_s: float) -> tuple[int, int]:
+def _repeats(fn, inputs, budget_s: float) -> tuple[int, int]:
     """Warm-up calls and repeats: as many as fit the budget, after a call to see how long one takes.
 
     On a GPU a naive rung at a large size would else take most of a run's time.
     """
     on_gpu = device_of(inputs).type == "cuda"
-    if on_gpu and case.clock == "call":
-        return 3, 30
     if on_gpu:
         fn(*inputs)  # compiles, allocates
         torch.cuda.synchronize()

@@ -70,36 +70,36 @@ def measure(fn: Callable, inputs: tuple, warmup: int = 10, repeat: int = 100) ->
     return Timing(spread(times), False, result)
 
 
-def measure_call(fn: Callable, inputs: tuple, warmup: int = 3, repeat: int = 30) -> Timing:
+def measure_call(fn: Callable, inputs: tuple, seconds: float) -> Timing:
     """Times `fn(*inputs)` as its caller sees it: from the call until its result is there, launching and all.
 
-    For whole models, whose users wait for the CPU as well.
+    For whole models, whose users wait for the CPU as well. What disturbs the CPU can last for longer than this
+    measurement, so take several, with those of other implementations in between.
 
-    Raises:
-        ValueError: `repeat` is not positive, or `warmup` is negative.
+    Args:
+        fn: what to time.
+        inputs: its positional arguments; their device decides.
+        seconds: for how long calls are repeated, after a first that does not count. One is made in any case.
     """
     device = device_of(inputs)
-    if device.type != "cuda":
-        return measure(fn, inputs, warmup, repeat)
+    on_gpu = device.type == "cuda"
 
-    def until_done(*arguments):
-        result = fn(*arguments)
-        torch.cuda.synchronize(device)
+    def until_done():
+        result = fn(*inputs)
+        if on_gpu:
+            torch.cuda.synchronize(device)
         return result
 
-    if repeat < 1 or warmup < 0:
-        raise ValueError(
-            f"measure_call: `repeat` must be at least 1 and `warmup` at least 0, got {repeat} and {warmup}"
-        )
-    for _ in range(warmup):
-        until_done(*inputs)
-    flush = _Flush(device)
+    flush = _Flush(device) if on_gpu else None
+    until_done()  # brings back to the CPU's caches what others put out
     times, result = [], None
-    for _ in range(repeat):
-        flush()
-        torch.cuda.synchronize(device)
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
+        if flush:
+            flush()
+            torch.cuda.synchronize(device)
         began = time.perf_counter_ns()
-        result = until_done(*inputs)
+        result = until_done()
         times.append((time.perf_counter_ns() - began) / 1e6)
     return Timing(spread(times), False, result)
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import pathlib
+import types
 
 import pytest
 import torch
@@ -136,7 +137,9 @@ def test_a_rung_that_writes_nothing_finds_no_earlier_right_result(quick):
     inputs = {"inputs": lambda device: (torch.zeros(4096), torch.ones(4096))}
     for case in (
         double_case(run=into_cache, reference=lambda cache, x: x, peers={}, **inputs),
+        double_case(run=into_cache, reference=lambda cache, x: x, peers={}, clock="call", **inputs),
         double_case(run=allocated, inputs=lambda device: (torch.ones(4096),)),
+        double_case(run=allocated, inputs=lambda device: (torch.ones(4096),), clock="call"),
     ):
         rungs = ["v1_good", "v2_good"]
         found = benchmarks.run_case(stage, case, torch.device("cpu"), rungs=rungs, peers=False, say=lambda text: None)
@@ -190,10 +193,80 @@ def test_a_whole_call_is_timed_by_the_callers_clock(quick, monkeypatch):
     calls = []
     measure = benchmarks.clock.measure_call
     monkeypatch.setattr(benchmarks.clock, "measure_call", lambda *args: calls.append(args) or measure(*args))
-    for clock, count in (("kernels", 0), ("call", 1)):
+    for clock, count in (("kernels", 0), ("call", 1 + benchmarks.ROUNDS)):
         case = double_case(clock=clock)
         benchmarks.run_case(stage, case, torch.device("cpu"), rungs=["cpu"], peers=False)
         assert len(calls) == count
+
+
+class Machine:
+    """A clock of its own, and two implementations of `double` that take 10 and 20 ms of it where nothing disturbs them.
+
+    `slower` says how much slower a call is. It gets the seconds since the start, how many turns the implementation had
+    before this one, and whether the call is the first of its turn.
+    """
+
+    def __init__(self, monkeypatch, slower):
+        self.ns, self.slower, self.turns = 0, slower, []
+        own = types.SimpleNamespace(perf_counter=lambda: self.ns / 1e9, perf_counter_ns=lambda: self.ns)
+        for module in (benchmarks, benchmarks.clock):
+            monkeypatch.setattr(module, "time", own)
+        monkeypatch.setattr(ceilings.Ceilings, "memory", lambda self, size, written: None)
+
+    def double(self, x, rung, ms):
+        first = self.turns[-1:] != [rung]
+        self.turns += [rung] * first
+        self.ns += int(ms * 1e6 * self.slower(self.ns / 1e9, self.turns.count(rung) - 1, first))
+        return x * 2
+
+    def measure(self, budget_s=1.0):
+        """The milliseconds of both, and their quartiles."""
+        case = double_case(
+            run=lambda x, rung: self.double(x, rung, 10),
+            peers={"theirs": lambda x: self.double(x, "theirs", 20)},
+            clock="call",
+        )
+        measured = benchmarks.run_case(stage, case, torch.device("cpu"), rungs=["ours"], budget_s=budget_s)
+        return [m.row["ms"] for m in measured], [m.row["ms_quartiles"] for m in measured]
+
+
+@pytest.mark.parametrize("begin", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+def test_what_disturbs_the_cpu_for_a_while_does_not_decide(quick, monkeypatch, begin):
+    machine = Machine(monkeypatch, lambda now, turn, first: 1.6 if begin <= now < begin + 0.9 else 1)
+    ms, _ = machine.measure()
+    assert ms == [10, 20]
+
+
+def test_two_disturbed_rounds_beside_the_warm_up_are_not_even_in_the_quartiles(quick, monkeypatch):
+    machine = Machine(monkeypatch, lambda now, turn, first: 9 if turn in (0, 3, 7) else 1)
+    assert machine.measure() == ([10, 20], [[10, 10], [20, 20]])
+
+
+def test_what_the_one_before_put_out_of_the_caches_does_not_count(quick, monkeypatch):
+    machine = Machine(monkeypatch, lambda now, turn, first: 9 if first else 1)
+    ms, _ = machine.measure(budget_s=0.01)
+    assert ms == [10, 20]
+
+
+def test_who_refuses_a_whole_call_is_asked_no_more(quick):
+    calls = itertools.count()
+
+    def third_time_out_of_memory(x):
+        if next(calls) == 2:
+            raise RuntimeError("out of memory")
+        return x * 2
+
+    said = []
+    case = double_case(clock="call", peers={"theirs": third_time_out_of_memory})
+    measured = benchmarks.run_case(
+        stage, case, torch.device("cpu"), rungs=["refuses", "cpu"], budget_s=1e-9, say=said.append
+    )
+    assert [m.row["impl"] for m in measured] == ["cpu"]
+    assert [line.partition("float32: ")[2] for line in said] == [
+        "rung 'refuses' not run: double: rung 'refuses' takes nothing; these can: 'v1_good'",
+        "peer 'theirs' not run: out of memory",
+    ]
+    assert next(calls) == 3
 
 
 def run_main(*arguments, cases=lambda size, device: [double_case()]):

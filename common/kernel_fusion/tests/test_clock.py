@@ -21,9 +21,16 @@ def test_warm_up_calls_do_not_count():
     naps = iter([0.1, 0.1, *[0.001] * 5])
     ms = clock.benchmark_kernel(lambda x: time.sleep(next(naps)), (torch.ones(1),), warmup=2, repeat=5)
     assert 1 <= ms < 100
-    for measure in (clock.benchmark_kernel, clock.measure, clock.measure_call):
+    for measure in (clock.benchmark_kernel, clock.measure):
         with testing.raises(ValueError, "`repeat` must be at least 1"):
             measure(lambda: None, (), repeat=0)
+
+
+def test_the_callers_clock_does_not_count_the_first_call_and_makes_one_that_counts():
+    naps = iter([0.1, 0.001])
+    timing = clock.measure_call(lambda x: time.sleep(next(naps)) or x, (torch.ones(1),), seconds=0.0)
+    assert 1 <= timing.ms.median < 100
+    assert torch.equal(timing.result, torch.ones(1))
 
 
 # ---- on a GPU ----
@@ -92,7 +99,7 @@ def test_the_callers_clock_has_the_host_in_it(device):
         return x * 2
 
     x = torch.ones(1 << 20, device=device)
-    assert clock.measure_call(slow, (x,), repeat=5).ms.median >= 5
+    assert clock.measure_call(slow, (x,), seconds=0.05).ms.median >= 5
     assert clock.measure(slow, (x,), repeat=5).ms.median < 5
 
 
