@@ -333,21 +333,21 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&, Tensor&> attention_residual_layer
   if (out.numel() == 0) return {out, attended, lse, mean, rstd};
   const AttentionTensors attention(q, k, v, key_begin, key_end, dropout, causal, scale,
                                    keep ? lse.data_ptr() : nullptr);
-  const Tensor r = residual.contiguous(), w = weight.contiguous(), b = bias.contiguous();
-  const AlignedOut to_attended(attended);
+  const Tensor r = in_one_piece(residual), w = in_one_piece(weight), b = in_one_piece(bias);
+  const AlignedOut to_out(out), to_attended(attended);
   kf::attention_residual_layer_norm::Args args{};
   args.attention = attention.args;
   args.residual = r.data_ptr();
   args.weight = w.data_ptr();
   args.bias = b.data_ptr();
-  args.y = out.data_ptr();
+  args.y = to_out.data();
   args.eps = eps;
   args.dtype = dtype_of(q);
   args.attended = keep ? to_attended.data() : nullptr;
   args.mean = keep ? mean.data_ptr() : nullptr;
   args.rstd = keep ? rstd.data_ptr() : nullptr;
   run(attention_residual_layer_norm_op(), rung, q, args);
-  to_attended.done();
+  to_out.done(), to_attended.done();
   return {out, attended, lse, mean, rstd};
 }
 

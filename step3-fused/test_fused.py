@@ -161,15 +161,20 @@ def check(op, inputs, rung, *, reference=None, layouts=True, alone=False, **kwar
     )
 
 
-ON_TENSOR_CORES = ("v4_dataflow", "v5_cluster")  # of attention_block: half types only, and no dropout of weights
+# Rungs that take half types only, and drop none of attention's weights, and whose they are.
+ON_TENSOR_CORES = {
+    "v4_dataflow": "attention_block",
+    "v5_cluster": "attention_block",
+    "v4_heads": "attention_residual_layer_norm",
+}
 
 
 def can_run(device, rung):
-    """The emulation runs all rungs; v4_dataflow needs a GPU of compute capability 9.0, v5_cluster one from 8.0 on."""
+    """The emulation runs all rungs; v4_dataflow needs a GPU of compute capability 9.0, the others one from 8.0 on."""
     if device != "cuda" or rung not in ON_TENSOR_CORES or not torch.cuda.is_available():
         return True
     capability = torch.cuda.get_device_capability()
-    return capability == (9, 0) or (rung == "v5_cluster" and capability >= (8, 0))
+    return capability == (9, 0) or (rung != "v4_dataflow" and capability >= (8, 0))
 
 
 def rungs_of(op):

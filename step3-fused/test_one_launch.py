@@ -1,4 +1,7 @@
-"""attention_block in one launch on tensor cores: v4_dataflow and v5_cluster. python test_one_launch.py, or pytest."""
+"""One launch on tensor cores: attention_block's v4_dataflow and v5_cluster, attention_residual_layer_norm's v4_heads.
+
+python test_one_launch.py, or pytest.
+"""
 
 import pathlib
 import sys
@@ -11,12 +14,13 @@ stages.on_path()
 import pytest
 import test_fused
 import torch
-from test_fused import ON_TENSOR_CORES, attention_block_of, attention_inputs, can_run, from_pieces
+from test_fused import FORMULAS, ON_TENSOR_CORES, attention_inputs, can_run, from_pieces
 
 import step3_fused
 from kernel_fusion import testing
+from kernel_fusion.accuracy import as_tuple
 
-DATAFLOW, CLUSTER = ON_TENSOR_CORES
+DATAFLOW, CLUSTER, HEADS = ON_TENSOR_CORES
 
 
 def with_device(rung, param):
@@ -37,12 +41,21 @@ half_types = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], i
 with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
-def inputs_of(*shape, device, dtype=torch.bfloat16):
-    return attention_inputs(*shape, dtype, device, projection=True)
+def inputs_of(rung, *shape, device, dtype=torch.bfloat16):
+    return attention_inputs(*shape, dtype, device, projection=ON_TENSOR_CORES[rung] == "attention_block")
+
+
+def call(rung, *inputs, **options):
+    return getattr(step3_fused, ON_TENSOR_CORES[rung])(*inputs, rung=rung, **options)
+
+
+def outputs_of(rung, *inputs, **options):
+    """All that it returns, in a tuple."""
+    return call(rung, *inputs, return_statistics=True, **options)
 
 
 def check(inputs, rung, **options):
-    return test_fused.check("attention_block", inputs, rung, **({"layouts": False} | options))
+    return test_fused.check(ON_TENSOR_CORES[rung], inputs, rung, **({"layouts": False} | options))
 
 
 @on_each
@@ -51,7 +64,9 @@ def check(inputs, rung, **options):
 @pytest.mark.parametrize("length", [1, 33, 64, 65, 127, 193])
 def test_any_length(length, causal, dtype, device, rung):
     """A group of 64 rows, a band of three, and one row more or less."""
-    check(inputs_of(2, 2, length, length, 64, device=device, dtype=dtype), rung, causal=causal, layouts=length == 33)
+    check(
+        inputs_of(rung, 2, 2, length, length, 64, device=device, dtype=dtype), rung, causal=causal, layouts=length == 33
+    )
 
 
 @on_each
@@ -71,59 +86,59 @@ def test_any_length(length, causal, dtype, device, rung):
     ids=str,
 )
 def test_any_shape(shape, causal, device, rung):
-    check(inputs_of(*shape, device=device), rung, causal=causal)
+    check(inputs_of(rung, *shape, device=device), rung, causal=causal)
 
 
 @on_each
 @pytest.mark.parametrize("heads", [12, 16, 20, 25, 32])
 def test_every_gpt2_width_and_the_widest(heads, device, rung):
     for length in (1, 63, 128, 129, 1023, 1024, 2048) if device == "cuda" else (3, 66):
-        check(inputs_of(1, heads, length, length, 64, device=device), rung, causal=True)
+        check(inputs_of(rung, 1, heads, length, length, 64, device=device), rung, causal=True)
 
 
-@on_devices(CLUSTER)
+@on_devices(CLUSTER, HEADS)
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 9, 16, 17, 32, 33, 70])
 def test_any_number_of_heads(heads, device, rung):
     """One a block, several, and more than a cluster has blocks."""
-    check(inputs_of(1, heads, 18, 40, 16, device=device), rung, causal=True)
+    check(inputs_of(rung, 1, heads, 18, 40, 16, device=device), rung, causal=True)
 
 
-@on_devices(CLUSTER)
+@on_devices(CLUSTER, HEADS)
 @pytest.mark.parametrize("dim", [8, 16, 24, 40, 48, 56, 64])
 @pytest.mark.parametrize("heads", [2, 9])
 def test_any_head_dim(heads, dim, device, rung):
     """The projection's depth is divided among warps wherever a head ends."""
-    check(inputs_of(1, heads, 5, 9, dim, device=device), rung, causal=True)
+    check(inputs_of(rung, 1, heads, 5, 9, dim, device=device), rung, causal=True)
 
 
-@on_devices(CLUSTER)
+@on_devices(CLUSTER, HEADS)
 def test_a_block_that_projects_in_rounds(device, rung):
     """Where rows are many a cluster is one block, and its eight warps have more than eight groups of 64 columns."""
     batches = 2000 if device == "cuda" else 60
-    check(inputs_of(batches, 9, 3, 5, 64, device=device), rung, causal=True)
+    check(inputs_of(rung, batches, 9, 3, 5, 64, device=device), rung, causal=True)
 
 
-@on_devices(CLUSTER)
+@on_devices(CLUSTER, HEADS)
 @pytest.mark.parametrize("keys", [1, 16, 17, 127, 128, 129, 512, 1000])
 def test_new_tokens_against_a_cache(keys, device, rung):
     for queries in (1, 2, 16):
-        check(inputs_of(2, 3, queries, max(keys, queries), 64, device=device), rung, causal=True)
+        check(inputs_of(rung, 2, 3, queries, max(keys, queries), 64, device=device), rung, causal=True)
 
 
-@on_devices(CLUSTER)
+@on_devices(CLUSTER, HEADS)
 def test_no_key(device, rung):
-    check(inputs_of(2, 3, 5, 0, 16, device=device), rung)
+    check(inputs_of(rung, 2, 3, 5, 0, 16, device=device), rung)
 
 
 @on_each
 def test_many_batches(device, rung):
     shape = (33, 12, 515, 515, 64) if device == "cuda" else (33, 2, 67, 67, 8)
-    check(inputs_of(*shape, device=device), rung, causal=True)
+    check(inputs_of(rung, *shape, device=device), rung, causal=True)
 
 
 @on_each
 def test_it_finds_each_tensor_wherever_it_lies(device, rung):
-    check(inputs_of(2, 3, 5, 7, 8, device=device), rung, causal=True, alone=True)
+    check(inputs_of(rung, 2, 3, 5, 7, 8, device=device), rung, causal=True, alone=True)
 
 
 @on_each
@@ -132,26 +147,26 @@ def test_gpt2s_packed_q_k_v_are_read_as_they_lie(dtype, device, rung):
     b, h, s, d = 2, 3, 70, 64
     packed = testing.randn((b, s, 3 * h * d), dtype, device)
     q, k, v = (t.unflatten(2, (h, d)).transpose(1, 2) for t in packed.split(h * d, dim=2))
-    _, _, _, *rest = inputs_of(b, h, s, s, d, device=device, dtype=dtype)
-    views = step3_fused.attention_block(q, k, v, *rest, causal=True, rung=rung)
-    copies = step3_fused.attention_block(*(t.contiguous() for t in (q, k, v)), *rest, causal=True, rung=rung)
+    _, _, _, *rest = inputs_of(rung, b, h, s, s, d, device=device, dtype=dtype)
+    views = outputs_of(rung, q, k, v, *rest, causal=True)
+    copies = outputs_of(rung, *(t.contiguous() for t in (q, k, v)), *rest, causal=True)
     assert all(torch.equal(a, b) for a, b in zip(views, copies, strict=True))
 
 
 @on_each
 @with_and_without_mask
 def test_it_is_step_2s_attention_then_the_separate_pieces(causal, device, rung):
-    inputs = inputs_of(2, 3, 150, 150, 64, device=device)
-    fused = step3_fused.attention_block(*inputs, causal=causal, rung=rung)
-    torch.testing.assert_close(fused, from_pieces("attention_block", inputs, causal), rtol=2e-2, atol=2e-2)
+    inputs = inputs_of(rung, 2, 3, 150, 150, 64, device=device)
+    expected = from_pieces(ON_TENSOR_CORES[rung], inputs, causal)
+    torch.testing.assert_close(call(rung, *inputs, causal=causal), expected, rtol=2e-2, atol=2e-2)
 
 
 @on_each
 def test_the_future_has_no_influence(device, rung):
-    inputs = inputs_of(1, 2, 140, 140, 16, device=device)
-    before = step3_fused.attention_block(*inputs, causal=True, rung=rung)[1]
+    inputs = inputs_of(rung, 1, 2, 140, 140, 16, device=device)
+    before = outputs_of(rung, *inputs, causal=True)[0]
     inputs[1][:, :, 125:], inputs[2][:, :, 125:] = 1e4, -1e4
-    after = step3_fused.attention_block(*inputs, causal=True, rung=rung)[1]
+    after = outputs_of(rung, *inputs, causal=True)[0]
     assert torch.equal(before[:, :125], after[:, :125])
     assert not torch.allclose(before[:, 125:], after[:, 125:])
 
@@ -160,24 +175,24 @@ def test_the_future_has_no_influence(device, rung):
 @half_types
 def test_large_scores_pick_the_greatest(dtype, device, rung):
     """Scores far beyond float16's range: a softmax that did not subtract the greatest would give NaN."""
-    q, k, *rest = inputs_of(1, 2, 70, 70, 64, device=device, dtype=dtype)
+    q, k, *rest = inputs_of(rung, 1, 2, 70, 70, 64, device=device, dtype=dtype)
     inputs = (q * 300, k * 300, *rest)
-    got = step3_fused.attention_block(*inputs, causal=True, rung=rung)
-    expected = attention_block_of(*(t.double() for t in inputs), causal=True)
+    got = as_tuple(call(rung, *inputs, causal=True))
+    expected = as_tuple(FORMULAS[ON_TENSOR_CORES[rung]](*(t.double() for t in inputs), causal=True))
     torch.testing.assert_close(got, tuple(t.to(dtype) for t in expected), rtol=2e-2, atol=2e-2)
 
 
 @on_each
 def test_rows_far_from_0(device, rung):
     """Rows whose mean is 8 times what they deviate by."""
-    q, k, v, residual, *rest = inputs_of(2, 2, 70, 70, 64, device=device)
+    q, k, v, residual, *rest = inputs_of(rung, 2, 2, 70, 70, 64, device=device)
     check((q, k, v, residual + 8, *rest), rung, causal=True)
 
 
 @on_each
 def test_columns_far_from_the_rows_mean(device, rung):
     """Half of a row is far above its mean, half far below: parts of a row know little of its variance."""
-    q, k, v, residual, *rest = inputs_of(2, 4, 20, 20, 64, device=device)
+    q, k, v, residual, *rest = inputs_of(rung, 2, 4, 20, 20, 64, device=device)
     side = torch.where(torch.arange(256, device=device) < 128, 8, -8).to(residual)
     check((q, k, v, residual + side, *rest), rung, causal=True)
 
@@ -188,8 +203,8 @@ def test_emulated_threads_may_run_in_any_order(schedule, rung, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
     for threads in ("1", "2"):  # as many blocks run at once
         monkeypatch.setenv("KF_SIMT_THREADS", threads)
-        check(inputs_of(3, 2, 130, 130, 16, device="cpu"), rung, causal=True)
-        check(inputs_of(2, 17, 70, 70, 8, device="cpu"), rung, causal=False)
+        check(inputs_of(rung, 3, 2, 130, 130, 16, device="cpu"), rung, causal=True)
+        check(inputs_of(rung, 2, 17, 70, 70, 8, device="cpu"), rung, causal=False)
 
 
 @each_rung
@@ -198,36 +213,36 @@ def test_queries_that_see_no_key_one_after_the_other(seed, rung, monkeypatch):
     """There is no product for which a warpgroup's warps would wait for each other."""
     monkeypatch.setenv("KF_SIMT_SCHEDULE", f"random:{seed}")
     monkeypatch.setenv("KF_SIMT_THREADS", "1")  # a block has many tiles
-    inputs = inputs_of(3, 16, 200, 20, 8, device="cpu")
+    inputs = inputs_of(rung, 3, 16, 200, 20, 8, device="cpu")
     nothing = torch.zeros(3, dtype=torch.int32)
-    outputs = step3_fused.attention_block(*inputs, key_end=nothing, return_statistics=True, rung=rung)
-    expected = step3_fused.attention_block(*inputs, key_end=nothing, return_statistics=True, rung="cpu")
+    outputs = outputs_of(rung, *inputs, key_end=nothing)
+    expected = getattr(step3_fused, ON_TENSOR_CORES[rung])(*inputs, key_end=nothing, return_statistics=True, rung="cpu")
     for got, want in zip(outputs, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
 
 
 @on_each
 def test_it_is_one_launch(device, rung):
-    inputs = inputs_of(2, 3, 70, 70, 8, device=device)
+    inputs = inputs_of(rung, 2, 3, 70, 70, 8, device=device)
     if device == "cuda":
-        step3_fused.attention_block(*inputs, rung=rung)
+        call(rung, *inputs)
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            step3_fused.attention_block(*inputs, rung=rung)
+            call(rung, *inputs)
             torch.cuda.synchronize()
         kernels = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
         assert len([e for e in kernels if "Memset" not in e.name]) == 1
     else:
         before = step3_fused.emulated_kernels()
-        step3_fused.attention_block(*inputs, rung=rung)
+        call(rung, *inputs)
         assert step3_fused.emulated_kernels() == before + 1
 
 
 @on_each
 def test_what_it_cannot_do_is_refused_by_name(device, rung):
     def refused(text, *shape, dtype=torch.bfloat16, **options):
-        with testing.raises(ValueError, f"attention_block: rung '{rung}' {text}", "these can: "):
-            step3_fused.attention_block(*inputs_of(*shape, device=device, dtype=dtype), rung=rung, **options)
+        with testing.raises(ValueError, f"{ON_TENSOR_CORES[rung]}: rung '{rung}' {text}", "these can: "):
+            call(rung, *inputs_of(rung, *shape, device=device, dtype=dtype), **options)
 
     refused("takes float16 or bfloat16, got float32", 1, 1, 1, 1, 8, dtype=torch.float32)
     refused("takes head_dim ≤ 64, got 72", 1, 1, 1, 1, 72)
@@ -236,32 +251,33 @@ def test_what_it_cannot_do_is_refused_by_name(device, rung):
     if rung == DATAFLOW:
         refused("takes heads·head_dim ≤ 2048, got 2112", 1, 33, 1, 1, 64)
         refused("takes one key at the least", 1, 1, 2, 0, 8)
-    else:
+    if rung == CLUSTER:
         refused("takes heads·head_dim ≤ 4096, got 4544", 1, 71, 1, 1, 64)
         refused("keeps 16 rows of 100 heads in shared memory", 1, 100, 1, 1, 8)
 
 
 @on_each
 def test_no_row_is_no_work(device, rung):
-    y, total = step3_fused.attention_block(*inputs_of(2, 3, 0, 5, 8, device=device), rung=rung)
-    assert y.shape == total.shape == (2, 0, 24)
+    y, *_ = outputs_of(rung, *inputs_of(rung, 2, 3, 0, 5, 8, device=device))
+    assert y.shape == (2, 0, 24)
 
 
 @on_each
 def test_torch_knows_it(device, rung):
-    testing.check_op(step3_fused, "attention_block", inputs_of(2, 3, 70, 70, 8, device=device), {"rung": rung})
+    inputs = inputs_of(rung, 2, 3, 70, 70, 8, device=device)
+    testing.check_op(step3_fused, ON_TENSOR_CORES[rung], inputs, {"rung": rung})
 
 
 @on_devices(*ON_TENSOR_CORES, only="cuda")
 def test_a_thousand_runs_are_bit_equal_while_another_stream_loads_the_gpu(device, rung):
-    inputs = inputs_of(5, 12, 300, 300, 64, device=device)
-    expected = step3_fused.attention_block(*inputs, causal=True, rung=rung)
+    inputs = inputs_of(rung, 5, 12, 300, 300, 64, device=device)
+    expected = outputs_of(rung, *inputs, causal=True)
     other, busy = torch.cuda.Stream(), torch.randn(2048, 2048, device=device)
     for i in range(1000):
         if i % 10 == 0:
             with torch.cuda.stream(other):
                 busy = (busy @ busy).clamp(-1, 1)
-        got = step3_fused.attention_block(*inputs, causal=True, rung=rung)
+        got = outputs_of(rung, *inputs, causal=True)
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), f"run {i}"
 
 

@@ -179,7 +179,9 @@ void Worker::work_on_blocks() {
     if (launch.cluster_size > 1) {
       cluster_rank_ = static_cast<unsigned>(n % launch.cluster_size);
       begin_shared();
+      pulse.waits_for_grid = true;
       cluster_ = launch.join_cluster(n / launch.cluster_size, cluster_rank_, this);
+      pulse.waits_for_grid = false;
       if (cluster_ == nullptr) break;
     }
     run_block(launch.block_at(n));

@@ -184,6 +184,16 @@ TEST(Cluster, BarrierThatABlockDoesNotReachIsAnError) {
   expect_parts(text, {"kernel one_stays_away", "block (", "thread (", "the launch can never end"});
 }
 
+TEST(Cluster, ABlockThatWaitsForTheRestOfItsClusterDoesNotHideThatAllOthersWaitForEver) {
+  Memory<int> out(1);
+  kf::simt::set_watchdog(0.2, 10);
+  kf::simt::set_threads(3);  // two for the first cluster, and one for half of the second
+  const std::string text = error_of([&] { one_stays_away<<<4, 32>>>(out.get()); });
+  kf::simt::set_threads(0);
+  kf::simt::set_watchdog(-1, -1);
+  expect_parts(text, {"kernel one_stays_away", "the launch can never end"});
+}
+
 __global__ void __cluster_dims__(2, 1, 1) exits_early(int* out) {
   if (blockIdx.x % 2 == 1) return;
   cluster_sync();

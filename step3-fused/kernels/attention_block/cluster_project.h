@@ -10,12 +10,12 @@
 #include <step3/statistics.h>
 
 #include "cluster_attend.h"
+#include "clusters.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_block {
 
-constexpr int kMostShares = 16;  // of a row: blocks of a cluster, or rounds of a block; one for each lane of a row
-constexpr int kGroup = 64;       // columns that a warp projects at once
+constexpr int kGroup = 64;  // columns that a warp projects at once
 
 // rows · weight for 16 rows and 64 columns, over a part of the depth. A lane asks for eight neighbours of the weight's
 // rows 2t, 2t + 1, 2t + 8 and 2t + 9, 16 bytes each, and pairs two rows' values of a column, as attention's warps do
@@ -108,32 +108,6 @@ __device__ __forceinline__ void send(const Vector<T, 8>& eight, T* place, uint64
 #pragma unroll 2
   for (int b = 0; b < blocks; ++b) {
     store_remote_async(remote_address(place, b), words, remote_address(arrived, b));
-  }
-}
-
-// Of the lanes of a row, half a warp.
-constexpr int kRowLanes = 16;
-__device__ __forceinline__ float row_sum(float x) {
-#pragma unroll
-  for (int away = kRowLanes / 2; away > 0; away /= 2) x += __shfl_xor_sync(kFullWarp, x, away);
-  return x;
-}
-
-// Of a row some columns, as a block knows them: to be put together by the formula of Chan, Golub and LeVeque (see
-// cluster_row.h).
-struct RowShare {
-  Pair<float> mean_and_rest;      // rest: the sum of x − mean
-  Pair<float> squares_and_count;  // squares: the sum of (x − mean)²
-};
-
-// The same for what is known of a row, by its lanes, one for each block. No blocks: there is no such row.
-__device__ __forceinline__ void tell(int lane, const RowShare& known, RowShare* place, uint64_t* arrived, int blocks) {
-  if (blocks == 1) {
-    if (lane == 0) *place = known;
-  } else if (lane < blocks) {
-    const uint32_t barrier = remote_address(arrived, lane);
-    store_remote_async(remote_address(&place->mean_and_rest, lane), known.mean_and_rest, barrier);
-    store_remote_async(remote_address(&place->squares_and_count, lane), known.squares_and_count, barrier);
   }
 }
 
@@ -264,17 +238,5 @@ struct RowColumns {
     });
   }
 };
-
-// By the lanes of a row, from all shares of it; each is `kRows` after the one before.
-__device__ __forceinline__ Statistics<float> statistics_of(const RowShare* share, int shares, int width, float eps) {
-  const int lane = threadIdx.x % kRowLanes;
-  const RowShare s = lane < shares ? share[lane * kRows] : RowShare{};
-  const float count = s.squares_and_count.second;
-  const float mean = row_sum(s.mean_and_rest.first * count) / static_cast<float>(width);
-  const float off = s.mean_and_rest.first - mean;
-  const float left = row_sum(s.mean_and_rest.second + off * count);
-  const float squares = row_sum(s.squares_and_count.first + off * (2 * s.mean_and_rest.second + off * count));
-  return statistics(mean, left, squares, width, eps);
-}
 
 }  // namespace kf::KF_BACKEND::attention_block

@@ -8,6 +8,7 @@
 
 #include "cluster_attend.h"
 #include "cluster_project.h"
+#include "clusters.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_block {
@@ -48,12 +49,6 @@ inline int64_t shared_bytes(const Shares& s, int64_t heads) {
          std::max(s.warps * int64_t{sizeof(WarpMemory)}, sums);
 }
 
-// Most blocks of a cluster: more than 8 only on GPUs made for data centres; before 9.0 there are no clusters.
-inline int64_t most_blocks() {
-  const int capability = compute_capability();
-  return capability < 90 ? 1 : capability < 120 ? kMostShares : 8;
-}
-
 // With so many heads a block.
 inline Shares shares_with(const Attention& t, int warps, int64_t heads) {
   const int64_t width = t.heads * t.head_dim, blocks = ceil_div(t.heads, heads);
@@ -68,22 +63,15 @@ inline Shares shares_with(const Attention& t, int warps, int64_t heads) {
   return s;
 }
 
-// What `pieces` of work, each for 1, 2, 4 or 8 warps, take: all of their bytes, as if the warps without work had some.
-inline int64_t with_idle_warps(int64_t bytes, int64_t pieces, int warps) {
-  const int at_once = static_cast<int>(std::min<int64_t>(pieces, warps));
-  return bytes * warps / (at_once << log_warps_of_each(at_once, warps));
-}
-
 // Of all ways with clusters of up to `most` blocks the one that takes the shortest: what a block reads, and 900 KB more
-// for its begin, its end and the waits between (on an H200 they take 11 µs, and 80 KB a microsecond arrive).
-// Multiprocessors come in groups of up to 18, and a cluster lies in one; two blocks of a multiprocessor wait at the
-// same time, where memory suffices. No blocks where 16 rows do not fit into shared memory.
+// for its begin, its end and the waits between (on an H200 they take 11 µs, and 80 KB a microsecond arrive). Two blocks
+// of a multiprocessor wait at the same time, where memory suffices. No blocks where 16 rows do not fit into shared
+// memory.
 inline Shares shares_of(const Args& a, int64_t most) {
   constexpr int64_t kOverhead = 900 * 1024;
   const Attention& t = a.attention;
   const int64_t width = t.heads * t.head_dim, limit = shared_memory_limit(), element = size_of(a.dtype);
-  const bool half_seen = t.causal && t.q_length == t.k_length;
-  const int64_t keys = half_seen ? t.k_length / 2 : t.k_length, clusters = t.batch * ceil_div(t.q_length, kRows);
+  const int64_t keys = keys_seen(t), clusters = t.batch * ceil_div(t.q_length, kRows);
   Shares best{};
   int64_t least = INT64_MAX;
   for (int64_t blocks = std::min(most, t.heads); blocks > 0; --blocks) {
@@ -92,8 +80,7 @@ inline Shares shares_of(const Args& a, int64_t most) {
     Shares shares = shares_with(t, 8, heads);
     if (shared_bytes(shares, t.heads) > limit) shares = shares_with(t, 4, heads);
     if (shared_bytes(shares, t.heads) > limit || (blocks > 1 && shares.rounds > 1)) continue;
-    const int64_t at_once = std::max(multiprocessors() / 18, int64_t{1}) * (18 / blocks);
-    const int64_t waves = ceil_div(clusters, at_once), waits = 2 * shared_bytes(shares, t.heads) < limit ? 2 : 1;
+    const int64_t waves = waves_of(clusters, blocks), waits = 2 * shared_bytes(shares, t.heads) < limit ? 2 : 1;
     const int64_t bytes = with_idle_warps(heads * keys * 2 * t.head_dim * element, heads, shares.warps) +
                           with_idle_warps(shares.groups * kGroup * width * element, shares.groups, shares.warps);
     const int64_t time = ceil_div(waves, waits) * kOverhead + waves * bytes;
@@ -102,22 +89,11 @@ inline Shares shares_of(const Args& a, int64_t most) {
   return best;
 }
 
-inline attention_decode::Args attention_of(const Args& a) {
-  attention_decode::Args args{};
-  static_cast<kf::attention::Args&>(args) = attention_args(a.attention, a.dtype, nullptr, a.attention.lse);
-  return args;
-}
-
 // For `supports`: why there is no way, or "".
 inline std::string refused_shares(const Args& a) {
   const Attention& t = a.attention;
-  const std::string refused = attention::on_tensor_cores(attention_of(a), kRows);
+  const std::string refused = refused_few_rows(t, a.dtype);
   if (!refused.empty()) return refused;
-  if (t.head_dim > kHeadColumns) return "takes head_dim ≤ 64, got " + std::to_string(t.head_dim);
-  if (t.batch > 65535) return "takes at most 65535 batches, got " + std::to_string(t.batch);
-  if (t.q_length > 65535 * kRows) return "takes at most 1048560 queries, got " + std::to_string(t.q_length);
-  if (!attention::is_above_0(t.scale)) return "takes a scale above 0, got " + std::to_string(t.scale);
-  if (t.threshold != 0) return "drops none of attention's weights: it takes an `attention_p` of 0";
   if (!aligned_16(a.residual, a.proj_weight, a.proj_bias, a.weight, a.bias, a.sum, a.y, a.attended)) {
     return "takes residual, parameters and outputs that begin at multiples of 16 bytes";
   }

@@ -133,12 +133,12 @@ void launch(const Args& a, const Shares& shares, void* stream) {
   const dim3 grid(shares.blocks, static_cast<unsigned>(ceil_div(t.q_length, kRows)), static_cast<unsigned>(t.batch));
   const int threads = shares.warps * kWarpSize;
   if (shares.blocks > 1) {
-    launch_in_clusters(v5_cluster_kernel<T>, shares.blocks, grid, threads, bytes, stream, attention_of(a), rest,
-                       shares);
+    launch_in_clusters(v5_cluster_kernel<T>, shares.blocks, grid, threads, bytes, stream, attention_of(t, a.dtype),
+                       rest, shares);
   } else {
     allow_shared(v5_cluster_kernel<T>, bytes);
     v5_cluster_kernel<T>
-        <<<grid, threads, static_cast<size_t>(bytes), as_stream(stream)>>>(attention_of(a), rest, shares);
+        <<<grid, threads, static_cast<size_t>(bytes), as_stream(stream)>>>(attention_of(t, a.dtype), rest, shares);
   }
   check_launch();
 }

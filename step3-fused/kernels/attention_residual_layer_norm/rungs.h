@@ -38,10 +38,12 @@ using kf::attention_residual_layer_norm::Args;
 void v1_separate(const Args& args, void* stream);
 void v2_fused(const Args& args, void* stream);
 void v3_best(const Args& args, void* stream);
+void v4_heads(const Args& args, void* stream);
 std::string v1_separate_supports(const Args& args);
 std::string v2_fused_supports(const Args& args);
 std::string v3_best_supports(const Args& args);
 int64_t v3_best_scratch_bytes(const Args& args);
+std::string v4_heads_supports(const Args& args);
 }  // namespace kf::KF_BACKEND::attention_residual_layer_norm
 #endif
 
