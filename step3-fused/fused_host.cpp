@@ -43,10 +43,17 @@ Op<kf::attention_residual_layer_norm::Args> attention_residual_layer_norm_op() {
           emulated::attention_residual_layer_norm::rungs(), op::rungs(), [](const auto&) { return "v3_best"; }};
 }
 
+// Where there is no GPU the question is what one like those of results/ would take.
+const char* automatic_block(const kf::attention_block::Args& args) {
+#ifdef KF_WITH_CUDA
+  if (at::hasCUDA() && !gpu::attention_block::has_clusters()) return "v3_best";
+#endif
+  return kf::attention_block::automatic(args);
+}
+
 Op<kf::attention_block::Args> attention_block_op() {
   namespace op = gpu::attention_block;
-  return {"attention_block", cpu::attention_block, emulated::attention_block::rungs(), op::rungs(),
-          kf::attention_block::automatic};
+  return {"attention_block", cpu::attention_block, emulated::attention_block::rungs(), op::rungs(), automatic_block};
 }
 
 // ---- checks ----

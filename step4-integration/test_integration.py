@@ -588,6 +588,7 @@ def test_the_benchmark_of_models_writes_what_it_measured(tmp_path, monkeypatch):
     monkeypatch.setitem(gpt2_model.SIZES, "gpt2", gpt2_model.Config(n_embd=32, n_layer=1, n_head=2))
     monkeypatch.setitem(benchmark_gpt2.CASES, "cpu", [("prefill", "gpt2", 1, 8), ("train", "gpt2", 1, 8)])
     monkeypatch.setattr(sys, "argv", ["benchmark_gpt2.py", "--device", "cpu", "--output", str(path)])
+    monkeypatch.setenv("KF_BENCHMARK_SECONDS", "0.1")
     with pytest.raises(SystemExit, match="0"):
         benchmark_gpt2.main()
     rows = [(row["op"], row["impl"], row["correct"]) for row in results.read(path).rows]

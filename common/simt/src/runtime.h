@@ -209,10 +209,10 @@ class Worker {
 
   // For the watchdog, from its thread.
   struct Pulse {
-    std::atomic<std::uint64_t> switches{0};  // times that the scheduler ran
-    std::atomic<std::uint64_t> events{0};    // exits, arrivals, and polls after a change
-    std::atomic<std::uint64_t> idle{0};      // rounds over the block, one after the other, in which all threads polled
-    std::atomic<bool> waits_for_grid{false};
+    std::atomic<std::uint64_t> switches{0};   // times that the scheduler ran
+    std::atomic<std::uint64_t> events{0};     // exits, arrivals, and polls after a change
+    std::atomic<std::uint64_t> idle{0};       // rounds over the block, one after the other, in which all threads polled
+    std::atomic<bool> waits_for_grid{false};  // or for the other blocks of its cluster to begin or to end
     std::atomic<bool> spins{false};  // a thread was found in the same state again, and nothing has happened since
     // The watchdog's own notes.
     std::uint64_t seen_switches = 0, seen_events = 0, idle_at_quiet = 0;

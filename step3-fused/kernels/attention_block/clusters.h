@@ -69,8 +69,8 @@ inline int64_t with_idle_warps(int64_t bytes, int64_t pieces, int warps) {
   return bytes * warps / (at_once << log_warps_of_each(at_once, warps));
 }
 
-// How often a GPU runs as many clusters as it holds. Multiprocessors come in groups of up to 18, and a cluster lies in
-// one.
+// In how many waves a GPU runs so many clusters of `blocks` each: multiprocessors come in groups of up to 18, and a
+// cluster lies in one.
 inline int64_t waves_of(int64_t clusters, int64_t blocks) {
   return ceil_div(clusters, std::max(multiprocessors() / 18, int64_t{1}) * (18 / blocks));
 }

@@ -40,13 +40,14 @@ inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* pr
           a.dtype,   a.mean,     a.rstd,   nullptr, a.threshold, a.state, a.seed, a.offset};
 }
 
-// What `auto` takes, read off results/h100-80gb-hbm3.json: one launch for few rows of GPT-2 small or medium, the best
-// launches one after the other elsewhere. GPT-2 XL's one new token is between the two: v5 is ahead with 128 keys, and
-// behind with 1024.
+// What `auto` takes, read off results/h100-80gb-hbm3.json: one launch for few rows of GPT-2 small, and for one text of
+// GPT-2 medium; the best launches one after the other elsewhere. GPT-2 XL's one new token is between the two: v5 is
+// ahead with 128 keys, and behind with 1024. Before compute capability 9.0 v5's cluster is one block, and nobody has
+// measured it.
 inline const char* automatic(const Args& a) {
   const Attention& t = a.attention;
   const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
-  const bool few = width <= 1024 && rows <= 128 && t.k_length <= 1024;
+  const bool few = rows <= 128 && t.k_length <= 1024 && (width <= 768 ? t.batch <= 32 : width <= 1024 && t.batch == 1);
   const bool one = width <= 1600 && rows == 1 && t.k_length <= 512;
   return (few || one) && size_of(a.dtype) == 2 ? "v5_cluster" : "v3_best";
 }
@@ -78,6 +79,7 @@ Rungs<kf::attention_block::Args> rungs();
 namespace kf::gpu::attention_block {
 #ifdef KF_WITH_CUDA
 Rungs<kf::attention_block::Args> rungs();
+bool has_clusters();  // the current GPU
 #else
 inline Rungs<kf::attention_block::Args> rungs() { return {}; }
 #endif

@@ -129,22 +129,22 @@ template <class T>
 void launch(const Args& a, const Shares& shares, void* stream) {
   const Attention& t = a.attention;
   const int64_t bytes = shared_bytes(shares, t.heads);
+  const auto attention = attention_of(t, a.dtype);
   const Rest<T> rest = rest_of<T>(a);
   const dim3 grid(shares.blocks, static_cast<unsigned>(ceil_div(t.q_length, kRows)), static_cast<unsigned>(t.batch));
   const int threads = shares.warps * kWarpSize;
   if (shares.blocks > 1) {
-    launch_in_clusters(v5_cluster_kernel<T>, shares.blocks, grid, threads, bytes, stream, attention_of(t, a.dtype),
-                       rest, shares);
+    launch_in_clusters(v5_cluster_kernel<T>, shares.blocks, grid, threads, bytes, stream, attention, rest, shares);
   } else {
     allow_shared(v5_cluster_kernel<T>, bytes);
-    v5_cluster_kernel<T>
-        <<<grid, threads, static_cast<size_t>(bytes), as_stream(stream)>>>(attention_of(t, a.dtype), rest, shares);
+    v5_cluster_kernel<T><<<grid, threads, static_cast<size_t>(bytes), as_stream(stream)>>>(attention, rest, shares);
   }
   check_launch();
 }
 
 }  // namespace
 
+bool has_clusters() { return most_blocks() > 1; }  // for `auto`
 std::string v5_cluster_supports(const Args& a) { return refused_shares(a); }
 
 void v5_cluster(const Args& a, void* stream) {

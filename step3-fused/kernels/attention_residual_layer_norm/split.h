@@ -1,6 +1,9 @@
 // How attention_residual_layer_norm's v4 divides a problem: rows among clusters, heads among the blocks of one.
 #pragma once
 
+#include <stdexcept>
+#include <string>
+
 #include "../attention_block/clusters.h"
 #include "rungs.h"
 
@@ -18,16 +21,14 @@ struct alignas(128) Header {
   RowShare share[kMostShares][kRows];
 };
 
-// From a row of a block's sums to the next.
-__host__ __device__ inline int row_stride(int heads, int head_dim) { return heads * head_dim + 8; }
-
 inline int64_t shared_bytes(const Split& s, const Attention& t) {
-  const int64_t rows = int64_t{kRows} * row_stride(s.heads, static_cast<int>(t.head_dim)) * 2;
-  return int64_t{sizeof(Header)} + ceil_div(rows, 128) * 128 + s.warps * int64_t{sizeof(WarpMemory)};
+  const int64_t sums = int64_t{kRows} * s.heads * t.head_dim * 2;
+  return int64_t{sizeof(Header)} + ceil_div(sums, 128) * 128 + s.warps * int64_t{sizeof(WarpMemory)};
 }
 
 // The way that takes the shortest, of those with clusters of up to `most` blocks: as attention_block's shares_of, with
-// less for begin, end and waits. No blocks where 16 rows do not fit into shared memory.
+// less for begin, end and waits, an estimate that nobody has timed. No blocks where 16 rows do not fit into shared
+// memory.
 inline Split split_of(const Args& a, int64_t most) {
   constexpr int64_t kOverhead = 600 * 1024;
   const Attention& t = a.attention;
@@ -46,6 +47,21 @@ inline Split split_of(const Args& a, int64_t most) {
     if (time <= least) best = split, least = time;
   }
   return best;
+}
+
+// The same, of those for which the current GPU has room: a part of one may have none for a large cluster.
+template <class Kernel>
+Split split_that_runs(Kernel kernel, const Args& a) {
+  Split split = split_of(a, most_blocks());
+  while (split.blocks > 1 &&
+         clusters_at_once(kernel, split.blocks, split.warps * kWarpSize, shared_bytes(split, a.attention)) == 0) {
+    split = split_of(a, split.blocks - 1);
+  }
+  if (split.blocks == 0) {
+    throw std::runtime_error("v4_heads: this part of a GPU has no room for a cluster that keeps 16 rows of " +
+                             std::to_string(a.attention.heads) + " heads");
+  }
+  return split;
 }
 
 // For `supports`: why there is no way, or "".

@@ -1,10 +1,9 @@
 // attention_residual_layer_norm v4_heads: few rows, their heads divided among the blocks of a cluster
 //
 // Idea      Where rows are few, two launches and the wait between them cost more than the work. Who normalises a row
-// must
-//           know all of it, but of other heads no more than their mean and spread: 16 bytes. So the heads of 16 rows
-//           are divided among the blocks of a cluster. Each attends for its heads, adds the residual, tells all others
-//           what it knows of the rows' mean and variance, and normalises its own columns
+//           must know all of it, but of other heads no more than their mean and spread: 16 bytes. So the heads of 16
+//           rows are divided among the blocks of a cluster. Each attends for its heads, adds the residual, tells all
+//           others what it knows of the rows' mean and variance, and normalises its own columns
 // Since v2  Tensor cores by mma, from compute capability 8.0 on: before 9.0 a cluster is a single block. The attention
 //           is that of attention_block's v5, which has a projection to do besides: ../attention_block/cluster_attend.h
 // Launch    grid (blocks of a cluster: 1 to 16, ⌈q_length/16⌉, batch), block 256; 128 where shared memory is small.
@@ -13,8 +12,9 @@
 // Moves     3·batch·q_length·width·sizeof(T) bytes once, width = heads·head_dim: q, residual and y. And, mostly from
 //           L2, for each 16 rows the keys and values that one of them sees. FLOPs as v1
 // Limits    float16 and bfloat16; head_dim a multiple of 8 up to 64; a scale above 0; no dropout of attention's
-//           weights; q, k and v as step 2's rungs on tensor cores take them, all others at multiples of 16 bytes; 16
-//           rows of a block's heads must fit into shared memory. It rounds attention's weights and the sum
+//           weights; batch up to 65535, q_length up to 1048560; q, k and v as step 2's rungs on tensor cores take them,
+//           all others at multiples of 16 bytes; 16 rows of a block's heads must fit into shared memory. It rounds
+//           attention's weights and the sum
 #include <step1/vector.h>
 
 #include "split.h"
@@ -32,11 +32,11 @@ struct Rest {
 };
 
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
     v4_heads_kernel(const attention_decode::Args a, const Rest<T> rest, const Split split) {
   constexpr int N = 8;
   extern __shared__ __align__(128) unsigned char memory[];
-  const int width = rest.width, head_dim = static_cast<int>(a.head_dim), stride = row_stride(split.heads, head_dim);
+  const int width = rest.width, head_dim = static_cast<int>(a.head_dim), stride = split.heads * head_dim;
   auto& header = *reinterpret_cast<Header*>(memory);
   T* const sums = reinterpret_cast<T*>(memory + sizeof header);  // [kRows][stride]
   auto* const of_warps = reinterpret_cast<WarpMemory*>(memory + sizeof header + (kRows * stride * 2 + 127) / 128 * 128);
@@ -123,11 +123,7 @@ template <class T>
 void launch(const Args& a, void* stream) {
   const Attention& t = a.attention;
   const auto kernel = v4_heads_kernel<T>;
-  Split split = split_of(a, most_blocks());
-  while (split.blocks > 1 &&
-         clusters_at_once(kernel, split.blocks, split.warps * kWarpSize, shared_bytes(split, t)) == 0) {
-    split = split_of(a, split.blocks - 1);  // a part of a GPU may have no room for such a cluster
-  }
+  const Split split = split_that_runs(kernel, a);
   const auto in = [](const void* tensor) { return static_cast<const T*>(tensor); };
   const Rest<T> rest{in(a.residual),
                      in(a.weight),
