@@ -43,9 +43,9 @@ __host__ __device__ inline int fetched_bytes(const Shares& s) {
   return s.rounds == 1 ? (kRows + 3) * s.groups * kGroup * 2 : 0;
 }
 
-inline int64_t shared_bytes(const Shares& s, int64_t heads) {
+inline int64_t shared_bytes(const Shares& s, const Attention& t) {
   const int64_t sums = s.parts() * kRows * s.sum_stride() * int64_t{sizeof(float)};
-  return int64_t{sizeof(Header)} + rows_bytes(heads) + fetched_bytes(s) +
+  return int64_t{sizeof(Header)} + rows_bytes(t.heads) + fetched_bytes(s) +
          std::max(s.warps * int64_t{sizeof(WarpMemory)}, sums);
 }
 
@@ -63,30 +63,16 @@ inline Shares shares_with(const Attention& t, int warps, int64_t heads) {
   return s;
 }
 
-// Of all ways with clusters of up to `most` blocks the one that takes the shortest: what a block reads, and 900 KB more
-// for its begin, its end and the waits between (on an H200 they take 11 µs, and 80 KB a microsecond arrive). Two blocks
-// of a multiprocessor wait at the same time, where memory suffices. No blocks where 16 rows do not fit into shared
-// memory.
+// The shortest way. Its overhead is 900 KB: on an H200 begin, end and waits take 11 µs, and 80 KB a microsecond arrive.
 inline Shares shares_of(const Args& a, int64_t most) {
-  constexpr int64_t kOverhead = 900 * 1024;
   const Attention& t = a.attention;
-  const int64_t width = t.heads * t.head_dim, limit = shared_memory_limit(), element = size_of(a.dtype);
-  const int64_t keys = keys_seen(t), clusters = t.batch * ceil_div(t.q_length, kRows);
-  Shares best{};
-  int64_t least = INT64_MAX;
-  for (int64_t blocks = std::min(most, t.heads); blocks > 0; --blocks) {
-    const int64_t heads = ceil_div(t.heads, blocks);
-    if (ceil_div(t.heads, heads) != blocks) continue;  // the last blocks would have none
-    Shares shares = shares_with(t, 8, heads);
-    if (shared_bytes(shares, t.heads) > limit) shares = shares_with(t, 4, heads);
-    if (shared_bytes(shares, t.heads) > limit || (blocks > 1 && shares.rounds > 1)) continue;
-    const int64_t waves = waves_of(clusters, blocks), waits = 2 * shared_bytes(shares, t.heads) < limit ? 2 : 1;
-    const int64_t bytes = with_idle_warps(heads * keys * 2 * t.head_dim * element, heads, shares.warps) +
-                          with_idle_warps(shares.groups * kGroup * width * element, shares.groups, shares.warps);
-    const int64_t time = ceil_div(waves, waits) * kOverhead + waves * bytes;
-    if (time <= least) best = shares, least = time;
-  }
-  return best;
+  const int64_t of_group = kGroup * t.heads * t.head_dim * size_of(a.dtype);  // of its weights
+  return shortest_way(
+      t, a.dtype, most, 900 * 1024, [&](int warps, int64_t heads) { return shares_with(t, warps, heads); },
+      [&](const Shares& s) -> std::optional<int64_t> {
+        if (s.blocks > 1 && s.rounds > 1) return {};
+        return with_idle_warps(s.groups * of_group, s.groups, s.warps);
+      });
 }
 
 // For `supports`: why there is no way, or "".
@@ -100,7 +86,7 @@ inline std::string refused_shares(const Args& a) {
   if (t.heads * t.head_dim > kMostWidth) {
     return "takes heads·head_dim ≤ 4096, got " + std::to_string(t.heads * t.head_dim);
   }
-  return too_much_shared_memory(shared_bytes(shares_with(t, 4, ceil_div(t.heads, most_blocks())), t.heads),
+  return too_much_shared_memory(shared_bytes(shares_with(t, 4, ceil_div(t.heads, most_blocks())), t),
                                 "16 rows of " + std::to_string(t.heads) + " heads");
 }
 

@@ -9,6 +9,8 @@
 #include <step3/step2_attention.h>
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "cluster_attend.h"
 
@@ -78,6 +80,60 @@ inline int64_t waves_of(int64_t clusters, int64_t blocks) {
 // Of the keys the part that the mean query sees.
 inline int64_t keys_seen(const Attention& t) {
   return t.causal && t.q_length == t.k_length ? t.k_length / 2 : t.k_length;
+}
+
+// How a rung divides heads is a Way: it has `warps` of a block, `blocks` of a cluster and `heads` of a block, and
+// shared_bytes(way, t) stands beside it.
+//
+// Of all ways with clusters of up to `most` blocks the one that takes the shortest: what a block reads, and `overhead`
+// bytes more for its begin, its end and the waits between. Two blocks of a multiprocessor wait at the same time, where
+// memory suffices. with(warps, heads) makes a way, and reads(way) tells what a block of it reads besides keys and
+// values; nothing: it is none. No blocks where 16 rows do not fit into shared memory.
+template <class With, class Reads>
+auto shortest_way(const Attention& t, DType dtype, int64_t most, int64_t overhead, With with, Reads reads) {
+  const int64_t clusters = t.batch * ceil_div(t.q_length, kRows), limit = shared_memory_limit();
+  const int64_t of_head = keys_seen(t) * 2 * t.head_dim * size_of(dtype);
+  decltype(with(8, t.heads)) best{};
+  int64_t least = INT64_MAX;
+  for (int64_t blocks = std::min(most, t.heads); blocks > 0; --blocks) {
+    const int64_t heads = ceil_div(t.heads, blocks);
+    if (ceil_div(t.heads, heads) != blocks) continue;  // the last blocks would have none
+    auto way = with(8, heads);
+    if (shared_bytes(way, t) > limit) way = with(4, heads);
+    const std::optional<int64_t> more = reads(way);
+    if (shared_bytes(way, t) > limit || !more) continue;
+    const int64_t waves = waves_of(clusters, blocks), waits = 2 * shared_bytes(way, t) < limit ? 2 : 1;
+    const int64_t bytes = with_idle_warps(heads * of_head, heads, way.warps) + *more;
+    const int64_t time = ceil_div(waves, waits) * overhead + waves * bytes;
+    if (time <= least) best = way, least = time;
+  }
+  return best;
+}
+
+// Of the ways that find(most) gives the first for which the current GPU has room: where a part of one is given out, it
+// may have none for such a cluster. No blocks where none has.
+template <class Kernel, class Find>
+auto way_with_room(Kernel kernel, const Attention& t, Find find) {
+  auto way = find(most_blocks());
+  while (way.blocks > 1 && clusters_at_once(kernel, way.blocks, way.warps * kWarpSize, shared_bytes(way, t)) == 0) {
+    way = find(way.blocks - 1);
+  }
+  return way;
+}
+
+// A block for each 16 rows of a batch and each block of a cluster; kernel(arguments…, way).
+template <class Way, class... Params, class... Arguments>
+void launch_way(void (*kernel)(Params...), const Attention& t, const Way& way, void* stream, Arguments... arguments) {
+  const dim3 grid(way.blocks, static_cast<unsigned>(ceil_div(t.q_length, kRows)), static_cast<unsigned>(t.batch));
+  const int threads = way.warps * kWarpSize;
+  const int64_t bytes = shared_bytes(way, t);
+  if (way.blocks > 1) {
+    launch_in_clusters(kernel, way.blocks, grid, threads, bytes, stream, arguments..., way);
+  } else {
+    allow_shared(kernel, bytes);
+    kernel<<<grid, threads, static_cast<size_t>(bytes), as_stream(stream)>>>(arguments..., way);
+  }
+  check_launch();
 }
 
 inline attention_decode::Args attention_of(const Attention& t, DType dtype) {

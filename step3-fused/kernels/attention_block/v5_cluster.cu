@@ -125,36 +125,19 @@ __global__ void __launch_bounds__(256, 2)
   }
 }
 
-template <class T>
-void launch(const Args& a, const Shares& shares, void* stream) {
-  const Attention& t = a.attention;
-  const int64_t bytes = shared_bytes(shares, t.heads);
-  const auto attention = attention_of(t, a.dtype);
-  const Rest<T> rest = rest_of<T>(a);
-  const dim3 grid(shares.blocks, static_cast<unsigned>(ceil_div(t.q_length, kRows)), static_cast<unsigned>(t.batch));
-  const int threads = shares.warps * kWarpSize;
-  if (shares.blocks > 1) {
-    launch_in_clusters(v5_cluster_kernel<T>, shares.blocks, grid, threads, bytes, stream, attention, rest, shares);
-  } else {
-    allow_shared(v5_cluster_kernel<T>, bytes);
-    v5_cluster_kernel<T><<<grid, threads, static_cast<size_t>(bytes), as_stream(stream)>>>(attention, rest, shares);
-  }
-  check_launch();
-}
-
 }  // namespace
 
 bool has_clusters() { return most_blocks() > 1; }  // for `auto`
 std::string v5_cluster_supports(const Args& a) { return refused_shares(a); }
 
 void v5_cluster(const Args& a, void* stream) {
-  Shares shares = shares_of(a, most_blocks());
-  // Where a part of a GPU is given out, it may have no room for such a cluster. There always is some for one block.
-  while (shares.blocks > 1 && clusters_at_once(v5_cluster_kernel<__half>, shares.blocks, shares.warps * kWarpSize,
-                                               shared_bytes(shares, a.attention.heads)) == 0) {
-    shares = shares_of(a, shares.blocks - 1);
-  }
-  with_half_type(a.dtype, [&](auto type) { launch<typename decltype(type)::element>(a, shares, stream); });
+  const Attention& t = a.attention;
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    const auto kernel = v5_cluster_kernel<T>;
+    const Shares shares = way_with_room(kernel, t, [&](int64_t most) { return shares_of(a, most); });
+    launch_way(kernel, t, shares, stream, attention_of(t, a.dtype), rest_of<T>(a));
+  });
 }
 
 }  // namespace kf::KF_BACKEND::attention_block

@@ -17,6 +17,8 @@
 //           attention's weights and the sum
 #include <step1/vector.h>
 
+#include <stdexcept>
+
 #include "split.h"
 
 namespace kf::KF_BACKEND::attention_residual_layer_norm {
@@ -120,29 +122,17 @@ __global__ void __launch_bounds__(256, 2)
 }
 
 template <class T>
-void launch(const Args& a, void* stream) {
-  const Attention& t = a.attention;
-  const auto kernel = v4_heads_kernel<T>;
-  const Split split = split_that_runs(kernel, a);
-  const auto in = [](const void* tensor) { return static_cast<const T*>(tensor); };
-  const Rest<T> rest{in(a.residual),
-                     in(a.weight),
-                     in(a.bias),
-                     static_cast<T*>(a.y),
-                     static_cast<T*>(a.attended),
-                     kept_of<T>(a),
-                     static_cast<int>(t.heads * t.head_dim),
-                     static_cast<float>(a.eps)};
-  const dim3 grid(split.blocks, static_cast<unsigned>(ceil_div(t.q_length, kRows)), static_cast<unsigned>(t.batch));
-  const int threads = split.warps * kWarpSize;
-  const int64_t bytes = shared_bytes(split, t);
-  if (split.blocks > 1) {
-    launch_in_clusters(kernel, split.blocks, grid, threads, bytes, stream, attention_of(t, a.dtype), rest, split);
-  } else {
-    allow_shared(kernel, bytes);
-    kernel<<<grid, threads, static_cast<size_t>(bytes), as_stream(stream)>>>(attention_of(t, a.dtype), rest, split);
-  }
-  check_launch();
+Rest<T> rest_of(const Args& a) {
+  Rest<T> rest{};
+  rest.residual = static_cast<const T*>(a.residual);
+  rest.weight = static_cast<const T*>(a.weight);
+  rest.bias = static_cast<const T*>(a.bias);
+  rest.y = static_cast<T*>(a.y);
+  rest.attended = static_cast<T*>(a.attended);
+  rest.kept = kept_of<T>(a);
+  rest.width = static_cast<int>(a.attention.heads * a.attention.head_dim);
+  rest.eps = static_cast<float>(a.eps);
+  return rest;
 }
 
 }  // namespace
@@ -150,7 +140,17 @@ void launch(const Args& a, void* stream) {
 std::string v4_heads_supports(const Args& a) { return refused_split(a); }
 
 void v4_heads(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) { launch<typename decltype(type)::element>(a, stream); });
+  const Attention& t = a.attention;
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    const auto kernel = v4_heads_kernel<T>;
+    const Split split = way_with_room(kernel, t, [&](int64_t most) { return split_of(a, most); });
+    if (split.blocks == 0) {  // fewer blocks have more heads each
+      throw std::runtime_error("v4_heads: this part of a GPU has no room for a cluster that keeps 16 rows of " +
+                               std::to_string(t.heads) + " heads");
+    }
+    launch_way(kernel, t, split, stream, attention_of(t, a.dtype), rest_of<T>(a));
+  });
 }
 
 }  // namespace kf::KF_BACKEND::attention_residual_layer_norm
