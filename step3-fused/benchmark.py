@@ -115,6 +115,14 @@ QKV = {
     "full": [(16384, 768, 2304, HALF)],
 }
 PROJECTIONS = DOWNWARD | {"full": [DOWN, SQUARE]}
+# Where a residual is added and nothing dropped, at more sizes: GPT-2's four widths, many rows and few.
+RESIDUALS = [
+    *((rows, 768, 768, HALF) for rows in (128, 1024, 4096, 32768)),
+    (1024, 3072, 768, HALF),
+    *((8192, width, width, HALF) for width in (1024, 1280, 1600)),
+    (32768, 1600, 1600, HALF),
+    (16384, 6400, 1600, HALF),
+]
 EITHER = UPWARD | {"full": [UP, DOWN]}
 # rows, width, inner, dtype
 MLP = {
@@ -740,6 +748,7 @@ def linear_cases(size: str, device: str) -> list[benchmarks.Case]:
         *(gelu_linear_backward_case(*case, device=device) for case in DOWNWARD[size]),
         *(layer_norm_linear_case(*case, device=device) for case in QKV[size]),
         *(dropout_residual_case(*case, p=p, device=device) for case in PROJECTIONS[size] for p in (P, 0)),
+        *(dropout_residual_case(*case, p=0, device=device) for case in RESIDUALS if size == "full"),
         *(dropout_backward_case(*case, device=device) for case in PROJECTIONS[size]),
         *(mlp_case(*case, keep=False, device=device) for case in MLP[size]),
         *(mlp_case(*case, keep=True, device=device) for case in MLP[size][:2]),
@@ -757,6 +766,12 @@ def cases(size: str, device: str) -> list[benchmarks.Case]:
         *(
             attention_case("attention_residual_layer_norm", attention_residual_layer_norm, *case, device)
             for case in ATTENTION[size]
+        ),
+        *(
+            attention_case(
+                "attention_residual_layer_norm", attention_residual_layer_norm, b, h, 1, d, HALF, device, keys
+            )
+            for b, h, d, keys in DECODE.get(size, [])
         ),
         *(attention_case("attention_block", attention_block, *case, device) for case in BLOCK[size]),
         *(

@@ -37,23 +37,27 @@ Op<kf::residual_layer_norm::Args> residual_layer_norm_op() {
           kf::residual_layer_norm::automatic};
 }
 
+// Whether the GPU is older than those of results/. Where there is none the question is what one like those would take.
+bool without_clusters() {
+#ifdef KF_WITH_CUDA
+  return at::hasCUDA() && !gpu::attention_block::has_clusters();
+#else
+  return false;
+#endif
+}
+
 Op<kf::attention_residual_layer_norm::Args> attention_residual_layer_norm_op() {
   namespace op = gpu::attention_residual_layer_norm;
   return {"attention_residual_layer_norm", cpu::attention_residual_layer_norm,
-          emulated::attention_residual_layer_norm::rungs(), op::rungs(), [](const auto&) { return "v3_best"; }};
-}
-
-// Where there is no GPU the question is what one like those of results/ would take.
-const char* automatic_block(const kf::attention_block::Args& args) {
-#ifdef KF_WITH_CUDA
-  if (at::hasCUDA() && !gpu::attention_block::has_clusters()) return "v3_best";
-#endif
-  return kf::attention_block::automatic(args);
+          emulated::attention_residual_layer_norm::rungs(), op::rungs(), [](const auto& args) {
+            return without_clusters() ? "v3_best" : kf::attention_residual_layer_norm::automatic(args);
+          }};
 }
 
 Op<kf::attention_block::Args> attention_block_op() {
   namespace op = gpu::attention_block;
-  return {"attention_block", cpu::attention_block, emulated::attention_block::rungs(), op::rungs(), automatic_block};
+  return {"attention_block", cpu::attention_block, emulated::attention_block::rungs(), op::rungs(),
+          [](const auto& args) { return without_clusters() ? "v3_best" : kf::attention_block::automatic(args); }};
 }
 
 // ---- checks ----

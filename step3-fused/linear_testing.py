@@ -50,6 +50,7 @@ TENSOR_CORES = (
     "v10_rows",
     "v2_mma",
     "v3_hopper",
+    "v5_in_place",
     "v5_rows",
     "v6_one_launch",
     "v7_inner",

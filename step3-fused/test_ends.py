@@ -169,7 +169,7 @@ def able(op, rung, device, rows, depth, width, dtype, transposed):
     """test_a_rung_refuses_what_it_says holds the rungs to it."""
     if rung == "v4_cublaslt":
         return device == "cuda" and (op != "linear_gelu" or (width % 8 == 0 and dtype in HALF_TYPES))
-    if rung == "v3_hopper" and op in ("linear_bias_dropout_residual", "gelu_linear_backward", "mlp"):
+    if rung in ("v3_hopper", "v5_in_place") and op in ("linear_bias_dropout_residual", "gelu_linear_backward", "mlp"):
         if depth % 8 or width % 8:  # what the end reads comes by TMA
             return False
     if op == "gelu_linear_backward":  # the product for x, whose depth is the layer's width; any rung for the weight's
@@ -181,8 +181,8 @@ def able(op, rung, device, rows, depth, width, dtype, transposed):
 
 
 def drops(op, rung):
-    """Whether the rung has dropout; `check` holds the one without to it."""
-    return "dropout" in op and rung != "v4_cublaslt"
+    """Whether the rung has dropout; `check` holds those without to it."""
+    return "dropout" in op and rung not in ("v4_cublaslt", "v5_in_place")
 
 
 def check(op, end, inputs, rung, *, transposed=False, options=None, **more):
@@ -209,7 +209,12 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 either_way = pytest.mark.parametrize("transposed", [False, True], ids=["depth-width", "width-depth"])
 
-ALIGNED = (("linear_gelu", "v4_cublaslt"), ("mlp", "v6_one_launch"))  # these write to aligned memory only
+# These write to aligned memory only.
+ALIGNED = (
+    ("linear_gelu", "v4_cublaslt"),
+    ("linear_bias_dropout_residual", "v5_in_place"),
+    ("mlp", "v6_one_launch"),
+)
 SHAPES = [(1, 1, 1), (6, 3, 7), (4, 48, 24), (24, 66, 130), (64, 200, 136), (136, 72, 264)]
 
 
@@ -269,7 +274,7 @@ def test_gpt2s_shapes(transposed, op, device, rung):
 @every_rung
 def test_more_tiles_than_multiprocessors(op, device, rung):
     """Persistent blocks take tile after tile: what an epilogue reads comes while another tile is computed."""
-    if device == "cuda" and rung in ("v3_hopper", "v6_one_launch"):
+    if device == "cuda" and rung in ("v3_hopper", "v5_in_place", "v6_one_launch"):
         end = ENDS[op][0]
         check(op, end, end.inputs(4000, 832, 2600, torch.bfloat16, device, False), rung, layouts=False)
 
@@ -281,6 +286,33 @@ def test_each_width_of_tiles(shape, op):
     for end in ENDS[op]:
         rows, depth, width = (shape[0], *shape[:0:-1]) if end.backward else shape
         check(op, end, end.inputs(rows, depth, width, torch.bfloat16, "cpu", False), "v3_hopper", layouts=False)
+
+
+# Tiles of 256, 192, 128 and 64 columns, so 4, 3, 2 and 1 rounds a tile; one step a tile, and many tiles a block.
+@pytest.mark.parametrize(
+    "shape",
+    [(1100, 72, 1000), (1100, 200, 760), (260, 72, 2000), (130, 72, 1096), (64, 72, 200), (2100, 64, 2600)],
+    ids=str,
+)
+@either_way
+def test_v5_in_place_with_each_width_of_tiles(shape, transposed):
+    """It takes its rounds of 64 columns in turn through two places, whatever a tile has of them."""
+    end = ENDS["linear_bias_dropout_residual"][0]
+    inputs = end.inputs(*shape, torch.bfloat16, "cpu", transposed)
+    got = step3_fused.linear_bias_dropout_residual(*inputs, transposed=transposed, rung="v5_in_place")
+    want = end.formula(
+        *(t.float() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in inputs),
+        transposed=transposed,
+    )
+    torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
+    assert torch.equal(got, step3_fused.linear_bias_dropout_residual(*inputs, transposed=transposed, rung="v3_hopper"))
+
+
+def test_v5_in_place_refuses_a_y_that_tma_cannot_write():
+    inputs = ENDS["linear_bias_dropout_residual"][0].inputs(16, 72, 136, torch.bfloat16, "cpu", False)
+    whole = torch.empty(16 * 136 + 1, dtype=torch.bfloat16)
+    with testing.raises(ValueError, "rung 'v5_in_place' takes a y that begins at a multiple of 16 bytes"):
+        torch.ops.step3_fused.linear_bias_dropout_residual.out(*inputs, y=whole[1:].view(16, 136), rung="v5_in_place")
 
 
 @pytest.mark.parametrize("op", ["linear_gelu", "linear_bias_dropout_residual", "gelu_linear_backward"])
@@ -605,7 +637,7 @@ def test_the_contract_tells_one_gelu_from_the_other(device):
 def test_it_is_registered_as_torch_wants_it(op, device, rung):
     dtype = torch.bfloat16 if rung in TENSOR_CORES else torch.float32
     if able(op, rung, device, 8, 8, 16, dtype, False):
-        for end in ENDS[op][: 2 if rung != "v4_cublaslt" else 1]:
+        for end in ENDS[op][: 1 if rung in ("v4_cublaslt", "v5_in_place") else 2]:
             testing.check_op(step3_fused, op, end.inputs((2, 4), 8, 16, dtype, device, False), {"rung": rung})
 
 

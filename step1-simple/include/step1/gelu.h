@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 #include <kf/numeric.h>
+#include <step1/approximate.h>
 
 namespace kf::KF_BACKEND {
 
@@ -61,27 +62,6 @@ __device__ __forceinline__ C gelu_slope(C x) {
 }
 
 // ---- in as few instructions as float32 allows ----
-
-// 2^x and 1/x by the special-function unit: one instruction each, relative error about 2^-22. The functions exp2f and
-// a division by `/` add instructions for denormal numbers and for the last bit.
-__device__ __forceinline__ float exp2_approx(float x) {
-#ifdef __CUDA_ARCH__
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return exp2f(x);
-#endif
-}
-__device__ __forceinline__ float reciprocal_approx(float x) {
-#ifdef __CUDA_ARCH__
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return 1.0f / x;
-#endif
-}
 
 // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2u)), and exp(-2u) is 2^(x (a + b x^2)): the constants of u, of the 2 and of
 // log2(e) are multiplied beforehand. tanhf takes about twenty instructions and a branch; this takes six.

@@ -117,6 +117,13 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
   }
 }
 
+// The same by a whole warp, which goes on together. After mbarrier_wait the compiler does not know whether lanes have
+// met again, and may keep what they have in common, as wgmma's descriptors, in registers of each.
+__device__ __forceinline__ void mbarrier_wait_together(uint64_t* barrier, uint32_t parity) {
+  while (!__all_sync(0xffffffffu, mbarrier_try_wait(barrier, parity))) {
+  }
+}
+
 // The same where blocks of a cluster arrive: what they did before is seen afterwards.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

@@ -7,19 +7,13 @@
 
 #include <cuda_runtime.h>
 #include <math.h>
+#include <step1/approximate.h>
 
 namespace kf::KF_BACKEND {
 
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 constexpr double kLog2e = 1.4426950408889634;  // eˣ is 2 to the power of x·log₂e
-
-// 2ˣ in one instruction: relative error 2⁻²², below 2⁻¹²⁶ it gives 0. PTX: ex2.approx.ftz
-__device__ __forceinline__ float exp2_approx(float x) {
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-  return power;
-}
 
 // How far, in powers of 2, the maximum that a rung subtracts may stay behind the true one. Weights are then at most 2⁸
 // times what they would be, which changes neither their relative error nor the quotient, and what was accumulated is

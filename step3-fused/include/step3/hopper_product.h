@@ -223,7 +223,19 @@ struct Rounded {
     put<kSlicesARound>(stage, round, [](uint32_t (&)[4], const T*) {});
   }
 
-  // The same; first change(r, place) of each four registers, which stmatrix takes to `place`, this lane's address.
+  // The same, where what is to be added lies in the stage: sums come in its place.
+  __device__ __forceinline__ void add(T* stage, int round) const {
+    put<1>(stage, round, [](uint32_t (&r)[4], const T* there) {
+      Packed<T> sums{{r[0], r[1], r[2], r[3]}}, more;
+      ldmatrix(more.word, there);
+      sums = sum_of(sums, more);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) r[i] = sums.word[i];
+    });
+  }
+
+  // The same as `put`; first change(r, place) of each four registers, which stmatrix takes to `place`, this lane's
+  // address.
   template <int kSlicesARound, class F>
   __device__ __forceinline__ void put(T* stage, int round, F change) const {
     put_if<kSlicesARound, 0>(stage, round, change);
@@ -356,6 +368,18 @@ __device__ __forceinline__ void bring_bias(T* to, const T* bias, int column, int
   }
 }
 
+// Brings each tile's bias to shared memory. By a warp of the producer's warpgroup.
+template <class Tile, class T, class Shared>
+__device__ __forceinline__ void bring_biases(Shared& shared, const Schedule& schedule, const T* bias, int width) {
+  Ring<2> ring;
+  for_each_work<Tile>(schedule, [&](const Schedule::Work& work) {
+    mbarrier_wait(&shared.bias_empty[ring.place], ring.phase ^ 1);
+    bring_bias<Tile>(shared.bias[ring.place], bias, work.column * Tile::kWidth, width);
+    mbarrier_arrive(&shared.bias_full[ring.place]);
+    ring.advance();
+  });
+}
+
 // What becomes of the sums: they are rounded, after the bias was added, and the epilogue gets them, eight neighbours at
 // a time. TMA carries away what is to be written, and brings what is to be read: were it loaded into registers, each
 // load would have to arrive before the next product may begin.
@@ -380,16 +404,9 @@ struct RoundThen {
     for (auto& of_warp : shared.arrived) mbarrier_init(&of_warp[0], 1), mbarrier_init(&of_warp[1], 1);
   }
 
-  // Brings each tile's bias to shared memory. By a warp of the producer's warpgroup.
   template <class Tile>
   __device__ __forceinline__ void prepare(Shared<Tile>& shared, const Schedule& schedule) const {
-    Ring<2> ring;
-    for_each_work<Tile>(schedule, [&](const Schedule::Work& work) {
-      mbarrier_wait(&shared.bias_empty[ring.place], ring.phase ^ 1);
-      bring_bias<Tile>(shared.bias[ring.place], bias, work.column * Tile::kWidth, width);
-      mbarrier_arrive(&shared.bias_full[ring.place]);
-      ring.advance();
-    });
+    bring_biases<Tile>(shared, schedule, bias, width);
   }
 
   template <class Tile>
@@ -454,7 +471,7 @@ struct RoundThen {
       __syncwarp();  // nobody reads the stage any more
       w.rounded.template put<Stage::kSlicesARound>(stage.sums(), round);
       __syncwarp();  // and now it is written
-      if (Epilogue::kReads) mbarrier_wait(&shared.arrived[warp][w.round % 2], w.round / 2 % 2);
+      if (Epilogue::kReads) mbarrier_wait_together(&shared.arrived[warp][w.round % 2], w.round / 2 % 2);
     }
     if (kPlain && by_tma) {
       w.part += Stage::kPartsARound;
@@ -625,6 +642,25 @@ inline std::string refused_read(const void* matrix, int64_t width) {
   return aligned_16(matrix) ? "" : "takes matrices that begin at multiples of 16 bytes";
 }
 
+// `finish`: what becomes of the sums.
+template <class Tile, class T, class Finish>
+void launch_with_end(const Product& p, const EndMaps& maps, const Finish& finish, void* stream) {
+  const Maps operands = maps_of<Tile, T>(p);
+  const Schedule schedule = schedule_of<Tile>(p);
+  const int64_t clusters = std::min<int64_t>(schedule.count(), multiprocessors() / Tile::kBlocks);
+  const dim3 grid(static_cast<unsigned>(clusters * Tile::kBlocks));
+  constexpr int64_t kBytes = sizeof(typename Finish::template Shared<Tile>);
+  const auto kernel = product_kernel<Tile, T, Finish>;
+  if constexpr (Tile::kBlocks > 1) {
+    launch_in_clusters(kernel, Tile::kBlocks, grid, kThreads, kBytes, stream, operands.a, operands.b, maps, schedule,
+                       finish);
+  } else {
+    allow_shared(kernel, kBytes);
+    kernel<<<grid, kThreads, kBytes, as_stream(stream)>>>(operands.a, operands.b, maps, schedule, finish);
+    check_launch();
+  }
+}
+
 template <class Tile, class T, class Prologue, class E>
 void launch_product(const Product& p, const Prologue& prologue, const E& epilogue, void* stream) {
   const bool by_tma = epilogue.out.vectors && (!E::kWrites || epilogue.written.vectors);
@@ -634,12 +670,7 @@ void launch_product(const Product& p, const Prologue& prologue, const E& epilogu
   if constexpr (E::kReads) maps.read = map_of_rows(epilogue.read);
   const RoundThen<T, Prologue, E> finish{
       static_cast<const T*>(p.bias), static_cast<int>(p.rows), static_cast<int>(p.width), by_tma, prologue, epilogue};
-  const Maps operands = maps_of<Tile, T>(p);
-  const Schedule schedule = schedule_of<Tile>(p);
-  const int64_t clusters = std::min<int64_t>(schedule.count(), multiprocessors() / Tile::kBlocks);
-  launch_in_clusters(product_kernel<Tile, T, RoundThen<T, Prologue, E>>, Tile::kBlocks,
-                     dim3(static_cast<unsigned>(clusters * Tile::kBlocks)), kThreads, sizeof(StagedShared<Tile, T, E>),
-                     stream, operands.a, operands.b, maps, schedule, finish);
+  launch_with_end<Tile, T>(p, maps, finish, stream);
 }
 
 // What a multiprocessor, or a cluster of them, has to do at most, in columns of 128 rows; and what a tile costs

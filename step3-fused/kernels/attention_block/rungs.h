@@ -40,7 +40,7 @@ inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* pr
           a.dtype,   a.mean,     a.rstd,   nullptr, a.threshold, a.state, a.seed, a.offset};
 }
 
-// What `auto` takes, read off results/h100-80gb-hbm3.json: one launch for few rows of GPT-2 small, and for one text of
+// What `auto` takes, read off results/h200.json: one launch for few rows of GPT-2 small, and for one text of
 // GPT-2 medium; the best launches one after the other elsewhere. GPT-2 XL's one new token is between the two: v5 is
 // ahead with 128 keys, and behind with 1024. Before compute capability 9.0 v5's cluster is one block, and nobody has
 // measured it.

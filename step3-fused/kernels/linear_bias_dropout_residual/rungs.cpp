@@ -8,6 +8,7 @@ constexpr Rung<Args> kRungs[] = {
     {"v2_mma", v2_mma, v2_mma_supports, nullptr, "the product"},
     {"v3_hopper", v3_hopper, v3_hopper_supports, nullptr, "the product"},
     {"v4_cublaslt", v4_cublaslt, v4_cublaslt_supports, v4_cublaslt_scratch_bytes, "sums of parts, at some sizes"},
+    {"v5_in_place", v5_in_place, v5_in_place_supports, nullptr, "the product"},
 };
 
 }  // namespace

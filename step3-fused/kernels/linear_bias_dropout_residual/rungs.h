@@ -29,7 +29,7 @@ struct Args {
 
 // What `auto` takes, read off results/h200.json; few rows are measured as mlp's, without dropout.
 inline const char* automatic(const Args& a) {
-  if (a.threshold == 0) return "v4_cublaslt";
+  if (a.threshold == 0) return a.rows >= 8192 ? "v5_in_place" : "v4_cublaslt";
   return a.rows <= 64 ? "v1_separate" : "v3_hopper";
 }
 
@@ -49,6 +49,8 @@ std::string v3_hopper_supports(const Args& args);
 void v4_cublaslt(const Args& args, void* stream);
 std::string v4_cublaslt_supports(const Args& args);
 int64_t v4_cublaslt_scratch_bytes(const Args& args);
+void v5_in_place(const Args& args, void* stream);
+std::string v5_in_place_supports(const Args& args);
 }  // namespace kf::KF_BACKEND::linear_bias_dropout_residual
 #endif
 

@@ -254,19 +254,12 @@ struct BothEnds {
     if (residual) {
       // A tile takes each place kRounds / 2 times. If that is even the phases are those of any other tile.
       const int before = kRounds / 2 % 2 == 0 ? 0 : second - 1;
-      mbarrier_wait(&shared.arrived[warp()][round % 2], (before + round / 2) % 2);
+      mbarrier_wait_together(&shared.arrived[warp()][round % 2], (before + round / 2) % 2);
     } else {
       if (leader()) tma_store_wait_read<1>();
       __syncwarp();
     }
-    rounded.template put<1>(place, round, [&](uint32_t (&r)[4], const T* there) {
-      if (!residual) return;
-      Packed<T> sums{{r[0], r[1], r[2], r[3]}}, more;
-      ldmatrix(more.word, there);
-      sums = sum_of(sums, more);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) r[i] = sums.word[i];
-    });
+    residual ? rounded.add(place, round) : rounded.template put<1>(place, round);
     store(work, &maps.out[1], place, nullptr, nullptr, round);
   }
 

@@ -31,7 +31,7 @@ __device__ __forceinline__ void consume(BothShared<Tile, T>& shared, const BothM
   BothEnds<Tile, T, Gelu> ends(shared, maps, gelu, layers);
   for (;;) {
     const int place = ends.tile % 2, phase = ends.tile / 2 % 2;
-    mbarrier_wait(&shared.announced[place], phase);
+    mbarrier_wait_together(&shared.announced[place], phase);
     const int layer = shared.work[ends.tile % 4].layer;
     // Before this warp waits for others, it finishes what others may wait for.
     const auto& ring = consumer.ring;
@@ -48,7 +48,7 @@ __device__ __forceinline__ void consume(BothShared<Tile, T>& shared, const BothM
     }
     ends.begin();
     consumer.wait();
-    mbarrier_wait(&shared.bias_full[place], phase);
+    mbarrier_wait_together(&shared.bias_full[place], phase);
     ends.rounded.take(consumer.sum, shared.bias[place]);
     mbarrier_arrive(&shared.done[place]);
   }
