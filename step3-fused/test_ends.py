@@ -291,7 +291,16 @@ def test_each_width_of_tiles(shape, op):
 # Tiles of 256, 192, 128 and 64 columns, so 4, 3, 2 and 1 rounds a tile; one step a tile, and many tiles a block.
 @pytest.mark.parametrize(
     "shape",
-    [(1100, 72, 1000), (1100, 200, 760), (260, 72, 2000), (130, 72, 1096), (64, 72, 200), (2100, 64, 2600)],
+    [
+        (1100, 72, 1000),
+        (1100, 200, 760),
+        (260, 72, 2000),
+        (130, 72, 1096),
+        (64, 72, 200),
+        (4000, 64, 64),
+        (4000, 72, 64),
+        (2100, 64, 2600),
+    ],
     ids=str,
 )
 @either_way

@@ -694,8 +694,9 @@ void with_tile_width(const Product& p, F&& f) {
   f(std::integral_constant<int, 128>{});
 }
 
-// The same for the fused ends. Tiles of 256 columns come in clusters of two; with them an epilogue has some thirty
-// registers, with tiles of 192, alone, some eighty, and shared memory for what it reads: a heavy end takes these.
+// The same for ends that are an Epilogue. Tiles of 256 columns come in clusters of two; with them an epilogue has some
+// thirty registers, with tiles of 192, alone, some eighty, and shared memory for what it reads: a heavy end takes
+// these.
 enum class Ends { kLight, kHeavy };
 
 template <Ends kEnds, Major kA, Major kB, class F>
