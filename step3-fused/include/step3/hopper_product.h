@@ -368,6 +368,14 @@ __device__ __forceinline__ void bring_bias(T* to, const T* bias, int column, int
   }
 }
 
+// By one thread: the barriers of the bias, and of what an end reads.
+template <class Shared>
+__device__ __forceinline__ void init_end(Shared& shared) {
+  for (uint64_t& full : shared.bias_full) mbarrier_init(&full, kWarpSize);
+  for (uint64_t& empty : shared.bias_empty) mbarrier_init(&empty, kConsumers * kWarpgroupSize);
+  for (auto& of_warp : shared.arrived) mbarrier_init(&of_warp[0], 1), mbarrier_init(&of_warp[1], 1);
+}
+
 // Brings each tile's bias to shared memory. By a warp of the producer's warpgroup.
 template <class Tile, class T, class Shared>
 __device__ __forceinline__ void bring_biases(Shared& shared, const Schedule& schedule, const T* bias, int width) {
@@ -399,9 +407,7 @@ struct RoundThen {
 
   template <class Tile>
   __device__ __forceinline__ void init(Shared<Tile>& shared) const {
-    for (uint64_t& full : shared.bias_full) mbarrier_init(&full, kWarpSize);
-    for (uint64_t& empty : shared.bias_empty) mbarrier_init(&empty, kConsumers * kWarpgroupSize);
-    for (auto& of_warp : shared.arrived) mbarrier_init(&of_warp[0], 1), mbarrier_init(&of_warp[1], 1);
+    init_end(shared);
   }
 
   template <class Tile>

@@ -101,9 +101,7 @@ struct AddInPlace {
 
   template <class Tile>
   __device__ __forceinline__ void init(Shared<Tile>& shared) const {
-    for (uint64_t& full : shared.bias_full) mbarrier_init(&full, kWarpSize);
-    for (uint64_t& empty : shared.bias_empty) mbarrier_init(&empty, kConsumers * kWarpgroupSize);
-    for (auto& of_warp : shared.arrived) mbarrier_init(&of_warp[0], 1), mbarrier_init(&of_warp[1], 1);
+    hopper::init_end(shared);
   }
 
   template <class Tile>
