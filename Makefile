@@ -47,7 +47,7 @@ tour: $(READY) ## a walk through the four stages: builds, checks and times every
 	$(KF) tour
 
 test: build ## all that can be tested on this machine
-	"$(PYTHON)" -m pytest $(PROCESSES) --schedules=$(SCHEDULES) tests common $(STAGES)
+	"$(PYTHON)" -m pytest $(PROCESSES) --schedules=$(SCHEDULES) -m "not long" tests common $(STAGES)
 
 bench: build ## every rung beside every peer, stage by stage
 	$(KF) bench

@@ -11,9 +11,9 @@ from glob import glob
 from setuptools import setup
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion.build import StageExtension, build_ext  # noqa: E402
+from kernel_fusion.build import Borrowed, StageExtension, build_ext  # noqa: E402
 
-ATTENTION = "../step2-attention/kernels/attention"  # which rungs of this stage begin with
+ATTENTION = Borrowed("../step2-attention/kernels/attention", ["../step2-attention/include", "../step1-simple/include"])
 
 setup(
     name="step3_fused",
@@ -22,8 +22,9 @@ setup(
         StageExtension(
             "step3_fused._C",
             host=["fused_host.cpp", "fused_cpu.cpp", "linear_host.cpp", "linear_cpu.cpp", "pybind.cpp"],
-            kernels=sorted(glob("kernels/*/*.cu") + glob(f"{ATTENTION}/*.cu")),  # by nvcc, and for the emulation
-            tables=sorted(glob("kernels/*/rungs.cpp") + [f"{ATTENTION}/rungs.cpp"]),  # one table of rungs a backend
+            kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
+            tables=sorted(glob("kernels/*/rungs.cpp")),  # likewise: one table of rungs a backend
+            borrowed=[ATTENTION],
             include_dirs=[
                 "include",
                 "../step1-simple/include",

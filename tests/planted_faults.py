@@ -158,7 +158,7 @@ class Library:
     def __init__(self, stage: str):
         self.stage = ROOT / stage
         output_of([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], self.stage)
-        (ninja_file,) = self.stage.glob("build/temp.*/build.ninja")
+        (ninja_file,) = ROOT.glob(f"build/temp.*/{stage}.ninja")
         (self.place,) = self.stage.glob("*/_C*.so")
         self.build = ninja_file.parent
         ninja = [str(Path(sys.executable).with_name("ninja")), "-f", str(ninja_file), "-t"]
@@ -175,19 +175,16 @@ class Library:
         each of its files.
         """
         tested = re.search(r"\[.*\b(v\d_\w+)", test)
-        changed, compiled = {str(ROOT / file)}, []
-        rewritten = self.build / "rewritten"
-        shutil.copytree(rewritten, tree / rewritten.relative_to(ROOT))
+        compiled = []
         *compilations, link = self.steps  # in the order in which ninja would do them
         for step in compilations:
             made_of = self.made_of.get(step["output"], set()) | {str(Path(step["file"]).resolve())}
-            rung = re.fullmatch(r"(v\d_\w+)\.cu\.cpp", Path(step["file"]).name)
-            if not changed & made_of or (tested and rung and rung[1] != tested[1]):
+            rung = re.fullmatch(r"(v\d_\w+)\.cu", Path(step["file"]).name)
+            if str(ROOT / file) not in made_of or (tested and rung and rung[1] != tested[1]):
                 continue
             Path(moved(step["output"], tree)).parent.mkdir(parents=True, exist_ok=True)
-            flags = "" if step["output"].startswith(str(rewritten)) else " -w"  # a fault may leave a variable unused
-            output_of(["sh", "-c", moved(step["command"], tree) + flags], self.build)
-            changed.add(step["output"])
+            # -w: a fault may leave a variable unused.
+            output_of(["sh", "-c", moved(step["command"], tree) + " -w"], self.build)
             compiled.append(step["output"])
         if not compiled:
             raise Failure(f"nothing of {self.stage.name} is made of {file}")
@@ -196,14 +193,14 @@ class Library:
         for output in compiled:
             command = command.replace(f" {output} ", " ")
         # First, so that of a header's functions that several objects hold the linker takes those with the fault.
-        objects = " ".join(moved(output, tree) for output in compiled if output.endswith(".o"))
+        objects = " ".join(moved(output, tree) for output in compiled)
         command = re.sub(r" (?=\S+\.o )", f" {objects} ", command, count=1)
         output_of(["sh", "-c", f"{command} && mv {place}.new {place}"], self.build)
 
 
 def moved(text: str, tree: Path) -> str:
-    """`text` with the repository's paths in `tree`, but for what is hidden, as .venv is."""
-    return re.sub(re.escape(str(ROOT)) + r"(?=/[^.])", str(tree), text)
+    """`text` with the repository's paths in `tree`, but for what is hidden, as .venv is, and precompiled headers."""
+    return re.sub(re.escape(str(ROOT)) + r"(?=/[^.])(?!\S*/precompiled/)", str(tree), text)
 
 
 # ---- all of them ----

@@ -37,10 +37,11 @@ def copy(tmp_path_factory):
         yield folder
 
 
+@pytest.mark.long
 def test_killed_build_is_not_trusted(copy):
     stage = copy / "step1-simple"
     build = subprocess.Popen(BUILD, cwd=stage, start_new_session=True, stdout=subprocess.DEVNULL)
-    while not (objects := list(stage.glob("build/**/*.o"))) and build.poll() is None:
+    while not (objects := list(copy.glob("build/**/*.o"))) and build.poll() is None:
         time.sleep(0.1)
     os.killpg(build.pid, signal.SIGKILL)
     build.wait()
@@ -61,6 +62,7 @@ def test_killed_build_is_not_trusted(copy):
     assert "v2_naive" in run(sys.executable, "-c", LOAD, cwd=copy / "common")
 
 
+@pytest.mark.long
 def test_a_rung_of_your_own_as_the_readme_tells_it(copy):
     """Step by step: a copy of v4_vector.cu, its names, rungs.h, rungs.cpp; what is forgotten is an error."""
     stage = copy / "step1-simple"

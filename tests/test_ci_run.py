@@ -30,7 +30,7 @@ def script(tmp_path):
     """The script with these steps, in a folder of its own."""
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     before, own = text.split("install() {", maxsplit=1)
-    after = re.split(r'^step "[^"]*" weak_symbols\n', own, flags=re.MULTILINE)[1]
+    after = own[own.index("printf '\\n==== summary") :]
     path = tmp_path / ".ci" / "run"
     path.parent.mkdir()
     path.write_text(before + STEPS + after, encoding="utf-8")
@@ -84,10 +84,54 @@ def test_an_interrupted_step_is_the_last(script, number):
     assert "the end" not in out
 
 
+def growth(tmp_path, yardsticks: list[int], tour: int, tests: int) -> subprocess.CompletedProcess:
+    """The step that judges how long the tour and the tests took, with these figures, in hundredths and in seconds."""
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    limits = "tour_limit=20 tests_limit=50\n"
+    function = re.search(r"^growth\(\) \{.*?^\}$", text, flags=re.MULTILINE | re.DOTALL).group()
+    folder = tmp_path / "build" / "ci"
+    (folder / "yardstick").mkdir(parents=True)
+    (folder / "yardstick" / "seconds").write_text("".join(f"{each}\n" for each in yardsticks))
+    (folder / "tour.seconds").write_text(f"{tour}\n")
+    (folder / "tests.seconds").write_text(f"{tests}\n")
+    script = f"set -euo pipefail\n{limits}{function}\ngrowth"
+    return subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("yardsticks", "tour", "tests", "code", "said"),
+    [
+        ([1000, 1100, 1000], 200, 500, 0, "tests: 500 s, 50 yardsticks, of which it may take 50"),
+        ([1000, 1100, 1000], 201, 500, 1, "tour: this has grown"),
+        ([1000, 1100, 1000], 200, 510, 1, "tests: this has grown"),
+        ([2000, 2100, 2000], 400, 1000, 0, "tour: 400 s, 20 yardsticks, of which it may take 20"),
+        ([1000, 1300, 1000], 999, 999, 3, "the machine was busy: not judged"),
+    ],
+)
+def test_growth_is_judged_by_yardsticks_and_only_on_a_quiet_machine(tmp_path, yardsticks, tour, tests, code, said):
+    done = growth(tmp_path, yardsticks, tour, tests)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+
+
+def test_an_unknown_argument_is_refused():
+    done = subprocess.run([str(ROOT / ".ci" / "run"), "--lnog"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "usage: .ci/run [--long]\n")
+
+
 def test_the_tour_and_the_tests_run_before_anything_is_installed_for_them():
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     steps = re.findall(r'^step "[^"]*" (\w+)$', text, flags=re.MULTILINE)
     assert steps.index("tour") < steps.index("tests") < steps.index("more_tools") < steps.index("tests_with_tools")
+
+
+def test_what_make_test_leaves_out_is_in_the_long_run():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert '-m "not long" tests common $(STAGES)' in makefile
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert re.search(r"^long_tests\(\) \{ .* -m long common tests step\*-\*; \}$", text, flags=re.MULTILINE)
+    steps = re.findall(r'^  step "[^"]*" (\w+)$', text.split('if [ -n "$long" ]')[1], flags=re.MULTILINE)
+    assert {"long_tests", "all_planted_faults"} <= set(steps)
 
 
 def test_tools_are_hidden_from_the_path_and_all_else_is_left(tmp_path):

@@ -19,6 +19,8 @@ import tempfile
 import pytest
 from repository import ROOT, Fence, commands_folder, fences, files, relative
 
+from kernel_fusion import stages
+
 TAGS = {"gpu", "sanitizer", "gdb", "cmake", "network", "long"}
 # How to get what blocks need that a user may add.
 TO_GET = {
@@ -118,7 +120,10 @@ def without_this_environment() -> str:
 def marked(document: pathlib.Path):
     """The document as a parameter, marked where some of its blocks need what not every machine has."""
     tools = any(TO_GET.keys() & set(fence.tags) for fence in blocks(document))
-    return pytest.param(document, marks=[pytest.mark.tools] if tools else [], id=relative(document))
+    marks = [pytest.mark.tools] if tools else []
+    if document.name == "README.md" and document.parent in (ROOT, *(stage.path for stage in stages.STAGES)):
+        marks.append(pytest.mark.long)
+    return pytest.param(document, marks=marks, id=relative(document))
 
 
 @pytest.mark.tools

@@ -162,20 +162,34 @@ def test_index_that_nobody_serves_does_not_answer():
 
 def test_torch_is_pinned_and_installed_first(install, monkeypatch):
     commands = []
-    monkeypatch.setattr(
-        install.subprocess, "run", lambda c, cwd: commands.append(c) or types.SimpleNamespace(returncode=0)
-    )
+    monkeypatch.setattr(install, "run", lambda what, command: commands.append(command) or 0)
     assert install.main() == 0
-    first, second = (command[4:] for command in commands)
-    assert first == [install.torch_pin(), "--index-url", install.CPU_INDEX]
+    first, second = (command[command.index("install") + 1 :] for command in commands)
+    assert first == ["--no-compile", install.torch_pin(), "--index-url", install.CPU_INDEX]
     assert re.fullmatch(r"torch==\d+\.\d+\.\d+", install.torch_pin())
-    assert second == ["-r", "setup/dependencies.txt"]
+    assert second == ["--no-compile", "-r", "setup/dependencies.txt"]
 
 
-def test_failed_installation_is_told(install, monkeypatch, capsys):
-    monkeypatch.setattr(install.subprocess, "run", lambda c, cwd: types.SimpleNamespace(returncode=3))
+def test_failed_installation_is_told_with_the_end_of_what_pip_said(install, monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(install, "LOG", tmp_path / "build" / "setup.log")
+    script = "print('Collecting'); print('ERROR: no such version'); raise SystemExit(3)"
+    assert install.run("torch", [sys.executable, "-c", script]) == 3
+    said = capfd.readouterr()
+    assert re.fullmatch(r"setup: torch … failed, \d+ s\n", said.out)
+    assert said.err.splitlines() == ["Collecting", "ERROR: no such version"]
+    monkeypatch.setattr(install, "run", lambda what, command: 3)
     assert install.main() == 3
-    assert "setup/environment.md" in capsys.readouterr().err
+    assert "setup/environment.md" in capfd.readouterr().err
+
+
+def test_an_installation_that_goes_well_says_only_that_it_is_at_work(install, monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(install, "LOG", tmp_path / "build" / "setup.log")
+    monkeypatch.setattr(install, "SILENT_S", 0.2)
+    assert install.run("torch", [sys.executable, "-c", "import time; print('WARNING'); time.sleep(1)"]) == 0
+    said = capfd.readouterr()
+    assert re.fullmatch(r"setup: torch …( \d+ s …)+ ok, \d+ s\n", said.out)
+    assert said.err == ""
+    assert "WARNING" in install.LOG.read_text(encoding="utf-8")
 
 
 def test_dependencies_end_with_the_package_itself():

@@ -1,6 +1,7 @@
 """What the tour shows of the real stages, which must be built. .ci/run looks how long the whole of it is."""
 
 import fcntl
+import importlib
 import os
 import pty
 import re
@@ -10,6 +11,7 @@ import sys
 import termios
 
 import pytest
+import torch
 from repository import ROOT, run
 
 from kernel_fusion import rung_counts, stages
@@ -60,8 +62,6 @@ def test_a_stage_leaves_as_many_lines_on_a_terminal_as_in_a_pipe():
         "kernel_fusion.tour",
         "--stage",
         stage.module,
-        "--library",
-        str(rung_counts.build(stage)),
     ]
     done = subprocess.run(part, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -71,7 +71,7 @@ def test_a_stage_leaves_as_many_lines_on_a_terminal_as_in_a_pipe():
 @needs_counting
 def test_a_chunk_a_thread_asks_for_a_sector_a_lane_and_vectors_for_what_they_need():
     stage = stages.STAGES[0]
-    library = rung_counts.build(stage, "scale")
+    library = rung_counts.build(stage, ["scale"])
     wanted = [rung_counts.Wanted("scale", rung) for rung in ("v1_chunk", "v2_naive", "v4_vector")]
     began = []
     counted = rung_counts.count(stage, library, wanted, began.append)
@@ -88,20 +88,35 @@ def test_a_chunk_a_thread_asks_for_a_sector_a_lane_and_vectors_for_what_they_nee
 def test_only_the_kernels_that_count_are_compiled_again():
     stage = stages.STAGES[0]
     run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=stage.path)
-    folder = rung_counts.build(stage, "scale").parents[1]
-    for made in stage.path.glob("build/temp.*/counting/kernels/scale/v1_chunk.cu.o"):
+    folder = rung_counts.build(stage, ["scale"]).parents[1]
+    for made in ROOT.glob(f"build/temp.*/{stage.folder}/counting/kernels/scale/v1_chunk.cu.o"):
         made.unlink()
     steps = []
-    rung_counts.build(stage, "scale", steps.append)
+    rung_counts.build(stage, ["scale"], steps.append)
     compiled = [line for line in (folder / "build.log").read_text().splitlines() if "] c++ " in line]
     assert len(compiled) == 1
-    assert "rewritten/kernels/scale/v1_chunk.cu.cpp" in compiled[0]
+    assert compiled[0].endswith("kernels/scale/v1_chunk.cu")
     assert steps == ["1/2", "2/2"]
+
+
+@needs_counting
+def test_the_kernels_that_a_rung_launches_are_its_own_and_those_of_the_rungs_that_it_is_made_of():
+    step3 = stages.STAGES[2]
+    module = importlib.import_module(step3.module)
+    x, weight, bias = torch.randn(3, 40), torch.ones(40), torch.zeros(40)
+    rung_counts.take_launched(module)
+    found = {}
+    for op, inputs in {"layer_norm": (x,), "residual_layer_norm": (x, x)}.items():
+        getattr(module, op)(*inputs, weight, bias, rung="v1_naive" if op == "layer_norm" else "v1_separate")
+        found[op] = rung_counts.launched_kernels(step3, rung_counts.take_launched(module))
+    assert found["layer_norm"] == {"layer_norm/v1_naive"}
+    assert found["residual_layer_norm"] == {"residual_layer_norm/v1_separate", "layer_norm/v2_block"}
+    assert rung_counts.take_launched(module) == ()
 
 
 @needs_counting
 def test_a_rung_that_is_not_there_fails_with_the_childs_words():
     stage = stages.find("step2")
-    library = rung_counts.build(stage, "softmax")
+    library = rung_counts.build(stage, ["softmax"])
     with pytest.raises(UserError, match=r"`rung` must be 'auto' or one of 'cpu', 'v1_naive'(?s:.*), got 'v9'"):
         rung_counts.count(stage, library, [rung_counts.Wanted("softmax", "v9")])

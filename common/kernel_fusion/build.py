@@ -15,6 +15,7 @@ Environment:
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import pathlib
@@ -26,6 +27,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from glob import glob
 from typing import NamedTuple
 
 from setuptools import Extension
@@ -35,6 +37,8 @@ from kernel_fusion import rung_tables
 
 COMMON = pathlib.Path(__file__).resolve().parents[1]
 SIMT = COMMON / "simt"
+# Headers that every emulated source reads, compiled once: of a small source they take half of the time.
+PRECOMPILED = ("cuda_runtime.h", "cuda_bf16.h", "cuda_fp16.h", "kf_simt/ptx.h", "stdexcept", "string")
 DEFAULT_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
 # With these the kernels call count/callbacks.cpp at each access, comparison and basic block; the rest of the emulation
 # is compiled without them. -O2 leaves the loads that nvcc leaves too. GCC would take a float4 apart before it adds the
@@ -51,6 +55,18 @@ class BuildError(RuntimeError):
     """A build that cannot be done, with what to do about it."""
 
 
+class Borrowed(NamedTuple):
+    """The rungs of an earlier stage's op, with which some of a stage's own begin; both link the same objects.
+
+    Args:
+        folder: the op's, relative to setup.py, such as "../step2-attention/kernels/attention".
+        include_dirs: as that stage has them, relative to setup.py too.
+    """
+
+    folder: str
+    include_dirs: list[str]
+
+
 class StageExtension(Extension):
     """A stage's library.
 
@@ -60,12 +76,20 @@ class StageExtension(Extension):
         kernels: .cu files, each compiled for the emulation and, in a CUDA build, by nvcc.
         tables: rungs.cpp files, compiled once a backend.
         include_dirs: the stage's own headers and those of earlier stages, relative to setup.py.
+        borrowed: rungs of earlier stages.
         cxx_flags, nvcc_flags: flags for the host's compiler (host files, tables and emulated kernels) and for nvcc.
     """
 
-    def __init__(self, name, *, host, kernels, tables, include_dirs, cxx_flags=(), nvcc_flags=()):
+    def __init__(self, name, *, host, kernels, tables, include_dirs, borrowed=(), cxx_flags=(), nvcc_flags=()):
+        kernels, tables = list(kernels), list(tables)
+        self.includes = {source: list(include_dirs) for source in (*host, *kernels, *tables)}
+        for one in borrowed:
+            theirs = sorted(glob(f"{one.folder}/*.cu"))
+            kernels += theirs
+            tables.append(f"{one.folder}/rungs.cpp")
+            self.includes |= dict.fromkeys([*theirs, tables[-1]], one.include_dirs)
         super().__init__(name, sources=[*host, *kernels, *tables], include_dirs=list(include_dirs), language="c++")
-        self.host, self.kernels, self.tables = list(host), list(kernels), list(tables)
+        self.host, self.kernels, self.tables = list(host), kernels, tables
         self.cxx_flags, self.nvcc_flags = list(cxx_flags), list(nvcc_flags)
 
 
@@ -201,7 +225,7 @@ def shell_words(words) -> str:
 
 
 class NinjaFile:
-    """Collects rules and build lines; writes them only where they changed, so that ninja's log stays true."""
+    """Collects rules and build lines."""
 
     def __init__(self):
         self.lines = ["ninja_required_version = 1.5", ""]
@@ -212,19 +236,24 @@ class NinjaFile:
             self.lines += ["  depfile = $out.d", "  deps = gcc"]
         self.lines.append("")
 
-    def build(self, output, rule, inputs, implicit=()):
+    def build(self, output, rule, inputs, implicit=(), **variables):
         line = f"build {_ninja_path(output)}: {rule} {' '.join(map(_ninja_path, inputs))}"
         if implicit:
             line += " | " + " ".join(map(_ninja_path, implicit))
-        self.lines.append(line)
+        self.lines += [line, *(f"  {name} = {words}" for name, words in variables.items())]
 
     def write(self, path: pathlib.Path):
-        text = "\n".join(self.lines) + "\n"
-        if path.exists() and path.read_text() == text:
-            return
-        beside = path.with_suffix(".tmp")
-        beside.write_text(text)
-        os.replace(beside, path)
+        write_if_changed(path, "\n".join(self.lines) + "\n")
+
+
+def write_if_changed(path: pathlib.Path, text: str) -> None:
+    """Writes a file beside its place and renames it; one that holds this already keeps its time."""
+    if path.exists() and path.read_text() == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.tmp")
+    beside.write_text(text)
+    os.replace(beside, path)
 
 
 @contextlib.contextmanager
@@ -253,13 +282,54 @@ def _warnings() -> list[str]:
     return ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("KF_WERROR") == "1" else [])
 
 
+def counting_name(kernels: str) -> str:
+    """What files of a build with these kernels counting are called; `kernels` as --counting has them."""
+    short = kernels.replace("/", "-")
+    return hashlib.sha256(kernels.encode()).hexdigest()[:12] if "," in kernels else short
+
+
+@functools.cache
+def is_clang(cxx: str) -> bool:
+    """Whether the compiler is clang, which says that it is GCC too."""
+    command = [*shlex.split(cxx), "-dM", "-E", "-x", "c++", os.devnull]
+    return "__clang__" in subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def precompile(ninja: NinjaFile, compiler: list, header: pathlib.Path, text: str) -> list[pathlib.Path]:
+    """Adds to `ninja` a header that is compiled once for all sources that are compiled with these flags.
+
+    Only for GCC, which reads the header's text where it was compiled with other flags. torch's headers are not worth
+    it: they take as long to load as to compile.
+
+    Args:
+        compiler: with the flags that the sources get.
+        header: where it shall lie. A source must begin with it, by -include or by finding it in the first folder.
+        text: what it holds.
+
+    Returns:
+        What must be there before a source is compiled.
+    """
+    write_if_changed(header, text)
+    if is_clang(str(compiler[0])):
+        return []
+    compiled = header.with_name(f"{header.name}.gch")
+    rule = f"precompile_{header.parent.name}"
+    command = f"{shell_words(compiler)} -MD -MF $out.d -x c++-header $in -o $out"
+    ninja.rule(rule, command, "c++ the emulation's headers")
+    ninja.build(compiled, rule, [header])
+    return [compiled]
+
+
 def write_ninja(
     extension: StageExtension, folder: pathlib.Path, library: pathlib.Path, cuda: Cuda | None, counting: str = ""
 ) -> pathlib.Path:
     """Writes a ninja file for `extension` into `folder`; the build ends in `library`. Returns the file's path.
 
-    With `counting` the emulated kernels of that op, or of "all", count their accesses, see `counts`. Everything else is
-    compiled as without it, and once for both.
+    The folder is that of all stages, so that what two of them need is compiled once: the emulation, and the rungs of
+    one stage that another borrows. Each stage has a ninja file and, for what is its own, a folder there.
+
+    With `counting` some emulated kernels count their accesses, see `counts`: "softmax" or "softmax/v1_naive", several
+    with commas between them. Everything else is compiled as without it, and once for both.
 
     Where KF_EMULATED names the folder of another build, nothing of the emulation is compiled but its tables: they alone
     are compiled otherwise where there is CUDA.
@@ -272,7 +342,7 @@ def write_ninja(
 
     cxx = os.environ.get("CXX", "c++")
     here = pathlib.Path.cwd()
-    own = ["-I", COMMON / "include", *(f"-I{here / d}" for d in extension.include_dirs)]
+    common = ["-I", COMMON / "include"]
     hidden = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-fno-strict-aliasing"]
     with_cuda = ["-DKF_WITH_CUDA"] if cuda else []
     depfile = "-MD -MF $out.d"
@@ -285,32 +355,40 @@ def write_ninja(
         torch_includes += [d for path in _torch_cuda_includes() for d in ("-isystem", path)]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     host_flags = [
-        "-std=c++20", *hidden, *extension.cxx_flags, *_warnings(), *openmp, *own, *torch_includes, *with_cuda, abi,
+        "-std=c++20", *hidden, *extension.cxx_flags, *_warnings(), *openmp, *common, *torch_includes, *with_cuda, abi,
         f"-DTORCH_EXTENSION_NAME={extension.name.rsplit('.', 1)[-1]}",
     ]  # fmt: skip
-    table_flags = ["-std=c++17", *hidden, "-O2", *_warnings(), *own, *with_cuda, abi]
+    table_flags = ["-std=c++17", *hidden, "-O2", *_warnings(), *common, *with_cuda, abi]
     # g++ warns where nvcc, whose word counts, does not: of threadIdx.x < n, and of unrolled loops over registers. And a
     # product and a sum stay two operations, so that all CPUs give the same bits.
     unlike_nvcc = ["-Wno-sign-compare", "-Wno-maybe-uninitialized", "-Wno-psabi", "-ffp-contract=off"]
     emulated_flags = [
         "-std=c++17", *hidden, "-O2", *_warnings(), *unlike_nvcc, "-DKF_BACKEND=emulated",
-        "-I", SIMT / "include", *own, abi,
+        "-I", SIMT / "include", *common, abi,
     ]  # fmt: skip
 
     ninja = NinjaFile()
-    ninja.rule("host", f"{shell_words([cxx, *host_flags])} {depfile} -c $in -o $out", "c++ $in")
+    host = shell_words([cxx, *host_flags])
+    ninja.rule("host", f"{host} $includes {depfile} -c $in -o $out", "c++ $in")
     ninja.rule("runtime", f"{shell_words([cxx, *emulated_flags])} {depfile} -c $in -o $out", "c++ $in (emulation)")
     for backend in ("emulated", "gpu"):
-        flags = [*table_flags, f"-DKF_BACKEND={backend}"]
-        ninja.rule(f"table_{backend}", f"{shell_words([cxx, *flags])} {depfile} -c $in -o $out", f"c++ $in ({backend})")
-    rewrite = [sys.executable, SIMT / "rewrite.py", *own]
-    ninja.rule("rewrite", f"{shell_words(rewrite)} $in -o $out --depfile $out.d", "rewrite $in")
-    for rule, more in (("emulated", []), ("counting", COUNTING)):
-        command = shell_words([sys.executable, SIMT / "views.py", cxx, *emulated_flags, *more])
-        ninja.rule(rule, f"{command} $here {depfile} -c $in -o $out", "c++ $in")
-
+        table = shell_words([cxx, *table_flags, f"-DKF_BACKEND={backend}"])
+        ninja.rule(f"table_{backend}", f"{table} $includes {depfile} -c $in -o $out", f"c++ $in ({backend})")
     objects = []
     taken = os.environ.get("KF_EMULATED", "")
+
+    tools = [SIMT / name for name in ("views.py", "rewrite.py")]
+    needed = {}
+    emulated = {} if taken else {"emulated": [], **({"counting": COUNTING} if counting else {})}
+    for rule, more in emulated.items():
+        compiler = [cxx, *emulated_flags, *more]
+        header = folder / "precompiled" / rule / "precompiled.h"
+        includes_all = "".join(f"#include <{name}>\n" for name in PRECOMPILED)
+        needed[rule] = [*tools, *precompile(ninja, compiler, header, includes_all)]
+        # -S: without what site-packages may start.
+        command = shell_words([sys.executable, "-S", SIMT / "views.py", "--rewrite"])
+        command += f" $rewritten {shell_words([*compiler, '-include', header])} $includes"
+        ninja.rule(rule, f"{command} {depfile} -c $in -o $out", "c++ $in")
 
     def taken_over(output) -> bool:
         """Adds this object to those that are linked; whether it is another build's, and so not to be compiled."""
@@ -323,13 +401,17 @@ def write_ninja(
         objects.append(other)
         return True
 
-    def name_of(source) -> pathlib.Path:
-        """Where a source's object lies in its folder; another stage's source lies beside this stage's own."""
-        return pathlib.Path(*(part for part in pathlib.Path(source).parts if part != ".."))
+    def place(source, kind: str, suffix: str) -> pathlib.Path:
+        """Where what is made of a source lies: in a folder of the stage that it belongs to."""
+        path = pathlib.Path(os.path.normpath(here / source)).relative_to(here.parent)
+        return folder / path.parts[0] / kind / f"{pathlib.Path(*path.parts[1:])}{suffix}"
 
-    def compile_one(rule, source, kind, implicit=()):
-        output = folder / kind / f"{name_of(source)}.o"
-        ninja.build(output, rule, [here / source], implicit)
+    def includes(source) -> str:
+        return shell_words(f"-I{os.path.normpath(here / d)}" for d in extension.includes[source])
+
+    def compile_one(rule, source, kind):
+        output = place(source, kind, ".o")
+        ninja.build(output, rule, [os.path.normpath(here / source)], includes=includes(source))
         objects.append(output)
 
     for source in extension.host:
@@ -341,29 +423,34 @@ def write_ninja(
         output = folder / "runtime" / f"{source.name}.o"
         if not taken_over(output):
             ninja.build(output, "runtime", [source])
-    counts = {source: counting in ("all", pathlib.Path(source).parent.name) for source in extension.kernels}
+    chosen = set(counting.split(","))
+    counts = {}
+    for source in extension.kernels:
+        op = pathlib.Path(source).parent.name
+        counts[source] = not chosen.isdisjoint({op, f"{op}/{pathlib.Path(source).stem}"})
     # Those that count come first: of an inline function that kernels of several ops share, the linker takes the first.
     for source in sorted(extension.kernels, key=lambda source: not counts[source]):
         rule = "counting" if counts[source] else "emulated"
-        output = folder / rule / f"{name_of(source)}.o"
+        output = place(source, rule, ".o")
         if taken_over(output):
             continue
-        rewritten = folder / "rewritten" / f"{name_of(source)}.cpp"
-        ninja.build(rewritten, "rewrite", [here / source], [SIMT / "rewrite.py"])
-        ninja.build(output, rule, [rewritten], [SIMT / "views.py"])
-        ninja.lines.append(f"  here = {shell_words(['-I', (here / source).parent])}")
+        path = pathlib.Path(os.path.normpath(here / source))
+        rewritten = shell_words([place(source, f"rewritten-{rule}", ".cpp")])
+        own = f"{includes(source)} {shell_words(['-I', path.parent])}"
+        ninja.build(output, rule, [path], needed[rule], includes=own, rewritten=rewritten)
 
     libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
     libraries += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
     if cuda:
         nvcc_flags = [
             "-std=c++17", "-ccbin", cxx, *gencode_flags(cuda.architectures), *extension.nvcc_flags, "-DKF_BACKEND=gpu",
-            *with_cuda, "--expt-relaxed-constexpr", *own, f"-Xcompiler={','.join([*hidden, '-Wall', '-Wextra'])}", abi,
+            *with_cuda, "--expt-relaxed-constexpr", *common, abi,
+            f"-Xcompiler={','.join([*hidden, '-Wall', '-Wextra'])}",
         ]  # fmt: skip
         if os.environ.get("KF_WERROR") == "1":
             nvcc_flags.append("-Werror=all-warnings")
         nvcc = shell_words([cuda.nvcc, *nvcc_flags])
-        ninja.rule("gpu", f"{nvcc} -MD -MF $out.d -c $in -o $out", "nvcc $in")
+        ninja.rule("gpu", f"{nvcc} $includes -MD -MF $out.d -c $in -o $out", "nvcc $in")
         for source in extension.tables:
             compile_one("table_gpu", source, "gpu")
         for source in extension.kernels:
@@ -377,7 +464,7 @@ def write_ninja(
     ninja.rule("link", link, "link $out", deps=False)
     ninja.build(library, "link", objects)
     ninja.lines.append(f"default {_ninja_path(library)}")
-    path = folder / (f"counting-{counting}.ninja" if counting else "build.ninja")
+    path = folder / f"{here.name}{f'-counting-{counting_name(counting)}' if counting else ''}.ninja"
     ninja.write(path)
     return path
 
@@ -455,16 +542,22 @@ def check_rung_tables(extension: StageExtension) -> None:
 
 
 class build_ext(_build_ext):
-    """`python setup.py build_ext --inplace` for stages; with --counting=OP, emulated kernels count their accesses."""
+    """`python setup.py build_ext --inplace` for stages; with --counting=…, emulated kernels count their accesses."""
 
     user_options = [
         *_build_ext.user_options,
-        ("counting=", None, "the op whose emulated kernels count their accesses, or all; goes with --build-lib"),
+        ("counting=", None, "ops, or op/rung, whose emulated kernels count their accesses; goes with --build-lib"),
     ]
 
     def initialize_options(self):
         super().initialize_options()
         self.counting = ""
+
+    def finalize_options(self):
+        asked = self.build_temp
+        super().finalize_options()
+        if asked is None:  # one folder for all stages, with the name that setuptools has for this Python
+            self.build_temp = str(COMMON.parent / "build" / pathlib.Path(self.build_temp).name)
 
     def run(self):
         (extension,) = self.extensions

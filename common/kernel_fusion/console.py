@@ -53,11 +53,25 @@ def byte_count(count: float) -> str:
 
 
 SLOW_S = 2.0  # from when on something is said of work that is not shown on a terminal
+SILENT_S = 15.0  # and how far it is, so often
+
+
+class _Spoken:
+    """Of how far some work is, says what comes after a silence."""
+
+    def __init__(self, say: Callable[[str], Any]):
+        self.say, self.last = say, time.monotonic()
+
+    def __call__(self, at: str) -> None:
+        if time.monotonic() - self.last >= SILENT_S:
+            self.say(at)
+            self.last = time.monotonic()
 
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[Callable[[str], Any]]:
-    """While the body works, standard error says at what: a terminal how far it is too, else one line, if it takes long.
+    """While the body works, standard error says at what, and how far it is: on one line of a terminal, else on one each
+    `SILENT_S`, if it takes long.
 
     Nothing runs beside the body that could disturb what it measures. It should print nothing.
 
@@ -84,7 +98,7 @@ def progress(text: str) -> Iterator[Callable[[str], Any]]:
     said.daemon = True
     said.start()
     try:
-        yield lambda at: None
+        yield _Spoken(lambda at: print(f"{text} … {at}", file=sys.stderr, flush=True))
     finally:
         said.cancel()
 
@@ -215,18 +229,19 @@ class Steps:
         self.not_run: list[str] = []
 
     @contextlib.contextmanager
-    def step(self, name: str, *, shows: bool = False) -> Iterator[Callable[[str], Any]]:
+    def step(self, name: str, *, shows: bool = False, note: str = "") -> Iterator[Callable[[str], Any]]:
         """Runs the body as a step. An exception in it makes the step a failed one, and the next step may still run.
 
         Args:
             name: what the step does.
             shows: the body prints something; otherwise a terminal shows a spinner meanwhile.
+            note: what else is said of it at its begin, such as how long it takes.
 
         Yields:
-            A function that takes how far the step is, "12/79" for instance, for the spinner.
+            A function that takes how far the step is, "12/79" for instance.
         """
         self.number += 1
-        label = f"[{self.number}/{self.total}] {name}"
+        label = f"[{self.number}/{self.total}] {name}{f', {note}' if note else ''}"
         began = time.monotonic()
         if shows:
             self.console.print(f"\n{label}", style="bold", markup=False)
@@ -236,7 +251,10 @@ class Steps:
         end = label if spins or shows else ""
         try:
             with self.console.status(label) if spins else contextlib.nullcontext() as status:
-                yield (lambda at: status.update(f"{label} … {at}")) if spins else (lambda at: None)
+                if spins:
+                    yield lambda at: status.update(f"{label} … {at}")
+                else:
+                    yield _Spoken(lambda at: None if shows else self.console.print(f"{at} … ", end="", markup=False))
         except Refused as refusal:
             self._not_run(name, end, str(refusal))
         except Exception as error:

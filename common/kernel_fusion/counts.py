@@ -156,7 +156,7 @@ def environment(binary: pathlib.Path, written: pathlib.Path, sources: Iterable[s
     found = {"KF_SIMT_COUNT": str(written)}
     names = {name for text in sources for name in re.findall(r"\b__constant__\b[^;={(]*?\b(\w+)\s*[\[;={]", text)}
     if names:
-        listed = _output(["nm", "-C", "-S", str(binary)]).splitlines()
+        listed = output(["nm", "-C", "-S", str(binary)]).splitlines()
         ranges = []
         for line in listed:
             words = line.split(maxsplit=3)
@@ -246,7 +246,7 @@ def _frames(binary: pathlib.Path, addresses: set[str]) -> dict[str, list[Frame]]
         return {}
     ordered = sorted(addresses)
     command = ["addr2line", "-a", "-i", "-f", "-C", "-e", str(binary)]
-    lines = _output(command, "".join(f"0x{address}\n" for address in ordered)).splitlines()
+    lines = output(command, "".join(f"0x{address}\n" for address in ordered)).splitlines()
     found: dict[str, list[Frame]] = {}
     addressed = itertools.chain(iter(lines))
     current: list[Frame] = []
@@ -260,7 +260,15 @@ def _frames(binary: pathlib.Path, addresses: set[str]) -> dict[str, list[Frame]]
     return found
 
 
-def _output(command: list[str], given: str | None = None) -> str:
+def output(command: list[str], given: str | None = None) -> str:
+    """What one of binutils' programs prints.
+
+    Args:
+        given: its standard input.
+
+    Raises:
+        UserError: it is not there.
+    """
     if shutil.which(command[0]) is None:
         raise UserError(
             f"{command[0]} is missing, which tells source lines; it is part of binutils: apt install binutils"

@@ -492,7 +492,7 @@ def run_on_cpu(options: argparse.Namespace, console: Console) -> None:
         if rung not in known:
             raise UserError(f"--rung must be one of {', '.join(known)}, got {rung!r}")
     with progress(f"building {stage.folder} with kernels that count") as on_step:
-        library = rung_counts.build(stage, options.op, on_step)
+        library = rung_counts.build(stage, [options.op], on_step)
     rung_counts.use_library(stage, library)
     cases = cases_of(stage, options.op, "emulated", "cpu")
     number = chosen(cases, options.case, options.dtype)

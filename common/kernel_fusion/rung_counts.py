@@ -13,15 +13,15 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+import types
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from kernel_fusion import counts, results, stages
+from kernel_fusion.build import counting_name, is_clang
 from kernel_fusion.console import CommandFailed, UserError, last_lines, run_logged
 
 SECTOR_BYTES = 32
@@ -30,8 +30,7 @@ SECTOR_BYTES = 32
 def why_not() -> str:
     """Why nothing can be counted on this machine; empty where it can."""
     cxx = os.environ.get("CXX", "c++")
-    macros = subprocess.run([*shlex.split(cxx), "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True)
-    if "__clang__" in macros.stdout:
+    if is_clang(cxx):
         return f"counting needs g++, and {cxx} is clang; choose it by CXX=g++"
     missing = [tool for tool in ("addr2line", "nm") if shutil.which(tool) is None]
     return f"counting needs {' and '.join(missing)}, of the package binutils" if missing else ""
@@ -51,20 +50,23 @@ class Wanted(NamedTuple):
     case: int = 0
 
 
-def build(stage: stages.Stage, op: str = "all", on_step: Callable[[str], Any] = lambda step: None) -> pathlib.Path:
+def build(
+    stage: stages.Stage, kernels: Iterable[str], on_step: Callable[[str], Any] = lambda step: None
+) -> pathlib.Path:
     """Builds the stage's library with kernels that count, in build/counting; the installed one stays as it is.
 
     Args:
         stage: whose library.
-        op: whose kernels count; the others run as they always do.
+        kernels: which count, "softmax/v1_naive", or "softmax" for all of an op; the others run as they always do.
         on_step: called with "12/79" and the like as the build goes on.
 
     Raises:
         UserError: it cannot be built; the text has the end of the compiler's messages.
     """
-    folder = stages.ROOT / "build" / "counting" / stage.folder / op
+    counting = ",".join(sorted(set(kernels)))
+    folder = stages.ROOT / "build" / "counting" / stage.folder / counting_name(counting)
     log = folder / "build.log"
-    command = [sys.executable, "setup.py", "build_ext", f"--counting={op}", f"--build-lib={folder}"]
+    command = [sys.executable, "setup.py", "build_ext", f"--counting={counting}", f"--build-lib={folder}"]
 
     try:
         run_logged(command, log, cwd=stage.path, on_line=functools.partial(ninja_step, on_step))
@@ -75,6 +77,60 @@ def build(stage: stages.Stage, op: str = "all", on_step: Callable[[str], Any] = 
     if found is None:
         raise UserError(f"{folder} has no library after the build; its output is in {log}")
     return found
+
+
+# ---- which kernels a rung launches: its own, and those of the rungs that it is made of ----
+
+
+def take_launched(module: types.ModuleType) -> tuple[int, ...]:
+    """What emulated rungs have launched since the last call: an address in the library for each kernel.
+
+    Args:
+        module: the stage's.
+    """
+    path = module._C.__file__
+    take = ctypes.CDLL(path).kf_simt_take_launched
+    take.argtypes, take.restype = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t], ctypes.c_size_t
+    addresses = (ctypes.c_void_p * 4096)()
+    count = take(addresses, len(addresses))
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        begin = min(int(line.split("-")[0], 16) for line in maps if line.endswith(f" {os.path.realpath(path)}\n"))
+    return tuple(address - begin for address in addresses[:count])
+
+
+def launched_kernels(stage: stages.Stage, addresses: Iterable[int]) -> set[str]:
+    """The kernels, as `build` takes them, in whose sources those stand that were launched from the installed library.
+
+    Args:
+        stage: whose library it is.
+        addresses: as `take_launched` gives them.
+    """
+    names: dict[int, set[str]] = {}
+    for address, _, name in _symbols(pathlib.Path(stages.load(stage.module).__file__)):
+        names.setdefault(address, set()).add(name)
+    wanted = set().union(*(names.get(address, set()) for address in addresses))
+    found = set()
+    for path in objects(stage):
+        defined = {name: kind for _, kind, name in _symbols(path) if name in wanted}
+        if defined:
+            found.add(f"{path.parent.name}/{path.name.removesuffix('.cu.o')}")
+        # Of what several objects may hold, the linker has taken the first; what is local another may hold too.
+        wanted -= {name for name, kind in defined.items() if kind in "uVW"}
+    return found
+
+
+def _symbols(path: pathlib.Path) -> Iterator[tuple[int, str, str]]:
+    """Address, kind and name of what an object or a library defines."""
+    for line in counts.output(["nm", "--defined-only", str(path)]).splitlines():
+        address, kind, name = line.split(maxsplit=2)
+        yield int(address, 16), kind, name
+
+
+def objects(stage: stages.Stage) -> list[pathlib.Path]:
+    """The emulated kernels of the stage's library, in the order in which they were linked."""
+    (written,) = stages.ROOT.glob(f"build/temp.*/{stage.folder}.ninja")
+    (linked,) = re.findall(r": link (.*)", written.read_text(encoding="utf-8"))
+    return [pathlib.Path(path) for path in linked.split() if path.endswith(".cu.o") and "/emulated/" in path]
 
 
 def count(

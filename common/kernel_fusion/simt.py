@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from kernel_fusion import stages
-from kernel_fusion.build import COMMON, COUNTING, SIMT, NinjaFile, one_at_a_time, shell_words
+from kernel_fusion.build import COMMON, COUNTING, SIMT, NinjaFile, one_at_a_time, precompile, shell_words
 from kernel_fusion.console import UserError, progress
 
 # The compiler's flags for the program and the emulation.
@@ -102,8 +102,8 @@ def _compile(
     flags = ["-std=c++17", *FLAVOURS[flavour], "-fstack-clash-protection", "-fno-strict-aliasing", "-ffp-contract=off"]
     flags += ["-DKF_BACKEND=emulated"]
     flags += [f"-I{SIMT / 'include'}", *(["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"] * shared)]
-    program = [cxx, *flags, *INSTRUMENTED.get(flavour, []), *NVCC_MACROS, "-fno-diagnostics-show-caret", *found]
-    program += compiler_flags
+    alike = [cxx, *flags, *INSTRUMENTED.get(flavour, []), *NVCC_MACROS, "-fno-diagnostics-show-caret"]
+    program = [*alike, *found, *compiler_flags]
     linked = [*LINKED.get(flavour, []), "-pthread", *(["-shared"] if shared else []), *compiler_flags]
     depfile = "-MD -MF $out.d -c $in -o $out"
     rewrite = f"{shell_words([sys.executable, SIMT / 'rewrite.py', *searched])} $in -o $out --depfile $out.d"
@@ -122,13 +122,15 @@ def _compile(
     for part in parts:
         objects.append(folder / "runtime" / f"{part.name}.o")
         emulation.build(objects[-1], "runtime", [part])
+    header = folder / "precompiled" / "cuda_runtime.h"  # which a rewritten program begins with
+    needed = precompile(emulation, alike, header, "#include_next <cuda_runtime.h>\n")
     with progress("compiling the emulation"):
         _run_ninja(folder / "runtime", emulation, "the emulation")
 
     ninja = NinjaFile()
     ninja.rule("rewrite", rewrite, "rewrite $in")
     ninja.rule("check", check, "check $in")
-    ninja.rule("compile", f"{shell_words(program)} {depfile}", "compile $in")
+    ninja.rule("compile", f"{shell_words([cxx, '-I', header.parent, *program[1:]])} {depfile}", "compile $in")
     ninja.rule("link", link, "link $out", deps=False)
     rewritten = own / f"{source.name}.cpp"
     result = own / (f"{source.stem}.so" if shared else source.stem)
@@ -136,7 +138,7 @@ def _compile(
     ninja.build(rewritten, "rewrite", [source], tools)
     checked = own / f"{source.name}.checked.cpp"
     ninja.build(checked, "check", [rewritten], tools)
-    ninja.build(own / f"{source.name}.o", "compile", [checked])
+    ninja.build(own / f"{source.name}.o", "compile", [checked], needed)
     ninja.build(result, "link", [own / f"{source.name}.o", *objects])
     with progress(f"compiling {source.name}"):
         _run_ninja(own, ninja, source.name)

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import importlib
 import os
-import pathlib
 import platform
 import shutil
 import sys
@@ -26,7 +25,7 @@ from rich.table import Table
 
 from kernel_fusion import benchmarks, rung_counts, stages, syllabus
 from kernel_fusion.accuracy import as_tuple, max_error, poisoned_allocations
-from kernel_fusion.console import Refused, Steps, make_console, milliseconds, progress, run_logged, run_shown
+from kernel_fusion.console import Steps, duration, make_console, milliseconds, progress, run_logged, run_shown
 
 CPU_BUDGET_S = 0.3  # for the repeats of one implementation
 ROWS = 38  # of all stages' tables together, so that the tour stays one that is read
@@ -34,7 +33,12 @@ DEMONSTRATIONS = {
     "patched_gpt2": "Hugging Face's GPT-2 with our ops under it, beside the unpatched one",
     "train_small_gpt2": "a small GPT-2 trained on this repository's documents",
 }
-BUILDING_MINUTES, SHOWING_MINUTES, TRAINING_MINUTES = 8, 1.5, 1  # on two cores
+# On two cores.
+BUILD_SECONDS = {"step1-simple": 40, "step2-attention": 40, "step3-fused": 100, "step4-integration": 10}
+SHOWING_MINUTES, FULL_MINUTES, TRAINING_MINUTES = 2, 6, 0.5
+# torch's C++ warns of rungs whose runs differ when it is told to fill memory with NaN, which every check does.
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+NEXT = "\nNext: source .venv/bin/activate, and the first lesson, step1-simple/README.md. All rungs: kernel-fusion rungs"
 ON_CPU = """\
 off: the greatest difference from float64. sectors: how many pieces of 32 bytes a warp's 32 lanes touch in one request,
 loads / stores; 4 bytes a lane side by side make 4, 16 bytes make 16; at 32, no two lanes share one. bytes: all sectors
@@ -84,17 +88,19 @@ class Row:
     idea: str
     error: float | None = None
     correct: bool = True
+    launched: tuple[int, ...] = ()  # as `rung_counts.take_launched` gives them
     moved: rung_counts.Moved | None = None
     ms: float | None = None
 
 
-def show_stage(stage: stages.Stage, console: Console, library: pathlib.Path | None = None) -> int:
+def show_stage(stage: stages.Stage, console: Console) -> int:
     """Prints what the stage teaches, and its share of a table of its rungs. Returns how many results were wrong.
+
+    Without a GPU, what the kernels of the rungs in the table ask of memory is counted, which compiles these once more.
 
     Args:
         stage: which must be built.
         console: where to print.
-        library: without a GPU, the stage's compiled part with kernels that count, as `rung_counts.build` gives it.
     """
     benchmark, module = stages.load_benchmark(stage), importlib.import_module(stage.module)
     on_gpu = _has_gpu_kernels(module, benchmark)
@@ -109,15 +115,16 @@ def show_stage(stage: stages.Stage, console: Console, library: pathlib.Path | No
             rows = timed_rows(look, first_cases(stage, benchmark, "quick", "cuda"))
         else:
             rows = checked_rows(look, first_cases(stage, benchmark, "emulated", "cpu"))
-            if library:
-                count_rows(look, stage, library, rows)
-            plain = plain_cpp(look, first_cases(stage, benchmark, "cpu", "cpu"))
     chosen = on_a_screen(rows, share_of(stage, len(rows)))
+    if not on_gpu:
+        count_rows(stage, chosen, notes.append)
     console.print(table_of(chosen, on_gpu))
     if len(chosen) < len(rows):
         console.print(f"{len(rows) - len(chosen)} more rungs: kernel-fusion rungs", style="dim", markup=False)
     wrong = sum(1 for row in rows if not row.correct)
     if not on_gpu:
+        with progress(f"{stage.folder}: timing plain C++") as at:
+            plain = plain_cpp(look._replace(at=at), first_cases(stage, benchmark, "cpu", "cpu"))
         console.print(plain.words, markup=False)
         wrong += plain.wrong
     for note in notes:
@@ -150,7 +157,9 @@ def checked_rows(look: Look, cases: list[benchmarks.Case]) -> list[Row]:
         for rung in (name for name in look.module.rungs(case.op, "cpu") if name != "cpu"):
             look.at(f"{case.op} {rung}")
             row = Row(case, rung, look.ideas.get((case.op, rung), ""))
+            rung_counts.take_launched(look.module)  # by what made the inputs
             check(row, inputs, tolerance, look.say)
+            row.launched = rung_counts.take_launched(look.module)
             rows.append(row)
     return rows
 
@@ -174,10 +183,17 @@ def check(row: Row, inputs: tuple, tolerance: benchmarks.Tolerance, say: Callabl
         say(f"{case.title()}: {row.name} is WRONG: {row.error:.3g} off, allowed are {tolerance.text()}")
 
 
-def count_rows(look: Look, stage: stages.Stage, library: pathlib.Path, rows: list[Row]) -> None:
-    """Adds to each row what its kernels asked of memory."""
-    by_rung = {rung_counts.Wanted(row.case.op, row.name): row for row in rows}
-    counted = rung_counts.count(stage, library, by_rung, lambda one: look.at(f"{one.op} {one.rung}, counting"))
+def count_rows(stage: stages.Stage, rows: list[Row], say: Callable[[str], Any]) -> None:
+    """Adds to each row that ran what its kernels asked of memory; where that cannot be counted, says why not."""
+    if why_not := rung_counts.why_not():
+        say(f"not counted: {why_not}")
+        return
+    by_rung = {rung_counts.Wanted(row.case.op, row.name): row for row in rows if row.error is not None}
+    launched = {address for row in by_rung.values() for address in row.launched}
+    with progress(f"{stage.folder}: building these rungs once more, so that they count") as at:
+        library = rung_counts.build(stage, rung_counts.launched_kernels(stage, launched), at)
+    with progress(f"{stage.folder}: counting") as at:
+        counted = rung_counts.count(stage, library, by_rung, lambda one: at(f"{one.op} {one.rung}"))
     for one, kernels in counted.items():
         if not isinstance(kernels, str):
             by_rung[one].moved = rung_counts.moved(kernels)
@@ -352,41 +368,39 @@ def show_demonstration(name: str, console: Console) -> None:
 
 def plan(full: bool) -> str:
     """What comes, and how long it takes."""
-    minutes = SHOWING_MINUTES * (4 if full else 1) + TRAINING_MINUTES
-    compiling = "" if all(map(stages.is_built, stages.STAGES)) else f", {BUILDING_MINUTES} of them compiling"
+    building = sum(BUILD_SECONDS.get(stage.folder, 0) for stage in stages.STAGES if not stages.is_built(stage)) / 60
+    minutes = building + (FULL_MINUTES if full else SHOWING_MINUTES) + TRAINING_MINUTES
     return (
         "The four stages are built, and shown rung by rung. Then GPT-2 runs on their ops, and a small one is trained.\n"
-        f"That takes about {minutes + (BUILDING_MINUTES if compiling else 0):.0f} minutes on 2 cores{compiling}. "
-        "Nothing is downloaded." + ("" if full else " Every table with times: kernel-fusion tour --full.")
+        f"That takes about {minutes:.0f} minutes on 2 cores. Nothing is downloaded. Interrupted and begun again, "
+        "it goes on where it was." + ("" if full else " Every table with times: kernel-fusion tour --full.")
     )
 
 
 def run(console: Console, *, full: bool = False) -> int:
     """The whole tour. Returns the exit code: 1 where a step failed."""
-    counts = not full and not torch.cuda.is_available()
-    steps = Steps(console, total=2 * len(stages.STAGES) + len(DEMONSTRATIONS) + counts)
+    steps = Steps(console, total=2 * len(stages.STAGES) + len(DEMONSTRATIONS))
     console.print(environment_line(), markup=False, soft_wrap=True)
     console.print(plan(full), markup=False, soft_wrap=True)
     for stage in stages.STAGES:
         build_stage(stage, steps)
-    libraries = build_counting(steps) if counts else {}
-    for stage in stages.STAGES:
         name = f"{stage.folder}: every rung, checked" + (" and timed" if full or torch.cuda.is_available() else "")
         if not_built(stage, steps):
             steps.skip(name, f"{stage.folder} is not built")
             continue
-        more = ["--full"] if full else []
-        more += ["--library", str(libraries[stage])] if stage in libraries else []
         with steps.step(name, shows=True):
-            run_shown(_part("--stage", stage.module, *more))
+            run_shown(_part("--stage", stage.module, *(["--full"] if full else [])), env=QUIET)
     for function, what in DEMONSTRATIONS.items():
         missing = [stage.folder for stage in stages.STAGES if not_built(stage, steps)]
         if missing:
             steps.skip(what, f"{', '.join(missing)} not built")
             continue
         with steps.step(what, shows=True):
-            run_shown(_part("--demonstration", function))
-    return steps.finish()
+            run_shown(_part("--demonstration", function), env=QUIET)
+    code = steps.finish()
+    if code == 0:
+        console.print(NEXT, markup=False, soft_wrap=True)
+    return code
 
 
 def _build_name(stage: stages.Stage) -> str:
@@ -397,20 +411,9 @@ def build_stage(stage: stages.Stage, steps: Steps) -> None:
     """Builds a stage as a step, its output in build/tour/."""
     log = stages.ROOT / "build" / "tour" / f"build-{stage.folder}.log"
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    with steps.step(_build_name(stage)) as at:
+    seconds = 0 if stages.is_built(stage) else BUILD_SECONDS.get(stage.folder, 0)
+    with steps.step(_build_name(stage), note=f"about {duration(seconds)}" if seconds else "") as at:
         run_logged(command, log, cwd=stage.path, on_line=functools.partial(rung_counts.ninja_step, at))
-
-
-def build_counting(steps: Steps) -> dict[stages.Stage, pathlib.Path]:
-    """Builds the emulated kernels once more, so that they count, as one step. Returns the libraries there are."""
-    libraries = {}
-    with steps.step("build the kernels once more, counting what they ask of memory") as at:
-        if why_not := rung_counts.why_not():
-            raise Refused(why_not)
-        for stage in stages.STAGES:
-            if not not_built(stage, steps):
-                libraries[stage] = rung_counts.build(stage, on_step=lambda step, of=stage: at(f"{of.folder} {step}"))
-    return libraries
 
 
 def not_built(stage: stages.Stage, steps: Steps) -> bool:
@@ -429,15 +432,13 @@ def main() -> int:
     part.add_argument("--stage", type=stages.find, help="what is shown of this stage, which must be built")
     part.add_argument("--demonstration", choices=DEMONSTRATIONS)
     parser.add_argument("--full", action="store_true", help="with --stage: a table for each case")
-    parser.add_argument("--library", type=pathlib.Path, help="with --stage: its compiled part, with kernels that count")
     options = parser.parse_args()
     console = make_console()
     try:
         if options.demonstration:
             show_demonstration(options.demonstration, console)
             return 0
-        show = show_all_cases if options.full else functools.partial(show_stage, library=options.library)
-        wrong = show(options.stage, console)
+        wrong = (show_all_cases if options.full else show_stage)(options.stage, console)
     except KeyboardInterrupt:
         return 130
     if wrong:

@@ -814,10 +814,15 @@ def rewrite(
     rewriter.rewrite(Path(source), Path(output))
     files = list(rewriter.sources)
     if depfile is not None:
-        names = [str(f) for f in (output, *files, ptx.__file__)]
-        escaped = [name.replace(" ", "\\ ").replace("$", "$$").replace("#", "\\#") for name in names]
-        write(Path(depfile), f"{escaped[0]}: " + " \\\n  ".join(escaped[1:]) + "\n")
+        write(Path(depfile), make_rule(output, files))
     return files
+
+
+def make_rule(target: str | Path, files: list[Path]) -> str:
+    """A make rule by which `target` depends on `files`, which were read for it, and on what reads them."""
+    names = [str(f) for f in (target, *files, ptx.__file__)]
+    escaped = [name.replace(" ", "\\ ").replace("$", "$$").replace("#", "\\#") for name in names]
+    return f"{escaped[0]}: " + " \\\n  ".join(escaped[1:]) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,6 +2,9 @@
 """Compiles a rewritten CUDA source: device functions as the device's architecture sees them, all else as the host does.
 
     python views.py COMPILER FLAGS... -c IN.cpp -o OUT.o
+    python views.py --rewrite IN.cpp COMPILER FLAGS... -c IN.cu -o OUT.o
+
+The second line rewrites the CUDA source first, by rewrite.py, which saves a process for each source.
 
 nvcc reads a source once for the host and once for each architecture, and defines `__CUDA_ARCH__` for the latter only.
 Here both kinds of functions come from one compilation. So the preprocessor runs twice, and where its two texts differ
@@ -11,6 +14,9 @@ A function that is both (`__host__ __device__`, or `constexpr`) gets both bodies
 A macro defined under a condition reaches each side with its own meaning. So do constants, types and enumerations at
 namespace scope or static in a class: the device's goes by the name NAME_on_device. What cannot be two things at once,
 such as a variable or a member, is an error with its line.
+
+Where the compiler is told to begin with a header that it has precompiled (`-include H`, and H.gch is there), the
+preprocessor's texts name it in the place of what it holds, so that none of that is read again.
 """
 
 from __future__ import annotations
@@ -33,8 +39,8 @@ DEVICE_MACROS = [
     "-D__CUDA_ARCH__=900", "-D__CUDA_ARCH_FEAT_SM90_ALL", "-D__CUDA_ARCH_SPECIFIC__=900",
     "-D__CUDA_ARCH_FAMILY_SPECIFIC__=900",
 ]  # fmt: skip
-# With this, include/kf_simt/types.h leaves a trace of __global__, __device__ and __host__ in the preprocessor's output.
-TRACED = "-DKF_SIMT_VIEWS"
+# With this, __global__, __device__ and __host__ leave a trace in the preprocessor's output.
+TRACED = ["-include", str(OWN_INCLUDE / "kf_simt" / "traced.h")]
 SPACES = {"__kf_global__", "__kf_device__", "__kf_host__"}
 
 MARKER = re.compile(r'#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"([ \d]*)$', re.MULTILINE)
@@ -599,11 +605,18 @@ def write(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def begins_precompiled(compiler: list[str]) -> bool:
+    """Whether the first `-include` of a command names a header that has been precompiled."""
+    first = next((file for flag, file in zip(compiler, compiler[1:], strict=False) if flag == "-include"), None)
+    return first is not None and os.path.exists(f"{first}.gch")
+
+
 class Preprocessor:
     """Runs the compiler's preprocessor on a source, and remembers which files it has read."""
 
     def __init__(self, compiler: list[str], source: str | Path, target: str | Path):
-        self.command = [*compiler, TRACED, "-E", "-x", "c++", str(source)]
+        self.precompiled = begins_precompiled(compiler)
+        self.command = [*compiler, *TRACED, "-E", *(["-fpch-preprocess"] * self.precompiled), "-x", "c++", str(source)]
         self.target = str(target)
         self.dependencies = ""  # as make rules
 
@@ -641,23 +654,46 @@ def one_text(preprocess) -> tuple[str, bool]:
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The compiler with its flags, and the values of those that name files: -c, -o, -MF, -MT."""
+    """The compiler with its flags, and the values of those that name files: -c, -o, -MF, -MT, and our --rewrite."""
     flags, named = [], {}
     words = iter(arguments)
     for word in words:
-        if word in ("-c", "-o", "-MF", "-MT", "-MQ"):
+        if word in ("-c", "-o", "-MF", "-MT", "-MQ", "--rewrite"):
             named["-MT" if word == "-MQ" else word] = next(words, "")
         elif word not in ("-MD", "-MMD"):
             flags.append(word)
     return flags, named
 
 
+def include_dirs(flags: list[str]) -> list[str]:
+    """The folders of `-I folder` and `-Ifolder`."""
+    apart = [folder for flag, folder in zip(flags, flags[1:], strict=False) if flag == "-I"]
+    return apart + [flag[2:] for flag in flags if flag.startswith("-I") and flag != "-I"]
+
+
+def without_includes(flags: list[str]) -> list[str]:
+    """A command for a text that holds, or names, what `-include` would bring once more."""
+    return [word for before, word in zip(["", *flags], flags, strict=False) if "-include" not in (before, word)]
+
+
 def main(arguments: list[str]) -> int:
     flags, named = split_arguments(arguments)
     if not flags or not named.get("-c") or not named.get("-o"):
-        print("usage: views.py COMPILER FLAGS... -c IN.cpp -o OUT.o", file=sys.stderr)
+        print("usage: views.py [--rewrite IN.cpp] COMPILER FLAGS... -c IN.cpp -o OUT.o", file=sys.stderr)
         return 2
     source, output = Path(named["-c"]), named["-o"]
+    rules = ""  # what the object depends on, beside what the preprocessor reads
+    if "--rewrite" in named:
+        sys.path.insert(0, str(Path(__file__).resolve().parent))
+        import rewrite
+
+        try:
+            read = rewrite.rewrite(source, named["--rewrite"], include_dirs(flags))
+        except (rewrite.RewriteError, OSError) as error:
+            print(error, file=sys.stderr)
+            return 1
+        rules = rewrite.make_rule(named.get("-MT", output), read)
+        source = Path(named["--rewrite"]).absolute()
     with source.open(encoding="utf-8", errors="surrogateescape") as file:
         rewritten = file.read(len(REWRITTEN)) == REWRITTEN
     if not rewritten:
@@ -668,13 +704,15 @@ def main(arguments: list[str]) -> int:
     except ViewError as error:
         print(error, file=sys.stderr)
         return 1
-    if not differs:
-        return subprocess.run(arguments).returncode
-    merged = Path(f"{output}.cpp")
-    write(merged, text)
     if "-MF" in named:
-        write(Path(named["-MF"]), preprocessor.dependencies)
-    return subprocess.run([*flags, "-c", str(merged), "-o", output]).returncode
+        # Without what was written a moment ago, which is always newer than the object's last build began.
+        own = rf"(?<=\s){re.escape(str(source.parent))}/(?:\\.|[^\s\\])*" if rules else r"(?!)"
+        write(Path(named["-MF"]), re.sub(own, "", preprocessor.dependencies) + rules)
+    if differs:
+        source = Path(f"{output}.ii")  # a preprocessed text, by its name
+        write(source, text)
+        flags = without_includes(flags)
+    return subprocess.run([*flags, "-c", str(source), "-o", output]).returncode
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What build.py decides before it compiles, and what it refuses."""
 
 import fcntl
+import json
 import os
 import pathlib
 import shutil
@@ -224,14 +225,44 @@ def test_another_builds_objects_of_the_emulation_are_linked_and_not_compiled(cle
     with pytest.raises(build.BuildError, match=rf"KF_EMULATED: there is no {theirs}/runtime/.*; build the stage there"):
         build.write_ninja(stage, ours, tmp_path / "library.so", None)
 
-    taken = [theirs / "emulated" / "op" / "v1.cu.o"]
+    taken = [theirs / tmp_path.name / "emulated" / "op" / "v1.cu.o"]
     taken += [theirs / "runtime" / f"{source.name}.o" for source in (build.SIMT / "src").glob("*.cpp")]
     for path in taken:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     lines = build.write_ninja(stage, ours, tmp_path / "library.so", None).read_text(encoding="utf-8").splitlines()
     compiled = {line.split(": ")[0].removeprefix("build ") for line in lines if line.startswith("build ")}
-    own = {str(ours / "host" / "host.cpp.o"), str(ours / "emulated" / "op" / "rungs.cpp.o")}
+    own = {str(ours / tmp_path.name / path) for path in ("host/host.cpp.o", "emulated/op/rungs.cpp.o")}
     assert compiled == {*own, str(tmp_path / "library.so")}
     (link,) = (line for line in lines if ": link " in line)
     assert set(link.split(": link ")[1].split()) == {*own, *map(str, taken)}
+
+
+def test_what_two_stages_share_is_compiled_by_one_command(clean_environment, tmp_path):
+    """ninja runs a command again where it is not the one that made what is there."""
+    lender, borrower, folder = tmp_path / "step1", tmp_path / "step2", tmp_path / "build"
+    (lender / "kernels" / "op").mkdir(parents=True)
+    borrower.mkdir()
+    for name in ("v1.cu", "rungs.cpp"):
+        (lender / "kernels" / "op" / name).touch()
+    found = []
+    for here, kernels, borrowed in (
+        (lender, ["kernels/op/v1.cu"], []),
+        (borrower, [], [build.Borrowed("../step1/kernels/op", ["../step1/include"])]),
+    ):
+        clean_environment.chdir(here)
+        tables = ["kernels/op/rungs.cpp"] if kernels else []
+        stage = build.StageExtension(
+            f"{here.name}._C", host=[], kernels=kernels, tables=tables, include_dirs=["include"], borrowed=borrowed
+        )
+        ninja_file = build.write_ninja(stage, folder, here / "library.so", None)
+        ninja = [str(pathlib.Path(sys.executable).with_name("ninja")), "-C", str(folder), "-f", str(ninja_file)]
+        listed = subprocess.run([*ninja, "-t", "compdb"], capture_output=True, text=True, check=True).stdout
+        found.append({step["output"]: step["command"] for step in json.loads(listed)})
+    theirs, ours = found
+    shared = theirs.keys() & ours.keys()
+    assert {
+        str(folder / "step1" / "emulated" / "kernels" / "op" / f"{name}.o") for name in ("v1.cu", "rungs.cpp")
+    } <= shared
+    assert len(shared) == len(theirs) - 1  # the library
+    assert [theirs[output] for output in shared] == [ours[output] for output in shared]

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <deque>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "runtime.h"
@@ -19,6 +20,17 @@ namespace kf::simt {
 namespace {
 
 std::atomic<std::uint64_t> launches{0};
+
+// What has been launched since kf_simt_take_launched.
+struct Launched {
+  std::mutex mutex;
+  std::set<const KernelInfo*> kernels;
+};
+
+Launched& launched() {
+  static auto* const instance = make_lasting<Launched>();
+  return *instance;
+}
 
 struct Overrides {
   std::mutex mutex;
@@ -616,6 +628,10 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
     return;
   }
   launches.fetch_add(1);
+  {
+    const std::lock_guard lock(launched().mutex);
+    launched().kernels.insert(launch.kernel.load());
+  }
 #ifdef KF_SIMT_TSAN
   const std::string races = race::take_reports();
   if (!races.empty() && launch.error) std::fprintf(stderr, "%s\n", races.c_str());
@@ -648,3 +664,17 @@ std::string short_name(const char* signature) {
 }
 
 }  // namespace kf::simt
+
+// Writes up to `room` addresses of kernels that have been launched since the last call, and forgets these. Returns how
+// many there were. They lie beside the kernels, so that kernel_fusion/rung_counts.py learns which sources a rung's are
+// of.
+extern "C" __attribute__((visibility("default"))) std::size_t kf_simt_take_launched(const void** to, std::size_t room) {
+  using kf::simt::launched;
+  const std::lock_guard lock(launched().mutex);
+  const std::size_t count = launched().kernels.size();
+  for (auto each = launched().kernels.begin(); each != launched().kernels.end() && room > 0; ++each, --room) {
+    *to++ = *each;
+  }
+  launched().kernels.clear();
+  return count;
+}

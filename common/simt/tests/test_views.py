@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel_fusion.build import is_clang
+
 SIMT = Path(__file__).resolve().parents[1]
 sys.dont_write_bytecode = True
 
@@ -152,6 +154,43 @@ def test_headers_of_either_view_are_dependencies_and_lines_stay_where_they_are(t
     assert (done.returncode, done.stderr) == (0, "")
     assert output.is_file()
     assert {"one.h", "other.h"} <= {Path(word).name for word in rule.read_text().split()}
+
+
+def test_a_cuda_source_is_rewritten_first_and_its_headers_are_dependencies(tmp_path):
+    """Without what was written for it, which would make the object stale as soon as it is there."""
+    source, rewritten, rule = tmp_path / "a.cu", tmp_path / "own" / "a.cu.cpp", tmp_path / "a.d"
+    (tmp_path / "kernel.h").write_text("__global__ void k(int* p) { __shared__ int s; s = 1; *p = s; }\n")
+    source.write_text('#include "kernel.h"\nvoid f(int* p) { k<<<1, 1>>>(p); }\n')
+    command = [sys.executable, "-S", str(SIMT / "views.py"), "--rewrite", str(rewritten), "c++", "-std=c++17"]
+    command += [f"-I{SIMT / 'include'}", "-MD", "-MF", str(rule), "-c", str(source), "-o", str(tmp_path / "a.o")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "kernel_call" in rewritten.read_text()
+    named = [Path(word) for word in rule.read_text().split()]
+    assert {source, tmp_path / "kernel.h", SIMT / "include" / "cuda_runtime.h", SIMT / "ptx.py"} <= set(named)
+    assert not [path for path in named if rewritten.parent in path.parents]
+
+    source.write_text("__global__ void k() { __shared__ int s = 1; }\n")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"{source}:1: .* in this __shared__ declaration\n", done.stderr)
+
+
+@pytest.mark.skipif(is_clang("c++"), reason="clang precompiles in another way")
+def test_what_is_precompiled_is_not_read_again_and_makes_no_difference(tmp_path):
+    text = f"{views.REWRITTEN}__device__ float f(float x) {{{IF} return __expf(x);{ELSE} return x;{END}}}"
+    header = tmp_path / "first.h"
+    header.write_text("#include <cuda_runtime.h>\n")
+    plain = compiled(tmp_path, text, "-O1")[1].read_bytes()
+    lines = len((tmp_path / "a.o.ii").read_text().splitlines())
+    subprocess.run(
+        ["c++", "-std=c++17", f"-I{SIMT / 'include'}", "-O1", "-x", "c++-header", header, "-o", f"{header}.gch"],
+        check=True,
+    )
+    done, output, _ = compiled(tmp_path, text, "-O1", "-include", str(header), "-Winvalid-pch", "-Werror")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len((tmp_path / "a.o.ii").read_text().splitlines()) < 50 < lines
+    assert output.read_bytes() == plain
 
 
 def test_other_sources_are_compiled_as_they_are(tmp_path):

@@ -6,11 +6,7 @@
 
 #define KF_EMULATED 1
 
-#ifdef KF_SIMT_VIEWS  // for views.py, which tells device functions from host functions in the preprocessor's output
-#define __global__ __kf_global__
-#define __device__ __kf_device__
-#define __host__ __kf_host__
-#else
+#ifndef __global__  // else traced.h stands before this
 #define __global__
 #define __device__
 #define __host__
