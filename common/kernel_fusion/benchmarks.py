@@ -344,7 +344,11 @@ def _row(case: Case, name: str, kind: str, timing: clock.Timing, correct: bool, 
         "bytes": case.bytes,
         "flops": case.flops,
     }
-    return {**row, **{name: value for name, value in results.derived(row).items() if name not in row}, "correct": correct}
+    return {
+        **row,
+        **{name: value for name, value in results.derived(row).items() if name not in row},
+        "correct": correct,
+    }
 
 
 # ---- results ----
@@ -602,7 +606,7 @@ def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[st
             ]  # not who was asked in this run and refused
             dropped = merge_results(path, rows, ceilings, device, known)
             for (op, name), count in collections.Counter((row["op"], row["impl"]) for row in dropped).items():
-                told = f"{op}, {name}: dropped {count} rows of what cannot be measured any more"
+                told = f"rows dropped, since they cannot be measured any more: {count} of {op}, {name}"
                 console.print(told, markup=False, soft_wrap=True)
         elif path:
             write_results(path, rows, ceilings, device)
@@ -688,7 +692,9 @@ def measure(
     return rows, ceilings.as_json()
 
 
-def keys_of(module: Any, cases: Callable[[str, str], list[Case]], device: torch.device, sizes: list[str]) -> list[tuple]:
+def keys_of(
+    module: Any, cases: Callable[[str, str], list[Case]], device: torch.device, sizes: list[str]
+) -> list[tuple]:
     """The keys of all rows that a run of these sizes can have here, in order."""
     return [
         (*case.key(), name)

@@ -213,7 +213,8 @@ def orphans() -> list[str]:
         for measured in results.load(stage):
             named = {(row["op"], row["impl"]): None for row in measured.rows if row["kind"] == "rung"}
             found += [
-                f"{measured.path}: {op} has no rung {name!r} any more; to drop its rows: kernel-fusion bench --op {op} --merge"
+                f"{measured.path}: {op} has no rung {name!r} any more; to drop its rows: "
+                f"kernel-fusion bench --op {op} --merge"
                 for op, name in named
                 if op in rungs and name not in rungs[op]
             ]

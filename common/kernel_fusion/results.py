@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from kernel_fusion import noise, stages
 from kernel_fusion.console import UserError
 
-
 # The order of a row's fields in its line. What else a row has comes last.
 FIELDS = (
     *("op", "pass", "shape", "dtype", "impl", "kind", "ms", "ms_quartiles", "host_bound", "correct"),
@@ -70,7 +69,8 @@ def rounded(value: float | None) -> float | None:
 def derived(row: dict) -> dict:
     """What need not stand in a file: fields as they are in most rows, and what follows from others.
 
-    Those are `ms`, `bytes`, `flops` and `ceiling`, GB/s or TFLOP/s as `bound` has it; None where so few bytes say nothing.
+    Those are `ms`, `bytes`, `flops`, and `ceiling`: GB/s or, where `bound` is "arithmetic", TFLOP/s; none where so few
+    bytes say nothing.
     """
     rates = {"memory": row["bytes"] / row["ms"] / 1e6, "arithmetic": row["flops"] / row["ms"] / 1e9}
     bound, ceiling = row.get("bound", "memory"), row.get("ceiling")

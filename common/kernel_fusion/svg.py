@@ -97,7 +97,9 @@ class Renderer(RendererBase):
         x += part * self.get_text_width_height_descent(s, prop, ismath)[0]
         turned = f' transform="rotate(-{_number(angle)} {_number(x)} {_number(y)})"' if angle else ""
         style = f'font-size="{_number(prop.get_size_in_points())}" text-anchor="{anchor}" fill="{to_hex(gc.get_rgb())}"'
-        self.elements.append(("text", f'x="{_number(x)}" y="{_number(y)}" {style}{turned}>{escape(s, quote=False)}</text>'))
+        self.elements.append(
+            ("text", f'x="{_number(x)}" y="{_number(y)}" {style}{turned}>{escape(s, quote=False)}</text>')
+        )
 
 
 def _number(value: float) -> str:

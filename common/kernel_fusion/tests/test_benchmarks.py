@@ -382,6 +382,55 @@ def test_merging_replaces_an_ops_rows_and_keeps_the_others(measured):
     assert set(json.loads(measured.read_text())["environment"]["ops"]) == {"double", "softmax"}
 
 
+def both(size, device):
+    """The cases of `measured`, the kernels' own only."""
+    return [double_case(), soft_case()] if size == "emulated" else []
+
+
+def test_merging_a_rung_changes_its_row_and_no_other(measured):
+    assert run_main("--output", measured, cases=both) == 0  # at commit "new"
+    before = measured.read_text().splitlines()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(benchmarks, "_commit", lambda: "newer")
+        patched.setattr(ceilings, "memory_rate", lambda size, device, mix: 9e9)
+        assert merge(measured, "--op", "double", "--rung", "v2_good", cases=both) == 0
+    after = measured.read_text().splitlines()
+    ((was, now),) = [(one, other) for one, other in zip(before, after, strict=True) if one != other]
+    old, new = (json.loads(line.strip(" ,")) for line in (was, now))
+    assert results.key({**results.derived(old), **old}) == results.key({**results.derived(new), **new})
+    assert (new["impl"], new["ceiling"], new["run"]["commit"]) == ("v2_good", 9_000_000_000, "newer")
+    loaded = results.read(measured)
+    assert loaded.environment_of("double")["commit"] == "new"
+    assert merge(measured, "--op", "double", cases=both) == 0  # again of one run, all of them
+    assert not [row for row in results.read(measured).rows if "run" in row]
+
+
+def test_a_row_that_cannot_be_measured_any_more_is_dropped(measured, monkeypatch, capsys):
+    assert run_main("--output", measured, cases=both) == 0
+    loaded = results.read(measured)
+    (v1,) = [row for row in loaded.of("double") if row["impl"] == "v1_good"]
+    gone = [{**v1, "impl": "v0_gone"}, {**v1, "shape": {"rows": 9}}, {**v1, "impl": "refuses"}]
+    elsewhere = {**v1, "impl": "not installed here", "kind": "peer"}
+    other = {**v1, "impl": "v0_gone", "op": "softmax"}
+    results.write(loaded._replace(rows=[*loaded.rows, *gone, elsewhere, other]))
+    capsys.readouterr()
+    assert merge(measured, "--op", "double", "--rung", "v1_good", cases=both) == 0
+    out = capsys.readouterr().out
+    assert "rows dropped, since they cannot be measured any more: 1 of double, v0_gone\n" in out
+    assert "any more: 1 of double, v1_good\n" in out
+    names = [(row["op"], row["impl"]) for row in results.read(measured).rows]
+    assert ("double", "refuses") in names  # was not asked
+    assert len(names) == len(loaded.rows) + 3
+    assert {("double", "not installed here"), ("softmax", "v0_gone")} <= set(names)
+    monkeypatch.setattr(benchmarks, "_commit", lambda: "newer")
+    assert merge(measured, "--op", "double", cases=both) == 0
+    assert "any more: 1 of double, refuses\n" in capsys.readouterr().out
+    loaded = results.read(measured)
+    run = {row["impl"]: row["run"]["commit"] for row in loaded.of("double") if "run" in row}
+    assert run == dict.fromkeys(("cpu", "v1_good", "v2_good"), "newer")
+    assert loaded.environment_of("double")["commit"] == "new"  # as of the row that stayed
+
+
 COUNTED = {
     "dram_bytes": 264,
     "sectors_per_request": {"load": 4.0, "store": 4.0},
