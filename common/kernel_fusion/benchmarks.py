@@ -413,7 +413,7 @@ def write_results(path: pathlib.Path, rows: list[dict], ceilings: dict, device: 
 
 
 def _of_the_machine(ceilings: dict) -> dict:
-    """What stands in a file of its own; other mixes of reads and writes stand in the rows that they are for."""
+    """What a file keeps of the ceilings. Those of other mixes stand only in the rows that they are for."""
     return {name: ceilings[name] for name in ("copy_gb_s", "matmul_tflop_s")}
 
 
@@ -453,8 +453,8 @@ def merge_results(
 ) -> list[dict]:
     """Puts `rows` in the places of those with their keys in a results file. Its other rows stay.
 
-    Where no row of an op stays, the file's environment notes commit and date under "ops"; else each new row does, as
-    its "run". Ceilings that the file has stay too, since a row has its own.
+    Where of an op no row stays, or only such as name their run, the file's environment notes commit and date under
+    "ops"; else each new row does, as its "run". Ceilings that the file has stay too, since a row has its own.
 
     Args:
         path: of the results file.
@@ -481,7 +481,8 @@ def merge_results(
         if results.key(row) not in new:
             (kept if stands or row["op"] not in measured else dropped).append(row)
     run = {name: here[name] for name in ("commit", "date")}
-    notes = {**before.environment.get("ops", {}), **dict.fromkeys(measured - {row["op"] for row in kept}, run)}
+    of_before = {row["op"] for row in kept if "run" not in row}
+    notes = {**before.environment.get("ops", {}), **dict.fromkeys(measured - of_before, run)}
     old = before._replace(environment={**before.environment, "ops": notes})
     rows = [row if run.items() <= old.environment_of(row["op"]).items() else {**row, "run": run} for row in rows]
     merged = results.placed([*kept, *rows], before.rows, known)

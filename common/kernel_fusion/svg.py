@@ -10,7 +10,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.path import Path
 
-WIDTH, HEIGHT, DESCENT = 0.57, 1.02, 0.25  # of a letter, by the size of the font; high as DejaVu Sans has none
+# Of a letter, by the size of the font. DejaVu Sans is lower: newer matplotlib takes a font's height if that is more.
+WIDTH, HEIGHT, DESCENT = 0.57, 1.02, 0.25
+NEAR = 0.01  # points
 FONT = "DejaVu Sans, Verdana, sans-serif"
 ANCHORS = {"left": ("start", 0.0), "center": ("middle", 0.5), "right": ("end", 1.0)}
 
@@ -19,9 +21,12 @@ def draw(figure: Figure, title: str, digest: str) -> str:
     """`figure` as the text of an SVG file.
 
     Args:
-        figure: of rectangles, straight lines, round marks and text.
+        figure: of rectangles, straight lines, round marks and text, opaque and not dashed.
         title: what it shows, in words.
         digest: of what it was drawn from, for the file's metadata.
+
+    Raises:
+        ValueError: the figure has another closed shape.
     """
     figure.set_dpi(72)  # a pixel is a point
     width, height = figure.get_size_inches() * 72
@@ -75,10 +80,12 @@ class Renderer(RendererBase):
             return
         (left, right), (top, bottom) = ((min(of), max(of)) for of in zip(*points, strict=True))
         codes = [] if path.codes is None else list(path.codes)
-        if Path.CURVE4 in codes:  # of what is drawn here only round marks have curves
+        if Path.CURVE4 in codes and abs((right - left) - (bottom - top)) < NEAR:  # a round mark
             place = f'cx="{_number((left + right) / 2)}" cy="{_number((top + bottom) / 2)}"'
             self.elements.append(("circle", f'{place} r="{_number((right - left) / 2)}" {style}'))
         elif Path.CLOSEPOLY in codes:
+            if not all(min(x - left, right - x) < NEAR > min(y - top, bottom - y) for x, y in points):
+                raise ValueError(f"svg.draw: `figure` must have rectangles and round marks only, got {path}")
             place = f'x="{_number(left)}" y="{_number(top)}"'
             size = f'width="{_number(right - left)}" height="{_number(bottom - top)}"'
             self.elements.append(("rect", f"{place} {size} {style}"))

@@ -392,16 +392,24 @@ def test_merging_a_rung_changes_its_row_and_no_other(measured):
     before = measured.read_text().splitlines()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(benchmarks, "_commit", lambda: "newer")
-        patched.setattr(ceilings, "memory_rate", lambda size, device, mix: 9e9)
+        patched.setattr(ceilings, "memory_rate", lambda size, device, mix: 1234.56)
         assert merge(measured, "--op", "double", "--rung", "v2_good", cases=both) == 0
     after = measured.read_text().splitlines()
     ((was, now),) = [(one, other) for one, other in zip(before, after, strict=True) if one != other]
     old, new = (json.loads(line.strip(" ,")) for line in (was, now))
     assert results.key({**results.derived(old), **old}) == results.key({**results.derived(new), **new})
-    assert (new["impl"], new["ceiling"], new["run"]["commit"]) == ("v2_good", 9_000_000_000, "newer")
+    assert (new["impl"], new["ceiling"], new["run"]["commit"]) == ("v2_good", 1235, "newer")
     loaded = results.read(measured)
     assert loaded.environment_of("double")["commit"] == "new"
-    assert merge(measured, "--op", "double", cases=both) == 0  # again of one run, all of them
+    assert merge(measured, "--op", "double", "--rung", "cpu", "--rung", "v1_good", cases=both) == 0
+    assert [row["impl"] for row in results.read(measured).rows if "run" in row] == ["v2_good"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(benchmarks, "_commit", lambda: "newest")
+        assert merge(measured, "--op", "double", "--rung", "cpu", "--rung", "v1_good", cases=both) == 0
+    loaded = results.read(measured)
+    assert loaded.environment_of("double")["commit"] == "newest"
+    assert {row["impl"]: row["run"]["commit"] for row in loaded.rows if "run" in row} == {"v2_good": "newer"}
+    assert merge(measured, "--op", "double", cases=both) == 0  # all of one run again
     assert not [row for row in results.read(measured).rows if "run" in row]
 
 

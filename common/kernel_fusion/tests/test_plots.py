@@ -8,9 +8,11 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse, Polygon
 from matplotlib.text import Text
 
-from kernel_fusion import plots, stages, testing
+from kernel_fusion import plots, stages, svg, testing
 from kernel_fusion.console import UserError
 from kernel_fusion.tests.test_report import repository, row, write_results  # noqa: F401  a fixture
 
@@ -230,32 +232,42 @@ def test_every_plot_in_this_repository_is_short():
     assert [path for path in pictures if len(path.read_text().splitlines()) > 200] == []
 
 
-def test_what_is_drawn_stands_where_matplotlib_has_it(repository):  # noqa: F811
+def test_what_is_drawn_stands_where_it_should(repository):  # noqa: F811
     """Bars from the axis on, as long as the times; names and times beside them; marks and lines of a roofline."""
     write_results(repository, ROWS)
     (plot,) = plots.ladders("double")
     plot.draw()
-    root = ElementTree.parse(plot.path).getroot()
-    found = {
-        name: [one for one in root if one.tag.endswith(f"}}{name}")] for name in ("rect", "text", "path", "circle")
-    }
-    bars = [one.attrib for one in found["rect"] if one.attrib["fill"] in (plots.RUNG, plots.PEER)]
-    assert len({bar["x"] for bar in bars}) == 1
+    drawn = [(one.tag.split("}")[1], one.text, one.attrib) for one in ElementTree.parse(plot.path).getroot()]
+    frame = [of for tag, _, of in drawn if tag == "rect"][1]
+    assert all(frame[name].isdigit() for name in ("x", "width", "height"))  # in whole points
+    numbers = [word for _, _, of in drawn for value in of.values() for word in re.findall(r"[\d.]+", value)]
+    assert [number for number in numbers if len(number.partition(".")[2]) > 1] == []
+    bars = [of for tag, _, of in drawn if tag == "rect" and of["fill"] in (plots.RUNG, plots.PEER)]
+    assert {bar["x"] for bar in bars} == {frame["x"]}
     assert [bar["fill"] for bar in bars] == [plots.RUNG] * 3 + [plots.PEER]
     lengths = [float(bar["width"]) for bar in bars]
     assert lengths == pytest.approx([lengths[-1] * part for part in (2 / 3, 1 / 3, 0, 1)], abs=0.11)
-    places = {one.text: float(one.attrib["y"]) for one in found["text"]}
-    for bar, name, time in zip(
-        bars, [r["impl"] for r in ROWS], ["200 µs", "100 µs", "wrong result", "300 µs"], strict=True
-    ):
-        middle = float(bar["y"]) + float(bar["height"]) / 2
-        assert middle < places[name] < middle + 6
-        assert middle < places[time] < middle + 6
-    (ceiling,) = [one.attrib["d"] for one in found["path"] if one.attrib["stroke"] == plots.ROOF]
-    assert float(re.match(r"M([\d.]+) ", ceiling)[1]) == pytest.approx(float(bars[0]["x"]) + lengths[1], abs=0.11)
+    texts = {text: of for tag, text, of in drawn if tag == "text"}
+    for bar, one, time in zip(bars, ROWS, ("200 µs", "100 µs", "wrong result", "300 µs"), strict=True):
+        name, label = texts[one["impl"]], texts[time]
+        middle, end = float(bar["y"]) + float(bar["height"]) / 2, float(bar["x"]) + float(bar["width"])
+        assert (name["text-anchor"], label["text-anchor"]) == ("end", "start")
+        assert float(bar["x"]) - 6 < float(name["x"]) < float(bar["x"])
+        assert end < float(label["x"]) < end + 6
+        assert all(middle < float(text["y"]) < middle + 6 for text in (name, label))
+    (ceiling,) = [of["d"] for tag, _, of in drawn if tag == "path" and of["stroke"] == plots.ROOF]
+    assert float(re.match(r"M([\d.]+) ", ceiling)[1]) == pytest.approx(float(frame["x"]) + lengths[1], abs=0.11)
     (roofline,) = plots.rooflines(repository)
     roofline.draw()
     assert roofline.path.read_text().count("<circle ") == 2 + 1  # the last is the legend's
+
+
+def test_a_shape_that_cannot_be_drawn_is_refused():
+    for shape in (Polygon([(0, 0), (1, 0), (0.5, 1)]), Ellipse((0.5, 0.5), 0.9, 0.2)):
+        figure = Figure(layout="constrained")
+        figure.add_subplot().add_patch(shape)
+        with testing.raises(ValueError, "svg.draw: `figure` must have rectangles and round marks only"):
+            svg.draw(figure, "", "")
 
 
 def test_other_figures_or_another_form_make_a_plot_stale(repository, monkeypatch):  # noqa: F811

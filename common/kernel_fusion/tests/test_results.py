@@ -160,6 +160,13 @@ def test_a_rung_is_known_by_its_name(name, kind):
     assert results.derived({**MEASURED, "flops": 0, "impl": name})["kind"] == kind
 
 
+@pytest.mark.parametrize(
+    ("value", "text"), [(4213.4, "4213"), (0.123456, "0.1235"), (123456, "123500"), (2.0, "2"), (None, "None")]
+)
+def test_figures_are_rounded_to_four_digits(value, text):
+    assert str(results.rounded(value)) == text
+
+
 def test_only_what_does_not_follow_is_written(tmp_path):
     plain = {**MEASURED, "flops": 10**9, "ms_quartiles": [0.1999, 0.2001], "ceiling": 4000}
     other = {"pass": "backward", "kind": "peer", "correct": False, "host_bound": True, "gb_s": 2001, "mark": 7}
