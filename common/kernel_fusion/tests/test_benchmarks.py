@@ -297,6 +297,28 @@ def test_a_run_on_the_cpu_writes_no_results_unasked(quick, tmp_path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_gpus_results_are_written_by_a_whole_run_and_by_a_merge(measured, monkeypatch):
+    loaded, before = results.read(measured), measured.read_text()
+    known = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(benchmarks, "environment", lambda device: {**loaded.environment, "commit": "new"})
+    monkeypatch.setattr(benchmarks, "results_path", lambda stage, device: measured)
+    monkeypatch.setattr(benchmarks, "measure", lambda *of: (loaded.of("double"), known))
+    for arguments, writes in {
+        "": True,
+        "--op double --merge": True,
+        "--op double --rung v1_good --merge": True,
+        "--op double": False,
+        "--rung v1_good": False,
+        "--no-peers": False,
+        "--sizes quick": False,
+        "--no-save": False,
+    }.items():
+        measured.write_text(before)
+        assert run_main("--device", "cuda", *arguments.split()) == 0
+        assert (measured.read_text() != before) == writes, arguments
+
+
 def test_rungs_can_be_named_and_an_unknown_one_is_an_error(quick, capsys):
     assert run_main("--sizes", "emulated", "--op", "double", "--rung", "v2_good") == 0
     out = capsys.readouterr().out
