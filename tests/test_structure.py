@@ -82,6 +82,11 @@ def test_setup_script_is_short(stage):
     assert len((ROOT / stage / "setup.py").read_text(encoding="utf-8").splitlines()) <= 40
 
 
+def test_measurements_and_plots_do_not_fill_the_repository():
+    stored = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files(".json", ".svg")}
+    assert sum(stored.values()) < 12_000, sorted(stored.items(), key=lambda one: -one[1])[:5]
+
+
 def header(path) -> str:
     """The comment at the top of a file, without its slashes."""
     lines = []

@@ -6,6 +6,7 @@ that a case moves, and the rate of a large matrix product.
 """
 
 import argparse
+import collections
 import copy
 import dataclasses
 import datetime
@@ -323,31 +324,29 @@ def _largest(tensor: torch.Tensor) -> float:
 
 
 def _row(case: Case, name: str, kind: str, timing: clock.Timing, correct: bool, ceilings: Ceilings) -> dict:
-    ms = timing.ms.median
-    gb_s = case.bytes / ms / 1e6
-    tflop_s = case.flops / ms / 1e9
     if case.bound == "memory":
-        rate, ceiling = gb_s, ceilings.memory(case.bytes, case.bytes // 2 if case.written is None else case.written)
+        ceiling = ceilings.memory(case.bytes, case.bytes // 2 if case.written is None else case.written)
     else:
-        rate, ceiling = tflop_s, ceilings.matmul()
-    return {
+        ceiling = ceilings.matmul()
+    ms, low, high = map(results.rounded, timing.ms)
+    row = {
         "op": case.op,
         "pass": case.direction,
         "impl": name,
         "kind": kind,
         "dtype": dtype_name(case.dtype),
         "shape": dict(case.shape),
-        "ms": results.rounded(ms),
-        "ms_quartiles": [results.rounded(timing.ms.low), results.rounded(timing.ms.high)],
+        "ms": ms,
+        "ms_quartiles": [low, high],
         "host_bound": timing.host_bound,
         "bound": case.bound,
+        "ceiling": results.rounded(ceiling),
         "bytes": case.bytes,
         "flops": case.flops,
-        "gb_s": results.rounded(gb_s),
-        "tflop_s": results.rounded(tflop_s),
-        "percent_of_ceiling": None if ceiling is None else results.rounded(100 * rate / ceiling),
-        "dram_bytes": None,
-        "sectors_per_request": None,
+    }
+    return {
+        **row,
+        **{name: value for name, value in results.derived(row).items() if name not in row},
         "correct": correct,
     }
 
@@ -404,9 +403,18 @@ def _commit() -> str | None:
 def write_results(path: pathlib.Path, rows: list[dict], ceilings: dict, device: torch.device) -> None:
     """Writes the results of a whole run. Hardware counters that stood there for the same rows stay, see `profile`."""
     here = environment(device)
+    before = []
     if path.exists():
-        keep_counters(rows, results.read(path), here)
-    results.write(results.Results(path, here, ceilings, rows))
+        old = results.read(path)
+        keep_counters(rows, old, here)
+        before = old.rows
+    rows = results.placed(rows, before, map(results.key, rows))
+    results.write(results.Results(path, here, _of_the_machine(ceilings), rows))
+
+
+def _of_the_machine(ceilings: dict) -> dict:
+    """What a file keeps of the ceilings. Those of other mixes stand only in the rows that they are for."""
+    return {name: ceilings[name] for name in ("copy_gb_s", "matmul_tflop_s")}
 
 
 def keep_counters(rows: list[dict], before: results.Results, here: dict) -> None:
@@ -417,9 +425,9 @@ def keep_counters(rows: list[dict], before: results.Results, here: dict) -> None
     """
     if any(before.environment[name] != here[name] for name in ("gpu", "driver", "cuda")):
         return
-    counted = {(results.case_key(row), row["impl"]): row for row in before.rows if "profile" in row}
+    counted = {results.key(row): row for row in before.rows if "profile" in row}
     for row in rows:
-        if old := counted.get((results.case_key(row), row["impl"])):
+        if old := counted.get(results.key(row)):
             row.update({name: old[name] for name in ("dram_bytes", "sectors_per_request", "profile")})
 
 
@@ -440,43 +448,61 @@ def check_mergeable(path: pathlib.Path, device: torch.device) -> None:
             )
 
 
-def merge_results(path: pathlib.Path, rows: list[dict], ceilings: dict, device: torch.device) -> None:
-    """Puts the rows of the ops in `rows` in place of all that the results file has of these ops.
+def merge_results(
+    path: pathlib.Path, rows: list[dict], ceilings: dict, device: torch.device, known: list[tuple]
+) -> list[dict]:
+    """Puts `rows` in the places of those with their keys in a results file. Its other rows stay.
 
-    The file's other rows stay. For the ops measured here, its environment notes commit and date under "ops".
+    Where of an op no row stays, or only such as name their run, the file's environment notes commit and date under
+    "ops"; else each new row does, as its "run". Ceilings that the file has stay too, since a row has its own.
+
+    Args:
+        path: of the results file.
+        rows: what was measured.
+        ceilings: of this run, as `Ceilings.as_json` gives them.
+        device: where it measured.
+        known: the keys of all that the benchmark has, in its order.
+
+    Returns:
+        Rows of the ops measured that it has no more, and that are dropped: of other cases, or of rungs that are gone or
+        now refuse the case. A peer may only not be installed here.
 
     Raises:
         ResultsError: as check_mergeable.
     """
     check_mergeable(path, device)
     before, here = results.read(path), environment(device)
-    measured = {row["op"] for row in rows}
-    order = list(dict.fromkeys(row["op"] for row in [*before.rows, *rows]))
-    kept = [row for row in before.rows if row["op"] not in measured]
-    merged = sorted([*kept, *rows], key=lambda row: order.index(row["op"]))
-    notes = {op: {"commit": here["commit"], "date": here["date"]} for op in order if op in measured}
     keep_counters(rows, before, here)
+    measured, new = {row["op"] for row in rows}, {results.key(row) for row in rows}
+    cases = {one[:-1] for one in known}
+    kept, dropped = [], []
+    for row in before.rows:
+        stands = results.key(row) in known if row["kind"] == "rung" else results.case_key(row) in cases
+        if results.key(row) not in new:
+            (kept if stands or row["op"] not in measured else dropped).append(row)
+    run = {name: here[name] for name in ("commit", "date")}
+    of_before = {row["op"] for row in kept if "run" not in row}
+    notes = {**before.environment.get("ops", {}), **dict.fromkeys(measured - of_before, run)}
+    old = before._replace(environment={**before.environment, "ops": notes})
+    rows = [row if run.items() <= old.environment_of(row["op"]).items() else {**row, "run": run} for row in rows]
+    merged = results.placed([*kept, *rows], before.rows, known)
+    ops = {op: notes[op] for op in dict.fromkeys(row["op"] for row in merged) if op in notes}
+    there = {name: value for name, value in before.environment.items() if name != "ops"}
     results.write(
         results.Results(
-            path,
-            {**before.environment, "ops": {**before.environment.get("ops", {}), **notes}},
-            _merged_ceilings(before.ceilings, ceilings),
-            merged,
+            path, {**there, **({"ops": ops} if ops else {})}, _merged_ceilings(before.ceilings, ceilings), merged
         )
     )
+    return dropped
 
 
 def _merged_ceilings(before: dict, new: dict) -> dict:
-    """The newer figure where both have one."""
-
-    def by_size(one: dict, other: dict) -> dict:
-        return dict(sorted({**one, **other}.items(), key=lambda item: int(item[0])))
-
-    mixed, newly_mixed = before["mixed_gb_s"], new["mixed_gb_s"]
+    """What `before` has, and what it lacks."""
+    copies = {**new["copy_gb_s"], **before["copy_gb_s"]}
+    product = before["matmul_tflop_s"]
     return {
-        "copy_gb_s": by_size(before["copy_gb_s"], new["copy_gb_s"]),
-        "mixed_gb_s": {mix: by_size(mixed.get(mix, {}), newly_mixed.get(mix, {})) for mix in {**mixed, **newly_mixed}},
-        "matmul_tflop_s": before["matmul_tflop_s"] if new["matmul_tflop_s"] is None else new["matmul_tflop_s"],
+        "copy_gb_s": dict(sorted(copies.items(), key=lambda item: int(item[0]))),
+        "matmul_tflop_s": new["matmul_tflop_s"] if product is None else product,
     }
 
 
@@ -527,7 +553,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write the results there")
     parser.add_argument("--no-save", action="store_true", help="do not write results/<gpu>.json")
     parser.add_argument(
-        "--merge", action="store_true", help="with --op: replace these ops' rows in the results file, keep the others"
+        "--merge", action="store_true", help="with --op: put what is measured into the results file, row by row"
     )
     parser.add_argument(
         "--resume", action="store_true", help="go on where a run of the same command was cut off, at the next case"
@@ -538,13 +564,13 @@ def _parser() -> argparse.ArgumentParser:
 def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[str] | None = None) -> NoReturn:
     """The command line of a stage's benchmark.py: times, prints tables, and on a GPU writes results/<gpu>.json.
 
-    Results are written by a complete run on a GPU; by a run of some ops with --merge; or where --output says. Until
-    then, each finished case is kept beside them, for --resume. Exits with 1 where a rung is wrong.
+    Results are written by a complete run on a GPU; by a run of some ops or rungs with --merge; or where --output says.
+    Until then, each finished case is kept beside them, for --resume. Exits with 1 where a rung is wrong.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.merge and (not options.op or options.rung or options.no_peers or options.sizes or options.no_save):
-        parser.error("--merge goes with --op, without --rung, --no-peers, --sizes or --no-save: a table is one run")
+    if options.merge and (not options.op or options.sizes or options.no_save):
+        parser.error("--merge goes with --op, without --sizes or --no-save")
     console = make_console()
     where = stages.find(stage)
     try:
@@ -557,8 +583,8 @@ def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[st
     sizes = options.sizes or (["full"] if device.type == "cuda" else ["cpu", "emulated"])
     _check_names(module, cases, device, sizes, options)
     path = options.output
-    whole = not (options.rung or options.no_peers or options.sizes or options.no_save)
-    if path is None and device.type == "cuda" and whole and (options.merge or not options.op):
+    whole = not (options.op or options.rung or options.no_peers or options.sizes or options.no_save)
+    if path is None and device.type == "cuda" and (whole or options.merge):
         path = results_path(where, device)
     try:
         budget()  # refuses before anything is measured
@@ -572,8 +598,20 @@ def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[st
         rows, ceilings = measure(module, cases, device, sizes, options, console, journal)
         if not rows:
             sys.exit("benchmark: nothing measured: every rung and peer refused")
+        if path and options.merge:
+            measured = {results.key(row) for row in rows}
+            known = [
+                key
+                for key in keys_of(module, cases, device, sizes)
+                if key in measured or key[0] not in options.op or (options.rung and key[-1] not in options.rung)
+            ]  # not who was asked in this run and refused
+            dropped = merge_results(path, rows, ceilings, device, known)
+            for (op, name), count in collections.Counter((row["op"], row["impl"]) for row in dropped).items():
+                told = f"rows dropped, since they cannot be measured any more: {count} of {op}, {name}"
+                console.print(told, markup=False, soft_wrap=True)
+        elif path:
+            write_results(path, rows, ceilings, device)
         if path:
-            (merge_results if options.merge else write_results)(path, rows, ceilings, device)
             journal.close()
             console.print(f"written: {path}", soft_wrap=True)
     except UserError as error:
@@ -653,6 +691,18 @@ def measure(
             journal.add(title, found, ceilings.as_json())
             _free(device)
     return rows, ceilings.as_json()
+
+
+def keys_of(
+    module: Any, cases: Callable[[str, str], list[Case]], device: torch.device, sizes: list[str]
+) -> list[tuple]:
+    """The keys of all rows that a run of these sizes can have here, in order."""
+    return [
+        (*case.key(), name)
+        for size in sizes
+        for case in cases(size, device.type)
+        for name in (*rungs_for(module, case.op, size, device), *case.peers)
+    ]
 
 
 def rungs_for(module: Any, op: str, size: str, device: torch.device) -> list[str]:

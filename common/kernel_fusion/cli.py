@@ -132,7 +132,9 @@ def make_parser() -> argparse.ArgumentParser:
         help="may be repeated; default: full on a GPU; cpu, then emulated",
     )
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
-    bench.add_argument("--merge", action="store_true", help="with --op: put these ops' rows into results/<gpu>.json")
+    bench.add_argument(
+        "--merge", action="store_true", help="with --op: put what is measured into results/<gpu>.json, row by row"
+    )
     bench.add_argument(
         "--resume", action="store_true", help="go on where the same command was cut off, at the next case"
     )

@@ -6,6 +6,7 @@ does at once: at most one word from each of its 32 banks; those that an access n
 """
 
 import argparse
+import collections
 import dataclasses
 import itertools
 import json
@@ -410,11 +411,21 @@ counts both ways, and `kernel-fusion report` writes the table here.
 """
 
 
+def compared(path: pathlib.Path = COMPARED) -> dict:
+    """What compare_with_ncu.py wrote. What it left out of a kernel is 0."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    kernels = stored["kernels"].items()
+    return {
+        **stored,
+        "kernels": {name: {side: collections.Counter(found) for side, found in both.items()} for name, both in kernels},
+    }
+
+
 def comparison(path: pathlib.Path = COMPARED) -> str:
     """The table of the chapter: for each kernel sectors a request, bytes and conflicts, emulated beside ncu's."""
     if not path.exists():
         return NO_COMPARISON
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored = compared(path)
     where = stored["environment"]
     columns = [
         "kernel",

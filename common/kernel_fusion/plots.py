@@ -1,14 +1,12 @@
 """Plots, as SVG: the ladder of an op, its bytes, the roofline of a stage, the sectors that a load touches.
 
-Each plot carries a digest of the figures it was drawn from, so that a stale one is found without drawing it again: what
-matplotlib writes differs from version to version.
+Each plot carries a digest of the figures it was drawn from, so that a stale one is found without drawing it again.
 """
 
 import dataclasses
 import hashlib
 import json
 import math
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 from kernel_fusion import formulas, results, stages, syllabus
 from kernel_fusion.console import UserError, byte_count, milliseconds
 
-FORM = 2  # raise it when the drawing changes: every plot is then stale
+FORM = 3  # raise it when the drawing changes: every plot is then stale
 RUNG, PEER, ROOF, FAINT = "#1f5fa8", "#8a8a8a", "#b3412f", "#c9c9c9"
 BEHIND_TEXT = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 LOGARITHMIC_FROM = 12  # the longest time by the shortest: above this, short bars could not be told apart
@@ -25,8 +23,6 @@ SECTOR, LANES = 32, 32  # bytes, and threads of a warp
 ONE_PLACE = 1.2  # intensities of ops nearer to each other than this factor could not be told apart
 ONE_POINT = 1.12  # nor rates
 STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "kernel-fusion",
     "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 9,
     "axes.spines.top": False,
@@ -71,12 +67,10 @@ class Plot:
         """Writes the file, beside its place and then renamed."""
         import matplotlib
 
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(f"{self.path.name}.tmp")
-        metadata = {"Identifier": self.digest(), "Title": self.alt, "Creator": "kernel-fusion report", "Date": None}
+        from kernel_fusion import svg
+
         with matplotlib.rc_context(STYLE):
-            self.figure().savefig(beside, format="svg", metadata=metadata)
-        os.replace(beside, self.path)
+            results.replace(self.path, svg.draw(self.figure(), self.alt, self.digest()))
 
 
 # ---- the ladder ----

@@ -54,15 +54,10 @@ class Pair(NamedTuple):
         return self.allowed is not None and self.apart > self.allowed
 
 
-def key(row: dict) -> tuple:
-    """What two measurements of one thing have in common."""
-    return (*results.case_key(row), row["impl"])
-
-
 def pairs(rows: list[dict], others: list[dict]) -> list[Pair]:
     """The rows that stand in both lists, in the order of the first."""
-    again = {key(row): row["ms"] for row in others}
-    return [Pair(row, again[key(row)]) for row in rows if key(row) in again]
+    again = {results.key(row): row["ms"] for row in others}
+    return [Pair(row, again[results.key(row)]) for row in rows if results.key(row) in again]
 
 
 # ---- one case, in a process of its own ----
@@ -222,21 +217,17 @@ def show(compared: list[Pair], output: pathlib.Path | None, console: Console) ->
 def keep_best(rows: list[dict], compared: list[Pair]) -> list[dict]:
     """`rows`, those of torch.compile that were faster when measured again with their second time."""
     faster = {
-        key(pair.row): pair
+        results.key(pair.row): pair
         for pair in compared
         if pair.row["impl"] == COMPILED and pair.quartiles and pair.again < pair.row["ms"]
     }
-    return [_with_time(row, faster[key(row)]) if key(row) in faster else row for row in rows]
+    return [_with_time(row, faster[results.key(row)]) if results.key(row) in faster else row for row in rows]
 
 
 def _with_time(row: dict, pair: Pair) -> dict:
-    rates = {
-        name: results.rounded(row[name] * row["ms"] / pair.again)
-        for name in ("gb_s", "tflop_s", "percent_of_ceiling")
-        if row[name] is not None
-    }
     ms, low, high = (results.rounded(time) for time in (pair.again, *pair.quartiles))
-    return {**row, "ms": ms, "ms_quartiles": [low, high], **rates, "again": benchmarks.provenance()}
+    row = {**row, "ms": ms, "ms_quartiles": [low, high], "again": benchmarks.provenance()}
+    return row | {rate: results.derived(row)[rate] for rate in ("gb_s", "tflop_s", "percent_of_ceiling")}
 
 
 def keep(compared: list[Pair], output: pathlib.Path | None) -> None:

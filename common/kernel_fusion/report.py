@@ -32,7 +32,8 @@ A document says with markers what stands where:
 Each stage that was measured also gets results/README.md, with every case and every figure.
 
 python -m kernel_fusion.report writes all that, and draws the plots into results/ of their stage; with --check it only
-fails where something is stale. Either way it fails where the prose claims what the results do not say: claims.py.
+fails where something is stale. Either way it fails where the prose claims what the results do not say (claims.py), and
+where results have rows of a rung that is gone.
 """
 
 import argparse
@@ -204,6 +205,22 @@ def _drawn(shown: Iterable[plots.Plot], *, check: bool) -> list[pathlib.Path]:
     return list(dict.fromkeys(plot.path for plot in stale))
 
 
+def orphans() -> list[str]:
+    """A line for each op and name of a rung that results have rows of, and that has no source file any more."""
+    found = []
+    for stage in stages.STAGES:
+        rungs = {op: {"cpu", *(rung.name for rung in syllabus.rungs(stage, op))} for op in syllabus.ops(stage)}
+        for measured in results.load(stage):
+            named = {(row["op"], row["impl"]): None for row in measured.rows if row["kind"] == "rung"}
+            found += [
+                f"{measured.path}: {op} has no rung {name!r} any more; to drop its rows: "
+                f"kernel-fusion bench --op {op} --merge"
+                for op, name in named
+                if op in rungs and name not in rungs[op]
+            ]
+    return found
+
+
 def unsupported(paths: list[pathlib.Path]) -> list[str]:
     """A line for each claim in the documents that the results do not bear out."""
     return [line for path in paths for line in claims.unsupported(path.read_text(encoding="utf-8"), path)]
@@ -223,7 +240,7 @@ def run(options: argparse.Namespace) -> int:
             stale += [path for path in update_pages(check=options.check) if path not in stale]
     for path in stale:
         print(f"{path}: {'stale; write it anew with: kernel-fusion report' if options.check else 'written'}")
-    wrong = unsupported(options.files or documents())
+    wrong = unsupported(options.files or documents()) + orphans()
     for line in wrong:
         print(line)
     return 1 if (options.check and stale) or wrong else 0

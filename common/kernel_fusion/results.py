@@ -1,13 +1,32 @@
-"""Results files, results/<gpu>.json of a stage: read, written, and cut into cases."""
+"""Results files, results/<gpu>.json of a stage: read, written, and cut into cases.
+
+A file is JSON of three parts. "environment": where and when its figures were measured; under "ops" the commit and date
+of ops that a later run measured. "ceilings": what the machine can do at all. "rows": a row a line, known by its op,
+pass, shape, dtype and impl. A row holds what was measured, in four digits, and the ceiling of the same run; what
+`derived` gives is written only where a row has something else. "run" is the commit and date of a row that was measured
+later than its op's others, "again" of a time that `recheck --best` has replaced.
+
+A row never moves. A new one comes behind those before it in the order of the stage's benchmark.py: its ops, its cases,
+the rungs by number, the peers. So a text depends neither on the order of measuring nor on who measured before.
+"""
 
 import json
 import os
 import pathlib
-from collections.abc import Callable
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from kernel_fusion import noise, stages
 from kernel_fusion.console import UserError
+
+# The order of a row's fields in its line. What else a row has comes last.
+FIELDS = (
+    *("op", "pass", "shape", "dtype", "impl", "kind", "ms", "ms_quartiles", "host_bound", "correct"),
+    *("bound", "ceiling", "bytes", "flops", "gb_s", "tflop_s", "percent_of_ceiling"),
+    *("dram_bytes", "sectors_per_request", "run", "again", "profile"),
+)
+RUNG = re.compile(r"v\d+(_|$)|cpu$")  # how the name of a rung begins
 
 
 class ResultsError(UserError):
@@ -32,13 +51,49 @@ class Results(NamedTuple):
         return [row for row in self.rows if row["op"] == op]
 
     def environment_of(self, op: str) -> dict:
-        """Where the figures of `op` come from: a run that measured only some ops has a commit and a date of its own."""
+        """Where the figures of `op` come from: a run that measured only some ops has a commit and a date of its own.
+
+        So may a row: its "run".
+        """
         return {**self.environment, **self.environment.get("ops", {}).get(op, {})}
 
 
 def rounded(value: float | None) -> float | None:
-    """`value` as results hold it: four digits."""
-    return None if value is None else float(f"{value:.4g}")
+    """`value` as results hold it: four digits, without a point where they need none."""
+    if value is None:
+        return None
+    figure = float(f"{value:.4g}")
+    return int(figure) if figure.is_integer() else figure
+
+
+def derived(row: dict) -> dict:
+    """What need not stand in a file: fields as they are in most rows, and what follows from others.
+
+    Those are `ms`, `bytes`, `flops`, and `ceiling`: GB/s or, where `bound` is "arithmetic", TFLOP/s; none where so few
+    bytes say nothing.
+    """
+    rates = {"memory": row["bytes"] / row["ms"] / 1e6, "arithmetic": row["flops"] / row["ms"] / 1e9}
+    bound, ceiling = row.get("bound", "memory"), row.get("ceiling")
+    return {
+        "pass": "forward",
+        "kind": "rung" if RUNG.match(row["impl"]) else "peer",
+        "ms_quartiles": None,
+        "host_bound": False,
+        "bound": "memory",
+        "gb_s": rounded(rates["memory"]),
+        "tflop_s": rounded(rates["arithmetic"]),
+        "percent_of_ceiling": rounded(100 * rates[bound] / ceiling) if ceiling else None,
+        "dram_bytes": None,
+        "sectors_per_request": None,
+        "correct": True,
+    }
+
+
+def as_stored(row: dict) -> dict:
+    """`row` as a file has it: without what is derived, its fields in order."""
+    known = derived(row)
+    names = sorted(row, key=lambda name: FIELDS.index(name) if name in FIELDS else len(FIELDS))
+    return {name: row[name] for name in names if row[name] != known.get(name)}
 
 
 def read(path: pathlib.Path) -> Results:
@@ -49,8 +104,9 @@ def read(path: pathlib.Path) -> Results:
     """
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
-        return Results(path, loaded["environment"], loaded["ceilings"], loaded["rows"])
-    except (ValueError, KeyError, TypeError) as error:
+        rows = [{**derived(row), **row} for row in loaded["rows"]]
+        return Results(path, loaded["environment"], loaded["ceilings"], rows)
+    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise ResultsError(f"{path}: not in the form of results: {error!r}") from error
 
 
@@ -61,13 +117,25 @@ def load(stage: stages.Stage) -> list[Results]:
 
 def write(results: Results) -> None:
     """Writes a results file, beside its place and then renamed, so that it is never half there."""
-    contents = {"environment": results.environment, "ceilings": results.ceilings, "rows": results.rows}
-    replace(results.path, as_text(contents))
+    rows = [as_stored(row) for row in results.rows]
+    replace(results.path, as_text({"environment": results.environment, "ceilings": results.ceilings, "rows": rows}))
 
 
-def as_text(contents: dict) -> str:
-    """JSON as our files have it."""
-    return json.dumps(contents, indent=1, allow_nan=False) + "\n"
+def as_text(contents: dict, levels: int = 3) -> str:
+    """JSON as our files have it: a line for an object's entry down to so many levels, and for a list's element."""
+    return _lines(contents, levels, "") + "\n"
+
+
+def _lines(value: Any, levels: int, indent: str) -> str:
+    if not value or not levels or not isinstance(value, (dict, list)):
+        return json.dumps(value, allow_nan=False)
+    inner = f"{indent} "
+    if isinstance(value, list):
+        first, last, lines = "[", "]", [json.dumps(one, allow_nan=False) for one in value]
+    else:
+        first, last = "{", "}"
+        lines = [f"{json.dumps(key)}: {_lines(one, levels - 1, inner)}" for key, one in value.items()]
+    return f"{first}\n{inner}" + f",\n{inner}".join(lines) + f"\n{indent}{last}"
 
 
 def replace(path: pathlib.Path, text: str) -> None:
@@ -89,6 +157,37 @@ def spread(row: dict) -> noise.Spread:
 def case_key(row: dict) -> tuple:
     """What rows of one case have in common."""
     return (row["op"], row["pass"], row["dtype"], tuple(row["shape"].items()))
+
+
+def key(row: dict) -> tuple:
+    """What a row is known by: one measured anew takes the place of that with the same."""
+    return (*case_key(row), row["impl"])
+
+
+def placed(rows: list[dict], before: list[dict], order: Iterable[tuple]) -> list[dict]:
+    """`rows` where they belong in a file.
+
+    Args:
+        rows: in any order.
+        before: what the file had: of these, none moves.
+        order: keys, all of new rows among them. A new row comes behind the nearest before it that is there.
+    """
+    found: dict[tuple, list[dict]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    keys, place = list(dict.fromkeys(map(key, before))), 0
+    for one in dict.fromkeys(order):
+        if one in keys:
+            place = keys.index(one) + 1
+        elif one in found:
+            keys.insert(place, one)
+            place += 1
+    first: dict[tuple, int] = {}  # of an op and of a case, whose rows stand together
+    for one in keys:
+        first.setdefault(one[:1], len(first))
+        first.setdefault(one[:-1], len(first))
+    keys.sort(key=lambda one: (first[one[:1]], first[one[:-1]]))
+    return [row for one in keys for row in found.get(one, [])]
 
 
 def cases(rows: list[dict]) -> list[list[dict]]:

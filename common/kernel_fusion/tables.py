@@ -90,10 +90,9 @@ def page(stage: stages.Stage) -> str | None:
 def _full(stage: stages.Stage, op: str, rows: list[dict], environment: dict, document: pathlib.Path) -> str:
     """The largest case rung by rung; then, if there are more, every case in a line."""
     cases, largest = results.cases(rows), results.largest(rows)
-    commit = f", commit {environment['commit']}" if environment["commit"] else ""
     lines = [
         f"{environment['gpu'] or 'CPU'}, driver {environment['driver']}, CUDA {environment['cuda']}, torch "
-        f"{environment['torch']}, {environment['date']}{commit}.",
+        f"{environment['torch']}, {_when(environment)}.",
         "",
         f"**{results.case_title(largest[0])}** ({byte_count(largest[0]['bytes'])} at the least)",
         "",
@@ -256,7 +255,18 @@ def _share(row: dict) -> str:
 
 
 def _footnote(rows: list[dict]) -> list[str]:
-    return ["", HOST_BOUND] if any(row.get("host_bound") for row in rows) else []
+    lines = ["", HOST_BOUND] if any(row["host_bound"] for row in rows) else []
+    later: dict[str, list[str]] = {}
+    for row in rows:
+        if "run" in row:
+            later.setdefault(_when(row["run"]), []).append(f"`{row['impl']}`")
+    for when, names in later.items():
+        lines += ["", f"Of another run, {when}: {', '.join(dict.fromkeys(names))}."]
+    return lines
+
+
+def _when(run: dict) -> str:
+    return f"{run['date']}, commit {run['commit']}" if run["commit"] else run["date"]
 
 
 def _dram(row: dict) -> str:

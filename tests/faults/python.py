@@ -549,6 +549,47 @@ FAULTS = [
         'or (0.0, row["ms"])',
         "common/kernel_fusion/tests/test_results.py::test_a_row_without_quartiles_counts_as_one_repeat",
     ),
+    # ---- results, row by row ----
+    Fault(
+        "run-of-a-row-lost",
+        "a row measured later than its op's others does not say so",
+        "common/kernel_fusion/benchmarks.py",
+        'else {**row, "run": run}',
+        "else row",
+        f"{BENCHMARKS}::test_merging_a_rung_changes_its_row_and_no_other",
+    ),
+    Fault(
+        "merged-by-op",
+        "merging a rung drops the op's other rows",
+        "common/kernel_fusion/benchmarks.py",
+        'if row["kind"] == "rung" else results.case_key(row) in cases',
+        'and row["kind"] == "peer"',
+        f"{BENCHMARKS}::test_merging_a_rung_changes_its_row_and_no_other",
+    ),
+    Fault(
+        "share-of-the-other-ceiling",
+        "arithmetic is held against memory's ceiling",
+        "common/kernel_fusion/results.py",
+        "100 * rates[bound] / ceiling",
+        '100 * rates["memory"] / ceiling',
+        "common/kernel_fusion/tests/test_results.py::test_rates_follow_from_what_was_measured",
+    ),
+    Fault(
+        "rows-that-move",
+        "a new row stands before the one that it should follow",
+        "common/kernel_fusion/results.py",
+        "place = keys.index(one) + 1",
+        "place = keys.index(one)",
+        "common/kernel_fusion/tests/test_results.py::test_what_is_in_a_file_keeps_its_place",
+    ),
+    Fault(
+        "names-over-bars",
+        "a plot's names begin where they should end",
+        "common/kernel_fusion/svg.py",
+        "x += part * self",
+        "x += 0 * self",
+        "common/kernel_fusion/tests/test_plots.py::test_what_is_drawn_stands_where_it_should",
+    ),
     # ---- peers, and the rules that a lesson shows ----
     Fault(
         "peers-must-refuse-as-rungs-do",

@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from kernel_fusion import benchmarks, ceilings, stages, testing
+from kernel_fusion import benchmarks, ceilings, results, stages, testing
 from kernel_fusion.console import UserError
 from kernel_fusion.tests.fake_stage import stage
 
@@ -47,7 +47,7 @@ def test_rows_have_exactly_the_fields_of_a_results_file(quick):
     ]
     assert list(rows[0]) == [
         *("op", "pass", "impl", "kind", "dtype", "shape", "ms", "ms_quartiles", "host_bound", "bound"),
-        *("bytes", "flops", "gb_s", "tflop_s"),
+        *("ceiling", "bytes", "flops", "gb_s", "tflop_s"),
         *("percent_of_ceiling", "dram_bytes", "sectors_per_request", "correct"),
     ]
     row = rows[0]
@@ -278,13 +278,13 @@ def run_main(*arguments, cases=lambda size, device: [double_case()]):
 def test_a_run_writes_the_results_in_their_form_and_leaves_nothing_beside(quick, tmp_path, capsys):
     path = tmp_path / "results" / "here.json"
     assert run_main("--output", path) == 0
-    results = json.loads(path.read_text())
-    assert list(results) == ["environment", "ceilings", "rows"]
-    assert list(results["environment"]) == ["gpu", "driver", "cuda", "torch", "python", "commit", "date"]
-    assert results["environment"]["gpu"] is None
-    assert {"256", "1024"} == set(results["ceilings"]["copy_gb_s"])
-    assert results["ceilings"]["matmul_tflop_s"] > 0
-    assert len(results["rows"]) == 2 + 3  # size cpu: plain C++ and the peer; size emulated: three rungs
+    written = json.loads(path.read_text())
+    assert list(written) == ["environment", "ceilings", "rows"]
+    assert list(written["environment"]) == ["gpu", "driver", "cuda", "torch", "python", "commit", "date"]
+    assert written["environment"]["gpu"] is None
+    assert {"256", "1024"} == set(written["ceilings"]["copy_gb_s"])
+    assert written["ceilings"]["matmul_tflop_s"] > 0
+    assert len(written["rows"]) == 2 + 3  # size cpu: plain C++ and the peer; size emulated: three rungs
     assert [p.name for p in path.parent.iterdir()] == ["here.json"]
     out = capsys.readouterr().out
     assert "double: rows 4, width 8, float32" in out
@@ -295,6 +295,28 @@ def test_a_run_on_the_cpu_writes_no_results_unasked(quick, tmp_path, monkeypatch
     monkeypatch.setattr(stages, "ROOT", tmp_path)
     assert run_main("--sizes", "cpu") == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpus_results_are_written_by_a_whole_run_and_by_a_merge(measured, monkeypatch):
+    loaded, before = results.read(measured), measured.read_text()
+    known = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(benchmarks, "environment", lambda device: {**loaded.environment, "commit": "new"})
+    monkeypatch.setattr(benchmarks, "results_path", lambda stage, device: measured)
+    monkeypatch.setattr(benchmarks, "measure", lambda *of: (loaded.of("double"), known))
+    for arguments, writes in {
+        "": True,
+        "--op double --merge": True,
+        "--op double --rung v1_good --merge": True,
+        "--op double": False,
+        "--rung v1_good": False,
+        "--no-peers": False,
+        "--sizes quick": False,
+        "--no-save": False,
+    }.items():
+        measured.write_text(before)
+        assert run_main("--device", "cuda", *arguments.split()) == 0
+        assert (measured.read_text() != before) == writes, arguments
 
 
 def test_rungs_can_be_named_and_an_unknown_one_is_an_error(quick, capsys):
@@ -382,6 +404,63 @@ def test_merging_replaces_an_ops_rows_and_keeps_the_others(measured):
     assert set(json.loads(measured.read_text())["environment"]["ops"]) == {"double", "softmax"}
 
 
+def both(size, device):
+    """The cases of `measured`, the kernels' own only."""
+    return [double_case(), soft_case()] if size == "emulated" else []
+
+
+def test_merging_a_rung_changes_its_row_and_no_other(measured):
+    assert run_main("--output", measured, cases=both) == 0  # at commit "new"
+    before = measured.read_text().splitlines()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(benchmarks, "_commit", lambda: "newer")
+        patched.setattr(ceilings, "memory_rate", lambda size, device, mix: 1234.56)
+        assert merge(measured, "--op", "double", "--rung", "v2_good", cases=both) == 0
+    after = measured.read_text().splitlines()
+    ((was, now),) = [(one, other) for one, other in zip(before, after, strict=True) if one != other]
+    old, new = (json.loads(line.strip(" ,")) for line in (was, now))
+    assert results.key({**results.derived(old), **old}) == results.key({**results.derived(new), **new})
+    assert (new["impl"], new["ceiling"], new["run"]["commit"]) == ("v2_good", 1235, "newer")
+    loaded = results.read(measured)
+    assert loaded.environment_of("double")["commit"] == "new"
+    assert merge(measured, "--op", "double", "--rung", "cpu", "--rung", "v1_good", cases=both) == 0
+    assert [row["impl"] for row in results.read(measured).rows if "run" in row] == ["v2_good"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(benchmarks, "_commit", lambda: "newest")
+        assert merge(measured, "--op", "double", "--rung", "cpu", "--rung", "v1_good", cases=both) == 0
+    loaded = results.read(measured)
+    assert loaded.environment_of("double")["commit"] == "newest"
+    assert {row["impl"]: row["run"]["commit"] for row in loaded.rows if "run" in row} == {"v2_good": "newer"}
+    assert merge(measured, "--op", "double", cases=both) == 0  # all of one run again
+    assert not [row for row in results.read(measured).rows if "run" in row]
+
+
+def test_a_row_that_cannot_be_measured_any_more_is_dropped(measured, monkeypatch, capsys):
+    assert run_main("--output", measured, cases=both) == 0
+    loaded = results.read(measured)
+    (v1,) = [row for row in loaded.of("double") if row["impl"] == "v1_good"]
+    gone = [{**v1, "impl": "v0_gone"}, {**v1, "shape": {"rows": 9}}, {**v1, "impl": "refuses"}]
+    elsewhere = {**v1, "impl": "not installed here", "kind": "peer"}
+    other = {**v1, "impl": "v0_gone", "op": "softmax"}
+    results.write(loaded._replace(rows=[*loaded.rows, *gone, elsewhere, other]))
+    capsys.readouterr()
+    assert merge(measured, "--op", "double", "--rung", "v1_good", cases=both) == 0
+    out = capsys.readouterr().out
+    assert "rows dropped, since they cannot be measured any more: 1 of double, v0_gone\n" in out
+    assert "any more: 1 of double, v1_good\n" in out
+    names = [(row["op"], row["impl"]) for row in results.read(measured).rows]
+    assert ("double", "refuses") in names  # was not asked
+    assert len(names) == len(loaded.rows) + 3
+    assert {("double", "not installed here"), ("softmax", "v0_gone")} <= set(names)
+    monkeypatch.setattr(benchmarks, "_commit", lambda: "newer")
+    assert merge(measured, "--op", "double", cases=both) == 0
+    assert "any more: 1 of double, refuses\n" in capsys.readouterr().out
+    loaded = results.read(measured)
+    run = {row["impl"]: row["run"]["commit"] for row in loaded.of("double") if "run" in row}
+    assert run == dict.fromkeys(("cpu", "v1_good", "v2_good"), "newer")
+    assert loaded.environment_of("double")["commit"] == "new"  # as of the row that stayed
+
+
 COUNTED = {
     "dram_bytes": 264,
     "sectors_per_request": {"load": 4.0, "store": 4.0},
@@ -394,7 +473,7 @@ def test_hardware_counters_stay_when_times_are_measured_again(measured):
         return [double_case(), soft_case()] if size == "emulated" else []
 
     def counted():
-        return [row for row in json.loads(measured.read_text())["rows"] if row["dram_bytes"] is not None]
+        return [row for row in results.read(measured).rows if row["dram_bytes"] is not None]
 
     assert run_main("--output", measured, cases=everything) == 0
     first = json.loads(measured.read_text())
@@ -426,9 +505,9 @@ def test_figures_of_another_environment_are_not_merged(measured, key, capsys):
     assert "v1_good" not in capsys.readouterr().out  # found before anything was measured
 
 
-def test_merging_needs_a_file_and_whole_ops(measured, tmp_path, capsys):
+def test_merging_needs_a_file_and_an_op(measured, tmp_path, capsys):
     assert "run the benchmark without --op first" in merge(tmp_path / "none.json", "--op", "double")
-    for arguments in ([], ["--op", "double", "--rung", "v1_good"], ["--op", "double", "--sizes", "cpu"]):
+    for arguments in ([], ["--rung", "v1_good"], ["--op", "double", "--sizes", "cpu"]):
         assert merge(measured, *arguments) == 2
         assert "--merge goes with --op" in capsys.readouterr().err
     assert run_main("--merge", "--op", "double") == 2

@@ -350,7 +350,7 @@ def test_what_ncu_prints_is_read(capsys):
 
 @pytest.mark.skipif(not counts.COMPARED.exists(), reason=f"{counts.COMPARED} is not there: no GPU has counted yet")
 def test_the_counts_equal_a_gpus(patterns):
-    kernels = json.loads(counts.COMPARED.read_text())["kernels"]
+    kernels = counts.compared()["kernels"]
     assert set(kernels) == set(patterns)
     for name, both in kernels.items():
         here, there = counts.figures(patterns[name]), both["ncu"]

@@ -1,11 +1,18 @@
 """Plots hold every rung and peer, keep their names apart, and are drawn the same each time."""
 
 import itertools
+import os
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Ellipse, Polygon
 from matplotlib.text import Text
 
-from kernel_fusion import plots, stages, testing
+from kernel_fusion import plots, stages, svg, testing
 from kernel_fusion.console import UserError
 from kernel_fusion.tests.test_report import repository, row, write_results  # noqa: F401  a fixture
 
@@ -169,11 +176,98 @@ def test_a_plot_is_the_same_each_time_and_carries_its_digest(repository):  # noq
         plot.draw()
         first = plot.path.read_text()
         assert plot.digest() in first
-        assert "Matplotlib" not in first.split("</metadata>")[0]
+        assert "matplotlib" not in first.lower()
         assert not plot.is_stale()
         plot.draw()
         assert plot.path.read_text() == first
     assert not list(repository.path.rglob("*.tmp"))
+
+
+DRAWS = """
+import json, pathlib, sys
+from kernel_fusion import plots, results, stages
+
+stage = stages.Stage("step1-fake", "step1_fake", "test.py")
+stages.ROOT, stages.STAGES = pathlib.Path(sys.argv[1]), (stage,)
+file = results.load(stage)[0]
+measured, order = file.rows[:: int(sys.argv[2])], [results.key(row) for row in file.rows]
+placed = results.placed(measured[:2], [], order)  # measured two by two
+for at in range(2, len(measured), 2):
+    placed = results.placed([*measured[at : at + 2], *placed], placed, order)
+results.write(file._replace(rows=placed))
+for plot in (*plots.ladders("double"), *plots.rooflines(stage), *plots.bytes_of("double")):
+    plot.draw()
+"""
+
+
+def test_who_draws_and_the_order_of_measuring_change_nothing(repository):  # noqa: F811
+    """In processes of their own, whose hashes differ."""
+    texts = []
+    for step, seed in (("1", "1"), ("-1", "2")):
+        write_results(repository, [*ROWS, row("v1_naive", 0.05, width=4), row("v2_vector", 0.04, width=4)])
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", DRAWS, str(stages.ROOT), step]
+        subprocess.run(command, env=environment, check=True)
+        folder = repository.path / "results"
+        texts.append({path.name: path.read_bytes() for path in sorted(folder.iterdir())})
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 4
+
+
+def test_a_figure_more_changes_a_few_lines(repository):  # noqa: F811
+    lines = []
+    for ms in (0.2, 0.21):
+        write_results(repository, [row("v1_naive", ms), *ROWS[1:]])
+        (plot,) = plots.ladders("double")
+        plot.draw()
+        lines.append(plot.path.read_text().splitlines())
+    changed = [after for before, after in zip(*lines, strict=True) if before != after]
+    assert len(changed) == 5  # in words, the digest, the bar, its label and what is behind that
+    assert sum("210 µs" in line for line in changed) == 2
+
+
+def test_every_plot_in_this_repository_is_short():
+    pictures = [path for stage in stages.STAGES for path in (stage.path / "results").glob("*.svg")]
+    assert len(pictures) > 40
+    assert [path for path in pictures if len(path.read_text().splitlines()) > 200] == []
+
+
+def test_what_is_drawn_stands_where_it_should(repository):  # noqa: F811
+    """Bars from the axis on, as long as the times; names and times beside them; marks and lines of a roofline."""
+    write_results(repository, ROWS)
+    (plot,) = plots.ladders("double")
+    plot.draw()
+    drawn = [(one.tag.split("}")[1], one.text, one.attrib) for one in ElementTree.parse(plot.path).getroot()]
+    frame = [of for tag, _, of in drawn if tag == "rect"][1]
+    assert all(frame[name].isdigit() for name in ("x", "width", "height"))  # in whole points
+    numbers = [word for _, _, of in drawn for value in of.values() for word in re.findall(r"[\d.]+", value)]
+    assert [number for number in numbers if len(number.partition(".")[2]) > 1] == []
+    bars = [of for tag, _, of in drawn if tag == "rect" and of["fill"] in (plots.RUNG, plots.PEER)]
+    assert {bar["x"] for bar in bars} == {frame["x"]}
+    assert [bar["fill"] for bar in bars] == [plots.RUNG] * 3 + [plots.PEER]
+    lengths = [float(bar["width"]) for bar in bars]
+    assert lengths == pytest.approx([lengths[-1] * part for part in (2 / 3, 1 / 3, 0, 1)], abs=0.11)
+    texts = {text: of for tag, text, of in drawn if tag == "text"}
+    for bar, one, time in zip(bars, ROWS, ("200 µs", "100 µs", "wrong result", "300 µs"), strict=True):
+        name, label = texts[one["impl"]], texts[time]
+        middle, end = float(bar["y"]) + float(bar["height"]) / 2, float(bar["x"]) + float(bar["width"])
+        assert (name["text-anchor"], label["text-anchor"]) == ("end", "start")
+        assert float(bar["x"]) - 6 < float(name["x"]) < float(bar["x"])
+        assert end < float(label["x"]) < end + 6
+        assert all(middle < float(text["y"]) < middle + 6 for text in (name, label))
+    (ceiling,) = [of["d"] for tag, _, of in drawn if tag == "path" and of["stroke"] == plots.ROOF]
+    assert float(re.match(r"M([\d.]+) ", ceiling)[1]) == pytest.approx(float(frame["x"]) + lengths[1], abs=0.11)
+    (roofline,) = plots.rooflines(repository)
+    roofline.draw()
+    assert roofline.path.read_text().count("<circle ") == 2 + 1  # the last is the legend's
+
+
+def test_a_shape_that_cannot_be_drawn_is_refused():
+    for shape in (Polygon([(0, 0), (1, 0), (0.5, 1)]), Ellipse((0.5, 0.5), 0.9, 0.2)):
+        figure = Figure(layout="constrained")
+        figure.add_subplot().add_patch(shape)
+        with testing.raises(ValueError, "svg.draw: `figure` must have rectangles and round marks only"):
+            svg.draw(figure, "", "")
 
 
 def test_other_figures_or_another_form_make_a_plot_stale(repository, monkeypatch):  # noqa: F811

@@ -102,7 +102,8 @@ def test_what_was_measured_is_kept_where_the_rest_is_not(tmp_path, monkeypatch, 
 def test_the_best_of_torch_compile_is_kept(tmp_path, monkeypatch, capsys):
     """And of nobody else: only torch.compile chooses anew each time."""
     monkeypatch.setattr(stages, "ROOT", tmp_path)
-    peer = {"kind": "peer", "ms": 0.1, "gb_s": 100.0, "tflop_s": 2.0, "percent_of_ceiling": None}
+    peer = {"kind": "peer", "ms": 0.1, "bytes": 10_000_000, "flops": 200_000_000, "percent_of_ceiling": None}
+    peer |= {"gb_s": 100.0, "tflop_s": 2.0}
     faster, slower = ({"rows": 1, "width": width} for width in (8, 9))
     rows = [
         row("torch.compile", **{**peer, "shape": faster}),

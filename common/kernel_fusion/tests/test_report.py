@@ -179,6 +179,32 @@ def test_an_op_measured_later_says_when(repository):
     assert "torch 2.11.0, 2026-12-01, commit def." in page_of(repository)
 
 
+def test_a_row_measured_later_than_its_ops_others_says_when(repository):
+    run = {"commit": "def", "date": "2026-12-01"}
+    rows = [row("v1_naive", 0.2), row("v2_vector", 0.1, run=run), row("v2_vector", 0.1, run=run, width=4)]
+    write_results(repository, [*rows, row("triton", 0.3, kind="peer", run={**run, "commit": None})])
+    for text in (rewritten(repository), page_of(repository)):
+        assert (
+            "\n\nOf another run, 2026-12-01, commit def: `v2_vector`.\n\nOf another run, 2026-12-01: `triton`.\n"
+            in text
+        )
+    assert "torch 2.11.0, 2026-11-20, commit abc." in page_of(repository)
+
+
+def test_rows_of_a_rung_that_is_gone_are_an_error(repository, monkeypatch, capsys):
+    here = [row("v1_naive", 0.2), row("cpu", 0.2), row("theirs", 0.1, kind="peer"), row("separate", 0.2, op="model")]
+    write_results(repository, here)
+    assert report.orphans() == []
+    write_results(repository, [*here, row("v9_gone", 0.2), row("v9_gone", 0.2, width=4)])
+    (line,) = report.orphans()
+    assert line.endswith(
+        "h200.json: double has no rung 'v9_gone' any more; to drop its rows: kernel-fusion bench --op double --merge"
+    )
+    monkeypatch.setattr("sys.argv", ["report"])
+    assert report.main() == 1
+    assert line in capsys.readouterr().out
+
+
 def test_counters_have_columns_where_a_row_has_them(repository):
     counted = {"dram_bytes": 264, "sectors_per_request": {"load": 4.0, "store": None}}
     write_results(repository, [row("v1_naive", 0.2), row("v2_vector", 0.1, **counted)])
@@ -350,6 +376,10 @@ def test_the_tables_in_this_repository_are_what_the_results_say():
 
 def test_the_prose_in_this_repository_is_borne_out_by_the_results():
     assert report.unsupported(report.documents()) == []
+
+
+def test_the_results_in_this_repository_are_of_rungs_that_it_has():
+    assert report.orphans() == []
 
 
 def test_the_syllabus_is_in_the_order_of_numbers(repository):

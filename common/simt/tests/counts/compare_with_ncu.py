@@ -6,9 +6,9 @@ Needs nvcc, ncu, the driver's leave to read the counters, and g++.
 """
 
 import argparse
+import collections
 import csv
 import datetime
-import json
 import pathlib
 import re
 import subprocess
@@ -20,7 +20,7 @@ sys.path.insert(0, str(HERE.parents[2]))
 
 from rich.table import Table  # noqa: E402
 
-from kernel_fusion import counts  # noqa: E402
+from kernel_fusion import counts, results  # noqa: E402
 from kernel_fusion.console import UserError, make_console  # noqa: E402
 from kernel_fusion.profile import CONFLICTS, REQUESTS, SECTORS, WAVEFRONTS, check_allowed, find_ncu, number  # noqa: E402
 
@@ -61,14 +61,13 @@ def main() -> int:
     except UserError as error:
         print(f"compare_with_ncu: {error}", file=sys.stderr)
         return 1
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    results.replace(options.out, results.as_text(found, levels=2))
     make_console().print(table(found["kernels"]))
     return 0
 
 
 def compare(arch: str) -> dict:
-    """{"environment": {gpu, driver, cuda, ncu, date}, "kernels": {name: {"emulated", "ncu", "extra"}}}.
+    """{"environment": {gpu, driver, cuda, ncu, date}, "kernels": {name: {"emulated", "ncu", "extra"}}}, without zeros.
 
     Raises:
         UserError: a tool is missing or fails; the text is its own.
@@ -92,11 +91,12 @@ def compare(arch: str) -> dict:
         absent = [METRICS[key] for key, values in compared.items() if len(values) < len(METRICS[key])]
         if absent:
             raise UserError(f"ncu did not count {absent} for {kernel.name}")
-        found[kernel.name] = {
+        sides = {
             "emulated": {key: emulated[key] for key in METRICS},
             "ncu": {key: round(sum(values)) for key, values in compared.items()},
             "extra": {name: round(row[name]) for name in EXTRA if name in row},
         }
+        found[kernel.name] = {side: +collections.Counter(figures) for side, figures in sides.items()}
     return {"environment": environment(ncu), "kernels": found}
 
 
