@@ -58,9 +58,10 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_configure(config):
-    """Beside other processes torch takes its share of the cores, not all of them."""
+    """Beside other processes torch takes its share of the cores, here and in what tests start, not all of them."""
     if count := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
         torch.set_num_threads(max(1, torch.get_num_threads() // int(count)))
+        os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
 
 
 def is_met(item, condition):
