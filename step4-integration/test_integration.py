@@ -489,6 +489,42 @@ def test_a_growing_position_compiles_once_more_and_no_further():
     assert len(graphs) == 2  # the first position as a constant, then one graph for every other
 
 
+@pytest.mark.parametrize("overload", testing.writing_overloads("step4_integration"), ids=str)
+def test_what_an_op_writes_is_known_to_autograd(overload):
+    testing.check_writes(overload)
+
+
+@on_each_device
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("which", ["k_cache", "v_cache"])
+def test_no_gradient_goes_through_a_cache_that_was_appended_to(which, compiled, device):
+    caches = {name: torch.zeros(1, 2, 8, 16, device=device) for name in ("k_cache", "v_cache")}
+    weight = torch.ones(1, 2, 8, 16, device=device, requires_grad=True)
+    k = torch.ones(1, 2, 1, 16, device=device)
+    loss = (weight * caches[which]).sum()
+    torch.compiler.reset()
+    append = step4_integration.kv_append
+    with torch.no_grad():
+        (torch.compile(append, fullgraph=True, backend="aot_eager") if compiled else append)(*caches.values(), k, k, 3)
+    assert k._version == 0
+    with testing.raises(RuntimeError, "modified by an inplace operation"):
+        loss.backward()
+
+
+@on_each_device
+def test_kv_append_under_inference_mode(device):
+    """Tensors of that mode have no version counters; others have, also there."""
+    k = torch.ones(1, 2, 1, 16, device=device)
+    normal = torch.zeros(1, 2, 8, 16, device=device)
+    with torch.inference_mode():
+        cache = torch.zeros(1, 2, 8, 16, device=device)
+        step4_integration.kv_append(cache, normal, k, k, 3)
+    assert cache.sum() == normal.sum() == 32
+    assert normal._version == 1
+    with testing.raises(RuntimeError, "Inplace update to inference tensor outside InferenceMode"):
+        step4_integration.kv_append(cache, normal, k, k, 4)
+
+
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
 def test_embedding_refuses(device):
     ids, token_weight, position_weight = tables(2, 5, 8, torch.float32, "cpu", positions=7)
