@@ -43,7 +43,7 @@ class CausalMask:
     def __torch_function__(cls, *args, **kwargs):
         raise RuntimeError(
             f"{NAME}: a layer that ran under the patch is computed again without it, by gradient checkpointing; call "
-            f"`backward` inside `with patched(model)` too"
+            f"backward inside `with patched(model)` too"
         )
 
     def __getitem__(self, key):
@@ -63,7 +63,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
                 f"{NAME}: a layer that ran without the patch is computed again under it, by gradient checkpointing; "
-                f"call the model inside `with patched(model)` too, or `backward` outside"
+                f"call the model inside `with patched(model)` too, or backward outside"
             )
         if attention_mask is not None:
             raise ValueError(

@@ -1609,9 +1609,7 @@ def test_checkpointing_inside_the_patch_gives_the_gradients_of_no_checkpointing(
 def test_a_layer_that_is_computed_again_on_the_other_side_of_the_patch_is_an_error(implementation, reentrant):
     """It would draw another mask of dropout, and the gradient would be of neither."""
     model = make_hf(64, 2, attn_pdrop=0.3, attn_implementation=implementation)
-    with testing.raises(
-        RuntimeError, "kernel_fusion: ", "ran under the patch", "call `backward` inside `with patched("
-    ):
+    with testing.raises(RuntimeError, "kernel_fusion: ", "ran under the patch", "call backward inside `with patched("):
         checkpointed_gradients(model, reentrant, forward=True, backward=False)
     with testing.raises(
         RuntimeError, "kernel_fusion: ", "ran without the patch", "call the model inside `with patched("
@@ -1755,8 +1753,9 @@ def test_the_tokenizer_is_the_models(bpe, folder, tmp_path):
     assert isinstance(read_tokenizer(with_config(folder, tmp_path / "of bytes", tokenizer="bytes")), ByteTokenizer)
 
 
-def test_the_commands_options_reach_the_model(folder, tmp_path, monkeypatch, capsys):
-    copy = with_config(folder, tmp_path, tokenizer="bytes")
+def test_the_commands_options_reach_the_model(tmp_path, monkeypatch, capsys):
+    copy = tmp_path / "with room for 100 tokens"
+    GPT2(dataclasses.replace(train.SMALL, n_positions=128)).save_pretrained(copy, tokenizer="bytes")
     calls = []
 
     def spy(model, ids, tokens, *, on_token, **options):
