@@ -18,7 +18,7 @@ from kernel_fusion import stages
 
 stages.on_path()
 import gpt2_weights
-from gpt2_model import GPT2, KVCache
+from gpt2_model import GPT2, Config, KVCache
 
 from step2_attention import softmax
 
@@ -190,6 +190,12 @@ def read_tokenizer(folder: pathlib.Path) -> ByteTokenizer | FileTokenizer:
     if kind not in (None, "bytes"):
         raise ValueError(f"{folder / 'config.json'}: `tokenizer` must be 'bytes', or not be there, got {kind!r}")
     if kind == "bytes":
+        vocab_size = entries.get("vocab_size", Config.vocab_size)
+        if isinstance(vocab_size, int) and vocab_size > 256:  # where it is no integer, the model says so
+            raise ValueError(
+                f"{folder / 'config.json'}: `vocab_size` must be at most 256 where `tokenizer` is 'bytes', "
+                f"got {vocab_size}"
+            )
         return ByteTokenizer()
     path = folder / "tokenizer.json"
     if not path.exists():
@@ -201,11 +207,7 @@ def read_tokenizer(folder: pathlib.Path) -> ByteTokenizer | FileTokenizer:
 
 
 def encode(tokenizer: ByteTokenizer | FileTokenizer, prompt: str, vocab_size: int) -> list[int]:
-    """The tokens of a prompt, for a model of that vocabulary. A ValueError says what is wrong with it, or with both."""
-    if isinstance(tokenizer, ByteTokenizer) and vocab_size > 256:
-        raise ValueError(
-            f"config.json: `vocab_size` must be at most 256 where `tokenizer` is 'bytes', got {vocab_size}"
-        )
+    """The tokens of a prompt, for a model of that vocabulary. A ValueError says what is wrong with it."""
     if any("\ud800" <= character <= "\udfff" for character in prompt):
         raise ValueError(f"--prompt must be text in UTF-8, got {prompt!r}")
     ids = tokenizer.encode(prompt)
