@@ -57,6 +57,7 @@ TORCH_LIBRARY(step1_simple, m) {
       "Tensor(a!) grad_x, Tensor(b!) grad_bias) -> (Tensor(a!), Tensor(b!))");
   m.def("column_sum(Tensor x, *, str rung=\"auto\") -> Tensor");
   m.def("column_sum.out(Tensor x, *, str rung=\"auto\", Tensor(a!) out) -> Tensor(a!)");
+  kf::watch_writes(m, "step1_simple");
 }
 
 namespace {

@@ -999,6 +999,11 @@ def test_autocast_under_torch_compile():
     torch.testing.assert_close(compiled, function(x, bias), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("overload", testing.writing_overloads("step1_simple"), ids=str)
+def test_what_an_op_writes_is_known_to_autograd(overload):
+    testing.check_writes(overload)
+
+
 # ---- the lesson of the first binding ----
 
 

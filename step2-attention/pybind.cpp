@@ -43,6 +43,7 @@ TORCH_LIBRARY(step2_attention, m) {
       "attention_decode.out(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? key_begin=None, Tensor? key_end=None, "
       "Tensor? block_table=None, *, float? scale=None, str rung=\"auto\", Tensor(a!) out, Tensor(b!) lse) -> "
       "(Tensor(a!) out, Tensor(b!) lse)");
+  kf::watch_writes(m, "step2_attention");
 }
 
 namespace {

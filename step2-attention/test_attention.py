@@ -755,6 +755,11 @@ def test_autocast_under_torch_compile():
     assert torch.equal(compiled, function(*inputs))
 
 
+@pytest.mark.parametrize("overload", testing.writing_overloads("step2_attention"), ids=str)
+def test_what_an_op_writes_is_known_to_autograd(overload):
+    testing.check_writes(overload)
+
+
 # ---- bad input ----
 
 

@@ -429,6 +429,23 @@ def test_autocast_passes_scale_and_mask_on(dtype, device):
     assert torch.equal(got, step2_attention.softmax(x.float(), scale=-2.0, causal=True))
 
 
+@pytest.mark.parametrize("device", testing.DEVICES)
+@pytest.mark.parametrize("written", ["itself", "a view of it", "what it is a view of"])
+def test_no_gradient_goes_through_a_value_that_was_written_over(written, device):
+    """With that value gone autograd would take what the op wrote, and give a wrong gradient."""
+    weight = torch.randn(2, 8, device=device, requires_grad=True)
+    base = torch.ones(3, 2, 8, device=device)
+    value, out = {
+        "itself": (base[1], base[1]),
+        "a view of it": (base[1], base[1, 1]),
+        "what it is a view of": (base[1], base),
+    }[written]
+    loss = (weight * value).sum()
+    ops.softmax.out(torch.randn(out.shape, device=device), out=out)
+    with testing.raises(RuntimeError, "modified by an inplace operation"):
+        loss.backward()
+
+
 # ---- bad input ----
 
 

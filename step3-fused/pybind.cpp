@@ -125,6 +125,7 @@ TORCH_LIBRARY(step3_fused, m) {
       "mlp.out(Tensor x, Tensor weight_1, Tensor bias_1, Tensor weight_2, Tensor bias_2, Tensor? "
       "residual=None, *, bool transposed=False, str approximate=\"tanh\", bool keep=True, str rung=\"auto\", "
       "Tensor(a!) y, Tensor(b!) preactivation) -> (Tensor(a!), Tensor(b!))");
+  kf::watch_writes(m, "step3_fused");
 }
 
 namespace {

@@ -1108,6 +1108,11 @@ def test_a_backward_inside_autocast_computes_the_same(op):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("overload", testing.writing_overloads("step3_fused"), ids=str)
+def test_what_an_op_writes_is_known_to_autograd(overload):
+    testing.check_writes(overload)
+
+
 # ---- bad input ----
 
 

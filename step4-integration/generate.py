@@ -6,6 +6,7 @@ python generate.py --model gpt2 --prompt "The kernel" --temperature 0.8     fetc
 
 import argparse
 import codecs
+import math
 import pathlib
 import sys
 from collections.abc import Callable
@@ -17,9 +18,11 @@ from kernel_fusion import stages
 
 stages.on_path()
 import gpt2_weights
-from gpt2_model import GPT2, KVCache
+from gpt2_model import GPT2, Config, KVCache
 
 from step2_attention import softmax
+
+TOKENS = 100  # that the command adds where it is not told how many
 
 
 @torch.no_grad()
@@ -41,8 +44,8 @@ def generate(
     steps before left in the cache. `use_cache=False` reads everything again at each step, and gives the same tokens.
 
     Args:
-        ids: [batch, length], at least one token, no padding; on the model's device.
-        temperature: 0 takes the likeliest token; else logits are divided by it and a token is drawn.
+        ids: [batch, length], at least one row and one token, no padding; on the model's device.
+        temperature: 0 takes the likeliest token; else logits are divided by it and a token is drawn. Finite.
         top_k: draws only among the k likeliest; more than the vocabulary are all.
         seed: of the draws; None takes one at random.
         stop: a row ends with this token; when all rows have ended, generation does. Ended rows are filled with it.
@@ -55,17 +58,28 @@ def generate(
         ValueError: an argument out of its range, or more tokens than the model has positions.
     """
     config = model.config
-    if ids.dim() != 2 or ids.shape[1] == 0:
-        raise ValueError(f"generate: `ids` must be [batch, length] at least one token, got shape {tuple(ids.shape)}")
-    if max_new_tokens < 0 or ids.shape[1] + max_new_tokens > config.n_positions:
+    if ids.dim() != 2 or ids.numel() == 0:
         raise ValueError(
-            f"generate: `max_new_tokens` must be from 0 to {config.n_positions - ids.shape[1]} after a prompt of "
-            f"{ids.shape[1]} tokens (the model has {config.n_positions} positions), got {max_new_tokens}"
+            f"generate: `ids` must be [batch, length], at least one row and one token, got shape {tuple(ids.shape)}"
+        )
+    room = config.n_positions - ids.shape[1]
+    if room < 0:
+        raise ValueError(
+            f"generate: `ids` must have at most {config.n_positions} tokens, the model's positions, got {ids.shape[1]}"
+        )
+    if not 0 <= max_new_tokens <= room:
+        raise ValueError(
+            f"generate: `max_new_tokens` must be from 0 to {room} after a prompt of {ids.shape[1]} tokens (the model "
+            f"has {config.n_positions} positions), got {max_new_tokens}"
         )
     if temperature < 0:
         raise ValueError(f"generate: `temperature` must not be negative, got {temperature}")
+    if not math.isfinite(temperature):
+        raise ValueError(f"generate: `temperature` must be finite, got {temperature}")
     if top_k is not None and top_k < 1:
         raise ValueError(f"generate: `top_k` must be at least 1, got {top_k}")
+    if seed is not None:
+        check_seed("generate", seed)
     generator = torch.Generator(ids.device)
     generator.seed() if seed is None else generator.manual_seed(seed)
 
@@ -93,11 +107,30 @@ def choose(logits: torch.Tensor, temperature: float, top_k: int | None, generato
     """One token a row, [batch], of logits [batch, vocab]."""
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits.float() / temperature
+    logits = logits.float()
+    # Less the greatest, so that a tiny temperature makes −∞ alone, a probability of 0.
+    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None:
         likeliest = logits.topk(min(top_k, logits.shape[-1]))  # k of them even where the k-th is as likely as the next
         logits = torch.full_like(logits, float("-inf")).scatter(-1, likeliest.indices, likeliest.values)
     return torch.multinomial(softmax(logits), 1, generator=generator)[:, 0]
+
+
+def check_seed(caller: str, seed: int) -> None:
+    """A seed is what a generator of PyTorch takes."""
+    if not -(1 << 63) <= seed < 1 << 64:
+        raise ValueError(f"{caller}: `seed` must be from -2^63 to 2^64 - 1, got {seed}")
+
+
+def check_device(name: str) -> None:
+    """A device that `--device` may name is there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, got {name!r}") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"--device must be one that is there, got {name!r}; CUDA devices here: {count or 'none'}")
 
 
 def where_different(ours: torch.Tensor, theirs: torch.Tensor) -> str | None:
@@ -146,19 +179,54 @@ class FileTokenizer:
 
 
 def read_tokenizer(folder: pathlib.Path) -> ByteTokenizer | FileTokenizer:
-    """The tokenizer of the model in `folder`."""
-    if gpt2_weights.read_config(folder).get("tokenizer") == "bytes":
+    """The tokenizer of the model in `folder`.
+
+    Raises:
+        FileNotFoundError: it has none.
+        ValueError: nobody knows it, or it is not whole.
+    """
+    entries = gpt2_weights.read_config(folder)
+    kind = entries.get("tokenizer")
+    if kind not in (None, "bytes"):
+        raise ValueError(f"{folder / 'config.json'}: `tokenizer` must be 'bytes', or not be there, got {kind!r}")
+    if kind == "bytes":
+        vocab_size = entries.get("vocab_size", Config.vocab_size)
+        if isinstance(vocab_size, int) and vocab_size > 256:  # where it is no integer, the model says so
+            raise ValueError(
+                f"{folder / 'config.json'}: `vocab_size` must be at most 256 where `tokenizer` is 'bytes', "
+                f"got {vocab_size}"
+            )
         return ByteTokenizer()
-    if (folder / "tokenizer.json").exists():
-        return FileTokenizer(folder / "tokenizer.json")
-    raise FileNotFoundError(f"{folder / 'tokenizer.json'} is missing")
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing")
+    try:
+        return FileTokenizer(path)
+    except Exception as error:  # of no class of its own
+        raise ValueError(f"{path}: no tokenizer's file: {error}{gpt2_weights.hint(path)}") from error
+
+
+def encode(tokenizer: ByteTokenizer | FileTokenizer, prompt: str, vocab_size: int) -> list[int]:
+    """The tokens of a prompt, for a model of that vocabulary. A ValueError says what is wrong with it."""
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise ValueError(f"--prompt must be text in UTF-8, got {prompt!r}")
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        raise ValueError(f"--prompt must hold at least one token, got {prompt!r}")
+    if max(ids) >= vocab_size:
+        raise ValueError(
+            f"--prompt must be of tokens from 0 to {vocab_size - 1}, the model's; its tokenizer made {max(ids)}"
+        )
+    return ids
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Continues a text with GPT-2.")
     parser.add_argument("--model", required=True, help="a folder, such as ../out/small-gpt2, or a name on the hub")
     parser.add_argument("--prompt", required=True, help="the text to continue")
-    parser.add_argument("--tokens", type=int, default=100, help="how many to add (default: 100)")
+    parser.add_argument(
+        "--tokens", type=int, help=f"how many to add (default: {TOKENS}, or what the model has room for)"
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
     parser.add_argument("--top-k", type=int, help="draw among the k likeliest")
     parser.add_argument("--seed", type=int, help="of the draws")
@@ -167,23 +235,26 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], help="default: the file's")
     options = parser.parse_args(arguments)
     try:
+        check_device(options.device)
         folder = gpt2_weights.find(options.model)
         tokenizer = read_tokenizer(folder)
         dtype = getattr(torch, options.dtype) if options.dtype else None
         model = GPT2.from_pretrained(folder, fused=not options.separate, dtype=dtype, device=options.device)
+        ids = encode(tokenizer, options.prompt, model.config.vocab_size)
+        room = max(0, model.config.n_positions - len(ids))
         show = tokenizer.stream()
         print(options.prompt, end="", flush=True)
         generate(
             model,
-            torch.tensor([tokenizer.encode(options.prompt)], dtype=torch.int64, device=options.device),
-            options.tokens,
+            torch.tensor([ids], dtype=torch.int64, device=options.device),
+            min(TOKENS, room) if options.tokens is None else options.tokens,
             temperature=options.temperature,
             top_k=options.top_k,
             seed=options.seed,
             on_token=lambda token: print(show(token.item()), end="", flush=True),
         )
         print()
-    except (FileNotFoundError, NotImplementedError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f"generate.py: {error}")
 
 

@@ -52,12 +52,26 @@ class Config:
     rungs: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Config: `{name}` must be at least 1, got {getattr(self, name)}")
+        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"):
+            value = getattr(self, name)
+            if name == "n_inner" and value is None:
+                continue
+            if type(value) is not int:
+                raise ValueError(f"Config: `{name}` must be an integer, got {value!r}")
+            if value < 1:
+                raise ValueError(f"Config: `{name}` must be at least 1, got {value}")
+            if value >= 1 << 24:
+                raise ValueError(f"Config: `{name}` must be below 2^24, got {value}")
+        for name in ("layer_norm_epsilon", "initializer_range"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 <= value < math.inf:
+                raise ValueError(f"Config: `{name}` must be a number from 0 up, got {value!r}")
+        for name in ("scale_attn_weights", "scale_attn_by_inverse_layer_idx"):
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"Config: `{name}` must be true or false, got {getattr(self, name)!r}")
         if self.n_embd % self.n_head:
             raise ValueError(f"Config: `n_embd` must be a multiple of `n_head`, got {self.n_embd} and {self.n_head}")
-        if self.activation_function not in GELUS:
+        if self.activation_function not in list(GELUS):  # what a file holds may have no hash
             raise ValueError(
                 f"Config: `activation_function` must be one of {', '.join(GELUS)}, got {self.activation_function!r}"
             )
@@ -151,7 +165,7 @@ def add_and_norm(update: torch.Tensor, x: torch.Tensor, norm: Weights, config: C
 class MLP(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
-        inner = config.n_inner or 4 * config.n_embd
+        inner = 4 * config.n_embd if config.n_inner is None else config.n_inner
         self.c_fc = Weights(config.n_embd, inner)
         self.c_proj = Weights(inner, config.n_embd)
         self.approximate = GELUS[config.activation_function]
@@ -251,10 +265,18 @@ class GPT2(nn.Module):
         """
         folder = gpt2_weights.find(name)
         entries = gpt2_weights.read_config(folder)
-        sizes = {f.name: entries[f.name] for f in dataclasses.fields(Config) if f.name in entries}
+        ways = {"fused": fused, "rungs": rungs or {}}  # how to run it, not what it is
+        sizes = {f.name: entries[f.name] for f in dataclasses.fields(Config) if f.name in entries.keys() - ways.keys()}
+        config = Config(**ways)
+        try:
+            config = dataclasses.replace(config, **sizes)
+        except ValueError as error:
+            raise ValueError(f"from_pretrained: {folder / gpt2_weights.CONFIG}: {error}") from error
         with torch.device("meta"):
-            model = cls(Config(**sizes | {"fused": fused, "rungs": rungs or {}}))
+            model = cls(config)
         tensors = gpt2_weights.read_tensors(folder, dict(model.named_parameters()))
+        if gpt2_weights.read_config(folder) != entries:
+            raise ValueError(f"from_pretrained: {folder}: another model was saved there meanwhile; read it again")
         model = model.to(dtype or tensors["wte.weight"].dtype).to_empty(device=device)
         with torch.no_grad():
             for key, parameter in model.named_parameters():
@@ -264,7 +286,7 @@ class GPT2(nn.Module):
     def save_pretrained(self, folder: str | os.PathLike, **extra) -> None:
         """Writes `config.json` (with `extra` entries) and `model.safetensors`, readable here and by transformers."""
         sizes = dataclasses.asdict(self.config)
-        del sizes["fused"], sizes["rungs"]  # how to run it, not what it is
+        del sizes["fused"], sizes["rungs"]
         gpt2_weights.write(folder, sizes | extra, dict(self.named_parameters()))
 
 

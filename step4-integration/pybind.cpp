@@ -18,6 +18,7 @@ TORCH_LIBRARY(step4_integration, m) {
   m.def(
       "kv_append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, SymInt position, *, str rung=\"auto\") -> "
       "()");
+  kf::watch_writes(m, "step4_integration");
 }
 
 namespace {

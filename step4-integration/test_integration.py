@@ -5,12 +5,14 @@ python test_integration.py            pytest's options may follow, such as -k em
 
 import contextlib
 import dataclasses
+import io
 import json
 import math
 import os
 import pathlib
 import subprocess
 import sys
+from copy import deepcopy
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
 from kernel_fusion import stages
@@ -487,6 +489,42 @@ def test_a_growing_position_compiles_once_more_and_no_further():
     for position in range(9):
         assert compiled(cache, k, position) == 32 * (position + 1)
     assert len(graphs) == 2  # the first position as a constant, then one graph for every other
+
+
+@pytest.mark.parametrize("overload", testing.writing_overloads("step4_integration"), ids=str)
+def test_what_an_op_writes_is_known_to_autograd(overload):
+    testing.check_writes(overload)
+
+
+@on_each_device
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("which", ["k_cache", "v_cache"])
+def test_no_gradient_goes_through_a_cache_that_was_appended_to(which, compiled, device):
+    caches = {name: torch.zeros(1, 2, 8, 16, device=device) for name in ("k_cache", "v_cache")}
+    weight = torch.ones(1, 2, 8, 16, device=device, requires_grad=True)
+    k = torch.ones(1, 2, 1, 16, device=device)
+    loss = (weight * caches[which]).sum()
+    torch.compiler.reset()
+    append = step4_integration.kv_append
+    with torch.no_grad():
+        (torch.compile(append, fullgraph=True, backend="aot_eager") if compiled else append)(*caches.values(), k, k, 3)
+    assert k._version == 0
+    with testing.raises(RuntimeError, "modified by an inplace operation"):
+        loss.backward()
+
+
+@on_each_device
+def test_kv_append_under_inference_mode(device):
+    """Tensors of that mode have no version counters; others have, also there."""
+    k = torch.ones(1, 2, 1, 16, device=device)
+    normal = torch.zeros(1, 2, 8, 16, device=device)
+    with torch.inference_mode():
+        cache = torch.zeros(1, 2, 8, 16, device=device)
+        step4_integration.kv_append(cache, normal, k, k, 3)
+    assert cache.sum() == normal.sum() == 32
+    assert normal._version == 1
+    with testing.raises(RuntimeError, "Inplace update to inference tensor outside InferenceMode"):
+        step4_integration.kv_append(cache, normal, k, k, 4)
 
 
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
@@ -1404,6 +1442,257 @@ def test_patched_training_drops_weights_of_attention_and_evaluation_none():
         assert not any(map(torch.equal, first, other))
 
 
+MASKS = {
+    "of booleans": lambda ids: torch.ones_like(ids, dtype=torch.bool),
+    "of floats": lambda ids: torch.full(ids.shape, 0.5),  # what is not 0 is seen, as transformers reads it
+    "in one row": lambda ids: torch.ones(1, ids.numel()),
+    "of three dimensions": lambda ids: torch.ones(len(ids), 1, ids.shape[1]),
+    "longer than the keys": lambda ids: torch.cat([torch.ones(ids.shape), torch.zeros(len(ids), 3)], 1),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_that_hides_no_key_is_taken(mask, hf):
+    hf = copy_of(hf, torch.float64)
+    ids = tokens()
+    with torch.no_grad():
+        expected = hf(ids, attention_mask=MASKS[mask](ids)).logits
+        with hf_patch.patched(hf):
+            got = hf(ids, attention_mask=MASKS[mask](ids)).logits
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+HIDING = {
+    "shorter than the keys": (lambda ids: torch.ones(2, 5), "`attention_mask` must be as long as the keys, 8, got 5"),
+    "empty": (lambda ids: torch.ones(2, 0), "`attention_mask` must be as long as the keys, 8, got 0"),
+    "of one row for two": (lambda ids: torch.ones(1, 8), "`attention_mask` must be as long as the keys, 8, got 4"),
+    "with a hole": (
+        lambda ids: torch.ones(2, 8).index_fill(1, torch.tensor(3), 0),
+        "`attention_mask` must be all ones",
+    ),
+    "to be added": (lambda ids: torch.zeros(2, 8), "`attention_mask` must be all ones"),
+    "to be added, of four dimensions": (lambda ids: torch.zeros(2, 1, 8, 8), "got a mask of shape (2, 1, 8, 8)"),
+}
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("mask", HIDING)
+def test_a_mask_that_hides_a_key_is_refused(mask, use_cache, hf):
+    """Without a cache older versions of transformers refuse one that is too short by themselves."""
+    hf = copy_of(hf)
+    ids = tokens(2, 8)
+    make, fragment = HIDING[mask]
+    with hf_patch.patched(hf), testing.raises(ValueError, "kernel_fusion: ", fragment):
+        hf(ids, attention_mask=make(ids), use_cache=use_cache)
+
+
+def test_a_mask_must_reach_over_the_cache_too(hf):
+    """Of the new tokens alone, as some give it: the tokens before them would be hidden, and the new ones seen."""
+    hf = copy_of(hf)
+    ids = tokens(2, 8)
+    with torch.no_grad(), hf_patch.patched(hf):
+        cache = hf(ids[:, :5]).past_key_values
+        with testing.raises(ValueError, "`attention_mask` must be as long as the keys, 8, got 3"):
+            hf(ids[:, 5:], past_key_values=cache, attention_mask=torch.ones(2, 3))
+
+
+def test_a_prompt_that_holds_the_padding_token_needs_a_mask(hf):
+    hf = copy_of(hf)
+    ids = tokens(2, 8)
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": ids[0, 3].item()}
+    mask = torch.ones_like(ids)
+    expected = hf.generate(ids, attention_mask=mask, **options)
+    with hf_patch.patched(hf):
+        with testing.raises(ValueError, "`attention_mask` must be all ones", "`generate` made one", "`pad_token_id`"):
+            hf.generate(ids, **options)
+        check_tokens(hf.generate(ids, attention_mask=mask, **options), expected)
+
+
+def of_every_layer(name, value):
+    return lambda model: [setattr(block.attn, name, value) for block in model.transformer.h]
+
+
+@pytest.mark.parametrize(
+    ("change", "call", "argument"),
+    [
+        (of_every_layer("is_causal", False), {}, "is_causal"),
+        (lambda model: setattr(model.transformer.h[1].attn, "is_causal", False), {}, "is_causal"),
+        (lambda model: setattr(model.config, "is_causal", False), {}, "is_causal"),
+        (lambda model: None, {"output_attentions": True}, "output_attentions"),
+        (lambda model: setattr(model.config, "_output_attentions", True), {}, "output_attentions"),
+    ],
+    ids=["of the layers", "of a layer", "of the config", "output_attentions", "output_attentions of the config"],
+)
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_what_changes_the_meaning_of_attention_is_refused_by_name(implementation, change, call, argument):
+    model = make_hf(64, 2, attn_implementation=implementation)
+    with hf_patch.patched(model):
+        model(tokens())
+        change(model)
+        with testing.raises(ValueError, f"kernel_fusion: `{argument}` must be "):
+            model(tokens(), **call)
+
+
+@pytest.mark.parametrize("name", ["is_causal", *hf_patch.NOT_OURS])
+def test_what_a_call_hands_on_to_attention_is_refused_by_name(name):
+    """To the function, since not every version of transformers hands everything on."""
+    q = torch.randn(1, 2, 3, 8)
+    layer = make_hf(64, 2).transformer.h[0].attn
+    with testing.raises(ValueError, f"kernel_fusion: `{name}` must be "):
+        hf_patch.attention_forward(layer, q, q, q, hf_patch.CAUSAL, **{name: False if name == "is_causal" else 4})
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}, {"sliding_window": 4},
+     {"attn_implementation": "eager"}, {"attn_implementation": "eager", "reorder_and_upcast_attn": True}],
+    ids=lambda option: list(option)[-1],
+)  # fmt: skip
+def test_options_of_the_config_count_under_the_patch(option):
+    model = make_hf(64, 2, **option)
+    ids = tokens()
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
+    with torch.no_grad():
+        expected, generated = model(ids).logits, model.generate(ids, **options)
+        with hf_patch.patched(model):
+            torch.testing.assert_close(model(ids).logits, expected, rtol=1e-5, atol=1e-5)
+            check_tokens(model.generate(ids, **options), generated)
+
+
+def test_positions_that_start_again_are_only_positions_where_there_is_a_cache(hf):
+    """As without the patch: transformers takes them for packed sequences where there is no cache."""
+    hf = copy_of(hf, torch.float64)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    with torch.no_grad():
+        expected = hf(tokens(2, 8), position_ids=positions).logits
+        with hf_patch.patched(hf):
+            got = hf(tokens(2, 8), position_ids=positions).logits
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+# ---- the patch, and gradient checkpointing ----
+
+
+def checkpointed_gradients(model, reentrant, *, forward, backward):
+    """Gradients with dropout where the forward and the backward pass are under the patch, or are not."""
+    model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+    ids = tokens()
+
+    def step(under, function):
+        with hf_patch.patched(model) if under and not together else contextlib.nullcontext():
+            return function()
+
+    together = forward and backward
+    with hf_patch.patched(model) if together else contextlib.nullcontext():
+        torch.manual_seed(1)
+        loss = step(forward, lambda: model(ids, labels=ids).loss)
+        step(backward, loss.backward)
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_checkpointing_inside_the_patch_gives_the_gradients_of_no_checkpointing(reentrant):
+    ids = tokens()
+    model = make_hf(64, 2, attn_pdrop=0.3).train()
+    with hf_patch.patched(model):
+        torch.manual_seed(1)
+        model(ids, labels=ids).loss.backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    # Checkpointing may be on before the model is patched, as here, or after.
+    for got, want in zip(checkpointed_gradients(model, reentrant, forward=True, backward=True), expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_layer_that_is_computed_again_on_the_other_side_of_the_patch_is_an_error(implementation, reentrant):
+    """It would draw another mask of dropout, and the gradient would be of neither."""
+    model = make_hf(64, 2, attn_pdrop=0.3, attn_implementation=implementation)
+    with testing.raises(RuntimeError, "kernel_fusion: ", "ran under the patch", "call backward inside `with patched("):
+        checkpointed_gradients(model, reentrant, forward=True, backward=False)
+    with testing.raises(
+        RuntimeError, "kernel_fusion: ", "ran without the patch", "call the model inside `with patched("
+    ):
+        checkpointed_gradients(model, reentrant, forward=False, backward=True)
+    checkpointed_gradients(model, reentrant, forward=False, backward=False)
+
+
+# ---- the patch, and whose it is ----
+
+
+def test_a_model_of_the_same_config_is_not_patched(hf):
+    a = copy_of(hf)
+    b = GPT2LMHeadModel(a.config)
+    implementation = b.config._attn_implementation
+    with hf_patch.patched(a):
+        assert b.config._attn_implementation == implementation
+        with hf_patch.patched(b):
+            pass
+        with testing.raises(ValueError, "remove: `model` is not patched"):
+            hf_patch.remove(b)
+        before = step2_attention.launch_counts()["cpu"]
+        b(tokens())
+        assert step2_attention.launch_counts()["cpu"] == before
+        a(tokens())
+        assert step2_attention.launch_counts()["cpu"] == before + 2
+        a.config.use_cache = False
+    assert a.config._attn_implementation == implementation
+    assert (a.config.use_cache, b.config.use_cache) == (False, True)
+
+
+def test_a_model_inside_a_model_is_patched_once(hf):
+    model = copy_of(hf)
+    with hf_patch.patched(model.transformer):
+        with testing.raises(ValueError, "apply: `model` is patched already"):
+            hf_patch.apply(model)
+        before = step2_attention.launch_counts()["cpu"]
+        model(tokens())
+        assert step2_attention.launch_counts()["cpu"] == before + 2
+    with hf_patch.patched(model), testing.raises(ValueError, "apply: `model` is patched already"):
+        hf_patch.apply(model.transformer)
+
+
+def pickled(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("duplicate", [deepcopy, pickled])
+def test_a_copy_of_a_patched_model_is_patched_and_comes_out_by_itself(duplicate, hf):
+    model = copy_of(hf)
+    expected = model(tokens()).logits
+    with hf_patch.patched(model):
+        other = duplicate(model)
+    before = step2_attention.launch_counts()["cpu"]
+    assert torch.equal(model(tokens()).logits, expected)
+    assert step2_attention.launch_counts()["cpu"] == before
+    torch.testing.assert_close(other(tokens()).logits, expected, rtol=1e-5, atol=1e-5)
+    assert step2_attention.launch_counts()["cpu"] == before + 2
+    hf_patch.remove(other)
+    assert torch.equal(other(tokens()).logits, expected)
+    other(tokens(), output_attentions=True)
+
+
+def test_a_patched_model_is_saved_as_any_other(hf, tmp_path):
+    model = copy_of(hf)
+    with hf_patch.patched(model):
+        model.save_pretrained(tmp_path / "patched")
+    model.save_pretrained(tmp_path / "not patched")
+    assert files_of(tmp_path / "patched") == files_of(tmp_path / "not patched")
+    assert not hasattr(GPT2LMHeadModel.from_pretrained(tmp_path / "patched"), hf_patch._BEFORE)
+
+
+def test_the_patched_model_compiles(hf):
+    model = copy_of(hf)
+    with torch.no_grad(), hf_patch.patched(model):
+        expected = model(tokens()).logits
+        torch.compiler.reset()
+        assert torch.equal(torch.compile(model, backend="aot_eager")(tokens()).logits, expected)
+
+
 def test_patching_is_undone_after_an_error_and_refused_twice(hf):
     hf = copy_of(hf)
     implementation = hf.config._attn_implementation
@@ -1464,8 +1753,9 @@ def test_the_tokenizer_is_the_models(bpe, folder, tmp_path):
     assert isinstance(read_tokenizer(with_config(folder, tmp_path / "of bytes", tokenizer="bytes")), ByteTokenizer)
 
 
-def test_the_commands_options_reach_the_model(folder, tmp_path, monkeypatch, capsys):
-    copy = with_config(folder, tmp_path, tokenizer="bytes")
+def test_the_commands_options_reach_the_model(tmp_path, monkeypatch, capsys):
+    copy = tmp_path / "with room for 100 tokens"
+    GPT2(dataclasses.replace(train.SMALL, n_positions=128)).save_pretrained(copy, tokenizer="bytes")
     calls = []
 
     def spy(model, ids, tokens, *, on_token, **options):

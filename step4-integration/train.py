@@ -24,7 +24,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
 from kernel_fusion import stages
 
 stages.on_path()
-from generate import ByteTokenizer, generate
+import gpt2_weights
+from generate import ByteTokenizer, check_device, check_seed, generate
 from gpt2_model import GPT2, Config
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -200,8 +201,15 @@ def train(
         RuntimeError: the loss is no longer a number.
         OSError: the model could not be saved.
     """
-    if steps < 1:
-        raise ValueError(f"train: `steps` must be at least 1, got {steps}")
+    for name, number in (("steps", steps), ("batch", batch)):
+        if number < 1:
+            raise ValueError(f"train: `{name}` must be at least 1, got {number}")
+    if not 0 < rate < math.inf:
+        raise ValueError(f"train: `rate` must be a number above 0, got {rate}")
+    if config.vocab_size != 256:
+        raise ValueError(f"train: `config.vocab_size` must be 256, as many as there are bytes, got {config.vocab_size}")
+    check_seed("train", seed)
+    gpt2_weights.check_writable(out)  # now, and not when there is something to lose
     began = time.monotonic()
     text, held_out = split(read_documents() if documents is None else documents)
     bigram = Bigram(text)
@@ -309,6 +317,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     console = make_console()
     try:
+        check_device(options.device)
         result = train(console, steps=options.steps, device=options.device, out=options.out, seed=options.seed)
         report(console, result, options.device)
     except (OSError, RuntimeError, ValueError) as error:

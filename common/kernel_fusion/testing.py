@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from kernel_fusion import results, stages
 from kernel_fusion.accuracy import (
@@ -921,3 +922,56 @@ def main(file: str) -> NoReturn:
 def without_progress(said: str) -> str:
     """Standard error of a command without the lines that `console.progress` writes where a machine is slow."""
     return "".join(line for line in said.splitlines(keepends=True) if not line.endswith(" …\n"))
+
+
+# ---- ops that write into their arguments ----
+
+
+def writing_overloads(stage: str) -> list[torch._ops.OpOverload]:
+    """All that writes into an argument in the library `stage`, once built: out-variants, and ops with an (a!)."""
+    names = {
+        n.split("::")[1].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith(f"{stage}::")
+    }
+    packets = [getattr(getattr(torch.ops, stage), name) for name in sorted(names)]
+    overloads = (getattr(packet, name) for packet in packets for name in packet.overloads())
+    return [overload for overload in overloads if overload._schema.is_mutable]
+
+
+def check_writes(overload: torch._ops.OpOverload) -> None:
+    """Checks what torch does around an op that writes into arguments: their version counters rise by one, those of the
+    others do not, and what requires gradients or has a tangent is refused.
+
+    In place of the op's kernel stands one that does nothing, so any arguments do.
+
+    Raises:
+        AssertionError: names the overload and the argument.
+    """
+    schema = overload._schema
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type)]
+    numbers = {a.name: 0 for a in schema.arguments if a.name not in tensors and not a.has_default_value()}
+
+    def call(**special):
+        overload(**{name: torch.empty(1, device="meta") for name in tensors} | special, **numbers)
+
+    def nothing(*args, **kwargs):
+        outputs = tuple(kwargs[name] for name in written) if schema.returns else (None,)
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    library, name = overload.name().split("::")
+    with torch.library._scoped_library(library, "IMPL") as changed:
+        changed.impl(name, nothing, "Meta", allow_override=True)
+        for mode in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
+            inputs = {n: torch.empty(1, device="meta") for n in tensors}
+            with mode():
+                call(**inputs)
+            wrong = [n for n, value in inputs.items() if value._version != (n in written)]
+            assert not wrong, f"{overload}: the version counter of {wrong} is wrong after the call"
+        for name in tensors:
+            needing = torch.empty(1, device="meta", requires_grad=True)
+            with raises(RuntimeError, f"`{name}` must not require gradients"):
+                call(**{name: needing})
+            with torch.no_grad():
+                call(**{name: needing})
+            with forward_ad.dual_level(), raises(NotImplementedError, f"`{name}` must have no tangent"):
+                call(**{name: forward_ad.make_dual(torch.empty(1, device="meta"), torch.empty(1, device="meta"))})

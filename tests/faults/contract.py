@@ -229,4 +229,12 @@ FAULTS = [
         "if len(not_measured) > len(gpus) > 0:",
         f"{CLAIMS}::test_a_claim_that_no_gpu_can_tell_is_an_error",
     ),
+    Fault(
+        "versions-of-inputs-not-looked-at",
+        "a version counter that rises without a write",
+        TESTING,
+        "if value._version != (n in written)]",
+        "if value._version < (n in written)]",
+        f"{OP_CHECKS}::test_an_op_that_writes_in_silence_is_rejected",
+    ),
 ]

@@ -3,6 +3,7 @@
 from faults import Fault
 
 SHARED = "common/include/kf/host.h"
+PYTHON = "common/include/kf/python.h"
 HOST1 = "step1-simple/simple_host.cpp"
 HOST2 = "step2-attention/attention_host.cpp"
 HOST3 = "step3-fused/fused_host.cpp"
@@ -325,5 +326,30 @@ FAULTS = [
         'if (name == "auto" && !able.empty()) return *find_rung(table, able.back());',
         "",
         f"{TEST2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.float32]",
+    ),
+    # ---- what autograd must know of a write ----
+    Fault(
+        "write-in-silence",
+        "a write raises no version counter, and autograd takes new values for old",
+        PYTHON,
+        "t.unsafeGetTensorImpl()->bump_version();",
+        "(void)t;",
+        f"{TEST4}::test_no_gradient_goes_through_a_cache_that_was_appended_to[k_cache-eager-cpu]",
+    ),
+    Fault(
+        "gradient-lost-in-out",
+        "an out-variant takes what requires gradients, and passes none on",
+        PYTHON,
+        "!(c10::GradMode::is_enabled() && t.requires_grad())",
+        "true",
+        f"{TEST4}::test_what_an_op_writes_is_known_to_autograd[step4_integration.embedding.out]",
+    ),
+    Fault(
+        "writes-not-watched",
+        "a stage's writes are not watched at all",
+        "step2-attention/pybind.cpp",
+        '  kf::watch_writes(m, "step2_attention");\n',
+        "",
+        f"{SOFTMAX2}::test_no_gradient_goes_through_a_value_that_was_written_over[itself-cpu]",
     ),
 ]

@@ -1,14 +1,84 @@
-// For a stage's PYBIND11_MODULE: what Python asks about the stage's ops.
+// For a stage's pybind.cpp: what torch must do around ops that write into their arguments, and what Python asks.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <kf/host.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
 namespace kf {
+
+// ---- ops that write into their arguments: out-variants, and those that have an (a!) ----
+//
+// Autograd knows of a write by the tensor's version counter, and refuses to go back through a value that is no longer
+// there. torch's own ops raise the counter; for other libraries' nobody does, unless they register that as well.
+
+namespace detail {
+inline bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// Calls `f` with each tensor on the stack, and with what the schema says of it.
+template <class F>
+void for_each_tensor(const c10::OperatorHandle& op, const torch::jit::Stack& stack, F f) {
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  const size_t first = stack.size() - arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (stack[first + i].isTensor()) f(arguments[i], stack[first + i].toTensor());
+  }
+}
+
+// As torch's own out-variants, these have no derivative.
+inline void refuse_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  for_each_tensor(op, *stack, [&](const c10::Argument& argument, const at::Tensor& t) {
+    const auto must = [&] {
+      const std::string& name = op.schema().name();
+      return name.substr(name.rfind(':') + 1) + ": `" + argument.name() + "` must ";
+    };
+    TORCH_CHECK(!(c10::GradMode::is_enabled() && t.requires_grad()), must(),
+                "not require gradients: an op that writes into its arguments passes none on; call it under "
+                "torch.no_grad()");
+    TORCH_CHECK_NOT_IMPLEMENTED(!t._fw_grad(0).defined(), must(),
+                                "have no tangent: an op that writes into its arguments has no forward-mode derivative");
+  });
+  const at::AutoDispatchBelowAutograd below;
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+inline void raise_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  std::vector<at::Tensor> written;
+  for_each_tensor(op, *stack, [&](const c10::Argument& argument, const at::Tensor& t) {
+    if (is_written(argument)) written.push_back(t);
+  });
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+  }
+  for (const at::Tensor& t : written) t.unsafeGetTensorImpl()->bump_version();
+}
+}  // namespace detail
+
+// The last line of a stage's TORCH_LIBRARY, after its schemas.
+inline void watch_writes(torch::Library& m, const std::string& stage) {
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.getNamespace() != stage) continue;
+    const c10::FunctionSchema& schema =
+        c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str()).schema();
+    if (std::none_of(schema.arguments().begin(), schema.arguments().end(), detail::is_written)) continue;
+    const std::string overload = c10::toString(name);
+    m.impl(overload.c_str(), torch::dispatch(c10::DispatchKey::Autograd,
+                                             torch::CppFunction::makeFromBoxedFunction<&detail::refuse_gradients>()));
+    m.impl(overload.c_str(), torch::dispatch(c10::DispatchKey::ADInplaceOrView,
+                                             torch::CppFunction::makeFromBoxedFunction<&detail::raise_versions>()));
+  }
+}
+
+// ---- what Python asks ----
 
 inline const OpInfo& find_op(const char* caller, const std::vector<OpInfo>& ops, const std::string& name) {
   std::vector<std::string> names;

@@ -119,6 +119,56 @@ def test_an_op_that_takes_or_refuses_the_wrong_output_is_rejected(op, complaint)
         testing.check_apart(STAGE, op, inputs())
 
 
+# ---- what writes into its arguments ----
+
+
+WRITES = torch.library.Library("kf_writes", "DEF")
+
+
+def writes(name, raised, refused):
+    """An op that writes into `out`; the arguments whose version counters rise, and those that may need no gradient."""
+    WRITES.define(f"{name}(Tensor x, float factor, *, Tensor(a!) out) -> Tensor(a!)")
+    overload = getattr(torch.ops.kf_writes, name).default
+
+    def autograd(keys, x, factor, *, out):
+        for argument, t in (("x", x), ("out", out)):
+            if argument in refused and t.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(f"`{argument}` must not require gradients")
+            if torch.autograd.forward_ad.unpack_dual(t).tangent is not None:
+                raise NotImplementedError(f"`{argument}` must have no tangent")
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keys & torch._C._after_autograd_keyset, x, factor, out=out)
+
+    def versions(keys, x, factor, *, out):
+        torch.autograd.graph.increment_version([t for argument, t in (("x", x), ("out", out)) if argument in raised])
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return overload.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, x, factor, out=out)
+
+    WRITES.impl(name, autograd, "Autograd", with_keyset=True)
+    WRITES.impl(name, versions, "ADInplaceOrView", with_keyset=True)
+    return overload
+
+
+def test_an_op_that_raises_the_versions_of_what_it_writes_is_accepted():
+    overload = writes("right", raised=["out"], refused=["x", "out"])
+    testing.check_writes(overload)
+    assert overload in testing.writing_overloads("kf_writes")
+
+
+@pytest.mark.parametrize(
+    ("name", "raised", "refused", "complaint"),
+    [
+        ("mute", [], ["x", "out"], "the version counter of ['out'] is wrong"),
+        ("raises_all", ["x", "out"], ["x", "out"], "the version counter of ['x'] is wrong"),
+        ("takes_x", ["out"], ["out"], "DID NOT RAISE"),
+        ("takes_out", ["out"], ["x"], "DID NOT RAISE"),
+    ],
+)
+def test_an_op_that_writes_in_silence_is_rejected(name, raised, refused, complaint):
+    with testing.raises((AssertionError, pytest.fail.Exception), complaint):
+        testing.check_writes(writes(name, raised, refused))
+
+
 # ---- small helps ----
 
 
