@@ -37,14 +37,14 @@ setup: $(READY) ## make .venv and install setup/dependencies.txt; look at the ma
 .venv/ready: setup/dependencies.txt setup/install.py pyproject.toml
 	@if [ -f $@ ]; then rm $@; else \
 	  python3 -m venv --clear .venv || { echo "make: python3 -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; fi
-	.venv/bin/python setup/install.py
+	@.venv/bin/python setup/install.py
 	@touch $@
 
 build: $(READY) ## build what changed in the four stages
 	@for stage in $(STAGES); do (cd $$stage && "$(PYTHON)" setup.py -q build_ext --inplace) || exit 1; done
 
 tour: $(READY) ## a walk through the four stages: builds, checks and times every rung, then GPT-2
-	$(KF) tour
+	@$(KF) tour
 
 test: build ## all that can be tested on this machine
 	"$(PYTHON)" -m pytest $(PROCESSES) --schedules=$(SCHEDULES) -m "not long" tests common $(STAGES)

@@ -9,6 +9,7 @@ What pip says goes to build/setup.log; it is shown where pip fails.
 
 from __future__ import annotations  # an old Python shall read this far and be told so
 
+import compileall
 import os
 import pathlib
 import platform
@@ -16,6 +17,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 import urllib.error
 import urllib.request
@@ -85,7 +87,7 @@ def main() -> int:
     if sys.version_info < (3, 10):  # noqa: UP036  ruff believes that no older Python comes here
         print(f"setup: Python 3.10 or newer is needed, this is {platform.python_version()}", file=sys.stderr)
         return 1
-    # Modules are compiled when they are first imported, and most of torch's never are.
+    # pip would compile one module after the other.
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-compile"]
     index = torch_index()
     from_index = ["--index-url", index] if index else []
@@ -98,6 +100,8 @@ def main() -> int:
         if code:
             print(f"setup: failed: {' '.join(command)}; see setup/environment.md", file=sys.stderr)
             return code
+    # One core each. Packages bring files for newer Pythons too, which this one cannot compile; that is no failure.
+    compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0)
     return 0
 
 

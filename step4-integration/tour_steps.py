@@ -68,7 +68,7 @@ def patched_gpt2(console: Console) -> None:
         raise RuntimeError("the model was not as before when the patch had been taken out")
 
 
-def train_small_gpt2(console: Console, steps: int = train.STEPS) -> None:
+def train_small_gpt2(console: Console, steps: int = 1000) -> None:
     """Trains the small GPT-2, and prints both losses and a paragraph.
 
     Raises:

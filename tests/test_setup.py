@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import sys
+import sysconfig
 import types
 
 import pytest
@@ -22,7 +23,7 @@ def check_env():
 
 
 @pytest.fixture
-def install(monkeypatch):
+def install(monkeypatch, tmp_path):
     """install.py on a Linux machine without NVIDIA's things, whose network reaches torch's own index."""
     module = load("install")
     monkeypatch.delenv("TORCH_INDEX", raising=False)
@@ -30,6 +31,8 @@ def install(monkeypatch):
     monkeypatch.setattr(module.pathlib.Path, "exists", lambda path: False)
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     monkeypatch.setattr(module, "answers", lambda index: True)
+    monkeypatch.setattr(module.compileall, "compile_dir", lambda *folder, **options: None)
+    monkeypatch.setattr(module, "LOG", tmp_path / "build" / "setup.log")
     return module
 
 
@@ -161,17 +164,18 @@ def test_index_that_nobody_serves_does_not_answer():
 
 
 def test_torch_is_pinned_and_installed_first(install, monkeypatch):
-    commands = []
+    commands, compiled = [], []
     monkeypatch.setattr(install, "run", lambda what, command: commands.append(command) or 0)
+    monkeypatch.setattr(install.compileall, "compile_dir", lambda folder, **options: compiled.append(folder))
     assert install.main() == 0
+    assert compiled == [sysconfig.get_path("purelib")]
     first, second = (command[command.index("install") + 1 :] for command in commands)
     assert first == ["--no-compile", install.torch_pin(), "--index-url", install.CPU_INDEX]
     assert re.fullmatch(r"torch==\d+\.\d+\.\d+", install.torch_pin())
     assert second == ["--no-compile", "-r", "setup/dependencies.txt"]
 
 
-def test_failed_installation_is_told_with_the_end_of_what_pip_said(install, monkeypatch, capfd, tmp_path):
-    monkeypatch.setattr(install, "LOG", tmp_path / "build" / "setup.log")
+def test_failed_installation_is_told_with_the_end_of_what_pip_said(install, monkeypatch, capfd):
     script = "print('Collecting'); print('ERROR: no such version'); raise SystemExit(3)"
     assert install.run("torch", [sys.executable, "-c", script]) == 3
     said = capfd.readouterr()
@@ -182,8 +186,7 @@ def test_failed_installation_is_told_with_the_end_of_what_pip_said(install, monk
     assert "setup/environment.md" in capfd.readouterr().err
 
 
-def test_an_installation_that_goes_well_says_only_that_it_is_at_work(install, monkeypatch, capfd, tmp_path):
-    monkeypatch.setattr(install, "LOG", tmp_path / "build" / "setup.log")
+def test_an_installation_that_goes_well_says_only_that_it_is_at_work(install, monkeypatch, capfd):
     monkeypatch.setattr(install, "SILENT_S", 0.2)
     assert install.run("torch", [sys.executable, "-c", "import time; print('WARNING'); time.sleep(1)"]) == 0
     said = capfd.readouterr()

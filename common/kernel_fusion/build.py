@@ -41,11 +41,11 @@ SIMT = COMMON / "simt"
 PRECOMPILED = ("cuda_runtime.h", "cuda_bf16.h", "cuda_fp16.h", "kf_simt/ptx.h", "stdexcept", "string")
 DEFAULT_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
 # With these the kernels call count/callbacks.cpp at each access, comparison and basic block; the rest of the emulation
-# is compiled without them. -O2 leaves the loads that nvcc leaves too. GCC would take a float4 apart before it adds the
+# is compiled without them. -O1 leaves the loads that nvcc leaves too. GCC would take a float4 apart before it adds the
 # calls (-ftree-sra), and one 16-byte load would look like four; what it does to loops comes later and changes nothing.
 # That fences order nothing for -fsanitize=thread (-Wtsan) is no matter: nobody looks for races here.
 COUNTING = [
-    "-g1", "-fsanitize=thread", "-fsanitize-coverage=trace-pc,trace-cmp", "-fno-tree-sra", "-DKF_SIMT_INSTRUMENTED",
+    "-O1", "-g1", "-fsanitize=thread", "-fsanitize-coverage=trace-pc,trace-cmp", "-fno-tree-sra", "-DKF_SIMT_INSTRUMENTED",
     "-Wno-tsan",
 ]  # fmt: skip
 GIB_PER_JOB = 2.0  # what one compilation of a file that includes torch takes at its peak, rounded up

@@ -70,8 +70,8 @@ class _Spoken:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[Callable[[str], Any]]:
-    """While the body works, standard error says at what, and how far it is: on one line of a terminal, else on one each
-    `SILENT_S`, if it takes long.
+    """While the body works, standard error says at what, and how far it is, on one line: of a terminal always what it is
+    at, else more of it each `SILENT_S`, if it takes long.
 
     Nothing runs beside the body that could disturb what it measures. It should print nothing.
 
@@ -94,13 +94,21 @@ def progress(text: str) -> Iterator[Callable[[str], Any]]:
         finally:
             print(erase, end="", file=sys.stderr, flush=True)
         return
-    said = threading.Timer(SLOW_S, lambda: print(f"{text} …", file=sys.stderr, flush=True))
-    said.daemon = True
-    said.start()
+    said = []
+
+    def say(more: str) -> None:
+        said.append(more)
+        print(more, end="", file=sys.stderr, flush=True)
+
+    slow = threading.Timer(SLOW_S, say, [f"{text} …"])
+    slow.daemon = True
+    slow.start()
     try:
-        yield _Spoken(lambda at: print(f"{text} … {at}", file=sys.stderr, flush=True))
+        yield _Spoken(lambda at: say(f" {at} …" if said else f"{text} … {at} …"))
     finally:
-        said.cancel()
+        slow.cancel()
+        if said:
+            print(file=sys.stderr, flush=True)
 
 
 class UserError(RuntimeError):
@@ -244,7 +252,7 @@ class Steps:
         label = f"[{self.number}/{self.total}] {name}{f', {note}' if note else ''}"
         began = time.monotonic()
         if shows:
-            self.console.print(f"\n{label}", style="bold", markup=False)
+            self.console.print(label, style="bold", markup=False)
         elif not self.console.is_terminal:
             self.console.print(f"{label} … ", end="", markup=False)  # what it is at; how it ended comes behind it
         spins = self.console.is_terminal and not shows

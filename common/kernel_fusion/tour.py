@@ -87,6 +87,7 @@ class Row:
     name: str
     idea: str
     error: float | None = None
+    refusal: str = ""  # why the rung did not run
     correct: bool = True
     launched: tuple[int, ...] = ()  # as `rung_counts.take_launched` gives them
     moved: rung_counts.Moved | None = None
@@ -109,22 +110,24 @@ def show_stage(stage: stages.Stage, console: Console) -> int:
         console.print(ON_GPU if on_gpu else ON_CPU, style="dim", end="", markup=False)
     ideas = {(op, rung.name): rung.idea for op in syllabus.ops(stage) for rung in syllabus.rungs(stage, op)}
     notes: list[str] = []
-    with progress(f"{stage.folder}: running every rung") as at:
+    plain = None
+    with progress(stage.folder) as at:
         look = Look(module, ideas, at, notes.append)
         if on_gpu:
             rows = timed_rows(look, first_cases(stage, benchmark, "quick", "cuda"))
         else:
             rows = checked_rows(look, first_cases(stage, benchmark, "emulated", "cpu"))
-    chosen = on_a_screen(rows, share_of(stage, len(rows)))
-    if not on_gpu:
-        count_rows(stage, chosen, notes.append)
+        chosen = on_a_screen(rows, share_of(stage, len(rows)))
+        if not on_gpu:
+            count_rows(stage, chosen, look)
+            plain = plain_cpp(look, first_cases(stage, benchmark, "cpu", "cpu"))
     console.print(table_of(chosen, on_gpu))
     if len(chosen) < len(rows):
         console.print(f"{len(rows) - len(chosen)} more rungs: kernel-fusion rungs", style="dim", markup=False)
+    if why_not := refusals(rows):
+        console.print(why_not, markup=False)
     wrong = sum(1 for row in rows if not row.correct)
-    if not on_gpu:
-        with progress(f"{stage.folder}: timing plain C++") as at:
-            plain = plain_cpp(look._replace(at=at), first_cases(stage, benchmark, "cpu", "cpu"))
+    if plain:
         console.print(plain.words, markup=False)
         wrong += plain.wrong
     for note in notes:
@@ -176,24 +179,34 @@ def check(row: Row, inputs: tuple, tolerance: benchmarks.Tolerance, say: Callabl
             if f"rung '{row.name}'" not in str(refusal):
                 raise
             why = str(refusal).splitlines()[0].split("; these can:")[0]  # the table shows these
-            say(f"{case.title()}: not run: {why}")
+            row.refusal = why.split(f"rung '{row.name}' ")[-1]
             return
     row.error, row.correct = tolerance.check(outputs)
     if not row.correct:
         say(f"{case.title()}: {row.name} is WRONG: {row.error:.3g} off, allowed are {tolerance.text()}")
 
 
-def count_rows(stage: stages.Stage, rows: list[Row], say: Callable[[str], Any]) -> None:
+def refusals(rows: list[Row]) -> str:
+    """The rungs that did not run, those of one reason together."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.refusal:
+            found.setdefault(row.refusal, []).append(f"{row.case.op} {row.name}")
+    told = "; ".join(f"{', '.join(who)} ({why})" for why, who in found.items())
+    return f"Not run: {told}" if told else ""
+
+
+def count_rows(stage: stages.Stage, rows: list[Row], look: Look) -> None:
     """Adds to each row that ran what its kernels asked of memory; where that cannot be counted, says why not."""
     if why_not := rung_counts.why_not():
-        say(f"not counted: {why_not}")
+        look.say(f"not counted: {why_not}")
         return
     by_rung = {rung_counts.Wanted(row.case.op, row.name): row for row in rows if row.error is not None}
     launched = {address for row in by_rung.values() for address in row.launched}
-    with progress(f"{stage.folder}: building these rungs once more, so that they count") as at:
-        library = rung_counts.build(stage, rung_counts.launched_kernels(stage, launched), at)
-    with progress(f"{stage.folder}: counting") as at:
-        counted = rung_counts.count(stage, library, by_rung, lambda one: at(f"{one.op} {one.rung}"))
+    look.at("building again, to count")
+    kernels = rung_counts.launched_kernels(stage, launched)
+    library = rung_counts.build(stage, kernels, lambda step: look.at(f"building again, to count, {step}"))
+    counted = rung_counts.count(stage, library, by_rung, lambda one: look.at(f"counting {one.op} {one.rung}"))
     for one, kernels in counted.items():
         if not isinstance(kernels, str):
             by_rung[one].moved = rung_counts.moved(kernels)

@@ -108,8 +108,17 @@ def test_work_that_takes_long_is_announced_on_standard_error(monkeypatch, capsys
     with console.progress("compiling [all]") as at:
         at("1/2")
         _wait_for(heard)
-    assert said[-1].err == "compiling [all] …\n"
+    said.append(capsys.readouterr())
+    assert "".join(one.err for one in said) == "compiling [all] …\n"
     assert [one.out for one in said] == [""] * len(said)
+
+
+def test_work_that_takes_long_says_on_the_same_line_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(console, "SILENT_S", 0.0)
+    with console.progress("compiling") as at:
+        at("1/2")
+        at("2/2")
+    assert capsys.readouterr() == ("", "compiling … 1/2 … 2/2 …\n")
 
 
 def test_on_a_terminal_work_shows_how_far_it_is_on_one_line(monkeypatch, capsys):
