@@ -45,8 +45,8 @@ DEFAULT_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0a", "10.0", "12.
 # calls (-ftree-sra), and one 16-byte load would look like four; what it does to loops comes later and changes nothing.
 # That fences order nothing for -fsanitize=thread (-Wtsan) is no matter: nobody looks for races here.
 COUNTING = [
-    "-O1", "-g1", "-fsanitize=thread", "-fsanitize-coverage=trace-pc,trace-cmp", "-fno-tree-sra", "-DKF_SIMT_INSTRUMENTED",
-    "-Wno-tsan",
+    "-O1", "-g1", "-fsanitize=thread", "-fsanitize-coverage=trace-pc,trace-cmp", "-fno-tree-sra",
+    "-DKF_SIMT_INSTRUMENTED", "-Wno-tsan",
 ]  # fmt: skip
 GIB_PER_JOB = 2.0  # what one compilation of a file that includes torch takes at its peak, rounded up
 

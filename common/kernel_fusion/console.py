@@ -70,8 +70,8 @@ class _Spoken:
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[Callable[[str], Any]]:
-    """While the body works, standard error says at what, and how far it is, on one line: of a terminal always what it is
-    at, else more of it each `SILENT_S`, if it takes long.
+    """While the body works, standard error says at what, and how far it is, on one line: of a terminal always, else
+    each `SILENT_S`, if it takes long.
 
     Nothing runs beside the body that could disturb what it measures. It should print nothing.
 
