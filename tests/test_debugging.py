@@ -46,6 +46,12 @@ ON_THE_CPU = [
     Fault("column_loop", (), r"is at __syncthreads \(.*_loop\.cu:20\), but .* waits at .*_loop\.cu:17\)\n", 1),
     Fault("lost_flag", (), r"kernel sum_row, block \(0,0,0\), thread \(0,0,0\): polls memory that no thread", 1),
     Fault("tile_edge", ("--asan",), r"heap-buffer-overflow(.*\n)+? +#0 .* in transpose.*tile_edge\.cu:17\n", 1),
+    Fault(
+        "two_memories", (), r"kernel sum_row, .*: reads 0x\w+, which is the host's memory; .*two_memories\.cu:16\n", 1
+    ),
+    Fault(
+        "early_read", (), r"warning: the host reads 0x\w+ at .*early_read\.cu:25, .* kernel sum_row \(.*:21\) writes"
+    ),
     Fault("row_vectors", ("--asan",), r"row_vectors\.cu:19:.*misaligned address", 1),
     Fault("column_walk", ("--count",), r"global loads: .* 32 a request\n"),
     Fault("tile_banks", ("--count",), r"shared loads: .* [1-9][\d,]* of them by bank conflicts\n"),
@@ -59,6 +65,8 @@ RIGHT = {
     "row_mean": "columns 0, 1, 126, 127: -63.5 -62.5 62.5 63.5\n",
     "column_loop": "the sum of 100 ones: 100\n",
     "lost_flag": "the sum of 64 ones: 64\n",
+    "two_memories": "the sum of 100 ones: 100\n",
+    "early_read": "the sum of 65536 ones: 65536\n",
     "tile_edge": "0 of 320 elements are wrong\n",
     "row_vectors": "first_four no error\nhalve      no error\nthe end    no error\n",
     "column_walk": "rows 0 and 1023: 256 256\n",

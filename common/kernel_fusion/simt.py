@@ -4,6 +4,7 @@ import hashlib
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -20,7 +21,12 @@ FLAVOURS = {
     "count": ["-O2", "-g"],
 }
 # Those for the program alone: the emulation is not instrumented where it tells a tool itself what happens.
-INSTRUMENTED = {"race": ["-fsanitize=thread"], "count": COUNTING}
+INSTRUMENTED = {"race": ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1"], "count": COUNTING}
+# What C++ leaves undefined and a GPU does not: common/simt/src/checks says so, with the line. Not where accesses
+# and branches are counted, which the checks would add to.
+CHECKED = ["-fsanitize=shift-exponent,integer-divide-by-zero,float-cast-overflow"]
+# Where g++ sees a path divide by zero or go through null, it makes a trap of it; with this the processor stops there.
+LEFT_TO_THE_PROCESSOR = "-fno-isolate-erroneous-paths-dereference"
 # And those for linking.
 LINKED = {"asan": ["-fsanitize=address,alignment"], "race": ["-fsanitize=thread"]}
 # What nvcc defines in a program of its own, for the host and the device alike; common/simt/views.py has the rest.
@@ -102,7 +108,11 @@ def _compile(
     flags = ["-std=c++17", *FLAVOURS[flavour], "-fstack-clash-protection", "-fno-strict-aliasing", "-ffp-contract=off"]
     flags += ["-DKF_BACKEND=emulated"]
     flags += [f"-I{SIMT / 'include'}", *(["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"] * shared)]
-    alike = [cxx, *flags, *INSTRUMENTED.get(flavour, []), *NVCC_MACROS, "-fno-diagnostics-show-caret"]
+    checks = [] if flavour == "count" else CHECKED
+    if "clang" not in os.path.realpath(shutil.which(cxx) or cxx):
+        checks = [*checks, LEFT_TO_THE_PROCESSOR]
+    alike = [cxx, *flags, *INSTRUMENTED.get(flavour, []), *checks, *(["-DKF_SIMT_PROGRAM"] * (not shared))]
+    alike += [*NVCC_MACROS, "-fno-diagnostics-show-caret"]
     program = [*alike, *found, *compiler_flags]
     linked = [*LINKED.get(flavour, []), "-pthread", *(["-shared"] if shared else []), *compiler_flags]
     depfile = "-MD -MF $out.d -c $in -o $out"
@@ -117,6 +127,7 @@ def _compile(
     emulation.rule("runtime", compile_one, "compile $in")
     objects = []
     parts = sorted((SIMT / "src").glob("*.cpp"))
+    parts += sorted((SIMT / "src" / "checks").glob("*.cpp"))
     parts += [] if shared else sorted((SIMT / "src" / "program").glob("*.cpp"))
     parts += sorted((SIMT / "count").glob("*.cpp")) if flavour == "count" else []
     for part in parts:
@@ -186,13 +197,14 @@ def _complaints(output: str) -> str:
 def run_environment(schedule: str | None = None, threads: int | None = None) -> dict[str, str]:
     """The environment that a program runs in.
 
-    A thread that has returned before a barrier is a warning here, since CUDA allows it; in our rungs it is an error.
+    A thread that has returned before a barrier is a warning here, since CUDA allows it, and so is an operation that
+    only C++ leaves undefined; in our rungs they are errors.
 
     Args:
         schedule: the threads' order, "forward", "reverse" or "random:SEED"; None leaves KF_SIMT_SCHEDULE as it is.
         threads: OS threads of a launch; None leaves KF_SIMT_THREADS as it is.
     """
-    environment = {"KF_SIMT_EXITED": "warn", **os.environ}
+    environment = {"KF_SIMT_EXITED": "warn", "KF_SIMT_UNDEFINED": "warn", **os.environ}
     if schedule is not None:
         environment["KF_SIMT_SCHEDULE"] = schedule
     if threads is not None:

@@ -41,16 +41,18 @@ FEATURES = [
     (r"cudaLog\w*", "logs of the driver"),
     (r"this_multi_grid|multi_grid_group|cudaLaunchCooperativeKernelMultiDevice", "grids over several devices"),
     (r"reduce_update_async|reduce_store_async", "asynchronous reductions"),
+    (r"block_tile_memory|invoke_one\w*", "cooperative groups"),
+    (r"load_matrix_sync|store_matrix_sync|mma_sync|fill_fragment|fragment", "wmma"),
     (r"__v(abs|add|avg|cmp|hadd|i?max|i?min|neg|sad|set|sub|subus|maxs|mins|ib)\w*[24]?|__v\w+[24]|__vi\w+",
      "SIMD-in-a-word instructions"),
     (r"__pipeline_\w+|__mbarrier_\w+", "pipeline primitives"),
     (r"__nv_fp[468]\w*|__nv_cvt_\w+", "float8, float6 and float4"),
     (r"__nvvm_\w+|__nv_\w+", "compiler intrinsics"),
-    (r"cublas\w+", "cuBLAS"),
-    (r"curand\w*", "cuRAND"),
-    (r"cufft\w+", "cuFFT"),
-    (r"cusparse\w+", "cuSPARSE"),
-    (r"cusolver\w+", "cuSOLVER"),
+    (r"cublas\w+|CUBLAS(LT)?_\w+", "cuBLAS"),
+    (r"curand\w*|CURAND_\w+", "cuRAND"),
+    (r"cufft\w+|CUFFT_\w+", "cuFFT"),
+    (r"cusparse\w+|CUSPARSE_\w+", "cuSPARSE"),
+    (r"cusolver\w+|CUSOLVER_\w+", "cuSOLVER"),
     (r"cudnn[A-Z]\w+|CUDNN_\w+", "cuDNN"),
     (r"cutensor[A-Z]\w+", "cuTENSOR"),
     (r"nccl[A-Z]\w+", "NCCL"),
@@ -68,6 +70,7 @@ NAMESPACES = {
     "cub": "CUB",
     "cuda": "libcu++",
     "nvcuda": "wmma",
+    "wmma": "wmma",
     "cutlass": "CUTLASS",
     "cute": "CUTLASS",
     "nvtx3": "NVTX",
@@ -96,6 +99,19 @@ HEADERS = [
     (r"cuda\.h", "driver API"),
     (r"npp.*|nvjpeg.*", "image libraries"),
 ]
+# The namespaces that a header declares: a program may name them in `using namespace` and use nothing of them.
+DECLARED = {
+    "wmma": "namespace nvcuda { namespace wmma {} }",
+    "Thrust": "namespace thrust { namespace placeholders {} }",
+    "CUB": "namespace cub {}",
+    "libcu++": "namespace cuda { namespace std {} namespace ptx {} namespace device {} }",
+    "CUTLASS": "namespace cutlass {} namespace cute {}",
+    "NVTX": "namespace nvtx3 {}",
+}
+GROUPS = "cooperative_groups"
+STUBS = "kf-headers-"  # begins the name of the folder with what stands in for headers
+# Words that are ordinary ones, unless they are called.
+CALLED = {"textures", "surfaces", "wmma"}
 COMPILED_FEATURES = [(re.compile(pattern), reason) for pattern, reason in FEATURES]
 # What begins with two underscores and belongs to the compiler or the C library.
 OF_THE_COMPILER = re.compile(
@@ -146,11 +162,16 @@ def header_reason(name: str) -> str | None:
 
 
 def preprocess(preprocessor: views.Preprocessor) -> tuple[str, bool, list[Finding]]:
-    """`views.one_text`, and the includes that were not found: an empty file stands in for each of them."""
+    """`views.one_text`, and the includes that were not found: an empty file stands in for each of them.
+
+    In place of a header of CUDA's it has the namespaces. The text is then what must be compiled, as if it differed.
+    """
     missing: dict[Finding, None] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    stubs = False
+    with tempfile.TemporaryDirectory(prefix=STUBS) as folder:
 
         def text_with_stubs(flags: list[str]) -> str:
+            nonlocal stubs
             while True:
                 done = preprocessor.run([*flags, f"-I{folder}"])
                 if done.returncode == 0:
@@ -165,11 +186,12 @@ def preprocess(preprocessor: views.Preprocessor) -> tuple[str, bool, list[Findin
                     raise views.ViewError(done.stderr.strip())
                 text = f"<{name}> is not emulated ({reason})" if reason else f"{name}: there is no such file"
                 missing[Finding(file, int(line), "", text)] = None
+                stubs = True
                 stub.parent.mkdir(parents=True, exist_ok=True)
-                stub.write_text("")
+                stub.write_text(f"#pragma once\n{DECLARED.get(reason, '')}\n")
 
         text, differs = views.one_text(text_with_stubs)
-    return text, differs, list(missing)
+    return text, differs or stubs, list(missing)
 
 
 def split(text: str) -> tuple[list[Token], set[str], list[Finding]]:
@@ -177,7 +199,7 @@ def split(text: str) -> tuple[list[Token], set[str], list[Finding]]:
     own: list[Token] = []
     others: list[str] = []
     findings: list[Finding] = []
-    file, line, mine = "", 0, False
+    file, line, mine, stub = "", 0, False, False
     for row in text.split("\n"):
         marker = MARKER.match(row)
         if marker is not None:
@@ -190,8 +212,11 @@ def split(text: str) -> tuple[list[Token], set[str], list[Finding]]:
                 findings.append(Finding(file, line - 1, "", text))
             file, line = entered, int(marker[1])
             mine = not entered.startswith((inside, "<")) and "3" not in flags
+            stub = f"{os.sep}{STUBS}" in entered
             continue
-        if not mine:
+        if stub:
+            pass
+        elif not mine:
             others.append(row)
         elif not row.lstrip().startswith("#"):  # a pragma
             own += [Token(match.group(), file, line) for match in TOKEN.finditer(row)]
@@ -211,6 +236,8 @@ def declared(tokens: list[Token]) -> set[str]:
         if not is_name(name):
             continue
         if before in ("struct", "class", "enum", "union", "namespace"):
+            if i > 1 and tokens[i - 2].text == "using":
+                continue
             if after in ("{", ":", ";", "="):
                 names.add(name)
         elif before in ("using", "define"):
@@ -305,6 +332,9 @@ def search(tokens: list[Token], known: set[str]) -> list[Finding]:
         t.text for b, t in zip(tokens, tokens[1:], strict=False) if b.text == "namespace" and t.text not in NAMESPACES
     }
     namespaces |= {name for name in NAMESPACES if name in known}
+    groups = {GROUPS} | {
+        tokens[i - 2].text for i in range(2, len(tokens)) if [t.text for t in tokens[i - 1 : i + 1]] == ["=", GROUPS]
+    }
     functions = Functions()
     findings: dict[Finding, None] = {}
     last = len(tokens) - 1
@@ -318,10 +348,16 @@ def search(tokens: list[Token], known: set[str]) -> list[Finding]:
         what = None
         if text == "kernel_call" and functions.kernel:
             what = "a launch within a kernel is not emulated (dynamic parallelism)"
+        elif before == "::" and i > 1 and tokens[i - 2].text in groups and text not in known | own:
+            what = f"{tokens[i - 2].text}::{text} is not emulated (cooperative groups)"
         elif before in (".", "->") or (before == "::" and i > 1 and is_name(tokens[i - 2].text)):
             pass  # a member, or a name of a namespace that was looked at already
         elif text in NAMESPACES:
-            if text not in namespaces and (after == "::" or before == "namespace") and text not in own:
+            # `using namespace` uses nothing yet; with another name for it something will be.
+            using = before == "namespace" and i > 1 and tokens[i - 2].text == "using"
+            renamed = before == "=" and i > 2 and tokens[i - 3].text == "namespace"
+            named = after == "::" or before == "namespace" or renamed
+            if text not in namespaces and named and not using and text not in own:
                 member = tokens[i + 2].text if after == "::" and i + 2 <= last else ""
                 what = f"{text}{'::' if member else ''}{member} is not emulated ({NAMESPACES[text]})"
         elif text not in known and text not in own:
@@ -336,10 +372,11 @@ def feature(name: str, called: bool) -> str | None:
     """What a name of CUDA's belongs to, or None for any other name."""
     for pattern, reason in COMPILED_FEATURES:
         if pattern.fullmatch(name):
-            if name.startswith("__") and (not called or OF_THE_COMPILER.fullmatch(name)):
+            if name.startswith("__") and not name.startswith("__nv_fp"):
+                if not called or OF_THE_COMPILER.fullmatch(name):
+                    return None
+            if not called and reason in CALLED and name.islower():
                 return None
-            if not called and re.match(r"tex|surf", name) and reason in ("textures", "surfaces"):
-                return None  # an ordinary word, unless it is called
             return reason
     return None
 
@@ -352,7 +389,10 @@ def check(preprocessor: views.Preprocessor) -> tuple[str, bool, list[Finding]]:
     """
     text, differs, missing = preprocess(preprocessor)
     tokens, known, foreign = split(text)
-    findings = missing + foreign + search(tokens, known)
+    findings = foreign + search(tokens, known)
+    # A header that is only included is no harm; beside what is used of it, it is named.
+    if findings or any("there is no such file" in one.text for one in missing):
+        findings += missing
     return text, differs, sorted(findings, key=lambda finding: (finding.file, finding.line))
 
 

@@ -9,6 +9,7 @@ Every line stays where it is, so that a debugger or a sanitizer shows the line o
 - `__shared__` variables become references into the memory of the block;
 - the body of a kernel begins with a line that tells the runtime which kernel it is;
 - inline PTX becomes calls of functions (see ptx.py);
+- casts to integer types in device code convert as a GPU does;
 - `__noinline__`, `#pragma unroll` and casts of kernels to `void*` are taken out;
 - headers found beside the source or in the given directories are rewritten too, where they contain any of this.
 """
@@ -43,6 +44,20 @@ KERNEL_ARGUMENT = {
 }
 # Words that can stand before a parenthesis without being called.
 NOT_CALLED = {"return", "if", "while", "for", "switch", "else", "do", "case", "co_return"}
+BARRIERS = {"__syncthreads", "__syncthreads_count", "__syncthreads_and", "__syncthreads_or"}
+# What begins device code: the body of a function, or of a lambda, with one of these words before it.
+DEVICE_WORDS = {"__global__", "__device__"}
+# Words of which the name of an integer type consists, types that are one, and others. `bool` is none of them.
+INTEGER_WORDS = {"signed", "unsigned", "char", "short", "int", "long", "const", "volatile"}
+INTEGER_TYPES = {
+    "size_t", "ssize_t", "ptrdiff_t", "intptr_t", "uintptr_t", "intmax_t", "uintmax_t", "uchar", "ushort", "uint",
+    "ulong", *(f"{sign}int{kind}{bits}_t" for sign in ("", "u") for kind in ("", "_fast", "_least")
+               for bits in (8, 16, 32, 64)),
+}  # fmt: skip
+OTHER_TYPES = {"float", "double", "bool", "void", "auto"}
+# Operators before which an operand ends and after which another begins.
+BINARY = set("=(,+-*/%<>!&|^?:[{};")
+ZERO = re.compile(r"0[xXbB]?0*[uUlL]*")  # a null pointer, where one is wanted
 OPENERS = {"(": ")", "[": "]", "{": "}"}
 CLOSERS = {")": "(", "]": "[", "}": "{"}
 
@@ -107,11 +122,20 @@ DROPPED_PRAGMA = re.compile(r"#\s*pragma\s+(?:unroll|nounroll|nv_\w+|hd_warning_
 class Scanner:
     """Splits a file into tokens and finds what has to change."""
 
-    def __init__(self, source: Source, aliases: set[str], macros: dict[str, list[Token] | None], resolve):
+    def __init__(
+        self,
+        source: Source,
+        aliases: set[str],
+        types: tuple[set[str], set[str], set[str]],
+        macros: dict[str, list[Token] | None],
+        resolve,
+    ):
         self.source = source
         self.path = source.path
         self.text = source.text
         self.aliases = aliases  # macros that stand for __global__
+        # Integer types of the program's, names of types as templates' parameters, and macros that hold __device__.
+        self.integers, self.parameters, self.device_macros = types
         self.macros = macros  # those without parameters, and their tokens; None if it depends on conditions
         self.resolve = resolve
         self.tag = hashlib.sha256(str(source.path).encode()).hexdigest()[:6]
@@ -200,8 +224,9 @@ class Scanner:
     # What is changed
 
     def process(self, tokens: list[Token], macro: bool) -> None:
-        braces: list[str] = []  # for each open brace: namespace or other
+        braces: list[str] = []  # for each open brace: namespace, device (in the body of a device function) or other
         statement = 0  # the first token after the last ; { or }
+        on_device = macro  # device code; of a macro nobody knows, and the host gets the host's results all the same
         i = 0
         while i < len(tokens):
             token = tokens[i]
@@ -209,18 +234,32 @@ class Scanner:
             if token.kind == "directive":
                 self.directive(token)
             elif text == "{":
-                braces.append(self.kind_of_brace(tokens[statement:i]))
+                braces.append("device" if on_device else self.kind_of_brace(tokens[statement:i]))
                 statement = i + 1
             elif text == "}":
                 if braces:
                     braces.pop()
                 statement = i + 1
+                goes_on = i + 1 < len(tokens) and tokens[i + 1].text in (",", "{")  # to the body, after a{x}, b(x)
+                on_device = (on_device and goes_on) or macro or braces[-1:] == ["device"]
             elif text == ";":
                 statement = i + 1
+                on_device = macro or braces[-1:] == ["device"]
+            elif text == "(":
+                if on_device:
+                    self.integer_cast(tokens, i)
             elif text == "<" and self.is_triple(tokens, i, "<") and not self.is_operator(tokens, i):
                 self.launch(tokens, i)
                 i += 2
             elif token.kind == "word":
+                if text in DEVICE_WORDS or text in self.aliases or text in self.device_macros:
+                    on_device = True
+                if text in ("typedef", "using"):
+                    self.note_integer_type(tokens, i)
+                elif text in ("class", "typename"):
+                    self.note_parameter(tokens, i)
+                elif on_device and (text == "static_cast" or self.may_be_integer(token)):
+                    self.called_cast(tokens, i)
                 if text == "__shared__":
                     i = self.shared(tokens, i, not macro and all(b == "namespace" for b in braces), macro)
                     continue
@@ -267,11 +306,23 @@ class Scanner:
             same = before is not None and [t.text for t in before] == [t.text for t in body]
             self.macros[define["name"]] = body if same else None
         words = [t.text for t in body]
+        if DEVICE_WORDS.intersection(words) or self.device_macros.intersection(words):
+            self.device_macros.add(define["name"])
         if "__global__" in words or self.aliases.intersection(words):
             if "(" not in words and "{" not in words and define["parameters"] is None:
                 self.aliases.add(define["name"])
                 return
+        self.number_barriers(body)
         self.process(body, macro=True)
+
+    def number_barriers(self, body: list[Token]) -> None:
+        """Tells the barriers of a macro apart, which all stand where it is used."""
+        called = [i for i, after in enumerate(body[1:]) if body[i].text in BARRIERS and after.text == "("]
+        for number, i in enumerate(called[1:], 1):
+            end = self.closing(body, i + 1)
+            comma = ", " if end > i + 2 else ""
+            site = f"{comma}::kf::simt::CallSite::here().nth({number})"
+            self.change(body[end].start, body[end].start, site)
 
     @staticmethod
     def is_triple(tokens: list[Token], i: int, char: str) -> bool:
@@ -426,16 +477,31 @@ class Scanner:
             raise self.error(opening.start, "<<< without >>>")
         if j + 3 >= len(tokens) or tokens[j + 3].text != "(":
             raise self.error(tokens[j].start, ">>> without the arguments of the kernel in parentheses")
+        zeros = False
+        depth = 0  # of brackets within the arguments
         for k in range(j + 4, self.closing(tokens, j + 3)):
-            # NULL is a number in C++ and, passed on by the lambda, would be no pointer any more.
-            if tokens[k].text == "NULL" and tokens[k - 1].text in "(," and tokens[k + 1].text in "),":
+            if tokens[k].kind == "op":
+                depth += (tokens[k].text in OPENERS) - (tokens[k].text in CLOSERS)
+            # Passed on by the lambda, these are numbers and no null pointers any more.
+            if tokens[k - 1].text not in "(," or tokens[k + 1].text not in "),":
+                continue
+            if tokens[k].text == "NULL":
                 self.change(tokens[k].start, tokens[k].end, "nullptr")
+            elif ZERO.fullmatch(tokens[k].text) and not depth:
+                zeros = True
+                self.change(tokens[k].start, tokens[k].end, f"::kf::simt::LiteralZero<decltype({tokens[k].text})>()")
         kernel = self.text[tokens[first].start : tokens[i - 1].end]
-        name = re.sub(r"(?:\s|\\\n)+", " ", kernel).replace("\\", "\\\\").replace('"', '\\"')
-        head = "::kf::simt::kernel_call([&](auto&... kf_args) KF_SIMT_UNINSTRUMENTED { "
+        name = self.flat_text(kernel).replace("\\", "\\\\").replace('"', '\\"')
+        # With a zero the launch asks whether the kernel takes numbers.
+        result = f" -> decltype(static_cast<void>({self.flat_text(kernel)}(kf_args...)))" if zeros else ""
+        head = f"::kf::simt::kernel_call([&](auto&... kf_args) KF_SIMT_UNINSTRUMENTED{result} {{ "
         self.change(tokens[first].start, tokens[first].start, head)
         self.change(opening.start, tokens[i + 2].end, f'(kf_args...); }}, "{name}")(')
-        self.change(tokens[j].start, tokens[j + 2].end, ").launch")
+        self.change(tokens[j].start, tokens[j + 2].end, ").launch_with_zeros" if zeros else ").launch")
+
+    @staticmethod
+    def flat_text(text: str) -> str:
+        return re.sub(r"(?:\s|\\\n)+", " ", text)
 
     def kernel(self, tokens: list[Token], i: int, macro: bool) -> None:
         """Marks the body of the kernel whose declaration holds __global__ at token i."""
@@ -537,6 +603,164 @@ class Scanner:
     @staticmethod
     def is_void_pointer(tokens: list[Token]) -> bool:
         return sorted(t.text for t in tokens if t.text != "const") == ["*", "void"]
+
+    # Casts to integers
+
+    def note_integer_type(self, tokens: list[Token], i: int) -> None:
+        """Remembers the name that `typedef unsigned name;` or `using name = unsigned;` gives to an integer type."""
+        end = next((j for j in range(i + 1, min(i + 9, len(tokens))) if tokens[j].text == ";"), i)
+        if tokens[i].text == "using":
+            name, kind = tokens[i + 1 : i + 2], tokens[i + 3 : end]
+        else:
+            name, kind = tokens[end - 1 : end], tokens[i + 1 : end - 1]
+        if end > i and name[0].kind == "word" and self.is_integer_type(kind):
+            self.integers.add(name[0].text)
+
+    def note_parameter(self, tokens: list[Token], i: int) -> None:
+        """Remembers the name of a type that a template has as a parameter."""
+        if i > 0 and tokens[i - 1].text in ("<", ",") and i + 2 < len(tokens) and tokens[i + 1].kind == "word":
+            if tokens[i + 2].text in (",", ">", "="):
+                self.parameters.add(tokens[i + 1].text)
+
+    def may_be_integer(self, token: Token) -> bool:
+        return token.text in self.parameters or self.is_integer_type([token])
+
+    def is_integer_type(self, tokens: list[Token]) -> bool:
+        words = [t.text for t in tokens if t.text not in ("std", ":", "const", "volatile")]
+        if len(words) == 1 and (words[0] in INTEGER_TYPES or words[0] in self.integers):
+            return True
+        return bool(words) and INTEGER_WORDS.issuperset(words)
+
+    def is_type(self, tokens: list[Token]) -> bool:
+        """Whether these tokens are a type, as far as their words tell."""
+        words = [t.text for t in tokens]
+        while words and words[-1] in ("*", "&"):
+            words.pop()
+            if words and words[-1] not in ("*", "&"):
+                return all(word in (":", "<", ">") or word.isidentifier() for word in words)
+        one = words[0] if len(words) == 1 else ""
+        return one in OTHER_TYPES or one in self.parameters or self.is_integer_type(tokens)
+
+    def integer_cast(self, tokens: list[Token], i: int) -> None:
+        """Makes the operand of `(int)x`, which begins at token i, an integer as a GPU does."""
+        close = next((j for j in range(i + 1, min(i + 9, len(tokens))) if tokens[j].text in "()"), i)
+        if tokens[close].text != ")" or close + 1 >= len(tokens):
+            return
+        after = tokens[close + 1]
+        if not self.is_integer_type(tokens[i + 1 : close]):
+            # A name may be something else elsewhere: (T)x and (T)(x) are casts, (T)-x may be a difference.
+            named = close == i + 2 and tokens[i + 1].text in self.parameters
+            if not named or (after.kind == "op" and after.text not in "(~!"):
+                return
+        before = tokens[i - 1] if i > 0 else None
+        if before is not None and (before.text == "]" or before.kind in ("number", "string")):
+            return
+        if before is not None and before.kind == "word" and before.text not in NOT_CALLED:
+            return
+        if before is not None and before.text in ("<", ">", ")") and i > 1 and tokens[i - 2].text == "operator":
+            return
+        self.convert(tokens, i + 1, close, close + 1, self.operand_end(tokens, close + 1))
+
+    def called_cast(self, tokens: list[Token], i: int) -> None:
+        """The same of `static_cast<int>(x)` and `int(x)`, which begin at token i."""
+        if tokens[i].text == "static_cast":
+            if i + 1 >= len(tokens) or tokens[i + 1].text != "<":
+                return
+            first, last = i + 2, self.closing_angle(tokens, i + 1)
+            words = [t.text for t in tokens[first:last]]
+            if not all(word == ":" or word.isidentifier() for word in words) or OTHER_TYPES.intersection(words):
+                return
+            opening = last + 1
+        else:
+            first, last, opening = i, i + 1, i + 1
+            if i > 0 and tokens[i - 1].text not in BINARY and tokens[i - 1].text not in NOT_CALLED:
+                return
+            if i > 0 and tokens[i - 1].text in ";{}<":  # a declaration, or a template's argument
+                return
+        if opening >= len(tokens) or tokens[opening].text != "(":
+            return
+        close = self.closing(tokens, opening)
+        inner = tokens[opening + 1 : close]
+        if not inner or inner[0].text == "{":
+            return
+        if tokens[i].text != "static_cast":  # not `int (*f)(float)`, the type `int(float)`, or a constructor's call
+            following = [t.text for t in tokens[close + 1 : close + 2]]
+            if inner[0].text in "*&" or self.is_type(inner) or following == [">"] or self.has_comma(inner):
+                return
+        self.convert(tokens, first, last, opening + 1, close - 1)
+
+    def has_comma(self, tokens: list[Token]) -> bool:
+        """Whether there is a comma outside of brackets."""
+        j = 0
+        while j < len(tokens):
+            if tokens[j].text == ",":
+                return True
+            j = self.closing(tokens, j) + 1 if tokens[j].kind == "op" and tokens[j].text in OPENERS else j + 1
+        return False
+
+    def convert(self, tokens: list[Token], first: int, last: int, begin: int, end: int | None) -> None:
+        """Puts the tokens from `begin` to `end` into a call that converts them to the type from `first` to `last`."""
+        if end is None:
+            return
+        kind = self.spaced(tokens[first:last]).replace("\n", " ")
+        self.change(tokens[begin].start, tokens[begin].start, f"::kf::simt::kf_integer<{kind}>(")
+        self.change(tokens[end].end, tokens[end].end, ")")
+
+    def operand_end(self, tokens: list[Token], i: int) -> int | None:
+        """The last token of the operand of a cast that begins at token i; None if there is none that can be parsed."""
+        count = len(tokens)
+        text = ""
+        while i < count:
+            text = tokens[i].text
+            if text == "(":
+                close = self.closing(tokens, i)
+                after = tokens[close + 1] if close + 1 < count else None
+                operand = after is not None and (
+                    after.kind in ("number", "string", "char") or (after.kind == "word" and after.text.isidentifier())
+                )
+                if not operand and not self.is_type(tokens[i + 1 : close]):
+                    break
+                i = close + 1
+            elif tokens[i].kind == "op" and text in "+-!~*&":
+                i += 1
+            else:
+                break
+        if i >= count or tokens[i].kind == "directive" or text in ("new", "delete", "const", "noexcept", "override"):
+            return None
+        if text == "sizeof":
+            return self.closing(tokens, i + 1) if tokens[i + 1].text == "(" else None
+        if text == "(":
+            i = self.closing(tokens, i)
+        elif text == ":" and tokens[i + 1].text == ":":
+            i += 2
+        elif tokens[i].kind == "op":
+            return None
+        while i + 1 < count:
+            text, after = tokens[i + 1].text, tokens[i + 2].text if i + 2 < count else ""
+            adjacent = i + 2 < count and tokens[i + 1].end == tokens[i + 2].start
+            if text in ("(", "["):
+                i = self.closing(tokens, i + 1)
+            elif text == "." or (adjacent and text + after in ("->", "::")):
+                i += 2 if text == "." else 3
+                if i < count and tokens[i].text == "template":
+                    i += 1
+            elif adjacent and text + after in ("++", "--"):
+                i += 2
+            elif text == "<" and tokens[i].kind == "word" and self.is_call_of_template(tokens, i + 1):
+                i = self.closing_angle(tokens, i + 1)
+            else:
+                break
+        return i if i < count else None
+
+    def is_call_of_template(self, tokens: list[Token], i: int) -> bool:
+        """Whether the < at token i begins template arguments and not a comparison."""
+        if not self.looks_like_arguments(tokens, i, len(tokens)):
+            return False
+        close = self.closing_angle(tokens, i)
+        inner = [t.text for t in tokens[i + 1 : close]]
+        return not {"&", "|", "?"}.intersection(inner) and [t.text for t in tokens[close + 1 : close + 2]] in (
+            ["("], [":"], ["{"]
+        )  # fmt: skip
 
     # Shared memory
 
@@ -651,7 +875,7 @@ class Scanner:
         return out
 
     def flat(self, start: int, end: int) -> str:
-        return re.sub(r"(?:\s|\\\n)+", " ", self.text[start:end])
+        return self.flat_text(self.text[start:end])
 
     def spaced(self, tokens: list[Token]) -> str:
         """The text of these tokens with the line breaks between them, without comments."""
@@ -709,6 +933,7 @@ class Rewriter:
     def __init__(self, include_dirs: list[Path]):
         self.include_dirs = [d.resolve() for d in include_dirs if d.resolve() != OWN_INCLUDE]
         self.aliases: set[str] = set()
+        self.types: tuple[set[str], set[str], set[str]] = (set(), set(), set())
         self.macros: dict[str, list[Token] | None] = {}
         self.sources: dict[Path, Source] = {}
 
@@ -732,7 +957,7 @@ class Rewriter:
             found = self.resolve(path, match[1])
             if found is not None:
                 self.load(found)
-        Scanner(source, self.aliases, self.macros, self.resolve).run()
+        Scanner(source, self.aliases, self.types, self.macros, self.resolve).run()
         return source
 
     def needing_a_copy(self) -> set[Path]:

@@ -122,6 +122,7 @@ int main() {
   Stream first = nullptr;
   OtherStream second = first;
   times << <1, 1, 0, second>> >(seen);
+  cudaDeviceSynchronize();
   cudaProfilerStop();
   int khz = 0, rank = 5;
   cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0);
@@ -207,6 +208,7 @@ int main(int argc, char** argv) {
   int* x;
   cudaMallocManaged(&x, 4 * sizeof(int));
   answer<<<1, 4>>>(x, 4);
+  cudaDeviceSynchronize();
   std::printf("%d", x[3]);
   const char* schedule = std::getenv("KF_SIMT_SCHEDULE");
   const char* threads = std::getenv("KF_SIMT_THREADS");

@@ -88,4 +88,10 @@ inline __nv_bfloat16 __short_as_bfloat16(short bits) {
 }
 inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short bits) { return __nv_bfloat16::from_bits(bits); }
 
+// What the rewriter puts into a cast.
+template <class To>
+auto kf_integer(__nv_bfloat16 x) {
+  return half_to_integer<To>(x);
+}
+
 }  // namespace kf::simt

@@ -82,4 +82,10 @@ inline unsigned short __half_as_ushort(__half a) { return a.bits; }
 inline __half __short_as_half(short bits) { return __half::from_bits(static_cast<std::uint16_t>(bits)); }
 inline __half __ushort_as_half(unsigned short bits) { return __half::from_bits(bits); }
 
+// What the rewriter puts into a cast.
+template <class To>
+auto kf_integer(__half x) {
+  return half_to_integer<To>(x);
+}
+
 }  // namespace kf::simt

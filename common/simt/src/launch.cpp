@@ -87,6 +87,16 @@ double seconds_from_environment(const char* name, double fallback) {
   return value;
 }
 
+// True for error, which is what a variable means that is not set.
+bool error_or_warning(const char* name) {
+  const char* const text = std::getenv(name);
+  const std::string mode = text == nullptr ? "error" : text;
+  if (mode != "error" && mode != "warn") {
+    throw std::invalid_argument(std::string(name) + ": `" + mode + "` is none of error, warn");
+  }
+  return mode == "error";
+}
+
 constexpr double kTick = 0.01, kFastTick = 0.002;  // seconds; the fast one while a thread seems to spin
 constexpr double kBusyWithoutExit = 10;            // times busy_seconds, in which some block must end
 constexpr unsigned kMaxExtra = 1024;               // OS threads added to a launch whose blocks wait for each other
@@ -292,7 +302,7 @@ class Pool {
         looked = looked && again;
       }
       if (settings.spin_seconds > 0 && looked && watch.quiet >= settings.spin_seconds) {
-        launch_error(launch, poller->describe_endless());
+        launch_error(launch, more_blocks ? too_many(launch, *poller) : poller->describe_endless());
       }
     }
 
@@ -305,6 +315,18 @@ class Pool {
                                std::to_string(watch.since_exit) + " s of CPU time (see set_watchdog in kf_simt.h)");
     }
     return spinning;
+  }
+
+  // Blocks that wait, perhaps for others that cannot begin.
+  static std::string too_many(const Launch& launch, const Worker& poller) {
+    const std::uint64_t left = launch.blocks - launch.next.load();
+    std::string text = poller.describe_for_watchdog() + ": waits, as all threads do that have begun; " +
+                       std::to_string(left) + " blocks have not, and there is no place for more at a time. ";
+#ifdef KF_SIMT_TSAN
+    text += "The race detector can follow " + std::to_string(race::kMaxResident) + " threads, and this grid has " +
+            std::to_string(launch.blocks * launch.threads) + ". ";
+#endif
+    return text + "Where they wait for each other, use fewer or smaller blocks";
   }
 
   // With launch.mutex held.
@@ -430,15 +452,10 @@ Settings current_settings() {
   settings.threads =
       o.threads > 0 ? static_cast<unsigned>(o.threads) : number_from_environment("KF_SIMT_THREADS", 4096, cores());
   settings.last_blocks = number_from_environment("KF_SIMT_LAST_BLOCKS", 1u << 30, 0);
-  if (o.exited != Exited::kDefault) {
-    settings.exited_is_error = o.exited == Exited::kError;
-  } else if (const char* text = std::getenv("KF_SIMT_EXITED")) {
-    const std::string mode = text;
-    if (mode != "error" && mode != "warn") {
-      throw std::invalid_argument("KF_SIMT_EXITED: `" + mode + "` is none of error, warn");
-    }
-    settings.exited_is_error = mode == "error";
-  }
+  settings.exited_is_error =
+      o.exited != Exited::kDefault ? o.exited == Exited::kError : error_or_warning("KF_SIMT_EXITED");
+  settings.undefined_is_error = error_or_warning("KF_SIMT_UNDEFINED");
+  settings.branches_are_error = error_or_warning("KF_SIMT_BRANCHES");
   settings.spin_seconds = o.spin_seconds >= 0 ? o.spin_seconds : seconds_from_environment("KF_SIMT_SPIN_SECONDS", 0.5);
   settings.busy_seconds = o.busy_seconds >= 0 ? o.busy_seconds : seconds_from_environment("KF_SIMT_BUSY_SECONDS", 60);
   return settings;
@@ -566,6 +583,22 @@ void Launch::block_finished() {
   grid_changed.notify_all();
 }
 
+namespace {
+
+class LaunchOfProgram {
+ public:
+  explicit LaunchOfProgram(const LaunchConfig& config) {
+    if (program != nullptr) program->begin_launch(config);
+  }
+  ~LaunchOfProgram() {
+    if (program != nullptr) program->end_launch();
+  }
+  LaunchOfProgram(const LaunchOfProgram&) = delete;
+  LaunchOfProgram& operator=(const LaunchOfProgram&) = delete;
+};
+
+}  // namespace
+
 void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
   if (Worker* const worker = Worker::in_kernel()) {
     worker->fail([&] {
@@ -577,8 +610,13 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
     set_last_error(error);
     return;
   }
+  if (device_fault != 0) {
+    set_last_error(device_fault);
+    return;
+  }
   const Settings settings = current_settings();
   Launch launch(config, invoke, context, settings);
+  const LaunchOfProgram of_program(config);
   if (settings.last_blocks != 0 && settings.last_blocks < launch.blocks && !config.cooperative) {
     launch.next = (launch.blocks - settings.last_blocks) / launch.cluster_size * launch.cluster_size;
   }
@@ -596,12 +634,17 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
   if (config.cooperative) {
     launch.fibers_each = launch.threads;
   } else {
-    // The rest is for OS threads that may be added later.
+    // The rest is for OS threads that may be added later: for all blocks, where their threads are not too many.
     threads = std::min<std::uint64_t>(threads, std::max({1u, most / 2, launch.cluster_size}));
     const std::uint64_t useful =
         std::min<std::uint64_t>(launch.blocks * launch.threads, std::max(race::kKeptEach, 2 * launch.threads));
-    launch.fibers_each = static_cast<unsigned>(std::min<std::uint64_t>(race::kKept / threads, useful));
-    launch.extra = kMaxExtra - most / 2;
+    std::uint64_t each = std::min<std::uint64_t>(race::kKept / threads, useful);
+    if (launch.blocks <= most) {
+      each = std::min(each, (race::kMaxResident - (launch.blocks - threads) * launch.threads) / threads);
+    }
+    launch.fibers_each = static_cast<unsigned>(std::max<std::uint64_t>(each, launch.threads));
+    launch.extra =
+        kMaxExtra - static_cast<unsigned>((race::kMaxResident - threads * launch.fibers_each) / launch.threads);
   }
   launch.first_workers = static_cast<unsigned>(threads);
 #endif
@@ -640,7 +683,16 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
     throw Error("kernel " + (kernel != nullptr ? short_name(kernel->signature) : config.name) + ": " + races);
   }
 #endif
-  if (launch.error) std::rethrow_exception(launch.error);
+  if (!launch.error) return;
+  try {
+    std::rethrow_exception(launch.error);
+  } catch (const DeviceFault& fault) {
+    if (program == nullptr) throw;
+    std::fflush(stdout);  // in order with what the program has printed
+    std::fprintf(stderr, "%s\n", fault.what());
+    device_fault = fault.cuda_error;
+    set_last_error(fault.cuda_error);
+  }
 }
 
 std::string short_name(const char* signature) {
@@ -661,6 +713,16 @@ std::string short_name(const char* signature) {
   const std::size_t with = text.rfind(" [");
   if (with != std::string::npos && with > open) name += text.substr(with);
   return name;
+}
+
+void copy_name(const char* signature, char* name, std::size_t size) {
+  const char* end = signature;
+  while (*end != '\0' && (*end != '(' || end[1] == 'a')) ++end;  // not that of "(anonymous namespace)"
+  const char* begin = end;
+  for (int depth = 0; begin > signature && (depth != 0 || begin[-1] != ' '); --begin) {
+    depth += begin[-1] == '>' ? 1 : begin[-1] == '<' ? -1 : 0;
+  }
+  std::snprintf(name, size, "%.*s", static_cast<int>(end - begin), begin);
 }
 
 }  // namespace kf::simt

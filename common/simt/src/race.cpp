@@ -534,6 +534,39 @@ KF_SIMT_UNALIGNED(write, 4)
 KF_SIMT_UNALIGNED(write, 8)
 KF_SIMT_UNALIGNED(write, 16)
 #undef KF_SIMT_UNALIGNED
+// Volatile words are to a GPU what relaxed atomics are: they order nothing, and do not race with each other. The kernel
+// itself reads or writes right afterwards.
+#define KF_SIMT_VOLATILE(bytes, bits)                                                                            \
+  int##bits##_t __tsan_atomic##bits##_load(const volatile void* address, int order);                             \
+  int##bits##_t __tsan_atomic##bits##_fetch_add(volatile void* address, int##bits##_t value, int order);         \
+  __attribute__((visibility("default"))) void __tsan_volatile_read##bytes(void* address) {                       \
+    if (!kf::simt::Worker::on_own_stack(address)) __tsan_atomic##bits##_load(address, __ATOMIC_RELAXED);         \
+  }                                                                                                              \
+  __attribute__((visibility("default"))) void __tsan_volatile_write##bytes(void* address) {                      \
+    if (!kf::simt::Worker::on_own_stack(address)) __tsan_atomic##bits##_fetch_add(address, 0, __ATOMIC_RELAXED); \
+  }
+KF_SIMT_VOLATILE(1, 8)
+KF_SIMT_VOLATILE(2, 16)
+KF_SIMT_VOLATILE(4, 32)
+KF_SIMT_VOLATILE(8, 64)
+#undef KF_SIMT_VOLATILE
+// What is larger, or at an odd address, takes several instructions.
+#define KF_SIMT_PLAIN(kind, suffix, bytes)                                     \
+  __attribute__((visibility("default"))) void __tsan_##suffix(void* address) { \
+    if (!kf::simt::Worker::on_own_stack(address))                              \
+      __tsan_##kind##_range_pc(address, bytes, __builtin_return_address(0));   \
+  }
+KF_SIMT_PLAIN(read, volatile_read16, 16)
+KF_SIMT_PLAIN(write, volatile_write16, 16)
+KF_SIMT_PLAIN(read, unaligned_volatile_read2, 2)
+KF_SIMT_PLAIN(read, unaligned_volatile_read4, 4)
+KF_SIMT_PLAIN(read, unaligned_volatile_read8, 8)
+KF_SIMT_PLAIN(read, unaligned_volatile_read16, 16)
+KF_SIMT_PLAIN(write, unaligned_volatile_write2, 2)
+KF_SIMT_PLAIN(write, unaligned_volatile_write4, 4)
+KF_SIMT_PLAIN(write, unaligned_volatile_write8, 8)
+KF_SIMT_PLAIN(write, unaligned_volatile_write16, 16)
+#undef KF_SIMT_PLAIN
 }
 #endif
 

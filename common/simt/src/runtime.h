@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "fault.h"
 #include "fiber.h"
 #include "kf_simt.h"
 #include "kf_simt/device.h"
@@ -51,6 +52,8 @@ struct Settings {
   unsigned threads = 1;
   unsigned last_blocks = 0;  // of a grid only these run; 0: all
   bool exited_is_error = true;
+  bool undefined_is_error = true;
+  bool branches_are_error = true;  // barriers in different branches
   double spin_seconds = 0.5;
   double busy_seconds = 60;
 };
@@ -117,7 +120,7 @@ struct Launch {
 
   std::atomic<std::uint64_t> next{0};  // blocks given out
   std::atomic<bool> cancelled{false};
-  std::atomic<bool> warned{false};
+  std::atomic<bool> warned{false}, warned_of_branches{false};
   std::atomic<std::uint64_t> exits{0};  // blocks that have ended
   std::atomic<const KernelInfo*> kernel{nullptr};
 
@@ -191,6 +194,10 @@ class Worker {
     stop();
   }
   [[noreturn]] void refuse(int cuda_error);
+  // What the compiler's checks have found, see undefined.cpp.
+  void undefined_shift(void* record, std::uintptr_t left, std::uintptr_t right);
+  void undefined_division(void* record, std::uintptr_t left, std::uintptr_t right);
+  void undefined_cast(void* record, std::uintptr_t value);
   [[noreturn]] void restart_with(dim3 cluster);
   void* static_shared(SharedSlot& slot);
   void* dynamic_shared() { return dynamic_; }
@@ -227,9 +234,7 @@ class Worker {
   std::atomic<bool> give_up{false};       // set by the watchdog: the running thread must not be waited for any longer
   static constexpr int kSignal = SIGURG;  // ignored by default, and debuggers pass it on in silence
   static void on_signal(int signal, siginfo_t* info, void* context);
-  // Makes an Error of a stack that is full; called once by the process, and once by each OS thread.
-  static void watch_for_overflow();
-  static void on_fault(int signal, siginfo_t* info, void* context);
+  static void handle_faults();  // the first call installs the handler, see signals.cpp
 
  private:
   friend class AccessCounter;  // count/callbacks.cpp
@@ -258,7 +263,20 @@ class Worker {
   };
   class Inside;
   void make_spare_stacks();
-  static void after_overflow();
+  void drop_spare_stacks();
+  static void on_fault(int signal, siginfo_t* info, void* context);
+  static Worker* at_fault();
+  static bool note_watched(const Fault& fault);
+  bool take_fault(const Fault& fault, void* context);
+  bool in_kernels_code(const Fault& fault) const;
+  bool go_on_with(void (*function)(), void* context);
+  static void after_fault();
+  void end_with_fault();
+  std::string text_of_fault() const;
+  void say_fault() const;
+  void warn_of_division(Division division);
+  template <class Data, class Text, class Outcome>
+  void undefined(Data* data, Text text, Outcome outcome);
   struct NamedBarrier {
     unsigned expected, arrived;
     CallSite site;
@@ -297,7 +315,9 @@ class Worker {
   unsigned list_waiting(unsigned* threads) const;
   void leave_for_worker();
   bool complete(Warp& warp, unsigned operation);
+  std::string at_other_barrier(const char* name, CallSite site) const;
   [[noreturn]] void fail_at_other_barrier(const char* name, CallSite site);
+  void warn_of_other_barrier(const char* name, CallSite site);
   [[noreturn]] void fail_mask(unsigned mask, const char* name, CallSite site);
   [[noreturn]] void fail_other_operation(const char* name, CallSite site);
   Place place_of(unsigned thread) const;
@@ -328,9 +348,10 @@ class Worker {
   std::vector<std::unique_ptr<Fiber[]>> fibers_;  // of each slab
   std::vector<Fiber*> free_;
   std::size_t stack_bytes_ = 0;
-  char* spare_stacks_ = nullptr;      // for the handler of a fault, and for what follows it
-  bool handler_has_stack_ = false;    // of ours
-  std::uintptr_t overflowed_at_ = 0;  // the instruction
+  char* spare_stacks_ = nullptr;    // for the handler of a fault, and for what follows it
+  bool handler_has_stack_ = false;  // of ours
+  Fault fault_;
+  Division division_named_ = Division::kNone;  // by a check of the compiler's, before the processor stops
 
   // The block at work.
   dim3 block_index_;
@@ -403,9 +424,39 @@ class Worker {
 
 // The name and template arguments within a __PRETTY_FUNCTION__.
 std::string short_name(const char* signature);
+// The name alone, without allocating anything.
+void copy_name(const char* signature, char* name, std::size_t size);
+
+// A fault of a kernel for which CUDA has an error code.
+class DeviceFault : public Error {
+ public:
+  DeviceFault(const std::string& text, int cuda_error_) : Error(text), cuda_error(cuda_error_) {}
+  const int cuda_error;
+};
 
 // cudaGetLastError's value for this OS thread.
 void set_last_error(int cuda_error);
+// The error of a fault in a kernel, which all later calls give, as on a GPU; 0 without one, and always in libraries.
+extern std::atomic<int> device_fault;
+// Whether this OS thread is in a call of CUDA's.
+bool in_runtime_call();
+
+// What a stand-alone program does besides: src/program/spaces.cpp keeps the device's memory apart from the host's. Null
+// in a library, whose kernels work on the host's memory.
+struct Program {
+  void* (*map)(std::size_t bytes, bool managed);  // null: take it from the heap
+  void (*unmap)(void* memory);
+  // Around what the runtime does with memory of the device's; whether the host has waited for all kernels.
+  void (*open)(const void* memory, std::size_t bytes);
+  void (*close)(bool synchronised);
+  void (*begin_launch)(const LaunchConfig& config);
+  void (*end_launch)();
+  bool (*take)(const Fault& fault, bool by_device);                 // true: the access goes on
+  void (*copied)(void* memory, std::size_t bytes, bool to_device);  // between the host and the device
+  // What is at the address, if that is known; without allocating.
+  bool (*explain)(Fault* fault, bool by_device, char* text, std::size_t size);
+};
+extern const Program* program;
 
 struct ProbeResult {
   KernelInfo* info;

@@ -9,26 +9,61 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <set>
+
+// Where the linker puts the __managed__ variables; null where there are none.
+extern "C" {
+extern const char __start_kf_managed[] __attribute__((weak, visibility("hidden")));
+extern const char __stop_kf_managed[] __attribute__((weak, visibility("hidden")));
+}
 
 namespace kf::simt {
 namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
 
+__thread int runtime_calls = 0;
+
 cudaError_t report(cudaError_t error) {
+  if (device_fault != 0) error = static_cast<cudaError_t>(device_fault.load());
   if (error != cudaSuccess) last_error = error;
   return error;
+}
+
+// While one lives, this OS thread works for the device, in a call of CUDA's.
+class RuntimeCall {
+ public:
+  explicit RuntimeCall(bool synchronises = false) : synchronises_(synchronises) { ++runtime_calls; }
+  ~RuntimeCall() {
+    if (--runtime_calls == 0 && program != nullptr) program->close(synchronises_);
+  }
+  RuntimeCall(const RuntimeCall&) = delete;
+  RuntimeCall& operator=(const RuntimeCall&) = delete;
+  void open(const void* memory, std::size_t bytes) {
+    if (program != nullptr) program->open(memory, bytes);
+  }
+
+ private:
+  const bool synchronises_;
+};
+
+// What a call does that waits for the kernels before it.
+cudaError_t synchronise() {
+  const RuntimeCall call(true);
+  return report(cudaSuccess);
 }
 
 struct Allocation {
   std::size_t bytes;
   cudaMemoryType type;
+  bool mapped = false;  // by the program's hooks
 };
 
 struct Allocations {
   std::mutex mutex;
   std::map<const char*, Allocation> all;
   std::map<const char*, Allocation> registered;  // by cudaHostRegister
+  std::map<const char*, Allocation> symbols;     // variables of the device whose addresses the host has asked for
 };
 
 Allocations& allocations() {
@@ -41,33 +76,42 @@ constexpr std::size_t kAlign = 256;
 cudaError_t allocate(void** memory, std::size_t bytes, cudaMemoryType type) {
   if (memory == nullptr) return report(cudaErrorInvalidValue);
   *memory = nullptr;
-  if (bytes == 0) return cudaSuccess;
+  if (bytes == 0 || device_fault != 0) return report(cudaSuccess);
+  if (bytes > std::size_t{1} << 46) return report(cudaErrorMemoryAllocation);
+  const RuntimeCall call;
   void* fresh = nullptr;
-  if (bytes > std::size_t{1} << 46 || posix_memalign(&fresh, kAlign, bytes) != 0) {
-    return report(cudaErrorMemoryAllocation);
-  }
+  if (program != nullptr && type != cudaMemoryTypeHost) fresh = program->map(bytes, type == cudaMemoryTypeManaged);
+  const bool mapped = fresh != nullptr;
+  if (!mapped && posix_memalign(&fresh, kAlign, bytes) != 0) return report(cudaErrorMemoryAllocation);
   std::memset(fresh, 0xff, bytes);
   Allocations& known = allocations();
   const std::lock_guard<std::mutex> lock(known.mutex);
-  known.all[static_cast<char*>(fresh)] = {bytes, type};
+  known.all[static_cast<char*>(fresh)] = {bytes, type, mapped};
   *memory = fresh;
-  return cudaSuccess;
+  return report(cudaSuccess);
 }
 
 // cudaFree does not take what cudaMallocHost gave, and the other way round.
 cudaError_t release(void* memory, bool host) {
-  if (memory == nullptr) return cudaSuccess;
+  if (memory == nullptr) return report(cudaSuccess);
+  const RuntimeCall call(true);
   Allocations& known = allocations();
+  bool mapped = false;
   {
     const std::lock_guard<std::mutex> lock(known.mutex);
     const auto found = known.all.find(static_cast<char*>(memory));
     if (found == known.all.end() || (found->second.type == cudaMemoryTypeHost) != host) {
       return report(cudaErrorInvalidValue);
     }
+    mapped = found->second.mapped;
     known.all.erase(found);
   }
-  std::free(memory);
-  return cudaSuccess;
+  if (mapped) {
+    program->unmap(memory);
+  } else {
+    std::free(memory);
+  }
+  return report(cudaSuccess);
 }
 
 // The entry of `map` that holds the address, or its end.
@@ -88,19 +132,47 @@ bool within(const void* memory, std::size_t bytes) {
   return found == known.all.end() || bytes <= found->second.bytes - static_cast<std::size_t>(begin - found->first);
 }
 
-cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+// Whether memory is of this type: cudaMemoryTypeUnregistered is the host's alone, which no kernel reaches. In a library
+// nobody knows: its kernels work on the host's memory.
+bool is(cudaMemoryType type, const void* memory) {
+  if (program == nullptr) return false;
+  cudaPointerAttributes attributes;
+  cudaPointerGetAttributes(&attributes, memory);
+  return attributes.type == type;
+}
+bool is_hosts(const void* memory) { return is(cudaMemoryTypeUnregistered, memory); }
+
+// What CUDA refuses: memory of the host's where the direction has the device's. The other way round the address says
+// where memory is, and the copy is carried out.
+bool contradicts(const void* to, const void* from, cudaMemcpyKind kind) {
+  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  return (to_device && is_hosts(to)) || (from_device && is_hosts(from));
+}
+
+cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, bool synchronises = false) {
   if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return report(cudaErrorInvalidMemcpyDirection);
-  if (bytes == 0) return cudaSuccess;
-  if (to == nullptr || from == nullptr || !within(to, bytes) || !within(from, bytes)) {
+  if (bytes == 0) return report(cudaSuccess);
+  if (to == nullptr || from == nullptr || !within(to, bytes) || !within(from, bytes) || contradicts(to, from, kind)) {
     return report(cudaErrorInvalidValue);
   }
+  if (device_fault != 0) return report(cudaSuccess);
+  RuntimeCall call(synchronises);
+  call.open(to, bytes);
+  call.open(from, bytes);
   std::memmove(to, from, bytes);
+  if (const bool to_device = is(cudaMemoryTypeDevice, to); to_device != is(cudaMemoryTypeDevice, from)) {
+    program->copied(to, bytes, to_device);
+  }
   return cudaSuccess;
 }
 
 cudaError_t set(void* memory, int value, std::size_t bytes) {
-  if (bytes == 0) return cudaSuccess;
-  if (memory == nullptr || !within(memory, bytes)) return report(cudaErrorInvalidValue);
+  if (bytes == 0) return report(cudaSuccess);
+  if (memory == nullptr || !within(memory, bytes) || is_hosts(memory)) return report(cudaErrorInvalidValue);
+  if (device_fault != 0) return report(cudaSuccess);
+  RuntimeCall call;
+  call.open(memory, bytes);
   std::memset(memory, value, bytes);
   return cudaSuccess;
 }
@@ -108,6 +180,7 @@ cudaError_t set(void* memory, int value, std::size_t bytes) {
 // Rows of `width` bytes, `pitch` bytes apart.
 cudaError_t set_rows(void* memory, std::size_t pitch, int value, std::size_t width, std::size_t height) {
   if (width > pitch && height > 1) return report(cudaErrorInvalidValue);
+  const RuntimeCall call;
   for (std::size_t row = 0; row < height; ++row) {
     if (const cudaError_t error = set(static_cast<char*>(memory) + row * pitch, value, width)) return error;
   }
@@ -185,12 +258,44 @@ struct CUevent_st {
 
 namespace {
 
+// All that the program has made and not destroyed: still known, and so no leak to a sanitizer, when it ends.
+template <class T>
+class Handles {
+ public:
+  static T* make(T value) {
+    T* const made = new T(value);
+    Handles& all = instance();
+    const std::lock_guard<std::mutex> lock(all.mutex_);
+    all.made_.insert(made);
+    return made;
+  }
+  static cudaError_t destroy(T* handle) {
+    Handles& all = instance();
+    const std::lock_guard<std::mutex> lock(all.mutex_);
+    if (all.made_.erase(handle) == 0) return report(cudaErrorInvalidResourceHandle);
+    delete handle;
+    return report(cudaSuccess);
+  }
+
+ private:
+  static Handles& instance() {
+    static auto* const handles = make_lasting<Handles>();
+    return *handles;
+  }
+  std::mutex mutex_;
+  std::set<T*> made_;
+};
+
 // The streams that no program makes: the default one, cudaStreamLegacy and cudaStreamPerThread.
 bool is_named(cudaStream_t stream) {
   return stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
 }
 
 }  // namespace
+
+std::atomic<int> device_fault{0};
+const Program* program = nullptr;
+bool in_runtime_call() { return runtime_calls != 0; }
 
 void set_last_error(int cuda_error) { last_error = static_cast<cudaError_t>(cuda_error); }
 
@@ -253,7 +358,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   p.l2CacheSize = 32 << 20;
   p.memoryBusWidth = 64;
   p.concurrentKernels = p.cooperativeLaunch = p.integrated = p.managedMemory = 1;
-  p.concurrentManagedAccess = p.pageableMemoryAccess = p.hostRegisterSupported = p.hostNativeAtomicSupported = 1;
+  p.concurrentManagedAccess = p.hostRegisterSupported = p.hostNativeAtomicSupported = 1;
   p.unifiedAddressing = p.canMapHostMemory = p.globalL1CacheSupported = p.localL1CacheSupported = 1;
   p.streamPrioritiesSupported = p.canUseHostPointerForRegisteredMem = p.asyncEngineCount = p.deviceOverlap = 1;
   p.memPitch = 0x7fffffff;
@@ -334,8 +439,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 }
 
 // As on a GPU, an error of an earlier launch is reported by cudaGetLastError, not here.
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
-cudaError_t cudaDeviceReset() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() { return synchronise(); }
+cudaError_t cudaDeviceReset() {
+  const RuntimeCall call(true);
+  return cudaSuccess;
+}
 
 cudaError_t cudaChooseDevice(int* device, const cudaDeviceProp*) { return cudaGetDevice(device); }
 
@@ -447,12 +555,15 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   const std::lock_guard<std::mutex> lock(known.mutex);
   const char* const address = static_cast<const char*>(memory);
   *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, const_cast<void*>(memory)};
-  for (const auto* map : {&known.all, &known.registered}) {
+  for (const auto* map : {&known.all, &known.registered, &known.symbols}) {
     const auto found = holding(*map, address);
     if (found == map->end()) continue;
     void* const mutable_memory = const_cast<void*>(memory);
     *attributes = {found->second.type, 0, mutable_memory, mutable_memory};
     if (found->second.type == cudaMemoryTypeDevice) attributes->hostPointer = nullptr;
+  }
+  if (address >= __start_kf_managed && address < __stop_kf_managed) {
+    *attributes = {cudaMemoryTypeManaged, 0, const_cast<void*>(memory), const_cast<void*>(memory)};
   }
   return cudaSuccess;
 }
@@ -464,7 +575,7 @@ cudaError_t cudaMemGetInfo(std::size_t* available, std::size_t* total) {
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-  return copy(to, from, bytes, kind);
+  return copy(to, from, bytes, kind, true);
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
@@ -473,42 +584,50 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 
 cudaError_t cudaMemcpy2D(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch, std::size_t width,
                          std::size_t height, cudaMemcpyKind kind) {
+  const RuntimeCall call(true);
+  return cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, nullptr);
+}
+
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t height, cudaMemcpyKind kind, cudaStream_t) {
   if (width > to_pitch || width > from_pitch) return report(cudaErrorInvalidValue);
+  const RuntimeCall call;
   for (std::size_t row = 0; row < height; ++row) {
     const cudaError_t error =
         copy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width, kind);
     if (error != cudaSuccess) return error;
   }
-  return cudaSuccess;
+  return report(cudaSuccess);
 }
 
-cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                              std::size_t width, std::size_t height, cudaMemcpyKind kind, cudaStream_t) {
-  return cudaMemcpy2D(to, to_pitch, from, from_pitch, width, height, kind);
+cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* parameters) {
+  const RuntimeCall call(true);
+  return cudaMemcpy3DAsync(parameters, nullptr);
 }
 
-cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* p) {
+cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* p, cudaStream_t stream) {
+  const RuntimeCall call;
   for (std::size_t z = 0; z < p->extent.depth; ++z) {
     const auto plane = [&](const cudaPitchedPtr& memory, const cudaPos& pos) {
       return static_cast<char*>(memory.ptr) + ((pos.z + z) * memory.ysize + pos.y) * memory.pitch + pos.x;
     };
-    const cudaError_t error = cudaMemcpy2D(plane(p->dstPtr, p->dstPos), p->dstPtr.pitch, plane(p->srcPtr, p->srcPos),
-                                           p->srcPtr.pitch, p->extent.width, p->extent.height, p->kind);
+    const cudaError_t error =
+        cudaMemcpy2DAsync(plane(p->dstPtr, p->dstPos), p->dstPtr.pitch, plane(p->srcPtr, p->srcPos), p->srcPtr.pitch,
+                          p->extent.width, p->extent.height, p->kind, stream);
     if (error != cudaSuccess) return error;
   }
-  return cudaSuccess;
+  return report(cudaSuccess);
 }
-
-cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* parameters, cudaStream_t) { return cudaMemcpy3D(parameters); }
 
 cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device, std::size_t bytes) {
   if (to_device != 0 || from_device != 0) return report(cudaErrorInvalidDevice);
-  return copy(to, from, bytes, cudaMemcpyDeviceToDevice);
+  return copy(to, from, bytes, cudaMemcpyDeviceToDevice, true);
 }
 
 cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
                                 cudaStream_t) {
-  return cudaMemcpyPeer(to, to_device, from, from_device, bytes);
+  if (to_device != 0 || from_device != 0) return report(cudaErrorInvalidDevice);
+  return copy(to, from, bytes, cudaMemcpyDeviceToDevice);
 }
 
 cudaError_t cudaMemset(void* memory, int value, std::size_t bytes) { return set(memory, value, bytes); }
@@ -542,15 +661,29 @@ cudaError_t cudaMemAdvise(const void*, std::size_t, cudaMemoryAdvise, int) { ret
 cudaError_t cudaMemAdvise(const void*, std::size_t, cudaMemoryAdvise, cudaMemLocation) { return cudaSuccess; }
 cudaError_t cudaStreamAttachMemAsync(cudaStream_t, void*, std::size_t, unsigned) { return cudaSuccess; }
 
-cudaError_t copy_symbol(void* to, const void* from, std::size_t bytes, std::size_t symbol_bytes, std::size_t offset) {
+cudaError_t copy_symbol(void* symbol, std::size_t symbol_bytes, std::size_t offset, void* to, const void* from,
+                        std::size_t bytes, cudaMemcpyKind kind, bool synchronises) {
+  // The variable itself is on the device, whatever the address says.
+  const bool backwards = to == nullptr ? kind == cudaMemcpyDeviceToHost : kind == cudaMemcpyHostToDevice;
+  if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault || kind == cudaMemcpyHostToHost || backwards) {
+    return report(cudaErrorInvalidMemcpyDirection);
+  }
   if (offset > symbol_bytes || bytes > symbol_bytes - offset) return report(cudaErrorInvalidValue);
-  return copy(to, from, bytes, cudaMemcpyDefault);
+  char* const place = static_cast<char*>(symbol) + offset;
+  note_symbol(symbol, symbol_bytes);
+  return to == nullptr ? copy(place, from, bytes, kind, synchronises) : copy(to, place, bytes, kind, synchronises);
+}
+
+void note_symbol(void* symbol, std::size_t bytes) {
+  Allocations& known = allocations();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  known.symbols[static_cast<char*>(symbol)] = {bytes, cudaMemoryTypeDevice};
 }
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  *stream = new CUstream_st{flags};
-  return cudaSuccess;
+  *stream = Handles<CUstream_st>::make({flags});
+  return report(cudaSuccess);
 }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
   return cudaStreamCreateWithFlags(stream, flags);
@@ -573,37 +706,30 @@ cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) {
+  if (const cudaError_t error = synchronise()) return error;  // the stream has come to it
   function(data);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
-  callback(stream, cudaSuccess, data);
+  callback(stream, synchronise(), data);
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  if (is_named(stream)) return report(cudaErrorInvalidResourceHandle);
-  delete stream;
-  return cudaSuccess;
-}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return Handles<CUstream_st>::destroy(stream); }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return synchronise(); }
+cudaError_t cudaStreamQuery(cudaStream_t) { return synchronise(); }
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return report(cudaSuccess); }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
-  *event = new CUevent_st;
-  return cudaSuccess;
+  *event = Handles<CUevent_st>::make({});
+  return report(cudaSuccess);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-  if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
-  delete event;
-  return cudaSuccess;
-}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return Handles<CUevent_st>::destroy(event); }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
   if (event == nullptr) return report(cudaErrorInvalidResourceHandle);
@@ -616,8 +742,8 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
   return cudaEventRecord(event, stream);
 }
 
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return synchronise(); }
+cudaError_t cudaEventQuery(cudaEvent_t) { return synchronise(); }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   if (start == nullptr || end == nullptr || !start->recorded || !end->recorded) {

@@ -33,7 +33,6 @@ __thread bool probing = false;
 __thread const char *stack_begin = nullptr, *stack_end = nullptr;  // of the running thread; for the race detector
 
 constexpr int kStop = -1;
-constexpr std::size_t kSpareStack = 64 * 1024;
 constexpr std::size_t kStacksPerSlab = 32;
 constexpr std::size_t kZone = 128;
 constexpr std::size_t kDynamicAlign = 1024;
@@ -42,7 +41,7 @@ constexpr unsigned char kPoison = 0xff;                        // NaN in every f
 constexpr std::uint64_t kZonePattern = 0xfffbfffbfffbfffbULL;  // NaN as well, but not what poison looks like
 
 bool same_site(const CallSite& a, const CallSite& b) {
-  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+  return a.line == b.line && a.column == b.column && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
 std::string text_of(const CallSite& site) { return std::string(site.file) + ":" + std::to_string(site.line); }
@@ -120,12 +119,7 @@ Worker::~Worker() {
   __asan_unpoison_memory_region(arena_, bytes);
 #endif
   munmap(arena_, bytes);
-  if (handler_has_stack_) {
-    stack_t none{};
-    none.ss_flags = SS_DISABLE;
-    sigaltstack(&none, nullptr);
-  }
-  munmap(spare_stacks_, 2 * kSpareStack);
+  drop_spare_stacks();
 }
 
 Worker& Worker::mine() {
@@ -492,7 +486,10 @@ inline void Worker::arrive_at_barrier(const char* name, CallSite site, BarrierVo
     barrier_is_grid_ = grid;
     vote_ = vote;
   } else if (barrier_is_grid_ != grid || vote_ != vote || !same_site(barrier_.site, site)) {
-    fail_at_other_barrier(name, site);
+    if (barrier_is_grid_ != grid || vote_ != vote || launch_->settings.branches_are_error) {
+      fail_at_other_barrier(name, site);
+    }
+    warn_of_other_barrier(name, site);
   }
   note_event();
   wait_[current_] = Wait::kBarrier;
@@ -735,11 +732,22 @@ unsigned Worker::list_waiting(unsigned* threads) const {
   return count;
 }
 
+std::string Worker::at_other_barrier(const char* name, CallSite site) const {
+  const bool one_line = site.line == barrier_.site.line && std::strcmp(site.file, barrier_.site.file) == 0;
+  return std::string("is at ") + name + " (" + text_of(site) + "), but thread " + name_thread(first_waiting()) +
+         " waits at " + barrier_.name + " (" + text_of(barrier_.site) + ")" +
+         (one_line ? ", another one on that line" : "");
+}
+
 void Worker::fail_at_other_barrier(const char* name, CallSite site) {
-  fail([&] {
-    return std::string("is at ") + name + " (" + text_of(site) + "), but thread " + name_thread(first_waiting()) +
-           " waits at " + barrier_.name + " (" + text_of(barrier_.site) + ")";
-  });
+  fail([&] { return at_other_barrier(name, site); });
+}
+
+void Worker::warn_of_other_barrier(const char* name, CallSite site) {
+  if (launch_->warned_of_branches.exchange(true)) return;
+  const race::Quiet quiet;
+  std::fprintf(stderr, "warning: %s: %s. CUDA forbids that, and GPUs take them for one barrier.\n",
+               describe(current_).c_str(), at_other_barrier(name, site).c_str());
 }
 
 inline void Worker::warp_operation(WarpKind kind, unsigned mask, void* record, WarpWork work, const char* name,
@@ -1020,7 +1028,7 @@ void* Worker::static_shared(SharedSlot& slot) {
     fail([&] {
       return "needs " + std::to_string(static_bytes_) + " bytes of static and " +
              std::to_string(launch_->config.shared) + " bytes of dynamic shared memory at `" + slot.name + "` (" +
-             text_of(CallSite{slot.file, slot.line}) + "); the limits are 48 KB static and 227 KB in all";
+             text_of(CallSite{slot.file, slot.line, 0}) + "); the limits are 48 KB static and 227 KB in all";
     });
   }
   const bool alone = launch_->cluster_size == 1;
@@ -1096,7 +1104,7 @@ void Worker::check_shared() {
                                                                        : nullptr;
     if (side == nullptr) continue;
     launch_->fail(std::make_exception_ptr(Error(where() + side + " `" + variable.slot->name + "` in shared memory (" +
-                                                text_of(CallSite{variable.slot->file, variable.slot->line}) +
+                                                text_of(CallSite{variable.slot->file, variable.slot->line, 0}) +
                                                 "); AddressSanitizer would name the line")));
     return;
   }
@@ -1187,79 +1195,6 @@ void Worker::on_signal(int, siginfo_t*, [[maybe_unused]] void* context) {
   worker->yield();
   errno = saved_errno;
 #endif
-}
-
-// A stack that is full: the pages below it fault. The handler has a stack of its own, and makes the thread go on with
-// another one, where the launch ends with an Error. A fault that is none of these is left to whoever had the signal.
-
-namespace {
-struct sigaction action_before;
-}
-
-void Worker::watch_for_overflow() {
-  struct sigaction action{};
-  action.sa_sigaction = on_fault;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-  set_signal_action(SIGSEGV, &action, &action_before);
-}
-
-void Worker::make_spare_stacks() {
-  static const bool watched = (watch_for_overflow(), true);
-  static_cast<void>(watched);
-  void* const memory =
-      mmap(nullptr, 2 * kSpareStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::bad_alloc();
-  spare_stacks_ = static_cast<char*>(memory);
-  race::add_stacks(spare_stacks_, spare_stacks_ + 2 * kSpareStack);
-  stack_t now{};
-  if (sigaltstack(nullptr, &now) == 0 && (now.ss_flags & SS_DISABLE)) {
-    stack_t own{};
-    own.ss_sp = spare_stacks_;
-    own.ss_size = kSpareStack;
-    handler_has_stack_ = sigaltstack(&own, nullptr) == 0;
-  }
-}
-
-void Worker::on_fault(int, siginfo_t* info, [[maybe_unused]] void* context) {
-#if defined(__linux__) && (defined(__x86_64__) || defined(__aarch64__))
-  Worker* const worker = working;
-  const Fiber* const fiber = worker != nullptr ? worker->fiber_of_[worker->current_] : nullptr;
-  const char* const address = static_cast<const char*>(info->si_addr);
-  if (fiber != nullptr && address >= fiber->stack - kStackGuard && address < fiber->stack) {
-    auto* const machine = &static_cast<ucontext_t*>(context)->uc_mcontext;
-    const auto top = reinterpret_cast<std::uintptr_t>(worker->spare_stacks_ + 2 * kSpareStack) - 64;
-#if defined(__x86_64__)
-    worker->overflowed_at_ = static_cast<std::uintptr_t>(machine->gregs[REG_RIP]);
-    machine->gregs[REG_RSP] = static_cast<greg_t>(top - sizeof(void*));  // as after a call
-    machine->gregs[REG_RIP] = reinterpret_cast<greg_t>(after_overflow);
-#else
-    worker->overflowed_at_ = static_cast<std::uintptr_t>(machine->pc);
-    machine->sp = top;
-    machine->pc = reinterpret_cast<std::uintptr_t>(after_overflow);
-#endif
-    return;
-  }
-#else
-  static_cast<void>(info);
-#endif
-  set_signal_action(SIGSEGV, &action_before, nullptr);  // the instruction faults again
-}
-
-void Worker::after_overflow() {
-  Worker& worker = *working;
-  fiber_moved(worker.spare_stacks_ + kSpareStack, kSpareStack);
-  const auto text = [&worker] {
-    return "has used up its stack of " + std::to_string(worker.stack_bytes_ / 1024) +
-           " KB: a recursion without end, or large local arrays (KF_SIMT_STACK_KB gives more)";
-  };
-  Launch& launch = *worker.launch_;
-  if (launch.watch.code_end == 0) find_code(launch);
-  const bool in_kernel =
-      worker.overflowed_at_ >= launch.watch.code_begin && worker.overflowed_at_ < launch.watch.code_end;
-  if (worker.in_user_code() && in_kernel) worker.fail(text);
-  // In a library, which may hold a lock that nobody will give back.
-  std::fprintf(stderr, "%s: %s\n", worker.describe(worker.current_).c_str(), text().c_str());
-  std::abort();
 }
 
 // What kernels call.
@@ -1378,7 +1313,8 @@ void assert_failed(const char* expression, const char* file, unsigned line, cons
   Worker* const worker = Worker::in_kernel();
   if (worker != nullptr) {
     worker->fail([&] {
-      return std::string("assertion `") + expression + "` failed at " + text_of(CallSite{file, static_cast<int>(line)});
+      return std::string("assertion `") + expression + "` failed at " +
+             text_of(CallSite{file, static_cast<int>(line), 0});
     });
   }
   std::fprintf(stderr, "%s:%u: %s: Assertion `%s' failed.\n", file, line, function, expression);

@@ -1,8 +1,11 @@
 // Barriers, and what goes wrong at them.
+#include <cooperative_groups.h>
 #include <gtest/gtest.h>
 #include <kf_simt.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <string>
 
 #include "memory.h"
@@ -107,12 +110,60 @@ TEST(Barrier, DifferentBarriersAreAnError) {
   EXPECT_NE(text.find("barrier_test.cu:"), text.rfind("barrier_test.cu:")) << "not both places in: " << text;
 }
 
+// clang-format off
+__global__ void on_one_line() { if (threadIdx.x < 32) { __syncthreads(); } else { __syncthreads(); } }
+#define MEET __syncthreads()
+__global__ void of_a_macro() { if (threadIdx.x < 32) MEET; else MEET; }
+#define MEET_IN_BRANCHES(condition) if (condition) { __syncthreads(); } else { __syncthreads(); }
+__global__ void within_a_macro() { MEET_IN_BRANCHES(threadIdx.x < 32) }
+#define COUNT_IN_BRANCHES(condition) (condition) ? __syncthreads_count(1) : __syncthreads_count(1)
+__global__ void count_in_a_macro(int* out) { out[threadIdx.x] = COUNT_IN_BRANCHES(threadIdx.x < 32); }
+namespace cg = cooperative_groups;
+__global__ void of_a_group() { auto block = cg::this_thread_block(); if (threadIdx.x < 32) block.sync(); else block.sync(); }
+template <class T>
+__global__ void in_a_loop(T* out) { for (int i = 0; i < 4; ++i) { __syncthreads(); out[threadIdx.x] = i; __syncthreads(); } MEET; MEET; }
+// clang-format on
+
+TEST(Barrier, TwoOnOneLineAreTwo) {
+  Memory<int> out(64);
+  const std::initializer_list<const char*> parts = {"): is at __syncthreads (", "but thread (",
+                                                    ") waits at __syncthreads (", ", another one on that line"};
+  expect_parts(error_of([] { on_one_line<<<1, 64>>>(); }), parts);
+  expect_parts(error_of([] { of_a_macro<<<1, 64>>>(); }), parts);
+  expect_parts(error_of([] { within_a_macro<<<1, 64>>>(); }), parts);
+  expect_parts(error_of([] { of_a_group<<<1, 64>>>(); }), parts);
+  std::string text = "no error";
+  try {
+    count_in_a_macro<<<1, 64>>>(out.get());
+  } catch (const kf::simt::Error& error) {
+    text = error.what();
+  }
+  expect_parts(text, parts);
+  in_a_loop<<<1, 64>>>(out.get());
+  EXPECT_EQ(out[63], 3);
+}
+
 __global__ void barrier_and_warp() {
   if (threadIdx.x < 16) {
     __syncthreads();
   } else {
     __syncwarp();
   }
+}
+
+// As on a GPU, where they have one number.
+TEST(Barrier, BranchesMeetWhenAskedFor) {
+  setenv("KF_SIMT_BRANCHES", "warn", 1);
+  Memory<int> out(64);
+  testing::internal::CaptureStderr();
+  different_barriers<<<3, 64>>>();
+  count_in_a_macro<<<1, 64>>>(out.get());
+  const std::string text = testing::internal::GetCapturedStderr();
+  for (int count : out) EXPECT_EQ(count, 64);
+  expect_parts(text, {"warning: kernel different_barriers", "kernel count_in_a_macro", "take them for one barrier"});
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2) << "more than a warning a launch: " << text;
+  EXPECT_NE(error_of([] { barrier_and_warp<<<1, 32>>>(); }), "no error");
+  unsetenv("KF_SIMT_BRANCHES");
 }
 
 TEST(Barrier, BarrierAndWarpOperationNeverMeet) {

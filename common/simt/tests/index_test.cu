@@ -145,6 +145,38 @@ TEST(Launch, DeducedTemplatesOverloadsNull) {
   EXPECT_EQ(one[0], 1);
 }
 
+__global__ void takes_numbers_and_pointers(int* out, const int* none, int zero, float real, unsigned long large) {
+  *out = (none == nullptr) + (zero == 0) + (real == 0) + (large == 0);
+}
+template <class T>
+__global__ void takes_any(T* out, T value) {
+  *out = value == 0;
+}
+template <class T>
+__global__ void takes_pointers(T* out, T* none, const char* text = nullptr) {
+  *out = none == nullptr && text == nullptr;
+}
+__global__ void chosen(int* out, int) { *out = 1; }
+__global__ void chosen(int* out, const char* none) { *out = 2 + (none == nullptr); }
+
+TEST(Launch, ZerosAreNumbersOrNullPointers) {
+  Memory<int> out(1);
+  takes_numbers_and_pointers<<<1, 1>>>(out.get(), 0, 0, 0, 0);
+  EXPECT_EQ(out[0], 4);
+  takes_numbers_and_pointers<<<1, 1>>>(out.get(), 0L, 0, 0.0f, 0u);
+  EXPECT_EQ(out[0], 4);
+  takes_any<<<1, 1>>>(out.get(), 0);
+  EXPECT_EQ(out[0], 1);
+  takes_pointers<int><<<1, 1>>>(out.get(), 0, 0);
+  EXPECT_EQ(out[0], 1);
+  takes_pointers<int><<<1, 1>>>(out.get(), NULL, 0);
+  EXPECT_EQ(out[0], 1);
+  chosen<<<1, 1>>>(out.get(), 0);
+  EXPECT_EQ(out[0], 1);
+  chosen<<<1, 1>>>(out.get(), nullptr);
+  EXPECT_EQ(out[0], 3);
+}
+
 TEST(Launch, ArgumentsAreEvaluatedOnce) {
   Memory<int> out(1);
   int calls = 0;

@@ -195,6 +195,56 @@ TEST(Memory, KnowsWhereAPointerPoints) {
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
 }
 
+__device__ int counted[4];
+__device__ __managed__ int shared_with_host[4];
+
+// A variable's end of a copy is on the device. What an address says of the other end: tests/test_faulty_programs.py.
+TEST(Memory, CopiesOfVariablesHaveADirection) {
+  int host[4] = {1, 2, 3, 4};
+  const auto to = [&](cudaMemcpyKind kind) { return cudaMemcpyToSymbol(counted, host, sizeof(host), 0, kind); };
+  const auto from = [&](cudaMemcpyKind kind) { return cudaMemcpyFromSymbol(host, counted, sizeof(host), 0, kind); };
+  EXPECT_EQ(to(cudaMemcpyHostToDevice), cudaSuccess);
+  EXPECT_EQ(to(cudaMemcpyDeviceToHost), cudaErrorInvalidMemcpyDirection);
+  EXPECT_EQ(to(cudaMemcpyHostToHost), cudaErrorInvalidMemcpyDirection);
+  host[3] = 0;
+  EXPECT_EQ(from(cudaMemcpyHostToDevice), cudaErrorInvalidMemcpyDirection);
+  EXPECT_EQ(host[3], 0);
+  EXPECT_EQ(from(cudaMemcpyDefault), cudaSuccess);
+  EXPECT_EQ(host[3], 4);
+  EXPECT_EQ(cudaMemcpyFromSymbolAsync(host, counted, 4, 0, cudaMemcpyHostToDevice), cudaErrorInvalidMemcpyDirection);
+  EXPECT_EQ(cudaMemcpyToSymbolAsync(counted, host, 4, 16), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
+}
+
+TEST(Memory, KnowsVariables) {
+  int* address = nullptr;
+  ASSERT_EQ(cudaGetSymbolAddress(&address, counted), cudaSuccess);
+  cudaPointerAttributes attributes;
+  ASSERT_EQ(cudaPointerGetAttributes(&attributes, address + 3), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeDevice);
+  ASSERT_EQ(cudaPointerGetAttributes(&attributes, shared_with_host), cudaSuccess);
+  EXPECT_EQ(attributes.type, cudaMemoryTypeManaged);
+  EXPECT_EQ(cudaFree(address), cudaErrorInvalidValue);
+  cudaGetLastError();
+  int pageable = 1;
+  ASSERT_EQ(cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, 0), cudaSuccess);
+  EXPECT_EQ(pageable, 0);
+}
+
+TEST(Handle, IsDestroyedOnce) {
+  cudaStream_t stream;
+  cudaEvent_t event;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  ASSERT_EQ(cudaEventCreate(&event), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaEventDestroy(event), cudaSuccess);
+  EXPECT_EQ(cudaEventDestroy(event), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaStreamDestroy(nullptr), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaStreamDestroy(cudaStreamPerThread), cudaErrorInvalidResourceHandle);
+  cudaGetLastError();
+}
+
 TEST(Memory, AdviceInBothVersionsOfCuda) {
   int* x;
   ASSERT_EQ(cudaMallocManaged(&x, 64), cudaSuccess);

@@ -1,4 +1,6 @@
 // The functions that kernels use.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <gtest/gtest.h>
 
 #include <climits>
@@ -158,6 +160,201 @@ TEST(Math, Integers) {
   Memory<int> ok(1);
   integers<<<1, 1>>>(ok.get());
   EXPECT_EQ(ok[0], 20);
+}
+
+// What an H200 makes of a number that has no place in an integer, or none in 32 bits.
+struct Integers {
+  int s8, u8, s16, u16, s32;
+  unsigned u32;
+  long long s64;
+  unsigned long long u64;
+};
+template <class T>
+__global__ void casts(const T* x, Integers* out) {
+  const int i = threadIdx.x;
+  out[i] = {(signed char)x[i], (unsigned char)x[i], (short)x[i],       static_cast<unsigned short>(x[i]),
+            (int)x[i],         unsigned(x[i]),      (long long)(x[i]), static_cast<unsigned long long>(x[i])};
+}
+template <class T>
+void expect_casts(T x, const Integers& expected) {
+  Memory<T> in(1, x);
+  Memory<Integers> out(1);
+  casts<<<1, 1>>>(in.get(), out.get());
+  const Integers& got = out[0];
+  EXPECT_EQ(got.s8, expected.s8) << double(x);
+  EXPECT_EQ(got.u8, expected.u8) << double(x);
+  EXPECT_EQ(got.s16, expected.s16) << double(x);
+  EXPECT_EQ(got.u16, expected.u16) << double(x);
+  EXPECT_EQ(got.s32, expected.s32) << double(x);
+  EXPECT_EQ(got.u32, expected.u32) << double(x);
+  EXPECT_EQ(got.s64, expected.s64) << double(x);
+  EXPECT_EQ(got.u64, expected.u64) << double(x);
+}
+
+TEST(Math, CastsOutOfRangeAreAGpus) {
+  constexpr auto kLow = LLONG_MIN, kHigh = LLONG_MAX;
+  const auto both = [](double x, const Integers& expected) {
+    expect_casts(static_cast<float>(x), expected);
+    expect_casts(x, expected);
+  };
+  both(1e10, {-1, 255, -1, 65535, INT_MAX, UINT_MAX, 10000000000, 10000000000u});
+  both(-1e10, {0, 0, 0, 0, INT_MIN, 0, -10000000000, 0});
+  both(300, {44, 44, 300, 300, 300, 300, 300, 300});
+  both(-300, {-44, 0, -300, 0, -300, 0, -300, 0});
+  both(-1.5, {-1, 0, -1, 0, -1, 0, -1, 0});
+  both(-0.75, {0, 0, 0, 0, 0, 0, 0, 0});
+  both(127.5, {127, 127, 127, 127, 127, 127, 127, 127});
+  both(70000, {112, 112, 4464, 4464, 70000, 70000, 70000, 70000});
+  both(-40000, {-64, 0, 25536, 0, -40000, 0, -40000, 0});
+  both(3e9, {-1, 0, -1, 24064, INT_MAX, 3000000000u, 3000000000, 3000000000u});
+  both(0x1p63, {-1, 255, -1, 65535, INT_MAX, UINT_MAX, kHigh, 0x8000000000000000u});
+  both(0x1p64, {-1, 255, -1, 65535, INT_MAX, UINT_MAX, kHigh, ULLONG_MAX});
+  both(-0x1p64, {0, 0, 0, 0, INT_MIN, 0, kLow, 0});
+  both(INFINITY, {-1, 255, -1, 65535, INT_MAX, UINT_MAX, kHigh, ULLONG_MAX});
+  both(-INFINITY, {0, 0, 0, 0, INT_MIN, 0, kLow, 0});
+  expect_casts(NAN, {0, 0, 0, 0, 0, 0, kLow, 0x8000000000000000u});
+  expect_casts(double{NAN}, {0, 0, 0, 0, INT_MIN, 0x80000000u, kLow, 0x8000000000000000u});
+}
+
+TEST(Math, CastsOfHalfTypesSaturateInTheIntegersWidth) {
+  const auto both = [](float x, const Integers& expected) {
+    expect_casts(__half(x), expected);
+    expect_casts(__nv_bfloat16(x), expected);
+  };
+  both(300, {127, 255, 300, 300, 300, 300, 300, 300});
+  both(-300, {-128, 0, -300, 0, -300, 0, -300, 0});
+  both(128, {127, 128, 128, 128, 128, 128, 128, 128});
+  both(-1.5f, {-1, 0, -1, 0, -1, 0, -1, 0});
+  both(INFINITY, {127, 255, 32767, 65535, INT_MAX, UINT_MAX, LLONG_MAX, ULLONG_MAX});
+  both(-INFINITY, {-128, 0, -32768, 0, INT_MIN, 0, LLONG_MIN, 0});
+  both(NAN, {0, 0, 0, 0, 0, 0, LLONG_MIN, 0x8000000000000000u});
+  expect_casts(__nv_bfloat16(1e10f), {127, 255, 32767, 65535, INT_MAX, UINT_MAX, 9999220736, 9999220736u});
+}
+
+// The forms that a cast can have, as far as the rewriter has to find their operands.
+#define TO_INT(x) ((int)(x))
+typedef unsigned char byte_t;
+using number_t = long long;
+struct Holder {
+  float at[2];
+  __device__ Holder(float x) : at{x, -x}, whole((int)x) {}
+  __device__ float get(int i) const { return at[i]; }
+  __host__ __device__ int floor_of() const { return (int)at[0]; }
+  int whole;
+};
+template <class T>
+__device__ T as(float x) {
+  return (T)x;
+}
+__global__ void forms(const float* p, int* out) {
+  const Holder h(p[0]);
+  const Holder* const at = &h;
+  int i = 0;
+  out[i++] = (int)p[0];
+  out[i++] = (int)*p;
+  out[i++] = (int)-p[1];
+  out[i++] = (int)h.at[0];
+  out[i++] = (int)at->get(0);
+  out[i++] = TO_INT(p[0] * 2);
+  out[i++] = h.whole;
+  out[i++] = h.floor_of();
+  out[i++] = as<int>(p[0]);
+  out[i++] = (int)(unsigned)p[1] + INT_MAX;
+  out[i++] = int(p[0]) - 0;
+  out[i++] = static_cast<int>(p[0] + 1.0f);
+  out[i++] = [=](float x) { return (int)x; }(p[0]);
+  out[i++] = (byte_t)p[1] + INT_MAX;
+  out[i++] = (int)((number_t)p[2] == LLONG_MAX) * INT_MAX;
+  out[i++] = (int)__fmaf_rn(p[0], 2.0f, 1.0f);
+}
+
+TEST(Math, CastsInAllForms) {
+  Memory<float> in(3);
+  in[0] = 1e10f;
+  in[1] = -1e10f;
+  in[2] = 1e30f;
+  Memory<int> out(16);
+  forms<<<1, 1>>>(in.get(), out.get());
+  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], INT_MAX) << i;
+}
+
+__host__ __device__ int truncated(float x) { return (int)x; }
+
+TEST(Math, CastsOnTheHostAreTheHosts) {
+  volatile float large = 1e10f;
+  const int host = static_cast<int>(large);
+  EXPECT_EQ(truncated(large), host);
+}
+
+__global__ void special(float x, float y, float* out) {
+  int i = 0;
+  out[i++] = __fdividef(x, y);
+  out[i++] = __powf(x, y);
+  out[i++] = __sinf(x);
+  out[i++] = __cosf(x);
+  out[i++] = __tanf(x);
+  out[i++] = __fsqrt_rz(x);
+  out[i++] = __fsqrt_ru(x);
+  out[i++] = __fadd_rd(x, -x);
+  out[i++] = __fmaf_rd(x, 1.0f, -x);
+  out[i++] = static_cast<float>(__dadd_rd(double{x}, -double{x}));
+  float sine, cosine;
+  __sincosf(x, &sine, &cosine);
+  out[i++] = sine;
+  out[i++] = cosine;
+}
+void expect_special(int which, float x, float y, float expected) {
+  Memory<float> out(12);
+  special<<<1, 1>>>(x, y, out.get());
+  if (std::isnan(expected)) {
+    EXPECT_TRUE(std::isnan(out[which])) << which << ": " << x << ", " << y << " gives " << out[which];
+  } else {
+    EXPECT_EQ(out[which], expected) << which << ": " << x << ", " << y;
+    EXPECT_EQ(std::signbit(out[which]), std::signbit(expected)) << which << ": " << x << ", " << y;
+  }
+}
+
+// Measured on an H200.
+TEST(Math, FastFunctionsFarOut) {
+  enum { kDivide, kPower, kSine, kCosine, kTangent, kRootDown, kRootUp, kSum, kFused, kDouble, kSine2, kCosine2 };
+  constexpr float kInfinity = INFINITY;
+  expect_special(kDivide, 1.0f, 3e38f, 0.0f);
+  expect_special(kDivide, -1.0f, 3e38f, -0.0f);
+  expect_special(kDivide, -0x1p127f, -0x1p127f, 0.0f);
+  expect_special(kDivide, 1.0f, 0x1p126f, 0x1p-126f);
+  expect_special(kDivide, 1.0f, 0x1.000002p126f, 0.0f);
+  expect_special(kDivide, kInfinity, 0x1p127f, NAN);
+  expect_special(kDivide, kInfinity, 0x1p126f, kInfinity);
+  expect_special(kDivide, 1.0f, -kInfinity, -0.0f);
+  expect_special(kDivide, 1.0f, 0.0f, kInfinity);
+  expect_special(kPower, 0.0f, 0.0f, NAN);
+  expect_special(kPower, -2.0f, 2.0f, NAN);
+  expect_special(kPower, 1.0f, kInfinity, NAN);
+  expect_special(kPower, -0.0f, -1.0f, kInfinity);
+  expect_special(kPower, -0.0f, 3.0f, 0.0f);
+  expect_special(kPower, 2.0f, -kInfinity, 0.0f);
+  expect_special(kPower, kInfinity, 0.5f, kInfinity);
+  expect_special(kPower, 3.0f, 0.0f, 1.0f);
+  for (const float huge : {1e10f, 3e38f, 0x1p31f}) {
+    expect_special(kSine, huge, 0, 0.0f);
+    expect_special(kCosine, huge, 0, 1.0f);
+    expect_special(kTangent, -huge, 0, -0.0f);
+    expect_special(kSine2, -huge, 0, -0.0f);
+    expect_special(kCosine2, huge, 0, 1.0f);
+  }
+  expect_special(kSine, kInfinity, 0, NAN);
+  expect_special(kRootDown, 0x1p127f, 0, 0x1.6a09e6p63f);
+  expect_special(kRootUp, 0x1p127f, 0, 0x1.6a09e8p63f);
+  expect_special(kRootDown, 0.0f, 0, 0.0f);
+  for (const int which : {kSum, kFused, kDouble}) expect_special(which, 3.0f, 0, -0.0f);
+}
+
+TEST(Math, FastSinesLoseDigitsFarFromZero) {
+  Memory<float> out(12);
+  special<<<1, 1>>>(1e5f, 0, out.get());
+  EXPECT_NEAR(out[2], 0.04293802f, 1e-6);  // and the sine is 0.03575
+  special<<<1, 1>>>(65520.0f, 0, out.get());
+  EXPECT_NEAR(out[3], 0.48755008f, 1e-6);
 }
 
 __global__ void vectors(float4* out) {

@@ -376,7 +376,94 @@ TEST(Race, NoneInManyBlocks) {
   EXPECT_EQ(data[0], 1);
 }
 
+// Blocks that wait for each other.
+__device__ void wait_for_all(unsigned* arrived, unsigned goal) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd(arrived, 1);
+    while (atomicAdd(arrived, 0) < goal) {
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+__global__ void exchange(int* a, int* b, unsigned* arrived) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x, n = gridDim.x * blockDim.x;
+  a[i] = i;
+  wait_for_all(arrived, gridDim.x);
+  b[i] = a[n - 1 - i];  // another block's
+}
+
+TEST(Race, NoneWhereAGridWaits) {
+  for (const dim3 shape : {dim3(4, 64), dim3(6, 1024), dim3(28, 256)}) {
+    const unsigned threads = shape.x * shape.y;
+    Memory<int> a(threads), b(threads);
+    Memory<unsigned> arrived(1);
+    exchange<<<shape.x, shape.y>>>(a.get(), b.get(), arrived.get());
+    EXPECT_EQ(b[0], static_cast<int>(threads) - 1);
+  }
+}
+
+// Volatile words with fences, each block for the one before.
+__global__ void look_back(int* sums, volatile int* ready, volatile int* prefix) {
+  __shared__ int before;
+  if (threadIdx.x == 0) {
+    before = 0;
+    if (blockIdx.x > 0) {
+      while (ready[blockIdx.x - 1] == 0) {
+      }
+      __threadfence();
+      before = prefix[blockIdx.x - 1];
+    }
+    prefix[blockIdx.x] = before + 1;
+    __threadfence();
+    ready[blockIdx.x] = 1;
+  }
+  __syncthreads();
+  if (threadIdx.x == 1) sums[blockIdx.x] = before;
+}
+
+TEST(Race, NoneWhereBlocksLookBack) {
+  for (const dim3 shape : {dim3(40, 256), dim3(6, 1024)}) {
+    Memory<int> sums(shape.x), ready(shape.x), prefix(shape.x);
+    look_back<<<shape.x, shape.y>>>(sums.get(), ready.get(), prefix.get());
+    EXPECT_EQ(sums[shape.x - 1], static_cast<int>(shape.x) - 1);
+  }
+}
+
+__global__ void volatile_without_fences(int* data, volatile int* ready) {
+  if (blockIdx.x == 0) {
+    *data = 1;  // before the word
+    *ready = 1;
+  } else {
+    while (*ready == 0) {
+    }
+    data[1] = *data;  // after the word
+  }
+}
+
+TEST(Race, VolatileWordsOrderNothing) {
+  Memory<int> data(2), ready(1);
+  expect_race([&] { volatile_without_fences<<<2, 1>>>(data.get(), ready.get()); },
+              {"race in global memory", line_of("before the word"), line_of("after the word")});
+}
+
 #ifdef KF_SIMT_TSAN
+TEST(Race, SaysWhatItCannotFollow) {
+  Memory<int> a(40 * 256), b(40 * 256);
+  Memory<unsigned> arrived(1);
+  std::string text = "no error";
+  try {
+    exchange<<<40, 256>>>(a.get(), b.get(), arrived.get());
+  } catch (const kf::simt::Error& error) {
+    text = error.what();
+  }
+  for (const char* part : {"kernel exchange", "blocks have not", "can follow 7168 threads, and this grid has 10240"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << "no `" << part << "` in: " << text;
+  }
+}
+
 __global__ void nothing() {}
 
 TEST(Race, RefusesMoreThreadsThanItCanFollow) {

@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -139,6 +140,60 @@ def test_a_feature_has_a_reason(findings, statement, complaint):
 )
 def test_a_programs_own_names_and_inactive_code_are_left_alone(findings, text):
     assert findings(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#include <mma.h>\n#include <cuda_fp8.h>\n#include <cublas_v2.h>\nint fragment = 0;\nint main() {}",
+        "#include <mma.h>\nusing namespace nvcuda;\nusing namespace nvcuda::wmma;\nint main() {}\n",
+        "#include <thrust/sort.h>\n#include <cub/cub.cuh>\n#include <cuda/std/array>\nusing namespace thrust;\n",
+        "#include <curand_kernel.h>\n#include <cufft.h>\n#include <nccl.h>\n#include <nvtx3/nvToolsExt.h>\n",
+        '#include "helper.h"\nint main() { return 0; }\n',
+        "#include <cooperative_groups.h>\nnamespace cg = cooperative_groups;\n"
+        "__global__ void k() { cg::this_thread_block().sync(); cg::this_grid().sync(); }\n",
+    ],
+)  # fmt: skip
+def test_a_header_of_which_nothing_is_used_is_no_harm(findings, text, tmp_path):
+    assert findings(text, helper="#include <cublasLt.h>\n#include <mma.h>\n") == []
+
+
+# What is used of such a header, and the line of its first use.
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("#include <mma.h>\nnvcuda::wmma::fragment<int> f;", "nvcuda::wmma is not emulated (wmma)"),
+        ("#include <mma.h>\nusing namespace nvcuda; wmma::fragment<int> f;", "wmma::fragment is not emulated (wmma)"),
+        ("#include <mma.h>\nusing namespace nvcuda::wmma; fragment<int> f;", "fragment is not emulated (wmma)"),
+        ("#include <cuda_fp8.h>\n__nv_fp8_e5m2 x;", "__nv_fp8_e5m2 is not emulated (float8, float6 and float4)"),
+        ("#include <cublas_v2.h>\nint n = CUBLAS_OP_N;", "CUBLAS_OP_N is not emulated (cuBLAS)"),
+        ("#include <thrust/sort.h>\nusing namespace thrust; void f() { thrust::sort(1); }",
+         "in function f: thrust::sort is not emulated (Thrust)"),
+        ("#include <cub/cub.cuh>\nnamespace c = cub; c::Sum s;", "cub is not emulated (CUB)"),
+        ("#include <cooperative_groups.h>\nnamespace cg = cooperative_groups; cg::block_tile_memory<4> m;",
+         "cg::block_tile_memory is not emulated (cooperative groups)"),
+        ("#include <cooperative_groups.h>\nusing namespace cooperative_groups; block_tile_memory<4> m;",
+         "block_tile_memory is not emulated (cooperative groups)"),
+        ("#include <cooperative_groups.h>\ncooperative_groups::experimental::block_tile_memory<4> m;",
+         "cooperative_groups::experimental is not emulated (cooperative groups)"),
+    ],
+)  # fmt: skip
+def test_what_is_used_of_a_header_is_named_with_it(findings, text, complaint):
+    header, *rest = findings(text + "\nint main() {}\n")
+    if "cooperative_groups" in text:
+        rest = [header, *rest]
+    else:
+        assert header.startswith("prog.cu:1: <")
+    assert rest[0] == f"prog.cu:2: {complaint}"
+
+
+def test_a_program_compiles_without_the_headers_that_it_does_not_need(tmp_path):
+    source, checked = tmp_path / "a.cpp", tmp_path / "checked.cpp"
+    source.write_text("#include <cuda_runtime.h>\n#include <mma.h>\nusing namespace nvcuda;\nint main() {}\n")
+    compiler = ["c++", "-std=c++17", f"-I{SIMT / 'include'}"]
+    assert refusals.main([str(source), "-o", str(checked), "--", *compiler]) == 0
+    done = subprocess.run([*compiler, "-fsyntax-only", str(checked)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_headers_beside_the_program_are_searched_too(findings):

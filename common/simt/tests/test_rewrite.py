@@ -70,6 +70,69 @@ def test_leaves_alone(tmp_path, text):
     unchanged(tmp_path, text)
 
 
+# In device code; [ and ] stand for the call that converts to the type before it, and its end.
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = (int)[a] + (unsigned)[b.c] - (short)[p->q] * 2;",
+        "x = (long long)[f(a, b)[i]++] / (int)[-a] % (int)[*p];",
+        "x = (int)[(a + b)] + (int)[(float)a] * 1;",
+        "x = (int)[(unsigned)[a]] + (unsigned char)[s.t<float>(1)] < y;",
+        "x = int([a]) + static_cast<unsigned short>([a * b]) + uint8_t([2.5f]);",
+        "return (std::size_t)[n] < (int)[a] && b > (int)[sizeof(float)];",
+        "for (int i = (int)[a]; i < (int)[b]; ++i) {}",
+        "int y = c ? (int)[a] : (int)[b]; g((int)[a], int([b]));",
+        "auto l = [=](int j) -> int { return (int)[a]; };",
+        "x = (u32)[a] + (count_t)[b];",
+    ],
+)
+def test_casts_to_integers_become_calls(tmp_path, text):
+    text = text.replace("[=]", "<=>").replace("[i]", "<i>")
+    source = f"typedef unsigned int u32;\nusing count_t = long;\n__device__ int f() {{ {re.sub(r'[][]', '', text)} }}\n"
+    source = source.replace("<=>", "[=]").replace("<i>", "[i]")
+    body = rewritten(tmp_path, source).splitlines()[2]
+    kinds = iter(re.findall(r"kf_integer<(.*?)>\(", body))
+    expected = re.sub(r"\[", lambda _: f"::kf::simt::kf_integer<{next(kinds)}>(", text).replace("]", ")")
+    expected = expected.replace("<=>", "[=]").replace("<i>", "[i]")
+    assert body == f"__device__ int f() {{ {expected} }}"
+    for kind, type_ in re.findall(r"\((\w[\w :]*)\)::kf::simt::kf_integer<(.*?)>", body):
+        assert kind == type_
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "int h(float x) { return (int)x + int(x); }\n",
+        "__device__ int f(int (*g)(float), int);\n__device__ float g(int) { return 1; }\n",
+        "__device__ int f(float x) { int y(x); float z = (float)y; function<int(float)> k; return sizeof(int); }\n",
+        "__device__ void f() { int (*g)(int) = nullptr; bool b = (bool)1.5f; T* p = (T*)q; auto r = (int*)q; }\n",
+        "struct S { __device__ bool operator()(int) const { return 1; } };\nint after(float x) { return (int)x; }\n",
+    ],
+)
+def test_what_is_no_cast_to_an_integer_of_the_device_is_left_alone(tmp_path, text):
+    unchanged(tmp_path, text)
+
+
+def test_zeros_among_the_arguments_of_a_launch(tmp_path):
+    body = squeeze(rewritten(tmp_path, "void f() { k<int><<<1, 0>>>(a, 0, 0x0, 0u, NULL, 10, b[0], g(0)); }\n"))
+    zero = "::kf::simt::LiteralZero<decltype({})>()"
+    arguments = f"(a, {zero.format('0')}, {zero.format('0x0')}, {zero.format('0u')}, nullptr, 10, b[0], g(0));"
+    assert f"(1, 0).launch_with_zeros{arguments}" in body
+    assert "-> decltype(static_cast<void>(k<int>(kf_args...)))" in body
+    assert "decltype" not in rewritten(tmp_path, "void f() { k<<<1, 0>>>(a, b[0], 10, g(0)); }\n")
+
+
+def test_the_barriers_of_a_macro_are_numbered(tmp_path):
+    text = "#define STEP(c) if (c) { __syncthreads(); } else { __syncthreads(); __syncthreads_or(c); }\n"
+    body = rewritten(tmp_path, text)
+    assert "{ __syncthreads(); }" in body
+    assert (
+        "__syncthreads(::kf::simt::CallSite::here().nth(1)); __syncthreads_or(c, ::kf::simt::CallSite::here().nth(2));"
+        in body
+    )
+    unchanged(tmp_path, "#define ONE() __syncthreads()\nvoid f() { __syncthreads(); __syncthreads(); }\n")
+
+
 @pytest.mark.parametrize(
     ("launch", "kernel", "rest"),
     [

@@ -5,6 +5,22 @@
 
 #include "kf_simt/types.h"
 
+#ifndef __clang__
+#if __cplusplus > 201703L
+#include <source_location>
+#else
+// What g++ puts a place into; C++20's header is empty before C++20.
+namespace std {
+struct source_location {
+  struct __impl {
+    const char *_M_file_name, *_M_function_name;
+    unsigned _M_line, _M_column;
+  };
+};
+}  // namespace std
+#endif
+#endif
+
 namespace kf::simt {
 
 // Set whenever a thread of the grid is resumed. Constant for the thread that reads them, so a kernel cannot assign to
@@ -19,13 +35,26 @@ KF_SIMT_INDEX dim3 blockDim, gridDim;
 #undef KF_SIMT_INDEX
 constexpr int warpSize = 32;
 
-// A place in the source, to tell barriers apart and to name them.
+// A place in the source, to tell barriers apart and to name them. The column is that of the rewritten line, and serves
+// only to tell two on one line apart.
 struct CallSite {
   const char* file;
   int line;
-  static constexpr CallSite here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    return {file, line};
+  unsigned column;
+#ifdef __clang__
+#define KF_SIMT_COLUMN __builtin_COLUMN()
+#elif __cplusplus > 201703L
+#define KF_SIMT_COLUMN std::source_location::current().column()
+#else
+#define KF_SIMT_COLUMN static_cast<const std::source_location::__impl*>(__builtin_source_location())->_M_column
+#endif
+  static constexpr CallSite here(const char* file = __builtin_FILE(), int line = __builtin_LINE(),
+                                 unsigned column = KF_SIMT_COLUMN) {
+    return {file, line, column};
   }
+#undef KF_SIMT_COLUMN
+  // Of several barriers in one macro, which are all at one place.
+  constexpr CallSite nth(unsigned n) const { return {file, line, column + (n << 16)}; }
 };
 
 // Whether a kernel's thread runs, not the host: functions that are both have a body for each (see views.py).

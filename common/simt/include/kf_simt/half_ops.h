@@ -189,6 +189,16 @@
   KF_SIMT_HALF_INTEGER(T, name, ll, long long)          \
   KF_SIMT_HALF_INTEGER(T, name, ull, unsigned long long)
 
+// What a cast to an integer is. Unlike that of a float it saturates in the integer's own width.
+template <class To, class T>
+auto half_to_integer(T x) {
+  if constexpr (std::is_integral_v<To> && !std::is_same_v<To, bool>) {
+    return saturating_cast<To>(double{T::to_float(x)});
+  } else {
+    return x;
+  }
+}
+
 // From float in a direction: KF_SIMT_HALF_ROUNDED(T, half, float_to_half, half_to_float, rz, kZero) is __float2half_rz.
 #define KF_SIMT_HALF_ROUNDED(T, name, to, back, r, direction)                                               \
   inline T __float2##name##_##r(float x) {                                                                  \

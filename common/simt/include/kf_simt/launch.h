@@ -48,6 +48,44 @@ struct LaunchConfig {
 // Runs invoke(context) once for each thread of the grid, and returns when all have finished.
 void run(const LaunchConfig& config, void (*invoke)(void*), void* context);
 
+// In a stand-alone program, a pointer to the host's memory that a kernel gets as an argument, or within one, points
+// nowhere: see src/program/spaces.cpp.
+#ifdef KF_SIMT_PROGRAM
+const void* kf_seen_by_device(const void* pointer);
+void kf_words_seen_by_device(void* object, std::size_t bytes);
+template <class T>
+void kf_pass_to_device([[maybe_unused]] T& argument) {
+  if constexpr (std::is_pointer_v<T>) {
+    if constexpr (!std::is_function_v<std::remove_pointer_t<T>>) {
+      argument = static_cast<T>(
+          const_cast<void*>(kf_seen_by_device(const_cast<const void*>(static_cast<const volatile void*>(argument)))));
+    }
+  } else if constexpr (std::is_class_v<T> && std::is_trivially_copyable_v<T> && sizeof(T) >= sizeof(void*)) {
+    kf_words_seen_by_device(const_cast<void*>(static_cast<const volatile void*>(&argument)), sizeof(T));
+  }
+}
+#endif
+
+// A literal 0 among the arguments of a launch: a number, if the kernel takes numbers; else what its parameter is.
+template <class Number>
+struct LiteralZero {
+  template <class T>
+  operator T*() const {
+    return nullptr;
+  }
+  template <class T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
+  operator T() const {
+    return 0;
+  }
+};
+template <class T>
+T without_literal(T argument) {
+  return argument;
+}
+template <class Number>
+Number without_literal(LiteralZero<Number>) {
+  return 0;
+}
 // k<<<grid, block, shared, stream>>>(args) is rewritten as
 // kernel_call([&](auto&... a) { k(a...); }, "k")(grid, block, shared, stream)(args): the arguments are evaluated once,
 // and overloads, deduced templates and default arguments work as in any call.
@@ -66,8 +104,21 @@ class KernelCall {
   // By value, as CUDA copies arguments: an array decays, a static constant needs no definition.
   template <class... Args>
   void launch(Args... args) {
+#ifdef KF_SIMT_PROGRAM
+    (kf_pass_to_device(args), ...);
+#endif
     auto bound = [&]() KF_SIMT_UNINSTRUMENTED { kernel_(args...); };
     run(config_, invoke<decltype(bound)>, &bound);
+  }
+
+  // With literal zeros among the arguments.
+  template <class... Args>
+  void launch_with_zeros(Args... args) {
+    if constexpr (std::is_invocable_v<Kernel&, decltype(without_literal(args))&...>) {
+      launch(without_literal(args)...);
+    } else {
+      launch(args...);
+    }
   }
 
   LaunchConfig& config() { return config_; }

@@ -1,5 +1,6 @@
 // Mathematical functions and integer intrinsics. The C library's functions serve where it has them; this file adds what
-// only CUDA knows. The fast variants (__expf and so on) are here as exact as the others.
+// only CUDA knows. The fast variants (__expf and so on) are as exact as the others where CUDA bounds their error, and
+// have an H200's results where it does not: far from zero, and for infinity, zero and NaN.
 #pragma once
 
 #include <math.h>
@@ -11,6 +12,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "kf_simt/device.h"
 #include "kf_simt/types.h"
 
 // glibc declares functions of these names for itself.
@@ -62,14 +64,28 @@ inline float fast_exp10f(float x) { return static_cast<float>(std::pow(10.0, sta
 inline float fast_logf(float x) { return logf(x); }
 inline float fast_log2f(float x) { return log2f(x); }
 inline float fast_log10f(float x) { return log10f(x); }
-inline float fast_sinf(float x) { return sinf(x); }
-inline float fast_cosf(float x) { return cosf(x); }
-inline float fast_tanf(float x) { return tanf(x); }
+// The error of sines and cosines is bounded from -π to π. Beyond, a GPU multiplies by a float 1/2π and drops the last
+// bits, and so with them the whole turns: of x = 10⁵ the second digit is wrong, from about 10⁸ on each x is a whole
+// turn.
+inline double kf_angle(float x) {
+  if (std::fabs(x) <= 3.14159274f) return double{x};
+  const double turns = double{x} * double{0.15915494309189535f};
+  auto dropped = static_cast<float>(turns);
+  if (std::fabs(double{dropped}) > std::fabs(turns)) dropped = std::nextafter(dropped, 0.0f);
+  return 6.28318530717958647693 * std::remainder(double{dropped}, 1.0);
+}
+inline float fast_sinf(float x) { return static_cast<float>(std::sin(kf_angle(x))); }
+inline float fast_cosf(float x) { return static_cast<float>(std::cos(kf_angle(x))); }
+inline float fast_tanf(float x) { return static_cast<float>(std::tan(kf_angle(x))); }
 inline float fast_tanhf(float x) { return tanhf(x); }
-inline float fast_powf(float x, float y) { return powf(x, y); }
+// 2 to the power of y·log2(x): NaN for every x < 0, and where that product is one, as for x = y = 0.
+inline float fast_powf(float x, float y) {
+  const float exponent = y * log2f(x);
+  return x > 0 && !std::isnan(exponent) ? powf(x, y) : exp2f(exponent);
+}
 inline void fast_sincosf(float x, float* sine, float* cosine) {
-  *sine = sinf(x);
-  *cosine = cosf(x);
+  *sine = fast_sinf(x);
+  *cosine = fast_cosf(x);
 }
 
 inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
@@ -77,7 +93,11 @@ inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rcbrtf(float x) { return static_cast<float>(1.0 / std::cbrt(static_cast<double>(x))); }
 inline double rcbrt(double x) { return 1.0 / std::cbrt(x); }
 inline float fdividef(float x, float y) { return x / y; }
-inline float __fdividef(float x, float y) { return x / y; }
+// x times the reciprocal of y, which is 0 beyond 2¹²⁶: then the quotient is 0, and NaN for an infinite x.
+inline float __fdividef(float x, float y) {
+  const bool beyond = std::fabs(y) > 0x1p126f && !std::isinf(y);
+  return beyond ? x * std::copysign(0.0f, y) : x / y;
+}
 inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }  // NaN becomes 0
 inline float sinpif(float x) { return static_cast<float>(std::sin(3.14159265358979323846 * x)); }
 inline float cospif(float x) { return static_cast<float>(std::cos(3.14159265358979323846 * x)); }
@@ -154,8 +174,7 @@ inline double __drcp_rn(double x) { return 1.0 / x; }
 inline double __dsqrt_rn(double x) { return std::sqrt(x); }
 inline double __fma_rn(double x, double y, double z) { return std::fma(x, y, z); }
 
-// Rounded in a direction: of the exact result we know a neighbour, and on which side of it the result lies. A sum that
-// cancels to zero is +0 in every direction.
+// Rounded in a direction: of the exact result we know a neighbour, and on which side of it the result lies.
 enum class RoundingDirection { kZero, kUp, kDown };
 template <class T>
 T rounded(T neighbour, T error, RoundingDirection direction) {
@@ -176,58 +195,73 @@ inline double sum_error(double x, double y) {
   const double sum = x + y, part = sum - x;
   return (x - (sum - part)) + (y - part);
 }
+// Downwards, a sum that cancels to zero is -0.
+template <class T>
+T zero_of_sum(double x, double y, T sum, RoundingDirection direction) {
+  const bool cancels = x + y == 0 && (std::signbit(x) || std::signbit(y));
+  return direction == RoundingDirection::kDown && cancels ? -T{0} : sum;
+}
 inline double quotient_error(double x, double y) { return std::fma(-(x / y), y, x) / y; }
-inline double root_error(double x) { return std::fma(-std::sqrt(x), std::sqrt(x), x); }
+inline double root_error(double x) {
+  const double root = std::sqrt(x);
+  return root > 0 ? std::fma(-root, root, x) / (2 * root) : 0;
+}
 template <class To, class From>
 To integer_rounded(From x, RoundingDirection direction) {
   const auto neighbour = static_cast<To>(x);
   const long double error = static_cast<long double>(x) - static_cast<long double>(neighbour);
   return rounded(neighbour, error > 0 ? To{1} : error < 0 ? To{-1} : To{0}, direction);
 }
-#define KF_SIMT_ROUNDED(r, direction)                                                                               \
-  inline float __fadd_##r(float x, float y) { return rounded_to_float(double{x} + y, sum_error(x, y), direction); } \
-  inline float __fsub_##r(float x, float y) { return __fadd_##r(x, -y); }                                           \
-  inline float __fmul_##r(float x, float y) { return rounded_to_float(double{x} * y, 0, direction); }               \
-  inline float __fmaf_##r(float x, float y, float z) {                                                              \
-    return rounded_to_float(double{x} * y + z, sum_error(double{x} * y, z), direction);                             \
-  }                                                                                                                 \
-  inline float __fdiv_##r(float x, float y) {                                                                       \
-    return rounded_to_float(double{x} / y, quotient_error(x, y), direction);                                        \
-  }                                                                                                                 \
-  inline float __frcp_##r(float x) { return __fdiv_##r(1.0f, x); }                                                  \
-  inline float __fsqrt_##r(float x) { return rounded_to_float(std::sqrt(double{x}), root_error(x), direction); }    \
-  inline double __dadd_##r(double x, double y) { return rounded(x + y, sum_error(x, y), direction); }               \
-  inline double __dsub_##r(double x, double y) { return __dadd_##r(x, -y); }                                        \
-  inline double __dmul_##r(double x, double y) { return rounded(x * y, std::fma(x, y, -(x * y)), direction); }      \
-  inline double __ddiv_##r(double x, double y) { return rounded(x / y, quotient_error(x, y), direction); }          \
-  inline double __drcp_##r(double x) { return __ddiv_##r(1.0, x); }                                                 \
-  inline double __dsqrt_##r(double x) { return rounded(std::sqrt(x), root_error(x), direction); }                   \
-  inline float __double2float_##r(double x) { return rounded_to_float(x, 0, direction); }                           \
-  inline float __int2float_##r(int x) { return integer_rounded<float>(x, direction); }                              \
-  inline float __uint2float_##r(unsigned x) { return integer_rounded<float>(x, direction); }                        \
-  inline float __ll2float_##r(long long x) { return integer_rounded<float>(x, direction); }                         \
-  inline float __ull2float_##r(unsigned long long x) { return integer_rounded<float>(x, direction); }               \
-  inline double __ll2double_##r(long long x) { return integer_rounded<double>(x, direction); }                      \
+#define KF_SIMT_ROUNDED(r, direction)                                                                            \
+  inline float __fadd_##r(float x, float y) {                                                                    \
+    return zero_of_sum(x, y, rounded_to_float(double{x} + y, sum_error(x, y), direction), direction);            \
+  }                                                                                                              \
+  inline float __fsub_##r(float x, float y) { return __fadd_##r(x, -y); }                                        \
+  inline float __fmul_##r(float x, float y) { return rounded_to_float(double{x} * y, 0, direction); }            \
+  inline float __fmaf_##r(float x, float y, float z) {                                                           \
+    const double product = double{x} * y;                                                                        \
+    return zero_of_sum(product, z, rounded_to_float(product + z, sum_error(product, z), direction), direction);  \
+  }                                                                                                              \
+  inline float __fdiv_##r(float x, float y) {                                                                    \
+    return rounded_to_float(double{x} / y, quotient_error(x, y), direction);                                     \
+  }                                                                                                              \
+  inline float __frcp_##r(float x) { return __fdiv_##r(1.0f, x); }                                               \
+  inline float __fsqrt_##r(float x) { return rounded_to_float(std::sqrt(double{x}), root_error(x), direction); } \
+  inline double __dadd_##r(double x, double y) {                                                                 \
+    return zero_of_sum(x, y, rounded(x + y, sum_error(x, y), direction), direction);                             \
+  }                                                                                                              \
+  inline double __dsub_##r(double x, double y) { return __dadd_##r(x, -y); }                                     \
+  inline double __dmul_##r(double x, double y) { return rounded(x * y, std::fma(x, y, -(x * y)), direction); }   \
+  inline double __ddiv_##r(double x, double y) { return rounded(x / y, quotient_error(x, y), direction); }       \
+  inline double __drcp_##r(double x) { return __ddiv_##r(1.0, x); }                                              \
+  inline double __dsqrt_##r(double x) { return rounded(std::sqrt(x), root_error(x), direction); }                \
+  inline float __double2float_##r(double x) { return rounded_to_float(x, 0, direction); }                        \
+  inline float __int2float_##r(int x) { return integer_rounded<float>(x, direction); }                           \
+  inline float __uint2float_##r(unsigned x) { return integer_rounded<float>(x, direction); }                     \
+  inline float __ll2float_##r(long long x) { return integer_rounded<float>(x, direction); }                      \
+  inline float __ull2float_##r(unsigned long long x) { return integer_rounded<float>(x, direction); }            \
+  inline double __ll2double_##r(long long x) { return integer_rounded<double>(x, direction); }                   \
   inline double __ull2double_##r(unsigned long long x) { return integer_rounded<double>(x, direction); }
 KF_SIMT_ROUNDED(rz, RoundingDirection::kZero)
 KF_SIMT_ROUNDED(ru, RoundingDirection::kUp)
 KF_SIMT_ROUNDED(rd, RoundingDirection::kDown)
 #undef KF_SIMT_ROUNDED
 
-// A conversion to an integer saturates, and NaN becomes 0.
+// A conversion to an integer saturates. NaN becomes 0, but of a double, or as an integer of 64 bits, only its first bit
+// is set: so says the PTX manual, and so does a GPU.
 template <class Int>
-Int saturating_cast(double x) {
-  if (std::isnan(x)) return 0;
+Int saturating_cast(double x, bool of_double = false) {
+  if (std::isnan(x)) return of_double || sizeof(Int) == 8 ? static_cast<Int>(1ull << (8 * sizeof(Int) - 1)) : Int{0};
   constexpr double kTop = 2.0 * static_cast<double>(Int{1} << (std::numeric_limits<Int>::digits - 1));  // max + 1
   if (x >= kTop) return std::numeric_limits<Int>::max();
   if (x <= static_cast<double>(std::numeric_limits<Int>::min())) return std::numeric_limits<Int>::min();
   return static_cast<Int>(x);
 }
-#define KF_SIMT_TO_INTEGER(from, From, to, To)                                                      \
-  inline To __##from##2##to##_rn(From x) { return saturating_cast<To>(std::nearbyint(double{x})); } \
-  inline To __##from##2##to##_rz(From x) { return saturating_cast<To>(std::trunc(double{x})); }     \
-  inline To __##from##2##to##_ru(From x) { return saturating_cast<To>(std::ceil(double{x})); }      \
-  inline To __##from##2##to##_rd(From x) { return saturating_cast<To>(std::floor(double{x})); }
+#define KF_SIMT_TO_INTEGER(from, From, to, To)                                                                      \
+  inline To __##from##2##to##_rn(From x) { return saturating_cast<To>(std::nearbyint(double{x}), sizeof(x) == 8); } \
+  inline To __##from##2##to##_rz(From x) { return saturating_cast<To>(std::trunc(double{x}), sizeof(x) == 8); }     \
+  inline To __##from##2##to##_ru(From x) { return saturating_cast<To>(std::ceil(double{x}), sizeof(x) == 8); }      \
+  inline To __##from##2##to##_rd(From x) { return saturating_cast<To>(std::floor(double{x}), sizeof(x) == 8); }
 KF_SIMT_TO_INTEGER(float, float, int, int)
 KF_SIMT_TO_INTEGER(float, float, uint, unsigned)
 KF_SIMT_TO_INTEGER(float, float, ll, long long)
@@ -237,6 +271,34 @@ KF_SIMT_TO_INTEGER(double, double, uint, unsigned)
 KF_SIMT_TO_INTEGER(double, double, ll, long long)
 KF_SIMT_TO_INTEGER(double, double, ull, unsigned long long)
 #undef KF_SIMT_TO_INTEGER
+
+// The rewriter puts kf_integer<To>(…) into each cast of device code to an integer type. What has no place in that type
+// becomes what a GPU makes of it: it converts to 32 bits, or 64, and takes the low bits. Where a function is the host's
+// too, the host gets the host's result. All but floating-point numbers pass through.
+template <class To>
+using KfWide = std::conditional_t<sizeof(To) >= 4, To, std::conditional_t<std::is_signed_v<To>, int, unsigned>>;
+template <class To, class From>
+[[gnu::cold, gnu::noinline]] To kf_integer_beyond(From x) {
+  if (on_device()) return static_cast<To>(saturating_cast<KfWide<To>>(double{x}, sizeof(x) == 8));
+  return static_cast<To>(x);
+}
+template <class To, class From, std::enable_if_t<!std::is_class_v<From> && !std::is_reference_v<To>, int> = 0>
+[[gnu::always_inline, gnu::artificial]] constexpr auto kf_integer(From x) {
+  constexpr bool from_floating = std::is_same_v<From, float> || std::is_same_v<From, double>;
+  if constexpr (from_floating && std::is_integral_v<To> && !std::is_same_v<std::remove_cv_t<To>, bool>) {
+    using Int = std::remove_cv_t<To>;
+    constexpr auto kTop = From{2} * static_cast<From>(KfWide<Int>{1} << (std::numeric_limits<KfWide<Int>>::digits - 1));
+    constexpr auto kBottom = std::is_signed_v<Int> ? -kTop : From{0};
+    return x >= kBottom && x < kTop ? static_cast<Int>(static_cast<KfWide<Int>>(x)) : kf_integer_beyond<Int>(x);
+  } else {
+    return x;
+  }
+}
+template <class To, class From,
+          std::enable_if_t<std::is_class_v<std::remove_reference_t<From>> || std::is_reference_v<To>, int> = 0>
+[[gnu::always_inline, gnu::artificial]] constexpr From&& kf_integer(From&& x) {
+  return static_cast<From&&>(x);
+}
 inline float __int2float_rn(int x) { return static_cast<float>(x); }
 inline float __uint2float_rn(unsigned x) { return static_cast<float>(x); }
 inline float __ll2float_rn(long long x) { return static_cast<float>(x); }

@@ -547,7 +547,7 @@ auto convert(Value value, Way way, bool whole) {
       x = value;
     }
     if constexpr (std::is_integral_v<To>) {
-      return saturating_cast<To>(to_whole(x, way));
+      return saturating_cast<To>(to_whole(x, way), std::is_same_v<From, double>);
     } else {
       if (whole) x = to_whole(x, way);
       if constexpr (kIsHalf<To>) {

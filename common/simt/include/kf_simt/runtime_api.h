@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <tuple>
 #include <utility>
 
 #include "kf_simt/launch.h"
@@ -347,33 +348,39 @@ cudaError_t cudaMallocAsync(T** memory, std::size_t bytes, cudaStream_t stream) 
   return cudaMallocAsync(reinterpret_cast<void**>(memory), bytes, stream);
 }
 
-// A __device__ or __constant__ variable is an ordinary one here.
-cudaError_t copy_symbol(void* to, const void* from, std::size_t bytes, std::size_t symbol_bytes, std::size_t offset);
+// A __device__ or __constant__ variable is an ordinary one here. One of `to` and `from` is null: the variable's end.
+cudaError_t copy_symbol(void* symbol, std::size_t symbol_bytes, std::size_t offset, void* to, const void* from,
+                        std::size_t bytes, cudaMemcpyKind kind, bool synchronises);
+// Its address is now one of the device's memory.
+void note_symbol(void* symbol, std::size_t bytes);
+template <class T>
+void* kf_address_of(const T& symbol) {
+  return const_cast<char*>(reinterpret_cast<const volatile char*>(&symbol));
+}
 template <class T>
 cudaError_t cudaMemcpyToSymbol(const T& symbol, const void* from, std::size_t bytes, std::size_t offset = 0,
-                               cudaMemcpyKind = cudaMemcpyHostToDevice) {
-  auto* const to = const_cast<char*>(reinterpret_cast<const volatile char*>(&symbol));
-  return copy_symbol(to + offset, from, bytes, sizeof(symbol), offset);
+                               cudaMemcpyKind kind = cudaMemcpyHostToDevice) {
+  return copy_symbol(kf_address_of(symbol), sizeof(symbol), offset, nullptr, from, bytes, kind, true);
 }
 template <class T>
 cudaError_t cudaMemcpyFromSymbol(void* to, const T& symbol, std::size_t bytes, std::size_t offset = 0,
-                                 cudaMemcpyKind = cudaMemcpyDeviceToHost) {
-  const auto* const from = const_cast<const char*>(reinterpret_cast<const volatile char*>(&symbol));
-  return copy_symbol(to, from + offset, bytes, sizeof(symbol), offset);
+                                 cudaMemcpyKind kind = cudaMemcpyDeviceToHost) {
+  return copy_symbol(kf_address_of(symbol), sizeof(symbol), offset, to, nullptr, bytes, kind, true);
 }
 template <class T>
 cudaError_t cudaMemcpyToSymbolAsync(const T& symbol, const void* from, std::size_t bytes, std::size_t offset = 0,
                                     cudaMemcpyKind kind = cudaMemcpyHostToDevice, cudaStream_t = nullptr) {
-  return cudaMemcpyToSymbol(symbol, from, bytes, offset, kind);
+  return copy_symbol(kf_address_of(symbol), sizeof(symbol), offset, nullptr, from, bytes, kind, false);
 }
 template <class T>
 cudaError_t cudaMemcpyFromSymbolAsync(void* to, const T& symbol, std::size_t bytes, std::size_t offset = 0,
                                       cudaMemcpyKind kind = cudaMemcpyDeviceToHost, cudaStream_t = nullptr) {
-  return cudaMemcpyFromSymbol(to, symbol, bytes, offset, kind);
+  return copy_symbol(kf_address_of(symbol), sizeof(symbol), offset, to, nullptr, bytes, kind, false);
 }
 template <class Pointer, class T>
 cudaError_t cudaGetSymbolAddress(Pointer** address, const T& symbol) {
-  *address = reinterpret_cast<Pointer*>(const_cast<T*>(&symbol));
+  note_symbol(kf_address_of(symbol), sizeof(symbol));
+  *address = static_cast<Pointer*>(kf_address_of(symbol));
   return cudaSuccess;
 }
 template <class T>
@@ -518,7 +525,11 @@ cudaError_t cudaOccupancyMaxPotentialBlockSizeVariableSMem(int* min_grid, int* b
 
 template <class... Params, std::size_t... I>
 cudaError_t launch_with(LaunchConfig config, void (*kernel)(Params...), void** arguments, std::index_sequence<I...>) {
-  auto call = [&] { kernel(*static_cast<std::decay_t<Params>*>(arguments[I])...); };
+  std::tuple<std::decay_t<Params>...> copies(*static_cast<std::decay_t<Params>*>(arguments[I])...);
+#ifdef KF_SIMT_PROGRAM
+  (kf_pass_to_device(std::get<I>(copies)), ...);
+#endif
+  auto call = [&] { kernel(std::get<I>(copies)...); };
   run(config, [](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
   return cudaPeekAtLastError();
 }

@@ -12,7 +12,11 @@
 #define __host__
 #endif
 #define __constant__
+#ifdef __linux__
+#define __managed__ __attribute__((section("kf_managed")))  // where the runtime API knows them
+#else
 #define __managed__
+#endif
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
