@@ -132,6 +132,14 @@ def test_every_rung_finds_each_tensor_wherever_it_lies(dtype, op, device, rung):
     testing.check_contract(step1_simple, op, inputs, rung, alone=True, layouts=False, **functions_of(op))
 
 
+@pytest.mark.parametrize(("op", "device", "rung"), [p for p in RUNGS if p.values[0] == "scale"])
+def test_more_elements_than_threads_at_once(op, device, rung):
+    """v3_grid_stride's threads, 2048 a multiprocessor, take three of them; some two."""
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 16
+    inputs = inputs_of(op, (2048 * multiprocessors * 5 // 2,), torch.float32, device)
+    testing.check_contract(step1_simple, op, inputs, rung, layouts=False, **functions_of(op))
+
+
 @pytest.mark.parametrize(("op", "device", "rung"), [p for p in RUNGS if p.values[0] in WITH_GELU])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(5, 1600), (9, 1023)], ids=str)

@@ -145,6 +145,7 @@ def test_each_block_of_keys_may_bring_a_new_maximum(steep, device, rung):
     """Up to 2⁵⁰ times the weight before, which still fits, and beyond what a float holds."""
     q, k, v = qkv(3, 300, 64, dtype_of(rung), device)
     k = (k.abs() * torch.linspace(1, steep, 300, device=device)[:, None]).to(q.dtype)
+    v = (v + testing.steps(300, device)[:, None]).to(q.dtype)
     check_attention((q.abs(), k, v), rung)
     check_attention((q.abs(), k.flip(2), v), rung, layouts=False)  # for rungs that begin at the end
     check_attention((q.abs(), k.roll(150, 2), v), rung, layouts=False)  # for rungs that split the keys

@@ -145,6 +145,20 @@ def test_several_heads_may_share_their_keys(heads, kv_heads, q_length, device, r
     check_decode((*inputs, bounds([0, 5], device), bounds([149, 81], device)), rung, layouts=False)
 
 
+@every_rung
+@pytest.mark.parametrize("dim", [8, 72])
+@testing.where(lambda rung: on_tensor_cores(rung))
+def test_places_for_keys_are_used_again_and_again(dim, device, rung):
+    """So many heads that nobody shares their keys: a warp's steps are thrice its ring's places."""
+    heads = 2 * (torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 16)
+    shape = {"batch": 1, "heads": heads, "kv_heads": heads}
+    if rung == "v6_paged":
+        q, k, v, table = paged(1, 37, 32, dim, dtype_of(rung), device, **shape)
+        check_decode((q, k, v, None, None, table), rung, layouts=False)
+    else:
+        check_decode(cached(1, 1184, dim, dtype_of(rung), device, **shape), rung, layouts=False)
+
+
 @testing.where(lambda dim, dtype, rung: can_do(rung, dim, dtype))
 @every_rung
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -280,6 +294,7 @@ def test_each_tensor_wherever_it_lies(device, rung):
 def test_each_step_may_bring_a_new_maximum(steep, device, rung):
     q, k, v = cached(2, 900, 64, dtype_of(rung), device)
     k = (k.abs() * torch.linspace(1, steep, 900, device=device)[:, None]).to(q.dtype)
+    v = (v + testing.steps(900, device)[:, None]).to(q.dtype)
     check_decode((q.abs(), k, v), rung, layouts=False)
     check_decode((q.abs(), k.flip(2), v), rung, layouts=False)
 

@@ -44,6 +44,10 @@ def is_exact(rung, width):
     return width <= {"v1_naive": 2000, "v2_block": 20000}.get(rung, width)
 
 
+def scores(shape, dtype, device):
+    return (testing.randn(shape, torch.float64, device, scale=2.5) + 0.5 * testing.steps(shape[-1], device)).to(dtype)
+
+
 def check_softmax(x, rung, scale=None, causal=False, **options):
     return testing.check_contract(
         step2_attention,
@@ -71,7 +75,7 @@ with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["f
 @every_dtype
 @pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 760, 768, 1023, 1600])
 def test_softmax_of_any_width(width, dtype, device, rung):
-    check_softmax(testing.randn((5, width), dtype, device, scale=3.0), rung)
+    check_softmax(scores((5, width), dtype, device), rung)
 
 
 @every_softmax
@@ -87,7 +91,7 @@ def test_softmax_of_any_shape(shape, device, rung):
     "width", [384, 640, 768, 896, 1280, 1536, 1792, 2040, 2048, 2049, 4095, 4097, 8200, 16384, 32765, 32768]
 )
 def test_softmax_of_rows_shared_by_more_and_more_threads(width, dtype, device, rung):
-    check_softmax(testing.randn((2, width), dtype, device, scale=3.0), rung, layouts=dtype == torch.float32)
+    check_softmax(scores((2, width), dtype, device), rung, layouts=dtype == torch.float32)
 
 
 @testing.where(lambda width, dtype, rung: can_do(rung, width, dtype) and is_exact(rung, width))
@@ -111,7 +115,7 @@ def test_softmax_of_rows_shared_by_more_and_more_threads(width, dtype, device, r
 )
 @with_and_without_mask
 def test_softmax_of_rows_as_wide_as_vocabularies(causal, width, dtype, device, rung):
-    x = testing.randn((2, width), dtype, device, scale=3.0)
+    x = scores((2, width), dtype, device)
     check_softmax(x, rung, -0.5 if causal else None, causal, layouts=False)
 
 
@@ -248,13 +252,17 @@ def test_a_row_without_a_maximum_is_nan_as_in_pytorch_and_the_others_are_not(wid
 
 
 @every_softmax
-def test_softmax_finds_a_maximum_wherever_it_is(device, rung):
-    """A running maximum that starts at 0, or a reduction that forgets a lane, shows on rows that are far below 0."""
-    width = 1030
-    for place in (0, 1, 31, 32, 255, 256, 1023, 1024, width - 1):
-        x = torch.full((1, width), -400.0, device=device)
-        x[0, place] = -200.0  # exp(−200) is 0 in float32
-        assert step2_attention.softmax(x, rung=rung)[0, place].item() == 1.0
+@pytest.mark.parametrize("width", [1030, 65539])
+@testing.where(lambda width, rung: can_do(rung, width, torch.float32))
+def test_softmax_finds_a_maximum_wherever_it_is(width, device, rung):
+    """A running maximum that starts at 0, or a reduction that forgets a lane, a warp or a block, shows on rows that are
+    far below 0."""
+    places = [0, 1, 31, 32, 255, 256, 1023, 1024, width * 3 // 10, width * 6 // 10, width - 1]
+    x = torch.full((len(places), width), -400.0, device=device)
+    x[range(len(places)), places] = -200.0  # exp(−200) is 0 in float32, and exp(200) infinite
+    y = step2_attention.softmax(x, rung=rung)
+    assert y[range(len(places)), places].eq(1).all()
+    assert y.sum(-1).eq(1).all()
 
 
 @every_softmax

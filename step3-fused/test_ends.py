@@ -112,7 +112,7 @@ def with_preactivation(rows, depth, width, dtype, device, transposed):
 def with_norm(rows, depth, width, dtype, device, transposed):
     x, *layer = inputs_of(rows, depth, width, dtype, device, transposed=transposed)
     norm = (testing.randn((depth,), dtype, device, seed=seed) for seed in (6, 7))
-    return x + 1, *norm, *layer
+    return (x + testing.steps(depth, device) + 1).to(dtype), *norm, *layer
 
 
 def with_residual(p):
@@ -335,6 +335,24 @@ def test_more_tiles_than_emulated_multiprocessors(op):
         torch.testing.assert_close(g.float(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
 
 
+# Steps of the depth: 47 of v2_mma, whose ring has four places; 24 in tiles of 64 columns, with seven; 14 in tiles of
+# 256 or 192 columns, of two blocks or one, with four, which the other ops' tests go round with many tiles.
+@pytest.mark.parametrize("op", [op for op in ENDS if "v3_hopper" in step3_fused.rungs(op, "cpu") and op != "mlp"])
+@pytest.mark.parametrize(
+    ("rung", "shape"),
+    [("v2_mma", (33, 1504, 40)), ("v3_hopper", (33, 1504, 40)), ("v3_hopper", (130, 840, 1096))],
+    ids=str,
+)
+@testing.where(lambda shape, op: shape[2] == 40 or op in ("gelu_linear", "layer_norm_linear"))
+def test_places_for_the_depth_are_used_again_and_again(rung, shape, op):
+    """Also where what is multiplied is changed on its way from its place."""
+    end = ENDS[op][0]
+    rows, depth, width = (shape[0], *shape[:0:-1]) if end.backward else shape
+    inputs = end.inputs(rows, depth, width, torch.bfloat16, "cpu", False)
+    assert able(op, rung, "cpu", rows, depth, width, torch.bfloat16, False)
+    check(op, end, inputs, rung, layouts=False)
+
+
 def test_more_tiles_of_few_rows_than_emulated_multiprocessors():
     """v5_rows's blocks take tile after tile in both layers, and their rings go round."""
     for width, inner in ((72, 2600), (1096, 520)):
@@ -358,6 +376,23 @@ def test_slices_of_the_inner_width(shape, dtype, transposed):
         check(
             "mlp", end, end.inputs(*shape, dtype, "cpu", transposed), "v7_inner", transposed=transposed, layouts=False
         )
+
+
+@pytest.mark.parametrize("shape", [(64, 24, 2600), (7, 24, 8712)], ids=str)
+def test_more_slices_than_are_taken_at_once(shape):
+    """More eights of a block's columns than threads that add them up; more parts of y than are asked for at once."""
+    end = ENDS["mlp"][0]
+    check("mlp", end, end.inputs(*shape, torch.bfloat16, "cpu", False), "v7_inner", layouts=False)
+
+
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+def test_the_clusters_parts_are_added_when_all_are_there(device):
+    """v7_inner launches the second kernel while the first runs. The contract sees whether it waits."""
+    end = ENDS["mlp"][0]
+    inputs = end.inputs(4, 768, 3072, torch.bfloat16, device, False)
+    if able("mlp", "v7_inner", device, 4, 768, 3072, torch.bfloat16, False):
+        for _ in range(20):
+            check("mlp", end, inputs, "v7_inner", layouts=False)
 
 
 @pytest.mark.parametrize("schedule", ["forward", "reverse", "random:1", "random:2"])

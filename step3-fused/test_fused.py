@@ -95,7 +95,9 @@ def parameters(width, dtype, device, seed=10):
 
 
 def row_inputs(shape, dtype, device, *, residual=False):
-    x = testing.randn(shape, dtype, device) + 0.5  # a mean of 0 would be all rounding
+    apart = min(1, 1024 / max(1, shape[-1]))  # less where sums are so long that float32's digits are scarce
+    x = testing.randn(shape, torch.float64, device) + apart * testing.steps(shape[-1], device)
+    x = (x + 0.5).to(dtype)  # a mean of 0 would be all rounding
     more = (testing.randn(shape, dtype, device, seed=1),) if residual else ()
     return (x, *more, *parameters(shape[-1], dtype, device))
 
@@ -289,6 +291,16 @@ def test_every_rung_finds_each_tensor_wherever_it_lies(dtype, op, device, rung):
     else:
         inputs = row_inputs((2, 3, 64), dtype, device, residual=op == "residual_layer_norm")
         check(op, inputs, rung, alone=True, layouts=False)
+
+
+@attention_ops_and_rungs
+@pytest.mark.parametrize("steep", [7, 60])
+def test_each_tile_of_keys_may_bring_a_new_maximum(steep, op, device, rung):
+    q, k, v, *rest = attention_inputs(1, 2, 3, 130, 16, torch.float32, device, projection=op == "attention_block")
+    k = k.abs() * torch.linspace(1, steep, 130, device=device)[:, None]
+    v = v + testing.steps(130, device)[:, None]
+    for keys in (k, k.flip(2), k.roll(65, 2)):
+        check(op, (q.abs(), keys, v.to(q), *rest), rung, layouts=False)
 
 
 @attention_ops_and_rungs

@@ -142,9 +142,20 @@ def test_more_tiles_than_emulated_multiprocessors(rung, shape):
         torch.testing.assert_close(y, linear_of(x.float(), weight.float(), bias.float()), rtol=1e-2, atol=1e-2)
 
 
+def test_plain_cpp_takes_many_rows_in_turn():
+    """1024 at a time, a thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        check(inputs_of(2100, 16, 24, torch.float32, "cpu"), "cpu", layouts=False)
+    finally:
+        torch.set_num_threads(threads)
+
+
 TILES = {  # what each rung takes tiles of 64, 128, 192 and 256 columns for, where there are 16 multiprocessors
     "v7_persistent": [(64, 72, 200), (260, 72, 2000), (130, 72, 1096), (260, 72, 1096)],
     "v9_split": [(64, 840, 200), (60, 712, 1096), (70, 456, 1096), (70, 328, 1576)],  # each place is used again
+    "v10_rows": [(4, 840, 1016)],  # a tile has one block, which uses each place again
 }
 
 

@@ -118,6 +118,13 @@ def test_a_block_that_projects_in_rounds(device, rung):
     check(inputs_of(rung, batches, 9, 3, 5, 64, device=device), rung, causal=True)
 
 
+@on_devices(HEADS)
+def test_rows_so_wide_that_a_block_has_four_warps(device, rung):
+    """Where rows are many a cluster is one block, and so many heads leave no shared memory for eight warps."""
+    batches = 2000 if device == "cuda" else 17
+    check(inputs_of(rung, batches, 80, 9, 10, 64, device=device), rung, causal=True)
+
+
 @on_devices(CLUSTER, HEADS)
 @pytest.mark.parametrize("keys", [1, 16, 17, 127, 128, 129, 512, 1000])
 def test_new_tokens_against_a_cache(keys, device, rung):
@@ -190,11 +197,23 @@ def test_rows_far_from_0(device, rung):
 
 
 @on_each
-def test_columns_far_from_the_rows_mean(device, rung):
-    """Half of a row is far above its mean, half far below: parts of a row know little of its variance."""
-    q, k, v, residual, *rest = inputs_of(rung, 2, 4, 20, 20, 64, device=device)
-    side = torch.where(torch.arange(256, device=device) < 128, 8, -8).to(residual)
-    check((q, k, v, residual + side, *rest), rung, causal=True)
+@pytest.mark.parametrize(("heads", "dim"), [(4, 64), (3, 64), (5, 16), (9, 24)])
+def test_columns_far_from_the_rows_mean(heads, dim, device, rung):
+    """Parts of a row, of which the last may be smaller, know little of its mean and variance."""
+    q, k, v, residual, *rest = inputs_of(rung, 2, heads, 20, 20, dim, device=device)
+    far = 4 * testing.steps(heads * dim, device)
+    check((q, k, v, (residual + far).to(residual), *rest), rung, causal=True)
+
+
+@on_each
+@pytest.mark.parametrize("greatest", [0, 20, 150, 299])
+def test_each_part_of_the_keys_may_bring_a_new_maximum(greatest, device, rung):
+    """One key is beyond what a float holds above the others, in which tiles, shared by warps, differ little."""
+    q, k, v, *rest = inputs_of(rung, 1, 2, 5, 300, 64, device=device)
+    q, k, v = q.abs(), k.abs(), (v + testing.steps(300, device)[:, None]).to(v)
+    check((q, k, v, *rest), rung)
+    k[:, :, greatest] *= 60
+    check((q, k, v, *rest), rung)
 
 
 @each_rung

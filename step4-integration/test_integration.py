@@ -5,6 +5,7 @@ python test_integration.py            pytest's options may follow, such as -k em
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import math
@@ -345,6 +346,17 @@ def test_kv_append_finds_each_tensor_wherever_it_lies(which, dtype, device, rung
     """Where all tensors lie alike, one's address or strides can stand for another's."""
     for layout in ("unaligned", "rows apart", "heads outermost", "contiguous"):
         check_append(rung, dtype, device, dim=16, layout={which: layout})
+
+
+@every_append
+@every_dtype
+@pytest.mark.parametrize("dim", [8, 5])
+def test_kv_append_accesses_nothing_beside_its_tensors(dim, dtype, device, rung):
+    """Up to the caches' last row; k and v are read to their end."""
+    k, v = (testing.randn((2, 3, 4, dim), dtype, device, seed) for seed in (1, 2))
+    caches = {name: torch.zeros(2, 3, 9, dim, dtype=dtype, device=device) for name in ("k_cache", "v_cache")}
+    append = functools.partial(step4_integration.kv_append, position=5, rung=rung)
+    testing.check_inside(step4_integration, append, k=k, v=v, **caches)
 
 
 @every_append

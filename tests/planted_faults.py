@@ -2,7 +2,8 @@
 """Plants faults in copies of this project, one at a time, and shows that the test named for each fails.
 
     make build
-    python tests/planted_faults.py                 # those in Python and in kernels; fails where one survives
+    python tests/planted_faults.py                 # those in Python and in kernels; fails where one survives. Those
+                                                   # of launches only where there is a GPU
     python tests/planted_faults.py --all           # those in host files and plain C++ too, which compile longer
     python tests/planted_faults.py --tenth 1       # the first, eleventh … of them; also 2 to 10
     python tests/planted_faults.py --only NAME     # one of them, or several, with what pytest says
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import json
 import multiprocessing
 import os
@@ -40,6 +42,7 @@ import faults.dropout
 import faults.fused_training
 import faults.host
 import faults.kernels
+import faults.kinds
 import faults.linear
 import faults.model
 import faults.plain
@@ -56,6 +59,7 @@ LAYERS = {
         *faults.dropout.PYTHON_FAULTS,
         *faults.linear.PYTHON_FAULTS,
         *faults.fused_training.PYTHON_FAULTS,
+        *faults.kinds.GRADIENTS,
     ],
     "model and training": faults.model.FAULTS,
     "the checks themselves: they no longer see": faults.contract.FAULTS,
@@ -75,6 +79,8 @@ LAYERS = {
         *faults.dropout.PLAIN_FAULTS,
         *faults.linear.PLAIN_FAULTS,
         *faults.fused_training.PLAIN_FAULTS,
+        *faults.kinds.PLAIN_READS,
+        *faults.kinds.PLAIN_ROUNDS,
     ],
     "kernels and their headers": [
         *faults.kernels.FAULTS,
@@ -87,10 +93,16 @@ LAYERS = {
         *faults.dataflow.FAULTS,
         *faults.cluster.FAULTS,
         *faults.fused_training.FAULTS,
+        *faults.kinds.READS,
+        *faults.kinds.RINGS,
+        *faults.kinds.ROUNDS,
+        *faults.kinds.MERGES,
     ],
+    "launches, on a GPU alone": faults.kinds.LAUNCHES,
 }
 FAULTS = [fault for layer in LAYERS.values() for fault in layer]
 SLOW = {fault.name for layer in ("host", "plain C++") for fault in LAYERS[layer]}  # to compile: up to half a minute
+NEED_GPU = {fault.name for fault in faults.kinds.LAUNCHES}
 SECONDS = 600  # for one test: only against a fault that makes it hang
 PRELOADED = ["torch", "torch._dynamo", "pytest", "transformers.models.gpt2.modeling_gpt2", "rich.console"]
 
@@ -168,19 +180,20 @@ class Library:
             head, *files = paragraph.splitlines()
             self.made_of[head.split(": ")[0]] = {str(Path(self.build, file.strip()).resolve()) for file in files}
 
-    def rebuild(self, file: str, tree: Path, test: str) -> None:
+    def rebuild(self, file: str, tree: Path, tests: list[str]) -> None:
         """Links the library anew in `tree`, with the objects that are made of `file` compiled from there.
 
-        Where `test` names one rung, other rungs stay as they are: a header of a whole ladder is compiled once, not for
-        each of its files.
+        Where all `tests` name a rung, other rungs stay as they are: a header of a whole ladder is compiled once, not
+        for each of its files.
         """
-        tested = re.search(r"\[.*\b(v\d_\w+)", test)
+        named = [re.search(r"\[.*\b(v\d+_\w+)", test) for test in tests]
+        tested = {match[1] for match in named} if all(named) else None
         compiled = []
         *compilations, link = self.steps  # in the order in which ninja would do them
         for step in compilations:
             made_of = self.made_of.get(step["output"], set()) | {str(Path(step["file"]).resolve())}
-            rung = re.fullmatch(r"(v\d_\w+)\.cu", Path(step["file"]).name)
-            if str(ROOT / file) not in made_of or (tested and rung and rung[1] != tested[1]):
+            rung = re.fullmatch(r"(v\d+_\w+)\.cu", Path(step["file"]).name)
+            if str(ROOT / file) not in made_of or (tested and rung and rung[1] not in tested):
                 continue
             Path(moved(step["output"], tree)).parent.mkdir(parents=True, exist_ok=True)
             # -w: a fault may leave a variable unused.
@@ -228,19 +241,23 @@ class Planting:
         return printed
 
     def check(self, fault: Fault) -> tuple[bool, str]:
-        """Whether the test fails with the fault, and what pytest printed."""
+        """Whether each of the fault's tests fails with it, and what pytest printed."""
         tree = self.folder / fault.name
         shutil.copytree(self.clean, tree)
         path = tree / fault.file
         path.write_text(planted(fault, path.read_text(encoding="utf-8")), encoding="utf-8")
         if is_compiled(fault):
-            self.libraries[fault.test.split("/")[0]].rebuild(fault.file, tree, fault.test)
-        code, printed = self.run(tree, [fault.test])
+            self.libraries[fault.test.split("/")[0]].rebuild(fault.file, tree, fault.tests)
+        caught, all_printed = True, ""
+        for test in fault.tests:
+            code, printed = self.run(tree, [test])
+            crashed = is_compiled(fault) and code < 0  # by a signal: seen too
+            if code not in (0, 1) and not crashed:  # 1: tests failed; anything else is no answer
+                raise Failure(f"{fault.name}: pytest ended with {code}:\n{printed[-6000:]}")
+            caught = caught and code != 0
+            all_printed += printed
         shutil.rmtree(tree)
-        crashed = is_compiled(fault) and code < 0  # by a signal: seen too
-        if code not in (0, 1) and not crashed:  # 1: tests failed; anything else is no answer
-            raise Failure(f"{fault.name}: pytest ended with {code}:\n{printed[-6000:]}")
-        return code != 0, printed
+        return caught, all_printed
 
     def run(self, tree: Path, tests: list[str]) -> tuple[int, str]:
         return outcome(self.context, tree, tests)
@@ -251,7 +268,8 @@ def plant(faults: list[Fault], jobs: int, show: bool) -> list[str]:
     wrong = []
     files: dict[str, list[str]] = {}
     for fault in faults:
-        files.setdefault(fault.test.split("::")[0], []).append(fault.test)
+        for test in fault.tests:
+            files.setdefault(test.split("::")[0], []).append(test)
     with tempfile.TemporaryDirectory(prefix="planted-") as temporary:
         planting = Planting(Path(temporary), faults, jobs)
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -287,21 +305,30 @@ def table() -> str:
     """README's tables, one for each layer."""
     parts = []
     for layer, planted_here in LAYERS.items():
-        rows = [f"| {fault.what} | {link(fault.file)} | {caught_by(fault)} |" for fault in planted_here]
-        parts.append("\n".join([f"### {layer[0].upper()}{layer[1:]}: {len(rows)}", "", HEAD, *rows]))
+        kinds: dict[str, list[Fault]] = {}
+        for fault in planted_here:
+            kinds.setdefault(fault.what, []).append(fault)
+        rows = [f"| {what} | {files_of(places)} | {caught_by(places)} |" for what, places in kinds.items()]
+        parts.append("\n".join([f"### {layer[0].upper()}{layer[1:]}: {len(planted_here)}", "", HEAD, *rows]))
     return "\n\n".join(parts)
 
 
 HEAD = "| Fault | File | Caught by |\n|---|---|---|"
 
 
-def link(file: str) -> str:
-    return f"[{Path(file).name}](../{file})"
+def link(file: str, parts: int = 1) -> str:
+    return f"[{'/'.join(Path(file).parts[-parts:])}](../{file})"
 
 
-def caught_by(fault: Fault) -> str:
-    file, name = fault.test.split("::")[:2]
-    return f"`{name.split('[')[0]}` in {link(file)}"
+def files_of(places: list[Fault]) -> str:
+    """Links to the files; where there are several, with the folders' names, which are the ops'."""
+    files = dict.fromkeys(fault.file for fault in places)
+    return ", ".join(link(file, 1 if len(files) == 1 else 2) for file in files)
+
+
+def caught_by(places: list[Fault]) -> str:
+    tests = [test.split("[")[0].split("::")[:2] for fault in places for test in fault.tests]
+    return ", ".join(f"`{name}` in {link(file)}" for file, name in dict.fromkeys(map(tuple, tests)))
 
 
 def with_table(text: str) -> str:
@@ -310,6 +337,13 @@ def with_table(text: str) -> str:
     if begin < 0 or end < begin:
         raise Failure(f"{README} lacks the lines {BEGIN} and {END}")
     return f"{text[: begin + len(BEGIN)]}\n\n{table()}\n\n{text[end:]}"
+
+
+@functools.cache
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def main() -> int:
@@ -330,11 +364,14 @@ def main() -> int:
     else:
         faults = [fault for fault in FAULTS if options.all or fault.name not in SLOW]
         faults = faults[options.tenth - 1 :: 10] if options.tenth else faults
+        faults = [fault for fault in faults if has_gpu() or fault.name not in NEED_GPU]
     try:
         text = README.read_text(encoding="utf-8")
         if options.write:
             README.write_text(with_table(text), encoding="utf-8")
             return 0
+        if any(fault.name in NEED_GPU for fault in faults) and not has_gpu():
+            raise Failure("a fault of launches shows on a GPU alone, and there is none")
         if text != with_table(text):
             raise Failure(f"the table in {README} is out of date; --write writes it")
         wrong = plant(faults, options.jobs, show=options.only is not None)

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 import importlib
+import itertools
 import math
 import mmap
 import os
@@ -31,6 +32,7 @@ from kernel_fusion.accuracy import (
     poisoned_allocations,
     round_as_well,
 )
+from kernel_fusion.fences import Fences
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -39,6 +41,7 @@ _POISON = 0xFFFD
 _OTHER_FILL = 0x3C3C  # small numbers
 _GUARD_BYTES = 4096  # on each side of a tensor
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ALIGNMENT = 16  # bytes: what vectors need
 _DELAY_CYCLES = 20_000_000  # about ten milliseconds of a GPU doing nothing
 _LAYOUTS = ("unaligned", "rows apart", "every second element")
 _MORE_LAYOUTS = ("columns first", "outermost inside")  # for a tensor alone
@@ -108,6 +111,21 @@ def randn(shape, dtype: torch.dtype, device, seed: int = 0, scale: float = 1.0) 
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(device, dtype)
 
 
+def steps(length: int, device) -> torch.Tensor:
+    """Levels to add to the columns of a row (or to keys): parts of it, however it is divided, have different means.
+
+    Such a part has some bits of the column's number in common; each bit that is set adds 1. So what a rung loses where
+    it puts parts together (the squares of their distance, how many columns the last one has) is no small share of the
+    whole.
+
+    Returns:
+        float64 [length], with a mean of about 0.
+    """
+    column = torch.arange(length, device=device)
+    bits = range(max(1, (length - 1).bit_length()))
+    return sum((column >> bit & 1).double() - 0.5 for bit in bits)
+
+
 # ---- memory that shows what was done to it ----
 
 
@@ -128,19 +146,46 @@ def _pattern(fill: int, size: int) -> int:
     return int.from_bytes(fill.to_bytes(2, "little") * (size // 2), "little", signed=True)
 
 
-def _cut(shape, dtype: torch.dtype, device, *, unaligned: bool, fill: int = _POISON) -> tuple[torch.Tensor, int, int]:
-    """A buffer full of `fill` as bytes, and where in it a tensor begins and ends: aligned, or one element further."""
-    start = _GUARD_BYTES + (dtype.itemsize if unaligned else 0)
-    end = start + dtype.itemsize * math.prod(shape)
-    words = -(-(end + _GUARD_BYTES) // 8)
-    return torch.full((words,), _pattern(fill, 8), dtype=torch.int64, device=device).view(torch.uint8), start, end
+class _Place(NamedTuple):
+    """Where in its memory a tensor lies, and what hands that memory out."""
+
+    fences: Fences
+    whose: str  # for texts
+    at_end: bool = True  # it ends where its memory ends, else it begins where that begins
+    unaligned: bool = False  # to what vectors need
+
+
+def _place(fences: Fences, name: str, layout: str, at_end: bool) -> _Place:
+    return _Place(fences, f"`{name}` ({layout})", at_end, unaligned=layout == "unaligned")
+
+
+def _cut(shape, dtype: torch.dtype, device, place: _Place, fill: int = _POISON) -> tuple[torch.Tensor, int, int]:
+    """A buffer full of `fill` as bytes, and where in it a tensor begins and ends.
+
+    Beside it are at least _GUARD_BYTES, but for the side on which the memory ends or begins: there is a fence. What is
+    to be aligned and has no whole vectors ends up to 15 bytes before it; what has, and is not to be, an element before.
+    """
+    size = dtype.itemsize * math.prod(shape)
+    if not place.fences.active:
+        start = _GUARD_BYTES + (dtype.itemsize if place.unaligned else 0)
+        words = -(-(start + size + _GUARD_BYTES) // 8)
+        buffer = torch.empty(words, dtype=torch.int64, device=device)
+    else:
+        whole = -(-(size + _GUARD_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+        start = 0
+        if place.unaligned:
+            start = whole - size - (dtype.itemsize if size % _ALIGNMENT == 0 else 0)
+        elif place.at_end:
+            start = (whole - size) // _ALIGNMENT * _ALIGNMENT
+        buffer = place.fences.memory(whole, start, start + size, place.whose).view(torch.int64)
+    return buffer.fill_(_pattern(fill, 8)).view(torch.uint8), start, start + size
 
 
 class _Guarded:
     """A tensor for outputs, cut from a larger buffer, all of it filled with poison."""
 
-    def __init__(self, shape, dtype: torch.dtype, device, *, unaligned: bool = False, fill: int = _POISON):
-        self.buffer, self.start, self.end = _cut(shape, dtype, device, unaligned=unaligned, fill=fill)
+    def __init__(self, shape, dtype: torch.dtype, device, place: _Place, *, fill: int = _POISON):
+        self.buffer, self.start, self.end = _cut(shape, dtype, device, place, fill)
         self.fill = fill
         self.tensor = self.buffer[self.start : self.end].view(dtype).view(shape)
 
@@ -155,37 +200,42 @@ class _Guarded:
         return _bits(self.tensor) == _pattern(self.fill, self.tensor.element_size())
 
 
-def _among_nan(shape, dtype: torch.dtype, device, *, unaligned: bool = False) -> torch.Tensor:
-    """A tensor for inputs, cut from a larger buffer of ordinary NaN (−1 where `dtype` has none)."""
-    buffer, start, end = _cut(shape, dtype, device, unaligned=unaligned)
-    whole = buffer.view(dtype)
-    whole.fill_(torch.nan if dtype.is_floating_point else -1)
-    return whole[start // dtype.itemsize : end // dtype.itemsize].view(shape)
+def _among_nan(shape, strides, dtype: torch.dtype, device, place: _Place) -> torch.Tensor:
+    """A tensor for inputs, cut from a larger buffer of ordinary NaN (−1 where `dtype` has none, in bool True)."""
+    extent = 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    buffer, start, end = _cut((extent,), dtype, device, place)
+    if dtype == torch.bool:
+        whole = buffer.fill_(1).view(dtype)
+    else:
+        whole = buffer.view(dtype).fill_(torch.nan if dtype.is_floating_point else -1)
+    return whole[start // dtype.itemsize : end // dtype.itemsize].as_strided(shape, strides)
 
 
-def _relaid(value: Any, layout: str) -> Any:
-    """A tensor with the elements of `value` in other places, NaN around them. What has no dimension stays as it is."""
-    if not isinstance(value, torch.Tensor) or value.dim() == 0 or value.dtype == torch.bool:
+def _relaid(fences: Fences, name: str, value: Any, layout: str, *, at_end: bool = True) -> Any:
+    """A tensor with the elements of `value` in other places, NaN around them. What is no tensor stays as it is."""
+    if not isinstance(value, torch.Tensor):
         return value
-    shape = list(value.shape)
+    place, shape = _place(fences, name, layout, at_end), list(value.shape)
+    if value.dim() == 0:
+        layout = "aligned"
     if layout == "every second element":
         shape[-1] *= 2
-        view = _among_nan(shape, value.dtype, value.device)[..., ::2]
+        like = torch.empty(shape, device="meta")[..., ::2]
     elif layout == "rows apart":
         # As GPT-2's heads lie: [..., rows, heads, width + 3] in memory, seen as [..., heads, rows, width].
         shape[-1] += 3
         if value.dim() >= 3:
             shape[-2], shape[-3] = shape[-3], shape[-2]
-        view = _among_nan(shape, value.dtype, value.device)[..., : value.shape[-1]]
+        like = torch.empty(shape, device="meta")[..., : value.shape[-1]]
         if value.dim() >= 3:
-            view = view.transpose(-2, -3)
+            like = like.transpose(-2, -3)
     elif layout in _MORE_LAYOUTS:
         pair = (-1, -2) if layout == "columns first" else (0, 1)
         shape[pair[0]], shape[pair[1]] = shape[pair[1]], shape[pair[0]]
-        view = _among_nan(shape, value.dtype, value.device).transpose(*pair)
+        like = torch.empty(shape, device="meta").transpose(*pair)
     else:
-        view = _among_nan(shape, value.dtype, value.device, unaligned=layout == "unaligned")
-    return view.copy_(value.detach())
+        like = torch.empty(shape, device="meta")
+    return _among_nan(value.shape, like.stride(), value.dtype, value.device, place).copy_(value.detach())
 
 
 def _layouts_alone(value: torch.Tensor) -> tuple[str, ...]:
@@ -243,9 +293,11 @@ class _Subject:
         rung: str,
         device: torch.device,
         kwargs: dict,
+        fences: Fences,
         all_outputs: dict | None = None,
     ):
         self.stage, self.op, self.rung, self.device, self.kwargs = stage, op, rung, device, kwargs
+        self.fences = fences
         self.all_outputs = all_outputs or {}
         packet = getattr(getattr(torch.ops, stage.__name__), op)
         if "out" not in packet.overloads():
@@ -259,8 +311,22 @@ class _Subject:
         else:
             self.backend = "cpu" if rung in ("auto", "cpu") else "emulated"
 
-    def fail(self, text: str) -> NoReturn:
+    def fail(self, text: str = "") -> NoReturn:
+        if self.fences.found:
+            more = len(self.fences.found) - 1
+            text = "; ".join(t for t in (text, self.fences.found[0] + (f", and {more} more" if more else "")) if t)
         raise ContractError(f"{self.stage.__name__}.{self.op}, rung '{self.rung}' on {self.device}: {text}")
+
+    def placed(self, inputs, layout: str = "aligned", *, at_end: bool = True) -> tuple:
+        """Copies of `inputs` laid out so, each at the end or the begin of its memory."""
+        return tuple(
+            _relaid(self.fences, name, value, layout, at_end=at_end)
+            for name, value in zip(self.names, inputs, strict=False)
+        )
+
+    def one_placed(self, placed: tuple, index: int, value: torch.Tensor, layout: str) -> tuple:
+        """`placed`, with a copy of `value` laid out so in place of one of them."""
+        return (*placed[:index], _relaid(self.fences, self.names[index], value, layout), *placed[index + 1 :])
 
     def rounds(self) -> bool:
         """Whether the rung says that it rounds an intermediate. `auto` on a GPU may take any of them."""
@@ -277,35 +343,35 @@ class _Subject:
             )
             return self._counted(inputs, lambda: as_tuple(function(*inputs)))
 
-    def into(self, inputs, like, *, unaligned: Container[str] = ()) -> tuple[torch.Tensor, ...]:
+    def into(self, inputs, like, *, unaligned: Container[str] = (), at_end: bool = True) -> tuple[torch.Tensor, ...]:
         """Runs the out-variant into tensors shaped as `like`, cut from poisoned buffers that are checked after.
 
         Outputs named in `unaligned` begin one element further.
         """
-        guarded = self._into(inputs, like, unaligned, _POISON)
+        guarded = self._into(inputs, like, unaligned, at_end, _POISON)
         for name, g in zip(self.out_names, guarded, strict=True):
             outside = g.written_outside()
             if outside:
                 self.fail(f"{outside} bytes outside `{name}` were written")
             unwritten = g.as_filled()
             if unwritten.any():
-                self._fail_as_filled(name, unwritten, inputs, like, unaligned)
+                self._fail_as_filled(name, unwritten, inputs, like, unaligned, at_end)
         return tuple(g.tensor for g in guarded)
 
-    def _into(self, inputs, like, unaligned: Container[str], fill: int) -> list[_Guarded]:
-        guarded = [
-            _Guarded(t.shape, t.dtype, self.device, unaligned=name in unaligned, fill=fill)
-            for name, t in zip(self.out_names, like, strict=True)
-        ]
+    def _into(self, inputs, like, unaligned: Container[str], at_end: bool, fill: int) -> list[_Guarded]:
+        guarded = []
+        for name, t in zip(self.out_names, like, strict=True):
+            place = _place(self.fences, name, "unaligned" if name in unaligned else "aligned", at_end)
+            guarded.append(_Guarded(t.shape, t.dtype, self.device, place, fill=fill))
         outs = {name: g.tensor for name, g in zip(self.out_names, guarded, strict=True)}
         with poisoned_allocations():
             self._counted(inputs, lambda: self.out_variant(*inputs, rung=self.rung, **self.kwargs, **outs))
         return guarded
 
-    def _fail_as_filled(self, name: str, unwritten: torch.Tensor, inputs, like, unaligned) -> NoReturn:
+    def _fail_as_filled(self, name: str, unwritten: torch.Tensor, inputs, like, unaligned, at_end) -> NoReturn:
         """Elements hold the poison: nobody wrote them, or what was written was computed from it. Other fill tells."""
         of = _of(unwritten, name)
-        again = self._into(inputs, like, unaligned, _OTHER_FILL)[self.out_names.index(name)]
+        again = self._into(inputs, like, unaligned, at_end, _OTHER_FILL)[self.out_names.index(name)]
         if again.as_filled()[_first(unwritten)]:
             self.fail(f"{of} were never written")
         value = again.tensor[_first(unwritten)].item()
@@ -316,7 +382,7 @@ class _Subject:
 
     def forget(self, inputs, like) -> None:
         """Runs once where all inputs are NaN: what a rung keeps of them would show in the next run."""
-        nan = [_relaid(torch.full_like(v, torch.nan), "aligned") if _is_floating(v) else v for v in inputs]
+        nan = [torch.full_like(v, torch.nan) if _is_floating(v) else v for v in inputs]
         outs = {name: torch.empty_like(t) for name, t in zip(self.out_names, like, strict=True)}
         with torch.no_grad():
             self.out_variant(*nan, rung=self.rung, **self.kwargs, **outs)
@@ -330,6 +396,7 @@ class _Subject:
             result = run()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        self.fences.look(f"rung '{self.rung}'")
         after = self.stage.launch_counts()
         ran = {backend: after[backend] - before[backend] for backend in after if after[backend] != before[backend]}
         empty = all(tensor.numel() == 0 for tensor in as_tuple(result))
@@ -416,6 +483,9 @@ def check_contract(
     """Runs `rung` of `op` on `inputs` and checks all that every rung must keep to.
 
     - Outputs are cut from larger buffers of NaN: every element is written, nothing beside them is.
+    - On a CPU nothing beside a tensor is accessed at all, not even the rest of a vector. In the first run each ends at
+      a page that is protected, in the second it begins at one, in those with other layouts it ends at one. (What has no
+      whole vectors ends there in the unaligned layout alone, else up to 15 bytes before.)
     - The error of each element against `reference` in float64 is at most twice that of `eager` among elements of its
       size, plus 1e-5 of its size (1e-12 in float64). NaN is an error.
     - In half types almost every element is the exact result, rounded once; unless the rung's table says what else it
@@ -450,19 +520,31 @@ def check_contract(
     """
     kwargs = kwargs or {}
     device = next(value.device for value in inputs if isinstance(value, torch.Tensor))
-    subject = _Subject(stage, op, rung, device, kwargs, all_outputs)
+    with Fences(stage, device) as fences:
+        subject = _Subject(stage, op, rung, device, kwargs, fences, all_outputs)
+        contract = _check(subject, inputs, reference, eager, layouts, alone)
+        if fences.found:
+            subject.fail()
+    return contract
+
+
+def _check(
+    subject: _Subject, inputs: tuple, reference: Callable, eager: Callable, layouts: bool, alone: bool
+) -> Contract:
+    """As `check_contract`; but what is accessed beside tensors is only noted."""
+    kwargs = subject.kwargs
 
     # Each gets copies, since a faulty one might write into what the other reads.
     expected = as_tuple(reference(*map(in_float64, inputs), **copy.deepcopy(kwargs)))
     composed = as_tuple(eager(*(v.detach().clone() if isinstance(v, torch.Tensor) else v for v in inputs), **kwargs))
     if len(expected) != len(subject.out_names) or len(composed) != len(subject.out_names):
-        raise ValueError(f"`reference` and `eager` must return {len(subject.out_names)} outputs as {op} does")
+        raise ValueError(f"`reference` and `eager` must return {len(subject.out_names)} outputs as {subject.op} does")
     for tensor in expected:
         if tensor.is_floating_point() and tensor.dtype != torch.float64:
             raise ValueError(f"`reference` must return float64, got {tensor.dtype}")
     allowed = [allowances(r, e) for r, e in zip(expected, composed, strict=True)]
 
-    placed = tuple(_relaid(value, "aligned") for value in inputs)
+    placed = subject.placed(inputs)
     if alone or subject.backend == "cpu":
         subject.forget(inputs, composed)
     outputs = subject.into(placed, composed)
@@ -472,7 +554,7 @@ def check_contract(
         subject.must_round_once(outputs, wide, expected)
 
     with _otherwise():  # shows where a barrier is missing, and a sum that depends on the number of threads
-        again = subject.into(placed, composed)
+        again = subject.into(subject.placed(inputs, at_end=False), composed, at_end=False)
     subject.must_equal(outputs, again, "two runs")
 
     returned = subject.functional(placed)
@@ -487,19 +569,19 @@ def check_contract(
 
     if layouts:
         for layout in _LAYOUTS:
-            relaid = tuple(_relaid(value, layout) for value in inputs)
+            relaid = subject.placed(inputs, layout)
             got = subject.into(relaid, composed, unaligned=subject.out_names if layout == "unaligned" else ())
             error = max(error, subject.compare(got, expected, allowed, f"inputs laid out '{layout}'"))
     if alone:
         for index, name, layout in _each_alone(subject, inputs):
-            relaid = (*placed[:index], _relaid(inputs[index], layout), *placed[index + 1 :])
+            relaid = subject.one_placed(placed, index, inputs[index], layout)
             got = subject.into(relaid, composed)
             error = max(error, subject.compare(got, expected, allowed, f"`{name}` alone laid out '{layout}'"))
         for name in subject.out_names:
             got = subject.into(placed, composed, unaligned=(name,))
             error = max(error, subject.compare(got, expected, allowed, f"`{name}` alone laid out 'unaligned'"))
 
-    if device.type == "cuda":
+    if subject.device.type == "cuda":
         _check_stream(subject, placed, outputs)
     greatest = max((limits.max().item() for limits in allowed if limits.numel()), default=0.0)
     return Contract(error, greatest, before, difference)
@@ -527,7 +609,7 @@ def _compare_with_rung_before(subject: _Subject, inputs, outputs, like, allowed)
     names = subject.stage.rungs(subject.op, subject.device)
     earlier = names[: names.index(subject.rung)] if subject.rung in names else []
     for name in reversed(earlier):
-        other = _Subject(subject.stage, subject.op, name, subject.device, subject.kwargs)
+        other = _Subject(subject.stage, subject.op, name, subject.device, subject.kwargs, subject.fences)
         try:
             theirs = other.into(inputs, like)
         except ValueError as refusal:
@@ -540,12 +622,16 @@ def _compare_with_rung_before(subject: _Subject, inputs, outputs, like, allowed)
 
 
 def _check_stream(subject: _Subject, inputs, outputs) -> None:
-    """On a stream of its own, inputs that arrive late there: work on any other stream reads NaN."""
+    """On a stream of its own, inputs that arrive late there: work on any other stream reads NaN.
+
+    All is launched before anything runs, into scratch memory of NaN: so it shows too where one of a rung's kernels does
+    not wait for the one in front.
+    """
     stream = torch.cuda.Stream(subject.device)
-    late = [_relaid(torch.full_like(v, torch.nan), "aligned") if _is_floating(v) else v for v in inputs]
+    late = [torch.full_like(v, torch.nan) if _is_floating(v) else v for v in inputs]
     outs = {n: torch.full_like(o, torch.nan) for n, o in zip(subject.out_names, outputs, strict=True)}
     torch.cuda.synchronize(subject.device)
-    with torch.cuda.stream(stream), torch.no_grad():
+    with torch.cuda.stream(stream), torch.no_grad(), poisoned_allocations():
         torch.cuda._sleep(_DELAY_CYCLES)
         for to, value in zip(late, inputs, strict=True):
             if _is_floating(value):
@@ -558,6 +644,25 @@ def _check_stream(subject: _Subject, inputs, outputs) -> None:
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def check_inside(stage: types.ModuleType, function: Callable, **tensors: torch.Tensor) -> None:
+    """Checks that `function` accesses nothing beside `tensors`: for an op without an out-variant, on a CPU.
+
+    They are laid out as by `check_contract`, and their memory ends or begins where they do.
+
+    Args:
+        stage: the stage's module, whose kernels run.
+        function: takes such tensors by their names, and may write into them.
+
+    Raises:
+        AssertionError: it reads or writes beside one; the text names it, the side and the kernel.
+    """
+    with Fences(stage, next(iter(tensors.values())).device) as fences:
+        for layout, at_end in [("aligned", True), ("aligned", False), ("unaligned", True), ("rows apart", True)]:
+            function(**{name: _relaid(fences, name, t, layout, at_end=at_end) for name, t in tensors.items()})
+            fences.look(stage.__name__)
+        assert not fences.found, fences.found[0]
 
 
 def check_apart(stage: types.ModuleType, op: str, inputs: tuple, kwargs: dict | None = None) -> None:
@@ -734,6 +839,49 @@ def check_each_input_alone(function: Callable, inputs: tuple) -> None:
         different = int((_bits(alone) != _bits(beside_others)).sum())
         if different:
             raise AssertionError(f"input {index}: its gradient is another where it alone requires one")
+
+
+def check_outputs_together(function: Callable, inputs: tuple) -> None:
+    """Checks the gradients of several outputs of `function` that are used together: each two, and all.
+
+    `torch.autograd.gradcheck` looks at outputs one by one. Here it gets the weighted sum of all; and the gradient of
+    two must be the sum of their gradients.
+
+    Args:
+        function: returns a tuple, of whose tensors at least two have gradients.
+        inputs: its arguments, floating tensors in float64 among them.
+
+    Raises:
+        AssertionError: a gradient differs; the text names the outputs and the input.
+        ValueError: fewer than two outputs have gradients.
+    """
+    values = [v.detach().requires_grad_() if _is_floating(v) else v for v in inputs]
+    floating = [i for i, value in enumerate(values) if _is_floating(value)]
+    needing = [values[i] for i in floating]
+    outputs = as_tuple(function(*values))
+    used = [i for i, out in enumerate(outputs) if out.requires_grad and out.numel()]
+    if len(used) < 2:
+        raise ValueError(f"of {len(outputs)} outputs {len(used)} have gradients; there is nothing to use together")
+    weights = {i: randn(outputs[i].shape, outputs[i].dtype, outputs[i].device, seed=80 + i) for i in used}
+
+    def gradients(of: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        chosen = [outputs[i] for i in of], needing, [weights[i] for i in of]
+        return torch.autograd.grad(*chosen, retain_graph=True, materialize_grads=True)
+
+    alone = {i: gradients((i,)) for i in used}
+    for together in itertools.combinations(used, 2):
+        for index, got, *parts in zip(floating, gradients(together), *(alone[i] for i in together), strict=True):
+            off = (got - sum(parts)).abs().max().item() if got.numel() else 0.0
+            if not off <= 1e-9 * max(1.0, *(part.abs().max().item() for part in parts)):
+                raise AssertionError(
+                    f"outputs {together} used together: the gradient of input {index} is {off:.3g} off the sum of both"
+                )
+
+    def weighted(*values):
+        outputs = as_tuple(function(*values))
+        return sum((outputs[i] * weight).sum() for i, weight in weights.items())
+
+    assert torch.autograd.gradcheck(weighted, values, fast_mode=True)
 
 
 def check_gradients_in_a_cuda_graph(function: Callable, variables: list[torch.Tensor], grad: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ The emulation's own list, of faults that its tools are compared by, is in common
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class Failure(Exception):
@@ -14,7 +15,8 @@ class Failure(Exception):
 class Fault:
     """One fault: `old` stands once in `file`, `new` in its place is wrong, and `test` sees it.
 
-    `test` is what pytest is given: a file and the test's name, perhaps with its parameters in brackets.
+    `test` is what pytest is given: a file and the test's name, perhaps with its parameters in brackets. `more` are
+    others that must see it too: of other ops which the file is part of.
     """
 
     name: str
@@ -23,6 +25,19 @@ class Fault:
     old: str
     new: str
     test: str
+    more: tuple[str, ...] = ()
+
+    @property
+    def tests(self) -> list[str]:
+        return [self.test, *self.more]
+
+
+def everywhere(name: str, what: str, *places: tuple[str, ...]) -> list[Fault]:
+    """The same fault at several places: of each the file, the old text, the new one, and the tests that see it."""
+    return [
+        Fault(f"{name}-{Path(file).parent.name}-{Path(file).stem}", what, file, old, new, test, tuple(more))
+        for file, old, new, test, *more in places
+    ]
 
 
 def planted(fault, text: str) -> str:

@@ -86,7 +86,7 @@ FAULTS = [
         f"{BLOCK3}/clusters.h",
         "row_sum(s.squares_and_count.first + off * (2 * s.mean_and_rest.second + off * count));",
         "row_sum(s.squares_and_count.first);",
-        f"{TESTS3}::test_columns_far_from_the_rows_mean[v5_cluster-cpu]",
+        f"{TESTS3}::test_columns_far_from_the_rows_mean[4-64-v5_cluster-cpu]",
     ),
     Fault(
         "cluster-one-share-for-all-rounds",

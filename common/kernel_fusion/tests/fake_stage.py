@@ -4,6 +4,7 @@ It has what the helpers use of a stage: registered ops with out-variants, Python
 and `launch_counts`.
 """
 
+import ctypes
 import os
 import sys
 import types
@@ -114,6 +115,33 @@ def _reads_past_the_end(x, out):
     out.view(-1)[-1] = flat[-2] * 2 + 0 * flat[-1]
 
 
+# What changes nothing: a byte beside a tensor is looked at, or written as it was.
+
+
+def _past(tensor):
+    return tensor.data_ptr() + tensor.nbytes
+
+
+def _looks_past_the_end(x, out):
+    _good(x, out)
+    ctypes.string_at(_past(x), 1)
+
+
+def _looks_before_the_start(x, out):
+    _good(x, out)
+    ctypes.string_at(x.data_ptr() - 2, 1)
+
+
+def _off_and_looks(x, out):
+    _off_by_a_percent(x, out)
+    ctypes.string_at(_past(x), 1)
+
+
+def _keeps_what_is_past_the_end(x, out):
+    _good(x, out)
+    ctypes.memmove(_past(out), _past(out), 1)
+
+
 def _ignores_strides(x, out):
     out.copy_(torch.as_strided(x, x.shape, out.stride(), x.storage_offset()) * 2)
 
@@ -186,6 +214,10 @@ DOUBLE = {
     "modifies_input": _modifies_input,
     "modifies_beside_input": _modifies_beside_input,
     "reads_past_the_end": _reads_past_the_end,
+    "looks_past_the_end": _looks_past_the_end,
+    "looks_before_the_start": _looks_before_the_start,
+    "off_and_looks": _off_and_looks,
+    "keeps_what_is_past_the_end": _keeps_what_is_past_the_end,
     "ignores_strides": _ignores_strides,
     "needs_alignment": _needs_alignment,
     "out_needs_alignment": _out_needs_alignment,

@@ -64,6 +64,38 @@ def test_a_second_gradient_of_another_dtype_is_rejected():
         testing.check_second_gradients(lambda x, y: x.float() * y.float(), torch.mul, (x, y))
 
 
+def sum_and_product(mistake: str):
+    """`x + y` and `x * y`, with a mistake in their backward."""
+
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.save_for_backward(x, y)
+            return x + y, x * y
+
+        @staticmethod
+        def backward(ctx, to_sum, to_product):
+            x, y = ctx.saved_tensors
+            if mistake == "lost together" and to_product.any():
+                to_sum = torch.zeros_like(to_sum)
+            if mistake == "wrong alone":
+                y = 1.1 * y
+            return to_sum + to_product * y, to_sum + to_product * x
+
+    return Both.apply
+
+
+def test_outputs_used_together():
+    doubles = inputs(torch.float64)
+    testing.check_outputs_together(sum_and_product(""), doubles)
+    with testing.raises(AssertionError, "outputs (0, 1) used together: the gradient of input 0 is ", " off the sum of"):
+        testing.check_outputs_together(sum_and_product("lost together"), doubles)
+    with pytest.raises(RuntimeError, match="mismatch"):
+        testing.check_outputs_together(sum_and_product("wrong alone"), doubles)
+    with testing.raises(ValueError, "of 1 outputs 1 have gradients"):
+        testing.check_outputs_together(torch.mul, doubles)
+
+
 # ---- what an output may lie over ----
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernel_fusion import testing
+from kernel_fusion import stages, testing
 from kernel_fusion.accuracy import allowance, allowances, errors, max_error, misrounded, round_as_well
 from kernel_fusion.tests.fake_stage import stage
 
@@ -56,6 +56,44 @@ def test_a_right_rung_passes(device, dtype, shape):
 def test_a_wrong_rung_is_rejected(rung, complaint):
     with testing.raises(testing.ContractError, f"fake_stage.double, rung '{rung}' on cpu", complaint):
         check(rung)
+
+
+# ---- what changes no result: a protected page beside the tensor shows it ----
+
+
+@pytest.fixture
+def fenced(monkeypatch):
+    """The stage has a library that watches: another one's."""
+    monkeypatch.setattr(stage, "_C", stages.load("step1_simple"), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("rung", "complaint"),
+    [
+        ("looks_past_the_end", "memory past the end of `x` ({}) was read, 0 bytes from it, by a thread that is not em"),
+        ("looks_before_the_start", "memory before the begin of `x` (aligned) was read, 2 bytes from it, by a thread "),
+        ("keeps_what_is_past_the_end", "memory past the end of `out` ({}) was "),
+    ],
+)
+@pytest.mark.parametrize(("shape", "layout"), [((4, 8), "aligned"), ((5, 33), "unaligned")])
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+def test_an_access_beside_a_tensor_is_rejected(fenced, dtype, shape, layout, rung, complaint):
+    """At the end where whole vectors fill the tensor; else where it need not be aligned."""
+    x = testing.randn(shape, dtype, "cpu")
+    check("v2_good", x=x)
+    with testing.raises(testing.ContractError, f"rung '{rung}' on cpu: rung '{rung}': {complaint.format(layout)}"):
+        check(rung, x=x)
+
+
+def test_an_access_beside_a_tensor_is_told_beside_what_else_is_wrong(fenced):
+    with testing.raises(testing.ContractError, "against float64: ", "; rung 'off_and_looks': memory past the end of"):
+        check("off_and_looks", x=testing.randn((4, 8), torch.float32, "cpu"))
+
+
+@pytest.mark.parametrize("shape", [(1,), (0, 7), (), (3, 1, 2)])
+@pytest.mark.parametrize("dtype", [*testing.DTYPES, torch.float64], ids=str)
+def test_a_right_rung_passes_between_protected_pages(fenced, dtype, shape):
+    check("v2_good", x=testing.randn(shape, dtype, "cpu"), alone=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

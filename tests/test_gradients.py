@@ -1,0 +1,147 @@
+"""Gradients of every op with several outputs, where these are used together. Stages' tests look at each alone."""
+
+import functools
+import importlib
+
+import pytest
+import torch
+
+from kernel_fusion import stages, testing
+from kernel_fusion.accuracy import as_tuple
+
+STATE = torch.tensor([20240131, 3])
+
+
+def randn(*shape, seed):
+    return testing.randn(shape, torch.float64, "cpu", seed=seed)
+
+
+def bounds(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def attention():
+    """Two queries of two heads, which share keys and values; three keys."""
+    return randn(2, 2, 2, 2, seed=1), randn(2, 1, 3, 2, seed=2), randn(2, 1, 3, 2, seed=3)
+
+
+def attention_and_what_follows(*, projection):
+    """q, k and v of two heads, the residual, perhaps the projection, and LayerNorm's two vectors."""
+    q, k, v = (randn(2, 2, length, 2, seed=length) for length in (2, 3, 3))
+    rows = [randn(4, 4, seed=7), randn(4, seed=8)] if projection else []
+    return q, k, v, randn(2, 2, 4, seed=6), *rows, randn(4, seed=9), randn(4, seed=10)
+
+
+def rows(number, width=4):
+    return tuple(randn(3, width, seed=20 + i) for i in range(number))
+
+
+def vectors(number, width=4):
+    return tuple(randn(width, seed=30 + i) for i in range(number))
+
+
+def with_key_bounds(inputs):
+    return *inputs, bounds(0, 1), bounds(2, 3)
+
+
+def backward_of_attention():
+    q, k, v = attention()
+    out, lse = torch.ops.step2_attention.attention(q, k, v)
+    return randn(2, 2, 2, 2, seed=4), q, k, v, out, lse, None, None, randn(2, 2, 2, seed=5)
+
+
+def layer_norm_backward(grad, x, weight, grad_sum=None):
+    """The op, with the mean and rstd of `x`: it is a function of others in its own way."""
+    statistics = x.mean(-1), torch.rsqrt(x.var(-1, correction=0) + 1e-5)
+    return torch.ops.step3_fused.layer_norm_backward(grad, x, weight, *statistics, grad_sum)
+
+
+def of_product(*more):
+    """The gradient of three rows of width 5, `more`, x of depth 4 and the weight."""
+    return randn(3, 5, seed=40), *more, randn(3, 4, seed=41), randn(4, 5, seed=42)
+
+
+def mlp(residual):
+    return *rows(1), randn(4, 6, seed=50), *vectors(1, 6), randn(6, 4, seed=51), *vectors(1), residual
+
+
+# Of each op its inputs and options, case by case; the functions are called once the stages are loaded.
+CASES = {
+    "step1_simple.bias_gelu_backward": lambda: [((*rows(2), *vectors(1)), {})],
+    "step1_simple.bias_dropout_residual_backward": lambda: [((*rows(1), p, STATE), {}) for p in (0.0, 0.4)],
+    "step2_attention.attention": lambda: [
+        (attention(), {}),
+        (with_key_bounds(attention()), {"causal": True}),
+        ((*attention(), None, None, STATE), {"dropout_p": 0.4}),
+    ],
+    "step2_attention.attention_backward": lambda: [
+        (backward_of_attention(), {}),
+        (backward_of_attention()[:6], {"causal": True, "scale": 0.7}),
+    ],
+    "step3_fused.layer_norm": lambda: [((*rows(1), *vectors(2)), {})],
+    "step3_fused.layer_norm_backward": lambda: [
+        ((*rows(2), *vectors(1)), {}),
+        ((*rows(2), *vectors(1), *rows(1)), {}),
+    ],
+    "step3_fused.residual_layer_norm": lambda: [
+        ((*rows(2), *vectors(2)), {}),
+        ((*rows(2), *vectors(3)), {"keep": False}),
+        ((*rows(2), *vectors(3), 0.4, STATE), {}),
+    ],
+    "step3_fused.attention_residual_layer_norm": lambda: [
+        (attention_and_what_follows(projection=False), {}),
+        ((*with_key_bounds(attention_and_what_follows(projection=False)), STATE), {"attention_p": 0.4}),
+    ],
+    "step3_fused.attention_block": lambda: [
+        (attention_and_what_follows(projection=True), {}),
+        (attention_and_what_follows(projection=True), {"keep": False}),
+        ((*with_key_bounds(attention_and_what_follows(projection=True)), STATE, STATE), {"p": 0.4, "attention_p": 0.4}),
+    ],
+    "step3_fused.linear_backward": lambda: [(of_product(), {})],
+    "step3_fused.linear_gelu": lambda: [((*of_product()[1:], *vectors(1, 5)), {})],
+    "step3_fused.linear_gelu_backward": lambda: [(of_product(randn(3, 5, seed=43)), {})],
+    "step3_fused.gelu_linear_backward": lambda: [(of_product(), {"approximate": "none"})],
+    "step3_fused.linear_bias_dropout_residual_backward": lambda: [((*of_product(), p, STATE), {}) for p in (0.0, 0.4)],
+    "step3_fused.mlp": lambda: [(mlp(None), {}), (mlp(randn(3, 4, seed=52)), {"approximate": "none"})],
+}
+FUNCTIONS = {"step3_fused.layer_norm_backward": layer_norm_backward}  # others than the op itself
+ONE_WITH_A_GRADIENT = {"step3_fused.layer_norm_linear"}  # its statistics have none, by registration
+
+
+def ops_of_several_outputs() -> set[str]:
+    """All ops of the stages that return several tensors and have a gradient."""
+    found = set()
+    for stage in stages.STAGES:
+        importlib.import_module(stage.module)
+        for schema in torch._C._jit_get_all_schemas():
+            name = schema.name
+            registered = name.startswith(f"{stage.module}::") and schema.overload_name == ""
+            if registered and len(schema.returns) > 1:
+                if torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd"):
+                    found.add(name.replace("::", "."))
+    return found
+
+
+def op(name):
+    stage, function = name.split(".")
+    return getattr(getattr(torch.ops, stage), function)
+
+
+def test_every_op_of_several_outputs_is_checked():
+    assert ops_of_several_outputs() == set(CASES) | ONE_WITH_A_GRADIENT
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_used_together(name):
+    importlib.import_module(name.split(".")[0])
+    function = FUNCTIONS.get(name) or op(name)
+    for inputs, options in CASES[name]():
+        testing.check_outputs_together(functools.partial(function, **options), inputs)
+
+
+@pytest.mark.parametrize("name", sorted(ONE_WITH_A_GRADIENT))
+def test_an_op_with_one_output_that_has_a_gradient_has_no_more(name):
+    importlib.import_module(name.split(".")[0])
+    x, weight = of_product()[1:]
+    outputs = as_tuple(op(name)(x.requires_grad_(), *vectors(2), weight))
+    assert [out.requires_grad for out in outputs] == [True] + [False] * (len(outputs) - 1)
