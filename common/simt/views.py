@@ -338,7 +338,8 @@ class View:
             self.device_declarations[words[at - 1] + " ".join(words[at : end + 1])] = frozenset(
                 SPACES.intersection(words)
             )
-        item.key = f"{item.kind[0]} " + " ".join(words)
+        # GCC 13 begins the two texts with other markers.
+        item.key = f"{item.kind[0]} " + MARKER.sub("", " ".join(words))
 
     def slice(self, start: int, end: int) -> str:
         return self.text[start:end]

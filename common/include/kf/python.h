@@ -67,9 +67,10 @@ inline void raise_versions(const c10::OperatorHandle& op, c10::DispatchKeySet ke
 inline void watch_writes(torch::Library& m, const std::string& stage) {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.getNamespace() != stage) continue;
-    const c10::FunctionSchema& schema =
-        c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str()).schema();
-    if (std::none_of(schema.arguments().begin(), schema.arguments().end(), detail::is_written)) continue;
+    const c10::OperatorHandle op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
+    const std::vector<c10::Argument>& arguments = op.schema().arguments();
+    if (std::none_of(arguments.begin(), arguments.end(), detail::is_written)) continue;
     const std::string overload = c10::toString(name);
     m.impl(overload.c_str(), torch::dispatch(c10::DispatchKey::Autograd,
                                              torch::CppFunction::makeFromBoxedFunction<&detail::refuse_gradients>()));

@@ -193,6 +193,21 @@ def test_what_is_precompiled_is_not_read_again_and_makes_no_difference(tmp_path)
     assert output.read_bytes() == plain
 
 
+def test_what_is_kept_whole_comes_once_where_its_markers_differ(tmp_path):
+    own = tmp_path / "a.cu"
+    own.write_text("int f() {\n#ifdef __CUDA_ARCH__\n")
+    texts = [
+        f'# 0 "<command-line>"\n#pragma GCC pch_preprocess "first.h.gch"\n# {line} "<command-line>"\n# 1 "{own}"\n'
+        f"__kf_device__ int f() {{ return {line}; }}\n"
+        for line in (31, 0)
+    ]
+    text, differs = views.one_text(lambda flags: texts[bool(flags)])
+    assert differs
+    assert text.count("pch_preprocess") == 1
+    assert "return 0" in text
+    assert "return 31" not in text
+
+
 def test_other_sources_are_compiled_as_they_are(tmp_path):
     done, output, rule = compiled(tmp_path, f"{IF}#error device{END}int main() {{}}\n")
     assert (done.returncode, done.stderr) == (0, "")
