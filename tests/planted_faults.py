@@ -60,6 +60,7 @@ LAYERS = {
         *faults.linear.PYTHON_FAULTS,
         *faults.fused_training.PYTHON_FAULTS,
         *faults.kinds.GRADIENTS,
+        *faults.kinds.EMULATION,
     ],
     "model and training": faults.model.FAULTS,
     "the checks themselves: they no longer see": faults.contract.FAULTS,

@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import sys
-import sysconfig
 import types
 
 import pytest
@@ -168,7 +167,7 @@ def test_torch_is_pinned_and_installed_first(install, monkeypatch):
     monkeypatch.setattr(install, "run", lambda what, command: commands.append(command) or 0)
     monkeypatch.setattr(install.compileall, "compile_dir", lambda folder, **options: compiled.append(folder))
     assert install.main() == 0
-    assert compiled == [sysconfig.get_path("purelib")]
+    assert compiled == [importlib.util.find_spec("torch").submodule_search_locations[0]]
     first, second = (command[command.index("install") + 1 :] for command in commands)
     assert first == ["--no-compile", install.torch_pin(), "--index-url", install.CPU_INDEX]
     assert re.fullmatch(r"torch==\d+\.\d+\.\d+", install.torch_pin())

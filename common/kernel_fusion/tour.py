@@ -34,7 +34,7 @@ DEMONSTRATIONS = {
     "train_small_gpt2": "a small GPT-2 trained on this repository's documents",
 }
 # On two cores.
-BUILD_SECONDS = {"step1-simple": 40, "step2-attention": 40, "step3-fused": 100, "step4-integration": 10}
+BUILD_SECONDS = {"step1-simple": 30, "step2-attention": 50, "step3-fused": 105, "step4-integration": 15}
 SHOWING_MINUTES, FULL_MINUTES, TRAINING_MINUTES = 2, 6, 0.5
 # torch's C++ warns of rungs whose runs differ when it is told to fill memory with NaN, which every check does.
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}

@@ -703,3 +703,49 @@ PLAIN_READS = everywhere(
         f"{ATTENTION2}::test_attention_of_any_length[33-full-torch.float32-cpu-cpu]",
     ),
 )
+
+# ---- the emulation: what C++ makes of a source in silence, and a GPU does not ----
+
+REWRITE, REWRITE_TEST = "common/simt/rewrite.py", "common/simt/tests/test_rewrite.py"
+EMULATION = [
+    Fault(
+        "zero-within-an-argument",
+        "a zero within an argument of a launch is made a null pointer",
+        REWRITE,
+        "ZERO.fullmatch(tokens[k].text) and not depth:",
+        "ZERO.fullmatch(tokens[k].text):",
+        f"{REWRITE_TEST}::test_zeros_among_the_arguments_of_a_launch",
+    ),
+    Fault(
+        "barriers-of-a-macro",
+        "the second barrier of a macro is the first",
+        REWRITE,
+        "enumerate(called[1:], 1)",
+        "enumerate(called[2:], 1)",
+        f"{REWRITE_TEST}::test_the_barriers_of_a_macro_are_numbered",
+    ),
+    Fault(
+        "casts-of-the-host",
+        "the host's casts saturate as a GPU's do",
+        REWRITE,
+        "                if on_device:\n                    self.integer_cast(tokens, i)",
+        "                self.integer_cast(tokens, i)",
+        f"{REWRITE_TEST}::test_what_is_no_cast_to_an_integer_of_the_device_is_left_alone",
+    ),
+    Fault(
+        "casts-to-named-types",
+        "a cast to a type that the program names does not saturate",
+        REWRITE,
+        "self.integers.add(name[0].text)",
+        "pass",
+        f"{REWRITE_TEST}::test_casts_to_integers_become_calls",
+    ),
+    Fault(
+        "header-of-which-nothing-is-used",
+        "`using namespace` counts as a use of a header that is not emulated",
+        "common/simt/refusals.py",
+        'using = before == "namespace" and i > 1 and tokens[i - 2].text == "using"',
+        "using = False",
+        "common/simt/tests/test_refusals.py::test_a_header_of_which_nothing_is_used_is_no_harm",
+    ),
+]
