@@ -388,13 +388,15 @@ __global__ void conversions(Numbers n, int* out) {
   out[2] += n.none;
   byte = n.width * 10.0f;  // 320: here as there, the low bits
   out[3] = byte;
+  const short word = n.width * 3000.0f;  // 96000
+  out[4] = word;
 }
 int main() {
   const Numbers n{1e10f, NAN, -1.5f, 0, 32, -2147483647 - 1, -1, 7};
   int* out; cudaMallocManaged(&out, 64);
   casts<<<1, 1>>>(n); functions<<<1, 1>>>(3e38f); quotients<<<1, 1>>>(n);
   for (int i = 0; i < 2; ++i) { shifts<<<1, 1>>>(n, out); conversions<<<1, 1>>>(n, out); }
-  cudaDeviceSynchronize(); printf("%d\n", out[3]);
+  cudaDeviceSynchronize(); printf("%d %d\n", out[3], out[4]);
 }
 """,
 )
@@ -403,7 +405,7 @@ AN_H200_PRINTS = """\
 -2147483648 0 44
 0 nan 0
 -1 7 -2147483648 4294967295
-64
+64 30464
 """
 
 

@@ -106,6 +106,7 @@ def test_casts_to_integers_become_calls(tmp_path, text):
         "__device__ int f(int (*g)(float), int);\n__device__ float g(int) { return 1; }\n",
         "__device__ int f(float x) { int y(x); float z = (float)y; function<int(float)> k; return sizeof(int); }\n",
         "__device__ void f() { int (*g)(int) = nullptr; bool b = (bool)1.5f; T* p = (T*)q; auto r = (int*)q; }\n",
+        "__device__ int f(float x) { float y = x; int(z) = 3; return z; }\n",
         "struct S { __device__ bool operator()(int) const { return 1; } };\nint after(float x) { return (int)x; }\n",
     ],
 )
