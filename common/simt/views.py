@@ -672,11 +672,6 @@ def include_dirs(flags: list[str]) -> list[str]:
     return apart + [flag[2:] for flag in flags if flag.startswith("-I") and flag != "-I"]
 
 
-def without_includes(flags: list[str]) -> list[str]:
-    """A command for a text that holds, or names, what `-include` would bring once more."""
-    return [word for before, word in zip(["", *flags], flags, strict=False) if "-include" not in (before, word)]
-
-
 def main(arguments: list[str]) -> int:
     flags, named = split_arguments(arguments)
     if not flags or not named.get("-c") or not named.get("-o"):
@@ -710,9 +705,8 @@ def main(arguments: list[str]) -> int:
         own = rf"(?<=\s){re.escape(str(source.parent))}/(?:\\.|[^\s\\])*" if rules else r"(?!)"
         write(Path(named["-MF"]), re.sub(own, "", preprocessor.dependencies) + rules)
     if differs:
-        source = Path(f"{output}.ii")  # a preprocessed text, by its name
+        source = Path(f"{output}.ii")  # a preprocessed text, by its name: -include brings nothing more
         write(source, text)
-        flags = without_includes(flags)
     return subprocess.run([*flags, "-c", str(source), "-o", output]).returncode
 
 

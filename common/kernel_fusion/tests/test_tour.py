@@ -93,6 +93,15 @@ def test_a_result_that_is_never_written_is_wrong(tmp_path):
     assert re.search(r"v2_good +a product +inf WRONG", done.stdout)
 
 
+def test_plain_cpp_that_is_wrong_fails_the_tour(tmp_path):
+    repository = FakeRepository(tmp_path, 1)
+    repository.stage("step1-fake", run="lambda x, rung: x * (3 if rung == 'cpu' else 2)")
+    done = repository.python("-m", "kernel_fusion", "tour")
+    assert done.returncode == 1
+    assert "step1-fake: 1 wrong results, marked above" in done.stdout + done.stderr
+    assert "failed: step1-fake: every rung, checked" in done.stdout
+
+
 def test_a_demonstration_that_fails_is_named(tmp_path):
     repository = FakeRepository(tmp_path, 1)
     repository.demonstrations(train="raise AssertionError('the bigram model is better')")
