@@ -217,8 +217,13 @@ TEST(BiasDropoutResidual, EveryRungDropsTheSame) {
       args.scratch = scratch.data();
       rung.launch(args, nullptr);
       const auto gradient = [&](size_t i) { return kept[i] ? double{x[i]} * 4 / 3 : 0; };
-      expect_near(grad_x.values(), gradient, named(rung.name, width));
+      const std::vector<float> got = grad_x.values();
+      expect_near(got, gradient, named(rung.name, width));
       expect_near(grad_bias.values(), column_sum_of(gradient, width), named(rung.name, width), 1e-4);
+      args.state = static_cast<const int64_t*>(state.data());
+      args.seed = 1, args.offset = 2;
+      rung.launch(args, nullptr);
+      EXPECT_EQ(grad_x.values(), got) << named(rung.name, width);
     }
   }
 }

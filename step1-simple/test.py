@@ -95,6 +95,7 @@ OPS = {
     "bias_dropout_residual_backward": (dropout_gradients, lambda x, more: (x, 0.3, STATE)),
     "column_sum": (sum_of_rows, lambda x, more: (x,)),
 }
+BY_ELEMENTS = ("scale", "gelu", "gelu_scale", "gelu_backward")  # ops that do not care about rows
 WITH_GELU = {"gelu", "gelu_scale", "gelu_backward", "bias_gelu", "bias_gelu_backward"}
 RUNGS = [
     pytest.param(op, *parameter.values, marks=parameter.marks, id=f"{op}-{parameter.id}")
@@ -132,6 +133,13 @@ def test_every_rung_finds_each_tensor_wherever_it_lies(dtype, op, device, rung):
     testing.check_contract(step1_simple, op, inputs, rung, alone=True, layouts=False, **functions_of(op))
 
 
+@pytest.mark.parametrize(("op", "device", "rung"), [p for p in RUNGS if p.values[0] not in BY_ELEMENTS])
+@pytest.mark.parametrize("width", [1, 12])
+def test_rows_of_one_column_and_of_one_vector_and_a_half(width, op, device, rung):
+    inputs = inputs_of(op, (33, width), torch.bfloat16, device)
+    testing.check_contract(step1_simple, op, inputs, rung, **functions_of(op))
+
+
 @pytest.mark.parametrize(("op", "device", "rung"), [p for p in RUNGS if p.values[0] == "scale"])
 def test_more_elements_than_threads_at_once(op, device, rung):
     """v3_grid_stride's threads, 2048 a multiprocessor, take three of them; some two."""
@@ -157,8 +165,9 @@ def test_ops_without_rows_take_a_tensor_without_dimensions(op, device, rung):
 
 
 @pytest.mark.parametrize(("op", "device", "rung"), [p for p in RUNGS if p.values[0] == "gelu_backward"])
-def test_gelu_backward_has_the_factor_of_gelu_scale(op, device, rung):
-    inputs = inputs_of(op, (7, 65), torch.float32, device)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gelu_backward_has_the_factor_of_gelu_scale(dtype, op, device, rung):
+    inputs = inputs_of(op, (7, 65), dtype, device)
     testing.check_contract(step1_simple, op, inputs, rung, kwargs={"factor": -1.7}, **functions_of(op))
 
 
@@ -190,9 +199,6 @@ FASTEST = {
     "bias_dropout_residual_backward": "v2_fused",
     "column_sum": "v3_vector",
 }
-
-
-BY_ELEMENTS = ("scale", "gelu", "gelu_scale", "gelu_backward")  # ops that do not care about rows
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -285,6 +291,25 @@ def test_offsets_beyond_32_bits_are_right(width, op, device, rung, monkeypatch):
     for out, want in zip(outs.values(), as_tuple(OPS[op][0](*end)), strict=True):
         written = 600  # so many at least, by any rung's last 20 blocks
         torch.testing.assert_close(out.flatten()[-written:].double(), want[-written:], rtol=1e-2, atol=1e-2)
+
+
+def test_a_grid_stride_goes_on_beyond_32_bits(monkeypatch):
+    """Under emulation the last block alone runs, all of its rounds: some 270 MB."""
+    monkeypatch.setenv("KF_SIMT_LAST_BLOCKS", "1")
+    block, stride = 256, 16 * 8 * 256  # the emulation has 16 multiprocessors
+    n = (1 << 31) + stride
+    x, out = (testing.lazy_memory(n, torch.bfloat16, "cpu") for _ in range(2))
+    x[-block:] = testing.randn((block,), torch.bfloat16, "cpu")
+    ops.scale.out(x, -1.7, rung="v3_grid_stride", out=out)
+    assert torch.equal(out[-block:], x[-block:] * -1.7)
+
+
+def test_the_rows_of_a_sum_beyond_32_bits_are_found_in_plain_cpp():
+    """All rows but the last are zeros, which nobody has written and which take no memory."""
+    rows, width = (1 << 16) + 1, 1 << 15
+    x = testing.lazy_memory(rows * width, torch.bfloat16, "cpu").view(rows, width)
+    x[-1] = testing.randn((width,), torch.bfloat16, "cpu")
+    assert torch.equal(step1_simple.column_sum(x, rung="cpu"), x[-1])
 
 
 def test_only_the_last_blocks_of_a_grid_run_where_that_is_asked(monkeypatch):
@@ -594,6 +619,17 @@ def test_the_backward_drops_what_the_forward_dropped(shape, device, rung):
     torch.testing.assert_close(grad_bias, grad_x.sum(0))
 
 
+@pytest.mark.parametrize(("device", "rung"), DROPOUT_BACKWARD_RUNGS)
+def test_what_is_dropped_has_a_gradient_of_0_whatever_reaches_it(device, rung):
+    for shape in ((5, 64), (7, 33)):
+        kept = kept_elements(shape, 0.4, STATE, device).to(device)
+        ones = torch.ones(shape, device=device)
+        want = step1_simple.bias_dropout_residual_backward(ones, 0.4, STATE, rung=rung)
+        for value in (INFINITY, NAN):
+            got = step1_simple.bias_dropout_residual_backward(torch.where(kept, ones, value), 0.4, STATE, rung=rung)
+            assert all(map(torch.equal, got, want))
+
+
 def dropout_of_ones(device, p=0.5, shape=(4, 64)):
     one, zero = torch.ones(shape, device=device), torch.zeros(shape, device=device)
     return step1_simple.bias_dropout_residual(one, zero[0], zero, p)
@@ -609,6 +645,15 @@ def test_manual_seed_repeats_dropout_and_calls_differ(device):
     torch.manual_seed(8)
     assert not torch.equal(dropout_of_ones(device), first)
     assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("device", testing.DEVICES)
+def test_a_tenth_is_dropped_where_p_is_not_given(device):
+    one, zero = torch.ones(64, 64, device=device), torch.zeros(64, 64, device=device)
+    torch.manual_seed(7)
+    by_default = step1_simple.bias_dropout_residual(one, zero[0], zero)
+    torch.manual_seed(7)
+    assert torch.equal(by_default, dropout_of_ones(device, p=0.1, shape=(64, 64)))
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
@@ -778,6 +823,18 @@ def test_second_gradients_are_as_exact_as_the_dtype_allows(op, dtype, device):
             functools.partial(REFERENCES.get(op, OPS[op][0]), **keywords),
             tuple(t.to(device) for t in inputs),
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_second_gradient_of_a_bias_is_rounded_once(dtype):
+    """Rows that nearly cancel: had each been rounded, little of their sum would be right."""
+    x = torch.tensor([[0.3], [0.305]]).repeat(500, 1).to(dtype)
+    grad = torch.tensor([[0.7], [-0.7]]).repeat(500, 1).to(dtype)
+    bias = torch.full((1,), 0.1, dtype=dtype, requires_grad=True)
+    (got,) = torch.autograd.grad(step1_simple.bias_gelu_backward(grad, x, bias)[0], bias, torch.ones_like(x))
+    wide = bias.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(gelu_of_sum_gradients(grad.double(), x.double(), wide)[0].sum(), wide)
+    torch.testing.assert_close(got.double(), want, rtol=torch.finfo(dtype).eps, atol=0)
 
 
 @pytest.mark.parametrize("approximate", ["tanh", "none"])
@@ -1065,6 +1122,20 @@ def test_scale_refuses(device):
         ops.scale.out(x, 2.0, out=x)
 
 
+@pytest.mark.parametrize("device", testing.DEVICES)
+@pytest.mark.parametrize("op", OPS)
+def test_an_out_of_another_shape_or_dtype_is_refused(op, device):
+    inputs = inputs_of(op, (2, 3), torch.float32, device)
+    call = getattr(ops, op).out
+    names = [a.name for a in call._schema.arguments if a.alias_info is not None]
+    outs = dict(zip(names, as_tuple(getattr(step1_simple, op)(*inputs)), strict=True))
+    for name, out in outs.items():
+        with testing.raises(ValueError, f"{op}: `{name}` must have shape {tuple(out.shape)}, got (2,)"):
+            call(*inputs, **outs | {name: out.new_empty(2)})
+        with testing.raises(TypeError, f"{op}: `{name}` must have the dtype of", "(float32), got float16"):
+            call(*inputs, **outs | {name: out.half()})
+
+
 def calls_with_rows():
     """For each op that has rows: itself as a function of x and bias, and what it calls them."""
     return {
@@ -1134,6 +1205,10 @@ def test_tensors_that_do_not_match_are_refused(device):
         step1_simple.bias_gelu_backward(x, x[:1], bias)
     with testing.raises(ValueError, "bias_dropout_residual: `residual` must have shape (2, 3), got (3,)"):
         step1_simple.bias_dropout_residual(x, bias, bias, 0.1, STATE)
+    with testing.raises(TypeError, "bias_dropout_residual: `residual` must have the dtype of `x`", "got float16"):
+        step1_simple.bias_dropout_residual(x, bias, x.half(), 0.1, STATE)
+    with testing.raises(TypeError, "bias_gelu_backward: `x` must have the dtype of `grad` (float32), got float16"):
+        step1_simple.bias_gelu_backward(x, x.half(), bias)
 
 
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])

@@ -61,7 +61,7 @@ at::Tensor& embedding_out(const at::Tensor& ids, const at::Tensor& token_weight,
   check_device("embedding", "ids", ids, "token_weight", token_weight);
   check_dim("embedding", "ids", ids, 2);
   TORCH_CHECK_VALUE(position >= 0, "embedding: `position` must not be negative, got ", position);
-  TORCH_CHECK_VALUE(position + ids.size(1) <= position_weight.size(0), "embedding: `position` (", position,
+  TORCH_CHECK_VALUE(position <= position_weight.size(0) - ids.size(1), "embedding: `position` (", position,
                     ") and the length of `ids` (", ids.size(1), ") go past the ", position_weight.size(0),
                     " rows of `position_weight`");
   check_out("embedding", "out", out, {ids.size(0), ids.size(1), width}, "token_weight", token_weight);
@@ -104,7 +104,7 @@ void kv_append(at::Tensor& k_cache, at::Tensor& v_cache, const at::Tensor& k, co
   check_like("kv_append", "v", v, "k_cache", k_cache, k.sizes());
   check_apart("kv_append", {{"k_cache", k_cache}, {"v_cache", v_cache}}, {{"k", k}, {"v", v}});
   TORCH_CHECK_VALUE(position >= 0, "kv_append: `position` must not be negative, got ", position);
-  TORCH_CHECK_VALUE(position + k.size(2) <= k_cache.size(2), "kv_append: `position` (", position,
+  TORCH_CHECK_VALUE(position <= k_cache.size(2) - k.size(2), "kv_append: `position` (", position,
                     ") and the length of `k` (", k.size(2), ") go past the caches' length ", k_cache.size(2));
   check_rung(kv_append_op(), rung, k_cache);
   if (k.numel() == 0) return;

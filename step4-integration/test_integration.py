@@ -33,10 +33,11 @@ from generate import ByteTokenizer, FileTokenizer, choose, generate, read_tokeni
 from generate import main as generate_main
 from gpt2_model import GPT2, KVCache
 from rich.console import Console
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
+from transformers.activations import ACT2FN
 
 import step1_simple
 import step2_attention
@@ -97,6 +98,7 @@ def check_embedding(inputs, rung, position=0, **options):
         (1, 3, 1600),
         (1, 1023, 8),
         (2, 129, 31),
+        (2, 3, 12),
     ],
 )
 def test_embedding_adds_the_token_and_its_position(batch, length, width, dtype, device, rung):
@@ -189,9 +191,10 @@ def test_no_tokens_give_no_rows(device, rung):
 def test_a_bad_id_is_an_error_on_the_cpu(id_type, rung):
     ids, token_weight, position_weight = tables(2, 5, 8, torch.float32, "cpu")
     for bad in (19, -1, 2**31 - 1):
-        ids[1, 3] = bad
-        with testing.raises(ValueError, "embedding: `ids` must be from 0 to 18", f"got {bad} at (1, 3)"):
-            step4_integration.embedding(ids.to(id_type), token_weight, position_weight, rung=rung)
+        for at in ((0, 0), (1, 3), (1, 4)):
+            with_bad = ids.index_put(tuple(map(torch.tensor, at)), torch.tensor(bad))
+            with testing.raises(ValueError, "embedding: `ids` must be from 0 to 18", f"got {bad} at {at}"):
+                step4_integration.embedding(with_bad.to(id_type), token_weight, position_weight, rung=rung)
 
 
 @pytest.mark.parametrize(
@@ -558,7 +561,9 @@ def test_embedding_refuses(device):
     refused(TypeError, "embedding: `position_weight` must have the dtype", position_weight=position_weight.half())
     refused(ValueError, "embedding: `position_weight` must have shape (7, 8)", position_weight=position_weight[:, :7])
     refused(ValueError, "embedding: `position` must not be negative, got -1", position=-1)
-    refused(ValueError, "embedding: `position` (3)", "the length of `ids` (5)", "past the 7 rows", position=3)
+    for position in (3, 2**63 - 1):  # to which no length can be added
+        says = (f"embedding: `position` ({position})", "the length of `ids` (5)", "past the 7 rows")
+        refused(ValueError, *says, position=position)
     if device != "meta":
         for some_ids in (ids, ids[:0], ids[:, :0]):
             refused(
@@ -585,12 +590,17 @@ def test_kv_append_refuses(device):
     refused(ValueError, "kv_append: `k` must have shape (2, 3, 4, 8), got (2, 2, 4, 8)", k=k[:, :2])
     refused(ValueError, "kv_append: `v` must have shape (2, 3, 4, 8), got (2, 3, 3, 8)", v=k[:, :, 1:])
     refused(ValueError, "kv_append: `position` must not be negative, got -1", position=-1)
-    refused(ValueError, "`position` (6)", "the length of `k` (4)", "past the caches' length 9", position=6)
+    for position in (6, 2**63 - 1):  # to which no length can be added
+        says = (f"`position` ({position})", "the length of `k` (4)", "past the caches' length 9")
+        refused(ValueError, *says, position=position)
     if device != "meta":
         for some in (k, k[:, :, :0]):
             refused(ValueError, "kv_append: `rung` must be 'auto' or one of", "'v9'", k=some, v=some, rung="v9")
         refused(ValueError, "stride 1 along its last dimension", k_cache=k_cache.mT.contiguous().mT)
-        refused(ValueError, "`v_cache` must not be an expanded tensor", v_cache=v_cache[:1].expand(2, -1, -1, -1))
+        for dim, size in enumerate((2, 3, 9)):
+            expanded = v_cache.narrow(dim, 0, 1).expand(*(size if d == dim else -1 for d in range(4)))
+            says = ("`v_cache` must not be an expanded tensor", f"dimension {dim} has stride 0")
+            refused(ValueError, *says, v_cache=expanded)
 
 
 @on_each_device
@@ -746,6 +756,12 @@ def test_logits_equal_hugging_face(size, dtype, device, fused, tmp_path):
 def test_options_of_the_config_count(option, fused, tmp_path):
     hf = make_hf(64, 2, **option)
     check_logits(ours_of(hf, tmp_path, fused=fused), hf, tokens())
+
+
+def test_an_activation_is_what_transformers_calls_so():
+    x = torch.linspace(-6, 6, 500, dtype=torch.float64)
+    for name, approximate in gpt2_model.GELUS.items():
+        torch.testing.assert_close(F.gelu(x, approximate=approximate), ACT2FN[name](x), rtol=0, atol=1e-9, msg=name)
 
 
 def without_causality(monkeypatch, model):
@@ -1202,9 +1218,24 @@ def test_a_name_that_nobody_knows_is_an_error_that_says_what_it_may_be(monkeypat
         GPT2.from_pretrained(tmp_path)
 
 
-def test_a_name_on_the_hub_is_fetched(monkeypatch, hf, folder):
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **kw: {"owner/model": str(folder)}[name])
+def test_a_name_on_the_hub_is_fetched(monkeypatch, hf, tmp_path, bpe):
+    """What we need of a model in several files, and a tokenizer; and no other framework's weights."""
+    hub, here = tmp_path / "hub", tmp_path / "here"
+    hf.save_pretrained(hub, max_shard_size="100KB")
+    (hub / "tokenizer.json").write_bytes(bpe.read_bytes())
+    (hub / "pytorch_model.bin").write_bytes(b"")
+
+    def download(name, allow_patterns):
+        here.mkdir()
+        for path in hub.iterdir() if name == "owner/model" else ():
+            if any(path.match(pattern) for pattern in allow_patterns):
+                (here / path.name).write_bytes(path.read_bytes())
+        return str(here)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     check_logits(GPT2.from_pretrained("owner/model"), hf, tokens())
+    assert isinstance(read_tokenizer(here), FileTokenizer)
+    assert not (here / "pytorch_model.bin").exists()
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
@@ -1212,6 +1243,8 @@ def test_transformers_reads_what_we_save(dtype, folder, tmp_path):
     model = GPT2.from_pretrained(folder, dtype=dtype)
     model.save_pretrained(tmp_path / "saved")
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "saved", dtype=dtype)
+    with safe_open(tmp_path / "saved" / "model.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}  # without it older versions of transformers refuse the file
     ours = GPT2.from_pretrained(tmp_path / "saved")
     assert ours.wte.weight.dtype == dtype
     check_logits(ours, theirs, tokens())
@@ -1329,6 +1362,7 @@ def test_the_four_sizes_have_gpt2s_parameters():
         with torch.device("meta"):
             counts.append(sum(p.numel() for p in GPT2(config).parameters()))
     assert counts == [124_439_808, 354_823_168, 774_030_080, 1_557_611_200]
+    assert [config.n_embd / config.n_head for config in gpt2_model.SIZES.values()] == [64] * 4
 
 
 # ---- under transformers' own model ----
@@ -1520,6 +1554,22 @@ def test_a_prompt_that_holds_the_padding_token_needs_a_mask(hf):
         check_tokens(hf.generate(ids, attention_mask=mask, **options), expected)
 
 
+def test_older_versions_of_transformers_give_the_queries_positions():
+    mask = functools.partial(hf_patch.causal_only, kv_length=8)
+    for first in (0, 5, 7):  # a prompt, a part of one, a new token
+        assert mask(cache_position=torch.arange(first, 8)) is hf_patch.CAUSAL
+    with testing.raises(ValueError, "the queries must be the last of the keys, got queries 3 to 6 among 8 keys"):
+        mask(cache_position=torch.arange(3, 7))
+
+
+def test_a_call_may_ask_for_no_weights_where_the_config_asks_for_them(hf):
+    hf = copy_of(hf)
+    expected = hf(tokens()).logits
+    with hf_patch.patched(hf):
+        hf.config._output_attentions = True
+        torch.testing.assert_close(hf(tokens(), output_attentions=False).logits, expected, rtol=1e-5, atol=1e-5)
+
+
 def of_every_layer(name, value):
     return lambda model: [setattr(block.attn, name, value) for block in model.transformer.h]
 
@@ -1545,7 +1595,9 @@ def test_what_changes_the_meaning_of_attention_is_refused_by_name(implementation
             model(tokens(), **call)
 
 
-@pytest.mark.parametrize("name", ["is_causal", *hf_patch.NOT_OURS])
+@pytest.mark.parametrize(
+    "name", ["is_causal", "head_mask", "position_bias", "softcap", "s_aux", "sliding_window", "cache"]
+)
 def test_what_a_call_hands_on_to_attention_is_refused_by_name(name):
     """To the function, since not every version of transformers hands everything on."""
     q = torch.randn(1, 2, 3, 8)

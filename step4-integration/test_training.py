@@ -5,6 +5,7 @@ python test_training.py            pytest's options may follow, such as -k sched
 
 import copy
 import dataclasses
+import io
 import itertools
 import math
 import pathlib
@@ -24,6 +25,7 @@ import train
 from generate import main as generate_main
 from gpt2_model import GPT2
 from rich.console import Console
+from rich.progress import Progress
 from transformers import GPT2LMHeadModel
 
 from kernel_fusion import testing
@@ -132,13 +134,14 @@ def test_the_repositorys_documents_are_read():
 
 def test_what_is_built_installed_or_hidden_is_no_document(tmp_path):
     texts = {
-        "b.md": b"two", "a/c.cu": b"one", "a/d.txt": b"three", "z.h": b"four", "build/e.md": b"-", "a/build/f.py": b"-",
+        "b.md": b"two", "a/c.cu": b"one", "a/d.txt": b"three", "z.h": b"four", "x.cpp": b"five", "y.py": b"six",
+        "build/e.md": b"-", "a/build/f.py": b"-",
         "out/g.txt": b"-", ".venv/h.py": b"-", "node_modules/i.md": b"-", "kf.egg-info/j.txt": b"-", "k.bin": b"-",
     }  # fmt: skip
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(text)
-    assert train.read_documents(tmp_path) == [b"one", b"three", b"two", b"four"]
+    assert train.read_documents(tmp_path) == [b"one", b"three", b"two", b"five", b"six", b"four"]
 
 
 TINY = dataclasses.replace(train.SMALL, n_positions=16, n_layer=1, n_embd=32, n_head=2)
@@ -398,6 +401,23 @@ def test_a_paragraph_goes_on_where_the_model_left_off(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "generate", counting)
     assert train.paragraph(tmp_path, "Once upon a time", length=30) == "Once upon a timeabcdefghabcdef"
     assert prompts == [b"n a time", b"abcdefgh"]
+
+
+def test_a_bar_on_a_terminal_is_as_full_as_the_training_is_done(monkeypatch):
+    bars = []
+
+    def spy(*arguments, **options):
+        bars.append(Progress(*arguments, **options))
+        return bars[-1]
+
+    monkeypatch.setattr(train, "Progress", spy)
+    printed = io.StringIO()
+    with train.shown(Console(file=printed, force_terminal=True, width=80)) as show:
+        (task,) = bars[0].tasks
+        for progress in (0.25, 0.5):
+            show(progress, f"{progress} done")
+            assert (task.percentage, task.fields["note"]) == (100 * progress, f"{progress} done")
+    assert "100%" in printed.getvalue()
 
 
 def test_train_refuses_no_steps():

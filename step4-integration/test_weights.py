@@ -26,7 +26,7 @@ import train
 from gpt2_model import GPT2, Config
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from transformers import GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from kernel_fusion import testing
 
@@ -239,6 +239,29 @@ def test_a_place_that_is_no_folder_is_named(tmp_path):
             save("new", place)
 
 
+def test_a_file_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    """Or a power failure after the rename might leave it empty. And so is the folder, after each that did."""
+    save("old", tmp_path)
+    events = []
+    fsync, replace = os.fsync, pathlib.Path.replace
+
+    def spy_on_fsync(descriptor):
+        events.append(("written", pathlib.Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        fsync(descriptor)
+
+    def spy_on_replace(path, target):
+        events.append(("renamed", path.name))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", spy_on_fsync)
+    monkeypatch.setattr(pathlib.Path, "replace", spy_on_replace)
+    save("new", tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        renamed = events.index(("renamed", f"{name}.tmp"))
+        assert ("written", f"{name}.tmp") in events[:renamed]
+        assert events[renamed + 1] == ("written", tmp_path.name)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     save("old", tmp_path)
@@ -389,7 +412,7 @@ def test_an_entry_of_the_config_that_is_wrong_is_named(entry, value, must, tmp_p
 def test_other_names_of_an_entry_are_those_of_transformers(tmp_path):
     config = with_entries(tmp_path)
     entries = json.loads(config.read_text())
-    for alias, name in gpt2_weights.ALIASES.items():
+    for alias, name in GPT2Config.attribute_map.items():
         entries[alias] = entries.pop(name)
     config.write_text(json.dumps(entries))
     assert as_read(tmp_path) == as_transformers_reads(tmp_path) == "old"
@@ -478,13 +501,14 @@ def test_a_bad_prompt_is_one_line(prompt, says, tmp_path):
     assert says in command(tmp_path, prompt=prompt)
 
 
-@pytest.mark.parametrize("vocab_size", [97, 300])
+@pytest.mark.parametrize("vocab_size", [97, 104, 300])
 def test_bytes_and_a_vocabulary_of_another_size(vocab_size, tmp_path):
     GPT2(Config(**SIZES | {"vocab_size": vocab_size})).save_pretrained(tmp_path, tokenizer="bytes")
     if vocab_size > 256:
         assert "`vocab_size` must be at most 256 where `tokenizer` is 'bytes', got 300" in command(tmp_path)
     else:
-        assert "--prompt must be of tokens from 0 to 96, the model's; its tokenizer made 104" in command(tmp_path)
+        must = f"--prompt must be of tokens from 0 to {vocab_size - 1}, the model's; its tokenizer made 104"
+        assert must in command(tmp_path)
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path, monkeypatch):
@@ -503,6 +527,13 @@ def test_generate_refuses_a_batch_of_none():
     for ids in (torch.zeros(0, 3, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.int64)):
         with testing.raises(ValueError, "at least one row and one token", f"got shape {tuple(ids.shape)}"):
             generate.generate(MODELS["old"], ids, 1)
+
+
+@pytest.mark.parametrize("seed", [-(1 << 63), (1 << 64) - 1])
+def test_the_first_and_the_last_seed_are_taken(seed):
+    ids = torch.zeros(4, 3, dtype=torch.int64)
+    drawn, again = (generate.generate(MODELS["old"], ids, 9, temperature=1.0, seed=seed) for _ in range(2))
+    assert generate.where_different(drawn, again) is None
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 1e-40, 1e-300, 5e-324])

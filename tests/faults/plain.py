@@ -283,4 +283,12 @@ FAULTS = [
         "batch * to_strides.batch + head * to_strides.head / to_strides.head * from_strides.head;",
         f"{TEST4}::test_kv_append_writes_its_rows_and_nothing_else[contiguous-torch.float32-cpu-cpu]",
     ),
+    Fault(
+        "rows-in-32-bits-in-plain-c++",
+        "a row is found by 32 bits",
+        CPU1,
+        "add_row(static_cast<const T*>(a.x) + row * a.width, sum, a.width);",
+        "add_row(static_cast<const T*>(a.x) + static_cast<int32_t>(row * a.width), sum, a.width);",
+        f"{TEST1}::test_the_rows_of_a_sum_beyond_32_bits_are_found_in_plain_cpp",
+    ),
 ]

@@ -623,4 +623,20 @@ FAULTS = [
         "start = times[tile - places][2] if tile >= places",
         f"{LESSON2}::test_copies_wait_for_their_places_and_computing_for_its_copy",
     ),
+    Fault(
+        "half-is-dropped-by-default",
+        "a half is dropped where p is not given, not a tenth",
+        STEP1,
+        "p: float = 0.1,",
+        "p: float = 0.5,",
+        f"{TEST1}::test_a_tenth_is_dropped_where_p_is_not_given[cpu]",
+    ),
+    Fault(
+        "second-gradient-rounded-before-its-sum",
+        "the second gradient of a bias is a sum of rounded numbers",
+        STEP1,
+        "to_bias = to_x.reshape(-1, bias.numel()).sum(0)",
+        "to_bias = wide(to_x.to(x.dtype)).reshape(-1, bias.numel()).sum(0)",
+        f"{TEST1}::test_the_second_gradient_of_a_bias_is_rounded_once[torch.bfloat16]",
+    ),
 ]
