@@ -260,7 +260,7 @@ def test_scale_defaults_to_one_over_the_root_of_head_dim(device, rung):
     if takes_any_scale(rung):
         assert_attends(step2_attention.attention(q, k, v, scale=-0.7, rung=rung), q, k, v, scale=-0.7)
         return
-    for scale in (-0.7, 0.0, NAN):
+    for scale in (-0.7, 0.0, NAN, 1e39):  # the last one is infinite in float32
         with testing.raises(ValueError, f"rung '{rung}' takes a scale above 0, got {scale:.6f}", "'v4_pipeline'"):
             step2_attention.attention(q, k, v, scale=scale, rung=rung)
 
@@ -435,6 +435,10 @@ def test_empty_tensors_have_empty_gradients(device):
     k = torch.ones(1, 1, 0, 8, device=device, requires_grad=True)
     step2_attention.attention(q, k, k).sum().backward()
     assert q.grad.eq(0).all()
+    assert k.grad.shape == k.shape
+    q, k = (torch.ones(1, 0, length, 8, device=device, requires_grad=True) for length in (3, 5))  # no heads
+    (grad,) = torch.autograd.grad(step2_attention.attention(q, k, k).sum(), q, create_graph=True)
+    grad.sum().backward()
     assert k.grad.shape == k.shape
 
 
@@ -693,6 +697,8 @@ def test_attention_is_registered_as_torch_wants_it(device, rung):
     testing.check_op(step2_attention, "attention", inputs, {"scale": 0.3, "rung": rung})
     strided = tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs)
     testing.check_op(step2_attention, "attention", strided, {"rung": rung})
+    if can_do(rung, 16, torch.float64):  # whose log-sum-exp is float64, too
+        testing.check_op(step2_attention, "attention", tuple(t.double() for t in inputs), {"rung": rung})
     transposed = tuple(testing.transposed(t.bfloat16()) for t in inputs)
     testing.check_op(step2_attention, "attention", transposed, {"rung": rung})
     shared = qkv(5, 7, 16, dtype_of(rung), device, batch=2, heads=4, kv_heads=2)
@@ -728,6 +734,10 @@ def test_autocast_makes_softmax_float32_and_attention_lower_precision(dtype, dev
     halves = [t.detach().to(dtype) for t in (q, k, v)]
     assert torch.equal(mixed, step2_attention.attention(*halves))
     assert q.grad.dtype == k.grad.dtype == torch.float32
+    options = {"causal": True, "scale": 0.7}
+    with torch.autocast(device, dtype):
+        mixed = step2_attention.attention(q, k, v, **options)
+    assert torch.equal(mixed, step2_attention.attention(*halves, **options))
 
 
 @half_types

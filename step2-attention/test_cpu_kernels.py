@@ -4,6 +4,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -117,6 +118,15 @@ def test_implementations_are_compared(capsys):
     printed = capsys.readouterr().out
     assert "formula" in printed
     assert "attention (2, 3, 40, 16), 40 keys, torch.float32 on cpu" in printed
+
+
+def test_times_are_milliseconds():
+    def slow(q, k, v):
+        time.sleep(0.02)
+        return cpu_fused_attention(q, k, v)
+
+    (found,) = CPUKernelBenchmark(min_run_time=0.01).compare_implementations({"slow": slow}, *qkv(4, 4))
+    assert 20 <= found.ms < 2000
 
 
 @pytest.mark.parametrize(

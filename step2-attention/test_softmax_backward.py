@@ -92,7 +92,7 @@ def test_rows_of_any_shape(shape, device, rung):
 @testing.where(lambda width, dtype, rung: can_do(rung, width, dtype) and is_exact(rung, width))
 @every_rung
 @float_and_half
-@pytest.mark.parametrize("width", [2040, 2049, 4095, 4097, 8200, 16384, 32765, 32768])
+@pytest.mark.parametrize("width", [384, 640, 896, 1280, 1600, 2040, 2049, 4095, 4097, 8200, 16384, 32765, 32768])
 def test_rows_shared_by_more_and_more_threads(width, dtype, device, rung):
     check(grad_and_y((2, width), dtype, device), rung, layouts=dtype == torch.float32)
 

@@ -573,6 +573,9 @@ def test_dropout_draws_a_state_of_its_own(device):
     assert not torch.equal(first, second)
     without = function(x, weight, bias, residual, 0.5, training=False)
     assert torch.equal(without, function(x, weight, bias, residual, 0.0))
+    state = torch.tensor(STATE)
+    by_default, tenth = (function(x, weight, bias, residual, *p, rng_state=state) for p in ((), (0.1,)))
+    assert torch.equal(by_default, tenth)
 
 
 # ---- what is kept for the backward pass, and what is not ----
@@ -715,8 +718,10 @@ def test_gradients_are_those_of_finite_differences(transposed, op, device):
 
 @pytest.mark.parametrize("op", ["linear_gelu", "mlp"])
 @on_each_device
-def test_gradients_without_what_is_kept(op, device):
-    function, variables = differentiable(op, ENDS[op][0].inputs(3, 3, 4, torch.float64, device, False), keep=False)
+@either_way
+def test_gradients_without_what_is_kept(transposed, op, device):
+    inputs = ENDS[op][0].inputs(3, 3, 4, torch.float64, device, transposed)
+    function, variables = differentiable(op, inputs, transposed=transposed, keep=False)
     assert torch.autograd.gradcheck(function, variables)
 
 
@@ -764,6 +769,20 @@ def test_autocast_makes_it_autocasts_dtype(op, device):
     assert torch.equal(y, same)
     grads = torch.autograd.grad(y.float().square().sum(), variables)
     assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize("op", FORWARD)
+@on_each_device
+@either_way
+def test_autocast_passes_each_option_on(transposed, op, device):
+    """Of square weights: one that is read the wrong way round has the right shape."""
+    for end in ENDS[op]:
+        for options in end.options:
+            inputs = end.inputs(8, 8, 8, torch.float32, device, transposed)
+            function, variables = differentiable(op, inputs, transposed=transposed, **options)
+            with torch.autocast(device, dtype=torch.bfloat16):
+                mixed = function(*variables)
+            assert torch.equal(mixed, function(*(t.bfloat16() for t in variables)))
 
 
 @pytest.mark.parametrize("op", FORWARD)
@@ -858,8 +877,16 @@ def test_a_block_drops_only_while_it_trains(device):
     assert not torch.equal(first, second)
     plain = step3_fused.transformer_block(*inputs, heads=3)
     assert torch.equal(step3_fused.transformer_block(*inputs, heads=3, p=0.5, training=False), plain)
-    with testing.raises(ValueError, "transformer_block: `x` must be [B, S, 5·D] for `heads` 5, got (2, 6, 24)"):
-        step3_fused.transformer_block(*inputs, heads=5)
+    assert torch.equal(step3_fused.transformer_block(*inputs, heads=3, p=1.0), inputs[0])
+
+
+@on_each_device
+def test_a_block_refuses_what_is_no_block(device):
+    x, *parameters = block_inputs(24, 96, torch.float32, device)
+    for bad, heads in ((x, 5), (x, 0), (x, -3), (x[0], 3), (x[None], 3)):
+        text = f"transformer_block: `x` must be [B, S, {heads}·D] for `heads` {heads}, got {tuple(bad.shape)}"
+        with testing.raises(ValueError, text):
+            step3_fused.transformer_block(bad, *parameters, heads=heads)
 
 
 @every_op

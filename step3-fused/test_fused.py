@@ -1092,15 +1092,18 @@ def test_autocast_normalises_in_float32_and_attends_in_its_own_dtype(op, dtype, 
 @on_each_device
 @every_op
 def test_autocast_casts_each_tensor(op, device):
-    inputs = inputs_of(op, torch.float32, device)
-    to = torch.bfloat16 if op.startswith("attention") else torch.float32
+    inputs, options = inputs_of(op, torch.float32, device), {"eps": 0.1}
+    to = torch.float32
+    if op.startswith("attention"):
+        to = torch.bfloat16
+        options |= {"causal": True, "scale": 0.3}
     rounded = [t.bfloat16() for t in inputs]  # the same numbers in either dtype
-    want = as_tuple(getattr(step3_fused, op)(*(t.to(to) for t in rounded)))
+    want = as_tuple(getattr(step3_fused, op)(*(t.to(to) for t in rounded), **options))
     for other in range(len(inputs)):
         for of, rest in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
             mixed = [t.to(of if i == other else rest) for i, t in enumerate(rounded)]
             with torch.autocast(device, torch.bfloat16):
-                got = as_tuple(getattr(step3_fused, op)(*mixed))
+                got = as_tuple(getattr(step3_fused, op)(*mixed, **options))
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 

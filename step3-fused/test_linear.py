@@ -170,7 +170,9 @@ def test_each_width_of_tiles(rung, shape, transposed):
 @every_backward_rung
 @every_dtype
 @either_way
-@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 7), (24, 40, 56), (130, 72, 136), (264, 136, 72)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (5, 3, 7), (8, 37, 16), (24, 40, 56), (130, 72, 136), (264, 136, 72)], ids=str
+)
 def test_gradients_of_any_shape(shape, transposed, dtype, device, rung):
     if can_do(rung, device, *shape, dtype, transposed, backward=True):
         inputs = backward_inputs_of(*shape, dtype, device, transposed=transposed)
@@ -392,6 +394,10 @@ def test_autocast_makes_it_autocasts_dtype(device):
     assert torch.equal(y, same)
     grads = torch.autograd.grad(y.float().square().sum(), inputs)
     assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads)
+    square = inputs_of(6, 8, 8, torch.float32, device)  # so that the wrong way round has the right shape
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = step3_fused.linear(*square, transposed=True)
+    assert torch.equal(y, step3_fused.linear(*(t.bfloat16() for t in square), transposed=True))
 
 
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])

@@ -109,4 +109,20 @@ HOST_FAULTS = [
         "TORCH_CHECK_VALUE(page >= 0 && page <= a.blocks,",
         f"{TEST}::test_a_page_that_does_not_exist[cpu-cpu]",
     ),
+    Fault(
+        "pages-from-the-first-key",
+        "pages are looked up a page's length apart, from a first key within one: the last is not checked",
+        "step2-attention/attention_host.cpp",
+        "key = (key / a.block_size + 1) * a.block_size)",
+        "key += a.block_size)",
+        f"{TEST}::test_a_page_that_does_not_exist[cpu-cpu]",
+    ),
+    Fault(
+        "autocast-forgets-decodes-scale",
+        "under autocast `attention_decode` has its default scale",
+        "step2-attention/attention_host.cpp",
+        "key_end, block_table, scale, rung);\n}\n\nstd::vector<OpInfo> ops()",
+        "key_end, block_table, std::nullopt, rung);\n}\n\nstd::vector<OpInfo> ops()",
+        f"{TEST}::test_under_autocast_it_has_autocasts_dtype[torch.bfloat16-cpu]",
+    ),
 ]

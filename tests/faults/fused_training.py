@@ -27,6 +27,14 @@ def mask(rung: str) -> str:
 
 PYTHON_FAULTS = [
     Fault(
+        "statistics-again-by-the-default-eps",
+        "where mean and rstd are not kept they are computed again with the default eps",
+        PYTHON,
+        "statistics or _ops.layer_norm(x, weight, weight, eps=ctx.eps)[1:]",
+        "statistics or _ops.layer_norm(x, weight, weight)[1:]",
+        f"{TESTS}::test_without_what_is_kept_it_is_registered_as_well[attention_block]",
+    ),
+    Fault(
         "the-dropped-are-projected-back",
         "the projection's gradient is of all that came back, whatever dropout had dropped",
         PYTHON,

@@ -75,6 +75,22 @@ FAULTS = [
         f"{TEST2}::test_autocast_makes_softmax_float32_and_attention_lower_precision[torch.bfloat16-cpu]",
     ),
     Fault(
+        "autocast-forgets-the-mask",
+        "under autocast `attention` is not causal",
+        HOST2,
+        "key_begin, key_end, rng_state, causal,\n                            scale, dropout_p, rung);",
+        "key_begin, key_end, rng_state, false,\n                            scale, dropout_p, rung);",
+        f"{TEST2}::test_autocast_makes_softmax_float32_and_attention_lower_precision[torch.bfloat16-cpu]",
+    ),
+    Fault(
+        "autocast-forgets-eps",
+        "under autocast `attention_block` has its default eps",
+        HOST3,
+        "scale, eps, p, attention_p, keep, rung);\n}\n\n// ---- what there is",
+        "scale, 1e-5, p, attention_p, keep, rung);\n}\n\n// ---- what there is",
+        f"{TEST3}::test_autocast_casts_each_tensor[attention_block-cpu]",
+    ),
+    Fault(
         "gradient-over-the-weights",
         "`out` of `softmax_backward` may lie over y",
         HOST2,

@@ -817,6 +817,22 @@ FAULTS = [
         f"{BACKWARD2}::test_what_is_hidden_is_not_even_read[cpu-v3_registers-grad]",
     ),
     Fault(
+        "gradients-of-a-vector-more",
+        "rows of 193 to 224 vectors get a warp whose lanes hold six each",
+        f"{STEP2}/softmax_backward/v3_registers.cu",
+        ": vectors <= 192  ? launch<32, 6, T>",
+        ": vectors <= 224  ? launch<32, 6, T>",
+        f"{BACKWARD2}::test_rows_shared_by_more_and_more_threads[1600-torch.bfloat16-cpu-v3_registers]",
+    ),
+    Fault(
+        "infinite-scale",
+        "a scale that is infinite in float32 is taken",
+        f"{STEP2}/attention/tensor_cores.h",
+        "return factor > 0 && std::isfinite(factor);",
+        "return factor > 0;",
+        f"{TEST2}::test_scale_defaults_to_one_over_the_root_of_head_dim[cpu-v5_registers]",
+    ),
+    Fault(
         "gradients-into-rows-that-begin-elsewhere",
         "softmax_backward takes the way of whole vectors though its result does not lie as y does",
         f"{STEP2}/softmax_backward/v3_registers.cu",

@@ -11,6 +11,7 @@ HEADERS3 = "step3-fused/include/step3"
 LINEAR3 = "step3-fused/test_linear.py"
 ENDS3 = "step3-fused/test_ends.py"
 ROWS3 = "step3-fused/test_layer_norm_backward.py"
+AUTOCAST = f"{ENDS3}::test_autocast_passes_each_option_on"
 GRADIENTS = f"{ENDS3}::test_gradients_are_those_of_finite_differences[depth-width-cpu"
 
 
@@ -71,6 +72,38 @@ PYTHON_FAULTS = [
         "_ops.linear_backward(grad, *ctx.saved_tensors)",
         f"{LINEAR3}::test_gradients_are_those_of_finite_differences[width-depth-cpu]",
     ),
+    Fault(
+        "computed-again-the-wrong-way-round",
+        "the backward of `mlp` forgets that the weight is transposed where it computes its product again",
+        OPS3,
+        "_ops.linear(x, weight_1, saved, transposed=transposed)",
+        "_ops.linear(x, weight_1, saved)",
+        f"{ENDS3}::test_gradients_without_what_is_kept[width-depth-cpu-mlp]",
+    ),
+    Fault(
+        "mlp-never-drops",
+        "the block drops nothing behind its second layer",
+        OPS3,
+        "return linear_bias_dropout_residual(inner, *mlp_2, x, p)",
+        "return linear_bias_dropout_residual(inner, *mlp_2, x, 0.0)",
+        f"{ENDS3}::test_a_block_drops_only_while_it_trains[cpu]",
+    ),
+    Fault(
+        "block-of-no-heads",
+        "a block of no heads fails by a division by 0",
+        OPS3,
+        "x.dim() != 3 or heads < 1 or",
+        "x.dim() != 3 or heads < 0 or",
+        f"{ENDS3}::test_a_block_refuses_what_is_no_block[cpu]",
+    ),
+    Fault(
+        "block-of-any-dimensions",
+        "a block of two or four dimensions fails within",
+        OPS3,
+        "x.dim() != 3 or heads < 1 or",
+        "heads < 1 or",
+        f"{ENDS3}::test_a_block_refuses_what_is_no_block[cpu]",
+    ),
 ]
 
 HOST_FAULTS = [
@@ -91,6 +124,30 @@ HOST_FAULTS = [
         'const std::initializer_list<Named> outs = {{"y", y}, {"preactivation", preactivation}};\n'
         '  check_apart(op, outs, {{"x", x}});',
         f"{ENDS3}::test_outputs_that_share_memory_with_anything_are_refused[linear_gelu-cpu]",
+    ),
+    Fault(
+        "autocast-forgets-transposed",
+        "under autocast the weight of `linear_gelu` is never transposed",
+        HOST3,
+        '"step3_fused::linear_gelu", x, weight, bias, transposed, approximate,',
+        '"step3_fused::linear_gelu", x, weight, bias, false, approximate,',
+        f"{AUTOCAST}[width-depth-cpu-linear_gelu]",
+    ),
+    Fault(
+        "autocast-drops-nothing",
+        "under autocast `linear_bias_dropout_residual` drops nothing",
+        HOST3,
+        "bias, residual, p, rng_state, transposed, rung);\n}\n\nTwoTensors mlp_autocast",
+        "bias, residual, 0.0, rng_state, transposed, rung);\n}\n\nTwoTensors mlp_autocast",
+        f"{AUTOCAST}[depth-width-cpu-linear_bias_dropout_residual]",
+    ),
+    Fault(
+        "autocast-forgets-norms-eps",
+        "under autocast `layer_norm_linear` has its default eps",
+        HOST3,
+        "bias, transposed, eps, rung);\n}\n\nTensor linear_bias_dropout_residual_autocast",
+        "bias, transposed, 1e-5, rung);\n}\n\nTensor linear_bias_dropout_residual_autocast",
+        f"{AUTOCAST}[depth-width-cpu-layer_norm_linear]",
     ),
 ]
 

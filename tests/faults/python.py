@@ -34,6 +34,14 @@ RECHECK = "common/kernel_fusion/tests/test_recheck.py"
 FAULTS = [
     # ---- shapes without data: what torch.compile plans with ----
     Fault(
+        "fake-lse-is-float",
+        "without data the log-sum-exp of float64 is float32",
+        STEP2,
+        "dtype=torch.float64 if q.dtype == torch.float64 else torch.float32\n    )",
+        "dtype=torch.float32\n    )",
+        f"{TEST2}::test_attention_is_registered_as_torch_wants_it[cpu-cpu]",
+    ),
+    Fault(
         "fake-keeps-strides-1",
         "outputs without data have the strides of a transposed input, in step 1",
         SHARED,
@@ -499,6 +507,22 @@ FAULTS = [
         "dtype, grad_grad, grad, y = y.dtype, *map(wide, (grad_grad, grad, y))",
         "dtype = y.dtype",
         f"{BACKWARD2}::test_second_gradients_are_as_exact_as_the_dtype_allows[torch.bfloat16-cpu]",
+    ),
+    Fault(
+        "no-heads-no-second-gradient",
+        "where there is no head, the gradient of the gradient of `attention` divides by 0",
+        STEP2,
+        "group = q.size(1) // kv_heads if kv_heads else 1",
+        "group = q.size(1) // kv_heads",
+        f"{TEST2}::test_empty_tensors_have_empty_gradients[cpu]",
+    ),
+    Fault(
+        "milliseconds-in-millionths",
+        "the benchmark without a build gives its times in microseconds",
+        "step2-attention/cpu_kernels.py",
+        "timer.median * 1e3, error",
+        "timer.median * 1e6, error",
+        "step2-attention/test_cpu_kernels.py::test_times_are_milliseconds",
     ),
     Fault(
         "position-not-passed-on",
