@@ -4,12 +4,11 @@ import hashlib
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 
 from kernel_fusion import stages
-from kernel_fusion.build import COMMON, COUNTING, SIMT, NinjaFile, one_at_a_time, precompile, shell_words
+from kernel_fusion.build import COMMON, COUNTING, SIMT, NinjaFile, is_clang, one_at_a_time, precompile, shell_words
 from kernel_fusion.console import UserError, progress
 
 # The compiler's flags for the program and the emulation.
@@ -109,7 +108,7 @@ def _compile(
     flags += ["-DKF_BACKEND=emulated"]
     flags += [f"-I{SIMT / 'include'}", *(["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"] * shared)]
     checks = [] if flavour == "count" else CHECKED
-    if "clang" not in os.path.realpath(shutil.which(cxx) or cxx):
+    if not is_clang(cxx):
         checks = [*checks, LEFT_TO_THE_PROCESSOR]
     alike = [cxx, *flags, *INSTRUMENTED.get(flavour, []), *checks, *(["-DKF_SIMT_PROGRAM"] * (not shared))]
     alike += [*NVCC_MACROS, "-fno-diagnostics-show-caret"]

@@ -204,8 +204,8 @@ def count_rows(stage: stages.Stage, rows: list[Row], look: Look) -> None:
     by_rung = {rung_counts.Wanted(row.case.op, row.name): row for row in rows if row.error is not None}
     launched = {address for row in by_rung.values() for address in row.launched}
     look.at("building again, to count")
-    kernels = rung_counts.launched_kernels(stage, launched)
-    library = rung_counts.build(stage, kernels, lambda step: look.at(f"building again, to count, {step}"))
+    sources = rung_counts.launched_kernels(stage, launched)
+    library = rung_counts.build(stage, sources, lambda step: look.at(f"building again, to count, {step}"))
     counted = rung_counts.count(stage, library, by_rung, lambda one: look.at(f"counting {one.op} {one.rung}"))
     for one, kernels in counted.items():
         if not isinstance(kernels, str):
