@@ -96,6 +96,7 @@ def check(attend, inputs, causal, configs=(1,), allowed=2e-6):
         expected = formula(q.double(), k.double(), v.double(), causal)
         assert out.shape == expected.shape
         assert out.dtype == q.dtype
+        assert out.is_contiguous()
         torch.testing.assert_close(out.double(), expected, atol=allowed, rtol=allowed)
 
 
@@ -159,6 +160,8 @@ BAD = {
     "`k` must have the dtype of `q`": lambda q, k, v: (q, k.half(), v),
     "`k` must have shape": lambda q, k, v: (q, k[..., :8], v),
     "`v` must have shape": lambda q, k, v: (q, k, v[:, :, :4]),
+    "the last dimension of `q` must be contiguous": lambda q, k, v: (q.mT.contiguous().mT, k, v),
+    "the last dimension of `k` must be contiguous": lambda q, k, v: (q, k.mT.contiguous().mT, v),
     "the last dimension of `v` must be contiguous": lambda q, k, v: (q, k, v.mT.contiguous().mT),
 }
 

@@ -241,6 +241,8 @@ BAD_ROWS = {
     "`weight` must have the dtype of `x`": lambda x, w, b: (x, w.half(), b),
     "`bias` must have shape": lambda x, w, b: (x, w, b[:3]),
     "`x` must be contiguous": lambda x, w, b: (x.mT.contiguous().mT, w, b),
+    "`weight` must be contiguous": lambda x, w, b: (x, w.repeat(2)[::2], b),
+    "`bias` must be contiguous": lambda x, w, b: (x, w, b.repeat(2)[::2]),
 }
 BAD_LAYERS = {
     "`x` must be float32, float16 or bfloat16, got float64": lambda x, w, b, r: (x.double(), w, b, r),
@@ -249,6 +251,7 @@ BAD_LAYERS = {
     "`weight` must not be empty": lambda x, w, b, r: (x, w[:, :0], b[:0], r[:, :0]),
     "`bias` must have the dtype of `x`": lambda x, w, b, r: (x, w, b.half(), r),
     "`residual` must have shape": lambda x, w, b, r: (x, w, b, r[1:]),
+    "`bias` must be contiguous": lambda x, w, b, r: (x, w, b.repeat(2)[::2], r),
     "`residual` must be contiguous": lambda x, w, b, r: (x, w, b, r.mT.contiguous().mT),
 }
 

@@ -644,6 +644,26 @@ MERGES = [
         ),
     ),
     *everywhere(
+        "rest-of-the-variance",
+        "the variance is around the rounded mean, not the true one",
+        (
+            "step3-fused/include/step3/statistics.h",
+            "sum_of_squares * share - rest * rest + eps",
+            "sum_of_squares * share + eps",
+            f"{FUSED3}::test_a_large_mean_does_not_drown_a_small_variance[768-torch.float32-cpu-v1_naive]",
+        ),
+    ),
+    *everywhere(
+        "rest-of-the-saved-mean",
+        "the mean that is returned is the first pass's, with its rounding",
+        (
+            "step3-fused/include/step3/statistics.h",
+            "mean[row] = s.mean + s.rest;",
+            "mean[row] = s.mean;",
+            f"{FUSED3}::test_a_large_mean_does_not_drown_a_small_variance[1600-torch.float32-cpu-v1_naive]",
+        ),
+    ),
+    *everywhere(
         "sum-of-a-part",
         "a part's sum of weights is not brought to the row's maximum",
         (
