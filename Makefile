@@ -9,9 +9,11 @@ ifeq ($(strip $(PYTHON)),)
   READY := .venv/ready
 else
   READY :=
+  # Nothing is installed, so Python is told here where the packages lie.
+  export PYTHONPATH := $(CURDIR):$(CURDIR)/common$(foreach stage,$(STAGES),:$(CURDIR)/$(stage)):$(PYTHONPATH)
 endif
 
-KF := PYTHONPATH="$(CURDIR)/common" "$(PYTHON)" -m kernel_fusion
+KF := "$(PYTHON)" -m kernel_fusion
 
 # Orders of emulated threads: each test of an emulated kernel draws one, so that half of them run in the usual order.
 SCHEDULES := reverse,random:1,random:2,forward,forward,forward
@@ -47,7 +49,7 @@ tour: $(READY) ## a walk through the four stages: builds, checks and times every
 	@$(KF) tour
 
 test: build ## all that can be tested on this machine
-	"$(PYTHON)" -m pytest $(PROCESSES) --schedules=$(SCHEDULES) -m "not long" tests common $(STAGES)
+	"$(PYTHON)" -m pytest $(PROCESSES) --schedules=$(SCHEDULES) -m "not long" tests emulator common $(STAGES)
 
 bench: build ## every rung beside every peer, stage by stage
 	$(KF) bench

@@ -1,21 +1,11 @@
-"""For every test in the repository: where the stages are, and the repository's own helpers for tests/."""
+"""For every test in the repository: which run, in how many processes, in which order of emulated threads."""
 
 import inspect
 import os
-import pathlib
-import sys
 import zlib
 
-ROOT = pathlib.Path(__file__).resolve().parent
-for folder in (ROOT / "tests", ROOT / "common"):
-    sys.path.insert(0, str(folder))
-
-import pytest  # noqa: E402
-import torch  # noqa: E402
-
-from kernel_fusion import stages  # noqa: E402
-
-stages.on_path()
+import pytest
+import torch
 
 # What tests call, and what asserts for them: pytest shows the values as in a test.
 pytest.register_assert_rewrite("kernel_fusion.exercise_contract", "kernel_fusion.lesson_contract")
@@ -42,8 +32,8 @@ IN_THE_REPOSITORY = {"tests/test_readme_commands.py", "tests/test_tour_output.py
 def pytest_xdist_make_scheduler(config, log):
     """Where several processes run tests (pytest -n): which of them one process takes.
 
-    Those that write in the repository stay together; so does each other file of tests/ and common/, since its tests
-    share what they compile. Tests of the stages go in bundles.
+    Those that write in the repository stay together; so does each other file of tests/, emulator/ and common/, since
+    its tests share what they compile. Tests of the stages go in bundles.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -52,7 +42,11 @@ def pytest_xdist_make_scheduler(config, log):
             file = nodeid.split("::")[0]
             if file in IN_THE_REPOSITORY:
                 return "repository"
-            return file if file.startswith(("tests/", "common/")) else f"{file} {zlib.crc32(nodeid.encode()) % BUNDLES}"
+            return (
+                file
+                if file.startswith(("tests/", "emulator/", "common/"))
+                else f"{file} {zlib.crc32(nodeid.encode()) % BUNDLES}"
+            )
 
     return Scheduling(config, log)
 

@@ -1,19 +1,12 @@
 """python benchmark.py [--help]: every rung of this stage beside its peers, on the machine at hand."""
 
 import functools
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
 
 import torch
 import torch.nn.functional as F
 
 import step1_simple
-from kernel_fusion import benchmarks
+from kernel_fusion import benchmarks, stages
 
 TEACHES = (
     "A thread an element, then 16 bytes a thread; operations in one kernel save trips through memory; "

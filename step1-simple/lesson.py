@@ -28,11 +28,7 @@
 import io
 import pathlib
 import statistics
-import sys
 import time
-
-here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step1-simple") if (p / "step1_simple").is_dir())
-sys.path[:0] = [str(here), str(here.parent / "common")]
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -42,6 +38,7 @@ import torch.nn.functional as F
 import step1_simple
 from kernel_fusion import plots, results
 
+here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step1-simple") if (p / "step1_simple").is_dir())
 torch.manual_seed(0)
 gpu = torch.cuda.is_available() and "v4_vector" in step1_simple.rungs("scale", "cuda")
 if "get_ipython" in globals():

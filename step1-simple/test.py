@@ -13,11 +13,6 @@ import sys
 import warnings
 import zlib
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -1271,7 +1266,7 @@ def test_rungs_refuses_an_unknown_op():
 def run_simple_kernel(*arguments):
     program = pathlib.Path(__file__).with_name("simple_kernel.cu")
     command = [sys.executable, "-m", "kernel_fusion", "simt", str(program), *arguments]
-    return subprocess.run(command, cwd=stages.ROOT / "common", capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_simple_kernel_runs_under_emulation():
@@ -1293,7 +1288,7 @@ def test_simple_kernel_fails_where_the_kernel_is_wrong(tmp_path):
     broken = tmp_path / "simple_kernel.cu"
     broken.write_text(source.replace("if (i < n) y", "if (i < n - 1) y"))
     command = [sys.executable, "-m", "kernel_fusion", "simt", str(broken), "1003"]
-    ran = subprocess.run(command, cwd=stages.ROOT / "common", capture_output=True, text=True)
+    ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 1
     assert "WRONG" in ran.stdout
 

@@ -17,13 +17,13 @@ import sys
 import time
 from collections.abc import Callable
 
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "common"))
-
 import torch
 import torch.nn.functional as F
 
-from kernel_fusion import build, console, simt
+from emulator import programs
+from kernel_fusion import build, console
+
+HERE = pathlib.Path(__file__).resolve().parent
 
 # ---- parts 1 and 2: the kernel, and its launcher ----
 
@@ -113,7 +113,7 @@ def compile_for_cpu() -> Backend:
     source.parent.mkdir(parents=True, exist_ok=True)
     if not source.exists() or source.read_text(encoding="utf-8") != CUDA_SOURCE:
         source.write_text(CUDA_SOURCE, encoding="utf-8")
-    launch = ctypes.CDLL(str(simt.compile_library(source, flavour="debug"))).launch_mega_kernel
+    launch = ctypes.CDLL(str(programs.compile_library(source, flavour="debug"))).launch_mega_kernel
     launch.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int, ctypes.c_int, ctypes.c_float, ctypes.c_void_p]
     launch.restype = ctypes.c_char_p
 

@@ -2,13 +2,6 @@
 
 import contextlib
 import functools
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import step2_attention
-from kernel_fusion import benchmarks
+from kernel_fusion import benchmarks, stages
 
 TEACHES = "Threads that need each other's results: shuffles, barriers; attention without stored scores; tensor cores."
 

@@ -8,12 +8,8 @@ keeps a tile of them. `CPUKernelBenchmark` times functions of (q, k, v) beside e
 """
 
 import argparse
-import pathlib
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
 
 import torch
 import torch.nn.functional as F

@@ -29,10 +29,6 @@ import collections
 import io
 import math
 import pathlib
-import sys
-
-here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step2-attention") if (p / "step2_attention").is_dir())
-sys.path[:0] = [str(here), str(here.parent / "common")]
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -40,6 +36,7 @@ import torch
 
 from kernel_fusion import plots, results, stages
 
+here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step2-attention") if (p / "step2_attention").is_dir())
 torch.manual_seed(0)
 measured = results.read(stages.find("step2").path / "results" / "h200.json")
 if "get_ipython" in globals():

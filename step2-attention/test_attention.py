@@ -10,11 +10,6 @@ import pathlib
 import subprocess
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,7 +27,7 @@ from attention_testing import (
 )
 
 import step2_attention
-from kernel_fusion import testing
+from kernel_fusion import stages, testing
 from kernel_fusion.accuracy import poisoned_allocations
 
 DTYPES = [*testing.DTYPES, torch.float64]
@@ -915,9 +910,11 @@ def test_a_stage_that_is_not_built_says_how_to_build_it(tmp_path):
         (tmp_path / part).mkdir(parents=True)
         for source in (stages.ROOT / part).glob("*.py"):
             (tmp_path / part / source.name).write_bytes(source.read_bytes())
-    paths = os.pathsep.join(str(tmp_path / folder) for folder in ("common", "step2-attention"))
-    command = [sys.executable, "-c", "import step2_attention"]
-    ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, cwd=tmp_path)
+    command, environment = (
+        [sys.executable, "-c", "import step2_attention"],
+        {**os.environ, "PYTHONPATH": stages.python_path(tmp_path)},
+    )
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 1
     assert "step2_attention is not built" in ran.stderr
     assert "cd step2-attention && python setup.py build_ext --inplace" in ran.stderr
@@ -928,7 +925,7 @@ def test_a_stage_that_is_not_built_says_how_to_build_it(tmp_path):
 
 def run_attention_kernel(program):
     command = [sys.executable, "-m", "kernel_fusion", "simt", str(program)]
-    return subprocess.run(command, cwd=stages.ROOT / "common", capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_attention_kernel_runs_under_emulation():

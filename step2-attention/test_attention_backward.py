@@ -5,14 +5,6 @@ What autograd makes of them is in test_attention.py.
 python test_attention_backward.py            pytest's options may follow, such as -k v2_tiled
 """
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 import pytest
 import torch
 from attention_testing import PADDING, attention_and_lse_of, attention_of, bounds, can_do, dtype_of, hidden_of, qkv

@@ -1,13 +1,9 @@
 """cpu_kernels.py: right at any length and tile, and its benchmark refuses what is wrong."""
 
-import pathlib
 import re
 import subprocess
 import sys
 import time
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import cpu_kernels
 import pytest

@@ -3,14 +3,6 @@
 python test_decode.py               pytest's options may follow, such as -k paged
 """
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 import pytest
 import torch
 from attention_testing import bounds, lse_for, tolerance_of

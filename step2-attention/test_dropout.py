@@ -4,13 +4,6 @@ python test_dropout.py            pytest's options may follow, such as -k v2_til
 """
 
 import math
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
 
 import pytest
 import torch

@@ -4,12 +4,12 @@ import pathlib
 import re
 import runpy
 import subprocess
-import sys
 
 import pytest
 import torch
 
-from kernel_fusion import counts, simt, testing
+from emulator import counts, programs
+from kernel_fusion import testing
 from kernel_fusion.lesson_contract import Lesson
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -25,7 +25,6 @@ UNBUILT = """
 import runpy
 import sys
 
-sys.path.insert(0, "common")
 from kernel_fusion import stages
 
 stages.is_built = lambda stage: False
@@ -48,7 +47,6 @@ def lesson():
     """What lesson.py defines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MPLBACKEND", "agg")
-        patch.setattr(sys, "path", list(sys.path))
         patch.chdir(HERE)
         return runpy.run_path(str(LESSON.script))
 
@@ -99,7 +97,7 @@ def emulated(tmp_path_factory):
     """What PROGRAM prints, by the first word of its lines."""
     source = tmp_path_factory.mktemp("lesson") / "rules.cu"
     source.write_text(PROGRAM, encoding="utf-8")
-    program = simt.compile_program(source, include_dirs=(HERE / "include",))
+    program = programs.compile_program(source, include_dirs=(HERE / "include",))
     lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split("\n")[:-1]
     found = {}
     for name, value in map(str.split, lines):

@@ -3,14 +3,6 @@
 python test_softmax_backward.py            pytest's options may follow, such as -k v3_registers
 """
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 import pytest
 import torch
 from softmax_testing import SQUARES, hidden_of, needs_touched_pages, touched_pages, untouched_square

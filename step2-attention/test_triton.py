@@ -6,20 +6,13 @@ the bits were whole numbers, so that type needs a GPU.
 
 import importlib.metadata
 import importlib.util
-import os
-import pathlib
 import subprocess
 import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
 
 import pytest
 import torch
 
-from kernel_fusion import testing
+from kernel_fusion import stages, testing
 from kernel_fusion.console import child_environment
 
 if importlib.util.find_spec("triton") is None:
@@ -54,7 +47,7 @@ torch.save(outputs, sys.argv[2])
 
 def interpreted(calls, folder):
     torch.save(calls, folder / "calls.pt")
-    environment = child_environment(TRITON_INTERPRET="1", PYTHONPATH=os.pathsep.join(sys.path))
+    environment = child_environment(TRITON_INTERPRET="1")
     command = [sys.executable, "-c", CHILD, str(folder / "calls.pt"), str(folder / "outputs.pt")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

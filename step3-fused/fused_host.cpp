@@ -12,7 +12,7 @@
 #include "row_checks.h"
 
 namespace kf::simt {
-std::uint64_t launch_count();  // of common/simt/include/kf_simt.h, whose folder only emulated sources see
+std::uint64_t launch_count();  // of emulator/include/kf_simt.h, whose folder only emulated sources see
 }
 
 namespace kf::step3 {

@@ -28,10 +28,6 @@ import io
 import math
 import pathlib
 import statistics
-import sys
-
-here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step3-fused") if (p / "step3_fused").is_dir())
-sys.path[:0] = [str(here), str(here.parent / "common")]
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -40,6 +36,7 @@ import torch.nn.functional as F
 
 from kernel_fusion import plots, results, stages
 
+here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step3-fused") if (p / "step3_fused").is_dir())
 torch.manual_seed(0)
 stage = stages.find("step3")
 measured = results.read(stage.path / "results" / "h200.json")

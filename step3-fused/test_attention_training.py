@@ -5,13 +5,6 @@ python test_attention_training.py            pytest's options may follow, such a
 
 import functools
 import math
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
 
 import pytest
 import torch

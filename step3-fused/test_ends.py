@@ -3,14 +3,6 @@
 python test_ends.py              pytest's options may follow, such as -k "mlp and v3_hopper"
 """
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 from typing import Any, NamedTuple
 
 import pytest

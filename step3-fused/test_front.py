@@ -4,13 +4,6 @@ python test_front.py            pytest's options may follow, such as -k v3_regis
 """
 
 import functools
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
 
 import pytest
 import torch

@@ -5,7 +5,6 @@ import math
 import pathlib
 import re
 import runpy
-import sys
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ UNBUILT = """
 import runpy
 import sys
 
-sys.path.insert(0, "common")
 from kernel_fusion import stages
 
 stages.is_built = lambda stage: False
@@ -49,7 +47,6 @@ def lesson():
     """What lesson.py defines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MPLBACKEND", "agg")
-        patch.setattr(sys, "path", list(sys.path))
         patch.chdir(HERE)
         return runpy.run_path(str(LESSON.script))
 

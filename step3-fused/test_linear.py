@@ -3,14 +3,6 @@
 python test_linear.py            pytest's options may follow, such as -k v7_persistent
 """
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 import pytest
 import torch
 from linear_testing import (

@@ -3,14 +3,6 @@
 python test_one_launch.py, or pytest.
 """
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 import pytest
 import test_fused
 import torch

@@ -1,13 +1,5 @@
 """python usage_example.py: calls each op of this stage and compares it with PyTorch. Runs with or without a GPU."""
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 import torch
 import torch.nn.functional as F
 

@@ -1,13 +1,5 @@
 """python benchmark.py [--help]: every rung of this stage beside PyTorch. The models are timed by benchmark_gpt2.py."""
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 import torch
 import torch.nn.functional as F
 

@@ -15,11 +15,6 @@ import gc
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-
 import gpt2_model
 import torch
 from gpt2_model import GPT2, KVCache

@@ -11,13 +11,8 @@ import pathlib
 import sys
 from collections.abc import Callable
 
-import torch
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
 import gpt2_weights
+import torch
 from gpt2_model import GPT2, Config, KVCache
 
 from step2_attention import softmax

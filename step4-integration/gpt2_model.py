@@ -10,18 +10,11 @@ python gpt2_model.py        the four sizes, and fused beside separate on a small
 import dataclasses
 import math
 import os
-import pathlib
-import sys
 
+import gpt2_weights
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-import gpt2_weights
 
 from step1_simple import bias_gelu
 from step2_attention import attention

@@ -11,16 +11,9 @@ ours with no mask at all, and causality would be lost without a word.
 
 import contextlib
 import copy
-import pathlib
-import sys
 from collections.abc import Iterator
 
 import torch
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
 from transformers import AttentionInterface, AttentionMaskInterface, GPT2Config, GPT2Model, GPT2PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 

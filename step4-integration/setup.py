@@ -4,14 +4,11 @@ With nvcc and a CUDA build of torch this compiles the kernels for the GPU; alway
 KF_CUDA=0 leaves the GPU out; KF_CUDA=1 stops where it cannot be had.
 """
 
-import pathlib
-import sys
 from glob import glob
 
 from setuptools import setup
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion.build import StageExtension, build_ext  # noqa: E402
+from kernel_fusion.build import StageExtension, build_ext
 
 setup(
     name="step4_integration",

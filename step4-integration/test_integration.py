@@ -15,12 +15,6 @@ import subprocess
 import sys
 from copy import deepcopy
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
 import benchmark_gpt2
 import gpt2_model
 import hf_patch
@@ -43,7 +37,7 @@ import step1_simple
 import step2_attention
 import step3_fused
 import step4_integration
-from kernel_fusion import results, testing
+from kernel_fusion import results, stages, testing
 
 DTYPES = [*testing.DTYPES, torch.float64]
 HALF_TYPES = [torch.float16, torch.bfloat16]
@@ -634,7 +628,7 @@ def test_a_stage_that_is_not_built_says_how_to_build_it(tmp_path):
             (tmp_path / folder / file.name).write_text(file.read_text())
     run = subprocess.run(
         [sys.executable, "-c", "import step4_integration"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}/common:{tmp_path}/step4-integration"},
+        env={**os.environ, "PYTHONPATH": stages.python_path(tmp_path)},
         capture_output=True,
         text=True,
     )

@@ -9,14 +9,7 @@ import io
 import itertools
 import math
 import pathlib
-import sys
 import types
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import pytest
 import torch

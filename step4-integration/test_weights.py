@@ -12,12 +12,6 @@ import resource
 import signal
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
 import generate
 import gpt2_weights
 import pytest

@@ -1,13 +1,5 @@
 """The last two steps of the tour. Each prints what it finds, and raises where that is not as it must be."""
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))  # `train` is a common name
 import hf_patch
 import torch
 import train

@@ -17,19 +17,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import torch
-from torch.nn import functional as F
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "common"))
-from kernel_fusion import stages
-
-stages.on_path()
 import gpt2_weights
+import torch
 from generate import ByteTokenizer, check_device, check_seed, generate
 from gpt2_model import GPT2, Config
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from torch.nn import functional as F
 
+from kernel_fusion import stages
 from kernel_fusion.console import make_console
 
 OUT = stages.ROOT / "out" / "small-gpt2"

@@ -32,7 +32,6 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 import faults.backward
 import faults.cluster
 import faults.contract
@@ -47,7 +46,8 @@ import faults.linear
 import faults.model
 import faults.plain
 import faults.python
-from faults import Failure, Fault, planted
+
+from kernel_fusion.checks.faults import Failure, Fault, planted
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "tests/README.md"
@@ -134,7 +134,10 @@ def run_pytest(tree: Path, tests: list[str], log: Path) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(tree)
+    # Of this repository's own modules none may stand for the copy's.
     sys.path[:] = [entry for entry in sys.path if not entry.startswith(str(ROOT / "tests"))]
+    for name in [name for name in sys.modules if name.split(".")[0] in ("kernel_fusion", "faults")]:
+        del sys.modules[name]
     import pytest
 
     # It runs hundreds of times: asserts are not rewritten, and no garbage is collected at the end.

@@ -11,9 +11,11 @@ import time
 import pytest
 from repository import ROOT, run
 
+from kernel_fusion import stages
+
 IGNORED = shutil.ignore_patterns("build", "__pycache__", "*.so", "*.egg-info")
 BUILD = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
-LOAD = "from kernel_fusion import stages; stages.on_path(); import step1_simple as s; print(s.rungs('scale'))"
+LOAD = "from kernel_fusion import stages; import step1_simple as s; print(s.rungs('scale'))"
 # The compiler's quickest way. It warns of more then: it does not see where a function cannot return.
 COMPILER = """#!/bin/sh
 exec c++ "$@" -O0 -g0 -w
@@ -22,9 +24,9 @@ exec c++ "$@" -O0 -g0 -w
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A copy of common and of step 1, not built at first. What a test builds there, the next need not."""
+    """A copy of common, the emulator and step 1, not built at first. What a test builds there, the next need not."""
     folder = tmp_path_factory.mktemp("copy")
-    for name in ("common", "step1-simple"):
+    for name in ("common", "emulator", "step1-simple"):
         shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
     for name in ("CMakeLists.txt", "conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
@@ -32,7 +34,12 @@ def copy(tmp_path_factory):
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("CXX", str(compiler)), ("KF_CUDA", "0"), ("MAX_JOBS", "2")):
+        for name, value in (
+            ("CXX", str(compiler)),
+            ("KF_CUDA", "0"),
+            ("MAX_JOBS", "2"),
+            ("PYTHONPATH", stages.python_path(folder)),
+        ):
             patch.setenv(name, value)
         yield folder
 

@@ -294,7 +294,7 @@ COUNTED = [
     ("column_walk", "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum", 8192, 8192),
     ("tile_banks", "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum", 31 * 2048, 0),
 ]
-SLACK = 500  # a GPU counts some conflicts more, see common/simt/README.md
+SLACK = 500  # a GPU counts some conflicts more, see emulator/README.md
 
 
 def counted(program: str, metric: str) -> list[float]:

@@ -8,9 +8,10 @@ import sys
 import planted_faults
 import pytest
 import repository
-from faults import Failure, Fault, planted
 from planted_faults import FAULTS, LAYERS
 from repository import ROOT
+
+from kernel_fusion.checks.faults import Failure, Fault, planted
 
 
 def test_each_fault_fits_its_source():

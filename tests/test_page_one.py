@@ -9,7 +9,7 @@ import pytest
 from repository import ROOT, fences, relative
 from test_debugging import line_of, pasted, stands_in
 
-from kernel_fusion import simt
+from emulator import programs
 
 # What is replaced in a kernel so that one result in the middle becomes NaN, and what the program must say then.
 PLANTED = {
@@ -29,12 +29,12 @@ PLANTED = {
         "/ kWidth + 1e-5f) + (row == 5 && c == 3 ? NAN : 0);",
         r"greatest error against the CPU in double: -?nan\nWRONG",
     ),
-    "common/simt/tests/programs/nbody.cu": (
+    "emulator/tests/programs/nbody.cu": (
         "  double worst = 0;",
         "  positions[7].x = NAN;\n  double worst = 0;",
         "WRONG",
     ),
-    "common/simt/tests/programs/softmax.cu": (
+    "emulator/tests/programs/softmax.cu": (
         "y[i] = __expf(x[i] - md.m) * inverse;",
         "y[i] = i == 3 ? NAN : __expf(x[i] - md.m) * inverse;",
         "  31 wide, .*, WRONG",
@@ -50,7 +50,9 @@ def test_a_nan_in_the_middle_is_wrong(name, tmp_path):
     assert text.count(right) == 1, relative(ROOT / name)
     program = tmp_path / "program.cu"
     program.write_text(text.replace(right, wrong).replace("#include <cstdio>", "#include <cmath>\n#include <cstdio>"))
-    done = subprocess.run([simt.compile_program(program)], env=simt.run_environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [programs.compile_program(program)], env=programs.run_environment(), capture_output=True, text=True
+    )
     assert done.returncode in (1, 3), done.stdout  # softmax.cu: how many of its widths + done.stderr
     assert re.search(said, done.stdout), done.stdout
 
@@ -69,8 +71,8 @@ def shown() -> list:
 
 def timeline(*arguments: str, order: str = "forward", threads: int | None = None) -> str:
     """What the program prints."""
-    program = simt.compile_program(TIMELINE)
-    environment = simt.run_environment(order, threads)
+    program = programs.compile_program(TIMELINE)
+    environment = programs.run_environment(order, threads)
     done = subprocess.run([str(program), *arguments], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout

@@ -13,7 +13,7 @@ CODE = (".cu", ".cpp", ".h", ".py")
 
 
 def number_of(path) -> int:
-    """The stage that a file belongs to, from 1; 0 for common."""
+    """The stage that a file belongs to, from 1; 0 for common and the emulator."""
     top = path.relative_to(ROOT).parts[0]
     return STAGES.index(top) + 1 if top in STAGES else 0
 
@@ -44,7 +44,9 @@ def test_no_host_file_holds_a_kernel(path):
         assert "__global__" not in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", [p for u in ("common", *STAGES) for p in files(*CODE, under=u)], ids=relative)
+@pytest.mark.parametrize(
+    "path", [p for u in ("common", "emulator", *STAGES) for p in files(*CODE, under=u)], ids=relative
+)
 def test_nobody_knows_a_later_stage(path):
     own = number_of(path)
     if path.suffix == ".py":

@@ -24,8 +24,7 @@ needs_counting = pytest.mark.skipif(bool(rung_counts.why_not()), reason=rung_cou
 
 
 def environment() -> dict[str, str]:
-    paths = [str(ROOT / "common"), *(str(stage.path) for stage in stages.STAGES)]
-    return {**child_environment(), "PYTHONPATH": os.pathsep.join(paths)}
+    return child_environment()
 
 
 def on_a_terminal(command: list[str], width: int = 120) -> int:

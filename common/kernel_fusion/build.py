@@ -13,41 +13,27 @@ Environment:
     CXX                   the host's C++ compiler; default c++.
 """
 
-import contextlib
-import fcntl
-import functools
 import hashlib
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
 from glob import glob
 from typing import NamedTuple
 
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext as _build_ext
 
+import emulator
 from kernel_fusion import rung_tables
+from kernel_fusion.ninja_file import NinjaFile, ninja_path, one_at_a_time, precompile, shell_words
 
 COMMON = pathlib.Path(__file__).resolve().parents[1]
-SIMT = COMMON / "simt"
-# Headers that every emulated source reads, compiled once: of a small source they take half of the time.
-PRECOMPILED = ("cuda_runtime.h", "cuda_bf16.h", "cuda_fp16.h", "kf_simt/ptx.h", "stdexcept", "string")
 DEFAULT_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")
-# With these the kernels call count/callbacks.cpp at each access, comparison and basic block; the rest of the emulation
-# is compiled without them. -O1 leaves the loads that nvcc leaves too. GCC would take a float4 apart before it adds the
-# calls (-ftree-sra), and one 16-byte load would look like four; what it does to loops comes later and changes nothing.
-# That fences order nothing for -fsanitize=thread (-Wtsan) is no matter: nobody looks for races here.
-COUNTING = [
-    "-O1", "-g1", "-fsanitize=thread", "-fsanitize-coverage=trace-pc,trace-cmp", "-fno-tree-sra",
-    "-DKF_SIMT_INSTRUMENTED", "-Wno-tsan",
-]  # fmt: skip
 GIB_PER_JOB = 2.0  # what one compilation of a file that includes torch takes at its peak, rounded up
 
 
@@ -216,68 +202,6 @@ def parallel_jobs() -> int:
 # ---- the ninja file ----
 
 
-def _ninja_path(path) -> str:
-    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
-
-
-def shell_words(words) -> str:
-    return " ".join(shlex.quote(str(word)) for word in words).replace("$", "$$")
-
-
-class NinjaFile:
-    """Collects rules and build lines."""
-
-    def __init__(self):
-        self.lines = ["ninja_required_version = 1.5", ""]
-
-    def rule(self, name, command, description, deps=True):
-        self.lines += [f"rule {name}", f"  command = {command}", f"  description = {description}"]
-        if deps:
-            self.lines += ["  depfile = $out.d", "  deps = gcc"]
-        self.lines.append("")
-
-    def build(self, output, rule, inputs, implicit=(), **variables):
-        line = f"build {_ninja_path(output)}: {rule} {' '.join(map(_ninja_path, inputs))}"
-        if implicit:
-            line += " | " + " ".join(map(_ninja_path, implicit))
-        self.lines += [line, *(f"  {name} = {words}" for name, words in variables.items())]
-
-    def write(self, path: pathlib.Path):
-        write_if_changed(path, "\n".join(self.lines) + "\n")
-
-
-def write_if_changed(path: pathlib.Path, text: str) -> None:
-    """Writes a file beside its place and renames it; one that holds this already keeps its time."""
-    if path.exists() and path.read_text() == text:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_text(text)
-    os.replace(beside, path)
-
-
-@contextlib.contextmanager
-def one_at_a_time(folder: pathlib.Path, what: str) -> Iterator[dict]:
-    """Keeps other processes from building in `folder` until the body is through; says so where one is at it.
-
-    Args:
-        folder: where ninja runs; made where it is missing.
-        what: what is built, for the line that says for whom this process waits.
-
-    Yields:
-        For `subprocess`, the options of the commands that build: they hold the lock too, so that what outlives this
-        process, killed for instance, is waited for.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"kernel-fusion: waiting for another process that compiles {what} …", file=sys.stderr, flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield {"pass_fds": [lock.fileno()]}
-
-
 def _warnings() -> list[str]:
     return ["-Wall", "-Wextra"] + (["-Werror"] if os.environ.get("KF_WERROR") == "1" else [])
 
@@ -286,38 +210,6 @@ def counting_name(kernels: str) -> str:
     """What files of a build with these kernels counting are called; `kernels` as --counting has them."""
     short = kernels.replace("/", "-")
     return hashlib.sha256(kernels.encode()).hexdigest()[:12] if "," in kernels else short
-
-
-@functools.cache
-def is_clang(cxx: str) -> bool:
-    """Whether the compiler is clang, which says that it is GCC too."""
-    command = [*shlex.split(cxx), "-dM", "-E", "-x", "c++", os.devnull]
-    return "__clang__" in subprocess.run(command, capture_output=True, text=True).stdout
-
-
-def precompile(ninja: NinjaFile, compiler: list, header: pathlib.Path, text: str) -> list[pathlib.Path]:
-    """Adds to `ninja` a header that is compiled once for all sources that are compiled with these flags.
-
-    Only for GCC, which reads the header's text where it was compiled with other flags. torch's headers are not worth
-    it: they take as long to load as to compile.
-
-    Args:
-        compiler: with the flags that the sources get.
-        header: where it shall lie. A source must begin with it, by -include or by finding it in the first folder.
-        text: what it holds.
-
-    Returns:
-        What must be there before a source is compiled.
-    """
-    write_if_changed(header, text)
-    if is_clang(str(compiler[0])):
-        return []
-    compiled = header.with_name(f"{header.name}.gch")
-    rule = f"precompile_{header.parent.name}"
-    command = f"{shell_words(compiler)} -MD -MF $out.d -x c++-header $in -o $out"
-    ninja.rule(rule, command, "c++ the emulation's headers")
-    ninja.build(compiled, rule, [header])
-    return [compiled]
 
 
 def write_ninja(
@@ -364,7 +256,7 @@ def write_ninja(
     unlike_nvcc = ["-Wno-sign-compare", "-Wno-maybe-uninitialized", "-Wno-psabi", "-ffp-contract=off"]
     emulated_flags = [
         "-std=c++17", *hidden, "-O2", *_warnings(), *unlike_nvcc, "-DKF_BACKEND=emulated",
-        "-I", SIMT / "include", *common, abi,
+        "-I", emulator.FOLDER / "include", *common, abi,
     ]  # fmt: skip
 
     ninja = NinjaFile()
@@ -377,16 +269,15 @@ def write_ninja(
     objects = []
     taken = os.environ.get("KF_EMULATED", "")
 
-    tools = [SIMT / name for name in ("views.py", "rewrite.py")]
     needed = {}
-    emulated = {} if taken else {"emulated": [], **({"counting": COUNTING} if counting else {})}
+    emulated = {} if taken else {"emulated": [], **({"counting": emulator.COUNTING} if counting else {})}
     for rule, more in emulated.items():
         compiler = [cxx, *emulated_flags, *more]
         header = folder / "precompiled" / rule / "precompiled.h"
-        includes_all = "".join(f"#include <{name}>\n" for name in PRECOMPILED)
-        needed[rule] = [*tools, *precompile(ninja, compiler, header, includes_all)]
+        includes_all = "".join(f"#include <{name}>\n" for name in emulator.PRECOMPILED)
+        needed[rule] = [*emulator.rewriter_files(), *precompile(ninja, compiler, header, includes_all)]
         # -S: without what site-packages may start.
-        command = shell_words([sys.executable, "-S", SIMT / "views.py", "--rewrite"])
+        command = shell_words([sys.executable, "-S", emulator.FOLDER, "compile", "--rewrite"])
         command += f" $rewritten {shell_words([*compiler, '-include', header])} $includes"
         ninja.rule(rule, f"{command} {depfile} -c $in -o $out", "c++ $in")
 
@@ -418,8 +309,7 @@ def write_ninja(
         compile_one("host", source, "host")
     for source in extension.tables:
         compile_one("table_emulated", source, "emulated")
-    runtime = [*sorted((SIMT / "src").glob("*.cpp")), *(sorted((SIMT / "count").glob("*.cpp")) if counting else [])]
-    for source in runtime:
+    for source in emulator.runtime_sources(counting=bool(counting)):
         output = folder / "runtime" / f"{source.name}.o"
         if not taken_over(output):
             ninja.build(output, "runtime", [source])
@@ -463,7 +353,7 @@ def write_ninja(
     link = f"{shell_words([cxx, *shared])} $in -o $out.tmp {shell_words(libraries)} && mv -f $out.tmp $out"
     ninja.rule("link", link, "link $out", deps=False)
     ninja.build(library, "link", objects)
-    ninja.lines.append(f"default {_ninja_path(library)}")
+    ninja.lines.append(f"default {ninja_path(library)}")
     path = folder / f"{here.name}{f'-counting-{counting_name(counting)}' if counting else ''}.ninja"
     ninja.write(path)
     return path

@@ -419,7 +419,7 @@ def _compilation(options: argparse.Namespace) -> dict[str, tuple]:
 
 
 def _simt(options: argparse.Namespace) -> int:
-    from kernel_fusion import simt
+    from emulator import programs
 
     _read_words(options)
     modes = [mode for mode in SIMT_MODES if getattr(options, mode)]
@@ -430,20 +430,20 @@ def _simt(options: argparse.Namespace) -> int:
     if options.gdb_ex and not options.gdb:
         raise UserError("--gdb-ex needs --gdb")
     if options.count and not options.only_compile:
-        from kernel_fusion import counts
+        from emulator import counts
 
         return counts.command(options, make_console())
     flavour = {"gdb": "debug"}.get(modes[0], modes[0]) if modes else "plain"
-    program = simt.compile_program(options.file, flavour=flavour, **_compilation(options))
+    program = programs.compile_program(options.file, flavour=flavour, **_compilation(options))
     if options.only_compile:
         print(program)
         return 0
     if options.gdb:
-        from kernel_fusion import debugger
+        from emulator import debugger
 
-        os.environ.update(simt.run_environment(options.schedule, options.threads))
+        os.environ.update(programs.run_environment(options.schedule, options.threads))
         return debugger.debug(program, options.arguments, options.gdb_ex)
-    return simt.run_program(program, options.arguments, schedule=options.schedule, threads=options.threads)
+    return programs.run_program(program, options.arguments, schedule=options.schedule, threads=options.threads)
 
 
 def _shown(command: list[str], folder: pathlib.Path, environment: dict[str, str]) -> int:

@@ -171,9 +171,8 @@ def _end(child: subprocess.Popen) -> None:
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """Our environment for a child, which finds this package even where it is not installed."""
-    paths = [str(stages.ROOT / "common"), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths)), **more}
+    """Our environment for a child, which imports our packages even where they are not installed."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": stages.python_path(), **more}
 
 
 def run_shown(command: list[str], *, cwd: pathlib.Path | None = None, env: dict[str, str] | None = None) -> None:

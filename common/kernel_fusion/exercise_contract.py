@@ -12,15 +12,16 @@ from typing import NamedTuple
 
 import pytest
 
-from kernel_fusion import exercises, simt, stages
+from emulator import programs
+from kernel_fusion import exercises, stages
 
 ORDERS = ("forward", "reverse", "random:1")
 
 
 def ran(source: pathlib.Path, order: str) -> subprocess.CompletedProcess:
     """The program compiled for the CPU, and run with its threads in this order."""
-    program = simt.compile_program(source)
-    environment = simt.run_environment(order)  # as `kernel-fusion simt` does
+    program = programs.compile_program(source)
+    environment = programs.run_environment(order)  # as `kernel-fusion simt` does
     return subprocess.run([str(program)], env=environment, capture_output=True, text=True)
 
 

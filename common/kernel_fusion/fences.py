@@ -1,6 +1,6 @@
 """Memory between pages that nobody may access: shows reads before the begin and past the end of a tensor.
 
-A stage's library has the handler of faults (common/simt/src/signals.cpp), which notes who accessed such a page, opens
+A stage's library has the handler of faults (emulator/src/signals.cpp), which notes who accessed such a page, opens
 it and goes on; so one run tells about all tensors.
 """
 

@@ -97,7 +97,7 @@ def _pytest(paths: list[pathlib.Path], log: pathlib.Path) -> None:
 
 
 def _test_common(log: pathlib.Path) -> None:
-    _pytest([stages.ROOT / "common" / "kernel_fusion" / "tests"], log)
+    _pytest([stages.ROOT / "common", stages.ROOT / "emulator"], log)
 
 
 def _test(stage: stages.Stage, log: pathlib.Path) -> None:
@@ -202,7 +202,9 @@ def sources_key(step: Step) -> str:
     digest = hashlib.sha256()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     digest.update(f"{step.name} {gpu} {torch.__version__} {sys.version}".encode())
-    for path in sorted(_sources([stages.ROOT / "common", *(stage.path for stage in step.depends)])):
+    for path in sorted(
+        _sources([stages.ROOT / "common", stages.ROOT / "emulator", *(stage.path for stage in step.depends)])
+    ):
         digest.update(str(path.relative_to(stages.ROOT)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

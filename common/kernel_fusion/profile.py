@@ -24,7 +24,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernel_fusion import benchmarks, counts, results, rung_counts, stages, syllabus
+from emulator import counts
+from kernel_fusion import benchmarks, results, rung_counts, stages, syllabus
 from kernel_fusion.console import CommandFailed, UserError, last_lines, milliseconds, progress, run_logged
 
 PLACES = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")

@@ -70,7 +70,6 @@ def measure_case(
 
     Whoever holds `lock` has GPU number `gpu` for itself, or the CPU; while it compiles, too, since tuning measures.
     """
-    stages.on_path()
     device = torch.device("cuda", gpu) if torch.cuda.is_available() else torch.device("cpu")
     case = stages.load_benchmark(stage).cases(size, device.type)[index]
     if device.type == "cuda":

@@ -43,7 +43,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
-from kernel_fusion import claims, counts, plots, results, stages, syllabus, tables
+from emulator import counts
+from kernel_fusion import claims, plots, results, stages, syllabus, tables
 from kernel_fusion.console import UserError, progress
 
 
@@ -66,7 +67,7 @@ class ReportError(UserError):
 
 def documents() -> list[pathlib.Path]:
     """Every document of the repository that may hold markers; not the pages that are written as a whole."""
-    found = [stages.ROOT / "README.md", stages.ROOT / "common" / "simt" / "README.md"]
+    found = [stages.ROOT / "README.md", stages.ROOT / "emulator" / "README.md"]
     for folder in (*(stage.path for stage in stages.STAGES), stages.ROOT / "docs"):
         written = [path for path in sorted(folder.rglob("*.md")) if path.parent.name != "results"]
         found += [path for path in written if "build" not in path.relative_to(folder).parts]

@@ -20,9 +20,11 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from kernel_fusion import counts, results, stages
-from kernel_fusion.build import counting_name, is_clang
+from emulator import counts
+from kernel_fusion import results, stages
+from kernel_fusion.build import counting_name
 from kernel_fusion.console import CommandFailed, UserError, last_lines, run_logged
+from kernel_fusion.ninja_file import is_clang
 
 SECTOR_BYTES = 32
 
@@ -201,7 +203,6 @@ def moved(kernels: Iterable[counts.Kernel]) -> Moved:
 
 def use_library(stage: stages.Stage, library: pathlib.Path) -> None:
     """Loads `library` as the stage's compiled part, in place of the installed one. To be called before its import."""
-    stages.on_path()
     import torch  # noqa: F401  its libraries must be loaded before the extension that links to them
 
     name = f"{stage.module}._C"

@@ -1,8 +1,9 @@
-"""The four stages: where they are, and how scripts find them without an installation."""
+"""The four stages: where they are, and how they are loaded."""
 
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import pathlib
 import sys
 import types
@@ -43,11 +44,14 @@ def find(name: str) -> Stage:
     raise ValueError(f"`stage` must be one of {', '.join(s.folder for s in STAGES)}, got {name!r}")
 
 
-def on_path() -> None:
-    """Makes every stage importable in this process. Imports none of them."""
-    for path in (ROOT / "common", *(stage.path for stage in STAGES)):
-        if str(path) not in sys.path:
-            sys.path.append(str(path))
+# Where the packages lie. `pip install -e .` tells Python; who runs a copy of the tree says it himself.
+IMPORTED_FROM = (".", "common", *(stage.folder for stage in STAGES))
+
+
+def python_path(root: pathlib.Path = ROOT) -> str:
+    """PYTHONPATH with which a child imports all packages from the tree at `root`, before any that are installed."""
+    own = [os.path.normpath(root / folder) for folder in IMPORTED_FROM]
+    return os.pathsep.join(filter(None, [*own, os.environ.get("PYTHONPATH", "")]))
 
 
 def build_command(stage: Stage) -> str:
@@ -62,8 +66,12 @@ def is_built(stage: Stage) -> bool:
 
 
 def load_script(stage: Stage, name: str) -> types.ModuleType:
-    """`name`.py of the stage as a module. An import would find another stage's file of that name as well."""
-    on_path()
+    """`name`.py of the stage as a module. An import would find another stage's file of that name as well.
+
+    As where Python runs a script, the modules beside it can be imported from then on.
+    """
+    if str(stage.path) not in sys.path:
+        sys.path.append(str(stage.path))
     spec = importlib.util.spec_from_file_location(f"{stage.module}_{name}", stage.path / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there

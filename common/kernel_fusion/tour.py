@@ -38,11 +38,12 @@ BUILD_SECONDS = {"step1-simple": 30, "step2-attention": 50, "step3-fused": 105, 
 SHOWING_MINUTES, FULL_MINUTES, TRAINING_MINUTES = 2, 6, 0.5
 # torch's C++ warns of rungs whose runs differ when it is told to fill memory with NaN, which every check does.
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-NEXT = "\nNext: source .venv/bin/activate, and the first lesson, step1-simple/README.md. All rungs: kernel-fusion rungs"
+NEXT = "\nNext: the first lesson, step1-simple/README.md. Its commands need the environment: source .venv/bin/activate"
 ON_CPU = """\
 off: the greatest difference from float64. sectors: how many pieces of 32 bytes a warp's 32 lanes touch in one request,
 loads / stores; 4 bytes a lane side by side make 4, 16 bytes make 16; at 32, no two lanes share one. bytes: all sectors
-together, over the bytes that must move at the least; caches are not counted.
+together, over the bytes that must move at the least; caches are not counted, and inputs are small here, so that some
+move many times the least. What is further off than its dtype allows is marked WRONG; bfloat16 may be 1e-2 off.
 """
 ON_GPU = """\
 off: the greatest difference from float64. Times are this GPU's, caches empty. GB/s: the bytes that must move at the
@@ -372,8 +373,7 @@ def _difference(outputs, others) -> str:
 
 def show_demonstration(name: str, console: Console) -> None:
     """Runs one of the last stage's demonstrations; it raises where what it shows does not hold."""
-    stages.on_path()
-    getattr(importlib.import_module("tour_steps"), name)(console)
+    getattr(stages.load_script(stages.STAGES[-1], "tour_steps"), name)(console)
 
 
 # ---- all of it ----
@@ -386,7 +386,7 @@ def plan(full: bool) -> str:
     return (
         "The four stages are built, and shown rung by rung. Then GPT-2 runs on their ops, and a small one is trained.\n"
         f"That takes about {minutes:.0f} minutes on 2 cores. Nothing is downloaded. Interrupted and begun again, "
-        "it goes on where it was." + ("" if full else " Every table with times: kernel-fusion tour --full.")
+        "it goes on where it was." + ("" if full else "\nEvery table with times: kernel-fusion tour --full.")
     )
 
 

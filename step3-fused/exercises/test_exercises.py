@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from kernel_fusion import simt
+from emulator import programs
 from kernel_fusion.exercise_contract import ORDERS, Exercises, ran
 
 # What each check says before anybody has written anything.
@@ -129,8 +129,8 @@ def test_the_third_hunt_names_both_barriers(order):
 
 
 def under_the_race_detector(source: pathlib.Path) -> subprocess.CompletedProcess:
-    program = simt.compile_program(source, flavour="race")
-    return subprocess.run([str(program)], env=simt.run_environment("forward"), capture_output=True, text=True)
+    program = programs.compile_program(source, flavour="race")
+    return subprocess.run([str(program)], env=programs.run_environment("forward"), capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(("name", "removed"), RACES)

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from kernel_fusion import rng, stages
+from kernel_fusion import rng
 from kernel_fusion.ops import (
     check_device,
     check_dim,
@@ -519,7 +519,6 @@ torch.library.register_autograd("step3_fused::layer_norm", _layer_norm_backward,
 @functools.cache
 def _step_1():
     """Step 1's ops. Where that stage is not built, the error gives the command."""
-    stages.on_path()
     import step1_simple  # noqa: F401
 
     return torch.ops.step1_simple
@@ -589,7 +588,6 @@ torch.library.register_autograd(
 @functools.cache
 def _step_2():
     """Step 2's ops. Where that stage is not built, the error gives the command."""
-    stages.on_path()
     import step2_attention  # noqa: F401
 
     return torch.ops.step2_attention

@@ -1,6 +1,6 @@
 """The heads of a few rows, divided among the blocks of a cluster: attention_block's v5_cluster, and v4_heads."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 BLOCK3 = "step3-fused/kernels/attention_block"
 HEADS3 = "step3-fused/kernels/attention_residual_layer_norm/v4_heads.cu"

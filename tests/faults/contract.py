@@ -1,6 +1,6 @@
 """The checks that all rungs and ops are held against: what they would no longer see."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 TESTING = "common/kernel_fusion/testing.py"
 ACCURACY = "common/kernel_fusion/accuracy.py"

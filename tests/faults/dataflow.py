@@ -1,6 +1,6 @@
 """Attention, projection, residual and LayerNorm in step 3: the best separate launches, and one launch."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 HOST3 = "step3-fused/fused_host.cpp"
 BLOCK3 = "step3-fused/kernels/attention_block"

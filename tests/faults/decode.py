@@ -1,6 +1,6 @@
 """Step 2's attention_decode: its kernels under emulation, and what is around them."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 KERNELS = "step2-attention/kernels/attention_decode"
 TEST = "step2-attention/test_decode.py"

@@ -1,6 +1,6 @@
 """Dropout of attention's weights in step 2: the mask, the kernels, and the way from Python to them."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 FORWARD = "step2-attention/kernels/attention"
 BACKWARD = "step2-attention/kernels/attention_backward"

@@ -1,6 +1,6 @@
 """Training of step 3's ops that begin with attention: padding, dropout, what is kept, and the way back."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 PYTHON = "step3-fused/step3_fused/__init__.py"
 HOST = "step3-fused/fused_host.cpp"

@@ -1,6 +1,6 @@
 """The host's part: checks, allocation, and the way to a rung. Where torch and kernels meet."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 SHARED = "common/include/kf/host.h"
 PYTHON = "common/include/kf/python.h"

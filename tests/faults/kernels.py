@@ -1,6 +1,6 @@
 """Rungs and the headers that they share, run under emulation."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 STEP1 = "step1-simple/kernels"
 STEP2 = "step2-attention/kernels"

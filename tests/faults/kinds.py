@@ -4,7 +4,7 @@ A place is a file, what stands there, what is planted, and the tests that see it
 or the compiler would leave them out.
 """
 
-from faults import Fault, everywhere
+from kernel_fusion.checks.faults import Fault, everywhere
 
 STEP1, STEP2, STEP3, STEP4 = (
     f"{step}/kernels" for step in ("step1-simple", "step2-attention", "step3-fused", "step4-integration")
@@ -726,7 +726,7 @@ PLAIN_READS = everywhere(
 
 # ---- the emulation: what C++ makes of a source in silence, and a GPU does not ----
 
-REWRITE, REWRITE_TEST = "common/simt/rewrite.py", "common/simt/tests/test_rewrite.py"
+REWRITE, REWRITE_TEST = "emulator/rewriter/rewrite.py", "emulator/tests/test_rewrite.py"
 EMULATION = [
     Fault(
         "zero-within-an-argument",
@@ -763,9 +763,9 @@ EMULATION = [
     Fault(
         "header-of-which-nothing-is-used",
         "`using namespace` counts as a use of a header that is not emulated",
-        "common/simt/refusals.py",
+        "emulator/rewriter/refusals.py",
         'using = before == "namespace" and i > 1 and tokens[i - 2].text == "using"',
         "using = False",
-        "common/simt/tests/test_refusals.py::test_a_header_of_which_nothing_is_used_is_no_harm",
+        "emulator/tests/test_refusals.py::test_a_header_of_which_nothing_is_used_is_no_harm",
     ),
 ]

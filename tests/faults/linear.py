@@ -1,6 +1,6 @@
 """Linear layers and what is fused to their ends, in step 3; and LayerNorm's rows by bulk copies."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 OPS3 = "step3-fused/step3_fused/linear_ops.py"
 HOST3 = "step3-fused/linear_host.cpp"

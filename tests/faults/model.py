@@ -1,6 +1,6 @@
 """Step 4 but for its ops: the model, its weights, generation, training, transformers' model with our attention."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 MODEL = "step4-integration/gpt2_model.py"
 WEIGHTS = "step4-integration/gpt2_weights.py"

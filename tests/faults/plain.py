@@ -1,6 +1,6 @@
 """The plain C++ versions: what `auto` runs on CPU tensors."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 CPU1 = "step1-simple/simple_cpu.cpp"
 ROWS1 = "step1-simple/include/step1/rows_cpu.h"

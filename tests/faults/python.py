@@ -1,6 +1,6 @@
 """What each op is to torch: its function, its shapes without data, its gradients and theirs."""
 
-from faults import Fault
+from kernel_fusion.checks.faults import Fault
 
 SHARED = "common/kernel_fusion/ops.py"
 STEP1 = "step1-simple/step1_simple/__init__.py"

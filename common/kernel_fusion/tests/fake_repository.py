@@ -1,5 +1,6 @@
 """A repository in a temporary folder: a copy of this package, and stages made of fake_stage."""
 
+import os
 import pathlib
 import re
 import shutil
@@ -78,6 +79,9 @@ class FakeRepository:
         package = root / "common" / "kernel_fusion"
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(stages.ROOT / "common" / "kernel_fusion", package, ignore=ignored)
+        shutil.copytree(
+            stages.ROOT / "emulator", root / "emulator", ignore=shutil.ignore_patterns("__pycache__", "tests")
+        )
         names = [(f"step{n}-fake", f"step{n}_fake") for n in range(1, count + 1)]
         rows = "".join(f'Stage("{folder}", "{module}", "test.py"), ' for folder, module in names)
         source = (package / "stages.py").read_text()
@@ -114,7 +118,10 @@ class FakeRepository:
 
     def python(self, *arguments: str) -> subprocess.CompletedProcess:
         """Runs this Python on `arguments` with the copied package."""
-        environment = {**child_environment(), "PYTHONPATH": str(self.root / "common"), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment["CUDA_VISIBLE_DEVICES"] = ""
         command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
+        return subprocess.run(command, cwd=self.root, env=self.environment(), capture_output=True, text=True)
+
+    def environment(self) -> dict[str, str]:
+        """For a child that imports the copied packages."""
+        path = os.pathsep.join(map(str, (self.root, self.root / "common", *self.root.glob("step*-fake"))))
+        return child_environment(PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1", CUDA_VISIBLE_DEVICES="")

@@ -144,7 +144,7 @@ def test_a_compiler_that_is_missing_or_broken_is_named(tmp_path):
 
 def test_nothing_is_compiled_with_a_compiler_that_is_refused(static_compiler, tmp_path):
     stage = tmp_path / "step1-simple"
-    for name in ("common", "step1-simple"):
+    for name in ("common", "emulator", "step1-simple"):
         ignored = shutil.ignore_patterns("build", "__pycache__", "*.so", "*.egg-info", "tests", "results")
         shutil.copytree(stages.ROOT / name, tmp_path / name, ignore=ignored)
     done = subprocess.run(
@@ -226,7 +226,7 @@ def test_another_builds_objects_of_the_emulation_are_linked_and_not_compiled(cle
         build.write_ninja(stage, ours, tmp_path / "library.so", None)
 
     taken = [theirs / tmp_path.name / "emulated" / "op" / "v1.cu.o"]
-    taken += [theirs / "runtime" / f"{source.name}.o" for source in (build.SIMT / "src").glob("*.cpp")]
+    taken += [theirs / "runtime" / f"{source.name}.o" for source in (build.emulator.FOLDER / "src").glob("*.cpp")]
     for path in taken:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()

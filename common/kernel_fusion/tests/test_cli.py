@@ -1,15 +1,16 @@
 """The command: what it lists, and how it says no."""
 
-import os
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
-from kernel_fusion import cli, exercises, simt, stages, syllabus, testing
+from emulator import programs
+from kernel_fusion import cli, exercises, stages, syllabus, testing
 from kernel_fusion.console import child_environment
 
 
@@ -217,16 +218,16 @@ def program(tmp_path, monkeypatch):
     """A stand-alone CUDA program; what is compiled of it goes into the same temporary folder."""
     path = tmp_path / "program.cu"
     path.write_text(PROGRAM)
-    monkeypatch.setattr(simt.stages, "ROOT", tmp_path)
+    monkeypatch.setattr(programs, "BUILD", tmp_path / "build")
     return path
 
 
 def test_a_program_is_compiled_once_and_run_with_its_arguments(program, capfd):
     assert cli.main(["simt", str(program), "--hello"]) == 0
     assert capfd.readouterr().out == "992 --hello\n"
-    executable = simt.compile_program(program)
+    executable = programs.compile_program(program)
     made = executable.stat().st_mtime_ns
-    assert simt.compile_program(program).stat().st_mtime_ns == made
+    assert programs.compile_program(program).stat().st_mtime_ns == made
     program.write_text(PROGRAM.replace("992", "991"))
     assert cli.main(["simt", str(program)]) == 1
     assert not list(executable.parent.glob("*.tmp"))
@@ -240,16 +241,24 @@ def test_a_program_that_does_not_compile_says_where(program, capsys):
     assert "nonsense" in error
 
 
-def test_a_program_ended_by_a_signal_gives_the_shells_code():
+def test_a_program_ended_by_a_signal_gives_the_shells_code_and_a_word(capsys):
     script = pathlib.Path("/bin/sh")
-    assert simt.run_program(script, ["-c", "kill -SEGV $$"]) == 128 + 11
-    assert simt.run_program(script, ["-c", "exit 4"]) == 4
+    assert programs.run_program(script, ["-c", "kill -SEGV $$"]) == 128 + 11
+    assert capsys.readouterr().err == "kernel-fusion: sh was ended by SIGSEGV; --gdb stops where it comes\n"
+    assert programs.run_program(script, ["-c", "exit 4"]) == 4
 
 
 def test_the_package_runs_where_it_is_not_installed(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(stages.ROOT / "common")}
-    command = [sys.executable, "-m", "kernel_fusion", "rungs", "softmax"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        "import sys; sys.path.append(sys.argv.pop(1)); import kernel_fusion.__main__",
+    ]
+    packages = sysconfig.get_path("purelib")  # without what an editable installation adds to the path: -S
+    done = subprocess.run(
+        [*command, packages, "rungs", "softmax"], cwd=tmp_path, env=child_environment(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 

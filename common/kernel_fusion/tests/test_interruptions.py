@@ -61,15 +61,13 @@ def test_what_runs_in_children_is_ended(tmp_path, command):
     (tmp_path / "step1-fake" / "test.py").write_text(f"def test_sleeps():\n    exec({sleeps!r})\n")
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npython_files = ["test.py"]\n')
     assert repository.python("-c", "import os; os.chdir('step1-fake'); exec(open('setup.py').read())").returncode == 0
-    environment = {**child_environment(), "PYTHONPATH": str(tmp_path / "common"), "PYTHONDONTWRITEBYTECODE": "1"}
-    interrupt([sys.executable, "-m", "kernel_fusion", command], marker, cwd=tmp_path, env=environment)
+    interrupt([sys.executable, "-m", "kernel_fusion", command], marker, cwd=tmp_path, env=repository.environment())
 
 
 def test_a_build_is_ended(tmp_path):
     repository, marker = FakeRepository(tmp_path, 1), tmp_path / "at-work"
     repository.stage("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
-    environment = {**child_environment(), "PYTHONPATH": str(tmp_path / "common"), "PYTHONDONTWRITEBYTECODE": "1"}
-    interrupt([sys.executable, "-m", "kernel_fusion", "tour"], marker, cwd=tmp_path, env=environment)
+    interrupt([sys.executable, "-m", "kernel_fusion", "tour"], marker, cwd=tmp_path, env=repository.environment())
 
 
 PROGRAM = r"""
@@ -100,6 +98,5 @@ def test_counting_is_ended(tmp_path):
     repository.stage("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
     module = tmp_path / "common" / "kernel_fusion" / "rung_counts.py"  # without what a fake repository puts behind it
     shutil.copy(rung_counts.__file__, module)
-    environment = {**child_environment(), "PYTHONPATH": str(tmp_path / "common"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "kernel_fusion", "profile", "double", "--device", "cpu"]
-    interrupt(command, marker, cwd=tmp_path, env=environment)
+    interrupt(command, marker, cwd=tmp_path, env=repository.environment())

@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from kernel_fusion import benchmarks, counts, results, stages, testing
+from emulator import counts
+from kernel_fusion import benchmarks, results, stages, testing
 from kernel_fusion.tests.test_report import row as report_row
 
 
