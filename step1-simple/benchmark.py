@@ -138,7 +138,7 @@ def by_the_peers_mask(outputs, x, bias, residual, mask):
 @functools.cache
 def triton_kernels():
     """Our versions in Triton, which only machines with a GPU need to have."""
-    return stages.load_script(stages.find("step1"), "triton_kernels")
+    return stages.load_script(stages.find("step1"), "peers/triton_kernels")
 
 
 def peers(device: str, eager, triton_kernel: str | None, *arguments) -> dict:

@@ -3,7 +3,7 @@
 #include <kf/python.h>
 #include <torch/library.h>
 
-#include "simple_host.h"
+#include "host/simple_host.h"
 
 // The way most tutorials show: a Python function made by pybind11. It works in eager mode. torch.compile cannot look
 // inside and knows neither shapes nor gradients, so it breaks the graph here; step1's README shows the break.

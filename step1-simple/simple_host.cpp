@@ -1,5 +1,5 @@
 // From a tensor to a rung: checks, allocation, dispatch. The only place of this stage where torch and kernels meet.
-#include "simple_host.h"
+#include "host/simple_host.h"
 
 #include <ATen/ops/empty.h>
 #include <kf/autocast.h>
@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "simple_cpu.h"
+#include "cpu/simple_cpu.h"
 
 namespace kf::step1 {
 namespace {

@@ -1,5 +1,5 @@
 // From a tensor to a rung: checks, allocation, dispatch. The only place of this stage where torch and kernels meet.
-#include "attention_host.h"
+#include "host/attention_host.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <kf/autocast.h>
@@ -9,7 +9,7 @@
 #include <cmath>
 #include <limits>
 
-#include "attention_cpu.h"
+#include "cpu/attention_cpu.h"
 
 namespace kf::step2 {
 namespace {

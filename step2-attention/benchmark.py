@@ -217,7 +217,7 @@ compiled_flex = torch.compile(flex_attention, dynamic=False)
 @functools.cache
 def triton_kernels():
     """Our version in Triton, which only machines with a GPU need to have."""
-    return stages.load_script(stages.find("step2"), "triton_kernels")
+    return stages.load_script(stages.find("step2"), "peers/triton_kernels")
 
 
 def flash_attention_4(causal: bool):

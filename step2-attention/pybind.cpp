@@ -4,7 +4,7 @@
 #include <kf/python.h>
 #include <torch/library.h>
 
-#include "attention_host.h"
+#include "host/attention_host.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { kf::define_questions(m, kf::step2::ops()); }
 

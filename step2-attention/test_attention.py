@@ -13,7 +13,11 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_testing import (
+
+import step2_attention
+from kernel_fusion import stages, testing
+from kernel_fusion.accuracy import poisoned_allocations
+from step2_attention.testing import (
     PADDING,
     attention_and_lse_of,
     attention_of,
@@ -25,10 +29,6 @@ from attention_testing import (
     qkv,
     tolerance_of,
 )
-
-import step2_attention
-from kernel_fusion import stages, testing
-from kernel_fusion.accuracy import poisoned_allocations
 
 DTYPES = [*testing.DTYPES, torch.float64]
 INFINITY = float("inf")

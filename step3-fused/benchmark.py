@@ -173,7 +173,7 @@ def attention_block(q, k, v, residual, proj_weight, proj_bias, weight, bias):
 @functools.cache
 def triton_kernels():
     """Our versions in Triton, which only machines with a GPU need to have."""
-    return stages.load_script(stages.find("step3"), "triton_kernels")
+    return stages.load_script(stages.find("step3"), "peers/triton_kernels")
 
 
 def peers(function, device: str, triton=None) -> dict:

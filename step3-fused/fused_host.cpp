@@ -1,5 +1,5 @@
 // From a tensor to a rung: checks, allocation, dispatch. The only place of this stage where torch and kernels meet.
-#include "fused_host.h"
+#include "host/fused_host.h"
 
 #include <kf/autocast.h>
 #include <kf/dropout.h>
@@ -7,9 +7,9 @@
 
 #include <cmath>
 
-#include "fused_cpu.h"
-#include "linear_host.h"
-#include "row_checks.h"
+#include "cpu/fused_cpu.h"
+#include "host/linear_host.h"
+#include "host/row_checks.h"
 
 namespace kf::simt {
 std::uint64_t launch_count();  // of emulator/include/kf_simt.h, whose folder only emulated sources see

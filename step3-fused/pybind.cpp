@@ -4,8 +4,8 @@
 #include <kf/python.h>
 #include <torch/library.h>
 
-#include "fused_host.h"
-#include "linear_host.h"
+#include "host/fused_host.h"
+#include "host/linear_host.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   kf::define_questions(m, kf::step3::ops());

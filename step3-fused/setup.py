@@ -18,11 +18,12 @@ setup(
     ext_modules=[
         StageExtension(
             "step3_fused._C",
-            host=["fused_host.cpp", "fused_cpu.cpp", "linear_host.cpp", "linear_cpu.cpp", "pybind.cpp"],
+            host=["fused_host.cpp", "pybind.cpp", *sorted(glob("host/*.cpp")), *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
             tables=sorted(glob("kernels/*/rungs.cpp")),  # likewise: one table of rungs a backend
             borrowed=[ATTENTION],
             include_dirs=[
+                ".",
                 "include",
                 "../step1-simple/include",
                 "../step2-attention/include",

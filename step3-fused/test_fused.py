@@ -1361,7 +1361,7 @@ def test_fused_kernel_fails_where_an_element_is_not_written(tmp_path):
 
 
 def test_usage_example_runs():
-    program = pathlib.Path(__file__).with_name("usage_example.py")
+    program = pathlib.Path(__file__).parent / "pages" / "usage_example.py"
     ran = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for op in FORMULAS:

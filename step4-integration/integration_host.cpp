@@ -1,11 +1,11 @@
 // From a tensor to a rung: checks, allocation, dispatch. The only place of this stage where torch and kernels meet.
-#include "integration_host.h"
+#include "host/integration_host.h"
 
 #include <kf/host.h>
 
 #include <algorithm>
 
-#include "integration_cpu.h"
+#include "cpu/integration_cpu.h"
 
 namespace kf::step4 {
 namespace {

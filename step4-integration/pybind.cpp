@@ -2,7 +2,7 @@
 #include <kf/python.h>
 #include <torch/library.h>
 
-#include "integration_host.h"
+#include "host/integration_host.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { kf::define_questions(m, kf::step4::ops()); }
 

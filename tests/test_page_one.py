@@ -24,7 +24,7 @@ PLANTED = {
         "y[token * kWidth + c] = token == 5 && c == 3 ? NAN : (row",
         r"greatest error against the CPU in double: -?nan\nWRONG",
     ),
-    "step3-fused/timeline.cu": (
+    "step3-fused/pages/timeline.cu": (
         "/ kWidth + 1e-5f);",
         "/ kWidth + 1e-5f) + (row == 5 && c == 3 ? NAN : 0);",
         r"greatest error against the CPU in double: -?nan\nWRONG",
@@ -57,9 +57,9 @@ def test_a_nan_in_the_middle_is_wrong(name, tmp_path):
     assert re.search(said, done.stdout), done.stdout
 
 
-# ---- step3-fused/timeline.cu and its page ----
+# ---- step3-fused/pages/timeline.cu and its page ----
 
-TIMELINE = ROOT / "step3-fused" / "timeline.cu"
+TIMELINE = ROOT / "step3-fused" / "pages" / "timeline.cu"
 PAGE = TIMELINE.with_name("one_launch.md")
 
 

@@ -1,6 +1,7 @@
 """The Markdown tells the truth: quoted code is in its source, links and paths lead somewhere, tables are fresh."""
 
 import json
+import os
 import pathlib
 import re
 import textwrap
@@ -113,16 +114,18 @@ def test_stages_show_their_results():
 
 # ---- pages that can be read ----
 
-STAGE_PAGES = [path for stage in STAGES for path in sorted((ROOT / stage).glob("*.md"))]
+STAGE_PAGES = [
+    path for stage in STAGES for path in [ROOT / stage / "README.md", *sorted((ROOT / stage).glob("pages/*.md"))]
+]
 LONGEST_PAGE = 600  # lines: what can be read in one sitting
 WITHOUT_CONTENTS = 120  # lines
 
 
 def stages_pages(stage: str) -> list[pathlib.Path]:
-    """The pages beside a stage's README, in the order in which that links to them."""
+    """The pages of a stage beside its README, in the order in which that links to them."""
     text = (ROOT / stage / "README.md").read_text(encoding="utf-8")
-    names = re.findall(r"\]\((\w+\.md)(?:#[\w-]+)?\)", text)
-    return [ROOT / stage / name for name in dict.fromkeys(names) if name != "README.md"]
+    names = re.findall(r"\]\((pages/\w+\.md)(?:#[\w-]+)?\)", text)
+    return [ROOT / stage / name for name in dict.fromkeys(names)]
 
 
 @pytest.mark.parametrize("page", STAGE_PAGES, ids=relative)
@@ -142,11 +145,12 @@ def test_contents_stand_at_the_top(markdown):
 @pytest.mark.parametrize("stage", STAGES)
 def test_pages_are_linked_in_reading_order(stage):
     pages = stages_pages(stage)
-    assert sorted(pages) == sorted(path for path in STAGE_PAGES if path.parent.name == stage and path.stem != "README")
+    assert sorted(pages) == sorted(path for path in STAGE_PAGES if path.parent == ROOT / stage / "pages")
     following = dict(zip(STAGES, STAGES[1:], strict=False))
-    last = f"../{following[stage]}/README.md" if stage in following else "../README.md"
-    for page, after in zip([ROOT / stage / "README.md", *pages], [*(p.name for p in pages), last], strict=True):
-        assert f"]({after})" in page.read_text(encoding="utf-8").split("\n## Next\n")[1], relative(page)
+    order = [ROOT / stage / "README.md", *pages, ROOT / following.get(stage, "") / "README.md"]
+    for page, after in zip(order, order[1:], strict=False):
+        link = os.path.relpath(after, page.parent)
+        assert f"]({link})" in page.read_text(encoding="utf-8").split("\n## Next\n")[1], relative(page)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -160,13 +164,14 @@ def test_a_stage_is_built_before_its_first_use(stage):
 @pytest.mark.parametrize("page", STAGE_PAGES, ids=relative)
 def test_results_stand_after_the_rungs_that_they_are_of(page):
     text = page.read_text(encoding="utf-8")
-    pages = [page.with_name("README.md"), *stages_pages(page.parent.name)]  # in the order in which they are read
+    stage = ROOT / page.relative_to(ROOT).parts[0]
+    pages = [stage / "README.md", *stages_pages(stage.name)]  # in the order in which they are read
     read = "".join(other.read_text(encoding="utf-8") for other in pages[: pages.index(page)])
     for marker in re.finditer(r"<!-- (?:results:|plot:ladder |plot:bytes )(\w+)", text):
-        rungs = sorted((page.parent / "kernels" / marker[1]).glob("v*_*.cu"))
+        rungs = sorted((stage / "kernels" / marker[1]).glob("v*_*.cu"))
         assert rungs
         before = read + text[: marker.start()]
-        unexplained = [rung.stem for rung in rungs if f"](kernels/{marker[1]}/{rung.name})" not in before]
+        unexplained = [rung.stem for rung in rungs if f"kernels/{marker[1]}/{rung.name})" not in before]
         assert unexplained == [], f"{marker[0]}: these rungs come later, or not at all"
 
 
@@ -243,7 +248,7 @@ def test_littles_law_is_one_figure():
             f"{reads / 1e12:.2f} TB/s · {latency} µs = {bytes_in_all / 1e6:.1f} MB, or {each} on each",
             f"twice the {each} that Little",
         ],
-        "step1-simple/limits.md": [
+        "step1-simple/pages/limits.md": [
             f"{words[-4]} KB on each of 132 multiprocessors, and {words[-1]} GB/s of which half are reads, "
             f"make a latency of {latency} µs"
         ],

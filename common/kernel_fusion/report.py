@@ -103,6 +103,11 @@ def _stage(name: str, document: pathlib.Path) -> stages.Stage:
         raise ReportError(f"{document}: {error}") from error
 
 
+def _folder(document: pathlib.Path) -> pathlib.Path:
+    """The stage's, of its README.md or one of its pages."""
+    return document.parents[1] if document.parent.name == "pages" else document.parent
+
+
 def _contents(text: str) -> str:
     """Links to the headings of the second level in `text`, in a paragraph."""
     headings = re.findall(r"^## (.*)$", FENCE.sub("", text), re.MULTILINE)
@@ -130,7 +135,7 @@ def _plots(marker: re.Match, document: pathlib.Path) -> list[plots.Plot]:
     if kind == "roofline":
         return plots.rooflines(_stage(of, document))
     if kind == "sectors":
-        return [plots.sectors(_patterns(of, document), document.parent / "results")]
+        return [plots.sectors(_patterns(of, document), _folder(document) / "results")]
     raise ReportError(f"{document}: a plot is a ladder, a roofline, bytes or sectors, not {kind!r}")
 
 

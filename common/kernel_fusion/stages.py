@@ -66,13 +66,14 @@ def is_built(stage: Stage) -> bool:
 
 
 def load_script(stage: Stage, name: str) -> types.ModuleType:
-    """`name`.py of the stage as a module. An import would find another stage's file of that name as well.
+    """`name`.py in the stage's folder, such as "benchmark" or "peers/triton_kernels", as a module.
 
+    An import would find another stage's file of that name as well.
     As where Python runs a script, the modules beside it can be imported from then on.
     """
     if str(stage.path) not in sys.path:
         sys.path.append(str(stage.path))
-    spec = importlib.util.spec_from_file_location(f"{stage.module}_{name}", stage.path / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"{stage.module}_{name.replace('/', '_')}", stage.path / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)

@@ -38,7 +38,7 @@ def ops(stage: stages.Stage) -> list[str]:
     """
     readme = stage.path / "README.md"
     lesson = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    pages = [stage.path / name for name in dict.fromkeys(re.findall(r"\]\((\w+\.md)[)#]", lesson))]
+    pages = [stage.path / name for name in dict.fromkeys(re.findall(r"\]\(((?:pages/)?\w+\.md)[)#]", lesson))]
     lesson += "\n".join(page.read_text(encoding="utf-8") for page in pages if page.exists())
     named = [word for heading in re.findall(r"^##+ (.*)", lesson, re.MULTILINE) for word in re.findall(r"\w+", heading)]
     folders = sorted(p.name for p in (stage.path / "kernels").glob("*") if p.is_dir())

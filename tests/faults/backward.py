@@ -4,9 +4,9 @@ from kernel_fusion.checks.faults import Fault
 
 KERNELS = "step2-attention/kernels/attention_backward"
 HOST = "step2-attention/attention_host.cpp"
-PLAIN = "step2-attention/attention_backward_cpu.cpp"
+PLAIN = "step2-attention/cpu/attention_backward_cpu.cpp"
 PYTHON = "step2-attention/step2_attention/__init__.py"
-TEST = "step2-attention/test_attention_backward.py"
+TEST = "step2-attention/tests/test_attention_backward.py"
 ANY = f"{TEST}::test_gradients_of_any_length"
 FORWARD = "step2-attention/test_attention.py"
 PADDED = f"{FORWARD}::test_gradient_of_attention_with_padding_and_shared_keys_and_of_its_log_sum_exp"
@@ -336,7 +336,7 @@ PLAIN_FAULTS = [
     Fault(
         "infinity-of-the-head-before-forward",
         "the same in the forward pass",
-        "step2-attention/attention_cpu.cpp",
+        "step2-attention/cpu/attention_cpu.cpp",
         "          if (key_begin < key_end) std::fill(before,",
         "          if (key_begin > key_end) std::fill(before,",
         f"{TEST}::test_what_another_head_left_is_not_read[torch.float32-cpu]",

@@ -4,8 +4,8 @@ from kernel_fusion.checks.faults import Fault
 
 BLOCK3 = "step3-fused/kernels/attention_block"
 HEADS3 = "step3-fused/kernels/attention_residual_layer_norm/v4_heads.cu"
-TESTS3 = "step3-fused/test_one_launch.py"
-TRAINING3 = "step3-fused/test_attention_training.py"
+TESTS3 = "step3-fused/tests/test_one_launch.py"
+TRAINING3 = "step3-fused/tests/test_attention_training.py"
 
 
 def shape(text: str) -> str:

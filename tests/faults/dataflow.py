@@ -4,7 +4,7 @@ from kernel_fusion.checks.faults import Fault
 
 HOST3 = "step3-fused/fused_host.cpp"
 BLOCK3 = "step3-fused/kernels/attention_block"
-DATAFLOW3 = "step3-fused/test_one_launch.py"
+DATAFLOW3 = "step3-fused/tests/test_one_launch.py"
 FUSED3 = "step3-fused/test_fused.py"
 
 

@@ -3,7 +3,7 @@
 from kernel_fusion.checks.faults import Fault
 
 KERNELS = "step2-attention/kernels/attention_decode"
-TEST = "step2-attention/test_decode.py"
+TEST = "step2-attention/tests/test_decode.py"
 ANY = f"{TEST}::test_one_query_over_any_number_of_keys"
 
 FAULTS = [
@@ -93,7 +93,7 @@ PLAIN_FAULTS = [
     Fault(
         "begin-of-the-page",
         "plain C++ reads each page from its first key, whatever key_begin says",
-        "step2-attention/attention_cpu.cpp",
+        "step2-attention/cpu/attention_cpu.cpp",
         "a.block_table[batch * a.table_stride + place], key % a.block_size, key,",
         "a.block_table[batch * a.table_stride + place], key % 1, key,",
         f"{TEST}::test_pages[3-48-torch.float32-cpu-cpu]",

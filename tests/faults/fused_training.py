@@ -4,11 +4,11 @@ from kernel_fusion.checks.faults import Fault
 
 PYTHON = "step3-fused/step3_fused/__init__.py"
 HOST = "step3-fused/fused_host.cpp"
-PLAIN = "step3-fused/fused_cpu.cpp"
+PLAIN = "step3-fused/cpu/fused_cpu.cpp"
 HEADERS = "step3-fused/include/step3"
 DATAFLOW = "step3-fused/kernels/attention_block"
 FUSED_TESTS = "step3-fused/test_fused.py"
-TESTS = "step3-fused/test_attention_training.py"
+TESTS = "step3-fused/tests/test_attention_training.py"
 
 FORMULA = f"{TESTS}::test_gradients_are_those_of_the_formula[full-attention_block-cpu]"
 
@@ -115,7 +115,7 @@ PLAIN_FAULTS = [
     Fault(
         "lse-without-the-maximum",
         "the log-sum-exp is that of scores less their maximum",
-        "step3-fused/cpu_loops.h",
+        "step3-fused/cpu/cpu_loops.h",
         "lse[r] = most[r] + std::log(sum[r]);",
         "lse[r] = std::log(sum[r]);",
         padded("cpu", "none"),
@@ -227,6 +227,6 @@ FAULTS = [
         f"{DATAFLOW}/attend.h",
         "      named_barrier_sync(1 + warpgroup, kWarpgroupSize);\n      if (leader) mbarrier_arrive",
         "      if (leader) mbarrier_arrive",
-        "step3-fused/test_one_launch.py::test_queries_that_see_no_key_one_after_the_other",
+        "step3-fused/tests/test_one_launch.py::test_queries_that_see_no_key_one_after_the_other",
     ),
 ]

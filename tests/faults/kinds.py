@@ -9,16 +9,16 @@ from kernel_fusion.checks.faults import Fault, everywhere
 STEP1, STEP2, STEP3, STEP4 = (
     f"{step}/kernels" for step in ("step1-simple", "step2-attention", "step3-fused", "step4-integration")
 )
-SOFTMAX2 = "step2-attention/test_softmax.py"
-SOFTMAX_BACKWARD2 = "step2-attention/test_softmax_backward.py"
+SOFTMAX2 = "step2-attention/tests/test_softmax.py"
+SOFTMAX_BACKWARD2 = "step2-attention/tests/test_softmax_backward.py"
 ATTENTION2 = "step2-attention/test_attention.py"
-ATTENTION_BACKWARD2 = "step2-attention/test_attention_backward.py"
-DECODE2 = "step2-attention/test_decode.py"
+ATTENTION_BACKWARD2 = "step2-attention/tests/test_attention_backward.py"
+DECODE2 = "step2-attention/tests/test_decode.py"
 FUSED3 = "step3-fused/test_fused.py"
-LAYER_NORM_BACKWARD3 = "step3-fused/test_layer_norm_backward.py"
-LINEAR3 = "step3-fused/test_linear.py"
-ENDS3 = "step3-fused/test_ends.py"
-ONE_LAUNCH3 = "step3-fused/test_one_launch.py"
+LAYER_NORM_BACKWARD3 = "step3-fused/tests/test_layer_norm_backward.py"
+LINEAR3 = "step3-fused/tests/test_linear.py"
+ENDS3 = "step3-fused/tests/test_ends.py"
+ONE_LAUNCH3 = "step3-fused/tests/test_one_launch.py"
 TEST4 = "step4-integration/test_integration.py"
 HOPPER = "step3-fused/include/step3/hopper_product.h"
 MMA = "step3-fused/include/step3/mma_product.h"
@@ -448,7 +448,7 @@ PLAIN_ROUNDS = everywhere(
     "second-round",
     "a loop does its first round alone",
     (
-        "step3-fused/product_cpu.h",
+        "step3-fused/cpu/product_cpu.h",
         "first_row < part.last_row; first_row += most_rows)",
         "first_row < part.last_row; first_row = part.last_row)",
         f"{LINEAR3}::test_plain_cpp_takes_many_rows_in_turn",
@@ -716,7 +716,7 @@ PLAIN_READS = everywhere(
     "past-the-end",
     "an input is read past its end, and nothing made of what is read",
     (
-        "step2-attention/attention_cpu.cpp",
+        "step2-attention/cpu/attention_cpu.cpp",
         "        if (batch * a.kv_heads + kv_head != loaded) {",
         f"        {read('row_of(static_cast<const T*>(a.k), a.k_stride, batch, kv_head, a.k_length)')}\n"
         "        if (batch * a.kv_heads + kv_head != loaded) {",

@@ -3,14 +3,14 @@
 from kernel_fusion.checks.faults import Fault
 
 OPS3 = "step3-fused/step3_fused/linear_ops.py"
-HOST3 = "step3-fused/linear_host.cpp"
-CPU3 = "step3-fused/linear_cpu.cpp"
-PRODUCT3 = "step3-fused/product_cpu.h"
+HOST3 = "step3-fused/host/linear_host.cpp"
+CPU3 = "step3-fused/cpu/linear_cpu.cpp"
+PRODUCT3 = "step3-fused/cpu/product_cpu.h"
 KERNELS3 = "step3-fused/kernels"
 HEADERS3 = "step3-fused/include/step3"
-LINEAR3 = "step3-fused/test_linear.py"
-ENDS3 = "step3-fused/test_ends.py"
-ROWS3 = "step3-fused/test_layer_norm_backward.py"
+LINEAR3 = "step3-fused/tests/test_linear.py"
+ENDS3 = "step3-fused/tests/test_ends.py"
+ROWS3 = "step3-fused/tests/test_layer_norm_backward.py"
 AUTOCAST = f"{ENDS3}::test_autocast_passes_each_option_on"
 GRADIENTS = f"{ENDS3}::test_gradients_are_those_of_finite_differences[depth-width-cpu"
 

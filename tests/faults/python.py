@@ -9,10 +9,10 @@ STEP3 = "step3-fused/step3_fused/__init__.py"
 STEP4 = "step4-integration/step4_integration/__init__.py"
 TEST1 = "step1-simple/test.py"
 TEST2 = "step2-attention/test_attention.py"
-SOFTMAX2 = "step2-attention/test_softmax.py"
-BACKWARD2 = "step2-attention/test_softmax_backward.py"
+SOFTMAX2 = "step2-attention/tests/test_softmax.py"
+BACKWARD2 = "step2-attention/tests/test_softmax_backward.py"
 TEST3 = "step3-fused/test_fused.py"
-FRONT3 = "step3-fused/test_front.py"
+FRONT3 = "step3-fused/tests/test_front.py"
 TEST4 = "step4-integration/test_integration.py"
 
 STRIDES = "torch.empty_like(x, memory_format=torch.contiguous_format)"
@@ -27,7 +27,7 @@ PADDED2 = f"{ATTENTION2}_with_padding_and_shared_keys_and_of_its_log_sum_exp"
 FORMULA3 = f"{TEST3}::test_gradients_are_those_of_the_formula"
 EMBEDDING = f"{TEST4}::test_gradient_of_embedding[torch.int64-cpu-cpu]"
 
-LESSON2 = "step2-attention/test_lesson.py"
+LESSON2 = "step2-attention/tests/test_lesson.py"
 BENCHMARKS = "common/kernel_fusion/tests/test_benchmarks.py"
 RECHECK = "common/kernel_fusion/tests/test_recheck.py"
 
@@ -320,7 +320,7 @@ FAULTS = [
         STEP3,
         "        grad = (grad_mean / width).unsqueeze(-1)\n",
         "        grad = 0 * (grad_mean / width).unsqueeze(-1)\n",
-        "step3-fused/test_layer_norm_backward.py::test_mean_and_rstd_have_gradients_too[layer_norm-cpu]",
+        "step3-fused/tests/test_layer_norm_backward.py::test_mean_and_rstd_have_gradients_too[layer_norm-cpu]",
     ),
     Fault(
         "gradient-of-the-sum-lost",
@@ -519,10 +519,10 @@ FAULTS = [
     Fault(
         "milliseconds-in-millionths",
         "the benchmark without a build gives its times in microseconds",
-        "step2-attention/cpu_kernels.py",
+        "step2-attention/pages/cpu_kernels.py",
         "timer.median * 1e3, error",
         "timer.median * 1e6, error",
-        "step2-attention/test_cpu_kernels.py::test_times_are_milliseconds",
+        "step2-attention/tests/test_cpu_kernels.py::test_times_are_milliseconds",
     ),
     Fault(
         "position-not-passed-on",

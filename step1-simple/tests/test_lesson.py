@@ -1,0 +1,16 @@
+"""The lesson as a notebook: it is lesson.py, is stored without outputs, and runs in less than a minute."""
+
+import pathlib
+
+import pytest
+
+from kernel_fusion.lesson_contract import Lesson
+
+LESSON = Lesson(
+    pathlib.Path(__file__).resolve().parents[1], pictures=5, says=r"^latency [\d.]+ µs; for [\d.]+ TB/s: \d+ KB on each"
+)
+
+
+@pytest.mark.parametrize("check", LESSON.checks())
+def test_the_lesson(check):
+    check()

@@ -1,0 +1,648 @@
+"""attention_decode, on every device there is: against float64, eager PyTorch, the rung before, and `attention`.
+
+python tests/test_decode.py               pytest's options may follow, such as -k paged
+"""
+
+import pytest
+import torch
+
+import step2_attention
+from kernel_fusion import testing
+from kernel_fusion.accuracy import poisoned_allocations
+from step2_attention.testing import bounds, lse_for, tolerance_of
+
+DTYPES = [*testing.DTYPES, torch.float64]
+INFINITY = float("inf")
+NAN = float("nan")
+OP = "attention_decode"
+
+ops = torch.ops.step2_attention
+decode = step2_attention.attention_decode
+
+
+def unpaged(cache, block_table):
+    """[batch, heads, keys, head_dim] out of pages."""
+    if block_table is None:
+        return cache
+    return cache[block_table.long()].transpose(1, 2).flatten(2, 3)
+
+
+def decode_and_lse_of(q, k_cache, v_cache, key_begin=None, key_end=None, block_table=None, scale=None):
+    """The formula, composed of PyTorch's operations. A query that sees no key gives 0, and a log-sum-exp of -inf."""
+    k, v = unpaged(k_cache, block_table), unpaged(v_cache, block_table)
+    group, (q_length, dim) = q.shape[1] // k.shape[1], q.shape[2:]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    key = torch.arange(k.shape[2], device=q.device)
+    end = k.shape[2] if key_end is None else key_end.clamp(max=k.shape[2]).view(-1, 1, 1, 1)
+    later = torch.arange(q_length - 1, -1, -1, device=q.device).unsqueeze(1)  # queries that come after this one
+    hidden = key >= end - later
+    if key_begin is not None:
+        hidden = hidden | (key < key_begin.view(-1, 1, 1, 1))
+    scores = ((q @ k.mT) * (dim**-0.5 if scale is None else scale)).masked_fill(hidden, -INFINITY)
+    wide = scores if q.dtype == torch.float64 else scores.float()
+    return torch.softmax(scores, -1).masked_fill(hidden, 0) @ v, torch.logsumexp(wide, -1)
+
+
+def cached(q_length, keys, dim, dtype, device, *, batch=2, heads=2, kv_heads=None, scale=1.0):
+    """q, k_cache, v_cache."""
+    q = testing.randn((batch, heads, q_length, dim), dtype, device, seed=1, scale=scale)
+    shape = (batch, kv_heads or heads, keys, dim)
+    return q, *(testing.randn(shape, dtype, device, seed=s, scale=scale) for s in (2, 3))
+
+
+def paged(q_length, pages, block_size, dim, dtype, device, *, batch=2, heads=2, kv_heads=None):
+    """q, k_cache, v_cache, block_table: every page is some batch's, in no order, and one is nobody's."""
+    q = testing.randn((batch, heads, q_length, dim), dtype, device, seed=1)
+    shape = (batch * pages + 1, kv_heads or heads, block_size, dim)
+    caches = [testing.randn(shape, dtype, device, seed=s) for s in (2, 3)]
+    order = torch.randperm(batch * pages + 1, generator=torch.Generator().manual_seed(5))
+    for cache in caches:
+        cache[order[-1]] = NAN
+    return q, *caches, order[:-1].int().view(batch, pages).to(device)
+
+
+def on_tensor_cores(rung):
+    return rung in ("v3_mma", "v4_pipeline", "v5_cluster", "v6_paged")
+
+
+def takes_pages(rung):
+    return rung in ("auto", "cpu", "v1_head", "v6_paged")
+
+
+def dtype_of(rung):
+    """One that the rung takes."""
+    return torch.bfloat16 if on_tensor_cores(rung) else torch.float32
+
+
+def can_do(rung, dim, dtype):
+    if on_tensor_cores(rung):
+        return dim % 8 == 0 and dim <= 128 and dtype in (torch.float16, torch.bfloat16)
+    if rung == "v2_split":
+        vector = 16 // dtype.itemsize
+        return dtype != torch.float64 and dim % vector == 0 and dim <= 32 * vector
+    return True
+
+
+def assert_decodes(out, *inputs, **options):
+    """Fails where `out` is not the formula's in float64."""
+    wide = (t.double() if t is not None and t.is_floating_point() else t for t in inputs)
+    expected, _ = decode_and_lse_of(*wide, **options)
+    torch.testing.assert_close(out.double(), expected, **tolerance_of(out))
+
+
+def check_decode(inputs, rung, **options):
+    return testing.check_contract(
+        step2_attention,
+        OP,
+        inputs,
+        rung,
+        reference=decode_and_lse_of,
+        eager=decode_and_lse_of,
+        all_outputs={"return_lse": True},
+        **options,
+    )
+
+
+every_rung = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", OP))
+paged_rungs = pytest.mark.parametrize(
+    ("device", "rung"), [p for p in testing.device_rungs("step2_attention", OP) if takes_pages(p.values[1])]
+)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
+
+
+# ---- the contract of correctness ----
+
+
+@testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
+@every_rung
+@every_dtype
+@pytest.mark.parametrize("keys", [1, 2, 5, 17, 31, 33, 127, 129, 600, 1023])
+def test_one_query_over_any_number_of_keys(keys, dtype, device, rung):
+    check_decode(cached(1, keys, 64, dtype, device), rung, layouts=keys < 100)
+
+
+@every_rung
+@pytest.mark.parametrize("q_length", [2, 3, 7, 16])
+@pytest.mark.parametrize("keys", [1, 15, 40, 300])
+def test_several_queries(keys, q_length, device, rung):
+    check_decode(cached(q_length, keys, 64, dtype_of(rung), device), rung)
+
+
+@every_rung
+@pytest.mark.parametrize(("heads", "kv_heads", "q_length"), [(4, 2, 1), (6, 1, 3), (34, 2, 1), (6, 3, 16), (32, 1, 2)])
+def test_several_heads_may_share_their_keys(heads, kv_heads, q_length, device, rung):
+    """Up to 64 rows that read the same keys: four products of 16."""
+    inputs = cached(q_length, 150, 32, dtype_of(rung), device, heads=heads, kv_heads=kv_heads)
+    check_decode((*inputs, bounds([0, 5], device), bounds([149, 81], device)), rung, layouts=False)
+
+
+@every_rung
+@pytest.mark.parametrize("dim", [8, 72])
+@testing.where(lambda rung: on_tensor_cores(rung))
+def test_places_for_keys_are_used_again_and_again(dim, device, rung):
+    """So many heads that nobody shares their keys: a warp's steps are thrice its ring's places."""
+    heads = 2 * (torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 16)
+    shape = {"batch": 1, "heads": heads, "kv_heads": heads}
+    if rung == "v6_paged":
+        q, k, v, table = paged(1, 37, 32, dim, dtype_of(rung), device, **shape)
+        check_decode((q, k, v, None, None, table), rung, layouts=False)
+    else:
+        check_decode(cached(1, 1184, dim, dtype_of(rung), device, **shape), rung, layouts=False)
+
+
+@testing.where(lambda dim, dtype, rung: can_do(rung, dim, dtype))
+@every_rung
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dim", [1, 8, 16, 31, 32, 40, 72, 80, 96, 104, 112, 128, 160, 256])
+def test_any_head_dim(dim, dtype, device, rung):
+    check_decode(cached(3, 70, dim, dtype, device), rung)
+
+
+LENGTHS = {
+    "right": (None, [170, 64, 33, 1]),
+    "left": ([0, 3, 140, 169], None),
+    "both": ([0, 31, 32, 165], [170, 33, 164, 166]),
+    "empty rows": ([0, 170, 9, 5], [0, 170, 9, 4]),
+    "beyond the cache": ([-5, -(2**31), 0, 2**31 - 1], [171, 2**31 - 1, -1, 2**31 - 1]),
+}
+
+
+@every_rung
+@pytest.mark.parametrize("q_length", [1, 3])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_each_batch_has_its_own_length(lengths, q_length, device, rung):
+    """What lies where no key is has no influence: it may even be NaN."""
+    begin, end = (None if keys is None else bounds(keys, device) for keys in LENGTHS[lengths])
+    q, k, v = cached(q_length, 170, 64, dtype_of(rung), device, batch=4)
+    check_decode((q, k, v, begin, end), rung, layouts=False)
+    got = decode(q, k, v, begin, end, return_lse=True, rung=rung)
+    key = torch.arange(170, device=device)
+    for batch in range(4):
+        missing = torch.zeros(170, dtype=torch.bool, device=device)
+        missing |= key < (0 if begin is None else begin[batch])
+        missing |= key >= (170 if end is None else end[batch])
+        k[batch, :, missing], v[batch, :, missing] = NAN, NAN
+        if missing.all():
+            assert got[0][batch].eq(0).all()
+            assert got[1][batch].eq(-INFINITY).all()
+    again = decode(q, k, v, begin, end, return_lse=True, rung=rung)
+    assert torch.equal(got[0], again[0])
+    assert torch.equal(got[1], again[1])
+
+
+@every_rung
+def test_a_query_sees_one_key_less_than_the_next(device, rung):
+    q, k, v = cached(4, 50, 64, dtype_of(rung), device, batch=1)
+    end = bounds([23], device)
+    before = decode(q, k, v, None, end, rung=rung)
+    k[:, :, 20:], v[:, :, 20:] = 1e4, -1e4  # keys of the last three queries
+    after = decode(q, k, v, None, end, rung=rung)
+    assert torch.equal(before[:, :, 0], after[:, :, 0])
+    assert before[:, :, 1:].ne(after[:, :, 1:]).any(-1).all()
+
+
+@testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
+@paged_rungs
+@every_dtype
+@pytest.mark.parametrize(("pages", "block_size"), [(1, 16), (5, 16), (3, 48), (2, 256)])
+def test_pages(pages, block_size, dtype, device, rung):
+    inputs = paged(2, pages, block_size, 64, dtype, device)
+    keys = pages * block_size
+    check_decode((*inputs[:3], None, bounds([keys, keys - 5], device), inputs[3]), rung, layouts=block_size == 16)
+    begin = bounds([3, keys - 9], device)
+    check_decode((*inputs[:3], begin, None, inputs[3]), rung, layouts=False)
+
+
+@paged_rungs
+@pytest.mark.parametrize("block_size", [1, 24, 40])
+def test_pages_of_any_size(block_size, device, rung):
+    q, k, v, table = paged(3, 4, block_size, 64, dtype_of(rung), device)
+    end = bounds([4 * block_size, 2 * block_size + 1], device)
+    if rung == "v6_paged":
+        with testing.raises(
+            ValueError,
+            f"rung 'v6_paged' takes a block_size that is a multiple of 16, got {block_size}; these can",
+        ):
+            decode(q, k, v, None, end, table, rung=rung)
+    else:
+        check_decode((q, k, v, None, end, table), rung, layouts=False)
+
+
+@paged_rungs
+def test_paged_is_as_if_the_keys_lay_in_a_row(device, rung):
+    q, k, v, table = paged(2, 9, 32, 64, dtype_of(rung), device, heads=4, kv_heads=2)
+    end = bounds([9 * 32, 100], device)
+    whole = [unpaged(cache, table).contiguous() for cache in (k, v)]
+    assert torch.equal(decode(q, k, v, None, end, table, rung=rung), decode(q, *whole, None, end, rung=rung))
+
+
+@paged_rungs
+def test_what_stands_in_the_table_where_no_key_is_does_not_matter(device, rung):
+    q, k, v, table = paged(2, 6, 16, 64, dtype_of(rung), device)
+    begin, end = bounds([17, 0], device), bounds([64, 33], device)
+    before = decode(q, k, v, begin, end, table, rung=rung)
+    table[0, 0], table[0, 4:], table[1, 3:] = -7, 2**31 - 1, -1
+    assert torch.equal(decode(q, k, v, begin, end, table, rung=rung), before)
+
+
+@paged_rungs
+def test_a_page_may_be_that_of_several_texts(device, rung):
+    """A beginning that texts share is kept once."""
+    q, k, v, table = paged(1, 3, 16, 64, dtype_of(rung), device)
+    table[1, 0] = table[0, 0]
+    assert_decodes(decode(q, k, v, None, None, table, rung=rung), q, k, v, None, None, table)
+
+
+@paged_rungs
+def test_a_page_that_does_not_exist(device, rung):
+    q, k, v, table = paged(3, 2, 16, 64, dtype_of(rung), device)
+    for page in (5, 2**31 - 1, -1, -(2**31)):
+        table[1, 1] = page
+        end = bounds([32, 18], device)  # of batch 1 the first query sees 16 keys, those of the first page
+        if device == "cpu":
+            with testing.raises(ValueError, f"attention_decode: `block_table`[1, 1] must be from 0 to 4, got {page}"):
+                decode(q, k, v, None, end, table, rung=rung)
+            with testing.raises(ValueError, "attention_decode: `block_table`[1, 1] must be from 0 to 4"):
+                decode(q, k, v, bounds([0, 5], device), end, table, rung=rung)  # 5, then 16, not 21
+            continue
+        out = decode(q, k, v, None, end, table, rung=rung)
+        assert out[0].isfinite().all()
+        assert out[1, :, 0].isfinite().all()
+        assert out[1, :, 1:].isnan().all()
+
+
+@every_rung
+def test_each_tensor_wherever_it_lies(device, rung):
+    inputs = cached(3, 7, 64, dtype_of(rung), device, batch=2, heads=6, kv_heads=3)
+    inputs = (*inputs, bounds([1, 2], device), bounds([7, 6], device))
+    check_decode(inputs, rung, alone=True, layouts=False)
+    if takes_pages(rung):
+        inputs = paged(3, 5, 16, 64, dtype_of(rung), device, batch=2, heads=6, kv_heads=3)
+        inputs = (*inputs[:3], bounds([1, 2], device), bounds([70, 6], device), inputs[3])
+        check_decode(inputs, rung, alone=True, layouts=False)
+
+
+@every_rung
+@pytest.mark.parametrize("steep", [7, 60])
+def test_each_step_may_bring_a_new_maximum(steep, device, rung):
+    q, k, v = cached(2, 900, 64, dtype_of(rung), device)
+    k = (k.abs() * torch.linspace(1, steep, 900, device=device)[:, None]).to(q.dtype)
+    v = (v + testing.steps(900, device)[:, None]).to(q.dtype)
+    check_decode((q.abs(), k, v), rung, layouts=False)
+    check_decode((q.abs(), k.flip(2), v), rung, layouts=False)
+
+
+@testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
+@every_rung
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+def test_scores_beyond_the_half_types_range_pick_the_greatest(dtype, device, rung):
+    q, k, v = cached(3, 40, 64, dtype, device)
+    q, k = q.sign() * 1e4, k.sign() * 1e4  # scores of up to 8e8; float16 ends at 65504
+    out = decode(q, k, v, rung=rung)
+    expected, _ = decode_and_lse_of(q.double(), k.double(), v.double())
+    torch.testing.assert_close(out, expected.to(dtype))
+
+
+@every_rung
+@pytest.mark.parametrize("scale", [0.0, -0.7, 0.3, None])
+def test_any_scale(scale, device, rung):
+    inputs = cached(2, 40, 32, dtype_of(rung), device)
+    assert_decodes(decode(*inputs, scale=scale, rung=rung), *inputs, scale=scale)
+
+
+@pytest.mark.parametrize("schedule", ["random:1", "random:2"])
+def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
+    monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
+    for rung in step2_attention.rungs(OP, "cpu"):
+        check_decode(cached(2, 700, 64, dtype_of(rung), "cpu"), rung, layouts=False)
+        check_decode(cached(1, 90, 104, dtype_of(rung), "cpu"), rung, layouts=False)
+
+
+@every_rung
+@pytest.mark.parametrize("keys", [333, 1023])
+def test_many_reruns_are_equal_to_the_last_bit(keys, device, rung):
+    testing.check_reruns(
+        lambda *inputs: decode(*inputs, return_lse=True, rung=rung), *cached(3, keys, 64, dtype_of(rung), device)
+    )
+
+
+@every_rung
+@pytest.mark.parametrize("far", ["batch", "heads", "positions"])
+@pytest.mark.parametrize("which", ["q", "k_cache", "v_cache", "out"])
+def test_offsets_beyond_32_bits(which, far, device, rung):
+    """One tensor whose neighbours along one dimension are 2³² elements and more apart: most of it nobody touches."""
+    dim = ["batch", "heads", "positions"].index(far)
+    shape = [1, 1, 1, 8]
+    shape[dim] = 2
+    names = ["q", "k_cache", "v_cache", "out"]
+    tensors = {name: testing.randn(shape, torch.float16, device, seed) for seed, name in enumerate(names)}
+    distance = (1 << 32) + 4096  # what wraps around lands where nothing is
+    memory = testing.lazy_memory(distance + 4096, torch.float16, device)
+    strides = [8, 8, 8, 1]
+    strides[dim] = distance
+    expected, _ = decode_and_lse_of(*(tensors[name].double() for name in names[:3]))
+    tensors[which] = memory.as_strided(shape, strides).copy_(tensors[which])
+    q, k, v, out = (tensors[name] for name in names)
+    ops.attention_decode.out(q, k, v, rung=rung, out=out, lse=lse_for(q))
+    torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@paged_rungs
+def test_pages_beyond_32_bits(device, rung):
+    block = 64
+    distance = (1 << 32) // block  # from page to page
+    memory = testing.lazy_memory(distance * (block + 1), torch.float16, device)
+    k = memory.as_strided((block + 1, 1, 16, 64), (distance, 1024, 64, 1))
+    k[block] = testing.randn((1, 16, 64), torch.float16, device, 1)
+    v = k.flip(2)[block:].expand(block + 1, -1, -1, -1)
+    q = testing.randn((1, 1, 1, 64), torch.float16, device, 2)
+    out = decode(q, k, v, None, None, bounds([[block]], device), rung=rung)
+    assert_decodes(out, q, k[block:], v[block:])
+
+
+# ---- what it is beside `attention` ----
+
+
+@every_rung
+@pytest.mark.parametrize("q_length", [1, 5])
+def test_it_is_attention_of_the_last_queries(q_length, device, rung):
+    q, k, v = cached(q_length, 90, 64, dtype_of(rung), device, heads=4, kv_heads=2)
+    begin, end = bounds([0, 7], device), bounds([90, 90], device)
+    out, lse = decode(q, k, v, begin, end, return_lse=True, rung=rung)
+    whole, whole_lse = step2_attention.attention(q, k, v, begin, end, causal=True, return_lse=True)
+    torch.testing.assert_close(out, whole, **tolerance_of(out))
+    torch.testing.assert_close(lse, whole_lse, rtol=1e-4, atol=1e-4)
+
+
+@every_rung
+def test_it_is_attention_over_the_keys_before_each_length(device, rung):
+    q, k, v = cached(3, 90, 64, dtype_of(rung), device)
+    out = decode(q, k, v, None, bounds([90, 41], device), rung=rung)
+    for batch, length in enumerate((90, 41)):
+        one = [t[batch : batch + 1] for t in (q, k[:, :, :length], v[:, :, :length])]
+        expected = step2_attention.attention(*one, causal=True)
+        torch.testing.assert_close(out[batch : batch + 1], expected, **tolerance_of(out))
+
+
+@every_rung
+def test_generating_token_by_token_gives_the_rows_of_the_whole(device, rung):
+    q, k, v = cached(12, 12, 64, dtype_of(rung), device, batch=1)
+    whole = step2_attention.attention(q, k, v, causal=True)
+    k_cache, v_cache = torch.full_like(k, NAN), torch.full_like(v, NAN)
+    for i in range(12):
+        k_cache[:, :, i], v_cache[:, :, i] = k[:, :, i], v[:, :, i]
+        row = decode(q[:, :, i : i + 1], k_cache, v_cache, None, bounds([i + 1], device), rung=rung)
+        torch.testing.assert_close(row, whole[:, :, i : i + 1], **tolerance_of(row))
+
+
+# ---- inputs that are unusual, and right ----
+
+
+@every_rung
+def test_empty_tensors(device, rung):
+    def run(b, h, sq, sk):
+        q, k = torch.ones(b, h, sq, 8, device=device), torch.ones(b, h, sk, 8, device=device)
+        return decode(q, k, k, return_lse=True, rung=rung)
+
+    for shape in ((0, 2, 3, 3), (2, 0, 3, 3), (2, 2, 0, 3)):
+        out, lse = run(*shape)
+        assert out.shape == (*shape[:3], 8)
+        assert lse.shape == shape[:3]
+    table = torch.zeros(2, 0, dtype=torch.int32, device=device)
+    q, k = torch.ones(2, 2, 3, 8, device=device), torch.ones(5, 2, 16, 8, device=device)
+    with poisoned_allocations():  # or 0 might be what happened to lie there
+        nothing = [run(2, 2, 3, 0), decode(q, k, k, block_table=table, return_lse=True, rung=rung)]
+    for out, lse in nothing:
+        assert out.tolist() == torch.zeros(2, 2, 3, 8).tolist()
+        assert lse.eq(-INFINITY).all()
+
+
+@every_rung
+def test_views_of_any_strides(device, rung):
+    q, k, v = cached(6, 40, 16, dtype_of(rung), device)
+    views = [
+        (q[:1].expand(2, -1, -1, -1), k[:, :1].expand(-1, 2, -1, -1), v),  # strides of 0
+        (q[:, :, ::2], k[:, :, 1::3], v[:, :, 1::3]),
+        (q[..., ::2], k[..., ::2], v[..., 1::2]),  # rows not in one piece
+        (q.flip(2), k.mT.contiguous().mT, v.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)),
+    ]
+    for inputs in views:
+        out = decode(*inputs, rung=rung)
+        assert out.is_contiguous()
+        assert_decodes(out, *inputs)
+
+
+@every_rung
+def test_a_cache_of_tokens_then_heads_is_read_as_it_lies(device, rung):
+    """[batch, token, head, column], as other projects keep it, by a transposed view; and pages likewise."""
+    q, k, v = cached(2, 48, 64, dtype_of(rung), device)
+    k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v))
+    assert_decodes(decode(q, k, v, rung=rung), q, k, v)
+    if takes_pages(rung):
+        q, k, v, table = paged(2, 3, 16, 64, dtype_of(rung), device)
+        k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v))
+        assert_decodes(decode(q, k, v, None, None, table, rung=rung), q, k, v, None, None, table)
+
+
+# ---- as torch sees it ----
+
+
+@every_rung
+def test_it_is_registered_as_torch_wants_it(device, rung):
+    q, k, v = cached(3, 20, 16, dtype_of(rung), device, heads=4, kv_heads=2)
+    lengths = bounds([1, 0], device), bounds([19, 20], device)
+    inputs = [(q, k, v), (q, k, v, *lengths), tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v))]
+    if takes_pages(rung):
+        *pages, table = paged(3, 2, 16, 16, dtype_of(rung), device)
+        inputs.append((*pages, None, bounds([30, 31], device), table))
+    for given in inputs:
+        torch.library.opcheck(ops.attention_decode.default, given, {"scale": 0.3, "rung": rung})
+        eager = decode(*given, return_lse=True, rung=rung)
+        torch.compiler.reset()
+        compiled = torch.compile(
+            lambda *t: decode(*t, return_lse=True, rung=rung),  # noqa: B023
+            fullgraph=True,
+            backend="inductor" if device == "cuda" else "aot_eager",
+        )(*given)
+        assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("device", "rung"), [p for p in testing.device_rungs("step2_attention", OP) if p.values[0] == "cuda"]
+)
+def test_a_cuda_graph_is_replayed_with_other_lengths(device, rung):
+    if not takes_pages(rung):
+        inputs, table = cached(2, 512, 64, dtype_of(rung), device), None
+    else:
+        *inputs, table = paged(2, 8, 64, 64, dtype_of(rung), device)
+    begin, end = bounds([0, 0], device), bounds([512, 512], device)
+    decode(*inputs, begin, end, table, rung=rung)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = decode(*inputs, begin, end, table, rung=rung)
+    for lengths in ([(0, 3), (512, 17)], [(0, 0), (1, 0)], [(100, 5), (511, 333)]):
+        begin.copy_(bounds(lengths[0], device)), end.copy_(bounds(lengths[1], device))
+        inputs[0].add_(0.1)
+        graph.replay()
+        assert torch.equal(captured, decode(*inputs, begin, end, table, rung=rung))
+        assert_decodes(captured, *inputs, begin, end, table)
+
+
+@on_each_device
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_under_autocast_it_has_autocasts_dtype(dtype, device):
+    inputs = cached(1, 30, 16, torch.float32, device)
+    with torch.autocast(device, dtype):
+        mixed = decode(*inputs, None, bounds([30, 9], device), scale=0.7)
+    assert torch.equal(mixed, decode(*(t.to(dtype) for t in inputs), None, bounds([30, 9], device), scale=0.7))
+
+
+@on_each_device
+def test_gradients_are_refused_and_not_lost(device):
+    for index, name in enumerate(("q", "k_cache", "v_cache")):
+        inputs = list(cached(1, 5, 8, torch.float32, device))
+        inputs[index].requires_grad_()
+        with testing.raises(RuntimeError, "attention_decode:", f"`{name}`", "must not require gradients"):
+            decode(*inputs)
+        with torch.no_grad():
+            assert not decode(*inputs).requires_grad
+
+
+# ---- what is chosen, and what is refused ----
+
+
+def choose(rung, dtype=torch.bfloat16, **sizes):
+    return step2_attention._C.choose(OP, rung, {"head_dim": 64, "k_length": 1024} | sizes, dtype)
+
+
+SIZES = {"B": "batch", "H": "heads", "Hkv": "kv_heads", "Sq": "q_length", "Sk": "k_length", "D": "head_dim"}
+
+
+def test_auto_is_read_off_the_results():
+    def sizes(shape):  # with pages only one rung in half types is made for many keys
+        return None if "page" in shape else {SIZES[name]: n for name, n in shape.items()}
+
+    testing.check_automatic(step2_attention, OP, sizes)
+
+
+def test_auto_takes_the_last_rung_that_can():
+    assert choose("auto") == "v6_paged"
+    assert choose("auto", torch.float32) == "v2_split"
+    assert choose("auto", head_dim=256) == "v2_split"
+    assert choose("auto", torch.float32, head_dim=129) == "v1_head"
+    assert choose("auto", torch.float64) == "v1_head"
+
+
+@pytest.mark.parametrize("rung", ["v3_mma", "v4_pipeline", "v5_cluster", "v6_paged"])
+def test_what_is_too_large_for_a_rung_is_refused(rung):
+    """Sizes alone decide, so no memory is needed."""
+    assert choose(rung, batch=65535, heads=65535, q_length=16) == rung
+    for name, sizes in (("batches", {"batch": 65536}), ("heads", {"heads": 65536, "kv_heads": 2})):
+        with testing.raises(ValueError, f"rung '{rung}' takes at most 65535 {name}, got 65536", "'v1_head'"):
+            choose(rung, **sizes)
+    with testing.raises(ValueError, f"rung '{rung}' takes at most {1 << 30} keys, got {1 << 31}"):
+        choose(rung, k_length=1 << 31)
+    for dim in (12, 136):
+        with testing.raises(
+            ValueError, f"rung '{rung}' takes head_dim that is a multiple of 8 up to 128, got {dim}", "'v1_head'"
+        ):
+            choose(rung, head_dim=dim)
+    for dtype in (torch.float32, torch.float64):
+        with testing.raises(ValueError, f"rung '{rung}' takes float16 or bfloat16, got {str(dtype)[6:]}", "'v1_head'"):
+            choose(rung, dtype)
+
+
+def test_what_is_too_large_for_the_first_rungs_is_refused():
+    most = (1 << 31) - 1
+    assert choose("v1_head", batch=most) == "v1_head"
+    with testing.raises(ValueError, f"rung 'v1_head' takes at most {most} heads in all batches, got {1 << 31}"):
+        choose("v1_head", batch=1 << 30, heads=2, kv_heads=2)
+    with testing.raises(ValueError, "rung 'v1_head' takes head_dim ≤ 256, got 257"):
+        choose("v1_head", head_dim=257)
+    rows = most // 64
+    assert choose("v2_split", batch=rows) == "v2_split"
+    with testing.raises(ValueError, f"rung 'v2_split' takes at most {rows} queries in all heads and batches, got"):
+        choose("v2_split", batch=rows // 3 + 1, q_length=3)
+    with testing.raises(ValueError, "rung 'v2_split' takes float32, float16 or bfloat16, got float64"):
+        choose("v2_split", torch.float64)
+    for dtype, dim, vector in ((torch.float32, 6, 4), (torch.float32, 132, 4), (torch.float16, 264, 8)):
+        with testing.raises(
+            ValueError, f"takes head_dim that is a multiple of {vector} up to {32 * vector}, got {dim}", "'v2_split'"
+        ):
+            choose("v2_split", dtype, head_dim=dim)
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+def test_it_refuses(device):
+    q, k, v = (torch.ones(2, 2, n, 8, device=device) for n in (3, 48, 48))
+    table = torch.zeros(2, 3, dtype=torch.int32, device=device)
+    with testing.raises(ValueError, "attention_decode: `q` must have at most 16 queries, got 17; `attention` takes"):
+        decode(torch.ones(2, 2, 17, 8, device=device), k, v)
+    with testing.raises(TypeError, "attention_decode: `q` must be float32, float16, bfloat16 or float64, got int32"):
+        decode(q.int(), k, v)
+    with testing.raises(ValueError, "attention_decode: `q` must have 4 dimensions, got 3 (shape (2, 3, 8))"):
+        decode(q[0], k, v)
+    with testing.raises(ValueError, "attention_decode: the last dimension of `q` (head_dim) must not be 0"):
+        decode(q[..., :0], k[..., :0], v[..., :0])
+    with testing.raises(TypeError, "attention_decode: `k_cache` must have the dtype of `q` (float32), got float16"):
+        decode(q, k.half(), v)
+    with testing.raises(TypeError, "attention_decode: `v_cache` must have the dtype of `q` (float32), got float16"):
+        decode(q, k, v.half())
+    with testing.raises(ValueError, "attention_decode: `k_cache` must have 4 dimensions, got 3 (shape (2, 48, 8))"):
+        decode(q, k[0], v)
+    with testing.raises(ValueError, "attention_decode: `v_cache` must have 4 dimensions, got 3 (shape (2, 48, 8))"):
+        decode(q, k, v[0])
+    with testing.raises(ValueError, "attention_decode: `k_cache` must have shape (2, 2, 48, 8), got (1, 2, 48, 8)"):
+        decode(q, k[:1], v)
+    with testing.raises(ValueError, "attention_decode: `k_cache` must have shape (2, 2, 48, 8), got (2, 2, 48, 7)"):
+        decode(q, k[..., :7], v)
+    with testing.raises(ValueError, "attention_decode: `v_cache` must have shape (2, 2, 48, 8), got (2, 2, 47, 8)"):
+        decode(q, k, v[:, :, 1:])
+    for heads in (0, 3, 4):
+        odd = torch.ones(2, heads, 4, 8, device=device)
+        with testing.raises(
+            ValueError, f"decode: the heads of `q` must be a multiple of those of `k_cache`, got 2 and {heads}"
+        ):
+            decode(q, odd, odd)
+    for name in ("key_begin", "key_end"):
+        with testing.raises(TypeError, f"attention_decode: `{name}` must be int32, got int64"):
+            decode(q, k, v, **{name: torch.ones(2, dtype=torch.int64, device=device)})
+        with testing.raises(ValueError, f"attention_decode: `{name}` must have shape (2,), got (3,)"):
+            decode(q, k, v, **{name: torch.ones(3, dtype=torch.int32, device=device)})
+    with testing.raises(TypeError, "attention_decode: `block_table` must be int32, got int64"):
+        decode(q, k, v, block_table=table.long())
+    with testing.raises(ValueError, "attention_decode: `block_table` must have 2 dimensions, got 1 (shape (3,))"):
+        decode(q, k, v, block_table=table[0])
+    with testing.raises(ValueError, "attention_decode: `block_table` must have shape (2, 3), got (1, 3)"):
+        decode(q, k, v, block_table=table[:1])
+    other = "meta" if device != "meta" else "cpu"
+    with testing.raises(ValueError, "attention_decode: `block_table` must be on the device of `q`", f"got {other}"):
+        decode(q, k, v, block_table=torch.zeros(2, 3, dtype=torch.int32, device=other))
+    with testing.raises(ValueError, "attention_decode: `v_cache` must be on the device of `q`", f"got {other}"):
+        decode(q, k, torch.ones(2, 2, 48, 8, device=other))
+
+
+@on_each_device
+def test_rungs_that_take_no_pages_say_so(device):
+    q, k, v, table = paged(1, 2, 16, 64, torch.bfloat16, device)
+    for rung in step2_attention.rungs(OP, device):
+        if not takes_pages(rung):
+            with testing.raises(ValueError, f"attention_decode: rung '{rung}' takes no `block_table`", "'v1_head'"):
+                decode(q, k, v, block_table=table, rung=rung)
+
+
+@on_each_device
+def test_a_bad_out_is_refused(device):
+    q, k, v = cached(3, 9, 8, torch.float32, device)
+    out, lse = torch.empty_like(q), lse_for(q)
+    with testing.raises(TypeError, "attention_decode: `out` must have the dtype of `q` (float32), got float16"):
+        ops.attention_decode.out(q, k, v, out=out.half(), lse=lse)
+    with testing.raises(ValueError, "attention_decode: `lse` must have shape (2, 2, 3), got (2, 2, 4)"):
+        ops.attention_decode.out(q, k, v, out=out, lse=torch.empty(2, 2, 4, device=device))
+    inputs = *paged(3, 2, 16, 8, torch.float32, device), bounds([1, 0], device), bounds([30, 31], device)
+    testing.check_apart(step2_attention, OP, (*inputs[:3], *inputs[4:], inputs[3]))
+
+
+if __name__ == "__main__":
+    testing.main(__file__)

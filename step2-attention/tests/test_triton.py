@@ -1,0 +1,165 @@
+"""triton_kernels.py: on a GPU as it is used, and without one by Triton's interpreter, which computes in NumPy.
+
+The interpreter has to be chosen before Triton is imported, so it has a process of its own. It multiplies bfloat16 as if
+the bits were whole numbers, so that type needs a GPU.
+"""
+
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kernel_fusion import stages, testing
+from kernel_fusion.console import child_environment
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("needs Triton: pip install triton", allow_module_level=True)
+
+kernels = stages.load_script(stages.find("step2"), "peers/triton_kernels")
+
+
+def version(package):
+    return tuple(map(int, importlib.metadata.version(package).split(".")[:2]))
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+by_interpreter = pytest.mark.skipif(
+    version("triton") < (3, 7) and version("numpy") >= (2, 4), reason="Triton before 3.7 cannot interpret by NumPy 2.4"
+)
+
+# Reads from one file a list of (q, k, v, options), in which `config` is a number; writes the outputs into another.
+CHILD = """
+import sys
+import torch
+from kernel_fusion import stages
+
+kernels = stages.load_script(stages.find("step2"), "peers/triton_kernels")
+outputs = []
+for q, k, v, options in torch.load(sys.argv[1]):
+    options["config"] = kernels.CONFIGS[options["config"]]
+    outputs.append(kernels.attention(q, k, v, **options))
+torch.save(outputs, sys.argv[2])
+"""
+
+
+def interpreted(calls, folder):
+    torch.save(calls, folder / "calls.pt")
+    environment = child_environment(TRITON_INTERPRET="1")
+    command = [sys.executable, "-c", CHILD, str(folder / "calls.pt"), str(folder / "outputs.pt")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return torch.load(folder / "outputs.pt")
+
+
+def compiled(calls):
+    outputs = []
+    for q, k, v, options in calls:
+        options["config"] = kernels.CONFIGS[options["config"]]
+        outputs.append(kernels.attention(q.cuda(), k.cuda(), v.cuda(), **options).cpu())
+    return outputs
+
+
+@pytest.fixture(params=[pytest.param("interpreter", marks=by_interpreter), pytest.param("cuda", marks=on_gpu)])
+def attend(request, tmp_path):
+    """A function that takes calls, (q, k, v, options), and gives their outputs."""
+    return compiled if request.param == "cuda" else lambda calls: interpreted(calls, tmp_path)
+
+
+def formula(q, k, v, causal):
+    """In the inputs' type. A query that sees no key gives 0."""
+    scores = (q @ k.mT) * q.shape[-1] ** -0.5
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(k.shape[2] - q.shape[2] + 1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return torch.softmax(scores, -1).nan_to_num(0.0) @ v
+
+
+def qkv(q_length, k_length, dim, dtype=torch.float32, scale=1.0):
+    shapes = ((2, 2, length, dim) for length in (q_length, k_length, k_length))
+    return tuple(testing.randn(shape, dtype, "cpu", seed, scale) for seed, shape in enumerate(shapes))
+
+
+def check(attend, inputs, causal, configs=(1,), allowed=2e-6):
+    """Each of `inputs`, by each of these configurations, against the formula in float64."""
+    calls = [(*tensors, {"causal": causal, "config": config}) for tensors in inputs for config in configs]
+    for (q, k, v, _), out in zip(calls, attend(calls), strict=True):
+        expected = formula(q.double(), k.double(), v.double(), causal)
+        assert out.shape == expected.shape
+        assert out.dtype == q.dtype
+        assert out.is_contiguous()
+        torch.testing.assert_close(out.double(), expected, atol=allowed, rtol=allowed)
+
+
+with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+
+
+@with_and_without_mask
+def test_attention_of_any_length(causal, attend):
+    """Tiles of 64: less than one, one, just more; queries that see no key, no key at all, no query."""
+    lengths = [(1, 1), (1, 200), (31, 33), (64, 64), (65, 129), (129, 65), (200, 3), (5, 0), (0, 5)]
+    check(attend, [qkv(q_length, k_length, 16) for q_length, k_length in lengths], causal)
+
+
+@with_and_without_mask
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+def test_attention_of_any_head_dim(dtype, causal, attend):
+    if dtype == torch.bfloat16 and attend is not compiled:
+        pytest.skip("Triton's interpreter cannot multiply bfloat16")
+    allowed = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
+    dims = (8, 16, 24, 64, 72, 80, 96, 128)
+    narrow = 2 if dtype == torch.float32 else 1  # wider tiles of float32 do not fit
+    check(attend, [qkv(70, 90, dim, dtype) for dim in dims], causal, (narrow,), allowed)
+
+
+@with_and_without_mask
+def test_every_configuration_is_right(causal, attend):
+    dtype, allowed = (torch.float16, 3e-3) if attend is compiled else (torch.float32, 2e-6)  # wide tiles must fit
+    inputs = [qkv(150, 300, 40, dtype), qkv(2, 129, 16, dtype)]
+    check(attend, inputs, causal, range(len(kernels.CONFIGS)), allowed)
+
+
+def test_tensors_are_read_as_they_lie(attend):
+    """Cut out of one product, heads behind tokens, and one head for all."""
+    packed = testing.randn((2, 90, 3, 2, 32), torch.float32, "cpu").permute(2, 0, 3, 1, 4)
+    shared = tuple(t[:, :1].expand(2, 2, 90, 32) for t in packed)
+    check(attend, [tuple(packed), shared], True)
+
+
+def test_the_maximum_is_the_true_one(attend):
+    """Scores far beyond what exp can do; and such that all are far below 0."""
+    (q, k, _), (*_, v) = qkv(40, 100, 16, scale=30.0), qkv(40, 100, 16)
+    check(attend, [(q, k, v), (q.abs(), -k.abs(), v)], True, allowed=1e-3)
+
+
+@on_gpu
+@with_and_without_mask
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+def test_tuned_attention(dtype, causal):
+    for dim in (64, 80, 128):
+        q, k, v = (t.cuda() for t in qkv(300, 500, dim, dtype))
+        out = kernels.attention(q, k, v, causal=causal).cpu().double()
+        expected = formula(*(t.cpu().double() for t in (q, k, v)), causal)
+        allowed = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
+        torch.testing.assert_close(out, expected, atol=allowed, rtol=allowed)
+
+
+BAD = {
+    "`q` must be float32, float16 or bfloat16, got float64": lambda q, k, v: (q.double(), k, v),
+    "`q` must have 4 dimensions": lambda q, k, v: (q[0], k, v),
+    "(head_dim) must be 1 to 128, got 136": lambda q, k, v: (torch.zeros(1, 1, 2, 136), k, v),
+    "`k` must have the dtype of `q`": lambda q, k, v: (q, k.half(), v),
+    "`k` must have shape": lambda q, k, v: (q, k[..., :8], v),
+    "`v` must have shape": lambda q, k, v: (q, k, v[:, :, :4]),
+    "the last dimension of `q` must be contiguous": lambda q, k, v: (q.mT.contiguous().mT, k, v),
+    "the last dimension of `k` must be contiguous": lambda q, k, v: (q, k.mT.contiguous().mT, v),
+    "the last dimension of `v` must be contiguous": lambda q, k, v: (q, k, v.mT.contiguous().mT),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input_is_refused(message):
+    with testing.raises((TypeError, ValueError), message):
+        kernels.attention(*BAD[message](*qkv(5, 7, 16)))
