@@ -8,7 +8,7 @@ import pytest
 import torch
 
 # What tests call, and what asserts for them: pytest shows the values as in a test.
-pytest.register_assert_rewrite("kernel_fusion.exercise_contract", "kernel_fusion.lesson_contract")
+pytest.register_assert_rewrite("kernel_fusion.testing.exercise_contract", "kernel_fusion.testing.lesson_contract")
 
 
 def pytest_addoption(parser):

@@ -5,8 +5,9 @@ import functools
 import torch
 import torch.nn.functional as F
 
-import step1_simple
-from kernel_fusion import benchmarks, stages
+import step1_simple  # not installed? pip install -e ..
+from kernel_fusion import stages
+from kernel_fusion.bench import benchmarks
 
 TEACHES = (
     "A thread an element, then 16 bytes a thread; operations in one kernel save trips through memory; "

@@ -35,8 +35,8 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-import step1_simple
-from kernel_fusion import plots, results
+import step1_simple  # not installed? pip install -e ..
+from kernel_fusion.report import plots, results
 
 here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step1-simple") if (p / "step1_simple").is_dir())
 torch.manual_seed(0)

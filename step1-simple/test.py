@@ -19,10 +19,10 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import step1_simple
+import step1_simple  # not installed? pip install -e ..
 from kernel_fusion import testing
-from kernel_fusion.accuracy import as_tuple, poisoned_allocations
-from kernel_fusion.philox import mask_and_factor, philox, random_numbers
+from kernel_fusion.testing.accuracy import as_tuple, poisoned_allocations
+from kernel_fusion.testing.philox import mask_and_factor, philox, random_numbers
 
 DTYPES = [*testing.DTYPES, torch.float64]
 INFINITY = float("inf")

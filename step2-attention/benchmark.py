@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-import step2_attention
-from kernel_fusion import benchmarks, stages
+import step2_attention  # not installed? pip install -e ..
+from kernel_fusion import stages
+from kernel_fusion.bench import benchmarks
 
 TEACHES = "Threads that need each other's results: shuffles, barriers; attention without stored scores; tensor cores."
 

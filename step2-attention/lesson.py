@@ -34,7 +34,8 @@ import matplotlib
 import matplotlib.pyplot as plt
 import torch
 
-from kernel_fusion import plots, results, stages
+from kernel_fusion import stages  # not installed? pip install -e ..
+from kernel_fusion.report import plots, results
 
 here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step2-attention") if (p / "step2_attention").is_dir())
 torch.manual_seed(0)

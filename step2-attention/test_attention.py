@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import step2_attention
+import step2_attention  # not installed? pip install -e ..
 from kernel_fusion import stages, testing
-from kernel_fusion.accuracy import poisoned_allocations
+from kernel_fusion.testing.accuracy import poisoned_allocations
 from step2_attention.testing import (
     PADDING,
     attention_and_lse_of,

@@ -5,8 +5,9 @@ import functools
 import torch
 import torch.nn.functional as F
 
-import step3_fused
-from kernel_fusion import benchmarks, stages
+import step3_fused  # not installed? pip install -e ..
+from kernel_fusion import stages
+from kernel_fusion.bench import benchmarks
 
 TEACHES = "A row read once, then whole chains in one launch: what fusion saves, and where it loses."
 

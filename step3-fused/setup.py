@@ -8,7 +8,7 @@ from glob import glob
 
 from setuptools import setup
 
-from kernel_fusion.build import Borrowed, StageExtension, build_ext
+from kernel_fusion.build import Borrowed, StageExtension, build_ext  # not installed? pip install -e ..
 
 ATTENTION = Borrowed("../step2-attention/kernels/attention", ["../step2-attention/include", "../step1-simple/include"])
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import step3_fused
+import step3_fused  # not installed? pip install -e ..
 from kernel_fusion import stages, testing
-from kernel_fusion.accuracy import as_tuple
 from kernel_fusion.ops import wide
+from kernel_fusion.testing.accuracy import as_tuple
 
 DTYPES = [*testing.DTYPES, torch.float64]
 INFINITY = float("inf")

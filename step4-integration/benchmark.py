@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-import step4_integration
-from kernel_fusion import benchmarks
+import step4_integration  # not installed? pip install -e ..
+from kernel_fusion.bench import benchmarks
 
 TEACHES = "A whole GPT-2 from these ops: what is left to write are a look-up and a copy, and then it reads and trains."
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from torch.nn import functional as F
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 
-from kernel_fusion import benchmarks
+from kernel_fusion.bench import benchmarks  # not installed? pip install -e ..
 from kernel_fusion.console import make_console, milliseconds
 
 WAYS = ("separate", "fused")

@@ -15,7 +15,7 @@ import gpt2_weights
 import torch
 from gpt2_model import GPT2, Config, KVCache
 
-from step2_attention import softmax
+from step2_attention import softmax  # not installed? pip install -e ..
 
 TOKENS = 100  # that the command adds where it is not told how many
 

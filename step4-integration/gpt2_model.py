@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from step1_simple import bias_gelu
+from step1_simple import bias_gelu  # not installed? pip install -e ..
 from step2_attention import attention
 from step3_fused import attention_block, layer_norm, residual_layer_norm
 from step4_integration import embedding, kv_append

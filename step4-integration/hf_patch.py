@@ -17,7 +17,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, GPT2Config, GPT2Model, GPT2PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
-import step2_attention
+import step2_attention  # not installed? pip install -e ..
 
 NAME = "kernel_fusion"
 _BEFORE = "_before_kernel_fusion"  # of a patched model: what `remove` gives back

@@ -8,7 +8,7 @@ from glob import glob
 
 from setuptools import setup
 
-from kernel_fusion.build import StageExtension, build_ext
+from kernel_fusion.build import StageExtension, build_ext  # not installed? pip install -e ..
 
 setup(
     name="step4_integration",

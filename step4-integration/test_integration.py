@@ -33,11 +33,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 from transformers.activations import ACT2FN
 
-import step1_simple
+import step1_simple  # not installed? pip install -e ..
 import step2_attention
 import step3_fused
 import step4_integration
-from kernel_fusion import results, stages, testing
+from kernel_fusion import stages, testing
+from kernel_fusion.report import results
 
 DTYPES = [*testing.DTYPES, torch.float64]
 HALF_TYPES = [torch.float16, torch.bfloat16]

@@ -7,7 +7,7 @@ from generate import where_different
 from rich.console import Console
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import step2_attention
+import step2_attention  # not installed? pip install -e ..
 from kernel_fusion.console import make_console
 
 

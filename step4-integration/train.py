@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from torch.nn import functional as F
 
-from kernel_fusion import stages
+from kernel_fusion import stages  # not installed? pip install -e ..
 from kernel_fusion.console import make_console
 
 OUT = stages.ROOT / "out" / "small-gpt2"

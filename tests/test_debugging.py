@@ -13,7 +13,7 @@ import torch
 from repository import ROOT, Fence, commands_folder, fences
 from test_readme_commands import absent
 
-from kernel_fusion import gpu_check, profile
+from kernel_fusion.bench import gpu_check, profile
 from kernel_fusion.console import UserError, child_environment
 from kernel_fusion.testing import without_progress
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernel_fusion import stages, testing
-from kernel_fusion.accuracy import as_tuple
+from kernel_fusion.testing.accuracy import as_tuple
 
 STATE = torch.tensor([20240131, 3])
 

@@ -1,12 +1,15 @@
 """setup/: what check_env.py says about machines good and bad, and which build of torch install.py takes."""
 
 import importlib.util
+import os
 import re
+import subprocess
 import sys
+import sysconfig
 import types
 
 import pytest
-from repository import ROOT, run
+from repository import ROOT, STAGES, relative, run
 
 
 def load(name):
@@ -199,3 +202,28 @@ def test_dependencies_end_with_the_package_itself():
         line for line in (ROOT / "setup" / "dependencies.txt").read_text(encoding="utf-8").splitlines() if line.strip()
     ]
     assert lines[-1] == "-e ."
+
+
+# ---- where nothing of ours is installed ----
+
+SCRIPTS = [path for stage in STAGES for path in sorted((ROOT / stage).glob("*.py"))]
+OURS = r"^(?:from|import) (?:kernel_fusion|emulator|step\d_\w+)\b.*"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=relative)
+def test_the_line_that_fails_says_what_to_do(script):
+    """Python shows it: the first import of a package of ours."""
+    lines = re.findall(OURS, script.read_text(encoding="utf-8"), re.MULTILINE)
+    assert all("pip install -e .." in line for line in lines[:1])
+
+
+@pytest.mark.parametrize(
+    "script", ["step1-simple/setup.py", "step2-attention/benchmark.py", "step4-integration/train.py"]
+)
+def test_a_script_ends_with_that_line(script):
+    environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}  # -S: without what was installed as -e
+    command = [sys.executable, "-S", str(ROOT / script)]
+    done = subprocess.run(command, cwd=ROOT / "docs", env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install -e .." in done.stderr
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'kernel_fusion'\n")

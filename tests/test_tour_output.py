@@ -14,7 +14,8 @@ import pytest
 import torch
 from repository import ROOT, run
 
-from kernel_fusion import rung_counts, stages
+from kernel_fusion import stages
+from kernel_fusion.bench import rung_counts
 from kernel_fusion.console import UserError, child_environment
 
 pytestmark = [
@@ -58,7 +59,7 @@ def test_a_stage_leaves_as_many_lines_on_a_terminal_as_in_a_pipe():
     part = [
         sys.executable,
         "-m",
-        "kernel_fusion.tour",
+        "kernel_fusion.learn.tour",
         "--stage",
         stage.module,
     ]

@@ -9,8 +9,11 @@ import sys
 import textwrap
 from collections.abc import Callable
 
-from kernel_fusion import exercises, report, stages, syllabus
+from kernel_fusion import stages
 from kernel_fusion.console import CommandFailed, UserError, make_console, run_shown
+from kernel_fusion.learn import exercises
+from kernel_fusion.report import documents as report
+from kernel_fusion.report import syllabus
 
 
 def schedule(text: str) -> str:
@@ -311,13 +314,13 @@ def _read_words(options: argparse.Namespace) -> None:
 
 
 def _tour(options: argparse.Namespace) -> int:
-    from kernel_fusion import tour
+    from kernel_fusion.learn import tour
 
     return tour.run(make_console(), full=options.full)
 
 
 def _gpu_check(options: argparse.Namespace) -> int:
-    from kernel_fusion import gpu_check
+    from kernel_fusion.bench import gpu_check
 
     return gpu_check.command(options)
 
@@ -368,7 +371,7 @@ def _profile(options: argparse.Namespace) -> int:
     stage_of_op = syllabus.stage_of(options.op)
     if options.device == "cuda":
         _need_built([stage_of_op])
-    from kernel_fusion import profile
+    from kernel_fusion.bench import profile
 
     profile.run(options, make_console())
     return 0
@@ -409,7 +412,7 @@ def _rungs(options: argparse.Namespace) -> int:
 
 
 def _recheck(options: argparse.Namespace) -> int:
-    from kernel_fusion import recheck
+    from kernel_fusion.bench import recheck
 
     return recheck.command(options, make_console())
 

@@ -12,8 +12,10 @@ import pytest
 
 import emulator
 from emulator import counts, programs
-from kernel_fusion import cli, report, rung_counts, stages, testing
+from kernel_fusion import cli, stages, testing
+from kernel_fusion.bench import rung_counts
 from kernel_fusion.console import UserError, child_environment, make_console
+from kernel_fusion.report import documents as report
 
 PROGRAMS = emulator.FOLDER / "tests" / "counts"
 REQUESTS = (1 << 18) // 32  # of 2¹⁸ threads

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from kernel_fusion.exercise_contract import ORDERS, Exercises, ran
+from kernel_fusion.testing.exercise_contract import ORDERS, Exercises, ran
 
 # What each check says before anybody has written anything.
 COMPLAINTS = {

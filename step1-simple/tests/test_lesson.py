@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from kernel_fusion.lesson_contract import Lesson
+from kernel_fusion.testing.lesson_contract import Lesson
 
 LESSON = Lesson(
     pathlib.Path(__file__).resolve().parents[1], pictures=5, says=r"^latency [\d.]+ µs; for [\d.]+ TB/s: \d+ KB on each"

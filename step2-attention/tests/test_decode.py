@@ -8,7 +8,7 @@ import torch
 
 import step2_attention
 from kernel_fusion import testing
-from kernel_fusion.accuracy import poisoned_allocations
+from kernel_fusion.testing.accuracy import poisoned_allocations
 from step2_attention.testing import bounds, lse_for, tolerance_of
 
 DTYPES = [*testing.DTYPES, torch.float64]

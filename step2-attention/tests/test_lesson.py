@@ -10,7 +10,7 @@ import torch
 
 from emulator import counts, programs
 from kernel_fusion import testing
-from kernel_fusion.lesson_contract import Lesson
+from kernel_fusion.testing.lesson_contract import Lesson
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 LESSON = Lesson(HERE, pictures=8, says=r"^v8_persistent +[\d.e-]+ +[\d.]+% rounded otherwise$")

@@ -8,7 +8,7 @@ import torch
 
 import step2_attention
 from kernel_fusion import testing
-from kernel_fusion.accuracy import poisoned_allocations
+from kernel_fusion.testing.accuracy import poisoned_allocations
 from step2_attention.testing import SQUARES, hidden_of_square, needs_touched_pages, touched_pages, untouched_square
 
 DTYPES = [*testing.DTYPES, torch.float64]

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from emulator import programs
-from kernel_fusion.exercise_contract import ORDERS, Exercises, ran
+from kernel_fusion.testing.exercise_contract import ORDERS, Exercises, ran
 
 # What each check says before anybody has written anything.
 COMPLAINTS = {

@@ -15,8 +15,8 @@ import step1_simple  # whose mask the projection's dropout has
 import step2_attention  # whose mask attention's dropout has, and whose op is its way back
 import step3_fused
 from kernel_fusion import testing
-from kernel_fusion.accuracy import as_tuple
 from kernel_fusion.ops import wide
+from kernel_fusion.testing.accuracy import as_tuple
 
 ALONE, BLOCK = "attention_residual_layer_norm", "attention_block"
 STATE, ATTENTION_STATE = (1234, 8), (-98765, 40)  # seed and offset of dropout

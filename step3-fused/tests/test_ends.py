@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 import step3_fused
 from kernel_fusion import testing
-from kernel_fusion.accuracy import as_tuple
-from kernel_fusion.philox import mask_and_factor
+from kernel_fusion.testing.accuracy import as_tuple
+from kernel_fusion.testing.philox import mask_and_factor
 from step3_fused.testing import (
     DTYPES,
     HALF_TYPES,
@@ -529,7 +529,7 @@ def test_what_lies_beyond_the_depth_stays_out_of_rows_of_large_numbers(op, devic
 
 @every_rung
 def test_the_mask_is_that_of_step_1(op, device, rung):
-    """Of a weight of ones, a mask is all that is left: element by element as kernel_fusion.philox has it."""
+    """Of a weight of ones, a mask is all that is left: element by element as kernel_fusion.testing.philox has it."""
     if op != "linear_bias_dropout_residual" or not drops(op, rung):
         return
     dtype = torch.bfloat16 if rung in TENSOR_CORES else torch.float32

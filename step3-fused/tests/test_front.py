@@ -12,9 +12,9 @@ import torch.nn.functional as F
 import step1_simple  # whose mask it is, and whose ops are its way back
 import step3_fused
 from kernel_fusion import testing
-from kernel_fusion.accuracy import as_tuple
 from kernel_fusion.ops import wide
-from kernel_fusion.philox import mask_and_factor
+from kernel_fusion.testing.accuracy import as_tuple
+from kernel_fusion.testing.philox import mask_and_factor
 
 DTYPES = [*testing.DTYPES, torch.float64]
 OP = "residual_layer_norm"
@@ -175,7 +175,7 @@ def test_empty_tensors(device, rung):
 @every_rung
 @every_dtype
 def test_the_mask_is_that_of_step_1(dtype, device, rung):
-    """Of ones and no residual the sum is the scaled mask: as step 1 has it, and as kernel_fusion.philox does."""
+    """Of ones and no residual the sum is the scaled mask: as step 1 and kernel_fusion.testing.philox have it."""
     for rows, width, p in ((40, 520, 0.5), (13, 264, 0.1), (11, 67, 0.9)):
         one = torch.ones(rows, width, dtype=dtype, device=device)
         zero, flat = torch.zeros_like(one), torch.zeros_like(one[0])

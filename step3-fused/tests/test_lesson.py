@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernel_fusion.lesson_contract import Lesson
+from kernel_fusion.testing.lesson_contract import Lesson
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 LESSON = Lesson(HERE, pictures=7, says=r"^v9_split +off by [\d.]+, of which rounding [\d.]+; same bits: True$")

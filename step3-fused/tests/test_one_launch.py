@@ -10,7 +10,7 @@ from test_fused import FORMULAS, ON_TENSOR_CORES, attention_inputs, can_run, fro
 
 import step3_fused
 from kernel_fusion import testing
-from kernel_fusion.accuracy import as_tuple
+from kernel_fusion.testing.accuracy import as_tuple
 
 DATAFLOW, CLUSTER, HEADS = ON_TENSOR_CORES
 

@@ -2,8 +2,13 @@
 
 from kernel_fusion.checks.faults import Fault
 
-TESTING = "common/kernel_fusion/testing.py"
-ACCURACY = "common/kernel_fusion/accuracy.py"
+CONTRACT = "common/kernel_fusion/testing/contract.py"
+DEVICES = "common/kernel_fusion/testing/devices.py"
+GRADIENTS = "common/kernel_fusion/testing/gradients.py"
+HELPERS = "common/kernel_fusion/testing/helpers.py"
+MEMORY = "common/kernel_fusion/testing/memory.py"
+REGISTRATION = "common/kernel_fusion/testing/registration.py"
+ACCURACY = "common/kernel_fusion/testing/accuracy.py"
 TESTS = "common/kernel_fusion/tests/test_testing.py"
 OP_CHECKS = "common/kernel_fusion/tests/test_op_checks.py"
 RESULTS = "common/kernel_fusion/tests/test_results.py"
@@ -15,7 +20,7 @@ FAULTS = [
     Fault(
         "guards-not-looked-at",
         "what was written beside an output",
-        TESTING,
+        CONTRACT,
         "            if outside:\n",
         "            if False:\n",
         f"{REJECTED}[past_the_end-4 bytes outside `out` were written]",
@@ -23,7 +28,7 @@ FAULTS = [
     Fault(
         "unwritten-not-looked-at",
         "what was never written, by that name",
-        TESTING,
+        CONTRACT,
         "            if unwritten.any():\n",
         "            if False:\n",
         f"{REJECTED}[leaves_last-1 of 165 elements of `out`, the first at (4, 32), were never written]",
@@ -55,7 +60,7 @@ FAULTS = [
     Fault(
         "rounded-intermediates-allowed",
         "an intermediate that was rounded",
-        TESTING,
+        CONTRACT,
         "            if int(wrong.sum()) > allowed:\n",
         "            if False:\n",
         f"{TESTS}::test_an_intermediate_that_was_rounded_is_found_unless_the_table_says_so",
@@ -63,15 +68,15 @@ FAULTS = [
     Fault(
         "inputs-not-looked-at",
         "inputs that were written to",
-        TESTING,
-        "            if not torch.equal(_storage(tensor), untouched[name]):\n",
+        CONTRACT,
+        "            if not torch.equal(storage(tensor), untouched[name]):\n",
         "            if False:\n",
         f"{REJECTED}[modifies_beside_input-was modified]",
     ),
     Fault(
         "backend-not-looked-at",
         "work done by another backend than the tensors' device calls for",
-        TESTING,
+        CONTRACT,
         "if set(ran) != {self.backend} and not (empty and not ran):",
         "if False:",
         f"{REJECTED}[wrong_backend-must run on the backend 'emulated']",
@@ -88,7 +93,7 @@ FAULTS = [
     Fault(
         "same-order-twice",
         "what depends on the order of a block's threads",
-        TESTING,
+        MEMORY,
         '"KF_SIMT_SCHEDULE": order,',
         '"KF_SIMT_SCHEDULE": "forward",',
         f"{REJECTED}[missing_barrier-two runs: 1 of 165 elements of `out`, the first at (0, 0), differ: ]",
@@ -96,7 +101,7 @@ FAULTS = [
     Fault(
         "same-threads-twice",
         "what depends on the number of threads",
-        TESTING,
+        MEMORY,
         "torch.set_num_threads(1 if threads > 1 else 2)",
         "torch.set_num_threads(threads)",
         f"{REJECTED}[threads_count-two runs]",
@@ -104,7 +109,7 @@ FAULTS = [
     Fault(
         "memory-of-the-call-before",
         "what a rung keeps of an earlier call",
-        TESTING,
+        CONTRACT,
         '    if alone or subject.backend == "cpu":\n',
         "    if False:\n",
         f"{TESTS}::test_what_a_rung_keeps_of_an_earlier_call_is_found",
@@ -112,7 +117,7 @@ FAULTS = [
     Fault(
         "aliases-not-looked-at",
         "an output that is an input",
-        TESTING,
+        CONTRACT,
         "        if out.untyped_storage().data_ptr() in seen:\n",
         "        if False:\n",
         f"{REJECTED}[returns_its_input-shares memory with an input]",
@@ -120,7 +125,7 @@ FAULTS = [
     Fault(
         "rung-before-not-looked-at",
         "a rung before that gives something else",
-        TESTING,
+        CONTRACT,
         "earlier = names[: names.index(subject.rung)] if subject.rung in names else []",
         "earlier = []",
         f"{TESTS}::test_a_rung_before_that_is_wrong_is_rejected",
@@ -128,15 +133,15 @@ FAULTS = [
     Fault(
         "always-aligned",
         "rungs that need aligned tensors",
-        TESTING,
-        '_LAYOUTS = ("unaligned", "rows apart", "every second element")',
-        '_LAYOUTS = ("rows apart", "every second element")',
+        MEMORY,
+        'LAYOUTS = ("unaligned", "rows apart", "every second element")',
+        'LAYOUTS = ("rows apart", "every second element")',
         f"{REJECTED}[needs_alignment-inputs laid out 'unaligned']",
     ),
     Fault(
         "never-alone",
         "one tensor's place or strides taken for another's",
-        TESTING,
+        CONTRACT,
         "    if alone:\n        for index",
         "    if False:\n        for index",
         f"{ALONE}[sum-forgets_to_align_y-`y` alone laid out 'unaligned']",
@@ -144,7 +149,7 @@ FAULTS = [
     Fault(
         "outputs-always-aligned",
         "an output that must be aligned",
-        TESTING,
+        CONTRACT,
         "got = subject.into(placed, composed, unaligned=(name,))",
         "got = subject.into(placed, composed)",
         f"{ALONE}[double-out_needs_alignment-`out` alone laid out 'unaligned']",
@@ -152,7 +157,7 @@ FAULTS = [
     Fault(
         "overlap-not-looked-at",
         "an output that lies over an input and is taken",
-        TESTING,
+        CONTRACT,
         "                if refused != overlap:\n",
         "                if refused and not overlap:\n",
         f"{OP_CHECKS}::test_an_op_that_takes_or_refuses_the_wrong_output_is_rejected",
@@ -160,7 +165,7 @@ FAULTS = [
     Fault(
         "neighbours-not-looked-at",
         "an output that only touches an input and is refused",
-        TESTING,
+        CONTRACT,
         "                if refused != overlap:\n",
         "                if overlap and not refused:\n",
         f"{OP_CHECKS}::test_an_op_that_takes_or_refuses_the_wrong_output_is_rejected",
@@ -168,7 +173,7 @@ FAULTS = [
     Fault(
         "gradient-alone-not-looked-at",
         "a gradient that depends on what else requires one",
-        TESTING,
+        GRADIENTS,
         "        (alone,) = gradients([index])\n",
         "        alone = beside_others\n",
         f"{OP_CHECKS}::test_a_gradient_that_depends_on_what_else_requires_one_is_rejected",
@@ -176,7 +181,7 @@ FAULTS = [
     Fault(
         "second-gradients-not-looked-at",
         "a wrong second gradient",
-        TESTING,
+        GRADIENTS,
         '        if not error <= allowed:\n            raise AssertionError(f"the second gradient',
         '        if False:\n            raise AssertionError(f"the second gradient',
         f"{OP_CHECKS}::test_a_wrong_second_gradient_is_rejected",
@@ -184,7 +189,7 @@ FAULTS = [
     Fault(
         "second-gradients-may-be-nan",
         "a second gradient that is NaN",
-        TESTING,
+        GRADIENTS,
         '        if not error <= allowed:\n            raise AssertionError(f"the second gradient',
         '        if error > allowed:\n            raise AssertionError(f"the second gradient',
         f"{OP_CHECKS}::test_a_wrong_second_gradient_is_rejected[nan-torch.float32]",
@@ -192,7 +197,7 @@ FAULTS = [
     Fault(
         "words-not-looked-at",
         "an error whose text is another",
-        TESTING,
+        HELPERS,
         "missing = [fragment for fragment in fragments if fragment not in str(caught.value)]",
         "missing = []",
         f"{TESTS}::test_raises_wants_every_fragment",
@@ -200,7 +205,7 @@ FAULTS = [
     Fault(
         "skipped-without-a-gpu",
         "a GPU that was asked for by name and is missing",
-        TESTING,
+        DEVICES,
         'return [] if os.environ.get("KF_TEST_DEVICES") == "cuda" else [pytest.mark.skip(reason=reason)]',
         "return [pytest.mark.skip(reason=reason)]",
         f"{TESTS}::test_a_gpu_asked_for_by_name_is_never_skipped",
@@ -208,7 +213,7 @@ FAULTS = [
     Fault(
         "a-newer-rung-not-looked-at",
         "a rung that `auto` prefers and that only another GPU's results have",
-        TESTING,
+        REGISTRATION,
         "if key not in by_key or is_measured(case) and not is_measured(by_key[key]):",
         "if key not in by_key:",
         f"{RESULTS}::test_a_rung_newer_than_the_h200s_figures_is_held_against_another_gpus",
@@ -216,7 +221,7 @@ FAULTS = [
     Fault(
         "a-claim-that-one-gpu-bears-out",
         "a claim that does not hold on the second GPU",
-        "common/kernel_fusion/claims.py",
+        "common/kernel_fusion/report/claims.py",
         "for cases in gpus:",
         "for cases in gpus[-1:]:",
         f"{CLAIMS}::test_a_claim_must_hold_on_every_gpu",
@@ -224,7 +229,7 @@ FAULTS = [
     Fault(
         "a-claim-about-nothing",
         "a claim about a rung that no GPU has run",
-        "common/kernel_fusion/claims.py",
+        "common/kernel_fusion/report/claims.py",
         "if len(not_measured) == len(gpus) > 0:",
         "if len(not_measured) > len(gpus) > 0:",
         f"{CLAIMS}::test_a_claim_that_no_gpu_can_tell_is_an_error",
@@ -232,7 +237,7 @@ FAULTS = [
     Fault(
         "versions-of-inputs-not-looked-at",
         "a version counter that rises without a write",
-        TESTING,
+        REGISTRATION,
         "if value._version != (n in written)]",
         "if value._version < (n in written)]",
         f"{OP_CHECKS}::test_an_op_that_writes_in_silence_is_rejected",

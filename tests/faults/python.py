@@ -544,7 +544,7 @@ FAULTS = [
     Fault(
         "slower-kept",
         "recheck --best keeps the slower of two times",
-        "common/kernel_fusion/recheck.py",
+        "common/kernel_fusion/bench/recheck.py",
         'pair.again < pair.row["ms"]',
         'pair.again > pair.row["ms"]',
         f"{RECHECK}::test_the_best_of_torch_compile_is_kept",
@@ -552,7 +552,7 @@ FAULTS = [
     Fault(
         "all-peers-kept",
         "recheck --best changes the times of peers that do not tune",
-        "common/kernel_fusion/recheck.py",
+        "common/kernel_fusion/bench/recheck.py",
         'if pair.row["impl"] == COMPILED and pair.quartiles',
         "if pair.quartiles",
         f"{RECHECK}::test_the_best_of_torch_compile_is_kept",
@@ -560,7 +560,7 @@ FAULTS = [
     Fault(
         "compiled-beside-others",
         "torch.compile is measured in the process of the other peers",
-        "common/kernel_fusion/recheck.py",
+        "common/kernel_fusion/bench/recheck.py",
         'alone = row["impl"] == COMPILED',
         "alone = False",
         f"{RECHECK}::test_a_process_measures_a_case_and_torch_compile_has_one_of_its_own",
@@ -568,7 +568,7 @@ FAULTS = [
     Fault(
         "no-quartiles-no-time",
         "a row without quartiles counts as if it had taken no time",
-        "common/kernel_fusion/results.py",
+        "common/kernel_fusion/report/results.py",
         'or (row["ms"], row["ms"])',
         'or (0.0, row["ms"])',
         "common/kernel_fusion/tests/test_results.py::test_a_row_without_quartiles_counts_as_one_repeat",
@@ -577,7 +577,7 @@ FAULTS = [
     Fault(
         "run-of-a-row-lost",
         "a row measured later than its op's others does not say so",
-        "common/kernel_fusion/benchmarks.py",
+        "common/kernel_fusion/bench/benchmarks.py",
         'else {**row, "run": run}',
         "else row",
         f"{BENCHMARKS}::test_merging_a_rung_changes_its_row_and_no_other",
@@ -585,7 +585,7 @@ FAULTS = [
     Fault(
         "merged-by-op",
         "merging a rung drops the op's other rows",
-        "common/kernel_fusion/benchmarks.py",
+        "common/kernel_fusion/bench/benchmarks.py",
         'if row["kind"] == "rung" else results.case_key(row) in cases',
         'and row["kind"] == "peer"',
         f"{BENCHMARKS}::test_merging_a_rung_changes_its_row_and_no_other",
@@ -593,7 +593,7 @@ FAULTS = [
     Fault(
         "share-of-the-other-ceiling",
         "arithmetic is held against memory's ceiling",
-        "common/kernel_fusion/results.py",
+        "common/kernel_fusion/report/results.py",
         "100 * rates[bound] / ceiling",
         '100 * rates["memory"] / ceiling',
         "common/kernel_fusion/tests/test_results.py::test_rates_follow_from_what_was_measured",
@@ -601,7 +601,7 @@ FAULTS = [
     Fault(
         "rows-that-move",
         "a new row stands before the one that it should follow",
-        "common/kernel_fusion/results.py",
+        "common/kernel_fusion/report/results.py",
         "place = keys.index(one) + 1",
         "place = keys.index(one)",
         "common/kernel_fusion/tests/test_results.py::test_what_is_in_a_file_keeps_its_place",
@@ -609,7 +609,7 @@ FAULTS = [
     Fault(
         "names-over-bars",
         "a plot's names begin where they should end",
-        "common/kernel_fusion/svg.py",
+        "common/kernel_fusion/report/svg.py",
         "x += part * self",
         "x += 0 * self",
         "common/kernel_fusion/tests/test_plots.py::test_what_is_drawn_stands_where_it_should",
@@ -618,7 +618,7 @@ FAULTS = [
     Fault(
         "peers-must-refuse-as-rungs-do",
         "a peer that cannot be imported ends the benchmark",
-        "common/kernel_fusion/benchmarks.py",
+        "common/kernel_fusion/bench/benchmarks.py",
         '"peer": Exception}',
         '"peer": (ValueError, RuntimeError)}',
         f"{BENCHMARKS}::test_a_peer_that_raises_has_no_row_and_its_reason_is_said",

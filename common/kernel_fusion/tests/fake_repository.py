@@ -20,7 +20,8 @@ print("built {module}")
 MODULE = "from kernel_fusion.tests.fake_stage import stage\nrungs, double = stage.rungs, stage.double\n"
 BENCHMARK = """
 import torch
-from kernel_fusion import benchmarks, testing
+from kernel_fusion import testing
+from kernel_fusion.bench import benchmarks
 
 TEACHES = "How to double a number."
 
@@ -112,8 +113,8 @@ class FakeRepository:
 
     def counting(self, why_not: str = "") -> None:
         """Has the emulated kernels counted, or says why they cannot be."""
-        source = (stages.ROOT / "common" / "kernel_fusion" / "rung_counts.py").read_text()
-        path = self.root / "common" / "kernel_fusion" / "rung_counts.py"
+        source = (stages.ROOT / "common" / "kernel_fusion" / "bench" / "rung_counts.py").read_text()
+        path = self.root / "common" / "kernel_fusion" / "bench" / "rung_counts.py"
         path.write_text(source + COUNTING.format(why_not=why_not))
 
     def python(self, *arguments: str) -> subprocess.CompletedProcess:

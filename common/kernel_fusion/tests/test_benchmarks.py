@@ -8,8 +8,10 @@ import types
 import pytest
 import torch
 
-from kernel_fusion import benchmarks, ceilings, results, stages, testing
+from kernel_fusion import stages, testing
+from kernel_fusion.bench import benchmarks, ceilings
 from kernel_fusion.console import UserError
+from kernel_fusion.report import results
 from kernel_fusion.tests.fake_stage import stage
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernel_fusion import ceilings, clock, testing
+from kernel_fusion import testing
+from kernel_fusion.bench import ceilings, clock
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from kernel_fusion import claims, testing
+from kernel_fusion import testing
+from kernel_fusion.report import claims
 from kernel_fusion.tests.test_report import repository, row, write_results  # noqa: F401  a fixture
 
 ROWS = [

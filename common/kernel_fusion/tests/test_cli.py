@@ -10,8 +10,10 @@ import sysconfig
 import pytest
 
 from emulator import programs
-from kernel_fusion import cli, exercises, stages, syllabus, testing
+from kernel_fusion import cli, stages, testing
 from kernel_fusion.console import child_environment
+from kernel_fusion.learn import exercises
+from kernel_fusion.report import syllabus
 
 
 def kernel_fusion(*arguments):

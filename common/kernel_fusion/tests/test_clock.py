@@ -6,7 +6,8 @@ import time
 import pytest
 import torch
 
-from kernel_fusion import clock, noise, testing
+from kernel_fusion import testing
+from kernel_fusion.bench import clock, noise
 
 GPU = [param for param in testing.DEVICES if "cuda" in param.values]
 
@@ -122,7 +123,7 @@ def test_what_was_to_be_evicted_last_comes_from_memory_as_well(device):
     pytest.importorskip("triton")
     if torch.cuda.get_device_capability()[0] < 8:
         pytest.skip("this GPU's L2 cache keeps nothing when asked to")
-    from kernel_fusion.ceilings_triton import move
+    from kernel_fusion.bench.ceilings_triton import move
 
     n = 1_500_000
     x = torch.zeros(n, dtype=torch.int32, device=device)

@@ -1,11 +1,10 @@
 """Skeletons cut from solutions: what is cut, what is refused, and that nobody's answer is lost."""
 
-import pathlib
-
 import pytest
 
-from kernel_fusion import cli, exercises, stages, testing
+from kernel_fusion import cli, stages, testing
 from kernel_fusion.console import UserError
+from kernel_fusion.learn import exercises
 
 SOLUTION = """\
 int twice(int x) {
@@ -146,7 +145,7 @@ def test_authors_cut_what_is_handed_out(solution, tmp_path, capsys):
 
 def test_git_and_the_checks_of_layout_pass_copies_by():
     """A reader's copies turn neither `git status` nor `make lint` nor a test red."""
-    root = pathlib.Path(exercises.__file__).resolve().parents[2]
+    root = stages.ROOT
     assert "/step*/exercises/mine/\n" in (root / ".gitignore").read_text()
     assert "-name mine" in (root / "Makefile").read_text()
     assert '"mine"' in (root / "tests" / "repository.py").read_text()

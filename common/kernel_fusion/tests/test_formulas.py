@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernel_fusion import formulas
+from kernel_fusion.report import formulas
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from kernel_fusion import gpu_check, stages, testing
+from kernel_fusion import stages, testing
+from kernel_fusion.bench import gpu_check
 from kernel_fusion.console import CommandFailed, Refused
 
 MEMCHECK_CLEAN = "exercised 12 rungs\n========= ERROR SUMMARY: 0 errors\n"

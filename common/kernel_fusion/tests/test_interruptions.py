@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kernel_fusion import rung_counts
+from kernel_fusion.bench import rung_counts
 from kernel_fusion.console import child_environment
 from kernel_fusion.tests.fake_repository import FakeRepository
 from kernel_fusion.tests.test_console import HANGS_S, _alive, _wait_for
@@ -96,7 +96,8 @@ def test_counting_is_ended(tmp_path):
     """`profile --device cpu` while it builds."""
     repository, marker = FakeRepository(tmp_path, 1), tmp_path / "at-work"
     repository.stage("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
-    module = tmp_path / "common" / "kernel_fusion" / "rung_counts.py"  # without what a fake repository puts behind it
+    # Without what a fake repository puts behind it.
+    module = tmp_path / "common" / "kernel_fusion" / "bench" / "rung_counts.py"
     shutil.copy(rung_counts.__file__, module)
     command = [sys.executable, "-m", "kernel_fusion", "profile", "double", "--device", "cpu"]
     interrupt(command, marker, cwd=tmp_path, env=repository.environment())

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse, Polygon
 from matplotlib.text import Text
 
-from kernel_fusion import plots, stages, svg, testing
+from kernel_fusion import stages, testing
 from kernel_fusion.console import UserError
+from kernel_fusion.report import plots, svg
 from kernel_fusion.tests.test_report import repository, row, write_results  # noqa: F401  a fixture
 
 ROWS = [
@@ -185,7 +186,8 @@ def test_a_plot_is_the_same_each_time_and_carries_its_digest(repository):  # noq
 
 DRAWS = """
 import json, pathlib, sys
-from kernel_fusion import plots, results, stages
+from kernel_fusion import stages
+from kernel_fusion.report import plots, results
 
 stage = stages.Stage("step1-fake", "step1_fake", "test.py")
 stages.ROOT, stages.STAGES = pathlib.Path(sys.argv[1]), (stage,)

@@ -10,8 +10,10 @@ import sys
 import pytest
 import torch
 
-from kernel_fusion import benchmarks, profile, results, stages, testing
+from kernel_fusion import stages, testing
+from kernel_fusion.bench import benchmarks, profile
 from kernel_fusion.console import UserError, make_console
+from kernel_fusion.report import results
 from kernel_fusion.tests.fake_stage import stage
 from kernel_fusion.tests.test_report import row
 
@@ -395,7 +397,17 @@ def test_ncu_is_run_once_for_all_rungs_on_one_case(ncu):
     ]
     assert set(words[words.index("--metrics") + 1].split(",")) == set(profile.METRICS)
     assert words[words.index("--metrics") + 2 :] == [
-        *(sys.executable, "-m", "kernel_fusion.profile", "--child", "fake_stage", "--op", "double", "--case", "3"),
+        *(
+            sys.executable,
+            "-m",
+            "kernel_fusion.bench.profile",
+            "--child",
+            "fake_stage",
+            "--op",
+            "double",
+            "--case",
+            "3",
+        ),
         *("--rung", "v1_good", "--rung", "refuses", "--rung", "v2_good"),
         *("--launched", str(folder / "build/profile/double.json")),
     ]

@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
-from kernel_fusion import cli, noise, recheck, results, stages
+from kernel_fusion import cli, stages
+from kernel_fusion.bench import noise, recheck
+from kernel_fusion.report import results
 from kernel_fusion.tests.test_report import row as report_row
 
 

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from kernel_fusion import report, results, stages, syllabus, tables, testing
+from kernel_fusion import stages, testing
 from kernel_fusion.console import UserError
+from kernel_fusion.report import documents as report
+from kernel_fusion.report import results, syllabus, tables
 
 V1 = """// double v1_naive: a thread an element
 //

@@ -8,7 +8,9 @@ import types
 import pytest
 
 from emulator import counts
-from kernel_fusion import benchmarks, results, stages, testing
+from kernel_fusion import stages, testing
+from kernel_fusion.bench import benchmarks
+from kernel_fusion.report import results
 from kernel_fusion.tests.test_report import row as report_row
 
 

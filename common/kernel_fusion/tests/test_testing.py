@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernel_fusion import stages, testing
-from kernel_fusion.accuracy import allowance, allowances, errors, max_error, misrounded, round_as_well
+from kernel_fusion.testing.accuracy import allowance, allowances, errors, max_error, misrounded, round_as_well
 from kernel_fusion.tests.fake_stage import stage
 
 EAGER = {"double": lambda x: x * 2, "softmax": lambda x: torch.softmax(x, -1), "sum": lambda x, y: x + y}

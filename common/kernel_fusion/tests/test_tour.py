@@ -5,8 +5,9 @@ import re
 import pytest
 import torch
 
-from kernel_fusion import rung_counts, tour
+from kernel_fusion.bench import rung_counts
 from kernel_fusion.console import make_console
+from kernel_fusion.learn import tour
 from kernel_fusion.tests.fake_repository import FakeRepository
 from kernel_fusion.tests.test_profile import double_case
 
@@ -16,7 +17,7 @@ def test_a_tour_shows_every_rung_and_ends_with_0(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     out = done.stdout
     assert re.match(r"Python 3\.\d+\.\d+, torch ", out)
-    assert re.search(r"That takes about 2 minutes on 2 cores\. .* tour --full", out)
+    assert re.search(r"That takes about 2 minutes on 2 cores\. (.|\n)* tour --full", out)
     assert "[1/4] build step1-fake … ok" in out
     assert "How to double a number." in out
     assert re.search(r"^double +v1_good +a sum +0 +32 / 4 +4×$", out, re.MULTILINE)
@@ -116,7 +117,7 @@ def test_a_library_from_before_is_not_shown_where_the_build_fails(tmp_path):
     repository = FakeRepository(tmp_path, 1)
     build = repository.python("-c", "import os; os.chdir('step1-fake'); exec(open('setup.py').read())")
     assert build.returncode == 0
-    assert "How to double" in repository.python("-m", "kernel_fusion.tour", "--stage", "1").stdout
+    assert "How to double" in repository.python("-m", "kernel_fusion.learn.tour", "--stage", "1").stdout
     repository.stage("step1-fake", build="raise SystemExit(1)")
     done = repository.python("-m", "kernel_fusion", "tour")
     assert done.returncode == 1

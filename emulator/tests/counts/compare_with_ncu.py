@@ -18,9 +18,9 @@ import tempfile
 from rich.table import Table
 
 from emulator import counts
-from kernel_fusion import results
+from kernel_fusion.bench.profile import CONFLICTS, REQUESTS, SECTORS, WAVEFRONTS, check_allowed, find_ncu, number
 from kernel_fusion.console import UserError, make_console
-from kernel_fusion.profile import CONFLICTS, REQUESTS, SECTORS, WAVEFRONTS, check_allowed, find_ncu, number
+from kernel_fusion.report import results
 
 HERE = pathlib.Path(__file__).resolve().parent
 

@@ -11,8 +11,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from kernel_fusion import formulas, results, stages, syllabus
+from kernel_fusion import stages
 from kernel_fusion.console import UserError, byte_count, milliseconds
+from kernel_fusion.report import formulas, results, syllabus
 
 FORM = 3  # raise it when the drawing changes: every plot is then stale
 RUNG, PEER, ROOF, FAINT = "#1f5fa8", "#8a8a8a", "#b3412f", "#c9c9c9"
@@ -67,7 +68,7 @@ class Plot:
         """Writes the file, beside its place and then renamed."""
         import matplotlib
 
-        from kernel_fusion import svg
+        from kernel_fusion.report import svg
 
         with matplotlib.rc_context(STYLE):
             results.replace(self.path, svg.draw(self.figure(), self.alt, self.digest()))

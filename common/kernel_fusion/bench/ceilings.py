@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import torch
 
-from kernel_fusion import results
-from kernel_fusion.clock import benchmark_kernel
+from kernel_fusion.bench.clock import benchmark_kernel
+from kernel_fusion.report import results
 
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 # Below this a GPU's copy takes about twice as long as a kernel that does nothing: no measure of memory.
@@ -76,7 +76,7 @@ def _ways(mix: str, n: int, device: torch.device) -> list[Callable]:
 
 @functools.cache
 def _triton_kernel() -> Callable:
-    from kernel_fusion.ceilings_triton import move
+    from kernel_fusion.bench.ceilings_triton import move
 
     return move
 

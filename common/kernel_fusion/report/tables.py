@@ -3,8 +3,9 @@
 import os
 import pathlib
 
-from kernel_fusion import formulas, plots, results, stages, syllabus
+from kernel_fusion import stages
 from kernel_fusion.console import byte_count, milliseconds
+from kernel_fusion.report import formulas, plots, results, syllabus
 
 PAGE = "README.md"  # in a stage's results/
 HOST_BOUND = "† The host takes longer to launch this than the GPU to compute it, so the time is the host's."

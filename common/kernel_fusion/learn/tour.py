@@ -23,9 +23,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kernel_fusion import benchmarks, rung_counts, stages, syllabus
-from kernel_fusion.accuracy import as_tuple, max_error, poisoned_allocations
+from kernel_fusion import stages
+from kernel_fusion.bench import benchmarks, rung_counts
 from kernel_fusion.console import Steps, duration, make_console, milliseconds, progress, run_logged, run_shown
+from kernel_fusion.report import syllabus
+from kernel_fusion.testing.accuracy import as_tuple, max_error, poisoned_allocations
 
 CPU_BUDGET_S = 0.3  # for the repeats of one implementation
 ROWS = 38  # of all stages' tables together, so that the tour stays one that is read
@@ -435,11 +437,11 @@ def not_built(stage: stages.Stage, steps: Steps) -> bool:
 
 
 def _part(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "kernel_fusion.tour", *arguments]
+    return [sys.executable, "-m", "kernel_fusion.learn.tour", *arguments]
 
 
 def main() -> int:
-    """python -m kernel_fusion.tour: one part of the tour."""
+    """python -m kernel_fusion.learn.tour: one part of the tour."""
     parser = argparse.ArgumentParser(description="A part of the tour through the four stages.")
     part = parser.add_mutually_exclusive_group(required=True)
     part.add_argument("--stage", type=stages.find, help="what is shown of this stage, which must be built")

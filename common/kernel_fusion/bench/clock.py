@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernel_fusion.noise import Spread, spread
+from kernel_fusion.bench.noise import Spread, spread
 
 SHORTEST_WAIT_MS, LONGEST_WAIT_MS = 0.3, 20.0
 CALIBRATION_CYCLES = 2_000_000

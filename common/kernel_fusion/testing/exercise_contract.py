@@ -13,7 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from emulator import programs
-from kernel_fusion import exercises, stages
+from kernel_fusion import stages
+from kernel_fusion.learn import exercises
 
 ORDERS = ("forward", "reverse", "random:1")
 

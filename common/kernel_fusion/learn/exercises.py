@@ -19,8 +19,9 @@ import hashlib
 import pathlib
 import re
 
-from kernel_fusion import results, stages
+from kernel_fusion import stages
 from kernel_fusion.console import UserError
+from kernel_fusion.report import results
 
 START, OWN_LINE, END = "// SOLUTION", "// |", "// END"
 MINE = "mine"

@@ -17,7 +17,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from kernel_fusion import noise, stages
+from kernel_fusion import stages
+from kernel_fusion.bench import noise
 from kernel_fusion.console import UserError
 
 # The order of a row's fields in its line. What else a row has comes last.

@@ -25,8 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from emulator import counts
-from kernel_fusion import benchmarks, results, rung_counts, stages, syllabus
+from kernel_fusion import stages
+from kernel_fusion.bench import benchmarks, rung_counts
 from kernel_fusion.console import CommandFailed, UserError, last_lines, milliseconds, progress, run_logged
+from kernel_fusion.report import results, syllabus
 
 PLACES = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 MARKER = "spin_kernel"  # torch.cuda._sleep launches it
@@ -386,7 +388,7 @@ def command(ncu: str, table: pathlib.Path, child: list[str]) -> list[str]:
     """The command line of ncu: what it counts, and where it writes its table."""
     options = ["--profile-from-start", "off", "--clock-control", "none", "--target-processes", "all"]
     options += ["--csv", "--page", "raw", "--print-units", "base", "--log-file", str(table)]
-    return [ncu, *options, "--metrics", ",".join(METRICS), sys.executable, "-m", "kernel_fusion.profile", *child]
+    return [ncu, *options, "--metrics", ",".join(METRICS), sys.executable, "-m", "kernel_fusion.bench.profile", *child]
 
 
 def child_arguments(stage: stages.Stage, op: str, case: int, rungs: list[str], launched: pathlib.Path) -> list[str]:
@@ -632,7 +634,7 @@ def show(profiles: list[Profile], case: benchmarks.Case, console: Console) -> No
 
 
 def main() -> int:
-    """python -m kernel_fusion.profile --child …: what ncu watches."""
+    """python -m kernel_fusion.bench.profile --child …: what ncu watches."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--child", required=True, metavar="STAGE", help="run rungs of this stage, as ncu watches")
     parser.add_argument("--op", required=True)

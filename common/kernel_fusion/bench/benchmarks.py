@@ -28,13 +28,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernel_fusion import clock, results, stages
-from kernel_fusion.accuracy import allowance, as_tuple, in_float64, max_error, poisoned_allocations
-from kernel_fusion.ceilings import Ceilings
-from kernel_fusion.clock import benchmark_kernel, device_of
+from kernel_fusion import stages
+from kernel_fusion.bench import clock
+from kernel_fusion.bench.ceilings import Ceilings
+from kernel_fusion.bench.clock import benchmark_kernel, device_of
+from kernel_fusion.bench.journal import Journal
+from kernel_fusion.bench.noise import spread
 from kernel_fusion.console import UserError, make_console, milliseconds, progress
-from kernel_fusion.journal import Journal
-from kernel_fusion.noise import spread
+from kernel_fusion.report import results
+from kernel_fusion.testing.accuracy import allowance, as_tuple, in_float64, max_error, poisoned_allocations
 
 __all__ = ["Case", "Ceilings", "benchmark_kernel", "compiled", "device_of", "installed", "main", "run_case"]
 

@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from emulator import counts
-from kernel_fusion import results, stages
+from kernel_fusion import stages
 from kernel_fusion.build import counting_name
 from kernel_fusion.console import CommandFailed, UserError, last_lines, run_logged
 from kernel_fusion.ninja_file import is_clang
+from kernel_fusion.report import results
 
 SECTOR_BYTES = 32
 
@@ -162,7 +163,15 @@ def count(
         if begins := re.fullmatch(r"rung (\d+)", line):
             on_rung(wanted[int(begins[1])])
 
-    command = [sys.executable, "-m", "kernel_fusion.rung_counts", "--stage", stage.module, "--library", str(library)]
+    command = [
+        sys.executable,
+        "-m",
+        "kernel_fusion.bench.rung_counts",
+        "--stage",
+        stage.module,
+        "--library",
+        str(library),
+    ]
     try:
         run_logged([*command, "--plan", str(plan)], log, cwd=stages.ROOT, on_line=read)
     except CommandFailed as error:
@@ -219,7 +228,7 @@ def run_all(stage: stages.Stage, library: pathlib.Path, wanted: list[Wanted], fo
     """
     import torch
 
-    from kernel_fusion import benchmarks
+    from kernel_fusion.bench import benchmarks
 
     use_library(stage, library)
     write_counts = ctypes.CDLL(str(library)).kf_simt_write_counts
@@ -244,7 +253,7 @@ def run_all(stage: stages.Stage, library: pathlib.Path, wanted: list[Wanted], fo
 
 
 def main() -> int:
-    """python -m kernel_fusion.rung_counts --stage …: the child."""
+    """python -m kernel_fusion.bench.rung_counts --stage …: the child."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", required=True, type=stages.find)
     parser.add_argument("--library", required=True, type=pathlib.Path, help="the stage's compiled part, with counters")

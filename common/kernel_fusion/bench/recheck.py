@@ -22,8 +22,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernel_fusion import benchmarks, clock, noise, results, stages
+from kernel_fusion import stages
+from kernel_fusion.bench import benchmarks, clock, noise
 from kernel_fusion.console import UserError, milliseconds
+from kernel_fusion.report import results
 
 # From so many milliseconds on, medians may differ by this part. Less is too near to the time of a launch to say much.
 ALLOWED = ((0.020, 0.05), (0.005, 0.10))

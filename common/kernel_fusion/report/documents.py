@@ -31,9 +31,9 @@ A document says with markers what stands where:
 
 Each stage that was measured also gets results/README.md, with every case and every figure.
 
-python -m kernel_fusion.report writes all that, and draws the plots into results/ of their stage; with --check it only
-fails where something is stale. Either way it fails where the prose claims what the results do not say (claims.py), and
-where results have rows of a rung that is gone.
+python -m kernel_fusion.report.documents writes all that, and draws the plots into results/ of their stage; with --check
+it only fails where something is stale. Either way it fails where the prose claims what the results do not say
+(claims.py), and where results have rows of a rung that is gone.
 """
 
 import argparse
@@ -44,8 +44,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from emulator import counts
-from kernel_fusion import claims, plots, results, stages, syllabus, tables
+from kernel_fusion import stages
 from kernel_fusion.console import UserError, progress
+from kernel_fusion.report import claims, plots, results, syllabus, tables
 
 
 def _marker(name: str, words: str = "") -> re.Pattern:
@@ -253,7 +254,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """python -m kernel_fusion.report [--check] [FILE…]"""
+    """python -m kernel_fusion.report.documents [--check] [FILE…]"""
     parser = argparse.ArgumentParser(description="Writes tables, plots and contents into READMEs and docs.")
     add_arguments(parser)
     try:

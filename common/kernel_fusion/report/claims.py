@@ -20,8 +20,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kernel_fusion import results, stages, syllabus
+from kernel_fusion import stages
 from kernel_fusion.console import UserError, milliseconds
+from kernel_fusion.report import results, syllabus
 
 CLAIM = re.compile(r"<!-- claim: (?P<op>\w+)(?P<select>( \w+=[\w.-]+)*): (?P<conditions>[^\n]+?) -->")
 CONDITION = re.compile(r"(?P<left>.+?) (?P<than>[<>]) (?P<right>.+)")

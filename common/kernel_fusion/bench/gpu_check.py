@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernel_fusion import benchmarks, stages, tour
-from kernel_fusion.accuracy import as_tuple
+from kernel_fusion import stages
+from kernel_fusion.bench import benchmarks
 from kernel_fusion.console import (
     CommandFailed,
     Refused,
@@ -37,6 +37,8 @@ from kernel_fusion.console import (
     make_console,
     run_logged,
 )
+from kernel_fusion.learn import tour
+from kernel_fusion.testing.accuracy import as_tuple
 
 ENVIRONMENT = {"KF_CUDA": "1", "KF_TEST_DEVICES": "cuda"}
 SOURCES = {".py", ".cu", ".cpp", ".h", ".toml", ".txt"}
@@ -121,7 +123,7 @@ def _sanitize(tool: str, stage: stages.Stage, log: pathlib.Path) -> None:
     options = ["--tool", tool, "--error-exitcode", "99", "--target-processes", "all"]
     if tool == "memcheck":  # torch probes the driver with calls that may fail; our launchers check their own
         options += ["--report-api-errors", "no"]
-    exercise = [sys.executable, "-m", "kernel_fusion.gpu_check", "--exercise", stage.module]
+    exercise = [sys.executable, "-m", "kernel_fusion.bench.gpu_check", "--exercise", stage.module]
     # Without torch's cache each tensor is an allocation of its own, and what lies behind it is found.
     environment = {**ENVIRONMENT, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     failure = None
@@ -335,11 +337,11 @@ def command(options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """python -m kernel_fusion.gpu_check"""
+    """python -m kernel_fusion.bench.gpu_check"""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        prog="python -m kernel_fusion.gpu_check",
+        prog="python -m kernel_fusion.bench.gpu_check",
     )
     add_arguments(parser)
     parser.add_argument("--exercise", metavar="STAGE", help="run the rungs of a stage, as compute-sanitizer watches")

@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from kernel_fusion import results
+from kernel_fusion.report import results
 
 MUST_MATCH = ("gpu", "driver", "cuda", "torch", "commit")
 

@@ -1,0 +1,1 @@
+"""Times, checks beside peers, profiles and counts: what fills results/."""

@@ -1,0 +1,1 @@
+"""What leads a reader through: the tour and the exercises."""

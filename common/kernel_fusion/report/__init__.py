@@ -1,0 +1,1 @@
+"""Results files, and the tables and plots that are made of them."""

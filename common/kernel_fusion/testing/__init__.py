@@ -1,0 +1,58 @@
+"""What a rung must keep to, checked by one call: `check_contract`. And what a registered op must keep to: `check_op`.
+
+Environment:
+    KF_TEST_DEVICES    cpu | cuda: only that device. Where it names cuda, a missing GPU is a failure, not a skip.
+    KF_SIMT_SCHEDULE   forward | reverse | random:SEED: the order of an emulated block's threads between barriers.
+"""
+
+from kernel_fusion.testing.contract import (
+    Contract,
+    ContractError,
+    check_apart,
+    check_contract,
+    check_inside,
+    check_reruns,
+    differ,
+)
+from kernel_fusion.testing.devices import DEVICES, DTYPES, device_rungs, where
+from kernel_fusion.testing.gradients import (
+    check_each_input_alone,
+    check_gradients_in_a_cuda_graph,
+    check_outputs_together,
+    check_second_gradients,
+    check_tangents_are_refused,
+)
+from kernel_fusion.testing.helpers import main, raises, without_progress
+from kernel_fusion.testing.inputs import lazy_memory, randn, steps, transposed
+from kernel_fusion.testing.registration import capture, check_automatic, check_op, check_writes, writing_overloads
+
+__all__ = [
+    "Contract",
+    "ContractError",
+    "DEVICES",
+    "DTYPES",
+    "capture",
+    "check_apart",
+    "check_automatic",
+    "check_contract",
+    "check_each_input_alone",
+    "check_gradients_in_a_cuda_graph",
+    "check_inside",
+    "check_op",
+    "check_outputs_together",
+    "check_reruns",
+    "check_second_gradients",
+    "check_tangents_are_refused",
+    "check_writes",
+    "device_rungs",
+    "differ",
+    "lazy_memory",
+    "main",
+    "raises",
+    "randn",
+    "steps",
+    "transposed",
+    "where",
+    "without_progress",
+    "writing_overloads",
+]
