@@ -180,6 +180,16 @@ def test_attention_sees_only_keys_that_exist(padding, causal, dtype, device, run
 
 
 @every_attention
+def test_what_one_batch_holds_reaches_no_other(device, rung):
+    """Of every second one keys and values are NaN, and the next has padding where those lay."""
+    inputs = qkv(40, 70, 64, dtype_of(rung), device, batch=8, heads=1)
+    padding = bounds([0, 40] * 4, device), bounds([70, 66] * 4, device)
+    expected = step2_attention.attention(*inputs, *padding, rung=rung)
+    inputs[1][::2], inputs[2][::2] = NAN, NAN
+    assert torch.equal(step2_attention.attention(*inputs, *padding, rung=rung)[1::2], expected[1::2])
+
+
+@every_attention
 @with_and_without_mask
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 1), (6, 3)])
 def test_several_heads_may_share_their_keys(heads, kv_heads, causal, device, rung):

@@ -185,7 +185,7 @@ FAULTS = [
         CPU2,
         "      std::fill(row, row + missing, C(0));\n",
         "",
-        f"{PADDING2}[both-causal-torch.float32-cpu-cpu]",
+        f"{TEST2}::test_what_one_batch_holds_reaches_no_other[cpu-cpu]",
     ),
     Fault(
         "group-by-remainder",
