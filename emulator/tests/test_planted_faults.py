@@ -41,7 +41,7 @@ def test_a_fault_fits_its_source(fault):
     assert with_fault != text
     assert with_fault.count("\n") == text.count("\n")  # lines stay
     suite = fault.tests.removesuffix(".*")
-    assert re.search(rf"^TEST\({suite},", (ROOT / fault.stage / "kernels_test.cpp").read_text(), re.M)
+    assert re.search(rf"^TEST\({suite},", (ROOT / fault.stage / "tests" / "kernels_test.cpp").read_text(), re.M)
     if fault.header:
         assert (ROOT / fault.rung).is_file()
 
