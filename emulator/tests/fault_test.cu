@@ -187,11 +187,12 @@ __global__ void call(int (*function)(int), int* out) { *out = function(1); }
 __global__ void copy_vector(int4* to, const int4* from) { *to = *from; }
 
 TEST(Fault, ThroughNull) {
-  expect_error(
-      [] { write_one<<<dim3(1, 2), 64>>>(nullptr); },
-      {"kernel write_one, block (0,", "thread (33,0,0): writes to 0x0, through a null pointer at ", "fault_test.cu:"});
+  expect_error([] { write_one<<<dim3(1, 2), 64>>>(nullptr); },
+               {"kernel write_one, block (0,", "thread (33,0,0): writes to 0x0 at ",
+                "fault_test.cu:", ", through a null pointer"});
   int sum = 0;
-  expect_error([&] { add_field<<<1, 1>>>(nullptr, &sum); }, {"kernel add_field", ": reads 0x14, through a null"});
+  expect_error([&] { add_field<<<1, 1>>>(nullptr, &sum); },
+               {"kernel add_field", ": reads 0x14 at ", ", through a null"});
   Row row{};
   expect_error([&] { copy_row<<<1, 1>>>(&row, nullptr); }, {"kernel copy_row", ": reads 0x"});
 }
@@ -209,22 +210,23 @@ TEST(Fault, WhereNoMemoryIs) {
   munmap(page, kPage);
   int sum = 0;
   expect_error([&] { add_field<<<1, 1>>>(static_cast<Row*>(page), &sum); },
-               {": reads " + pointer(static_cast<char*>(page) + 20) + ", where no memory is"});
+               {": reads " + pointer(static_cast<char*>(page) + 20) + " at ", ", where no memory is"});
   int* const nowhere = reinterpret_cast<int*>(std::uintptr_t{1} << 62);
   expect_error([&] { write_one<<<1, 64>>>(nowhere); }, {"kernel write_one", "no memory"});
 }
 
 TEST(Fault, OfAFunctionPointer) {
   int out = 0;
-  expect_error([&] { call<<<1, 1>>>(nullptr, &out); }, {"kernel call", "calls a function at 0x0, through a null"});
+  expect_error([&] { call<<<1, 1>>>(nullptr, &out); },
+               {"kernel call", "calls a function at 0x0 at ", ", through a null"});
 }
 
 #ifdef __x86_64__
 TEST(Fault, OfAVectorAtAnOddAddress) {
   alignas(16) int numbers[12] = {};
-  expect_error(
-      [&] { copy_vector<<<1, 1>>>(reinterpret_cast<int4*>(numbers), reinterpret_cast<int4*>(numbers + 1)); },
-      {"kernel copy_vector", ": reads " + pointer(numbers + 1) + ", which is not aligned as its vector must be"});
+  expect_error([&] { copy_vector<<<1, 1>>>(reinterpret_cast<int4*>(numbers), reinterpret_cast<int4*>(numbers + 1)); },
+               {"kernel copy_vector", ": reads " + pointer(numbers + 1) + " at ",
+                ", which is not aligned as its vector must be"});
 }
 #endif
 #endif
