@@ -131,3 +131,11 @@ def test_a_rung_that_rounds_on_the_way_says_so_in_its_table_and_header(path):
     said = re.findall(r'"([^"]*)"', row)
     limits = " ".join(header(path).rpartition("\nLimits")[2].split())
     assert re.findall(r"rounds (.*)$", limits) == said
+
+
+@pytest.mark.parametrize("path", [p for s in STAGES for p in sorted((ROOT / s).glob("tests/test_*.py"))], ids=relative)
+def test_a_test_that_can_be_run_as_a_script_imports_only_packages(path):
+    """Python looks for a script's imports beside the script, and not in the stage's folder."""
+    if "__main__" in path.read_text(encoding="utf-8"):
+        beside = {other.stem for other in (ROOT / path.relative_to(ROOT).parts[0]).glob("*.py")}
+        assert imports(path) & beside == set()

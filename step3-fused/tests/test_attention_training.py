@@ -1,6 +1,6 @@
 """Training of the ops that begin with attention, on every device: padding, dropout, what is kept, and the way back.
 
-python tests/test_attention_training.py            pytest's options may follow, such as -k v2_fused
+python -m pytest tests/test_attention_training.py            pytest's options may follow, such as -k v2_fused
 """
 
 import functools
@@ -741,7 +741,3 @@ def test_hidden_keys_of_the_formula():
     q, k = torch.zeros(2, 1, 2, 1), torch.zeros(2, 1, 3, 1)
     hidden = hidden_of(q, k, bounds([0, 1], "cpu"), bounds([3, 2], "cpu"), causal=True)
     assert hidden.int().tolist() == [[[[0, 0, 1], [0, 0, 0]]], [[[1, 0, 1], [1, 0, 1]]]]
-
-
-if __name__ == "__main__":
-    testing.main(__file__)

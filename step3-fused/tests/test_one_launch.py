@@ -1,6 +1,6 @@
 """One launch on tensor cores: attention_block's v4_dataflow and v5_cluster, attention_residual_layer_norm's v4_heads.
 
-python tests/test_one_launch.py, or pytest.
+python -m pytest tests/test_one_launch.py
 """
 
 import pytest
@@ -292,7 +292,3 @@ def test_a_thousand_runs_are_bit_equal_while_another_stream_loads_the_gpu(device
                 busy = (busy @ busy).clamp(-1, 1)
         got = outputs_of(rung, *inputs, causal=True)
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), f"run {i}"
-
-
-if __name__ == "__main__":
-    testing.main(__file__)

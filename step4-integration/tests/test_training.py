@@ -1,6 +1,6 @@
 """Training: the bar, the split, an optimiser's step written out by hand, and the loop around it.
 
-python tests/test_training.py            pytest's options may follow, such as -k schedule
+python -m pytest tests/test_training.py            pytest's options may follow, such as -k schedule
 """
 
 import copy
@@ -433,7 +433,3 @@ def test_the_commands_options_reach_the_training(monkeypatch, tmp_path):
         {"steps": 1500, "device": "cpu", "out": train.OUT, "seed": 0}, ("result", "cpu"),
         {"steps": 7, "device": "meta", "out": tmp_path, "seed": 3}, ("result", "meta"),
     ]  # fmt: skip
-
-
-if __name__ == "__main__":
-    testing.main(__file__)

@@ -1,7 +1,7 @@
 """Models on the disk: saved and killed at any moment, read from files that are not what they should be; and what the
 commands that do so say of bad arguments.
 
-python tests/test_weights.py            pytest's options may follow, such as -k killed
+python -m pytest tests/test_weights.py            pytest's options may follow, such as -k killed
 """
 
 import itertools
@@ -569,7 +569,3 @@ def test_training_looks_whether_it_can_save_before_it_trains(tmp_path, monkeypat
     (tmp_path / "file").write_text("")
     with testing.raises(SystemExit, "train.py: ", f"{tmp_path / 'file' / 'below'} could not be written"):
         train.main(["--steps", "1", "--device", "cpu", "--out", str(tmp_path / "file" / "below")])
-
-
-if __name__ == "__main__":
-    testing.main(__file__)
