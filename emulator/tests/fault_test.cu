@@ -206,7 +206,8 @@ TEST(Fault, InAFunctionOfTheLibrary) {
 
 TEST(Fault, WhereNoMemoryIs) {
   void* const page = mmap(nullptr, kPage, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  expect_error([&] { write_one<<<1, 64>>>(static_cast<int*>(page)); }, {": writes to " + pointer(page) + ", where"});
+  expect_error([&] { write_one<<<1, 64>>>(static_cast<int*>(page)); },
+               {": writes to " + pointer(page) + " at ", ", where no memory is"});
   munmap(page, kPage);
   int sum = 0;
   expect_error([&] { add_field<<<1, 1>>>(static_cast<Row*>(page), &sum); },
