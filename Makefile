@@ -10,7 +10,7 @@ ifeq ($(strip $(PYTHON)),)
 else
   READY :=
   # Nothing is installed, so Python is told here where the packages lie.
-  export PYTHONPATH := $(CURDIR):$(CURDIR)/common$(foreach stage,$(STAGES),:$(CURDIR)/$(stage)):$(PYTHONPATH)
+  export PYTHONPATH := $(CURDIR):$(CURDIR)/common$(foreach stage,$(STAGES),:$(CURDIR)/$(stage))$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
 
 KF := "$(PYTHON)" -m kernel_fusion

@@ -42,11 +42,9 @@ def pytest_xdist_make_scheduler(config, log):
             file = nodeid.split("::")[0]
             if file in IN_THE_REPOSITORY:
                 return "repository"
-            return (
-                file
-                if file.startswith(("tests/", "emulator/", "common/"))
-                else f"{file} {zlib.crc32(nodeid.encode()) % BUNDLES}"
-            )
+            if file.startswith(("tests/", "emulator/", "common/")):
+                return file
+            return f"{file} {zlib.crc32(nodeid.encode()) % BUNDLES}"
 
     return Scheduling(config, log)
 

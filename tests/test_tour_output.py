@@ -24,15 +24,11 @@ pytestmark = [
 needs_counting = pytest.mark.skipif(bool(rung_counts.why_not()), reason=rung_counts.why_not())
 
 
-def environment() -> dict[str, str]:
-    return child_environment()
-
-
 def on_a_terminal(command: list[str], width: int = 120) -> int:
     """How many lines a command leaves on a terminal: those written, less those that it goes up again."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    env = {name: value for name, value in environment().items() if name not in ("COLUMNS", "LINES")}
+    env = {name: value for name, value in child_environment().items() if name not in ("COLUMNS", "LINES")}
     env["TERM"] = "xterm-256color"
     with subprocess.Popen(command, stdout=its, stderr=its, env=env, close_fds=True) as child:
         os.close(its)
@@ -63,7 +59,7 @@ def test_a_stage_leaves_as_many_lines_on_a_terminal_as_in_a_pipe():
         "--stage",
         stage.module,
     ]
-    done = subprocess.run(part, capture_output=True, text=True, env=environment())
+    done = subprocess.run(part, capture_output=True, text=True, env=child_environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert on_a_terminal(part) == done.stdout.count("\n") > 5
 
