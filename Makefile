@@ -1,7 +1,7 @@
 # make help lists what there is. PYTHON=python3 make … uses that Python as it is and installs nothing; without it make
 # keeps an environment in .venv.
 
-STAGES := step1-simple step2-attention step3-fused step4-integration
+STEPS := step1-simple step2-attention step3-fused step4-integration
 
 # ready: a file that is written when .venv is complete, and so never by an interrupted installation.
 ifeq ($(strip $(PYTHON)),)
@@ -10,7 +10,7 @@ ifeq ($(strip $(PYTHON)),)
 else
   READY :=
   # Nothing is installed, so Python is told here where the packages lie.
-  export PYTHONPATH := $(CURDIR):$(CURDIR)/common$(foreach stage,$(STAGES),:$(CURDIR)/$(stage))$(if $(PYTHONPATH),:$(PYTHONPATH))
+  export PYTHONPATH := $(CURDIR):$(CURDIR)/common$(foreach step,$(STEPS),:$(CURDIR)/$(step))$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
 
 KF := "$(PYTHON)" -m kernel_fusion
@@ -42,16 +42,16 @@ setup: $(READY) ## make .venv and install setup/dependencies.txt; look at the ma
 	@.venv/bin/python setup/install.py
 	@touch $@
 
-build: $(READY) ## build what changed in the four stages
-	@for stage in $(STAGES); do (cd $$stage && "$(PYTHON)" setup.py -q build_ext --inplace) || exit 1; done
+build: $(READY) ## build what changed in the four steps
+	@for step in $(STEPS); do (cd $$step && "$(PYTHON)" setup.py -q build_ext --inplace) || exit 1; done
 
-tour: $(READY) ## a walk through the four stages: builds, checks and times every rung, then GPT-2
+tour: $(READY) ## a walk through the four steps: builds, checks and times every rung, then GPT-2
 	@$(KF) tour
 
 test: build ## all that can be tested on this machine
-	"$(PYTHON)" -m pytest $(PROCESSES) --schedules=$(SCHEDULES) -m "not long" tests emulator common $(STAGES)
+	"$(PYTHON)" -m pytest $(PROCESSES) --schedules=$(SCHEDULES) -m "not long" tests emulator common $(STEPS)
 
-bench: build ## every rung beside every peer, stage by stage
+bench: build ## every rung beside every peer, step by step
 	$(KF) bench
 
 lint: $(READY) ## layout and mistakes: ruff, clang-format
@@ -60,5 +60,5 @@ lint: $(READY) ## layout and mistakes: ruff, clang-format
 	find . \( -name build -o -name mine -o -name '.?*' \) -prune -o \( -name '*.cu' -o -name '*.cpp' -o -name '*.h' \) -print0 \
 	  | xargs -0 "$(PYTHON)" -c 'import clang_format; clang_format.clang_format()' --dry-run -Werror
 
-gpu-check: $(READY) ## on a GPU: build, test, memcheck and racecheck, results/<gpu>.json of each stage
+gpu-check: $(READY) ## on a GPU: build, test, memcheck and racecheck, results/<gpu>.json of each step
 	$(KF) gpu-check

@@ -21,7 +21,7 @@ def pytest_addoption(parser):
     )
 
 
-# The tests of a stage's file go to processes in so many bundles. xdist looks at all that a process has had whenever one
+# The tests of a step's file go to processes in so many bundles. xdist looks at all that a process has had whenever one
 # ends, so that a bundle for each test would cost more and more.
 BUNDLES = 64
 # Two files of tests/ build and write in this repository.
@@ -33,7 +33,7 @@ def pytest_xdist_make_scheduler(config, log):
     """Where several processes run tests (pytest -n): which of them one process takes.
 
     Those that write in the repository stay together; so does each other file of tests/, emulator/ and common/, since
-    its tests share what they compile. Tests of the stages go in bundles.
+    its tests share what they compile. Tests of the steps go in bundles.
     """
     from xdist.scheduler import LoadScopeScheduling
 

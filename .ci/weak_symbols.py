@@ -1,6 +1,6 @@
 """Finds weak symbols that both the GPU's objects and the emulated ones define: .ci/weak_symbols.py <build folder>…
 
-The folders are one stage's, whose objects are compared, wherever they lie.
+The folders are one step's, whose objects are compared, wherever they lie.
 The linker keeps one of two weak definitions, whichever comes first, so a function compiled for both backends under
 one name would run the other backend's code. The standard library's functions are the same in both and may appear.
 """

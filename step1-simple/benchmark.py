@@ -1,4 +1,4 @@
-"""python benchmark.py [--help]: every rung of this stage beside its peers, on the machine at hand."""
+"""python benchmark.py [--help]: every rung of this step beside its peers, on the machine at hand."""
 
 import functools
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import step1_simple  # not installed? pip install -e ..
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks
 
 TEACHES = (
@@ -102,8 +102,8 @@ def kept_factor() -> float:
     return 65536 / (65536 - round(65536 * P))
 
 
-def rng_state() -> torch.Tensor:
-    """On the CPU, as `step1_simple.dropout_state` gives it outside of graphs."""
+def dropout_rng_state() -> torch.Tensor:
+    """On the CPU, as `step1_simple.draw_rng_state` gives it outside of graphs."""
     return torch.tensor([SEED, OFFSET])
 
 
@@ -111,7 +111,7 @@ def dropout_mask(rows: int, width: int, device) -> torch.Tensor:
     """What our dropout keeps: its result where x is 1, and bias and residual are 0."""
     one = torch.ones(rows, width, device=device)
     zero = torch.zeros_like(one)
-    return step1_simple.bias_dropout_residual(one, zero[0], zero, P, rng_state()) != 0
+    return step1_simple.bias_dropout_residual(one, zero[0], zero, P, dropout_rng_state()) != 0
 
 
 def by_the_peers_mask(outputs, x, bias, residual, mask):
@@ -139,7 +139,7 @@ def by_the_peers_mask(outputs, x, bias, residual, mask):
 @functools.cache
 def triton_kernels():
     """Our versions in Triton, which only machines with a GPU need to have."""
-    return stages.load_script(stages.find("step1"), "peers/triton_kernels")
+    return steps.load_script(steps.find("step1"), "peers/triton_kernels")
 
 
 def peers(device: str, eager, triton_kernel: str | None, *arguments) -> dict:
@@ -247,7 +247,7 @@ def bias_gelu_backward_case(rows: int, width: int, dtype: torch.dtype, device: s
 
 def bias_dropout_residual_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
     tensors = randn(dtype, (rows, width), (width,), (rows, width))
-    state = rng_state()
+    rng_state = dropout_rng_state()
     own = peers(device, dropout_then_add, None)
     if device == "cuda":
         own["triton"] = lambda x, bias, residual, mask: triton_kernels().bias_dropout_residual(
@@ -259,7 +259,7 @@ def bias_dropout_residual_case(rows: int, width: int, dtype: torch.dtype, device
         dtype=dtype,
         inputs=lambda on: (*tensors(on), dropout_mask(rows, width, on)),
         run=lambda x, bias, residual, mask, rung: step1_simple.bias_dropout_residual(
-            x, bias, residual, P, state, rung=rung
+            x, bias, residual, P, rng_state, rung=rung
         ),
         reference=dropout_by_mask,
         bytes=(3 * rows * width + width) * dtype.itemsize,
@@ -273,13 +273,13 @@ def bias_dropout_residual_case(rows: int, width: int, dtype: torch.dtype, device
 
 def bias_dropout_residual_backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
     tensors = randn(dtype, (rows, width))
-    state = rng_state()
+    rng_state = dropout_rng_state()
     return benchmarks.Case(
         op="bias_dropout_residual_backward",
         shape={"rows": rows, "width": width},
         dtype=dtype,
         inputs=lambda on: (*tensors(on), dropout_mask(rows, width, on)),
-        run=lambda grad, mask, rung: step1_simple.bias_dropout_residual_backward(grad, P, state, rung=rung),
+        run=lambda grad, mask, rung: step1_simple.bias_dropout_residual_backward(grad, P, rng_state, rung=rung),
         reference=dropout_backward_by_mask,
         bytes=(2 * rows * width + width) * dtype.itemsize,
         flops=2 * rows * width,

@@ -21,7 +21,7 @@
 # gradients are right.
 #
 # It runs on a CPU in less than a minute. The kernels are those of this folder, run thread by thread by the emulation:
-# their results are a GPU's, their times are not. Where there is a GPU, the last cells use it. Build the stage first:
+# their results are a GPU's, their times are not. Where there is a GPU, the last cells use it. Build the step first:
 # `python setup.py build_ext --inplace`.
 
 # %%
@@ -89,7 +89,7 @@ show("sectors", plots.sectors(patterns, here).figure())  # README.md has the sam
 
 # %% [markdown]
 # v2's lanes fill 4 sectors, v4's fill 16, and v1's put 4 bytes into each of 32. v4 has no fewer sectors a byte than v2.
-# It has a quarter of the instructions, and four times as much under way.
+# It has a quarter of the instructions, and four times as much in flight.
 #
 # *Try:* what happens to `v2_naive` if the tensor starts 4 bytes after the edge of a sector? Let `sectors` add 4 to each
 # byte, and count.
@@ -129,7 +129,7 @@ for fused in (False, True):
     )
 
 # %% [markdown]
-# The results file of this stage holds what was measured on an H200: to the left the bytes that each rung's header
+# The results file of this step holds what was measured on an H200: to the left the bytes that each rung's header
 # predicts beside those that memory counted, to the right the time that these bytes take at a copy's rate beside the
 # rung's.
 
@@ -138,16 +138,16 @@ show("bytes", plots.bytes_of("bias_gelu")[0].figure())  # README.md has the same
 
 # %% [markdown]
 # Where the times differ more than the bytes, something other than bytes takes time. There are two suspects: too little
-# is *under way*, or *instructions* are the limit. Little's law sorts out the first: bytes under way = rate · latency.
+# is *in flight*, or *instructions* are the limit. Little's law sorts out the first: bytes in flight = rate · latency.
 # Both were measured. The rate is a copy's. The latency follows from the law itself, turned round, where too little was
-# under way: the last line of the second table in `results/h200-block-sizes.txt`.
+# in flight: the last line of the second table in `results/h200-block-sizes.txt`.
 
 # %%
 MULTIPROCESSORS = 132  # of an H200
 copies = results.read(here / "results" / "h200.json").ceilings["copy_gb_s"]
 rate = 1e9 * copies[max(copies, key=int)]  # bytes a second, of the largest copy
 second_table = (here / "results" / "h200-block-sizes.txt").read_text(encoding="utf-8").split("\n\n")[1]
-last_line = second_table.splitlines()[-1].split()  # … bytes under way, "KB", µs, GB/s
+last_line = second_table.splitlines()[-1].split()  # … bytes in flight, "KB", µs, GB/s
 under_way, reached = 1024 * int(last_line[-4]), 1e9 * int(last_line[-1])
 latency = round(1e6 * under_way * MULTIPROCESSORS / (reached / 2), 1)  # µs; half of the traffic is reads: they wait
 needed = 1e-6 * latency * rate / 2 / MULTIPROCESSORS
@@ -231,8 +231,8 @@ show("gelu")
 def mask(rung, p=0.3, seed=2024, offset=0, shape=(32, 96)):
     """What dropout keeps: its output where x is 1 and the rest 0."""
     one, zero = torch.ones(shape), torch.zeros(shape)
-    state = torch.tensor([seed, offset])
-    return step1_simple.bias_dropout_residual(one, zero[0], zero, p, state, rung=rung) != 0
+    rng_state = torch.tensor([seed, offset])
+    return step1_simple.bias_dropout_residual(one, zero[0], zero, p, rng_state, rung=rung) != 0
 
 
 masks = {rung: mask(rung) for rung in ("cpu", "v2_naive", "v4_any_width")}
@@ -290,11 +290,11 @@ assert torch.equal(x.grad, again.detach())  # 2 where kept, 0 where dropped, bot
 
 # %%
 x, bias, residual = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((3, 5), (5,), (3, 5)))
-state = torch.tensor([7, 0])
+rng_state = torch.tensor([7, 0])
 checks = {
     "gelu": (step1_simple.gelu, (x,)),
     "bias_gelu": (step1_simple.bias_gelu, (x, bias)),
-    "dropout": (lambda *t: step1_simple.bias_dropout_residual(*t, 0.4, state), (x, bias, residual)),
+    "dropout": (lambda *t: step1_simple.bias_dropout_residual(*t, 0.4, rng_state), (x, bias, residual)),
 }
 for name, (function, inputs) in checks.items():
     print(name, torch.autograd.gradcheck(function, inputs))

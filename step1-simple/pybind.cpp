@@ -42,18 +42,19 @@ TORCH_LIBRARY(step1_simple, m) {
       "bias_gelu_backward.out(Tensor grad, Tensor x, Tensor bias, *, str approximate=\"tanh\", str rung=\"auto\", "
       "Tensor(a!) grad_x, Tensor(b!) grad_bias) -> (Tensor(a!), Tensor(b!))");
   // Draws from a generator, so two calls with the same arguments are not the same: compilers must not merge them.
-  m.def("dropout_state(Tensor x, *, bool on_device) -> Tensor", {at::Tag::nondeterministic_seeded});
+  m.def("draw_rng_state(Tensor x, *, bool on_device) -> Tensor", {at::Tag::nondeterministic_seeded});
   m.def(
-      "bias_dropout_residual(Tensor x, Tensor bias, Tensor residual, float p, Tensor rng_state, *, str rung=\"auto\") "
+      "bias_dropout_residual(Tensor x, Tensor bias, Tensor residual, float dropout_p, Tensor rng_state, *, str "
+      "rung=\"auto\") "
       "-> Tensor");
   m.def(
-      "bias_dropout_residual.out(Tensor x, Tensor bias, Tensor residual, float p, Tensor rng_state, *, "
+      "bias_dropout_residual.out(Tensor x, Tensor bias, Tensor residual, float dropout_p, Tensor rng_state, *, "
       "str rung=\"auto\", Tensor(a!) out) -> Tensor(a!)");
   m.def(
-      "bias_dropout_residual_backward(Tensor grad, float p, Tensor rng_state, *, str rung=\"auto\") -> "
+      "bias_dropout_residual_backward(Tensor grad, float dropout_p, Tensor rng_state, *, str rung=\"auto\") -> "
       "(Tensor, Tensor)");
   m.def(
-      "bias_dropout_residual_backward.out(Tensor grad, float p, Tensor rng_state, *, str rung=\"auto\", "
+      "bias_dropout_residual_backward.out(Tensor grad, float dropout_p, Tensor rng_state, *, str rung=\"auto\", "
       "Tensor(a!) grad_x, Tensor(b!) grad_bias) -> (Tensor(a!), Tensor(b!))");
   m.def("column_sum(Tensor x, *, str rung=\"auto\") -> Tensor");
   m.def("column_sum.out(Tensor x, *, str rung=\"auto\", Tensor(a!) out) -> Tensor(a!)");
@@ -74,7 +75,7 @@ void register_all(torch::Library& m) {
   m.impl("bias_gelu.out", kf::step1::bias_gelu_out);
   m.impl("bias_gelu_backward", kf::step1::bias_gelu_backward);
   m.impl("bias_gelu_backward.out", kf::step1::bias_gelu_backward_out);
-  m.impl("dropout_state", kf::dropout_state);
+  m.impl("draw_rng_state", kf::draw_rng_state);
   m.impl("bias_dropout_residual", kf::step1::bias_dropout_residual);
   m.impl("bias_dropout_residual.out", kf::step1::bias_dropout_residual_out);
   m.impl("bias_dropout_residual_backward", kf::step1::bias_dropout_residual_backward);

@@ -1,4 +1,4 @@
-// From a tensor to a rung: checks, allocation, dispatch. The only place of this stage where torch and kernels meet.
+// From a tensor to a rung: checks, allocation, dispatch. The only place of this step where torch and kernels meet.
 #include "host/simple_host.h"
 
 #include <ATen/ops/empty.h>
@@ -210,14 +210,14 @@ std::tuple<Tensor, Tensor> bias_gelu_backward(const Tensor& grad, const Tensor& 
 
 // ---- bias_dropout_residual ----
 
-Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Tensor& residual, double dropout_p,
                                   const Tensor& rng_state, string_view rung, Tensor& out) {
   constexpr const char* op = "bias_dropout_residual";
   check_rows(op, "x", x);
   check_like(op, "bias", bias, "x", x, {x.size(-1)});
   check_like(op, "residual", residual, "x", x, x.sizes());
-  const uint32_t threshold = threshold_of(op, "p", p);
-  const RandomState state = random_state_of(op, rng_state, x);
+  const uint32_t threshold = threshold_of(op, "dropout_p", dropout_p);
+  const PhiloxArgs philox_args = philox_args_of(op, rng_state, x);
   check_out(op, "out", out, x.sizes(), "x", x);
   check_apart(op, {{"out", out}}, {{"x", x}, {"bias", bias}, {"residual", residual}, {"rng_state", rng_state}});
   check_rung(bias_dropout_residual_op(), rung, x);
@@ -226,33 +226,34 @@ Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Ten
                contiguous_residual = residual.contiguous();
   run(bias_dropout_residual_op(), rung, x,
       {contiguous.data_ptr(), contiguous_bias.data_ptr(), contiguous_residual.data_ptr(), out.data_ptr(), rows_of(x),
-       x.size(-1), state.in_memory, state.seed, state.offset, threshold, dtype_of(x)});
+       x.size(-1), philox_args.in_memory, philox_args.seed, philox_args.offset, threshold, dtype_of(x)});
   return out;
 }
 
-Tensor bias_dropout_residual(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+Tensor bias_dropout_residual(const Tensor& x, const Tensor& bias, const Tensor& residual, double dropout_p,
                              const Tensor& rng_state, string_view rung) {
   Tensor out = contiguous_like(x);
-  return bias_dropout_residual_out(x, bias, residual, p, rng_state, rung, out);
+  return bias_dropout_residual_out(x, bias, residual, dropout_p, rng_state, rung, out);
 }
 
-Tensor bias_dropout_residual_autocast(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+Tensor bias_dropout_residual_autocast(const Tensor& x, const Tensor& bias, const Tensor& residual, double dropout_p,
                                       const Tensor& rng_state, string_view rung) {
   check_floating("bias_dropout_residual", "x", x);
   check_floating("bias_dropout_residual", "bias", bias);
   check_floating("bias_dropout_residual", "residual", residual);
   at::ScalarType widest = x.scalar_type();
   for (const Tensor& t : {bias, residual}) widest = c10::promoteTypes(widest, t.scalar_type());
-  return call_in<bias_dropout_residual>(widest, "step1_simple::bias_dropout_residual", x, bias, residual, p, rng_state,
-                                        rung);
+  return call_in<bias_dropout_residual>(widest, "step1_simple::bias_dropout_residual", x, bias, residual, dropout_p,
+                                        rng_state, rung);
 }
 
-std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& grad, double p, const Tensor& rng_state,
-                                                                string_view rung, Tensor& grad_x, Tensor& grad_bias) {
+std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& grad, double dropout_p,
+                                                                const Tensor& rng_state, string_view rung,
+                                                                Tensor& grad_x, Tensor& grad_bias) {
   constexpr const char* op = "bias_dropout_residual_backward";
   check_rows(op, "grad", grad);
-  const uint32_t threshold = threshold_of(op, "p", p);
-  const RandomState state = random_state_of(op, rng_state, grad);
+  const uint32_t threshold = threshold_of(op, "dropout_p", dropout_p);
+  const PhiloxArgs philox_args = philox_args_of(op, rng_state, grad);
   check_out(op, "grad_x", grad_x, grad.sizes(), "grad", grad);
   check_out(op, "grad_bias", grad_bias, {grad.size(-1)}, "grad", grad);
   check_apart(op, {{"grad_x", grad_x}, {"grad_bias", grad_bias}}, {{"grad", grad}, {"rng_state", rng_state}});
@@ -263,15 +264,15 @@ std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& gr
   }
   const Tensor contiguous = grad.contiguous();
   run(bias_dropout_residual_backward_op(), rung, grad,
-      {contiguous.data_ptr(), grad_x.data_ptr(), grad_bias.data_ptr(), rows_of(grad), grad.size(-1), state.in_memory,
-       state.seed, state.offset, threshold, dtype_of(grad)});
+      {contiguous.data_ptr(), grad_x.data_ptr(), grad_bias.data_ptr(), rows_of(grad), grad.size(-1),
+       philox_args.in_memory, philox_args.seed, philox_args.offset, threshold, dtype_of(grad)});
   return {grad_x, grad_bias};
 }
 
-std::tuple<Tensor, Tensor> bias_dropout_residual_backward(const Tensor& grad, double p, const Tensor& rng_state,
+std::tuple<Tensor, Tensor> bias_dropout_residual_backward(const Tensor& grad, double dropout_p, const Tensor& rng_state,
                                                           string_view rung) {
   Tensor grad_x = contiguous_like(grad), grad_bias = one_row(grad);
-  bias_dropout_residual_backward_out(grad, p, rng_state, rung, grad_x, grad_bias);
+  bias_dropout_residual_backward_out(grad, dropout_p, rng_state, rung, grad_x, grad_bias);
   return {grad_x, grad_bias};
 }
 

@@ -74,7 +74,7 @@ def dropout_gradients(grad, p, rng_state):
     return grad_x, sum_of_rows(grad_x)
 
 
-STATE = torch.tensor([0x0123456789ABCDEF, 12])
+RNG_STATE = torch.tensor([0x0123456789ABCDEF, 12])
 
 OPS = {
     "scale": (scaled, lambda x, more: (x, -1.7)),
@@ -85,9 +85,9 @@ OPS = {
     "bias_gelu_backward": (gelu_of_sum_gradients, lambda x, more: (more(2, x.shape), x, more(1, x.shape[-1:]))),
     "bias_dropout_residual": (
         residual_plus_dropout,
-        lambda x, more: (x, more(1, x.shape[-1:]), more(2, x.shape), 0.3, STATE),
+        lambda x, more: (x, more(1, x.shape[-1:]), more(2, x.shape), 0.3, RNG_STATE),
     ),
-    "bias_dropout_residual_backward": (dropout_gradients, lambda x, more: (x, 0.3, STATE)),
+    "bias_dropout_residual_backward": (dropout_gradients, lambda x, more: (x, 0.3, RNG_STATE)),
     "column_sum": (sum_of_rows, lambda x, more: (x,)),
 }
 BY_ELEMENTS = ("scale", "gelu", "gelu_scale", "gelu_backward")  # ops that do not care about rows
@@ -266,8 +266,8 @@ def test_offsets_beyond_32_bits_are_right(width, op, device, rung, monkeypatch):
         "gelu_backward": (x, x),
         "bias_gelu": (x, bias),
         "bias_gelu_backward": (x, x, bias),
-        "bias_dropout_residual": (x, bias, x, 0.3, STATE),
-        "bias_dropout_residual_backward": (x, 0.3, STATE),
+        "bias_dropout_residual": (x, bias, x, 0.3, RNG_STATE),
+        "bias_dropout_residual_backward": (x, 0.3, RNG_STATE),
         "column_sum": (x,),
     }[op]
     outs = {}
@@ -350,7 +350,7 @@ def test_sums_have_the_bits_they_always_had(op, device, rung):
         if op == "column_sum":
             sums = step1_simple.column_sum(x, rung=rung)
         else:
-            sums = step1_simple.bias_dropout_residual_backward(x, 0.5, STATE, rung=rung)[1]
+            sums = step1_simple.bias_dropout_residual_backward(x, 0.5, RNG_STATE, rung=rung)[1]
         assert zlib.crc32(sums.cpu().numpy().tobytes()) == golden
 
 
@@ -514,25 +514,25 @@ def kept_elements(shape, p, rng_state, device, rung="auto", dtype=torch.float32)
 
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("state", [(0, 0), (1, 4), (-1, 4 * (1 << 40)), ((1 << 62) + 5, 8)], ids=str)
-def test_the_mask_is_philoxs(state, dtype, device, rung):
-    state = torch.tensor(state)
+@pytest.mark.parametrize("rng_state", [(0, 0), (1, 4), (-1, 4 * (1 << 40)), ((1 << 62) + 5, 8)], ids=str)
+def test_the_mask_is_philoxs(rng_state, dtype, device, rung):
+    rng_state = torch.tensor(rng_state)
     for shape in ((5, 64), (7, 33)):
-        expected = random_numbers(shape, state) >= round(65536 * 0.3)
-        assert torch.equal(kept_elements(shape, 0.3, state, device, rung, dtype), expected)
+        expected = random_numbers(shape, rng_state) >= round(65536 * 0.3)
+        assert torch.equal(kept_elements(shape, 0.3, rng_state, device, rung, dtype), expected)
 
 
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
 def test_the_mask_is_philoxs_after_half_a_million_elements_too(device, rung):
     shape = (513, 1030)  # the counter's 17th bit counts eights from 2¹⁹ elements on
-    mask = kept_elements(shape, 0.3, STATE, device, rung, torch.float16)
-    assert torch.equal(mask, random_numbers(shape, STATE) >= round(65536 * 0.3))
+    mask = kept_elements(shape, 0.3, RNG_STATE, device, rung, torch.float16)
+    assert torch.equal(mask, random_numbers(shape, RNG_STATE) >= round(65536 * 0.3))
 
 
 def test_the_mask_is_philoxs_after_two_million_elements_in_plain_cpp():
     shape = (2100, 1030)
-    mask = kept_elements(shape, 0.3, STATE, "cpu", "cpu", torch.float16)
-    assert torch.equal(mask, random_numbers(shape, STATE) >= round(65536 * 0.3))
+    mask = kept_elements(shape, 0.3, RNG_STATE, "cpu", "cpu", torch.float16)
+    assert torch.equal(mask, random_numbers(shape, RNG_STATE) >= round(65536 * 0.3))
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
@@ -541,9 +541,9 @@ def test_the_seed_has_all_64_bits_of_pytorchs_generator(device):
     seed = 0x0123456789ABCDEF
     torch.manual_seed(seed)
     if device == "cuda":
-        assert step1_simple.dropout_state(x)[0].item() == seed
+        assert step1_simple.draw_rng_state(x)[0].item() == seed
     else:
-        drawn = step1_simple.dropout_state(x)[0].item()
+        drawn = step1_simple.draw_rng_state(x)[0].item()
         torch.manual_seed(seed)
         assert drawn == torch.empty(1, dtype=torch.int64).random_(-(1 << 63), None).item()
 
@@ -552,27 +552,27 @@ def test_the_seed_has_all_64_bits_of_pytorchs_generator(device):
 def test_every_bit_of_seed_and_offset_counts(device, rung):
     masks = set()
     for bit in range(64):
-        for state in ([1 << bit, 0] if bit < 63 else [-(1 << 63), 0], [0, 4 << bit] if bit < 61 else None):
-            if state is not None:
-                mask = kept_elements((2, 64), 0.5, torch.tensor(state), device, rung)
+        for rng_state in ([1 << bit, 0] if bit < 63 else [-(1 << 63), 0], [0, 4 << bit] if bit < 61 else None):
+            if rng_state is not None:
+                mask = kept_elements((2, 64), 0.5, torch.tensor(rng_state), device, rung)
                 masks.add(tuple(mask.flatten().tolist()))
     assert len(masks) == 64 + 61
 
 
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
 def test_the_threshold_is_the_nearest_number_and_is_itself_kept(device, rung):
-    numbers = random_numbers((4, 64), STATE)
+    numbers = random_numbers((4, 64), RNG_STATE)
     for number in numbers.flatten()[[0, 77, 255]].tolist():
         for beyond in (0, 0.4, 0.6):
-            kept = kept_elements((4, 64), (number + beyond) / 65536, STATE, device, rung)
+            kept = kept_elements((4, 64), (number + beyond) / 65536, RNG_STATE, device, rung)
             assert torch.equal(kept, numbers >= (number if beyond < 0.5 else number + 1))
 
 
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
 def test_the_mask_does_not_depend_on_where_the_state_lies(device, rung):
-    on_cpu = kept_elements((9, 65), 0.5, STATE, device, rung)
-    assert torch.equal(kept_elements((9, 65), 0.5, STATE.to(device), device, rung), on_cpu)
-    assert torch.equal(kept_elements((9, 65), 0.5, STATE.repeat_interleave(2)[::2], device, rung), on_cpu)
+    on_cpu = kept_elements((9, 65), 0.5, RNG_STATE, device, rung)
+    assert torch.equal(kept_elements((9, 65), 0.5, RNG_STATE.to(device), device, rung), on_cpu)
+    assert torch.equal(kept_elements((9, 65), 0.5, RNG_STATE.repeat_interleave(2)[::2], device, rung), on_cpu)
 
 
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
@@ -580,7 +580,7 @@ def test_the_mask_does_not_depend_on_where_the_state_lies(device, rung):
 def test_dropout_keeps_the_right_part_and_the_expected_sum(p, device, rung):
     rows, width = (64, 1024) if rung not in ("auto", "cpu") and device == "cpu" else (1024, 1024)
     one, zero = torch.ones(rows, width, device=device), torch.zeros(rows, width, device=device)
-    y = step1_simple.bias_dropout_residual(one, zero[0], zero, p, STATE, rung=rung)
+    y = step1_simple.bias_dropout_residual(one, zero[0], zero, p, RNG_STATE, rung=rung)
     kept = (y != 0).double()
     spread = math.sqrt(p * (1 - p) / kept.numel())
     assert abs(kept.mean().item() - (1 - p)) < 5 * spread
@@ -595,20 +595,20 @@ def test_dropout_of_nothing_and_of_all(device, rung):
     x, residual = (testing.randn((3, 65), torch.float32, device, seed=seed) for seed in (0, 1))
     x[0, 0], x[1, 1] = INFINITY, NAN
     bias = torch.zeros(65, device=device)
-    assert torch.equal(step1_simple.bias_dropout_residual(x, bias, residual, 1.0, STATE, rung=rung), residual)
-    everything = step1_simple.bias_dropout_residual(x, bias, residual, 0.0, STATE, rung=rung)
+    assert torch.equal(step1_simple.bias_dropout_residual(x, bias, residual, 1.0, RNG_STATE, rung=rung), residual)
+    everything = step1_simple.bias_dropout_residual(x, bias, residual, 0.0, RNG_STATE, rung=rung)
     torch.testing.assert_close(everything, x + residual, rtol=0, atol=0, equal_nan=True)
-    for state in (None, STATE):  # a state that is given does not switch dropout on again
-        evaluated = step1_simple.bias_dropout_residual(x, bias, residual, 0.7, state, training=False, rung=rung)
+    for rng_state in (None, RNG_STATE):  # a state that is given does not switch dropout on again
+        evaluated = step1_simple.bias_dropout_residual(x, bias, residual, 0.7, rng_state, training=False, rung=rung)
         torch.testing.assert_close(evaluated, everything, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_BACKWARD_RUNGS)
 @pytest.mark.parametrize("shape", [(5, 64), (7, 33)], ids=str)
 def test_the_backward_drops_what_the_forward_dropped(shape, device, rung):
-    kept = kept_elements(shape, 0.4, STATE, device)
+    kept = kept_elements(shape, 0.4, RNG_STATE, device)
     grad_x, grad_bias = step1_simple.bias_dropout_residual_backward(
-        torch.ones(shape, device=device), 0.4, STATE, rung=rung
+        torch.ones(shape, device=device), 0.4, RNG_STATE, rung=rung
     )
     assert torch.equal((grad_x != 0).cpu(), kept)
     torch.testing.assert_close(grad_bias, grad_x.sum(0))
@@ -617,11 +617,11 @@ def test_the_backward_drops_what_the_forward_dropped(shape, device, rung):
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_BACKWARD_RUNGS)
 def test_what_is_dropped_has_a_gradient_of_0_whatever_reaches_it(device, rung):
     for shape in ((5, 64), (7, 33)):
-        kept = kept_elements(shape, 0.4, STATE, device).to(device)
+        kept = kept_elements(shape, 0.4, RNG_STATE, device).to(device)
         ones = torch.ones(shape, device=device)
-        want = step1_simple.bias_dropout_residual_backward(ones, 0.4, STATE, rung=rung)
+        want = step1_simple.bias_dropout_residual_backward(ones, 0.4, RNG_STATE, rung=rung)
         for value in (INFINITY, NAN):
-            got = step1_simple.bias_dropout_residual_backward(torch.where(kept, ones, value), 0.4, STATE, rung=rung)
+            got = step1_simple.bias_dropout_residual_backward(torch.where(kept, ones, value), 0.4, RNG_STATE, rung=rung)
             assert all(map(torch.equal, got, want))
 
 
@@ -669,9 +669,9 @@ def test_dropout_moves_pytorchs_generator_on_and_evaluation_does_not(device):
 @pytest.mark.parametrize("device", testing.DEVICES)
 def test_a_saved_generator_state_repeats_dropout(device):
     module = torch.cuda if device == "cuda" else torch
-    state = module.get_rng_state()
+    rng_state = module.get_rng_state()
     first = dropout_of_ones(device)
-    module.set_rng_state(state)
+    module.set_rng_state(rng_state)
     assert torch.equal(dropout_of_ones(device), first)
 
 
@@ -745,8 +745,8 @@ def test_a_state_for_the_cpu_is_refused_while_a_cuda_graph_is_captured(device):
     x = torch.ones(2, 8, device=device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        with testing.raises(ValueError, "dropout_state: `on_device` must be True while a CUDA graph is captured"):
-            step1_simple.dropout_state(x)
+        with testing.raises(ValueError, "draw_rng_state: `on_device` must be True while a CUDA graph is captured"):
+            step1_simple.draw_rng_state(x)
         x * 2
 
 
@@ -768,11 +768,11 @@ def differentiable(op, rung, *, dtype=torch.float64, p=0.3):
             (residual, x, bias),
         ),
         "bias_dropout_residual": (
-            lambda x, b, r: step1_simple.bias_dropout_residual(x, b, r, p, STATE, rung=rung),
+            lambda x, b, r: step1_simple.bias_dropout_residual(x, b, r, p, RNG_STATE, rung=rung),
             (x, bias, residual),
         ),
         "bias_dropout_residual_backward": (
-            lambda g: step1_simple.bias_dropout_residual_backward(g, p, STATE, rung=rung),
+            lambda g: step1_simple.bias_dropout_residual_backward(g, p, RNG_STATE, rung=rung),
             (x,),
         ),
         "column_sum": (lambda x: step1_simple.column_sum(x, rung=rung), (x,)),
@@ -784,7 +784,7 @@ FORWARD = [op for op in OPS if not op.endswith("_backward")]
 REFERENCES = {
     "scale": lambda x: scaled(x, -1.7),
     "gelu_scale": lambda x, **k: scaled_gelu(x, -1.7, **k),
-    "bias_dropout_residual": lambda x, b, r: residual_plus_dropout(x, b, r, 0.7, STATE),
+    "bias_dropout_residual": lambda x, b, r: residual_plus_dropout(x, b, r, 0.7, RNG_STATE),
 }  # where the formula has more arguments than tensors
 
 
@@ -852,7 +852,7 @@ def test_frozen_inputs_get_no_gradient(device):
     x, bias, residual = (t.to(device) for t in tensors)
     for frozen in range(3):
         inputs = [t.detach().requires_grad_(i != frozen) for i, t in enumerate((x, bias, residual))]
-        assert torch.autograd.gradcheck(lambda *t: step1_simple.bias_dropout_residual(*t, 0.3, STATE), inputs)
+        assert torch.autograd.gradcheck(lambda *t: step1_simple.bias_dropout_residual(*t, 0.3, RNG_STATE), inputs)
         if frozen < 2:
             assert torch.autograd.gradcheck(step1_simple.bias_gelu, inputs[:2])
 
@@ -876,11 +876,11 @@ BACKWARD = {
     "bias_gelu": "bias_gelu_backward",
     "bias_dropout_residual": "bias_dropout_residual_backward",
     "bias_dropout_residual_backward": "bias_dropout_residual_backward",
-}  # the op of this stage that an op's backward calls; the others call PyTorch's alone
+}  # the op of this step that an op's backward calls; the others call PyTorch's alone
 
 
 class Calls(TorchDispatchMode):
-    """This stage's ops that run meanwhile, each with its rung."""
+    """This step's ops that run meanwhile, each with its rung."""
 
     def __init__(self):
         super().__init__()
@@ -956,16 +956,16 @@ def test_ops_on_transposed_tensors_are_registered_as_torch_wants_it(op, device):
 
 
 def test_the_state_of_dropout_is_registered_as_torch_wants_it():
-    assert step1_simple.dropout_state(torch.ones(3, device="meta"), on_device=True).device.type == "meta"
-    assert step1_simple.dropout_state(torch.ones(3, device="meta")).device.type == "cpu"
+    assert step1_simple.draw_rng_state(torch.ones(3, device="meta"), on_device=True).device.type == "meta"
+    assert step1_simple.draw_rng_state(torch.ones(3, device="meta")).device.type == "cpu"
     tests = ("test_schema", "test_faketensor")  # the others run it twice and expect the same
-    torch.library.opcheck(ops.dropout_state.default, (torch.ones(3),), {"on_device": False}, test_utils=tests)
+    torch.library.opcheck(ops.draw_rng_state.default, (torch.ones(3),), {"on_device": False}, test_utils=tests)
 
 
 def test_gradients_under_torch_compile():
     def loss(x, bias, residual):
         hidden = step1_simple.scale(step1_simple.bias_gelu(x, bias), 2.0)
-        return step1_simple.bias_dropout_residual(hidden, bias, residual, 0.3, STATE).sum()
+        return step1_simple.bias_dropout_residual(hidden, bias, residual, 0.3, RNG_STATE).sum()
 
     inputs = [testing.randn(shape, torch.float32, "cpu").requires_grad_() for shape in ((4, 6), (6,), (4, 6))]
     eager = torch.autograd.grad(loss(*inputs), inputs)
@@ -996,17 +996,19 @@ def test_autocast_adds_in_the_widest_dtype_of_dropouts_inputs(device):
     bias = torch.nn.Parameter(testing.randn((6,), torch.float32, device, seed=1))
     residual = testing.randn((4, 6), torch.float32, device, seed=2)
     with torch.autocast(device, torch.bfloat16):
-        mixed = step1_simple.bias_dropout_residual(x, bias, residual, 0.3, STATE)
-        half = step1_simple.bias_dropout_residual(x, bias.to(x.dtype), residual.to(x.dtype), 0.3, STATE)
+        mixed = step1_simple.bias_dropout_residual(x, bias, residual, 0.3, RNG_STATE)
+        half = step1_simple.bias_dropout_residual(x, bias.to(x.dtype), residual.to(x.dtype), 0.3, RNG_STATE)
     assert mixed.dtype == torch.float32
     assert half.dtype == torch.bfloat16
-    expected = step1_simple.bias_dropout_residual(x.float(), bias, residual, 0.3, STATE)
+    expected = step1_simple.bias_dropout_residual(x.float(), bias, residual, 0.3, RNG_STATE)
     torch.testing.assert_close(mixed, expected, rtol=0, atol=0)
     mixed.sum().backward()
     assert bias.grad.dtype == torch.float32
     with torch.autocast(device, torch.bfloat16):
         with testing.raises(TypeError, "bias_dropout_residual: `bias` must be float32, float16, bfloat16", "got int64"):
-            step1_simple.bias_dropout_residual(x, torch.ones(6, device=device, dtype=torch.int64), residual, 0.3, STATE)
+            step1_simple.bias_dropout_residual(
+                x, torch.ones(6, device=device, dtype=torch.int64), residual, 0.3, RNG_STATE
+            )
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
@@ -1026,8 +1028,8 @@ def test_autocast_finds_the_widest_dtype_wherever_it_is(narrow, widest, wide, de
     tensors = [testing.randn(shape, narrow, device, seed) for seed, shape in enumerate(shapes)]
     tensors[wide] = testing.randn(shapes[wide], widest, device, wide)
     with torch.autocast(device, torch.bfloat16):
-        got = step1_simple.bias_dropout_residual(*tensors, 0.3, STATE)
-    assert torch.equal(got, step1_simple.bias_dropout_residual(*(t.to(widest) for t in tensors), 0.3, STATE))
+        got = step1_simple.bias_dropout_residual(*tensors, 0.3, RNG_STATE)
+    assert torch.equal(got, step1_simple.bias_dropout_residual(*(t.to(widest) for t in tensors), 0.3, RNG_STATE))
     assert got.dtype == widest
 
 
@@ -1136,10 +1138,10 @@ def calls_with_rows():
     return {
         "bias_gelu": ("x", lambda x, bias: step1_simple.bias_gelu(x, bias)),
         "bias_gelu_backward": ("grad", lambda x, bias: step1_simple.bias_gelu_backward(x, x, bias)),
-        "bias_dropout_residual": ("x", lambda x, bias: step1_simple.bias_dropout_residual(x, bias, x, 0.1, STATE)),
+        "bias_dropout_residual": ("x", lambda x, bias: step1_simple.bias_dropout_residual(x, bias, x, 0.1, RNG_STATE)),
         "bias_dropout_residual_backward": (
             "grad",
-            lambda x, bias: step1_simple.bias_dropout_residual_backward(x, 0.1, STATE),
+            lambda x, bias: step1_simple.bias_dropout_residual_backward(x, 0.1, RNG_STATE),
         ),
         "column_sum": ("x", lambda x, bias: step1_simple.column_sum(x)),
     }
@@ -1199,9 +1201,9 @@ def test_tensors_that_do_not_match_are_refused(device):
     with testing.raises(ValueError, "bias_gelu_backward: `x` must have shape (2, 3), got (1, 3)"):
         step1_simple.bias_gelu_backward(x, x[:1], bias)
     with testing.raises(ValueError, "bias_dropout_residual: `residual` must have shape (2, 3), got (3,)"):
-        step1_simple.bias_dropout_residual(x, bias, bias, 0.1, STATE)
+        step1_simple.bias_dropout_residual(x, bias, bias, 0.1, RNG_STATE)
     with testing.raises(TypeError, "bias_dropout_residual: `residual` must have the dtype of `x`", "got float16"):
-        step1_simple.bias_dropout_residual(x, bias, x.half(), 0.1, STATE)
+        step1_simple.bias_dropout_residual(x, bias, x.half(), 0.1, RNG_STATE)
     with testing.raises(TypeError, "bias_gelu_backward: `x` must have the dtype of `grad` (float32), got float16"):
         step1_simple.bias_gelu_backward(x, x.half(), bias)
 
@@ -1210,23 +1212,25 @@ def test_tensors_that_do_not_match_are_refused(device):
 def test_dropout_refuses(device):
     x, bias = torch.ones(2, 3, device=device), torch.ones(3, device=device)
     calls = {
-        "bias_dropout_residual": lambda p, state: step1_simple.bias_dropout_residual(x, bias, x, p, state),
-        "bias_dropout_residual_backward": lambda p, state: step1_simple.bias_dropout_residual_backward(x, p, state),
+        "bias_dropout_residual": lambda p, rng_state: step1_simple.bias_dropout_residual(x, bias, x, p, rng_state),
+        "bias_dropout_residual_backward": lambda p, rng_state: step1_simple.bias_dropout_residual_backward(
+            x, p, rng_state
+        ),
     }
     for op, call in calls.items():
         for p in (-0.1, 1.5, NAN):
-            with testing.raises(ValueError, f"{op}: `p` must be from 0 to 1, got {p}"):
-                call(p, STATE)
+            with testing.raises(ValueError, f"{op}: `dropout_p` must be from 0 to 1, got {p}"):
+                call(p, RNG_STATE)
         with testing.raises(TypeError, f"{op}: `rng_state` must be int64, got int32"):
-            call(0.1, STATE.int())
+            call(0.1, RNG_STATE.int())
         with testing.raises(ValueError, f"{op}: `rng_state` must have shape (2,), got (3,)"):
             call(0.1, torch.zeros(3, dtype=torch.int64))
         if op == "bias_dropout_residual":
-            with testing.raises(ValueError, f"{op}: `p` must be from 0 to 1, got 5"):
+            with testing.raises(ValueError, f"{op}: `dropout_p` must be from 0 to 1, got 5"):
                 step1_simple.bias_dropout_residual(x, bias, x, 5, training=False)
         if device == "cpu":
             with testing.raises(ValueError, f"{op}: `rng_state` must be on the CPU or on the tensors' device (cpu)"):
-                call(0.1, STATE.to("meta"))
+                call(0.1, RNG_STATE.to("meta"))
 
 
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
@@ -1242,7 +1246,7 @@ def test_bias_gelu_refuses_tensors_on_a_gpu_and_a_cpu(device):
 @pytest.mark.parametrize("op", OPS)
 def test_an_out_that_shares_memory_with_anything_is_refused(op, device):
     testing.check_apart(step1_simple, op, inputs_of(op, (4, 3), torch.float32, device))
-    state_at_home = tuple(v.to(device) if v is STATE else v for v in inputs_of(op, (4, 3), torch.float16, device))
+    state_at_home = tuple(v.to(device) if v is RNG_STATE else v for v in inputs_of(op, (4, 3), torch.float16, device))
     testing.check_apart(step1_simple, op, state_at_home)
 
 

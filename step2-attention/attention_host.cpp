@@ -1,4 +1,4 @@
-// From a tensor to a rung: checks, allocation, dispatch. The only place of this stage where torch and kernels meet.
+// From a tensor to a rung: checks, allocation, dispatch. The only place of this step where torch and kernels meet.
 #include "host/attention_host.h"
 
 #include <ATen/MemoryOverlap.h>
@@ -154,21 +154,21 @@ struct Rows {
 };
 
 // Dropout's arguments, checked, and the memory of their state.
-struct Dropout {
+struct DropoutArgs {
   uint32_t threshold;
-  RandomState state;
+  PhiloxArgs philox_args;
 
-  Dropout(const char* op, double p, const std::optional<at::Tensor>& rng_state, const at::Tensor& q)
-      : threshold(threshold_of(op, "dropout_p", p)) {
+  DropoutArgs(const char* op, double dropout_p, const std::optional<at::Tensor>& rng_state, const at::Tensor& q)
+      : threshold(threshold_of(op, "dropout_p", dropout_p)) {
     TORCH_CHECK_VALUE(threshold == 0 || rng_state, op, ": `rng_state` must be given where `dropout_p` is not 0");
-    if (rng_state) state = random_state_of(op, *rng_state, q);
+    if (rng_state) philox_args = philox_args_of(op, *rng_state, q);
   }
 
   void fill(kf::attention::Args& args) const {
     args.threshold = threshold;
-    args.rng_state = state.in_memory;
-    args.seed = state.seed;
-    args.offset = state.offset;
+    args.rng_state = philox_args.in_memory;
+    args.seed = philox_args.seed;
+    args.offset = philox_args.offset;
   }
 };
 
@@ -287,7 +287,7 @@ std::tuple<at::Tensor&, at::Tensor&> attention_out(const at::Tensor& q, const at
                                                    std::optional<double> scale, double dropout_p, std::string_view rung,
                                                    at::Tensor& out, at::Tensor& lse) {
   check_attention("attention", q, k, v, key_begin, key_end);
-  const Dropout dropout("attention", dropout_p, rng_state, q);
+  const DropoutArgs dropout("attention", dropout_p, rng_state, q);
   check_outs("attention", out, lse, q,
              {{"k", k}, {"v", v}, {"key_begin", key_begin}, {"key_end", key_end}, {"rng_state", rng_state}});
   check_rung(attention_op(), rung, q);
@@ -342,7 +342,7 @@ std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> attention_backward_out(
   check_like(op, "out", out, "q", q, q.sizes());
   check_of_each_query(op, "lse", lse, q);
   if (grad_lse) check_of_each_query(op, "grad_lse", *grad_lse, q);
-  const Dropout dropout(op, dropout_p, rng_state, q);
+  const DropoutArgs dropout(op, dropout_p, rng_state, q);
   check_rows_of(op, "dq", dq, q, q.sizes());
   check_rows_of(op, "dk", dk, q, k.sizes());
   check_rows_of(op, "dv", dv, q, k.sizes());

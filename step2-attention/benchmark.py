@@ -1,4 +1,4 @@
-"""python benchmark.py [--help]: every rung of this stage beside PyTorch, on the machine at hand."""
+"""python benchmark.py [--help]: every rung of this step beside PyTorch, on the machine at hand."""
 
 import contextlib
 import functools
@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import step2_attention  # not installed? pip install -e ..
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks
 
 TEACHES = "Threads that need each other's results: shuffles, barriers; attention without stored scores; tensor cores."
@@ -218,7 +218,7 @@ compiled_flex = torch.compile(flex_attention, dynamic=False)
 @functools.cache
 def triton_kernels():
     """Our version in Triton, which only machines with a GPU need to have."""
-    return stages.load_script(stages.find("step2"), "peers/triton_kernels")
+    return steps.load_script(steps.find("step2"), "peers/triton_kernels")
 
 
 def flash_attention_4(causal: bool):

@@ -21,7 +21,7 @@
 # runs beside what.
 #
 # It runs on a CPU in less than a minute. Parts 1 to 9 need PyTorch and no build: each rule in them is a few lines of
-# Python, with the file named that it is taken from. Part 10 runs the kernels themselves, where the stage is built:
+# Python, with the file named that it is taken from. Part 10 runs the kernels themselves, where the step is built:
 # `python setup.py build_ext --inplace`.
 
 # %%
@@ -34,12 +34,12 @@ import matplotlib
 import matplotlib.pyplot as plt
 import torch
 
-from kernel_fusion import stages  # not installed? pip install -e ..
+from kernel_fusion import steps  # not installed? pip install -e ..
 from kernel_fusion.report import plots, results
 
 here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step2-attention") if (p / "step2_attention").is_dir())
 torch.manual_seed(0)
-measured = results.read(stages.find("step2").path / "results" / "h200.json")
+measured = results.read(steps.find("step2").path / "results" / "h200.json")
 if "get_ipython" in globals():
     from IPython.display import Image, display
 print("torch", torch.__version__, "- measured on", measured.gpu)
@@ -352,12 +352,12 @@ show("banks")
 # Padding moves each row on by four banks, and costs an eighth of the memory. The swizzle exchanges the chunks within a
 # row and costs nothing; TMA writes it, and `wgmma` reads it.
 #
-# v5 has rows of other lengths as well, those of 32, 64, 96 or 128 columns (`place_of` in
+# v5 has rows of other lengths as well, those of 32, 64, 96 or 128 columns (`offset_of` in
 # [v5_registers.cu](kernels/attention/v5_registers.cu)). Rows of 64 or 192 bytes begin in every second place only:
 
 
 # %%
-def place_of(columns, row, column):
+def offset_of(columns, row, column):
     """Where an element of a tile with so many columns lies, counted in elements."""
     turn = row % 8 if columns % 64 == 0 else row // 2 % 4
     return row * columns + ((column // 8) ^ turn) * 8 + column % 8
@@ -365,26 +365,26 @@ def place_of(columns, row, column):
 
 for columns in (32, 64, 96, 128):
     plain = {wavefronts([2 * (r * columns + c) for r in range(8)]) for c in range(0, columns, 8)}
-    turned = {wavefronts([2 * place_of(columns, r, c) for r in range(8)]) for c in range(0, columns, 8)}
+    turned = {wavefronts([2 * offset_of(columns, r, c) for r in range(8)]) for c in range(0, columns, 8)}
     print(f"{columns:3} columns: eight rows of a chunk take {max(plain)} wavefronts, swizzled {max(turned)}")
     assert turned == {1}
-assert all(2 * place_of(64, r, c) == swizzled(2 * (64 * r + c)) for r in range(64) for c in range(64))
+assert all(2 * offset_of(64, r, c) == swizzled(2 * (64 * r + c)) for r in range(64) for c in range(64))
 
 # %% [markdown]
-# ## 6. The next tile is on its way
+# ## 6. The next tile is in flight
 #
-# A tile's copy takes a while to begin to arrive, the `latency`, and then a `transfer`. With one place for a tile,
-# everybody waits for it. With more places, copies start as soon as a place is free: `cp.async` in
+# A tile's copy takes a while to begin to arrive, the `latency`, and then a `transfer`. With one stage for a tile,
+# everybody waits for it. With more stages, copies start as soon as a stage is free: `cp.async` in
 # [v4_pipeline](kernels/attention/v4_pipeline.cu) has two, TMA's ring in
 # [v7_warpgroups](kernels/attention/v7_warpgroups.cu) up to four. Change the numbers:
 
 
 # %%
-def pipeline(tiles, places, latency, transfer, compute):
+def pipeline(tiles, stages, latency, transfer, compute):
     """For each tile: when its copy starts, when it has arrived, and when computing on it begins and ends."""
     times = []
     for tile in range(tiles):
-        start = times[tile - places][3] if tile >= places else 0.0  # its place is free
+        start = times[tile - stages][3] if tile >= stages else 0.0  # its stage is free
         arrived = max(start + latency, times[-1][1] if times else 0.0) + transfer
         begin = max(arrived, times[-1][3] if times else 0.0)
         times.append((start, arrived, begin, begin + compute))
@@ -393,27 +393,27 @@ def pipeline(tiles, places, latency, transfer, compute):
 
 LATENCY, TRANSFER, COMPUTE = 1.0, 0.4, 1.0
 figure, axes = plt.subplots(4, 1, figsize=(9, 6), sharex=True, layout="constrained")
-for places, axis in enumerate(axes, start=1):
+for stages, axis in enumerate(axes, start=1):
     axis.invert_yaxis()
-    for tile, (start, arrived, begin, end) in enumerate(pipeline(8, places, LATENCY, TRANSFER, COMPUTE)):
+    for tile, (start, arrived, begin, end) in enumerate(pipeline(8, stages, LATENCY, TRANSFER, COMPUTE)):
         colour = f"C{tile % 10}"
-        axis.barh(tile % places, arrived - start, left=start, height=0.8, color=colour, alpha=0.4)
-        axis.barh(places, end - begin, left=begin, height=0.8, color=colour)
-        axis.text((begin + end) / 2, places, tile, ha="center", va="center", fontsize=8)
-    axis.set(yticks=range(places + 1), yticklabels=[*(f"place {i}" for i in range(places)), "compute"])
-    long = pipeline(1000, places, LATENCY, TRANSFER, COMPUTE)
+        axis.barh(tile % stages, arrived - start, left=start, height=0.8, color=colour, alpha=0.4)
+        axis.barh(stages, end - begin, left=begin, height=0.8, color=colour)
+        axis.text((begin + end) / 2, stages, tile, ha="center", va="center", fontsize=8)
+    axis.set(yticks=range(stages + 1), yticklabels=[*(f"stage {i}" for i in range(stages)), "compute"])
+    long = pipeline(1000, stages, LATENCY, TRANSFER, COMPUTE)
     a_tile = long[-1][3] / len(long)
-    expected = max(COMPUTE, TRANSFER, (LATENCY + TRANSFER + COMPUTE) / places)
-    print(f"{places} places: {a_tile:.2f} a tile; predicted {expected:.2f}")
+    expected = max(COMPUTE, TRANSFER, (LATENCY + TRANSFER + COMPUTE) / stages)
+    print(f"{stages} stages: {a_tile:.2f} a tile; predicted {expected:.2f}")
     assert abs(a_tile - expected) < 0.01
 axes[-1].set(xlabel="time")
 show("pipeline")
 
 # %% [markdown]
-# A place is taken from the start of a copy to the end of the computing, so a tile takes (latency + transfer + compute)
-# over places, and never less than the computing or the transfer alone. More places than that buy nothing.
+# A stage is taken from the start of a copy to the end of the computing, so a tile takes (latency + transfer + compute)
+# over stages, and never less than the computing or the transfer alone. More stages than that buy nothing.
 #
-# The measured gain of v4 over v3 is smaller than from one place to two: a multiprocessor holds several such blocks, and
+# The measured gain of v4 over v3 is smaller than from one stage to two: a multiprocessor holds several such blocks, and
 # while one waits another computes. From `results/h200.json`:
 
 
@@ -581,10 +581,10 @@ def walks(blocks, first_to_last):
 figure, axes = plt.subplots(2, 1, figsize=(9, 4.5), sharex=True, layout="constrained")
 for axis, first_to_last in zip(axes, (True, False), strict=True):
     did = walks(8, first_to_last)
-    for block, steps in enumerate(did):
-        for at, tile in enumerate(steps):
+    for block, own in enumerate(did):
+        for at, tile in enumerate(own):
             axis.barh(block, 1, left=at, color=colours["wait" if tile is None else "products"], edgecolor="white")
-    waits = [steps.count(None) for steps in did]
+    waits = [own.count(None) for own in did]
     way = "from the first query to the last" if first_to_last else "from the last query to the first"
     axis.set(title=f"{way}: the blocks wait {', '.join(map(str, waits))} steps", yticks=range(8), ylabel="block")
     axis.invert_yaxis()
@@ -624,7 +624,7 @@ print(f"ends {ends / 2**20:.0f} MB, scores {scores / 2**20:.0f} MB, moved six ti
 # the weights as well.
 
 # %%
-built = stages.is_built(stages.find("step2"))
+built = steps.is_built(steps.find("step2"))
 if built:
     import step2_attention
 
@@ -640,7 +640,7 @@ if built:
         print(f"{rung:20} {error:.1e}   {share:5.1%} rounded otherwise")
         assert error < 4 * rounding
 else:
-    print("build the stage first:", stages.build_command(stages.find("step2")))
+    print("build the step first:", steps.build_command(steps.find("step2")))
 
 # %% [markdown]
 # The rungs of softmax on a row where the naive sum would overflow, and on one with a mask:
@@ -658,7 +658,7 @@ if built:
 
 # %% [markdown]
 # What a rung asks of memory, line by line, sectors and conflicts of banks counted under emulation:
-# `kernel-fusion profile softmax --device cpu`. That links the stage once more, which takes some minutes.
+# `kernel-fusion profile softmax --device cpu`. That links the step once more, which takes some minutes.
 #
 # ## Next
 #

@@ -18,7 +18,7 @@ TORCH_LIBRARY(step2_attention, m) {
   m.def(
       "softmax_backward.out(Tensor grad, Tensor y, *, float? scale=None, bool causal=False, str rung=\"auto\", "
       "Tensor(a!) out) -> Tensor(a!)");
-  m.def("dropout_state(Tensor x, *, bool on_device) -> Tensor", {at::Tag::nondeterministic_seeded});
+  m.def("draw_rng_state(Tensor x, *, bool on_device) -> Tensor", {at::Tag::nondeterministic_seeded});
   m.def(
       "attention(Tensor q, Tensor k, Tensor v, Tensor? key_begin=None, Tensor? key_end=None, "
       "Tensor? rng_state=None, *, bool causal=False, float? scale=None, float dropout_p=0.0, str rung=\"auto\") -> "
@@ -52,7 +52,7 @@ void register_all(torch::Library& m) {
   m.impl("softmax.out", kf::step2::softmax_out);
   m.impl("softmax_backward", kf::step2::softmax_backward);
   m.impl("softmax_backward.out", kf::step2::softmax_backward_out);
-  m.impl("dropout_state", kf::dropout_state);
+  m.impl("draw_rng_state", kf::draw_rng_state);
   m.impl("attention", kf::step2::attention);
   m.impl("attention.out", kf::step2::attention_out);
   m.impl("attention_backward", kf::step2::attention_backward);

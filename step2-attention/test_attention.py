@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import step2_attention  # not installed? pip install -e ..
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.testing.accuracy import poisoned_allocations
 from step2_attention.testing import (
     PADDING,
@@ -100,7 +100,7 @@ def test_attention_between_different_lengths(q_length, k_length, causal, device,
 )
 @with_and_without_mask
 def test_more_tiles_than_multiprocessors(causal, dim, q_length, heads_each, device, rung):
-    """Blocks that stay take several tiles of queries, one after the other; some of these see no key.
+    """Persistent blocks take several tiles of queries, one after the other; some of these see no key.
 
     Two tiles a head, three, four, and so few heads that pairs of tiles would leave multiprocessors idle.
     """
@@ -128,8 +128,8 @@ def test_more_tiles_than_multiprocessors_with_padding_and_shared_keys(causal, di
 @every_attention
 @pytest.mark.parametrize("dim", [64, 104])
 @with_and_without_mask
-def test_places_for_tiles_are_used_again_and_again(causal, dim, device, rung):
-    """More tiles of keys than a rung has places for, several times over."""
+def test_stages_of_tiles_are_used_again_and_again(causal, dim, device, rung):
+    """More tiles of keys than a rung has stages for, several times over."""
     q, k, v = qkv(65, 1900, dim, dtype_of(rung), device, heads=1)
     assert_attends(step2_attention.attention(q, k, v, causal=causal, rung=rung), q, k, v, causal=causal)
 
@@ -140,7 +140,7 @@ def test_each_block_of_keys_may_bring_a_new_maximum(steep, device, rung):
     """Up to 2⁵⁰ times the weight before, which still fits, and beyond what a float holds."""
     q, k, v = qkv(3, 300, 64, dtype_of(rung), device)
     k = (k.abs() * torch.linspace(1, steep, 300, device=device)[:, None]).to(q.dtype)
-    v = (v + testing.steps(300, device)[:, None]).to(q.dtype)
+    v = (v + testing.staircase(300, device)[:, None]).to(q.dtype)
     check_attention((q.abs(), k, v), rung)
     check_attention((q.abs(), k.flip(2), v), rung, layouts=False)  # for rungs that begin at the end
     check_attention((q.abs(), k.roll(150, 2), v), rung, layouts=False)  # for rungs that split the keys
@@ -914,15 +914,15 @@ def test_rungs_refuses_an_unknown_op():
     assert "cpu" not in step2_attention.rungs("softmax", "cuda")
 
 
-def test_a_stage_that_is_not_built_says_how_to_build_it(tmp_path):
+def test_a_step_that_is_not_built_says_how_to_build_it(tmp_path):
     """The Python part alone, in another folder: what a fresh clone looks like."""
     for part in ("common/kernel_fusion", "step2-attention/step2_attention"):
         (tmp_path / part).mkdir(parents=True)
-        for source in (stages.ROOT / part).glob("*.py"):
+        for source in (steps.ROOT / part).glob("*.py"):
             (tmp_path / part / source.name).write_bytes(source.read_bytes())
     command, environment = (
         [sys.executable, "-c", "import step2_attention"],
-        {**os.environ, "PYTHONPATH": stages.python_path(tmp_path)},
+        {**os.environ, "PYTHONPATH": steps.python_path(tmp_path)},
     )
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 1

@@ -1,4 +1,4 @@
-"""python benchmark.py [--help]: every rung of this stage beside its peers, on the machine at hand."""
+"""python benchmark.py [--help]: every rung of this step beside its peers, on the machine at hand."""
 
 import functools
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import step3_fused  # not installed? pip install -e ..
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks
 
 TEACHES = "A row read once, then whole chains in one launch: what fusion saves, and where it loses."
@@ -174,7 +174,7 @@ def attention_block(q, k, v, residual, proj_weight, proj_bias, weight, bias):
 @functools.cache
 def triton_kernels():
     """Our versions in Triton, which only machines with a GPU need to have."""
-    return stages.load_script(stages.find("step3"), "peers/triton_kernels")
+    return steps.load_script(steps.find("step3"), "peers/triton_kernels")
 
 
 def peers(function, device: str, triton=None) -> dict:
@@ -258,7 +258,7 @@ def rows_case(op: str, function, rows: int, width: int, dtype: torch.dtype, devi
 
 
 def front_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    state = rng_state()
+    rng_state = dropout_rng_state()
     own = peers(front_residual_layer_norm, device)
 
     def inputs(on):
@@ -270,7 +270,7 @@ def front_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchm
         shape={"rows": rows, "width": width, "x_bias": 1, "p": P},
         dtype=dtype,
         inputs=inputs,
-        run=lambda *given, rung: step3_fused.residual_layer_norm(*given[:5], P, state, rung=rung),
+        run=lambda *given, rung: step3_fused.residual_layer_norm(*given[:5], P, rng_state, rung=rung),
         reference=front_by_mask,
         bytes=(4 * rows * width + 3 * width) * dtype.itemsize,
         written=2 * rows * width * dtype.itemsize,
@@ -340,7 +340,7 @@ def attention_case(
     )
 
 
-# ---- linear layers, and what is fused to their ends ----
+# ---- linear layers, and what is fused into their epilogues ----
 
 
 def linear(x, weight, bias):
@@ -456,7 +456,7 @@ def kept_factor() -> float:
     return 65536 / (65536 - round(65536 * P))
 
 
-def rng_state() -> torch.Tensor:
+def dropout_rng_state() -> torch.Tensor:
     """Dropout's seed and offset, on the CPU, as they are outside of graphs."""
     return torch.tensor([SEED, OFFSET])
 
@@ -465,7 +465,7 @@ def dropout_mask(rows: int, width: int, device) -> torch.Tensor:
     """What our dropout keeps: its result where the product is 1, and the residual 0."""
     one, unit = torch.ones(rows, 1, device=device), torch.ones(1, width, device=device)
     zero = torch.zeros(rows, width, device=device)
-    return step3_fused.linear_bias_dropout_residual(one, unit, None, zero, P, rng_state()) != 0
+    return step3_fused.linear_bias_dropout_residual(one, unit, None, zero, P, dropout_rng_state()) != 0
 
 
 def by_the_peers_mask(outputs, x, weight, bias, residual, mask):
@@ -613,7 +613,7 @@ def layer_norm_linear_case(rows, depth, width, dtype: torch.dtype, *, device: st
 
 
 def dropout_residual_case(rows, depth, width, dtype: torch.dtype, *, p: float, device: str) -> benchmarks.Case:
-    state = rng_state()
+    rng_state = dropout_rng_state()
 
     def inputs(on):
         layer = layer_inputs(rows, depth, width, dtype, on)
@@ -632,7 +632,7 @@ def dropout_residual_case(rows, depth, width, dtype: torch.dtype, *, p: float, d
         flags={"p": p},
         inputs=inputs,
         run=lambda x, weight, bias, residual, *_, rung: step3_fused.linear_bias_dropout_residual(
-            x, weight, bias, residual, p, state, rung=rung
+            x, weight, bias, residual, p, rng_state, rung=rung
         ),
         peers=own,
         **dropping,
@@ -717,7 +717,7 @@ def gelu_linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device:
 
 
 def dropout_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
-    sizes, state = (rows, depth, width, dtype), rng_state()
+    sizes, rng_state = (rows, depth, width, dtype), dropout_rng_state()
     return layer_case(
         "linear_bias_dropout_residual_backward",
         dropout_backward_by_mask,
@@ -726,7 +726,7 @@ def dropout_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str
         **gradients(rows, depth, width),
         inputs=lambda on: (*grad_and_layer(*sizes, on), dropout_mask(rows, width, on)),
         run=lambda grad, x, weight, mask, rung: step3_fused.linear_bias_dropout_residual_backward(
-            grad, x, weight, P, state, rung=rung
+            grad, x, weight, P, rng_state, rung=rung
         ),
     )
 

@@ -1,4 +1,4 @@
-// From a tensor to a rung: checks, allocation, dispatch. The only place of this stage where torch and kernels meet.
+// From a tensor to a rung: checks, allocation, dispatch. The only place of this step where torch and kernels meet.
 #include "host/fused_host.h"
 
 #include <kf/autocast.h>
@@ -80,17 +80,17 @@ void check_attention(const char* op, const Tensor& q, const Tensor& k, const Ten
   check_eps(op, eps);
 }
 
-// Dropout's arguments, checked, and the memory of their state. p_name, state_name: what the op calls them.
-struct Dropout {
+// Dropout's arguments, checked, and the memory of their state. dropout_p_name, rng_state_name: what the op calls them.
+struct DropoutArgs {
   uint32_t threshold;
-  RandomState state;
+  PhiloxArgs philox_args;
 
-  Dropout(const char* op, const char* p_name, double p, const char* state_name, const std::optional<Tensor>& rng_state,
-          const Tensor& first)
-      : threshold(threshold_of(op, p_name, p)) {
-    TORCH_CHECK_VALUE(threshold == 0 || rng_state, op, ": `", state_name, "` must be given where `", p_name,
+  DropoutArgs(const char* op, const char* dropout_p_name, double dropout_p, const char* rng_state_name,
+              const std::optional<Tensor>& rng_state, const Tensor& first)
+      : threshold(threshold_of(op, dropout_p_name, dropout_p)) {
+    TORCH_CHECK_VALUE(threshold == 0 || rng_state, op, ": `", rng_state_name, "` must be given where `", dropout_p_name,
                       "` is not 0");
-    if (rng_state) state = random_state_of(op, *rng_state, first, state_name);
+    if (rng_state) philox_args = philox_args_of(op, *rng_state, first, rng_state_name);
   }
 };
 
@@ -128,14 +128,16 @@ struct AttentionTensors {
   Attention args;
 
   AttentionTensors(const Tensor& q_given, const Tensor& k_given, const Tensor& v_given,
-                   const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end, const Dropout& dropout,
-                   bool causal, std::optional<double> scale, void* lse)
+                   const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end,
+                   const DropoutArgs& dropout, bool causal, std::optional<double> scale, void* lse)
       : q(with_aligned_rows(q_given)),
         k(with_aligned_rows(k_given)),
         v(with_aligned_rows(v_given)),
         begin(key_begin ? key_begin->contiguous() : Tensor()),
         end(key_end ? key_end->contiguous() : Tensor()) {
-    const auto heads_of = [](const Tensor& t) { return Heads{t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)}; };
+    const auto heads_of = [](const Tensor& t) {
+      return TensorRef{t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
+    };
     args.q = heads_of(q);
     args.k = heads_of(k);
     args.v = heads_of(v);
@@ -150,9 +152,9 @@ struct AttentionTensors {
     args.key_end = end.defined() ? end.const_data_ptr<int32_t>() : nullptr;
     args.lse = lse;
     args.threshold = dropout.threshold;
-    args.rng_state = dropout.state.in_memory;
-    args.seed = dropout.state.seed;
-    args.offset = dropout.state.offset;
+    args.rng_state = dropout.philox_args.in_memory;
+    args.seed = dropout.philox_args.seed;
+    args.offset = dropout.philox_args.offset;
   }
 };
 
@@ -259,15 +261,15 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& grad, const
 
 std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(
     const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
-    const std::optional<Tensor>& x_bias, double p, const std::optional<Tensor>& rng_state, double eps, bool keep,
-    std::string_view rung, Tensor& y, Tensor& sum, Tensor& mean, Tensor& rstd) {
+    const std::optional<Tensor>& x_bias, double dropout_p, const std::optional<Tensor>& rng_state, double eps,
+    bool keep, std::string_view rung, Tensor& y, Tensor& sum, Tensor& mean, Tensor& rstd) {
   const char* op = "residual_layer_norm";
   const int64_t width = check_rows(op, "x", x);
   check_like(op, "residual", residual, "x", x, x.sizes());
   check_like(op, "weight", weight, "x", x, {width});
   check_like(op, "bias", bias, "x", x, {width});
   if (x_bias) check_like(op, "x_bias", *x_bias, "x", x, {width});
-  const Dropout dropout(op, "p", p, "rng_state", rng_state, x);
+  const DropoutArgs dropout(op, "dropout_p", dropout_p, "rng_state", rng_state, x);
   check_eps(op, eps);
   check_out(op, "y", y, x.sizes(), "x", x);
   check_out(op, "sum", sum, x.sizes(), "x", x);
@@ -295,22 +297,22 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&> residual_layer_norm_out(
   args.rstd = keep ? rstd.data_ptr() : nullptr;
   args.x_bias = x_bias ? xb.data_ptr() : nullptr;
   args.threshold = dropout.threshold;
-  args.state = dropout.state.in_memory;
-  args.seed = dropout.state.seed;
-  args.offset = dropout.state.offset;
+  args.rng_state = dropout.philox_args.in_memory;
+  args.seed = dropout.philox_args.seed;
+  args.offset = dropout.philox_args.offset;
   run(residual_layer_norm_op(), rung, x, args);
   return {y, sum, mean, rstd};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm(const Tensor& x, const Tensor& residual,
                                                                const Tensor& weight, const Tensor& bias,
-                                                               const std::optional<Tensor>& x_bias, double p,
+                                                               const std::optional<Tensor>& x_bias, double dropout_p,
                                                                const std::optional<Tensor>& rng_state, double eps,
                                                                bool keep, std::string_view rung) {
   check_rows("residual_layer_norm", "x", x);
   Tensor y = contiguous_like(x), sum = contiguous_like(x), mean = empty_statistic(x, keep),
          rstd = empty_statistic(x, keep);
-  residual_layer_norm_out(x, residual, weight, bias, x_bias, p, rng_state, eps, keep, rung, y, sum, mean, rstd);
+  residual_layer_norm_out(x, residual, weight, bias, x_bias, dropout_p, rng_state, eps, keep, rung, y, sum, mean, rstd);
   return {y, sum, mean, rstd};
 }
 
@@ -320,14 +322,15 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&, Tensor&> attention_residual_layer
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& weight, const Tensor& bias,
     const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end,
     const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps,
-    double attention_p, bool keep, std::string_view rung, Tensor& out, Tensor& attended, Tensor& lse, Tensor& mean,
-    Tensor& rstd) {
+    double attention_dropout_p, bool keep, std::string_view rung, Tensor& out, Tensor& attended, Tensor& lse,
+    Tensor& mean, Tensor& rstd) {
   const char* op = "attention_residual_layer_norm";
   check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps);
   const int64_t width = residual.size(2);
   check_like(op, "weight", weight, "q", q, {width});
   check_like(op, "bias", bias, "q", q, {width});
-  const Dropout dropout(op, "attention_p", attention_p, "attention_rng_state", attention_rng_state, q);
+  const DropoutArgs dropout(op, "attention_dropout_p", attention_dropout_p, "attention_rng_state", attention_rng_state,
+                            q);
   check_out(op, "out", out, residual.sizes(), "q", q);
   check_kept(op, attended, lse, mean, rstd, q, residual, keep);
   check_apart_from(op, {{"out", out}, {"attended", attended}, {"lse", lse}, {"mean", mean}, {"rstd", rstd}},
@@ -366,13 +369,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_residual_layer_norm
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& weight, const Tensor& bias,
     const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end,
     const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps,
-    double attention_p, bool keep, std::string_view rung) {
+    double attention_dropout_p, bool keep, std::string_view rung) {
   check_attention("attention_residual_layer_norm", q, k, v, residual, key_begin, key_end, scale, eps);
   Tensor out = contiguous_like(residual), attended = at::empty(attended_shape(residual, keep), residual.options()),
          lse = at::empty(lse_shape(q, keep), q.options().dtype(statistics_dtype(q))),
          mean = empty_statistic(residual, keep), rstd = empty_statistic(residual, keep);
   attention_residual_layer_norm_out(q, k, v, residual, weight, bias, key_begin, key_end, attention_rng_state, causal,
-                                    scale, eps, attention_p, keep, rung, out, attended, lse, mean, rstd);
+                                    scale, eps, attention_dropout_p, keep, rung, out, attended, lse, mean, rstd);
   return {out, attended, lse, mean, rstd};
 }
 
@@ -382,9 +385,9 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&, Tensor&, Tensor&> attention_block
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& proj_weight,
     const Tensor& proj_bias, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& key_begin,
     const std::optional<Tensor>& key_end, const std::optional<Tensor>& rng_state,
-    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps, double p,
-    double attention_p, bool keep, std::string_view rung, Tensor& y, Tensor& sum, Tensor& attended, Tensor& lse,
-    Tensor& mean, Tensor& rstd) {
+    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps,
+    double dropout_p, double attention_dropout_p, bool keep, std::string_view rung, Tensor& y, Tensor& sum,
+    Tensor& attended, Tensor& lse, Tensor& mean, Tensor& rstd) {
   const char* op = "attention_block";
   check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps);
   const int64_t width = residual.size(2);
@@ -392,8 +395,9 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&, Tensor&, Tensor&> attention_block
   check_like(op, "proj_bias", proj_bias, "q", q, {width});
   check_like(op, "weight", weight, "q", q, {width});
   check_like(op, "bias", bias, "q", q, {width});
-  const Dropout dropout(op, "p", p, "rng_state", rng_state, q);
-  const Dropout of_weights(op, "attention_p", attention_p, "attention_rng_state", attention_rng_state, q);
+  const DropoutArgs dropout(op, "dropout_p", dropout_p, "rng_state", rng_state, q);
+  const DropoutArgs of_weights(op, "attention_dropout_p", attention_dropout_p, "attention_rng_state",
+                               attention_rng_state, q);
   check_out(op, "y", y, residual.sizes(), "q", q);
   check_out(op, "sum", sum, residual.sizes(), "q", q);
   check_kept(op, attended, lse, mean, rstd, q, residual, keep);
@@ -432,9 +436,9 @@ std::tuple<Tensor&, Tensor&, Tensor&, Tensor&, Tensor&, Tensor&> attention_block
   args.mean = keep ? mean.data_ptr() : nullptr;
   args.rstd = keep ? rstd.data_ptr() : nullptr;
   args.threshold = dropout.threshold;
-  args.state = dropout.state.in_memory;
-  args.seed = dropout.state.seed;
-  args.offset = dropout.state.offset;
+  args.rng_state = dropout.philox_args.in_memory;
+  args.seed = dropout.philox_args.seed;
+  args.offset = dropout.philox_args.offset;
   run(attention_block_op(), rung, q, args);
   for (const AlignedOut* out : {&to_y, &to_sum, &to_attended}) out->done();
   return {y, sum, attended, lse, mean, rstd};
@@ -444,16 +448,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_block(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& proj_weight,
     const Tensor& proj_bias, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& key_begin,
     const std::optional<Tensor>& key_end, const std::optional<Tensor>& rng_state,
-    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps, double p,
-    double attention_p, bool keep, std::string_view rung) {
+    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps,
+    double dropout_p, double attention_dropout_p, bool keep, std::string_view rung) {
   check_attention("attention_block", q, k, v, residual, key_begin, key_end, scale, eps);
   Tensor y = contiguous_like(residual), sum = contiguous_like(residual),
          attended = at::empty(attended_shape(residual, keep), residual.options()),
          lse = at::empty(lse_shape(q, keep), q.options().dtype(statistics_dtype(q))),
          mean = empty_statistic(residual, keep), rstd = empty_statistic(residual, keep);
   attention_block_out(q, k, v, residual, proj_weight, proj_bias, weight, bias, key_begin, key_end, rng_state,
-                      attention_rng_state, causal, scale, eps, p, attention_p, keep, rung, y, sum, attended, lse, mean,
-                      rstd);
+                      attention_rng_state, causal, scale, eps, dropout_p, attention_dropout_p, keep, rung, y, sum,
+                      attended, lse, mean, rstd);
   return {y, sum, attended, lse, mean, rstd};
 }
 
@@ -466,32 +470,33 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_autocast(const Tensor& x, const Te
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> residual_layer_norm_autocast(const Tensor& x, const Tensor& residual,
                                                                         const Tensor& weight, const Tensor& bias,
-                                                                        const std::optional<Tensor>& x_bias, double p,
+                                                                        const std::optional<Tensor>& x_bias,
+                                                                        double dropout_p,
                                                                         const std::optional<Tensor>& rng_state,
                                                                         double eps, bool keep, std::string_view rung) {
   return call_in<residual_layer_norm>(at::kFloat, "step3_fused::residual_layer_norm", x, residual, weight, bias, x_bias,
-                                      p, rng_state, eps, keep, rung);
+                                      dropout_p, rng_state, eps, keep, rung);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> attention_residual_layer_norm_autocast(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& weight, const Tensor& bias,
     const std::optional<Tensor>& key_begin, const std::optional<Tensor>& key_end,
     const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps,
-    double attention_p, bool keep, std::string_view rung) {
+    double attention_dropout_p, bool keep, std::string_view rung) {
   return call_in<attention_residual_layer_norm>(std::nullopt, "step3_fused::attention_residual_layer_norm", q, k, v,
                                                 residual, weight, bias, key_begin, key_end, attention_rng_state, causal,
-                                                scale, eps, attention_p, keep, rung);
+                                                scale, eps, attention_dropout_p, keep, rung);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> attention_block_autocast(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual, const Tensor& proj_weight,
     const Tensor& proj_bias, const Tensor& weight, const Tensor& bias, const std::optional<Tensor>& key_begin,
     const std::optional<Tensor>& key_end, const std::optional<Tensor>& rng_state,
-    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps, double p,
-    double attention_p, bool keep, std::string_view rung) {
+    const std::optional<Tensor>& attention_rng_state, bool causal, std::optional<double> scale, double eps,
+    double dropout_p, double attention_dropout_p, bool keep, std::string_view rung) {
   return call_in<attention_block>(std::nullopt, "step3_fused::attention_block", q, k, v, residual, proj_weight,
                                   proj_bias, weight, bias, key_begin, key_end, rng_state, attention_rng_state, causal,
-                                  scale, eps, p, attention_p, keep, rung);
+                                  scale, eps, dropout_p, attention_dropout_p, keep, rung);
 }
 
 // ---- what there is ----

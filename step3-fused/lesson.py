@@ -14,13 +14,13 @@
 # ---
 
 # %% [markdown]
-# # Step 3 as a walk: LayerNorm, tiles of a product, and what is fused to its end
+# # Step 3 as a walk: LayerNorm, tiles of a product, and what is fused into its epilogue
 #
 # This notebook goes with [README.md](README.md), which explains each kernel. Here you look at what they do: how a mean
 # far from 0 ruins a variance, what a gradient leaves out, how many bytes an epilogue saves, why a product is computed
 # in tiles, and what to do where tiles are few.
 #
-# It runs on a CPU in less than a minute. The rules need PyTorch and no build. Where the stage is built, the kernels run
+# It runs on a CPU in less than a minute. The rules need PyTorch and no build. Where the step is built, the kernels run
 # as well: `python setup.py build_ext --inplace`.
 
 # %%
@@ -34,18 +34,18 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from kernel_fusion import stages  # not installed? pip install -e ..
+from kernel_fusion import steps  # not installed? pip install -e ..
 from kernel_fusion.report import plots, results
 
 here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step3-fused") if (p / "step3_fused").is_dir())
 torch.manual_seed(0)
-stage = stages.find("step3")
-measured = results.read(stage.path / "results" / "h200.json")
-built = stages.is_built(stage)
+step = steps.find("step3")
+measured = results.read(step.path / "results" / "h200.json")
+built = steps.is_built(step)
 if built:
     import step3_fused
 else:
-    print("build the stage first:", stages.build_command(stage))
+    print("build the step first:", steps.build_command(step))
 if "get_ipython" in globals():
     from IPython.display import Image, display
 print("torch", torch.__version__, "- measured on", measured.gpu)

@@ -27,39 +27,42 @@ TORCH_LIBRARY(step3_fused, m) {
       "*, str rung=\"auto\", Tensor(a!) grad_x, Tensor(b!) grad_weight, Tensor(c!) grad_bias) -> "
       "(Tensor(a!), Tensor(b!), Tensor(c!))");
   m.def(
-      "residual_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor bias, Tensor? x_bias=None, float p=0.0, "
+      "residual_layer_norm(Tensor x, Tensor residual, Tensor weight, Tensor bias, Tensor? x_bias=None, float "
+      "dropout_p=0.0, "
       "Tensor? rng_state=None, *, float eps=1e-05, bool keep=True, str rung=\"auto\") -> "
       "(Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "residual_layer_norm.out(Tensor x, Tensor residual, Tensor weight, Tensor bias, Tensor? x_bias=None, "
-      "float p=0.0, Tensor? rng_state=None, *, float eps=1e-05, bool keep=True, str rung=\"auto\", Tensor(a!) y, "
+      "float dropout_p=0.0, Tensor? rng_state=None, *, float eps=1e-05, bool keep=True, str rung=\"auto\", Tensor(a!) "
+      "y, "
       "Tensor(b!) sum, Tensor(c!) mean, Tensor(d!) rstd) -> "
       "(Tensor(a!), Tensor(b!), Tensor(c!), Tensor(d!))");
   m.def(
       "attention_residual_layer_norm(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor weight, Tensor "
       "bias, Tensor? key_begin=None, Tensor? key_end=None, Tensor? attention_rng_state=None, *, bool "
-      "causal=False, float? scale=None, float eps=1e-05, float attention_p=0.0, bool keep=True, str "
+      "causal=False, float? scale=None, float eps=1e-05, float attention_dropout_p=0.0, bool keep=True, str "
       "rung=\"auto\") -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "attention_residual_layer_norm.out(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor weight, "
       "Tensor bias, Tensor? key_begin=None, Tensor? key_end=None, Tensor? attention_rng_state=None, *, bool "
-      "causal=False, float? scale=None, float eps=1e-05, float attention_p=0.0, bool keep=True, str "
+      "causal=False, float? scale=None, float eps=1e-05, float attention_dropout_p=0.0, bool keep=True, str "
       "rung=\"auto\", Tensor(a!) out, Tensor(b!) attended, Tensor(c!) lse, Tensor(d!) mean, Tensor(e!) "
       "rstd) -> (Tensor(a!), Tensor(b!), Tensor(c!), Tensor(d!), Tensor(e!))");
   m.def(
       "attention_block(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor proj_weight, Tensor proj_bias, "
       "Tensor weight, Tensor bias, Tensor? key_begin=None, Tensor? key_end=None, Tensor? rng_state=None, "
       "Tensor? attention_rng_state=None, *, bool causal=False, float? scale=None, float eps=1e-05, float "
-      "p=0.0, float attention_p=0.0, bool keep=True, str rung=\"auto\") -> (Tensor, Tensor, Tensor, Tensor, "
+      "dropout_p=0.0, float attention_dropout_p=0.0, bool keep=True, str rung=\"auto\") -> (Tensor, Tensor, Tensor, "
+      "Tensor, "
       "Tensor, Tensor)");
   m.def(
       "attention_block.out(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor proj_weight, Tensor "
       "proj_bias, Tensor weight, Tensor bias, Tensor? key_begin=None, Tensor? key_end=None, Tensor? "
       "rng_state=None, Tensor? attention_rng_state=None, *, bool causal=False, float? scale=None, float "
-      "eps=1e-05, float p=0.0, float attention_p=0.0, bool keep=True, str rung=\"auto\", Tensor(a!) y, "
+      "eps=1e-05, float dropout_p=0.0, float attention_dropout_p=0.0, bool keep=True, str rung=\"auto\", Tensor(a!) y, "
       "Tensor(b!) sum, Tensor(c!) attended, Tensor(d!) lse, Tensor(e!) mean, Tensor(f!) rstd) -> "
       "(Tensor(a!), Tensor(b!), Tensor(c!), Tensor(d!), Tensor(e!), Tensor(f!))");
-  m.def("dropout_state(Tensor x, *, bool on_device) -> Tensor", {at::Tag::nondeterministic_seeded});
+  m.def("draw_rng_state(Tensor x, *, bool on_device) -> Tensor", {at::Tag::nondeterministic_seeded});
   m.def("linear(Tensor x, Tensor weight, Tensor? bias=None, *, bool transposed=False, str rung=\"auto\") -> Tensor");
   m.def(
       "linear.out(Tensor x, Tensor weight, Tensor? bias=None, *, bool transposed=False, str rung=\"auto\", "
@@ -106,16 +109,16 @@ TORCH_LIBRARY(step3_fused, m) {
       "*, bool transposed=False, float eps=1e-05, str rung=\"auto\", Tensor(a!) y, Tensor(b!) mean, Tensor(c!) "
       "rstd) -> (Tensor(a!), Tensor(b!), Tensor(c!))");
   m.def(
-      "linear_bias_dropout_residual(Tensor x, Tensor weight, Tensor? bias, Tensor residual, float p, Tensor "
+      "linear_bias_dropout_residual(Tensor x, Tensor weight, Tensor? bias, Tensor residual, float dropout_p, Tensor "
       "rng_state, *, bool transposed=False, str rung=\"auto\") -> Tensor");
   m.def(
-      "linear_bias_dropout_residual.out(Tensor x, Tensor weight, Tensor? bias, Tensor residual, float p, "
+      "linear_bias_dropout_residual.out(Tensor x, Tensor weight, Tensor? bias, Tensor residual, float dropout_p, "
       "Tensor rng_state, *, bool transposed=False, str rung=\"auto\", Tensor(a!) y) -> Tensor(a!)");
   m.def(
-      "linear_bias_dropout_residual_backward(Tensor grad, Tensor x, Tensor weight, float p, Tensor rng_state, "
+      "linear_bias_dropout_residual_backward(Tensor grad, Tensor x, Tensor weight, float dropout_p, Tensor rng_state, "
       "*, bool transposed=False, str rung=\"auto\") -> (Tensor, Tensor, Tensor)");
   m.def(
-      "linear_bias_dropout_residual_backward.out(Tensor grad, Tensor x, Tensor weight, float p, Tensor "
+      "linear_bias_dropout_residual_backward.out(Tensor grad, Tensor x, Tensor weight, float dropout_p, Tensor "
       "rng_state, *, bool transposed=False, str rung=\"auto\", Tensor(a!) grad_x, Tensor(b!) grad_weight, "
       "Tensor(c!) grad_bias) -> (Tensor(a!), Tensor(b!), Tensor(c!))");
   m.def(
@@ -140,7 +143,7 @@ void register_all(torch::Library& m) {
   m.impl("attention_residual_layer_norm.out", kf::step3::attention_residual_layer_norm_out);
   m.impl("attention_block", kf::step3::attention_block);
   m.impl("attention_block.out", kf::step3::attention_block_out);
-  m.impl("dropout_state", kf::dropout_state);
+  m.impl("draw_rng_state", kf::draw_rng_state);
   m.impl("linear", kf::step3::linear);
   m.impl("linear.out", kf::step3::linear_out);
   m.impl("linear_backward", kf::step3::linear_backward);

@@ -8,7 +8,7 @@ from glob import glob
 
 from setuptools import setup
 
-from kernel_fusion.build import Borrowed, StageExtension, build_ext  # not installed? pip install -e ..
+from kernel_fusion.build import Borrowed, StepExtension, build_ext  # not installed? pip install -e ..
 
 ATTENTION = Borrowed("../step2-attention/kernels/attention", ["../step2-attention/include", "../step1-simple/include"])
 
@@ -16,7 +16,7 @@ setup(
     name="step3_fused",
     packages=["step3_fused"],
     ext_modules=[
-        StageExtension(
+        StepExtension(
             "step3_fused._C",
             host=["fused_host.cpp", "pybind.cpp", *sorted(glob("host/*.cpp")), *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import step3_fused  # not installed? pip install -e ..
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.ops import wide
 from kernel_fusion.testing.accuracy import as_tuple
 
@@ -91,7 +91,7 @@ def parameters(width, dtype, device, seed=10):
 
 def row_inputs(shape, dtype, device, *, residual=False):
     apart = min(1, 1024 / max(1, shape[-1]))  # less where sums are so long that float32's digits are scarce
-    x = testing.randn(shape, torch.float64, device) + apart * testing.steps(shape[-1], device)
+    x = testing.randn(shape, torch.float64, device) + apart * testing.staircase(shape[-1], device)
     x = (x + 0.5).to(dtype)  # a mean of 0 would be all rounding
     more = (testing.randn(shape, dtype, device, seed=1),) if residual else ()
     return (x, *more, *parameters(shape[-1], dtype, device))
@@ -293,7 +293,7 @@ def test_every_rung_finds_each_tensor_wherever_it_lies(dtype, op, device, rung):
 def test_each_tile_of_keys_may_bring_a_new_maximum(steep, op, device, rung):
     q, k, v, *rest = attention_inputs(1, 2, 3, 130, 16, torch.float32, device, projection=op == "attention_block")
     k = k.abs() * torch.linspace(1, steep, 130, device=device)[:, None]
-    v = v + testing.steps(130, device)[:, None]
+    v = v + testing.staircase(130, device)[:, None]
     for keys in (k, k.flip(2), k.roll(65, 2)):
         check(op, (q.abs(), keys, v.to(q), *rest), rung, layouts=False)
 
@@ -328,7 +328,7 @@ def test_the_product_adds_the_residual_where_rows_are_many(batch, device):
     options = {"causal": True, "return_statistics": True, "rung": "v3_best"}
     y, total, attended, _, mean, rstd = step3_fused.attention_block(*inputs, **options)
     if batch == 8:
-        expected = step3_fused.linear_bias_dropout_residual(attended, proj_weight, proj_bias, residual, p=0.0)
+        expected = step3_fused.linear_bias_dropout_residual(attended, proj_weight, proj_bias, residual, dropout_p=0.0)
         normalised = step3_fused.layer_norm(expected, *norm, return_statistics=True)
     else:
         projected = step3_fused.linear(attended, proj_weight, proj_bias)
@@ -429,7 +429,7 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
 
 
 def from_pieces(op, inputs, causal):
-    """Step 2's attention, then this stage's separate ops, each result written and read again."""
+    """Step 2's attention, then this step's separate ops, each result written and read again."""
     import step2_attention  # where it is not built, the error gives the command
 
     q, k, v, residual, *rest = inputs
@@ -505,7 +505,7 @@ def test_a_rung_launches_as_many_kernels_as_its_header_says(op, device, rung):
 
 
 def test_only_attention_rungs_of_several_launches_ask_for_scratch():
-    asking = {(op, rung) for op, rung in LAUNCHES | EMULATED_LAUNCHES if step3_fused.asks_scratch(op, rung)}
+    asking = {(op, rung) for op, rung in LAUNCHES | EMULATED_LAUNCHES if step3_fused.needs_scratch(op, rung)}
     separate = {(op, "v1_separate") for op in ("attention_residual_layer_norm", "attention_block")}
     assert asking == separate | set(EMULATED_LAUNCHES)
 
@@ -980,7 +980,7 @@ def test_forward_mode_is_refused(op):
 
 @every_op_and_rung
 def test_a_backward_is_the_same_whatever_rung_the_forward_had(op, device, rung):
-    """LayerNorm's gradient, and the projection's, by this stage's kernels; attention's by step 2's."""
+    """LayerNorm's gradient, and the projection's, by this step's kernels; attention's by step 2's."""
     inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, device)]
     outputs = getattr(step3_fused, op)(*inputs, rung=rung)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -1312,20 +1312,20 @@ def test_asking_for_an_unknown_op_is_refused():
     assert "cpu" not in step3_fused.rungs("layer_norm", "cuda")
     with testing.raises(
         ValueError,
-        "asks_scratch: `rung` must be one of 'v1_naive', 'v2_block', 'v3_registers', 'v4_cluster', got 'cpu'",
+        "needs_scratch: `rung` must be one of 'v1_naive', 'v2_block', 'v3_registers', 'v4_cluster', got 'cpu'",
     ):
-        step3_fused.asks_scratch("layer_norm", "cpu")
+        step3_fused.needs_scratch("layer_norm", "cpu")
 
 
-def test_a_stage_that_is_not_built_says_how_to_build_it(tmp_path):
+def test_a_step_that_is_not_built_says_how_to_build_it(tmp_path):
     """The Python part alone, in another folder: what a fresh clone looks like."""
     for part in ("common/kernel_fusion", "step3-fused/step3_fused"):
         (tmp_path / part).mkdir(parents=True)
-        for source in (stages.ROOT / part).glob("*.py"):
+        for source in (steps.ROOT / part).glob("*.py"):
             (tmp_path / part / source.name).write_bytes(source.read_bytes())
     command, environment = (
         [sys.executable, "-c", "import step3_fused"],
-        {**os.environ, "PYTHONPATH": stages.python_path(tmp_path)},
+        {**os.environ, "PYTHONPATH": steps.python_path(tmp_path)},
     )
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert ran.returncode == 1

@@ -1,4 +1,4 @@
-"""python benchmark.py [--help]: every rung of this stage beside PyTorch. The models are timed by benchmark_gpt2.py."""
+"""python benchmark.py [--help]: every rung of this step beside PyTorch. The models are timed by benchmark_gpt2.py."""
 
 import torch
 import torch.nn.functional as F

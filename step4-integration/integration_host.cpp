@@ -1,4 +1,4 @@
-// From a tensor to a rung: checks, allocation, dispatch. The only place of this stage where torch and kernels meet.
+// From a tensor to a rung: checks, allocation, dispatch. The only place of this step where torch and kernels meet.
 #include "host/integration_host.h"
 
 #include <kf/host.h>

@@ -8,13 +8,13 @@ from glob import glob
 
 from setuptools import setup
 
-from kernel_fusion.build import StageExtension, build_ext  # not installed? pip install -e ..
+from kernel_fusion.build import StepExtension, build_ext  # not installed? pip install -e ..
 
 setup(
     name="step4_integration",
     packages=["step4_integration"],
     ext_modules=[
-        StageExtension(
+        StepExtension(
             "step4_integration._C",
             host=["integration_host.cpp", "pybind.cpp", *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation

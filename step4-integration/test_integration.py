@@ -16,12 +16,12 @@ import sys
 from copy import deepcopy
 
 import benchmark_gpt2
+import demonstrations
 import gpt2_model
 import hf_patch
 import pytest
 import torch
 import torch.nn.functional as F
-import tour_steps
 import train
 from generate import ByteTokenizer, FileTokenizer, choose, generate, read_tokenizer, where_different
 from generate import main as generate_main
@@ -37,7 +37,7 @@ import step1_simple  # not installed? pip install -e ..
 import step2_attention
 import step3_fused
 import step4_integration
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.report import results
 
 DTYPES = [*testing.DTYPES, torch.float64]
@@ -621,15 +621,15 @@ def test_rungs_of_an_unknown_op_are_refused():
     assert "cpu" not in step4_integration.rungs("embedding", "cuda")
 
 
-def test_a_stage_that_is_not_built_says_how_to_build_it(tmp_path):
+def test_a_step_that_is_not_built_says_how_to_build_it(tmp_path):
     """In a copy without its library."""
     for folder in ("common/kernel_fusion", "step4-integration/step4_integration"):
         (tmp_path / folder).mkdir(parents=True)
-        for file in (stages.ROOT / folder).glob("*.py"):
+        for file in (steps.ROOT / folder).glob("*.py"):
             (tmp_path / folder / file.name).write_text(file.read_text())
     run = subprocess.run(
         [sys.executable, "-c", "import step4_integration"],
-        env={**os.environ, "PYTHONPATH": stages.python_path(tmp_path)},
+        env={**os.environ, "PYTHONPATH": steps.python_path(tmp_path)},
         capture_output=True,
         text=True,
     )
@@ -817,10 +817,10 @@ def test_gradients_equal_hugging_face(device, fused, hf, folder):
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 def test_fused_and_separate_ops_agree(dtype, device, folder):
     fused, separate = (GPT2.from_pretrained(folder, fused=f, dtype=dtype, device=device) for f in (True, False))
-    before = [stage.launch_counts() for stage in (step2_attention, step3_fused)]
+    before = [step.launch_counts() for step in (step2_attention, step3_fused)]
     with torch.no_grad():
         a, b = fused(tokens(device=device)), separate(tokens(device=device))
-    after = [stage.launch_counts() for stage in (step2_attention, step3_fused)]
+    after = [step.launch_counts() for step in (step2_attention, step3_fused)]
     spent = [sum(x.values()) - sum(y.values()) for x, y in zip(after, before, strict=True)]
     # Separate: 2 attentions. Both: the first LayerNorm, and after each of 2 MLPs a residual_layer_norm. Fused:
     # 2 attention_blocks; separate: 2 more residual_layer_norms in their place.
@@ -854,20 +854,20 @@ def test_a_forward_pass_under_emulation(folder):
     separate = {"embedding": "v1_naive", "layer_norm": "v1_naive", "attention": "v2_tiled",
                 "residual_layer_norm": "v1_separate", "bias_gelu": "v2_naive", "kv_append": "v1_naive"}  # fmt: skip
     ids = tokens(1, 9)
-    stages_used = (step1_simple, step2_attention, step3_fused, step4_integration)
+    steps_used = (step1_simple, step2_attention, step3_fused, step4_integration)
     for rungs, is_fused in ((fused, True), (separate, False)):
         model = GPT2.from_pretrained(folder, fused=is_fused, rungs=rungs)
         plain = GPT2.from_pretrained(folder, fused=is_fused)
         with torch.no_grad():
             expected = plain(ids)
-            before = [stage.launch_counts() for stage in stages_used]
+            before = [step.launch_counts() for step in steps_used]
             cache = KVCache(model.config, 1, 9)
             got = torch.cat([model(ids[:, :7], cache), model(ids[:, 7:], cache)], dim=1)
-            after = [stage.launch_counts() for stage in stages_used]
+            after = [step.launch_counts() for step in steps_used]
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-        for stage, old, new in zip(stages_used, before, after, strict=True):
-            assert new["cpu"] == old["cpu"], stage
-            assert new["emulated"] > old["emulated"] or (is_fused and stage is step2_attention)
+        for step, old, new in zip(steps_used, before, after, strict=True):
+            assert new["cpu"] == old["cpu"], step
+            assert new["emulated"] > old["emulated"] or (is_fused and step is step2_attention)
 
 
 @on_each_device
@@ -1843,12 +1843,12 @@ def test_the_command_ends_with_a_message_and_a_code(tmp_path):
         generate_main(["--model", str(tmp_path), "--prompt", "x"])
 
 
-# ---- the tour's step ----
+# ---- the tour's demonstrations ----
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_tours_step_says_that_both_models_agree(capsys):
-    tour_steps.patched_gpt2(Console(width=120))
+    demonstrations.patched_gpt2(Console(width=120))
     printed = capsys.readouterr().out
     assert "32 greedy tokens after a prompt of 64: the same" in printed
     assert "patched 132, before 0, after 0" in printed
@@ -1864,7 +1864,7 @@ def attention_with(monkeypatch, change):
 def test_the_tours_step_fails_where_a_logit_is_off(monkeypatch):
     attention_with(monkeypatch, lambda out: out * 1.01)
     with testing.raises(RuntimeError, "the patched model differs from the unpatched one: a logit is", "off"):
-        tour_steps.patched_gpt2(Console(quiet=True))
+        demonstrations.patched_gpt2(Console(quiet=True))
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -1872,21 +1872,21 @@ def test_the_tours_step_fails_where_a_token_is_another(monkeypatch):
     """Only one query at a time is wrong, so the logits of the prompt are right."""
     attention_with(monkeypatch, lambda out: out * (1 if out.shape[2] > 1 else 2))
     with testing.raises(RuntimeError, "the patched model differs from the unpatched one: token", "tokens differ"):
-        tour_steps.patched_gpt2(Console(quiet=True))
+        demonstrations.patched_gpt2(Console(quiet=True))
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_tours_step_fails_where_our_attention_did_not_run(monkeypatch):
     monkeypatch.setattr(hf_patch, "patched", contextlib.nullcontext)
     with testing.raises(RuntimeError, "launches must be 132 in the patched model and 0 in the unpatched one"):
-        tour_steps.patched_gpt2(Console(quiet=True))
+        demonstrations.patched_gpt2(Console(quiet=True))
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_tours_step_fails_where_the_patch_stays(monkeypatch):
     monkeypatch.setattr(hf_patch, "remove", lambda model: None)
     with testing.raises(RuntimeError, "launches must be 132 in the patched model and 0 in the unpatched one"):
-        tour_steps.patched_gpt2(Console(quiet=True))
+        demonstrations.patched_gpt2(Console(quiet=True))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from torch.nn import functional as F
 
-from kernel_fusion import stages  # not installed? pip install -e ..
+from kernel_fusion import steps  # not installed? pip install -e ..
 from kernel_fusion.console import make_console
 
-OUT = stages.ROOT / "out" / "small-gpt2"
+OUT = steps.ROOT / "out" / "small-gpt2"
 STEPS = 1500
 # Short windows and many small steps: in a minute or two a model learns more from 3000 steps on 512 bytes than from 300
 # on 5000. The weights start larger than GPT-2's 0.02, which suits its width of 768.
@@ -42,7 +42,7 @@ PIECE = 2048  # bytes; every tenth piece of the documents is held out
 EVALUATED = 24  # of those, as many as a few seconds suffice for
 
 
-def read_documents(root: pathlib.Path = stages.ROOT) -> list[bytes]:
+def read_documents(root: pathlib.Path = steps.ROOT) -> list[bytes]:
     """The repository's texts and sources, in the order of their paths."""
     paths = []
     for folder, folders, files in os.walk(root):

@@ -10,7 +10,7 @@
     python tests/planted_faults.py --write         # writes the table into README.md beside this file
 
 A fault is a few words of a file, and other words in their place (faults/). It is planted in a copy of the tree that has
-the stages' libraries; where the file is compiled, the objects made of it are compiled anew and linked with the others
+the steps' libraries; where the file is compiled, the objects made of it are compiled anew and linked with the others
 into the copy's library. Then the test runs there. It must fail, and it must pass in a copy without any fault.
 """
 
@@ -112,7 +112,7 @@ PRELOADED = ["torch", "torch._dynamo", "pytest", "transformers.models.gpt2.model
 
 
 def copy_of_tree(to: Path) -> None:
-    """All of the repository but what is hidden, built or installed; of what is built, the stages' libraries."""
+    """All of the repository but what is hidden, built or installed; of what is built, the steps' libraries."""
 
     def left_out(folder: str, names: list[str]) -> set[str]:
         half_written = re.compile(r"\.pyc\.\d+$")  # by another process: gone before it is copied
@@ -169,16 +169,16 @@ def output_of(command: list[str], cwd: Path) -> str:
 
 
 class Library:
-    """A stage's library as its setup.py built it: the commands, and which object is made of which files."""
+    """A step's library as its setup.py built it: the commands, and which object is made of which files."""
 
-    def __init__(self, stage: str):
-        self.stage = ROOT / stage
-        output_of([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], self.stage)
-        (ninja_file,) = ROOT.glob(f"build/temp.*/{stage}.ninja")
-        (self.place,) = self.stage.glob("*/_C*.so")
+    def __init__(self, step: str):
+        self.step = ROOT / step
+        output_of([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], self.step)
+        (ninja_file,) = ROOT.glob(f"build/temp.*/{step}.ninja")
+        (self.place,) = self.step.glob("*/_C*.so")
         self.build = ninja_file.parent
         ninja = [str(Path(sys.executable).with_name("ninja")), "-f", str(ninja_file), "-t"]
-        self.steps = json.loads(output_of([*ninja, "compdb"], self.build))
+        self.commands = json.loads(output_of([*ninja, "compdb"], self.build))
         self.made_of: dict[str, set[str]] = {}
         for paragraph in output_of([*ninja, "deps"], self.build).strip().split("\n\n"):
             head, *files = paragraph.splitlines()
@@ -193,18 +193,18 @@ class Library:
         named = [re.search(r"\[.*\b(v\d+_\w+)", test) for test in tests]
         tested = {match[1] for match in named} if all(named) else None
         compiled = []
-        *compilations, link = self.steps  # in the order in which ninja would do them
-        for step in compilations:
-            made_of = self.made_of.get(step["output"], set()) | {str(Path(step["file"]).resolve())}
-            rung = re.fullmatch(r"(v\d+_\w+)\.cu", Path(step["file"]).name)
+        *compilations, link = self.commands  # in the order in which ninja would do them
+        for command_of in compilations:
+            made_of = self.made_of.get(command_of["output"], set()) | {str(Path(command_of["file"]).resolve())}
+            rung = re.fullmatch(r"(v\d+_\w+)\.cu", Path(command_of["file"]).name)
             if str(ROOT / file) not in made_of or (tested and rung and rung[1] not in tested):
                 continue
-            Path(moved(step["output"], tree)).parent.mkdir(parents=True, exist_ok=True)
+            Path(moved(command_of["output"], tree)).parent.mkdir(parents=True, exist_ok=True)
             # -w: a fault may leave a variable unused.
-            output_of(["sh", "-c", moved(step["command"], tree) + " -w"], self.build)
-            compiled.append(step["output"])
+            output_of(["sh", "-c", moved(command_of["command"], tree) + " -w"], self.build)
+            compiled.append(command_of["output"])
         if not compiled:
-            raise Failure(f"nothing of {self.stage.name} is made of {file}")
+            raise Failure(f"nothing of {self.step.name} is made of {file}")
         place = tree / self.place.relative_to(ROOT)
         command = link["command"].replace(link["output"], f"{place}.new")
         for output in compiled:
@@ -224,15 +224,15 @@ def moved(text: str, tree: Path) -> str:
 
 
 class Planting:
-    """What the workers share: where copies lie, the stages' libraries, and the process that tests are forked from."""
+    """What the workers share: where copies lie, the steps' libraries, and the process that tests are forked from."""
 
     def __init__(self, folder: Path, faults: list[Fault], jobs: int):
         self.folder, self.clean = folder, folder / "clean"
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
-        stages = {fault.test.split("/")[0] for fault in faults if is_compiled(fault)}
-        self.libraries = {stage: Library(stage) for stage in sorted(stages)}
+        steps = {fault.test.split("/")[0] for fault in faults if is_compiled(fault)}
+        self.libraries = {step: Library(step) for step in sorted(steps)}
         copy_of_tree(self.clean)
 
     def check_clean(self, tests: list[str]) -> str:

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-STAGES = ("step1-simple", "step2-attention", "step3-fused", "step4-integration")
+STEPS = ("step1-simple", "step2-attention", "step3-fused", "step4-integration")
 
 
 def files(*suffixes: str, under: str = ".") -> list[pathlib.Path]:
@@ -89,7 +89,7 @@ def commands_folder(folder: pathlib.Path) -> pathlib.Path:
     for name, command in {
         "python": f'exec "{sys.executable}" "$@"',
         "python3": f'exec "{sys.executable}" "$@"',
-        "kernel-fusion": f'PYTHONPATH="{stages.python_path()}" exec "{sys.executable}" -m kernel_fusion.cli "$@"',
+        "kernel-fusion": f'PYTHONPATH="{steps.python_path()}" exec "{sys.executable}" -m kernel_fusion.cli "$@"',
     }.items():
         path = folder / name
         path.write_text(f"#!/bin/sh\n{command}\n")

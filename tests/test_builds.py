@@ -11,11 +11,11 @@ import time
 import pytest
 from repository import ROOT, run
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 
 IGNORED = shutil.ignore_patterns("build", "__pycache__", "*.so", "*.egg-info")
 BUILD = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
-LOAD = "from kernel_fusion import stages; import step1_simple as s; print(s.rungs('scale'))"
+LOAD = "from kernel_fusion import steps; import step1_simple as s; print(s.rungs('scale'))"
 # The compiler's quickest way. It warns of more then: it does not see where a function cannot return.
 COMPILER = """#!/bin/sh
 exec c++ "$@" -O0 -g0 -w
@@ -38,7 +38,7 @@ def copy(tmp_path_factory):
             ("CXX", str(compiler)),
             ("KF_CUDA", "0"),
             ("MAX_JOBS", "2"),
-            ("PYTHONPATH", stages.python_path(folder)),
+            ("PYTHONPATH", steps.python_path(folder)),
         ):
             patch.setenv(name, value)
         yield folder
@@ -46,39 +46,39 @@ def copy(tmp_path_factory):
 
 @pytest.mark.long
 def test_killed_build_is_not_trusted(copy):
-    stage = copy / "step1-simple"
-    build = subprocess.Popen(BUILD, cwd=stage, start_new_session=True, stdout=subprocess.DEVNULL)
+    step = copy / "step1-simple"
+    build = subprocess.Popen(BUILD, cwd=step, start_new_session=True, stdout=subprocess.DEVNULL)
     while not (objects := list(copy.glob("build/**/*.o"))) and build.poll() is None:
         time.sleep(0.1)
     os.killpg(build.pid, signal.SIGKILL)
     build.wait()
     assert objects
-    assert list(stage.glob("step1_simple/_C*")) == []
+    assert list(step.glob("step1_simple/_C*")) == []
 
     load = subprocess.run(
         [sys.executable, "-c", LOAD], cwd=copy / "common", env=os.environ, capture_output=True, text=True
     )
     assert "cd step1-simple && python setup.py build_ext --inplace" in load.stderr
 
-    run(*BUILD, cwd=stage)
+    run(*BUILD, cwd=step)
     assert "v2_naive" in run(sys.executable, "-c", LOAD, cwd=copy / "common")
 
-    (library,) = stage.glob("step1_simple/_C*")
+    (library,) = step.glob("step1_simple/_C*")
     os.truncate(library, library.stat().st_size // 2)  # as where the kill comes while it is put into its place
-    run(*BUILD, cwd=stage)
+    run(*BUILD, cwd=step)
     assert "v2_naive" in run(sys.executable, "-c", LOAD, cwd=copy / "common")
 
 
 @pytest.mark.long
 def test_a_rung_of_your_own_as_the_readme_tells_it(copy):
     """Step by step: a copy of v4_vector.cu, its names, rungs.h, rungs.cpp; what is forgotten is an error."""
-    stage = copy / "step1-simple"
-    scale = stage / "kernels" / "scale"
+    step = copy / "step1-simple"
+    scale = step / "kernels" / "scale"
     name = "v7_two_vectors"
     kernel, header, table = scale / f"{name}.cu", scale / "rungs.h", scale / "rungs.cpp"
 
     def build() -> subprocess.CompletedProcess:
-        return subprocess.run(BUILD, cwd=stage, capture_output=True, text=True)
+        return subprocess.run(BUILD, cwd=step, capture_output=True, text=True)
 
     shutil.copy(scale / "v4_vector.cu", kernel)
     done = build()
@@ -102,9 +102,9 @@ def test_a_rung_of_your_own_as_the_readme_tells_it(copy):
     done = build()
     assert done.returncode == 0, done.stdout + done.stderr
 
-    tested = run(sys.executable, "test.py", "-k", name, "-q", cwd=stage)
+    tested = run(sys.executable, "test.py", "-k", name, "-q", cwd=step)
     assert int(re.search(r"(\d+) passed", tested)[1]) >= 10
-    timed = run(sys.executable, "benchmark.py", "--op", "scale", "--rung", name, "--sizes", "emulated", cwd=stage)
+    timed = run(sys.executable, "benchmark.py", "--op", "scale", "--rung", name, "--sizes", "emulated", cwd=step)
     assert re.search(rf"{name} .* right", timed)
 
 

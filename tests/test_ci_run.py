@@ -127,7 +127,7 @@ def test_the_tour_and_the_tests_run_before_anything_is_installed_for_them():
 
 def test_what_make_test_leaves_out_is_in_the_long_run():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert '-m "not long" tests emulator common $(STAGES)' in makefile
+    assert '-m "not long" tests emulator common $(STEPS)' in makefile
     text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert re.search(r"^long_tests\(\) \{ .* -m long common emulator tests step\*-\*; \}$", text, flags=re.MULTILINE)
     steps = re.findall(r'^  step "[^"]*" (\w+)$', text.split('if [ -n "$long" ]')[1], flags=re.MULTILINE)

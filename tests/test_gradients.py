@@ -1,4 +1,4 @@
-"""Gradients of every op with several outputs, where these are used together. Stages' tests look at each alone."""
+"""Gradients of every op with several outputs, where these are used together. Steps' tests look at each alone."""
 
 import functools
 import importlib
@@ -6,10 +6,10 @@ import importlib
 import pytest
 import torch
 
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.testing.accuracy import as_tuple
 
-STATE = torch.tensor([20240131, 3])
+RNG_STATE = torch.tensor([20240131, 3])
 
 
 def randn(*shape, seed):
@@ -65,14 +65,14 @@ def mlp(residual):
     return *rows(1), randn(4, 6, seed=50), *vectors(1, 6), randn(6, 4, seed=51), *vectors(1), residual
 
 
-# Of each op its inputs and options, case by case; the functions are called once the stages are loaded.
+# Of each op its inputs and options, case by case; the functions are called once the steps are loaded.
 CASES = {
     "step1_simple.bias_gelu_backward": lambda: [((*rows(2), *vectors(1)), {})],
-    "step1_simple.bias_dropout_residual_backward": lambda: [((*rows(1), p, STATE), {}) for p in (0.0, 0.4)],
+    "step1_simple.bias_dropout_residual_backward": lambda: [((*rows(1), p, RNG_STATE), {}) for p in (0.0, 0.4)],
     "step2_attention.attention": lambda: [
         (attention(), {}),
         (with_key_bounds(attention()), {"causal": True}),
-        ((*attention(), None, None, STATE), {"dropout_p": 0.4}),
+        ((*attention(), None, None, RNG_STATE), {"dropout_p": 0.4}),
     ],
     "step2_attention.attention_backward": lambda: [
         (backward_of_attention(), {}),
@@ -86,22 +86,27 @@ CASES = {
     "step3_fused.residual_layer_norm": lambda: [
         ((*rows(2), *vectors(2)), {}),
         ((*rows(2), *vectors(3)), {"keep": False}),
-        ((*rows(2), *vectors(3), 0.4, STATE), {}),
+        ((*rows(2), *vectors(3), 0.4, RNG_STATE), {}),
     ],
     "step3_fused.attention_residual_layer_norm": lambda: [
         (attention_and_what_follows(projection=False), {}),
-        ((*with_key_bounds(attention_and_what_follows(projection=False)), STATE), {"attention_p": 0.4}),
+        ((*with_key_bounds(attention_and_what_follows(projection=False)), RNG_STATE), {"attention_dropout_p": 0.4}),
     ],
     "step3_fused.attention_block": lambda: [
         (attention_and_what_follows(projection=True), {}),
         (attention_and_what_follows(projection=True), {"keep": False}),
-        ((*with_key_bounds(attention_and_what_follows(projection=True)), STATE, STATE), {"p": 0.4, "attention_p": 0.4}),
+        (
+            (*with_key_bounds(attention_and_what_follows(projection=True)), RNG_STATE, RNG_STATE),
+            {"dropout_p": 0.4, "attention_dropout_p": 0.4},
+        ),
     ],
     "step3_fused.linear_backward": lambda: [(of_product(), {})],
     "step3_fused.linear_gelu": lambda: [((*of_product()[1:], *vectors(1, 5)), {})],
     "step3_fused.linear_gelu_backward": lambda: [(of_product(randn(3, 5, seed=43)), {})],
     "step3_fused.gelu_linear_backward": lambda: [(of_product(), {"approximate": "none"})],
-    "step3_fused.linear_bias_dropout_residual_backward": lambda: [((*of_product(), p, STATE), {}) for p in (0.0, 0.4)],
+    "step3_fused.linear_bias_dropout_residual_backward": lambda: [
+        ((*of_product(), p, RNG_STATE), {}) for p in (0.0, 0.4)
+    ],
     "step3_fused.mlp": lambda: [(mlp(None), {}), (mlp(randn(3, 4, seed=52)), {"approximate": "none"})],
 }
 FUNCTIONS = {"step3_fused.layer_norm_backward": layer_norm_backward}  # others than the op itself
@@ -109,13 +114,13 @@ ONE_WITH_A_GRADIENT = {"step3_fused.layer_norm_linear"}  # its statistics have n
 
 
 def ops_of_several_outputs() -> set[str]:
-    """All ops of the stages that return several tensors and have a gradient."""
+    """All ops of the steps that return several tensors and have a gradient."""
     found = set()
-    for stage in stages.STAGES:
-        importlib.import_module(stage.module)
+    for step in steps.STEPS:
+        importlib.import_module(step.module)
         for schema in torch._C._jit_get_all_schemas():
             name = schema.name
-            registered = name.startswith(f"{stage.module}::") and schema.overload_name == ""
+            registered = name.startswith(f"{step.module}::") and schema.overload_name == ""
             if registered and len(schema.returns) > 1:
                 if torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd"):
                     found.add(name.replace("::", "."))
@@ -123,8 +128,8 @@ def ops_of_several_outputs() -> set[str]:
 
 
 def op(name):
-    stage, function = name.split(".")
-    return getattr(getattr(torch.ops, stage), function)
+    step, function = name.split(".")
+    return getattr(getattr(torch.ops, step), function)
 
 
 def test_every_op_of_several_outputs_is_checked():

@@ -97,15 +97,15 @@ def test_given_python_is_used_as_it_is(house, tmp_path):
     assert not (house.folder / ".venv").exists()
 
 
-@pytest.mark.parametrize("step", ["setup.py", "-m"])
-def test_a_step_that_fails_fails_the_target(house, tmp_path, step):
-    for stage in ("step1-simple", "step2-attention", "step3-fused", "step4-integration"):
-        (house.folder / stage).mkdir()
+@pytest.mark.parametrize("failing", ["setup.py", "-m"])
+def test_a_command_that_fails_fails_the_target(house, tmp_path, failing):
+    for step in ("step1-simple", "step2-attention", "step3-fused", "step4-integration"):
+        (house.folder / step).mkdir()
     own = tmp_path / "own"
-    own.write_text(f'#!/bin/sh\necho "own $*" >> {tmp_path}/log\ntest "$1" != "{step}"\n')
+    own.write_text(f'#!/bin/sh\necho "own $*" >> {tmp_path}/log\ntest "$1" != "{failing}"\n')
     own.chmod(0o755)
     code, calls = house("test", PYTHON=str(own))
-    assert (code != 0, len(calls)) == (True, 1 if step == "setup.py" else 5)
+    assert (code != 0, len(calls)) == (True, 1 if failing == "setup.py" else 5)
 
 
 def test_emulated_tests_run_in_several_orders():

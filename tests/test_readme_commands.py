@@ -19,7 +19,7 @@ import tempfile
 import pytest
 from repository import ROOT, Fence, commands_folder, fences, files, relative
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 
 TAGS = {"gpu", "sanitizer", "gdb", "cmake", "network", "long"}
 # How to get what blocks need that a user may add.
@@ -121,7 +121,7 @@ def marked(document: pathlib.Path):
     """The document as a parameter, marked where some of its blocks need what not every machine has."""
     tools = any(TO_GET.keys() & set(fence.tags) for fence in blocks(document))
     marks = [pytest.mark.tools] if tools else []
-    if document.name == "README.md" and document.parent in (ROOT, *(stage.path for stage in stages.STAGES)):
+    if document.name == "README.md" and document.parent in (ROOT, *(step.path for step in steps.STEPS)):
         marks.append(pytest.mark.long)
     return pytest.param(document, marks=marks, id=relative(document))
 

@@ -9,7 +9,7 @@ import sysconfig
 import types
 
 import pytest
-from repository import ROOT, STAGES, relative, run
+from repository import ROOT, STEPS, relative, run
 
 
 def load(name):
@@ -206,7 +206,7 @@ def test_dependencies_end_with_the_package_itself():
 
 # ---- where nothing of ours is installed ----
 
-SCRIPTS = [path for stage in STAGES for path in sorted((ROOT / stage).glob("*.py"))]
+SCRIPTS = [path for step in STEPS for path in sorted((ROOT / step).glob("*.py"))]
 OURS = r"^(?:from|import) (?:kernel_fusion|emulator|step\d_\w+)\b.*"
 
 

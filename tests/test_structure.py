@@ -1,21 +1,21 @@
-"""The rules that keep the house in order: who may know whom, and the form of stages and rungs."""
+"""The rules that keep the house in order: who may know whom, and the form of steps and rungs."""
 
 import ast
 import re
 
 import pytest
-from repository import ROOT, STAGES, files, relative
+from repository import ROOT, STEPS, files, relative
 
-MODULES = [stage.replace("-", "_") for stage in STAGES]
+MODULES = [step.replace("-", "_") for step in STEPS]
 RUNGS = [path for path in files(".cu") if re.fullmatch(r"v\d+_\w+\.cu", path.name)]
-PAGE_ONE = [path for stage in STAGES for path in sorted((ROOT / stage).glob("*_kernel.cu"))]
+PAGE_ONE = [path for step in STEPS for path in sorted((ROOT / step).glob("*_kernel.cu"))]
 CODE = (".cu", ".cpp", ".h", ".py")
 
 
 def number_of(path) -> int:
-    """The stage that a file belongs to, from 1; 0 for common and the emulator."""
+    """The step that a file belongs to, from 1; 0 for common and the emulator."""
     top = path.relative_to(ROOT).parts[0]
-    return STAGES.index(top) + 1 if top in STAGES else 0
+    return STEPS.index(top) + 1 if top in STEPS else 0
 
 
 def includes(path) -> list[str]:
@@ -38,16 +38,16 @@ def test_no_kernel_file_includes_torch(path):
     assert not [i for i in includes(path) if re.match(r"torch/|ATen/|c10/|pybind11/|kf/(host|cpu)\.h", i)]
 
 
-@pytest.mark.parametrize("path", [p for s in STAGES for p in files(".cpp", under=s)], ids=relative)
+@pytest.mark.parametrize("path", [p for s in STEPS for p in files(".cpp", under=s)], ids=relative)
 def test_no_host_file_holds_a_kernel(path):
     if path.name != "kernels_test.cpp":  # checks rungs through their launchers, may have helpers of its own
         assert "__global__" not in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    "path", [p for u in ("common", "emulator", *STAGES) for p in files(*CODE, under=u)], ids=relative
+    "path", [p for u in ("common", "emulator", *STEPS) for p in files(*CODE, under=u)], ids=relative
 )
-def test_nobody_knows_a_later_stage(path):
+def test_nobody_knows_a_later_step(path):
     own = number_of(path)
     if path.suffix == ".py":
         known = {MODULES.index(name) + 1 for name in imports(path) if name in MODULES}
@@ -56,19 +56,19 @@ def test_nobody_knows_a_later_stage(path):
     assert {number for number in known if number > own} == set()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_setup_script_names_no_later_stage(stage):
-    named = {int(n) for n in re.findall(r"step(\d)-", (ROOT / stage / "setup.py").read_text(encoding="utf-8"))}
-    assert {number for number in named if number > STAGES.index(stage) + 1} == set()
+@pytest.mark.parametrize("step", STEPS)
+def test_a_setup_script_names_no_later_step(step):
+    named = {int(n) for n in re.findall(r"step(\d)-", (ROOT / step / "setup.py").read_text(encoding="utf-8"))}
+    assert {number for number in named if number > STEPS.index(step) + 1} == set()
 
 
-def test_each_stage_has_its_files():
+def test_each_step_has_its_files():
     missing = []
-    for stage in STAGES:
-        wanted = ["README.md", "setup.py", "pybind.cpp", "benchmark.py", f"{stage.replace('-', '_')}/__init__.py"]
-        missing += [f"{stage}/{name}" for name in wanted if not (ROOT / stage / name).exists()]
-        if not list((ROOT / stage).glob("test*.py")):
-            missing.append(f"{stage}/test*.py")
+    for step in STEPS:
+        wanted = ["README.md", "setup.py", "pybind.cpp", "benchmark.py", f"{step.replace('-', '_')}/__init__.py"]
+        missing += [f"{step}/{name}" for name in wanted if not (ROOT / step / name).exists()]
+        if not list((ROOT / step).glob("test*.py")):
+            missing.append(f"{step}/test*.py")
     assert missing == []
     assert len(PAGE_ONE) >= 3
 
@@ -79,9 +79,9 @@ def test_page_one_is_short_and_stands_alone(path):
     assert [i for i in includes(path) if "/" in i] == []
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_setup_script_is_short(stage):
-    assert len((ROOT / stage / "setup.py").read_text(encoding="utf-8").splitlines()) <= 40
+@pytest.mark.parametrize("step", STEPS)
+def test_setup_script_is_short(step):
+    assert len((ROOT / step / "setup.py").read_text(encoding="utf-8").splitlines()) <= 40
 
 
 def test_measurements_and_plots_do_not_fill_the_repository():
@@ -133,9 +133,9 @@ def test_a_rung_that_rounds_on_the_way_says_so_in_its_table_and_header(path):
     assert re.findall(r"rounds (.*)$", limits) == said
 
 
-@pytest.mark.parametrize("path", [p for s in STAGES for p in sorted((ROOT / s).glob("tests/test_*.py"))], ids=relative)
+@pytest.mark.parametrize("path", [p for s in STEPS for p in sorted((ROOT / s).glob("tests/test_*.py"))], ids=relative)
 def test_a_test_that_can_be_run_as_a_script_imports_only_packages(path):
-    """Python looks for a script's imports beside the script, and not in the stage's folder."""
+    """Python looks for a script's imports beside the script, and not in the step's folder."""
     if "__main__" in path.read_text(encoding="utf-8"):
         beside = {other.stem for other in (ROOT / path.relative_to(ROOT).parts[0]).glob("*.py")}
         assert imports(path) & beside == set()

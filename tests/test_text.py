@@ -7,7 +7,7 @@ import re
 import textwrap
 
 import pytest
-from repository import ROOT, STAGES, Fence, fences, files, relative, without_fences
+from repository import ROOT, STEPS, Fence, fences, files, relative, without_fences
 
 MARKDOWN = files(".md")
 NAMES = {path.name for path in files("")}
@@ -106,7 +106,7 @@ def test_named_make_targets_exist(markdown):
     assert named - targets == set()
 
 
-def test_stages_show_their_results():
+def test_steps_show_their_results():
     """That the tables say what the results files say is tested in common/kernel_fusion/tests/test_report.py."""
     measured = {path.parents[1] for path in ROOT.glob("step*/results/*.json")}
     assert [p for p in measured if "<!-- results:" not in (p / "README.md").read_text(encoding="utf-8")] == []
@@ -114,21 +114,19 @@ def test_stages_show_their_results():
 
 # ---- pages that can be read ----
 
-STAGE_PAGES = [
-    path for stage in STAGES for path in [ROOT / stage / "README.md", *sorted((ROOT / stage).glob("pages/*.md"))]
-]
+STEP_PAGES = [path for step in STEPS for path in [ROOT / step / "README.md", *sorted((ROOT / step).glob("pages/*.md"))]]
 LONGEST_PAGE = 600  # lines: what can be read in one sitting
 WITHOUT_CONTENTS = 120  # lines
 
 
-def stages_pages(stage: str) -> list[pathlib.Path]:
-    """The pages of a stage beside its README, in the order in which that links to them."""
-    text = (ROOT / stage / "README.md").read_text(encoding="utf-8")
+def steps_pages(step: str) -> list[pathlib.Path]:
+    """The pages of a step beside its README, in the order in which that links to them."""
+    text = (ROOT / step / "README.md").read_text(encoding="utf-8")
     names = re.findall(r"\]\((pages/\w+\.md)(?:#[\w-]+)?\)", text)
-    return [ROOT / stage / name for name in dict.fromkeys(names)]
+    return [ROOT / step / name for name in dict.fromkeys(names)]
 
 
-@pytest.mark.parametrize("page", STAGE_PAGES, ids=relative)
+@pytest.mark.parametrize("page", STEP_PAGES, ids=relative)
 def test_a_page_is_read_in_one_sitting(page):
     assert len(page.read_text(encoding="utf-8").splitlines()) <= LONGEST_PAGE
 
@@ -142,33 +140,33 @@ def test_contents_stand_at_the_top(markdown):
     assert "<!-- contents -->" in text.split("\n## ")[0]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_pages_are_linked_in_reading_order(stage):
-    pages = stages_pages(stage)
-    assert sorted(pages) == sorted(path for path in STAGE_PAGES if path.parent == ROOT / stage / "pages")
-    following = dict(zip(STAGES, STAGES[1:], strict=False))
-    order = [ROOT / stage / "README.md", *pages, ROOT / following.get(stage, "") / "README.md"]
+@pytest.mark.parametrize("step", STEPS)
+def test_pages_are_linked_in_reading_order(step):
+    pages = steps_pages(step)
+    assert sorted(pages) == sorted(path for path in STEP_PAGES if path.parent == ROOT / step / "pages")
+    following = dict(zip(STEPS, STEPS[1:], strict=False))
+    order = [ROOT / step / "README.md", *pages, ROOT / following.get(step, "") / "README.md"]
     for page, after in zip(order, order[1:], strict=False):
         link = os.path.relpath(after, page.parent)
         assert f"]({link})" in page.read_text(encoding="utf-8").split("\n## Next\n")[1], relative(page)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_is_built_before_its_first_use(stage):
-    texts = [fence.text for fence in fences(ROOT / stage / "README.md") if fence.language == "bash"]
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_is_built_before_its_first_use(step):
+    texts = [fence.text for fence in fences(ROOT / step / "README.md") if fence.language == "bash"]
     builds = [n for n, text in enumerate(texts) if re.search(r"build_ext|make -C \.\. build", text)]
     uses = [n for n, text in enumerate(texts) if re.search(r"import step\d_|python (test|benchmark|train|gpt2)", text)]
     assert builds[0] < uses[0]
 
 
-@pytest.mark.parametrize("page", STAGE_PAGES, ids=relative)
+@pytest.mark.parametrize("page", STEP_PAGES, ids=relative)
 def test_results_stand_after_the_rungs_that_they_are_of(page):
     text = page.read_text(encoding="utf-8")
-    stage = ROOT / page.relative_to(ROOT).parts[0]
-    pages = [stage / "README.md", *stages_pages(stage.name)]  # in the order in which they are read
+    step = ROOT / page.relative_to(ROOT).parts[0]
+    pages = [step / "README.md", *steps_pages(step.name)]  # in the order in which they are read
     read = "".join(other.read_text(encoding="utf-8") for other in pages[: pages.index(page)])
     for marker in re.finditer(r"<!-- (?:results:|plot:ladder |plot:bytes )(\w+)", text):
-        rungs = sorted((stage / "kernels" / marker[1]).glob("v*_*.cu"))
+        rungs = sorted((step / "kernels" / marker[1]).glob("v*_*.cu"))
         assert rungs
         before = read + text[: marker.start()]
         unexplained = [rung.stem for rung in rungs if f"kernels/{marker[1]}/{rung.name})" not in before]
@@ -233,7 +231,7 @@ def test_helpers_are_explained_where_they_first_come():
 
 
 def test_littles_law_is_one_figure():
-    """Rate, latency and what must be under way: of the measurements, and the same wherever they are told."""
+    """Rate, latency and what must be in flight: of the measurements, and the same wherever they are told."""
     ceilings = json.loads((ROOT / "step1-simple" / "results" / "h200.json").read_text(encoding="utf-8"))["ceilings"]
     rate = 1e9 * ceilings["copy_gb_s"][max(ceilings["copy_gb_s"], key=int)]
     text = (ROOT / "step1-simple" / "results" / "h200-block-sizes.txt").read_text(encoding="utf-8")
@@ -255,7 +253,7 @@ def test_littles_law_is_one_figure():
         "docs/cuda_basics.md": [
             f"A load takes about {latency} µs",
             f"a copy at {rate / 1e12:.1f} TB/s reads {reads / 1e12:.2f} TB/s; · {latency} µs = "
-            f"{bytes_in_all / 1e6:.1f} MB under way on the whole GPU = {each} on each",
+            f"{bytes_in_all / 1e6:.1f} MB in flight on the whole GPU = {each} on each",
         ],
         "docs/memory_optimization.md": [f"A load takes about {latency} µs", f"about {each} a multiprocessor"],
     }

@@ -1,4 +1,4 @@
-"""What the tour shows of the real stages, which must be built. .ci/run looks how long the whole of it is."""
+"""What the tour shows of the real steps, which must be built. .ci/run looks how long the whole of it is."""
 
 import fcntl
 import importlib
@@ -14,12 +14,12 @@ import pytest
 import torch
 from repository import ROOT, run
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.bench import rung_counts
 from kernel_fusion.console import UserError, child_environment
 
 pytestmark = [
-    pytest.mark.skipif(not all(map(stages.is_built, stages.STAGES)), reason="the stages are not built"),
+    pytest.mark.skipif(not all(map(steps.is_built, steps.STEPS)), reason="the steps are not built"),
 ]
 needs_counting = pytest.mark.skipif(bool(rung_counts.why_not()), reason=rung_counts.why_not())
 
@@ -50,14 +50,14 @@ def read(terminal: int) -> bytes:
 
 @pytest.mark.slow
 @needs_counting
-def test_a_stage_leaves_as_many_lines_on_a_terminal_as_in_a_pipe():
-    stage = stages.STAGES[-1]
+def test_a_step_leaves_as_many_lines_on_a_terminal_as_in_a_pipe():
+    step = steps.STEPS[-1]
     part = [
         sys.executable,
         "-m",
         "kernel_fusion.learn.tour",
-        "--stage",
-        stage.module,
+        "--step",
+        step.module,
     ]
     done = subprocess.run(part, capture_output=True, text=True, env=child_environment())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -66,38 +66,38 @@ def test_a_stage_leaves_as_many_lines_on_a_terminal_as_in_a_pipe():
 
 @needs_counting
 def test_a_chunk_a_thread_asks_for_a_sector_a_lane_and_vectors_for_what_they_need():
-    stage = stages.STAGES[0]
-    library = rung_counts.build(stage, ["scale"])
+    step = steps.STEPS[0]
+    library = rung_counts.build(step, ["scale"])
     wanted = [rung_counts.Wanted("scale", rung) for rung in ("v1_chunk", "v2_naive", "v4_vector")]
     began = []
-    counted = rung_counts.count(stage, library, wanted, began.append)
+    counted = rung_counts.count(step, library, wanted, began.append)
     assert began == wanted
     moved = {one.rung: rung_counts.moved(kernels) for one, kernels in counted.items()}
     n = 1 << 16  # float32
     assert moved == {"v1_chunk": (32, 32, 8 * 8 * n), "v2_naive": (4, 4, 8 * n), "v4_vector": (16, 16, 8 * n)}
     # Once more in another order: what one rung does is not added to the next.
-    again = rung_counts.count(stage, library, wanted[::-1])
+    again = rung_counts.count(step, library, wanted[::-1])
     assert {one.rung: rung_counts.moved(kernels) for one, kernels in again.items()} == moved
 
 
 @needs_counting
 def test_only_the_kernels_that_count_are_compiled_again():
-    stage = stages.STAGES[0]
-    run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=stage.path)
-    folder = rung_counts.build(stage, ["scale"]).parents[1]
-    for made in ROOT.glob(f"build/temp.*/{stage.folder}/counting/kernels/scale/v1_chunk.cu.o"):
+    step = steps.STEPS[0]
+    run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=step.path)
+    folder = rung_counts.build(step, ["scale"]).parents[1]
+    for made in ROOT.glob(f"build/temp.*/{step.folder}/counting/kernels/scale/v1_chunk.cu.o"):
         made.unlink()
-    steps = []
-    rung_counts.build(stage, ["scale"], steps.append)
+    shown = []
+    rung_counts.build(step, ["scale"], shown.append)
     compiled = [line for line in (folder / "build.log").read_text().splitlines() if "] c++ " in line]
     assert len(compiled) == 1
     assert compiled[0].endswith("kernels/scale/v1_chunk.cu")
-    assert steps == ["1/2", "2/2"]
+    assert shown == ["1/2", "2/2"]
 
 
 @needs_counting
 def test_the_kernels_that_a_rung_launches_are_its_own_and_those_of_the_rungs_that_it_is_made_of():
-    step3 = stages.STAGES[2]
+    step3 = steps.STEPS[2]
     module = importlib.import_module(step3.module)
     x, weight, bias = torch.randn(3, 40), torch.ones(40), torch.zeros(40)
     rung_counts.take_launched(module)
@@ -112,7 +112,7 @@ def test_the_kernels_that_a_rung_launches_are_its_own_and_those_of_the_rungs_tha
 
 @needs_counting
 def test_a_rung_that_is_not_there_fails_with_the_childs_words():
-    stage = stages.find("step2")
-    library = rung_counts.build(stage, ["softmax"])
+    step = steps.find("step2")
+    library = rung_counts.build(step, ["softmax"])
     with pytest.raises(UserError, match=r"`rung` must be 'auto' or one of 'cpu', 'v1_naive'(?s:.*), got 'v9'"):
-        rung_counts.count(stage, library, [rung_counts.Wanted("softmax", "v9")])
+        rung_counts.count(step, library, [rung_counts.Wanted("softmax", "v9")])

@@ -1,3 +1,3 @@
-"""What the four stages share and none of them teaches: building, testing, benchmarking and reporting."""
+"""What the four steps share and none of them teaches: building, testing, benchmarking and reporting."""
 
 __version__ = "0.1.0"

@@ -1,8 +1,8 @@
-"""Builds a stage's extension: host files, the emulated kernels, and the GPU's where nvcc and a CUDA torch are there.
+"""Builds a step's extension: host files, the emulated kernels, and the GPU's where nvcc and a CUDA torch are there.
 
-`setup.py` of each stage lists sources and flags; this module turns them into a ninja file. ninja knows what an edit
+`setup.py` of each step lists sources and flags; this module turns them into a ninja file. ninja knows what an edit
 makes stale, and rebuilds what an interrupted build left. The library is linked under a temporary name and renamed. Of
-two processes that build a stage, one waits for the other.
+two processes that build a step, one waits for the other.
 
 Environment:
     KF_CUDA               auto (default) | 0 | 1: compile the kernels with nvcc where possible | never | or fail.
@@ -42,27 +42,27 @@ class BuildError(RuntimeError):
 
 
 class Borrowed(NamedTuple):
-    """The rungs of an earlier stage's op, with which some of a stage's own begin; both link the same objects.
+    """The rungs of an earlier step's op, with which some of a step's own begin; both link the same objects.
 
     Args:
         folder: the op's, relative to setup.py, such as "../step2-attention/kernels/attention".
-        include_dirs: as that stage has them, relative to setup.py too.
+        include_dirs: as that step has them, relative to setup.py too.
     """
 
     folder: str
     include_dirs: list[str]
 
 
-class StageExtension(Extension):
-    """A stage's library.
+class StepExtension(Extension):
+    """A step's library.
 
     Args:
         name: "<module>._C".
         host: .cpp files that may include torch.
         kernels: .cu files, each compiled for the emulation and, in a CUDA build, by nvcc.
         tables: rungs.cpp files, compiled once a backend.
-        include_dirs: the stage's own headers and those of earlier stages, relative to setup.py.
-        borrowed: rungs of earlier stages.
+        include_dirs: the step's own headers and those of earlier steps, relative to setup.py.
+        borrowed: rungs of earlier steps.
         cxx_flags, nvcc_flags: flags for the host's compiler (host files, tables and emulated kernels) and for nvcc.
     """
 
@@ -213,12 +213,12 @@ def counting_name(kernels: str) -> str:
 
 
 def write_ninja(
-    extension: StageExtension, folder: pathlib.Path, library: pathlib.Path, cuda: Cuda | None, counting: str = ""
+    extension: StepExtension, folder: pathlib.Path, library: pathlib.Path, cuda: Cuda | None, counting: str = ""
 ) -> pathlib.Path:
     """Writes a ninja file for `extension` into `folder`; the build ends in `library`. Returns the file's path.
 
-    The folder is that of all stages, so that what two of them need is compiled once: the emulation, and the rungs of
-    one stage that another borrows. Each stage has a ninja file and, for what is its own, a folder there.
+    The folder is that of all steps, so that what two of them need is compiled once: the emulation, and the rungs of
+    one step that another borrows. Each step has a ninja file and, for what is its own, a folder there.
 
     With `counting` some emulated kernels count their accesses, see `counts`: "softmax" or "softmax/v1_naive", several
     with commas between them. Everything else is compiled as without it, and once for both.
@@ -288,12 +288,12 @@ def write_ninja(
             return False
         other = pathlib.Path(taken).resolve() / output.relative_to(folder)
         if not other.exists():
-            raise BuildError(f"KF_EMULATED: there is no {other}; build the stage there first")
+            raise BuildError(f"KF_EMULATED: there is no {other}; build the step there first")
         objects.append(other)
         return True
 
     def place(source, kind: str, suffix: str) -> pathlib.Path:
-        """Where what is made of a source lies: in a folder of the stage that it belongs to."""
+        """Where what is made of a source lies: in a folder of the step that it belongs to."""
         path = pathlib.Path(os.path.normpath(here / source)).relative_to(here.parent)
         return folder / path.parts[0] / kind / f"{pathlib.Path(*path.parts[1:])}{suffix}"
 
@@ -369,7 +369,7 @@ def _torch_cuda_includes() -> list[pathlib.Path]:
 def check_cxx(cxx: str, folder: pathlib.Path) -> None:
     """Refuses a compiler that puts a C++ standard library of its own into each library it links.
 
-    Streams and exceptions pass between torch and a stage, so both must use one shared libstdc++ (or libc++). With a
+    Streams and exceptions pass between torch and a step, so both must use one shared libstdc++ (or libc++). With a
     compiler set up for -static-libstdc++ everything builds, and then the first error message crashes the process.
 
     Args:
@@ -393,7 +393,7 @@ def check_cxx(cxx: str, folder: pathlib.Path) -> None:
         usable = os.path.exists(other) and os.path.realpath(other) != os.path.realpath(found) and links_shared(other)
         way_out = f"use the one that is here too: export CXX={other}" if usable else "set CXX to one that does not"
         raise BuildError(
-            f"the compiler {cxx} links the C++ standard library statically, but torch and the stages must share one; "
+            f"the compiler {cxx} links the C++ standard library statically, but torch and the steps must share one; "
             f"{way_out}"
         )
     passed.touch()
@@ -419,8 +419,8 @@ def links_shared(cxx: str) -> bool:
         return any(name in library.read_bytes() for name in (b"libstdc++.so", b"libc++.so"))
 
 
-def check_rung_tables(extension: StageExtension) -> None:
-    """Refuses a stage in which a rung's file, its declaration and its row in the table do not agree.
+def check_rung_tables(extension: StepExtension) -> None:
+    """Refuses a step in which a rung's file, its declaration and its row in the table do not agree.
 
     Raises:
         BuildError: with a line for each rung that would not be found, or that the table names and nobody has.
@@ -432,7 +432,7 @@ def check_rung_tables(extension: StageExtension) -> None:
 
 
 class build_ext(_build_ext):
-    """`python setup.py build_ext --inplace` for stages; with --counting=…, emulated kernels count their accesses."""
+    """`python setup.py build_ext --inplace` for steps; with --counting=…, emulated kernels count their accesses."""
 
     user_options = [
         *_build_ext.user_options,
@@ -446,7 +446,7 @@ class build_ext(_build_ext):
     def finalize_options(self):
         asked = self.build_temp
         super().finalize_options()
-        if asked is None:  # one folder for all stages, with the name that setuptools has for this Python
+        if asked is None:  # one folder for all steps, with the name that setuptools has for this Python
             self.build_temp = str(COMMON.parent / "build" / pathlib.Path(self.build_temp).name)
 
     def run(self):

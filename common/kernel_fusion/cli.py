@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.console import CommandFailed, UserError, make_console, run_shown
 from kernel_fusion.learn import exercises
 from kernel_fusion.report import documents as report
@@ -30,15 +30,15 @@ def threads(text: str) -> int:
     return int(text)
 
 
-def stage(text: str) -> stages.Stage:
-    """A stage, as an argument."""
+def step(text: str) -> steps.Step:
+    """A step, as an argument."""
     try:
-        return stages.find(text)
+        return steps.find(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-STAGE_NAMES = "STAGE: step1-simple, step2-attention, step3-fused or step4-integration; or its number, 1 to 4."
+STEP_NAMES = "STEP: step1-simple, step2-attention, step3-fused or step4-integration; or its number, 1 to 4."
 SCHEDULES = (
     "The threads' order, S: forward (thread 0 first), reverse, or random:SEED with any number as SEED, random:1 for "
     "instance. Between barriers the order must not matter; a missing barrier shows in one of them."
@@ -50,7 +50,7 @@ SIZES = (
 
 
 def _op_names() -> str:
-    named = "; ".join(f"{one.folder}: {', '.join(syllabus.ops(one))}" for one in stages.STAGES)
+    named = "; ".join(f"{one.folder}: {', '.join(syllabus.ops(one))}" for one in steps.STEPS)
     return f"OP, of {named}. `kernel-fusion rungs OP` lists its rungs."
 
 
@@ -97,23 +97,23 @@ def make_parser() -> argparse.ArgumentParser:
 
     tour = commands.add(
         "tour",
-        "Builds the stages and shows of every rung what it teaches and how right it is, then GPT-2.",
+        "Builds the steps and shows of every rung what it teaches and how right it is, then GPT-2.",
         ["It says at the start how long it takes. On a GPU each rung is timed, too."],
         ["tour", "tour --full"],
         _tour,
     )
     tour.add_argument(
-        "--full", action="store_true", help="a table with times for each case, instead of a screen a stage"
+        "--full", action="store_true", help="a table with times for each case, instead of a screen a step"
     )
 
     check = commands.add(
         "check",
-        "Runs the stages' tests.",
-        ["They must be built.", STAGE_NAMES, SCHEDULES],
+        "Runs the steps' tests.",
+        ["They must be built.", STEP_NAMES, SCHEDULES],
         ["check", "check step2 --device cpu -k softmax", "check 1 --schedule random:7"],
         _check,
     )
-    check.add_argument("stages", nargs="*", type=stage, metavar="STAGE", help="default: all four")
+    check.add_argument("steps", nargs="*", type=step, metavar="STEP", help="default: all four")
     check.add_argument("--device", choices=("cpu", "cuda"), help="only this device")
     check.add_argument("--schedule", type=schedule, metavar="S", help="only emulated tests, threads in this order")
     check.add_argument("-k", dest="keyword", metavar="EXPRESSION", help="only tests whose names match, as pytest -k")
@@ -121,11 +121,11 @@ def make_parser() -> argparse.ArgumentParser:
     bench = commands.add(
         "bench",
         "Times every rung beside its peers.",
-        ["The stages must be built.", STAGE_NAMES, _op_names(), SIZES],
+        ["The steps must be built.", STEP_NAMES, _op_names(), SIZES],
         ["bench step1 --op bias_gelu --sizes cpu", "bench --op scale --rung v4_vector --sizes emulated"],
         _bench,
     )
-    bench.add_argument("stages", nargs="*", type=stage, metavar="STAGE", help="default: all four")
+    bench.add_argument("steps", nargs="*", type=step, metavar="STEP", help="default: all four")
     bench.add_argument("--op", action="append", metavar="OP", help="only this op; may be repeated")
     bench.add_argument("--rung", action="append", help="only this rung, and no peers; may be repeated")
     bench.add_argument(
@@ -239,13 +239,13 @@ def make_parser() -> argparse.ArgumentParser:
     gpu_check = commands.add(
         "gpu-check",
         "On a GPU: builds, tests, checks memory and races, and measures.",
-        ["Steps that passed are not repeated while their sources stay. STEP: as --list names it, or its beginning."],
+        ["Tasks that passed are not repeated while their sources stay. TASK: as --list names it, or its beginning."],
         ["gpu-check", "gpu-check --list", "gpu-check --only build --fresh"],
         _gpu_check,
     )
-    gpu_check.add_argument("--only", action="append", default=[], metavar="STEP", help="steps whose names start so")
-    gpu_check.add_argument("--list", action="store_true", help="list the steps and how each ended")
-    gpu_check.add_argument("--fresh", action="store_true", help="repeat steps that passed before")
+    gpu_check.add_argument("--only", action="append", default=[], metavar="TASK", help="tasks whose names start so")
+    gpu_check.add_argument("--list", action="store_true", help="list the tasks and how each ended")
+    gpu_check.add_argument("--fresh", action="store_true", help="repeat tasks that passed before")
     gpu_check.add_argument("--resume", action="store_true", help="do not repeat them: the default")
     return parser
 
@@ -325,14 +325,14 @@ def _gpu_check(options: argparse.Namespace) -> int:
     return gpu_check.command(options)
 
 
-def _need_built(wanted: list[stages.Stage]) -> None:
+def _need_built(wanted: list[steps.Step]) -> None:
     for one in wanted:
-        if not stages.is_built(one):
-            raise UserError(f"{one.folder} is not built for this Python; build it with: {stages.build_command(one)}")
+        if not steps.is_built(one):
+            raise UserError(f"{one.folder} is not built for this Python; build it with: {steps.build_command(one)}")
 
 
 def _check(options: argparse.Namespace) -> int:
-    wanted = options.stages or list(stages.STAGES)
+    wanted = options.steps or list(steps.STEPS)
     _need_built(wanted)
     command = [sys.executable, "-m", "pytest", *(str(one.path) for one in wanted)]
     environment = {}
@@ -343,14 +343,14 @@ def _check(options: argparse.Namespace) -> int:
         command += ["-m", "emulated"]
     if options.keyword:
         command += ["-k", options.keyword]
-    return _shown(command, stages.ROOT, environment)
+    return _shown(command, steps.ROOT, environment)
 
 
 def _bench(options: argparse.Namespace) -> int:
-    wanted = options.stages or list(stages.STAGES)
-    at = {op: syllabus.stage_of(op) for op in options.op or []}
-    if at and not options.stages:
-        wanted = [one for one in stages.STAGES if one in at.values()]
+    wanted = options.steps or list(steps.STEPS)
+    at = {op: syllabus.step_of(op) for op in options.op or []}
+    if at and not options.steps:
+        wanted = [one for one in steps.STEPS if one in at.values()]
     for op, one in at.items():
         if one not in wanted:
             raise UserError(f"--op {op}: that is an op of {one.folder}")
@@ -368,9 +368,9 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    stage_of_op = syllabus.stage_of(options.op)
+    step_of_op = syllabus.step_of(options.op)
     if options.device == "cuda":
-        _need_built([stage_of_op])
+        _need_built([step_of_op])
     from kernel_fusion.bench import profile
 
     profile.run(options, make_console())
@@ -378,7 +378,7 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 RUNGS_COLUMNS = """\
-A rung's file is STAGE/kernels/OP/RUNG.cu; in the order of the lesson each is built on the one before.
+A rung's file is STEP/kernels/OP/RUNG.cu; in the order of the lesson each is built on the one before.
 limits: what it does not take. lines: its file's. changed: how many of them the rung before does not have.
 """
 
@@ -388,11 +388,11 @@ def _rungs(options: argparse.Namespace) -> int:
     from rich.table import Table
 
     if options.op:
-        syllabus.stage_of(options.op)  # an unknown op is an error
+        syllabus.step_of(options.op)  # an unknown op is an error
     console = make_console()
     console.print(RUNGS_COLUMNS, style="dim", end="", markup=False)
     header = True
-    for one in stages.STAGES:
+    for one in steps.STEPS:
         for op in (op for op in syllabus.ops(one) if options.op in (None, op)):
             table = Table(show_header=header, box=None, pad_edge=False, expand=True, header_style="bold")
             table.add_column("rung", width=14)

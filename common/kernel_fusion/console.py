@@ -1,4 +1,4 @@
-"""Output for people, on a terminal or piped, and the steps of a long command."""
+"""Output for people, on a terminal or piped, and the tasks of a long command."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 
 PIPED_WIDTH = 120
 
@@ -116,7 +116,7 @@ class UserError(RuntimeError):
 
 
 class Refused(RuntimeError):
-    """A tool that is missing or refuses this machine: its step was not run, which is neither a pass nor a failure."""
+    """A tool that is missing or refuses this machine: its task was not run, which is neither a pass nor a failure."""
 
 
 class CommandFailed(RuntimeError):
@@ -172,7 +172,7 @@ def _end(child: subprocess.Popen) -> None:
 
 def child_environment(**more: str) -> dict[str, str]:
     """Our environment for a child, which imports our packages even where they are not installed."""
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": stages.python_path(), **more}
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": steps.python_path(), **more}
 
 
 def run_shown(command: list[str], *, cwd: pathlib.Path | None = None, env: dict[str, str] | None = None) -> None:
@@ -222,12 +222,12 @@ def run_logged(
 
 
 def last_lines(path: pathlib.Path, count: int = 30) -> str:
-    """The end of a log, to be shown where a step failed."""
+    """The end of a log, to be shown where a task failed."""
     return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:])
 
 
-class Steps:
-    """The steps of a long command: one line each, with its time; failures are collected and named at the end."""
+class Tasks:
+    """The tasks of a long command: one line each, with its time; failures are collected and named at the end."""
 
     def __init__(self, console: Console, total: int):
         self.console, self.total = console, total
@@ -236,16 +236,16 @@ class Steps:
         self.not_run: list[str] = []
 
     @contextlib.contextmanager
-    def step(self, name: str, *, shows: bool = False, note: str = "") -> Iterator[Callable[[str], Any]]:
-        """Runs the body as a step. An exception in it makes the step a failed one, and the next step may still run.
+    def task(self, name: str, *, shows: bool = False, note: str = "") -> Iterator[Callable[[str], Any]]:
+        """Runs the body as a task. An exception in it makes the task a failed one, and the next task may still run.
 
         Args:
-            name: what the step does.
+            name: what the task does.
             shows: the body prints something; otherwise a terminal shows a spinner meanwhile.
             note: what else is said of it at its begin, such as how long it takes.
 
         Yields:
-            A function that takes how far the step is, "12/79" for instance.
+            A function that takes how far the task is, "12/79" for instance.
         """
         self.number += 1
         label = f"[{self.number}/{self.total}] {name}{f', {note}' if note else ''}"
@@ -275,12 +275,12 @@ class Steps:
             self._line(end, f"ok, {duration(time.monotonic() - began)}", "green")
 
     def skip(self, name: str, why: str) -> None:
-        """Counts a step that cannot run, and says why."""
+        """Counts a task that cannot run, and says why."""
         self.number += 1
         self._not_run(name, f"[{self.number}/{self.total}] {name}", why)
 
     def note(self, name: str, outcome: str) -> None:
-        """Counts a step that needs not run again."""
+        """Counts a task that needs not run again."""
         self.number += 1
         self._line(f"[{self.number}/{self.total}] {name}", outcome, "green")
 
@@ -303,7 +303,7 @@ class Steps:
 
 
 def _explanation(error: Exception) -> str:
-    """What to print about a step that failed: the end of its log, or where in Python it was."""
+    """What to print about a task that failed: the end of its log, or where in Python it was."""
     if isinstance(error, CommandFailed):
         return f"{last_lines(error.log)}\n{error}" if error.log else str(error)
     if isinstance(error, UserError):

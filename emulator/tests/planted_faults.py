@@ -5,12 +5,12 @@
     python emulator/tests/planted_faults.py             # fails where the table in ../README.md is another
     python emulator/tests/planted_faults.py --write     # writes it
     python emulator/tests/planted_faults.py --only one-column-too-many      # one of them, with what the tools say
-    python emulator/tests/planted_faults.py --stage step2-attention         # those in one stage
+    python emulator/tests/planted_faults.py --step step2-attention         # those in one step
 
 The tests are built first, where they are not up to date; then it takes a few minutes.
 
 For each fault and each of the three presets the rung is compiled anew from a copy with the fault in it, linked into a
-copy of its stage's test program, and run. A tool finds a fault if
+copy of its step's test program, and run. A tool finds a fault if
 - contract: under `simt`, in the usual order of threads, a result is wrong, the runtime ends the kernel with an error,
   or the program crashes;
 - other orders: the same for one of KF_SIMT_SCHEDULE=reverse, random:1 and random:2;
@@ -66,16 +66,16 @@ class Fault:
         return self.header or self.rung
 
     @property
-    def stage(self) -> str:
+    def step(self) -> str:
         return self.rung.split("/")[0]
 
     @property
     def target(self) -> str:
-        return self.stage.split("-")[0] + "_kernels_test"
+        return self.step.split("-")[0] + "_kernels_test"
 
 
 STEP1, STEP2, STEP3, STEP4 = (
-    f"{stage}/kernels" for stage in ("step1-simple", "step2-attention", "step3-fused", "step4-integration")
+    f"{step}/kernels" for step in ("step1-simple", "step2-attention", "step3-fused", "step4-integration")
 )
 COLUMN_SUM = "step1-simple/include/step1/column_sum.h"
 REDUCE = "step2-attention/include/step2/reduce.h"
@@ -244,8 +244,8 @@ FAULTS = [
         "strides-swapped",
         "strides of heads and tokens swapped",
         f"{STEP4}/kv_append/v1_naive.cu",
-        "head * strides.head + token * strides.token",
-        "head * strides.token + token * strides.head",
+        "head * strides.head + token * strides.seq",
+        "head * strides.seq + token * strides.head",
         "KvAppend.*",
     ),
 ]
@@ -292,11 +292,11 @@ class Preset:
         return self.folder / after(self.link[target], "-o")
 
     def rewritten(self, fault: Fault) -> str:
-        """What CMake compiles of the fault's rung for its own stage: a later stage may compile it, too."""
-        return str(self.folder / fault.stage / "rewritten" / f"{fault.rung}.cpp")
+        """What CMake compiles of the fault's rung for its own step: a later step may compile it, too."""
+        return str(self.folder / fault.step / "rewritten" / f"{fault.rung}.cpp")
 
     def build(self, fault: Fault, tree: Path, to: Path) -> Path:
-        """Compiles the rung as it is in `tree` and links the stage's tests with it."""
+        """Compiles the rung as it is in `tree` and links the step's tests with it."""
         to.mkdir()
         source, object_file, program = to / "rung.cpp", to / "rung.o", to / "program"
         command = list(self.compile[self.rewritten(fault)])
@@ -445,7 +445,7 @@ def measure(build: Path, faults: list[Fault], jobs: int, show: bool) -> dict[str
             path.write_text(planted(fault, path.read_text()))
             work += [(check_fault, preset, fault, folder) for preset in presets]
         work += [(check_clean, preset, *test) for preset in presets for test in clean]
-        work.reverse()  # the slowest, later stages under the race detector, come first
+        work.reverse()  # the slowest, later steps under the race detector, come first
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             futures = [pool.submit(*task) for task in work]
             try:
@@ -462,8 +462,8 @@ def main() -> int:
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="where the presets lie; default: build/")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--only", metavar="NAME", choices=[fault.name for fault in FAULTS], help="one fault, in detail")
-    stages = sorted({fault.stage for fault in FAULTS})
-    what.add_argument("--stage", choices=stages, help="the faults in this stage's rungs")
+    steps = sorted({fault.step for fault in FAULTS})
+    what.add_argument("--step", choices=steps, help="the faults in this step's rungs")
     what.add_argument("--write", action="store_true", help="write the table into emulator/README.md; plants all")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; default: %(default)s"
@@ -472,7 +472,7 @@ def main() -> int:
     begun = time.monotonic()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of programs that a fault ends
     try:
-        faults = [f for f in FAULTS if options.only in (None, f.name) and options.stage in (None, f.stage)]
+        faults = [f for f in FAULTS if options.only in (None, f.name) and options.step in (None, f.step)]
         found = measure(options.build.resolve(), faults, options.jobs, show=options.only is not None)
         missed = [fault.name for fault in faults if not any(found[fault.name].values())]
         if missed:
@@ -481,7 +481,7 @@ def main() -> int:
             return 0
         text = README.read_text()
         begin, end = in_readme(text)
-        if options.stage:
+        if options.step:
             rows = [row(fault, found[fault.name]) for fault in faults]
             if other := [line for line in rows if line not in text[begin:end]]:
                 raise Failure("\n".join([f"the table in {README} has other rows; --write writes these:", *other]))

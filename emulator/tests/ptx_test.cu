@@ -1,4 +1,4 @@
-// Inline PTX as programs write it: what has no wrapper in the stages. Those that have are tested there, on GPUs too.
+// Inline PTX as programs write it: what has no wrapper in the steps. Those that have are tested there, on GPUs too.
 #include <cooperative_groups.h>
 #include <cuda.h>
 #include <gtest/gtest.h>

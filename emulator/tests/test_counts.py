@@ -12,7 +12,7 @@ import pytest
 
 import emulator
 from emulator import counts, programs
-from kernel_fusion import cli, stages, testing
+from kernel_fusion import cli, steps, testing
 from kernel_fusion.bench import rung_counts
 from kernel_fusion.console import UserError, child_environment, make_console
 from kernel_fusion.report import documents as report
@@ -269,7 +269,7 @@ def test_names_are_told_without_what_is_no_parameter():
 
 @pytest.mark.slow
 def test_a_rung_is_counted_beside_the_installed_library(tmp_path):
-    before = {path: path.stat().st_mtime_ns for path in (stages.STAGES[0].path / "step1_simple").glob("_C*")}
+    before = {path: path.stat().st_mtime_ns for path in (steps.STEPS[0].path / "step1_simple").glob("_C*")}
     written = tmp_path / "counts.json"
     command = [sys.executable, "-m", "kernel_fusion", "profile", "scale", "--device", "cpu"]
     command += ["--rung", "v1_chunk", "--rung", "v4_vector", "--json", str(written)]
@@ -281,7 +281,7 @@ def test_a_rung_is_counted_beside_the_installed_library(tmp_path):
     for way in ("global_load", "global_store"):
         access = vector["total"][way]
         assert (access["requests"], access["bytes"], access["sectors_per_request"]) == (512, 4 * 65536, 16)
-    assert before == {path: path.stat().st_mtime_ns for path in (stages.STAGES[0].path / "step1_simple").glob("_C*")}
+    assert before == {path: path.stat().st_mtime_ns for path in (steps.STEPS[0].path / "step1_simple").glob("_C*")}
 
 
 def test_two_may_count_at_the_same_time(tmp_path, monkeypatch):
@@ -293,14 +293,14 @@ def test_two_may_count_at_the_same_time(tmp_path, monkeypatch):
     def child(command, log, **_):  # refuses every rung, by its name
         if not between:
             between.append(None)
-            between[0] = rung_counts.count(stages.STAGES[0], library, [rung_counts.Wanted("gelu", "v2_vector")])
+            between[0] = rung_counts.count(steps.STEPS[0], library, [rung_counts.Wanted("gelu", "v2_vector")])
         plan = pathlib.Path(command[command.index("--plan") + 1])
         refused = {number: rung for number, (_, rung, _) in enumerate(json.loads(plan.read_text()))}
         (plan.parent / "refused.json").write_text(json.dumps(refused))
 
     monkeypatch.setattr(rung_counts, "run_logged", child)
     wanted = [rung_counts.Wanted("scale", rung) for rung in ("v1_chunk", "v4_vector")]
-    counted = rung_counts.count(stages.STAGES[0], library, wanted)
+    counted = rung_counts.count(steps.STEPS[0], library, wanted)
     assert counted == {one: one.rung for one in wanted}
     assert between == [{rung_counts.Wanted("gelu", "v2_vector"): "v2_vector"}]
     assert list(tmp_path.iterdir()) == [library.parent]

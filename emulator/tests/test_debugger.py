@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from emulator import debugger, programs
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.console import UserError, child_environment
 
-DOCS = stages.ROOT / "docs"
+DOCS = steps.ROOT / "docs"
 PROGRAM = r"""
 #include <cassert>
 #include <cooperative_groups.h>
@@ -125,12 +125,12 @@ def program(tmp_path_factory):
 
 def replay(program: pathlib.Path, commands: list[str], *arguments: str, **environment: str) -> list[str]:
     """gdb's output of each command. What it says about threads of the operating system is left out."""
-    steps = []
+    typed = []
     for command in commands:
-        steps += ["echo \\n(gdb)\\n", command]
+        typed += ["echo \\n(gdb)\\n", command]
     call = f"from emulator import debugger as d; import pathlib; d.debug(pathlib.Path({str(program)!r}), "
     done = subprocess.run(
-        [sys.executable, "-c", f"{call}{list(arguments)}, {steps})"],
+        [sys.executable, "-c", f"{call}{list(arguments)}, {typed})"],
         env=child_environment(HOME="/nonexistent", **environment),  # without the user's own settings of gdb
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

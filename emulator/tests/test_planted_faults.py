@@ -27,11 +27,11 @@ planted_faults = load()
 ROOT, FAULTS = planted_faults.ROOT, planted_faults.FAULTS
 
 
-def test_there_are_twenty_with_names_of_their_own_in_all_stages():
+def test_there_are_twenty_with_names_of_their_own_in_all_steps():
     assert len(FAULTS) == 20
     assert len({fault.name for fault in FAULTS}) == 20
     assert len({planted_faults.row_start(fault) for fault in FAULTS}) == 20
-    assert {fault.stage for fault in FAULTS} == {path.name for path in ROOT.glob("step*") if path.is_dir()}
+    assert {fault.step for fault in FAULTS} == {path.name for path in ROOT.glob("step*") if path.is_dir()}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -41,7 +41,7 @@ def test_a_fault_fits_its_source(fault):
     assert with_fault != text
     assert with_fault.count("\n") == text.count("\n")  # lines stay
     suite = fault.tests.removesuffix(".*")
-    assert re.search(rf"^TEST\({suite},", (ROOT / fault.stage / "tests" / "kernels_test.cpp").read_text(), re.M)
+    assert re.search(rf"^TEST\({suite},", (ROOT / fault.step / "tests" / "kernels_test.cpp").read_text(), re.M)
     if fault.header:
         assert (ROOT / fault.rung).is_file()
 

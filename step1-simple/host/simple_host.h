@@ -1,4 +1,4 @@
-// This stage's ops on torch tensors; pybind.cpp registers them. Python's docstrings say what each does.
+// This step's ops on torch tensors; pybind.cpp registers them. Python's docstrings say what each does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,19 +39,20 @@ std::tuple<Tensor&, Tensor&> bias_gelu_backward_out(const Tensor& grad, const Te
                                                     string_view approximate, string_view rung, Tensor& grad_x,
                                                     Tensor& grad_bias);
 
-Tensor bias_dropout_residual(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+Tensor bias_dropout_residual(const Tensor& x, const Tensor& bias, const Tensor& residual, double dropout_p,
                              const Tensor& rng_state, string_view rung);
-Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Tensor& residual, double dropout_p,
                                   const Tensor& rng_state, string_view rung, Tensor& out);
 // Under autocast: x, bias and residual in the widest of their dtypes, as PyTorch adds them.
-Tensor bias_dropout_residual_autocast(const Tensor& x, const Tensor& bias, const Tensor& residual, double p,
+Tensor bias_dropout_residual_autocast(const Tensor& x, const Tensor& bias, const Tensor& residual, double dropout_p,
                                       const Tensor& rng_state, string_view rung);
 
 // The gradients of x and bias; that of the residual is `grad`.
-std::tuple<Tensor, Tensor> bias_dropout_residual_backward(const Tensor& grad, double p, const Tensor& rng_state,
+std::tuple<Tensor, Tensor> bias_dropout_residual_backward(const Tensor& grad, double dropout_p, const Tensor& rng_state,
                                                           string_view rung);
-std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& grad, double p, const Tensor& rng_state,
-                                                                string_view rung, Tensor& grad_x, Tensor& grad_bias);
+std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& grad, double dropout_p,
+                                                                const Tensor& rng_state, string_view rung,
+                                                                Tensor& grad_x, Tensor& grad_bias);
 
 Tensor column_sum(const Tensor& x, string_view rung);
 Tensor& column_sum_out(const Tensor& x, string_view rung, Tensor& out);

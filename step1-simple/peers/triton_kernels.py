@@ -1,4 +1,4 @@
-"""The ops of this stage in Triton, dropout's backward aside: the other way to write them, a peer in benchmark.py.
+"""The ops of this step in Triton, dropout's backward aside: the other way to write them, a peer in benchmark.py.
 
 A Triton program is one block seen as a whole: it works on vectors of BLOCK elements, and the compiler decides which
 thread takes which, how wide a load is and what is kept in shared memory. Compare with kernels/: the index arithmetic is

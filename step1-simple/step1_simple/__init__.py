@@ -11,7 +11,7 @@ from kernel_fusion.ops import (
     wide,
     without_forward_mode,
 )
-from kernel_fusion.stages import load
+from kernel_fusion.steps import load
 
 _C = load("step1_simple")
 _ops = torch.ops.step1_simple
@@ -22,7 +22,7 @@ __all__ = [
     "bias_gelu",
     "bias_gelu_backward",
     "column_sum",
-    "dropout_state",
+    "draw_rng_state",
     "gelu",
     "gelu_backward",
     "gelu_scale",
@@ -184,7 +184,7 @@ def bias_gelu_backward(
     return _ops.bias_gelu_backward(grad, x, bias, approximate=approximate, rung=rung)
 
 
-def dropout_state(x: torch.Tensor, *, on_device: bool = False) -> torch.Tensor:
+def draw_rng_state(x: torch.Tensor, *, on_device: bool = False) -> torch.Tensor:
     """Draws the random numbers' start for one dropout of `x` from PyTorch's generator, which moves on.
 
     `torch.manual_seed` sets that generator; checkpointing saves and restores it.
@@ -200,7 +200,7 @@ def dropout_state(x: torch.Tensor, *, on_device: bool = False) -> torch.Tensor:
     Raises:
         ValueError: a CUDA graph is captured and `on_device` is False.
     """
-    return _ops.dropout_state(x, on_device=on_device)
+    return _ops.draw_rng_state(x, on_device=on_device)
 
 
 @without_forward_mode
@@ -208,7 +208,7 @@ def bias_dropout_residual(
     x: torch.Tensor,
     bias: torch.Tensor,
     residual: torch.Tensor,
-    p: float = 0.1,
+    dropout_p: float = 0.1,
     rng_state: torch.Tensor | None = None,
     *,
     training: bool = True,
@@ -217,16 +217,16 @@ def bias_dropout_residual(
     """`residual + dropout(x + bias)`, computed in float32 and rounded once.
 
     Element i is kept where its random number of 16 bits is at least round(65536·p), and then divided by the part that
-    is kept; p is met to 1/131072. The numbers depend on `rng_state` and i alone, so the same state gives the same mask
-    on a GPU, emulated and on the CPU. Nothing is stored for the backward but the state.
+    is kept; dropout_p is met to 1/131072. The numbers depend on `rng_state` and i alone, so the same state gives the
+    same mask on a GPU, emulated and on the CPU. Nothing is stored for the backward but the state.
 
     Args:
         x: [..., width], any strides; float32, float16, bfloat16 or float64.
         bias: [width], dtype and device of `x`.
         residual: shape, dtype and device of `x`. Under `torch.autocast` the three are cast to the widest of their
             dtypes, as in PyTorch's sums.
-        p: the part that is dropped, from 0 to 1. A dropped element gives `residual`, whatever x is.
-        rng_state: int64 [2], seed and offset, on the CPU or on x's device; default: `dropout_state(x)`.
+        dropout_p: the part that is dropped, from 0 to 1. A dropped element gives `residual`, whatever x is.
+        rng_state: int64 [2], seed and offset, on the CPU or on x's device; default: `draw_rng_state(x)`.
         training: False switches dropout off.
         rung: "auto", or a name from `rungs("bias_dropout_residual", x.device)`.
 
@@ -235,22 +235,22 @@ def bias_dropout_residual(
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape, device, `p` or `rung`.
+        ValueError: wrong shape, device, `dropout_p` or `rung`.
 
     Source: Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, https://doi.org/10.1145/2063384.2063405.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"bias_dropout_residual: `p` must be from 0 to 1, got {p}")
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"bias_dropout_residual: `dropout_p` must be from 0 to 1, got {dropout_p}")
     if not training:
-        p = 0.0
+        dropout_p = 0.0
     if rng_state is None:
-        rng_state = rng.draw(_ops, x) if rng.drops(p) else rng.unused(x)
-    return _ops.bias_dropout_residual(x, bias, residual, p, rng_state, rung=rung)
+        rng_state = rng.draw(_ops, x) if rng.drops(dropout_p) else rng.unused(x)
+    return _ops.bias_dropout_residual(x, bias, residual, dropout_p, rng_state, rung=rung)
 
 
 @without_forward_mode
 def bias_dropout_residual_backward(
-    grad: torch.Tensor, p: float, rng_state: torch.Tensor, *, rung: str = "auto"
+    grad: torch.Tensor, dropout_p: float, rng_state: torch.Tensor, *, rung: str = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradients of x and bias in `bias_dropout_residual`; that of the residual is `grad` itself.
 
@@ -258,7 +258,7 @@ def bias_dropout_residual_backward(
 
     Args:
         grad: [..., width], the gradient of the output; any strides.
-        p: the forward's.
+        dropout_p: the forward's.
         rng_state: the forward's; the mask is made from it again.
         rung: "auto", or a name from `rungs("bias_dropout_residual_backward", grad.device)`.
 
@@ -267,9 +267,9 @@ def bias_dropout_residual_backward(
 
     Raises:
         TypeError: a dtype that is not supported.
-        ValueError: wrong shape, device, `p` or `rung`.
+        ValueError: wrong shape, device, `dropout_p` or `rung`.
     """
-    return _ops.bias_dropout_residual_backward(grad, p, rng_state, rung=rung)
+    return _ops.bias_dropout_residual_backward(grad, dropout_p, rng_state, rung=rung)
 
 
 @without_forward_mode
@@ -349,20 +349,20 @@ rng.register_fake("step1_simple")
 
 
 @torch.library.register_fake("step1_simple::bias_dropout_residual")
-def _(x, bias, residual, p, rng_state, *, rung="auto"):
+def _(x, bias, residual, dropout_p, rng_state, *, rung="auto"):
     op = "bias_dropout_residual"
     check_rows(op, "x", x)
     check_like(op, "bias", bias, "x", x, x.shape[-1:])
     check_like(op, "residual", residual, "x", x, x.shape)
-    rng.check(op, "p", p, rng_state, x)
+    rng.check(op, "dropout_p", dropout_p, rng_state, x)
     return contiguous_like(x)
 
 
 @torch.library.register_fake("step1_simple::bias_dropout_residual_backward")
-def _(grad, p, rng_state, *, rung="auto"):
+def _(grad, dropout_p, rng_state, *, rung="auto"):
     op = "bias_dropout_residual_backward"
     check_rows(op, "grad", grad)
-    rng.check(op, "p", p, rng_state, grad)
+    rng.check(op, "dropout_p", dropout_p, rng_state, grad)
     return contiguous_like(grad), grad.new_empty(grad.shape[-1:])
 
 
@@ -418,12 +418,12 @@ torch.library.register_autograd("step1_simple::bias_gelu", _bias_gelu_backward, 
 
 
 def _dropout_setup(ctx, inputs, keyword_only_inputs, output):
-    ctx.p = inputs[3]
+    ctx.dropout_p = inputs[3]
     ctx.save_for_backward(inputs[4])
 
 
 def _dropout_backward(ctx, grad):
-    grad_x, grad_bias = _ops.bias_dropout_residual_backward(grad, ctx.p, ctx.saved_tensors[0])
+    grad_x, grad_bias = _ops.bias_dropout_residual_backward(grad, ctx.dropout_p, ctx.saved_tensors[0])
     return grad_x, grad_bias, grad, None, None
 
 
@@ -493,14 +493,14 @@ torch.library.register_autograd(
 
 
 def _dropout_backward_setup(ctx, inputs, keyword_only_inputs, output):
-    ctx.p = inputs[1]
+    ctx.dropout_p = inputs[1]
     ctx.save_for_backward(inputs[2])
 
 
 def _dropout_backward_backward(ctx, to_grad_x, to_grad_bias):
     # The backward is linear in grad: the same mask over the sum of what reaches its two outputs.
     weight = to_grad_x + to_grad_bias
-    return _ops.bias_dropout_residual_backward(weight, ctx.p, ctx.saved_tensors[0])[0], None, None
+    return _ops.bias_dropout_residual_backward(weight, ctx.dropout_p, ctx.saved_tensors[0])[0], None, None
 
 
 torch.library.register_autograd(

@@ -1,4 +1,4 @@
-// Every rung of this stage in float32, against a plain loop in double; without torch, so that a sanitizer or a debugger
+// Every rung of this step in float32, against a plain loop in double; without torch, so that a sanitizer or a debugger
 // sees nothing but the kernels. Presets in the root's CMakeLists.txt: simt, simt-asan, cuda.
 #include <gtest/gtest.h>
 #include <kf/launch.h>
@@ -185,7 +185,7 @@ TEST(BiasDropoutResidual, EveryRungDropsTheSame) {
     std::vector<float> seven_and_four(4);  // two 64-bit numbers, in the memory of four floats
     const int64_t numbers_of_state[] = {7, 4};
     std::memcpy(seven_and_four.data(), numbers_of_state, sizeof numbers_of_state);
-    const DeviceVector state(seven_and_four);
+    const DeviceVector rng_state(seven_and_four);
     std::vector<bool> kept;
     for (const auto& rung : bias_dropout_residual::rungs()) {
       const DeviceVector y = poison(x.size());
@@ -202,7 +202,7 @@ TEST(BiasDropoutResidual, EveryRungDropsTheSame) {
       expect_near(got, expected, named(rung.name, width));
       // Under a CUDA graph the kernel finds seed and offset in memory, and must not use those of the launch.
       rung.launch({device_x.data(), device_bias.data(), device_residual.data(), y.data(), kRows, columns,
-                   static_cast<const int64_t*>(state.data()), 1, 2, kThreshold, DType::kFloat32},
+                   static_cast<const int64_t*>(rng_state.data()), 1, 2, kThreshold, DType::kFloat32},
                   nullptr);
       EXPECT_EQ(y.values(), got) << named(rung.name, width);
     }
@@ -220,7 +220,7 @@ TEST(BiasDropoutResidual, EveryRungDropsTheSame) {
       const std::vector<float> got = grad_x.values();
       expect_near(got, gradient, named(rung.name, width));
       expect_near(grad_bias.values(), column_sum_of(gradient, width), named(rung.name, width), 1e-4);
-      args.state = static_cast<const int64_t*>(state.data());
+      args.rng_state = static_cast<const int64_t*>(rng_state.data());
       args.seed = 1, args.offset = 2;
       rung.launch(args, nullptr);
       EXPECT_EQ(grad_x.values(), got) << named(rung.name, width);

@@ -155,8 +155,8 @@ void load_queries(Head<C>& h, const kf::attention_backward::Args& a, int64_t bat
     const T* q = row_of(static_cast<const T*>(a.q), a.q_stride, batch, head, first + i);
     const T* out = row_of(static_cast<const T*>(a.out), a.out_stride, batch, head, first + i);
     const T* grad = row_of(static_cast<const T*>(a.grad), a.grad_stride, batch, head, first + i);
-    const int64_t place = (batch * a.heads + head) * a.q_length + first + i;
-    const C lse = static_cast<const C*>(a.lse)[place];
+    const int64_t query = (batch * a.heads + head) * a.q_length + first + i;
+    const C lse = static_cast<const C*>(a.lse)[query];
     h.lse[i] = lse == -INFINITY ? C(INFINITY) : lse;
     if (lse == -INFINITY) {  // sees no key: it may be padding, and hold NaN, which a weight of 0 would not make 0
       std::fill_n(h.q.data() + i * h.stride, h.dim, C(0));
@@ -164,7 +164,7 @@ void load_queries(Head<C>& h, const kf::attention_backward::Args& a, int64_t bat
       h.delta[i] = 0;
       continue;
     }
-    C delta = a.grad_lse == nullptr ? C(0) : -static_cast<const C*>(a.grad_lse)[place];
+    C delta = a.grad_lse == nullptr ? C(0) : -static_cast<const C*>(a.grad_lse)[query];
     for (int64_t d = 0; d < h.dim; ++d) {
       h.q[i * h.stride + d] = static_cast<C>(q[d]);
       h.grad[i * h.stride + d] = static_cast<C>(grad[d]);

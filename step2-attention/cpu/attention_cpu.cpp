@@ -327,9 +327,10 @@ void attention_decode(const kf::attention_decode::Args& a) {
         // Calls f(page, first key in it, first key, how many) for each page that has some of the keys before `end`.
         const auto each_page = [&](int64_t end, auto f) {
           for (int64_t key = keys.begin; key < end;) {
-            const int64_t place = key / a.block_size, page_end = std::min(end, (place + 1) * a.block_size);
-            f(a.block_table == nullptr ? batch : a.block_table[batch * a.table_stride + place], key % a.block_size, key,
-              page_end - key);
+            const int64_t logical_page = key / a.block_size,
+                          page_end = std::min(end, (logical_page + 1) * a.block_size);
+            f(a.block_table == nullptr ? batch : a.block_table[batch * a.table_stride + logical_page],
+              key % a.block_size, key, page_end - key);
             key = page_end;
           }
         };

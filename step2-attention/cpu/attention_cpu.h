@@ -1,4 +1,4 @@
-// The plain C++ versions of this stage's ops: rung 0.
+// The plain C++ versions of this step's ops: rung 0.
 #pragma once
 
 #include "kernels/attention/rungs.h"

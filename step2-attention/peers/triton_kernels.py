@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernel_fusion.ops import check_dim, check_like, check_type
 
-# Queries and keys of a tile, warps of a program, and how many tiles of keys are there or on their way.
+# Queries and keys of a tile, warps of a program, and how many tiles of keys are there or in flight.
 CONFIGS = [
     triton.Config({"QUERIES": queries, "KEYS": keys}, num_warps=warps, num_stages=stages)
     for queries, keys, warps, stages in (

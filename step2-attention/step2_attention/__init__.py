@@ -16,7 +16,7 @@ from kernel_fusion.ops import (
     wide,
     without_forward_mode,
 )
-from kernel_fusion.stages import load
+from kernel_fusion.steps import load
 
 _C = load("step2_attention")
 _ops = torch.ops.step2_attention

@@ -1,4 +1,4 @@
-// Every rung of this stage in float32, or in bfloat16 where it takes half types only, against a plain loop in double;
+// Every rung of this step in float32, or in bfloat16 where it takes half types only, against a plain loop in double;
 // without torch, so that a sanitizer or a debugger sees nothing but the kernels. Presets in the root's CMakeLists.txt:
 // simt, simt-asan, simt-tsan, cuda.
 #include <cuda_bf16.h>
@@ -189,7 +189,7 @@ void check_attention(const Rung<attention::Args>& rung, int64_t q_length, int64_
   args.key_end = padding ? key_end.data() : nullptr;
   args.q_stride = args.out_stride = {q_length * kHeads * dim, dim, kHeads * dim};
   args.k_stride = args.v_stride = {k_length * dim, dim, dim};
-  ASSERT_EQ(rung.supports(args), "") << rung.name;
+  ASSERT_EQ(rung.can_implement(args), "") << rung.name;
   const int64_t scratch_bytes = rung.scratch_bytes ? rung.scratch_bytes(args) : 4;
   const DeviceVector<float> scratch(std::vector<float>(scratch_bytes / sizeof(float), kNaN));
   args.scratch = scratch.data();
@@ -203,7 +203,7 @@ TEST(Attention, EveryRungIsTheWeightedMean) {
   for (const auto& rung : attention::rungs()) {
     attention::Args float32{};
     float32.dtype = DType::kFloat32;
-    const bool half = !rung.supports(float32).empty();
+    const bool half = !rung.can_implement(float32).empty();
     for (const bool causal : {false, true}) {
       const auto check = [&](int64_t q_length, int64_t k_length, int64_t dim, bool padding) {
         if (half) {
@@ -288,7 +288,7 @@ void check_backward(const Rung<attention_backward::Args>& rung, int64_t q_length
   args.key_end = padding ? key_end.data() : nullptr;
   args.q_stride = args.out_stride = args.grad_stride = args.dq_stride = {q_length * kHeads * dim, dim, kHeads * dim};
   args.k_stride = args.v_stride = args.dk_stride = args.dv_stride = {k_length * dim, dim, dim};
-  ASSERT_EQ(rung.supports(args), "") << rung.name;
+  ASSERT_EQ(rung.can_implement(args), "") << rung.name;
   const DeviceVector<float> scratch(std::vector<float>(rung.scratch_bytes(args) / sizeof(float), kNaN));
   args.scratch = scratch.data();
   rung.launch(args, nullptr);
@@ -307,12 +307,12 @@ TEST(AttentionBackward, EveryRungIsTheFormula) {
   for (const auto& rung : attention_backward::rungs()) {
     attention_backward::Args float32{};
     float32.dtype = DType::kFloat32;
-    const bool half = !rung.supports(float32).empty();
+    const bool half = !rung.can_implement(float32).empty();
     for (const bool causal : {false, true}) {
       const auto check = [&](int64_t q_length, int64_t k_length, int64_t dim, bool padding) {
         if (half) {
           auto wide = sizes<attention_backward::Args>(2, q_length, k_length, 128, 1, causal, true);
-          const int64_t most = rung.supports(wide).empty() ? 128 : 64;
+          const int64_t most = rung.can_implement(wide).empty() ? 128 : 64;
           check_backward<__nv_bfloat16>(rung, q_length, k_length, std::min((dim + 7) / 8 * 8, most), causal, padding);
         } else {
           check_backward<float>(rung, q_length, k_length, dim, causal, padding);
@@ -391,7 +391,7 @@ void check_decode(const Rung<attention_decode::Args>& rung, int64_t q_length, in
   args.block_size = size;
   const std::string what = rung.name + (" Sq=" + std::to_string(q_length)) + " Sk=" + std::to_string(k_length) +
                            " D=" + std::to_string(dim) + " page=" + std::to_string(page);
-  ASSERT_EQ(rung.supports(args), "") << what;
+  ASSERT_EQ(rung.can_implement(args), "") << what;
   const int64_t scratch_bytes = rung.scratch_bytes ? rung.scratch_bytes(args) : 4;
   const DeviceVector<float> scratch(std::vector<float>(scratch_bytes / sizeof(float) + 1, kNaN));
   args.scratch = scratch.data();
@@ -411,12 +411,12 @@ TEST(AttentionDecode, EveryRungIsTheWeightedMean) {
     attention_decode::Args args{};
     args.dtype = DType::kFloat32;
     args.kv_heads = args.heads = args.batch = 1;
-    const bool half = !rung.supports(args).empty();
+    const bool half = !rung.can_implement(args).empty();
     const int32_t table = 0;
     args.dtype = half ? DType::kBFloat16 : DType::kFloat32;
     args.block_table = &table;
     args.block_size = 16;
-    const bool paged = rung.supports(args).empty();
+    const bool paged = rung.can_implement(args).empty();
     const auto check = [&](int64_t q_length, int64_t k_length, int64_t dim, int64_t page, bool missing = false) {
       if (page != 0 && !paged) return;
       if (half) {

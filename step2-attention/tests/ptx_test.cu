@@ -425,7 +425,7 @@ __global__ void bulk_kernel(const uint32_t* in, uint32_t* out, uint32_t words) {
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    mbarrier_arrive_expect(&ready, words * 4);
+    mbarrier_arrive_expect_tx(&ready, words * 4);
     bulk_load(tile, in, words * 2, &ready);
     bulk_load(tile + words / 2, in + words / 2, words * 2, &ready);
   }
@@ -506,7 +506,7 @@ __global__ void load_kernel(const __grid_constant__ CUtensorMap map, At at, uint
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    mbarrier_arrive_expect(&ready, bytes);
+    mbarrier_arrive_expect_tx(&ready, bytes);
     const int32_t* const c = at.c;
     if constexpr (kRank == 1) tma_load(box, &map, &ready, c[0]);
     if constexpr (kRank == 2) tma_load(box, &map, &ready, c[0], c[1]);
@@ -865,7 +865,7 @@ __global__ void pipeline_kernel(const __grid_constant__ CUtensorMap map_a, const
       const int s = step % kStages;
       mbarrier_wait(&empty[s], (step / kStages & 1) ^ 1);
       unsigned char* const tile = stages + s * (kBytesA + kBytesB);
-      mbarrier_arrive_expect(&full[s], kBytesA + kBytesB);
+      mbarrier_arrive_expect_tx(&full[s], kBytesA + kBytesB);
       tma_load(tile, &map_a, &full[s], step * kDepth, row);
       tma_load(tile + kBytesA, &map_b, &full[s], step * kDepth, col);
     }
@@ -969,7 +969,7 @@ __global__ void remote_barrier_kernel(C* out) {
     mbarrier_init(&arrived, 64);
     mbarrier_init(&sent, 1);
     mbarrier_init_fence();
-    mbarrier_arrive_expect(&sent, sizeof(numbers));
+    mbarrier_arrive_expect_tx(&sent, sizeof(numbers));
   }
   cluster_sync();
   mbarrier_arrive_remote(&arrived, 0);
@@ -1013,7 +1013,7 @@ __global__ void leave_kernel(const float* in, float* out) {
   for (int i = 0; i < 4; ++i) mine[threadIdx.x * 4 + i] = in[blockIdx.x * 128 + threadIdx.x * 4 + i];
   cluster_sync();
   const float4 read = load_remote_4(remote_address(&mine[threadIdx.x * 4], other));
-  mbarrier_leave_remote(&left, other);
+  mbarrier_arrive_remote_cta(&left, other);
   mbarrier_wait_cluster(&left, 0);
   for (int i = 0; i < 4; ++i) mine[threadIdx.x * 4 + i] = -1;
   const float values[4] = {read.x, read.y, read.z, read.w};
@@ -1038,7 +1038,7 @@ __global__ void multicast_kernel(const __grid_constant__ CUtensorMap map, uint32
   if (threadIdx.x == 0) {
     mbarrier_init(&ready, 1);
     mbarrier_init_fence();
-    mbarrier_arrive_expect(&ready, 64 * 8 * 2);
+    mbarrier_arrive_expect_tx(&ready, 64 * 8 * 2);
   }
   cluster_sync();
   if (threadIdx.x == 0 && cluster_rank_of_block() == 0) tma_load_multicast(tile, &map, &ready, 0b1101, 8, 2);

@@ -159,7 +159,7 @@ def test_each_tensor_is_found_wherever_it_lies(dtype, device, rung):
 @pytest.mark.parametrize("dim", [16, 104])
 @with_and_without_mask
 def test_more_tiles_than_multiprocessors(causal, dim, device, rung):
-    """Blocks that stay take several tiles of rows, one after the other, of other heads and batches.
+    """Persistent blocks take several tiles of rows, one after the other, of other heads and batches.
 
     Between them are a batch without keys and, under the mask, queries that see none.
     """
@@ -192,7 +192,7 @@ def test_a_query_s_gradient_is_a_sum_over_many_tiles_of_keys(causal, dim, device
 
 @every_rung
 def test_many_batches_without_a_key(device, rung):
-    """Between two that have some: blocks that stay take many tiles in which there is nothing to do."""
+    """Between two that have some: persistent blocks take many tiles in which there is nothing to do."""
     batch = 70
     ends = [33, *[0] * (batch - 2), 40]
     ends[5] = -(1 << 31)

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.console import child_environment
 
-cpu_kernels = stages.load_script(stages.find("step2"), "pages/cpu_kernels")
+cpu_kernels = steps.load_script(steps.find("step2"), "pages/cpu_kernels")
 CPUKernelBenchmark, cpu_fused_attention = cpu_kernels.CPUKernelBenchmark, cpu_kernels.cpu_fused_attention
 optimized_cpu_attention = cpu_kernels.optimized_cpu_attention
 

@@ -140,8 +140,8 @@ def test_several_heads_may_share_their_keys(heads, kv_heads, q_length, device, r
 @every_rung
 @pytest.mark.parametrize("dim", [8, 72])
 @testing.where(lambda rung: on_tensor_cores(rung))
-def test_places_for_keys_are_used_again_and_again(dim, device, rung):
-    """So many heads that nobody shares their keys: a warp's steps are thrice its ring's places."""
+def test_stages_of_keys_are_used_again_and_again(dim, device, rung):
+    """So many heads that nobody shares their keys: a warp's steps are thrice its ring's stages."""
     heads = 2 * (torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 16)
     shape = {"batch": 1, "heads": heads, "kv_heads": heads}
     if rung == "v6_paged":
@@ -288,7 +288,7 @@ def test_each_tensor_wherever_it_lies(device, rung):
 def test_each_step_may_bring_a_new_maximum(steep, device, rung):
     q, k, v = cached(2, 900, 64, dtype_of(rung), device)
     k = (k.abs() * torch.linspace(1, steep, 900, device=device)[:, None]).to(q.dtype)
-    v = (v + testing.steps(900, device)[:, None]).to(q.dtype)
+    v = (v + testing.staircase(900, device)[:, None]).to(q.dtype)
     check_decode((q.abs(), k, v), rung, layouts=False)
     check_decode((q.abs(), k.flip(2), v), rung, layouts=False)
 

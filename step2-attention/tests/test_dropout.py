@@ -12,7 +12,7 @@ import step2_attention
 from kernel_fusion import testing
 from step2_attention.testing import bounds, can_do, dtype_of, hidden_of, qkv
 
-STATE = torch.tensor([-123456789123456789, 987654321 * 4])
+RNG_STATE = torch.tensor([-123456789123456789, 987654321 * 4])
 INFINITY = float("inf")
 NAN = float("nan")
 
@@ -28,13 +28,13 @@ on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
-def kept(batch, heads, q_length, k_length, p, state):
+def kept(batch, heads, q_length, k_length, p, rng_state):
     """Which weights stay: by step 1's dropout of ones, where element 8n + j has number j of Philox's call n."""
     import step1_simple  # where it is not built, the error gives the command
 
     pieces = (batch * heads, -(-q_length // 16), -(-k_length // 32))
     ones = torch.ones(math.prod(pieces) * 64, 8)
-    dropped = step1_simple.bias_dropout_residual(ones, torch.zeros(8), torch.zeros_like(ones), p, state.cpu())
+    dropped = step1_simple.bias_dropout_residual(ones, torch.zeros(8), torch.zeros_like(ones), p, rng_state.cpu())
     # A call: of a piece the queries i and i + 8, and the keys j, j + 8, j + 16 and j + 24.
     numbers = dropped.ne(0).view(*pieces, 8, 8, 4, 2).permute(0, 1, 6, 3, 2, 5, 4)
     mask = numbers.reshape(batch * heads, pieces[1] * 16, pieces[2] * 32)
@@ -93,7 +93,7 @@ def test_weights_are_dropped_as_step_1_would(causal, dtype, device, rung):
     testing.check_contract(
         step2_attention,
         "attention",
-        (*given(device, dtype), STATE),
+        (*given(device, dtype), RNG_STATE),
         rung,
         reference=attention_of,
         eager=attention_of,
@@ -109,9 +109,9 @@ def test_the_mask_read_back(q_length, k_length, device, rung):
     dim, dtype = 64, dtype_of(rung)
     q, k = (torch.zeros(2, 3, n, dim, dtype=dtype, device=device) for n in (q_length, k_length))
     parts = torch.eye(k_length, -(-k_length // dim) * dim, dtype=dtype, device=device).split(dim, -1)
-    outs = [attention(q, k, v.expand_as(k), rng_state=STATE, dropout_p=0.4, rung=rung) for v in parts]
+    outs = [attention(q, k, v.expand_as(k), rng_state=RNG_STATE, dropout_p=0.4, rung=rung) for v in parts]
     out = torch.cat(outs, -1)[..., :k_length]
-    assert torch.equal(out.cpu() != 0, kept(2, 3, q_length, k_length, 0.4, STATE))
+    assert torch.equal(out.cpu() != 0, kept(2, 3, q_length, k_length, 0.4, RNG_STATE))
     torch.testing.assert_close(out[out != 0] * k_length, torch.full_like(out[out != 0], 65536 / (65536 - 26214)))
 
 
@@ -120,7 +120,7 @@ def test_as_many_are_dropped_as_asked(device, rung):
     p = 0.2
     q = torch.zeros(1, 2, 512, 64, dtype=dtype_of(rung), device=device)
     v = torch.eye(64, dtype=q.dtype, device=device).expand(1, 2, 64, 64)
-    dropped = attention(q, torch.zeros_like(v), v, rng_state=STATE, dropout_p=p, rung=rung).eq(0).double()
+    dropped = attention(q, torch.zeros_like(v), v, rng_state=RNG_STATE, dropout_p=p, rung=rung).eq(0).double()
     assert abs(dropped.mean().item() - p) < 5 * math.sqrt(p * (1 - p) / dropped.numel())
 
 
@@ -128,10 +128,10 @@ def test_as_many_are_dropped_as_asked(device, rung):
 def test_dropout_of_nothing_and_of_all(device, rung):
     q, k, v, begin, end = given(device, dtype_of(rung))
     without = attention(q, k, v, begin, end, return_lse=True, rung=rung)
-    for p, state in ((0.0, STATE), (0.0, None), (1e-6, STATE), (1e-6, None)):
-        out = attention(q, k, v, begin, end, state, dropout_p=p, return_lse=True, rung=rung)
+    for p, rng_state in ((0.0, RNG_STATE), (0.0, None), (1e-6, RNG_STATE), (1e-6, None)):
+        out = attention(q, k, v, begin, end, rng_state, dropout_p=p, return_lse=True, rung=rung)
         assert all(map(torch.equal, out, without))
-    nothing, lse = attention(q, k, v, begin, end, STATE, dropout_p=1.0, return_lse=True, rung=rung)
+    nothing, lse = attention(q, k, v, begin, end, RNG_STATE, dropout_p=1.0, return_lse=True, rung=rung)
     assert nothing.eq(0).all()
     assert torch.equal(lse, without[1])
 
@@ -139,10 +139,10 @@ def test_dropout_of_nothing_and_of_all(device, rung):
 @every_rung
 def test_the_mask_does_not_depend_on_where_the_state_lies(device, rung):
     tensors = given(device, dtype_of(rung))
-    first = attention(*tensors, STATE, dropout_p=0.5, rung=rung)
-    assert torch.equal(attention(*tensors, STATE.to(device), dropout_p=0.5, rung=rung), first)
-    assert torch.equal(attention(*tensors, STATE.repeat_interleave(2)[::2], dropout_p=0.5, rung=rung), first)
-    for other in (STATE + torch.tensor([1, 0]), STATE + torch.tensor([0, 4])):
+    first = attention(*tensors, RNG_STATE, dropout_p=0.5, rung=rung)
+    assert torch.equal(attention(*tensors, RNG_STATE.to(device), dropout_p=0.5, rung=rung), first)
+    assert torch.equal(attention(*tensors, RNG_STATE.repeat_interleave(2)[::2], dropout_p=0.5, rung=rung), first)
+    for other in (RNG_STATE + torch.tensor([1, 0]), RNG_STATE + torch.tensor([0, 4])):
         assert not torch.equal(attention(*tensors, other, dropout_p=0.5, rung=rung), first)
 
 
@@ -185,14 +185,14 @@ def test_gradients_where_tiles_begin_with_pieces_of_the_mask(causal, device, run
 def check_gradients(inputs, rung, causal):
     q, k, v, begin, end = inputs
     wide = (t.double() for t in (q, k, v))
-    out, lse = attention_of(*wide, begin, end, STATE, causal=causal, dropout_p=0.3)
+    out, lse = attention_of(*wide, begin, end, RNG_STATE, causal=causal, dropout_p=0.3)
     grad = testing.randn(q.shape, q.dtype, q.device, seed=4)
     of_query = torch.float64 if q.dtype == torch.float64 else torch.float32
     grad_lse = testing.randn(lse.shape, of_query, q.device, seed=5)
     testing.check_contract(
         step2_attention,
         "attention_backward",
-        (grad, q, k, v, out.to(q.dtype), lse.to(of_query), begin, end, grad_lse, STATE),
+        (grad, q, k, v, out.to(q.dtype), lse.to(of_query), begin, end, grad_lse, RNG_STATE),
         rung,
         reference=gradients_of,
         eager=gradients_of,
@@ -206,7 +206,7 @@ def check_gradients(inputs, rung, causal):
 def test_gradients_by_finite_differences(causal, device):
     inputs = [t.requires_grad_() for t in qkv(5, 9, 4, torch.float64, device)]
     assert torch.autograd.gradcheck(
-        lambda *t: attention(*t, rng_state=STATE, causal=causal, dropout_p=0.4, return_lse=True), inputs
+        lambda *t: attention(*t, rng_state=RNG_STATE, causal=causal, dropout_p=0.4, return_lse=True), inputs
     )
 
 
@@ -254,12 +254,12 @@ def test_checkpointing_sees_the_same_mask_again(reentrant, device):
 def test_ops_are_registered_as_torch_expects(device):
     q, k, v = (t.requires_grad_() for t in qkv(5, 7, 8, torch.float32, device))
     options = {"causal": True, "dropout_p": 0.3}
-    torch.library.opcheck(torch.ops.step2_attention.attention.default, (q, k, v, None, None, STATE), options)
+    torch.library.opcheck(torch.ops.step2_attention.attention.default, (q, k, v, None, None, RNG_STATE), options)
     with torch.no_grad():
-        out, lse = attention(q, k, v, rng_state=STATE, **options, return_lse=True)
-    given = (torch.ones_like(out), q.detach(), k.detach(), v.detach(), out, lse, None, None, None, STATE)
+        out, lse = attention(q, k, v, rng_state=RNG_STATE, **options, return_lse=True)
+    given = (torch.ones_like(out), q.detach(), k.detach(), v.detach(), out, lse, None, None, None, RNG_STATE)
     torch.library.opcheck(torch.ops.step2_attention.attention_backward.default, given, options)
-    torch.library.opcheck(torch.ops.step2_attention.dropout_state.default, (q,), {"on_device": False})
+    torch.library.opcheck(torch.ops.step2_attention.draw_rng_state.default, (q,), {"on_device": False})
 
 
 @on_each_device
@@ -314,8 +314,8 @@ def test_vmap_heeds_randomness(device):
 def test_autocast_keeps_dropout(device):
     q, k, v = qkv(20, 33, 16, torch.float32, device)
     with torch.autocast(device, torch.bfloat16):
-        got = attention(q, k, v, rng_state=STATE, dropout_p=0.5)
-    assert torch.equal(got, attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), rng_state=STATE, dropout_p=0.5))
+        got = attention(q, k, v, rng_state=RNG_STATE, dropout_p=0.5)
+    assert torch.equal(got, attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), rng_state=RNG_STATE, dropout_p=0.5))
 
 
 # ---- what is refused ----
@@ -328,14 +328,14 @@ def test_what_is_refused(device):
         with testing.raises(ValueError, "attention: `dropout_p` must be from 0 to 1, got"):
             attention(q, k, v, dropout_p=p)
     with testing.raises(TypeError, "attention: `rng_state` must be int64, got int32"):
-        attention(q, k, v, rng_state=STATE.int(), dropout_p=0.1)
+        attention(q, k, v, rng_state=RNG_STATE.int(), dropout_p=0.1)
     with testing.raises(ValueError, "attention: `rng_state` must have shape", "got"):
-        attention(q, k, v, rng_state=STATE[:1], dropout_p=0.1)
+        attention(q, k, v, rng_state=RNG_STATE[:1], dropout_p=0.1)
     out, lse = attention(q, k, v, return_lse=True)
     with testing.raises(ValueError, "attention_backward: `rng_state` must be given where `dropout_p` is not 0"):
         backward(out, q, k, v, out, lse, dropout_p=0.1)
     with testing.raises(ValueError, "attention_backward: `dropout_p` must be from 0 to 1, got 2"):
-        backward(out, q, k, v, out, lse, rng_state=STATE, dropout_p=2)
+        backward(out, q, k, v, out, lse, rng_state=RNG_STATE, dropout_p=2)
 
 
 @on_each_device
@@ -344,9 +344,9 @@ def test_the_op_itself_refuses_the_same_with_and_without_data(meta, device):
     q = torch.ones(1, 2, 5, 8, device="meta" if meta else device)
     op = torch.ops.step2_attention.attention
     for p in (2.0, -1e-6, NAN):
-        for state in (None, STATE):
+        for rng_state in (None, RNG_STATE):
             with testing.raises(ValueError, "attention: `dropout_p` must be from 0 to 1, got"):
-                op(q, q, q, None, None, state, dropout_p=p)
+                op(q, q, q, None, None, rng_state, dropout_p=p)
     for p in (0.1, 2**-17):  # the latter is rounded up to 1 of 65536
         with testing.raises(ValueError, "attention: `rng_state` must be given where `dropout_p` is not 0"):
             op(q, q, q, dropout_p=p)

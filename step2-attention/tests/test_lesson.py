@@ -25,9 +25,9 @@ UNBUILT = """
 import runpy
 import sys
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 
-stages.is_built = lambda stage: False
+steps.is_built = lambda step: False
 runpy.run_path(sys.argv[1])
 assert "step2_attention" not in sys.modules
 """
@@ -35,7 +35,7 @@ assert "step2_attention" not in sys.modules
 
 def test_without_a_build_the_script_says_what_to_build():
     said = LESSON.run("-c", UNBUILT, str(LESSON.script))
-    assert "build the stage first: cd step2-attention && python setup.py build_ext --inplace" in said
+    assert "build the step first: cd step2-attention && python setup.py build_ext --inplace" in said
     assert said.count("wrote ") >= LESSON.pictures
 
 
@@ -135,13 +135,13 @@ def value_of(expression, **names):
 
 
 @pytest.mark.parametrize("dim", [32, 64, 96, 128])
-def test_places_are_those_of_v5(dim, lesson):
+def test_offsets_are_those_of_v5(dim, lesson):
     source = (HERE / "kernels" / "attention" / "v5_registers.cu").read_text(encoding="utf-8")
-    turn, place = re.search(r"\n  const int turn = (.*);\n  return (.*);\n", source).groups()
+    turn, offset = re.search(r"\n  const int turn = (.*);\n  return (.*);\n", source).groups()
     for row in range(16):
         for column in range(0, dim, 4):
             names = {"kDim": dim, "kVector": 8, "row": row, "column": column}
-            assert lesson["place_of"](dim, row, column) == value_of(place, turn=value_of(turn, **names), **names)
+            assert lesson["offset_of"](dim, row, column) == value_of(offset, turn=value_of(turn, **names), **names)
 
 
 LOADS = """
@@ -195,7 +195,7 @@ def test_attention_in_tiles_is_attention(q_length, k_length, lag, causal, lesson
     torch.testing.assert_close(out.double(), expected, atol=2e-5, rtol=2e-5)
 
 
-def test_copies_wait_for_their_places_and_computing_for_its_copy(lesson):
+def test_copies_wait_for_their_stages_and_computing_for_its_copy(lesson):
     times = lesson["pipeline"](9, 3, 1.0, 0.5, 0.7)
     assert times[0] == (0.0, 1.5, 1.5, 2.2)
     for tile, (start, arrived, begin, end) in enumerate(times):

@@ -37,7 +37,9 @@ def is_exact(rung, width):
 
 
 def scores(shape, dtype, device):
-    return (testing.randn(shape, torch.float64, device, scale=2.5) + 0.5 * testing.steps(shape[-1], device)).to(dtype)
+    return (testing.randn(shape, torch.float64, device, scale=2.5) + 0.5 * testing.staircase(shape[-1], device)).to(
+        dtype
+    )
 
 
 def check_softmax(x, rung, scale=None, causal=False, **options):

@@ -12,13 +12,13 @@ import sys
 import pytest
 import torch
 
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.console import child_environment
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs Triton: pip install triton", allow_module_level=True)
 
-kernels = stages.load_script(stages.find("step2"), "peers/triton_kernels")
+kernels = steps.load_script(steps.find("step2"), "peers/triton_kernels")
 
 
 def version(package):
@@ -34,9 +34,9 @@ by_interpreter = pytest.mark.skipif(
 CHILD = """
 import sys
 import torch
-from kernel_fusion import stages
+from kernel_fusion import steps
 
-kernels = stages.load_script(stages.find("step2"), "peers/triton_kernels")
+kernels = steps.load_script(steps.find("step2"), "peers/triton_kernels")
 outputs = []
 for q, k, v, options in torch.load(sys.argv[1]):
     options["config"] = kernels.CONFIGS[options["config"]]

@@ -1,4 +1,4 @@
-// The three inner loops of this stage's plain C++ versions: a matrix product, softmax, a row's statistics.
+// The three inner loops of this step's plain C++ versions: a matrix product, softmax, a row's statistics.
 //
 // Written with the compiler's vector type (GCC and clang have it): `Pack` is 32 bytes of C, and + and * work on all of
 // them at once. On x86-64 Linux, GCC compiles each loop three times, for AVX-512, for AVX2 and for any CPU, and the
@@ -206,7 +206,7 @@ struct NextRow {
   int64_t element_size = 0;
 
   // What corresponds to the elements from c on: a line of the cache, more than a pack.
-  KF_INLINE void fetch(int64_t c) const {
+  KF_INLINE void prefetch(int64_t c) const {
     for (const void* operand : operands) {
       if (operand != nullptr) __builtin_prefetch(static_cast<const char*>(operand) + c * element_size);
     }
@@ -245,7 +245,7 @@ KF_INLINE MeanAndRstd<C> normalize_any(const C* row, const C* weight, const C* b
   const Statistics<C> s = statistics_any(row, width, eps);
   int64_t c = 0;
   for (; c + L <= width; c += L) {
-    next.fetch(c);
+    next.prefetch(c);
     pack_at(out + c) = (pack_at(row + c) - s.mean - s.rest) * s.rstd * pack_at(weight + c) + pack_at(bias + c);
   }
   for (; c < width; ++c) out[c] = (row[c] - s.mean - s.rest) * s.rstd * weight[c] + bias[c];
@@ -315,7 +315,7 @@ KF_INLINE void layer_norm_gradient_any(GradientRow<C> row, MeanAndRstd<C> s, int
   const C rest = sums[2] / C(width), average_g = sums[0] / C(width);
   const C average_gx = (sums[1] / C(width) - average_g * rest) * s.rstd;
   for (c = 0; c + L <= width; c += L) {
-    next.fetch(c);
+    next.prefetch(c);
     gradient_at<Pack<C>>(row, c, s, rest, average_g, average_gx);
   }
   for (; c < width; ++c) gradient_at<C>(row, c, s, rest, average_g, average_gx);

@@ -144,17 +144,17 @@ void attend_tile(const Attention& a, int64_t batch, int64_t first_row, C* tile) 
   std::fill(tile, tile + kTileRows * width, C(0));
 
   for (int64_t head = 0; head < a.heads; ++head) {
-    const auto base = [&](const Heads& x, int64_t row) {
-      return static_cast<const T*>(x.data) + batch * x.batch_stride + head * x.head_stride + row * x.row_stride;
+    const auto base = [&](const TensorRef& x, int64_t row) {
+      return static_cast<const T*>(x.data) + batch * x.batch_stride + head * x.head_stride + row * x.seq_stride;
     };
     const T* q = base(a.q, first_row);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t d = 0; d < a.head_dim; ++d) {
-        queries[d * kTileRows + r] = static_cast<C>(a.scale) * static_cast<C>(q[r * a.q.row_stride + d]);
+        queries[d * kTileRows + r] = static_cast<C>(a.scale) * static_cast<C>(q[r * a.q.seq_stride + d]);
       }
     }
-    const Matrix<const C> k = rows_of(base(a.k, begin), a.k.row_stride, keys, a.head_dim, key_copy);
-    const Matrix<const C> v = rows_of(base(a.v, begin), a.v.row_stride, keys, a.head_dim, value_copy);
+    const Matrix<const C> k = rows_of(base(a.k, begin), a.k.seq_stride, keys, a.head_dim, key_copy);
+    const Matrix<const C> v = rows_of(base(a.v, begin), a.v.seq_stride, keys, a.head_dim, value_copy);
 
     std::fill(scores.begin(), scores.end(), C(0));
     multiply_add(k, {queries.data(), kTileRows}, {scores.data(), kTileRows}, keys, kTileRows, a.head_dim);

@@ -1,4 +1,4 @@
-// Bug hunt 5: blocks that stay draw heads of attention and tiles of the projection from one queue. Four blocks are
+// Bug hunt 5: persistent blocks draw heads of attention and tiles of the projection from one queue. Four blocks are
 // right.
 //
 //   kernel-fusion simt exercises/hunt_5_few_blocks.cu

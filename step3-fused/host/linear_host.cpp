@@ -224,10 +224,10 @@ bool no_rows(const Tensor& grad, Tensor& grad_weight, Tensor& grad_bias) {
 }
 
 template <class Args>
-void set_state(Args& a, const RandomState& state, uint32_t threshold) {
-  a.state = state.in_memory;
-  a.seed = state.seed;
-  a.offset = state.offset;
+void set_dropout(Args& a, const PhiloxArgs& philox_args, uint32_t threshold) {
+  a.rng_state = philox_args.in_memory;
+  a.seed = philox_args.seed;
+  a.offset = philox_args.offset;
   a.threshold = threshold;
 }
 
@@ -430,13 +430,13 @@ ThreeTensors layer_norm_linear(const Tensor& x, const Tensor& norm_weight, const
 // ---- linear_bias_dropout_residual ----
 
 Tensor& linear_bias_dropout_residual_out(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
-                                         const Tensor& residual, double p, const Tensor& rng_state, bool transposed,
-                                         std::string_view rung, Tensor& y) {
+                                         const Tensor& residual, double dropout_p, const Tensor& rng_state,
+                                         bool transposed, std::string_view rung, Tensor& y) {
   const char* op = "linear_bias_dropout_residual";
   const int64_t width = check_layer(op, x, weight, bias, transposed);
   check_like(op, "residual", residual, "x", x, with_width(x, width));
-  const uint32_t threshold = threshold_of(op, "p", p);
-  const RandomState state = random_state_of(op, rng_state, x);
+  const uint32_t threshold = threshold_of(op, "dropout_p", dropout_p);
+  const PhiloxArgs philox_args = philox_args_of(op, rng_state, x);
   check_out(op, "y", y, with_width(x, width), "x", x);
   check_apart(op, {{"y", y}}, {{"x", x}, {"weight", weight}, {"residual", residual}, {"rng_state", rng_state}});
   if (bias) check_apart(op, {{"y", y}}, {{"bias", *bias}});
@@ -447,41 +447,43 @@ Tensor& linear_bias_dropout_residual_out(const Tensor& x, const Tensor& weight, 
   auto args = layer.args<kf::linear_bias_dropout_residual::Args>();
   args.residual = r.data_ptr();
   args.y = y.data_ptr();
-  set_state(args, state, threshold);
+  set_dropout(args, philox_args, threshold);
   run(linear_bias_dropout_residual_op(), rung, x, args);
   return y;
 }
 
 Tensor linear_bias_dropout_residual(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
-                                    const Tensor& residual, double p, const Tensor& rng_state, bool transposed,
+                                    const Tensor& residual, double dropout_p, const Tensor& rng_state, bool transposed,
                                     std::string_view rung) {
   Tensor y = empty_rows(x, check_layer("linear_bias_dropout_residual", x, weight, bias, transposed));
-  return linear_bias_dropout_residual_out(x, weight, bias, residual, p, rng_state, transposed, rung, y);
+  return linear_bias_dropout_residual_out(x, weight, bias, residual, dropout_p, rng_state, transposed, rung, y);
 }
 
-ThreeOuts linear_bias_dropout_residual_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight, double p,
-                                                    const Tensor& rng_state, bool transposed, std::string_view rung,
-                                                    Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
+ThreeOuts linear_bias_dropout_residual_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                    double dropout_p, const Tensor& rng_state, bool transposed,
+                                                    std::string_view rung, Tensor& grad_x, Tensor& grad_weight,
+                                                    Tensor& grad_bias) {
   const char* op = "linear_bias_dropout_residual_backward";
   check_backward(op, grad, x, weight, transposed);
-  const uint32_t threshold = threshold_of(op, "p", p);
-  const RandomState state = random_state_of(op, rng_state, grad);
+  const uint32_t threshold = threshold_of(op, "dropout_p", dropout_p);
+  const PhiloxArgs philox_args = philox_args_of(op, rng_state, grad);
   check_gradients(op, grad, x, weight, grad_x, grad_weight, grad_bias, {{"rng_state", rng_state}});
   check_rung(linear_bias_dropout_residual_backward_op(), rung, grad);
   if (no_rows(grad, grad_weight, grad_bias)) return {grad_x, grad_weight, grad_bias};
   const Backward backward(grad, x, weight, transposed);
   auto args = backward.args<kf::linear_bias_dropout_residual_backward::Args>(grad_x, grad_weight, grad_bias);
-  set_state(args, state, threshold);
+  set_dropout(args, philox_args, threshold);
   run(linear_bias_dropout_residual_backward_op(), rung, grad, args);
   return {grad_x, grad_weight, grad_bias};
 }
 
-ThreeTensors linear_bias_dropout_residual_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, double p,
-                                                   const Tensor& rng_state, bool transposed, std::string_view rung) {
+ThreeTensors linear_bias_dropout_residual_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                   double dropout_p, const Tensor& rng_state, bool transposed,
+                                                   std::string_view rung) {
   check_backward("linear_bias_dropout_residual_backward", grad, x, weight, transposed);
   auto [grad_x, grad_weight, grad_bias] = empty_gradients(grad, x, weight);
-  linear_bias_dropout_residual_backward_out(grad, x, weight, p, rng_state, transposed, rung, grad_x, grad_weight,
-                                            grad_bias);
+  linear_bias_dropout_residual_backward_out(grad, x, weight, dropout_p, rng_state, transposed, rung, grad_x,
+                                            grad_weight, grad_bias);
   return {grad_x, grad_weight, grad_bias};
 }
 
@@ -576,10 +578,10 @@ ThreeTensors layer_norm_linear_autocast(const Tensor& x, const Tensor& norm_weig
 }
 
 Tensor linear_bias_dropout_residual_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
-                                             const Tensor& residual, double p, const Tensor& rng_state, bool transposed,
-                                             std::string_view rung) {
+                                             const Tensor& residual, double dropout_p, const Tensor& rng_state,
+                                             bool transposed, std::string_view rung) {
   return call_in<linear_bias_dropout_residual>(std::nullopt, "step3_fused::linear_bias_dropout_residual", x, weight,
-                                               bias, residual, p, rng_state, transposed, rung);
+                                               bias, residual, dropout_p, rng_state, transposed, rung);
 }
 
 TwoTensors mlp_autocast(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2,

@@ -60,16 +60,18 @@ ThreeOuts layer_norm_linear_out(const Tensor& x, const Tensor& norm_weight, cons
                                 std::string_view rung, Tensor& y, Tensor& mean, Tensor& rstd);
 
 Tensor linear_bias_dropout_residual(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
-                                    const Tensor& residual, double p, const Tensor& rng_state, bool transposed,
+                                    const Tensor& residual, double dropout_p, const Tensor& rng_state, bool transposed,
                                     std::string_view rung);
 Tensor& linear_bias_dropout_residual_out(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
-                                         const Tensor& residual, double p, const Tensor& rng_state, bool transposed,
-                                         std::string_view rung, Tensor& y);
-ThreeTensors linear_bias_dropout_residual_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, double p,
-                                                   const Tensor& rng_state, bool transposed, std::string_view rung);
-ThreeOuts linear_bias_dropout_residual_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight, double p,
-                                                    const Tensor& rng_state, bool transposed, std::string_view rung,
-                                                    Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias);
+                                         const Tensor& residual, double dropout_p, const Tensor& rng_state,
+                                         bool transposed, std::string_view rung, Tensor& y);
+ThreeTensors linear_bias_dropout_residual_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                   double dropout_p, const Tensor& rng_state, bool transposed,
+                                                   std::string_view rung);
+ThreeOuts linear_bias_dropout_residual_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                    double dropout_p, const Tensor& rng_state, bool transposed,
+                                                    std::string_view rung, Tensor& grad_x, Tensor& grad_weight,
+                                                    Tensor& grad_bias);
 
 // y and preactivation, as linear_gelu's.
 TwoTensors mlp(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2,
@@ -90,8 +92,8 @@ ThreeTensors layer_norm_linear_autocast(const Tensor& x, const Tensor& norm_weig
                                         const Tensor& weight, const MaybeTensor& bias, bool transposed, double eps,
                                         std::string_view rung);
 Tensor linear_bias_dropout_residual_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
-                                             const Tensor& residual, double p, const Tensor& rng_state, bool transposed,
-                                             std::string_view rung);
+                                             const Tensor& residual, double dropout_p, const Tensor& rng_state,
+                                             bool transposed, std::string_view rung);
 TwoTensors mlp_autocast(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2,
                         const Tensor& bias_2, const MaybeTensor& residual, bool transposed,
                         std::string_view approximate, bool keep, std::string_view rung);

@@ -1,4 +1,4 @@
-// Checks that the host files of this stage share.
+// Checks that the host files of this step share.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-"""python pages/usage_example.py: calls each op of this stage and compares it with PyTorch. With or without a GPU."""
+"""python pages/usage_example.py: calls each op of this step and compares it with PyTorch. With or without a GPU."""
 
 import torch
 import torch.nn.functional as F

@@ -20,13 +20,13 @@ from kernel_fusion.ops import (
     wide,
     without_forward_mode,
 )
-from kernel_fusion.stages import load
+from kernel_fusion.steps import load
 
 _C = load("step3_fused")
 _ops = torch.ops.step3_fused
 
 __all__ = [
-    "asks_scratch",
+    "needs_scratch",
     "attention_block",
     "attention_residual_layer_norm",
     "emulated_kernels",
@@ -69,20 +69,20 @@ def varies(op: str, rung: str) -> bool:
     return _C.varies(op, rung)
 
 
-def asks_scratch(op: str, rung: str) -> bool:
+def needs_scratch(op: str, rung: str) -> bool:
     """Whether `rung` of `op` needs global memory between its launches. One that is fused into one launch does not."""
-    return _C.asks_scratch(op, rung)
+    return _C.needs_scratch(op, rung)
 
 
-def _dropout(op, name, p, rng_state, training, x):
+def _dropout(op, name, dropout_p, rng_state, training, x):
     """The part that is dropped, `name` in `op`, and a state for it."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"{op}: `{name}` must be from 0 to 1, got {p}")
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"{op}: `{name}` must be from 0 to 1, got {dropout_p}")
     if not training:
-        p = 0.0
-    if rng_state is None and rng.drops(p):
+        dropout_p = 0.0
+    if rng_state is None and rng.drops(dropout_p):
         rng_state = rng.draw(_ops, x)
-    return p, rng_state
+    return dropout_p, rng_state
 
 
 @without_forward_mode
@@ -161,7 +161,7 @@ def residual_layer_norm(
     weight: torch.Tensor,
     bias: torch.Tensor,
     x_bias: torch.Tensor | None = None,
-    p: float = 0.0,
+    dropout_p: float = 0.0,
     rng_state: torch.Tensor | None = None,
     *,
     training: bool = True,
@@ -175,7 +175,8 @@ def residual_layer_norm(
         x, residual: [..., width], any strides; float32, float16, bfloat16 or float64.
         weight, bias: LayerNorm's, [width].
         x_bias: [width], such as the bias of a projection that x comes from, or None. All of one dtype and device.
-        p: the part of x + x_bias that is dropped, from 0 to 1, with the mask of step 1's `bias_dropout_residual`.
+        dropout_p: the part of x + x_bias that is dropped, from 0 to 1, with the mask of step 1's
+            `bias_dropout_residual`.
         rng_state: int64 [2], seed and offset, on the CPU or on x's device; default: a new one.
         training: False switches dropout off.
         eps: added to the variance, under the root.
@@ -186,15 +187,18 @@ def residual_layer_norm(
         `(y, sum)`, contiguous, of x's shape and dtype. Fused rungs normalise the sum as it was before it was rounded to
         the dtype. Under autocast all are made float32. With `return_statistics` `(y, sum, mean, rstd)`, the last two
         those of the sum, as `layer_norm` returns them. Nothing is stored of the mask but the state. The gradients of
-        what is dropped, and of x_bias, are step 1's ops: that stage must be built where they are needed.
+        what is dropped, and of x_bias, are step 1's ops: that step must be built where they are needed.
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape, device or `p`, width 0, negative `eps`, a `rung` that is unknown or cannot do this.
+        ValueError: wrong shape, device or `dropout_p`, width 0, negative `eps`, a `rung` that is unknown or cannot do
+            this.
     """
-    p, rng_state = _dropout("residual_layer_norm", "p", p, rng_state, training, x)
+    dropout_p, rng_state = _dropout("residual_layer_norm", "dropout_p", dropout_p, rng_state, training, x)
     keep = return_statistics or needs_gradients(x, residual, weight, bias, x_bias)  # the way back wants them, too
-    outputs = _ops.residual_layer_norm(x, residual, weight, bias, x_bias, p, rng_state, eps=eps, keep=keep, rung=rung)
+    outputs = _ops.residual_layer_norm(
+        x, residual, weight, bias, x_bias, dropout_p, rng_state, eps=eps, keep=keep, rung=rung
+    )
     return outputs if return_statistics else outputs[:2]
 
 
@@ -212,7 +216,7 @@ def attention_residual_layer_norm(
     *,
     causal: bool = False,
     scale: float | None = None,
-    attention_p: float = 0.0,
+    attention_dropout_p: float = 0.0,
     training: bool = True,
     eps: float = 1e-5,
     return_statistics: bool = False,
@@ -231,7 +235,7 @@ def attention_residual_layer_norm(
         attention_rng_state: int64 [2], seed and offset, on the CPU or on q's device; default: a new one.
         causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all.
         scale: factor for the scores; None for 1/sqrt(D).
-        attention_p: the part of attention's weights that is dropped, from 0 to 1, with the mask of step 2's
+        attention_dropout_p: the part of attention's weights that is dropped, from 0 to 1, with the mask of step 2's
             `attention`.
         training: False switches dropout off.
         eps: added to the variance, under the root.
@@ -244,17 +248,17 @@ def attention_residual_layer_norm(
         `(out, attended, lse, mean, rstd)`: attention's output, as residual; the log-sum-exp of each query, [B, H, Sq],
         as step 2's `attention` returns it; and, [B, Sq], mean and rstd of what is normalised, as `layer_norm` does.
         These four are what is kept where a gradient is needed. Its way back has attention's weights, and the mask from
-        its state, computed again, a tile at a time, by step 2's `attention_backward`: that stage must be built.
+        its state, computed again, a tile at a time, by step 2's `attention_backward`: that step must be built.
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape, device or `attention_p`, no heads, head_dim 0, negative `eps`, a `rung` that is unknown
-            or cannot do this.
+        ValueError: wrong shape, device or `attention_dropout_p`, no heads, head_dim 0, negative `eps`, a `rung` that is
+            unknown or cannot do this.
     """
-    attention_p, attention_rng_state = _dropout(
-        "attention_residual_layer_norm", "attention_p", attention_p, attention_rng_state, training, q
+    attention_dropout_p, attention_rng_state = _dropout(
+        "attention_residual_layer_norm", "attention_dropout_p", attention_dropout_p, attention_rng_state, training, q
     )
-    options = {"causal": causal, "scale": scale, "eps": eps, "attention_p": attention_p, "rung": rung}
+    options = {"causal": causal, "scale": scale, "eps": eps, "attention_dropout_p": attention_dropout_p, "rung": rung}
     keep = return_statistics or needs_gradients(q, k, v, residual, weight, bias)  # the way back wants them, too
     outputs = _ops.attention_residual_layer_norm(
         q, k, v, residual, weight, bias, key_begin, key_end, attention_rng_state, keep=keep, **options
@@ -279,8 +283,8 @@ def attention_block(
     *,
     causal: bool = False,
     scale: float | None = None,
-    p: float = 0.0,
-    attention_p: float = 0.0,
+    dropout_p: float = 0.0,
+    attention_dropout_p: float = 0.0,
     training: bool = True,
     eps: float = 1e-5,
     return_statistics: bool = False,
@@ -300,13 +304,13 @@ def attention_block(
         proj_bias, weight, bias: [H·D]. All of one dtype and device.
         key_begin, key_end: which keys exist, the rest being padding: in batch b those with
             key_begin[b] <= j < key_end[b]. int32 [B] on the device of `q`; None for 0, and for Sk.
-        rng_state, attention_rng_state: for `p`, and for `attention_p`: int64 [2], seed and offset, on the CPU or on q's
-            device; default: new ones.
+        rng_state, attention_rng_state: for `dropout_p`, and for `attention_dropout_p`: int64 [2], seed and offset, on
+            the CPU or on q's device; default: new ones.
         causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all.
         scale: factor for the scores; None for 1/sqrt(D).
-        p: the part of the projection, with its bias, that is dropped, from 0 to 1, with the mask of step 1's
+        dropout_p: the part of the projection, with its bias, that is dropped, from 0 to 1, with the mask of step 1's
             `bias_dropout_residual`.
-        attention_p: the part of attention's weights that is dropped, with the mask of step 2's `attention`.
+        attention_dropout_p: the part of attention's weights that is dropped, with the mask of step 2's `attention`.
         training: False switches dropout off.
         eps: added to the variance, under the root.
         return_statistics: return what the way back needs, too.
@@ -319,17 +323,27 @@ def attention_block(
         log-sum-exp of each query, [B, H, Sq], as step 2's `attention` returns it; and, [B, Sq], mean and rstd of the
         sum, as `layer_norm` does. These four are what is kept where a gradient is needed, and the states. The way back
         computes attention's weights again, a tile at a time, and the masks from their states. It is step 2's
-        `attention_backward` and, with `p`, step 1's `bias_dropout_residual_backward`: these stages must be built.
+        `attention_backward` and, with `dropout_p`, step 1's `bias_dropout_residual_backward`: these steps must be
+        built.
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape, device, `p` or `attention_p`, no heads, head_dim 0, negative `eps`, a `rung` that is
-            unknown or cannot do this.
+        ValueError: wrong shape, device, `dropout_p` or `attention_dropout_p`, no heads, head_dim 0, negative `eps`, a
+            `rung` that is unknown or cannot do this.
     """
     op = "attention_block"
-    p, rng_state = _dropout(op, "p", p, rng_state, training, q)
-    attention_p, attention_rng_state = _dropout(op, "attention_p", attention_p, attention_rng_state, training, q)
-    options = {"causal": causal, "scale": scale, "eps": eps, "p": p, "attention_p": attention_p, "rung": rung}
+    dropout_p, rng_state = _dropout(op, "dropout_p", dropout_p, rng_state, training, q)
+    attention_dropout_p, attention_rng_state = _dropout(
+        op, "attention_dropout_p", attention_dropout_p, attention_rng_state, training, q
+    )
+    options = {
+        "causal": causal,
+        "scale": scale,
+        "eps": eps,
+        "dropout_p": dropout_p,
+        "attention_dropout_p": attention_dropout_p,
+        "rung": rung,
+    }
     inputs = (q, k, v, residual, proj_weight, proj_bias, weight, bias)
     keep = return_statistics or needs_gradients(*inputs)  # the way back wants them, too
     outputs = _ops.attention_block(*inputs, key_begin, key_end, rng_state, attention_rng_state, keep=keep, **options)
@@ -399,14 +413,14 @@ def _(grad, x, weight, mean, rstd, grad_sum=None, *, rung="auto"):
 
 
 @torch.library.register_fake("step3_fused::residual_layer_norm")
-def _(x, residual, weight, bias, x_bias=None, p=0.0, rng_state=None, *, eps=1e-5, keep=True, rung="auto"):
+def _(x, residual, weight, bias, x_bias=None, dropout_p=0.0, rng_state=None, *, eps=1e-5, keep=True, rung="auto"):
     op = "residual_layer_norm"
     check_rows(op, "x", x)
     check_like(op, "residual", residual, "x", x, x.shape)
     for name, parameter in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
         if parameter is not None:
             check_like(op, name, parameter, "x", x, x.shape[-1:])
-    rng.check(op, "p", p, rng_state, x)
+    rng.check(op, "dropout_p", dropout_p, rng_state, x)
     _check_eps(op, eps)
     return contiguous_like(x), contiguous_like(x), _a_number_a_row(x, keep), _a_number_a_row(x, keep)
 
@@ -432,13 +446,13 @@ def _(
     causal=False,
     scale=None,
     eps=1e-5,
-    attention_p=0.0,
+    attention_dropout_p=0.0,
     keep=True,
     rung="auto",
 ):
     op = "attention_residual_layer_norm"
     _check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps, weight=weight, bias=bias)
-    rng.check(op, "attention_p", attention_p, attention_rng_state, q, "attention_rng_state")
+    rng.check(op, "attention_dropout_p", attention_dropout_p, attention_rng_state, q, "attention_rng_state")
     return contiguous_like(residual), *_kept_of_attention(q, residual, keep)
 
 
@@ -460,16 +474,16 @@ def _(
     causal=False,
     scale=None,
     eps=1e-5,
-    p=0.0,
-    attention_p=0.0,
+    dropout_p=0.0,
+    attention_dropout_p=0.0,
     keep=True,
     rung="auto",
 ):
     op = "attention_block"
     parameters = {"proj_weight": proj_weight, "proj_bias": proj_bias, "weight": weight, "bias": bias}
     _check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps, **parameters)
-    rng.check(op, "p", p, rng_state, q)
-    rng.check(op, "attention_p", attention_p, attention_rng_state, q, "attention_rng_state")
+    rng.check(op, "dropout_p", dropout_p, rng_state, q)
+    rng.check(op, "attention_dropout_p", attention_dropout_p, attention_rng_state, q, "attention_rng_state")
     return contiguous_like(residual), contiguous_like(residual), *_kept_of_attention(q, residual, keep)
 
 
@@ -488,7 +502,7 @@ def _from_statistics(x, mean, rstd, grad_mean, grad_rstd):
 
 
 def _gradients_of_rows(ctx, rows, grad, grad_sum, grad_mean, grad_rstd):
-    """Of x, weight and bias, by this stage's kernels. `rows`: x, weight, and mean and rstd if they were kept."""
+    """Of x, weight and bias, by this step's kernels. `rows`: x, weight, and mean and rstd if they were kept."""
     x, weight, *statistics = rows
     if not statistics:  # there are none, of which somebody could have used anything
         grad_mean = grad_rstd = None
@@ -518,30 +532,30 @@ torch.library.register_autograd("step3_fused::layer_norm", _layer_norm_backward,
 
 @functools.cache
 def _step_1():
-    """Step 1's ops. Where that stage is not built, the error gives the command."""
+    """Step 1's ops. Where that step is not built, the error gives the command."""
     import step1_simple  # noqa: F401
 
     return torch.ops.step1_simple
 
 
 def _residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
-    _, _, weight, _, x_bias, ctx.p, rng_state = inputs
+    _, _, weight, _, x_bias, ctx.dropout_p, rng_state = inputs
     _, total, *statistics = output
     ctx.has_x_bias, ctx.eps = x_bias is not None, keyword_only_inputs["eps"]
     kept = statistics if keyword_only_inputs["keep"] else []
     # The sum is all that is needed of x, x_bias and residual.
-    ctx.save_for_backward(total, weight, *kept, *([rng_state] if rng.drops(ctx.p) else []))
+    ctx.save_for_backward(total, weight, *kept, *([rng_state] if rng.drops(ctx.dropout_p) else []))
     ctx.set_materialize_grads(False)
-    if ctx.has_x_bias or rng.drops(ctx.p):
+    if ctx.has_x_bias or rng.drops(ctx.dropout_p):
         _step_1()  # an error comes now, not in the backward
 
 
 def _residual_layer_norm_backward(ctx, grad_y, grad_sum, grad_mean, grad_rstd):
-    *rows, state = ctx.saved_tensors if rng.drops(ctx.p) else (*ctx.saved_tensors, None)
+    *rows, rng_state = ctx.saved_tensors if rng.drops(ctx.dropout_p) else (*ctx.saved_tensors, None)
     grad_total, *rest = _gradients_of_rows(ctx, rows, grad_y, grad_sum, grad_mean, grad_rstd)
     grad_x, grad_x_bias = grad_total, None
-    if state is not None:
-        grad_x, grad_x_bias = _step_1().bias_dropout_residual_backward(grad_total, ctx.p, state)
+    if rng_state is not None:
+        grad_x, grad_x_bias = _step_1().bias_dropout_residual_backward(grad_total, ctx.dropout_p, rng_state)
     elif ctx.has_x_bias:
         grad_x_bias = _step_1().column_sum(grad_total)
     return grad_x, grad_total, *rest, grad_x_bias if ctx.has_x_bias else None, None, None
@@ -587,7 +601,7 @@ torch.library.register_autograd(
 
 @functools.cache
 def _step_2():
-    """Step 2's ops. Where that stage is not built, the error gives the command."""
+    """Step 2's ops. Where that step is not built, the error gives the command."""
     import step2_attention  # noqa: F401
 
     return torch.ops.step2_attention
@@ -598,49 +612,53 @@ def _heads(x, heads):
     return x.unflatten(2, (heads, x.shape[2] // heads)).transpose(1, 2)
 
 
-def _save_for_attention(ctx, options, tensors, bounds, states, kept):
+def _save_for_attention(ctx, options, tensors, bounds, rng_states, kept):
     """`tensors`, then what may be None: key_begin, key_end and the states; then, if they are kept, attended to rstd."""
     ctx.eps, ctx.keeps = options["eps"], options["keep"]
-    ctx.attention = {"causal": options["causal"], "scale": options["scale"], "dropout_p": options["attention_p"]}
-    ctx.save_for_backward(*tensors, *bounds, *states, *(kept if ctx.keeps else ()))
+    ctx.attention = {
+        "causal": options["causal"],
+        "scale": options["scale"],
+        "dropout_p": options["attention_dropout_p"],
+    }
+    ctx.save_for_backward(*tensors, *bounds, *rng_states, *(kept if ctx.keeps else ()))
     ctx.set_materialize_grads(False)
     _step_2()  # an error comes now, not in the backward
 
 
-def _attended(ctx, q, k, v, bounds, state, kept):
+def _attended(ctx, q, k, v, bounds, rng_state, kept):
     """Attention's output, side by side, and log-sum-exp: kept, or computed again."""
     if ctx.keeps:
         return kept[:2]
-    out, lse = _step_2().attention(q, k, v, *bounds, state, **ctx.attention)
+    out, lse = _step_2().attention(q, k, v, *bounds, rng_state, **ctx.attention)
     return out.transpose(1, 2).flatten(2), lse
 
 
-def _attention_gradients(ctx, grad, given, q, k, v, attended, lse, grad_lse, bounds, state):
+def _attention_gradients(ctx, grad, given, q, k, v, attended, lse, grad_lse, bounds, rng_state):
     """Of q, k and v. `grad`: of attention's output, side by side; `given`: what more, where somebody used it."""
     if given is not None and ctx.keeps:
         grad = grad + given
     heads = q.shape[1]
     rows = _heads(grad, heads), q, k, v, _heads(attended, heads), lse
-    return _step_2().attention_backward(*rows, *bounds, grad_lse if ctx.keeps else None, state, **ctx.attention)
+    return _step_2().attention_backward(*rows, *bounds, grad_lse if ctx.keeps else None, rng_state, **ctx.attention)
 
 
 def _attention_residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
-    q, k, v, residual, weight, _, key_begin, key_end, state = inputs
+    q, k, v, residual, weight, _, key_begin, key_end, rng_state = inputs
     tensors = q, k, v, residual, weight
-    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end), (state,), output[1:])
+    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end), (rng_state,), output[1:])
 
 
 def _attention_residual_layer_norm_backward(ctx, grad, grad_attended, grad_lse, grad_mean, grad_rstd):
-    q, k, v, residual, weight, key_begin, key_end, state, *kept = ctx.saved_tensors
+    q, k, v, residual, weight, key_begin, key_end, rng_state, *kept = ctx.saved_tensors
     bounds = key_begin, key_end
     with torch.autocast(q.device.type, enabled=False):  # a backward inside an autocast region computes the same
-        attended, lse = _attended(ctx, q, k, v, bounds, state, kept)
+        attended, lse = _attended(ctx, q, k, v, bounds, rng_state, kept)
         rows = (attended + residual, weight, *kept[2:])
         grad_total, *rest = _gradients_of_rows(ctx, rows, grad, None, grad_mean, grad_rstd)
         grad_qkv = None, None, None
         if any(ctx.needs_input_grad[:3]):
             of_attention = grad_total, grad_attended, q, k, v, attended, lse, grad_lse
-            grad_qkv = _attention_gradients(ctx, *of_attention, bounds, state)
+            grad_qkv = _attention_gradients(ctx, *of_attention, bounds, rng_state)
     return *grad_qkv, grad_total, *rest, None, None, None
 
 
@@ -652,31 +670,31 @@ torch.library.register_autograd(
 
 
 def _attention_block_setup(ctx, inputs, keyword_only_inputs, output):
-    q, k, v, _, proj_weight, _, weight, _, key_begin, key_end, state, attention_state = inputs
+    q, k, v, _, proj_weight, _, weight, _, key_begin, key_end, rng_state, attention_rng_state = inputs
     _, total, *kept = output
-    ctx.p = keyword_only_inputs["p"]
-    tensors, states = (q, k, v, proj_weight, weight, total), (state, attention_state)
-    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end), states, kept)
-    if rng.drops(ctx.p):
+    ctx.dropout_p = keyword_only_inputs["dropout_p"]
+    tensors, rng_states = (q, k, v, proj_weight, weight, total), (rng_state, attention_rng_state)
+    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end), rng_states, kept)
+    if rng.drops(ctx.dropout_p):
         _step_1()
 
 
 def _attention_block_backward(ctx, grad_y, grad_sum, grad_attended, grad_lse, grad_mean, grad_rstd):
-    q, k, v, proj_weight, weight, total, key_begin, key_end, state, attention_state, *kept = ctx.saved_tensors
+    q, k, v, proj_weight, weight, total, key_begin, key_end, rng_state, attention_rng_state, *kept = ctx.saved_tensors
     bounds = key_begin, key_end
     with torch.autocast(q.device.type, enabled=False):  # a backward inside an autocast region computes the same
         rows = (total, weight, *kept[2:])
         grad_total, *rest = _gradients_of_rows(ctx, rows, grad_y, grad_sum, grad_mean, grad_rstd)
         grad_qkv, grad_proj = (None, None, None), (None, None)
         if any(ctx.needs_input_grad[:3]) or any(ctx.needs_input_grad[4:6]):
-            attended, lse = _attended(ctx, q, k, v, bounds, attention_state, kept)
+            attended, lse = _attended(ctx, q, k, v, bounds, attention_rng_state, kept)
             grad_projected = grad_total
-            if rng.drops(ctx.p):
-                grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.p, state)
+            if rng.drops(ctx.dropout_p):
+                grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.dropout_p, rng_state)
             grad, *grad_proj = _ops.linear_backward(grad_projected, attended, proj_weight)
             if any(ctx.needs_input_grad[:3]):
                 of_attention = grad, grad_attended, q, k, v, attended, lse, grad_lse
-                grad_qkv = _attention_gradients(ctx, *of_attention, bounds, attention_state)
+                grad_qkv = _attention_gradients(ctx, *of_attention, bounds, attention_rng_state)
     return *grad_qkv, grad_total, *grad_proj, *rest, None, None, None, None
 
 

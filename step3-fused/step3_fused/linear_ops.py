@@ -272,7 +272,7 @@ def linear_bias_dropout_residual(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor,
-    p: float = 0.1,
+    dropout_p: float = 0.1,
     rng_state: torch.Tensor | None = None,
     *,
     transposed: bool = False,
@@ -286,7 +286,7 @@ def linear_bias_dropout_residual(
         weight: [depth, width], or, `transposed`, [width, depth].
         bias: [width], or None.
         residual: [..., width]. All of one dtype and device.
-        p: the part that is dropped, from 0 to 1.
+        dropout_p: the part that is dropped, from 0 to 1.
         rng_state: int64 [2], seed and offset, on the CPU or on x's device; default: a new one.
         transposed: which way the weight lies.
         training: False switches dropout off.
@@ -298,15 +298,18 @@ def linear_bias_dropout_residual(
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape, device or `p`, an empty row or weight, a `rung` that is unknown or cannot do this.
+        ValueError: wrong shape, device or `dropout_p`, an empty row or weight, a `rung` that is unknown or cannot do
+            this.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"linear_bias_dropout_residual: `p` must be from 0 to 1, got {p}")
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"linear_bias_dropout_residual: `dropout_p` must be from 0 to 1, got {dropout_p}")
     if not training:
-        p = 0.0
+        dropout_p = 0.0
     if rng_state is None:
-        rng_state = rng.draw(_ops, x) if rng.drops(p) else rng.unused(x)
-    return _ops.linear_bias_dropout_residual(x, weight, bias, residual, p, rng_state, transposed=transposed, rung=rung)
+        rng_state = rng.draw(_ops, x) if rng.drops(dropout_p) else rng.unused(x)
+    return _ops.linear_bias_dropout_residual(
+        x, weight, bias, residual, dropout_p, rng_state, transposed=transposed, rung=rung
+    )
 
 
 @without_forward_mode
@@ -314,7 +317,7 @@ def linear_bias_dropout_residual_backward(
     grad: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
-    p: float,
+    dropout_p: float,
     rng_state: torch.Tensor,
     *,
     transposed: bool = False,
@@ -325,7 +328,7 @@ def linear_bias_dropout_residual_backward(
     Args:
         grad: the gradient of y; [..., width], any strides; float32, float16, bfloat16 or float64.
         x: [..., depth], weight: as in the forward pass. All of one dtype and device.
-        p, rng_state, transposed: the forward's; the mask is made from the state again.
+        dropout_p, rng_state, transposed: the forward's; the mask is made from the state again.
         rung: "auto", or a name from `rungs("linear_bias_dropout_residual_backward", grad.device)`.
 
     Returns:
@@ -334,9 +337,11 @@ def linear_bias_dropout_residual_backward(
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape, device or `p`, an empty row, a `rung` that is unknown or cannot do this.
+        ValueError: wrong shape, device or `dropout_p`, an empty row, a `rung` that is unknown or cannot do this.
     """
-    return _ops.linear_bias_dropout_residual_backward(grad, x, weight, p, rng_state, transposed=transposed, rung=rung)
+    return _ops.linear_bias_dropout_residual_backward(
+        grad, x, weight, dropout_p, rng_state, transposed=transposed, rung=rung
+    )
 
 
 @without_forward_mode
@@ -394,12 +399,12 @@ def transformer_block(
     *,
     heads: int,
     causal: bool = True,
-    p: float = 0.0,
+    dropout_p: float = 0.0,
     training: bool = True,
     eps: float = 1e-5,
     attention=None,
 ) -> torch.Tensor:
-    """One block of GPT-2, made of this stage's ops.
+    """One block of GPT-2, made of this step's ops.
 
     Args:
         x: [B, S, heads·D]; float32, float16, bfloat16 or float64.
@@ -409,8 +414,8 @@ def transformer_block(
         mlp_1, mlp_2: weight [heads·D, inner] and bias; weight [inner, heads·D] and bias.
         heads: how many heads attention has.
         causal: a token sees itself and those before it.
-        p: the part of the projection's and of the MLP's outputs that dropout drops while `training`; attention's
-            weights are not dropped.
+        dropout_p: the part of the projection's and of the MLP's outputs that dropout drops while `training`;
+            attention's weights are not dropped.
         eps: of both LayerNorms.
         attention: a function of q, k and v, [B, heads, S, D] each, that takes `is_causal` and returns their output;
             default: PyTorch's scaled_dot_product_attention.
@@ -427,11 +432,11 @@ def transformer_block(
     packed = layer_norm_linear(x, *norm_1, *qkv, eps=eps)
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in packed.chunk(3, -1))
     attended = attend(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
-    x = linear_bias_dropout_residual(attended, *projection, x, p, training=training)
+    x = linear_bias_dropout_residual(attended, *projection, x, dropout_p, training=training)
     y = layer_norm(x, *norm_2, eps=eps).to(x.dtype)
-    if training and rng.drops(p):
+    if training and rng.drops(dropout_p):
         inner = linear_gelu(y, *mlp_1)
-        return linear_bias_dropout_residual(inner, *mlp_2, x, p)
+        return linear_bias_dropout_residual(inner, *mlp_2, x, dropout_p)
     return mlp(y, *mlp_1, *mlp_2, x)
 
 
@@ -543,19 +548,19 @@ def _(x, norm_weight, norm_bias, weight, bias=None, *, transposed=False, eps=1e-
 
 
 @torch.library.register_fake("step3_fused::linear_bias_dropout_residual")
-def _(x, weight, bias, residual, p, rng_state, *, transposed=False, rung="auto"):
+def _(x, weight, bias, residual, dropout_p, rng_state, *, transposed=False, rung="auto"):
     op = "linear_bias_dropout_residual"
     width = _check_layer(op, x, weight, bias, transposed)
     check_like(op, "residual", residual, "x", x, (*x.shape[:-1], width))
-    rng.check(op, "p", p, rng_state, x)
+    rng.check(op, "dropout_p", dropout_p, rng_state, x)
     return _rows(x, width)
 
 
 @torch.library.register_fake("step3_fused::linear_bias_dropout_residual_backward")
-def _(grad, x, weight, p, rng_state, *, transposed=False, rung="auto"):
+def _(grad, x, weight, dropout_p, rng_state, *, transposed=False, rung="auto"):
     op = "linear_bias_dropout_residual_backward"
     _check_backward(op, grad, x, weight, transposed)
-    rng.check(op, "p", p, rng_state, grad)
+    rng.check(op, "dropout_p", dropout_p, rng_state, grad)
     return _gradients(grad, x, weight)
 
 
@@ -589,7 +594,7 @@ def _(
 rng.register_fake("step3_fused")
 
 
-# ---- gradients: this stage's own kernels ----
+# ---- gradients: this step's own kernels ----
 
 
 def _without_autocast(backward):
@@ -692,7 +697,7 @@ torch.library.register_autograd(
 
 
 def _dropout_setup(ctx, inputs, keyword_only_inputs, output):
-    x, weight, bias, _, ctx.p, rng_state = inputs
+    x, weight, bias, _, ctx.dropout_p, rng_state = inputs
     ctx.save_for_backward(x, weight, rng_state)
     ctx.has_bias, ctx.transposed = bias is not None, keyword_only_inputs["transposed"]
 
@@ -700,8 +705,10 @@ def _dropout_setup(ctx, inputs, keyword_only_inputs, output):
 @_without_autocast
 def _dropout_backward(ctx, grad):
     x, weight, rng_state = ctx.saved_tensors
-    if rng.drops(ctx.p):
-        grads = _ops.linear_bias_dropout_residual_backward(grad, x, weight, ctx.p, rng_state, transposed=ctx.transposed)
+    if rng.drops(ctx.dropout_p):
+        grads = _ops.linear_bias_dropout_residual_backward(
+            grad, x, weight, ctx.dropout_p, rng_state, transposed=ctx.transposed
+        )
     else:
         grads = _ops.linear_backward(grad, x, weight, transposed=ctx.transposed)
     return *_biased(ctx, grads), grad, None, None
@@ -798,11 +805,11 @@ def _formula_of_gelu_linear_backward(grad, x, weight, transposed, approximate):
     return through * _gelu_slope(x, approximate), *rest
 
 
-def _formula_of_dropout_backward(grad, x, weight, p, rng_state, transposed):
+def _formula_of_dropout_backward(grad, x, weight, dropout_p, rng_state, transposed):
     # Where the residual is 0 and the weight the unit matrix, the op is dropout alone.
     ones = torch.ones(grad.shape, dtype=grad.dtype, device=grad.device)
     unit, zeros = ones.new_ones(1, grad.shape[-1]), torch.zeros_like(ones)
-    mask = _ops.linear_bias_dropout_residual(ones[..., :1].contiguous(), unit, None, zeros, p, rng_state)
+    mask = _ops.linear_bias_dropout_residual(ones[..., :1].contiguous(), unit, None, zeros, dropout_p, rng_state)
     return _formula_of_backward(grad * mask.detach(), x, weight, transposed)
 
 

@@ -1,4 +1,4 @@
-"""What test_linear.py and test_ends.py share: formulas, inputs, and which rungs can do what."""
+"""What test_linear.py and test_epilogues.py share: formulas, inputs, and which rungs can do what."""
 
 import torch
 

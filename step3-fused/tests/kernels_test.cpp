@@ -1,4 +1,4 @@
-// Every rung of this stage, those for half types in bfloat16, against a plain loop in double; without torch, so that a
+// Every rung of this step, those for half types in bfloat16, against a plain loop in double; without torch, so that a
 // sanitizer or a debugger sees nothing but the kernels. Presets in the root's CMakeLists.txt: simt, simt-asan, cuda.
 #include <gtest/gtest.h>
 #include <kf/launch.h>
@@ -171,8 +171,8 @@ DeviceVector integers(const std::vector<int32_t>& values) {
 std::vector<double> attention_of(const Attention& a, const std::vector<int32_t>& begin, const std::vector<int32_t>& end,
                                  std::vector<double>& lse) {
   const int64_t width = a.heads * a.head_dim;
-  const auto at = [&](const Heads& x, int64_t b, int64_t h, int64_t s) {
-    return static_cast<const float*>(x.data) + b * x.batch_stride + h * x.head_stride + s * x.row_stride;
+  const auto at = [&](const TensorRef& x, int64_t b, int64_t h, int64_t s) {
+    return static_cast<const float*>(x.data) + b * x.batch_stride + h * x.head_stride + s * x.seq_stride;
   };
   std::vector<double> out(a.batch * a.q_length * width);
   lse.assign(a.batch * a.heads * a.q_length, -std::numeric_limits<double>::infinity());
@@ -196,7 +196,7 @@ std::vector<double> attention_of(const Attention& a, const std::vector<int32_t>&
 
 template <class Args>
 void launch(const Rung<Args>& rung, Args args) {
-  ASSERT_EQ(rung.supports(args), "");
+  ASSERT_EQ(rung.can_implement(args), "");
   const DeviceVector scratch(rung.scratch_bytes ? rung.scratch_bytes(args) / sizeof(float) : 1);
   args.scratch = rung.scratch_bytes ? scratch.data() : nullptr;
   rung.launch(args, nullptr);
@@ -291,8 +291,8 @@ void check_fused(int64_t batch, int64_t heads, int64_t q_length, int64_t k_lengt
   std::vector<float> proj_weight = some(width * width, 7);
   for (float& number : proj_weight) number *= half ? 0.0625f : 1.0f / static_cast<float>(width);
   const std::vector<float> proj_bias = some(width, 5), weight = some(width, 5), bias = some(width, 3);
-  const Heads hq{q.data(), q_length * width, dim, width}, hk{k.data(), k_length * width, dim, width};
-  const Heads hv{v.data(), k_length * width, dim, width};
+  const TensorRef hq{q.data(), q_length * width, dim, width}, hk{k.data(), k_length * width, dim, width};
+  const TensorRef hv{v.data(), k_length * width, dim, width};
   Attention a{hq, hk, hv, batch, heads, q_length, k_length, dim, 0.3, causal};
 
   std::vector<int32_t> begin(batch, 0), end(batch, static_cast<int32_t>(k_length));
@@ -375,7 +375,7 @@ void check_fused_dropout(DType dtype) {
   const std::array<int64_t, 2> numbers{1234, 8};
   std::vector<float> words(4);
   std::memcpy(words.data(), numbers.data(), sizeof numbers);
-  const DeviceVector state(words);
+  const DeviceVector rng_state(words);
   Attention a{{q.data(), kRows * kWide, kDim, kWide},
               {k.data(), kKeys * kWide, kDim, kWide},
               {v.data(), kKeys * kWide, kDim, kWide},
@@ -409,13 +409,13 @@ void check_fused_dropout(DType dtype) {
       more.ask(args);
       args.threshold = args.attention.threshold = 1 << 15;
       if (in_memory) {
-        args.state = args.attention.rng_state = static_cast<const int64_t*>(state.data());
+        args.rng_state = args.attention.rng_state = static_cast<const int64_t*>(rng_state.data());
       } else {
         args.seed = args.attention.seed = static_cast<uint64_t>(numbers[0]);
         args.offset = args.attention.offset = static_cast<uint64_t>(numbers[1]);
       }
       if (drops_no_weights) {
-        EXPECT_NE(rung.supports(args), "");
+        EXPECT_NE(rung.can_implement(args), "");
         args.attention.threshold = 0;
       }
       launch(rung, args);
@@ -468,7 +468,7 @@ TEST(LayerNormBackward, EveryRungGivesAllThreeGradients) {
                                      drstd.data(),   dm.data(), to_x.data(), to_weight.data(),
                                      to_bias.data(), kRows,     width,       DType::kFloat32};
       if (rung.name == std::string("v4_bulk") && width % 4 != 0) {  // 1032 is a group's
-        EXPECT_NE(rung.supports(args), "");
+        EXPECT_NE(rung.can_implement(args), "");
         continue;
       }
       launch(rung, args);
@@ -548,7 +548,7 @@ bool multiplies(const Rung<linear::Args>& rung, const Layer& layer, DType dtype,
   args.bias = bias.data();
   args.y = y.data();
   args.x_transposed = layer.x_transposed;
-  if (!rung.supports(args).empty()) return false;
+  if (!rung.can_implement(args).empty()) return false;
   launch(rung, args);
   expect_close(y, expected, tolerance_of(dtype), rung.name + layer.text());
   return true;
@@ -590,7 +590,7 @@ TEST(Linear, TilesWhoseDepthTwoWarpgroupsShareAtEachWidth) {
   }
 }
 
-TEST(Linear, EveryRungOfWhatIsFusedToItsEnds) {
+TEST(Linear, EveryRungOfWhatIsFusedToItsEpilogue) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const bool transposed : {false, true}) {
       const Layer layer(136, 72, 200, false, transposed);
@@ -614,7 +614,7 @@ TEST(Linear, EveryRungOfWhatIsFusedToItsEnds) {
         auto args = layer.args<linear_gelu::Args>(dtype);
         give(args, y);
         args.preactivation = kept.data();
-        if (!rung.supports(args).empty()) continue;
+        if (!rung.can_implement(args).empty()) continue;
         launch(rung, args);
         expect_close(y, expected, tolerance, "linear_gelu " + (rung.name + layer.text()));
         expect_close(kept, product, tolerance, "what linear_gelu keeps, " + (rung.name + layer.text()));
@@ -626,7 +626,7 @@ TEST(Linear, EveryRungOfWhatIsFusedToItsEnds) {
         auto args = layer.args<linear_bias_dropout_residual::Args>(dtype);
         give(args, y);
         args.residual = residual.data();  // the threshold is 0: nothing is dropped
-        if (!rung.supports(args).empty()) continue;
+        if (!rung.can_implement(args).empty()) continue;
         launch(rung, args);
         expect_close(y, expected, tolerance, "linear_bias_dropout_residual " + (rung.name + layer.text()));
       }
@@ -636,7 +636,7 @@ TEST(Linear, EveryRungOfWhatIsFusedToItsEnds) {
         const Matrix y(rows * width, dtype);
         auto args = layer.args<gelu_linear::Args>(dtype);
         give(args, y);
-        if (!rung.supports(args).empty()) continue;
+        if (!rung.can_implement(args).empty()) continue;
         launch(rung, args);
         expect_close(y, expected, tolerance, "gelu_linear " + (rung.name + layer.text()));
       }
@@ -654,7 +654,7 @@ TEST(Linear, EveryRungOfWhatIsFusedToItsEnds) {
         args.mean = mean.data();
         args.rstd = rstd.data();
         args.eps = kEps;
-        if (!rung.supports(args).empty()) continue;
+        if (!rung.can_implement(args).empty()) continue;
         launch(rung, args);
         expect_close(y, expected, tolerance, "layer_norm_linear " + (rung.name + layer.text()));
       }
@@ -691,7 +691,7 @@ TEST(Linear, EveryRungOfBothLayersOfAnMlp) {
         args.width = 72;
         args.inner = 264;
         args.dtype = dtype;
-        if (!rung.supports(args).empty()) continue;
+        if (!rung.can_implement(args).empty()) continue;
         launch(rung, args);
         expect_close(y, expected, tolerance_of(dtype), "mlp " + (rung.name + first.text()));
         expect_close(kept, product, tolerance_of(dtype), "what mlp keeps, " + (rung.name + first.text()));
@@ -701,7 +701,7 @@ TEST(Linear, EveryRungOfBothLayersOfAnMlp) {
           continue;  // these take any address
         }
         args.weight_2 = static_cast<char*>(weight_2.data()) + 2;
-        EXPECT_NE(rung.supports(args), "") << rung.name;
+        EXPECT_NE(rung.can_implement(args), "") << rung.name;
       }
     }
   }

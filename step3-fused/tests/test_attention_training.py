@@ -19,7 +19,7 @@ from kernel_fusion.ops import wide
 from kernel_fusion.testing.accuracy import as_tuple
 
 ALONE, BLOCK = "attention_residual_layer_norm", "attention_block"
-STATE, ATTENTION_STATE = (1234, 8), (-98765, 40)  # seed and offset of dropout
+RNG_STATE, ATTENTION_RNG_STATE = (1234, 8), (-98765, 40)  # seed and offset of dropout
 NAN = float("nan")
 
 ops = torch.ops.step3_fused
@@ -29,25 +29,25 @@ ops = torch.ops.step3_fused
 
 
 @functools.lru_cache(maxsize=16)
-def kept_of_projection(shape, p, state):
+def kept_of_projection(shape, dropout_p, rng_state):
     """What step 1's dropout multiplies a tensor by, on the CPU."""
     one, zero, flat = torch.ones(shape).double(), torch.zeros(shape).double(), torch.zeros(shape[-1]).double()
-    return step1_simple.bias_dropout_residual(one, flat, zero, p, torch.tensor(state))
+    return step1_simple.bias_dropout_residual(one, flat, zero, dropout_p, torch.tensor(rng_state))
 
 
 @functools.lru_cache(maxsize=16)
-def kept_of_weights(batch, heads, q_length, k_length, p, state):
+def kept_of_weights(batch, heads, q_length, k_length, dropout_p, rng_state):
     """What step 2's dropout multiplies weights by, on the CPU: its output where all weights are alike, and v is 1."""
     q, k = (torch.zeros(batch, heads, n, 1).double() for n in (q_length, k_length))
     v = torch.eye(k_length).double().expand(batch, heads, -1, -1)
     q, k = (t.expand(-1, -1, -1, k_length) for t in (q, k))
-    return k_length * step2_attention.attention(q, k, v, rng_state=torch.tensor(state), dropout_p=p)
+    return k_length * step2_attention.attention(q, k, v, rng_state=torch.tensor(rng_state), dropout_p=dropout_p)
 
 
-def factors_for(q, k, p, state):
-    if round(65536 * p) == 0:
+def factors_for(q, k, dropout_p, rng_state):
+    if round(65536 * dropout_p) == 0:
         return 1
-    return kept_of_weights(*q.shape[:3], k.shape[2], p, tuple(state.tolist())).to(q)
+    return kept_of_weights(*q.shape[:3], k.shape[2], dropout_p, tuple(rng_state.tolist())).to(q)
 
 
 def normalised(total, weight, bias, attended, lse, eps):
@@ -60,9 +60,21 @@ def normalised(total, weight, bias, attended, lse, eps):
 
 
 def alone_of(
-    q, k, v, residual, weight, bias, begin=None, end=None, state=None, *, causal=False, scale=None, attention_p=0.0
+    q,
+    k,
+    v,
+    residual,
+    weight,
+    bias,
+    begin=None,
+    end=None,
+    rng_state=None,
+    *,
+    causal=False,
+    scale=None,
+    attention_dropout_p=0.0,
 ):
-    factors = factors_for(q, k, attention_p, state)
+    factors = factors_for(q, k, attention_dropout_p, rng_state)
     attended, lse = attention_and_lse_of(q, k, v, begin, end, causal, scale, factors)
     y, kept = normalised(attended + residual, weight, bias, attended, lse, 1e-5)
     return y, *kept
@@ -79,19 +91,21 @@ def block_of(
     bias,
     begin=None,
     end=None,
-    state=None,
-    attention_state=None,
+    rng_state=None,
+    attention_rng_state=None,
     *,
     causal=False,
     scale=None,
-    p=0.0,
-    attention_p=0.0,
+    dropout_p=0.0,
+    attention_dropout_p=0.0,
 ):
-    factors = factors_for(q, k, attention_p, attention_state)
+    factors = factors_for(q, k, attention_dropout_p, attention_rng_state)
     attended, lse = attention_and_lse_of(q, k, v, begin, end, causal, scale, factors)
     projected = attended @ proj_weight + proj_bias
-    if round(65536 * p) > 0:
-        projected = projected * kept_of_projection(tuple(projected.shape), p, tuple(state.tolist())).to(projected)
+    if round(65536 * dropout_p) > 0:
+        projected = projected * kept_of_projection(tuple(projected.shape), dropout_p, tuple(rng_state.tolist())).to(
+            projected
+        )
     total = residual + projected
     y, kept = normalised(total, weight, bias, attended, lse, 1e-5)
     return y, total, *kept
@@ -108,22 +122,25 @@ def bounds(keys, device):
     return torch.tensor(keys, dtype=torch.int32, device=device)
 
 
-def given(op, dtype, device, *, shape=(3, 2, 37, 70, 8), padding=True, p=0.3, attention_p=0.2):
+def given(op, dtype, device, *, shape=(3, 2, 37, 70, 8), padding=True, dropout_p=0.3, attention_dropout_p=0.2):
     """Inputs, and the options of dropout. Of three batches one sees all keys, one not the first, one none."""
     tensors = attention_inputs(*shape, dtype, device, projection=op == BLOCK)
     keys = shape[3]
     none = (None, None)
     padded = (bounds([0, 5, keys][: shape[0]], device), bounds([keys, keys - 7, keys][: shape[0]], device))
-    attention_state = torch.tensor(ATTENTION_STATE) if attention_p else None
-    states, options = (attention_state,), {"attention_p": attention_p}
+    attention_rng_state = torch.tensor(ATTENTION_RNG_STATE) if attention_dropout_p else None
+    rng_states, options = (attention_rng_state,), {"attention_dropout_p": attention_dropout_p}
     if op == BLOCK:
-        states, options = (torch.tensor(STATE) if p else None, *states), {"p": p} | options
-    return (*tensors, *(padded if padding else none), *states), options
+        rng_states, options = (
+            (torch.tensor(RNG_STATE) if dropout_p else None, *rng_states),
+            {"dropout_p": dropout_p} | options,
+        )
+    return (*tensors, *(padded if padding else none), *rng_states), options
 
 
-def can_do(rung, dtype, attention_p=0.0):
+def can_do(rung, dtype, attention_dropout_p=0.0):
     if rung in ON_TENSOR_CORES:
-        return dtype in (torch.float16, torch.bfloat16) and not attention_p
+        return dtype in (torch.float16, torch.bfloat16) and not attention_dropout_p
     return rung != "v2_fused" or dtype != torch.float64
 
 
@@ -149,14 +166,18 @@ def statistics_of(op, inputs, rung="auto", **options):
 
 
 every_op = pytest.mark.parametrize("op", [ALONE, BLOCK])
-every_rung = pytest.mark.parametrize(("op", "device", "rung"), [p for op in FORMULAS for p in rungs_of(op)])
+every_rung = pytest.mark.parametrize(
+    ("op", "device", "rung"), [dropout_p for op in FORMULAS for dropout_p in rungs_of(op)]
+)
 every_rung_of_block = pytest.mark.parametrize(("op", "device", "rung"), list(rungs_of(BLOCK)))
 every_dtype = pytest.mark.parametrize("dtype", [*testing.DTYPES, torch.float64], ids=str)
 on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 on_a_gpu = pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
 with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 each_dropout = pytest.mark.parametrize(
-    ("p", "attention_p"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.2), (0.3, 0.2)], ids=["none", "p", "attention_p", "both"]
+    ("dropout_p", "attention_dropout_p"),
+    [(0.0, 0.0), (0.3, 0.0), (0.0, 0.2), (0.3, 0.2)],
+    ids=["none", "dropout_p", "attention_dropout_p", "both"],
 )
 
 
@@ -178,14 +199,14 @@ def check(op, inputs, rung, **options):
     )
 
 
-@testing.where(lambda rung, dtype, attention_p: can_do(rung, dtype, attention_p))
-@testing.where(lambda op, p: op == BLOCK or not p)
+@testing.where(lambda rung, dtype, attention_dropout_p: can_do(rung, dtype, attention_dropout_p))
+@testing.where(lambda op, dropout_p: op == BLOCK or not dropout_p)
 @every_rung
 @every_dtype
 @each_dropout
 @with_and_without_mask
-def test_with_padding(causal, p, attention_p, dtype, op, device, rung):
-    inputs, options = given(op, dtype, device, p=p, attention_p=attention_p)
+def test_with_padding(causal, dropout_p, attention_dropout_p, dtype, op, device, rung):
+    inputs, options = given(op, dtype, device, dropout_p=dropout_p, attention_dropout_p=attention_dropout_p)
     check(op, inputs, rung, causal=causal, layouts=True, **options)
 
 
@@ -196,8 +217,8 @@ def test_with_padding(causal, p, attention_p, dtype, op, device, rung):
     "shape", [(2, 3, 1, 1, 8), (2, 3, 5, 33, 16), (2, 2, 64, 64, 24), (1, 2, 65, 31, 40), (3, 5, 130, 200, 8)], ids=str
 )
 def test_without_padding(shape, dtype, op, device, rung):
-    attention_p = 0.0 if rung in ON_TENSOR_CORES else 0.4
-    inputs, options = given(op, dtype, device, shape=shape, padding=False, attention_p=attention_p)
+    attention_dropout_p = 0.0 if rung in ON_TENSOR_CORES else 0.4
+    inputs, options = given(op, dtype, device, shape=shape, padding=False, attention_dropout_p=attention_dropout_p)
     check(op, inputs, rung, causal=True, **options)
 
 
@@ -217,7 +238,9 @@ def test_without_padding(shape, dtype, op, device, rung):
 )
 def test_any_padding(begin, end, causal, dtype, op, device, rung):
     """Of a batch of four; tiles of 32 and of 64 keys that begin and end within them."""
-    inputs, options = given(op, dtype, device, shape=(4, 2, 70, 130, 8), padding=False, p=0.0, attention_p=0.0)
+    inputs, options = given(
+        op, dtype, device, shape=(4, 2, 70, 130, 8), padding=False, dropout_p=0.0, attention_dropout_p=0.0
+    )
     tensors = [t for t in inputs if torch.is_tensor(t)]
     keys = [None if b is None else bounds(b, device) for b in (begin, end)]
     check(op, (*tensors, *keys), rung, causal=causal, scale=0.4)
@@ -229,8 +252,8 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
     for op in FORMULAS:
         for _, device, rung in (param.values for param in rungs_of(op)):
             if device == "cpu":
-                attention_p = 0.0 if rung in ON_TENSOR_CORES else 0.2
-                inputs, options = given(op, dtype_of(rung), device, attention_p=attention_p)
+                attention_dropout_p = 0.0 if rung in ON_TENSOR_CORES else 0.2
+                inputs, options = given(op, dtype_of(rung), device, attention_dropout_p=attention_dropout_p)
                 check(op, inputs, rung, causal=True, **options)
 
 
@@ -240,14 +263,16 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
 @every_rung_of_block
 def test_the_projections_mask_is_that_of_step_1(op, device, rung):
     """Of a bias of 1, a weight and a residual of 0 the sum is the scaled mask."""
-    for rows, heads, p in ((70, 5, 0.5), (13, 3, 0.1), (11, 2, 0.9), (3, 17, 1.0), (3, 2, 0.0)):
+    for rows, heads, dropout_p in ((70, 5, 0.5), (13, 3, 0.1), (11, 2, 0.9), (3, 17, 1.0), (3, 2, 0.0)):
         tensors = attention_inputs(2, heads, rows, 4, 8, dtype_of(rung), device, projection=True)
         *qkv, residual, proj_weight, proj_bias, weight, bias = tensors
         inputs = (*qkv, 0 * residual, 0 * proj_weight, 0 * proj_bias + 1, weight, bias)
-        for state in (STATE, (-(1 << 63), (1 << 62) + 4)):
-            options = {"rng_state": torch.tensor(state), "p": p, "rung": rung}
+        for rng_state in (RNG_STATE, (-(1 << 63), (1 << 62) + 4)):
+            options = {"rng_state": torch.tensor(rng_state), "dropout_p": dropout_p, "rung": rung}
             total = step3_fused.attention_block(*inputs, **options)[1]
-            expected = kept_of_projection(tuple(total.shape), p, state) if p else torch.ones_like(total)
+            expected = (
+                kept_of_projection(tuple(total.shape), dropout_p, rng_state) if dropout_p else torch.ones_like(total)
+            )
             assert torch.equal(total, expected.to(total))
 
 
@@ -255,17 +280,25 @@ def test_the_projections_mask_is_that_of_step_1(op, device, rung):
 @every_rung
 def test_attentions_mask_is_that_of_step_2(op, device, rung):
     """All weights are alike and v is a part of the identity, so attention's output shows which ones are left."""
-    for q_length, k_length, p in ((1, 1, 0.4), (7, 9, 0.5), (70, 33, 0.1), (40, 130, 0.9), (20, 5, 1.0)):
+    for q_length, k_length, dropout_p in ((1, 1, 0.4), (7, 9, 0.5), (70, 33, 0.1), (40, 130, 0.9), (20, 5, 1.0)):
         for first in range(0, k_length, 40):
             q, k, v, *rest = attention_inputs(
                 2, 3, q_length, k_length, 40, torch.float32, device, projection=op == BLOCK
             )
             v = torch.eye(k_length, first + 40, device=device)[:, first:].expand_as(k)
-            state = torch.tensor(ATTENTION_STATE)
-            outputs = statistics_of(op, (q * 0, k, v, *rest), rung, attention_rng_state=state, attention_p=p)
+            rng_state = torch.tensor(ATTENTION_RNG_STATE)
+            outputs = statistics_of(
+                op, (q * 0, k, v, *rest), rung, attention_rng_state=rng_state, attention_dropout_p=dropout_p
+            )
             attended, lse = outputs[-4:-2]
             expected, same_lse = step2_attention.attention(
-                q * 0, k, v, rng_state=state, dropout_p=p, return_lse=True, rung="auto" if device == "cuda" else "cpu"
+                q * 0,
+                k,
+                v,
+                rng_state=rng_state,
+                dropout_p=dropout_p,
+                return_lse=True,
+                rung="auto" if device == "cuda" else "cpu",
             )
             assert torch.equal(attended != 0, expected.transpose(1, 2).flatten(2) != 0)
             torch.testing.assert_close(attended, expected.transpose(1, 2).flatten(2))
@@ -275,16 +308,16 @@ def test_attentions_mask_is_that_of_step_2(op, device, rung):
 @every_rung
 def test_what_drops_nothing_changes_nothing(op, device, rung):
     """Evaluation drops nothing, whatever state is given; nor does a part that rounds to 0. All keys are all keys."""
-    inputs, _ = given(op, dtype_of(rung), device, padding=False, p=0.0, attention_p=0.0)
+    inputs, _ = given(op, dtype_of(rung), device, padding=False, dropout_p=0.0, attention_dropout_p=0.0)
     tensors = [t for t in inputs if torch.is_tensor(t)]
-    state = torch.tensor(STATE)
+    rng_state = torch.tensor(RNG_STATE)
     plain = statistics_of(op, tensors, rung)
-    more = {"p": 0.7, "rng_state": state} if op == BLOCK else {}
+    more = {"dropout_p": 0.7, "rng_state": rng_state} if op == BLOCK else {}
     for options in (
-        {"attention_rng_state": state},
-        {"attention_p": 1e-6},
-        {"training": False, "attention_p": 0.7},
-        {"training": False, "attention_p": 0.7, "attention_rng_state": state, **more},
+        {"attention_rng_state": rng_state},
+        {"attention_dropout_p": 1e-6},
+        {"training": False, "attention_dropout_p": 0.7},
+        {"training": False, "attention_dropout_p": 0.7, "attention_rng_state": rng_state, **more},
         {"key_begin": bounds([0, 0, 0], device)},
         {"key_begin": bounds([-3, 0, 0], device), "key_end": bounds([70, 71, 1 << 30], device)},
     ):
@@ -295,15 +328,15 @@ def test_what_drops_nothing_changes_nothing(op, device, rung):
 @every_rung
 def test_dropout_of_all(op, device, rung):
     dtype = dtype_of(rung)
-    inputs, _ = given(op, dtype, device, p=0.0, attention_p=0.0)
+    inputs, _ = given(op, dtype, device, dropout_p=0.0, attention_dropout_p=0.0)
     tensors = [t for t in inputs if torch.is_tensor(t)]
     if op == BLOCK:
-        y, total = step3_fused.attention_block(*tensors, p=1.0, rung=rung)
+        y, total = step3_fused.attention_block(*tensors, dropout_p=1.0, rung=rung)
         assert torch.equal(total, inputs[3])
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(y, layer_norm_of(total, *inputs[6:8]), rtol=tolerance, atol=tolerance)
     if can_do(rung, dtype, 1.0):
-        attended, lse = statistics_of(op, tensors, rung, attention_p=1.0)[-4:-2]
+        attended, lse = statistics_of(op, tensors, rung, attention_dropout_p=1.0)[-4:-2]
         assert attended.eq(0).all()
         assert torch.equal(lse, statistics_of(op, tensors, rung)[-3])
 
@@ -311,9 +344,9 @@ def test_dropout_of_all(op, device, rung):
 @on_each_device
 @every_op
 def test_dropout_draws_states_of_its_own(op, device):
-    inputs, _ = given(op, torch.float32, device, p=0.0, attention_p=0.0)
+    inputs, _ = given(op, torch.float32, device, dropout_p=0.0, attention_dropout_p=0.0)
     function = functools.partial(getattr(step3_fused, op), *[t for t in inputs if torch.is_tensor(t)])
-    for name in ("attention_p", "p") if op == BLOCK else ("attention_p",):
+    for name in ("attention_dropout_p", "dropout_p") if op == BLOCK else ("attention_dropout_p",):
         torch.manual_seed(3)
         first, second = (as_tuple(function(**{name: 0.5}))[-1] for _ in range(2))
         torch.manual_seed(3)
@@ -326,18 +359,18 @@ def test_dropout_draws_states_of_its_own(op, device):
 @every_rung
 def test_the_same_state_gives_the_same_and_another_gives_another(op, device, rung):
     """It is a tensor that the op reads when it is called: on the CPU, or in the GPU's memory."""
-    attention_p = 0.0 if rung in ON_TENSOR_CORES else 0.5
-    inputs, options = given(op, dtype_of(rung), device, attention_p=attention_p)
+    attention_dropout_p = 0.0 if rung in ON_TENSOR_CORES else 0.5
+    inputs, options = given(op, dtype_of(rung), device, attention_dropout_p=attention_dropout_p)
     where = len(inputs) - (2 if op == BLOCK else 1)
     expected = statistics_of(op, inputs, rung, **options)
     places = ["cpu", device]
     for place in places:
-        states = [None if s is None else s.to(place, copy=True) for s in inputs[where:]]
+        rng_states = [None if s is None else s.to(place, copy=True) for s in inputs[where:]]
         for change in (0, 1, -1):
-            for state in states:
-                if state is not None:
-                    state[0] += change
-            got = statistics_of(op, (*inputs[:where], *states), rung, **options)
+            for rng_state in rng_states:
+                if rng_state is not None:
+                    rng_state[0] += change
+            got = statistics_of(op, (*inputs[:where], *rng_states), rung, **options)
             equal = all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
             assert equal is (change != 1 or inputs[where:] == (None,))  # v4_heads drops nothing
 
@@ -348,7 +381,9 @@ def test_the_same_state_gives_the_same_and_another_gives_another(op, device, run
 @every_rung
 @with_and_without_mask
 def test_what_padding_holds_has_no_influence(causal, op, device, rung):
-    inputs, options = given(op, dtype_of(rung), device, shape=(3, 2, 70, 130, 8), p=0.0, attention_p=0.0)
+    inputs, options = given(
+        op, dtype_of(rung), device, shape=(3, 2, 70, 130, 8), dropout_p=0.0, attention_dropout_p=0.0
+    )
     begin, end = inputs[len(inputs) - (4 if op == BLOCK else 3) :][:2]
     key = torch.arange(130, device=device)
     padding = ((key < begin[:, None]) | (key >= end[:, None]))[:, None, :, None]
@@ -378,7 +413,7 @@ def test_what_padding_holds_has_no_influence(causal, op, device, rung):
 def test_gradients_are_those_of_the_formula(causal, op, device):
     """By finite differences, of all outputs: those of attention and the statistics, too."""
     for padding in (False, True):
-        for dropout in ({"p": 0.0, "attention_p": 0.0}, {"p": 0.4, "attention_p": 0.4}):
+        for dropout in ({"dropout_p": 0.0, "attention_dropout_p": 0.0}, {"dropout_p": 0.4, "attention_dropout_p": 0.4}):
             inputs, options = given(
                 op, torch.float64, device, shape=(3 if padding else 1, 2, 3, 9, 2), padding=padding, **dropout
             )
@@ -401,12 +436,14 @@ def test_gradients_with_a_batch_that_sees_no_key(op):
 
 
 @every_op
-@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.4])
 @pytest.mark.parametrize("padding", [False, True], ids=["whole", "padding"])
-def test_gradients_of_gradients(padding, p, op):
-    if op == ALONE and p:
+def test_gradients_of_gradients(padding, dropout_p, op):
+    if op == ALONE and dropout_p:
         return
-    inputs, options = given(op, torch.float64, "cpu", shape=(2, 1, 2, 9, 2), padding=padding, p=p, attention_p=0.0)
+    inputs, options = given(
+        op, torch.float64, "cpu", shape=(2, 1, 2, 9, 2), padding=padding, dropout_p=dropout_p, attention_dropout_p=0.0
+    )
     leaves, others = leaves_of(inputs)
     assert torch.autograd.gradgradcheck(lambda *t: getattr(step3_fused, op)(*t, *others, **options), leaves)
 
@@ -421,13 +458,15 @@ def test_gradients_of_gradients_through_attentions_dropout_are_refused(op):
         torch.autograd.grad(first[0].sum(), leaves[0])
 
 
-@testing.where(lambda op, p: op == BLOCK or not p)
+@testing.where(lambda op, dropout_p: op == BLOCK or not dropout_p)
 @on_each_device
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 @every_op
 @each_dropout
-def test_gradients_are_as_good_as_eagers(p, attention_p, op, dtype, device):
-    inputs, options = given(op, dtype, device, shape=(3, 3, 40, 70, 16), p=p, attention_p=attention_p)
+def test_gradients_are_as_good_as_eagers(dropout_p, attention_dropout_p, op, dtype, device):
+    inputs, options = given(
+        op, dtype, device, shape=(3, 3, 40, 70, 16), dropout_p=dropout_p, attention_dropout_p=attention_dropout_p
+    )
 
     def gradients(function, inputs):
         leaves, others = leaves_of(inputs)
@@ -462,10 +501,10 @@ def test_a_backward_runs_no_piece_that_nobody_needs(op, device):
     def launches(needed):
         wanted = [t.detach().requires_grad_(i in needed) for i, t in enumerate(leaves)]
         outputs = as_tuple(getattr(step3_fused, op)(*wanted, *others, **options))
-        stages_before = [stage.launch_counts() for stage in (step1_simple, step2_attention, step3_fused)]
+        steps_before = [step.launch_counts() for step in (step1_simple, step2_attention, step3_fused)]
         torch.autograd.grad(outputs, [wanted[i] for i in needed], [torch.ones_like(o) for o in outputs])
-        after = [stage.launch_counts() for stage in (step1_simple, step2_attention, step3_fused)]
-        return [sum(b.values()) - sum(a.values()) for a, b in zip(stages_before, after, strict=True)]
+        after = [step.launch_counts() for step in (step1_simple, step2_attention, step3_fused)]
+        return [sum(b.values()) - sum(a.values()) for a, b in zip(steps_before, after, strict=True)]
 
     everything = [1, 1, 2] if op == BLOCK else [0, 1, 1]
     assert launches(range(len(leaves))) == launches([0]) == everything
@@ -547,7 +586,7 @@ def test_what_is_stored_between_forward_and_backward(op):
 @every_op
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_sees_the_same_masks_again(reentrant, op, device):
-    inputs, options = given(op, torch.float32, device, p=0.0, attention_p=0.0)
+    inputs, options = given(op, torch.float32, device, dropout_p=0.0, attention_dropout_p=0.0)
     leaves, others = leaves_of([t for t in inputs if torch.is_tensor(t)])
     options = dict.fromkeys(options, 0.3)
 
@@ -573,8 +612,8 @@ def test_checkpointing_sees_the_same_masks_again(reentrant, op, device):
 
 @every_rung
 def test_an_op_is_registered_as_torch_wants_it(op, device, rung):
-    attention_p = 0.0 if rung in ON_TENSOR_CORES else 0.2
-    inputs, options = given(op, dtype_of(rung), device, shape=(3, 2, 5, 9, 8), attention_p=attention_p)
+    attention_dropout_p = 0.0 if rung in ON_TENSOR_CORES else 0.2
+    inputs, options = given(op, dtype_of(rung), device, shape=(3, 2, 5, 9, 8), attention_dropout_p=attention_dropout_p)
     testing.check_op(step3_fused, op, inputs, {"rung": rung, "causal": True, **options})
 
 
@@ -617,7 +656,7 @@ def test_compiled_dropout_draws_anew_for_each_call_and_agrees_with_its_gradient(
 
     def two(proj_bias):
         inputs = (q, k, v, residual * 0, proj_weight * 0, proj_bias, weight, bias)
-        return [step3_fused.attention_block(*inputs, p=0.5, attention_p=0.5)[1] for _ in range(2)]
+        return [step3_fused.attention_block(*inputs, dropout_p=0.5, attention_dropout_p=0.5)[1] for _ in range(2)]
 
     torch.compiler.reset()
     compiled = torch.compile(two, fullgraph=True, backend="inductor" if device == "cuda" else "aot_eager")
@@ -677,26 +716,26 @@ def test_each_replay_of_a_cuda_graph_draws_anew(op, device):
 @every_op
 def test_bad_options_are_refused_by_name(op, device):
     """By the Python function, and by the op itself, with and without data."""
-    inputs, _ = given(op, torch.float32, device, p=0.0, attention_p=0.0)
+    inputs, _ = given(op, torch.float32, device, dropout_p=0.0, attention_dropout_p=0.0)
     tensors = [t for t in inputs if torch.is_tensor(t) and t.is_floating_point()]
-    state = torch.tensor(STATE)
-    parts = [("attention_p", "attention_rng_state")] + ([("p", "rng_state")] if op == BLOCK else [])
+    rng_state = torch.tensor(RNG_STATE)
+    parts = [("attention_dropout_p", "attention_rng_state")] + ([("dropout_p", "rng_state")] if op == BLOCK else [])
     for function in (getattr(step3_fused, op), getattr(ops, op)):
 
         def refuses(exception, text, function=function, **options):
             with testing.raises(exception, f"{op}: {text}"):
                 function(*tensors, **options)
 
-        for p, name in parts:
+        for dropout_p, name in parts:
             for value in (-0.1, 1.5, NAN):
-                refuses(ValueError, f"`{p}` must be from 0 to 1, got", **{p: value, name: state})
-            refuses(TypeError, f"`{name}` must be int64, got int32", **{p: 0.1, name: state.int()})
-            refuses(ValueError, f"`{name}` must have shape (2,), got (1,)", **{p: 0.1, name: state[:1]})
+                refuses(ValueError, f"`{dropout_p}` must be from 0 to 1, got", **{dropout_p: value, name: rng_state})
+            refuses(TypeError, f"`{name}` must be int64, got int32", **{dropout_p: 0.1, name: rng_state.int()})
+            refuses(ValueError, f"`{name}` must have shape (2,), got (1,)", **{dropout_p: 0.1, name: rng_state[:1]})
             if device != "meta":
                 refuses(
                     ValueError,
                     f"`{name}` must be on the CPU or on the tensors' device ({tensors[0].device}), got meta",
-                    **{p: 0.1, name: state.to("meta")},
+                    **{dropout_p: 0.1, name: rng_state.to("meta")},
                 )
         for name in ("key_begin", "key_end"):
             good = torch.zeros(3, dtype=torch.int32, device=device)
@@ -704,9 +743,9 @@ def test_bad_options_are_refused_by_name(op, device):
             refuses(ValueError, f"`{name}` must have shape (3,), got (2,)", **{name: good[:2]})
             other = torch.zeros_like(good, device="cpu" if device == "meta" else "meta")
             refuses(ValueError, f"`{name}` must be on the device of `q`", **{name: other})
-    for p, name in parts:
-        with testing.raises(ValueError, f"{op}: `{name}` must be given where `{p}` is not 0"):
-            getattr(ops, op)(*tensors, **{p: 0.1})
+    for dropout_p, name in parts:
+        with testing.raises(ValueError, f"{op}: `{name}` must be given where `{dropout_p}` is not 0"):
+            getattr(ops, op)(*tensors, **{dropout_p: 0.1})
 
 
 @on_each_device
@@ -721,7 +760,7 @@ def test_tensor_cores_refuse_to_drop_weights_and_name_who_can(rung, op):
     inputs, options = given(op, torch.bfloat16, "cpu")
     with testing.raises(
         ValueError,
-        f"{op}: rung '{rung}' drops none of attention's weights: it takes an `attention_p` of 0",
+        f"{op}: rung '{rung}' drops none of attention's weights: it takes an `attention_dropout_p` of 0",
         "these can: 'v1_separate', 'v2_fused', 'v3_best'",
     ):
         getattr(step3_fused, op)(*inputs, **options, rung=rung)

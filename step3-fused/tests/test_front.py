@@ -18,42 +18,50 @@ from kernel_fusion.testing.philox import mask_and_factor
 
 DTYPES = [*testing.DTYPES, torch.float64]
 OP = "residual_layer_norm"
-STATE = (1234, 8)  # seed and offset of dropout
+RNG_STATE = (1234, 8)  # seed and offset of dropout
 
 ops = torch.ops.step3_fused
 
 
 @functools.lru_cache(maxsize=4)
-def kept(shape, p, state):
+def kept(shape, dropout_p, rng_state):
     """What step 1's dropout keeps of a tensor, on the CPU: where its output is not 0 of ones."""
     one, zero = torch.ones(shape), torch.zeros(shape)
     flat = torch.zeros(shape[-1])
-    return step1_simple.bias_dropout_residual(one, flat, zero, p, torch.tensor(state)) != 0
+    return step1_simple.bias_dropout_residual(one, flat, zero, dropout_p, torch.tensor(rng_state)) != 0
 
 
-def sum_of(x, residual, x_bias, p, rng_state):
+def sum_of(x, residual, x_bias, dropout_p, rng_state):
     """Rounded once: as v1_separate rounds it, so that its mean is off by the same."""
     value = wide(x) if x_bias is None else wide(x) + wide(x_bias)
-    threshold = round(65536 * p)
+    threshold = round(65536 * dropout_p)
     if threshold > 0:
         factor = 65536 / (65536 - threshold) if threshold < 65536 else 0.0
-        value = torch.where(kept(tuple(x.shape), p, tuple(rng_state.tolist())).to(x.device), value * factor, 0)
+        value = torch.where(kept(tuple(x.shape), dropout_p, tuple(rng_state.tolist())).to(x.device), value * factor, 0)
     return (wide(residual) + value).to(x.dtype)
 
 
-def formula(x, residual, weight, bias, x_bias=None, p=0.0, rng_state=None, eps=1e-5):
+def formula(x, residual, weight, bias, x_bias=None, dropout_p=0.0, rng_state=None, eps=1e-5):
     """What the op returns, and mean and rstd of the sum."""
-    total = sum_of(x, residual, x_bias, p, rng_state)
+    total = sum_of(x, residual, x_bias, dropout_p, rng_state)
     variance = wide(total).var(-1, correction=0)
     y = F.layer_norm(total, total.shape[-1:], weight, bias, eps)
     return y, total, wide(total).mean(-1), (variance + eps).rsqrt()
 
 
-def inputs_of(shape, dtype, device, *, p=0.1, x_bias=True):
-    x = (0.5 + testing.randn(shape, torch.float64, device) + testing.steps(shape[-1], device)).to(dtype)
+def inputs_of(shape, dtype, device, *, dropout_p=0.1, x_bias=True):
+    x = (0.5 + testing.randn(shape, torch.float64, device) + testing.staircase(shape[-1], device)).to(dtype)
     residual = 0.5 + testing.randn(shape, dtype, device, seed=1)
     weight, bias, before = (testing.randn(shape[-1:], dtype, device, seed=s, scale=0.3) for s in (2, 3, 4))
-    return x, residual, 1 + weight, bias, before if x_bias else None, p, torch.tensor(STATE) if p else None
+    return (
+        x,
+        residual,
+        1 + weight,
+        bias,
+        before if x_bias else None,
+        dropout_p,
+        torch.tensor(RNG_STATE) if dropout_p else None,
+    )
 
 
 def check(inputs, rung, **options):
@@ -72,11 +80,11 @@ def check(inputs, rung, **options):
 def differentiable(inputs, **options):
     """The op of its floating tensors, and these."""
     variables = [t.requires_grad_() for t in inputs[:5] if t is not None]
-    x_bias, p, state = inputs[4:]
+    x_bias, dropout_p, rng_state = inputs[4:]
 
     def function(x, residual, weight, bias, *given, function=step3_fused.residual_layer_norm):
         before = given[0] if x_bias is not None else None
-        return function(x, residual, weight, bias, before, p, state, **options)
+        return function(x, residual, weight, bias, before, dropout_p, rng_state, **options)
 
     return function, variables
 
@@ -87,7 +95,7 @@ on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 on_a_gpu = pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
 # with and without a bias, with some of x dropped, none and all
 each_front = pytest.mark.parametrize(
-    ("x_bias", "p"),
+    ("x_bias", "dropout_p"),
     [(True, 0.1), (True, 0.0), (False, 0.1), (True, 1.0)],
     ids=["bias-dropout", "bias", "dropout", "bias-all"],
 )
@@ -107,8 +115,8 @@ def test_any_width(width, dtype, device, rung):
 @every_dtype
 @each_front
 @pytest.mark.parametrize("width", [33, 72, 768])
-def test_any_front(width, x_bias, p, dtype, device, rung):
-    check(inputs_of((6, width), dtype, device, x_bias=x_bias, p=p), rung, layouts=width == 72)
+def test_any_front(width, x_bias, dropout_p, dtype, device, rung):
+    check(inputs_of((6, width), dtype, device, x_bias=x_bias, dropout_p=dropout_p), rung, layouts=width == 72)
 
 
 @every_rung
@@ -176,14 +184,14 @@ def test_empty_tensors(device, rung):
 @every_dtype
 def test_the_mask_is_that_of_step_1(dtype, device, rung):
     """Of ones and no residual the sum is the scaled mask: as step 1 and kernel_fusion.testing.philox have it."""
-    for rows, width, p in ((40, 520, 0.5), (13, 264, 0.1), (11, 67, 0.9)):
+    for rows, width, dropout_p in ((40, 520, 0.5), (13, 264, 0.1), (11, 67, 0.9)):
         one = torch.ones(rows, width, dtype=dtype, device=device)
         zero, flat = torch.zeros_like(one), torch.zeros_like(one[0])
-        for state in ((7, 0), (-(1 << 63), (1 << 62) + 4)):
-            rng_state = torch.tensor(state)
-            _, total = step3_fused.residual_layer_norm(one, zero, flat, flat, None, p, rng_state, rung=rung)
-            assert torch.equal(total, step1_simple.bias_dropout_residual(one, flat, zero, p, rng_state))
-            assert torch.equal(total.cpu() != 0, mask_and_factor((rows, width), p, rng_state)[0])
+        for seed_and_offset in ((7, 0), (-(1 << 63), (1 << 62) + 4)):
+            rng_state = torch.tensor(seed_and_offset)
+            _, total = step3_fused.residual_layer_norm(one, zero, flat, flat, None, dropout_p, rng_state, rung=rung)
+            assert torch.equal(total, step1_simple.bias_dropout_residual(one, flat, zero, dropout_p, rng_state))
+            assert torch.equal(total.cpu() != 0, mask_and_factor((rows, width), dropout_p, rng_state)[0])
 
 
 @every_rung
@@ -198,15 +206,15 @@ def test_what_is_dropped_leaves_the_residual_whatever_it_was(device, rung):
 @every_rung
 def test_without_a_front_nothing_has_changed(device, rung):
     """Evaluation keeps the bias and drops nothing, whatever state is given; a p that rounds to 0 drops nothing."""
-    *four, x_bias, _, state = inputs_of((4, 72), torch.bfloat16, device)
+    *four, x_bias, _, rng_state = inputs_of((4, 72), torch.bfloat16, device)
     function = functools.partial(step3_fused.residual_layer_norm, *four, rung=rung)
     plain, biased = function(), function(x_bias)
     assert not torch.equal(plain[1], biased[1])
     for one, other in (
-        (plain, function(None, 0.0, state)),
-        (plain, function(p=0.7, training=False)),
-        (plain, function(p=1e-6)),
-        (biased, function(x_bias=x_bias, p=0.7, rng_state=state, training=False)),
+        (plain, function(None, 0.0, rng_state)),
+        (plain, function(dropout_p=0.7, training=False)),
+        (plain, function(dropout_p=1e-6)),
+        (biased, function(x_bias=x_bias, dropout_p=0.7, rng_state=rng_state, training=False)),
         (biased, function(x_bias, 0.0)),
     ):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
@@ -228,14 +236,15 @@ def test_dropout_draws_a_state_of_its_own(device):
 @on_a_gpu
 @every_dtype
 def test_a_state_in_the_gpus_memory_gives_the_same(dtype, device):
-    *inputs, state = inputs_of((40, 1600), dtype, device)
+    *inputs, rng_state = inputs_of((40, 1600), dtype, device)
     for rung in step3_fused.rungs(OP, device):
-        here, there = (step3_fused.residual_layer_norm(*inputs, s, rung=rung) for s in (state, state.cuda()))
+        here, there = (step3_fused.residual_layer_norm(*inputs, s, rung=rung) for s in (rng_state, rng_state.cuda()))
         assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("device", "rung"), [p for p in testing.device_rungs("step3_fused", OP) if p.values[1] != "cpu"]
+    ("device", "rung"),
+    [dropout_p for dropout_p in testing.device_rungs("step3_fused", OP) if dropout_p.values[1] != "cpu"],
 )
 @pytest.mark.parametrize("width", [4096, 4093])
 def test_random_numbers_beyond_the_2_to_32th(width, device, rung, monkeypatch):
@@ -246,10 +255,10 @@ def test_random_numbers_beyond_the_2_to_32th(width, device, rung, monkeypatch):
     x, y, total = (testing.lazy_memory(rows * width, torch.bfloat16, device).view(rows, width) for _ in range(3))
     outs = {name: torch.empty(rows, device=device) for name in ("mean", "rstd")} | {"y": y, "sum": total}
     x_bias, flat = (torch.full((width,), c, dtype=torch.bfloat16, device=device) for c in (1, 0))
-    ops.residual_layer_norm.out(x, x, flat, flat, x_bias, 0.5, torch.tensor(STATE), rung=rung, **outs)
+    ops.residual_layer_norm.out(x, x, flat, flat, x_bias, 0.5, torch.tensor(RNG_STATE), rung=rung, **outs)
     first = (rows - 1) * width
     begin = first // 8 * 8
-    mask, factor = mask_and_factor((first - begin + width,), 0.5, torch.tensor(STATE), begin)
+    mask, factor = mask_and_factor((first - begin + width,), 0.5, torch.tensor(RNG_STATE), begin)
     assert torch.equal(total[-1].cpu().float(), mask[first - begin :] * factor)
 
 
@@ -258,8 +267,8 @@ def test_random_numbers_beyond_the_2_to_32th(width, device, rung, monkeypatch):
 
 @on_each_device
 @each_front
-def test_gradients_are_those_of_the_formula(x_bias, p, device):
-    inputs = inputs_of((3, 3), torch.float64, device, x_bias=x_bias, p=p)
+def test_gradients_are_those_of_the_formula(x_bias, dropout_p, device):
+    inputs = inputs_of((3, 3), torch.float64, device, x_bias=x_bias, dropout_p=dropout_p)
     function, variables = differentiable(inputs)
     assert torch.autograd.gradcheck(function, variables)
     function, variables = differentiable(inputs, eps=0.1, return_statistics=True)
@@ -267,16 +276,16 @@ def test_gradients_are_those_of_the_formula(x_bias, p, device):
 
 
 @each_front
-def test_gradients_of_gradients(x_bias, p):
-    function, variables = differentiable(inputs_of((3, 3), torch.float64, "cpu", x_bias=x_bias, p=p))
+def test_gradients_of_gradients(x_bias, dropout_p):
+    function, variables = differentiable(inputs_of((3, 3), torch.float64, "cpu", x_bias=x_bias, dropout_p=dropout_p))
     assert torch.autograd.gradgradcheck(function, variables)
 
 
 @on_each_device
 @each_front
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-def test_gradients_are_as_good_as_eagers(dtype, x_bias, p, device):
-    inputs = inputs_of((40, 96), dtype, device, x_bias=x_bias, p=p)
+def test_gradients_are_as_good_as_eagers(dtype, x_bias, dropout_p, device):
+    inputs = inputs_of((40, 96), dtype, device, x_bias=x_bias, dropout_p=dropout_p)
     function, variables = differentiable(inputs)
 
     def gradients(variables, **options):
@@ -294,7 +303,7 @@ def test_gradients_are_as_good_as_eagers(dtype, x_bias, p, device):
 @on_each_device
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 def test_second_gradients_are_as_exact_as_the_dtype_allows(dtype, device):
-    inputs = inputs_of((3, 6), dtype, device, p=0.3)
+    inputs = inputs_of((3, 6), dtype, device, dropout_p=0.3)
     function, variables = differentiable(inputs)
     reference = functools.partial(function, function=lambda *given: formula(*given)[:2])
     testing.check_second_gradients(function, reference, tuple(variables), None)
@@ -302,8 +311,8 @@ def test_second_gradients_are_as_exact_as_the_dtype_allows(dtype, device):
 
 @on_each_device
 @each_front
-def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(x_bias, p, device):
-    function, variables = differentiable(inputs_of((3, 16), torch.float32, device, x_bias=x_bias, p=p))
+def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(x_bias, dropout_p, device):
+    function, variables = differentiable(inputs_of((3, 16), torch.float32, device, x_bias=x_bias, dropout_p=dropout_p))
     testing.check_each_input_alone(function, tuple(t.detach() for t in variables))
 
 
@@ -312,7 +321,7 @@ def test_the_backward_sees_the_mask_of_its_forward(device):
     x, residual, *_ = inputs_of((6, 64), torch.float32, device)
     weight, bias = torch.ones(64, device=device), torch.zeros(64, device=device)
     x.requires_grad_(), residual.requires_grad_()
-    _, total = step3_fused.residual_layer_norm(x, residual, weight, bias, p=0.5)
+    _, total = step3_fused.residual_layer_norm(x, residual, weight, bias, dropout_p=0.5)
     of_x, of_residual = torch.autograd.grad(total, (x, residual), torch.ones_like(total))
     assert torch.equal(of_x, ((total - residual) != 0) * 2.0)
     assert torch.equal(of_residual, torch.ones_like(total))
@@ -320,9 +329,14 @@ def test_the_backward_sees_the_mask_of_its_forward(device):
 
 @every_rung
 def test_a_backward_is_the_same_whatever_rung_the_forward_had(device, rung):
-    """This stage's kernel, then step 1's; without a bias and dropout step 1 is not asked."""
+    """This step's kernel, then step 1's; without a bias and dropout step 1 is not asked."""
     backend = "gpu" if device == "cuda" else "cpu"
-    for options, more in (({}, 1), ({"x_bias": False}, 1), ({"p": 0.0}, 1), ({"x_bias": False, "p": 0.0}, 0)):
+    for options, more in (
+        ({}, 1),
+        ({"x_bias": False}, 1),
+        ({"dropout_p": 0.0}, 1),
+        ({"x_bias": False, "dropout_p": 0.0}, 0),
+    ):
         function, variables = differentiable(inputs_of((3, 64), torch.float32, device, **options), rung=rung)
         outputs = function(*variables)
         before, of_step_1 = step3_fused.launch_counts(), step1_simple.launch_counts()
@@ -348,8 +362,8 @@ def test_forward_mode_is_refused():
 
 @on_a_gpu
 def test_forward_and_backward_in_a_cuda_graph(device):
-    *inputs, state = inputs_of((256, 768), torch.bfloat16, device)
-    function, variables = differentiable((*inputs, state.cuda()))
+    *inputs, rng_state = inputs_of((256, 768), torch.bfloat16, device)
+    function, variables = differentiable((*inputs, rng_state.cuda()))
     grad = testing.randn((256, 768), torch.bfloat16, device, seed=5)
     testing.check_gradients_in_a_cuda_graph(lambda *given: function(*given)[0], variables, grad)
 
@@ -360,7 +374,7 @@ def test_each_replay_of_a_cuda_graph_draws_anew(device):
     zero, flat = torch.zeros_like(x), torch.zeros(64, device=device)
 
     def step():
-        _, total = step3_fused.residual_layer_norm(x, zero, flat, flat, p=0.5)
+        _, total = step3_fused.residual_layer_norm(x, zero, flat, flat, dropout_p=0.5)
         return total, *torch.autograd.grad(total.sum(), x)
 
     graph, (total, gradient) = testing.capture(step)
@@ -380,7 +394,7 @@ def test_each_replay_of_a_cuda_graph_draws_anew(device):
 
 @every_rung
 def test_the_op_is_registered_as_torch_wants_it(device, rung):
-    for options in ({}, {"p": 0.0}, {"x_bias": False}):
+    for options in ({}, {"dropout_p": 0.0}, {"x_bias": False}):
         testing.check_op(step3_fused, OP, inputs_of((3, 6), torch.float32, device, **options), {"rung": rung})
 
 
@@ -397,7 +411,7 @@ def test_compiled_dropout_draws_anew_for_each_call_and_agrees_with_its_gradient(
     zero, flat = torch.zeros_like(x), torch.zeros(64, device=device)
 
     def two(x):
-        return [step3_fused.residual_layer_norm(x, zero, flat, flat, p=0.5)[1] for _ in range(2)]
+        return [step3_fused.residual_layer_norm(x, zero, flat, flat, dropout_p=0.5)[1] for _ in range(2)]
 
     torch.compiler.reset()
     compiled = torch.compile(two, fullgraph=True, backend=backend)
@@ -411,8 +425,8 @@ def test_compiled_dropout_draws_anew_for_each_call_and_agrees_with_its_gradient(
 
 
 @each_front
-def test_gradients_under_torch_compile(x_bias, p):
-    function, variables = differentiable(inputs_of((3, 16), torch.float32, "cpu", x_bias=x_bias, p=p))
+def test_gradients_under_torch_compile(x_bias, dropout_p):
+    function, variables = differentiable(inputs_of((3, 16), torch.float32, "cpu", x_bias=x_bias, dropout_p=dropout_p))
 
     def loss(*variables):
         return sum(o.square().sum() for o in function(*variables))
@@ -426,14 +440,14 @@ def test_gradients_under_torch_compile(x_bias, p):
 
 @on_each_device
 def test_autocast_casts_each_tensor(device):
-    *tensors, p, state = inputs_of((3, 16), torch.float32, device)
+    *tensors, dropout_p, rng_state = inputs_of((3, 16), torch.float32, device)
     rounded = [t.bfloat16() for t in tensors]  # the same numbers in either dtype
-    want = step3_fused.residual_layer_norm(*(t.float() for t in rounded), p, state)
+    want = step3_fused.residual_layer_norm(*(t.float() for t in rounded), dropout_p, rng_state)
     for other in range(5):
         for of, rest in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
             mixed = [t.to(of if i == other else rest).requires_grad_() for i, t in enumerate(rounded)]
             with torch.autocast(device, torch.bfloat16):
-                got = step3_fused.residual_layer_norm(*mixed, p, state)
+                got = step3_fused.residual_layer_norm(*mixed, dropout_p, rng_state)
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
             grads = torch.autograd.grad(got[0].square().sum(), mixed)
             assert [g.dtype for g in grads] == [t.dtype for t in mixed]
@@ -464,18 +478,22 @@ def test_what_is_refused(device):
         (ValueError, "`x_bias` must have shape (3,), got (2, 3)", {"x_bias": x}),
         (TypeError, "`x_bias` must have the dtype of `x` (float32), got float16", {"x_bias": flat.half()}),
         (ValueError, "`x_bias` must be on the device of `x`", {"x_bias": torch.ones(3, device=other)}),
-        (TypeError, "`rng_state` must be int64, got float32", {"p": 0.1, "rng_state": torch.ones(2)}),
-        (ValueError, "`rng_state` must have shape (2,), got (3,)", {"p": 0.1, "rng_state": torch.ones(3).long()}),
+        (TypeError, "`rng_state` must be int64, got float32", {"dropout_p": 0.1, "rng_state": torch.ones(2)}),
+        (
+            ValueError,
+            "`rng_state` must have shape (2,), got (3,)",
+            {"dropout_p": 0.1, "rng_state": torch.ones(3).long()},
+        ),
     ):
         with testing.raises(exception, f"{OP}: {text}"):
             step3_fused.residual_layer_norm(x, x, flat, flat, **options)
-    for p in (-0.1, 1.1, float("nan")):
+    for dropout_p in (-0.1, 1.1, float("nan")):
         for training in (True, False):
-            with testing.raises(ValueError, f"{OP}: `p` must be from 0 to 1, got {p}"):
-                step3_fused.residual_layer_norm(x, x, flat, flat, p=p, training=training)
-        with testing.raises(ValueError, f"{OP}: `p` must be from 0 to 1, got {p}"):
-            ops.residual_layer_norm(x, x, flat, flat, None, p, torch.tensor(STATE))
-    with testing.raises(ValueError, f"{OP}: `rng_state` must be given where `p` is not 0"):
+            with testing.raises(ValueError, f"{OP}: `dropout_p` must be from 0 to 1, got {dropout_p}"):
+                step3_fused.residual_layer_norm(x, x, flat, flat, dropout_p=dropout_p, training=training)
+        with testing.raises(ValueError, f"{OP}: `dropout_p` must be from 0 to 1, got {dropout_p}"):
+            ops.residual_layer_norm(x, x, flat, flat, None, dropout_p, torch.tensor(RNG_STATE))
+    with testing.raises(ValueError, f"{OP}: `rng_state` must be given where `dropout_p` is not 0"):
         ops.residual_layer_norm(x, x, flat, flat, None, 0.1)
 
 

@@ -33,7 +33,7 @@ def gradients_of(grad, x, weight, mean, rstd, grad_sum=None):
 
 def inputs_of(shape, dtype, device, *, more=False, mean=0.5, spread=1.0, eps=1e-5):
     """grad, x, weight, mean and rstd; with `more`, grad_sum."""
-    x = testing.randn(shape, torch.float64, device, seed=1) + 0.5 * testing.steps(shape[-1], device)
+    x = testing.randn(shape, torch.float64, device, seed=1) + 0.5 * testing.staircase(shape[-1], device)
     x = (mean + spread * x).to(dtype)
     weight = 1 + testing.randn((shape[-1],), dtype, device, seed=2, scale=0.2)
     bias = torch.zeros_like(weight)
@@ -91,8 +91,8 @@ def test_any_shape(shape, device, rung):
 def test_more_rows_than_resident_blocks(shape, dtype, more, device, rung):
     """Persistent blocks take row after row then: v3's are 132·3 of four warps up to 1024 columns, 132·6 of two above.
 
-    v4's warps are 132·16, its groups of four 132·4, whose rings have three places: 13000 rows go round twice. Of 2200
-    rows of 257 columns each two warps have three: their sums take turns in two places.
+    v4's warps are 132·16, its groups of four 132·4, whose rings have three stages: 13000 rows go round twice. Of 2200
+    rows of 257 columns each two warps have three: their sums take turns in two stages.
     """
     if device == "cpu" and shape[-1] > 2000:
         pytest.skip("for GPUs: emulated it takes minutes")

@@ -25,9 +25,9 @@ UNBUILT = """
 import runpy
 import sys
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 
-stages.is_built = lambda stage: False
+steps.is_built = lambda step: False
 runpy.run_path(sys.argv[1])
 assert "step3_fused" not in sys.modules
 """
@@ -35,7 +35,7 @@ assert "step3_fused" not in sys.modules
 
 def test_without_a_build_the_script_says_what_to_build():
     said = LESSON.run("-c", UNBUILT, str(LESSON.script))
-    assert "build the stage first: cd step3-fused && python setup.py build_ext --inplace" in said
+    assert "build the step first: cd step3-fused && python setup.py build_ext --inplace" in said
     assert said.count("wrote ") >= LESSON.pictures
 
 

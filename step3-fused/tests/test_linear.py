@@ -146,8 +146,8 @@ def test_plain_cpp_takes_many_rows_in_turn():
 
 TILES = {  # what each rung takes tiles of 64, 128, 192 and 256 columns for, where there are 16 multiprocessors
     "v7_persistent": [(64, 72, 200), (260, 72, 2000), (130, 72, 1096), (260, 72, 1096)],
-    "v9_split": [(64, 840, 200), (60, 712, 1096), (70, 456, 1096), (70, 328, 1576)],  # each place is used again
-    "v10_rows": [(4, 840, 1016)],  # a tile has one block, which uses each place again
+    "v9_split": [(64, 840, 200), (60, 712, 1096), (70, 456, 1096), (70, 328, 1576)],  # each stage is used again
+    "v10_rows": [(4, 840, 1016)],  # a tile has one block, which uses each stage again
 }
 
 

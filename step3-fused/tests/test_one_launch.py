@@ -193,7 +193,7 @@ def test_rows_far_from_0(device, rung):
 def test_columns_far_from_the_rows_mean(heads, dim, device, rung):
     """Parts of a row, of which the last may be smaller, know little of its mean and variance."""
     q, k, v, residual, *rest = inputs_of(rung, 2, heads, 20, 20, dim, device=device)
-    far = 4 * testing.steps(heads * dim, device)
+    far = 4 * testing.staircase(heads * dim, device)
     check((q, k, v, (residual + far).to(residual), *rest), rung, causal=True)
 
 
@@ -202,7 +202,7 @@ def test_columns_far_from_the_rows_mean(heads, dim, device, rung):
 def test_each_part_of_the_keys_may_bring_a_new_maximum(greatest, device, rung):
     """One key is beyond what a float holds above the others, in which tiles, shared by warps, differ little."""
     q, k, v, *rest = inputs_of(rung, 1, 2, 5, 300, 64, device=device)
-    q, k, v = q.abs(), k.abs(), (v + testing.steps(300, device)[:, None]).to(v)
+    q, k, v = q.abs(), k.abs(), (v + testing.staircase(300, device)[:, None]).to(v)
     check((q, k, v, *rest), rung)
     k[:, :, greatest] *= 60
     check((q, k, v, *rest), rung)

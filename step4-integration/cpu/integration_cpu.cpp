@@ -47,7 +47,7 @@ void append(const kf::kv_append::Args& a, const void* from, const kf::kv_append:
       const T* source = static_cast<const T*>(from) + batch * from_strides.batch + head * from_strides.head;
       T* target = static_cast<T*>(to) + batch * to_strides.batch + head * to_strides.head;
       for (int64_t token = 0; token < a.length; ++token) {
-        copy_row(source + token * from_strides.token, target + (a.position + token) * to_strides.token, a.head_dim);
+        copy_row(source + token * from_strides.seq, target + (a.position + token) * to_strides.seq, a.head_dim);
       }
     }
   });

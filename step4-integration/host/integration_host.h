@@ -1,4 +1,4 @@
-// This stage's ops on torch tensors; pybind.cpp registers them.
+// This step's ops on torch tensors; pybind.cpp registers them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

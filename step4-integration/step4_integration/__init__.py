@@ -12,7 +12,7 @@ from kernel_fusion.ops import (
     wide,
     without_forward_mode,
 )
-from kernel_fusion.stages import load
+from kernel_fusion.steps import load
 
 _C = load("step4_integration")
 _ops = torch.ops.step4_integration

@@ -1,4 +1,4 @@
-// Every rung of this stage in float32, against a plain loop; without torch, so that a sanitizer or a debugger sees
+// Every rung of this step in float32, against a plain loop; without torch, so that a sanitizer or a debugger sees
 // nothing but the kernels. Presets in the root's CMakeLists.txt: simt, simt-asan, cuda.
 #include <gtest/gtest.h>
 #include <kf/launch.h>

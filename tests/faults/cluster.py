@@ -58,10 +58,10 @@ FAULTS = [
     ),
     Fault(
         "cluster-reads-before-it-is-there",
-        "cluster: nobody waits for what was fetched for the rows' ends",
+        "cluster: nobody waits for what was loaded for the rows' ends",
         f"{BLOCK3}/v5_cluster.cu",
-        "cp_async_wait<0>();  // what was fetched",
-        "// what was fetched",
+        "cp_async_wait<0>();  // what was loaded",
+        "// what was loaded",
         shape("(1, 2, 33, 31, 40)"),
     ),
     Fault(

@@ -103,7 +103,7 @@ TENSOR_CORES = [
         "dropped-weights-in-dv",
         "v6 and v7 multiply grad by weights that v never met",
         f"{BACKWARD}/five_products.h",
-        "if constexpr (kDropout) attention::Dropout::drop(weights, kept);",
+        "if constexpr (kDropout) attention::AttentionDropout::drop(weights, kept);",
         "",
         f"{SAME_PLACES}[causal-cpu-v7_turns]",
     ),

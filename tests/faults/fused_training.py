@@ -46,24 +46,24 @@ PYTHON_FAULTS = [
         "weights-dropped-on-one-way-only",
         "the way back of fused attention drops no weights",
         PYTHON,
-        '"dropout_p": options["attention_p"]}',
-        '"dropout_p": 0.0}',
+        '"dropout_p": options["attention_dropout_p"],\n    }',
+        '"dropout_p": 0.0,\n    }',
         FORMULA,
     ),
     Fault(
         "states-change-places",
         "the way back drops of the projection by the state of attention's dropout",
         PYTHON,
-        "grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.p, state)",
-        "grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.p, attention_state)",
+        "grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.dropout_p, rng_state)",
+        "grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.dropout_p, attention_rng_state)",
         FORMULA,
     ),
     Fault(
         "padding-comes-back",
         "the way back of fused attention takes padding for keys",
         PYTHON,
-        "attention_backward(*rows, *bounds, grad_lse if ctx.keeps else None, state, **ctx.attention)",
-        "attention_backward(*rows, None, None, grad_lse if ctx.keeps else None, state, **ctx.attention)",
+        "attention_backward(*rows, *bounds, grad_lse if ctx.keeps else None, rng_state, **ctx.attention)",
+        "attention_backward(*rows, None, None, grad_lse if ctx.keeps else None, rng_state, **ctx.attention)",
         f"{TESTS}::test_what_padding_holds_has_no_influence[full-attention_block-cpu-cpu]",
     ),
     Fault(
@@ -86,8 +86,10 @@ PYTHON_FAULTS = [
         "attentions-state-unchecked",
         "a state of another shape passes without data",
         PYTHON,
-        '    rng.check(op, "p", p, rng_state, q)\n    rng.check(op, "attention_p", attention_p, attention_rng_state, q',
-        '    rng.check(op, "p", p, rng_state, q)\n    rng.check(op, "attention_p", 0.0, None, q',
+        '    rng.check(op, "dropout_p", dropout_p, rng_state, q)\n'
+        '    rng.check(op, "attention_dropout_p", attention_dropout_p, attention_rng_state, q',
+        '    rng.check(op, "dropout_p", dropout_p, rng_state, q)\n'
+        '    rng.check(op, "attention_dropout_p", 0.0, None, q',
         f"{TESTS}::test_bad_options_are_refused_by_name[attention_block-meta]",
     ),
 ]
@@ -97,8 +99,8 @@ HOST_FAULTS = [
         "one-part-for-both",
         "attention's weights are dropped by the projection's part",
         HOST,
-        'of_weights(op, "attention_p", attention_p,',
-        'of_weights(op, "attention_p", p,',
+        'of_weights(op, "attention_dropout_p", attention_dropout_p,',
+        'of_weights(op, "attention_dropout_p", dropout_p,',
         padded("v1_separate"),
     ),
     Fault(
@@ -163,7 +165,7 @@ FAULTS = [
         "const C kept = dropout.factor<C>(head_of_all, first_row + row + p, first_key + lane);\n"
         "        if (kept == C(0)) softmax[p].sum -= weights[p * kKeys + lane];\n"
         "        weights[p * kKeys + lane] *= kept;",
-        padded("v2_fused", "attention_p"),
+        padded("v2_fused", "attention_dropout_p"),
     ),
     Fault(
         "a-tile-has-the-mask-of-the-first",

@@ -36,7 +36,7 @@ FAULTS = [
     ),
     Fault(
         "blocks-that-stay-too-early",
-        "auto takes blocks that stay where v7's tiles would need one round",
+        "auto takes persistent blocks where v7's tiles would need one round",
         "step2-attention/kernels/attention/rungs.h",
         "192 : 128) <= 132;",
         "192 : 128) < 132;",
@@ -86,8 +86,8 @@ FAULTS = [
         "autocast-forgets-eps",
         "under autocast `attention_block` has its default eps",
         HOST3,
-        "scale, eps, p, attention_p, keep, rung);\n}\n\n// ---- what there is",
-        "scale, 1e-5, p, attention_p, keep, rung);\n}\n\n// ---- what there is",
+        "scale, eps, dropout_p, attention_dropout_p, keep, rung);\n}\n\n// ---- what there is",
+        "scale, 1e-5, dropout_p, attention_dropout_p, keep, rung);\n}\n\n// ---- what there is",
         f"{TEST3}::test_autocast_casts_each_tensor[attention_block-cpu]",
     ),
     Fault(
@@ -247,8 +247,8 @@ FAULTS = [
         "threshold-cut-off",
         "the threshold of dropout is cut off, not rounded",
         "common/include/kf/dropout.h",
-        "std::lround(p * 65536)",
-        "static_cast<long>(p * 65536)",
+        "std::lround(dropout_p * 65536)",
+        "static_cast<long>(dropout_p * 65536)",
         f"{TEST1}::test_the_threshold_is_the_nearest_number_and_is_itself_kept[cpu-cpu]",
     ),
     # ---- what is empty ----
@@ -362,7 +362,7 @@ FAULTS = [
     ),
     Fault(
         "writes-not-watched",
-        "a stage's writes are not watched at all",
+        "a step's writes are not watched at all",
         "step2-attention/pybind.cpp",
         '  kf::watch_writes(m, "step2_attention");\n',
         "",

@@ -17,7 +17,7 @@ DECODE2 = "step2-attention/tests/test_decode.py"
 FUSED3 = "step3-fused/test_fused.py"
 LAYER_NORM_BACKWARD3 = "step3-fused/tests/test_layer_norm_backward.py"
 LINEAR3 = "step3-fused/tests/test_linear.py"
-ENDS3 = "step3-fused/tests/test_ends.py"
+EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ONE_LAUNCH3 = "step3-fused/tests/test_one_launch.py"
 TEST4 = "step4-integration/test_integration.py"
 HOPPER = "step3-fused/include/step3/hopper_product.h"
@@ -38,7 +38,9 @@ def write_back(address):
 
 def product_of_any_shape(rung, *ops):
     """One test an op of step 3 whose rung is a product with an end."""
-    return tuple(f"{ENDS3}::test_any_shape[(64, 200, 136)-depth-width-torch.bfloat16-{op}-cpu-{rung}]" for op in ops)
+    return tuple(
+        f"{EPILOGUES3}::test_any_shape[(64, 200, 136)-depth-width-torch.bfloat16-{op}-cpu-{rung}]" for op in ops
+    )
 
 
 def attention_of_any_shape(op, rung):
@@ -91,8 +93,8 @@ READS = [
         ),
         (
             f"{STEP1}/bias_dropout_residual_backward/v2_fused.cu",
-            "  state.read();\n",
-            f"  state.read(); {read('grad + rows * width')}\n",
+            "  philox_state.read();\n",
+            f"  philox_state.read(); {read('grad + rows * width')}\n",
             contract1("bias_dropout_residual_backward", "v2_fused"),
         ),
         (
@@ -195,7 +197,7 @@ READS = [
             f"{STEP3}/mlp/v5_rows.cu",
             "map_of<T>(a.x, Major::kK, a.rows, a.width",
             "map_of<T>(a.x, Major::kK, a.rows + 1, a.width",
-            f"{ENDS3}::test_any_shape[(4, 48, 24)-depth-width-torch.bfloat16-mlp-cpu-v5_rows]",
+            f"{EPILOGUES3}::test_any_shape[(4, 48, 24)-depth-width-torch.bfloat16-mlp-cpu-v5_rows]",
         ),
         (
             f"{STEP4}/embedding/v2_vector.cu",
@@ -263,24 +265,24 @@ READS = [
     ),
 ]
 
-# ---- rings: wrong only where a place is used again ----
+# ---- rings: wrong only where a stage is used again ----
 
 
-def places_for_tiles(*rungs):
-    return tuple(f"{ATTENTION2}::test_places_for_tiles_are_used_again_and_again[full-64-cpu-{rung}]" for rung in rungs)
+def stages_of_tiles(*rungs):
+    return tuple(f"{ATTENTION2}::test_stages_of_tiles_are_used_again_and_again[full-64-cpu-{rung}]" for rung in rungs)
 
 
 def backward_tiles(*rungs):
     return tuple(f"{ATTENTION_BACKWARD2}::test_more_tiles_than_multiprocessors[full-16-cpu-{rung}]" for rung in rungs)
 
 
-def places_for_keys(*rungs):
-    return tuple(f"{DECODE2}::test_places_for_keys_are_used_again_and_again[8-cpu-{rung}]" for rung in rungs)
+def stages_of_keys(*rungs):
+    return tuple(f"{DECODE2}::test_stages_of_keys_are_used_again_and_again[8-cpu-{rung}]" for rung in rungs)
 
 
-def places_for_the_depth(rung, *ops):
-    name = "test_places_for_the_depth_are_used_again_and_again"
-    return tuple(f"{ENDS3}::{name}[{rung}-(33, 1504, 40)-{op}]" for op in ops)
+def stages_of_the_depth(rung, *ops):
+    name = "test_stages_of_the_depth_are_used_again_and_again"
+    return tuple(f"{EPILOGUES3}::{name}[{rung}-(33, 1504, 40)-{op}]" for op in ops)
 
 
 def rows_again(rung, shape="(13000, 8)", more="alone"):
@@ -291,57 +293,57 @@ def rows_again(rung, shape="(13000, 8)", more="alone"):
 RINGS = [
     *everywhere(
         "phase",
-        "a place's second filling is not waited for: its barrier's phase stays the first",
+        "a stage's second filling is not waited for: its barrier's phase stays the first",
         (
             f"{STEP2}/attention/hopper.h",
-            "place = 0, phase ^= 1;",
-            "place = 0;",
-            *places_for_tiles("v7_warpgroups", "v8_persistent", "v9_split"),
+            "index = 0, phase ^= 1;",
+            "index = 0;",
+            *stages_of_tiles("v7_warpgroups", "v8_persistent", "v9_split"),
             *backward_tiles("v4_warpgroups", "v5_persistent", "v6_atomics", "v7_turns", "v8_wide"),
         ),
         (
             f"{STEP2}/attention/v6_wgmma.cu",
             "parity = j / 2 % 2;",
             "parity = 0;",
-            *places_for_tiles("v6_wgmma"),
+            *stages_of_tiles("v6_wgmma"),
         ),
         (
             HOPPER,
-            "place = 0, phase ^= 1;",
-            "place = 0;",
-            *places_for_the_depth("v3_hopper", *PRODUCTS),
+            "index = 0, phase ^= 1;",
+            "index = 0;",
+            *stages_of_the_depth("v3_hopper", *PRODUCTS),
             f"{LINEAR3}::test_more_tiles_than_emulated_multiprocessors[(2100, 72, 2600)-v7_persistent]",
             f"{LINEAR3}::test_more_tiles_than_emulated_multiprocessors[(2100, 72, 2600)-v8_cluster]",
             f"{LINEAR3}::test_each_width_of_tiles[v9_split-(64, 840, 200)-depth-width]",
         ),
         (
             f"{STEP3}/linear/v6_wgmma.cu",
-            "mbarrier_wait(&shared.full[place], step / kPlaces % 2);",
-            "mbarrier_wait(&shared.full[place], 0);",
+            "mbarrier_wait(&shared.full[stage], step / kStages % 2);",
+            "mbarrier_wait(&shared.full[stage], 0);",
             f"{LINEAR3}::test_any_shape[(40, 1104, 72)-depth-width-torch.bfloat16-cpu-v6_wgmma]",
         ),
         (
             f"{STEP3}/linear/v10_rows.cu",
-            "mbarrier_wait(&shared.full[place], step / kPlaces % 2);",
-            "mbarrier_wait(&shared.full[place], 0);",
+            "mbarrier_wait(&shared.full[stage], step / kStages % 2);",
+            "mbarrier_wait(&shared.full[stage], 0);",
             f"{LINEAR3}::test_each_width_of_tiles[v10_rows-(4, 840, 1016)-depth-width]",
         ),
         (
             f"{STEP3}/mlp/few_rows.h",
-            "mbarrier_wait(&shared.full[place], (done + step) / kPlaces % 2);",
-            "mbarrier_wait(&shared.full[place], 0);",
-            f"{ENDS3}::test_more_tiles_of_few_rows_than_emulated_multiprocessors",
+            "mbarrier_wait(&shared.full[stage], (done + step) / kStages % 2);",
+            "mbarrier_wait(&shared.full[stage], 0);",
+            f"{EPILOGUES3}::test_more_tiles_of_few_rows_than_emulated_multiprocessors",
         ),
         (
             f"{STEP3}/mlp/inner_slice.h",
-            "mbarrier_wait(&shared.full[place], pieces.round(piece) % 2);",
-            "mbarrier_wait(&shared.full[place], 0);",
-            f"{ENDS3}::test_slices_of_the_inner_width[(33, 1096, 520)-torch.bfloat16-depth-width]",
+            "mbarrier_wait(&shared.full[stage], pieces.round(piece) % 2);",
+            "mbarrier_wait(&shared.full[stage], 0);",
+            f"{EPILOGUES3}::test_slices_of_the_inner_width[(33, 1096, 520)-torch.bfloat16-depth-width]",
         ),
         (
             f"{STEP3}/layer_norm_backward/v4_bulk.cu",
-            "place = 0, phase ^= 1;",
-            "place = 0;",
+            "stage = 0, phase ^= 1;",
+            "stage = 0;",
             rows_again("v4_bulk"),
         ),
         (
@@ -352,31 +354,31 @@ RINGS = [
         ),
     ),
     *everywhere(
-        "place",
-        "from its third round on a ring fills a place that is still read, or reads one that is not filled",
+        "stage",
+        "from its third round on a ring fills a stage that is still read, or reads one that is not filled",
         (
             f"{STEP2}/attention/v4_pipeline.cu",
-            "start_keys(first_key + kKeys, place ^ 1);",
-            "start_keys(first_key + kKeys, first_key < 4 * kKeys ? place ^ 1 : place);",
-            *places_for_tiles("v4_pipeline"),
+            "issue_key_loads(first_key + kKeys, stage ^ 1);",
+            "issue_key_loads(first_key + kKeys, first_key < 4 * kKeys ? stage ^ 1 : stage);",
+            *stages_of_tiles("v4_pipeline"),
         ),
         (
             f"{STEP2}/attention/v5_registers.cu",
-            "start_keys(first_key + kKeys, place ^ 1);",
-            "start_keys(first_key + kKeys, first_key < 4 * kKeys ? place ^ 1 : place);",
-            *places_for_tiles("v5_registers"),
+            "issue_key_loads(first_key + kKeys, stage ^ 1);",
+            "issue_key_loads(first_key + kKeys, first_key < 4 * kKeys ? stage ^ 1 : stage);",
+            *stages_of_tiles("v5_registers"),
         ),
         (
             f"{STEP2}/attention_decode/ring.h",
-            "place = place + 1 == kPlaces ? 0 : place + 1;",
-            "place = place + 1 == (then < begin + 2 * kPlaces * kStep ? kPlaces : kPlaces - 1) ? 0 : place + 1;",
-            *places_for_keys("v4_pipeline", "v5_cluster", "v6_paged"),
+            "stage = stage + 1 == kStages ? 0 : stage + 1;",
+            "stage = stage + 1 == (then < begin + 2 * kStages * kStep ? kStages : kStages - 1) ? 0 : stage + 1;",
+            *stages_of_keys("v4_pipeline", "v5_cluster", "v6_paged"),
         ),
         (
             MMA,
-            "fetch((step + kPlaces - 1) % kPlaces);",
-            "fetch((step + kPlaces - (step < 2 * kPlaces ? 1 : 2)) % kPlaces);",
-            *places_for_the_depth("v2_mma", *PRODUCTS),
+            "issue_loads((step + kStages - 1) % kStages);",
+            "issue_loads((step + kStages - (step < 2 * kStages ? 1 : 2)) % kStages);",
+            *stages_of_the_depth("v2_mma", *PRODUCTS),
         ),
         (
             f"{STEP3}/linear/v4_vector.cu",
@@ -392,8 +394,8 @@ RINGS = [
         ),
         (
             f"{STEP3}/attention_block/cluster_attend.h",
-            "place = place + 1 == kPlaces ? 0 : place + 1;",
-            "place = i < 2 * kPlaces && place + 1 == kPlaces ? 0 : min(place + 1, kPlaces - 1);",
+            "stage = stage + 1 == kStages ? 0 : stage + 1;",
+            "stage = i < 2 * kStages && stage + 1 == kStages ? 0 : min(stage + 1, kStages - 1);",
             f"{ONE_LAUNCH3}::test_new_tokens_against_a_cache[1000-v5_cluster-cpu]",
             f"{ONE_LAUNCH3}::test_new_tokens_against_a_cache[1000-v4_heads-cpu]",
         ),
@@ -408,7 +410,7 @@ RINGS = [
 
 # ---- loops whose second round no shape reached ----
 
-SLICES = f"{ENDS3}::test_more_slices_than_are_taken_at_once"
+SLICES = f"{EPILOGUES3}::test_more_slices_than_are_taken_at_once"
 
 ROUNDS = everywhere(
     "second-round",
@@ -423,7 +425,7 @@ ROUNDS = everywhere(
         f"{STEP2}/attention_decode/v3_mma.cu",
         "first < group.last; first += kWarps * kKeys)",
         "first < group.last; first = group.last)",
-        *places_for_keys("v3_mma"),
+        *stages_of_keys("v3_mma"),
     ),
     (
         f"{STEP3}/attention_residual_layer_norm/v4_heads.cu",
@@ -700,15 +702,15 @@ LAUNCHES = everywhere(
     "a kernel that is launched while the one before runs does not wait for its end",
     (
         f"{STEP3}/layer_norm_backward/columns.h",
-        "  if constexpr (kDependent) wait_for_kernel_before();\n",
+        "  if constexpr (kDependent) wait_on_dependent_grids();\n",
         "",
         f"{LAYER_NORM_BACKWARD3}::test_the_second_stage_waits_for_the_first[cuda]",
     ),
     (
         f"{STEP3}/mlp/v7_inner.cu",
-        "  wait_for_kernel_before();\n",
+        "  wait_on_dependent_grids();\n",
         "",
-        f"{ENDS3}::test_the_clusters_parts_are_added_when_all_are_there[cuda]",
+        f"{EPILOGUES3}::test_the_clusters_parts_are_added_when_all_are_there[cuda]",
     ),
 )
 

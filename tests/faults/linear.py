@@ -9,14 +9,14 @@ PRODUCT3 = "step3-fused/cpu/product_cpu.h"
 KERNELS3 = "step3-fused/kernels"
 HEADERS3 = "step3-fused/include/step3"
 LINEAR3 = "step3-fused/tests/test_linear.py"
-ENDS3 = "step3-fused/tests/test_ends.py"
+EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ROWS3 = "step3-fused/tests/test_layer_norm_backward.py"
-AUTOCAST = f"{ENDS3}::test_autocast_passes_each_option_on"
-GRADIENTS = f"{ENDS3}::test_gradients_are_those_of_finite_differences[depth-width-cpu"
+AUTOCAST = f"{EPILOGUES3}::test_autocast_passes_each_option_on"
+GRADIENTS = f"{EPILOGUES3}::test_gradients_are_those_of_finite_differences[depth-width-cpu"
 
 
 def end(shape: str, dtype: str, op: str, rung: str, way: str = "depth-width") -> str:
-    return f"{ENDS3}::test_any_shape[{shape}-{way}-torch.{dtype}-{op}-cpu-{rung}]"
+    return f"{EPILOGUES3}::test_any_shape[{shape}-{way}-torch.{dtype}-{op}-cpu-{rung}]"
 
 
 def linear(shape: str, dtype: str, rung: str, way: str = "depth-width") -> str:
@@ -38,7 +38,7 @@ PYTHON_FAULTS = [
         OPS3,
         "keep = return_preactivation or (keep and needs_gradients(x, weight, bias))",
         "keep = return_preactivation or needs_gradients(x, weight, bias)",
-        f"{ENDS3}::test_keep_is_the_memory_of_one_activation[linear_gelu]",
+        f"{EPILOGUES3}::test_keep_is_the_memory_of_one_activation[linear_gelu]",
     ),
     Fault(
         "eps-of-the-backward",
@@ -54,7 +54,7 @@ PYTHON_FAULTS = [
         OPS3,
         "if grad_preactivation is not None and ctx.keep:",
         "if grad_preactivation is not None and not ctx.keep:",
-        f"{ENDS3}::test_the_preactivation_has_a_gradient_of_its_own[cpu]",
+        f"{EPILOGUES3}::test_the_preactivation_has_a_gradient_of_its_own[cpu]",
     ),
     Fault(
         "a-block-without-a-mask",
@@ -62,7 +62,7 @@ PYTHON_FAULTS = [
         OPS3,
         "attended = attend(q, k, v, is_causal=causal)",
         "attended = attend(q, k, v, is_causal=False)",
-        f"{ENDS3}::test_a_block_is_that_of_gpt2[torch.float32-cpu]",
+        f"{EPILOGUES3}::test_a_block_is_that_of_gpt2[torch.float32-cpu]",
     ),
     Fault(
         "transposed-backward",
@@ -78,15 +78,15 @@ PYTHON_FAULTS = [
         OPS3,
         "_ops.linear(x, weight_1, saved, transposed=transposed)",
         "_ops.linear(x, weight_1, saved)",
-        f"{ENDS3}::test_gradients_without_what_is_kept[width-depth-cpu-mlp]",
+        f"{EPILOGUES3}::test_gradients_without_what_is_kept[width-depth-cpu-mlp]",
     ),
     Fault(
         "mlp-never-drops",
         "the block drops nothing behind its second layer",
         OPS3,
-        "return linear_bias_dropout_residual(inner, *mlp_2, x, p)",
+        "return linear_bias_dropout_residual(inner, *mlp_2, x, dropout_p)",
         "return linear_bias_dropout_residual(inner, *mlp_2, x, 0.0)",
-        f"{ENDS3}::test_a_block_drops_only_while_it_trains[cpu]",
+        f"{EPILOGUES3}::test_a_block_drops_only_while_it_trains[cpu]",
     ),
     Fault(
         "block-of-no-heads",
@@ -94,7 +94,7 @@ PYTHON_FAULTS = [
         OPS3,
         "x.dim() != 3 or heads < 1 or",
         "x.dim() != 3 or heads < 0 or",
-        f"{ENDS3}::test_a_block_refuses_what_is_no_block[cpu]",
+        f"{EPILOGUES3}::test_a_block_refuses_what_is_no_block[cpu]",
     ),
     Fault(
         "block-of-any-dimensions",
@@ -102,7 +102,7 @@ PYTHON_FAULTS = [
         OPS3,
         "x.dim() != 3 or heads < 1 or",
         "heads < 1 or",
-        f"{ENDS3}::test_a_block_refuses_what_is_no_block[cpu]",
+        f"{EPILOGUES3}::test_a_block_refuses_what_is_no_block[cpu]",
     ),
 ]
 
@@ -123,7 +123,7 @@ HOST_FAULTS = [
         '  check_apart(op, outs, {{"x", x}, {"weight", weight}});',
         'const std::initializer_list<Named> outs = {{"y", y}, {"preactivation", preactivation}};\n'
         '  check_apart(op, outs, {{"x", x}});',
-        f"{ENDS3}::test_outputs_that_share_memory_with_anything_are_refused[linear_gelu-cpu]",
+        f"{EPILOGUES3}::test_outputs_that_share_memory_with_anything_are_refused[linear_gelu-cpu]",
     ),
     Fault(
         "autocast-forgets-transposed",
@@ -137,7 +137,7 @@ HOST_FAULTS = [
         "autocast-drops-nothing",
         "under autocast `linear_bias_dropout_residual` drops nothing",
         HOST3,
-        "bias, residual, p, rng_state, transposed, rung);\n}\n\nTwoTensors mlp_autocast",
+        "bias, residual, dropout_p, rng_state, transposed, rung);\n}\n\nTwoTensors mlp_autocast",
         "bias, residual, 0.0, rng_state, transposed, rung);\n}\n\nTwoTensors mlp_autocast",
         f"{AUTOCAST}[depth-width-cpu-linear_bias_dropout_residual]",
     ),
@@ -215,10 +215,10 @@ FAULTS = [
         linear("(40, 1104, 72)", "bfloat16", "v9_split"),
     ),
     Fault(
-        "a-place-overwritten",
+        "a-stage-overwritten",
         "a warpgroup of v9_split leaves its sums where the other one may still multiply",
         f"{KERNELS3}/linear/half_depth.h",
-        "  named_barrier_sync(kMultiplied, kConsumerThreads);  // nobody reads a place any more\n",
+        "  named_barrier_sync(kMultiplied, kConsumerThreads);  // nobody reads a stage any more\n",
         "",
         f"{LINEAR3}::test_each_width_of_tiles[v9_split-(70, 328, 1576)-depth-width]",
     ),
@@ -278,10 +278,10 @@ FAULTS = [
         "asked-for-the-wrong-columns",
         "TMA brings the residual of the first columns of a tile for each round",
         f"{HEADERS3}/hopper_product.h",
-        "column + of_tile % Stage::kRounds * kSlice, row);",
+        "column + of_tile % Staging::kRounds * kSlice,\n               row);",
         "column, row);",
         # Of more than 64 columns, which are one round.
-        f"{ENDS3}::test_each_width_of_tiles[(260, 72, 2000)-linear_bias_dropout_residual]",
+        f"{EPILOGUES3}::test_each_width_of_tiles[(260, 72, 2000)-linear_bias_dropout_residual]",
     ),
     Fault(
         "infinity-beyond-the-depth",
@@ -289,7 +289,7 @@ FAULTS = [
         f"{HEADERS3}/prologues.h",
         "value[j] = at < depth ? normalised * w[j] + b[j] : 0.0f;",
         "value[j] = normalised * w[j] + b[j];",
-        f"{ENDS3}::test_what_lies_beyond_the_depth_stays_out_of_rows_of_large_numbers[layer_norm_linear-cpu-v3_hopper]",
+        f"{EPILOGUES3}::test_what_lies_beyond_the_depth_stays_out_of_rows_of_large_numbers[layer_norm_linear-cpu-v3_hopper]",
     ),
     Fault(
         "layers-without-a-barrier",
@@ -297,15 +297,15 @@ FAULTS = [
         f"{KERNELS3}/mlp/v5_rows.cu",
         "  cooperative_groups::this_grid().sync();  // the activation is there\n",
         "",
-        f"{ENDS3}::test_more_tiles_of_few_rows_than_emulated_multiprocessors",
+        f"{EPILOGUES3}::test_more_tiles_of_few_rows_than_emulated_multiprocessors",
     ),
     Fault(
         "in-place-first-columns",
-        "v5_in_place asks for the residual of a tile's first columns in each round",
+        "v5_in_place loads the residual of a tile's first columns in each round",
         f"{KERNELS3}/linear_bias_dropout_residual/in_place.h",
         "arrived, column + round * kSlice, row);",
         "arrived, column, row);",
-        f"{ENDS3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(1100, 72, 1000)]",
+        f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(1100, 72, 1000)]",
     ),
     Fault(
         "in-place-stored-first",
@@ -313,23 +313,23 @@ FAULTS = [
         f"{KERNELS3}/linear_bias_dropout_residual/in_place.h",
         "waits.column + round * kSlice, waits.row",
         "waits.column, waits.row",
-        f"{ENDS3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(260, 72, 2000)]",
+        f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(260, 72, 2000)]",
     ),
     Fault(
         "in-place-too-early",
-        "v5_in_place asks for a third round while two are in their places",
+        "v5_in_place loads a third round while two are in their stages",
         f"{KERNELS3}/linear_bias_dropout_residual/in_place.h",
-        "asked < min(added + 2, end)",
-        "asked < min(added + 3, end)",
-        f"{ENDS3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(1100, 200, 760)]",
+        "issued < min(added + 2, end)",
+        "issued < min(added + 3, end)",
+        f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(1100, 200, 760)]",
     ),
     Fault(
         "in-place-of-the-next",
         "v5_in_place takes the next tile's first round for one of this",
         f"{KERNELS3}/linear_bias_dropout_residual/in_place.h",
-        "const bool of_next = asked >= first;",
-        "const bool of_next = asked > first;",
-        f"{ENDS3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(2100, 64, 2600)]",
+        "const bool of_next = issued >= first;",
+        "const bool of_next = issued > first;",
+        f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(2100, 64, 2600)]",
     ),
     Fault(
         "in-place-same-phase",
@@ -337,23 +337,23 @@ FAULTS = [
         f"{KERNELS3}/linear_bias_dropout_residual/in_place.h",
         "added / 2 % 2);",
         "0);",
-        f"{ENDS3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(2100, 64, 2600)]",
+        f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(2100, 64, 2600)]",
     ),
     Fault(
         "in-place-own-turns",
-        "v5_in_place begins each tile with the first place, also where a tile has three rounds",
+        "v5_in_place begins each tile with the first stage, also where a tile has three rounds",
         f"{KERNELS3}/linear_bias_dropout_residual/in_place.h",
-        "T* const place = shared.place[warp()][added % 2];",
-        "T* const place = shared.place[warp()][(added - (first - kRounds)) % 2];",
-        f"{ENDS3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(2100, 64, 2600)]",
+        "T* const stage = shared.stage[warp()][added % 2];",
+        "T* const stage = shared.stage[warp()][(added - (first - kRounds)) % 2];",
+        f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(2100, 64, 2600)]",
     ),
     Fault(
         "in-place-still-read",
-        "v5_in_place asks for the residual while the place is still being stored",
+        "v5_in_place loads the residual while the stage is still being stored",
         f"{KERNELS3}/linear_bias_dropout_residual/in_place.h",
         "tma_store_wait_read<0>();  // what was there has left",
         "",
-        f"{ENDS3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(1100, 72, 1000)]",
+        f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(1100, 72, 1000)]",
     ),
     Fault(
         "in-place-only-the-sum",
@@ -361,7 +361,7 @@ FAULTS = [
         f"{HEADERS3}/hopper_product.h",
         "sums = sum_of(sums, more);",
         "",
-        f"{ENDS3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(64, 72, 200)]",
+        f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(64, 72, 200)]",
     ),
     Fault(
         "in-place-any-y",
@@ -369,7 +369,7 @@ FAULTS = [
         f"{KERNELS3}/linear_bias_dropout_residual/v5_in_place.cu",
         "return aligned_16(a.y) ?",
         "return aligned_16(a.residual) ?",
-        f"{ENDS3}::test_v5_in_place_refuses_a_y_that_tma_cannot_write",
+        f"{EPILOGUES3}::test_v5_in_place_refuses_a_y_that_tma_cannot_write",
     ),
     Fault(
         "in-place-drops-nothing",
@@ -393,15 +393,15 @@ FAULTS = [
         f"{KERNELS3}/mlp/many_rows.h",
         "      wait_for_counter(layers.counters.stored + work.row, all_parts);\n",
         "",
-        f"{ENDS3}::test_bands_of_rows_with_few_blocks_at_once[(100, 264, 520)-forward-1]",
+        f"{EPILOGUES3}::test_bands_of_rows_with_few_blocks_at_once[(100, 264, 520)-forward-1]",
     ),
     Fault(
         "waits-for-what-waits",
         "v6_one_launch's blocks wait for rows that lie in their own registers",
         f"{KERNELS3}/mlp/v6_one_launch.cu",
-        "if (layer == Work::kNone || (layer == 1 && !is_there())) ends.finish();",
-        "if (layer == Work::kNone) ends.finish();",
-        f"{ENDS3}::test_bands_of_rows_with_few_blocks_at_once[(100, 264, 520)-forward-1]",
+        "if (layer == Work::kNone || (layer == 1 && !is_there())) epilogues.finish();",
+        "if (layer == Work::kNone) epilogues.finish();",
+        f"{EPILOGUES3}::test_bands_of_rows_with_few_blocks_at_once[(100, 264, 520)-forward-1]",
     ),
     Fault(
         "slice-half-there",
@@ -409,29 +409,29 @@ FAULTS = [
         f"{KERNELS3}/mlp/inner_slice.h",
         "  mbarrier_wait_cluster(&shared.activation_full, 0);\n",
         "",
-        f"{ENDS3}::test_slices_of_the_inner_width[(33, 1096, 520)-torch.bfloat16-depth-width]",
+        f"{EPILOGUES3}::test_slices_of_the_inner_width[(33, 1096, 520)-torch.bfloat16-depth-width]",
     ),
     Fault(
         "taken-before-it-is-left",
-        "v7_inner's blocks fetch x for all when they alone have left its place",
+        "v7_inner's blocks load x for all when they alone have released its stage",
         f"{KERNELS3}/mlp/v7_inner.cu",
         "mbarrier_init(&shared.x_empty[group], kCluster * kWarpgroupSize / kWarpSize);",
         "mbarrier_init(&shared.x_empty[group], kWarpgroupSize / kWarpSize);",
-        f"{ENDS3}::test_slices_of_the_inner_width_in_any_order[(16, 2056, 256)-forward]",
+        f"{EPILOGUES3}::test_slices_of_the_inner_width_in_any_order[(16, 2056, 256)-forward]",
     ),
     Fault(
         "the-next-row-again",
-        "a place of v4_bulk's ring gets the row that the other place has",
+        "a stage of v4_bulk's ring gets the row that the other stage has",
         f"{KERNELS3}/layer_norm_backward/v4_bulk.cu",
-        "fetch(place, row + kPlaces * step);",
-        "fetch(place, row + step);",
+        "issue_load(stage, row + kStages * step);",
+        "issue_load(stage, row + step);",
         f"{ROWS3}::test_more_rows_than_resident_blocks[(13000, 8)-torch.bfloat16-sum-cpu-v4_bulk]",
     ),
     Fault(
         "read-before-it-is-there",
         "v4_bulk does not wait for its row",
         f"{KERNELS3}/layer_norm_backward/v4_bulk.cu",
-        "    mbarrier_wait(&arrived[group][place], phase);\n",
+        "    mbarrier_wait(&arrived[group][stage], phase);\n",
         "",
         f"{ROWS3}::test_any_width[768-torch.bfloat16-cpu-v4_bulk]",
     ),
@@ -457,7 +457,7 @@ FAULTS = [
         f"{KERNELS3}/mlp/inner_slice.h",
         "widen(shared.bias[eight], bias);",
         "widen(shared.bias[0], bias);",
-        f"{ENDS3}::test_slices_of_the_inner_width[(33, 1096, 520)-torch.bfloat16-depth-width]",
+        f"{EPILOGUES3}::test_slices_of_the_inner_width[(33, 1096, 520)-torch.bfloat16-depth-width]",
     ),
     Fault(
         "groups-that-share-their-sums",
@@ -487,8 +487,8 @@ FAULTS = [
         "rows-without-their-pitch",
         "grad lies a row's width behind x in v4_bulk's ring, not where a row may begin",
         f"{KERNELS3}/layer_norm_backward/v4_bulk.cu",
-        "bulk_load(place_of(place) + pitch, grad",
-        "bulk_load(place_of(place) + width, grad",
+        "bulk_load(stage_of(stage) + pitch, grad",
+        "bulk_load(stage_of(stage) + width, grad",
         f"{ROWS3}::test_any_width[760-torch.bfloat16-cpu-v4_bulk]",
     ),
     Fault(

@@ -255,8 +255,8 @@ FAULTS = [
         "keys-read-by-the-queries-stride",
         "k's rows are found by q's stride",
         CPU3,
-        "rows_of(base(a.k, begin), a.k.row_stride, keys,",
-        "rows_of(base(a.k, begin), a.q.row_stride, keys,",
+        "rows_of(base(a.k, begin), a.k.seq_stride, keys,",
+        "rows_of(base(a.k, begin), a.q.seq_stride, keys,",
         f"{TEST3}::test_every_rung_finds_each_tensor_wherever_it_lies[torch.float32-attention_block-cpu-cpu]",
     ),
     Fault(

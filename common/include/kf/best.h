@@ -14,13 +14,13 @@ namespace kf::KF_BACKEND {
 template <class Args>
 const Rung<Args>& best_rung(const Rungs<Args>& table, std::string_view wanted, const Args& args) {
   for (const Rung<Args>& rung : table) {
-    if (wanted == rung.name && rung.supports(args).empty()) return rung;
+    if (wanted == rung.name && rung.can_implement(args).empty()) return rung;
   }
   const Rung<Args>* last = nullptr;
   for (const Rung<Args>& rung : table) {
-    if (!rung.varies && rung.supports(args).empty()) last = &rung;
+    if (!rung.varies && rung.can_implement(args).empty()) last = &rung;
   }
-  if (last == nullptr) throw std::runtime_error("no rung can do this: " + table.begin()->supports(args));
+  if (last == nullptr) throw std::runtime_error("no rung can do this: " + table.begin()->can_implement(args));
   return *last;
 }
 
@@ -35,11 +35,11 @@ int64_t scratch_bytes_of(const Rung<Args>& rung, const Args& args) {
 
 // Why no rung can do this, or "".
 template <class Args>
-std::string refused_by_all(const Rungs<Args>& table, const Args& args) {
+std::string can_implement_any(const Rungs<Args>& table, const Args& args) {
   for (const Rung<Args>& rung : table) {
-    if (rung.supports(args).empty()) return "";
+    if (rung.can_implement(args).empty()) return "";
   }
-  return table.begin()->supports(args);
+  return table.begin()->can_implement(args);
 }
 
 }  // namespace kf::KF_BACKEND

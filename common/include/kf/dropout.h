@@ -1,4 +1,4 @@
-// Dropout's arguments on torch tensors, for the stages' host files.
+// Dropout's arguments on torch tensors, for the steps' host files.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -21,44 +21,44 @@ namespace kf {
 
 // An element is kept where its 16-bit random number is at least this. `name`: what the op calls the part that is
 // dropped.
-inline uint32_t threshold_of(const char* op, const char* name, double p) {
-  TORCH_CHECK_VALUE(p >= 0 && p <= 1, op, ": `", name, "` must be from 0 to 1, got ", p);
-  return static_cast<uint32_t>(std::lround(p * 65536));
+inline uint32_t threshold_of(const char* op, const char* name, double dropout_p) {
+  TORCH_CHECK_VALUE(dropout_p >= 0 && dropout_p <= 1, op, ": `", name, "` must be from 0 to 1, got ", dropout_p);
+  return static_cast<uint32_t>(std::lround(dropout_p * 65536));
 }
 
 // Where the random numbers start, as a launch takes it.
-struct RandomState {
+struct PhiloxArgs {
   at::Tensor contiguous;               // keeps the memory
   const int64_t* in_memory = nullptr;  // {seed, offset} in the GPU's memory, or null: as follows
   uint64_t seed = 0;
   uint64_t offset = 0;
 };
 
-// `state`: int64 [2], seed and offset, on the CPU or on the device of the op's first tensor. `name`: what the op calls
-// it.
-inline RandomState random_state_of(const char* op, const at::Tensor& state, const at::Tensor& first,
-                                   const char* name = "rng_state") {
-  check_type(op, name, state, at::kLong);
-  check_shape(op, name, state, {2});
-  TORCH_CHECK_VALUE(state.is_cpu() || state.device() == first.device(), op, ": `", name,
-                    "` must be on the CPU or on the tensors' device (", first.device(), "), got ", state.device());
-  const at::Tensor contiguous = state.contiguous();
+// `rng_state`: int64 [2], seed and offset, on the CPU or on the device of the op's first tensor. `name`: what the op
+// calls it.
+inline PhiloxArgs philox_args_of(const char* op, const at::Tensor& rng_state, const at::Tensor& first,
+                                 const char* name = "rng_state") {
+  check_type(op, name, rng_state, at::kLong);
+  check_shape(op, name, rng_state, {2});
+  TORCH_CHECK_VALUE(rng_state.is_cpu() || rng_state.device() == first.device(), op, ": `", name,
+                    "` must be on the CPU or on the tensors' device (", first.device(), "), got ", rng_state.device());
+  const at::Tensor contiguous = rng_state.contiguous();
   const int64_t* numbers = contiguous.const_data_ptr<int64_t>();
-  if (!state.is_cpu()) return {contiguous, numbers};
+  if (!rng_state.is_cpu()) return {contiguous, numbers};
   return {contiguous, nullptr, static_cast<uint64_t>(numbers[0]), static_cast<uint64_t>(numbers[1])};
 }
 
 // {seed, offset} for one dropout, drawn from PyTorch's generator for the device of x, which moves on. On the CPU, where
 // the launch can read it without waiting; on_device: where x lies, as a CUDA graph needs it.
-inline at::Tensor dropout_state(const at::Tensor& x, bool on_device) {
-  at::Tensor state = at::empty({2}, at::TensorOptions().dtype(at::kLong));
-  int64_t* numbers = state.data_ptr<int64_t>();
+inline at::Tensor draw_rng_state(const at::Tensor& x, bool on_device) {
+  at::Tensor rng_state = at::empty({2}, at::TensorOptions().dtype(at::kLong));
+  int64_t* numbers = rng_state.data_ptr<int64_t>();
   if (x.is_cpu()) {
     auto* generator = at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
     const std::lock_guard<std::mutex> lock(generator->mutex_);
     numbers[0] = static_cast<int64_t>(generator->random64());
     numbers[1] = 0;
-    return state;
+    return rng_state;
   }
 #ifdef KF_WITH_CUDA
   const c10::OptionalDeviceGuard guard(x.device());
@@ -72,9 +72,9 @@ inline at::Tensor dropout_state(const at::Tensor& x, bool on_device) {
   if (!philox.captured_) {
     numbers[0] = static_cast<int64_t>(philox.seed_.val);
     numbers[1] = static_cast<int64_t>(philox.offset_.val);
-    return on_device ? state.to(x.device()) : state;
+    return on_device ? rng_state.to(x.device()) : rng_state;
   }
-  TORCH_CHECK_VALUE(on_device, "dropout_state: `on_device` must be True while a CUDA graph is captured");
+  TORCH_CHECK_VALUE(on_device, "draw_rng_state: `on_device` must be True while a CUDA graph is captured");
   // The graph's replays find their seed and offset at these addresses; what has been drawn in this graph is added.
   const auto options = x.options().dtype(at::kLong);
   at::Tensor on_gpu = at::empty({2}, options);
@@ -83,7 +83,7 @@ inline at::Tensor dropout_state(const at::Tensor& x, bool on_device) {
   on_gpu.narrow(0, 1, 1).add_(static_cast<int64_t>(philox.offset_intragraph_));
   return on_gpu;
 #else
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "dropout_state: this build has no CUDA kernels (asked for ", x.device(),
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "draw_rng_state: this build has no CUDA kernels (asked for ", x.device(),
                               on_device ? ", on the device" : "", ")");
 #endif
 }

@@ -100,7 +100,7 @@ void check_rung(const Op<Args>& op, std::string_view rung, const at::Tensor& on)
   const Rungs<Args>& table = on.is_cuda() ? op.gpu : op.emulated;
   TORCH_CHECK_NOT_IMPLEMENTED(
       table.begin() != table.end(), op.name,
-      ": this build has no CUDA kernels; build the stage again with KF_CUDA=1, or use CPU tensors");
+      ": this build has no CUDA kernels; build the step again with KF_CUDA=1, or use CPU tensors");
   if (rung == "auto" || (on.is_cpu() && rung == "cpu") || find_rung(table, rung) != nullptr) return;
   TORCH_CHECK_VALUE(false, op.name, ": `rung` must be 'auto' or one of ", joined(rung_names(op, on.is_cuda())),
                     ", got '", rung, "'");
@@ -113,11 +113,11 @@ const Rung<Args>& choose_rung(const Op<Args>& op, const Rungs<Args>& table, std:
   const std::string_view wanted = name == "auto" ? op.automatic(args) : name;
   const Rung<Args>* rung = find_rung(table, wanted);
   TORCH_INTERNAL_ASSERT(rung != nullptr, op.name, " has no rung '", wanted, "'");
-  const std::string why_not = rung->supports(args);
+  const std::string why_not = rung->can_implement(args);
   if (why_not.empty()) return *rung;
   std::vector<std::string> able;
   for (const Rung<Args>& other : table) {
-    if (other.supports(args).empty() && !(name == "auto" && other.varies)) able.push_back(other.name);
+    if (other.can_implement(args).empty() && !(name == "auto" && other.varies)) able.push_back(other.name);
   }
   if (name == "auto" && !able.empty()) return *find_rung(table, able.back());
   TORCH_CHECK_VALUE(false, op.name, ": rung '", wanted, "' ", why_not, "; ",
@@ -309,7 +309,7 @@ using Sizes = std::map<std::string, int64_t>;
 struct RungInfo {
   std::string name;
   std::string rounds;  // as Rung's; "" for nothing
-  bool asks_scratch;
+  bool needs_scratch;
   bool varies;  // as Rung's
 };
 

@@ -47,7 +47,7 @@ inline int64_t shared_memory_limit() {
   return bytes;
 }
 
-// For a rung's `supports`: why a block cannot keep `what`, so many bytes, in shared memory; "" if it can.
+// For a rung's `can_implement`: why a block cannot keep `what`, so many bytes, in shared memory; "" if it can.
 inline std::string too_much_shared_memory(int64_t bytes, const std::string& what) {
   const int64_t limit = shared_memory_limit();
   if (bytes <= limit) return "";

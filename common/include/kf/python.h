@@ -1,4 +1,4 @@
-// For a stage's pybind.cpp: what torch must do around ops that write into their arguments, and what Python asks.
+// For a step's pybind.cpp: what torch must do around ops that write into their arguments, and what Python asks.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -63,10 +63,10 @@ inline void raise_versions(const c10::OperatorHandle& op, c10::DispatchKeySet ke
 }
 }  // namespace detail
 
-// The last line of a stage's TORCH_LIBRARY, after its schemas.
-inline void watch_writes(torch::Library& m, const std::string& stage) {
+// The last line of a step's TORCH_LIBRARY, after its schemas.
+inline void watch_writes(torch::Library& m, const std::string& step) {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-    if (name.getNamespace() != stage) continue;
+    if (name.getNamespace() != step) continue;
     const c10::OperatorHandle op =
         c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
     const std::vector<c10::Argument>& arguments = op.schema().arguments();
@@ -116,9 +116,9 @@ inline void define_questions(pybind11::module_& m, const std::vector<OpInfo>& op
       },
       "what a rung rounds to the tensors' dtype before its last step; \"\" for nothing", arg("op"), arg("rung"));
   m.def(
-      "asks_scratch",
+      "needs_scratch",
       [ops](const std::string& op, const std::string& rung) {
-        return find_rung("asks_scratch", find_op("asks_scratch", ops, op), rung).asks_scratch;
+        return find_rung("needs_scratch", find_op("needs_scratch", ops, op), rung).needs_scratch;
       },
       "whether a rung needs global memory between its launches", arg("op"), arg("rung"));
   m.def(
@@ -143,7 +143,7 @@ inline void define_questions(pybind11::module_& m, const std::vector<OpInfo>& op
       },
       "the rung that `auto` takes on a GPU, if it can; one that the emulation does not have as well", arg("op"),
       arg("sizes"), arg("dtype"));
-  m.def("launch_counts", &launch_counts, "how often each backend ran an op of this stage");
+  m.def("launch_counts", &launch_counts, "how often each backend ran an op of this step");
 }
 
 }  // namespace kf

@@ -1,6 +1,6 @@
 """How fast a rung is, beside its peers and beside what the machine can do at all.
 
-A stage's `benchmark.py` lists its cases and ends with `benchmarks.main("<stage>", cases)`. Times are medians, taken as
+A step's `benchmark.py` lists its cases and ends with `benchmarks.main("<step>", cases)`. Times are medians, taken as
 `clock` says. Ceilings are measured besides, as `ceilings` says: how fast memory is at the very number of bytes
 that a case moves, and the rate of a large matrix product.
 """
@@ -28,7 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.bench import clock
 from kernel_fusion.bench.ceilings import Ceilings
 from kernel_fusion.bench.clock import benchmark_kernel, device_of
@@ -154,7 +154,7 @@ class Measured(NamedTuple):
 
 
 def run_case(
-    stage: Any,
+    step: Any,
     case: Case,
     device: torch.device,
     *,
@@ -169,10 +169,10 @@ def run_case(
     Who refuses the case gets no row, and `say` gets the reason; so does a result that is wrong.
 
     Args:
-        stage: the stage's module.
+        step: the step's module.
         case: what to run.
         device: where.
-        rungs: names; default: all that the stage has for the device.
+        rungs: names; default: all that the step has for the device.
         peers: time them too.
         ceilings: what percent_of_ceiling refers to; default: measured here.
         budget_s: what the repeats of one implementation may take on a CPU, or by clock "call"; default: budget().
@@ -180,7 +180,7 @@ def run_case(
     """
     ceilings = ceilings or Ceilings(device)
     budget_s = budget() if budget_s is None else budget_s
-    names = stage.rungs(case.op, device) if rungs is None else rungs
+    names = step.rungs(case.op, device) if rungs is None else rungs
     impls = [(name, "rung", functools.partial(case.run, rung=name)) for name in names]
     if peers:
         impls += [(name, "peer", fn) for name, fn in case.peers.items()]
@@ -384,7 +384,7 @@ def provenance() -> dict:
 
 def _first_line(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=stages.ROOT)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=steps.ROOT)
     except FileNotFoundError:
         return None
     lines = done.stdout.split("\n")
@@ -536,12 +536,12 @@ def percent(row: dict) -> str:
     return "" if share is None else f"{share:.1f} %"
 
 
-# ---- a stage's benchmark.py ----
+# ---- a step's benchmark.py ----
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Times every rung of this stage beside its peers.",
+        description="Times every rung of this step beside its peers.",
         epilog="With KF_BENCHMARK_SECONDS=0.1 in the environment calls are repeated for a tenth of a second, not for "
         "one: less time, more noise.",
     )
@@ -563,8 +563,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[str] | None = None) -> NoReturn:
-    """The command line of a stage's benchmark.py: times, prints tables, and on a GPU writes results/<gpu>.json.
+def main(step: str, cases: Callable[[str, str], list[Case]], arguments: list[str] | None = None) -> NoReturn:
+    """The command line of a step's benchmark.py: times, prints tables, and on a GPU writes results/<gpu>.json.
 
     Results are written by a complete run on a GPU; by a run of some ops or rungs with --merge; or where --output says.
     Until then, each finished case is kept beside them, for --resume. Exits with 1 where a rung is wrong.
@@ -574,7 +574,7 @@ def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[st
     if options.merge and (not options.op or options.sizes or options.no_save):
         parser.error("--merge goes with --op, without --sizes or --no-save")
     console = make_console()
-    where = stages.find(stage)
+    where = steps.find(step)
     try:
         module = importlib.import_module(where.module)
     except ImportError as error:
@@ -622,9 +622,9 @@ def main(stage: str, cases: Callable[[str, str], list[Case]], arguments: list[st
     sys.exit(1 if wrong else 0)
 
 
-def results_path(stage: stages.Stage, device: torch.device) -> pathlib.Path:
-    """Where the results of `stage` on this GPU are kept."""
-    return stage.path / "results" / f"{gpu_slug(torch.cuda.get_device_name(device))}.json"
+def results_path(step: steps.Step, device: torch.device) -> pathlib.Path:
+    """Where the results of `step` on this GPU are kept."""
+    return step.path / "results" / f"{gpu_slug(torch.cuda.get_device_name(device))}.json"
 
 
 def _check_names(module, cases, device: torch.device, sizes: list[str], options: argparse.Namespace) -> None:

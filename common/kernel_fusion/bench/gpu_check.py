@@ -1,8 +1,8 @@
-"""Everything that only a GPU can tell, in steps that can be resumed: build, tests, memory and race checks, benchmarks.
+"""Everything that only a GPU can tell, in tasks that can be resumed: build, tests, memory and race checks, benchmarks.
 
-    kernel-fusion gpu-check                  all steps; those that passed with these sources are not repeated
-    kernel-fusion gpu-check --list           the steps, and how each ended
-    kernel-fusion gpu-check --only test      steps whose names start with "test"; may be given several times
+    kernel-fusion gpu-check                  all tasks; those that passed with these sources are not repeated
+    kernel-fusion gpu-check --list           the tasks, and how each ended
+    kernel-fusion gpu-check --only test      tasks whose names start with "test"; may be given several times
     kernel-fusion gpu-check --fresh          from the beginning
 
 Logs and the state lie in build/gpu-check/. A tool that is missing or refuses the machine is reported as not run.
@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 import torch
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks
 from kernel_fusion.console import (
     CommandFailed,
     Refused,
-    Steps,
+    Tasks,
     UserError,
     duration,
     last_lines,
@@ -53,62 +53,59 @@ SUMMARIES = {
 EXERCISED = re.compile(r"^exercised (\d+) rungs", re.MULTILINE)
 
 
-class Step(NamedTuple):
-    """A step: its name, the stages whose sources it depends on, and what it does, given a log."""
+class Task(NamedTuple):
+    """A task: its name, the steps whose sources it depends on, and what it does, given a log."""
 
     name: str
-    depends: tuple[stages.Stage, ...]
+    depends: tuple[steps.Step, ...]
     run: Callable[[pathlib.Path], None]
 
 
 def folder() -> pathlib.Path:
     """Where logs and the state are kept."""
-    return stages.ROOT / "build" / "gpu-check"
+    return steps.ROOT / "build" / "gpu-check"
 
 
-# ---- the steps ----
+# ---- the tasks ----
 
 
-def all_steps() -> list[Step]:
-    """The steps in order. A stage builds on the earlier ones, so it depends on their sources too."""
-    upto = [(stage, stages.STAGES[: number + 1]) for number, stage in enumerate(stages.STAGES)]
-    steps = [Step(f"build-{stage.folder}", needs, functools.partial(_build, stage)) for stage, needs in upto]
-    steps.append(Step("test-common", (), _test_common))
-    steps += [Step(f"test-{stage.folder}", needs, functools.partial(_test, stage)) for stage, needs in upto]
+def all_tasks() -> list[Task]:
+    """The tasks in order. A step builds on the earlier ones, so it depends on their sources too."""
+    upto = [(step, steps.STEPS[: number + 1]) for number, step in enumerate(steps.STEPS)]
+    tasks = [Task(f"build-{step.folder}", needs, functools.partial(_build, step)) for step, needs in upto]
+    tasks.append(Task("test-common", (), _test_common))
+    tasks += [Task(f"test-{step.folder}", needs, functools.partial(_test, step)) for step, needs in upto]
     for tool in SUMMARIES:
-        steps += [
-            Step(f"{tool}-{stage.folder}", needs, functools.partial(_sanitize, tool, stage)) for stage, needs in upto
+        tasks += [
+            Task(f"{tool}-{step.folder}", needs, functools.partial(_sanitize, tool, step)) for step, needs in upto
         ]
-    steps += [
-        Step(f"bench-{stage.folder}", needs, functools.partial(_benchmark, stage, "benchmark.py"))
-        for stage, needs in upto
+    tasks += [
+        Task(f"bench-{step.folder}", needs, functools.partial(_benchmark, step, "benchmark.py")) for step, needs in upto
     ]
-    steps.append(
-        Step("bench-gpt2", stages.STAGES, functools.partial(_benchmark, stages.STAGES[-1], "benchmark_gpt2.py"))
-    )
-    return steps
+    tasks.append(Task("bench-gpt2", steps.STEPS, functools.partial(_benchmark, steps.STEPS[-1], "benchmark_gpt2.py")))
+    return tasks
 
 
-def _build(stage: stages.Stage, log: pathlib.Path) -> None:
-    run_logged([sys.executable, "setup.py", "build_ext", "--inplace"], log, cwd=stage.path, env=ENVIRONMENT)
+def _build(step: steps.Step, log: pathlib.Path) -> None:
+    run_logged([sys.executable, "setup.py", "build_ext", "--inplace"], log, cwd=step.path, env=ENVIRONMENT)
 
 
 def _pytest(paths: list[pathlib.Path], log: pathlib.Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", *map(str, paths)]
-    run_logged(command, log, cwd=stages.ROOT, env=ENVIRONMENT)
+    run_logged(command, log, cwd=steps.ROOT, env=ENVIRONMENT)
 
 
 def _test_common(log: pathlib.Path) -> None:
-    _pytest([stages.ROOT / "common", stages.ROOT / "emulator"], log)
+    _pytest([steps.ROOT / "common", steps.ROOT / "emulator"], log)
 
 
-def _test(stage: stages.Stage, log: pathlib.Path) -> None:
-    _pytest([stage.path], log)
+def _test(step: steps.Step, log: pathlib.Path) -> None:
+    _pytest([step.path], log)
     if not re.search(r"\b[1-9]\d* passed", last_lines(log, 3)):
-        raise AssertionError(f"no test of {stage.folder} ran on the GPU; see {log}")
+        raise AssertionError(f"no test of {step.folder} ran on the GPU; see {log}")
 
 
-def _sanitize(tool: str, stage: stages.Stage, log: pathlib.Path) -> None:
+def _sanitize(tool: str, step: steps.Step, log: pathlib.Path) -> None:
     """Runs every rung on small shapes under compute-sanitizer.
 
     Raises:
@@ -123,12 +120,12 @@ def _sanitize(tool: str, stage: stages.Stage, log: pathlib.Path) -> None:
     options = ["--tool", tool, "--error-exitcode", "99", "--target-processes", "all"]
     if tool == "memcheck":  # torch probes the driver with calls that may fail; our launchers check their own
         options += ["--report-api-errors", "no"]
-    exercise = [sys.executable, "-m", "kernel_fusion.bench.gpu_check", "--exercise", stage.module]
+    exercise = [sys.executable, "-m", "kernel_fusion.bench.gpu_check", "--exercise", step.module]
     # Without torch's cache each tensor is an allocation of its own, and what lies behind it is found.
     environment = {**ENVIRONMENT, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     failure = None
     try:
-        run_logged([sanitizer, *options, *exercise], log, cwd=stages.ROOT, env=environment)
+        run_logged([sanitizer, *options, *exercise], log, cwd=steps.ROOT, env=environment)
     except CommandFailed as error:
         failure = error
     judge_sanitizer(tool, log, failure)
@@ -155,23 +152,23 @@ def judge_sanitizer(tool: str, log: pathlib.Path, failure: CommandFailed | None)
         raise AssertionError(f"{tool}: {summary.group(0)}; see {log}")
 
 
-def _benchmark(stage: stages.Stage, script: str, log: pathlib.Path) -> None:
-    run_logged([sys.executable, script, "--device", "cuda"], log, cwd=stage.path, env=ENVIRONMENT)
+def _benchmark(step: steps.Step, script: str, log: pathlib.Path) -> None:
+    run_logged([sys.executable, script, "--device", "cuda"], log, cwd=step.path, env=ENVIRONMENT)
 
 
 # ---- what runs under compute-sanitizer ----
 
 
-def exercise(stage: stages.Stage) -> int:
-    """Runs every rung of every op of `stage` twice on small shapes on the GPU. Returns how many (case, rung) pairs ran.
+def exercise(step: steps.Step) -> int:
+    """Runs every rung of every op of `step` twice on small shapes on the GPU. Returns how many (case, rung) pairs ran.
 
     References are computed on the CPU, so that the sanitizer sees our kernels and little else.
 
     Raises:
         AssertionError: a result is wrong.
     """
-    benchmark = stages.load_benchmark(stage)
-    module = importlib.import_module(stage.module)
+    benchmark = steps.load_benchmark(step)
+    module = importlib.import_module(step.module)
     device = torch.device("cuda")
     ran = 0
     for case in benchmark.cases("emulated", "cuda"):
@@ -199,15 +196,15 @@ def exercise(stage: stages.Stage) -> int:
 # ---- what was done already ----
 
 
-def sources_key(step: Step) -> str:
-    """A digest of what the step's outcome depends on: sources, GPU, torch."""
+def sources_key(task: Task) -> str:
+    """A digest of what the task's outcome depends on: sources, GPU, torch."""
     digest = hashlib.sha256()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    digest.update(f"{step.name} {gpu} {torch.__version__} {sys.version}".encode())
+    digest.update(f"{task.name} {gpu} {torch.__version__} {sys.version}".encode())
     for path in sorted(
-        _sources([stages.ROOT / "common", stages.ROOT / "emulator", *(stage.path for stage in step.depends)])
+        _sources([steps.ROOT / "common", steps.ROOT / "emulator", *(step.path for step in task.depends)])
     ):
-        digest.update(str(path.relative_to(stages.ROOT)).encode())
+        digest.update(str(path.relative_to(steps.ROOT)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -226,18 +223,18 @@ def _read_state() -> dict:
 
 
 def _remember(name: str, entry: dict) -> None:
-    """Writes a step's outcome beside the state, then renames."""
+    """Writes a task's outcome beside the state, then renames."""
     state = {**_read_state(), name: entry}
     beside = folder() / "state.json.tmp"
     beside.write_text(json.dumps(state, indent=1), encoding="utf-8")
     os.replace(beside, folder() / "state.json")
 
 
-def _passed_before(step: Step) -> dict | None:
-    entry = _read_state().get(step.name)
-    if not entry or entry["outcome"] != "ok" or entry["key"] != sources_key(step):
+def _passed_before(task: Task) -> dict | None:
+    entry = _read_state().get(task.name)
+    if not entry or entry["outcome"] != "ok" or entry["key"] != sources_key(task):
         return None
-    if step.name.startswith("build-") and not stages.is_built(step.depends[-1]):
+    if task.name.startswith("build-") and not steps.is_built(task.depends[-1]):
         return None
     return entry
 
@@ -245,44 +242,44 @@ def _passed_before(step: Step) -> dict | None:
 # ---- the command ----
 
 
-def chosen(steps: list[Step], only: list[str]) -> list[Step]:
-    """The steps whose names start with one of `only`; all where it is empty.
+def chosen(tasks: list[Task], only: list[str]) -> list[Task]:
+    """The tasks whose names start with one of `only`; all where it is empty.
 
     Raises:
-        UserError: one of `only` fits no step.
+        UserError: one of `only` fits no task.
     """
     for prefix in only:
-        if not any(step.name.startswith(prefix) for step in steps):
-            raise UserError(f"--only {prefix}: no step starts so; the steps are {', '.join(s.name for s in steps)}")
-    return [step for step in steps if not only or any(step.name.startswith(prefix) for prefix in only)]
+        if not any(task.name.startswith(prefix) for task in tasks):
+            raise UserError(f"--only {prefix}: no task starts so; the tasks are {', '.join(s.name for s in tasks)}")
+    return [task for task in tasks if not only or any(task.name.startswith(prefix) for prefix in only)]
 
 
-def run(steps: list[Step], *, fresh: bool) -> int:
-    """Runs the steps, except those that passed before and those whose build failed. Returns the exit code."""
+def run(tasks: list[Task], *, fresh: bool) -> int:
+    """Runs the tasks, except those that passed before and those whose build failed. Returns the exit code."""
     console = make_console()
     console.print(tour.environment_line(), markup=False, soft_wrap=True)
     folder().mkdir(parents=True, exist_ok=True)
-    progress = Steps(console, total=len(steps))
-    for step in steps:
-        before = None if fresh else _passed_before(step)
-        broken = [name for name in progress.failed if name in {f"build-{stage.folder}" for stage in step.depends}]
+    progress = Tasks(console, total=len(tasks))
+    for task in tasks:
+        before = None if fresh else _passed_before(task)
+        broken = [name for name in progress.failed if name in {f"build-{step.folder}" for step in task.depends}]
         if before:
-            progress.note(step.name, f"ok before, {duration(before['seconds'])}, {before['date']}")
+            progress.note(task.name, f"ok before, {duration(before['seconds'])}, {before['date']}")
         elif broken:
-            progress.skip(step.name, f"{broken[0]} failed")
+            progress.skip(task.name, f"{broken[0]} failed")
         else:
-            _run_one(step, progress)
+            _run_one(task, progress)
     console.print(f"logs: {folder()}", markup=False, soft_wrap=True)
     return progress.finish()
 
 
-def _run_one(step: Step, progress: Steps) -> None:
-    key, began = sources_key(step), time.monotonic()
-    log = folder() / f"{step.name}.log"
+def _run_one(task: Task, progress: Tasks) -> None:
+    key, began = sources_key(task), time.monotonic()
+    log = folder() / f"{task.name}.log"
     outcome = "ok"
-    with progress.step(step.name):
+    with progress.task(task.name):
         try:
-            step.run(log)
+            task.run(log)
         except Refused:
             outcome = "not run"
             raise
@@ -293,32 +290,32 @@ def _run_one(step: Step, progress: Steps) -> None:
         "outcome": outcome,
         "key": key,
         "seconds": round(time.monotonic() - began, 1),
-        "log": str(log.relative_to(stages.ROOT)),
+        "log": str(log.relative_to(steps.ROOT)),
         "date": datetime.datetime.now().isoformat(timespec="minutes"),
     }
-    _remember(step.name, entry)
+    _remember(task.name, entry)
 
 
-def show_list(steps: list[Step]) -> int:
-    """Prints the steps and how each ended."""
+def show_list(tasks: list[Task]) -> int:
+    """Prints the tasks and how each ended."""
     state = _read_state()
-    for step in steps:
-        entry = state.get(step.name)
+    for task in tasks:
+        entry = state.get(task.name)
         if entry is None:
-            print(f"{step.name:32} never run")
+            print(f"{task.name:32} never run")
             continue
-        stale = "" if entry["key"] == sources_key(step) else ", with other sources"
+        stale = "" if entry["key"] == sources_key(task) else ", with other sources"
         print(
-            f"{step.name:32} {entry['outcome']}, {duration(entry['seconds'])}, {entry['date']}{stale}, {entry['log']}"
+            f"{task.name:32} {entry['outcome']}, {duration(entry['seconds'])}, {entry['date']}{stale}, {entry['log']}"
         )
     return 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments, here and in `kernel-fusion gpu-check`."""
-    parser.add_argument("--only", action="append", default=[], metavar="STEP", help="steps whose names start so")
-    parser.add_argument("--list", action="store_true", help="list the steps and how each ended")
-    parser.add_argument("--fresh", action="store_true", help="repeat steps that passed before")
+    parser.add_argument("--only", action="append", default=[], metavar="TASK", help="tasks whose names start so")
+    parser.add_argument("--list", action="store_true", help="list the tasks and how each ended")
+    parser.add_argument("--fresh", action="store_true", help="repeat tasks that passed before")
     parser.add_argument("--resume", action="store_true", help="do not repeat them: the default")
 
 
@@ -326,14 +323,14 @@ def command(options: argparse.Namespace) -> int:
     """Does what the arguments say. Returns the exit code.
 
     Raises:
-        UserError: --only fits no step, or there is no GPU.
+        UserError: --only fits no task, or there is no GPU.
     """
-    steps = chosen(all_steps(), options.only)
+    tasks = chosen(all_tasks(), options.only)
     if options.list:
-        return show_list(steps)
+        return show_list(tasks)
     if not torch.cuda.is_available():
         raise UserError(f"gpu-check needs a GPU, and torch {torch.__version__} sees none")
-    return run(steps, fresh=options.fresh)
+    return run(tasks, fresh=options.fresh)
 
 
 def main() -> int:
@@ -344,10 +341,10 @@ def main() -> int:
         prog="python -m kernel_fusion.bench.gpu_check",
     )
     add_arguments(parser)
-    parser.add_argument("--exercise", metavar="STAGE", help="run the rungs of a stage, as compute-sanitizer watches")
+    parser.add_argument("--exercise", metavar="STEP", help="run the rungs of a step, as compute-sanitizer watches")
     options = parser.parse_args()
     if options.exercise:
-        print(f"exercised {exercise(stages.find(options.exercise))} rungs", flush=True)
+        print(f"exercised {exercise(steps.find(options.exercise))} rungs", flush=True)
         return 0
     try:
         return command(options)

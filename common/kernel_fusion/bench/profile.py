@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from emulator import counts
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks, rung_counts
 from kernel_fusion.console import CommandFailed, UserError, last_lines, milliseconds, progress, run_logged
 from kernel_fusion.report import results, syllabus
@@ -338,15 +338,15 @@ def _ratio(value: float | None) -> str:
 # ---- what is profiled ----
 
 
-def cases_of(stage: stages.Stage, op: str, size: str = "full", device: str = "cuda") -> list[benchmarks.Case]:
-    """The cases of `op` in the stage's benchmark.py; by default those that it times on a GPU.
+def cases_of(step: steps.Step, op: str, size: str = "full", device: str = "cuda") -> list[benchmarks.Case]:
+    """The cases of `op` in the step's benchmark.py; by default those that it times on a GPU.
 
     Raises:
         UserError: it times none.
     """
-    found = [case for case in stages.load_benchmark(stage).cases(size, device) if case.op == op]
+    found = [case for case in steps.load_benchmark(step).cases(size, device) if case.op == op]
     if not found:
-        raise UserError(f"{stage.folder}/benchmark.py has no case of {op}")
+        raise UserError(f"{step.folder}/benchmark.py has no case of {op}")
     return found
 
 
@@ -391,13 +391,13 @@ def command(ncu: str, table: pathlib.Path, child: list[str]) -> list[str]:
     return [ncu, *options, "--metrics", ",".join(METRICS), sys.executable, "-m", "kernel_fusion.bench.profile", *child]
 
 
-def child_arguments(stage: stages.Stage, op: str, case: int, rungs: list[str], launched: pathlib.Path) -> list[str]:
+def child_arguments(step: steps.Step, op: str, case: int, rungs: list[str], launched: pathlib.Path) -> list[str]:
     """The arguments of the process that ncu watches."""
     named = [word for rung in rungs for word in ("--rung", rung)]
-    return ["--child", stage.module, "--op", op, "--case", str(case), *named, "--launched", str(launched)]
+    return ["--child", step.module, "--op", op, "--case", str(case), *named, "--launched", str(launched)]
 
 
-def measure(stage: stages.Stage, op: str, case: int, rungs: list[str]) -> tuple[list[Profile], dict[str, str]]:
+def measure(step: steps.Step, op: str, case: int, rungs: list[str]) -> tuple[list[Profile], dict[str, str]]:
     """Runs ncu on one call of each rung.
 
     Returns:
@@ -406,14 +406,14 @@ def measure(stage: stages.Stage, op: str, case: int, rungs: list[str]) -> tuple[
     Raises:
         UserError: ncu is missing, or is refused the counters; the text says what to do.
     """
-    folder = stages.ROOT / "build" / "profile"
+    folder = steps.ROOT / "build" / "profile"
     log, table, launched = (folder / f"{op}.{ending}" for ending in ("log", "csv", "json"))
     for path in (table, launched):
         path.unlink(missing_ok=True)
-    words = command(find_ncu(), table, child_arguments(stage, op, case, rungs, launched))
+    words = command(find_ncu(), table, child_arguments(step, op, case, rungs, launched))
     failure = ""
     try:
-        run_logged(words, log, cwd=stages.ROOT)
+        run_logged(words, log, cwd=steps.ROOT)
     except CommandFailed as error:
         failure = f"ended with code {error.code}"
     if not failure and not launched.exists():
@@ -487,24 +487,24 @@ def run_on_cpu(options: argparse.Namespace, console: Console) -> None:
     Raises:
         UserError: a name is unknown, or the library cannot be built.
     """
-    stage = syllabus.stage_of(options.op)
+    step = syllabus.step_of(options.op)
     if options.save:
         raise UserError("--save writes what a GPU's counters say, and goes with --device cuda only")
-    known = [rung.name for rung in syllabus.rungs(stage, options.op)]
+    known = [rung.name for rung in syllabus.rungs(step, options.op)]
     for rung in options.rung or []:
         if rung not in known:
             raise UserError(f"--rung must be one of {', '.join(known)}, got {rung!r}")
-    with progress(f"building {stage.folder} with kernels that count") as on_step:
-        library = rung_counts.build(stage, [options.op], on_step)
-    rung_counts.use_library(stage, library)
-    cases = cases_of(stage, options.op, "emulated", "cpu")
+    with progress(f"building {step.folder} with kernels that count") as on_progress:
+        library = rung_counts.build(step, [options.op], on_progress)
+    rung_counts.use_library(step, library)
+    cases = cases_of(step, options.op, "emulated", "cpu")
     number = chosen(cases, options.case, options.dtype)
     title = f"case {number + 1} of {len(cases)}: {cases[number].title()}"
     console.print(title, style="bold", markup=False, soft_wrap=True)
     console.print(f"{cases[number].bytes:,} bytes must be read or written, once each", markup=False)
     wanted = [rung_counts.Wanted(options.op, rung, number) for rung in options.rung or known]
-    with progress("running") as on_step:
-        counted = rung_counts.count(stage, library, wanted, lambda one: on_step(one.rung))
+    with progress("running") as on_progress:
+        counted = rung_counts.count(step, library, wanted, lambda one: on_progress(one.rung))
     found: dict[str, list[counts.Kernel]] = {}
     for one, kernels in counted.items():
         console.rule(one.rung, align="left")
@@ -576,30 +576,30 @@ def run(options: argparse.Namespace, console: Console) -> None:
         return
     if options.json:
         raise UserError("--json goes with --device cpu; on a GPU, --save writes the figures into results/<gpu>.json")
-    stage = syllabus.stage_of(options.op)
+    step = syllabus.step_of(options.op)
     if not torch.cuda.is_available():
         raise UserError(
             f"profile needs a GPU, and torch {torch.__version__} sees none; --device cpu counts accesses without one"
         )
     find_ncu()
-    cases = cases_of(stage, options.op)
+    cases = cases_of(step, options.op)
     number = chosen(cases, options.case, options.dtype)
     case = cases[number]
-    known = importlib.import_module(stage.module).rungs(options.op, "cuda")
+    known = importlib.import_module(step.module).rungs(options.op, "cuda")
     if not known:
-        raise UserError(f"{stage.folder} was built without CUDA; build it where nvcc is: {stages.build_command(stage)}")
+        raise UserError(f"{step.folder} was built without CUDA; build it where nvcc is: {steps.build_command(step)}")
     for rung in options.rung or []:
         if rung not in known:
             raise UserError(f"--rung must be one of {', '.join(known)}, got {rung!r}")
     rungs = options.rung or known
-    path = benchmarks.results_path(stage, torch.device("cuda"))
+    path = benchmarks.results_path(step, torch.device("cuda"))
     if options.save:  # before ncu takes its time
         if not path.exists():
-            raise UserError(f"--save: there is no {path}; measure first: kernel-fusion bench {stage.folder}")
+            raise UserError(f"--save: there is no {path}; measure first: kernel-fusion bench {step.folder}")
         find_rows(results.read(path), case, options.rung or [])
     console.print(f"case {number + 1} of {len(cases)}: {case.title()}", style="bold", markup=False, soft_wrap=True)
     with progress(f"running {len(rungs)} rungs under Nsight Compute"):
-        profiles, refused = measure(stage, options.op, number, rungs)
+        profiles, refused = measure(step, options.op, number, rungs)
     for reason in refused.values():
         console.print(reason, markup=False, soft_wrap=True)
     if not profiles:
@@ -636,14 +636,14 @@ def show(profiles: list[Profile], case: benchmarks.Case, console: Console) -> No
 def main() -> int:
     """python -m kernel_fusion.bench.profile --child …: what ncu watches."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--child", required=True, metavar="STAGE", help="run rungs of this stage, as ncu watches")
+    parser.add_argument("--child", required=True, metavar="STEP", help="run rungs of this step, as ncu watches")
     parser.add_argument("--op", required=True)
     parser.add_argument("--case", required=True, type=int, metavar="N", help="counted from 0")
     parser.add_argument("--rung", required=True, action="append")
     parser.add_argument("--launched", required=True, type=pathlib.Path, metavar="FILE", help="gets what ran")
     options = parser.parse_args()
-    stage = stages.find(options.child)
-    done = exercise(cases_of(stage, options.op)[options.case], options.rung)
+    step = steps.find(options.child)
+    done = exercise(cases_of(step, options.op)[options.case], options.rung)
     results.replace(options.launched, json.dumps(done))
     return 0
 

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks, clock, noise
 from kernel_fusion.console import UserError, milliseconds
 from kernel_fusion.report import results
@@ -65,15 +65,13 @@ def pairs(rows: list[dict], others: list[dict]) -> list[Pair]:
 # ---- one case, in a process of its own ----
 
 
-def measure_case(
-    stage: stages.Stage, size: str, index: int, rows: list[dict], gpu: int, lock
-) -> list[noise.Spread | str]:
-    """Times `rows`, implementations of the stage's case number `index`; of who refuses it, the reason.
+def measure_case(step: steps.Step, size: str, index: int, rows: list[dict], gpu: int, lock) -> list[noise.Spread | str]:
+    """Times `rows`, implementations of the step's case number `index`; of who refuses it, the reason.
 
     Whoever holds `lock` has GPU number `gpu` for itself, or the CPU; while it compiles, too, since tuning measures.
     """
     device = torch.device("cuda", gpu) if torch.cuda.is_available() else torch.device("cpu")
-    case = stages.load_benchmark(stage).cases(size, device.type)[index]
+    case = steps.load_benchmark(step).cases(size, device.type)[index]
     if device.type == "cuda":
         importlib.import_module("torch._inductor.compile_fx")  # takes seconds, in which others may measure
     found: list[noise.Spread | str] = []
@@ -100,18 +98,18 @@ def together(rows: list[dict]) -> list[list[dict]]:
     return list(groups.values())
 
 
-def measure_alone(stage: stages.Stage, size: str, rows: list[dict]) -> Iterator[tuple[dict, noise.Spread | str]]:
-    """Each of `rows`, which `stage`'s benchmark measured at `size`, measured again; as they come.
+def measure_alone(step: steps.Step, size: str, rows: list[dict]) -> Iterator[tuple[dict, noise.Spread | str]]:
+    """Each of `rows`, which `step`'s benchmark measured at `size`, measured again; as they come.
 
     Raises:
         UserError: the benchmark has no such case any more.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    cases = stages.load_benchmark(stage).cases(size, device)
+    cases = steps.load_benchmark(step).cases(size, device)
     number = {case.key(): i for i, case in enumerate(cases)}
     for row in rows:
         if results.case_key(row) not in number:
-            raise UserError(f"{stage.folder}/benchmark.py has no case {row['op']} {results.case_title(row)} any more")
+            raise UserError(f"{step.folder}/benchmark.py has no case {row['op']} {results.case_title(row)} any more")
     groups = together(rows)
     context = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU that its parent has touched
     with context.Manager() as manager:
@@ -121,7 +119,7 @@ def measure_alone(stage: stages.Stage, size: str, rows: list[dict]) -> Iterator[
             found = [
                 pool.submit(
                     measure_case,
-                    stage,
+                    step,
                     size,
                     number[results.case_key(group[0])],
                     group,
@@ -171,11 +169,11 @@ def _measured(first: results.Results, rows: list[dict], output: pathlib.Path | N
     here = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     if here != first.environment["gpu"]:
         raise UserError(f"{first.path} was measured on {first.gpu}; this is {here or 'a CPU'}")
-    (stage,) = [one for one in stages.STAGES if first.path.resolve().is_relative_to(one.path)] or [None]
-    if stage is None:
-        raise UserError(f"{first.path} lies in no stage, so there is no benchmark to measure it again")
+    (step,) = [one for one in steps.STEPS if first.path.resolve().is_relative_to(one.path)] or [None]
+    if step is None:
+        raise UserError(f"{first.path} lies in no step, so there is no benchmark to measure it again")
     compared = []
-    for row, again in measure_alone(stage, "full", rows):
+    for row, again in measure_alone(step, "full", rows):
         what = f"{row['op']} {results.case_title(row)}, {row['impl']}"
         if isinstance(again, str):
             console.print(f"{what}: not run: {again}", markup=False, soft_wrap=True)

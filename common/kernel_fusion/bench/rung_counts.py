@@ -1,7 +1,7 @@
-"""What each rung of a stage asks of memory, counted on the CPU.
+"""What each rung of a step asks of memory, counted on the CPU.
 
-The stage's library is linked once more, with emulated kernels that count their accesses; all else in it is what the
-stage's own build compiled. A child, this module with --stage, loads it and runs one rung after the other.
+The step's library is linked once more, with emulated kernels that count their accesses; all else in it is what the
+step's own build compiled. A child, this module with --step, loads it and runs one rung after the other.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from emulator import counts
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.build import counting_name
 from kernel_fusion.console import CommandFailed, UserError, last_lines, run_logged
 from kernel_fusion.ninja_file import is_clang
@@ -39,14 +39,14 @@ def why_not() -> str:
     return f"counting needs {' and '.join(missing)}, of the package binutils" if missing else ""
 
 
-def ninja_step(tell: Callable[[str], Any], line: str) -> None:
+def ninja_progress(tell: Callable[[str], Any], line: str) -> None:
     """Tells how far a build is, "12/79" for instance, where `line` is ninja's that says it."""
-    if step := re.match(r"\[(\d+/\d+)\] ", line):
-        tell(step[1])
+    if progress := re.match(r"\[(\d+/\d+)\] ", line):
+        tell(progress[1])
 
 
 class Wanted(NamedTuple):
-    """A rung on one of its stage's cases of size "emulated", which are numbered from 0 within the op."""
+    """A rung on one of its step's cases of size "emulated", which are numbered from 0 within the op."""
 
     op: str
     rung: str
@@ -54,29 +54,29 @@ class Wanted(NamedTuple):
 
 
 def build(
-    stage: stages.Stage, kernels: Iterable[str], on_step: Callable[[str], Any] = lambda step: None
+    step: steps.Step, kernels: Iterable[str], on_progress: Callable[[str], Any] = lambda progress: None
 ) -> pathlib.Path:
-    """Builds the stage's library with kernels that count, in build/counting; the installed one stays as it is.
+    """Builds the step's library with kernels that count, in build/counting; the installed one stays as it is.
 
     Args:
-        stage: whose library.
+        step: whose library.
         kernels: which count, "softmax/v1_naive", or "softmax" for all of an op; the others run as they always do.
-        on_step: called with "12/79" and the like as the build goes on.
+        on_progress: called with "12/79" and the like as the build goes on.
 
     Raises:
         UserError: it cannot be built; the text has the end of the compiler's messages.
     """
     counting = ",".join(sorted(set(kernels)))
-    folder = stages.ROOT / "build" / "counting" / stage.folder / counting_name(counting)
+    folder = steps.ROOT / "build" / "counting" / step.folder / counting_name(counting)
     log = folder / "build.log"
     command = [sys.executable, "setup.py", "build_ext", f"--counting={counting}", f"--build-lib={folder}"]
 
     try:
-        run_logged(command, log, cwd=stage.path, on_line=functools.partial(ninja_step, on_step))
+        run_logged(command, log, cwd=step.path, on_line=functools.partial(ninja_progress, on_progress))
     except CommandFailed as error:
         raise UserError(f"{last_lines(log, 15)}\n{error}") from error
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
-    found = next((path for suffix in suffixes if (path := folder / stage.module / f"_C{suffix}").exists()), None)
+    found = next((path for suffix in suffixes if (path := folder / step.module / f"_C{suffix}").exists()), None)
     if found is None:
         raise UserError(f"{folder} has no library after the build; its output is in {log}")
     return found
@@ -89,7 +89,7 @@ def take_launched(module: types.ModuleType) -> tuple[int, ...]:
     """What emulated rungs have launched since the last call: an address in the library for each kernel.
 
     Args:
-        module: the stage's.
+        module: the step's.
     """
     path = module._C.__file__
     take = ctypes.CDLL(path).kf_simt_take_launched
@@ -101,19 +101,19 @@ def take_launched(module: types.ModuleType) -> tuple[int, ...]:
     return tuple(address - begin for address in addresses[:count])
 
 
-def launched_kernels(stage: stages.Stage, addresses: Iterable[int]) -> set[str]:
+def launched_kernels(step: steps.Step, addresses: Iterable[int]) -> set[str]:
     """The kernels, as `build` takes them, in whose sources those stand that were launched from the installed library.
 
     Args:
-        stage: whose library it is.
+        step: whose library it is.
         addresses: as `take_launched` gives them.
     """
     names: dict[int, set[str]] = {}
-    for address, _, name in _symbols(pathlib.Path(stages.load(stage.module).__file__)):
+    for address, _, name in _symbols(pathlib.Path(steps.load(step.module).__file__)):
         names.setdefault(address, set()).add(name)
     wanted = set().union(*(names.get(address, set()) for address in addresses))
     found = set()
-    for path in objects(stage):
+    for path in objects(step):
         defined = {name: kind for _, kind, name in _symbols(path) if name in wanted}
         if defined:
             found.add(f"{path.parent.name}/{path.name.removesuffix('.cu.o')}")
@@ -129,15 +129,15 @@ def _symbols(path: pathlib.Path) -> Iterator[tuple[int, str, str]]:
         yield int(address, 16), kind, name
 
 
-def objects(stage: stages.Stage) -> list[pathlib.Path]:
-    """The emulated kernels of the stage's library, in the order in which they were linked."""
-    (written,) = stages.ROOT.glob(f"build/temp.*/{stage.folder}.ninja")
+def objects(step: steps.Step) -> list[pathlib.Path]:
+    """The emulated kernels of the step's library, in the order in which they were linked."""
+    (written,) = steps.ROOT.glob(f"build/temp.*/{step.folder}.ninja")
     (linked,) = re.findall(r": link (.*)", written.read_text(encoding="utf-8"))
     return [pathlib.Path(path) for path in linked.split() if path.endswith(".cu.o") and "/emulated/" in path]
 
 
 def count(
-    stage: stages.Stage,
+    step: steps.Step,
     library: pathlib.Path,
     wanted: Iterable[Wanted],
     on_rung: Callable[[Wanted], Any] = lambda one: None,
@@ -145,7 +145,7 @@ def count(
     """Runs these rungs once each. Returns their kernels with their counts, or why a rung refuses its case.
 
     Args:
-        stage: whose rungs they are.
+        step: whose rungs they are.
         library: as `build` gives it.
         wanted: which rungs, on which cases.
         on_rung: called before each.
@@ -167,13 +167,13 @@ def count(
         sys.executable,
         "-m",
         "kernel_fusion.bench.rung_counts",
-        "--stage",
-        stage.module,
+        "--step",
+        step.module,
         "--library",
         str(library),
     ]
     try:
-        run_logged([*command, "--plan", str(plan)], log, cwd=stages.ROOT, on_line=read)
+        run_logged([*command, "--plan", str(plan)], log, cwd=steps.ROOT, on_line=read)
     except CommandFailed as error:
         raise UserError(f"{last_lines(log, 15)}\n{error}") from error
     refused = json.loads((folder / "refused.json").read_text(encoding="utf-8"))
@@ -210,17 +210,17 @@ def moved(kernels: Iterable[counts.Kernel]) -> Moved:
 # ---- the child ----
 
 
-def use_library(stage: stages.Stage, library: pathlib.Path) -> None:
-    """Loads `library` as the stage's compiled part, in place of the installed one. To be called before its import."""
+def use_library(step: steps.Step, library: pathlib.Path) -> None:
+    """Loads `library` as the step's compiled part, in place of the installed one. To be called before its import."""
     import torch  # noqa: F401  its libraries must be loaded before the extension that links to them
 
-    name = f"{stage.module}._C"
+    name = f"{step.module}._C"
     spec = importlib.util.spec_from_file_location(name, library)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
 
-def run_all(stage: stages.Stage, library: pathlib.Path, wanted: list[Wanted], folder: pathlib.Path) -> dict[int, str]:
+def run_all(step: steps.Step, library: pathlib.Path, wanted: list[Wanted], folder: pathlib.Path) -> dict[int, str]:
     """Runs the rungs in this process, and writes the counts of the nth into `folder`, as n.json.
 
     Returns:
@@ -230,11 +230,11 @@ def run_all(stage: stages.Stage, library: pathlib.Path, wanted: list[Wanted], fo
 
     from kernel_fusion.bench import benchmarks
 
-    use_library(stage, library)
+    use_library(step, library)
     write_counts = ctypes.CDLL(str(library)).kf_simt_write_counts
     write_counts.argtypes, write_counts.restype = [ctypes.c_char_p], None
     cases: dict[str, list[benchmarks.Case]] = {}
-    for case in stages.load_benchmark(stage).cases("emulated", "cpu"):
+    for case in steps.load_benchmark(step).cases("emulated", "cpu"):
         cases.setdefault(case.op, []).append(case)
     refused = {}
     for number, one in enumerate(wanted):
@@ -253,15 +253,15 @@ def run_all(stage: stages.Stage, library: pathlib.Path, wanted: list[Wanted], fo
 
 
 def main() -> int:
-    """python -m kernel_fusion.bench.rung_counts --stage …: the child."""
+    """python -m kernel_fusion.bench.rung_counts --step …: the child."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stage", required=True, type=stages.find)
-    parser.add_argument("--library", required=True, type=pathlib.Path, help="the stage's compiled part, with counters")
+    parser.add_argument("--step", required=True, type=steps.find)
+    parser.add_argument("--library", required=True, type=pathlib.Path, help="the step's compiled part, with counters")
     parser.add_argument("--plan", required=True, type=pathlib.Path, help="JSON: a list of op, rung and case")
     options = parser.parse_args()
     wanted = [Wanted(*one) for one in json.loads(options.plan.read_text(encoding="utf-8"))]
     folder = options.plan.parent
-    refused = run_all(options.stage, options.library, wanted, folder)
+    refused = run_all(options.step, options.library, wanted, folder)
     results.replace(folder / "refused.json", json.dumps(refused))
     return 0
 

@@ -1,6 +1,6 @@
 """Exercises: what is handed out is cut from solutions, and readers work on copies of it that nobody else writes.
 
-A stage has them in `exercises`, their solutions in `exercises/solutions`, and the reader's copies in `exercises/mine`,
+A step has them in `exercises`, their solutions in `exercises/solutions`, and the reader's copies in `exercises/mine`,
 which git ignores. A solution is a whole program with its answer between two markers, each a comment on a line of its
 own:
 
@@ -19,7 +19,7 @@ import hashlib
 import pathlib
 import re
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.console import UserError
 from kernel_fusion.report import results
 
@@ -78,8 +78,8 @@ def programs(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def solutions() -> list[pathlib.Path]:
-    """The solutions of every stage, in order."""
-    return [path for stage in stages.STAGES for path in programs(stage.path / "exercises" / "solutions")]
+    """The solutions of every step, in order."""
+    return [path for step in steps.STEPS for path in programs(step.path / "exercises" / "solutions")]
 
 
 def skeleton_of(solution: pathlib.Path) -> pathlib.Path:
@@ -116,7 +116,7 @@ def reset(path: pathlib.Path, text: str) -> pathlib.Path | None:
     if path.exists() and path.read_text(encoding="utf-8") != text:
         former = path.read_text(encoding="utf-8")
         digest = hashlib.sha256(former.encode()).hexdigest()[:8]
-        kept = stages.ROOT / "build" / "exercises" / f"{path.stem}-{digest}{path.suffix}"
+        kept = steps.ROOT / "build" / "exercises" / f"{path.stem}-{digest}{path.suffix}"
         results.replace(kept, former)
     results.replace(path, text)
     return kept
@@ -132,7 +132,7 @@ def find(name: str) -> pathlib.Path:
     """The solution of the exercise called `name`, "1_grid_stride" for instance.
 
     Raises:
-        UserError: there is none, or in more than one stage.
+        UserError: there is none, or in more than one step.
     """
     wanted = pathlib.Path(name).name.removesuffix(".cu")
     found = [solution for solution in solutions() if solution.stem == wanted]
@@ -175,11 +175,11 @@ def command(options: argparse.Namespace) -> int:
         else:
             changed = changed_lines(solution)
             state = f"yours, {changed} line{'s' if changed > 1 else ''} changed" if changed else "not begun"
-        print(f"{copy.relative_to(stages.ROOT)}: {state}")
+        print(f"{copy.relative_to(steps.ROOT)}: {state}")
     return 0
 
 
 def _write(path: pathlib.Path, text: str) -> None:
     kept = reset(path, text)
-    was = f"; what stood there is now in {kept.relative_to(stages.ROOT)}" if kept else ""
-    print(f"wrote {path.relative_to(stages.ROOT)}{was}")
+    was = f"; what stood there is now in {kept.relative_to(steps.ROOT)}" if kept else ""
+    print(f"wrote {path.relative_to(steps.ROOT)}{was}")

@@ -1,9 +1,9 @@
-"""A walk through the four stages: builds them, and shows of each rung what it teaches and how right it is; then GPT-2.
+"""A walk through the four steps: builds them, and shows of each rung what it teaches and how right it is; then GPT-2.
 
 On a GPU each rung is timed beside its fastest peer. Without one, times would be the emulation's: what can be told there
 is how the kernels ask memory for their bytes, see `rung_counts`.
 
-The stages' parts run in processes of their own, so that one that crashes is named and the rest goes on.
+The steps' parts run in processes of their own, so that one that crashes is named and the rest goes on.
 """
 
 import argparse
@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks, rung_counts
-from kernel_fusion.console import Steps, duration, make_console, milliseconds, progress, run_logged, run_shown
+from kernel_fusion.console import Tasks, duration, make_console, milliseconds, progress, run_logged, run_shown
 from kernel_fusion.report import syllabus
 from kernel_fusion.testing.accuracy import as_tuple, max_error, poisoned_allocations
 
 CPU_BUDGET_S = 0.3  # for the repeats of one implementation
-ROWS = 38  # of all stages' tables together, so that the tour stays one that is read
+ROWS = 38  # of all steps' tables together, so that the tour stays one that is read
 DEMONSTRATIONS = {
     "patched_gpt2": "Hugging Face's GPT-2 with our ops under it, beside the unpatched one",
     "train_small_gpt2": "a small GPT-2 trained on this repository's documents",
@@ -69,11 +69,11 @@ def environment_line() -> str:
     )
 
 
-# ---- one stage, on a screen ----
+# ---- one step, on a screen ----
 
 
 class Look(NamedTuple):
-    """What the functions below need to look at a stage: its module, the rungs' ideas by op and name, and who is told
+    """What the functions below need to look at a step: its module, the rungs' ideas by op and name, and who is told
     how far they are and what a reader must know besides the table."""
 
     module: types.ModuleType
@@ -97,33 +97,33 @@ class Row:
     ms: float | None = None
 
 
-def show_stage(stage: stages.Stage, console: Console) -> int:
-    """Prints what the stage teaches, and its share of a table of its rungs. Returns how many results were wrong.
+def show_step(step: steps.Step, console: Console) -> int:
+    """Prints what the step teaches, and its share of a table of its rungs. Returns how many results were wrong.
 
     Without a GPU, what the kernels of the rungs in the table ask of memory is counted, which compiles these once more.
 
     Args:
-        stage: which must be built.
+        step: which must be built.
         console: where to print.
     """
-    benchmark, module = stages.load_benchmark(stage), importlib.import_module(stage.module)
+    benchmark, module = steps.load_benchmark(step), importlib.import_module(step.module)
     on_gpu = _has_gpu_kernels(module, benchmark)
     console.print(benchmark.TEACHES, style="italic", markup=False)
-    if stage == stages.STAGES[0]:
+    if step == steps.STEPS[0]:
         console.print(ON_GPU if on_gpu else ON_CPU, style="dim", end="", markup=False)
-    ideas = {(op, rung.name): rung.idea for op in syllabus.ops(stage) for rung in syllabus.rungs(stage, op)}
+    ideas = {(op, rung.name): rung.idea for op in syllabus.ops(step) for rung in syllabus.rungs(step, op)}
     notes: list[str] = []
     plain = None
-    with progress(stage.folder) as at:
+    with progress(step.folder) as at:
         look = Look(module, ideas, at, notes.append)
         if on_gpu:
-            rows = timed_rows(look, first_cases(stage, benchmark, "quick", "cuda"))
+            rows = timed_rows(look, first_cases(step, benchmark, "quick", "cuda"))
         else:
-            rows = checked_rows(look, first_cases(stage, benchmark, "emulated", "cpu"))
-        chosen = on_a_screen(rows, share_of(stage, len(rows)))
+            rows = checked_rows(look, first_cases(step, benchmark, "emulated", "cpu"))
+        chosen = on_a_screen(rows, share_of(step, len(rows)))
         if not on_gpu:
-            count_rows(stage, chosen, look)
-            plain = plain_cpp(look, first_cases(stage, benchmark, "cpu", "cpu"))
+            count_rows(step, chosen, look)
+            plain = plain_cpp(look, first_cases(step, benchmark, "cpu", "cpu"))
     console.print(table_of(chosen, on_gpu))
     if len(chosen) < len(rows):
         console.print(f"{len(rows) - len(chosen)} more rungs: kernel-fusion rungs", style="dim", markup=False)
@@ -144,12 +144,12 @@ def _has_gpu_kernels(module: types.ModuleType, benchmark: types.ModuleType) -> b
     return any(module.rungs(case.op, "cuda") for case in benchmark.cases("quick", "cuda"))
 
 
-def first_cases(stage: stages.Stage, benchmark: types.ModuleType, size: str, device: str) -> list[benchmarks.Case]:
+def first_cases(step: steps.Step, benchmark: types.ModuleType, size: str, device: str) -> list[benchmarks.Case]:
     """The first case of each op at this size, in the order of the lesson."""
     first: dict[str, benchmarks.Case] = {}
     for case in benchmark.cases(size, device):
         first.setdefault(case.op, case)
-    order = [op for op in syllabus.ops(stage) if op in first]
+    order = [op for op in syllabus.ops(step) if op in first]
     return [first[op] for op in dict.fromkeys([*order, *first])]
 
 
@@ -199,7 +199,7 @@ def refusals(rows: list[Row]) -> str:
     return f"Not run: {told}" if told else ""
 
 
-def count_rows(stage: stages.Stage, rows: list[Row], look: Look) -> None:
+def count_rows(step: steps.Step, rows: list[Row], look: Look) -> None:
     """Adds to each row that ran what its kernels asked of memory; where that cannot be counted, says why not."""
     if why_not := rung_counts.why_not():
         look.say(f"not counted: {why_not}")
@@ -207,9 +207,9 @@ def count_rows(stage: stages.Stage, rows: list[Row], look: Look) -> None:
     by_rung = {rung_counts.Wanted(row.case.op, row.name): row for row in rows if row.error is not None}
     launched = {address for row in by_rung.values() for address in row.launched}
     look.at("building again, to count")
-    sources = rung_counts.launched_kernels(stage, launched)
-    library = rung_counts.build(stage, sources, lambda step: look.at(f"building again, to count, {step}"))
-    counted = rung_counts.count(stage, library, by_rung, lambda one: look.at(f"counting {one.op} {one.rung}"))
+    sources = rung_counts.launched_kernels(step, launched)
+    library = rung_counts.build(step, sources, lambda done: look.at(f"building again, to count, {done}"))
+    counted = rung_counts.count(step, library, by_rung, lambda one: look.at(f"counting {one.op} {one.rung}"))
     for one, kernels in counted.items():
         if not isinstance(kernels, str):
             by_rung[one].moved = rung_counts.moved(kernels)
@@ -256,17 +256,17 @@ def plain_cpp(look: Look, cases: list[benchmarks.Case]) -> PlainCpp:
     return PlainCpp(f"Plain C++ on {cores()} cores, in brackets PyTorch, in ms: {', '.join(found)}", wrong)
 
 
-def share_of(stage: stages.Stage, rows: int) -> int:
-    """How many of `ROWS` a stage with so many gets: all, or an equal share of what shorter tables leave."""
-    needed = {other: sum(len(syllabus.rungs(other, op)) for op in syllabus.ops(other)) for other in stages.STAGES}
-    needed[stage] = rows
+def share_of(step: steps.Step, rows: int) -> int:
+    """How many of `ROWS` a step with so many gets: all, or an equal share of what shorter tables leave."""
+    needed = {other: sum(len(syllabus.rungs(other, op)) for op in syllabus.ops(other)) for other in steps.STEPS}
+    needed[step] = rows
     left = ROWS
     for before, other in enumerate(sorted(needed, key=needed.__getitem__)):
         share = min(needed[other], left // (len(needed) - before))
-        if other == stage:
+        if other == step:
             return share
         left -= share
-    raise ValueError(f"{stage.folder} is no stage")
+    raise ValueError(f"{step.folder} is no step")
 
 
 def on_a_screen(rows: list[Row], limit: int) -> list[Row]:
@@ -319,12 +319,12 @@ def _moved_cells(row: Row) -> tuple[str, str]:
     return " / ".join(sectors), f"{row.moved.bytes / row.case.bytes:.3g}×"
 
 
-# ---- one stage, in full ----
+# ---- one step, in full ----
 
 
-def show_all_cases(stage: stages.Stage, console: Console) -> int:
-    """Prints a table for each of the stage's cases, with times and peers. Returns how many results were wrong."""
-    benchmark, module = stages.load_benchmark(stage), importlib.import_module(stage.module)
+def show_all_cases(step: steps.Step, console: Console) -> int:
+    """Prints a table for each of the step's cases, with times and peers. Returns how many results were wrong."""
+    benchmark, module = steps.load_benchmark(step), importlib.import_module(step.module)
     console.print(benchmark.TEACHES, style="italic", markup=False)
     places = [(torch.device("cpu"), "cpu"), (torch.device("cpu"), "emulated")]
     if _has_gpu_kernels(module, benchmark):
@@ -374,8 +374,8 @@ def _difference(outputs, others) -> str:
 
 
 def show_demonstration(name: str, console: Console) -> None:
-    """Runs one of the last stage's demonstrations; it raises where what it shows does not hold."""
-    getattr(stages.load_script(stages.STAGES[-1], "tour_steps"), name)(console)
+    """Runs one of the last step's demonstrations; it raises where what it shows does not hold."""
+    getattr(steps.load_script(steps.STEPS[-1], "demonstrations"), name)(console)
 
 
 # ---- all of it ----
@@ -383,57 +383,57 @@ def show_demonstration(name: str, console: Console) -> None:
 
 def plan(full: bool) -> str:
     """What comes, and how long it takes."""
-    building = sum(BUILD_SECONDS.get(stage.folder, 0) for stage in stages.STAGES if not stages.is_built(stage)) / 60
+    building = sum(BUILD_SECONDS.get(step.folder, 0) for step in steps.STEPS if not steps.is_built(step)) / 60
     minutes = building + (FULL_MINUTES if full else SHOWING_MINUTES) + TRAINING_MINUTES
     return (
-        "The four stages are built, and shown rung by rung. Then GPT-2 runs on their ops, and a small one is trained.\n"
+        "The four steps are built, and shown rung by rung. Then GPT-2 runs on their ops, and a small one is trained.\n"
         f"That takes about {minutes:.0f} minutes on 2 cores. Nothing is downloaded. Interrupted and begun again, "
         "it goes on where it was." + ("" if full else "\nEvery table with times: kernel-fusion tour --full.")
     )
 
 
 def run(console: Console, *, full: bool = False) -> int:
-    """The whole tour. Returns the exit code: 1 where a step failed."""
-    steps = Steps(console, total=2 * len(stages.STAGES) + len(DEMONSTRATIONS))
+    """The whole tour. Returns the exit code: 1 where a task failed."""
+    tasks = Tasks(console, total=2 * len(steps.STEPS) + len(DEMONSTRATIONS))
     console.print(environment_line(), markup=False, soft_wrap=True)
     console.print(plan(full), markup=False, soft_wrap=True)
-    for stage in stages.STAGES:
-        build_stage(stage, steps)
-        name = f"{stage.folder}: every rung, checked" + (" and timed" if full or torch.cuda.is_available() else "")
-        if not_built(stage, steps):
-            steps.skip(name, f"{stage.folder} is not built")
+    for step in steps.STEPS:
+        build_step(step, tasks)
+        name = f"{step.folder}: every rung, checked" + (" and timed" if full or torch.cuda.is_available() else "")
+        if not_built(step, tasks):
+            tasks.skip(name, f"{step.folder} is not built")
             continue
-        with steps.step(name, shows=True):
-            run_shown(_part("--stage", stage.module, *(["--full"] if full else [])), env=QUIET)
+        with tasks.task(name, shows=True):
+            run_shown(_part("--step", step.module, *(["--full"] if full else [])), env=QUIET)
     for function, what in DEMONSTRATIONS.items():
-        missing = [stage.folder for stage in stages.STAGES if not_built(stage, steps)]
+        missing = [step.folder for step in steps.STEPS if not_built(step, tasks)]
         if missing:
-            steps.skip(what, f"{', '.join(missing)} not built")
+            tasks.skip(what, f"{', '.join(missing)} not built")
             continue
-        with steps.step(what, shows=True):
+        with tasks.task(what, shows=True):
             run_shown(_part("--demonstration", function), env=QUIET)
-    code = steps.finish()
+    code = tasks.finish()
     if code == 0:
         console.print(NEXT, markup=False, soft_wrap=True)
     return code
 
 
-def _build_name(stage: stages.Stage) -> str:
-    return f"build {stage.folder}"
+def _build_name(step: steps.Step) -> str:
+    return f"build {step.folder}"
 
 
-def build_stage(stage: stages.Stage, steps: Steps) -> None:
-    """Builds a stage as a step, its output in build/tour/."""
-    log = stages.ROOT / "build" / "tour" / f"build-{stage.folder}.log"
+def build_step(step: steps.Step, tasks: Tasks) -> None:
+    """Builds a step as a task, its output in build/tour/."""
+    log = steps.ROOT / "build" / "tour" / f"build-{step.folder}.log"
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    seconds = 0 if stages.is_built(stage) else BUILD_SECONDS.get(stage.folder, 0)
-    with steps.step(_build_name(stage), note=f"about {duration(seconds)}" if seconds else "") as at:
-        run_logged(command, log, cwd=stage.path, on_line=functools.partial(rung_counts.ninja_step, at))
+    seconds = 0 if steps.is_built(step) else BUILD_SECONDS.get(step.folder, 0)
+    with tasks.task(_build_name(step), note=f"about {duration(seconds)}" if seconds else "") as at:
+        run_logged(command, log, cwd=step.path, on_line=functools.partial(rung_counts.ninja_progress, at))
 
 
-def not_built(stage: stages.Stage, steps: Steps) -> bool:
-    """True where the stage's build failed in this tour: an older library may lie there, but it is not what is shown."""
-    return _build_name(stage) in steps.failed or not stages.is_built(stage)
+def not_built(step: steps.Step, tasks: Tasks) -> bool:
+    """True where the step's build failed in this tour: an older library may lie there, but it is not what is shown."""
+    return _build_name(step) in tasks.failed or not steps.is_built(step)
 
 
 def _part(*arguments: str) -> list[str]:
@@ -442,22 +442,22 @@ def _part(*arguments: str) -> list[str]:
 
 def main() -> int:
     """python -m kernel_fusion.learn.tour: one part of the tour."""
-    parser = argparse.ArgumentParser(description="A part of the tour through the four stages.")
+    parser = argparse.ArgumentParser(description="A part of the tour through the four steps.")
     part = parser.add_mutually_exclusive_group(required=True)
-    part.add_argument("--stage", type=stages.find, help="what is shown of this stage, which must be built")
+    part.add_argument("--step", type=steps.find, help="what is shown of this step, which must be built")
     part.add_argument("--demonstration", choices=DEMONSTRATIONS)
-    parser.add_argument("--full", action="store_true", help="with --stage: a table for each case")
+    parser.add_argument("--full", action="store_true", help="with --step: a table for each case")
     options = parser.parse_args()
     console = make_console()
     try:
         if options.demonstration:
             show_demonstration(options.demonstration, console)
             return 0
-        wrong = (show_all_cases if options.full else show_stage)(options.stage, console)
+        wrong = (show_all_cases if options.full else show_step)(options.step, console)
     except KeyboardInterrupt:
         return 130
     if wrong:
-        sys.exit(f"tour: {options.stage.folder}: {wrong} wrong results, marked above")
+        sys.exit(f"tour: {options.step.folder}: {wrong} wrong results, marked above")
     return 0
 
 

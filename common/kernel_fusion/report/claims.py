@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.console import UserError, milliseconds
 from kernel_fusion.report import results, syllabus
 
@@ -87,9 +87,9 @@ def _cases(claim: re.Match, where: str) -> list[list[list[dict]]]:
     select = dict(word.split("=") for word in claim["select"].split())
     gpu = select.pop("gpu", None)
     found = []
-    measured = [one for stage in stages.STAGES for one in results.load(stage) if one.of(claim["op"])]
+    measured = [one for step in steps.STEPS for one in results.load(step) if one.of(claim["op"])]
     if not measured:
-        syllabus.stage_of(claim["op"])  # an unknown op is an error
+        syllabus.step_of(claim["op"])  # an unknown op is an error
     for one in measured:
         rows = [row for row in one.of(claim["op"]) if results.selected(row, select)]
         if rows and gpu in (None, one.path.stem):

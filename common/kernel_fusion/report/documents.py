@@ -11,7 +11,7 @@ A document says with markers what stands where:
     <!-- results:softmax dtype=bfloat16 width=1024 -->                 the largest of those cases
     <!-- /results -->
 
-    <!-- models:step4-integration -->                                  what a stage measured that is no op: whole models
+    <!-- models:step4-integration -->                                  what a step measured that is no op: whole models
     <!-- /models -->
 
     <!-- plot:ladder softmax -->                                       its largest case, a line for each rung and peer
@@ -29,9 +29,9 @@ A document says with markers what stands where:
     <!-- counts -->                                                    the emulation's counts beside a GPU's
     <!-- /counts -->
 
-Each stage that was measured also gets results/README.md, with every case and every figure.
+Each step that was measured also gets results/README.md, with every case and every figure.
 
-python -m kernel_fusion.report.documents writes all that, and draws the plots into results/ of their stage; with --check
+python -m kernel_fusion.report.documents writes all that, and draws the plots into results/ of their step; with --check
 it only fails where something is stale. Either way it fails where the prose claims what the results do not say
 (claims.py), and where results have rows of a rung that is gone.
 """
@@ -44,7 +44,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from emulator import counts
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.console import UserError, progress
 from kernel_fusion.report import claims, plots, results, syllabus, tables
 
@@ -55,7 +55,7 @@ def _marker(name: str, words: str = "") -> re.Pattern:
 
 CONTENTS = _marker("contents")
 TABLE = _marker("results", r":(?P<op>\w+)(?P<select>[^>]*?)")
-MODELS = _marker("models", r":(?P<stage>[\w-]+)")
+MODELS = _marker("models", r":(?P<step>[\w-]+)")
 PLOT = _marker("plot", r":(?P<kind>\w+) (?P<of>[^>]+?)")
 COUNTS = _marker("counts")
 MARKERS = {"contents": CONTENTS, "results": TABLE, "models": MODELS, "plot": PLOT, "counts": COUNTS}
@@ -68,8 +68,8 @@ class ReportError(UserError):
 
 def documents() -> list[pathlib.Path]:
     """Every document of the repository that may hold markers; not the pages that are written as a whole."""
-    found = [stages.ROOT / "README.md", stages.ROOT / "emulator" / "README.md"]
-    for folder in (*(stage.path for stage in stages.STAGES), stages.ROOT / "docs"):
+    found = [steps.ROOT / "README.md", steps.ROOT / "emulator" / "README.md"]
+    for folder in (*(step.path for step in steps.STEPS), steps.ROOT / "docs"):
         written = [path for path in sorted(folder.rglob("*.md")) if path.parent.name != "results"]
         found += [path for path in written if "build" not in path.relative_to(folder).parts]
     return [path for path in found if path.exists()]
@@ -79,7 +79,7 @@ def render(text: str, document: pathlib.Path) -> str:
     """`text` with everything that has a marker written anew.
 
     Raises:
-        UserError: a marker without its end, an unknown op or stage, or an unknown selection.
+        UserError: a marker without its end, an unknown op or step, or an unknown selection.
     """
     for name, pattern in MARKERS.items():
         opened = len(re.findall(rf"<!-- {name}\b", text))
@@ -88,7 +88,7 @@ def render(text: str, document: pathlib.Path) -> str:
             raise ReportError(f"{document}: {opened} `<!-- {name}… -->` and {closed} `<!-- /{name} -->` do not pair up")
     text = _filled(COUNTS, text, lambda m: counts.comparison())
     text = _filled(TABLE, text, lambda m: tables.compact(m["op"], _selection(m["select"], document), document))
-    text = _filled(MODELS, text, lambda m: tables.models(_stage(m["stage"], document)))
+    text = _filled(MODELS, text, lambda m: tables.models(_step(m["step"], document)))
     text = _filled(PLOT, text, lambda m: _links(_plots(m, document), document))
     return _filled(CONTENTS, text, lambda m: _contents(text[m.end() :]))
 
@@ -97,15 +97,15 @@ def _filled(pattern: re.Pattern, text: str, body: Callable[[re.Match], str]) -> 
     return pattern.sub(lambda m: m.group(1) + body(m) + m.groups()[-1], text)
 
 
-def _stage(name: str, document: pathlib.Path) -> stages.Stage:
+def _step(name: str, document: pathlib.Path) -> steps.Step:
     try:
-        return stages.find(name)
+        return steps.find(name)
     except ValueError as error:
         raise ReportError(f"{document}: {error}") from error
 
 
 def _folder(document: pathlib.Path) -> pathlib.Path:
-    """The stage's, of its README.md or one of its pages."""
+    """The step's, of its README.md or one of its pages."""
     return document.parents[1] if document.parent.name == "pages" else document.parent
 
 
@@ -134,7 +134,7 @@ def _plots(marker: re.Match, document: pathlib.Path) -> list[plots.Plot]:
     if kind == "bytes":
         return plots.bytes_of(of)
     if kind == "roofline":
-        return plots.rooflines(_stage(of, document))
+        return plots.rooflines(_step(of, document))
     if kind == "sectors":
         return [plots.sectors(_patterns(of, document), _folder(document) / "results")]
     raise ReportError(f"{document}: a plot is a ladder, a roofline, bytes or sectors, not {kind!r}")
@@ -185,21 +185,21 @@ def update(paths: list[pathlib.Path], *, check: bool) -> list[pathlib.Path]:
 
 
 def update_pages(*, check: bool) -> list[pathlib.Path]:
-    """Writes results/README.md of each stage that was measured, and its plots, or with `check` only compares.
+    """Writes results/README.md of each step that was measured, and its plots, or with `check` only compares.
 
     Returns:
         Those that were stale.
     """
     stale = []
-    for stage in stages.STAGES:
-        path, fresh = stage.path / "results" / tables.PAGE, tables.page(stage)
+    for step in steps.STEPS:
+        path, fresh = step.path / "results" / tables.PAGE, tables.page(step)
         if fresh is None:
             continue
         if not path.exists() or path.read_text(encoding="utf-8") != fresh:
             stale.append(path)
             if not check:
                 results.replace(path, fresh)
-        stale += _drawn([plot for op in syllabus.ops(stage) for plot in plots.ladders(op)], check=check)
+        stale += _drawn([plot for op in syllabus.ops(step) for plot in plots.ladders(op)], check=check)
     return stale
 
 
@@ -215,9 +215,9 @@ def _drawn(shown: Iterable[plots.Plot], *, check: bool) -> list[pathlib.Path]:
 def orphans() -> list[str]:
     """A line for each op and name of a rung that results have rows of, and that has no source file any more."""
     found = []
-    for stage in stages.STAGES:
-        rungs = {op: {"cpu", *(rung.name for rung in syllabus.rungs(stage, op))} for op in syllabus.ops(stage)}
-        for measured in results.load(stage):
+    for step in steps.STEPS:
+        rungs = {op: {"cpu", *(rung.name for rung in syllabus.rungs(step, op))} for op in syllabus.ops(step)}
+        for measured in results.load(step):
             named = {(row["op"], row["impl"]): None for row in measured.rows if row["kind"] == "rung"}
             found += [
                 f"{measured.path}: {op} has no rung {name!r} any more; to drop its rows: "

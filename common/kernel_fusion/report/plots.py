@@ -1,4 +1,4 @@
-"""Plots, as SVG: the ladder of an op, its bytes, the roofline of a stage, the sectors that a load touches.
+"""Plots, as SVG: the ladder of an op, its bytes, the roofline of a step, the sectors that a load touches.
 
 Each plot carries a digest of the figures it was drawn from, so that a stale one is found without drawing it again.
 """
@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.console import UserError, byte_count, milliseconds
 from kernel_fusion.report import formulas, results, syllabus
 
@@ -83,11 +83,11 @@ def ladders(op: str) -> list[Plot]:
     The largest of those that most rungs ran: the last rungs of a ladder may not take every size.
 
     Raises:
-        UserError: no stage has the op.
+        UserError: no step has the op.
     """
     return [
         _ladder(measured, op, results.largest(_with_most_rungs(rows)))
-        for measured in results.load(syllabus.stage_of(op))
+        for measured in results.load(syllabus.step_of(op))
         if (rows := measured.of(op))
     ]
 
@@ -189,12 +189,12 @@ def bytes_of(op: str) -> list[Plot]:
     memory moved, and the time that the predicted ones take at a copy's rate beside the rung's.
 
     Raises:
-        UserError: no stage has the op, or no rung of it states its bytes.
+        UserError: no step has the op, or no rung of it states its bytes.
     """
-    stage = syllabus.stage_of(op)
-    formula = {rung.name: rung.moves for rung in syllabus.rungs(stage, op)}
+    step = syllabus.step_of(op)
+    formula = {rung.name: rung.moves for rung in syllabus.rungs(step, op)}
     shown = []
-    for measured in results.load(stage):
+    for measured in results.load(step):
         rows = [row for row in measured.of(op) if row["kind"] == "rung" and row["correct"]]
         lines = []
         for row in results.largest(rows) if rows else []:
@@ -329,26 +329,26 @@ def paint_sectors(data: dict) -> Any:
 # ---- the roofline ----
 
 
-def rooflines(stage: stages.Stage) -> list[Plot]:
-    """The roofline of `stage`, once for each GPU measured: every rung and peer at the largest forward case of each op.
+def rooflines(step: steps.Step) -> list[Plot]:
+    """The roofline of `step`, once for each GPU measured: every rung and peer at the largest forward case of each op.
 
     An op without floating-point operations has no place on it.
     """
-    ops = syllabus.ops(stage)
+    ops = syllabus.ops(step)
     shown = []
-    for measured in results.load(stage):
+    for measured in results.load(step):
         rows = [row for row in measured.rows if row["op"] in ops and row["pass"] == "forward" and row["flops"]]
         if rows:
-            shown.append(_roofline(measured, stage, rows))
+            shown.append(_roofline(measured, step, rows))
     return shown
 
 
-def _roofline(measured: results.Results, stage: stages.Stage, rows: list[dict]) -> Plot:
+def _roofline(measured: results.Results, step: steps.Step, rows: list[dict]) -> Plot:
     cases = [results.largest([row for row in rows if row["op"] == op]) for op in dict.fromkeys(r["op"] for r in rows)]
     copies = {int(size): rate for size, rate in measured.ceilings["copy_gb_s"].items()}
     data = {
         "gpu": measured.gpu,
-        "stage": stage.folder,
+        "step": step.folder,
         "copy_tb_s": copies[max(copies)] / 1000,
         "matmul_tflop_s": measured.ceilings["matmul_tflop_s"],
         "ops": [
@@ -361,7 +361,7 @@ def _roofline(measured: results.Results, stage: stages.Stage, rows: list[dict]) 
         ],
     }
     best = "; ".join(f"{op['op']}: {op['intensity']:.3g} FLOP/byte, {_fastest(op)}" for op in data["ops"])
-    alt = f"Roofline of {stage.folder} on {measured.gpu}. {best}"
+    alt = f"Roofline of {step.folder} on {measured.gpu}. {best}"
     return Plot(measured.path.with_name(f"{measured.path.stem}-roofline.svg"), alt, data, paint_roofline)
 
 
@@ -418,7 +418,7 @@ def paint_roofline(data: dict) -> Any:
     axes.set_xlabel("FLOP per byte that has to move")
     axes.set_ylabel("TFLOP/s")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    figure.suptitle(f"{data['stage']} on {data['gpu']}: the largest case of each op", fontsize=10, x=0.01, ha="left")
+    figure.suptitle(f"{data['step']} on {data['gpu']}: the largest case of each op", fontsize=10, x=0.01, ha="left")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Results files, results/<gpu>.json of a stage: read, written, and cut into cases.
+"""Results files, results/<gpu>.json of a step: read, written, and cut into cases.
 
 A file is JSON of three parts. "environment": where and when its figures were measured; under "ops" the commit and date
 of ops that a later run measured. "ceilings": what the machine can do at all. "rows": a row a line, known by its op,
@@ -6,7 +6,7 @@ pass, shape, dtype and impl. A row holds what was measured, in four digits, and 
 `derived` gives is written only where a row has something else. "run" is the commit and date of a row that was measured
 later than its op's others, "again" of a time that `recheck --best` has replaced.
 
-A row never moves. A new one comes behind those before it in the order of the stage's benchmark.py: its ops, its cases,
+A row never moves. A new one comes behind those before it in the order of the step's benchmark.py: its ops, its cases,
 the rungs by number, the peers. So a text depends neither on the order of measuring nor on who measured before.
 """
 
@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.bench import noise
 from kernel_fusion.console import UserError
 
@@ -111,9 +111,9 @@ def read(path: pathlib.Path) -> Results:
         raise ResultsError(f"{path}: not in the form of results: {error!r}") from error
 
 
-def load(stage: stages.Stage) -> list[Results]:
-    """All results files of a stage, by name of file."""
-    return [read(path) for path in sorted((stage.path / "results").glob("*.json"))]
+def load(step: steps.Step) -> list[Results]:
+    """All results files of a step, by name of file."""
+    return [read(path) for path in sorted((step.path / "results").glob("*.json"))]
 
 
 def write(results: Results) -> None:

@@ -5,14 +5,14 @@ import pathlib
 import re
 from typing import NamedTuple
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.console import UserError
 
 
 class RungFile(NamedTuple):
     """A rung's source: the idea from its first line, the bytes formula and the limits of its header, or ""."""
 
-    stage: stages.Stage
+    step: steps.Step
     op: str
     name: str
     path: pathlib.Path
@@ -30,38 +30,38 @@ class RungFile(NamedTuple):
         return sum(line.startswith("+ ") for line in difflib.ndiff(old, new))
 
 
-def ops(stage: stages.Stage) -> list[str]:
-    """The ops of a stage that have kernels: the folders in its `kernels`, in the lesson's order.
+def ops(step: steps.Step) -> list[str]:
+    """The ops of a step that have kernels: the folders in its `kernels`, in the lesson's order.
 
     That is the order of the headings that name them, or link to one of their rungs, in README.md and then in the pages
     it links to. What no heading names comes last.
     """
-    readme = stage.path / "README.md"
+    readme = step.path / "README.md"
     lesson = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    pages = [stage.path / name for name in dict.fromkeys(re.findall(r"\]\(((?:pages/)?\w+\.md)[)#]", lesson))]
+    pages = [step.path / name for name in dict.fromkeys(re.findall(r"\]\(((?:pages/)?\w+\.md)[)#]", lesson))]
     lesson += "\n".join(page.read_text(encoding="utf-8") for page in pages if page.exists())
     named = [word for heading in re.findall(r"^##+ (.*)", lesson, re.MULTILINE) for word in re.findall(r"\w+", heading)]
-    folders = sorted(p.name for p in (stage.path / "kernels").glob("*") if p.is_dir())
+    folders = sorted(p.name for p in (step.path / "kernels").glob("*") if p.is_dir())
     return sorted(folders, key=lambda op: named.index(op) if op in named else len(named))
 
 
-def stage_of(op: str) -> stages.Stage:
-    """The stage whose folder `kernels` has `op`.
+def step_of(op: str) -> steps.Step:
+    """The step whose folder `kernels` has `op`.
 
     Raises:
         UserError: none has.
     """
-    for stage in stages.STAGES:
-        if op in ops(stage):
-            return stage
-    known = ", ".join(op for stage in stages.STAGES for op in ops(stage))
-    raise UserError(f"no stage has an op {op!r}; there are {known}")
+    for step in steps.STEPS:
+        if op in ops(step):
+            return step
+    known = ", ".join(op for step in steps.STEPS for op in ops(step))
+    raise UserError(f"no step has an op {op!r}; there are {known}")
 
 
-def rungs(stage: stages.Stage, op: str) -> list[RungFile]:
+def rungs(step: steps.Step, op: str) -> list[RungFile]:
     """The rungs of `op`, in the order of the lesson."""
-    paths = sorted((stage.path / "kernels" / op).glob("v*_*.cu"), key=_number)
-    return [_read(stage, op, path) for path in paths]
+    paths = sorted((step.path / "kernels" / op).glob("v*_*.cu"), key=_number)
+    return [_read(step, op, path) for path in paths]
 
 
 def _number(path: pathlib.Path) -> tuple[int, str]:
@@ -69,7 +69,7 @@ def _number(path: pathlib.Path) -> tuple[int, str]:
     return (int(found.group(1)) if found else 0, path.name)
 
 
-def _read(stage: stages.Stage, op: str, path: pathlib.Path) -> RungFile:
+def _read(step: steps.Step, op: str, path: pathlib.Path) -> RungFile:
     header = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("//"):
@@ -79,7 +79,7 @@ def _read(stage: stages.Stage, op: str, path: pathlib.Path) -> RungFile:
     idea = title.split(": ", 1)[1] if ": " in title else ""
     found = re.match(r"(.*?)\s+bytes\b", " ".join(_field(header, "Moves")[:2]))
     moves = found.group(1) if found else ""
-    return RungFile(stage, op, path.stem, path, idea, moves, limits=" ".join(_field(header, "Limits")))
+    return RungFile(step, op, path.stem, path, idea, moves, limits=" ".join(_field(header, "Limits")))
 
 
 def _field(header: list[str], name: str) -> list[str]:

@@ -3,11 +3,11 @@
 import os
 import pathlib
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.console import byte_count, milliseconds
 from kernel_fusion.report import formulas, plots, results, syllabus
 
-PAGE = "README.md"  # in a stage's results/
+PAGE = "README.md"  # in a step's results/
 HOST_BOUND = "† The host takes longer to launch this than the GPU to compute it, so the time is the host's."
 NOT_MEASURED = (
     "Not yet measured on a GPU. On a machine with one, `python benchmark.py` in `{folder}` writes its\n"
@@ -40,21 +40,21 @@ def compact(op: str, select: dict[str, str], document: pathlib.Path) -> str:
         document: where the table will stand: its links begin there.
 
     Raises:
-        UserError: no stage has the op.
+        UserError: no step has the op.
     """
-    stage = syllabus.stage_of(op)
+    step = syllabus.step_of(op)
     parts = []
-    for measured in results.load(stage):
+    for measured in results.load(step):
         rows = [row for row in measured.of(op) if results.selected(row, select)]
         if rows:
-            parts.append(_compact(stage, op, measured, results.largest(rows), document))
+            parts.append(_compact(step, op, measured, results.largest(rows), document))
     if not parts:
-        parts = [NOT_MEASURED.format(folder=stage.folder) + "\n" + _unmeasured(stage, op, document)]
+        parts = [NOT_MEASURED.format(folder=step.folder) + "\n" + _unmeasured(step, op, document)]
     return "\n" + "\n".join(parts) + "\n"
 
 
-def _compact(stage: stages.Stage, op: str, measured: results.Results, rows: list[dict], document: pathlib.Path) -> str:
-    page = _link(stage.path / "results" / PAGE, document)
+def _compact(step: steps.Step, op: str, measured: results.Results, rows: list[dict], document: pathlib.Path) -> str:
+    page = _link(step.path / "results" / PAGE, document)
     lines = [
         f"**{results.case_title(rows[0])}** on {measured.gpu}, {measured.environment_of(op)['date']}. "
         f"[Every case and figure]({page}#{op})",
@@ -62,33 +62,33 @@ def _compact(stage: stages.Stage, op: str, measured: results.Results, rows: list
         _line(["rung", "idea", "time", "of the ceiling", "over the rung before"]),
         "|---|---|---:|---:|---:|",
     ]
-    files = _files(stage, op)
+    files = _files(step, op)
     for row, gain in _with_gain(rows):
         rung = files.get(row["impl"])
         lines.append(_line([_name(row, rung, document), rung.idea if rung else "", _time(row), _share(row), gain]))
     return "\n".join([*lines, *_footnote(rows)]) + "\n"
 
 
-def page(stage: stages.Stage) -> str | None:
-    """results/README.md of a stage: every op, every case, every figure. None where nothing was measured."""
-    measured = results.load(stage)
+def page(step: steps.Step) -> str | None:
+    """results/README.md of a step: every op, every case, every figure. None where nothing was measured."""
+    measured = results.load(step)
     if not measured:
         return None
-    document = stage.path / "results" / PAGE
-    parts = [PAGE_HEAD.format(folder=stage.folder)]
+    document = step.path / "results" / PAGE
+    parts = [PAGE_HEAD.format(folder=step.folder)]
     ops = list(dict.fromkeys(row["op"] for found in measured for row in found.rows))
-    known = syllabus.ops(stage)
+    known = syllabus.ops(step)
     for op in sorted(ops, key=lambda op: (op not in known, ops.index(op))):
         parts.append(f"## {op}\n")
         for found in measured:
             rows = found.of(op)
             if rows:
-                parts.append(_full(stage, op, rows, found.environment_of(op), document))
+                parts.append(_full(step, op, rows, found.environment_of(op), document))
         parts += [f"![{plot.alt}]({plot.path.name})\n" for plot in (plots.ladders(op) if op in known else [])]
     return "\n".join(parts)
 
 
-def _full(stage: stages.Stage, op: str, rows: list[dict], environment: dict, document: pathlib.Path) -> str:
+def _full(step: steps.Step, op: str, rows: list[dict], environment: dict, document: pathlib.Path) -> str:
     """The largest case rung by rung; then, if there are more, every case in a line."""
     cases, largest = results.cases(rows), results.largest(rows)
     lines = [
@@ -97,17 +97,17 @@ def _full(stage: stages.Stage, op: str, rows: list[dict], environment: dict, doc
         "",
         f"**{results.case_title(largest[0])}** ({byte_count(largest[0]['bytes'])} at the least)",
         "",
-        *_ladder(stage, op, largest, document),
+        *_ladder(step, op, largest, document),
     ]
     if len(cases) > 1:
         lines += ["", "Every case: time, and percent of the ceiling.", "", *_matrix(cases)]
     for case in cases:
-        lines += _counters(stage, case, document)
+        lines += _counters(step, case, document)
     return "\n".join([*lines, *_footnote(rows)]) + "\n"
 
 
-def _ladder(stage: stages.Stage, op: str, rows: list[dict], document: pathlib.Path) -> list[str]:
-    files = _files(stage, op)
+def _ladder(step: steps.Step, op: str, rows: list[dict], document: pathlib.Path) -> list[str]:
+    files = _files(step, op)
     counted = any(row["dram_bytes"] is not None or row["sectors_per_request"] is not None for row in rows)
     heads = ["rung", *(["moves, bytes"] if files else []), "time", "GB/s", "TFLOP/s", "of the ceiling"]
     heads += ["over the rung before", *(["DRAM, of the least", "sectors, load / store"] if counted else [])]
@@ -134,12 +134,12 @@ COUNTED_UNITS = {
 }
 
 
-def _counters(stage: stages.Stage, rows: list[dict], document: pathlib.Path) -> list[str]:
+def _counters(step: steps.Step, rows: list[dict], document: pathlib.Path) -> list[str]:
     """What Nsight Compute counted of the case's rungs: how busy units were. Nothing where it did not."""
     counted = [row for row in rows if row.get("profile", {}).get("busy")]
     if not counted:
         return []
-    files = _files(stage, rows[0]["op"])
+    files = _files(step, rows[0]["op"])
     heads = ["rung", *COUNTED_UNITS.values(), "bank conflicts", "occupancy", "registers", "the limit"]
     lines = [
         "",
@@ -183,11 +183,11 @@ def _time_and_share(row: dict) -> str:
     return f"{_time(row)} ({share})" if share else _time(row)
 
 
-def models(stage: stages.Stage) -> str:
-    """What a stage measured that is no op of its own, such as a whole model: a line a case, a column a way."""
-    known = syllabus.ops(stage)
+def models(step: steps.Step) -> str:
+    """What a step measured that is no op of its own, such as a whole model: a line a case, a column a way."""
+    known = syllabus.ops(step)
     parts = []
-    for measured in results.load(stage):
+    for measured in results.load(step):
         rows = [row for row in measured.rows if row["op"] not in known]
         if rows:
             parts.append(_models(measured, rows))
@@ -220,9 +220,9 @@ def _size(size: int | None) -> str:
     return f"{size / 1e6:.0f} M" if size >= 10_000_000 else str(size)
 
 
-def _files(stage: stages.Stage, op: str) -> dict[str, syllabus.RungFile]:
-    """The files of an op's rungs by name; none where it is no op of the stage's own, such as a whole model."""
-    return {rung.name: rung for rung in syllabus.rungs(stage, op)} if op in syllabus.ops(stage) else {}
+def _files(step: steps.Step, op: str) -> dict[str, syllabus.RungFile]:
+    """The files of an op's rungs by name; none where it is no op of the step's own, such as a whole model."""
+    return {rung.name: rung for rung in syllabus.rungs(step, op)} if op in syllabus.ops(step) else {}
 
 
 # ---- cells ----
@@ -283,11 +283,9 @@ def _sectors(found: dict | None) -> str:
     return " / ".join("–" if found[way] is None else f"{found[way]:.3g}" for way in ("load", "store"))
 
 
-def _unmeasured(stage: stages.Stage, op: str, document: pathlib.Path) -> str:
+def _unmeasured(step: steps.Step, op: str, document: pathlib.Path) -> str:
     lines = ["| rung | idea |", "|---|---|"]
-    lines += [
-        _line([f"[`{rung.name}`]({_link(rung.path, document)})", rung.idea]) for rung in syllabus.rungs(stage, op)
-    ]
+    lines += [_line([f"[`{rung.name}`]({_link(rung.path, document)})", rung.idea]) for rung in syllabus.rungs(step, op)]
     return "\n".join(lines) + "\n"
 
 

@@ -53,7 +53,7 @@ class _Subject:
 
     def __init__(
         self,
-        stage: types.ModuleType,
+        step: types.ModuleType,
         op: str,
         rung: str,
         device: torch.device,
@@ -61,12 +61,12 @@ class _Subject:
         fences: Fences,
         all_outputs: dict | None = None,
     ):
-        self.stage, self.op, self.rung, self.device, self.kwargs = stage, op, rung, device, kwargs
+        self.step, self.op, self.rung, self.device, self.kwargs = step, op, rung, device, kwargs
         self.fences = fences
         self.all_outputs = all_outputs or {}
-        packet = getattr(getattr(torch.ops, stage.__name__), op)
+        packet = getattr(getattr(torch.ops, step.__name__), op)
         if "out" not in packet.overloads():
-            raise ValueError(f"{stage.__name__}.{op} has no out-variant; check_contract needs one")
+            raise ValueError(f"{step.__name__}.{op} has no out-variant; check_contract needs one")
         self.out_variant = packet.out
         arguments = self.out_variant._schema.arguments
         self.out_names = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
@@ -80,7 +80,7 @@ class _Subject:
         if self.fences.found:
             more = len(self.fences.found) - 1
             text = "; ".join(t for t in (text, self.fences.found[0] + (f", and {more} more" if more else "")) if t)
-        raise ContractError(f"{self.stage.__name__}.{self.op}, rung '{self.rung}' on {self.device}: {text}")
+        raise ContractError(f"{self.step.__name__}.{self.op}, rung '{self.rung}' on {self.device}: {text}")
 
     def placed(self, inputs, layout: str = "aligned", *, at_end: bool = True) -> tuple:
         """Copies of `inputs` laid out so, each at the end or the begin of its memory."""
@@ -96,16 +96,14 @@ class _Subject:
     def rounds(self) -> bool:
         """Whether the rung says that it rounds an intermediate. `auto` on a GPU may take any of them."""
         if self.backend == "cpu":
-            return bool(self.stage.rounds(self.op, "cpu"))
-        names = self.stage.rungs(self.op, self.device) if self.rung == "auto" else [self.rung]
-        return any(self.stage.rounds(self.op, name) for name in names)
+            return bool(self.step.rounds(self.op, "cpu"))
+        names = self.step.rungs(self.op, self.device) if self.rung == "auto" else [self.rung]
+        return any(self.step.rounds(self.op, name) for name in names)
 
     def functional(self, inputs) -> tuple[torch.Tensor, ...]:
         """Runs the Python function, its memory full of NaN beforehand."""
         with poisoned_allocations():
-            function = functools.partial(
-                getattr(self.stage, self.op), rung=self.rung, **self.kwargs, **self.all_outputs
-            )
+            function = functools.partial(getattr(self.step, self.op), rung=self.rung, **self.kwargs, **self.all_outputs)
             return self._counted(inputs, lambda: as_tuple(function(*inputs)))
 
     def into(self, inputs, like, *, unaligned: Container[str] = (), at_end: bool = True) -> tuple[torch.Tensor, ...]:
@@ -156,13 +154,13 @@ class _Subject:
         """Runs, and checks that the right backend did, and that the inputs' memory is as it was."""
         tensors = {n: v for n, v in zip(self.names, inputs, strict=False) if isinstance(v, torch.Tensor)}
         untouched = {name: storage(tensor).clone() for name, tensor in tensors.items()}
-        before = self.stage.launch_counts()
+        before = self.step.launch_counts()
         with torch.no_grad():
             result = run()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.fences.look(f"rung '{self.rung}'")
-        after = self.stage.launch_counts()
+        after = self.step.launch_counts()
         ran = {backend: after[backend] - before[backend] for backend in after if after[backend] != before[backend]}
         empty = all(tensor.numel() == 0 for tensor in as_tuple(result))
         if set(ran) != {self.backend} and not (empty and not ran):
@@ -203,7 +201,7 @@ class _Subject:
 
     def varies(self) -> bool:
         """Whether the rung says that its runs may differ in their last bits."""
-        return self.backend != "cpu" and self.rung != "auto" and self.stage.varies(self.op, self.rung)
+        return self.backend != "cpu" and self.rung != "auto" and self.step.varies(self.op, self.rung)
 
     def must_equal(self, outputs, others, what: str) -> None:
         """Fails where two runs differ in a bit; by more than their order explains where the rung varies."""
@@ -233,7 +231,7 @@ def _of(wrong: torch.Tensor, name: str) -> str:
 
 
 def check_contract(
-    stage: types.ModuleType,
+    step: types.ModuleType,
     op: str,
     inputs: tuple,
     rung: str,
@@ -264,10 +262,10 @@ def check_contract(
     - The counter of launches says that the backend which the tensors' device calls for did the work.
 
     Args:
-        stage: the stage's module, such as `step2_attention`.
+        step: the step's module, such as `step2_attention`.
         op: the op's name; its Python function, registered op and out-variant are all used.
         inputs: the positional arguments, tensors and other values.
-        rung: a name from `stage.rungs(op, device)`, or "auto".
+        rung: a name from `step.rungs(op, device)`, or "auto".
         reference: called with float64 copies of `inputs`, and `kwargs`; returns what the op returns.
         eager: called with `inputs` and `kwargs`: the same composed from PyTorch's operations in the inputs' dtype.
         kwargs: the op's keyword arguments.
@@ -285,8 +283,8 @@ def check_contract(
     """
     kwargs = kwargs or {}
     device = next(value.device for value in inputs if isinstance(value, torch.Tensor))
-    with Fences(stage, device) as fences:
-        subject = _Subject(stage, op, rung, device, kwargs, fences, all_outputs)
+    with Fences(step, device) as fences:
+        subject = _Subject(step, op, rung, device, kwargs, fences, all_outputs)
         contract = _check(subject, inputs, reference, eager, layouts, alone)
         if fences.found:
             subject.fail()
@@ -371,10 +369,10 @@ def _check_no_aliases(subject: _Subject, returned, inputs) -> None:
 
 def _compare_with_rung_before(subject: _Subject, inputs, outputs, like, allowed) -> tuple[str | None, float | None]:
     """Compares with the nearest earlier rung that can do `inputs`. Both may be off by what is allowed."""
-    names = subject.stage.rungs(subject.op, subject.device)
+    names = subject.step.rungs(subject.op, subject.device)
     earlier = names[: names.index(subject.rung)] if subject.rung in names else []
     for name in reversed(earlier):
-        other = _Subject(subject.stage, subject.op, name, subject.device, subject.kwargs, subject.fences)
+        other = _Subject(subject.step, subject.op, name, subject.device, subject.kwargs, subject.fences)
         try:
             theirs = other.into(inputs, like)
         except ValueError as refusal:
@@ -407,32 +405,32 @@ def _check_stream(subject: _Subject, inputs, outputs) -> None:
     subject.must_equal(outputs, got, "on a stream that is not the default one")
 
 
-def check_inside(stage: types.ModuleType, function: Callable, **tensors: torch.Tensor) -> None:
+def check_inside(step: types.ModuleType, function: Callable, **tensors: torch.Tensor) -> None:
     """Checks that `function` accesses nothing beside `tensors`: for an op without an out-variant, on a CPU.
 
     They are laid out as by `check_contract`, and their memory ends or begins where they do.
 
     Args:
-        stage: the stage's module, whose kernels run.
+        step: the step's module, whose kernels run.
         function: takes such tensors by their names, and may write into them.
 
     Raises:
         AssertionError: it reads or writes beside one; the text names it, the side and the kernel.
     """
-    with Fences(stage, next(iter(tensors.values())).device) as fences:
+    with Fences(step, next(iter(tensors.values())).device) as fences:
         for layout, at_end in [("aligned", True), ("aligned", False), ("unaligned", True), ("rows apart", True)]:
             function(**{name: relaid(fences, name, t, layout, at_end=at_end) for name, t in tensors.items()})
-            fences.look(stage.__name__)
+            fences.look(step.__name__)
         assert not fences.found, fences.found[0]
 
 
-def check_apart(stage: types.ModuleType, op: str, inputs: tuple, kwargs: dict | None = None) -> None:
+def check_apart(step: types.ModuleType, op: str, inputs: tuple, kwargs: dict | None = None) -> None:
     """Checks that `op` refuses an output that shares memory with an input or another output, whichever two they are.
 
     Where two only touch, it must run. Of an op without an out-variant, the inputs that it writes into are outputs.
 
     Args:
-        stage: the stage's module.
+        step: the step's module.
         op: the op's name.
         inputs: the positional arguments; for an op with an out-variant without the outputs.
         kwargs: keyword arguments.
@@ -441,7 +439,7 @@ def check_apart(stage: types.ModuleType, op: str, inputs: tuple, kwargs: dict | 
         AssertionError: two that share memory are taken, or two that touch are refused.
     """
     kwargs = kwargs or {}
-    packet = getattr(getattr(torch.ops, stage.__name__), op)
+    packet = getattr(getattr(torch.ops, step.__name__), op)
     call = packet.out if "out" in packet.overloads() else packet.default
     arguments = call._schema.arguments
     written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]

@@ -30,16 +30,16 @@ def _device_param(device: str):
 DEVICES = [_device_param(device) for device in _test_devices()]
 
 
-def device_rungs(stage: str, op: str) -> list:
+def device_rungs(step: str, op: str) -> list:
     """A pytest.param(device, rung) for all that runs `op`: plain C++ and emulation on "cpu", the GPU's on "cuda".
 
     Without a GPU, or in a build without CUDA kernels, the latter are there as skips that say so. Those under emulation
     carry the mark `emulated`.
 
     Raises:
-        ImportError: the stage is not built.
+        ImportError: the step is not built.
     """
-    module = importlib.import_module(stage)
+    module = importlib.import_module(step)
     params = []
     for device in _test_devices():
         marks = []
@@ -48,7 +48,7 @@ def device_rungs(stage: str, op: str) -> list:
             if not torch.cuda.is_available():
                 marks = _skip("needs a GPU")
             elif not names:
-                marks = _skip(f"{stage} is built without CUDA kernels")
+                marks = _skip(f"{step} is built without CUDA kernels")
             names = names or [name for name in module.rungs(op, "cpu") if name != "cpu"]
         for name in names:
             emulated = [pytest.mark.emulated] if device == "cpu" and name != "cpu" else []

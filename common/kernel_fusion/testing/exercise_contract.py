@@ -1,4 +1,4 @@
-"""What holds for the exercises of every stage; the test file beside them calls this.
+"""What holds for the exercises of every step; the test file beside them calls this.
 
 What is handed out fails, and says where. The solution passes in every order of the threads. The skeleton is cut from
 the solution, the README names it, and it stands alone.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from emulator import programs
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.learn import exercises
 
 ORDERS = ("forward", "reverse", "random:1")
@@ -74,7 +74,7 @@ class Exercises(NamedTuple):
 
     def written(self, name: str, text: str) -> pathlib.Path:
         """A program of this text in the build folder, touched only where it changes, so that it is compiled once."""
-        path = stages.ROOT / "build" / "exercises-tested" / f"{self.here.parent.name}-{name}.cu"
+        path = steps.ROOT / "build" / "exercises-tested" / f"{self.here.parent.name}-{name}.cu"
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

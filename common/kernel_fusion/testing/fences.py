@@ -1,6 +1,6 @@
 """Memory between pages that nobody may access: shows reads before the begin and past the end of a tensor.
 
-A stage's library has the handler of faults (emulator/src/signals.cpp), which notes who accessed such a page, opens
+A step's library has the handler of faults (emulator/src/signals.cpp), which notes who accessed such a page, opens
 it and goes on; so one run tells about all tensors.
 """
 
@@ -27,9 +27,9 @@ class _Fence(NamedTuple):
 class Fences:
     """Hands out memory for CPU tensors, and tells who accessed what lies beside them. A context manager."""
 
-    def __init__(self, stage: types.ModuleType, device: torch.device):
-        """The library of `stage` watches. Without one, or for a GPU's tensors, there is nothing to hand out."""
-        file = getattr(getattr(stage, "_C", None), "__file__", None)
+    def __init__(self, step: types.ModuleType, device: torch.device):
+        """The library of `step` watches. Without one, or for a GPU's tensors, there is nothing to hand out."""
+        file = getattr(getattr(step, "_C", None), "__file__", None)
         self.active = device.type == "cpu" and file is not None
         self.found: list[str] = []  # what was accessed, each once
         self._fences: list[_Fence] = []

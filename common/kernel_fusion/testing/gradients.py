@@ -87,17 +87,17 @@ def check_gradients_in_a_cuda_graph(function: Callable, variables: list[torch.Te
         AssertionError: a gradient differs in a bit from one outside of the graph.
     """
 
-    def step():
+    def call():
         return torch.autograd.grad(function(*variables), variables, grad)
 
-    step()  # what is set up on the first call cannot be captured
+    call()  # what is set up on the first call cannot be captured
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = step()
+        captured = call()
     with torch.no_grad():
         variables[0].mul_(-0.5)
     graph.replay()
-    same_bits(captured, step(), "gradients replayed from a CUDA graph")
+    same_bits(captured, call(), "gradients replayed from a CUDA graph")
 
 
 def check_tangents_are_refused(function: Callable, inputs: tuple) -> None:

@@ -13,7 +13,7 @@ def randn(shape, dtype: torch.dtype, device, seed: int = 0, scale: float = 1.0) 
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(device, dtype)
 
 
-def steps(length: int, device) -> torch.Tensor:
+def staircase(length: int, device) -> torch.Tensor:
     """Levels to add to the columns of a row (or to keys): parts of it, however it is divided, have different means.
 
     Such a part has some bits of the column's number in common; each bit that is set adds 1. So what a rung loses where

@@ -1,4 +1,4 @@
-"""What holds for the lesson of every stage; the test file beside it calls this.
+"""What holds for the lesson of every step; the test file beside it calls this.
 
 The notebook is the script, is stored without outputs, and runs in less than a minute. Both leave all their pictures.
 """

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.report import results
 from kernel_fusion.testing.accuracy import (
     as_tuple,
@@ -19,7 +19,7 @@ from kernel_fusion.testing.memory import is_floating, same_bits
 
 
 def check_op(
-    stage: types.ModuleType,
+    step: types.ModuleType,
     op: str,
     inputs: tuple,
     kwargs: dict | None = None,
@@ -29,7 +29,7 @@ def check_op(
     """Checks how `op` is registered: opcheck, torch.compile without a graph break, and capture into a CUDA graph.
 
     Args:
-        stage: the stage's module.
+        step: the step's module.
         op: the op's name.
         inputs: positional arguments. Floating tensors are made to require gradients for opcheck.
         kwargs: keyword arguments, `rung` among them if one is to be named.
@@ -41,11 +41,11 @@ def check_op(
     """
     kwargs = kwargs or {}
     device = next(value.device for value in inputs if isinstance(value, torch.Tensor))
-    function = getattr(stage, op)
-    name = f"{stage.__name__}.{op}"
+    function = getattr(step, op)
+    name = f"{step.__name__}.{op}"
 
     needing_grad = tuple(v.detach().clone().requires_grad_() if is_floating(v) else v for v in inputs)
-    torch.library.opcheck(getattr(getattr(torch.ops, stage.__name__), op).default, needing_grad, kwargs)
+    torch.library.opcheck(getattr(getattr(torch.ops, step.__name__), op).default, needing_grad, kwargs)
 
     with torch.no_grad():
         expected = as_tuple(function(*inputs, **kwargs))
@@ -59,16 +59,16 @@ def check_op(
         _check_cuda_graph(function, inputs, kwargs, name)
 
 
-def capture(step: Callable) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A CUDA graph of `step()`, and what that returned while it was captured: each replay writes it anew."""
+def capture(call: Callable) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of `call()`, and what that returned while it was captured: each replay writes it anew."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        step()  # what is set up on the first call cannot be captured
+        call()  # what is set up on the first call cannot be captured
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outputs = step()
+        outputs = call()
     return graph, outputs
 
 
@@ -87,13 +87,13 @@ def _check_cuda_graph(function: Callable, inputs: tuple, kwargs: dict, name: str
 
 
 def check_automatic(
-    stage: types.ModuleType,
+    step: types.ModuleType,
     op: str,
     sizes: Callable[[dict], dict[str, int] | None],
     *,
     at_most: float = 1.15,
 ) -> None:
-    """Checks that what `auto` takes on a GPU is read off the stage's results, where the rungs were measured.
+    """Checks that what `auto` takes on a GPU is read off the step's results, where the rungs were measured.
 
     A case counts as results/h200.json has it. Where that has not the case, or not the rung that `auto` prefers, as
     both may be newer, another GPU's file is taken that has.
@@ -102,7 +102,7 @@ def check_automatic(
     may be ahead, by `at_most` this factor. What is noise does not count.
 
     Args:
-        stage: the stage's module.
+        step: the step's module.
         op: the op.
         sizes: called with the shape of a case, gives the sizes as the op's Args have them; None leaves the case out,
             as one in which something else than sizes decides.
@@ -113,7 +113,7 @@ def check_automatic(
     """
 
     def preferred(row: dict) -> str:
-        return stage._C.prefer(op, sizes(row["shape"]), getattr(torch, row["dtype"]))
+        return step._C.prefer(op, sizes(row["shape"]), getattr(torch, row["dtype"]))
 
     def is_measured(case: list[dict]) -> bool:
         return any(row["impl"] == preferred(row) for row in case)
@@ -122,10 +122,10 @@ def check_automatic(
         """What `auto` prefers, if it could do this case and so was measured; else what it takes instead."""
         if is_measured(by_key[results.case_key(row)]):
             return preferred(row)
-        return stage._C.choose(op, "auto", sizes(row["shape"]), getattr(torch, row["dtype"]))
+        return step._C.choose(op, "auto", sizes(row["shape"]), getattr(torch, row["dtype"]))
 
     by_key: dict[tuple, list[dict]] = {}
-    files = results.load(stages.find(stage.__name__))
+    files = results.load(steps.find(step.__name__))
     files.sort(key=lambda file: file.path.name != "h200.json")
     for file in files:
         for case in results.cases([row for row in file.of(op) if sizes(row["shape"])]):
@@ -142,12 +142,10 @@ def check_automatic(
         assert mean <= 1.0, f"{op}: auto takes {mean:.3f} times the time of {rung}, over all cases"
 
 
-def writing_overloads(stage: str) -> list[torch._ops.OpOverload]:
-    """All that writes into an argument in the library `stage`, once built: out-variants, and ops with an (a!)."""
-    names = {
-        n.split("::")[1].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith(f"{stage}::")
-    }
-    packets = [getattr(getattr(torch.ops, stage), name) for name in sorted(names)]
+def writing_overloads(step: str) -> list[torch._ops.OpOverload]:
+    """All that writes into an argument in the library `step`, once built: out-variants, and ops with an (a!)."""
+    names = {n.split("::")[1].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith(f"{step}::")}
+    packets = [getattr(getattr(torch.ops, step), name) for name in sorted(names)]
     overloads = (getattr(packet, name) for packet in packets for name in packet.overloads())
     return [overload for overload in overloads if overload._schema.is_mutable]
 

@@ -1,4 +1,4 @@
-"""A repository in a temporary folder: a copy of this package, and stages made of fake_stage."""
+"""A repository in a temporary folder: a copy of this package, and steps made of fake_step."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.console import child_environment
 
 BUILDS = """
@@ -17,7 +17,7 @@ print("[1/2] one\\n[2/2] the other")
 pathlib.Path("{module}", "_C" + importlib.machinery.EXTENSION_SUFFIXES[0]).write_text("")
 print("built {module}")
 """
-MODULE = "from kernel_fusion.tests.fake_stage import stage\nrungs, double = stage.rungs, stage.double\n"
+MODULE = "from kernel_fusion.tests.fake_step import step\nrungs, double = step.rungs, step.double\n"
 BENCHMARK = """
 import torch
 from kernel_fusion import testing
@@ -37,7 +37,7 @@ def cases(size, device):
 if __name__ == "__main__":
     benchmarks.main("{folder}", cases)
 """
-TOUR_STEPS = """
+DEMONSTRATIONS = """
 def patched_gpt2(console):
     console.print("patched: no difference")
 
@@ -47,7 +47,7 @@ def train_small_gpt2(console):
 """
 
 
-# Put behind the copy of rung_counts.py: what a fake stage's kernels ask of memory.
+# Put behind the copy of rung_counts.py: what a fake step's kernels ask of memory.
 COUNTING = """
 
 def why_not():
@@ -56,15 +56,15 @@ def why_not():
 def take_launched(module):
     return (1,)
 
-def launched_kernels(stage, addresses):
+def launched_kernels(step, addresses):
     return {{"double/v1_good"}}
 
-def build(stage, kernels, on_step=None):
+def build(step, kernels, on_progress=None):
     assert kernels == {{"double/v1_good"}}
-    on_step("1/1")
-    return stage.path / "library"
+    on_progress("1/1")
+    return step.path / "library"
 
-def count(stage, library, wanted, on_rung=None):
+def count(step, library, wanted, on_rung=None):
     return {{one: [one] for one in wanted}}
 
 def moved(kernels):
@@ -73,25 +73,25 @@ def moved(kernels):
 
 
 class FakeRepository:
-    """Made with stages step1-fake, step2-fake…; the first holds the demonstrations. It sees no GPU."""
+    """Made with steps step1-fake, step2-fake…; the first holds the demonstrations. It sees no GPU."""
 
     def __init__(self, root: pathlib.Path, count: int):
         self.root = root
         package = root / "common" / "kernel_fusion"
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(stages.ROOT / "common" / "kernel_fusion", package, ignore=ignored)
+        shutil.copytree(steps.ROOT / "common" / "kernel_fusion", package, ignore=ignored)
         shutil.copytree(
-            stages.ROOT / "emulator", root / "emulator", ignore=shutil.ignore_patterns("__pycache__", "tests")
+            steps.ROOT / "emulator", root / "emulator", ignore=shutil.ignore_patterns("__pycache__", "tests")
         )
         names = [(f"step{n}-fake", f"step{n}_fake") for n in range(1, count + 1)]
-        rows = "".join(f'Stage("{folder}", "{module}", "test.py"), ' for folder, module in names)
-        source = (package / "stages.py").read_text()
-        source = re.sub(r"^STAGES = \(.*?^\)", f"STAGES = ({rows})", source, flags=re.MULTILINE | re.DOTALL)
-        (package / "stages.py").write_text(source)
+        rows = "".join(f'Step("{folder}", "{module}", "test.py"), ' for folder, module in names)
+        source = (package / "steps.py").read_text()
+        source = re.sub(r"^STEPS = \(.*?^\)", f"STEPS = ({rows})", source, flags=re.MULTILINE | re.DOTALL)
+        (package / "steps.py").write_text(source)
         for folder, module in names:
             (root / folder / module).mkdir(parents=True)
             (root / folder / module / "__init__.py").write_text(MODULE)
-            self.stage(folder)
+            self.step(folder)
             op = root / folder / "kernels" / "double"
             op.mkdir(parents=True)
             for rung, idea in {"v1_good": "a sum", "v2_good": "a product"}.items():
@@ -99,21 +99,21 @@ class FakeRepository:
         self.demonstrations()
         self.counting()
 
-    def stage(self, folder: str, *, build: str = BUILDS, run: str = "testing_stage.double", before: str = "") -> None:
-        """Writes a stage's setup.py and benchmark.py: what its build does, and which function its case times."""
+    def step(self, folder: str, *, build: str = BUILDS, run: str = "testing_step.double", before: str = "") -> None:
+        """Writes a step's setup.py and benchmark.py: what its build does, and which function its case times."""
         module = folder.replace("-", "_")
         (self.root / folder / "setup.py").write_text(build.format(module=module))
         benchmark = BENCHMARK.format(folder=folder, run=run)
-        start = f"import {module} as testing_stage\n{textwrap.dedent(before)}"
+        start = f"import {module} as testing_step\n{textwrap.dedent(before)}"
         (self.root / folder / "benchmark.py").write_text(start + benchmark)
 
     def demonstrations(self, train: str = "pass") -> None:
-        """Writes tour_steps.py: how training ends."""
-        (self.root / "step1-fake" / "tour_steps.py").write_text(TOUR_STEPS.format(train=train))
+        """Writes demonstrations.py: how training ends."""
+        (self.root / "step1-fake" / "demonstrations.py").write_text(DEMONSTRATIONS.format(train=train))
 
     def counting(self, why_not: str = "") -> None:
         """Has the emulated kernels counted, or says why they cannot be."""
-        source = (stages.ROOT / "common" / "kernel_fusion" / "bench" / "rung_counts.py").read_text()
+        source = (steps.ROOT / "common" / "kernel_fusion" / "bench" / "rung_counts.py").read_text()
         path = self.root / "common" / "kernel_fusion" / "bench" / "rung_counts.py"
         path.write_text(source + COUNTING.format(why_not=why_not))
 

@@ -8,11 +8,11 @@ import types
 import pytest
 import torch
 
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.bench import benchmarks, ceilings
 from kernel_fusion.console import UserError
 from kernel_fusion.report import results
-from kernel_fusion.tests.fake_stage import stage
+from kernel_fusion.tests.fake_step import step
 
 
 def double_case(**more):
@@ -21,7 +21,7 @@ def double_case(**more):
         "shape": {"rows": 4, "width": 8},
         "dtype": torch.float32,
         "inputs": lambda device: (testing.randn((4, 8), torch.float32, device),),
-        "run": stage.double,
+        "run": step.double,
         "reference": lambda x: x * 2,
         "bytes": 256,
         "flops": 32,
@@ -36,11 +36,11 @@ def quick(monkeypatch):
     monkeypatch.delenv("KF_BENCHMARK_SECONDS", raising=False)
     monkeypatch.setattr(benchmarks, "COPY_BYTES", {"cpu": [1024], "cuda": [1 << 20]})
     monkeypatch.setattr(ceilings, "MATMUL_SIZE", {"cpu": 64, "cuda": 1024})
-    monkeypatch.setattr(stages, "find", lambda name: stages.Stage("fake", "fake_stage", "test.py"))
+    monkeypatch.setattr(steps, "find", lambda name: steps.Step("fake", "fake_step", "test.py"))
 
 
 def test_rows_have_exactly_the_fields_of_a_results_file(quick):
-    rows = [m.row for m in benchmarks.run_case(stage, double_case(), torch.device("cpu"), say=lambda text: None)]
+    rows = [m.row for m in benchmarks.run_case(step, double_case(), torch.device("cpu"), say=lambda text: None)]
     assert [(row["impl"], row["kind"]) for row in rows] == [
         ("cpu", "rung"),
         ("v1_good", "rung"),
@@ -65,7 +65,7 @@ def test_rows_have_exactly_the_fields_of_a_results_file(quick):
 
 def test_a_rung_that_refuses_has_no_row_and_its_reason_is_said(quick):
     said = []
-    benchmarks.run_case(stage, double_case(), torch.device("cpu"), say=said.append)
+    benchmarks.run_case(step, double_case(), torch.device("cpu"), say=said.append)
     assert [line for line in said if "rung 'refuses' not run: double: rung 'refuses' takes nothing" in line]
 
 
@@ -84,7 +84,7 @@ def test_a_peer_that_raises_has_no_row_and_its_reason_is_said(error, reason, qui
 
     said = []
     peers = {"torch eager": lambda x: x * 2, "theirs": raises}
-    measured = benchmarks.run_case(stage, double_case(peers=peers), torch.device("cpu"), say=said.append)
+    measured = benchmarks.run_case(step, double_case(peers=peers), torch.device("cpu"), say=said.append)
     assert [m.row["impl"] for m in measured if m.row["kind"] == "peer"] == ["torch eager"]
     assert [line for line in said if line.endswith(f"peer 'theirs' not run: {reason}")]
 
@@ -103,7 +103,7 @@ def test_an_error_that_is_no_refusal_is_not_swallowed(quick):
         raise RuntimeError("out of memory")
 
     with testing.raises(RuntimeError, "out of memory"):
-        benchmarks.run_case(stage, double_case(run=broken), torch.device("cpu"))
+        benchmarks.run_case(step, double_case(run=broken), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("rung", ["off_by_a_percent", "nan"])
@@ -111,7 +111,7 @@ def test_an_error_that_is_no_refusal_is_not_swallowed(quick):
 def test_a_wrong_result_is_called_wrong(quick, rung, peers):
     said = []
     case = double_case(peers=peers)
-    (found,) = benchmarks.run_case(stage, case, torch.device("cpu"), rungs=[rung], peers=False, say=said.append)
+    (found,) = benchmarks.run_case(step, case, torch.device("cpu"), rungs=[rung], peers=False, say=said.append)
     assert found.row["correct"] is False
     assert "WRONG" in said[0]
 
@@ -123,7 +123,7 @@ def test_correctness_is_checked_on_what_the_timed_calls_gave(quick):
         return x * 2 if next(calls) < 2 else x
 
     (found,) = benchmarks.run_case(
-        stage, double_case(run=wrong_later), torch.device("cpu"), rungs=["cpu"], peers=False, say=lambda text: None
+        step, double_case(run=wrong_later), torch.device("cpu"), rungs=["cpu"], peers=False, say=lambda text: None
     )
     assert found.row["correct"] is False
 
@@ -144,14 +144,14 @@ def test_a_rung_that_writes_nothing_finds_no_earlier_right_result(quick):
         double_case(run=allocated, inputs=lambda device: (torch.ones(4096),), clock="call"),
     ):
         rungs = ["v1_good", "v2_good"]
-        found = benchmarks.run_case(stage, case, torch.device("cpu"), rungs=rungs, peers=False, say=lambda text: None)
+        found = benchmarks.run_case(step, case, torch.device("cpu"), rungs=rungs, peers=False, say=lambda text: None)
         assert [m.row["correct"] for m in found] == [True, False]
 
 
 def test_arithmetic_is_held_against_the_matmul_ceiling(quick):
     ceilings = benchmarks.Ceilings(torch.device("cpu"))
     case = double_case(bound="arithmetic", flops=10**6)
-    (found,) = benchmarks.run_case(stage, case, torch.device("cpu"), rungs=["cpu"], peers=False, ceilings=ceilings)
+    (found,) = benchmarks.run_case(step, case, torch.device("cpu"), rungs=["cpu"], peers=False, ceilings=ceilings)
     assert found.row["percent_of_ceiling"] == pytest.approx(
         100 * found.row["tflop_s"] / ceilings.as_json()["matmul_tflop_s"], rel=0.01
     )
@@ -169,20 +169,20 @@ def test_memorys_ceiling_is_that_of_the_bytes_and_of_what_is_written(quick, monk
     monkeypatch.setattr(ceilings, "memory_rate", lambda size, device, mix: asked.append((size, mix)) or 1e9)
     for written in (None, 0):
         case = double_case(written=written)
-        benchmarks.run_case(stage, case, torch.device("cpu"), rungs=["cpu"], peers=False)
+        benchmarks.run_case(step, case, torch.device("cpu"), rungs=["cpu"], peers=False)
     assert asked == [(256, "1:1"), (256, "1:0")]
 
 
 def test_a_share_that_says_nothing_is_left_out(quick, monkeypatch):
     monkeypatch.setattr(ceilings.Ceilings, "memory", lambda self, size, written: None)
-    (found,) = benchmarks.run_case(stage, double_case(), torch.device("cpu"), rungs=["cpu"], peers=False)
+    (found,) = benchmarks.run_case(step, double_case(), torch.device("cpu"), rungs=["cpu"], peers=False)
     assert found.row["percent_of_ceiling"] is None
     assert benchmarks.percent(found.row) == ""
     benchmarks.case_table("no share", [found.row])
 
 
 def test_a_row_that_shows_the_host_is_marked(quick):
-    (found,) = benchmarks.run_case(stage, double_case(), torch.device("cpu"), rungs=["cpu"], peers=False)
+    (found,) = benchmarks.run_case(step, double_case(), torch.device("cpu"), rungs=["cpu"], peers=False)
     assert found.row["host_bound"] is False
     low, high = found.row["ms_quartiles"]
     assert low <= found.row["ms"] <= high
@@ -197,7 +197,7 @@ def test_a_whole_call_is_timed_by_the_callers_clock(quick, monkeypatch):
     monkeypatch.setattr(benchmarks.clock, "measure_call", lambda *args: calls.append(args) or measure(*args))
     for clock, count in (("kernels", 0), ("call", 1 + benchmarks.ROUNDS)):
         case = double_case(clock=clock)
-        benchmarks.run_case(stage, case, torch.device("cpu"), rungs=["cpu"], peers=False)
+        benchmarks.run_case(step, case, torch.device("cpu"), rungs=["cpu"], peers=False)
         assert len(calls) == count
 
 
@@ -228,7 +228,7 @@ class Machine:
             peers={"theirs": lambda x: self.double(x, "theirs", 20)},
             clock="call",
         )
-        measured = benchmarks.run_case(stage, case, torch.device("cpu"), rungs=["ours"], budget_s=budget_s)
+        measured = benchmarks.run_case(step, case, torch.device("cpu"), rungs=["ours"], budget_s=budget_s)
         return [m.row["ms"] for m in measured], [m.row["ms_quartiles"] for m in measured]
 
 
@@ -261,7 +261,7 @@ def test_who_refuses_a_whole_call_is_asked_no_more(quick):
     said = []
     case = double_case(clock="call", peers={"theirs": third_time_out_of_memory})
     measured = benchmarks.run_case(
-        stage, case, torch.device("cpu"), rungs=["refuses", "cpu"], budget_s=1e-9, say=said.append
+        step, case, torch.device("cpu"), rungs=["refuses", "cpu"], budget_s=1e-9, say=said.append
     )
     assert [m.row["impl"] for m in measured] == ["cpu"]
     assert [line.partition("float32: ")[2] for line in said] == [
@@ -273,7 +273,7 @@ def test_who_refuses_a_whole_call_is_asked_no_more(quick):
 
 def run_main(*arguments, cases=lambda size, device: [double_case()]):
     with pytest.raises(SystemExit) as left:
-        benchmarks.main("fake_stage", cases, ["--device", "cpu", *map(str, arguments)])
+        benchmarks.main("fake_step", cases, ["--device", "cpu", *map(str, arguments)])
     return left.value.code
 
 
@@ -294,7 +294,7 @@ def test_a_run_writes_the_results_in_their_form_and_leaves_nothing_beside(quick,
 
 
 def test_a_run_on_the_cpu_writes_no_results_unasked(quick, tmp_path, monkeypatch):
-    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
     assert run_main("--sizes", "cpu") == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -304,7 +304,7 @@ def test_a_gpus_results_are_written_by_a_whole_run_and_by_a_merge(measured, monk
     known = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(benchmarks, "environment", lambda device: {**loaded.environment, "commit": "new"})
-    monkeypatch.setattr(benchmarks, "results_path", lambda stage, device: measured)
+    monkeypatch.setattr(benchmarks, "results_path", lambda step, device: measured)
     monkeypatch.setattr(benchmarks, "measure", lambda *of: (loaded.of("double"), known))
     for arguments, writes in {
         "": True,
@@ -525,16 +525,16 @@ def cut_off(path: pathlib.Path, monkeypatch) -> dict:
     def two_cases(size, device):
         return [double_case(), double_case(shape={"rows": 4, "width": 9})] if size == "emulated" else []
 
-    def ends(stage, case, device, **more):
+    def ends(step, case, device, **more):
         if case.shape["width"] == 9:
             raise KeyboardInterrupt
-        return run_case(stage, case, device, **more)
+        return run_case(step, case, device, **more)
 
     run_case = benchmarks.run_case
     with monkeypatch.context() as patched:
         patched.setattr(benchmarks, "run_case", ends)
         with pytest.raises(KeyboardInterrupt):
-            benchmarks.main("fake_stage", two_cases, ["--device", "cpu", "--output", str(path)])
+            benchmarks.main("fake_step", two_cases, ["--device", "cpu", "--output", str(path)])
     assert not path.exists()
     return json.loads(pathlib.Path(f"{path}.partial").read_text())
 

@@ -13,7 +13,7 @@ import pytest
 import setuptools
 from setuptools.command.build_ext import build_ext as _build_ext
 
-from kernel_fusion import build, stages
+from kernel_fusion import build, steps
 from kernel_fusion.console import child_environment
 
 
@@ -143,13 +143,13 @@ def test_a_compiler_that_is_missing_or_broken_is_named(tmp_path):
 
 
 def test_nothing_is_compiled_with_a_compiler_that_is_refused(static_compiler, tmp_path):
-    stage = tmp_path / "step1-simple"
+    step = tmp_path / "step1-simple"
     for name in ("common", "emulator", "step1-simple"):
         ignored = shutil.ignore_patterns("build", "__pycache__", "*.so", "*.egg-info", "tests", "results")
-        shutil.copytree(stages.ROOT / name, tmp_path / name, ignore=ignored)
+        shutil.copytree(steps.ROOT / name, tmp_path / name, ignore=ignored)
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
-        cwd=stage,
+        cwd=step,
         env={**os.environ, "CXX": static_compiler, "KF_CUDA": "0"},
         capture_output=True,
         text=True,
@@ -196,10 +196,10 @@ def test_of_two_that_build_in_a_folder_one_waits(tmp_path, killed):
     assert (folder / "built").read_text() == "first\nsecond\n"
 
 
-def test_a_stage_is_built_by_one_process_at_a_time(clean_environment, tmp_path):
+def test_a_step_is_built_by_one_process_at_a_time(clean_environment, tmp_path):
     """From the look at its tables to the library's place."""
-    stage = build.StageExtension("some_stage._C", host=[], kernels=[], tables=[], include_dirs=[])
-    command = build.build_ext(setuptools.Distribution({"ext_modules": [stage]}))
+    step = build.StepExtension("some_step._C", host=[], kernels=[], tables=[], include_dirs=[])
+    command = build.build_ext(setuptools.Distribution({"ext_modules": [step]}))
     command.build_temp = str(tmp_path / "temp")
     command.ensure_finalized()
     held = []
@@ -215,22 +215,22 @@ def test_a_stage_is_built_by_one_process_at_a_time(clean_environment, tmp_path):
 
 
 def test_another_builds_objects_of_the_emulation_are_linked_and_not_compiled(clean_environment, tmp_path):
-    stage = build.StageExtension(
-        "some_stage._C", host=["host.cpp"], kernels=["op/v1.cu"], tables=["op/rungs.cpp"], include_dirs=[]
+    step = build.StepExtension(
+        "some_step._C", host=["host.cpp"], kernels=["op/v1.cu"], tables=["op/rungs.cpp"], include_dirs=[]
     )
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     ours.mkdir()
     clean_environment.chdir(tmp_path)
     clean_environment.setenv("KF_EMULATED", str(theirs))
-    with pytest.raises(build.BuildError, match=rf"KF_EMULATED: there is no {theirs}/runtime/.*; build the stage there"):
-        build.write_ninja(stage, ours, tmp_path / "library.so", None)
+    with pytest.raises(build.BuildError, match=rf"KF_EMULATED: there is no {theirs}/runtime/.*; build the step there"):
+        build.write_ninja(step, ours, tmp_path / "library.so", None)
 
     taken = [theirs / tmp_path.name / "emulated" / "op" / "v1.cu.o"]
     taken += [theirs / "runtime" / f"{source.name}.o" for source in (build.emulator.FOLDER / "src").glob("*.cpp")]
     for path in taken:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    lines = build.write_ninja(stage, ours, tmp_path / "library.so", None).read_text(encoding="utf-8").splitlines()
+    lines = build.write_ninja(step, ours, tmp_path / "library.so", None).read_text(encoding="utf-8").splitlines()
     compiled = {line.split(": ")[0].removeprefix("build ") for line in lines if line.startswith("build ")}
     own = {str(ours / tmp_path.name / path) for path in ("host/host.cpp.o", "emulated/op/rungs.cpp.o")}
     assert compiled == {*own, str(tmp_path / "library.so")}
@@ -238,7 +238,7 @@ def test_another_builds_objects_of_the_emulation_are_linked_and_not_compiled(cle
     assert set(link.split(": link ")[1].split()) == {*own, *map(str, taken)}
 
 
-def test_what_two_stages_share_is_compiled_by_one_command(clean_environment, tmp_path):
+def test_what_two_steps_share_is_compiled_by_one_command(clean_environment, tmp_path):
     """ninja runs a command again where it is not the one that made what is there."""
     lender, borrower, folder = tmp_path / "step1", tmp_path / "step2", tmp_path / "build"
     (lender / "kernels" / "op").mkdir(parents=True)
@@ -252,13 +252,13 @@ def test_what_two_stages_share_is_compiled_by_one_command(clean_environment, tmp
     ):
         clean_environment.chdir(here)
         tables = ["kernels/op/rungs.cpp"] if kernels else []
-        stage = build.StageExtension(
+        step = build.StepExtension(
             f"{here.name}._C", host=[], kernels=kernels, tables=tables, include_dirs=["include"], borrowed=borrowed
         )
-        ninja_file = build.write_ninja(stage, folder, here / "library.so", None)
+        ninja_file = build.write_ninja(step, folder, here / "library.so", None)
         ninja = [str(pathlib.Path(sys.executable).with_name("ninja")), "-C", str(folder), "-f", str(ninja_file)]
         listed = subprocess.run([*ninja, "-t", "compdb"], capture_output=True, text=True, check=True).stdout
-        found.append({step["output"]: step["command"] for step in json.loads(listed)})
+        found.append({command["output"]: command["command"] for command in json.loads(listed)})
     theirs, ours = found
     shared = theirs.keys() & ours.keys()
     assert {

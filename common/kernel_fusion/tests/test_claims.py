@@ -65,7 +65,7 @@ def test_a_claim_that_does_not_hold(said, claim, says):
         ("double: dram(v2_vector) > 1", "has no dram of 'v2_vector'"),
         ("double: tensor(v2_vector) > 1", "has no tensor of 'v2_vector'"),
         ("double width=7: v1_naive > 1", "nobody measured double width=7"),
-        ("triple: v1_naive > 1", "no stage has an op 'triple'"),
+        ("triple: v1_naive > 1", "no step has an op 'triple'"),
     ],
 )
 def test_a_claim_about_nothing_is_an_error(said, claim, complaint):

@@ -10,7 +10,7 @@ import sysconfig
 import pytest
 
 from emulator import programs
-from kernel_fusion import cli, stages, testing
+from kernel_fusion import cli, steps, testing
 from kernel_fusion.console import child_environment
 from kernel_fusion.learn import exercises
 from kernel_fusion.report import syllabus
@@ -55,7 +55,7 @@ def test_every_example_is_taken(command, parser):
             cli._read_words(options)
         if getattr(options, "op", None):
             for op in [options.op] if isinstance(options.op, str) else options.op:
-                known = [rung.name for rung in syllabus.rungs(syllabus.stage_of(op), op)]
+                known = [rung.name for rung in syllabus.rungs(syllabus.step_of(op), op)]
                 assert set(getattr(options, "rung", None) or []) <= set(known)
         for name in getattr(options, "reset", None) or []:
             exercises.find(name)
@@ -73,7 +73,7 @@ def test_help_names_the_values_of_arguments(capsys):
 
 
 def test_ops_are_listed_in_the_order_of_the_lesson(capsys):
-    assert syllabus.ops(stages.STAGES[0]) == [
+    assert syllabus.ops(steps.STEPS[0]) == [
         "scale",
         "gelu",
         "gelu_scale",
@@ -86,7 +86,7 @@ def test_ops_are_listed_in_the_order_of_the_lesson(capsys):
     ]
     assert cli.main(["rungs"]) == 0
     out = capsys.readouterr().out
-    places = [out.index(f"\n{one.folder}: {op}\n") for one in stages.STAGES for op in syllabus.ops(one)]
+    places = [out.index(f"\n{one.folder}: {op}\n") for one in steps.STEPS for op in syllabus.ops(one)]
     assert places == sorted(places)
     assert "changed: how many of them the rung before does not have" in out
 
@@ -100,7 +100,7 @@ def test_rungs_lists_an_op_in_the_order_of_the_lesson(capsys):
     assert "\x1b" not in out
 
 
-def test_rungs_says_what_each_supports(capsys):
+def test_rungs_says_what_each_can_implement(capsys):
     assert cli.main(["rungs", "layer_norm"]) == 0
     out = capsys.readouterr().out
     assert "limits" in out
@@ -111,12 +111,12 @@ def test_rungs_says_what_each_supports(capsys):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["rungs", "nothing"], "no stage has an op 'nothing'"),
-        (["profile", "nothing"], "no stage has an op 'nothing'"),
+        (["rungs", "nothing"], "no step has an op 'nothing'"),
+        (["profile", "nothing"], "no step has an op 'nothing'"),
         (["profile", "softmax", "--case", "1", "--dtype", "float32"], "not allowed with"),
-        (["bench", "--op", "nothing"], "no stage has an op 'nothing'"),
+        (["bench", "--op", "nothing"], "no step has an op 'nothing'"),
         (["bench", "step1", "--op", "softmax"], "--op softmax: that is an op of step2-attention"),
-        (["check", "step9"], "`stage` must be one of step1-simple"),
+        (["check", "step9"], "`step` must be one of step1-simple"),
         (["check", "--schedule", "sideways"], "must be forward, reverse or random:SEED, got 'sideways'"),
         (["simt", "missing.cu"], "no such file"),
         (["simt", "--race", "--asan", "missing.cu"], "--race and --asan exclude each other"),
@@ -125,7 +125,7 @@ def test_rungs_says_what_each_supports(capsys):
         (["simt", "--threads", "many", "missing.cu"], "must be a number from 1 to 4096, got 'many'"),
         (["simt", "missing.cu", "--schedule", "sideways"], "must be forward, reverse or random:SEED, got 'sideways'"),
         (["simt", "missing.cu", "--schedule"], "--schedule: expected one argument"),
-        (["gpu-check", "--only", "coffee"], "--only coffee: no step starts so"),
+        (["gpu-check", "--only", "coffee"], "--only coffee: no task starts so"),
         (["report", "missing.md"], "missing.md"),
         ([], "COMMAND"),
     ],
@@ -137,8 +137,8 @@ def test_a_bad_argument_ends_with_a_line_and_a_code(arguments, complaint):
     assert "Traceback" not in done.stderr
 
 
-def test_a_stage_that_is_not_built_is_named_with_the_command(monkeypatch, capsys):
-    monkeypatch.setattr(stages, "is_built", lambda stage: False)
+def test_a_step_that_is_not_built_is_named_with_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(steps, "is_built", lambda step: False)
     for command in ("check", "bench"):
         assert cli.main([command, "step2"]) == 1
         assert "cd step2-attention && python setup.py build_ext --inplace" in capsys.readouterr().err
@@ -150,26 +150,26 @@ def recorded(monkeypatch):
     calls = []
 
     monkeypatch.setattr(cli, "run_shown", lambda command, cwd, env: calls.append((command, cwd, env)))
-    monkeypatch.setattr(stages, "is_built", lambda stage: True)
+    monkeypatch.setattr(steps, "is_built", lambda step: True)
     return calls
 
 
-def test_check_runs_a_stages_tests_in_an_order_of_threads(recorded):
+def test_check_runs_a_steps_tests_in_an_order_of_threads(recorded):
     assert cli.main(["check", "2", "--device", "cpu", "--schedule", "random:7", "-k", "softmax"]) == 0
     ((command, cwd, env),) = recorded
-    assert command[1:] == ["-m", "pytest", str(stages.ROOT / "step2-attention"), "-m", "emulated", "-k", "softmax"]
-    assert cwd == stages.ROOT
+    assert command[1:] == ["-m", "pytest", str(steps.ROOT / "step2-attention"), "-m", "emulated", "-k", "softmax"]
+    assert cwd == steps.ROOT
     assert (env["KF_TEST_DEVICES"], env["KF_SIMT_SCHEDULE"]) == ("cpu", "random:7")
 
 
-def test_bench_of_an_op_runs_its_stage_only(recorded):
+def test_bench_of_an_op_runs_its_step_only(recorded):
     assert cli.main(["bench", "--op", "softmax", "--sizes", "cpu"]) == 0
     ((command, cwd, _),) = recorded
     assert cwd.name == "step2-attention"
     assert command[1:] == ["benchmark.py", "--op=softmax", "--sizes=cpu"]
 
 
-def test_bench_gives_each_stage_its_own_ops_and_all_rungs(recorded):
+def test_bench_gives_each_step_its_own_ops_and_all_rungs(recorded):
     arguments = [
         "--op",
         "layer_norm",

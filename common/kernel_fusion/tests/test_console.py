@@ -1,4 +1,4 @@
-"""Steps name what failed and go on; children do not outlive an interruption."""
+"""Tasks name what failed and go on; children do not outlive an interruption."""
 
 import io
 import os
@@ -12,7 +12,7 @@ import time
 import pytest
 
 from kernel_fusion import console, testing
-from kernel_fusion.console import CommandFailed, Refused, Steps, duration, make_console, milliseconds, run_logged
+from kernel_fusion.console import CommandFailed, Refused, Tasks, duration, make_console, milliseconds, run_logged
 
 HANGS_S = 1800
 
@@ -27,12 +27,12 @@ def text(piped):
 
 
 def test_piped_steps_are_one_plain_line_each(piped):
-    steps = Steps(piped, total=3)
-    with steps.step("build the house"):
+    tasks = Tasks(piped, total=3)
+    with tasks.task("build the house"):
         pass
-    steps.note("paint it", "ok before")
-    steps.skip("move in", "no furniture")
-    assert steps.finish() == 0
+    tasks.note("paint it", "ok before")
+    tasks.skip("move in", "no furniture")
+    assert tasks.finish() == 0
     lines = re.sub(r"[\d.]+ s$", "T s", text(piped), flags=re.MULTILINE).splitlines()
     assert lines == [
         "[1/3] build the house … ok, T s",
@@ -43,12 +43,12 @@ def test_piped_steps_are_one_plain_line_each(piped):
 
 
 def test_a_step_that_fails_is_named_and_the_next_one_runs(piped):
-    steps = Steps(piped, total=2)
-    with steps.step("first"):
+    tasks = Tasks(piped, total=2)
+    with tasks.task("first"):
         raise ValueError("the reason")
-    with steps.step("second"):
+    with tasks.task("second"):
         pass
-    assert steps.finish() == 1
+    assert tasks.finish() == 1
     assert "[1/2] first … FAILED after" in text(piped)
     assert "ValueError: the reason" in text(piped)
     assert "[2/2] second … ok" in text(piped)
@@ -56,24 +56,24 @@ def test_a_step_that_fails_is_named_and_the_next_one_runs(piped):
 
 
 def test_a_tool_that_refuses_is_neither_passed_nor_failed(piped):
-    steps = Steps(piped, total=1)
-    with steps.step("racecheck"):
+    tasks = Tasks(piped, total=1)
+    with tasks.task("racecheck"):
         raise Refused("compute-sanitizer is not installed")
-    assert steps.finish() == 0
+    assert tasks.finish() == 0
     assert "[1/1] racecheck … not run: compute-sanitizer is not installed" in text(piped)
     assert "ok" not in text(piped)
 
 
 def test_an_interruption_is_no_failed_step(piped):
-    steps = Steps(piped, total=1)
-    with pytest.raises(KeyboardInterrupt), steps.step("long"):
+    tasks = Tasks(piped, total=1)
+    with pytest.raises(KeyboardInterrupt), tasks.task("long"):
         raise KeyboardInterrupt
-    assert steps.failed == []
+    assert tasks.failed == []
     assert text(piped) == "[1/1] long … interrupted\n"
 
 
-def test_a_piped_step_says_what_it_is_at_before_it_ends(piped):
-    with Steps(piped, total=1).step("long") as at:
+def test_a_piped_task_says_what_it_is_at_before_it_ends(piped):
+    with Tasks(piped, total=1).task("long") as at:
         at("1/2")
         assert text(piped) == "[1/1] long … "
     assert re.fullmatch(r"\[1/1\] long … ok, [\d.]+ s\n", text(piped))
@@ -81,14 +81,14 @@ def test_a_piped_step_says_what_it_is_at_before_it_ends(piped):
 
 def test_on_a_terminal_a_step_shows_how_far_it_is():
     terminal = make_console(file=io.StringIO(), force_terminal=True, width=80)
-    with Steps(terminal, total=1).step("long") as at:
+    with Tasks(terminal, total=1).task("long") as at:
         at("1/2")
         _wait_for(lambda: "[1/1] long … 1/2" in text(terminal))
     assert "[1/1] long … ok" in re.sub(r"\x1b\[[\d;]*m", "", text(terminal))
 
 
 def test_an_error_that_the_user_can_mend_is_its_text_alone(piped):
-    with Steps(piped, total=1).step("count"):
+    with Tasks(piped, total=1).task("count"):
         raise console.UserError("install binutils")
     assert text(piped).endswith("\ninstall binutils\n")
     assert "Traceback" not in text(piped)
@@ -139,9 +139,9 @@ def test_on_a_terminal_work_shows_how_far_it_is_on_one_line(monkeypatch, capsys)
 
 
 def test_a_command_that_fails_shows_the_end_of_its_log(piped, tmp_path):
-    steps = Steps(piped, total=1)
+    tasks = Tasks(piped, total=1)
     script = "print('said before'); raise SystemExit(3)"
-    with steps.step("command"):
+    with tasks.task("command"):
         run_logged([sys.executable, "-c", script], tmp_path / "logs" / "it.log")
     assert "said before" in text(piped)
     assert "ended with code 3; its output is in" in text(piped)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernel_fusion import cli, stages, testing
+from kernel_fusion import cli, steps, testing
 from kernel_fusion.console import UserError
 from kernel_fusion.learn import exercises
 
@@ -47,7 +47,7 @@ def solution(tmp_path, monkeypatch):
     path = tmp_path / "step2-attention" / "exercises" / "solutions" / "1_twice.cu"
     path.parent.mkdir(parents=True)
     path.write_text(SOLUTION)
-    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
     return path
 
 
@@ -145,7 +145,7 @@ def test_authors_cut_what_is_handed_out(solution, tmp_path, capsys):
 
 def test_git_and_the_checks_of_layout_pass_copies_by():
     """A reader's copies turn neither `git status` nor `make lint` nor a test red."""
-    root = stages.ROOT
+    root = steps.ROOT
     assert "/step*/exercises/mine/\n" in (root / ".gitignore").read_text()
     assert "-name mine" in (root / "Makefile").read_text()
     assert '"mine"' in (root / "tests" / "repository.py").read_text()

@@ -1,11 +1,11 @@
-"""Steps resume where sources are the same, and a tool that refuses is not taken for a pass."""
+"""Tasks resume where sources are the same, and a tool that refuses is not taken for a pass."""
 
 import json
 
 import pytest
 import torch
 
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.bench import gpu_check
 from kernel_fusion.console import CommandFailed, Refused
 
@@ -58,110 +58,110 @@ def test_anything_else_is_a_failure(tmp_path, tool, text, code, complaint):
 def test_a_missing_sanitizer_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check.shutil, "which", lambda *args, **kwargs: None)
     with testing.raises(Refused, "compute-sanitizer is not installed"):
-        gpu_check._sanitize("memcheck", stages.STAGES[0], tmp_path / "log")
+        gpu_check._sanitize("memcheck", steps.STEPS[0], tmp_path / "log")
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """Two stages with a source file each, and steps that write down that they ran."""
-    monkeypatch.setattr(stages, "ROOT", tmp_path)
-    one, two = stages.Stage("step1-a", "step1_a", "test.py"), stages.Stage("step2-b", "step2_b", "test.py")
-    for stage in (one, two):
-        stage.path.mkdir()
-        (stage.path / "kernel.cu").write_text("// " + stage.folder)
+    """Two steps with a source file each, and tasks that write down that they ran."""
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
+    one, two = steps.Step("step1-a", "step1_a", "test.py"), steps.Step("step2-b", "step2_b", "test.py")
+    for step in (one, two):
+        step.path.mkdir()
+        (step.path / "kernel.cu").write_text("// " + step.folder)
     (tmp_path / "common").mkdir()
     ran = []
 
-    def step(name, depends, error=None):
+    def task(name, depends, error=None):
         def run(log):
             ran.append(name)
             if error:
                 raise error
 
-        return gpu_check.Step(name, depends, run)
+        return gpu_check.Task(name, depends, run)
 
-    return step, one, two, ran
+    return task, one, two, ran
 
 
 def test_steps_that_passed_are_not_repeated_until_their_sources_change(repository, capsys):
-    step, one, two, ran = repository
-    steps = [step("test-step1-a", (one,)), step("test-step2-b", (one, two))]
-    assert gpu_check.run(steps, fresh=False) == 0
-    assert gpu_check.run(steps, fresh=False) == 0
+    task, one, two, ran = repository
+    tasks = [task("test-step1-a", (one,)), task("test-step2-b", (one, two))]
+    assert gpu_check.run(tasks, fresh=False) == 0
+    assert gpu_check.run(tasks, fresh=False) == 0
     assert ran == ["test-step1-a", "test-step2-b"]
     assert "ok before" in capsys.readouterr().out
 
     (two.path / "kernel.cu").write_text("// changed")
     (two.path / "build").mkdir()
     (two.path / "build" / "made.cpp").write_text("made by the build, no source")
-    assert gpu_check.run(steps, fresh=False) == 0
+    assert gpu_check.run(tasks, fresh=False) == 0
     assert ran[2:] == ["test-step2-b"]
-    (stages.ROOT / "common" / "launch.h").write_text("")
-    assert gpu_check.run(steps, fresh=False) == 0
+    (steps.ROOT / "common" / "launch.h").write_text("")
+    assert gpu_check.run(tasks, fresh=False) == 0
     assert ran[3:] == ["test-step1-a", "test-step2-b"]
-    assert gpu_check.run(steps, fresh=True) == 0
+    assert gpu_check.run(tasks, fresh=True) == 0
     assert len(ran) == 7
 
 
 def test_failures_and_refusals_are_remembered_as_such_and_run_again(repository, capsys):
-    step, one, _, ran = repository
-    steps = [
-        step("test-step1-a", (one,), ValueError("broken")),
-        step("memcheck-step1-a", (one,), Refused("no sanitizer")),
-        step("bench-step1-a", (one,)),
+    task, one, _, ran = repository
+    tasks = [
+        task("test-step1-a", (one,), ValueError("broken")),
+        task("memcheck-step1-a", (one,), Refused("no sanitizer")),
+        task("bench-step1-a", (one,)),
     ]
-    assert gpu_check.run(steps, fresh=False) == 1
+    assert gpu_check.run(tasks, fresh=False) == 1
     out = capsys.readouterr().out
     assert "[1/3] test-step1-a … FAILED" in out
     assert "[2/3] memcheck-step1-a … not run: no sanitizer" in out
     assert "[3/3] bench-step1-a … ok" in out
     state = json.loads((gpu_check.folder() / "state.json").read_text())
     assert [entry["outcome"] for entry in state.values()] == ["failed", "not run", "ok"]
-    gpu_check.run(steps, fresh=False)
+    gpu_check.run(tasks, fresh=False)
     assert ran[3:] == ["test-step1-a", "memcheck-step1-a"]
-    gpu_check.show_list(steps)
+    gpu_check.show_list(tasks)
     listed = capsys.readouterr().out
     assert "failed, " in listed
     assert "not run, " in listed
 
 
 def test_an_interrupted_step_is_not_taken_for_done(repository):
-    step, one, _, ran = repository
+    task, one, _, ran = repository
     with pytest.raises(KeyboardInterrupt):
-        gpu_check.run([step("test-step1-a", (one,), KeyboardInterrupt())], fresh=False)
-    assert gpu_check.run([step("test-step1-a", (one,))], fresh=False) == 0
+        gpu_check.run([task("test-step1-a", (one,), KeyboardInterrupt())], fresh=False)
+    assert gpu_check.run([task("test-step1-a", (one,))], fresh=False) == 0
     assert ran == ["test-step1-a", "test-step1-a"]
 
 
 def test_what_needs_a_build_that_failed_is_not_run(repository, capsys):
-    step, one, two, ran = repository
-    steps = [
-        step("build-step1-a", (one,), ValueError("no nvcc")),
-        step("test-step1-a", (one,)),
-        step("test-step2-b", (one, two)),
+    task, one, two, ran = repository
+    tasks = [
+        task("build-step1-a", (one,), ValueError("no nvcc")),
+        task("test-step1-a", (one,)),
+        task("test-step2-b", (one, two)),
     ]
-    assert gpu_check.run(steps, fresh=False) == 1
+    assert gpu_check.run(tasks, fresh=False) == 1
     assert ran == ["build-step1-a"]
     assert "[3/3] test-step2-b … not run: build-step1-a failed" in capsys.readouterr().out
 
 
 def test_a_build_that_passed_but_lies_nowhere_is_repeated(repository):
-    step, one, _, ran = repository
-    steps = [step("build-step1-a", (one,))]
-    gpu_check.run(steps, fresh=False)
-    gpu_check.run(steps, fresh=False)  # stages.is_built is False: the library has been removed
+    task, one, _, ran = repository
+    tasks = [task("build-step1-a", (one,))]
+    gpu_check.run(tasks, fresh=False)
+    gpu_check.run(tasks, fresh=False)  # steps.is_built is False: the library has been removed
     assert ran == ["build-step1-a", "build-step1-a"]
 
 
 def test_only_chooses_by_the_beginning_of_the_name():
-    steps = gpu_check.all_steps()
-    assert [s.name for s in gpu_check.chosen(steps, ["memcheck-step2", "test-common"])] == [
+    tasks = gpu_check.all_tasks()
+    assert [s.name for s in gpu_check.chosen(tasks, ["memcheck-step2", "test-common"])] == [
         "test-common",
         "memcheck-step2-attention",
     ]
-    assert gpu_check.chosen(steps, []) == steps
+    assert gpu_check.chosen(tasks, []) == tasks
     with testing.raises(gpu_check.UserError, "--only coffee"):
-        gpu_check.chosen(steps, ["coffee"])
+        gpu_check.chosen(tasks, ["coffee"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

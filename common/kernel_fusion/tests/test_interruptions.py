@@ -57,7 +57,7 @@ def interrupt(command: list[str], marker: pathlib.Path, **options) -> None:
 def test_what_runs_in_children_is_ended(tmp_path, command):
     repository, marker = FakeRepository(tmp_path, 1), tmp_path / "at-work"
     sleeps = SLEEPS.format(marker=str(marker))
-    repository.stage("step1-fake", before=sleeps)
+    repository.step("step1-fake", before=sleeps)
     (tmp_path / "step1-fake" / "test.py").write_text(f"def test_sleeps():\n    exec({sleeps!r})\n")
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npython_files = ["test.py"]\n')
     assert repository.python("-c", "import os; os.chdir('step1-fake'); exec(open('setup.py').read())").returncode == 0
@@ -66,7 +66,7 @@ def test_what_runs_in_children_is_ended(tmp_path, command):
 
 def test_a_build_is_ended(tmp_path):
     repository, marker = FakeRepository(tmp_path, 1), tmp_path / "at-work"
-    repository.stage("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
+    repository.step("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
     interrupt([sys.executable, "-m", "kernel_fusion", "tour"], marker, cwd=tmp_path, env=repository.environment())
 
 
@@ -95,7 +95,7 @@ def test_a_program_is_ended(tmp_path, option):
 def test_counting_is_ended(tmp_path):
     """`profile --device cpu` while it builds."""
     repository, marker = FakeRepository(tmp_path, 1), tmp_path / "at-work"
-    repository.stage("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
+    repository.step("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
     # Without what a fake repository puts behind it.
     module = tmp_path / "common" / "kernel_fusion" / "bench" / "rung_counts.py"
     shutil.copy(rung_counts.__file__, module)

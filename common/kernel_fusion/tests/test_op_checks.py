@@ -113,8 +113,8 @@ MISTAKES = {
 }
 
 
-def stage():
-    """A stage of ops that add two tensors and look at what `out` lies over, rightly or not."""
+def step():
+    """A step of ops that add two tensors and look at what `out` lies over, rightly or not."""
     module = types.SimpleNamespace(__name__="kf_apart")
     for name, look in MISTAKES.items():
         LIBRARY.define(f"{name}(Tensor x, Tensor y) -> Tensor")
@@ -132,11 +132,11 @@ def stage():
     return module
 
 
-STAGE = stage()
+STEP = step()
 
 
 def test_an_op_that_refuses_what_shares_memory_and_nothing_else_is_accepted():
-    testing.check_apart(STAGE, "right", inputs())
+    testing.check_apart(STEP, "right", inputs())
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_an_op_that_refuses_what_shares_memory_and_nothing_else_is_accepted():
 )
 def test_an_op_that_takes_or_refuses_the_wrong_output_is_rejected(op, complaint):
     with testing.raises(AssertionError, complaint):
-        testing.check_apart(STAGE, op, inputs())
+        testing.check_apart(STEP, op, inputs())
 
 
 # ---- what writes into its arguments ----

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Ellipse, Polygon
 from matplotlib.text import Text
 
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.console import UserError
 from kernel_fusion.report import plots, svg
 from kernel_fusion.tests.test_report import repository, row, write_results  # noqa: F401  a fixture
@@ -139,7 +139,7 @@ def test_a_roofline_has_every_point_of_each_ops_largest_forward_case(repository)
 
 
 def roofline(*ops):
-    return {"gpu": "H200", "stage": "step1", "copy_tb_s": 4.3, "matmul_tflop_s": 780.0, "ops": list(ops)}
+    return {"gpu": "H200", "step": "step1", "copy_tb_s": 4.3, "matmul_tflop_s": 780.0, "ops": list(ops)}
 
 
 def test_ops_that_share_a_place_are_drawn_once():
@@ -186,18 +186,18 @@ def test_a_plot_is_the_same_each_time_and_carries_its_digest(repository):  # noq
 
 DRAWS = """
 import json, pathlib, sys
-from kernel_fusion import stages
+from kernel_fusion import steps
 from kernel_fusion.report import plots, results
 
-stage = stages.Stage("step1-fake", "step1_fake", "test.py")
-stages.ROOT, stages.STAGES = pathlib.Path(sys.argv[1]), (stage,)
-file = results.load(stage)[0]
+step = steps.Step("step1-fake", "step1_fake", "test.py")
+steps.ROOT, steps.STEPS = pathlib.Path(sys.argv[1]), (step,)
+file = results.load(step)[0]
 measured, order = file.rows[:: int(sys.argv[2])], [results.key(row) for row in file.rows]
 placed = results.placed(measured[:2], [], order)  # measured two by two
 for at in range(2, len(measured), 2):
     placed = results.placed([*measured[at : at + 2], *placed], placed, order)
 results.write(file._replace(rows=placed))
-for plot in (*plots.ladders("double"), *plots.rooflines(stage), *plots.bytes_of("double")):
+for plot in (*plots.ladders("double"), *plots.rooflines(step), *plots.bytes_of("double")):
     plot.draw()
 """
 
@@ -205,10 +205,10 @@ for plot in (*plots.ladders("double"), *plots.rooflines(stage), *plots.bytes_of(
 def test_who_draws_and_the_order_of_measuring_change_nothing(repository):  # noqa: F811
     """In processes of their own, whose hashes differ."""
     texts = []
-    for step, seed in (("1", "1"), ("-1", "2")):
+    for stride, seed in (("1", "1"), ("-1", "2")):
         write_results(repository, [*ROWS, row("v1_naive", 0.05, width=4), row("v2_vector", 0.04, width=4)])
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        command = [sys.executable, "-c", DRAWS, str(stages.ROOT), step]
+        command = [sys.executable, "-c", DRAWS, str(steps.ROOT), stride]
         subprocess.run(command, env=environment, check=True)
         folder = repository.path / "results"
         texts.append({path.name: path.read_bytes() for path in sorted(folder.iterdir())})
@@ -229,7 +229,7 @@ def test_a_figure_more_changes_a_few_lines(repository):  # noqa: F811
 
 
 def test_every_plot_in_this_repository_is_short():
-    pictures = [path for stage in stages.STAGES for path in (stage.path / "results").glob("*.svg")]
+    pictures = [path for step in steps.STEPS for path in (step.path / "results").glob("*.svg")]
     assert len(pictures) > 40
     assert [path for path in pictures if len(path.read_text().splitlines()) > 200] == []
 
@@ -283,6 +283,6 @@ def test_other_figures_or_another_form_make_a_plot_stale(repository, monkeypatch
 
 
 def test_an_unknown_op_is_an_error(repository):  # noqa: F811
-    with testing.raises(UserError, "no stage has an op 'triple'"):
+    with testing.raises(UserError, "no step has an op 'triple'"):
         plots.ladders("triple")
-    assert plots.rooflines(stages.Stage("step9-none", "step9_none", "test.py")) == []
+    assert plots.rooflines(steps.Step("step9-none", "step9_none", "test.py")) == []

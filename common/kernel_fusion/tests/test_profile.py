@@ -10,11 +10,11 @@ import sys
 import pytest
 import torch
 
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.bench import benchmarks, profile
 from kernel_fusion.console import UserError, make_console
 from kernel_fusion.report import results
-from kernel_fusion.tests.fake_stage import stage
+from kernel_fusion.tests.fake_step import step
 from kernel_fusion.tests.test_report import row
 
 UNITS = {
@@ -350,7 +350,7 @@ sys.exit({code})
 @pytest.fixture
 def ncu(tmp_path, monkeypatch):
     """Makes an ncu that writes this table and, as its child would, what ran."""
-    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
 
     def make(table, ran=None, code=0):
         path = tmp_path / "ncu"
@@ -368,7 +368,7 @@ def double_case(**more):
         "shape": {"rows": 4, "width": 8},
         "dtype": torch.float32,
         "inputs": lambda device: (testing.randn((4, 8), torch.float32, device),),
-        "run": stage.double,
+        "run": step.double,
         "reference": lambda x: x * 2,
         "bytes": 256,
         "flops": 32,
@@ -376,7 +376,7 @@ def double_case(**more):
     return benchmarks.Case(**{**options, **more})
 
 
-FAKE = stages.Stage("step1-fake", "fake_stage", "test.py")
+FAKE = steps.Step("step1-fake", "fake_step", "test.py")
 TWO = table(
     [("spin_kernel", figures()), ("v1_kernel", figures()), ("spin_kernel", figures()), ("v2_kernel", figures())]
 )
@@ -402,7 +402,7 @@ def test_ncu_is_run_once_for_all_rungs_on_one_case(ncu):
             "-m",
             "kernel_fusion.bench.profile",
             "--child",
-            "fake_stage",
+            "fake_step",
             "--op",
             "double",
             "--case",
@@ -464,10 +464,10 @@ def test_a_case_that_is_not_there_is_an_error():
 
 
 def test_every_op_with_rungs_has_a_case_to_profile():
-    (case, *_) = profile.cases_of(stages.find("step2"), "softmax")
+    (case, *_) = profile.cases_of(steps.find("step2"), "softmax")
     assert case.op == "softmax"
     with testing.raises(UserError, "step2-attention/benchmark.py has no case of nothing"):
-        profile.cases_of(stages.find("step2"), "nothing")
+        profile.cases_of(steps.find("step2"), "nothing")
 
 
 # ---- the command ----
@@ -522,12 +522,12 @@ def test_counters_without_a_row_are_refused_and_nothing_is_written(results_file)
 
 @pytest.fixture
 def machine(monkeypatch, ncu, results_file):
-    """A GPU as far as the parent process looks, with the fake stage's op `double` and its results."""
+    """A GPU as far as the parent process looks, with the fake step's op `double` and its results."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: argparse.Namespace(L2_cache_size=L2))
-    monkeypatch.setattr(profile.syllabus, "stage_of", lambda op: FAKE)
-    monkeypatch.setattr(profile, "cases_of", lambda stage, op: [double_case(bytes=PREDICTED)])
-    monkeypatch.setattr(profile.benchmarks, "results_path", lambda stage, device: results_file)
+    monkeypatch.setattr(profile.syllabus, "step_of", lambda op: FAKE)
+    monkeypatch.setattr(profile, "cases_of", lambda step, op: [double_case(bytes=PREDICTED)])
+    monkeypatch.setattr(profile.benchmarks, "results_path", lambda step, device: results_file)
     ncu(TWO, {"ran": ["v1_good", "v2_good"], "refused": {"refuses": "double: rung 'refuses' takes nothing"}})
     return results_file
 
@@ -573,8 +573,8 @@ def test_options_of_the_other_device_are_refused(machine, tmp_path):
         command(device="cpu", save=True)
 
 
-def test_a_stage_built_without_cuda_says_so(machine, monkeypatch):
-    monkeypatch.setattr(stage, "rungs", lambda op, device: [])
+def test_a_step_built_without_cuda_says_so(machine, monkeypatch):
+    monkeypatch.setattr(step, "rungs", lambda op, device: [])
     with testing.raises(UserError, "step1-fake was built without CUDA"):
         command()
 
@@ -591,9 +591,9 @@ def test_the_child_runs_each_rung_and_notes_refusals():
 
 def test_the_child_writes_what_ran(monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(profile, "cases_of", lambda stage, op: ["first", "second"])
+    monkeypatch.setattr(profile, "cases_of", lambda step, op: ["first", "second"])
     monkeypatch.setattr(profile, "exercise", lambda case, rungs: asked.append((case, rungs)) or {"ran": rungs})
-    arguments = profile.child_arguments(stages.find("2"), "softmax", 1, ["v1_naive", "v2_block"], tmp_path / "ran.json")
+    arguments = profile.child_arguments(steps.find("2"), "softmax", 1, ["v1_naive", "v2_block"], tmp_path / "ran.json")
     monkeypatch.setattr(sys, "argv", ["profile", *arguments])
     assert profile.main() == 0
     assert asked == [("second", ["v1_naive", "v2_block"])]

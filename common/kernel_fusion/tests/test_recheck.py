@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from kernel_fusion import cli, stages
+from kernel_fusion import cli, steps
 from kernel_fusion.bench import noise, recheck
 from kernel_fusion.report import results
 from kernel_fusion.tests.test_report import row as report_row
@@ -81,17 +81,17 @@ def test_only_the_machine_that_was_measured_can_be_measured_again(tmp_path, caps
 
 
 def test_what_was_measured_is_kept_where_the_rest_is_not(tmp_path, monkeypatch, capsys):
-    """A stage's results on "this machine", of whose rows the second is never measured."""
-    monkeypatch.setattr(stages, "ROOT", tmp_path)
-    stage = stages.find("step1")
+    """A step's results on "this machine", of whose rows the second is never measured."""
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
+    step = steps.find("step1")
     rows = [row("torch eager", kind="peer", ms=0.1), row("triton", kind="peer", ms=0.05)]
-    path, output = stage.path / "cpu.json", tmp_path / "both.json"
+    path, output = step.path / "cpu.json", tmp_path / "both.json"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     ceilings = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
     results.write(results.Results(path, {"gpu": gpu}, ceilings, rows))
 
     def interrupted(of, size, wanted):
-        assert (of, size, wanted) == (stage, "full", rows)
+        assert (of, size, wanted) == (step, "full", rows)
         yield wanted[0], noise.Spread(0.2, 0.2, 0.2)
         raise KeyboardInterrupt
 
@@ -103,7 +103,7 @@ def test_what_was_measured_is_kept_where_the_rest_is_not(tmp_path, monkeypatch, 
 
 def test_the_best_of_torch_compile_is_kept(tmp_path, monkeypatch, capsys):
     """And of nobody else: only torch.compile chooses anew each time."""
-    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
     peer = {"kind": "peer", "ms": 0.1, "bytes": 10_000_000, "flops": 200_000_000, "percent_of_ceiling": None}
     peer |= {"gb_s": 100.0, "tflop_s": 2.0}
     faster, slower = ({"rows": 1, "width": width} for width in (8, 9))
@@ -113,7 +113,7 @@ def test_the_best_of_torch_compile_is_kept(tmp_path, monkeypatch, capsys):
         row("torch eager", **{**peer, "shape": faster}),
     ]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    path = stages.find("step1").path / "cpu.json"
+    path = steps.find("step1").path / "cpu.json"
     ceilings = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
     results.write(results.Results(path, {"gpu": gpu}, ceilings, rows))
     times = [noise.Spread(0.08, 0.07, 0.09), noise.Spread(0.2, 0.2, 0.2), noise.Spread(0.08, 0.07, 0.09)]
@@ -139,17 +139,17 @@ def test_a_process_measures_a_case_and_torch_compile_has_one_of_its_own():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures sizes of a CPU")
 @pytest.mark.slow
 def test_each_case_is_measured_in_a_process_of_its_own():
-    stage = stages.find("step1")
+    step = steps.find("step1")
     shape = {"rows": 4096, "width": 768}
     wanted = [
         row("cpu", op="bias_gelu", shape=shape, dtype="float32"),
         row("torch eager", op="bias_gelu", kind="peer", shape=shape, dtype="float32"),
         row("no such rung", op="bias_gelu", shape=shape, dtype="float32"),
     ]
-    found = list(recheck.measure_alone(stage, "cpu", wanted))
+    found = list(recheck.measure_alone(step, "cpu", wanted))
     assert [one for one, _ in found] == wanted
     assert all(isinstance(again, noise.Spread) and 0 < again.median < 10_000 for _, again in found[:2])
     assert "no such rung" in found[2][1]
     unknown = row("cpu", op="bias_gelu", shape={"rows": 1, "width": 1}, dtype="float32")
     with pytest.raises(recheck.UserError, match="has no case bias_gelu rows 1, width 1, float32 any more"):
-        list(recheck.measure_alone(stage, "cpu", [unknown]))
+        list(recheck.measure_alone(step, "cpu", [unknown]))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.console import UserError
 from kernel_fusion.report import documents as report
 from kernel_fusion.report import results, syllabus, tables
@@ -49,21 +49,21 @@ def row(impl, ms, *, kind="rung", correct=True, width=8, dtype="float32", **more
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A repository with one stage, whose op `double` has two rungs and a README with a marker."""
-    stage = stages.Stage("step1-fake", "step1_fake", "test.py")
-    monkeypatch.setattr(stages, "ROOT", tmp_path)
-    monkeypatch.setattr(stages, "STAGES", (stage,))
+    """A repository with one step, whose op `double` has two rungs and a README with a marker."""
+    step = steps.Step("step1-fake", "step1_fake", "test.py")
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
+    monkeypatch.setattr(steps, "STEPS", (step,))
     kernels = tmp_path / "step1-fake" / "kernels" / "double"
     kernels.mkdir(parents=True)
     (kernels / "v1_naive.cu").write_text(V1)
     (kernels / "v2_vector.cu").write_text(V2)
     readme = tmp_path / "step1-fake" / "README.md"
     readme.write_text("# Fake\n\n<!-- results:double -->\nold\n<!-- /results -->\n\nafter\n")
-    return stage
+    return step
 
 
-def write_results(stage, rows, name="h200", ops=None):
-    folder = stage.path / "results"
+def write_results(step, rows, name="h200", ops=None):
+    folder = step.path / "results"
     folder.mkdir(exist_ok=True)
     environment = {
         "gpu": "NVIDIA H200",
@@ -79,8 +79,8 @@ def write_results(stage, rows, name="h200", ops=None):
     (folder / f"{name}.json").write_text(json.dumps({"environment": environment, "ceilings": ceilings, "rows": rows}))
 
 
-def rewritten(stage):
-    readme = stage.path / "README.md"
+def rewritten(step):
+    readme = step.path / "README.md"
     report.update([readme], check=False)
     return readme.read_text()
 
@@ -111,14 +111,14 @@ def test_a_lessons_table_has_time_share_and_what_a_rung_gained(repository):
 
 def test_links_begin_where_the_document_stands(repository):
     write_results(repository, [row("v1_naive", 0.2)])
-    text = report.render("<!-- results:double -->\n<!-- /results -->\n", stages.ROOT / "docs" / "page.md")
+    text = report.render("<!-- results:double -->\n<!-- /results -->\n", steps.ROOT / "docs" / "page.md")
     assert "(../step1-fake/kernels/double/v1_naive.cu)" in text
     assert "(../step1-fake/results/README.md#double)" in text
 
 
-def page_of(stage):
+def page_of(step):
     report.update_pages(check=False)
-    return (stage.path / "results" / "README.md").read_text()
+    return (step.path / "results" / "README.md").read_text()
 
 
 def test_the_page_of_results_has_every_figure(repository):
@@ -297,15 +297,15 @@ def test_check_finds_a_stale_table_and_writes_nothing(repository, monkeypatch, c
     [
         ("<!-- results:double -->\n", "do not pair up"),
         ("<!-- /results -->\n", "do not pair up"),
-        ("<!-- results:triple -->\n<!-- /results -->\n", "no stage has an op 'triple'"),
+        ("<!-- results:triple -->\n<!-- /results -->\n", "no step has an op 'triple'"),
         ("<!-- results:double wide -->\n<!-- /results -->\n", "must be name=value"),
         ("<!-- plot:ladder double -->\n", "do not pair up"),
-        ("<!-- plot:ladder triple -->\n<!-- /plot -->\n", "no stage has an op 'triple'"),
-        ("<!-- plot:roofline step9 -->\n<!-- /plot -->\n", "README.md: `stage` must be one of step1-fake"),
+        ("<!-- plot:ladder triple -->\n<!-- /plot -->\n", "no step has an op 'triple'"),
+        ("<!-- plot:roofline step9 -->\n<!-- /plot -->\n", "README.md: `step` must be one of step1-fake"),
         ("<!-- plot:pie double -->\n<!-- /plot -->\n", "a ladder, a roofline, bytes or sectors, not 'pie'"),
-        ("<!-- plot:bytes triple -->\n<!-- /plot -->\n", "no stage has an op 'triple'"),
+        ("<!-- plot:bytes triple -->\n<!-- /plot -->\n", "no step has an op 'triple'"),
         ("<!-- plot:sectors v1=4@x -->\n<!-- /plot -->\n", "`v1=4@x` must be name=BYTES@APART"),
-        ("<!-- models:step9 -->\n<!-- /models -->\n", "README.md: `stage` must be one of step1-fake"),
+        ("<!-- models:step9 -->\n<!-- /models -->\n", "README.md: `step` must be one of step1-fake"),
         ("<!-- contents -->\n", "do not pair up"),
     ],
 )
@@ -327,7 +327,7 @@ PLOTS = "<!-- plot:ladder double -->\n<!-- /plot -->\n<!-- plot:roofline step1-f
 def test_plots_are_drawn_and_linked(repository):
     write_results(repository, [row("v1_naive", 0.2), row("v2_vector", 0.1), row("torch eager", 0.3, kind="peer")])
     (repository.path / "README.md").write_text(PLOTS)
-    docs = stages.ROOT / "docs" / "page.md"
+    docs = steps.ROOT / "docs" / "page.md"
     docs.parent.mkdir()
     docs.write_text(PLOTS)
     folder = repository.path / "results"

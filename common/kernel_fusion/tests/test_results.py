@@ -8,7 +8,7 @@ import types
 import pytest
 
 from emulator import counts
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.bench import benchmarks
 from kernel_fusion.report import results
 from kernel_fusion.tests.test_report import row as report_row
@@ -20,15 +20,15 @@ def row(impl: str, ms: float, width: int, **more) -> dict:
 
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
-    """A stage of which v1 is faster at width 8, v2 at width 9, and neither at width 10."""
-    stage = stages.Stage("step1-fake", "step1_fake", "test.py")
-    monkeypatch.setattr(stages, "ROOT", tmp_path)
-    monkeypatch.setattr(stages, "STAGES", (stage,))
+    """A step of which v1 is faster at width 8, v2 at width 9, and neither at width 10."""
+    step = steps.Step("step1-fake", "step1_fake", "test.py")
+    monkeypatch.setattr(steps, "ROOT", tmp_path)
+    monkeypatch.setattr(steps, "STEPS", (step,))
     times = {8: (1.0, 1.3), 9: (1.0, 0.5), 10: (1.0, 0.99)}
     rows = [row(f"v{i + 1}", ms, width) for width, pair in times.items() for i, ms in enumerate(pair)]
     rows.append(row("triton", 0.001, 8, kind="peer"))
     ceilings = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
-    path = stage.path / "results" / "h200.json"
+    path = step.path / "results" / "h200.json"
     results.write(results.Results(path, {"gpu": "NVIDIA H200"}, ceilings, rows))
     return results.read(path)
 
@@ -46,8 +46,8 @@ def test_what_is_not_there_is_an_error(measured):
         results.behind(measured, "triple", lambda row: "v1")
 
 
-def stage_that_takes(choose, prefer=None) -> types.ModuleType:
-    """A stage whose `auto` takes what choose(width) says, and prefers, where it can run, what prefer(width) says."""
+def step_that_takes(choose, prefer=None) -> types.ModuleType:
+    """A step whose `auto` takes what choose(width) says, and prefers, where it can run, what prefer(width) says."""
     module = types.ModuleType("step1_fake")
     module._C = types.SimpleNamespace(
         choose=lambda op, rung, sizes, dtype: choose(sizes["width"]),
@@ -57,20 +57,20 @@ def stage_that_takes(choose, prefer=None) -> types.ModuleType:
 
 
 def test_auto_may_not_be_far_behind_in_any_case(measured):
-    right = stage_that_takes(lambda width: "v1" if width == 8 else "v2")
+    right = step_that_takes(lambda width: "v1" if width == 8 else "v2")
     testing.check_automatic(right, "double", dict)
     with testing.raises(AssertionError, "width 8", "1.30 times the time of v1"):
-        testing.check_automatic(stage_that_takes(lambda width: "v2"), "double", dict)
+        testing.check_automatic(step_that_takes(lambda width: "v2"), "double", dict)
 
 
 def test_what_auto_prefers_counts_where_it_was_measured(measured):
     def right(width):
         return "v1" if width == 8 else "v2"
 
-    testing.check_automatic(stage_that_takes(lambda width: "v2", prefer=right), "double", dict)
-    testing.check_automatic(stage_that_takes(right, prefer=lambda width: "not measured"), "double", dict)
+    testing.check_automatic(step_that_takes(lambda width: "v2", prefer=right), "double", dict)
+    testing.check_automatic(step_that_takes(right, prefer=lambda width: "not measured"), "double", dict)
     with testing.raises(AssertionError, "width 8", "1.30 times the time of v1"):
-        testing.check_automatic(stage_that_takes(right, prefer=lambda width: "v2"), "double", dict)
+        testing.check_automatic(step_that_takes(right, prefer=lambda width: "v2"), "double", dict)
 
 
 def test_a_rung_newer_than_the_h200s_figures_is_held_against_another_gpus(measured):
@@ -81,17 +81,17 @@ def test_a_rung_newer_than_the_h200s_figures_is_held_against_another_gpus(measur
     def prefer(width):
         return "v3" if width == 8 else "v2"
 
-    testing.check_automatic(stage_that_takes(lambda width: "v2", prefer=prefer), "double", dict)
+    testing.check_automatic(step_that_takes(lambda width: "v2", prefer=prefer), "double", dict)
     others[-1] = row("v3", 1.2, 8)
     results.write(measured._replace(path=measured.path.with_name("h100.json"), rows=others))
     with testing.raises(AssertionError, "width 8", "1.20 times the time of v1"):
-        testing.check_automatic(stage_that_takes(lambda width: "v2", prefer=prefer), "double", dict)
+        testing.check_automatic(step_that_takes(lambda width: "v2", prefer=prefer), "double", dict)
 
 
 def test_auto_may_not_be_behind_over_all_cases(measured):
-    testing.check_automatic(stage_that_takes(lambda width: "v2"), "double", dict, at_most=1.4)
+    testing.check_automatic(step_that_takes(lambda width: "v2"), "double", dict, at_most=1.4)
     with testing.raises(AssertionError, "times the time of v2, over all cases"):
-        testing.check_automatic(stage_that_takes(lambda width: "v1"), "double", dict, at_most=9.0)
+        testing.check_automatic(step_that_takes(lambda width: "v1"), "double", dict, at_most=9.0)
 
 
 def test_a_row_without_quartiles_counts_as_one_repeat():
@@ -100,7 +100,7 @@ def test_a_row_without_quartiles_counts_as_one_repeat():
 
 # ---- the text of a file ----
 
-FILES = [one.path for stage in stages.STAGES for one in results.load(stage)]
+FILES = [one.path for step in steps.STEPS for one in results.load(step)]
 
 
 def numbers(value):

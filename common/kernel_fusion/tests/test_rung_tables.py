@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from kernel_fusion import build, rung_tables, stages
+from kernel_fusion import build, rung_tables, steps
 
 HEADER = """
 struct Args { int n; };
 void v1_naive(const Args& args, void* stream);
-std::string v1_naive_supports(const Args& args);
+std::string v1_naive_can_implement(const Args& args);
 // void v8_gone(const Args& args, void* stream);
 void v2_two(const Args& args, void* stream);
 """
@@ -46,8 +46,8 @@ def edit(path: pathlib.Path, old: str, new: str) -> None:
 
 def test_what_agrees_is_let_pass(folder):
     assert rung_tables.problems(folder) == []
-    for stage in stages.STAGES:
-        for op in (stage.path / "kernels").iterdir():
+    for step in steps.STEPS:
+        for op in (step.path / "kernels").iterdir():
             assert rung_tables.problems(op) == []
 
 
@@ -103,7 +103,7 @@ def test_what_does_not_agree_is_named(folder, fault):
 def test_the_build_refuses_it_before_it_compiles(folder, monkeypatch):
     monkeypatch.chdir(folder.parents[1])
     kernels = [f"kernels/double/{name}.cu" for name in ("v1_naive", "v2_two")]
-    extension = build.StageExtension(
+    extension = build.StepExtension(
         "fake._C", host=[], kernels=kernels, tables=["kernels/double/rungs.cpp"], include_dirs=[]
     )
     build.check_rung_tables(extension)

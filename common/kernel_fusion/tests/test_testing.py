@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernel_fusion import stages, testing
+from kernel_fusion import steps, testing
 from kernel_fusion.testing.accuracy import allowance, allowances, errors, max_error, misrounded, round_as_well
-from kernel_fusion.tests.fake_stage import stage
+from kernel_fusion.tests.fake_step import step
 
 EAGER = {"double": lambda x: x * 2, "softmax": lambda x: torch.softmax(x, -1), "sum": lambda x, y: x + y}
 
@@ -13,7 +13,7 @@ EAGER = {"double": lambda x: x * 2, "softmax": lambda x: torch.softmax(x, -1), "
 def check(rung, *, op="double", x=None, device="cpu", **more):
     x = testing.randn((5, 33), torch.float32, device) if x is None else x
     inputs = (x, x.flip(-1)) if op == "sum" else (x,)
-    return testing.check_contract(stage, op, inputs, rung, reference=EAGER[op], eager=EAGER[op], **more)
+    return testing.check_contract(step, op, inputs, rung, reference=EAGER[op], eager=EAGER[op], **more)
 
 
 @pytest.mark.parametrize("shape", [(1,), (33,), (5, 33), (2, 3, 4, 5), (0, 7), ()])
@@ -54,7 +54,7 @@ def test_a_right_rung_passes(device, dtype, shape):
     ],
 )
 def test_a_wrong_rung_is_rejected(rung, complaint):
-    with testing.raises(testing.ContractError, f"fake_stage.double, rung '{rung}' on cpu", complaint):
+    with testing.raises(testing.ContractError, f"fake_step.double, rung '{rung}' on cpu", complaint):
         check(rung)
 
 
@@ -63,8 +63,8 @@ def test_a_wrong_rung_is_rejected(rung, complaint):
 
 @pytest.fixture
 def fenced(monkeypatch):
-    """The stage has a library that watches: another one's."""
-    monkeypatch.setattr(stage, "_C", stages.load("step1_simple"), raising=False)
+    """The step has a library that watches: another one's."""
+    monkeypatch.setattr(step, "_C", steps.load("step1_simple"), raising=False)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_an_intermediate_that_was_rounded_is_found_unless_the_table_says_so(dtyp
         return x / 3 * 6  # rounds in between too: twice its error would allow it
 
     def run(rung):
-        return testing.check_contract(stage, "double", (x,), rung, reference=lambda x: x * 2, eager=sixth)
+        return testing.check_contract(step, "double", (x,), rung, reference=lambda x: x * 2, eager=sixth)
 
     run("v1_good")
     run("rounds_and_says_so")
@@ -126,8 +126,8 @@ def test_runs_may_differ_in_their_last_bits_where_the_rung_says_so():
 def test_reruns_are_compared_as_their_rung_says():
     runs = iter(torch.full((3, 5), value) for value in (1.0, 1.0 + 2**-22, 1.0 + 2**-22, 1.0))
     testing.check_reruns(lambda: next(runs), varies=True)
-    for varies, step in ((False, 2**-22), (True, 1e-3)):
-        runs = iter(torch.full((3, 5), 1.0 + step * (i == 2)) for i in range(4))
+    for varies, change in ((False, 2**-22), (True, 1e-3)):
+        runs = iter(torch.full((3, 5), 1.0 + change * (i == 2)) for i in range(4))
         with pytest.raises(AssertionError, match="run 3"):
             testing.check_reruns(lambda runs=runs: next(runs), varies=varies)
     assert not testing.differ(torch.full((2,), float("nan")), torch.full((2,), float("nan")), varies=True).any()
@@ -187,7 +187,7 @@ def test_a_uniform_softmax_is_rejected_even_where_rows_are_nearly_uniform(dtype,
 
 
 def test_a_rung_before_that_is_wrong_is_rejected(monkeypatch):
-    monkeypatch.setattr(stage, "rungs", lambda op, device: ["off_by_a_percent", "v2_good"])
+    monkeypatch.setattr(step, "rungs", lambda op, device: ["off_by_a_percent", "v2_good"])
     with testing.raises(testing.ContractError, "against rung 'off_by_a_percent'"):
         check("v2_good")
 
@@ -202,7 +202,7 @@ def test_the_wrong_stream_is_rejected():
 def test_a_reference_that_is_not_float64_is_an_error_of_the_test():
     x = torch.ones(3)
     with testing.raises(ValueError, "`reference` must return float64", "float32"):
-        testing.check_contract(stage, "double", (x,), "cpu", reference=lambda x: x.float() * 2, eager=lambda x: x * 2)
+        testing.check_contract(step, "double", (x,), "cpu", reference=lambda x: x.float() * 2, eager=lambda x: x * 2)
 
 
 def test_an_unknown_rung_raises_the_ops_own_error():
@@ -212,12 +212,12 @@ def test_an_unknown_rung_raises_the_ops_own_error():
 
 @pytest.mark.parametrize("device", testing.DEVICES)
 def test_a_registered_op_passes_check_op(device):
-    testing.check_op(stage, "double", (testing.randn((3, 4), torch.float32, device),), {"rung": "v1_good"})
+    testing.check_op(step, "double", (testing.randn((3, 4), torch.float32, device),), {"rung": "v1_good"})
 
 
 def test_an_op_that_returns_its_input_fails_check_op():
     with pytest.raises(Exception, match="alias"):
-        testing.check_op(stage, "double", (torch.ones(3, 4),), {"rung": "returns_its_input"})
+        testing.check_op(step, "double", (torch.ones(3, 4),), {"rung": "returns_its_input"})
 
 
 def test_raises_wants_every_fragment():
@@ -229,7 +229,7 @@ def test_raises_wants_every_fragment():
 
 def test_device_rungs_lists_the_emulated_rungs_and_skips_the_gpus_with_a_reason(monkeypatch):
     monkeypatch.delenv("KF_TEST_DEVICES", raising=False)
-    params = testing.device_rungs("fake_stage", "softmax")
+    params = testing.device_rungs("fake_step", "softmax")
     cpu = [p.values for p in params if p.values[0] == "cpu"]
     assert cpu == [("cpu", name) for name in ("cpu", "v1_good", "uniform", "without_a_tail")]
     cuda = [p for p in params if p.values[0] == "cuda"]
@@ -240,10 +240,10 @@ def test_device_rungs_lists_the_emulated_rungs_and_skips_the_gpus_with_a_reason(
 
 def test_a_gpu_asked_for_by_name_is_never_skipped(monkeypatch):
     monkeypatch.setenv("KF_TEST_DEVICES", "cuda")
-    assert all(p.values[0] == "cuda" and not p.marks for p in testing.device_rungs("fake_stage", "softmax"))
+    assert all(p.values[0] == "cuda" and not p.marks for p in testing.device_rungs("fake_step", "softmax"))
     monkeypatch.setenv("KF_TEST_DEVICES", "tpu")
     with testing.raises(ValueError, "KF_TEST_DEVICES", "tpu"):
-        testing.device_rungs("fake_stage", "softmax")
+        testing.device_rungs("fake_step", "softmax")
 
 
 def test_randn_is_the_same_everywhere_up_to_rounding():

@@ -1,4 +1,4 @@
-"""The tour says what it shows, names what fails, and goes on where it can. Run whole, on stages that are fakes."""
+"""The tour says what it shows, names what fails, and goes on where it can. Run whole, on steps that are fakes."""
 
 import re
 
@@ -33,15 +33,15 @@ def test_a_tour_shows_every_rung_and_ends_with_0(tmp_path):
 
 
 def test_the_plan_counts_what_is_not_built(monkeypatch):
-    monkeypatch.setattr(tour.stages, "is_built", lambda stage: False)
+    monkeypatch.setattr(tour.steps, "is_built", lambda step: False)
     whole = re.search(r"about (\d+) minutes", tour.plan(full=False))
-    monkeypatch.setattr(tour.stages, "is_built", lambda stage: True)
+    monkeypatch.setattr(tour.steps, "is_built", lambda step: True)
     rest = re.search(r"about (\d+) minutes", tour.plan(full=False))
     assert (int(whole[1]) - int(rest[1])) * 60 == pytest.approx(sum(tour.BUILD_SECONDS.values()), abs=60)
 
 
-def test_every_stage_says_how_long_its_build_takes():
-    assert list(tour.BUILD_SECONDS) == [stage.folder for stage in tour.stages.STAGES]
+def test_every_step_says_how_long_its_build_takes():
+    assert list(tour.BUILD_SECONDS) == [step.folder for step in tour.steps.STEPS]
 
 
 def test_a_full_tour_shows_a_table_for_each_case_with_times(tmp_path):
@@ -65,9 +65,9 @@ def test_what_cannot_be_counted_is_said_and_fails_nothing(tmp_path):
 
 def test_what_fails_is_named_and_the_rest_is_shown(tmp_path):
     repository = FakeRepository(tmp_path, 4)
-    repository.stage("step1-fake", build="raise SystemExit('no compiler here')")
-    repository.stage("step2-fake", run="lambda x, rung: x * 3")
-    repository.stage("step3-fake", before="import os\nos.abort()\n")
+    repository.step("step1-fake", build="raise SystemExit('no compiler here')")
+    repository.step("step2-fake", run="lambda x, rung: x * 3")
+    repository.step("step3-fake", before="import os\nos.abort()\n")
     done = repository.python("-m", "kernel_fusion", "tour")
     out = done.stdout
     assert done.returncode == 1
@@ -88,7 +88,7 @@ def test_what_fails_is_named_and_the_rest_is_shown(tmp_path):
 
 def test_a_result_that_is_never_written_is_wrong(tmp_path):
     repository = FakeRepository(tmp_path, 1)
-    repository.stage("step1-fake", run="lambda x, rung: torch.empty_like(x)")
+    repository.step("step1-fake", run="lambda x, rung: torch.empty_like(x)")
     done = repository.python("-m", "kernel_fusion", "tour")
     assert done.returncode == 1
     assert re.search(r"v2_good +a product +inf WRONG", done.stdout)
@@ -96,7 +96,7 @@ def test_a_result_that_is_never_written_is_wrong(tmp_path):
 
 def test_plain_cpp_that_is_wrong_fails_the_tour(tmp_path):
     repository = FakeRepository(tmp_path, 1)
-    repository.stage("step1-fake", run="lambda x, rung: x * (3 if rung == 'cpu' else 2)")
+    repository.step("step1-fake", run="lambda x, rung: x * (3 if rung == 'cpu' else 2)")
     done = repository.python("-m", "kernel_fusion", "tour")
     assert done.returncode == 1
     assert "step1-fake: 1 wrong results, marked above" in done.stdout + done.stderr
@@ -117,8 +117,8 @@ def test_a_library_from_before_is_not_shown_where_the_build_fails(tmp_path):
     repository = FakeRepository(tmp_path, 1)
     build = repository.python("-c", "import os; os.chdir('step1-fake'); exec(open('setup.py').read())")
     assert build.returncode == 0
-    assert "How to double" in repository.python("-m", "kernel_fusion.learn.tour", "--stage", "1").stdout
-    repository.stage("step1-fake", build="raise SystemExit(1)")
+    assert "How to double" in repository.python("-m", "kernel_fusion.learn.tour", "--step", "1").stdout
+    repository.step("step1-fake", build="raise SystemExit(1)")
     done = repository.python("-m", "kernel_fusion", "tour")
     assert done.returncode == 1
     assert "How to double" not in done.stdout
@@ -172,12 +172,12 @@ def test_a_rung_that_is_wrong_is_always_shown():
     ("needed", "given"),
     [([5, 4, 3, 2], [5, 4, 3, 2]), ([27, 19, 8, 4], [9, 9, 8, 4]), ([1, 40, 40, 40], [1, 9, 10, 10])],
 )
-def test_stages_share_the_rows_and_a_short_one_leaves_its_own(monkeypatch, needed, given):
-    counts = dict(zip(tour.stages.STAGES, needed, strict=True))
+def test_steps_share_the_rows_and_a_short_one_leaves_its_own(monkeypatch, needed, given):
+    counts = dict(zip(tour.steps.STEPS, needed, strict=True))
     monkeypatch.setattr(tour, "ROWS", 30)
-    monkeypatch.setattr(tour.syllabus, "ops", lambda stage: ["op"])
-    monkeypatch.setattr(tour.syllabus, "rungs", lambda stage, op: [None] * counts[stage])
-    assert [tour.share_of(stage, count) for stage, count in counts.items()] == given
+    monkeypatch.setattr(tour.syllabus, "ops", lambda step: ["op"])
+    monkeypatch.setattr(tour.syllabus, "rungs", lambda step, op: [None] * counts[step])
+    assert [tour.share_of(step, count) for step, count in counts.items()] == given
 
 
 def test_on_a_gpu_the_table_has_times(capsys):
@@ -195,7 +195,7 @@ def test_sectors_that_nobody_asked_for_are_a_dash(capsys):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_rungs_are_timed_beside_their_fastest_peer():
     look = tour.Look(tour.importlib.import_module("step1_simple"), {}, lambda at: None, print)
-    found = tour.timed_rows(look, tour.stages.load_benchmark(tour.stages.STAGES[0]).cases("quick", "cuda")[:1])
+    found = tour.timed_rows(look, tour.steps.load_benchmark(tour.steps.STEPS[0]).cases("quick", "cuda")[:1])
     assert [row.name for row in found][:2] == ["v1_chunk", "v2_naive"]
     assert [row.idea for row in found].count("(peer)") == 1
     assert all(row.ms > 0 and row.correct for row in found)

@@ -1,4 +1,5 @@
-// Where multiplication may stand for division by the width: for `supports`. Plain C++, since the tables include it.
+// Where multiplication may stand for division by the width: for `can_implement`. Plain C++, since the tables include
+// it.
 #pragma once
 
 #include <cstdint>

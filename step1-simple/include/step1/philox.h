@@ -37,7 +37,7 @@ __device__ __forceinline__ void forget_round_keys(uint64_t& seed) {
 #endif
 }
 
-// Eight random numbers of 16 bits from one call: in this stage for the elements 8*block ... 8*block + 7 of a tensor.
+// Eight random numbers of 16 bits from one call: in this step for the elements 8*block ... 8*block + 7 of a tensor.
 struct Eight {
   uint4 bits;
 
@@ -49,7 +49,7 @@ struct Eight {
 
 // Where dropout's random numbers start. Under a CUDA graph the two numbers lie in the GPU's memory, because a replay
 // must see new ones; otherwise they come with the launch, and nobody waits for a read.
-struct DropoutState {
+struct PhiloxState {
   const int64_t* in_memory;  // {seed, offset}, or null
   uint64_t seed;
   uint64_t offset;

@@ -92,7 +92,7 @@ __device__ __forceinline__ void store_values(T* to, const compute_t<T> (&value)[
 
 // Of eight values those from `first` to `last`; the others are 0, or stay as they are in memory. `whole` says that all
 // eight are meant, as std::true_type or std::false_type: who decides that once for several loads keeps them free of
-// branches, so that they are under way together.
+// branches, so that they are in flight together.
 template <bool kAligned, class Whole, class T>
 __device__ __forceinline__ void load_some(Whole whole, const T* from, int first, int last, compute_t<T> (&value)[8]) {
   if constexpr (decltype(whole)::value) {

@@ -26,11 +26,11 @@ __global__ void add_bias_kernel(const T* __restrict__ x, const T* __restrict__ b
 }
 
 template <class T>
-__global__ void dropout_kernel(T* y, int64_t n, DropoutState state, uint32_t threshold, compute_t<T> scale) {
+__global__ void dropout_kernel(T* y, int64_t n, PhiloxState philox_state, uint32_t threshold, compute_t<T> scale) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  state.read();
-  const bool keep = state.eight(i / 8).number(static_cast<int>(i % 8)) >= threshold;
+  philox_state.read();
+  const bool keep = philox_state.eight(i / 8).number(static_cast<int>(i % 8)) >= threshold;
   y[i] = from_compute<T>(keep ? scale * to_compute(y[i]) : compute_t<T>(0));
 }
 
@@ -51,7 +51,7 @@ void v1_unfused(const Args& a, void* stream) {
     add_bias_kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x),
                                                                 static_cast<const T*>(a.bias), y, n, a.width);
     check_launch();
-    dropout_kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(y, n, DropoutState{a.state, a.seed, a.offset},
+    dropout_kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(y, n, PhiloxState{a.rng_state, a.seed, a.offset},
                                                                a.threshold, keep_scale<compute_t<T>>(a.threshold));
     check_launch();
     add_residual_kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.residual), y, n);

@@ -21,12 +21,12 @@ constexpr int kThreads = 256;
 
 template <class T>
 __global__ void v2_naive_kernel(const T* __restrict__ x, const T* __restrict__ bias, const T* __restrict__ residual,
-                                T* __restrict__ y, int64_t n, int64_t width, DropoutState state, uint32_t threshold,
-                                compute_t<T> scale) {
+                                T* __restrict__ y, int64_t n, int64_t width, PhiloxState philox_state,
+                                uint32_t threshold, compute_t<T> scale) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  state.read();
-  const bool keep = state.eight(i / 8).number(static_cast<int>(i % 8)) >= threshold;
+  philox_state.read();
+  const bool keep = philox_state.eight(i / 8).number(static_cast<int>(i % 8)) >= threshold;
   const auto sum = to_compute(x[i]) + to_compute(bias[i % width]);
   y[i] = from_compute<T>((keep ? scale * sum : compute_t<T>(0)) + to_compute(residual[i]));
 }
@@ -40,7 +40,7 @@ void v2_naive(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     v2_naive_kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(
         static_cast<const T*>(a.x), static_cast<const T*>(a.bias), static_cast<const T*>(a.residual),
-        static_cast<T*>(a.y), n, a.width, DropoutState{a.state, a.seed, a.offset}, a.threshold,
+        static_cast<T*>(a.y), n, a.width, PhiloxState{a.rng_state, a.seed, a.offset}, a.threshold,
         keep_scale<compute_t<T>>(a.threshold));
   });
   check_launch();

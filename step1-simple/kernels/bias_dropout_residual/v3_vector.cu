@@ -22,16 +22,16 @@ constexpr int kThreads = 256;
 
 template <int N, class T>
 __global__ void v3_vector_kernel(const T* __restrict__ x, const T* __restrict__ bias, const T* __restrict__ residual,
-                                 T* __restrict__ y, int64_t n, int64_t width, DropoutState state, uint32_t threshold,
-                                 compute_t<T> scale) {
+                                 T* __restrict__ y, int64_t n, int64_t width, PhiloxState philox_state,
+                                 uint32_t threshold, compute_t<T> scale) {
   const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N;
   if (i >= n) return;
   compute_t<T> value[N], b[N], r[N];
   widen(load_vector<N>(x + i), value);
   widen(load_vector<N>(bias + i % width), b);
   widen(load_vector<N>(residual + i), r);
-  state.read();
-  const Eight eight = state.eight(i / 8);
+  philox_state.read();
+  const Eight eight = philox_state.eight(i / 8);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     const bool keep = eight.number(static_cast<int>(i % 8) + j) >= threshold;
@@ -46,7 +46,7 @@ void launch(const Args& a, void* stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(n / N, kThreads));
   v3_vector_kernel<N><<<blocks, kThreads, 0, as_stream(stream)>>>(
       static_cast<const T*>(a.x), static_cast<const T*>(a.bias), static_cast<const T*>(a.residual),
-      static_cast<T*>(a.y), n, a.width, DropoutState{a.state, a.seed, a.offset}, a.threshold,
+      static_cast<T*>(a.y), n, a.width, PhiloxState{a.rng_state, a.seed, a.offset}, a.threshold,
       keep_scale<compute_t<T>>(a.threshold));
 }
 

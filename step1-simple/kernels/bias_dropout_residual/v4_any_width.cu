@@ -23,18 +23,18 @@ constexpr int kThreads = 256;
 template <bool kAligned, bool kWhole, class T>
 __global__ void v4_any_width_kernel(const T* __restrict__ x, const T* __restrict__ bias, const T* __restrict__ residual,
                                     T* __restrict__ y, int64_t n, int64_t width, FastDivide by_width,
-                                    DropoutState state, uint32_t threshold, compute_t<T> scale) {
+                                    PhiloxState philox_state, uint32_t threshold, compute_t<T> scale) {
   const int64_t block = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const int64_t i = block * 8;
   if (i >= n) return;
   compute_t<T> b[8];
   load_bias<kWhole>(bias, by_width.remainder(i), width, b);
-  state.read();
+  philox_state.read();
   const auto work = [&](auto whole, int last) {
     compute_t<T> value[8], r[8];
     load_some<kAligned>(whole, x + i, 0, last, value);
     load_some<kAligned>(whole, residual + i, 0, last, r);
-    const Eight eight = state.eight(block);
+    const Eight eight = philox_state.eight(block);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       value[j] = (eight.number(j) >= threshold ? scale * (value[j] + b[j]) : compute_t<T>(0)) + r[j];
@@ -54,7 +54,7 @@ void launch(const Args& a, void* stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(ceil_div(n, 8), kThreads));
   v4_any_width_kernel<kAligned, kWhole><<<blocks, kThreads, 0, as_stream(stream)>>>(
       static_cast<const T*>(a.x), static_cast<const T*>(a.bias), static_cast<const T*>(a.residual),
-      static_cast<T*>(a.y), n, a.width, FastDivide(a.width), DropoutState{a.state, a.seed, a.offset}, a.threshold,
+      static_cast<T*>(a.y), n, a.width, FastDivide(a.width), PhiloxState{a.rng_state, a.seed, a.offset}, a.threshold,
       keep_scale<compute_t<T>>(a.threshold));
 }
 

@@ -12,7 +12,7 @@ struct Args {
   void* grad_bias;
   int64_t rows;
   int64_t width;
-  const int64_t* state;  // {seed, offset} in the GPU's memory; null: the next two members hold them
+  const int64_t* rng_state;  // {seed, offset} in the GPU's memory; null: the next two members hold them
   uint64_t seed;
   uint64_t offset;
   uint32_t threshold;  // an element is kept where its 16-bit random number is at least this

@@ -19,12 +19,12 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T>
-__global__ void grad_x_kernel(const T* __restrict__ grad, T* __restrict__ grad_x, int64_t n, DropoutState state,
+__global__ void grad_x_kernel(const T* __restrict__ grad, T* __restrict__ grad_x, int64_t n, PhiloxState philox_state,
                               uint32_t threshold, compute_t<T> scale) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  state.read();
-  const bool keep = state.eight(i / 8).number(static_cast<int>(i % 8)) >= threshold;
+  philox_state.read();
+  const bool keep = philox_state.eight(i / 8).number(static_cast<int>(i % 8)) >= threshold;
   grad_x[i] = from_compute<T>(keep ? scale * to_compute(grad[i]) : compute_t<T>(0));
 }
 
@@ -36,7 +36,7 @@ void v1_separate(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     T* grad_x = static_cast<T*>(a.grad_x);
     grad_x_kernel<<<static_cast<unsigned>(ceil_div(n, kThreads)), kThreads, 0, as_stream(stream)>>>(
-        static_cast<const T*>(a.grad), grad_x, n, DropoutState{a.state, a.seed, a.offset}, a.threshold,
+        static_cast<const T*>(a.grad), grad_x, n, PhiloxState{a.rng_state, a.seed, a.offset}, a.threshold,
         keep_scale<compute_t<T>>(a.threshold));
     check_launch();
 

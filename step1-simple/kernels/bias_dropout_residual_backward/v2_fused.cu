@@ -19,16 +19,16 @@ namespace {
 template <bool kAligned, class T>
 __global__ void __launch_bounds__(256, kDropoutBlocks<T>)
     v2_fused_kernel(const T* __restrict__ grad, T* __restrict__ grad_x, compute_t<T>* __restrict__ partial,
-                    int64_t rows, int64_t width, int64_t rows_per_part, DropoutState state, uint32_t threshold,
+                    int64_t rows, int64_t width, int64_t rows_per_part, PhiloxState philox_state, uint32_t threshold,
                     compute_t<T> scale) {
   using C = compute_t<T>;
-  state.read();
+  philox_state.read();
   const int64_t begin = blockIdx.y * rows_per_part;
   sum_columns_by_eight(begin, min(begin + rows_per_part, rows), width, own_partial(partial),
                        [&](auto whole, int64_t i, int first, int last, C(&value)[8]) {
                          load_some<kAligned>(whole, grad + i, first, last, value);
-                         if constexpr (sizeof(T) == 2) forget_round_keys(state.seed);
-                         const Eight eight = state.eight(i / 8);
+                         if constexpr (sizeof(T) == 2) forget_round_keys(philox_state.seed);
+                         const Eight eight = philox_state.eight(i / 8);
 #pragma unroll
                          for (int j = 0; j < 8; ++j) {
                            value[j] = eight.number(j) >= threshold ? scale * value[j] : C(0);
@@ -43,7 +43,7 @@ void launch(const Args& a, void* stream) {
   const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
   v2_fused_kernel<kAligned><<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
       static_cast<const T*>(a.grad), static_cast<T*>(a.grad_x), static_cast<compute_t<T>*>(a.scratch), a.rows, a.width,
-      g.rows_per_part, DropoutState{a.state, a.seed, a.offset}, a.threshold, keep_scale<compute_t<T>>(a.threshold));
+      g.rows_per_part, PhiloxState{a.rng_state, a.seed, a.offset}, a.threshold, keep_scale<compute_t<T>>(a.threshold));
   check_launch();
   finish_columns_by_eight<T>(a.scratch, a.grad_bias, g, a.width, stream);
 }

@@ -3,7 +3,7 @@
 // Idea      v2 starts n/256 blocks, a million for a large tensor, and each of them lives for one element a thread. Here
 //           the grid is what fits on the GPU at once, and every thread walks on by the size of the whole grid. At each
 //           step neighbours still touch neighbours. What a thread does once, for its index and its end, now serves
-//           many elements. On an H200 that is a third faster than v2. In half types too few bytes are under way; in
+//           many elements. On an H200 that is a third faster than v2. In half types too few bytes are in flight; in
 //           float32 nvcc unrolls the loop and puts four loads before the first store.
 // Since v2  A loop around the element, and a grid that does not depend on n.
 // Launch    grid min(⌈n/256⌉, 8·multiprocessors), block 256, no shared memory

@@ -1,7 +1,7 @@
 // scale v4_vector: 16 bytes a thread
 //
 // Idea      One 128-bit load brings 4 floats or 8 halves. Fewer instructions move the same bytes, and each thread has
-//           more of them under way.
+//           more of them in flight.
 // Since v3  Back to a thread for each piece of work, without a loop; the piece is N neighbours instead of one element.
 //           The n mod N elements left over go one each to the first threads. Where x or y does not start at a multiple
 //           of 16 bytes, N is 1 and this is v2 again.

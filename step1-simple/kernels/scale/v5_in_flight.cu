@@ -1,9 +1,9 @@
-// scale v5_in_flight: four vectors under way a thread
+// scale v5_in_flight: four vectors in flight a thread
 //
 // Idea      Memory answers after about 0.8 µs. For a copy at 4.3 TB/s, half of it reads, 13 KB a multiprocessor must be
-//           under way at any time. v4 has one load of 16 bytes a thread, 2048 threads, 32 KB; four loads before the
+//           in flight at any time. v4 has one load of 16 bytes a thread, 2048 threads, 32 KB; four loads before the
 //           first use need a quarter of the threads for that. On an H200 it is 3 to 5 % slower than v4: enough was
-//           under way already. It helps where few threads can be there.
+//           in flight already. It helps where few threads can be there.
 // Since v4  A thread owns four vectors, a block's width apart so that neighbours stay neighbours, and loads all four
 //           before it stores any.
 // Launch    grid ⌈⌈n/N⌉/1024⌉, block 256, no shared memory; N = 16/sizeof(T)

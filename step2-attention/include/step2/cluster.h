@@ -153,7 +153,7 @@ __device__ __forceinline__ void store_remote_async(uint32_t address, const uint3
 }
 
 // Why rows of so many blocks each cannot be launched; empty if they can.
-inline std::string refused_blocks(int64_t rows, int64_t blocks) {
+inline std::string can_implement_blocks(int64_t rows, int64_t blocks) {
   if (rows * blocks <= INT32_MAX) return "";
   return "takes at most 2147483647 blocks, got " + std::to_string(rows) + " rows of " + std::to_string(blocks);
 }

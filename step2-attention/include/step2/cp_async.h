@@ -1,7 +1,7 @@
 // Copies from global to shared memory that a thread starts and waits for later; no register holds the data on its way.
 // PTX ISA, "Data Movement and Conversion Instructions: Non-bulk copy". From compute capability 8.0 on.
 //
-// Started copies are closed into groups; wait<N> waits until no more than the N newest groups are on their way. A wait
+// Started copies are closed into groups; wait<N> waits until no more than the N newest groups are in flight. A wait
 // covers the thread's own copies: a barrier must follow before other threads read them.
 #pragma once
 

@@ -10,7 +10,7 @@ namespace kf::KF_BACKEND {
 
 // In the kernel in front: when all its blocks have said so, or ended, the next one's may begin.
 // PTX: griddepcontrol.launch_dependents
-__device__ __forceinline__ void let_next_kernel_begin() {
+__device__ __forceinline__ void launch_dependent_grids() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #else
@@ -20,7 +20,7 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 
 // In the kernel behind: the one in front has ended, and what it wrote is seen. Every block must wait, or the kernel
 // after it might begin before the one in front of it has ended. PTX: griddepcontrol.wait
-__device__ __forceinline__ void wait_for_kernel_before() {
+__device__ __forceinline__ void wait_on_dependent_grids() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #else

@@ -52,7 +52,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
 }
 
 // Arrives, and announces the bytes that copies will bring in this phase. PTX: mbarrier.arrive.expect_tx
-__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes)
                : "memory");
@@ -76,7 +76,7 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t* barrier, uint32
 
 // The same where this block has only read what the other one will overwrite: none of its writes need be seen there, so
 // there is no fence of global memory, which takes a microsecond. PTX: mapa, mbarrier.arrive.shared::cluster
-__device__ __forceinline__ void mbarrier_leave_remote(uint64_t* barrier, uint32_t rank) {
+__device__ __forceinline__ void mbarrier_arrive_remote_cta(uint64_t* barrier, uint32_t rank) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile(
       "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
@@ -119,7 +119,7 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
 
 // The same by a whole warp, which goes on together. After mbarrier_wait the compiler does not know whether lanes have
 // met again, and may keep what they have in common, as wgmma's descriptors, in registers of each.
-__device__ __forceinline__ void mbarrier_wait_together(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait_warp(uint64_t* barrier, uint32_t parity) {
   while (!__all_sync(0xffffffffu, mbarrier_try_wait(barrier, parity))) {
   }
 }

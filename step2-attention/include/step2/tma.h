@@ -36,7 +36,7 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
 
 // Loads. x, y, … are the element at which the box begins; x must be a multiple of 16 bytes, and a box may lie over the
 // tensor's edges: what is outside is 0, or NaN if the map says so. The barrier counts the bytes of the whole box, also
-// of what lies outside of the tensor; announce them with mbarrier_arrive_expect. PTX:
+// of what lies outside of the tensor; announce them with mbarrier_arrive_expect_tx. PTX:
 // cp.async.bulk.tensor.Nd.shared::cluster.global.mbarrier
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int32_t x) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900

@@ -13,11 +13,11 @@ constexpr int kWarpgroupSize = 128;
 
 // What all lanes of a warp have in common. The shuffle shows the compiler that they do, so that what is computed from
 // it needs no register of each thread.
-__device__ __forceinline__ int same_in_warp(int x) { return __shfl_sync(kFullWarp, x, 0); }
+__device__ __forceinline__ int warp_uniform(int x) { return __shfl_sync(kFullWarp, x, 0); }
 
 // The number of this warpgroup in its block.
 __device__ __forceinline__ int warpgroup_of_block() {
-  return same_in_warp(static_cast<int>(threadIdx.x / kWarpgroupSize));
+  return warp_uniform(static_cast<int>(threadIdx.x / kWarpgroupSize));
 }
 
 // Whether this thread does what one thread does for its warpgroup. In warpgroup w it is lane 0 of warp w % 4, so that
@@ -41,7 +41,7 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
 // to 240. A launch gives each thread 65536 / threads, rounded down to a multiple of 8; who takes more than others have
 // given waits for ever. PTX: setmaxnreg
 template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #else
@@ -49,7 +49,7 @@ __device__ __forceinline__ void give_registers() {
 #endif
 }
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #else

@@ -16,18 +16,18 @@
 
 namespace kf::KF_BACKEND::attention {
 
-struct Dropout {
-  DropoutState state;
+struct AttentionDropout {
+  PhiloxState philox_state;
   uint32_t threshold;
   int64_t row_pieces, column_pieces;  // of a head's scores: 16 queries each, 32 keys each
 
   template <class Args>  // this op's, or another's that has the same members
-  __device__ explicit Dropout(const Args& a)
-      : state{a.rng_state, a.seed, a.offset},
+  __device__ explicit AttentionDropout(const Args& a)
+      : philox_state{a.rng_state, a.seed, a.offset},
         threshold(a.threshold),
         row_pieces(ceil_div(a.q_length, 16)),
         column_pieces(ceil_div(a.k_length, 32)) {
-    if (threshold != 0) state.read();
+    if (threshold != 0) philox_state.read();
   }
 
   __device__ int64_t piece_of(int64_t head, int64_t query, int64_t key) const {
@@ -38,7 +38,7 @@ struct Dropout {
   template <class C>
   __device__ C factor(int64_t head, int64_t query, int64_t key) const {
     if (threshold == 0) return C(1);
-    const Eight numbers = state.eight(piece_of(head, query, key) * 64 + query % 8 * 8 + key % 8);
+    const Eight numbers = philox_state.eight(piece_of(head, query, key) * 64 + query % 8 * 8 + key % 8);
     return numbers.number(static_cast<int>(query / 8 % 2 + key / 8 % 4 * 2)) >= threshold ? keep_scale<C>(threshold)
                                                                                           : C(0);
   }
@@ -65,10 +65,10 @@ struct Dropout {
       const int64_t other = column + i * 2;  // half of the elements of eight columns are of the other row
       const int64_t query = kOwnsKeys ? other : row, key = kOwnsKeys ? row : other;
       const int64_t piece = piece_of(head, query, key);
-      forget_round_keys(state.seed);
+      forget_round_keys(philox_state.seed);
       for (int e = 0; e < 2; ++e) {
         const int in_piece = static_cast<int>(query % 8 * 8 + key % 8) + (kOwnsKeys ? 8 * e : e);
-        Eight numbers = state.eight(piece * 64 + in_piece);
+        Eight numbers = philox_state.eight(piece * 64 + in_piece);
         if (kOwnsKeys && key % 32 >= 16) numbers.bits = make_uint4(numbers.bits.z, numbers.bits.w, 0, 0);
 #pragma unroll
         for (int j = 0; j < kPiece / 4; ++j) {  // number j is of query 8·(j % 2) and of key 8·(j / 2) further

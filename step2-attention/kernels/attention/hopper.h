@@ -77,12 +77,12 @@ struct Head {
 // What all lanes have read alike, in a form that shows the compiler so.
 __device__ inline BlockOfQueries in_all_lanes(const BlockOfQueries& block) {
   BlockOfQueries same;
-  same.head = same_in_warp(block.head);
-  same.first = same_in_warp(block.first);
-  same.first_key = same_in_warp(block.first_key);
-  same.queries = same_in_warp(block.queries);
-  same.keys = same_in_warp(block.keys);
-  same.diagonal = same_in_warp(block.diagonal);
+  same.head = warp_uniform(block.head);
+  same.first = warp_uniform(block.first);
+  same.first_key = warp_uniform(block.first_key);
+  same.queries = warp_uniform(block.queries);
+  same.keys = warp_uniform(block.keys);
+  same.diagonal = warp_uniform(block.diagonal);
   return same;
 }
 
@@ -197,7 +197,7 @@ struct RowsSoftmax {
 // Hides the keys of a tile, from `first_key` on, that the lane's rows do not see. The rows begin at `first_row` of the
 // block.
 template <int N>
-__device__ __forceinline__ void hide_unseen(float (&score)[N], const BlockOfQueries& block, int first_row,
+__device__ __forceinline__ void mask_scores(float (&score)[N], const BlockOfQueries& block, int first_row,
                                             int first_key) {
   const int row = first_row + static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + threadIdx.x % kWarpSize / 4;
   const int column = first_key + threadIdx.x % 4 * 2;  // of score[0]
@@ -211,11 +211,11 @@ __device__ __forceinline__ void hide_unseen(float (&score)[N], const BlockOfQuer
 // Makes the weights of a tile that dropout drops 0. The rows begin at `first_row` of the block, the keys at
 // `first_key`.
 template <int N>
-__device__ __forceinline__ void drop_weights(Dropout& dropout, float (&weight)[N], const BlockOfQueries& block,
+__device__ __forceinline__ void drop_weights(AttentionDropout& dropout, float (&weight)[N], const BlockOfQueries& block,
                                              int first_row, int first_key) {
   const int row = first_row + static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + threadIdx.x % kWarpSize / 4;
   const int column = first_key + threadIdx.x % 4 * 2;  // of weight[0]
-  Dropout::drop(weight, dropout.kept<false, N>(block.head, block.first + row, block.first_key + column));
+  AttentionDropout::drop(weight, dropout.kept<false, N>(block.head, block.first + row, block.first_key + column));
 }
 
 // Weights of 16 keys at a time as operand a of the next product, rounded.
@@ -265,24 +265,24 @@ __device__ __forceinline__ void store_rows(const Args& a, const BlockOfQueries& 
 }
 
 // Where in a ring of tiles the next one lies, and which phase of its barriers is meant.
-template <int kPlaces>
-struct Ring {
-  int place = 0;
+template <int kStages>
+struct PipelineState {
+  int index = 0;
   int phase = 0;
   __device__ void advance() {
-    if (++place == kPlaces) place = 0, phase ^= 1;
+    if (++index == kStages) index = 0, phase ^= 1;
   }
 };
 
 // Leaves the tile of keys and values that lies there, of which none of a warpgroup's queries sees a key. It must have
 // come: else this could count as leaving what was there before.
-template <class Shared, int kPlaces>
-__device__ __forceinline__ void pass_over(Shared& shared, const Ring<kPlaces>& ring, bool leader) {
+template <class Shared, int kStages>
+__device__ __forceinline__ void skip_tile(Shared& shared, const PipelineState<kStages>& ring, bool leader) {
   if (leader) {
-    mbarrier_wait(&shared.k_full[ring.place], ring.phase);
-    mbarrier_arrive(&shared.k_empty[ring.place]);
-    mbarrier_wait(&shared.v_full[ring.place], ring.phase);
-    mbarrier_arrive(&shared.v_empty[ring.place]);
+    mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+    mbarrier_arrive(&shared.k_empty[ring.index]);
+    mbarrier_wait(&shared.v_full[ring.index], ring.phase);
+    mbarrier_arrive(&shared.v_empty[ring.index]);
   }
   __syncwarp();
 }

@@ -22,13 +22,13 @@ std::string fits_a_block(const Args& a) {
 constexpr Rung<Args> kRungs[] = {
     {"v1_naive", v1_naive, anything, scores_bytes},
     {"v2_tiled", v2_tiled, fits_a_block},
-    {"v3_mma", v3_mma, v3_mma_supports, nullptr, "the weights"},
-    {"v4_pipeline", v4_pipeline, v4_pipeline_supports, nullptr, "the weights"},
-    {"v5_registers", v5_registers, v5_registers_supports, nullptr, "the weights"},
-    {"v6_wgmma", v6_wgmma, v6_wgmma_supports, nullptr, "the weights"},
-    {"v7_warpgroups", v7_warpgroups, v7_warpgroups_supports, nullptr, "the weights"},
-    {"v8_persistent", v8_persistent, v8_persistent_supports, nullptr, "the weights"},
-    {"v9_split", v9_split, v9_split_supports, nullptr, "the weights"},
+    {"v3_mma", v3_mma, v3_mma_can_implement, nullptr, "the weights"},
+    {"v4_pipeline", v4_pipeline, v4_pipeline_can_implement, nullptr, "the weights"},
+    {"v5_registers", v5_registers, v5_registers_can_implement, nullptr, "the weights"},
+    {"v6_wgmma", v6_wgmma, v6_wgmma_can_implement, nullptr, "the weights"},
+    {"v7_warpgroups", v7_warpgroups, v7_warpgroups_can_implement, nullptr, "the weights"},
+    {"v8_persistent", v8_persistent, v8_persistent_can_implement, nullptr, "the weights"},
+    {"v9_split", v9_split, v9_split_can_implement, nullptr, "the weights"},
 };
 
 }  // namespace

@@ -50,7 +50,7 @@ struct Args {
 // What `auto` takes, measured on an H200 with its 132 multiprocessors. A tile of 64 queries that splits its keys is
 // done soonest, where each has a multiprocessor. In a long causal square they see half of the keys on average, so two
 // rounds, the heaviest first, take about as long as the heaviest alone. Then v7's tiles, if they need no second round,
-// then blocks that stay.
+// then persistent blocks.
 inline const char* automatic(const Args& a) {
   const auto tiles = [&](int64_t of) { return a.batch * a.heads * ((a.q_length + of - 1) / of); };
   const bool half_seen = a.causal && a.q_length == a.k_length && a.q_length > 512;
@@ -76,13 +76,13 @@ void v7_warpgroups(const Args& args, void* stream);
 void v8_persistent(const Args& args, void* stream);
 void v9_split(const Args& args, void* stream);
 
-std::string v3_mma_supports(const Args& args);
-std::string v4_pipeline_supports(const Args& args);
-std::string v5_registers_supports(const Args& args);
-std::string v6_wgmma_supports(const Args& args);
-std::string v7_warpgroups_supports(const Args& args);
-std::string v8_persistent_supports(const Args& args);
-std::string v9_split_supports(const Args& args);
+std::string v3_mma_can_implement(const Args& args);
+std::string v4_pipeline_can_implement(const Args& args);
+std::string v5_registers_can_implement(const Args& args);
+std::string v6_wgmma_can_implement(const Args& args);
+std::string v7_warpgroups_can_implement(const Args& args);
+std::string v8_persistent_can_implement(const Args& args);
+std::string v9_split_can_implement(const Args& args);
 }  // namespace kf::KF_BACKEND::attention
 #endif
 

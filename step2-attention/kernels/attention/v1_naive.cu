@@ -69,7 +69,7 @@ __global__ void output_kernel(Args a, const compute_t<T>* __restrict__ weights) 
   weights += (head * a.q_length + query) * a.k_length;
   const T* v = row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, head), a.kv_heads, 0);
   const KeyRange seen = keys_seen(a, keys_of(a, head), query);  // where no key is, v may hold anything, NaN too
-  const Dropout dropout(a);
+  const AttentionDropout dropout(a);
   compute_t<T> sum = 0;
   for (int64_t key = seen.begin; key < seen.end; ++key) {
     compute_t<T> weight = weights[key];

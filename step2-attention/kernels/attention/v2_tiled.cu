@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) v2_tiled_kernel(Args a) {
     out[c] = 0.0f;
   }
   OnlineSoftmax<float> softmax;
-  const Dropout dropout(a);
+  const AttentionDropout dropout(a);
 
   for (int64_t first_key = seen_by_block.begin; first_key < seen_by_block.end; first_key += kKeys) {
     __syncthreads();  // nobody reads the tile before any more

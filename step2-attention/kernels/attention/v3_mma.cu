@@ -1,7 +1,7 @@
 // attention v3_mma: both products on tensor cores
 //
 // Idea      mma.sync multiplies 16 × 16 by 16 × 8 elements of a half type and adds to float32: 4096 FLOPs, one
-//           instruction of a warp. A warp owns 16 queries; ldmatrix fetches its operands from shared memory. A score
+//           instruction of a warp. A warp owns 16 queries; ldmatrix loads its operands from shared memory. A score
 //           comes out where mma put it: lane l holds rows l/4 and l/4 + 8, columns 2·(l%4) and the next, of each 8.
 //           So the four lanes of a row find its maximum by two shuffles.
 // Since v2  The dot products and the weighted sums have become mma. The second product wants the weights as operand a,
@@ -12,7 +12,7 @@
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/64⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    float16, bfloat16; D a multiple of 8 up to 128; rows that begin at multiples of 16 bytes; Sk ≤ 2³⁰;
-//           B·H·⌈Sq/64⌉ ≤ 2³¹−1; compute capability 8.0. While a tile is on its way, nobody computes.
+//           B·H·⌈Sq/64⌉ ≤ 2³¹−1; compute capability 8.0. While a tile is in flight, nobody computes.
 //           For the second product it rounds the weights
 #include <kf/launch.h>
 #include <kf/numeric.h>
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a) {
   // This lane's two queries, and what it holds of them: of each 8 columns two.
   const int query[2] = {warp_row + lane / 4, warp_row + lane / 4 + 8};
   const int seen[2] = {block.seen_by(query[0]), block.seen_by(query[1])};
-  Dropout dropout(a);
+  AttentionDropout dropout(a);
   OnlineSoftmax<float> softmax[2];  // its sum: of this lane's columns, until the end
   float out[kDim / 8][4] = {};      // [0], [1]: of the first query; [2], [3]: of the second
   load_tile<kDim>(shared.q, q_rows, a.q_stride.seq, block.queries, a.head_dim);
@@ -178,7 +178,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v3_mma_supports(const Args& a) { return on_tensor_cores(a, kQueries); }
+std::string v3_mma_can_implement(const Args& a) { return on_tensor_cores(a, kQueries); }
 
 void v3_mma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {

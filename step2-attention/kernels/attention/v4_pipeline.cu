@@ -1,10 +1,10 @@
-// attention v4_pipeline: the next tile is on its way while this one is computed
+// attention v4_pipeline: the next tile is in flight while this one is computed
 //
 // Idea      cp.async copies from global to shared memory by itself: a thread starts the copy and goes on. So there are
-//           two places for a tile of K and V; while the warps compute on one, the other is being filled.
+//           two stages for a tile of K and V; while the warps compute on one, the other is being filled.
 // Since v3  The copies through registers and the two barriers a tile have become: wait for this tile's copies; one
 //           barrier, which also says that nobody reads the tile before any more; start the copies of the next tile
-//           into its place; compute.
+//           into its stage; compute.
 //
 //               copies    tile 0 │ tile 1 │ tile 2 │ tile 3 │
 //               warps            │ tile 0 │ tile 1 │ tile 2 │ tile 3
@@ -46,7 +46,7 @@ struct Shared {
 
 // Starts the copies of 64 rows. Where there is no row or no column nothing is read, and zeros arrive.
 template <int kDim, class T>
-__device__ void start_tile(T (*tile)[kDim + kPad], const T* first, int64_t stride, int rows, int64_t columns) {
+__device__ void issue_tile_load(T (*tile)[kDim + kPad], const T* first, int64_t stride, int rows, int64_t columns) {
   for (int i = threadIdx.x; i < 64 * kDim / kVector; i += kThreads) {
     const int row = i / (kDim / kVector), column = i % (kDim / kVector) * kVector;
     const bool there = row < rows && column < columns;
@@ -74,25 +74,25 @@ __global__ void __launch_bounds__(kThreads) v4_pipeline_kernel(Args a) {
   // This lane's two queries, and what it holds of them: of each 8 columns two.
   const int query[2] = {warp_row + lane / 4, warp_row + lane / 4 + 8};
   const int seen[2] = {block.seen_by(query[0]), block.seen_by(query[1])};
-  Dropout dropout(a);
+  AttentionDropout dropout(a);
   OnlineSoftmax<float> softmax[2];  // its sum: of this lane's columns, until the end
   float out[kDim / 8][4] = {};      // [0], [1]: of the first query; [2], [3]: of the second
-  const auto start_keys = [&](int first_key, int place) {
+  const auto issue_key_loads = [&](int first_key, int stage) {
     const int rows = block.keys - first_key;
     if (first_key < end) {
-      start_tile<kDim>(shared.k[place], k_rows + first_key * a.k_stride.seq, a.k_stride.seq, rows, a.head_dim);
-      start_tile<kDim>(shared.v[place], v_rows + first_key * a.v_stride.seq, a.v_stride.seq, rows, a.head_dim);
+      issue_tile_load<kDim>(shared.k[stage], k_rows + first_key * a.k_stride.seq, a.k_stride.seq, rows, a.head_dim);
+      issue_tile_load<kDim>(shared.v[stage], v_rows + first_key * a.v_stride.seq, a.v_stride.seq, rows, a.head_dim);
     }
     cp_async_commit();
   };
 
-  start_tile<kDim>(shared.q, q_rows, a.q_stride.seq, block.queries, a.head_dim);
-  start_keys(0, 0);
-  int place = 0;
-  for (int first_key = 0; first_key < end; first_key += kKeys, place ^= 1) {
+  issue_tile_load<kDim>(shared.q, q_rows, a.q_stride.seq, block.queries, a.head_dim);
+  issue_key_loads(0, 0);
+  int stage = 0;
+  for (int first_key = 0; first_key < end; first_key += kKeys, stage ^= 1) {
     cp_async_wait<0>();  // what this thread started is there
     __syncthreads();     // and what the others did; and nobody reads the tile before any more
-    start_keys(first_key + kKeys, place ^ 1);
+    issue_key_loads(first_key + kKeys, stage ^ 1);
 
     // Scores: 16 queries × 64 keys. K's rows are b's columns.
     float score[kKeys / 8][4] = {};
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) v4_pipeline_kernel(Args a) {
 #pragma unroll
       for (int n = 0; n < kKeys / 8; n += 2) {
         uint32_t k[4];  // two operands: keys 8n to 8n + 7, and the next 8
-        ldmatrix<4>(k, &shared.k[place][n * 8 + matrix / 2 * 8 + matrix_row][d + matrix % 2 * 8]);
+        ldmatrix<4>(k, &shared.k[stage][n * 8 + matrix / 2 * 8 + matrix_row][d + matrix % 2 * 8]);
         mma_m16n8k16<T>(score[n], q, {k[0], k[1]});
         mma_m16n8k16<T>(score[n + 1], q, {k[2], k[3]});
       }
@@ -154,14 +154,14 @@ __global__ void __launch_bounds__(kThreads) v4_pipeline_kernel(Args a) {
 #pragma unroll
       for (int n = 0; n < kDim / 8; n += 2) {
         uint32_t v[4];
-        ldmatrix_transposed<4>(v, &shared.v[place][key + matrix % 2 * 8 + matrix_row][n * 8 + matrix / 2 * 8]);
+        ldmatrix_transposed<4>(v, &shared.v[stage][key + matrix % 2 * 8 + matrix_row][n * 8 + matrix / 2 * 8]);
         mma_m16n8k16<T>(out[n], weight, {v[0], v[1]});
         mma_m16n8k16<T>(out[n + 1], weight, {v[2], v[3]});
       }
     }
   }
 
-  cp_async_wait<0>();  // where there is no key, q's copies are still on their way
+  cp_async_wait<0>();  // where there is no key, q's copies are still in flight
 
   for (int r = 0; r < 2; ++r) {
     softmax[r].sum = quad_sum(softmax[r].sum);
@@ -190,7 +190,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v4_pipeline_supports(const Args& a) { return on_tensor_cores(a, kQueries); }
+std::string v4_pipeline_can_implement(const Args& a) { return on_tensor_cores(a, kQueries); }
 
 void v4_pipeline(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {

@@ -53,7 +53,7 @@ struct Shared {
 
 // Where an element lies in a tile. Rows of 128 bytes begin in the same bank, those of 64 or 192 every second one.
 template <int kDim>
-__device__ int place_of(int row, int column) {
+__device__ int offset_of(int row, int column) {
   const int turn = kDim % 64 == 0 ? row % 8 : row / 2 % 4;
   return row * kDim + (column / kVector ^ turn) * kVector + column % kVector;
 }
@@ -62,13 +62,13 @@ __device__ int place_of(int row, int column) {
 // copies one chunk of every 32nd, 16th or 8th row: a number known to the compiler, and so are all distances in shared
 // memory.
 template <int kDim, int kRows, class T>
-__device__ __forceinline__ void start_tile(T* tile, const T* first, int64_t stride, int rows, int columns) {
+__device__ __forceinline__ void issue_tile_load(T* tile, const T* first, int64_t stride, int rows, int columns) {
   constexpr int kChunks = kDim == 32 ? 4 : kDim == 64 ? 8 : 16;  // of a row; at 96 the last four threads have none
   constexpr int kRowsAtOnce = kThreads / kChunks;
   const int first_row = threadIdx.x / kChunks, column = threadIdx.x % kChunks * kVector;
   if (column >= kDim) return;
   const T* const from = first + first_row * stride + column;
-  T* const to = tile + place_of<kDim>(first_row, column);
+  T* const to = tile + offset_of<kDim>(first_row, column);
   if (rows >= kRows && columns == kDim) {  // nearly always: no conditions, no zeros
 #pragma unroll
     for (int row = 0; row < kRows; row += kRowsAtOnce) cp_async_16(to + row * kDim, from + row * stride);
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
       row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, block.head), a.kv_heads, block.first_key);
   const int columns = static_cast<int>(a.head_dim);
   const float scale = static_cast<float>(a.scale * kLog2e);
-  Dropout dropout(a);
+  AttentionDropout dropout(a);
 
   // This lane's rows, two a tile, and what it holds of them: of each 8 columns two. max: the greatest score so far, or
   // not far below it; unscaled. sum: of its own columns.
@@ -109,26 +109,26 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
   float out[kRowTiles][kDim / 8][4] = {};  // [0], [1]: of the first row; [2], [3]: of the second
   for (auto& pair : max) pair[0] = pair[1] = -INFINITY;
 
-  const auto start_keys = [&](int first_key, int place) {
+  const auto issue_key_loads = [&](int first_key, int stage) {
     const int rows = block.keys - first_key;
     if (first_key < end) {
-      start_tile<kDim, kKeys>(shared.k[place], k_rows + first_key * a.k_stride.seq, a.k_stride.seq, rows, columns);
-      start_tile<kDim, kKeys>(shared.v[place], v_rows + first_key * a.v_stride.seq, a.v_stride.seq, rows, columns);
+      issue_tile_load<kDim, kKeys>(shared.k[stage], k_rows + first_key * a.k_stride.seq, a.k_stride.seq, rows, columns);
+      issue_tile_load<kDim, kKeys>(shared.v[stage], v_rows + first_key * a.v_stride.seq, a.v_stride.seq, rows, columns);
     }
     cp_async_commit();
   };
   const auto load_q = [&](int tile, int d, uint32_t (&q)[4]) {
-    ldmatrix<4>(q, shared.q + place_of<kDim>(warp_row + tile * 16 + matrix % 2 * 8 + matrix_row, d + matrix / 2 * 8));
+    ldmatrix<4>(q, shared.q + offset_of<kDim>(warp_row + tile * 16 + matrix % 2 * 8 + matrix_row, d + matrix / 2 * 8));
   };
 
-  start_tile<kDim, kQueries>(shared.q, q_rows, a.q_stride.seq, block.queries, columns);
-  start_keys(0, 0);
+  issue_tile_load<kDim, kQueries>(shared.q, q_rows, a.q_stride.seq, block.queries, columns);
+  issue_key_loads(0, 0);
   uint32_t kept_q[kRowTiles][kKeepQ ? kDim / 16 : 1][4];
-  int place = 0;
-  for (int first_key = 0; first_key < end; first_key += kKeys, place ^= 1) {
+  int stage = 0;
+  for (int first_key = 0; first_key < end; first_key += kKeys, stage ^= 1) {
     cp_async_wait<0>();  // what this thread started is there
     __syncthreads();     // and what the others did; and nobody reads the tile before any more
-    start_keys(first_key + kKeys, place ^ 1);
+    issue_key_loads(first_key + kKeys, stage ^ 1);
     if (first_key >= block.seen_by(warp_row + 16 * kRowTiles - 1))
       continue;  // none of the warp's queries sees these keys
     if constexpr (kKeepQ) {
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
 #pragma unroll
       for (int n = 0; n < kKeys / 8; n += 2) {
         uint32_t k[4];  // two operands: keys 8n to 8n + 7, and the next 8
-        ldmatrix<4>(k, shared.k[place] + place_of<kDim>(n * 8 + matrix / 2 * 8 + matrix_row, d + matrix % 2 * 8));
+        ldmatrix<4>(k, shared.k[stage] + offset_of<kDim>(n * 8 + matrix / 2 * 8 + matrix_row, d + matrix % 2 * 8));
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) {
           mma_m16n8k16<T>(score[tile][n], q[tile], {k[0], k[1]});
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
       for (int n = 0; n < kDim / 8; n += 2) {
         uint32_t v[4];
         ldmatrix_transposed<4>(
-            v, shared.v[place] + place_of<kDim>(key + matrix % 2 * 8 + matrix_row, n * 8 + matrix / 2 * 8));
+            v, shared.v[stage] + offset_of<kDim>(key + matrix % 2 * 8 + matrix_row, n * 8 + matrix / 2 * 8));
 #pragma unroll
         for (int tile = 0; tile < kRowTiles; ++tile) {
           mma_m16n8k16<T>(out[tile][n], weight[tile][key / 16], {v[0], v[1]});
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
       }
     }
   }
-  cp_async_wait<0>();  // where there is no key, q's copies are still on their way
+  cp_async_wait<0>();  // where there is no key, q's copies are still in flight
   __syncthreads();
 
   // The output, in q's place: a warp's rows are its own.
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
 #pragma unroll
       for (int n = 0; n < kDim / 8; ++n) {
         const Vector<T, 2> pair = narrow<T>({out[tile][n][2 * r] * inverse, out[tile][n][2 * r + 1] * inverse});
-        store_vector(shared.q + place_of<kDim>(row, n * 8 + lane % 4 * 2), pair);
+        store_vector(shared.q + offset_of<kDim>(row, n * 8 + lane % 4 * 2), pair);
       }
       if (lane % 4 == 0 && row < block.queries) {
         const float lse = max[tile][r] * static_cast<float>(a.scale) + logf(whole);
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
     const int row = warp_row + i / (kDim / kVector), column = i % (kDim / kVector) * kVector;
     if (row >= block.queries || column >= columns) continue;
     T* to = row_of(static_cast<T*>(a.out), a.out_stride, block.head, a.heads, block.first + row) + column;
-    store_vector(to, load_vector<kVector>(shared.q + place_of<kDim>(row, column)));
+    store_vector(to, load_vector<kVector>(shared.q + offset_of<kDim>(row, column)));
   }
 }
 
@@ -278,7 +278,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v5_registers_supports(const Args& a) {
+std::string v5_registers_can_implement(const Args& a) {
   if (!is_above_0(a.scale)) return "takes a scale above 0, got " + std::to_string(a.scale);
   return on_tensor_cores(a, kQueries);
 }

@@ -8,7 +8,7 @@
 // Since v5  No ldmatrix, no addresses, no copies by threads: they keep the softmax (hopper.h). A warpgroup owns 64
 //           queries, a block has two.
 //
-//           thread 0     ask for tile j + 1, in the place that tile j − 1 has left
+//           thread 0     issue the loads of tile j + 1, into the stage that tile j − 1 has released
 //           all          wait for K(j) · S = Q·Kᵀ · softmax · wait for V(j) · O += P·V · barrier
 //
 // Launch    grid B·H·⌈Sq/128⌉, block 256; keys 128 at a time. Columns are padded with zeros to P = 64 or 128. Shared
@@ -54,46 +54,46 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
 
   if (threadIdx.x == 0) {
     mbarrier_init(&shared.q_full, 1);
-    for (int place = 0; place < 2; ++place) {
-      mbarrier_init(&shared.k_full[place], 1);
-      mbarrier_init(&shared.v_full[place], 1);
+    for (int stage = 0; stage < 2; ++stage) {
+      mbarrier_init(&shared.k_full[stage], 1);
+      mbarrier_init(&shared.v_full[stage], 1);
     }
     mbarrier_init_fence();
   }
   __syncthreads();
 
   const Head head(a, block.head);
-  const auto start_keys = [&](int first_key, int place) {
+  const auto issue_key_loads = [&](int first_key, int stage) {
     const int key = block.first_key + first_key;
-    mbarrier_arrive_expect(&shared.k_full[place], sizeof shared.k[place]);
-    load_slices<kSlices, kKeys>(shared.k[place], &maps.k, &shared.k_full[place], key, head.kv_head, head.batch);
-    mbarrier_arrive_expect(&shared.v_full[place], sizeof shared.v[place]);
-    load_slices<kSlices, kKeys>(shared.v[place], &maps.v, &shared.v_full[place], key, head.kv_head, head.batch);
+    mbarrier_arrive_expect_tx(&shared.k_full[stage], sizeof shared.k[stage]);
+    load_slices<kSlices, kKeys>(shared.k[stage], &maps.k, &shared.k_full[stage], key, head.kv_head, head.batch);
+    mbarrier_arrive_expect_tx(&shared.v_full[stage], sizeof shared.v[stage]);
+    load_slices<kSlices, kKeys>(shared.v[stage], &maps.v, &shared.v_full[stage], key, head.kv_head, head.batch);
   };
   if (threadIdx.x == 0 && end > 0) {
-    mbarrier_arrive_expect(&shared.q_full, sizeof shared.q);
+    mbarrier_arrive_expect_tx(&shared.q_full, sizeof shared.q);
     for (int w = 0; w < kWarpgroups; ++w) {
       load_slices<kSlices, 64>(shared.q[w], &maps.q, &shared.q_full, block.first + w * 64, head.head, head.batch);
     }
-    start_keys(0, 0);
+    issue_key_loads(0, 0);
   }
 
   RowsSoftmax softmax;
-  Dropout dropout(a);
+  AttentionDropout dropout(a);
   float out[kColumns / 2] = {};
   if (end > 0) mbarrier_wait(&shared.q_full, 0);
   for (int first_key = 0, j = 0; first_key < end; first_key += kKeys, ++j) {
-    const int place = j % 2, parity = j / 2 % 2;
-    if (threadIdx.x == 0 && first_key + kKeys < end) start_keys(first_key + kKeys, place ^ 1);
+    const int stage = j % 2, parity = j / 2 % 2;
+    if (threadIdx.x == 0 && first_key + kKeys < end) issue_key_loads(first_key + kKeys, stage ^ 1);
 
     float score[kKeys / 2];
-    mbarrier_wait(&shared.k_full[place], parity);
+    mbarrier_wait(&shared.k_full[stage], parity);
     wgmma_fence();
-    issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[place]);
+    issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[stage]);
     wgmma_wait<0>();
 
     if (first_key + kKeys > block.seen_by(warpgroup * 64)) {  // its first query sees the least
-      hide_unseen(score, block, warpgroup * 64, first_key);
+      mask_scores(score, block, warpgroup * 64, first_key);
     }
     float factor[2];
     if (softmax.weigh(score, scale, factor)) {
@@ -104,16 +104,16 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
     uint32_t weight[kKeys / 16][4];
     pack_weights<T>(score, weight);
 
-    mbarrier_wait(&shared.v_full[place], parity);
+    mbarrier_wait(&shared.v_full[stage], parity);
     if (block.keys - first_key < kKeys) {
-      clear_rows<kSlices, kKeys>(shared.v[place], block.keys - first_key, threadIdx.x, kThreads);
+      clear_rows<kSlices, kKeys>(shared.v[stage], block.keys - first_key, threadIdx.x, kThreads);
       tma_store_fence();
       __syncthreads();
     }
     wgmma_fence();
-    issue_output<kColumns, kKeys>(out, weight, shared.v[place]);
+    issue_output<kColumns, kKeys>(out, weight, shared.v[stage]);
     wgmma_wait<0>();
-    __syncthreads();  // both warpgroups have left this place
+    __syncthreads();  // both warpgroups have released this stage
   }
 
   // The output in q's place: a warpgroup's rows are its own.
@@ -133,7 +133,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v6_wgmma_supports(const Args& a) { return on_hopper(a, kQueries); }
+std::string v6_wgmma_can_implement(const Args& a) { return on_hopper(a, kQueries); }
 
 void v6_wgmma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {

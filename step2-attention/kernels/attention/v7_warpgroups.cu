@@ -1,20 +1,20 @@
-// attention v7_warpgroups: one warpgroup fetches, the others overlap products and softmax
+// attention v7_warpgroups: one warpgroup loads, the others overlap products and softmax
 //
 // Idea      The tensor cores must never wait for a softmax. So a consumer issues the scores of the next tile together
 //           with this tile's product, and takes the softmax while both run. And consumers take turns at the tensor
 //           cores: while one has its products done, the others exponentiate. A producer keeps the tiles coming; it
 //           needs few registers, and setmaxnreg hands its own to the consumers.
-// Since v6  A ring of tiles with two barriers for each, full and empty, in place of two places and a barrier of the
+// Since v6  A ring of tiles with two barriers for each, full and empty, in place of two stages and a barrier of the
 //           block. Keys go from the last to the first, so that the tiles with a mask come first; a warpgroup leaves out
 //           tiles that its queries do not see, and still takes its turn.
 //
-//           producer      K9 V9 K8 V8 K7 …     as soon as all consumers have left a place
+//           producer      K9 V9 K8 V8 K7 …     as soon as all consumers have released a stage
 //           consumer 0    S9 ─ softmax ─┬ S8, O += P9·V9 ┬ ─ softmax ─ ┬ S7, O += P8·V8 ┬ ─ softmax ─
 //           consumer 1                  └ ─ softmax ─ ─ ─┼ S8, O += …  ┴ ─ softmax ─ ─ ─┼ S7, O += …
 //           tensor cores  S9  S9        │ consumer 0     │ consumer 1  │ consumer 0     │ consumer 1
 //
-// Launch    grid B·H·⌈Sq/Q⌉. P = 64 columns (D ≤ 64): block 512, 3 consumers, Q = 192, 4 places, 152 KB of shared
-//           memory; P = 128: block 384, 2 consumers, Q = 128, 2 places, 160 KB. Keys 128 at a time
+// Launch    grid B·H·⌈Sq/Q⌉. P = 64 columns (D ≤ 64): block 512, 3 consumers, Q = 192, 4 stages, 152 KB of shared
+//           memory; P = 128: block 384, 2 consumers, Q = 128, 2 stages, 160 KB. Keys 128 at a time
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v6_wgmma. A block begins with a wait for its first tiles and ends with its output, and only one fits
@@ -37,7 +37,7 @@ template <int kColumns>
 struct Shape {
   static constexpr int kConsumers = kColumns == 64 ? 3 : 2;      // warpgroups
   static constexpr int kQueries = kConsumers * 64;               // of a block
-  static constexpr int kPlaces = kColumns == 64 ? 4 : 2;         // for tiles of K, and as many for V
+  static constexpr int kStages = kColumns == 64 ? 4 : 2;         // for tiles of K, and as many for V
   static constexpr int kRegisters = kColumns == 64 ? 160 : 240;  // of a consumer
   static constexpr int kProducerRegisters = kColumns == 64 ? 32 : 24;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
@@ -46,11 +46,11 @@ struct Shape {
 template <int kColumns, class T>
 struct Shared {
   T q[Shape<kColumns>::kConsumers][kColumns / kSlice][64 * kSlice];
-  T k[Shape<kColumns>::kPlaces][kColumns / kSlice][kKeys * kSlice];
-  T v[Shape<kColumns>::kPlaces][kColumns / kSlice][kKeys * kSlice];
-  // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have left it.
-  uint64_t q_full, k_full[Shape<kColumns>::kPlaces], k_empty[Shape<kColumns>::kPlaces];
-  uint64_t v_full[Shape<kColumns>::kPlaces], v_empty[Shape<kColumns>::kPlaces], v_raw;
+  T k[Shape<kColumns>::kStages][kColumns / kSlice][kKeys * kSlice];
+  T v[Shape<kColumns>::kStages][kColumns / kSlice][kKeys * kSlice];
+  // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have released it.
+  uint64_t q_full, k_full[Shape<kColumns>::kStages], k_empty[Shape<kColumns>::kStages];
+  uint64_t v_full[Shape<kColumns>::kStages], v_empty[Shape<kColumns>::kStages], v_raw;
 };
 
 // One warp of the producer.
@@ -61,31 +61,31 @@ __device__ void produce(const Args& a, const BlockOfQueries& block, int tiles_of
   const bool leader = threadIdx.x % kWarpSize == 0;
   const Head head(a, block.head);
   if (leader) {
-    mbarrier_arrive_expect(&shared.q_full, sizeof shared.q);
+    mbarrier_arrive_expect_tx(&shared.q_full, sizeof shared.q);
     for (int w = 0; w < Shape<kColumns>::kConsumers; ++w) {
       load_slices<kSlices, 64>(shared.q[w], &maps.q, &shared.q_full, block.first + w * 64, head.head, head.batch);
     }
   }
-  Ring<Shape<kColumns>::kPlaces> ring;
+  PipelineState<Shape<kColumns>::kStages> ring;
   for (int j = tiles_of_keys - 1; j >= 0; --j, ring.advance()) {
-    const int place = ring.place;
+    const int stage = ring.index;
     const int key = block.first_key + j * kKeys;
     const int keys = block.keys - j * kKeys;  // in the tile, or more
     if (leader) {
-      mbarrier_wait(&shared.k_empty[place], ring.phase ^ 1);
-      mbarrier_arrive_expect(&shared.k_full[place], sizeof shared.k[place]);
-      load_slices<kSlices, kKeys>(shared.k[place], &maps.k, &shared.k_full[place], key, head.kv_head, head.batch);
-      mbarrier_wait(&shared.v_empty[place], ring.phase ^ 1);
-      uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_full[place];
-      mbarrier_arrive_expect(full, sizeof shared.v[place]);
-      load_slices<kSlices, kKeys>(shared.v[place], &maps.v, full, key, head.kv_head, head.batch);
+      mbarrier_wait(&shared.k_empty[stage], ring.phase ^ 1);
+      mbarrier_arrive_expect_tx(&shared.k_full[stage], sizeof shared.k[stage]);
+      load_slices<kSlices, kKeys>(shared.k[stage], &maps.k, &shared.k_full[stage], key, head.kv_head, head.batch);
+      mbarrier_wait(&shared.v_empty[stage], ring.phase ^ 1);
+      uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_full[stage];
+      mbarrier_arrive_expect_tx(full, sizeof shared.v[stage]);
+      load_slices<kSlices, kKeys>(shared.v[stage], &maps.v, full, key, head.kv_head, head.batch);
     }
     if (keys < kKeys) {  // the first tile only: what lies beyond the keys must become 0 before anyone reads it
       mbarrier_wait(&shared.v_raw, 0);
-      clear_rows<kSlices, kKeys>(shared.v[place], keys, threadIdx.x % kWarpSize, kWarpSize);
+      clear_rows<kSlices, kKeys>(shared.v[stage], keys, threadIdx.x % kWarpSize, kWarpSize);
       tma_store_fence();
       __syncwarp();
-      if (leader) mbarrier_arrive(&shared.v_full[place]);
+      if (leader) mbarrier_arrive(&shared.v_full[stage]);
     }
   }
 }
@@ -99,59 +99,59 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
   const int first_row = warpgroup * 64;
   const float scale = static_cast<float>(a.scale * kLog2e);
   // A barrier for each warpgroup: this one waits at its own, and opens the next one's when its products are issued.
-  const auto wait_for_turn = [&] { named_barrier_sync(1 + warpgroup, 2 * kWarpgroupSize); };
-  const auto pass_turn = [&] { named_barrier_arrive(1 + (warpgroup + 1) % kConsumers, 2 * kWarpgroupSize); };
+  const auto pingpong_wait = [&] { named_barrier_sync(1 + warpgroup, 2 * kWarpgroupSize); };
+  const auto pingpong_arrive = [&] { named_barrier_arrive(1 + (warpgroup + 1) % kConsumers, 2 * kWarpgroupSize); };
   if (warpgroup == 0) named_barrier_arrive(1, 2 * kWarpgroupSize);  // the first turn
 
   RowsSoftmax softmax;
-  Dropout dropout(a);
+  AttentionDropout dropout(a);
   float out[kColumns / 2] = {};
   float factor[2];
   uint32_t weight[kKeys / 16][4];
 
-  Ring<Shape<kColumns>::kPlaces> ring;
+  PipelineState<Shape<kColumns>::kStages> ring;
   int j = tiles_of_keys - 1;
   const int seen = first_row < block.queries ? block.seen_by(first_row + 63) : 0;
   for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
-    wait_for_turn();
-    pass_turn();
-    pass_over(shared, ring, leader);
+    pingpong_wait();
+    pingpong_arrive();
+    skip_tile(shared, ring, leader);
   }
   if (tiles_of_keys > 0) mbarrier_wait(&shared.q_full, 0);
   if (j >= 0) {
     {
       float score[kKeys / 2];
-      mbarrier_wait(&shared.k_full[ring.place], ring.phase);
-      wait_for_turn();
+      mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+      pingpong_wait();
       wgmma_fence();
-      issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[ring.place]);
-      pass_turn();
+      issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[ring.index]);
+      pingpong_arrive();
       wgmma_wait<0>();
-      if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
-      hide_unseen(score, block, first_row, j * kKeys);
+      if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
+      mask_scores(score, block, first_row, j * kKeys);
       softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
       if constexpr (kDropout) drop_weights(dropout, score, block, first_row, j * kKeys);
       pack_weights<T>(score, weight);
     }
     // Both products at once, and the softmax while they run.
     const auto step = [&](auto masked) {
-      const Ring<Shape<kColumns>::kPlaces> before = ring;
+      const PipelineState<Shape<kColumns>::kStages> before = ring;
       ring.advance();
       float score[kKeys / 2];
       // Both tiles first: a wait between the products would make the compiler put them one after the other.
-      mbarrier_wait(&shared.v_full[before.place], before.phase);
-      mbarrier_wait(&shared.k_full[ring.place], ring.phase);
-      wait_for_turn();
+      mbarrier_wait(&shared.v_full[before.index], before.phase);
+      mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+      pingpong_wait();
       wgmma_fence();
-      issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[ring.place]);
-      issue_output<kColumns, kKeys>(out, weight, shared.v[before.place]);
-      pass_turn();
+      issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[ring.index]);
+      issue_output<kColumns, kKeys>(out, weight, shared.v[before.index]);
+      pingpong_arrive();
       wgmma_wait<1>();  // the scores
-      if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
-      if constexpr (decltype(masked)::value) hide_unseen(score, block, first_row, j * kKeys);
+      if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
+      if constexpr (decltype(masked)::value) mask_scores(score, block, first_row, j * kKeys);
       const bool raised = softmax.weigh(score, scale, factor);
       wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
-      if (leader) mbarrier_arrive(&shared.v_empty[before.place]);
+      if (leader) mbarrier_arrive(&shared.v_empty[before.index]);
       if (raised) {
 #pragma unroll
         for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
@@ -163,12 +163,12 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
     const int all_see = block.seen_by(first_row);  // its first query sees the least
     for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
     for (; j >= 0; --j) step(std::false_type{});
-    mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+    mbarrier_wait(&shared.v_full[ring.index], ring.phase);
     wgmma_fence();
-    issue_output<kColumns, kKeys>(out, weight, shared.v[ring.place]);
+    issue_output<kColumns, kKeys>(out, weight, shared.v[ring.index]);
     wgmma_wait<0>();
   }
-  if (warpgroup == 0) wait_for_turn();  // which the last one has passed on; barriers end as they began
+  if (warpgroup == 0) pingpong_wait();  // which the last one has passed on; barriers end as they began
 
   const Head head(a, block.head);
   store_rows(a, block, first_row, softmax, out, shared.q[warpgroup], &maps.out, head.head, head.batch,
@@ -190,22 +190,22 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
   if (threadIdx.x == 0) {
     mbarrier_init(&shared.q_full, 1);
     mbarrier_init(&shared.v_raw, 1);
-    for (int place = 0; place < S::kPlaces; ++place) {
-      mbarrier_init(&shared.k_full[place], 1);
-      mbarrier_init(&shared.v_full[place], 1);
-      mbarrier_init(&shared.k_empty[place], S::kConsumers);
-      mbarrier_init(&shared.v_empty[place], S::kConsumers);
+    for (int stage = 0; stage < S::kStages; ++stage) {
+      mbarrier_init(&shared.k_full[stage], 1);
+      mbarrier_init(&shared.v_full[stage], 1);
+      mbarrier_init(&shared.k_empty[stage], S::kConsumers);
+      mbarrier_init(&shared.v_empty[stage], S::kConsumers);
     }
     mbarrier_init_fence();
   }
   __syncthreads();
 
   if (warpgroup_of_block() == S::kConsumers) {
-    give_registers<S::kProducerRegisters>();
+    warpgroup_reg_dealloc<S::kProducerRegisters>();
     const bool first_warp = threadIdx.x / kWarpSize == S::kConsumers * 4;
     if (first_warp && tiles_of_keys > 0) produce<kColumns>(a, block, tiles_of_keys, shared, maps);
   } else {
-    take_registers<S::kRegisters>();
+    warpgroup_reg_alloc<S::kRegisters>();
     consume<kColumns, kDropout>(a, block, tiles_of_keys, shared, maps);
   }
 }
@@ -222,7 +222,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v7_warpgroups_supports(const Args& a) {
+std::string v7_warpgroups_can_implement(const Args& a) {
   return on_hopper(a, a.head_dim <= 64 ? Shape<64>::kQueries : Shape<128>::kQueries);
 }
 

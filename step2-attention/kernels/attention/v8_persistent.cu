@@ -2,7 +2,7 @@
 //
 // Idea      v7's blocks each begin with a wait and end with a store, and the last ones leave multiprocessors idle. Here
 //           one block for each multiprocessor stays until all is done: its producer runs ahead into the next tile of
-//           queries, for which there is a second place, and an output leaves by TMA under the next tile's first
+//           queries, for which there is a second stage, and an output leaves by TMA under the next tile's first
 //           product.
 // Since v7  A loop over tiles of queries, in an order that gives all blocks the same work (schedule.h). The
 //           producer works out which tile is next and hands it on beside the queries: it has the time, and a
@@ -15,7 +15,7 @@
 //           store                          └ output of tile 0, under tile 1's first product
 //
 // Launch    grid min(tiles, multiprocessors). P = 64 columns (D ≤ 64): block 640, 4 consumers, Q = 256, 64 keys a tile,
-//           8 places, 192 KB of shared memory; P = 128: block 384, 2 consumers, Q = 128, 128 keys, 2 places, 192 KB
+//           8 stages, 192 KB of shared memory; P = 128: block 384, 2 consumers, Q = 128, 128 keys, 2 stages, 192 KB
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v7_warpgroups, but for the waits. With fewer tiles than multiprocessors some stay idle. Like v3 it
@@ -38,16 +38,16 @@ struct Shape {
   static constexpr int kConsumers = kColumns == 64 ? 4 : 2;      // warpgroups
   static constexpr int kQueries = kConsumers * 64;               // of a tile
   static constexpr int kKeys = kColumns == 64 ? 64 : 128;        // of a tile
-  static constexpr int kPlaces = kColumns == 64 ? 8 : 2;         // for tiles of K, and as many for V
+  static constexpr int kStages = kColumns == 64 ? 8 : 2;         // for tiles of K, and as many for V
   static constexpr int kRegisters = kColumns == 64 ? 112 : 232;  // of a consumer
   static constexpr int kProducerRegisters = kColumns == 64 ? 32 : 40;
-  static constexpr bool kTurns = kColumns != 64;
+  static constexpr bool kPingpong = kColumns != 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
 };
 
-// What the producer says of the queries that it has fetched. A place is written again after all consumers have given
-// their queries' place back, in the end by one thread for its warpgroup; compute-sanitizer's racecheck (CUDA 13.0)
-// does not follow that thread's order with the others and reports the second use of a place as a race.
+// What the producer says of the queries that it has loaded. A stage is written again after all consumers have given
+// their queries' stage back, in the end by one thread for its warpgroup; compute-sanitizer's racecheck (CUDA 13.0)
+// does not follow that thread's order with the others and reports the second use of a stage as a race.
 struct Announced {
   BlockOfQueries block;  // its head is −1: there are no more
   int head, batch;       // for TMA
@@ -57,10 +57,10 @@ template <int kColumns, class T>
 struct Shared {
   using S = Shape<kColumns>;
   T q[2][S::kConsumers][kColumns / kSlice][64 * kSlice];
-  T k[S::kPlaces][kColumns / kSlice][S::kKeys * kSlice];
-  T v[S::kPlaces][kColumns / kSlice][S::kKeys * kSlice];
-  // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have left it.
-  uint64_t q_full[2], q_empty[2], k_full[S::kPlaces], k_empty[S::kPlaces], v_full[S::kPlaces], v_empty[S::kPlaces];
+  T k[S::kStages][kColumns / kSlice][S::kKeys * kSlice];
+  T v[S::kStages][kColumns / kSlice][S::kKeys * kSlice];
+  // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have released it.
+  uint64_t q_full[2], q_empty[2], k_full[S::kStages], k_empty[S::kStages], v_full[S::kStages], v_empty[S::kStages];
   uint64_t v_raw;
   Announced announced[2];  // whose queries lie in q
 };
@@ -76,48 +76,48 @@ template <int kColumns, class T>
 __device__ void produce(const Args& a, Order order, Shared<kColumns, T>& shared, const Maps& maps) {
   constexpr int kSlices = kColumns / kSlice, kKeys = Shape<kColumns>::kKeys;
   const bool leader = threadIdx.x % kWarpSize == 0;
-  Ring<2> q_ring;
-  Ring<Shape<kColumns>::kPlaces> ring;
+  PipelineState<2> q_ring;
+  PipelineState<Shape<kColumns>::kStages> ring;
   int raw_phase = 0;
   BlockOfQueries block;
   for (Work<Shape<kColumns>::kQueries> work(a, order); work.find(a, block); work.next(), q_ring.advance()) {
     const Head head(a, block.head);
     if (leader) {
-      uint64_t* const full = &shared.q_full[q_ring.place];
-      mbarrier_wait(&shared.q_empty[q_ring.place], q_ring.phase ^ 1);
-      shared.announced[q_ring.place] = {block, head.head, head.batch};
-      mbarrier_arrive_expect(full, sizeof shared.q[0]);
+      uint64_t* const full = &shared.q_full[q_ring.index];
+      mbarrier_wait(&shared.q_empty[q_ring.index], q_ring.phase ^ 1);
+      shared.announced[q_ring.index] = {block, head.head, head.batch};
+      mbarrier_arrive_expect_tx(full, sizeof shared.q[0]);
       for (int w = 0; w < Shape<kColumns>::kConsumers; ++w) {
-        load_slices<kSlices, 64>(shared.q[q_ring.place][w], &maps.q, full, block.first + w * 64, head.head, head.batch);
+        load_slices<kSlices, 64>(shared.q[q_ring.index][w], &maps.q, full, block.first + w * 64, head.head, head.batch);
       }
     }
     for (int j = tiles_of_keys<kColumns>(block) - 1; j >= 0; --j, ring.advance()) {
-      const int place = ring.place;
+      const int stage = ring.index;
       const int key = block.first_key + j * kKeys;
       const int keys = block.keys - j * kKeys;  // in the tile, or more
       if (leader) {
-        mbarrier_wait(&shared.k_empty[place], ring.phase ^ 1);
-        mbarrier_arrive_expect(&shared.k_full[place], sizeof shared.k[place]);
-        load_slices<kSlices, kKeys>(shared.k[place], &maps.k, &shared.k_full[place], key, head.kv_head, head.batch);
-        mbarrier_wait(&shared.v_empty[place], ring.phase ^ 1);
-        uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_full[place];
-        mbarrier_arrive_expect(full, sizeof shared.v[place]);
-        load_slices<kSlices, kKeys>(shared.v[place], &maps.v, full, key, head.kv_head, head.batch);
+        mbarrier_wait(&shared.k_empty[stage], ring.phase ^ 1);
+        mbarrier_arrive_expect_tx(&shared.k_full[stage], sizeof shared.k[stage]);
+        load_slices<kSlices, kKeys>(shared.k[stage], &maps.k, &shared.k_full[stage], key, head.kv_head, head.batch);
+        mbarrier_wait(&shared.v_empty[stage], ring.phase ^ 1);
+        uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_full[stage];
+        mbarrier_arrive_expect_tx(full, sizeof shared.v[stage]);
+        load_slices<kSlices, kKeys>(shared.v[stage], &maps.v, full, key, head.kv_head, head.batch);
       }
       if (keys < kKeys) {  // the first tile only: what lies beyond the keys must become 0 before anyone reads it
         mbarrier_wait(&shared.v_raw, raw_phase);
         raw_phase ^= 1;
-        clear_rows<kSlices, kKeys>(shared.v[place], keys, threadIdx.x % kWarpSize, kWarpSize);
+        clear_rows<kSlices, kKeys>(shared.v[stage], keys, threadIdx.x % kWarpSize, kWarpSize);
         tma_store_fence();
         __syncwarp();
-        if (leader) mbarrier_arrive(&shared.v_full[place]);
+        if (leader) mbarrier_arrive(&shared.v_full[stage]);
       }
     }
   }
   if (leader) {
-    mbarrier_wait(&shared.q_empty[q_ring.place], q_ring.phase ^ 1);
-    shared.announced[q_ring.place].block.head = -1;
-    mbarrier_arrive(&shared.q_full[q_ring.place]);
+    mbarrier_wait(&shared.q_empty[q_ring.index], q_ring.phase ^ 1);
+    shared.announced[q_ring.index].block.head = -1;
+    mbarrier_arrive(&shared.q_full[q_ring.index]);
   }
 }
 
@@ -128,17 +128,17 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
   const int warpgroup = warpgroup_of_block();
   const bool leader = leads_warpgroup(warpgroup);
   const float scale = static_cast<float>(a.scale * kLog2e);
-  const auto wait_for_turn = [&] {
-    if constexpr (S::kTurns) named_barrier_sync(1 + warpgroup, 2 * kWarpgroupSize);
+  const auto pingpong_wait = [&] {
+    if constexpr (S::kPingpong) named_barrier_sync(1 + warpgroup, 2 * kWarpgroupSize);
   };
-  const auto pass_turn = [&] {
-    if constexpr (S::kTurns) named_barrier_arrive(1 + (warpgroup + 1) % S::kConsumers, 2 * kWarpgroupSize);
+  const auto pingpong_arrive = [&] {
+    if constexpr (S::kPingpong) named_barrier_arrive(1 + (warpgroup + 1) % S::kConsumers, 2 * kWarpgroupSize);
   };
-  if (S::kTurns && warpgroup == 0) named_barrier_arrive(1, 2 * kWarpgroupSize);  // the first turn
+  if (S::kPingpong && warpgroup == 0) named_barrier_arrive(1, 2 * kWarpgroupSize);  // the first turn
 
-  Ring<2> q_ring;
-  Ring<S::kPlaces> ring;
-  int stored = -1;                // the place of q from which this warpgroup's last output is being stored
+  PipelineState<2> q_ring;
+  PipelineState<S::kStages> ring;
+  int stored = -1;                // the stage of q from which this warpgroup's last output is being stored
   const auto free_stored = [&] {  // once the store has read it
     if (leader && stored >= 0) {
       tma_store_wait_read<0>();
@@ -147,16 +147,16 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
     stored = -1;
   };
   for (;; q_ring.advance()) {
-    mbarrier_wait(&shared.q_full[q_ring.place], q_ring.phase);
-    const Announced& announced = shared.announced[q_ring.place];
+    mbarrier_wait(&shared.q_full[q_ring.index], q_ring.phase);
+    const Announced& announced = shared.announced[q_ring.index];
     const BlockOfQueries block = in_all_lanes(announced.block);
     if (block.head < 0) break;
-    const int part = q_ring.place == 0 ? warpgroup : S::kConsumers - 1 - warpgroup;  // of the tile's rows
+    const int part = q_ring.index == 0 ? warpgroup : S::kConsumers - 1 - warpgroup;  // of the tile's rows
     const int first_row = part * 64;
-    auto& q = shared.q[q_ring.place][part];
+    auto& q = shared.q[q_ring.index][part];
 
     RowsSoftmax softmax;
-    Dropout dropout(a);
+    AttentionDropout dropout(a);
     float out[kColumns / 2] = {};
     float factor[2];
     uint32_t weight[kKeys / 16][4];
@@ -164,45 +164,45 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
     int j = tiles_of_keys<kColumns>(block) - 1;
     const int seen = first_row < block.queries ? block.seen_by(first_row + 63) : 0;
     for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
-      wait_for_turn();
-      pass_turn();
-      pass_over(shared, ring, leader);
+      pingpong_wait();
+      pingpong_arrive();
+      skip_tile(shared, ring, leader);
     }
     if (j >= 0) {
       {
         float score[kKeys / 2];
-        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
-        wait_for_turn();
+        mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+        pingpong_wait();
         wgmma_fence();
-        issue_scores<kColumns, kKeys>(score, q, shared.k[ring.place]);
-        pass_turn();
+        issue_scores<kColumns, kKeys>(score, q, shared.k[ring.index]);
+        pingpong_arrive();
         free_stored();
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
-        hide_unseen(score, block, first_row, j * kKeys);
+        if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
+        mask_scores(score, block, first_row, j * kKeys);
         softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
         if constexpr (kDropout) drop_weights(dropout, score, block, first_row, j * kKeys);
         pack_weights<T>(score, weight);
       }
       // Both products at once, and the softmax while they run.
       const auto step = [&](auto masked) {
-        const Ring<S::kPlaces> before = ring;
+        const PipelineState<S::kStages> before = ring;
         ring.advance();
         float score[kKeys / 2];
         // Both tiles first: a wait between the products would make the compiler put them one after the other.
-        mbarrier_wait(&shared.v_full[before.place], before.phase);
-        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
-        wait_for_turn();
+        mbarrier_wait(&shared.v_full[before.index], before.phase);
+        mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+        pingpong_wait();
         wgmma_fence();
-        issue_scores<kColumns, kKeys>(score, q, shared.k[ring.place]);
-        issue_output<kColumns, kKeys>(out, weight, shared.v[before.place]);
-        pass_turn();
+        issue_scores<kColumns, kKeys>(score, q, shared.k[ring.index]);
+        issue_output<kColumns, kKeys>(out, weight, shared.v[before.index]);
+        pingpong_arrive();
         wgmma_wait<1>();  // the scores
-        if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
-        if constexpr (decltype(masked)::value) hide_unseen(score, block, first_row, j * kKeys);
+        if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
+        if constexpr (decltype(masked)::value) mask_scores(score, block, first_row, j * kKeys);
         const bool raised = softmax.weigh(score, scale, factor);
         wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
-        if (leader) mbarrier_arrive(&shared.v_empty[before.place]);
+        if (leader) mbarrier_arrive(&shared.v_empty[before.index]);
         if (raised) {
 #pragma unroll
           for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
@@ -214,20 +214,20 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
       const int all_see = block.seen_by(first_row);  // its first query sees the least
       for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
       for (; j >= 0; --j) step(std::false_type{});
-      mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+      mbarrier_wait(&shared.v_full[ring.index], ring.phase);
       wgmma_fence();
-      issue_output<kColumns, kKeys>(out, weight, shared.v[ring.place]);
+      issue_output<kColumns, kKeys>(out, weight, shared.v[ring.index]);
       wgmma_wait<0>();
-      if (leader) mbarrier_arrive(&shared.v_empty[ring.place]);
+      if (leader) mbarrier_arrive(&shared.v_empty[ring.index]);
       ring.advance();
     }
     free_stored();  // where there was no product under which it could be done
 
-    store_rows(a, block, first_row, softmax, out, q, &maps.out, same_in_warp(announced.head),
-               same_in_warp(announced.batch), 1 + S::kConsumers + warpgroup, leader, kDropout ? dropout.scale() : 1.0f);
-    stored = q_ring.place;
+    store_rows(a, block, first_row, softmax, out, q, &maps.out, warp_uniform(announced.head),
+               warp_uniform(announced.batch), 1 + S::kConsumers + warpgroup, leader, kDropout ? dropout.scale() : 1.0f);
+    stored = q_ring.index;
   }
-  if (warpgroup == 0) wait_for_turn();  // which the last one has passed on; barriers end as they began
+  if (warpgroup == 0) pingpong_wait();  // which the last one has passed on; barriers end as they began
   if (leader) tma_store_wait_read<0>();
 }
 
@@ -239,25 +239,25 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
   auto& shared = *reinterpret_cast<Shared<kColumns, T>*>(memory);
   if (threadIdx.x == 0) {
     mbarrier_init(&shared.v_raw, 1);
-    for (int place = 0; place < 2; ++place) {
-      mbarrier_init(&shared.q_full[place], 1);
-      mbarrier_init(&shared.q_empty[place], S::kConsumers);
+    for (int stage = 0; stage < 2; ++stage) {
+      mbarrier_init(&shared.q_full[stage], 1);
+      mbarrier_init(&shared.q_empty[stage], S::kConsumers);
     }
-    for (int place = 0; place < S::kPlaces; ++place) {
-      mbarrier_init(&shared.k_full[place], 1);
-      mbarrier_init(&shared.v_full[place], 1);
-      mbarrier_init(&shared.k_empty[place], S::kConsumers);
-      mbarrier_init(&shared.v_empty[place], S::kConsumers);
+    for (int stage = 0; stage < S::kStages; ++stage) {
+      mbarrier_init(&shared.k_full[stage], 1);
+      mbarrier_init(&shared.v_full[stage], 1);
+      mbarrier_init(&shared.k_empty[stage], S::kConsumers);
+      mbarrier_init(&shared.v_empty[stage], S::kConsumers);
     }
     mbarrier_init_fence();
   }
   __syncthreads();
 
   if (warpgroup_of_block() == S::kConsumers) {
-    give_registers<S::kProducerRegisters>();
+    warpgroup_reg_dealloc<S::kProducerRegisters>();
     if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<kColumns>(a, order, shared, maps);
   } else {
-    take_registers<S::kRegisters>();
+    warpgroup_reg_alloc<S::kRegisters>();
     consume<kColumns, kDropout>(a, shared, maps);
   }
 }
@@ -276,7 +276,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v8_persistent_supports(const Args& a) {
+std::string v8_persistent_can_implement(const Args& a) {
   return on_hopper(a, a.head_dim <= 64 ? Shape<64>::kQueries : Shape<128>::kQueries);
 }
 

@@ -12,8 +12,8 @@
 //           warpgroup 2   K7 V7   K3 V3         ┤ always in the same order, and stores
 //           warpgroup 3   K6 V6   K2 V2         ┘
 //
-// Launch    grid B·H·⌈Sq/64⌉; keys 64 at a time. P = 64 columns (D ≤ 64): block 512, 4 warpgroups with 3 places each
-//           for K and for V, 200 KB of shared memory; P = 128: block 384, 3 warpgroups with 2 places each, 208 KB
+// Launch    grid B·H·⌈Sq/64⌉; keys 64 at a time. P = 64 columns (D ≤ 64): block 512, 4 warpgroups with 3 stages each
+//           for K and for V, 200 KB of shared memory; P = 128: block 384, 3 warpgroups with 2 stages each, 208 KB
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/64⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v6_wgmma. Four times v8's bytes from the L2 cache (P = 128: twice), and a wait at each block's beginning
@@ -33,7 +33,7 @@ constexpr int kQueries = 64, kKeys = 64;  // of a tile
 template <int kColumns>
 struct Shape {
   static constexpr int kWarpgroups = kColumns == 64 ? 4 : 3;
-  static constexpr int kPlaces = kColumns == 64 ? 3 : 2;  // of each warpgroup, for tiles of K, and as many for V
+  static constexpr int kStages = kColumns == 64 ? 3 : 2;  // of each warpgroup, for tiles of K, and as many for V
   static constexpr int kThreads = kWarpgroups * kWarpgroupSize;
   static_assert(kWarpgroups > 1,
                 "a mask lies in two tiles of keys, and only a warpgroup's first one is compared with it");
@@ -44,8 +44,8 @@ struct Shape {
 template <int kColumns, class T>
 union Own {
   struct {
-    T k[Shape<kColumns>::kPlaces][kColumns / kSlice][kKeys * kSlice];
-    T v[Shape<kColumns>::kPlaces][kColumns / kSlice][kKeys * kSlice];
+    T k[Shape<kColumns>::kStages][kColumns / kSlice][kKeys * kSlice];
+    T v[Shape<kColumns>::kStages][kColumns / kSlice][kKeys * kSlice];
   } tile;
   Vector<float, 4> part[1 + kColumns / 8][kWarpgroupSize];
 };
@@ -55,7 +55,7 @@ struct Shared {
   using S = Shape<kColumns>;
   T q[kColumns / kSlice][kQueries * kSlice];
   Own<kColumns, T> own[S::kWarpgroups];
-  uint64_t q_full, k_full[S::kWarpgroups][S::kPlaces], v_full[S::kWarpgroups][S::kPlaces];
+  uint64_t q_full, k_full[S::kWarpgroups][S::kStages], v_full[S::kWarpgroups][S::kStages];
 };
 
 // The softmax and the output of a warpgroup's keys, as its lanes hold them: rows and columns lie alike in all
@@ -106,42 +106,42 @@ struct Found {
 // One warpgroup's share of the keys.
 template <int kColumns, bool kDropout, class T>
 __device__ __forceinline__ void attend(const BlockOfQueries& block, const Head& head, int tiles_of_keys, float scale,
-                                       Dropout& dropout, Shared<kColumns, T>& shared, const Maps& maps,
+                                       AttentionDropout& dropout, Shared<kColumns, T>& shared, const Maps& maps,
                                        Found<kColumns>& found) {
   using S = Shape<kColumns>;
-  constexpr int kSlices = kColumns / kSlice, kAround = S::kPlaces * S::kWarpgroups;  // tiles until a place's next one
+  constexpr int kSlices = kColumns / kSlice, kAround = S::kStages * S::kWarpgroups;  // tiles until a stage's next one
   const int warpgroup = warpgroup_of_block();
   const bool leader = leads_warpgroup(warpgroup);
   auto& tile = shared.own[warpgroup].tile;
   uint64_t* const k_full = shared.k_full[warpgroup];
   uint64_t* const v_full = shared.v_full[warpgroup];
-  const auto fetch = [&](T(*to)[kKeys* kSlice], const CUtensorMap* map, uint64_t* full, int j) {
+  const auto issue_load = [&](T(*to)[kKeys* kSlice], const CUtensorMap* map, uint64_t* full, int j) {
     if (!leader || j < 0) return;
-    mbarrier_arrive_expect(full, sizeof tile.k[0]);
+    mbarrier_arrive_expect_tx(full, sizeof tile.k[0]);
     load_slices<kSlices, kKeys>(to, map, full, block.first_key + j * kKeys, head.kv_head, head.batch);
   };
 
   int j = tiles_of_keys - 1 - warpgroup;
   if (leader) {  // each asks at once for what its own warpgroup needs
     if (warpgroup == 0) mbarrier_init(&shared.q_full, 1);
-    for (int place = 0; place < S::kPlaces; ++place) {
-      mbarrier_init(&k_full[place], 1);
-      mbarrier_init(&v_full[place], 1);
+    for (int stage = 0; stage < S::kStages; ++stage) {
+      mbarrier_init(&k_full[stage], 1);
+      mbarrier_init(&v_full[stage], 1);
     }
     mbarrier_init_fence();
     if (warpgroup == 0 && j >= 0) {
-      mbarrier_arrive_expect(&shared.q_full, sizeof shared.q);
+      mbarrier_arrive_expect_tx(&shared.q_full, sizeof shared.q);
       load_slices<kSlices, kQueries>(shared.q, &maps.q, &shared.q_full, block.first, head.head, head.batch);
     }
   }
-  for (int place = 0; place < S::kPlaces; ++place) {
-    fetch(tile.k[place], &maps.k, &k_full[place], j - place * S::kWarpgroups);
-    fetch(tile.v[place], &maps.v, &v_full[place], j - place * S::kWarpgroups);
+  for (int stage = 0; stage < S::kStages; ++stage) {
+    issue_load(tile.k[stage], &maps.k, &k_full[stage], j - stage * S::kWarpgroups);
+    issue_load(tile.v[stage], &maps.v, &v_full[stage], j - stage * S::kWarpgroups);
   }
   __syncthreads();
   if (j < 0) return;
 
-  Ring<S::kPlaces> ring;
+  PipelineState<S::kStages> ring;
   float factor[2];
   uint32_t weight[kKeys / 16][4];
   mbarrier_wait(&shared.q_full, 0);
@@ -151,9 +151,9 @@ __device__ __forceinline__ void attend(const BlockOfQueries& block, const Head& 
     wgmma_fence();
     issue_scores<kColumns, kKeys>(score, shared.q, tile.k[0]);
     wgmma_wait<0>();
-    fetch(tile.k[0], &maps.k, &k_full[0], j - kAround);
+    issue_load(tile.k[0], &maps.k, &k_full[0], j - kAround);
     // 64 neighbouring queries end within two tiles of keys, so only first tiles of warpgroups meet the mask.
-    hide_unseen(score, block, 0, j * kKeys);
+    mask_scores(score, block, 0, j * kKeys);
     found.softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
     if constexpr (kDropout) drop_weights(dropout, score, block, 0, j * kKeys);
     pack_weights<T>(score, weight);
@@ -166,19 +166,19 @@ __device__ __forceinline__ void attend(const BlockOfQueries& block, const Head& 
     named_barrier_sync(1 + warpgroup, kWarpgroupSize);
   }
   for (j -= S::kWarpgroups; j >= 0; j -= S::kWarpgroups) {  // both products at once, and the softmax while they run
-    const int before = ring.place;
+    const int before = ring.index;
     mbarrier_wait(&v_full[before], ring.phase);
     ring.advance();
     float score[kKeys / 2];
-    mbarrier_wait(&k_full[ring.place], ring.phase);
+    mbarrier_wait(&k_full[ring.index], ring.phase);
     wgmma_fence();
-    issue_scores<kColumns, kKeys>(score, shared.q, tile.k[ring.place]);
+    issue_scores<kColumns, kKeys>(score, shared.q, tile.k[ring.index]);
     issue_output<kColumns, kKeys>(found.out, weight, tile.v[before]);
     wgmma_wait<1>();  // the scores
-    fetch(tile.k[ring.place], &maps.k, &k_full[ring.place], j - kAround);
+    issue_load(tile.k[ring.index], &maps.k, &k_full[ring.index], j - kAround);
     const bool raised = found.softmax.weigh(score, scale, factor);
     wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
-    fetch(tile.v[before], &maps.v, &v_full[before], j + S::kWarpgroups - kAround);
+    issue_load(tile.v[before], &maps.v, &v_full[before], j + S::kWarpgroups - kAround);
     if (raised) {
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) found.out[i] *= factor[i / 2 % 2];
@@ -186,9 +186,9 @@ __device__ __forceinline__ void attend(const BlockOfQueries& block, const Head& 
     if constexpr (kDropout) drop_weights(dropout, score, block, 0, j * kKeys);
     pack_weights<T>(score, weight);
   }
-  mbarrier_wait(&v_full[ring.place], ring.phase);
+  mbarrier_wait(&v_full[ring.index], ring.phase);
   wgmma_fence();
-  issue_output<kColumns, kKeys>(found.out, weight, tile.v[ring.place]);
+  issue_output<kColumns, kKeys>(found.out, weight, tile.v[ring.index]);
   wgmma_wait<0>();
 }
 
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
   const int tiles_of_keys = max(block.seen_by(kQueries - 1) + kKeys - 1, 0) / kKeys;
   const Head head(a, block.head);
   const float scale = static_cast<float>(a.scale * kLog2e);
-  Dropout dropout(a);
+  AttentionDropout dropout(a);
   Found<kColumns> found;
   attend<kColumns, kDropout>(block, head, tiles_of_keys, scale, dropout, shared, maps, found);
 
@@ -232,7 +232,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v9_split_supports(const Args& a) { return on_hopper(a, kQueries); }
+std::string v9_split_can_implement(const Args& a) { return on_hopper(a, kQueries); }
 
 void v9_split(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {

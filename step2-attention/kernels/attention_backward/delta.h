@@ -35,7 +35,7 @@ __global__ void delta_kernel(Args a, float* __restrict__ delta, float* __restric
     for (int64_t first = int64_t{blockIdx.x} * kDeltaRows; first < length; first += gridDim.x * kDeltaRows) {
       float sum[kDeltaRounds] = {}, its_lse[kDeltaRounds] = {};
 #pragma unroll
-      for (int round = 0; round < kDeltaRounds; ++round) {  // all loads are on their way before the first is used
+      for (int round = 0; round < kDeltaRounds; ++round) {  // all loads are in flight before the first is used
         const int64_t row = first + round * blockDim.y + threadIdx.y;
         if (row >= a.q_length) continue;
         if (lse != nullptr) its_lse[round] = static_cast<const float*>(a.lse)[head * a.q_length + row];

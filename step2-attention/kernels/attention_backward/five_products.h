@@ -6,7 +6,7 @@
 //   dq's warpgroup           takes them from there: a tile's sum, grad_scoreᵀ·k over the 128 keys. Other blocks have
 //                            other keys' sums for the same dq; how they come together is what v6 and v7 differ in. v8
 //                            has no such warpgroup: each consumer sums half of dq's columns
-//   producer, one warp       fetches k and v of the keys, and tiles of 64 queries: q, grad, lse, Δ
+//   producer, one warp       loads k and v of the keys, and tiles of 64 queries: q, grad, lse, Δ
 #pragma once
 
 #include <algorithm>
@@ -29,9 +29,9 @@ struct Five {
   static constexpr int kBuffers = 2;
   static constexpr int kOwned = kConsumers * 64;
   static constexpr int kTile = 64;
-  static constexpr int kPlaces = 4;
+  static constexpr int kStages = 4;
   static constexpr int kSlices = 1;
-  static constexpr int kSenders = 2;      // warps that send dq's sums, each from a place of its own
+  static constexpr int kSenders = 2;      // warps that send dq's sums, each from a stage of its own
   static constexpr int kRegisters = 192;  // 2·192 + 88 + 40: what four warpgroups have
   static constexpr int kSumRegisters = 88;
   static constexpr int kProducerRegisters = 40;
@@ -50,9 +50,9 @@ struct Unit {
 
 // A unit in a form that shows the compiler that it is the same in all lanes.
 __device__ inline Unit in_all_lanes(const Unit& unit) {
-  return {same_in_warp(unit.count),    same_in_warp(unit.base),  same_in_warp(unit.first),
-          same_in_warp(unit.begin),    same_in_warp(unit.end),   same_in_warp(unit.keys_begin),
-          same_in_warp(unit.keys_end), same_in_warp(unit.batch), same_in_warp(unit.head)};
+  return {warp_uniform(unit.count),    warp_uniform(unit.base),  warp_uniform(unit.first),
+          warp_uniform(unit.begin),    warp_uniform(unit.end),   warp_uniform(unit.keys_begin),
+          warp_uniform(unit.keys_end), warp_uniform(unit.batch), warp_uniform(unit.head)};
 }
 
 // The first query that sees `key`.
@@ -68,8 +68,8 @@ struct Part {
   __device__ Part(const Args& a, const Unit& unit, int first) : seen(unit.count), whole(unit.count) {
     const int from = max(first, unit.begin), last = min(first + 64, unit.end) - 1;
     if (from > last) return;
-    seen = same_in_warp((first_query(a, from) - unit.base) / Five::kTile);
-    if (last - from == 63) whole = same_in_warp((first_query(a, last) - unit.base + Five::kTile - 1) / Five::kTile);
+    seen = warp_uniform((first_query(a, from) - unit.base) / Five::kTile);
+    if (last - from == 63) whole = warp_uniform((first_query(a, last) - unit.base + Five::kTile - 1) / Five::kTile);
   }
 };
 
@@ -83,8 +83,8 @@ struct Job {
 
 template <class T>
 struct Block : Shared<Five, T> {
-  alignas(1024) T grad_score[2][Five::kConsumers][64 * kSlice];  // two places; rows of keys, columns of queries
-  T dk[Five::kConsumers][1][64 * kSlice];                        // on its way out; k's place is still read then
+  alignas(1024) T grad_score[2][Five::kConsumers][64 * kSlice];  // two stages; rows of keys, columns of queries
+  T dk[Five::kConsumers][1][64 * kSlice];                        // on its way out; k's stage is still read then
   float dq[Five::kSenders][kTileFloats];                         // sums on their way out, in the order of lane_of_tile
   Job job[Five::kSenders];
   uint64_t scores_full[2], scores_empty[2], sums_full[Five::kSenders], sums_empty[Five::kSenders];
@@ -92,13 +92,13 @@ struct Block : Shared<Five, T> {
 
   __device__ void init_barriers() {
     Shared<Five, T>::init_barriers();
-    for (int place = 0; place < 2; ++place) {
-      mbarrier_init(&scores_full[place], Five::kConsumers * 4);  // warps
-      mbarrier_init(&scores_empty[place], 1);
+    for (int stage = 0; stage < 2; ++stage) {
+      mbarrier_init(&scores_full[stage], Five::kConsumers * 4);  // warps
+      mbarrier_init(&scores_empty[stage], 1);
     }
-    for (int place = 0; place < Five::kSenders; ++place) {
-      mbarrier_init(&sums_full[place], 4);  // warps
-      mbarrier_init(&sums_empty[place], 1);
+    for (int stage = 0; stage < Five::kSenders; ++stage) {
+      mbarrier_init(&sums_full[stage], 4);  // warps
+      mbarrier_init(&sums_empty[stage], 1);
     }
     mbarrier_init_fence();
   }
@@ -111,13 +111,13 @@ __device__ inline Unit unit_of(const Args& a, int64_t tile) {
   const Walk<true, Five::kTile, Five::kTile> walk(role);
   return {walk.count,
           walk.base,
-          same_in_warp(static_cast<int>(role.first)),
-          same_in_warp(static_cast<int>(role.exist.begin)),
-          same_in_warp(static_cast<int>(max(role.exist.end, int64_t{0}))),
-          same_in_warp(static_cast<int>(role.keys.begin)),
-          same_in_warp(static_cast<int>(role.keys.end)),
-          same_in_warp(role.batch()),
-          same_in_warp(role.head_of_batch())};
+          warp_uniform(static_cast<int>(role.first)),
+          warp_uniform(static_cast<int>(role.exist.begin)),
+          warp_uniform(static_cast<int>(max(role.exist.end, int64_t{0}))),
+          warp_uniform(static_cast<int>(role.keys.begin)),
+          warp_uniform(static_cast<int>(role.keys.end)),
+          warp_uniform(role.batch()),
+          warp_uniform(role.head_of_batch())};
 }
 
 // B: the block's shared memory, of shape S.
@@ -127,7 +127,7 @@ struct KeysProducer {
   B& shared;
   const Inputs& in;
   const int lane = threadIdx.x % kWarpSize;
-  attention::Ring<S::kPlaces> ring = {};
+  attention::PipelineState<S::kStages> ring = {};
   int raw_phase = 0;
 
   // Zeros in rows first ≤ i < end of a tile: what lies there may be NaN, which a weight or a gradient of 0 would not
@@ -147,7 +147,7 @@ struct KeysProducer {
     const bool has_padding = unit.count > 0 && (before > 0 || after < S::kOwned);
     uint64_t* const full = has_padding ? &shared.raw : &shared.own_full[buffer];
     if (lane == 0) {
-      mbarrier_arrive_expect(full, sizeof shared.a[0] + sizeof shared.b[0]);
+      mbarrier_arrive_expect_tx(full, sizeof shared.a[0] + sizeof shared.b[0]);
       for (int w = 0; w < S::kConsumers; ++w) {
         const int row = unit.first + w * 64;
         attention::load_slices<S::kSlices, 64>(shared.a[buffer][w], &in.a, full, row, unit.head, unit.batch);
@@ -168,23 +168,23 @@ struct KeysProducer {
     for (int i = 0; i < heads_together; ++i) {
       const int head = unit.head * heads_together + i;
       for (int tile = unit.count - 1; tile >= 0; --tile, ring.advance()) {
-        const int place = ring.place, row = unit.base + tile * S::kTile;
+        const int stage = ring.index, row = unit.base + tile * S::kTile;
         const int early = tile == 0 ? first_query(a, unit.begin) - row : 0;  // rows that see no key of the block
-        uint64_t* const full = early > 0 ? &shared.raw : &shared.full[place];
+        uint64_t* const full = early > 0 ? &shared.raw : &shared.full[stage];
         if (lane == 0) {
-          mbarrier_wait(&shared.empty[place], ring.phase ^ 1);
-          mbarrier_arrive_expect(
+          mbarrier_wait(&shared.empty[stage], ring.phase ^ 1);
+          mbarrier_arrive_expect_tx(
               full, sizeof shared.x[0] + sizeof shared.y[0] + sizeof shared.lse[0] + sizeof shared.delta[0]);
-          attention::load_slices<S::kSlices, S::kTile>(shared.x[place], &in.x, full, row, head, unit.batch);
-          attention::load_slices<S::kSlices, S::kTile>(shared.y[place], &in.y, full, row, head, unit.batch);
+          attention::load_slices<S::kSlices, S::kTile>(shared.x[stage], &in.x, full, row, head, unit.batch);
+          attention::load_slices<S::kSlices, S::kTile>(shared.y[stage], &in.y, full, row, head, unit.batch);
           const int64_t query = (unit.batch * a.heads + head) * in.length + row;
-          bulk_load(shared.lse[place], in.lse + query, sizeof shared.lse[0], full);
-          bulk_load(shared.delta[place], in.delta + query, sizeof shared.delta[0], full);
+          bulk_load(shared.lse[stage], in.lse + query, sizeof shared.lse[0], full);
+          bulk_load(shared.delta[stage], in.delta + query, sizeof shared.delta[0], full);
         }
         if (early <= 0) continue;
-        clear(&shared.full[place], [&] {
-          attention::clear_rows<S::kSlices, S::kTile>(shared.x[place], 0, lane, kWarpSize, early);
-          attention::clear_rows<S::kSlices, S::kTile>(shared.y[place], 0, lane, kWarpSize, early);
+        clear(&shared.full[stage], [&] {
+          attention::clear_rows<S::kSlices, S::kTile>(shared.x[stage], 0, lane, kWarpSize, early);
+          attention::clear_rows<S::kSlices, S::kTile>(shared.y[stage], 0, lane, kWarpSize, early);
         });
       }
     }
@@ -195,23 +195,23 @@ template <class S, class B>
 __device__ void produce(const Args& a, const Queue& queue, B& shared, const Inputs& in) {
   KeysProducer<S, B> producer{a, shared, in};
   const bool leader = producer.lane == 0;
-  attention::Ring<S::kBuffers> buffers;
+  attention::PipelineState<S::kBuffers> buffers;
   for (;; buffers.advance()) {
     unsigned number = 0;
     if (leader) {
-      mbarrier_wait(&shared.own_empty[buffers.place], buffers.phase ^ 1);
+      mbarrier_wait(&shared.own_empty[buffers.index], buffers.phase ^ 1);
       number = atomicAdd(queue.next, 1u);
     }
-    number = same_in_warp(number);
+    number = warp_uniform(number);
     if (number >= queue.tiles * queue.heads) break;
     const Unit unit = unit_of(a, queue.tile(number));
-    if (leader) shared.unit[buffers.place] = unit;
-    producer.load_own(unit, buffers.place);
+    if (leader) shared.unit[buffers.index] = unit;
+    producer.load_own(unit, buffers.index);
     producer.load_walked(unit);
   }
   if (leader) {
-    shared.unit[buffers.place].count = -1;
-    mbarrier_arrive(&shared.own_full[buffers.place]);
+    shared.unit[buffers.index].count = -1;
+    mbarrier_arrive(&shared.own_full[buffers.index]);
   }
 }
 
@@ -323,12 +323,12 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
   const float scale = static_cast<float>(a.scale * kLog2e);
   const int heads_together = static_cast<int>(a.heads / a.kv_heads);
 
-  const auto wait_for_turn = [&] { named_barrier_sync(kTurnBarrier + warpgroup, 2 * kWarpgroupSize); };
-  const auto pass_turn = [&] { named_barrier_arrive(kTurnBarrier + 1 - warpgroup, 2 * kWarpgroupSize); };
+  const auto pingpong_wait = [&] { named_barrier_sync(kTurnBarrier + warpgroup, 2 * kWarpgroupSize); };
+  const auto pingpong_arrive = [&] { named_barrier_arrive(kTurnBarrier + 1 - warpgroup, 2 * kWarpgroupSize); };
   if (warpgroup == 0) named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupSize);  // the first turn
-  attention::Dropout dropout(a);
-  attention::Ring<2> buffers, handed;
-  attention::Ring<Five::kPlaces> ring;
+  attention::AttentionDropout dropout(a);
+  attention::PipelineState<2> buffers, handed;
+  attention::PipelineState<Five::kStages> ring;
   int stored = -1;  // the buffer from which this warpgroup's last sums are being stored
   const auto free_stored = [&] {
     if (leader && stored >= 0) {
@@ -338,8 +338,8 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
     stored = -1;
   };
   for (;; buffers.advance()) {
-    mbarrier_wait(&shared.own_full[buffers.place], buffers.phase);
-    const Unit unit = in_all_lanes(shared.unit[buffers.place]);
+    mbarrier_wait(&shared.own_full[buffers.index], buffers.phase);
+    const Unit unit = in_all_lanes(shared.unit[buffers.index]);
     if (unit.count < 0) break;
     const int first = unit.first + warpgroup * 64;
     const Part part(a, unit, first);
@@ -348,13 +348,13 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
 
     float dk[kSlice / 2] = {}, dv[kSlice / 2] = {};
     uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
-    const auto issue_products = [&](Scores& score, Scores& grad_weight, int place) {
-      attention::issue_scores<kSlice, kTile>(score, shared.a[buffers.place][warpgroup], shared.x[place]);
-      attention::issue_scores<kSlice, kTile>(grad_weight, shared.b[buffers.place][warpgroup], shared.y[place]);
+    const auto issue_products = [&](Scores& score, Scores& grad_weight, int stage) {
+      attention::issue_scores<kSlice, kTile>(score, shared.a[buffers.index][warpgroup], shared.x[stage]);
+      attention::issue_scores<kSlice, kTile>(grad_weight, shared.b[buffers.index][warpgroup], shared.y[stage]);
     };
-    const auto issue_sums = [&](int place) {
-      attention::issue_output<kSlice, kTile>(dk, grad_score, shared.x[place]);
-      attention::issue_output<kSlice, kTile>(dv, weight, shared.y[place]);
+    const auto issue_sums = [&](int stage) {
+      attention::issue_output<kSlice, kTile>(dk, grad_score, shared.x[stage]);
+      attention::issue_output<kSlice, kTile>(dv, weight, shared.y[stage]);
     };
     using PerQuery = OfQueries<kTile / 2>;
     const auto weigh_tile = [&](Scores& score, const PerQuery& lse, int tile) {
@@ -366,13 +366,13 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
       if constexpr (kDropout)
         kept = drop_gradients<true>(dropout, grad, head, first + lane.key, unit.base + tile * kTile + lane.query);
       differentiate(weights, grad, delta, tile >= part.whole);
-      if constexpr (kDropout) attention::Dropout::drop(weights, kept);  // as v met them
+      if constexpr (kDropout) attention::AttentionDropout::drop(weights, kept);  // as v met them
     };
     const auto hand_over = [&] {  // gives grad_score to dq's warpgroup
-      mbarrier_wait(&shared.scores_empty[handed.place], handed.phase ^ 1);
-      put_grad_score(grad_score, shared.grad_score[handed.place][warpgroup], lane.offset);
+      mbarrier_wait(&shared.scores_empty[handed.index], handed.phase ^ 1);
+      put_grad_score(grad_score, shared.grad_score[handed.index][warpgroup], lane.offset);
       __syncwarp();
-      if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(&shared.scores_full[handed.place]);
+      if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(&shared.scores_full[handed.index]);
       handed.advance();
     };
 
@@ -383,16 +383,16 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
       if (tile >= part.seen) {
         {
           Scores score, grad;
-          mbarrier_wait(&shared.full[ring.place], ring.phase);
-          wait_for_turn();
+          mbarrier_wait(&shared.full[ring.index], ring.phase);
+          pingpong_wait();
           wgmma_fence();
-          issue_products(score, grad, ring.place);
-          pass_turn();
+          issue_products(score, grad, ring.index);
+          pingpong_arrive();
           free_stored();
           wgmma_wait<1>();
-          const PerQuery lse(shared.lse[ring.place] + lane.query);
+          const PerQuery lse(shared.lse[ring.index] + lane.query);
           weigh_tile(score, lse, tile);
-          const PerQuery delta(shared.delta[ring.place] + lane.query);
+          const PerQuery delta(shared.delta[ring.index] + lane.query);
           wgmma_wait<0>();
           differentiate_tile(score, grad, delta, tile, head);
           attention::pack_weights<T>(score, weight);
@@ -400,19 +400,19 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
           hand_over();
         }
         const auto step = [&] {  // as in v4
-          const int before = ring.place;
+          const int before = ring.index;
           ring.advance();
           Scores score, grad;
-          mbarrier_wait(&shared.full[ring.place], ring.phase);
-          wait_for_turn();
+          mbarrier_wait(&shared.full[ring.index], ring.phase);
+          pingpong_wait();
           wgmma_fence();
-          issue_products(score, grad, ring.place);
+          issue_products(score, grad, ring.index);
           issue_sums(before);
-          pass_turn();
+          pingpong_arrive();
           wgmma_wait<3>();
-          const PerQuery lse(shared.lse[ring.place] + lane.query);
+          const PerQuery lse(shared.lse[ring.index] + lane.query);
           weigh_tile(score, lse, tile);
-          const PerQuery delta(shared.delta[ring.place] + lane.query);
+          const PerQuery delta(shared.delta[ring.index] + lane.query);
           wgmma_wait<2>();
           differentiate_tile(score, grad, delta, tile, head);
           wgmma_wait<0>();
@@ -423,17 +423,17 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
         };
         for (--tile; tile >= part.seen; --tile) step();
         wgmma_fence();
-        issue_sums(ring.place);
+        issue_sums(ring.index);
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.empty[ring.place]);
+        if (leader) mbarrier_arrive(&shared.empty[ring.index]);
         ring.advance();
       }
       for (; tile >= 0; --tile, ring.advance()) {  // its keys are seen by none of these
-        wait_for_turn();
-        pass_turn();
+        pingpong_wait();
+        pingpong_arrive();
         if (leader) {
-          mbarrier_wait(&shared.full[ring.place], ring.phase);
-          mbarrier_arrive(&shared.empty[ring.place]);
+          mbarrier_wait(&shared.full[ring.index], ring.phase);
+          mbarrier_arrive(&shared.empty[ring.index]);
         }
         __syncwarp();
         for (auto& of_16 : grad_score) {
@@ -444,15 +444,15 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
     }
     free_stored();  // where there was no product under which it could be done
 
-    named_barrier_sync(1 + warpgroup, kWarpgroupSize);  // dk's last store has left its place, as its leader knows
+    named_barrier_sync(1 + warpgroup, kWarpgroupSize);  // dk's last store has left its stage, as its leader knows
     const auto store = [&](const auto& sum, float factor, T(*tile)[64 * kSlice], const CUtensorMap* map) {
       store_gradient(sum, factor, keys.exists, tile, map, first, unit.head, unit.batch, 1 + warpgroup, leader);
     };
     store(dk, static_cast<float>(a.scale), shared.dk[warpgroup], &in.da);
-    store(dv, kDropout ? dropout.scale() : 1.0f, shared.b[buffers.place][warpgroup], &in.db);
-    stored = buffers.place;
+    store(dv, kDropout ? dropout.scale() : 1.0f, shared.b[buffers.index][warpgroup], &in.db);
+    stored = buffers.index;
   }
-  if (warpgroup == 0) wait_for_turn();
+  if (warpgroup == 0) pingpong_wait();
   if (leader) tma_store_wait_read<0>();
 }
 
@@ -463,54 +463,54 @@ __device__ inline int lane_of_tile(int i) {
   return (i / 4 * kWarpgroupSize + static_cast<int>(threadIdx.x % kWarpgroupSize)) * 4;
 }
 
-// For each tile of queries: its sum over this block's keys, given to prepare(unit, head, row, sum, place), with `head`
-// of all heads of q, which puts it into its place and returns what is to be done with it.
+// For each tile of queries: its sum over this block's keys, given to prepare(unit, head, row, sum, stage), with `head`
+// of all heads of q, which puts it into its stage and returns what is to be done with it.
 template <class T, class Prepare>
 __device__ void sum_queries(const Args& a, Block<T>& shared, Prepare&& prepare) {
   const bool leader = leads_warpgroup(Five::kConsumers);
   const int heads_together = static_cast<int>(a.heads) / static_cast<int>(a.kv_heads);
-  attention::Ring<2> buffers, handed;
-  attention::Ring<Five::kSenders> places;
-  // One lane arrives for its warp, and one thread frees the place for all: compute-sanitizer's racecheck does not
-  // follow that, and may report the place's next use.
+  attention::PipelineState<2> buffers, handed;
+  attention::PipelineState<Five::kSenders> sum_ring;
+  // One lane arrives for its warp, and one thread frees the stage for all: compute-sanitizer's racecheck does not
+  // follow that, and may report the stage's next use.
   const auto hand_over = [&](const Job& job) {
-    if (leader) shared.job[places.place] = job;
+    if (leader) shared.job[sum_ring.index] = job;
     __syncwarp();
-    if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(&shared.sums_full[places.place]);
-    places.advance();
+    if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(&shared.sums_full[sum_ring.index]);
+    sum_ring.advance();
   };
   for (;; buffers.advance()) {
-    mbarrier_wait(&shared.own_full[buffers.place], buffers.phase);
-    const Unit unit = in_all_lanes(shared.unit[buffers.place]);
+    mbarrier_wait(&shared.own_full[buffers.index], buffers.phase);
+    const Unit unit = in_all_lanes(shared.unit[buffers.index]);
     if (unit.count < 0) break;
     const int first_head = (unit.batch * static_cast<int>(a.kv_heads) + unit.head) * heads_together;
     for (int head = first_head; head < first_head + heads_together; ++head) {
       for (int tile = unit.count - 1; tile >= 0; --tile, handed.advance()) {
         float sum[kSlice / 2];
-        mbarrier_wait(&shared.scores_full[handed.place], handed.phase);
+        mbarrier_wait(&shared.scores_full[handed.index], handed.phase);
         wgmma_fence();
-        issue_dq(sum, shared.grad_score[handed.place], shared.a[buffers.place], 0);
+        issue_dq(sum, shared.grad_score[handed.index], shared.a[buffers.index], 0);
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.scores_empty[handed.place]);
-        mbarrier_wait(&shared.sums_empty[places.place], places.phase ^ 1);
-        hand_over(prepare(unit, head, unit.base + tile * Five::kTile, sum, shared.dq[places.place]));
+        if (leader) mbarrier_arrive(&shared.scores_empty[handed.index]);
+        mbarrier_wait(&shared.sums_empty[sum_ring.index], sum_ring.phase ^ 1);
+        hand_over(prepare(unit, head, unit.base + tile * Five::kTile, sum, shared.dq[sum_ring.index]));
       }
     }
     // Its warps have met in products, but not where there was none: one that lags would find the next rows' phase.
     if (unit.count == 0) named_barrier_sync(kSumBarrier, kWarpgroupSize);
-    if (leader) mbarrier_arrive(&shared.own_empty[buffers.place]);
+    if (leader) mbarrier_arrive(&shared.own_empty[buffers.index]);
   }
   for (int i = 0; i < Five::kSenders; ++i) {
-    mbarrier_wait(&shared.sums_empty[places.place], places.phase ^ 1);
+    mbarrier_wait(&shared.sums_empty[sum_ring.index], sum_ring.phase ^ 1);
     hand_over(Job{});
   }
 }
 
-// Puts a tile's sum into `place`, from where a bulk copy may take it.
-__device__ inline void put_sum(const float (&sum)[kSlice / 2], float* place) {
+// Puts a tile's sum into `stage`, from where a bulk copy may take it.
+__device__ inline void put_sum(const float (&sum)[kSlice / 2], float* stage) {
 #pragma unroll
   for (int i = 0; i < kSlice / 2; i += 4) {
-    store_vector(place + lane_of_tile(i), Vector<float, 4>{sum[i], sum[i + 1], sum[i + 2], sum[i + 3]});
+    store_vector(stage + lane_of_tile(i), Vector<float, 4>{sum[i], sum[i + 1], sum[i + 2], sum[i + 3]});
   }
   tma_store_fence();
 }
@@ -524,22 +524,22 @@ __device__ inline void add_sum(float (&sum)[kSlice / 2], const float* there) {
   }
 }
 
-// ---- a thread that sends sums, those of its place ----
+// ---- a thread that sends sums, those of its stage ----
 
-// Calls send(job) for each that is to be added. free() is to be called as soon as its place may be written again.
+// Calls send(job) for each that is to be added. free() is to be called as soon as its stage may be written again.
 // `column`: where its columns begin in dq.
 template <class B, class Send>
-__device__ void send_sums(const Args& a, B& shared, const CUtensorMap* dq, int place, int column, Send&& send) {
+__device__ void send_sums(const Args& a, B& shared, const CUtensorMap* dq, int stage, int column, Send&& send) {
   for (int phase = 0;; phase ^= 1) {
-    mbarrier_wait(&shared.sums_full[place], phase);
-    const Job job = shared.job[place];
+    mbarrier_wait(&shared.sums_full[stage], phase);
+    const Job job = shared.job[stage];
     if (job.kind == Job::kEnd) return;
-    const auto free = [&] { mbarrier_arrive(&shared.sums_empty[place]); };
+    const auto free = [&] { mbarrier_arrive(&shared.sums_empty[stage]); };
     if (job.kind == Job::kAdd) {
-      send(job, shared.dq[place], free);
+      send(job, shared.dq[stage], free);
     } else {
       const int heads = static_cast<int>(a.heads);
-      tma_store(dq, shared.dq[place], column, job.row, job.head % heads, job.batch);
+      tma_store(dq, shared.dq[stage], column, job.row, job.head % heads, job.batch);
       tma_store_commit();
       tma_store_wait_read<0>();
       free();
@@ -557,14 +557,14 @@ __device__ void run_five_products(const Args& a, const Queue& queue, Block<T>& s
   __syncthreads();
   const int warpgroup = warpgroup_of_block();
   if (warpgroup < Five::kConsumers) {
-    take_registers<Five::kRegisters>();
+    warpgroup_reg_alloc<Five::kRegisters>();
     consume<kDropout>(a, shared, in);
   } else if (warpgroup == Five::kConsumers) {
-    give_registers<Five::kSumRegisters>();
+    warpgroup_reg_dealloc<Five::kSumRegisters>();
     sum_queries(a, shared, prepare);
   } else {
-    give_registers<Five::kProducerRegisters>();
-    const int warp = same_in_warp(static_cast<int>(threadIdx.x / kWarpSize)) - (Five::kConsumers + 1) * 4;
+    warpgroup_reg_dealloc<Five::kProducerRegisters>();
+    const int warp = warp_uniform(static_cast<int>(threadIdx.x / kWarpSize)) - (Five::kConsumers + 1) * 4;
     if (warp == 0) produce<Five>(a, queue, shared, in);
     if (warp > 0 && warp <= Five::kSenders && threadIdx.x % kWarpSize == 0) {
       send_sums(a, shared, dq, warp - 1, 0, send);

@@ -1,4 +1,4 @@
-// What the rungs for Hopper share: the tiles that a block walks over, who fetches them, and the way out.
+// What the rungs for Hopper share: the tiles that a block walks over, who loads them, and the way out.
 #pragma once
 
 #include "../attention/hopper.h"
@@ -11,7 +11,7 @@ using attention::kSlice;
 
 constexpr int kAligned = 4;  // queries: bulk copies of their lse and Δ begin at multiples of 16 bytes
 
-// kBuffers: for own rows. With two, the next ones are fetched while a block still works on these.
+// kBuffers: for own rows. With two, the next ones are loaded while a block still works on these.
 template <bool kOwnsKeys, int kColumns, int kOwnBuffers>
 struct Shape {
   static constexpr int kBuffers = kOwnBuffers;
@@ -19,7 +19,7 @@ struct Shape {
   static constexpr int kReaders = kConsumers;                              // of own rows
   static constexpr int kOwned = kConsumers * 64;                           // rows of a block
   static constexpr int kTile = kColumns == 128 && kOwnsKeys ? 32 : 64;     // rows walked over: 64 would spill
-  static constexpr int kPlaces = kColumns == 128 && !kOwnsKeys && kBuffers == 2 ? 3 : 4;  // in the ring of tiles
+  static constexpr int kStages = kColumns == 128 && !kOwnsKeys && kBuffers == 2 ? 3 : 4;  // in the ring of tiles
   static constexpr int kSlices = kColumns / kSlice;
   static constexpr int kRegisters = kConsumers == 3 ? 160 : 232;  // of a consumer
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
@@ -30,11 +30,11 @@ template <class S, class T>
 struct Shared {
   T a[S::kBuffers][S::kConsumers][S::kSlices][64 * kSlice];
   T b[S::kBuffers][S::kConsumers][S::kSlices][64 * kSlice];
-  T x[S::kPlaces][S::kSlices][S::kTile * kSlice];
-  T y[S::kPlaces][S::kSlices][S::kTile * kSlice];
-  float lse[S::kPlaces][S::kTile], delta[S::kPlaces][S::kTile];  // of queries walked over
-  // Full: the tile has arrived, one arrival and its bytes. Empty: all who read it have left it.
-  uint64_t own_full[S::kBuffers], own_empty[S::kBuffers], full[S::kPlaces], empty[S::kPlaces], raw;
+  T x[S::kStages][S::kSlices][S::kTile * kSlice];
+  T y[S::kStages][S::kSlices][S::kTile * kSlice];
+  float lse[S::kStages][S::kTile], delta[S::kStages][S::kTile];  // of queries walked over
+  // Full: the tile has arrived, one arrival and its bytes. Empty: all who read it have released it.
+  uint64_t own_full[S::kBuffers], own_empty[S::kBuffers], full[S::kStages], empty[S::kStages], raw;
   // v5_persistent: whose rows lie in a and b. racecheck may report its second use, since one thread frees the buffer
   // for all of its warpgroup; they have met at a barrier before.
   int announced[S::kBuffers];
@@ -45,9 +45,9 @@ struct Shared {
       mbarrier_init(&own_full[buffer], 1);
       mbarrier_init(&own_empty[buffer], S::kReaders);
     }
-    for (int place = 0; place < S::kPlaces; ++place) {
-      mbarrier_init(&full[place], 1);
-      mbarrier_init(&empty[place], S::kConsumers);
+    for (int stage = 0; stage < S::kStages; ++stage) {
+      mbarrier_init(&full[stage], 1);
+      mbarrier_init(&empty[stage], S::kConsumers);
     }
     mbarrier_init_fence();
   }
@@ -91,10 +91,10 @@ struct Walk {
   template <class T>
   __device__ explicit Walk(const Role<kOwnsKeys, T>& role) {
     const int begin = static_cast<int>(role.walked.begin);
-    base = same_in_warp(kOwnsKeys ? begin / kFrom * kFrom : begin);
-    early = same_in_warp(begin - base);
+    base = warp_uniform(kOwnsKeys ? begin / kFrom * kFrom : begin);
+    early = warp_uniform(begin - base);
     const int rows = static_cast<int>(max(role.walked.end - base, int64_t{0}));
-    count = same_in_warp((rows + kTile - 1) / kTile);
+    count = warp_uniform((rows + kTile - 1) / kTile);
   }
 
   __device__ int row(int tile) const { return base + (kOwnsKeys ? tile : count - 1 - tile) * kTile; }
@@ -103,28 +103,28 @@ struct Walk {
   __device__ int first_seen(const Range& pairs) const {
     const int at = static_cast<int>(kOwnsKeys ? pairs.begin : pairs.end - 1) - base;
     const int first = kOwnsKeys ? at / kTile : count - 1 - at / kTile;
-    return same_in_warp(pairs.begin < pairs.end ? first : count);
+    return warp_uniform(pairs.begin < pairs.end ? first : count);
   }
   __device__ int first_whole(const Range& pairs) const {
     const int at = static_cast<int>(kOwnsKeys ? pairs.begin : pairs.end) - base;
     const int first = kOwnsKeys ? (at + kTile - 1) / kTile : count - at / kTile;
-    return same_in_warp(pairs.begin < pairs.end ? first : count);
+    return warp_uniform(pairs.begin < pairs.end ? first : count);
   }
 };
 
-// What the producer, one warp, fetches, and where it stands.
+// What the producer, one warp, loads, and where it stands.
 template <class S, bool kOwnsKeys, class T>
 struct Producer {
   const Args& a;
   Shared<S, T>& shared;
   const Inputs& in;
-  attention::Ring<S::kPlaces> ring = {};
+  attention::PipelineState<S::kStages> ring = {};
   int raw_phase = 0;
 
   // The rows that the block owns. One thread does this.
   __device__ void load_own(const Role<kOwnsKeys, T>& role, int buffer) {
     uint64_t* const full = &shared.own_full[buffer];
-    mbarrier_arrive_expect(full, sizeof shared.a[0] + sizeof shared.b[0]);
+    mbarrier_arrive_expect_tx(full, sizeof shared.a[0] + sizeof shared.b[0]);
     for (int w = 0; w < S::kConsumers; ++w) {
       const int row = static_cast<int>(role.first) + w * 64, head = role.head_of_batch(), batch = role.batch();
       attention::load_slices<S::kSlices, 64>(shared.a[buffer][w], &in.a, full, row, head, batch);
@@ -139,22 +139,22 @@ struct Producer {
     for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
       const int other_head = static_cast<int>(kOwnsKeys ? head % a.heads : head / role.group % a.kv_heads);
       for (int tile = 0; tile < walk.count; ++tile, ring.advance()) {
-        const int place = ring.place, row = walk.row(tile);
+        const int stage = ring.index, row = walk.row(tile);
         // Padding may be NaN, which a weight or a gradient of 0 would not make 0. It lies in the first tile.
         const int first = kOwnsKeys && tile == 0 ? walk.early : 0;
         const int end = kOwnsKeys ? S::kTile : min(S::kTile, static_cast<int>(role.keys.end) - row);
         const bool has_padding = first > 0 || end < S::kTile;
-        uint64_t* const full = has_padding ? &shared.raw : &shared.full[place];
+        uint64_t* const full = has_padding ? &shared.raw : &shared.full[stage];
         if (leader) {
-          mbarrier_wait(&shared.empty[place], ring.phase ^ 1);
+          mbarrier_wait(&shared.empty[stage], ring.phase ^ 1);
           const int more = kOwnsKeys ? sizeof shared.lse[0] + sizeof shared.delta[0] : 0;
-          mbarrier_arrive_expect(full, sizeof shared.x[0] + sizeof shared.y[0] + more);
-          attention::load_slices<S::kSlices, S::kTile>(shared.x[place], &in.x, full, row, other_head, batch);
-          attention::load_slices<S::kSlices, S::kTile>(shared.y[place], &in.y, full, row, other_head, batch);
+          mbarrier_arrive_expect_tx(full, sizeof shared.x[0] + sizeof shared.y[0] + more);
+          attention::load_slices<S::kSlices, S::kTile>(shared.x[stage], &in.x, full, row, other_head, batch);
+          attention::load_slices<S::kSlices, S::kTile>(shared.y[stage], &in.y, full, row, other_head, batch);
           if constexpr (kOwnsKeys) {
             const int64_t query = head * in.length + row;
-            bulk_load(shared.lse[place], in.lse + query, sizeof shared.lse[0], full);
-            bulk_load(shared.delta[place], in.delta + query, sizeof shared.delta[0], full);
+            bulk_load(shared.lse[stage], in.lse + query, sizeof shared.lse[0], full);
+            bulk_load(shared.delta[stage], in.delta + query, sizeof shared.delta[0], full);
           }
         }
         if (!has_padding) continue;
@@ -163,12 +163,12 @@ struct Producer {
         const auto clear = [&](auto* tile_of_rows, int from, int to) {
           attention::clear_rows<S::kSlices, S::kTile>(tile_of_rows, from, threadIdx.x % kWarpSize, kWarpSize, to);
         };
-        clear(shared.x[place], end, S::kTile);
-        clear(shared.x[place], 0, first);
-        clear(shared.y[place], 0, first);
+        clear(shared.x[stage], end, S::kTile);
+        clear(shared.x[stage], 0, first);
+        clear(shared.y[stage], 0, first);
         tma_store_fence();
         __syncwarp();
-        if (leader) mbarrier_arrive(&shared.full[place]);
+        if (leader) mbarrier_arrive(&shared.full[stage]);
       }
     }
   }
@@ -192,7 +192,7 @@ __device__ __forceinline__ void load_operand(uint32_t (&operand)[4][4], const T*
 // Multiplies a tile's gradients of weights by what dropout multiplied the weights by. Returns the bits of those that
 // were kept, as Dropout::kept, for the weights that v met.
 template <bool kOwnsKeys, int N>
-__device__ __forceinline__ uint64_t drop_gradients(attention::Dropout& dropout, float (&grad)[N], int64_t head,
+__device__ __forceinline__ uint64_t drop_gradients(attention::AttentionDropout& dropout, float (&grad)[N], int64_t head,
                                                    int64_t row, int64_t column) {
   const uint64_t kept = dropout.kept<kOwnsKeys, N>(head, row, column);
   const float scale = dropout.scale();

@@ -48,13 +48,13 @@ void v6_atomics(const Args& args, void* stream);
 void v7_turns(const Args& args, void* stream);
 void v8_wide(const Args& args, void* stream);
 
-std::string v2_tiled_supports(const Args& args);
-std::string v3_mma_supports(const Args& args);
-std::string v4_warpgroups_supports(const Args& args);
-std::string v5_persistent_supports(const Args& args);
-std::string v6_atomics_supports(const Args& args);
-std::string v7_turns_supports(const Args& args);
-std::string v8_wide_supports(const Args& args);
+std::string v2_tiled_can_implement(const Args& args);
+std::string v3_mma_can_implement(const Args& args);
+std::string v4_warpgroups_can_implement(const Args& args);
+std::string v5_persistent_can_implement(const Args& args);
+std::string v6_atomics_can_implement(const Args& args);
+std::string v7_turns_can_implement(const Args& args);
+std::string v8_wide_can_implement(const Args& args);
 
 int64_t v1_naive_scratch(const Args& args);
 int64_t v4_warpgroups_scratch(const Args& args);

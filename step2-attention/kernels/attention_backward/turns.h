@@ -26,13 +26,13 @@ struct Turns {
     return {mine == last ? Job::kFinish : Job::kAdd, unit.batch, head, row, tile, static_cast<unsigned>(mine - first)};
   }
 
-  // Puts the sum into `place`, from where it is sent: a share to be added, or, in the last turn, dq itself, rounded.
+  // Puts the sum into `stage`, from where it is sent: a share to be added, or, in the last turn, dq itself, rounded.
   // `leader`, one thread of the warpgroup, waits for the turn; the others wait for it at the named barrier.
   template <class T>
-  __device__ void put(const Args& a, const Job& job, float (&sum)[kSlice / 2], float* place, bool leader,
+  __device__ void put(const Args& a, const Job& job, float (&sum)[kSlice / 2], float* stage, bool leader,
                       int barrier) const {
     if (job.kind == Job::kAdd) {
-      put_sum(sum, place);
+      put_sum(sum, stage);
       return;
     }
     if (job.turn > 0) {
@@ -41,7 +41,7 @@ struct Turns {
       add_sum(sum, sums + job.tile * kTileFloats);
     }
     const bool all[2] = {true, true};
-    put_gradient(sum, static_cast<float>(a.scale), all, reinterpret_cast<T(*)[64 * kSlice]>(place));
+    put_gradient(sum, static_cast<float>(a.scale), all, reinterpret_cast<T(*)[64 * kSlice]>(stage));
   }
 
   // What a thread that sends does with a share.

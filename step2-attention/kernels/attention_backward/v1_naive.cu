@@ -55,7 +55,7 @@ __global__ void scores_kernel(Args a, const compute_t<T>* __restrict__ delta, co
     for (int64_t d = 0; d < a.head_dim; ++d) score += to_compute(q[d]) * to_compute(k[d]);
     for (int64_t d = 0; d < a.head_dim; ++d) grad_weight += to_compute(grad[d]) * to_compute(v[d]);
     weight = exponential(score * static_cast<C>(a.scale) - subtracted(static_cast<const C*>(a.lse)[row]));
-    const C factor = attention::Dropout(a).template factor<C>(head, query, key);
+    const C factor = attention::AttentionDropout(a).template factor<C>(head, query, key);
     grad_score = weight * (factor * grad_weight - delta[row]);
     weight *= factor;  // as v met it
   }

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
   const int64_t own_query = role.head * a.q_length + own;  // of all queries
   const float own_lse = !kOwnsKeys && exists ? subtracted(lse[own_query]) : 0.0f;
   const float own_delta = !kOwnsKeys && exists ? delta[own_query] : 0.0f;
-  const attention::Dropout dropout(a);
+  const attention::AttentionDropout dropout(a);
   for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
     const Rows<const T> x = role.x(head), y = role.y(head);
     for (int64_t first = role.walked.begin; first < role.walked.end; first += kWalked) {
@@ -137,7 +137,7 @@ void launch(const Args& a, const float* delta, void* stream) {
 
 }  // namespace
 
-std::string v2_tiled_supports(const Args& a) {
+std::string v2_tiled_can_implement(const Args& a) {
   if (a.dtype == DType::kFloat64) return "takes float32, float16 or bfloat16, got float64";
   if (a.head_dim > 256) return "takes head_dim ≤ 256, got " + std::to_string(a.head_dim);
   return at_most_blocks(a, 8);  // at its smallest, a block owns 8 rows

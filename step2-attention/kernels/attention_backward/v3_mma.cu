@@ -11,7 +11,7 @@
 // Moves     B·H·((5·Sq + 2·Sk·⌈Sq/64⌉ + 2·Sq·⌈Sk/64⌉)·D·2) + 8·B·Hkv·Sk·D bytes, most of what is walked over from the
 //           L2 cache; 14·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), 2·B·H·Sq·Sk exponentials
 // Limits    float16, bfloat16; D a multiple of 8 up to 128; rows that begin at multiples of 16 bytes; Sq, Sk ≤ 2³⁰; at
-//           most 2³¹−1 blocks; compute capability 8.0. While a tile is on its way, nobody computes. In
+//           most 2³¹−1 blocks; compute capability 8.0. While a tile is in flight, nobody computes. In
 //           float16 gradients of scores beyond 65504 overflow. For the second products it rounds the weights and their
 //           gradients
 #include <kf/launch.h>
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a, const float* _
     own_lse[r] = subtracted(lse[role.head * a.q_length + own[r]]) * log2e;
     own_delta[r] = delta[role.head * a.q_length + own[r]];
   }
-  attention::Dropout dropout(a);
+  attention::AttentionDropout dropout(a);
   float da[kDim / 8][4] = {};  // [0], [1]: of the first row; [2], [3]: of the second
   float db[kOwnsKeys ? kDim / 8 : 1][4] = {};
 
@@ -193,7 +193,7 @@ void launch(const Args& a, const float* delta, void* stream) {
 
 }  // namespace
 
-std::string v3_mma_supports(const Args& a) {
+std::string v3_mma_can_implement(const Args& a) {
   using attention::has_aligned_rows;
   std::string why_not = attention::on_tensor_cores(a, kOwned);
   if (!why_not.empty()) return why_not;

@@ -1,4 +1,4 @@
-// attention_backward v4_warpgroups: a warpgroup fetches, the others overlap products and gradients
+// attention_backward v4_warpgroups: a warpgroup loads, the others overlap products and gradients
 //
 // Idea      What attention's v6 and v7 do, in both roles. TMA brings tiles into a ring, wgmma reads them from there.
 //           A consumer, a warpgroup with 64 rows of its own, issues both products of the next tile together with the
@@ -65,16 +65,16 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
   const Range least = first_row > last_row ? none : role.partners_of(kOwnsKeys ? last_row : first_row);
   const int first_tile = walk.first_seen(most), first_whole = walk.first_whole(least);
 
-  attention::Dropout dropout(a);
+  attention::AttentionDropout dropout(a);
   float da[kColumns / 2] = {}, db[kOwnsKeys ? kColumns / 2 : 1] = {};
   uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
-  const auto issue_products = [&](Scores& score, Scores& grad_weight, int place) {
-    attention::issue_scores<kColumns, kTile>(score, shared.a[0][warpgroup], shared.x[place]);
-    attention::issue_scores<kColumns, kTile>(grad_weight, shared.b[0][warpgroup], shared.y[place]);
+  const auto issue_products = [&](Scores& score, Scores& grad_weight, int stage) {
+    attention::issue_scores<kColumns, kTile>(score, shared.a[0][warpgroup], shared.x[stage]);
+    attention::issue_scores<kColumns, kTile>(grad_weight, shared.b[0][warpgroup], shared.y[stage]);
   };
-  const auto issue_sums = [&](int place) {
-    attention::issue_output<kColumns, kTile>(da, grad_score, shared.x[place]);
-    if constexpr (kOwnsKeys) attention::issue_output<kColumns, kTile>(db, weight, shared.y[place]);
+  const auto issue_sums = [&](int stage) {
+    attention::issue_output<kColumns, kTile>(da, grad_score, shared.x[stage]);
+    if constexpr (kOwnsKeys) attention::issue_output<kColumns, kTile>(db, weight, shared.y[stage]);
   };
   const int column = lane % 4 * 2;  // of score[0]
   // What is subtracted from score[i] and score[i + 1]: of the two queries walked over, or of the lane's own.
@@ -82,10 +82,10 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
     if constexpr (kOwnsKeys) return load_vector<2>(walked + i / 4 * 8 + column);
     return Vector<float, 2>{own[i / 2 % 2], own[i / 2 % 2]};
   };
-  const auto weigh = [&](Scores& score, int place, int tile) {
+  const auto weigh = [&](Scores& score, int stage, int tile) {
 #pragma unroll
     for (int i = 0; i < kTile / 2; i += 2) {
-      const Vector<float, 2> lse = of_queries(shared.lse[place], own_lse, i);
+      const Vector<float, 2> lse = of_queries(shared.lse[stage], own_lse, i);
       for (int j = 0; j < 2; ++j) score[i + j] = exp2_approx(score[i + j] * scale - lse.element[j]);
     }
     if (tile >= first_whole) return;
@@ -96,12 +96,12 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
       if (at < begin[r] || at >= end[r]) score[i] = 0.0f;
     }
   };
-  const auto differentiate = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
+  const auto differentiate = [&](Scores& weights, Scores& grad, int stage, int tile, int64_t head) {
     uint64_t kept = 0;
     if constexpr (kDropout) kept = drop_gradients<kOwnsKeys>(dropout, grad, head, own_row, walk.row(tile) + column);
 #pragma unroll
     for (int i = 0; i < kTile / 2; i += 2) {
-      const Vector<float, 2> delta = of_queries(shared.delta[place], own_delta, i);
+      const Vector<float, 2> delta = of_queries(shared.delta[stage], own_delta, i);
       for (int j = 0; j < 2; ++j) grad[i + j] = weights[i + j] * (grad[i + j] - delta.element[j]);
     }
     if (tile < first_whole) {
@@ -110,51 +110,51 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
         if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
       }
     }
-    if constexpr (kDropout && kOwnsKeys) attention::Dropout::drop(weights, kept);  // as v met them
+    if constexpr (kDropout && kOwnsKeys) attention::AttentionDropout::drop(weights, kept);  // as v met them
   };
 
   if (walk.count > 0) mbarrier_wait(&shared.own_full[0], 0);
-  attention::Ring<S::kPlaces> ring;
+  attention::PipelineState<S::kStages> ring;
   // Only the leader waits for tiles that its warpgroup skips. The others may be that far ahead of it, not a whole
   // round.
-  static_assert((S::kConsumers - 1) * 64 / kTile < S::kPlaces);
+  static_assert((S::kConsumers - 1) * 64 / kTile < S::kStages);
   for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
     int tile = 0;
     for (; tile < first_tile; ++tile, ring.advance()) {  // its rows see none of these
       if (leader) {
-        mbarrier_wait(&shared.full[ring.place], ring.phase);
-        mbarrier_arrive(&shared.empty[ring.place]);
+        mbarrier_wait(&shared.full[ring.index], ring.phase);
+        mbarrier_arrive(&shared.empty[ring.index]);
       }
     }
     __syncwarp();
     if (tile == walk.count) continue;
     {
       Scores score, grad;
-      mbarrier_wait(&shared.full[ring.place], ring.phase);
+      mbarrier_wait(&shared.full[ring.index], ring.phase);
       wgmma_fence();
-      issue_products(score, grad, ring.place);
+      issue_products(score, grad, ring.index);
       wgmma_wait<1>();
-      weigh(score, ring.place, tile);
+      weigh(score, ring.index, tile);
       wgmma_wait<0>();
-      differentiate(score, grad, ring.place, tile, head);
+      differentiate(score, grad, ring.index, tile, head);
       if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
       attention::pack_weights<T>(grad, grad_score);
     }
     // A function, called in one loop for tiles with a mask and without. Written into the loop, or called in two, ptxas
     // (CUDA 13.0) takes the loop for one in which threads part, and runs all products one by one.
     const auto step = [&] {
-      const int before = ring.place;
+      const int before = ring.index;
       ring.advance();
       Scores score, grad;
-      mbarrier_wait(&shared.full[ring.place], ring.phase);
+      mbarrier_wait(&shared.full[ring.index], ring.phase);
       wgmma_fence();
-      issue_products(score, grad, ring.place);
+      issue_products(score, grad, ring.index);
       issue_sums(before);
       wgmma_wait<1 + kSums>();
-      weigh(score, ring.place, tile);
+      weigh(score, ring.index, tile);
       wgmma_wait<kSums>();
-      differentiate(score, grad, ring.place, tile, head);
-      wgmma_wait<0>();  // the sums: weights' registers and the place before are free
+      differentiate(score, grad, ring.index, tile, head);
+      wgmma_wait<0>();  // the sums: weights' registers and the stage before are free
       // The other warps have read its lse and Δ as well: these went into their part of the product that has ended.
       // compute-sanitizer's racecheck does not follow that, and reports the next copy of lse and Δ.
       if (leader) mbarrier_arrive(&shared.empty[before]);
@@ -163,9 +163,9 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
     };
     for (++tile; tile < walk.count; ++tile) step();
     wgmma_fence();
-    issue_sums(ring.place);
+    issue_sums(ring.index);
     wgmma_wait<0>();
-    if (leader) mbarrier_arrive(&shared.empty[ring.place]);
+    if (leader) mbarrier_arrive(&shared.empty[ring.index]);
     ring.advance();
   }
 
@@ -193,14 +193,14 @@ __global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns, 1>::kThreads, 1)
   __syncthreads();
 
   if (warpgroup_of_block() == S::kConsumers) {
-    give_registers<S::kProducerRegisters>();
+    warpgroup_reg_dealloc<S::kProducerRegisters>();
     if (threadIdx.x / kWarpSize == S::kConsumers * 4 && walk.count > 0) {
       Producer<S, kOwnsKeys, T> producer{a, shared, in};
       if (threadIdx.x % kWarpSize == 0) producer.load_own(role, 0);
       producer.load_walked(role, walk);
     }
   } else {
-    take_registers<S::kRegisters>();
+    warpgroup_reg_alloc<S::kRegisters>();
     consume<S, kDropout>(a, role, walk, shared, in);
   }
 }
@@ -218,8 +218,8 @@ void launch(const Args& a, const float* lse, const float* delta, void* stream) {
 
 }  // namespace
 
-std::string v4_warpgroups_supports(const Args& a) {
-  const std::string why_not = v3_mma_supports(a);
+std::string v4_warpgroups_can_implement(const Args& a) {
+  const std::string why_not = v3_mma_can_implement(a);
   if (!why_not.empty()) return why_not;
   return compute_capability() == 90 ? "" : "needs a GPU of compute capability 9.0";
 }

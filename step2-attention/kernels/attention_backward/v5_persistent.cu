@@ -6,7 +6,7 @@
 //           buffers, so that the next ones arrive while these are worked on, and sums are stored under the next
 //           products. Under the causal mask rows differ in work. Of a group of heads those with the most are taken
 //           first, and who is done takes the next: little is left at the end. What a group reads stays in the L2 cache.
-// Since v4  Blocks that stay, a queue, own rows twice. Where keys are owned and D ≤ 64, k and v go into registers
+// Since v4  Persistent blocks, a queue, own rows twice. Where keys are owned and D ≤ 64, k and v go into registers
 //           once, as operand a, and are not read from shared memory again for each tile.
 // Launch    Δ and lse as v4, and two counters beside them. Then two grids of as many blocks as multiprocessors, or as
 //           v4 has where these are fewer; blocks as v4's. P = 64 columns (D ≤ 64): 162 KB of shared memory, and
@@ -34,22 +34,22 @@ template <class S, bool kOwnsKeys, class T>
 __device__ void produce(const Args& a, const Queue& queue, Shared<S, T>& shared, const Inputs& in) {
   const bool leader = threadIdx.x % kWarpSize == 0;
   Producer<S, kOwnsKeys, T> producer{a, shared, in};
-  attention::Ring<2> buffers;
+  attention::PipelineState<2> buffers;
   for (;; buffers.advance()) {
     int number = 0;
     if (leader) {
-      mbarrier_wait(&shared.own_empty[buffers.place], buffers.phase ^ 1);
+      mbarrier_wait(&shared.own_empty[buffers.index], buffers.phase ^ 1);
       const unsigned next = atomicAdd(queue.next, 1u);
       number = next < queue.tiles * queue.heads ? static_cast<int>(next) : -1;
-      shared.announced[buffers.place] = number;
+      shared.announced[buffers.index] = number;
     }
-    number = same_in_warp(number);
+    number = warp_uniform(number);
     if (number < 0) break;
     const Role<kOwnsKeys, T> role(a, queue.tile(number), S::kOwned);
-    if (leader) producer.load_own(role, buffers.place);
+    if (leader) producer.load_own(role, buffers.index);
     producer.load_walked(role, Walk<kOwnsKeys, S::kTile>(role));
   }
-  if (leader) mbarrier_arrive(&shared.own_full[buffers.place]);
+  if (leader) mbarrier_arrive(&shared.own_full[buffers.index]);
 }
 
 template <class S, bool kOwnsKeys, int kColumns, bool kDropout, class T>
@@ -64,10 +64,10 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
   const int column = lane % 4 * 2;  // of score[0]
   const float scale = static_cast<float>(a.scale * kLog2e);
 
-  attention::Dropout dropout(a);
-  attention::Ring<2> buffers;
-  attention::Ring<S::kPlaces> ring;
-  static_assert((S::kConsumers - 1) * 64 / kTile < S::kPlaces);  // as in v4
+  attention::AttentionDropout dropout(a);
+  attention::PipelineState<2> buffers;
+  attention::PipelineState<S::kStages> ring;
+  static_assert((S::kConsumers - 1) * 64 / kTile < S::kStages);  // as in v4
   int stored = -1;  // the buffer from which this warpgroup's last sums are being stored
   const auto free_stored = [&] {
     if (leader && stored >= 0) {
@@ -77,14 +77,14 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
     stored = -1;
   };
   for (;; buffers.advance()) {
-    mbarrier_wait(&shared.own_full[buffers.place], buffers.phase);
-    const int number = same_in_warp(shared.announced[buffers.place]);
+    mbarrier_wait(&shared.own_full[buffers.index], buffers.phase);
+    const int number = warp_uniform(shared.announced[buffers.index]);
     if (number < 0) break;
     const Role<kOwnsKeys, T> role(a, queue.tile(number), S::kOwned);
     const Walk<kOwnsKeys, kTile> walk(role);
     const int64_t first_own = role.first + warpgroup * 64;
-    auto& own_a = shared.a[buffers.place][warpgroup];
-    auto& own_b = shared.b[buffers.place][warpgroup];
+    auto& own_a = shared.a[buffers.index][warpgroup];
+    auto& own_b = shared.b[buffers.index][warpgroup];
 
     // This lane's two rows.
     const int64_t own_row = first_own + threadIdx.x / kWarpSize % 4 * 16 + lane / 4;
@@ -115,28 +115,28 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
 
     float da[kColumns / 2] = {}, db[kOwnsKeys ? kColumns / 2 : 1] = {};
     uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
-    const auto issue_products = [&](Scores& score, Scores& grad_weight, int place) {
+    const auto issue_products = [&](Scores& score, Scores& grad_weight, int stage) {
       if constexpr (kInRegisters) {
-        attention::issue_scores<kColumns, kTile>(score, a_operand, shared.x[place]);
-        attention::issue_scores<kColumns, kTile>(grad_weight, b_operand, shared.y[place]);
+        attention::issue_scores<kColumns, kTile>(score, a_operand, shared.x[stage]);
+        attention::issue_scores<kColumns, kTile>(grad_weight, b_operand, shared.y[stage]);
       } else {
-        attention::issue_scores<kColumns, kTile>(score, own_a, shared.x[place]);
-        attention::issue_scores<kColumns, kTile>(grad_weight, own_b, shared.y[place]);
+        attention::issue_scores<kColumns, kTile>(score, own_a, shared.x[stage]);
+        attention::issue_scores<kColumns, kTile>(grad_weight, own_b, shared.y[stage]);
       }
     };
-    const auto issue_sums = [&](int place) {
-      attention::issue_output<kColumns, kTile>(da, grad_score, shared.x[place]);
-      if constexpr (kOwnsKeys) attention::issue_output<kColumns, kTile>(db, weight, shared.y[place]);
+    const auto issue_sums = [&](int stage) {
+      attention::issue_output<kColumns, kTile>(da, grad_score, shared.x[stage]);
+      if constexpr (kOwnsKeys) attention::issue_output<kColumns, kTile>(db, weight, shared.y[stage]);
     };
     // What is subtracted from score[i] and score[i + 1]: of the two queries walked over, or of the lane's own.
     const auto of_queries = [&](const float (&walked)[kTile], const float (&own)[2], int i) {
       if constexpr (kOwnsKeys) return load_vector<2>(walked + i / 4 * 8 + column);
       return Vector<float, 2>{own[i / 2 % 2], own[i / 2 % 2]};
     };
-    const auto weigh = [&](Scores& score, int place, int tile) {
+    const auto weigh = [&](Scores& score, int stage, int tile) {
 #pragma unroll
       for (int i = 0; i < kTile / 2; i += 2) {
-        const Vector<float, 2> lse = of_queries(shared.lse[place], own_lse, i);
+        const Vector<float, 2> lse = of_queries(shared.lse[stage], own_lse, i);
         for (int j = 0; j < 2; ++j) score[i + j] = exp2_approx(score[i + j] * scale - lse.element[j]);
       }
       if (tile >= first_whole) return;
@@ -147,12 +147,12 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
         if (at < begin[r] || at >= end[r]) score[i] = 0.0f;
       }
     };
-    const auto differentiate = [&](Scores& weights, Scores& grad, int place, int tile, int64_t head) {
+    const auto differentiate = [&](Scores& weights, Scores& grad, int stage, int tile, int64_t head) {
       uint64_t kept = 0;
       if constexpr (kDropout) kept = drop_gradients<kOwnsKeys>(dropout, grad, head, own_row, walk.row(tile) + column);
 #pragma unroll
       for (int i = 0; i < kTile / 2; i += 2) {
-        const Vector<float, 2> delta = of_queries(shared.delta[place], own_delta, i);
+        const Vector<float, 2> delta = of_queries(shared.delta[stage], own_delta, i);
         for (int j = 0; j < 2; ++j) grad[i + j] = weights[i + j] * (grad[i + j] - delta.element[j]);
       }
       if (tile < first_whole) {
@@ -161,44 +161,44 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
           if (weights[i] == 0.0f) grad[i] = 0.0f;  // where v is padding, grad may be NaN
         }
       }
-      if constexpr (kDropout && kOwnsKeys) attention::Dropout::drop(weights, kept);  // as v met them
+      if constexpr (kDropout && kOwnsKeys) attention::AttentionDropout::drop(weights, kept);  // as v met them
     };
 
     for (int64_t head = role.first_head(); head < role.end_head(); ++head) {
       int tile = 0;
       for (; tile < first_tile; ++tile, ring.advance()) {  // its rows see none of these
         if (leader) {
-          mbarrier_wait(&shared.full[ring.place], ring.phase);
-          mbarrier_arrive(&shared.empty[ring.place]);
+          mbarrier_wait(&shared.full[ring.index], ring.phase);
+          mbarrier_arrive(&shared.empty[ring.index]);
         }
       }
       __syncwarp();
       if (tile == walk.count) continue;
       {
         Scores score, grad;
-        mbarrier_wait(&shared.full[ring.place], ring.phase);
+        mbarrier_wait(&shared.full[ring.index], ring.phase);
         wgmma_fence();
-        issue_products(score, grad, ring.place);
+        issue_products(score, grad, ring.index);
         free_stored();
         wgmma_wait<1>();
-        weigh(score, ring.place, tile);
+        weigh(score, ring.index, tile);
         wgmma_wait<0>();
-        differentiate(score, grad, ring.place, tile, head);
+        differentiate(score, grad, ring.index, tile, head);
         if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
         attention::pack_weights<T>(grad, grad_score);
       }
       const auto step = [&] {  // as in v4
-        const int before = ring.place;
+        const int before = ring.index;
         ring.advance();
         Scores score, grad;
-        mbarrier_wait(&shared.full[ring.place], ring.phase);
+        mbarrier_wait(&shared.full[ring.index], ring.phase);
         wgmma_fence();
-        issue_products(score, grad, ring.place);
+        issue_products(score, grad, ring.index);
         issue_sums(before);
         wgmma_wait<1 + kSums>();
-        weigh(score, ring.place, tile);
+        weigh(score, ring.index, tile);
         wgmma_wait<kSums>();
-        differentiate(score, grad, ring.place, tile, head);
+        differentiate(score, grad, ring.index, tile, head);
         wgmma_wait<0>();
         if (leader) mbarrier_arrive(&shared.empty[before]);
         if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
@@ -206,9 +206,9 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
       };
       for (++tile; tile < walk.count; ++tile) step();
       wgmma_fence();
-      issue_sums(ring.place);
+      issue_sums(ring.index);
       wgmma_wait<0>();
-      if (leader) mbarrier_arrive(&shared.empty[ring.place]);
+      if (leader) mbarrier_arrive(&shared.empty[ring.index]);
       ring.advance();
     }
     free_stored();  // where there was no product under which it could be done
@@ -219,7 +219,7 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
     };
     store(da, static_cast<float>(a.scale), own_a, &in.da);
     if constexpr (kOwnsKeys) store(db, kDropout ? dropout.scale() : 1.0f, own_b, &in.db);
-    stored = buffers.place;
+    stored = buffers.index;
   }
   if (leader) tma_store_wait_read<0>();
 }
@@ -234,10 +234,10 @@ __global__ void __launch_bounds__(Shape<kOwnsKeys, kColumns, 2>::kThreads, 1)
   __syncthreads();
 
   if (warpgroup_of_block() == S::kConsumers) {
-    give_registers<S::kProducerRegisters>();
+    warpgroup_reg_dealloc<S::kProducerRegisters>();
     if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<S, kOwnsKeys>(a, queue, shared, in);
   } else {
-    take_registers<S::kRegisters>();
+    warpgroup_reg_alloc<S::kRegisters>();
     consume<S, kOwnsKeys, kColumns, kDropout>(a, queue, shared, in);
   }
 }
@@ -260,7 +260,7 @@ void launch(const Args& a, const float* lse, const float* delta, unsigned* count
 
 }  // namespace
 
-std::string v5_persistent_supports(const Args& a) { return v4_warpgroups_supports(a); }
+std::string v5_persistent_can_implement(const Args& a) { return v4_warpgroups_can_implement(a); }
 
 int64_t v5_persistent_scratch(const Args& a) {
   return v4_warpgroups_scratch(a) + 2 * static_cast<int64_t>(sizeof(unsigned));

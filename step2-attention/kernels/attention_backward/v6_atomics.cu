@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(Five::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Block<T>*>(memory);
   const int q_tiles = tiles_of_queries(a);
-  const auto prepare = [&](const Unit& unit, int head, int row, float (&sum)[kSlice / 2], float* place) {
-    put_sum(sum, place);
+  const auto prepare = [&](const Unit& unit, int head, int row, float (&sum)[kSlice / 2], float* stage) {
+    put_sum(sum, stage);
     return Job{Job::kAdd, unit.batch, head, row, int64_t{head} * q_tiles + row / Five::kTile, 0};
   };
   const auto send = [&](const Job& job, const float* sum, auto&& free) {
@@ -77,9 +77,9 @@ __global__ void v6_atomics_round_kernel(Args a, const __grid_constant__ CUtensor
 
 }  // namespace
 
-std::string v6_atomics_supports(const Args& a) {
+std::string v6_atomics_can_implement(const Args& a) {
   if (a.head_dim > kSlice) return "takes at most 64 columns, got " + std::to_string(a.head_dim);
-  return v4_warpgroups_supports(a);
+  return v4_warpgroups_can_implement(a);
 }
 
 int64_t v6_atomics_scratch(const Args& a) { return sum_bytes(a) + v5_persistent_scratch(a); }

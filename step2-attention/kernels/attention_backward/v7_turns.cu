@@ -27,9 +27,9 @@ __global__ void __launch_bounds__(Five::kThreads, 1)
                     Turns turns) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Block<T>*>(memory);
-  const auto prepare = [&](const Unit& unit, int head, int row, float (&sum)[kSlice / 2], float* place) {
+  const auto prepare = [&](const Unit& unit, int head, int row, float (&sum)[kSlice / 2], float* stage) {
     const Job job = turns.job_of(a, unit, head, row, 0);
-    turns.put<T>(a, job, sum, place, leads_warpgroup(Five::kConsumers), kSumBarrier);
+    turns.put<T>(a, job, sum, stage, leads_warpgroup(Five::kConsumers), kSumBarrier);
     return job;
   };
   const auto send = [&](const Job& job, const float* sum, auto&& free) { turns.send(job, sum, free); };
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(Five::kThreads, 1)
 
 }  // namespace
 
-std::string v7_turns_supports(const Args& a) { return v6_atomics_supports(a); }
+std::string v7_turns_can_implement(const Args& a) { return v6_atomics_can_implement(a); }
 
 int64_t v7_turns_scratch(const Args& a) {
   return v6_atomics_scratch(a) + tiles_of(a) * static_cast<int64_t>(sizeof(unsigned));

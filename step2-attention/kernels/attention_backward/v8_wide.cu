@@ -6,9 +6,9 @@
 //           do it, the next tile's weights are computed.
 // Since v7  No warpgroup for dq. A tile's scores and the dq of the tile before are issued together, then the gradients
 //           of weights, then dk and dv; tiles come one after the other, and it is the other consumer that keeps the
-//           tensor cores busy meanwhile. One place for own keys and values: the next ones are waited for.
+//           tensor cores busy meanwhile. One stage for own keys and values: the next ones are waited for.
 // Launch    Δ's kernel as in v7. Then a grid of as many blocks as there are multiprocessors, or tiles of 128 keys if
-//           they are fewer; block 384: two consumers of 240 registers, and a warpgroup of 24, of which one warp fetches
+//           they are fewer; block 384: two consumers of 240 registers, and a warpgroup of 24, of which one warp loads
 //           and two send; 227 KB of shared memory
 // Moves     B·H·((3 + 2·⌈Sk/128⌉)·Sq·D·2 + (⌈Sk/128⌉ − 1)·8·Sq·128) + 8·B·Hkv·Sk·D bytes, most of them within the L2
 //           cache; 10·B·H·Sq·Sk·128 FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
@@ -30,7 +30,7 @@ struct Wide {
   static constexpr int kBuffers = 1;
   static constexpr int kOwned = kConsumers * 64;
   static constexpr int kTile = 64;
-  static constexpr int kPlaces = 3;
+  static constexpr int kStages = 3;
   static constexpr int kSlices = 2;
   static constexpr int kColumns = kSlices * kSlice;
   static constexpr int kRegisters = 240;  // 2·240 + 24: what three warpgroups have
@@ -45,7 +45,7 @@ constexpr int kOwnBarrier = 1, kBothBarrier = 3;
 // Of arrays of kConsumers each consumer has one: of dq a slice of its columns.
 template <class T>
 struct WideBlock : Shared<Wide, T> {
-  alignas(1024) T grad_score[2][Wide::kConsumers][64 * kSlice];  // two places; rows of keys, columns of queries
+  alignas(1024) T grad_score[2][Wide::kConsumers][64 * kSlice];  // two stages; rows of keys, columns of queries
   float dq[Wide::kConsumers][kTileFloats];                       // on its way out, in the order of lane_of_tile
   Job job[Wide::kConsumers];
   uint64_t scores_full[2], sums_full[Wide::kConsumers], sums_empty[Wide::kConsumers];
@@ -73,17 +73,17 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
   const float scale = static_cast<float>(a.scale * kLog2e);
   const int heads_together = static_cast<int>(a.heads) / static_cast<int>(a.kv_heads);
 
-  attention::Dropout dropout(a);
-  attention::Ring<1> buffer;
-  attention::Ring<2> handed, multiplied;  // grad_score: written, and read for dq
-  attention::Ring<Wide::kPlaces> ring;
+  attention::AttentionDropout dropout(a);
+  attention::PipelineState<1> buffer;
+  attention::PipelineState<2> handed, multiplied;  // grad_score: written, and read for dq
+  attention::PipelineState<Wide::kStages> ring;
   int sums_phase = 0;
   const auto give = [&](const Job& job) {
     if (leader) shared.job[warpgroup] = job;
     __syncwarp();
     if (first_of_warp) mbarrier_arrive(&shared.sums_full[warpgroup]);
   };
-  const auto wait_for_place = [&] {
+  const auto wait_for_stage = [&] {
     mbarrier_wait(&shared.sums_empty[warpgroup], sums_phase ^ 1);
     sums_phase ^= 1;
   };
@@ -100,17 +100,17 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
     uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
 
     const auto hand_over = [&] {  // what dq needs of these keys
-      put_grad_score(grad_score, shared.grad_score[handed.place][warpgroup], lane.offset);
+      put_grad_score(grad_score, shared.grad_score[handed.index][warpgroup], lane.offset);
       __syncwarp();
-      if (first_of_warp) mbarrier_arrive(&shared.scores_full[handed.place]);
+      if (first_of_warp) mbarrier_arrive(&shared.scores_full[handed.index]);
       handed.advance();
     };
     const auto issue_sum = [&](Scores& sum) {  // this half of dq of the tile that was handed over last
-      issue_dq(sum, shared.grad_score[multiplied.place], shared.a[0], warpgroup);
+      issue_dq(sum, shared.grad_score[multiplied.index], shared.a[0], warpgroup);
       multiplied.advance();
     };
     const auto send = [&](Scores& sum, int head, int tile) {
-      wait_for_place();
+      wait_for_stage();
       const Job job = turns.job_of(a, unit, head, unit.base + tile * kTile, warpgroup);
       turns.put<T>(a, job, sum, shared.dq[warpgroup], leader, kOwnBarrier + warpgroup);
       give(job);
@@ -123,52 +123,52 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
         const int query = unit.base + tile * kTile + lane.query;
         const bool whole = tile >= part.whole, has_before = tile < unit.count - 1;
         Scores score, grad;
-        mbarrier_wait(&shared.full[ring.place], ring.phase);
+        mbarrier_wait(&shared.full[ring.index], ring.phase);
         {
           Scores sum;
-          if (has_before) mbarrier_wait(&shared.scores_full[multiplied.place], multiplied.phase);
+          if (has_before) mbarrier_wait(&shared.scores_full[multiplied.index], multiplied.phase);
           wgmma_fence();
-          attention::issue_scores<kColumns, kTile>(score, k, shared.x[ring.place]);
+          attention::issue_scores<kColumns, kTile>(score, k, shared.x[ring.index]);
           if (has_before) {
             issue_sum(sum);
-            const PerQuery lse(shared.lse[ring.place] + lane.query);
+            const PerQuery lse(shared.lse[ring.index] + lane.query);
             wgmma_wait<1>();
             weigh(score, lse, scale, whole, query, keys);
             wgmma_wait<0>();
             send(sum, head, tile + 1);
           } else {
-            const PerQuery lse(shared.lse[ring.place] + lane.query);
+            const PerQuery lse(shared.lse[ring.index] + lane.query);
             wgmma_wait<0>();
             weigh(score, lse, scale, whole, query, keys);
           }
         }
         wgmma_fence();
-        attention::issue_scores<kColumns, kTile>(grad, v, shared.y[ring.place]);
-        const PerQuery delta(shared.delta[ring.place] + lane.query);
+        attention::issue_scores<kColumns, kTile>(grad, v, shared.y[ring.index]);
+        const PerQuery delta(shared.delta[ring.index] + lane.query);
         wgmma_wait<0>();
         uint64_t kept = 0;
         if constexpr (kDropout) kept = drop_gradients<true>(dropout, grad, head, first + lane.key, query);
         differentiate(score, grad, delta, whole);
-        if constexpr (kDropout) attention::Dropout::drop(score, kept);  // as v met them
+        if constexpr (kDropout) attention::AttentionDropout::drop(score, kept);  // as v met them
         attention::pack_weights<T>(score, weight);
         attention::pack_weights<T>(grad, grad_score);
         hand_over();
         wgmma_fence();
-        attention::issue_output<kColumns, kTile>(dv, weight, shared.y[ring.place]);
-        attention::issue_output<kColumns, kTile>(dk, grad_score, shared.x[ring.place]);
+        attention::issue_output<kColumns, kTile>(dv, weight, shared.y[ring.index]);
+        attention::issue_output<kColumns, kTile>(dk, grad_score, shared.x[ring.index]);
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.empty[ring.place]);
+        if (leader) mbarrier_arrive(&shared.empty[ring.index]);
       }
       if (unit.count > 0) {
         Scores sum;
-        mbarrier_wait(&shared.scores_full[multiplied.place], multiplied.phase);
+        mbarrier_wait(&shared.scores_full[multiplied.index], multiplied.phase);
         wgmma_fence();
         issue_sum(sum);
         wgmma_wait<0>();
         send(sum, head, 0);
       }
     }
-    // Gradients go out through the places of k and v, when dq of both consumers needs no k any more.
+    // Gradients go out through the stages of k and v, when dq of both consumers needs no k any more.
     named_barrier_sync(kBothBarrier, Wide::kConsumers * kWarpgroupSize);
     const auto store = [&](const auto& sum, float factor, T(*tile)[64 * kSlice], const CUtensorMap* map) {
       const int barrier = kOwnBarrier + warpgroup;
@@ -181,7 +181,7 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
       mbarrier_arrive(&shared.own_empty[0]);
     }
   }
-  wait_for_place();
+  wait_for_stage();
   give(Job{});
 }
 
@@ -194,12 +194,12 @@ __global__ void __launch_bounds__(Wide::kThreads, 1)
   if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
   if (warpgroup_of_block() < Wide::kConsumers) {
-    take_registers<Wide::kRegisters>();
+    warpgroup_reg_alloc<Wide::kRegisters>();
     consume_wide<kDropout>(a, shared, in, turns);
     return;
   }
-  give_registers<Wide::kProducerRegisters>();
-  const int warp = same_in_warp(static_cast<int>(threadIdx.x / kWarpSize)) - Wide::kConsumers * 4;
+  warpgroup_reg_dealloc<Wide::kProducerRegisters>();
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x / kWarpSize)) - Wide::kConsumers * 4;
   if (warp == 0) produce<Wide>(a, queue, shared, in);
   if (warp > 0 && warp <= Wide::kConsumers && threadIdx.x % kWarpSize == 0) {
     const auto send = [&](const Job& job, const float* sum, auto&& free) { turns.send(job, sum, free); };
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(Wide::kThreads, 1)
 
 }  // namespace
 
-std::string v8_wide_supports(const Args& a) { return v4_warpgroups_supports(a); }
+std::string v8_wide_can_implement(const Args& a) { return v4_warpgroups_can_implement(a); }
 
 int64_t v8_wide_scratch(const Args& a) {
   return Wide::kSlices * (sum_bytes(a) + tiles_of(a) * static_cast<int64_t>(sizeof(unsigned))) +

@@ -39,7 +39,7 @@ struct ClusterMemory {
       const auto of = [&](int w) { return of_warp[w].part[row].at(column); };
       const Part<float> all = put_together<Of2, float>(kWarps, of);
       if (blocks == 1) {
-        write_out<Of2, T>(a, group.place(a, row), column, all);
+        write_out<Of2, T>(a, group.query_row(a, row), column, all);
         continue;
       }
       RowPart<kColumns>& to = of_block[rank * (kRows >> log_blocks) + (row >> log_blocks)];
@@ -54,7 +54,7 @@ struct ClusterMemory {
 #pragma unroll 1
     for (int row = rank + row_of_thread * blocks; row < rows; row += blocks * kRowsAtOnce) {
       const auto of = [&](int r) { return of_block[r * (kRows >> log_blocks) + (row >> log_blocks)].at(column); };
-      write_out<Of2, T>(a, group.place(a, row), column, put_together<Of2, float>(blocks, of));
+      write_out<Of2, T>(a, group.query_row(a, row), column, put_together<Of2, float>(blocks, of));
     }
   }
 };

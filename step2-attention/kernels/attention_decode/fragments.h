@@ -69,7 +69,7 @@ struct Group {
   }
 
   // Row `row` of these: its head and query. One query a head, the usual case, needs no division.
-  __device__ __forceinline__ Place place(const Args& a, int row) const {
+  __device__ __forceinline__ QueryRow query_row(const Args& a, int row) const {
     const unsigned queries = static_cast<unsigned>(a.q_length), of_keys = first_row + row;
     const unsigned head = queries == 1 ? of_keys : of_keys / queries;
     return {batch, first_head + head, of_keys - head * queries};
@@ -154,9 +154,9 @@ struct Attending {
     for (int r = 0; r < 2; ++r) {
       end[r] = 0;
       if (g + 8 * r >= group.rows) continue;
-      const Place place = group.place(a, g + 8 * r);
-      end[r] = group.end - (static_cast<int>(a.q_length) - 1 - static_cast<int>(place.query));
-      const T* from = static_cast<const T*>(a.q) + place.offset(a.q_stride) + t * 8;
+      const QueryRow query_row = group.query_row(a, g + 8 * r);
+      end[r] = group.end - (static_cast<int>(a.q_length) - 1 - static_cast<int>(query_row.query));
+      const T* from = static_cast<const T*>(a.q) + query_row.offset(a.q_stride) + t * 8;
       for (int c = 0; c < kColumns / 32; ++c) {
         if (c * 32 + t * 8 < a.head_dim) q[r][c] = load_vector<4>(reinterpret_cast<const uint32_t*>(from + c * 32));
       }

@@ -24,20 +24,20 @@ __device__ __forceinline__ void write_by_memory(const Args& a, const Sharing& sh
 #pragma unroll 1
   for (int row = row_of_thread; row < rows; row += kRowsAtOnce) {
     const Part<float> all = put_together<Of2, float>(kWarps, [&](int w) { return part_of(w, row).at(column); });
-    const Place place = group.place(a, row);
+    const QueryRow query_row = group.query_row(a, row);
     if (splits == 1) {
-      write_out<Of2, T>(a, place, column, all);
+      write_out<Of2, T>(a, query_row, column, all);
     } else {
-      parts.store(split, place.row(a), column, all);
+      parts.store(split, query_row.row(a), column, all);
     }
   }
   const unsigned number = (blockIdx.z * gridDim.y + blockIdx.y) * sharing.tiles + tile;
-  if (splits == 1 || !comes_last(static_cast<unsigned*>(a.scratch) + number, splits)) return;
+  if (splits == 1 || !is_last_block(static_cast<unsigned*>(a.scratch) + number, splits)) return;
 #pragma unroll 1
   for (int row = row_of_thread; row < rows; row += kRowsAtOnce) {
-    const Place place = group.place(a, row);
-    const auto of_split = [&](int s) { return parts.load(s, place.row(a), column); };
-    write_out<Of2, T>(a, place, column, put_together<Of2, float>(splits, of_split));
+    const QueryRow query_row = group.query_row(a, row);
+    const auto of_split = [&](int s) { return parts.load(s, query_row.row(a), column); };
+    write_out<Of2, T>(a, query_row, column, put_together<Of2, float>(splits, of_split));
   }
 }
 

@@ -27,16 +27,16 @@ __device__ inline KeyRange keys_seen(const Args& a, const KeyRange& keys, int64_
   return {keys.begin, keys.end - (a.q_length - 1 - query)};
 }
 
-// The page that place `place` of the batch's table names, negative for one that does not exist; without a table the
-// whole cache of a batch is one.
-__device__ inline int64_t page_of(const Args& a, int64_t batch, int64_t place) {
+// The page that entry `logical_page` of the batch's table names, negative for one that does not exist; without a table
+// the whole cache of a batch is one.
+__device__ inline int64_t page_of(const Args& a, int64_t batch, int64_t logical_page) {
   if (a.block_table == nullptr) return batch;
-  const int64_t page = a.block_table[batch * a.table_stride + place];
+  const int64_t page = a.block_table[batch * a.table_stride + logical_page];
   return page < a.blocks ? page : -1;
 }
 
 // A row of q, of the output and of the log-sum-exps: which batch, which of its heads, which query.
-struct Place {
+struct QueryRow {
   unsigned batch, head, query;
 
   __device__ int64_t offset(const Strides& stride) const {
@@ -92,12 +92,12 @@ __device__ __forceinline__ Part<C> put_together(int count, PartOf part_of) {
 
 // Column `column` of a row is complete.
 template <class Base, class T>
-__device__ __forceinline__ void write_out(const Args& a, const Place& place, int column,
+__device__ __forceinline__ void write_out(const Args& a, const QueryRow& query_row, int column,
                                           const Part<compute_t<T>>& all) {
   using C = compute_t<T>;
   const C inverse = all.sum == C(0) ? C(0) : C(1) / all.sum;  // 0: a query that sees no key
-  static_cast<T*>(a.out)[place.offset(a.out_stride) + column] = from_compute<T>(all.out * inverse);
-  if (column == 0) static_cast<C*>(a.lse)[place.row(a)] = Base::logarithm_of(all.max, all.sum);
+  static_cast<T*>(a.out)[query_row.offset(a.out_stride) + column] = from_compute<T>(all.out * inverse);
+  if (column == 0) static_cast<C*>(a.lse)[query_row.row(a)] = Base::logarithm_of(all.max, all.sum);
 }
 
 // Whether each row of q, k and v begins at a multiple of 16 bytes, as attention_host.cpp hands them over.
@@ -168,7 +168,7 @@ struct Parts {
 };
 
 // True in the block that comes last of `blocks`. It then sees what the others had written before they came.
-__device__ inline bool comes_last(unsigned* counter, unsigned blocks) {
+__device__ inline bool is_last_block(unsigned* counter, unsigned blocks) {
   __shared__ bool last;
   __threadfence();  // what this thread has written comes before the count
   __syncthreads();

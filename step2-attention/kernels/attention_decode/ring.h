@@ -1,8 +1,8 @@
-// A warp's keys on their way: what v4_pipeline begins, and v5 and v6 go on with.
+// A warp's keys in flight: what v4_pipeline begins, and v5 and v6 go on with.
 //
 // Memory is slow to answer, so it must be asked for much at a time: 4.3 TB/s times a microsecond are 4.3 MB, 33 KB for
 // each multiprocessor of an H200. Registers do not hold that. So a lane's vectors wait in shared memory, in a ring of
-// places, each for one step of 16 keys; cp.async brings them. A lane reads back only what it asked for itself, so it
+// stages, each for one step of 16 keys; cp.async brings them. A lane reads back only what it loaded itself, so it
 // waits for its own copies and for nobody: no barrier.
 #pragma once
 
@@ -14,10 +14,10 @@ namespace kf::KF_BACKEND::attention_decode {
 
 template <int kColumns>
 struct Ring {
-  static constexpr int kPlaces = 3;
+  static constexpr int kStages = 3;
   static constexpr int kVectors = Tile<kColumns>::kVectors;
 
-  Vector<uint32_t, 4> place[kPlaces][kVectors][kWarpSize];
+  Vector<uint32_t, 4> stage[kStages][kVectors][kWarpSize];
 
   // Where among the warp's 32 vectors this lane's lies. Of the values, eight lanes of one t load 128 bytes in a row,
   // and a copy writes them at once if they are a row here, too: lane after lane they would be 64 bytes apart, four to a
@@ -27,11 +27,12 @@ struct Ring {
     return index < 2 * Tile<kColumns>::kChunks ? g * 4 + t : t * 8 + (g ^ 2 * t);
   }
 
-  // Asks for the 16 keys from row `row` on, as Lane::each says.
+  // Issues the loads of the 16 keys from row `row` on, as Lane::each says.
   template <class T>
-  __device__ __forceinline__ void request(int to, const Args& a, const Lane<T>& lane, int64_t row, int begin, int end) {
+  __device__ __forceinline__ void issue_loads(int to, const Args& a, const Lane<T>& lane, int64_t row, int begin,
+                                              int end) {
     lane.template each<kColumns>(a, row, begin, end, [&](int index, const uint32_t* from, bool wanted) {
-      cp_async_16(&place[to][index][slot(index)], from, wanted ? 16 : 0);  // 0: nothing is read
+      cp_async_16(&stage[to][index][slot(index)], from, wanted ? 16 : 0);  // 0: nothing is read
     });
   }
 
@@ -39,14 +40,14 @@ struct Ring {
   __device__ void no_keys(int to) {
     for (int i = 0; i < kVectors; ++i) {
       const uint32_t bits = i < 2 * Tile<kColumns>::kChunks ? 0x7fff7fffu : 0u;
-      place[to][i][slot(i)] = {{bits, bits, bits, bits}};
+      stage[to][i][slot(i)] = {{bits, bits, bits, bits}};
     }
   }
 
   __device__ __forceinline__ Tile<kColumns> read(int from) const {
     Tile<kColumns> tile;
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) tile.vector[i] = place[from][i][slot(i)];
+    for (int i = 0; i < kVectors; ++i) tile.vector[i] = stage[from][i][slot(i)];
     return tile;
   }
 };
@@ -59,21 +60,22 @@ union alignas(128) WarpMemory {
   RowPart<kColumns> part[kRows];
 };
 
-// A warp's whole walk through its share of the keys: request(place, first) asks for the 16 keys from `first` on.
-template <int kColumns, class T, class Request>
+// A warp's whole walk through its share of the keys: issue_loads(stage, first) issues those of the 16 keys from `first`
+// on.
+template <int kColumns, class T, class IssueLoads>
 __device__ __forceinline__ void walk(WarpMemory<kColumns>& memory, Attending<kColumns, T>& own, const Args& a,
-                                     const Group& group, Request request) {
-  constexpr int kPlaces = Ring<kColumns>::kPlaces, kStep = kWarps * kKeys;
+                                     const Group& group, IssueLoads issue_loads) {
+  constexpr int kStages = Ring<kColumns>::kStages, kStep = kWarps * kKeys;
   const float scale_log2 = static_cast<float>(a.scale * kLog2e);
   const int begin = group.first + static_cast<int>(threadIdx.x / kWarpSize) * kKeys;
-  int place = 0;
-  for (int then = begin, first = begin - (kPlaces - 1) * kStep; first < group.last; then += kStep, first += kStep) {
-    if (then < group.last) request(place, then);
+  int stage = 0;
+  for (int then = begin, first = begin - (kStages - 1) * kStep; first < group.last; then += kStep, first += kStep) {
+    if (then < group.last) issue_loads(stage, then);
     cp_async_commit();                             // an empty group counts, too
-    place = place + 1 == kPlaces ? 0 : place + 1;  // now the oldest one
+    stage = stage + 1 == kStages ? 0 : stage + 1;  // now the oldest one
     if (first < begin) continue;
-    cp_async_wait<kPlaces - 1>();
-    own.take(memory.ring.read(place), scale_log2, first, group.begin);
+    cp_async_wait<kStages - 1>();
+    own.take(memory.ring.read(stage), scale_log2, first, group.begin);
   }
   cp_async_wait<0>();
   __syncwarp();  // the other lanes' vectors lie where this lane's part goes

@@ -34,12 +34,12 @@ void v4_pipeline(const Args& args, void* stream);
 void v5_cluster(const Args& args, void* stream);
 void v6_paged(const Args& args, void* stream);
 
-std::string v1_head_supports(const Args& args);
-std::string v2_split_supports(const Args& args);
-std::string v3_mma_supports(const Args& args);
-std::string v4_pipeline_supports(const Args& args);
-std::string v5_cluster_supports(const Args& args);
-std::string v6_paged_supports(const Args& args);
+std::string v1_head_can_implement(const Args& args);
+std::string v2_split_can_implement(const Args& args);
+std::string v3_mma_can_implement(const Args& args);
+std::string v4_pipeline_can_implement(const Args& args);
+std::string v5_cluster_can_implement(const Args& args);
+std::string v6_paged_can_implement(const Args& args);
 
 int64_t v2_split_scratch(const Args& args);
 int64_t v3_mma_scratch(const Args& args);

@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) v1_head_kernel(Args a) {
   const KeyRange keys = keys_of(a, blockIdx.x);
 
   for (unsigned query = 0; query < a.q_length; ++query) {
-    const Place place = {batch, head, query};
-    const T* q_row = static_cast<const T*>(a.q) + place.offset(a.q_stride);
+    const QueryRow query_row = {batch, head, query};
+    const T* q_row = static_cast<const T*>(a.q) + query_row.offset(a.q_stride);
     C q[kColumns], out[kColumns] = {};
     for (int c = 0; c < kColumns; ++c) {
       const int column = c * kWarpSize + lane;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) v1_head_kernel(Args a) {
     __syncthreads();
     for (int column = threadIdx.x; column < a.head_dim; column += kWarps * kWarpSize) {
       const auto of_warp = [&](int w) { return Part<C>{max[w], sum[w], outs[w][column]}; };
-      write_out<OfE, T>(a, place, column, put_together<OfE, C>(kWarps, of_warp));
+      write_out<OfE, T>(a, query_row, column, put_together<OfE, C>(kWarps, of_warp));
     }
     __syncthreads();  // nobody writes the next query's parts before all have read these
   }
@@ -84,7 +84,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v1_head_supports(const Args& a) {
+std::string v1_head_can_implement(const Args& a) {
   if (a.head_dim > 256) return "takes head_dim ≤ 256, got " + std::to_string(a.head_dim);
   const int64_t heads = a.batch * a.heads;
   if (heads > INT32_MAX) return "takes at most 2147483647 heads in all batches, got " + std::to_string(heads);

@@ -40,15 +40,15 @@ __global__ void __launch_bounds__(kThreads) v2_split_kernel(Args a, int splits) 
   const int split = static_cast<int>(blockIdx.x % splits);
   const auto queries = static_cast<unsigned>(a.q_length), heads = static_cast<unsigned>(a.heads);
   const unsigned head = row / queries;  // of all batches
-  const Place place = {head / heads, head % heads, row % queries};
+  const QueryRow query_row = {head / heads, head % heads, row % queries};
   const int group = threadIdx.x / kLanes, column = threadIdx.x % kLanes * N;
   const bool has_columns = column < a.head_dim;
 
-  const KeyRange seen = keys_seen(a, keys_of(a, head), place.query);
+  const KeyRange seen = keys_seen(a, keys_of(a, head), query_row.query);
   const int64_t share = ceil_div(seen.end > seen.begin ? seen.end - seen.begin : 0, splits);
   const int64_t begin = seen.begin + split * share, end = min(begin + share, seen.end);
 
-  const T* q_row = static_cast<const T*>(a.q) + place.offset(a.q_stride) + column;
+  const T* q_row = static_cast<const T*>(a.q) + query_row.offset(a.q_stride) + column;
   const T* k_rows = row_of(static_cast<const T*>(a.k), a.k_stride, kv_head_of(a, head), a.kv_heads, 0) + column;
   const T* v_rows = row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, head), a.kv_heads, 0) + column;
 
@@ -100,14 +100,14 @@ __global__ void __launch_bounds__(kThreads) v2_split_kernel(Args a, int splits) 
     const auto of_group = [&](int g) { return Part<float>{max[g], sum[g], outs[g][c]}; };
     const Part<float> own = put_together<OfE, float>(kGroups, of_group);
     if (splits == 1) {
-      write_out<OfE, T>(a, place, c, own);
+      write_out<OfE, T>(a, query_row, c, own);
     } else {
       parts.store(split, row, c, own);
     }
   }
-  if (splits == 1 || !comes_last(static_cast<unsigned*>(a.scratch) + row, splits)) return;
+  if (splits == 1 || !is_last_block(static_cast<unsigned*>(a.scratch) + row, splits)) return;
   for (int c = threadIdx.x; c < a.head_dim; c += kThreads) {
-    write_out<OfE, T>(a, place, c, put_together<OfE, float>(splits, [&](int s) { return parts.load(s, row, c); }));
+    write_out<OfE, T>(a, query_row, c, put_together<OfE, float>(splits, [&](int s) { return parts.load(s, row, c); }));
   }
 }
 
@@ -121,7 +121,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v2_split_supports(const Args& a) {
+std::string v2_split_can_implement(const Args& a) {
   if (a.dtype == DType::kFloat64) return "takes float32, float16 or bfloat16, got float64";
   if (a.block_table != nullptr) return "takes no `block_table`";
   const int64_t lanes = 16 / size_of(a.dtype);

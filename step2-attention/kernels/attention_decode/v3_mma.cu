@@ -65,7 +65,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v3_mma_supports(const Args& a) {
+std::string v3_mma_can_implement(const Args& a) {
   if (a.block_table != nullptr) return "takes no `block_table`";
   const std::string why_not = in_fragments(a);
   return why_not.empty() ? fits_shared(a.head_dim <= 64 ? kShared<64> : kShared<128>) : why_not;

@@ -1,4 +1,4 @@
-// attention_decode v4_pipeline: several steps of keys on their way
+// attention_decode v4_pipeline: several steps of keys in flight
 //
 // Idea      A warp of v3 asks for 16 keys, waits, computes, and asks for the next: while it computes, memory has
 //           nothing to do for it. Here it has asked for the next two steps before it looks at one. They wait in
@@ -23,7 +23,7 @@
 namespace kf::KF_BACKEND::attention_decode {
 namespace {
 
-constexpr int64_t kBlocks = 1;  // for each multiprocessor: one has enough on its way
+constexpr int64_t kBlocks = 1;  // for each multiprocessor: one has enough in flight
 template <int kColumns>
 constexpr int kShared = kWarps * sizeof(WarpMemory<kColumns>);
 
@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) v4_pipeline_kernel(Args a, 
   const Group group(a, sharing, tile, split, splits);
   const Lane<T> lane(a, group.batch, group.kv_head);
   Attending<kColumns, T> own(a, group);
-  walk(own_memory, own, a, group, [&](int place, int first) {
-    own_memory.ring.request(place, a, lane, first, group.begin - first, group.last - first);
+  walk(own_memory, own, a, group, [&](int stage, int first) {
+    own_memory.ring.issue_loads(stage, a, lane, first, group.begin - first, group.last - first);
   });
   write_by_memory<kColumns, T>(a, sharing, group, tile, split, splits,
                                [&](int w, int row) -> RowPart<kColumns>& { return warps[w].part[row]; });
@@ -55,8 +55,8 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v4_pipeline_supports(const Args& a) {
-  const std::string why_not = v3_mma_supports(a);
+std::string v4_pipeline_can_implement(const Args& a) {
+  const std::string why_not = v3_mma_can_implement(a);
   return why_not.empty() ? fits_shared(a.head_dim <= 64 ? kShared<64> : kShared<128>) : why_not;
 }
 

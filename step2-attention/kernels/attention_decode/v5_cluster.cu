@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) v5_cluster_kernel(Args a, S
   const Group group = group_of_cluster(a, sharing);
   const Lane<T> lane(a, group.batch, group.kv_head);
   Attending<kColumns, T> own(a, group);
-  walk(own_memory, own, a, group, [&](int place, int first) {
-    own_memory.ring.request(place, a, lane, first, group.begin - first, group.last - first);
+  walk(own_memory, own, a, group, [&](int stage, int first) {
+    own_memory.ring.issue_loads(stage, a, lane, first, group.begin - first, group.last - first);
   });
   shared.template write<T>(a, group);
 }
@@ -45,7 +45,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v5_cluster_supports(const Args& a) {
+std::string v5_cluster_can_implement(const Args& a) {
   if (a.block_table != nullptr) return "takes no `block_table`";
   return in_clusters(a);
 }

@@ -32,8 +32,8 @@ struct Spot {
 __device__ Spot find(const Args& a, const Group& group, int key) {
   if (key >= group.last) return {0, 0};
   const auto size = static_cast<unsigned>(a.block_size);
-  const unsigned place = a.block_table == nullptr ? 0 : key / size;
-  return {page_of(a, group.batch, place), key - static_cast<int>(place * size)};
+  const unsigned logical_page = a.block_table == nullptr ? 0 : key / size;
+  return {page_of(a, group.batch, logical_page), key - static_cast<int>(logical_page * size)};
 }
 
 template <int kColumns, class T>
@@ -45,12 +45,12 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) v6_paged_kernel(Args a, Sha
   const Group group = group_of_cluster(a, sharing);
   Attending<kColumns, T> own(a, group);
   Spot spot = find(a, group, group.first + static_cast<int>(threadIdx.x / kWarpSize) * kKeys);
-  walk(own_memory, own, a, group, [&](int place, int first) {
+  walk(own_memory, own, a, group, [&](int stage, int first) {
     if (spot.page < 0) {
-      own_memory.ring.no_keys(place);
+      own_memory.ring.no_keys(stage);
     } else {
       const Lane<T> lane(a, spot.page, group.kv_head);
-      own_memory.ring.request(place, a, lane, spot.row, group.begin - first, group.last - first);
+      own_memory.ring.issue_loads(stage, a, lane, spot.row, group.begin - first, group.last - first);
     }
     spot = find(a, group, first + kWarps * kKeys);
   });
@@ -64,7 +64,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v6_paged_supports(const Args& a) {
+std::string v6_paged_can_implement(const Args& a) {
   if (a.block_table != nullptr && a.block_size % kKeys != 0) {
     return "takes a block_size that is a multiple of 16, got " + std::to_string(a.block_size);
   }

@@ -14,9 +14,9 @@ constexpr Rung<Args> kRungs[] = {
     {"v1_naive", v1_naive, anything},
     {"v2_block", v2_block, a_block_a_row},
     {"v3_online", v3_online, a_block_a_row},
-    {"v4_registers", v4_registers, v4_registers_supports},
-    {"v5_cluster", v5_cluster, v5_cluster_supports},
-    {"v6_cluster_registers", v6_cluster_registers, v6_cluster_registers_supports},
+    {"v4_registers", v4_registers, v4_registers_can_implement},
+    {"v5_cluster", v5_cluster, v5_cluster_can_implement},
+    {"v6_cluster_registers", v6_cluster_registers, v6_cluster_registers_can_implement},
 };
 
 }  // namespace

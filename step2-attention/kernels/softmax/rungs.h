@@ -38,9 +38,9 @@ void v4_registers(const Args& args, void* stream);
 void v5_cluster(const Args& args, void* stream);
 void v6_cluster_registers(const Args& args, void* stream);
 
-std::string v4_registers_supports(const Args& args);
-std::string v5_cluster_supports(const Args& args);
-std::string v6_cluster_registers_supports(const Args& args);
+std::string v4_registers_can_implement(const Args& args);
+std::string v5_cluster_can_implement(const Args& args);
+std::string v6_cluster_registers_can_implement(const Args& args);
 }  // namespace kf::KF_BACKEND::softmax
 #endif
 

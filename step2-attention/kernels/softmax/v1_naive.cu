@@ -1,7 +1,7 @@
 // softmax v1_naive: a thread a row
 //
 // Idea      The formula as a loop: find the maximum, add up the exponentials, write the quotients. No thread needs
-//           another. But neighbouring threads read addresses a whole row apart, so each of a warp's 32 reads fetches a
+//           another. But neighbouring threads read addresses a whole row apart, so each of a warp's 32 reads touches a
 //           sector of 32 bytes of its own, and few rows keep few threads busy.
 // Launch    grid ⌈rows/128⌉, block 128, no shared memory
 // Moves     4·rows·width·sizeof(T) bytes where no cache helps: three reads, one write;

@@ -1,7 +1,7 @@
 // softmax v4_registers: a row is read once and stays in registers
 //
 // Idea      A row of GPT-2 is small: 1024 bfloat16 are 2 KB, 16 registers for each lane of a warp. So load it once, all
-//           loads under way together, and find maximum, sum and quotients in registers.
+//           loads in flight together, and find maximum, sum and quotients in registers.
 // Since v3  One read instead of two; no running maximum, since all values are there before the first is needed. Up to
 //           4 KB a warp takes a row, two or four rows a block: no shared memory and no barrier; wider rows take a
 //           block. Rows that begin anywhere are loaded in vectors, too: from the first multiple of 16 bytes in a row to
@@ -123,7 +123,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v4_registers_supports(const Args& a) {
+std::string v4_registers_can_implement(const Args& a) {
   if (a.rows > INT32_MAX) return "takes at most 2147483647 rows, got " + std::to_string(a.rows);
   if (vectors_of(a) > kMostVectors) {
     return "takes rows of at most 4096 vectors of 16 bytes, got width " + std::to_string(a.width);

@@ -126,12 +126,12 @@ int64_t blocks_of(const Args& a) {
 
 }  // namespace
 
-std::string v5_cluster_supports(const Args& a) {
+std::string v5_cluster_can_implement(const Args& a) {
   if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
   if (vectors_of(a) > kMostBlocks * kMostVectorsOfBlock) {
     return "takes rows of at most 229376 vectors of 16 bytes, got width " + std::to_string(a.width);
   }
-  return refused_blocks(a.rows, blocks_of(a));
+  return can_implement_blocks(a.rows, blocks_of(a));
 }
 
 void v5_cluster(const Args& a, void* stream) {

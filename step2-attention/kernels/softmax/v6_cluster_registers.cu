@@ -8,7 +8,7 @@
 //           stored into each block asynchronously, an mbarrier there counts them, and with all of them it goes on.
 // Launch    A row has V = ⌊width·sizeof(T)/16⌋ vectors. grid rows·c, block 256, clusters of c blocks, two or more:
 //           c = ⌈V/1536⌉ with 5 or 6 vectors a thread and 4 blocks beside each other, if that is at most 8 and has more
-//           rows under way, or ⌈V/2048⌉ with up to 8 and 3. 2 values of shared memory for each warp of the cluster
+//           rows in flight, or ⌈V/2048⌉ with up to 8 and 3. 2 values of shared memory for each warp of the cluster
 // Moves     2·rows·width·sizeof(T) bytes; about 5·rows·width FLOPs and rows·width exponentials
 // Limits    compute capability 9.0 or newer; V ≤ 32768: a row of 512 KB; rows·c ≤ 2³¹−1. With 6 or 8 vectors of
 //           half types up to 80 bytes of a thread spill. Of narrow rows most threads have nothing
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, blocks_beside(kVectors))
   if (threadIdx.x == 0) {
     mbarrier_init(&arrived, 1);
     mbarrier_init_fence();
-    mbarrier_arrive_expect(&arrived, blocks * kWarps * static_cast<int>(sizeof(Pair<C>)));
+    mbarrier_arrive_expect_tx(&arrived, blocks * kWarps * static_cast<int>(sizeof(Pair<C>)));
   }
   cluster_barrier_arrive_relaxed();  // nobody may store into a block that has no mbarrier yet: waited for below
 
@@ -140,12 +140,12 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v6_cluster_registers_supports(const Args& a) {
+std::string v6_cluster_registers_can_implement(const Args& a) {
   if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
   if (vectors_of(a) > kMostBlocks * 8 * kThreads) {
     return "takes rows of at most 32768 vectors of 16 bytes, got width " + std::to_string(a.width);
   }
-  return refused_blocks(a.rows, blocks_of(a));
+  return can_implement_blocks(a.rows, blocks_of(a));
 }
 
 void v6_cluster_registers(const Args& a, void* stream) {

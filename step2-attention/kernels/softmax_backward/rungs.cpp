@@ -13,8 +13,8 @@ std::string a_block_a_row(const Args& a) {
 constexpr Rung<Args> kRungs[] = {
     {"v1_naive", v1_naive, anything},
     {"v2_block", v2_block, a_block_a_row},
-    {"v3_registers", v3_registers, v3_registers_supports},
-    {"v4_cluster", v4_cluster, v4_cluster_supports},
+    {"v3_registers", v3_registers, v3_registers_can_implement},
+    {"v4_cluster", v4_cluster, v4_cluster_can_implement},
 };
 
 }  // namespace

@@ -35,8 +35,8 @@ void v2_block(const Args& args, void* stream);
 void v3_registers(const Args& args, void* stream);
 void v4_cluster(const Args& args, void* stream);
 
-std::string v3_registers_supports(const Args& args);
-std::string v4_cluster_supports(const Args& args);
+std::string v3_registers_can_implement(const Args& args);
+std::string v4_cluster_can_implement(const Args& args);
 }  // namespace kf::KF_BACKEND::softmax_backward
 #endif
 

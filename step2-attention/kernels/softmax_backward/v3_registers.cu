@@ -2,7 +2,7 @@
 //
 // Idea      The gradients need grad and y again, when the sum is known. So keep both, as they came: 16 bytes are four
 //           registers, while as floats eight values of a half type would be eight. They are widened twice instead.
-// Since v2  One read instead of two, in vectors of 16 bytes, all loads of a row under way together. Up to 4 KB a warp
+// Since v2  One read instead of two, in vectors of 16 bytes, all loads of a row in flight together. Up to 4 KB a warp
 //           takes a row, two or four rows a block: no shared memory and no barrier; wider rows take a block. Rows begin
 //           anywhere: y is cut into vectors as in softmax's v4 (row.h), and grad and the result at the same columns.
 //           Where one of them does not begin as far from a multiple of 16 bytes as y does, it goes value by value.
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads, kVectors>,
         grad_bits[i] = bits_from<decltype(alike)::value>(grad + first_of(i));
       }
     };
-    // Decided once, so that all loads are under way.
+    // Decided once, so that all loads are in flight.
     kSeen > 0 || grad_alike ? load(std::true_type()) : load(std::false_type());
     const C grad_alone = single < seen ? to_compute(grad[single]) : C(0);
     const C y_alone = single < seen ? to_compute(y[single]) : C(0);
@@ -124,7 +124,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v3_registers_supports(const Args& a) {
+std::string v3_registers_can_implement(const Args& a) {
   if (a.rows > INT32_MAX) return "takes at most 2147483647 rows, got " + std::to_string(a.rows);
   if (vectors_of(a) > kMostVectors) {
     return "takes rows of at most 4096 vectors of 16 bytes, got width " + std::to_string(a.width);

@@ -59,7 +59,7 @@ __device__ void attend_tile(const Attention& a, int64_t batch, int64_t head, int
   const int row = static_cast<int>(threadIdx.x) / kWarpSize * kRowsOfWarp;  // the warp's first row in the tile
   const bool has_rows = row < kRows;                                        // fewer rows than warps: some only load
 
-  const auto base = [&](const Heads& x) {
+  const auto base = [&](const TensorRef& x) {
     return static_cast<const T*>(x.data) + batch * x.batch_stride + head * x.head_stride;
   };
   C* queries = memory;
@@ -73,7 +73,7 @@ __device__ void attend_tile(const Attention& a, int64_t batch, int64_t head, int
       attention::keys_seen(a, exist, min(first_row + kRows, a.q_length) - 1);  // by the last query
 
   __syncthreads();  // the tiles of the head before have been read
-  load_tile(base(a.q) + first_row * a.q.row_stride, a.q.row_stride, a.q_length - first_row, kRows, head_dim,
+  load_tile(base(a.q) + first_row * a.q.seq_stride, a.q.seq_stride, a.q_length - first_row, kRows, head_dim,
             static_cast<C>(a.scale), queries);
 
   OnlineSoftmax<C> softmax[kRowsOfWarp];
@@ -85,9 +85,9 @@ __device__ void attend_tile(const Attention& a, int64_t batch, int64_t head, int
 
   for (int64_t first_key = seen.begin; first_key < seen.end; first_key += kKeys) {
     if (first_key > seen.begin) __syncthreads();  // the tiles before have been read
-    load_tile(base(a.k) + first_key * a.k.row_stride, a.k.row_stride, exist.end - first_key, kKeys, head_dim, C(1),
+    load_tile(base(a.k) + first_key * a.k.seq_stride, a.k.seq_stride, exist.end - first_key, kKeys, head_dim, C(1),
               keys);
-    load_tile(base(a.v) + first_key * a.v.row_stride, a.v.row_stride, exist.end - first_key, kKeys, head_dim, C(1),
+    load_tile(base(a.v) + first_key * a.v.seq_stride, a.v.seq_stride, exist.end - first_key, kKeys, head_dim, C(1),
               values);
     __syncthreads();
     if (!has_rows) continue;
@@ -117,7 +117,7 @@ __device__ void attend_tile(const Attention& a, int64_t batch, int64_t head, int
       weights[p * kKeys + lane] = weight;
     }
     if (a.threshold != 0) {
-      const attention::Dropout dropout(a);
+      const attention::AttentionDropout dropout(a);
 #pragma unroll 1  // two calls of Philox side by side would take too many registers
       for (int p = 0; p < kRowsOfWarp; ++p) {
         weights[p * kKeys + lane] *= dropout.factor<C>(head_of_all, first_row + row + p, first_key + lane);

@@ -36,7 +36,7 @@ inline int64_t attend_kernel_bytes(const Attention& a, DType dtype) {
   return (attend_values(kAttendRows, a.head_dim) + kAttendRows * a.head_dim) * size;
 }
 
-inline std::string attend_kernel_supports(const Attention& a, DType dtype) {
+inline std::string can_implement_attend_kernel(const Attention& a, DType dtype) {
   const int64_t blocks = a.batch * a.heads * ceil_div(a.q_length, kAttendRows);
   if (blocks > INT32_MAX) {
     return "takes at most " + std::to_string(INT32_MAX) + " blocks of 16 queries, got " + std::to_string(blocks);

@@ -1,17 +1,17 @@
-// The attention that this stage's fused ops begin with, as plain data: no CUDA, no torch.
+// The attention that this step's fused ops begin with, as plain data: no CUDA, no torch.
 #pragma once
 
 #include <cstdint>
 
 namespace kf {
 
-// q, k or v: element (b, h, s, d) lies at data + b·batch_stride + h·head_stride + s·row_stride + d, in elements.
+// q, k or v: element (b, h, s, d) lies at data + b·batch_stride + h·head_stride + s·seq_stride + d, in elements.
 // So GPT-2's packed [B, S, 3·H·D] needs no copy.
-struct Heads {
+struct TensorRef {
   const void* data;
   int64_t batch_stride;
   int64_t head_stride;
-  int64_t row_stride;
+  int64_t seq_stride;
 };
 
 // out[b, i, h·D + d] = Σ_j softmax_j(scale · q[b, h, i] · k[b, h, j]) v[b, h, j, d]: the heads side by side, as a model
@@ -19,9 +19,9 @@ struct Heads {
 // keys key_begin[b] ≤ j < key_end[b] exist, the others are padding. A query that sees no key gets 0. lse, the
 // log-sum-exp, is the logarithm of what the weights were divided by: −inf where a query sees no key.
 struct Attention {
-  Heads q;
-  Heads k;
-  Heads v;
+  TensorRef q;
+  TensorRef k;
+  TensorRef v;
   int64_t batch;
   int64_t heads;
   int64_t q_length;

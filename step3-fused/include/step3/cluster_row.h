@@ -67,15 +67,15 @@ struct Meeting {
     });
     sum = warp_sum(sum), squares = warp_sum(squares);
 
-    const int lane = threadIdx.x % kWarpSize, place = rank * kClusterRowWarps + threadIdx.x / kWarpSize;
+    const int lane = threadIdx.x % kWarpSize, part = rank * kClusterRowWarps + threadIdx.x / kWarpSize;
     if (threadIdx.x == 0) {
-      mbarrier_arrive_expect(&arrived, blocks * kClusterRowWarps * 2 * static_cast<int>(sizeof(Pair<C>)));
+      mbarrier_arrive_expect_tx(&arrived, blocks * kClusterRowWarps * 2 * static_cast<int>(sizeof(Pair<C>)));
     }
     cluster_barrier_wait();  // all blocks have begun
     if (lane < blocks) {
       const uint32_t barrier = remote_address(&arrived, lane);
-      store_remote_async(remote_address(&mean_and_sum[place], lane), Pair<C>{own_mean, sum}, barrier);
-      store_remote_async(remote_address(&squares_and_count[place], lane), Pair<C>{squares, count}, barrier);
+      store_remote_async(remote_address(&mean_and_sum[part], lane), Pair<C>{own_mean, sum}, barrier);
+      store_remote_async(remote_address(&squares_and_count[part], lane), Pair<C>{squares, count}, barrier);
     }
     mbarrier_wait_cluster(&arrived, 0);  // then nobody reaches into this block: it may end
 
@@ -110,12 +110,12 @@ void with_cluster_row(int64_t width, bool aligned, F&& f) {
                            : f(ClusterRow<kMost, N>{}, blocks);
 }
 
-// For `supports`: why a cluster cannot hold rows of that shape, or "".
-inline std::string refused_by_cluster(int64_t rows, int64_t width) {
+// For `can_implement`: why a cluster cannot hold rows of that shape, or "".
+inline std::string can_implement_in_cluster(int64_t rows, int64_t width) {
   constexpr int64_t kWidest = kMostBlocksOfRow * kClusterRowThreads * 32;
   if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
   if (width > kWidest) return "takes width ≤ " + std::to_string(kWidest) + ", got " + std::to_string(width);
-  return refused_blocks(rows, blocks_of_row(width, 32));
+  return can_implement_blocks(rows, blocks_of_row(width, 32));
 }
 
 }  // namespace kf::KF_BACKEND

@@ -1,4 +1,4 @@
-// cuBLASLt, NVIDIA's library of matrix products, as far as this stage compares itself with it.
+// cuBLASLt, NVIDIA's library of matrix products, as far as this step compares itself with it.
 //
 // The library is opened when it is first asked for, as torch's CUDA builds bring it: so nothing here needs its header
 // or its name at link time. What is declared here is its C interface:
@@ -187,16 +187,16 @@ inline const Plan& plan_of(Device& device, const Product& p, Major x, Major weig
 }
 
 // Why the library cannot do this, or "".
-inline std::string refused(const Product& p, Major x, Major weight, DType dtype, bool tf32, Epilogue epilogue,
-                           const void* added, const void* out) {
+inline std::string can_implement(const Product& p, Major x, Major weight, DType dtype, bool tf32, Epilogue epilogue,
+                                 const void* added, const void* out) {
   if (library() == nullptr) return "needs cuBLASLt, which is not to be found here";
   Device& device = current_device();
   const std::lock_guard<std::mutex> lock(device.one_at_a_time);
   return plan_of(device, p, x, weight, dtype, tf32, epilogue, added, out).found ? "" : "has no algorithm for this";
 }
 
-// out = x · weight + bias + added, and the epilogue, where `refused` says nothing. `aux` and `added`: of out's shape,
-// or null. scratch: kWorkspaceBytes.
+// out = x · weight + bias + added, and the epilogue, where `can_implement` says nothing. `aux` and `added`: of out's
+// shape, or null. scratch: kWorkspaceBytes.
 inline void product(const Product& p, Major x, Major weight, DType dtype, bool tf32, Epilogue epilogue, void* aux,
                     const void* added, void* out, void* scratch, void* stream) {
   constexpr int kBias = 8, kAux = 11;
@@ -224,7 +224,7 @@ inline void product(const Product&, Major, Major, DType, bool, Epilogue, void*, 
   throw std::runtime_error("cuBLASLt: it runs on GPUs only");
 }
 
-inline std::string refused(const Product&, Major, Major, DType, bool, Epilogue, const void*, const void*) {
+inline std::string can_implement(const Product&, Major, Major, DType, bool, Epilogue, const void*, const void*) {
   return "is NVIDIA's library and runs on GPUs only";
 }
 

@@ -7,15 +7,15 @@
 namespace kf::KF_BACKEND {
 
 template <class C>
-struct Dropout {
-  DropoutState state;
+struct ElementwiseDropout {
+  PhiloxState philox_state;
   uint32_t threshold;  // an element is kept where its 16-bit random number is at least this; 0: all are
   C scale;
 
   // For who applies it many times: a state that lies in the GPU's memory is read once, here.
   __device__ __forceinline__ void read() {
-    state.read();
-    state.in_memory = nullptr;
+    philox_state.read();
+    philox_state.in_memory = nullptr;
   }
 
   // Of N neighbours, the first being element `first` of all. N divides 8, for which a call makes numbers, and `first`
@@ -47,7 +47,7 @@ struct Dropout {
 
  private:
   __device__ __forceinline__ Eight call(int64_t i) const {
-    DropoutState own = state;
+    PhiloxState own = philox_state;
     own.read();
     forget_round_keys(own.seed);
     return own.eight(i);

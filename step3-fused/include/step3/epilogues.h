@@ -8,7 +8,7 @@
 namespace kf::KF_BACKEND {
 
 // (1 + tanh(u)) / 2 of GPT-2's GELU in the fewest instructions: one special function, right to 1/4096 for any x. In a
-// product's epilogue each instruction costs time that the tensor cores do not work: see step 3's fused_ends.md.
+// product's epilogue each instruction costs time that the tensor cores do not work: see step 3's fused_epilogues.md.
 __device__ __forceinline__ float gelu_tanh_gate_coarse(float x) {
   const float u = x * (0.79788456f + 0.035677408f * x * x);
 #ifdef __CUDA_ARCH__
@@ -32,8 +32,8 @@ __device__ __forceinline__ compute_t<T> gelu_in_epilogue(compute_t<T> x) {
 
 // y = gelu(product). kKeep: the product itself goes to `written`, for the backward pass.
 template <class T, bool kTanh, bool kCoarse, bool kKeep>
-struct GeluEnd : Epilogue<T, false, kKeep> {
-  GeluEnd(const Rows<T>& y, const Rows<T>& preactivation) : Epilogue<T, false, kKeep>{y, {}, preactivation} {}
+struct GeluEpilogue : Epilogue<T, false, kKeep> {
+  GeluEpilogue(const Rows<T>& y, const Rows<T>& preactivation) : Epilogue<T, false, kKeep>{y, {}, preactivation} {}
 
   __device__ __forceinline__ void operator()(int64_t, int64_t, Packed<T>& value, Packed<T>& product) const {
     product = value;
@@ -48,8 +48,8 @@ struct GeluEnd : Epilogue<T, false, kKeep> {
 // grad = product · gelu'(x): the way back through GELU. gelu(x) is written besides, for the gradient of the weight that
 // it was multiplied by.
 template <class T, bool kTanh>
-struct GeluSlopeEnd : Epilogue<T, true, true> {
-  GeluSlopeEnd(const Rows<T>& grad, const Rows<T>& x, const Rows<T>& activation)
+struct GeluSlopeEpilogue : Epilogue<T, true, true> {
+  GeluSlopeEpilogue(const Rows<T>& grad, const Rows<T>& x, const Rows<T>& activation)
       : Epilogue<T, true, true>{grad, x, activation} {}
 
   __device__ __forceinline__ void operator()(int64_t, int64_t, Packed<T>& value, Packed<T>& other) const {
@@ -68,11 +68,11 @@ struct GeluSlopeEnd : Epilogue<T, true, true> {
 
 // y = residual + dropout(product)
 template <class T>
-struct DropoutResidualEnd : Epilogue<T, true, false> {
+struct DropoutResidualEpilogue : Epilogue<T, true, false> {
   using C = compute_t<T>;
-  Dropout<C> dropout;
+  ElementwiseDropout<C> dropout;
 
-  DropoutResidualEnd(const Rows<T>& y, const Rows<T>& residual, const Dropout<C>& dropout)
+  DropoutResidualEpilogue(const Rows<T>& y, const Rows<T>& residual, const ElementwiseDropout<C>& dropout)
       : Epilogue<T, true, false>{y, residual, {}}, dropout(dropout) {}
 
   __device__ __forceinline__ void operator()(int64_t row, int64_t column, Packed<T>& value, Packed<T>& residual) const {

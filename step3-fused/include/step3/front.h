@@ -52,14 +52,14 @@ struct Front {
   using Loaded = Words<T, N>;
 
   const T* x_bias;  // [width], or null: nothing is added
-  Dropout<C> dropout;
+  ElementwiseDropout<C> dropout;
 
   __device__ __forceinline__ void read() { dropout.read(); }
 
   // value: N neighbours in a row of x, which begin at element `element` of all and at column `column` of their row. N
   // is at most 16 / sizeof(T) and divides 8 and `element`. From x_bias they are one load, of 16 bytes where N is the
   // most: then the launcher sees to it, by aligned_16, that x_bias may be read so. It comes from cache, and only now,
-  // so that it takes no registers from rows that are on their way. Nothing is rounded in between.
+  // so that it takes no registers from rows that are in flight. Nothing is rounded in between.
   template <int N>
   __device__ __forceinline__ void apply(int64_t element, int64_t column, C (&value)[N]) const {
     if (x_bias != nullptr) {
@@ -72,7 +72,7 @@ struct Front {
   }
 };
 
-// Calls f(front) with the front that `a` asks for: an op's Args with x_bias, threshold, state, seed and offset.
+// Calls f(front) with the front that `a` asks for: an op's Args with x_bias, threshold, rng_state, seed and offset.
 template <class T, class Args, class F>
 void with_front(const Args& a, F&& f) {
   if (a.x_bias == nullptr && a.threshold == 0) {
@@ -80,7 +80,7 @@ void with_front(const Args& a, F&& f) {
   } else {
     using C = compute_t<T>;
     f(Front<T>{static_cast<const T*>(a.x_bias),
-               Dropout<C>{{a.state, a.seed, a.offset}, a.threshold, keep_scale<C>(a.threshold)}});
+               ElementwiseDropout<C>{{a.rng_state, a.seed, a.offset}, a.threshold, keep_scale<C>(a.threshold)}});
   }
 }
 

@@ -114,21 +114,21 @@ __device__ __forceinline__ Statistics<C> held_statistics(Get get, int width, C e
 
 // When the threads of a row ask for weight and bias: a piece of each where it is needed, or all before the first is,
 // for which there must be registers.
-enum class Ask { kWhereNeeded, kAtOnce };
+enum class LoadWeights { kWhereNeeded, kAtOnce };
 
 // Normalises this thread's pieces, of which get(i, values) gives one, and writes them. Weight and bias come from cache,
 // and only now: earlier they would take registers from the rows that are being loaded.
-template <class Row, Ask kAsk, class C, class T, class Get>
+template <class Row, LoadWeights kLoadWeights, class C, class T, class Get>
 __device__ __forceinline__ void store_pieces(Get get, const Statistics<C>& s, int width, const T* weight, const T* bias,
                                              T* y) {
   Vector<T, Row::N> weights[Row::kItems], biases[Row::kItems];
-  const auto ask = [&](int i, int column) {
+  const auto load = [&](int i, int column) {
     weights[i] = load_vector<Row::N>(weight + column);
     biases[i] = load_vector<Row::N>(bias + column);
   };
-  if constexpr (kAsk == Ask::kAtOnce) Row::for_each_piece(width, ask);
+  if constexpr (kLoadWeights == LoadWeights::kAtOnce) Row::for_each_piece(width, load);
   Row::for_each_piece(width, [&](int i, int column) {
-    if constexpr (kAsk == Ask::kWhereNeeded) ask(i, column);
+    if constexpr (kLoadWeights == LoadWeights::kWhereNeeded) load(i, column);
     C value[Row::N], w[Row::N], b[Row::N], out[Row::N];
     get(i, value);
     widen_anew(weights[i], w);
@@ -156,7 +156,7 @@ constexpr int kRowsOfBlock = Row::kThreads > kWarpSize   ? 1
                              : Row::kItems * Row::N > 16 ? 2
                                                          : 4;
 
-// For `supports`: why rows of that shape cannot be held, or "". 512 threads hold 32 values each, of float64 16.
+// For `can_implement`: why rows of that shape cannot be held, or "". 512 threads hold 32 values each, of float64 16.
 inline std::string too_many_or_too_wide_to_hold(int64_t rows, int64_t width, DType dtype) {
   const int64_t widest = dtype == DType::kFloat64 ? 8192 : 16384;
   if (width > widest) return "takes width ≤ " + std::to_string(widest) + ", got " + std::to_string(width);

@@ -1,15 +1,15 @@
 // A product of matrices of half types on Hopper: out = a · b, tile by tile, by TMA and wgmma.
 //
-// A block has three warpgroups. One thread of the first fetches tiles of a and b into a ring of places in shared
+// A block has three warpgroups. One thread of the first loads tiles of a and b into a ring of stages in shared
 // memory; the other two, the consumers, multiply 64 rows each. Blocks stay until all tiles are done, and what follows
 // the product, the epilogue, runs under the next tile's product: only the rounded sums wait in registers for it.
 //
-//   producer     a b a b a b a b a b a b …            the next tile's first places are full before it begins
+//   producer     a b a b a b a b a b a b …            the next tile's first stages are full before it begins
 //   consumers    │ product of tile 0 │ product of tile 1 │ …
 //   the same                         │ epilogue of 0     │ epilogue of 1 …
 //
 // With kBlocks = 2, two blocks of a cluster take tiles one above the other: they need the same part of b, of which each
-// fetches half, for both. That is a third less to be read from the L2 cache.
+// loads half, for both. That is a third less to be read from the L2 cache.
 #pragma once
 
 #include <kf/launch.h>
@@ -26,7 +26,7 @@
 
 namespace kf::KF_BACKEND::hopper {
 
-constexpr int kDepth = 64;  // of a place: 128 bytes, the widest row that TMA and wgmma can swizzle
+constexpr int kDepth = 64;  // of a stage: 128 bytes, the widest row that TMA and wgmma can swizzle
 constexpr int kConsumers = 2;
 constexpr int kRows = kConsumers * 64;  // of a tile
 constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
@@ -41,23 +41,23 @@ struct Tile {
   static constexpr int kWidth = kColumns;
   static constexpr Major kA = kMajorA, kB = kMajorB;
   static constexpr int kBlocks = kClusterBlocks;
-  static constexpr int kPlaces = kRing;
-  static constexpr int kPlaceBytes = (kRows + kColumns) * kDepth * 2;
+  static constexpr int kStages = kRing;
+  static constexpr int kStageBytes = (kRows + kColumns) * kDepth * 2;
   static constexpr int kSlices = kColumns / kSlice;
 };
 
 template <class Tile, class T>
-struct Places {
-  T a[Tile::kPlaces][kRows * kDepth];
-  T b[Tile::kPlaces][Tile::kWidth * kDepth];
+struct Stages {
+  T a[Tile::kStages][kRows * kDepth];
+  T b[Tile::kStages][Tile::kWidth * kDepth];
 };
 
-// Full: the tiles have arrived, one arrival and their bytes. Empty: all consumers of the cluster have left them. Of one
-// base only, here and below: at another's offset nvcc takes shared memory for any memory, whose loads and stores are
-// slower.
+// Full: the tiles have arrived, one arrival and their bytes. Empty: all consumers of the cluster have released them. Of
+// one base only, here and below: at another's offset nvcc takes shared memory for any memory, whose loads and stores
+// are slower.
 template <class Tile, class T>
-struct Shared : Places<Tile, T> {
-  uint64_t full[Tile::kPlaces], empty[Tile::kPlaces];
+struct Shared : Stages<Tile, T> {
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
 // A consumer warp's sums go through shared memory in rounds of some slices, swizzled as TMA does it, and a round in
@@ -69,24 +69,24 @@ struct Parts {
     return part % 2 * 8 + 4 * i + static_cast<int>(threadIdx.x % kWarpSize) / 8;
   }
   static __device__ __forceinline__ int column_of(int part) { return part / 2 * kSlice + threadIdx.x % 8 * 8; }
-  static __device__ __forceinline__ int place_of(int part, int i) {
+  static __device__ __forceinline__ int offset_of(int part, int i) {
     const int row = row_of(part, i), slice = part / 2 % kSlicesARound;
     return slice * kWarpRows * kSlice + row * kSlice + (threadIdx.x % 8 ^ row % 8) * 8;
   }
 };
 
 template <class Tile, class Epilogue>
-constexpr int kSlicesOfStage = Epilogue::kReads || Epilogue::kWrites ? 1
-                               : Tile::kSlices % 2 != 0              ? Tile::kSlices
-                                                                     : 2;
+constexpr int kSlicesOfStaging = Epilogue::kReads || Epilogue::kWrites ? 1
+                                 : Tile::kSlices % 2 != 0              ? Tile::kSlices
+                                                                       : 2;
 
 // Where a consumer warp's sums wait, and beside them what its epilogue reads or writes: as many slices a round as there
 // is room for.
 template <class Tile, class T, class Epilogue>
-struct Stage : Parts<kSlicesOfStage<Tile, Epilogue>> {
+struct Staging : Parts<kSlicesOfStaging<Tile, Epilogue>> {
   static constexpr bool kOther = Epilogue::kReads || Epilogue::kWrites;
-  static constexpr int kOthers = Epilogue::kReads ? 2 : kOther ? 1 : 0;  // what is read is asked for a round ahead
-  static constexpr int kSlicesARound = kSlicesOfStage<Tile, Epilogue>;
+  static constexpr int kOthers = Epilogue::kReads ? 2 : kOther ? 1 : 0;  // what is read is loaded a round ahead
+  static constexpr int kSlicesARound = kSlicesOfStaging<Tile, Epilogue>;
   static constexpr int kRounds = Tile::kSlices / kSlicesARound, kPartsARound = kSlicesARound * 2;
   static constexpr int kParts = kRounds * kPartsARound;
   static constexpr int kElements = kSlicesARound * kWarpRows * kSlice;
@@ -99,12 +99,12 @@ struct Stage : Parts<kSlicesOfStage<Tile, Epilogue>> {
 
 // And the bias of the tile under way and of the next one. Full: it is there. Empty: all consumers have added it.
 template <class Tile, class T, class Epilogue>
-struct StagedShared : Places<Tile, T> {
-  alignas(1024) Stage<Tile, T, Epilogue> stage[kConsumers * 4];
+struct StagedShared : Stages<Tile, T> {
+  alignas(1024) Staging<Tile, T, Epilogue> staging[kConsumers * 4];
   alignas(uint32_t) T bias[2][Tile::kWidth];
   alignas(uint64_t) uint64_t bias_full[2], bias_empty[2];
   uint64_t arrived[kConsumers * 4][2];  // what the warp's epilogue reads
-  uint64_t full[Tile::kPlaces], empty[Tile::kPlaces];
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
 // Which tile a cluster takes when. Neighbours in time share rows of a or columns of b, so that the L2 cache serves
@@ -112,7 +112,7 @@ struct StagedShared : Places<Tile, T> {
 struct Schedule {
   static constexpr int kGroup = 8;
   int down, right;  // tiles of a cluster in each direction
-  int steps;        // places along the depth
+  int steps;        // stages along the depth
 
   __host__ __device__ int count() const { return down * right; }
 
@@ -126,34 +126,34 @@ struct Schedule {
   }
 };
 
-template <int kPlaces>
-struct Ring {
-  int place = 0;
+template <int kStages>
+struct PipelineState {
+  int index = 0;
   int phase = 0;
   __device__ void advance() {
-    if (++place == kPlaces) place = 0, phase ^= 1;
+    if (++index == kStages) index = 0, phase ^= 1;
   }
 };
 
-// Fetches one place: by one thread. row and column are the block's own, k is where the depth begins.
+// Issues the loads of one stage: by one thread. row and column are the block's own, k is where the depth begins.
 template <class Tile, class Shared>
-__device__ __forceinline__ void fetch(Shared& shared, int place, const CUtensorMap* map_a, const CUtensorMap* map_b,
-                                      int row, int column, int k, int rank) {
-  uint64_t* const full = &shared.full[place];
+__device__ __forceinline__ void issue_loads(Shared& shared, int stage, const CUtensorMap* map_a,
+                                            const CUtensorMap* map_b, int row, int column, int k, int rank) {
+  uint64_t* const full = &shared.full[stage];
   if constexpr (Tile::kA == Major::kK) {
-    tma_load(shared.a[place], map_a, full, k, row);
+    tma_load(shared.a[stage], map_a, full, k, row);
   } else {
 #pragma unroll
-    for (int i = 0; i < kRows; i += 64) tma_load(shared.a[place] + i * kDepth, map_a, full, row + i, k);
+    for (int i = 0; i < kRows; i += 64) tma_load(shared.a[stage] + i * kDepth, map_a, full, row + i, k);
   }
   const auto load_b = [&](int offset, int x, int y) {
     if constexpr (Tile::kBlocks == 1) {
-      tma_load(shared.b[place] + offset, map_b, full, x, y);
+      tma_load(shared.b[stage] + offset, map_b, full, x, y);
     } else {
-      tma_load_multicast(shared.b[place] + offset, map_b, full, (1 << Tile::kBlocks) - 1, x, y);
+      tma_load_multicast(shared.b[stage] + offset, map_b, full, (1 << Tile::kBlocks) - 1, x, y);
     }
   };
-  if constexpr (Tile::kB == Major::kK) {  // rows of 64 along the depth: a block of the cluster fetches some of them
+  if constexpr (Tile::kB == Major::kK) {  // rows of 64 along the depth: a block of the cluster loads some of them
     constexpr int kOwn = Tile::kWidth / Tile::kBlocks;
     load_b(rank * kOwn * kDepth, k, column + rank * kOwn);
   } else {  // boxes of 64 columns: some rows of each
@@ -174,18 +174,18 @@ __device__ __forceinline__ void for_each_work(const Schedule& schedule, F f) {
 template <class Tile, class Shared>
 __device__ void produce(Shared& shared, const Schedule& schedule, const CUtensorMap* map_a, const CUtensorMap* map_b,
                         int rank) {
-  Ring<Tile::kPlaces> ring;
+  PipelineState<Tile::kStages> ring;
   for_each_work<Tile>(schedule, [&](const Schedule::Work& work) {
     const int row = (work.row * Tile::kBlocks + rank) * kRows, column = work.column * Tile::kWidth;
     for (int k = 0; k < schedule.steps; ++k, ring.advance()) {
-      mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
-      mbarrier_arrive_expect(&shared.full[ring.place], Tile::kPlaceBytes);
-      fetch<Tile>(shared, ring.place, map_a, map_b, row, column, k * kDepth, rank);
+      mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
+      mbarrier_arrive_expect_tx(&shared.full[ring.index], Tile::kStageBytes);
+      issue_loads<Tile>(shared, ring.index, map_a, map_b, row, column, k * kDepth, rank);
     }
   });
 }
 
-// Issues sum += a · b for one place and a consumer's 64 rows, and closes the group.
+// Issues sum += a · b for one stage and a consumer's 64 rows, and closes the group.
 template <class Tile, class T>
 __device__ __forceinline__ void multiply(float (&sum)[Tile::kWidth / 2], const T* a, const T* b, bool accumulate) {
   // Descriptors count in 16 bytes: the next 16 of the depth, see step2/wgmma.h.
@@ -217,15 +217,15 @@ struct Rounded {
     }
   }
 
-  // Those of one round, of kSlicesARound slices, into the warp's own stage.
+  // Those of one round, of kSlicesARound slices, into the warp's own staging buffer.
   template <int kSlicesARound>
-  __device__ __forceinline__ void put(T* stage, int round) const {
-    put<kSlicesARound>(stage, round, [](uint32_t (&)[4], const T*) {});
+  __device__ __forceinline__ void put(T* staging, int round) const {
+    put<kSlicesARound>(staging, round, [](uint32_t (&)[4], const T*) {});
   }
 
-  // The same, where what is to be added lies in the stage: sums come in its place.
-  __device__ __forceinline__ void add(T* stage, int round) const {
-    put<1>(stage, round, [](uint32_t (&r)[4], const T* there) {
+  // The same, where what is to be added lies in the staging buffer: sums come in its place.
+  __device__ __forceinline__ void add(T* staging, int round) const {
+    put<1>(staging, round, [](uint32_t (&r)[4], const T* there) {
       Packed<T> sums{{r[0], r[1], r[2], r[3]}}, more;
       ldmatrix(more.word, there);
       sums = sum_of(sums, more);
@@ -234,19 +234,19 @@ struct Rounded {
     });
   }
 
-  // The same as `put`; first change(r, place) of each four registers, which stmatrix takes to `place`, this lane's
+  // The same as `put`; first change(r, address) of each four registers, which stmatrix takes to `address`, this lane's
   // address.
   template <int kSlicesARound, class F>
-  __device__ __forceinline__ void put(T* stage, int round, F change) const {
-    put_if<kSlicesARound, 0>(stage, round, change);
+  __device__ __forceinline__ void put(T* staging, int round, F change) const {
+    put_if<kSlicesARound, 0>(staging, round, change);
   }
 
  private:
   // `pair` must be indexed by constants, or it would be an array in memory.
   template <int kSlicesARound, int kRound, class F>
-  __device__ __forceinline__ void put_if(T* stage, int round, F change) const {
+  __device__ __forceinline__ void put_if(T* staging, int round, F change) const {
     if constexpr (kRound * kSlicesARound < Tile::kSlices) {
-      if (round != kRound) return put_if<kSlicesARound, kRound + 1>(stage, round, change);
+      if (round != kRound) return put_if<kSlicesARound, kRound + 1>(staging, round, change);
       constexpr int kFirst = kRound * kSlicesARound * 8;  // eight columns each
       const int lane = threadIdx.x % kWarpSize, row = lane % 16;
 #pragma unroll
@@ -254,9 +254,9 @@ struct Rounded {
         const uint32_t* const from = pair + 2 * (kFirst + group);
         uint32_t r[4] = {from[0], from[1], from[2], from[3]};
         const int own = group + lane / 16;
-        T* const place = stage + own / 8 * kWarpRows * kSlice + row * kSlice + (own % 8 ^ row % 8) * 8;
-        change(r, place);
-        stmatrix(place, r);
+        T* const address = staging + own / 8 * kWarpRows * kSlice + row * kSlice + (own % 8 ^ row % 8) * 8;
+        change(r, address);
+        stmatrix(address, r);
       }
     }
   }
@@ -268,41 +268,41 @@ struct Consumer {
   Shared& shared;
   const int number = warpgroup_of_block() - 1;
   const bool leader = leads_warpgroup(number);
-  Ring<Tile::kPlaces> ring;
-  int reading = -1;  // the place that the product under way reads
+  PipelineState<Tile::kStages> ring;
+  int reading = -1;  // the stage that the product in flight reads
   float sum[Tile::kWidth / 2];
 
   __device__ explicit Consumer(Shared& shared) : shared(shared) {}
 
   __device__ void begin(int) {}
 
-  // One thread tells all blocks of the cluster that its consumer has read the place.
-  __device__ __forceinline__ void leave() {
+  // One thread releases the stage in all blocks of the cluster.
+  __device__ __forceinline__ void release() {
     if (leader && reading >= 0) {
       if constexpr (Tile::kBlocks == 1) {
         mbarrier_arrive(&shared.empty[reading]);
       } else {
 #pragma unroll
-        for (int block = 0; block < Tile::kBlocks; ++block) mbarrier_leave_remote(&shared.empty[reading], block);
+        for (int block = 0; block < Tile::kBlocks; ++block) mbarrier_arrive_remote_cta(&shared.empty[reading], block);
       }
     }
     reading = -1;
   }
 
-  // Issues the product of the next place, and waits for the one before it.
+  // Issues the product of the next stage, and waits for the one before it.
   __device__ __forceinline__ void step(bool accumulate) {
-    mbarrier_wait(&shared.full[ring.place], ring.phase);
-    multiply<Tile>(sum, shared.a[ring.place] + number * 64 * kDepth, shared.b[ring.place], accumulate);
+    mbarrier_wait(&shared.full[ring.index], ring.phase);
+    multiply<Tile>(sum, shared.a[ring.index] + number * 64 * kDepth, shared.b[ring.index], accumulate);
     wgmma_wait<1>();
-    leave();
-    reading = ring.place;
+    release();
+    reading = ring.index;
     ring.advance();
   }
 
   // After the last step: now `sum` may be read.
   __device__ __forceinline__ void wait() {
     wgmma_wait<0>();
-    leave();
+    release();
   }
 };
 
@@ -316,7 +316,7 @@ struct ChangingConsumer : Consumer<Tile, Shared> {
   const Prologue& prologue;
   int64_t rows;
   Own own;
-  int64_t k = 0;  // where the next place's depth begins
+  int64_t k = 0;  // where the next stage's depth begins
 
   __device__ ChangingConsumer(Shared& shared, const Prologue& prologue, int64_t rows)
       : Base(shared), prologue(prologue), rows(rows), own(prologue, 0, 0) {}
@@ -328,9 +328,9 @@ struct ChangingConsumer : Consumer<Tile, Shared> {
   }
 
   __device__ __forceinline__ void step(bool accumulate) {
-    mbarrier_wait(&this->shared.full[this->ring.place], this->ring.phase);
-    const T* const a = this->shared.a[this->ring.place] + this->number * 64 * kDepth;
-    const T* const b = this->shared.b[this->ring.place];
+    mbarrier_wait(&this->shared.full[this->ring.index], this->ring.phase);
+    const T* const a = this->shared.a[this->ring.index] + this->number * 64 * kDepth;
+    const T* const b = this->shared.b[this->ring.index];
     const int matrix = threadIdx.x % kWarpSize / 8;
     const int row = static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + matrix % 2 * 8 + threadIdx.x % 8;
     uint32_t of_a[kDepth / 16][4];
@@ -347,7 +347,7 @@ struct ChangingConsumer : Consumer<Tile, Shared> {
       wgmma<Tile::kWidth, T, Tile::kB>(this->sum, of_a[i], of_b + i * kNextB, accumulate || i > 0);
     }
     wgmma_commit();
-    this->reading = this->ring.place;
+    this->reading = this->ring.index;
     this->wait();
     this->ring.advance();
     k += kDepth;
@@ -355,22 +355,22 @@ struct ChangingConsumer : Consumer<Tile, Shared> {
 };
 
 // The maps of what leaves the kernel and of what its epilogue reads and writes besides.
-struct EndMaps {
+struct EpilogueMaps {
   CUtensorMap out, read, written;
 };
 
 // By a warp: the bias of a tile's columns, to shared memory.
 template <class Tile, class T>
-__device__ __forceinline__ void bring_bias(T* to, const T* bias, int column, int width) {
+__device__ __forceinline__ void load_bias(T* to, const T* bias, int column, int width) {
 #pragma unroll
   for (int c = threadIdx.x % kWarpSize; c < Tile::kWidth; c += kWarpSize) {
     to[c] = bias != nullptr && column + c < width ? bias[column + c] : from_compute<T>(0.0f);
   }
 }
 
-// By one thread: the barriers of the bias, and of what an end reads.
+// By one thread: the barriers of the bias, and of what an epilogue reads.
 template <class Shared>
-__device__ __forceinline__ void init_end(Shared& shared) {
+__device__ __forceinline__ void init_epilogue(Shared& shared) {
   for (uint64_t& full : shared.bias_full) mbarrier_init(&full, kWarpSize);
   for (uint64_t& empty : shared.bias_empty) mbarrier_init(&empty, kConsumers * kWarpgroupSize);
   for (auto& of_warp : shared.arrived) mbarrier_init(&of_warp[0], 1), mbarrier_init(&of_warp[1], 1);
@@ -378,12 +378,12 @@ __device__ __forceinline__ void init_end(Shared& shared) {
 
 // Brings each tile's bias to shared memory. By a warp of the producer's warpgroup.
 template <class Tile, class T, class Shared>
-__device__ __forceinline__ void bring_biases(Shared& shared, const Schedule& schedule, const T* bias, int width) {
-  Ring<2> ring;
+__device__ __forceinline__ void load_biases(Shared& shared, const Schedule& schedule, const T* bias, int width) {
+  PipelineState<2> ring;
   for_each_work<Tile>(schedule, [&](const Schedule::Work& work) {
-    mbarrier_wait(&shared.bias_empty[ring.place], ring.phase ^ 1);
-    bring_bias<Tile>(shared.bias[ring.place], bias, work.column * Tile::kWidth, width);
-    mbarrier_arrive(&shared.bias_full[ring.place]);
+    mbarrier_wait(&shared.bias_empty[ring.index], ring.phase ^ 1);
+    load_bias<Tile>(shared.bias[ring.index], bias, work.column * Tile::kWidth, width);
+    mbarrier_arrive(&shared.bias_full[ring.index]);
     ring.advance();
   });
 }
@@ -396,7 +396,7 @@ struct RoundThen {
   template <class Tile>
   using Shared = StagedShared<Tile, T, Epilogue>;
   template <class Tile>
-  using OneStage = Stage<Tile, T, Epilogue>;
+  using OneStaging = Staging<Tile, T, Epilogue>;
   static constexpr bool kPlain = std::is_same_v<Epilogue, Store<T>>;
 
   const T* bias;  // or null
@@ -407,16 +407,16 @@ struct RoundThen {
 
   template <class Tile>
   __device__ __forceinline__ void init(Shared<Tile>& shared) const {
-    init_end(shared);
+    init_epilogue(shared);
   }
 
   template <class Tile>
   __device__ __forceinline__ void prepare(Shared<Tile>& shared, const Schedule& schedule) const {
-    bring_biases<Tile>(shared, schedule, bias, width);
+    load_biases<Tile>(shared, schedule, bias, width);
   }
 
   template <class Tile>
-  __device__ void run(Shared<Tile>& shared, const Schedule& schedule, const EndMaps& maps, int rank) const {
+  __device__ void run(Shared<Tile>& shared, const Schedule& schedule, const EpilogueMaps& maps, int rank) const {
     if constexpr (std::is_same_v<Prologue, NoPrologue>) {
       Consumer<Tile, Shared<Tile>> consumer(shared);
       multiply_all<Tile>(consumer, shared, schedule, maps, rank);
@@ -437,69 +437,71 @@ struct RoundThen {
   struct Waiting {
     Rounded<Tile, T> rounded;
     Corner corner;
-    int part = OneStage<Tile>::kParts;           // the next one; that many: nothing waits
-    int round = 0;                               // rounds done since the kernel began
-    int first_round = -OneStage<Tile>::kRounds;  // the number of this tile's first
-    int asked = 0;                               // rounds for which TMA brings what is read
+    int part = OneStaging<Tile>::kParts;           // the next one; that many: nothing waits
+    int round = 0;                                 // rounds done since the kernel began
+    int first_round = -OneStaging<Tile>::kRounds;  // the number of this tile's first
+    int issued = 0;                                // rounds for which TMA brings what is read
   };
 
-  // Asks for what the next round reads, as soon as there is a place for it: one of the tile that waits, or already of
-  // the `next`, which is being multiplied. tiles: 1, where there is no next, else 2.
+  // Issues the load of what the next round reads, as soon as there is a stage for it: one of the tile that waits, or
+  // already of the `next`, which is being multiplied. tiles: 1, where there is no next, else 2.
   template <class Tile>
-  __device__ __forceinline__ void ask(Waiting<Tile>& w, const Corner& next, int tiles, Shared<Tile>& shared,
-                                      const EndMaps& maps) const {
-    using Stage = OneStage<Tile>;
-    static_assert(Stage::kSlicesARound == 1, "one box a round");
-    const int of_tile = w.asked - w.first_round;
-    if (w.asked == w.round + Stage::kOthers || of_tile == tiles * Stage::kRounds) return;
+  __device__ __forceinline__ void issue_load(Waiting<Tile>& w, const Corner& next, int tiles, Shared<Tile>& shared,
+                                             const EpilogueMaps& maps) const {
+    using Staging = OneStaging<Tile>;
+    static_assert(Staging::kSlicesARound == 1, "one box a round");
+    const int of_tile = w.issued - w.first_round;
+    if (w.issued == w.round + Staging::kOthers || of_tile == tiles * Staging::kRounds) return;
     if (threadIdx.x % kWarpSize == 0) {
       if (Epilogue::kWrites) tma_store_wait_read<0>();  // what was written there has left
       const int warp = threadIdx.x / kWarpSize - 4;
-      const bool of_next = of_tile >= Stage::kRounds;
+      const bool of_next = of_tile >= Staging::kRounds;
       const int row = of_next ? next.row : w.corner.row, column = of_next ? next.column : w.corner.column;
-      uint64_t* const arrived = &shared.arrived[warp][w.asked % 2];
-      mbarrier_arrive_expect(arrived, Stage::kElements * sizeof(T));
-      tma_load(shared.stage[warp].other(w.asked), &maps.read, arrived, column + of_tile % Stage::kRounds * kSlice, row);
+      uint64_t* const arrived = &shared.arrived[warp][w.issued % 2];
+      mbarrier_arrive_expect_tx(arrived, Staging::kElements * sizeof(T));
+      tma_load(shared.staging[warp].other(w.issued), &maps.read, arrived, column + of_tile % Staging::kRounds * kSlice,
+               row);
     }
-    ++w.asked;
+    ++w.issued;
   }
 
   // The next part of what waits; or, where nothing is to be done but to store, the next round.
   template <class Tile>
-  __device__ __forceinline__ void advance(Waiting<Tile>& w, Shared<Tile>& shared, const EndMaps& maps) const {
-    using Stage = OneStage<Tile>;
-    if (w.part >= Stage::kParts) return;
+  __device__ __forceinline__ void advance(Waiting<Tile>& w, Shared<Tile>& shared, const EpilogueMaps& maps) const {
+    using Staging = OneStaging<Tile>;
+    if (w.part >= Staging::kParts) return;
     const bool leader = threadIdx.x % kWarpSize == 0;
-    const int warp = threadIdx.x / kWarpSize - 4, round = w.part / Stage::kPartsARound;
-    Stage& stage = shared.stage[warp];
-    if (w.part % Stage::kPartsARound == 0) {
+    const int warp = threadIdx.x / kWarpSize - 4, round = w.part / Staging::kPartsARound;
+    Staging& staging = shared.staging[warp];
+    if (w.part % Staging::kPartsARound == 0) {
       if (leader) tma_store_wait_read<0>();
-      __syncwarp();  // nobody reads the stage any more
-      w.rounded.template put<Stage::kSlicesARound>(stage.sums(), round);
+      __syncwarp();  // nobody reads the staging buffer any more
+      w.rounded.template put<Staging::kSlicesARound>(staging.sums(), round);
       __syncwarp();  // and now it is written
-      if (Epilogue::kReads) mbarrier_wait_together(&shared.arrived[warp][w.round % 2], w.round / 2 % 2);
+      if (Epilogue::kReads) mbarrier_wait_warp(&shared.arrived[warp][w.round % 2], w.round / 2 % 2);
     }
     if (kPlain && by_tma) {
-      w.part += Stage::kPartsARound;
+      w.part += Staging::kPartsARound;
     } else {
-      finish_part<Tile>(stage, w.corner, w.part++, w.round);
+      finish_part<Tile>(staging, w.corner, w.part++, w.round);
     }
-    if (w.part % Stage::kPartsARound == 0) {
+    if (w.part % Staging::kPartsARound == 0) {
       if (by_tma) tma_store_fence();
       __syncwarp();  // the round is written, and TMA may see it
-      if (leader && by_tma) store_round<Tile>(stage, maps, w.corner, round, w.round);
+      if (leader && by_tma) store_round<Tile>(staging, maps, w.corner, round, w.round);
       ++w.round;
     }
   }
 
   template <class Tile>
-  __device__ __forceinline__ void finish_part(OneStage<Tile>& stage, const Corner& corner, int part, int round) const {
+  __device__ __forceinline__ void finish_part(OneStaging<Tile>& staging, const Corner& corner, int part,
+                                              int round) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = corner.row + OneStage<Tile>::row_of(part, i),
-                column = corner.column + OneStage<Tile>::column_of(part);
-      T* const own = stage.sums() + OneStage<Tile>::place_of(part, i);
-      T* const other_own = stage.other(round) + OneStage<Tile>::place_of(part, i);
+      const int row = corner.row + OneStaging<Tile>::row_of(part, i),
+                column = corner.column + OneStaging<Tile>::column_of(part);
+      T* const own = staging.sums() + OneStaging<Tile>::offset_of(part, i);
+      T* const other_own = staging.other(round) + OneStaging<Tile>::offset_of(part, i);
       Packed<T> value = load_packed(own), other;
       if constexpr (Epilogue::kReads) other = load_packed(other_own);
       epilogue(row, column, value, other);
@@ -514,30 +516,30 @@ struct RoundThen {
   }
 
   template <class Tile>
-  __device__ __forceinline__ void store_round(OneStage<Tile>& stage, const EndMaps& maps, const Corner& corner,
+  __device__ __forceinline__ void store_round(OneStaging<Tile>& staging, const EpilogueMaps& maps, const Corner& corner,
                                               int round, int of_all) const {
 #pragma unroll
-    for (int slice = 0; slice < OneStage<Tile>::kSlicesARound; ++slice) {
-      const int place = slice * kWarpRows * kSlice;
-      const int column = corner.column + (round * OneStage<Tile>::kSlicesARound + slice) * kSlice;
-      tma_store(&maps.out, stage.sums() + place, column, corner.row);
-      if (Epilogue::kWrites) tma_store(&maps.written, stage.other(of_all) + place, column, corner.row);
+    for (int slice = 0; slice < OneStaging<Tile>::kSlicesARound; ++slice) {
+      const int offset = slice * kWarpRows * kSlice;
+      const int column = corner.column + (round * OneStaging<Tile>::kSlicesARound + slice) * kSlice;
+      tma_store(&maps.out, staging.sums() + offset, column, corner.row);
+      if (Epilogue::kWrites) tma_store(&maps.written, staging.other(of_all) + offset, column, corner.row);
     }
     tma_store_commit();
   }
 
   template <class Tile, class Multiplier>
   __device__ __forceinline__ void multiply_all(Multiplier& consumer, Shared<Tile>& shared, const Schedule& schedule,
-                                               const EndMaps& maps, int rank) const {
+                                               const EpilogueMaps& maps, int rank) const {
     Waiting<Tile> waiting;
     const auto next_part = [&](const Corner& next, int tiles) {
-      if constexpr (Epilogue::kReads) ask(waiting, next, tiles, shared, maps);
+      if constexpr (Epilogue::kReads) issue_load(waiting, next, tiles, shared, maps);
       advance(waiting, shared, maps);
     };
     const int clusters = gridDim.x / Tile::kBlocks;
     int number = blockIdx.x / Tile::kBlocks;
     Schedule::Work next = schedule.find(number);
-    Ring<2> of_bias;
+    PipelineState<2> of_bias;
     while (number < schedule.count()) {
       const Schedule::Work work = next;
       const int row = (work.row * Tile::kBlocks + rank) * kRows + consumer.number * 64;
@@ -550,52 +552,52 @@ struct RoundThen {
         consumer.step(true);
         next_part(corner, 2);
       }
-      while (waiting.part < OneStage<Tile>::kParts) next_part(corner, 2);  // more parts than steps
+      while (waiting.part < OneStaging<Tile>::kParts) next_part(corner, 2);  // more parts than steps
       consumer.wait();
-      mbarrier_wait(&shared.bias_full[of_bias.place], of_bias.phase);
-      waiting.rounded.take(consumer.sum, shared.bias[of_bias.place]);
-      mbarrier_arrive(&shared.bias_empty[of_bias.place]);
+      mbarrier_wait(&shared.bias_full[of_bias.index], of_bias.phase);
+      waiting.rounded.take(consumer.sum, shared.bias[of_bias.index]);
+      mbarrier_arrive(&shared.bias_empty[of_bias.index]);
       of_bias.advance();
-      waiting.corner = corner, waiting.part = 0, waiting.first_round += OneStage<Tile>::kRounds;
+      waiting.corner = corner, waiting.part = 0, waiting.first_round += OneStaging<Tile>::kRounds;
     }
-    while (waiting.part < OneStage<Tile>::kParts) next_part(waiting.corner, 1);
+    while (waiting.part < OneStaging<Tile>::kParts) next_part(waiting.corner, 1);
     if (threadIdx.x % kWarpSize == 0) tma_store_wait_read<0>();  // shared memory must last so long
   }
 };
 
 // By one thread.
 template <class Tile, class Shared>
-__device__ __forceinline__ void init_places(Shared& shared) {
-  for (int place = 0; place < Tile::kPlaces; ++place) {
-    mbarrier_init(&shared.full[place], 1);
-    mbarrier_init(&shared.empty[place], kConsumers * Tile::kBlocks);
+__device__ __forceinline__ void init_stages(Shared& shared) {
+  for (int stage = 0; stage < Tile::kStages; ++stage) {
+    mbarrier_init(&shared.full[stage], 1);
+    mbarrier_init(&shared.empty[stage], kConsumers * Tile::kBlocks);
   }
 }
 
 template <class Tile, class T, class Finish>
 __global__ void __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
-                   const __grid_constant__ EndMaps end_maps, const Schedule schedule, const Finish finish) {
+                   const __grid_constant__ EpilogueMaps epilogue_maps, const Schedule schedule, const Finish finish) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Finish::template Shared<Tile>*>(memory);
   const int rank = Tile::kBlocks == 1 ? 0 : static_cast<int>(cluster_rank_of_block());
   if (threadIdx.x == 0) {
     tma_prefetch_map(&map_a);
     tma_prefetch_map(&map_b);
-    init_places<Tile>(shared);
+    init_stages<Tile>(shared);
     finish.template init<Tile>(shared);
     mbarrier_init_fence();
   }
   Tile::kBlocks == 1 ? __syncthreads() : cluster_sync();
 
   if (warpgroup_of_block() == 0) {
-    give_registers<40>();
+    warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce<Tile>(shared, schedule, &map_a, &map_b, rank);
     if (threadIdx.x / kWarpSize == 1) finish.template prepare<Tile>(shared, schedule);
     __syncwarp();
   } else {
-    take_registers<232>();
-    finish.template run<Tile>(shared, schedule, end_maps, rank);
+    warpgroup_reg_alloc<232>();
+    finish.template run<Tile>(shared, schedule, epilogue_maps, rank);
   }
   if (Tile::kBlocks > 1) cluster_sync();  // no block may end while others still copy into it or arrive at its barriers
 }
@@ -603,11 +605,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 // ---- on the host ----
 
 // Why this cannot be done, or "".
-inline std::string refused_product(const Product& p, Major a, Major b, DType dtype) {
+inline std::string can_implement_product(const Product& p, Major a, Major b, DType dtype) {
   if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) return "takes float16 or bfloat16";
   if (compute_capability() != 90) return "needs a GPU of compute capability 9.0";
   if (std::max({p.rows, p.depth, p.width}) > INT32_MAX / 2) return "takes rows, depth and width below 2³⁰";
-  return refused_operands(p, a, b, dtype);
+  return can_implement_operands(p, a, b, dtype);
 }
 
 struct Maps {
@@ -643,14 +645,14 @@ Schedule schedule_of(const Product& p) {
 }
 
 // Why TMA cannot bring the rows that an epilogue reads, or "".
-inline std::string refused_read(const void* matrix, int64_t width) {
+inline std::string can_implement_read(const void* matrix, int64_t width) {
   if (width % 8 != 0) return "takes rows of a multiple of 8 elements, got " + std::to_string(width);
   return aligned_16(matrix) ? "" : "takes matrices that begin at multiples of 16 bytes";
 }
 
 // `finish`: what becomes of the sums.
 template <class Tile, class T, class Finish>
-void launch_with_end(const Product& p, const EndMaps& maps, const Finish& finish, void* stream) {
+void launch_with_epilogue(const Product& p, const EpilogueMaps& maps, const Finish& finish, void* stream) {
   const Maps operands = maps_of<Tile, T>(p);
   const Schedule schedule = schedule_of<Tile>(p);
   const int64_t clusters = std::min<int64_t>(schedule.count(), multiprocessors() / Tile::kBlocks);
@@ -670,13 +672,13 @@ void launch_with_end(const Product& p, const EndMaps& maps, const Finish& finish
 template <class Tile, class T, class Prologue, class E>
 void launch_product(const Product& p, const Prologue& prologue, const E& epilogue, void* stream) {
   const bool by_tma = epilogue.out.vectors && (!E::kWrites || epilogue.written.vectors);
-  EndMaps maps{};
+  EpilogueMaps maps{};
   if (by_tma) maps.out = map_of_rows(epilogue.out);
   if (by_tma && E::kWrites) maps.written = map_of_rows(epilogue.written);
   if constexpr (E::kReads) maps.read = map_of_rows(epilogue.read);
   const RoundThen<T, Prologue, E> finish{
       static_cast<const T*>(p.bias), static_cast<int>(p.rows), static_cast<int>(p.width), by_tma, prologue, epilogue};
-  launch_with_end<Tile, T>(p, maps, finish, stream);
+  launch_with_epilogue<Tile, T>(p, maps, finish, stream);
 }
 
 // What a multiprocessor, or a cluster of them, has to do at most, in columns of 128 rows; and what a tile costs
@@ -700,14 +702,15 @@ void with_tile_width(const Product& p, F&& f) {
   f(std::integral_constant<int, 128>{});
 }
 
-// The same for ends that are an Epilogue. Tiles of 256 columns come in clusters of two; with them an epilogue has some
-// thirty registers, with tiles of 192, alone, some eighty, and shared memory for what it reads: a heavy end takes
+// The same for each Epilogue. Tiles of 256 columns come in clusters of two; with them an epilogue has some
+// thirty registers, with tiles of 192, alone, some eighty, and shared memory for what it reads: a heavy epilogue takes
 // these.
-enum class Ends { kLight, kHeavy };
+enum class EpilogueCost { kLight, kHeavy };
 
-template <Ends kEnds, Major kA, Major kB, class F>
+template <EpilogueCost kEpilogueCost, Major kA, Major kB, class F>
 void with_tile(const Product& p, F&& f) {
-  constexpr int64_t kWide = kEnds == Ends::kLight ? 256 : 192, kBlocks = kEnds == Ends::kLight ? 2 : 1;
+  constexpr int64_t kWide = kEpilogueCost == EpilogueCost::kLight ? 256 : 192,
+                    kBlocks = kEpilogueCost == EpilogueCost::kLight ? 2 : 1;
   const int64_t of_wide = busiest(p, kWide, kBlocks), of_128 = busiest(p, 128, 1);
   if (busiest(p, 64, 1) < std::min(of_wide, of_128)) return f(Tile<64, kA, kB, 1, 7>{});
   if (of_wide <= of_128) return f(Tile<kWide, kA, kB, kBlocks, 4>{});

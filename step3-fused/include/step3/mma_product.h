@@ -1,7 +1,7 @@
 // A product of matrices on the tensor cores of any GPU since compute capability 8.0: out = a · b by mma.sync.
 //
 // A block of four warps computes 128 × 128 outputs, each warp 64 × 64 in registers. Tiles of a and b come by cp.async
-// into a ring of four places, three of them under way while one is multiplied. What follows the product, the epilogue,
+// into a ring of four stages, three of them in flight while one is multiplied. What follows the product, the epilogue,
 // gets the sums eight neighbours at a time, by way of the shared memory that the ring no longer needs.
 //
 // T is float16 or bfloat16; or float, of which the tensor cores take the first 19 bits, TF32.
@@ -19,12 +19,12 @@
 
 namespace kf::KF_BACKEND::mma {
 
-constexpr int kTile = 128, kWarpTile = 64, kPlaces = 4;
+constexpr int kTile = 128, kWarpTile = 64, kStages = 4;
 constexpr int kThreads = 4 * kWarpSize;
 template <class T>
 constexpr int kVector = 16 / sizeof(T);
 template <class T>
-constexpr int kDepth = 64 / sizeof(T);  // of a place: 32 halves, or 16 floats
+constexpr int kDepth = 64 / sizeof(T);  // of a stage: 32 halves, or 16 floats
 
 // A tile of 128 × kDepth elements as it lies in shared memory. K-major: a line for each of the 128, of 64 bytes.
 // MN-major: a line for each of the depth, of 128 elements. The 16-byte chunks of a line are exchanged, so that what a
@@ -42,10 +42,10 @@ struct SharedTile {
   }
 };
 
-// A thread's share of fetching an operand: four chunks of 16 bytes of each tile, always in the same places, some lines
+// A thread's share of loading an operand: four chunks of 16 bytes of each tile, always at the same offsets, some lines
 // apart. So nothing but a pointer changes from tile to tile.
 template <class T, Major kMajor>
-struct Fetcher {
+struct Loader {
   using Tile = SharedTile<T, kMajor>;
   static constexpr int kChunks = Tile::kLine / kVector<T>;  // of a line
   static constexpr int kApart = kThreads / kChunks;         // lines, from one of the four to the next
@@ -58,7 +58,7 @@ struct Fetcher {
   int size, depth;      // what is left of the matrix from there on
 
   // Of the tiles from row (or column) `first` on.
-  __device__ Fetcher(const T* data, int64_t first, int64_t size_, int64_t depth_) {
+  __device__ Loader(const T* data, int64_t first, int64_t size_, int64_t depth_) {
     const int line = threadIdx.x / kChunks, element = threadIdx.x % kChunks * kVector<T>;
     i = Tile::kAlong ? line : element;
     k = Tile::kAlong ? element : line;
@@ -71,7 +71,7 @@ struct Fetcher {
 
   // Starts the copies of the next tile: zeros beyond the matrix. No chunk crosses an edge, since lines are a multiple
   // of 16 bytes.
-  __device__ __forceinline__ void fetch(T* tile) {
+  __device__ __forceinline__ void issue_loads(T* tile) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       const bool inside = Tile::kAlong ? j * kApart < size && depth > 0 : size > 0 && j * kApart < depth;
@@ -116,7 +116,7 @@ struct Sums {
   float tile[4][8][4] = {};
 };
 
-// Adds the products of one place to a warp's sums.
+// Adds the products of one stage to a warp's sums.
 template <Major kA, Major kB, class T>
 struct Multiplier {
   Lanes<T, kA, true> a;
@@ -124,7 +124,7 @@ struct Multiplier {
 
   __device__ Multiplier(int row, int column) : a(row), b(column) {}
 
-  // own: what changes operand a before. k: where the place's depth begins.
+  // own: what changes operand a before. k: where the stage's depth begins.
   template <class Own>
   __device__ __forceinline__ void add(Sums& sums, T* tile_a, T* tile_b, const Own& own, int64_t k) const {
 #pragma unroll
@@ -230,28 +230,28 @@ __global__ void __launch_bounds__(kThreads, 2)
                    int64_t depth, int64_t width, const Prologue prologue, const Epilogue epilogue) {
   extern __shared__ __align__(128) unsigned char memory[];
   constexpr int kElements = kTile * kDepth<T>;
-  T* const tiles = reinterpret_cast<T*>(memory);  // [kPlaces][2][kElements]
+  T* const tiles = reinterpret_cast<T*>(memory);  // [kStages][2][kElements]
   const int64_t row = int64_t{blockIdx.y} * kTile, column = int64_t{blockIdx.x} * kTile;
   const int steps = static_cast<int>(ceil_div(depth, kDepth<T>));
-  Fetcher<T, kA> fetch_a(a, row, rows, depth);
-  Fetcher<T, kB> fetch_b(b, column, width, depth);
-  const auto fetch = [&](int place) {  // beyond the last step zeros come, and nobody reads them
-    fetch_a.fetch(tiles + place * 2 * kElements);
-    fetch_b.fetch(tiles + (place * 2 + 1) * kElements);
+  Loader<T, kA> load_a(a, row, rows, depth);
+  Loader<T, kB> load_b(b, column, width, depth);
+  const auto issue_loads = [&](int stage) {  // beyond the last step zeros come, and nobody reads them
+    load_a.issue_loads(tiles + stage * 2 * kElements);
+    load_b.issue_loads(tiles + (stage * 2 + 1) * kElements);
     cp_async_commit();
   };
-  for (int step = 0; step < kPlaces - 1; ++step) fetch(step);
+  for (int step = 0; step < kStages - 1; ++step) issue_loads(step);
 
   const int warp = threadIdx.x / kWarpSize, warp_row = warp / 2 * kWarpTile, warp_column = warp % 2 * kWarpTile;
   const Multiplier<kA, kB, T> multiplier(warp_row, warp_column);
   const typename Prologue::template Own<4> own(prologue, row + warp_row, rows);
   Sums sums;
   for (int step = 0; step < steps; ++step) {
-    cp_async_wait<kPlaces - 2>();
-    __syncthreads();  // this place is there for all; and the one before it has been read by all
-    fetch((step + kPlaces - 1) % kPlaces);
-    T* const place = tiles + step % kPlaces * 2 * kElements;
-    multiplier.add(sums, place, place + kElements, own, int64_t{step} * kDepth<T>);
+    cp_async_wait<kStages - 2>();
+    __syncthreads();  // this stage is there for all; and the one before it has been read by all
+    issue_loads((step + kStages - 1) % kStages);
+    T* const stage = tiles + step % kStages * 2 * kElements;
+    multiplier.add(sums, stage, stage + kElements, own, int64_t{step} * kDepth<T>);
   }
   cp_async_wait<0>();
   __syncthreads();  // nobody reads or fills the ring any more
@@ -262,18 +262,18 @@ __global__ void __launch_bounds__(kThreads, 2)
 // ---- on the host ----
 
 // Why this cannot be done, or "".
-inline std::string refused_product(const Product& p, Major a, Major b, DType dtype) {
+inline std::string can_implement_product(const Product& p, Major a, Major b, DType dtype) {
   if (compute_capability() < 80) return "needs a GPU of compute capability 8.0 or newer";
   constexpr int64_t kMost = int64_t{kTile} * 65535;
   if (p.rows > kMost) return "takes rows ≤ " + std::to_string(kMost) + ", got " + std::to_string(p.rows);
   if (p.depth > INT32_MAX / 2)
     return "takes depth ≤ " + std::to_string(INT32_MAX / 2) + ", got " + std::to_string(p.depth);
-  return refused_operands(p, a, b, dtype);
+  return can_implement_operands(p, a, b, dtype);
 }
 
 template <Major kA, Major kB, class T, class Prologue, class Epilogue>
 void launch_product(const Product& p, const Prologue& prologue, const Epilogue& epilogue, void* stream) {
-  constexpr int kBytes = kPlaces * 2 * kTile * kDepth<T> * static_cast<int>(sizeof(T));
+  constexpr int kBytes = kStages * 2 * kTile * kDepth<T> * static_cast<int>(sizeof(T));
   const auto kernel = product_kernel<kA, kB, T, Prologue, Epilogue>;
   allow_shared(kernel, kBytes);
   const dim3 grid(static_cast<unsigned>(ceil_div(p.width, kTile)), static_cast<unsigned>(ceil_div(p.rows, kTile)));

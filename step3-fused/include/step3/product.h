@@ -28,15 +28,15 @@ Major major_of_weight(const Args& a) {
   return a.weight_transposed ? Major::kK : Major::kMN;
 }
 
-// Why a and b cannot be fetched in pieces of 16 bytes, or "".
-inline std::string refused_operands(const Product& p, Major a, Major b, DType dtype) {
+// Why a and b cannot be loaded in pieces of 16 bytes, or "".
+inline std::string can_implement_operands(const Product& p, Major a, Major b, DType dtype) {
   const int64_t multiple = 16 / size_of(dtype);
-  const auto refused = [&](const std::string& what, int64_t size) {
+  const auto not_a_multiple = [&](const std::string& what, int64_t size) {
     return "takes " + what + " that is a multiple of " + std::to_string(multiple) + ", got " + std::to_string(size);
   };
   const int64_t of_a = a == Major::kK ? p.depth : p.rows, of_b = b == Major::kK ? p.depth : p.width;
-  if (of_a % multiple != 0) return refused(a == Major::kK ? "a depth" : "a number of rows", of_a);
-  if (of_b % multiple != 0) return refused(b == Major::kK ? "a depth" : "a width", of_b);
+  if (of_a % multiple != 0) return not_a_multiple(a == Major::kK ? "a depth" : "a number of rows", of_a);
+  if (of_b % multiple != 0) return not_a_multiple(b == Major::kK ? "a depth" : "a width", of_b);
   if (!aligned_16(p.a, p.b)) return "takes x and weight that begin at multiples of 16 bytes";
   return "";
 }

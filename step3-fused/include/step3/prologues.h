@@ -1,4 +1,4 @@
-// What may happen to a product's first factor on its way to the tensor cores: in registers, after it was fetched. So it
+// What may happen to a product's first factor on its way to the tensor cores: in registers, after it was loaded. So it
 // happens anew for each tile of columns.
 //
 // A lane holds of 16 rows and 16 of the depth, as mma.sync and wgmma take operand a (step2/mma.h), the rows g and g + 8

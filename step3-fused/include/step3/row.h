@@ -19,7 +19,7 @@ constexpr int kMostRowThreads = 1024;
 template <class T>
 constexpr int kMostValues = sizeof(T) == 8 ? 4 : 8;
 
-// For `supports`: why rows of that shape cannot be done, a block a row, or "".
+// For `can_implement`: why rows of that shape cannot be done, a block a row, or "".
 inline std::string too_many_or_too_wide(int64_t rows, int64_t width, DType dtype) {
   const int64_t widest =
       int64_t{kMostRowThreads} * (dtype == DType::kFloat64 ? kMostValues<double> : kMostValues<float>);

@@ -1,4 +1,4 @@
-// Step 2's attention, for rungs of this stage that begin with it: the rung that its `auto` would take.
+// Step 2's attention, for rungs of this step that begin with it: the rung that its `auto` would take.
 #pragma once
 
 #include <attention/rungs.h>
@@ -9,9 +9,11 @@
 
 namespace kf::KF_BACKEND {
 
-// This stage's attention in step 2's words. out: [batch, q_length, heads·head_dim], contiguous.
+// This step's attention in step 2's words. out: [batch, q_length, heads·head_dim], contiguous.
 inline attention::Args attention_args(const Attention& a, DType dtype, void* out, void* lse) {
-  const auto strides = [](const Heads& t) { return attention::Strides{t.batch_stride, t.head_stride, t.row_stride}; };
+  const auto strides = [](const TensorRef& t) {
+    return attention::Strides{t.batch_stride, t.head_stride, t.seq_stride};
+  };
   const int64_t width = a.heads * a.head_dim;
   attention::Args args{};
   args.q = a.q.data, args.k = a.k.data, args.v = a.v.data, args.out = out, args.lse = lse;
@@ -34,8 +36,8 @@ inline const Rung<attention::Args>& best_attention(const attention::Args& args) 
   return best_rung(attention::rungs(), kf::attention::automatic(args), args);
 }
 
-inline std::string refused_attention(const Attention& a, DType dtype) {
-  return refused_by_all(attention::rungs(), attention_args(a, dtype, nullptr, nullptr));
+inline std::string can_implement_attention(const Attention& a, DType dtype) {
+  return can_implement_any(attention::rungs(), attention_args(a, dtype, nullptr, nullptr));
 }
 
 // What launch_attention needs besides its output: the log-sum-exp, where nobody else wants it, and the rung's own.

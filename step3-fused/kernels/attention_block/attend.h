@@ -1,4 +1,4 @@
-// The attention of attention_block's v4: step 2's v8_persistent with three warpgroups instead of four, a place for a
+// The attention of attention_block's v4: step 2's v8_persistent with three warpgroups instead of four, a stage for a
 // warpgroup's queries that is filled again as soon as it has read them, and an output that goes straight to memory. Of
 // dropout there is nothing.
 #pragma once
@@ -14,7 +14,7 @@ namespace kf::KF_BACKEND::attention_block {
 constexpr int kAttenders = kBandGroups;  // warpgroups
 constexpr int kHeadColumns = 64;         // head_dim, or more: then zeros
 constexpr int kKeys = 64;                // of a tile
-constexpr int kKeyPlaces = 3;            // for tiles of K, and as many for V
+constexpr int kKeyStages = 3;            // for tiles of K, and as many for V
 
 // A band of one head, as the producer announces it. Its head is −1: there are no more.
 struct Announced {
@@ -25,27 +25,27 @@ struct Announced {
 template <class T>
 struct AttendShared {
   T q[kAttenders][kGroupRows * kHeadColumns];
-  T k[kKeyPlaces][kKeys * kHeadColumns];
-  T v[kKeyPlaces][kKeys * kHeadColumns];
+  T k[kKeyStages][kKeys * kHeadColumns];
+  T v[kKeyStages][kKeys * kHeadColumns];
   uint64_t q_full[kAttenders], q_empty[kAttenders];
-  uint64_t k_full[kKeyPlaces], k_empty[kKeyPlaces], v_full[kKeyPlaces], v_empty[kKeyPlaces];
+  uint64_t k_full[kKeyStages], k_empty[kKeyStages], v_full[kKeyStages], v_empty[kKeyStages];
   uint64_t v_raw;  // values have come with padding behind them
-  // Of the tile under way, and of the next. It is written again when the leaders of all warpgroups have left a later
-  // tile's queries, and they have met their warps since: compute-sanitizer's racecheck (CUDA 13.0) does not follow that
-  // order, and reports the second use of a place as a race.
+  // Of the tile under way, and of the next. It is written again when the leaders of all warpgroups have released a
+  // later tile's queries, and they have met their warps since: compute-sanitizer's racecheck (CUDA 13.0) does not
+  // follow that order, and reports the second use of a stage as a race.
   Announced announced[2];
 
   __device__ void init() {
     mbarrier_init(&v_raw, 1);
     for (int w = 0; w < kAttenders; ++w) mbarrier_init(&q_full[w], 1), mbarrier_init(&q_empty[w], 1);
-    for (int place = 0; place < kKeyPlaces; ++place) {
-      mbarrier_init(&k_full[place], 1), mbarrier_init(&k_empty[place], kAttenders);
-      mbarrier_init(&v_full[place], 1), mbarrier_init(&v_empty[place], kAttenders);
+    for (int stage = 0; stage < kKeyStages; ++stage) {
+      mbarrier_init(&k_full[stage], 1), mbarrier_init(&k_empty[stage], kAttenders);
+      mbarrier_init(&v_full[stage], 1), mbarrier_init(&v_empty[stage], kAttenders);
     }
   }
 };
 
-// Which group of its band a warpgroup has in tile `number` of its block. They change places from tile to tile: under a
+// Which group of its band a warpgroup has in tile `number` of its block. They swap from tile to tile: under a
 // causal mask the last rows cost most.
 __device__ inline int group_of(int warpgroup, int number) {
   return number % 2 == 0 ? warpgroup : kAttenders - 1 - warpgroup;
@@ -55,16 +55,16 @@ __device__ inline int tiles_of_keys(const attention::BlockOfQueries& block) {
   return max(block.seen_by(block.queries - 1) + kKeys - 1, 0) / kKeys;
 }
 
-// By a warp: draws tiles, and fetches for each the queries, a place for each warpgroup, and all keys and values.
+// By a warp: draws tiles, and loads for each the queries, a stage for each warpgroup, and all keys and values.
 template <class T>
-__device__ void fetch_attention(AttendShared<T>& shared, const attention::Args& a, const Order& order,
-                                const Counters& counters, const attention::Maps& maps) {
+__device__ void produce_attention(AttendShared<T>& shared, const attention::Args& a, const Order& order,
+                                  const Counters& counters, const attention::Maps& maps) {
   const int lane = static_cast<int>(threadIdx.x % kWarpSize);
   const bool leader = lane == 0;
-  attention::Ring<kKeyPlaces> ring;
+  attention::PipelineState<kKeyStages> ring;
   const auto count = static_cast<unsigned>(order.attention_tiles());
   const auto draw = [&] { return leader ? atomicAdd(counters.drawn_attention, 1u) : 0; };
-  const auto wait_for_place = [&](int warpgroup, int number) {
+  const auto wait_for_stage = [&](int warpgroup, int number) {
     mbarrier_wait(&shared.q_empty[warpgroup], number % 2 ^ 1);
   };
   int number = 0, raw_phase = 0;
@@ -84,12 +84,12 @@ __device__ void fetch_attention(AttendShared<T>& shared, const attention::Args& 
     for (int j = last; j >= min(last, 0); --j) {
       const int key = block.first_key + j * kKeys;
       if (j >= 0 && leader) {
-        mbarrier_wait(&shared.k_empty[ring.place], ring.phase ^ 1);
-        mbarrier_arrive_expect(&shared.k_full[ring.place], sizeof shared.k[0]);
-        tma_load(shared.k[ring.place], &maps.k, &shared.k_full[ring.place], 0, key, head, band.batch);
+        mbarrier_wait(&shared.k_empty[ring.index], ring.phase ^ 1);
+        mbarrier_arrive_expect_tx(&shared.k_full[ring.index], sizeof shared.k[0]);
+        tma_load(shared.k[ring.index], &maps.k, &shared.k_full[ring.index], 0, key, head, band.batch);
       }
-      if (j == last && leader) {  // the queries after the first keys: their places are free later
-        for (int w = 0; w < kAttenders; ++w) wait_for_place(w, number);
+      if (j == last && leader) {  // the queries after the first keys: their stages are free later
+        for (int w = 0; w < kAttenders; ++w) wait_for_stage(w, number);
         shared.announced[number % 2] = {block, band.batch, head, band.first_group};
         for (int w = 0; w < kAttenders; ++w) {
           const int group = group_of(w, number);
@@ -97,39 +97,39 @@ __device__ void fetch_attention(AttendShared<T>& shared, const attention::Args& 
             mbarrier_arrive(&shared.q_full[w]);
             continue;
           }
-          mbarrier_arrive_expect(&shared.q_full[w], sizeof shared.q[w]);
+          mbarrier_arrive_expect_tx(&shared.q_full[w], sizeof shared.q[w]);
           tma_load(shared.q[w], &maps.q, &shared.q_full[w], 0, block.first + group * kGroupRows, head, band.batch);
         }
       }
       if (j < 0) break;
       if (leader) {
-        uint64_t* const full = filled < kKeys ? &shared.v_raw : &shared.v_full[ring.place];
-        mbarrier_wait(&shared.v_empty[ring.place], ring.phase ^ 1);
-        mbarrier_arrive_expect(full, sizeof shared.v[0]);
-        tma_load(shared.v[ring.place], &maps.v, full, 0, key, head, band.batch);
+        uint64_t* const full = filled < kKeys ? &shared.v_raw : &shared.v_full[ring.index];
+        mbarrier_wait(&shared.v_empty[ring.index], ring.phase ^ 1);
+        mbarrier_arrive_expect_tx(full, sizeof shared.v[0]);
+        tma_load(shared.v[ring.index], &maps.v, full, 0, key, head, band.batch);
       }
       if (filled < kKeys) {
         mbarrier_wait(&shared.v_raw, raw_phase);
         raw_phase ^= 1;
 #pragma unroll 1  // this warp has few registers
         for (int i = filled * kHeadColumns + lane * 8; i < kKeys * kHeadColumns; i += kWarpSize * 8) {
-          store_vector(shared.v[ring.place] + i, Vector<T, 8>{});  // rows whole, wherever their chunks lie
+          store_vector(shared.v[ring.index] + i, Vector<T, 8>{});  // rows whole, wherever their chunks lie
         }
         filled = kKeys;
         tma_store_fence();
         __syncwarp();
-        if (leader) mbarrier_arrive(&shared.v_full[ring.place]);
+        if (leader) mbarrier_arrive(&shared.v_full[ring.index]);
       }
       ring.advance();
     }
   }
   if (!leader) return;
-  for (int w = 0; w < kAttenders; ++w) wait_for_place(w, number);
+  for (int w = 0; w < kAttenders; ++w) wait_for_stage(w, number);
   shared.announced[number % 2].block.head = -1;
   for (int w = 0; w < kAttenders; ++w) mbarrier_arrive(&shared.q_full[w]);
 }
 
-// Of four neighbouring lanes, lane j's word[i] and lane i's word[j] change places.
+// Of four neighbouring lanes, lane j's word[i] and lane i's word[j] are exchanged.
 __device__ __forceinline__ void transpose_in_quad(uint32_t (&word)[4]) {
 #pragma unroll
   for (int apart = 1; apart <= 2; apart *= 2) {
@@ -187,13 +187,13 @@ __device__ __forceinline__ void store_log_sum_exp(const attention::Args& a, cons
 template <class T>
 __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const Order& order,
                        const Counters& counters) {
-  using attention::hide_unseen;
   using attention::issue_output;
   using attention::issue_scores;
+  using attention::mask_scores;
   const int warpgroup = warpgroup_of_block();
   const bool leader = leads_warpgroup(warpgroup);
   const float scale = static_cast<float>(a.scale * kLog2e);
-  attention::Ring<kKeyPlaces> ring;
+  attention::PipelineState<kKeyStages> ring;
   unsigned* stored = nullptr;     // the counter of the rows that were stored last
   const auto tell_stored = [&] {  // under a product: the release waits until they are in memory
     if (leader && stored != nullptr) add_release(stored, 1u);
@@ -215,7 +215,7 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
     int j = tiles_of_keys(block) - 1;
     const int seen = first_row < block.queries ? block.seen_by(first_row + kGroupRows - 1) : 0;
     for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
-      attention::pass_over(shared, ring, leader);
+      attention::skip_tile(shared, ring, leader);
     }
     if (j < 0) {
       // Without a product it is this that makes sure that all have seen their queries come, before the next ones may.
@@ -224,34 +224,34 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
     } else {
       {
         float score[kKeys / 2];
-        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+        mbarrier_wait(&shared.k_full[ring.index], ring.phase);
         wgmma_fence();
-        issue_scores<kHeadColumns, kKeys>(score, q, &shared.k[ring.place]);
+        issue_scores<kHeadColumns, kKeys>(score, q, &shared.k[ring.index]);
         tell_stored();
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
+        if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
         if (leader && j == 0) mbarrier_arrive(&shared.q_empty[warpgroup]);
-        hide_unseen(score, block, first_row, j * kKeys);
+        mask_scores(score, block, first_row, j * kKeys);
         softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
         attention::pack_weights<T>(score, weight);
       }
       // Both products at once, and the softmax while they run.
       const auto step = [&](auto masked) {
-        const attention::Ring<kKeyPlaces> before = ring;
+        const attention::PipelineState<kKeyStages> before = ring;
         ring.advance();
         float score[kKeys / 2];
-        mbarrier_wait(&shared.v_full[before.place], before.phase);
-        mbarrier_wait(&shared.k_full[ring.place], ring.phase);
+        mbarrier_wait(&shared.v_full[before.index], before.phase);
+        mbarrier_wait(&shared.k_full[ring.index], ring.phase);
         wgmma_fence();
-        issue_scores<kHeadColumns, kKeys>(score, q, &shared.k[ring.place]);
-        issue_output<kHeadColumns, kKeys>(out, weight, &shared.v[before.place]);
+        issue_scores<kHeadColumns, kKeys>(score, q, &shared.k[ring.index]);
+        issue_output<kHeadColumns, kKeys>(out, weight, &shared.v[before.index]);
         wgmma_wait<1>();  // the scores
-        if (leader) mbarrier_arrive(&shared.k_empty[ring.place]);
+        if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
         if (leader && j == 0) mbarrier_arrive(&shared.q_empty[warpgroup]);
-        if constexpr (decltype(masked)::value) hide_unseen(score, block, first_row, j * kKeys);
+        if constexpr (decltype(masked)::value) mask_scores(score, block, first_row, j * kKeys);
         const bool raised = softmax.weigh(score, scale, factor);
         wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
-        if (leader) mbarrier_arrive(&shared.v_empty[before.place]);
+        if (leader) mbarrier_arrive(&shared.v_empty[before.index]);
         if (raised) {
 #pragma unroll
           for (int i = 0; i < kHeadColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
@@ -261,11 +261,11 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
       const int all_see = block.seen_by(first_row);  // its first query sees the least
       for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
       for (; j >= 0; --j) step(std::false_type{});
-      mbarrier_wait(&shared.v_full[ring.place], ring.phase);
+      mbarrier_wait(&shared.v_full[ring.index], ring.phase);
       wgmma_fence();
-      issue_output<kHeadColumns, kKeys>(out, weight, &shared.v[ring.place]);
+      issue_output<kHeadColumns, kKeys>(out, weight, &shared.v[ring.index]);
       wgmma_wait<0>();
-      if (leader) mbarrier_arrive(&shared.v_empty[ring.place]);
+      if (leader) mbarrier_arrive(&shared.v_empty[ring.index]);
       ring.advance();
     }
     tell_stored();  // where there was no product under which it could be done
@@ -274,10 +274,10 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
     if (rows > 0) {
       float inverse[2];
       softmax.finish(inverse);
-      const int batch = same_in_warp(announced.batch),
-                group = same_in_warp(announced.first_group) + first_row / kGroupRows;
+      const int batch = warp_uniform(announced.batch),
+                group = warp_uniform(announced.first_group) + first_row / kGroupRows;
       T* const to = static_cast<T*>(a.out) + batch * a.out_stride.batch +
-                    same_in_warp(announced.head) * a.out_stride.head + int64_t{group} * kGroupRows * a.out_stride.seq;
+                    warp_uniform(announced.head) * a.out_stride.head + int64_t{group} * kGroupRows * a.out_stride.seq;
       store_output(to, a.out_stride.seq, rows, static_cast<int>(a.head_dim), out, inverse);
       tma_global_fence();  // TMA is to read it
       store_log_sum_exp(a, block, first_row, softmax);

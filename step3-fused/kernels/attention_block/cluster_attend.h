@@ -13,7 +13,7 @@ namespace kf::KF_BACKEND::attention_block {
 constexpr int kRows = 16;                     // of a block
 constexpr int kHeadColumns = 64;              // of a head, the last ones zeros where head_dim is smaller
 constexpr int kKeys = 16;                     // that a warp takes at once
-constexpr int kPlaces = 2;                    // of a warp's ring: tiles that are used or on their way
+constexpr int kStages = 2;                    // of a warp's ring: tiles that are used or in flight
 constexpr int kRowStride = kHeadColumns + 8;  // of a head's rows in shared memory: ldmatrix finds eight in other banks
 
 using KeyTile = attention_decode::Tile<kHeadColumns>;  // what a lane holds of 16 keys
@@ -31,11 +31,11 @@ __host__ __device__ inline int log_warps_of_each(int pieces, int warps) {
 __device__ __forceinline__ int key_slot(int i) { return attention_decode::Ring<kHeadColumns>::slot(i); }
 __device__ __forceinline__ int weight_slot() { return key_slot(KeyTile::kVectors - 1); }
 
-// A warp's shared memory: tiles of keys and values on their way; what it has found for a head; weights of the
-// projection on their way, four vectors a lane for 16 of the depth.
+// A warp's shared memory: tiles of keys and values in flight; what it has found for a head; weights of the
+// projection in flight, four vectors a lane for 16 of the depth.
 union alignas(128) WarpMemory {
-  static constexpr int kSteps = kPlaces * KeyTile::kVectors / 4;
-  Words key[kPlaces][KeyTile::kVectors][kWarpSize];
+  static constexpr int kSteps = kStages * KeyTile::kVectors / 4;
+  Words key[kStages][KeyTile::kVectors][kWarpSize];
   Part part[kRows];
   Words weight[kSteps][4][kWarpSize];
 };
@@ -147,11 +147,11 @@ struct BlockAttention {
   const int tiles = (::max(block.seen_by(kRows - 1), 0) + kKeys - 1) / kKeys;
 
   // Asks for the keys `first` to first + 15. An empty group counts, too.
-  __device__ __forceinline__ void ask(const attention_decode::Lane<T>& lane, int place, int first) const {
+  __device__ __forceinline__ void issue_load(const attention_decode::Lane<T>& lane, int stage, int first) const {
     if (first < tiles * kKeys) {
       lane.template each<kHeadColumns>(
           a, int64_t{block.first_key} + first, 0, block.keys - first, [&](int i, const uint32_t* from, bool wanted) {
-            Words* const to = &memory[warp].key[place][i][key_slot(i)];
+            Words* const to = &memory[warp].key[stage][i][key_slot(i)];
             cp_async_16(to, wanted ? from : static_cast<const uint32_t*>(a.k), wanted ? 16 : 0);
           });
     }
@@ -182,20 +182,20 @@ struct BlockAttention {
     WarpAttention<T> found(static_cast<const T*>(a.q) + batch * a.q_stride.batch +
                                (first_head + head) * a.q_stride.head + block.first * a.q_stride.seq,
                            a.q_stride.seq, block.queries, static_cast<int>(a.head_dim));
-    int place = 0;
+    int stage = 0;
 #pragma unroll 1
-    for (int i = -kPlaces; i < tiles; ++i) {
-      const int first = (split + i * splits) * kKeys;  // of the tile to be used; asked for is the one kPlaces further
+    for (int i = -kStages; i < tiles; ++i) {
+      const int first = (split + i * splits) * kKeys;  // of the tile to be used; asked for is the one kStages further
       if (i >= 0) {
         if (first >= tiles * kKeys) break;
-        cp_async_wait<kPlaces - 1>();
+        cp_async_wait<kStages - 1>();
         KeyTile tile;
 #pragma unroll
-        for (int v = 0; v < KeyTile::kVectors; ++v) tile.vector[v] = memory[warp].key[place][v][key_slot(v)];
+        for (int v = 0; v < KeyTile::kVectors; ++v) tile.vector[v] = memory[warp].key[stage][v][key_slot(v)];
         found.take(tile, block, first, scale);
       }
-      ask(lane, place, first + kPlaces * splits * kKeys);
-      place = place + 1 == kPlaces ? 0 : place + 1;
+      issue_load(lane, stage, first + kStages * splits * kKeys);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
     }
     __syncwarp();  // the other lanes have read what the part is written over
     found.leave(memory[warp].part);

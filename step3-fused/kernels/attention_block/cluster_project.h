@@ -43,14 +43,14 @@ struct WarpProjection {
         in_head(column),
         from(weight + int64_t{head * head_dim + column + 2 * t} * width + (to + g * 8 < width ? to + g * 8 : 0)) {}
 
-  __device__ __forceinline__ void ask(int step) {
+  __device__ __forceinline__ void issue_load(int step) {
     if (step < steps) {
-      Words(&place)[4][kWarpSize] = memory.weight[step % kAhead];
+      Words(&stage)[4][kWarpSize] = memory.weight[step % kAhead];
       const bool whole = in_head + 8 < head_dim;  // or the last 8 of 16 become 0, as what they are multiplied by
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool there = i < 2 || whole;
-        cp_async_16(&place[i][weight_slot()], there ? from + (i / 2 * 8 + i % 2) * width : from, there ? 16 : 0);
+        cp_async_16(&stage[i][weight_slot()], there ? from + (i / 2 * 8 + i % 2) * width : from, there ? 16 : 0);
       }
       from += (whole ? 16 : 8) * width;
       in_head = in_head + 16 < head_dim ? in_head + 16 : 0;
@@ -62,7 +62,7 @@ struct WarpProjection {
   template <class Ready>
   __device__ __forceinline__ void run(const T* rows, Ready ready) {
 #pragma unroll 1
-    for (int step = 0; step < kAhead; ++step) ask(step);
+    for (int step = 0; step < kAhead; ++step) issue_load(step);
     ready();
     const int matrix = threadIdx.x % kWarpSize / 8, matrix_row = threadIdx.x % 8;
     const T* of_head = rows + (head * kRows + matrix % 2 * 8 + matrix_row) * kRowStride + matrix / 2 * 8;
@@ -83,7 +83,7 @@ struct WarpProjection {
         const auto pair = [&](int i) { return __byte_perm(w[i].element[e / 2], w[i + 1].element[e / 2], halves); };
         mma_m16n8k16<T>(sum[e], a, {pair(0), pair(2)});
       }
-      ask(step + kAhead);
+      issue_load(step + kAhead);
     }
   }
 
@@ -101,13 +101,13 @@ struct WarpProjection {
 // Eight neighbours to the same place in the shared memory of all blocks of the cluster, where `arrived` counts the
 // bytes.
 template <class T>
-__device__ __forceinline__ void send(const Vector<T, 8>& eight, T* place, uint64_t* arrived, int blocks) {
-  if (blocks == 1) return store_vector(place, eight);
+__device__ __forceinline__ void send(const Vector<T, 8>& eight, T* to, uint64_t* arrived, int blocks) {
+  if (blocks == 1) return store_vector(to, eight);
   uint32_t words[4];
   memcpy(words, &eight, sizeof words);
 #pragma unroll 2
   for (int b = 0; b < blocks; ++b) {
-    store_remote_async(remote_address(place, b), words, remote_address(arrived, b));
+    store_remote_async(remote_address(to, b), words, remote_address(arrived, b));
   }
 }
 
@@ -117,7 +117,7 @@ struct Rest {
   const T *residual, *proj_weight, *proj_bias, *weight, *bias;
   T *y, *sum, *attended;
   Kept<float> kept;
-  Dropout<float> dropout;
+  ElementwiseDropout<float> dropout;
   int width;
   float eps;
 };
@@ -134,7 +134,7 @@ Rest<T> rest_of(const Args& a) {
   rest.sum = static_cast<T*>(a.sum);
   rest.attended = static_cast<T*>(a.attended);
   rest.kept = kept_of<T>(a);
-  rest.dropout = {{a.state, a.seed, a.offset}, a.threshold, keep_scale<float>(a.threshold)};
+  rest.dropout = {{a.rng_state, a.seed, a.offset}, a.threshold, keep_scale<float>(a.threshold)};
   rest.width = static_cast<int>(a.attention.heads * a.attention.head_dim);
   rest.eps = static_cast<float>(a.eps);
   return rest;
@@ -143,12 +143,12 @@ Rest<T> rest_of(const Args& a) {
 // What the row's end adds, of a block's columns, in shared memory: asked for when the first heads are done, so that it
 // is there when the product is. Where the columns are done in several rounds, it stays in global memory.
 template <class T>
-struct Fetched {
+struct Preloaded {
   T* first;  // [kRows + 3][columns]: the residual, proj_bias, weight and bias; null: in global memory
   int columns;
 
   // From column `from` on, of `rows` rows from row `row` of all on.
-  __device__ __forceinline__ void ask(const Rest<T>& rest, int64_t row, int rows, int from) const {
+  __device__ __forceinline__ void issue_load(const Rest<T>& rest, int64_t row, int rows, int from) const {
     const int warps = blockDim.x / kWarpSize;
 #pragma unroll 1
     for (int r = threadIdx.x / kWarpSize; r < kRows + 3; r += warps) {
@@ -179,7 +179,7 @@ struct RowColumns {
   float* const sums;  // [parts of the depth][kRows][stride]
   const int stride, parts;
   int first, columns;
-  const Fetched<T> fetched;
+  const Preloaded<T> preloaded;
   const int lane = threadIdx.x % kRowLanes;
 
   // Calls f(c) for each first of N columns that this lane has, counted from the first.
@@ -197,8 +197,8 @@ struct RowColumns {
     each([&](int c) {
       if (!exists) return;
       float x[N], residual[N];
-      const auto more = load_vector<N>(fetched.row(rest, row, global, first) + c);
-      widen(load_vector<N>(fetched.vector(0, rest.proj_bias, first) + c), x);
+      const auto more = load_vector<N>(preloaded.row(rest, row, global, first) + c);
+      widen(load_vector<N>(preloaded.vector(0, rest.proj_bias, first) + c), x);
 #pragma unroll 4
       for (int part = 0; part < parts; ++part) {
         const auto from = load_vector<N>(own + part * kRows * stride + c);
@@ -229,8 +229,8 @@ struct RowColumns {
   __device__ __forceinline__ void normalize(int64_t global, const Statistics<float>& of_row, const X* x) const {
     each([&](int c) {
       float weight[N], bias[N], sum[N];
-      widen(load_vector<N>(fetched.vector(1, rest.weight, first) + c), weight);
-      widen(load_vector<N>(fetched.vector(2, rest.bias, first) + c), bias);
+      widen(load_vector<N>(preloaded.vector(1, rest.weight, first) + c), weight);
+      widen(load_vector<N>(preloaded.vector(2, rest.bias, first) + c), bias);
       widen(load_vector<N>(x + c), sum);
 #pragma unroll
       for (int j = 0; j < N; ++j) bias[j] += of_row.normalize(sum[j]) * weight[j];

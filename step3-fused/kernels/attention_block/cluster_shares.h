@@ -39,13 +39,13 @@ struct alignas(128) Header {
 __host__ __device__ inline int rows_bytes(int64_t heads) { return static_cast<int>(heads) * kRows * kRowStride * 2; }
 
 // Of what the rows' ends add.
-__host__ __device__ inline int fetched_bytes(const Shares& s) {
+__host__ __device__ inline int preloaded_bytes(const Shares& s) {
   return s.rounds == 1 ? (kRows + 3) * s.groups * kGroup * 2 : 0;
 }
 
 inline int64_t shared_bytes(const Shares& s, const Attention& t) {
   const int64_t sums = s.parts() * kRows * s.sum_stride() * int64_t{sizeof(float)};
-  return int64_t{sizeof(Header)} + rows_bytes(t.heads) + fetched_bytes(s) +
+  return int64_t{sizeof(Header)} + rows_bytes(t.heads) + preloaded_bytes(s) +
          std::max(s.warps * int64_t{sizeof(WarpMemory)}, sums);
 }
 
@@ -75,11 +75,11 @@ inline Shares shares_of(const Args& a, int64_t most) {
       });
 }
 
-// For `supports`: why there is no way, or "".
-inline std::string refused_shares(const Args& a) {
+// For `can_implement`: why there is no way, or "".
+inline std::string can_implement_shares(const Args& a) {
   const Attention& t = a.attention;
-  const std::string refused = refused_few_rows(t, a.dtype);
-  if (!refused.empty()) return refused;
+  const std::string why_not = can_implement_few_rows(t, a.dtype);
+  if (!why_not.empty()) return why_not;
   if (!aligned_16(a.residual, a.proj_weight, a.proj_bias, a.weight, a.bias, a.sum, a.y, a.attended)) {
     return "takes residual, parameters and outputs that begin at multiples of 16 bytes";
   }

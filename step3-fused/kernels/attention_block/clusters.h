@@ -35,13 +35,13 @@ struct RowShare {
 
 // To the same place in the shared memory of all blocks of the cluster, where `arrived` counts the bytes: by the lanes
 // of a row, one for each block. No blocks: there is no such row.
-__device__ __forceinline__ void tell(int lane, const RowShare& known, RowShare* place, uint64_t* arrived, int blocks) {
+__device__ __forceinline__ void tell(int lane, const RowShare& known, RowShare* to, uint64_t* arrived, int blocks) {
   if (blocks == 1) {
-    if (lane == 0) *place = known;
+    if (lane == 0) *to = known;
   } else if (lane < blocks) {
     const uint32_t barrier = remote_address(arrived, lane);
-    store_remote_async(remote_address(&place->mean_and_rest, lane), known.mean_and_rest, barrier);
-    store_remote_async(remote_address(&place->squares_and_count, lane), known.squares_and_count, barrier);
+    store_remote_async(remote_address(&to->mean_and_rest, lane), known.mean_and_rest, barrier);
+    store_remote_async(remote_address(&to->squares_and_count, lane), known.squares_and_count, barrier);
   }
 }
 
@@ -143,14 +143,14 @@ inline attention_decode::Args attention_of(const Attention& t, DType dtype) {
 }
 
 // Why no block can attend to 16 rows at a time, or "".
-inline std::string refused_few_rows(const Attention& t, DType dtype) {
-  const std::string refused = attention::on_tensor_cores(attention_of(t, dtype), kRows);
-  if (!refused.empty()) return refused;
+inline std::string can_implement_few_rows(const Attention& t, DType dtype) {
+  const std::string why_not = attention::on_tensor_cores(attention_of(t, dtype), kRows);
+  if (!why_not.empty()) return why_not;
   if (t.head_dim > kHeadColumns) return "takes head_dim ≤ 64, got " + std::to_string(t.head_dim);
   if (t.batch > 65535) return "takes at most 65535 batches, got " + std::to_string(t.batch);
   if (t.q_length > 65535 * kRows) return "takes at most 1048560 queries, got " + std::to_string(t.q_length);
   if (!attention::is_above_0(t.scale)) return "takes a scale above 0, got " + std::to_string(t.scale);
-  if (t.threshold != 0) return "drops none of attention's weights: it takes an `attention_p` of 0";
+  if (t.threshold != 0) return "drops none of attention's weights: it takes an `attention_dropout_p` of 0";
   return "";
 }
 

@@ -18,7 +18,7 @@ struct Norm {
   float eps;
 };
 
-// kVectors: of 8 numbers, that a lane has of a row. The rows of a tile are all under way before the first is needed.
+// kVectors: of 8 numbers, that a lane has of a row. The rows of a tile are all in flight before the first is needed.
 template <int kVectors, class T>
 struct Normalize {
   static constexpr int kRows = kVectors <= 4 ? 4 : 2;

@@ -1,6 +1,6 @@
 // The projection of attention_block's v4: one warpgroup multiplies, tile by tile, while the others attend.
 //
-//   ring   places with a and b, 64 of the depth each; after those of a tile one with the residual and the bias, in
+//   ring   stages with a and b, 64 of the depth each; after those of a tile one with the residual and the bias, in
 //   which
 //          the sum is put together and from which it leaves
 #pragma once
@@ -21,11 +21,11 @@
 
 namespace kf::KF_BACKEND::attention_block {
 
-constexpr int kDepth = 64;  // of a place
-constexpr int kPlaces = 6;
+constexpr int kDepth = 64;  // of a stage
+constexpr int kStages = 6;
 
 template <class T>
-struct Place {
+struct Stage {
   T a[kGroupRows * kDepth];  // or the bias
   T b[kWidth * kDepth];      // or the residual, and then the sum: slices of 64 columns, swizzled
 };
@@ -38,17 +38,17 @@ struct Tile {
 
 template <class T>
 struct ProjectShared {
-  Place<T> place[kPlaces];
-  uint64_t full[kPlaces], empty[kPlaces];
-  uint64_t summed[2], stored[2];  // the sum is there; it has left its place
-  Tile tile[kPlaces];             // that begins there
+  Stage<T> stage[kStages];
+  uint64_t full[kStages], empty[kStages];
+  uint64_t summed[2], stored[2];  // the sum is there; it has left its stage
+  Tile tile[kStages];             // that begins there
   struct {
     Tile tile;
-    int place;
+    int stage;
   } leaving[2];
 
   __device__ void init() {
-    for (int place = 0; place < kPlaces; ++place) mbarrier_init(&full[place], 1), mbarrier_init(&empty[place], 1);
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&full[stage], 1), mbarrier_init(&empty[stage], 1);
     for (int i = 0; i < 2; ++i) mbarrier_init(&summed[i], kWarpgroupSize / kWarpSize), mbarrier_init(&stored[i], 1);
   }
 };
@@ -72,31 +72,31 @@ ProjectMaps project_maps(const Args& a, const void* attended) {
       rows(a.residual), rows(a.sum)};
 }
 
-// ---- what one thread fetches ----
+// ---- what one thread loads ----
 
 template <class T>
-struct ProjectFetch {
+struct ProjectProducer {
   ProjectShared<T>& shared;
   const ProjectMaps& maps;
   const Order& order;
   const Counters& counters;
   const T* bias;
   const int width;
-  attention::Ring<kPlaces> ring;
+  attention::PipelineState<kStages> ring;
 
-  __device__ void fetch(const Tile& tile) {
+  __device__ void issue_loads(const Tile& tile) {
     const int steps = static_cast<int>(ceil_div(width, kDepth));
     const int column = tile.column * kWidth, row = tile.group.group * kGroupRows;
     const unsigned* const attended = counters.attended + order.number_of(tile.group);
     const auto heads = static_cast<unsigned>(order.heads);
-    // The weights need not wait for attention. So as long as its rows are missing, places get their weights first.
+    // The weights need not wait for attention. So as long as its rows are missing, stages get their weights first.
     bool there = load_acquire(attended) == heads;
     if (there) tma_global_fence();
-    attention::Ring<kPlaces> behind = ring;
-    int fetched = 0;
-    const auto fetch_rows = [&](int end) {
-      for (; fetched < end; ++fetched, behind.advance()) {
-        tma_load(shared.place[behind.place].a, &maps.attended, &shared.full[behind.place], fetched * kDepth, row,
+    attention::PipelineState<kStages> behind = ring;
+    int issued = 0;
+    const auto issue_row_loads = [&](int end) {
+      for (; issued < end; ++issued, behind.advance()) {
+        tma_load(shared.stage[behind.index].a, &maps.attended, &shared.full[behind.index], issued * kDepth, row,
                  tile.group.batch);
       }
     };
@@ -107,29 +107,29 @@ struct ProjectFetch {
       there = true;
     };
     for (int k = 0; k < steps; ++k, ring.advance()) {
-      if (k == kPlaces) wait_for_rows();  // no place will be free before
-      if (there) fetch_rows(k);
-      mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
-      if (k == 0) shared.tile[ring.place] = tile;
-      mbarrier_arrive_expect(&shared.full[ring.place], sizeof(Place<T>));
+      if (k == kStages) wait_for_rows();  // no stage will be free before
+      if (there) issue_row_loads(k);
+      mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
+      if (k == 0) shared.tile[ring.index] = tile;
+      mbarrier_arrive_expect_tx(&shared.full[ring.index], sizeof(Stage<T>));
 #pragma unroll
       for (int c = 0; c < kWidth; c += 64) {
-        tma_load(shared.place[ring.place].b + c * kDepth, &maps.weight, &shared.full[ring.place], column + c,
+        tma_load(shared.stage[ring.index].b + c * kDepth, &maps.weight, &shared.full[ring.index], column + c,
                  k * kDepth);
       }
-      if (there) fetch_rows(k + 1);
+      if (there) issue_row_loads(k + 1);
     }
     wait_for_rows();
-    fetch_rows(steps);
-    Place<T>& place = shared.place[ring.place];
+    issue_row_loads(steps);
+    Stage<T>& stage = shared.stage[ring.index];
     const uint32_t bias_bytes = min(kWidth, width - column) * static_cast<int>(sizeof(T));
-    mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
-    mbarrier_arrive_expect(&shared.full[ring.place], sizeof place.b + bias_bytes);
+    mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
+    mbarrier_arrive_expect_tx(&shared.full[ring.index], sizeof stage.b + bias_bytes);
 #pragma unroll
     for (int c = 0; c < kWidth; c += 64) {
-      tma_load(place.b + c * kGroupRows, &maps.residual, &shared.full[ring.place], column + c, row, tile.group.batch);
+      tma_load(stage.b + c * kGroupRows, &maps.residual, &shared.full[ring.index], column + c, row, tile.group.batch);
     }
-    bulk_load(place.a, bias + column, bias_bytes, &shared.full[ring.place]);
+    bulk_load(stage.a, bias + column, bias_bytes, &shared.full[ring.index]);
     ring.advance();
   }
 
@@ -139,11 +139,11 @@ struct ProjectFetch {
     while (drawn < count) {
       const Tile tile{order.group(drawn / order.columns), static_cast<int>(drawn) % order.columns};
       drawn = atomicAdd(counters.drawn_projection, 1u);  // its answer takes time
-      fetch(tile);
+      issue_loads(tile);
     }
-    mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
-    shared.tile[ring.place].column = -1;
-    mbarrier_arrive(&shared.full[ring.place]);
+    mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
+    shared.tile[ring.index].column = -1;
+    mbarrier_arrive(&shared.full[ring.index]);
   }
 };
 
@@ -158,16 +158,16 @@ __device__ void store_sums(ProjectShared<T>& shared, const ProjectMaps& maps, co
     const int i = number % 2;
     mbarrier_wait(&shared.summed[i], number / 2 % 2);
     const Tile tile = shared.leaving[i].tile;
-    const int place = shared.leaving[i].place;
+    const int stage = shared.leaving[i].stage;
     if (tile.column < 0) break;
 #pragma unroll
     for (int c = 0; c < kWidth; c += 64) {
-      tma_store(&maps.sum, shared.place[place].b + c * kGroupRows, tile.column * kWidth + c,
+      tma_store(&maps.sum, shared.stage[stage].b + c * kGroupRows, tile.column * kWidth + c,
                 tile.group.group * kGroupRows, tile.group.batch);
     }
     tma_store_commit();
     tma_store_wait_read<0>();
-    mbarrier_arrive(&shared.empty[place]);
+    mbarrier_arrive(&shared.empty[stage]);
     mbarrier_arrive(&shared.stored[i]);
     tma_store_wait<0>();
     add_release(counters.projected + order.number_of(tile.group), 1u);
@@ -181,36 +181,37 @@ template <bool kDrops, class T>
 struct Project {
   ProjectShared<T>& shared;
   const int rows, width;
-  const Dropout<float>& dropout;
+  const ElementwiseDropout<float>& dropout;
   const int number;                                             // of this warpgroup
-  const int steps = static_cast<int>(ceil_div(width, kDepth));  // places along the depth
+  const int steps = static_cast<int>(ceil_div(width, kDepth));  // stages along the depth
   const bool leader = leads_warpgroup(number);
   const int lane = threadIdx.x % kWarpSize, warp = static_cast<int>(threadIdx.x) / kWarpSize % 4;
-  attention::Ring<kPlaces> ring;
+  attention::PipelineState<kStages> ring;
   int left = 0;  // sums that have left, or are about to
 
-  __device__ Project(ProjectShared<T>& shared, int rows, int width, const Dropout<float>& dropout, int number)
+  __device__ Project(ProjectShared<T>& shared, int rows, int width, const ElementwiseDropout<float>& dropout,
+                     int number)
       : shared(shared), rows(rows), width(width), dropout(dropout), number(number) {}
 
   __device__ void pass_on(const Tile& tile) {
     const int i = left % 2;
-    if (threadIdx.x % kWarpgroupSize == 0) shared.leaving[i] = {tile, ring.place};
+    if (threadIdx.x % kWarpgroupSize == 0) shared.leaving[i] = {tile, ring.index};
     if (lane == 0) mbarrier_arrive(&shared.summed[i]);
     ++left;
   }
 
   __device__ __forceinline__ void multiply(const Tile& tile) {
     float sum[kWidth / 2] = {};
-    int reading = -1;  // the place that the product under way reads
-    const auto leave = [&] {
+    int reading = -1;  // the stage that the product in flight reads
+    const auto release = [&] {
       if (leader && reading >= 0) mbarrier_arrive(&shared.empty[reading]);
       reading = -1;
     };
     for (int k = 0; k < steps; ++k) {
-      mbarrier_wait(&shared.full[ring.place], ring.phase);
-      Place<T>& place = shared.place[ring.place];
-      const uint64_t of_a = matrix_descriptor(place.a, 0, 1024, Swizzle::k128);
-      const uint64_t of_b = matrix_descriptor(place.b, 64 * kDepth * sizeof(T), 1024, Swizzle::k128);
+      mbarrier_wait(&shared.full[ring.index], ring.phase);
+      Stage<T>& stage = shared.stage[ring.index];
+      const uint64_t of_a = matrix_descriptor(stage.a, 0, 1024, Swizzle::k128);
+      const uint64_t of_b = matrix_descriptor(stage.b, 64 * kDepth * sizeof(T), 1024, Swizzle::k128);
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kDepth / 16; ++i) {  // descriptors count in 16 bytes
@@ -218,29 +219,29 @@ struct Project {
       }
       wgmma_commit();
       wgmma_wait<1>();
-      leave();
-      reading = ring.place;
+      release();
+      reading = ring.index;
       ring.advance();
     }
     wgmma_wait<0>();
-    leave();
+    release();
 
-    mbarrier_wait(&shared.full[ring.place], ring.phase);
+    mbarrier_wait(&shared.full[ring.index], ring.phase);
     if (left >= 2) mbarrier_wait(&shared.stored[left % 2], (left / 2 - 1) % 2);  // the one before last has left
-    Place<T>& place = shared.place[ring.place];
+    Stage<T>& stage = shared.stage[ring.index];
     const int row = warp * 16 + lane % 16;
     const int64_t own_row = int64_t{tile.group.batch} * rows + tile.group.group * kGroupRows + warp * 16 + lane / 4;
     const int64_t element = own_row * width + tile.column * kWidth + lane % 4 * 2;  // of the lane's first product
 #pragma unroll
     for (int group = 0; group < kWidth / 8; group += 2) {  // eight columns each
       const int own = group + lane / 16;
-      T* const at = place.b + own / 8 * kGroupRows * 64 + row * 64 + (own % 8 ^ row % 8) * 8;
+      T* const at = stage.b + own / 8 * kGroupRows * 64 + row * 64 + (own % 8 ^ row % 8) * 8;
       uint32_t pair[4];  // of a group rows g and g + 8, then the same of the next
       ldmatrix(pair, at);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float bias[2];
-        widen(load_vector<2>(place.a + (group + i) * 8 + lane % 4 * 2), bias);
+        widen(load_vector<2>(stage.a + (group + i) * 8 + lane % 4 * 2), bias);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float residual[2];
@@ -261,11 +262,11 @@ struct Project {
 
   __device__ void run() {
     for (;;) {
-      mbarrier_wait(&shared.full[ring.place], ring.phase);
-      const Tile& tile = shared.tile[ring.place];
-      const int column = same_in_warp(tile.column);
+      mbarrier_wait(&shared.full[ring.index], ring.phase);
+      const Tile& tile = shared.tile[ring.index];
+      const int column = warp_uniform(tile.column);
       if (column < 0) break;
-      multiply({{same_in_warp(tile.group.batch), same_in_warp(tile.group.group)}, column});
+      multiply({{warp_uniform(tile.group.batch), warp_uniform(tile.group.group)}, column});
     }
     if (left >= 2) mbarrier_wait(&shared.stored[left % 2], (left / 2 - 1) % 2);
     pass_on({{0, 0}, -1});

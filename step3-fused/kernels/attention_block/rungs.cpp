@@ -10,14 +10,14 @@ int64_t one_or_two_outputs(const Args& a) {
 }
 
 constexpr Rung<Args> kRungs[] = {
-    {"v1_separate", v1_separate, v1_separate_supports, one_or_two_outputs,
+    {"v1_separate", v1_separate, v1_separate_can_implement, one_or_two_outputs,
      "attention's output, its projection and the sum"},
-    {"v2_fused", v2_fused, v2_fused_supports},
-    {"v3_best", v3_best, v3_best_supports, v3_best_scratch_bytes,
+    {"v2_fused", v2_fused, v2_fused_can_implement},
+    {"v3_best", v3_best, v3_best_can_implement, v3_best_scratch_bytes,
      "attention's weights, its output, its projection and the sum"},
-    {"v4_dataflow", v4_dataflow, v4_dataflow_supports, v4_dataflow_scratch_bytes,
+    {"v4_dataflow", v4_dataflow, v4_dataflow_can_implement, v4_dataflow_scratch_bytes,
      "attention's weights, its output and the sum"},
-    {"v5_cluster", v5_cluster, v5_cluster_supports, nullptr,
+    {"v5_cluster", v5_cluster, v5_cluster_can_implement, nullptr,
      "attention's weights, its output and, where a block projects in rounds, the sum"},
 };
 

@@ -26,8 +26,8 @@ struct Args {
   void* mean = nullptr;      // [batch, q_length], of the sum: float32, or float64 for float64
   void* rstd = nullptr;
 
-  uint32_t threshold = 0;          // of the projection a number is kept where its 16-bit random number is at least this
-  const int64_t* state = nullptr;  // {seed, offset} in the GPU's memory; null: the next two members hold them
+  uint32_t threshold = 0;  // of the projection a number is kept where its 16-bit random number is at least this
+  const int64_t* rng_state = nullptr;  // {seed, offset} in the GPU's memory; null: the next two members hold them
   uint64_t seed = 0;
   uint64_t offset = 0;
 };
@@ -36,8 +36,8 @@ struct Args {
 inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* projected) {
   const Attention& t = a.attention;
   const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
-  return {projected, a.residual, a.weight, a.bias,  a.y,         a.sum,   rows,   width,   a.eps,
-          a.dtype,   a.mean,     a.rstd,   nullptr, a.threshold, a.state, a.seed, a.offset};
+  return {projected, a.residual, a.weight, a.bias,  a.y,         a.sum,       rows,   width,   a.eps,
+          a.dtype,   a.mean,     a.rstd,   nullptr, a.threshold, a.rng_state, a.seed, a.offset};
 }
 
 // What `auto` takes, read off results/h200.json: one launch for few rows of GPT-2 small, and for one text of
@@ -63,13 +63,13 @@ void v2_fused(const Args& args, void* stream);
 void v3_best(const Args& args, void* stream);
 void v4_dataflow(const Args& args, void* stream);
 void v5_cluster(const Args& args, void* stream);
-std::string v1_separate_supports(const Args& args);
-std::string v2_fused_supports(const Args& args);
-std::string v3_best_supports(const Args& args);
+std::string v1_separate_can_implement(const Args& args);
+std::string v2_fused_can_implement(const Args& args);
+std::string v3_best_can_implement(const Args& args);
 int64_t v3_best_scratch_bytes(const Args& args);
-std::string v4_dataflow_supports(const Args& args);
+std::string v4_dataflow_can_implement(const Args& args);
 int64_t v4_dataflow_scratch_bytes(const Args& args);
-std::string v5_cluster_supports(const Args& args);
+std::string v5_cluster_can_implement(const Args& args);
 }  // namespace kf::KF_BACKEND::attention_block
 #endif
 

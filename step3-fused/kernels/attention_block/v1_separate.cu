@@ -48,7 +48,7 @@ __global__ void project_kernel(const T* __restrict__ in, const T* __restrict__ p
 
 }  // namespace
 
-std::string v1_separate_supports(const Args& a) { return attend_kernel_supports(a.attention, a.dtype); }
+std::string v1_separate_can_implement(const Args& a) { return can_implement_attend_kernel(a.attention, a.dtype); }
 
 void v1_separate(const Args& a, void* stream) {
   const int64_t rows = a.attention.batch * a.attention.q_length;

@@ -116,7 +116,7 @@ int64_t shared_bytes(const Attention& a, int rows) {
 template <class T>
 void launch(const Args& a, void* stream) {
   const Front<T> front{static_cast<const T*>(a.proj_bias),
-                       {{a.state, a.seed, a.offset}, a.threshold, keep_scale<float>(a.threshold)}};
+                       {{a.rng_state, a.seed, a.offset}, a.threshold, keep_scale<float>(a.threshold)}};
   const int rows = choose_tile_rows(a.attention, [&](int r) { return shared_bytes(a.attention, r); });
   const int64_t tiles = ceil_div(a.attention.q_length, rows);
   const int64_t bytes = shared_bytes(a.attention, rows);
@@ -133,7 +133,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v2_fused_supports(const Args& a) {
+std::string v2_fused_can_implement(const Args& a) {
   if (a.dtype == DType::kFloat64) return "takes float32, float16 and bfloat16, got float64";
   const int64_t rows = a.attention.batch * a.attention.q_length;  // a block each, at the least
   if (rows > INT32_MAX) return "takes batch·q_length ≤ 2³¹−1, got " + std::to_string(rows);

@@ -3,7 +3,7 @@
 // Idea      Attention, the projection with its bias, the addition with LayerNorm: of each the rung that its op's `auto`
 //           takes for these sizes. This is what a fusion of all three has to beat.
 // Since v1  Step 2's rungs on tensor cores instead of a block that reads keys and values for 16 queries, and this
-//           stage's products and row kernels. Bias and addition are no launches of their own: linear adds the one,
+//           step's products and row kernels. Bias and addition are no launches of their own: linear adds the one,
 //           residual_layer_norm does the other. Where rows are many the product adds the residual itself, and
 //           layer_norm is last: the bare projection is never written to memory and read back.
 // Launch    theirs
@@ -90,9 +90,9 @@ int64_t product_scratch_bytes(const Args& a, const Scratch& scratch) {
 
 }  // namespace
 
-std::string v3_best_supports(const Args& a) {
-  const std::string refused = refused_attention(a.attention, a.dtype);
-  return refused.empty() ? linear::refused(projection(a, Scratch(a))) : refused;
+std::string v3_best_can_implement(const Args& a) {
+  const std::string why_not = can_implement_attention(a.attention, a.dtype);
+  return why_not.empty() ? linear::can_implement(projection(a, Scratch(a))) : why_not;
 }
 
 int64_t v3_best_scratch_bytes(const Args& a) {

@@ -8,10 +8,10 @@
 //
 //             warpgroups 0 to 2  attend: 192 rows of a head at a time    │ normalise what is left,
 //             warpgroup 3              project: 64 rows × 128 columns    │ a few rows a warp
-//             warpgroup 4        fetches for the one, fetches for the other, stores sums: a warp and two threads
+//             warpgroup 4        loads for the one, loads for the other, stores sums: a warp and two threads
 //
-//           Where the projection waits for rows, its weights are fetched meanwhile. The residual comes to the place in
-//           which the sum is put together. Sums are stored by another thread: who multiplies waits for places only
+//           Where the projection waits for rows, its weights are loaded meanwhile. The residual comes to the stage in
+//           which the sum is put together. Sums are stored by another thread: who multiplies waits for stages only
 // Launch    a memset of the counters; grid multiprocessors, block 640: 112 registers for who attends or projects, 32
 //           for the others; 217 KB of shared memory: queries 24, keys and values 3 · 16, the projection 6 · 24
 // Moves     6·batch·q_length·width·sizeof(T) bytes at the least, width = heads·head_dim: q, k, v, residual, sum and y;
@@ -55,7 +55,8 @@ struct Maps {
 template <int kVectors, bool kDrops, class T>
 __global__ void __launch_bounds__(kThreads, 1)
     v4_dataflow_kernel(const attention::Args a, const __grid_constant__ Maps maps, const Order order,
-                       const Counters counters, const T* proj_bias, const Dropout<float> dropout, const Norm<T> norm) {
+                       const Counters counters, const T* proj_bias, const ElementwiseDropout<float> dropout,
+                       const Norm<T> norm) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<T>*>(memory);
   if (threadIdx.x == 0) {
@@ -67,19 +68,19 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   const int warpgroup = warpgroup_of_block();
   if (warpgroup < kAttenders) {
-    take_registers<kAttendRegisters>();
+    warpgroup_reg_alloc<kAttendRegisters>();
     attend(shared.attend, a, order, counters);
     Normalize<kVectors, T>{norm}.run(order, counters);
   } else if (warpgroup == kAttenders) {
-    take_registers<kProjectRegisters>();
+    warpgroup_reg_alloc<kProjectRegisters>();
     Project<kDrops, T>(shared.project, norm.rows, norm.width, dropout, kAttenders).run();
     Normalize<kVectors, T>{norm}.run(order, counters);
   } else {
-    give_registers<kOtherRegisters>();
+    warpgroup_reg_dealloc<kOtherRegisters>();
     const int thread = threadIdx.x % kWarpgroupSize;
-    if (thread < kWarpSize) fetch_attention(shared.attend, a, order, counters, maps.attend);
+    if (thread < kWarpSize) produce_attention(shared.attend, a, order, counters, maps.attend);
     if (thread == kWarpSize) {
-      ProjectFetch<T>{shared.project, maps.project, order, counters, proj_bias, norm.width, {}}.run();
+      ProjectProducer<T>{shared.project, maps.project, order, counters, proj_bias, norm.width, {}}.run();
     }
     if (thread == 2 * kWarpSize) store_sums(shared.project, maps.project, order, counters);
   }
@@ -105,7 +106,7 @@ void launch(const Args& a, void* stream) {
   void* const attended = a.attended == nullptr ? a.scratch : a.attended;
   const attention::Args attention = attention_args(t, a.dtype, attended, t.lse);
   const Maps maps{attention::maps_of<T>(attention, kKeys), project_maps<T>(a, attended)};
-  const Dropout<float> dropout{{a.state, a.seed, a.offset}, a.threshold, keep_scale<float>(a.threshold)};
+  const ElementwiseDropout<float> dropout{{a.rng_state, a.seed, a.offset}, a.threshold, keep_scale<float>(a.threshold)};
   const Norm<T> norm{static_cast<const T*>(a.weight),
                      static_cast<const T*>(a.bias),
                      static_cast<const T*>(a.sum),
@@ -124,15 +125,15 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v4_dataflow_supports(const Args& a) {
+std::string v4_dataflow_can_implement(const Args& a) {
   const Attention& t = a.attention;
   const int64_t width = t.heads * t.head_dim;
-  const std::string refused = attention::on_hopper(attention_args(t, a.dtype, nullptr, nullptr), kGroupRows);
-  if (!refused.empty()) return refused;
+  const std::string why_not = attention::on_hopper(attention_args(t, a.dtype, nullptr, nullptr), kGroupRows);
+  if (!why_not.empty()) return why_not;
   if (t.k_length == 0) return "takes one key at the least";
   if (t.head_dim > kHeadColumns) return "takes head_dim ≤ 64, got " + std::to_string(t.head_dim);
   if (width > kMostVectors * kWarpSize * 8) return "takes heads·head_dim ≤ 2048, got " + std::to_string(width);
-  if (t.threshold != 0) return "drops none of attention's weights: it takes an `attention_p` of 0";
+  if (t.threshold != 0) return "drops none of attention's weights: it takes an `attention_dropout_p` of 0";
   if (!aligned_16(a.residual, a.proj_weight, a.proj_bias, a.weight, a.bias, a.sum, a.y, a.attended)) {
     return "takes residual, parameters and outputs that begin at multiples of 16 bytes";
   }

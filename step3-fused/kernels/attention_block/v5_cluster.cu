@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(256, 2)
   auto& header = *reinterpret_cast<Header*>(memory);
   T* const rows = reinterpret_cast<T*>(memory + sizeof header);  // attention's output: [heads][kRows][kRowStride]
   unsigned char* const after_rows = memory + sizeof header + rows_bytes(a.heads);
-  auto* const of_warps = reinterpret_cast<WarpMemory*>(after_rows + fetched_bytes(shares));
+  auto* const of_warps = reinterpret_cast<WarpMemory*>(after_rows + preloaded_bytes(shares));
   float* const sums = reinterpret_cast<float*>(of_warps);
 
   const int blocks = shares.blocks, rank = static_cast<int>(blockIdx.x), batch = static_cast<int>(blockIdx.z);
@@ -50,17 +50,17 @@ __global__ void __launch_bounds__(256, 2)
       mbarrier_init(&header.shares_arrived, 1);
       mbarrier_init_fence();
       const int columns = static_cast<int>(a.heads) * kHeadColumns;
-      mbarrier_arrive_expect(&header.rows_arrived, block.queries * columns * static_cast<int>(sizeof(T)));
-      mbarrier_arrive_expect(&header.shares_arrived, block.queries * blocks * static_cast<int>(sizeof(RowShare)));
+      mbarrier_arrive_expect_tx(&header.rows_arrived, block.queries * columns * static_cast<int>(sizeof(T)));
+      mbarrier_arrive_expect_tx(&header.shares_arrived, block.queries * blocks * static_cast<int>(sizeof(RowShare)));
     }
     __syncwarp();
     cluster_barrier_arrive_relaxed();
   }
   const int own_first = rank * shares.groups * kGroup, own_end = min(own_first + shares.groups * kGroup, width);
-  const Fetched<T> fetched{shares.rounds == 1 ? reinterpret_cast<T*>(after_rows) : nullptr,
-                           max(own_end - own_first, 0)};
+  const Preloaded<T> preloaded{shares.rounds == 1 ? reinterpret_cast<T*>(after_rows) : nullptr,
+                               max(own_end - own_first, 0)};
   const auto before_first = [&] {
-    if (fetched.first != nullptr) fetched.ask(rest, first_of_batch, block.queries, own_first);
+    if (preloaded.first != nullptr) preloaded.issue_load(rest, first_of_batch, block.queries, own_first);
     __syncwarp();
     if (blocks > 1) cluster_barrier_wait();  // the others have begun: they may be written to
   };
@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(256, 2)
   const BlockAttention<T> attending{a, of_warps, batch, first_head, heads, block};
   attending.run(before_first, [&](int head, int row, int column, const float (&out)[8], float lse) {
     const Vector<T, 8> eight = narrow<T>(out);  // zeros beyond head_dim
-    T* const place = rows + (head * kRows + row) * kRowStride + column;
-    send(eight, place, &header.rows_arrived, blocks);
+    T* const to = rows + (head * kRows + row) * kRowStride + column;
+    send(eight, to, &header.rows_arrived, blocks);
     if (rest.attended != nullptr && column < head_dim) {
       store_vector(rest.attended + (first_of_batch + row) * width + head * head_dim + column, eight);
     }
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(256, 2)
   const int steps_of_head = (head_dim + 15) / 16, steps = static_cast<int>(a.heads) * steps_of_head;
   const int head_of_part = first_step / steps_of_head, column = (first_step - head_of_part * steps_of_head) * 16;
   const int first_of_lanes = threadIdx.x / kRowLanes, rows_at_once = blockDim.x / kRowLanes;
-  RowColumns<T> of_round{rest, sums, shares.sum_stride(), parts, 0, 0, fetched};
+  RowColumns<T> of_round{rest, sums, shares.sum_stride(), parts, 0, 0, preloaded};
 #pragma unroll 1
   for (int round = 0; round < shares.rounds; ++round) {
     const int first = own_first + round * warps * kGroup;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(256, 2)
     WarpProjection<T> own(of_warps[warp], rest.proj_weight, head_dim, width, head_of_part, column,
                           works ? min(shares.steps_of_part, steps - first_step) : 0, first + group * kGroup);
     own.run(rows, rows_are_there);
-    cp_async_wait<0>();  // what was fetched for the rows' ends, too
+    cp_async_wait<0>();  // what was loaded for the rows' ends, too
     __syncthreads();
     if (works) own.leave(sums + part * kRows * of_round.stride + group * kGroup, of_round.stride);
     __syncthreads();
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(256, 2)
     if (shares.rounds == 1) {
       of_round.normalize(global, of_row, sums + row * of_round.stride);
     } else {  // the sums of earlier rounds are gone: they are read as they were written
-      const RowColumns<T> all{rest, sums, of_round.stride, parts, 0, width, fetched};
+      const RowColumns<T> all{rest, sums, of_round.stride, parts, 0, width, preloaded};
       all.normalize(global, of_row, rest.sum + global * width);
     }
   }
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(256, 2)
 }  // namespace
 
 bool has_clusters() { return most_blocks() > 1; }  // for `auto`
-std::string v5_cluster_supports(const Args& a) { return refused_shares(a); }
+std::string v5_cluster_can_implement(const Args& a) { return can_implement_shares(a); }
 
 void v5_cluster(const Args& a, void* stream) {
   const Attention& t = a.attention;

@@ -10,10 +10,10 @@ int64_t one_or_two_outputs(const Args& a) {
 }
 
 constexpr Rung<Args> kRungs[] = {
-    {"v1_separate", v1_separate, v1_separate_supports, one_or_two_outputs, "attention's output and the sum"},
-    {"v2_fused", v2_fused, v2_fused_supports},
-    {"v3_best", v3_best, v3_best_supports, v3_best_scratch_bytes, "attention's weights, its output and the sum"},
-    {"v4_heads", v4_heads, v4_heads_supports, nullptr, "attention's weights and the sum"},
+    {"v1_separate", v1_separate, v1_separate_can_implement, one_or_two_outputs, "attention's output and the sum"},
+    {"v2_fused", v2_fused, v2_fused_can_implement},
+    {"v3_best", v3_best, v3_best_can_implement, v3_best_scratch_bytes, "attention's weights, its output and the sum"},
+    {"v4_heads", v4_heads, v4_heads_can_implement, nullptr, "attention's weights and the sum"},
 };
 
 }  // namespace

@@ -50,11 +50,11 @@ void v1_separate(const Args& args, void* stream);
 void v2_fused(const Args& args, void* stream);
 void v3_best(const Args& args, void* stream);
 void v4_heads(const Args& args, void* stream);
-std::string v1_separate_supports(const Args& args);
-std::string v2_fused_supports(const Args& args);
-std::string v3_best_supports(const Args& args);
+std::string v1_separate_can_implement(const Args& args);
+std::string v2_fused_can_implement(const Args& args);
+std::string v3_best_can_implement(const Args& args);
 int64_t v3_best_scratch_bytes(const Args& args);
-std::string v4_heads_supports(const Args& args);
+std::string v4_heads_can_implement(const Args& args);
 }  // namespace kf::KF_BACKEND::attention_residual_layer_norm
 #endif
 

@@ -38,11 +38,11 @@ inline Split split_of(const Args& a, int64_t most) {
       [](const Split&) { return std::optional<int64_t>(0); });
 }
 
-// For `supports`: why there is no way, or "".
-inline std::string refused_split(const Args& a) {
+// For `can_implement`: why there is no way, or "".
+inline std::string can_implement_split(const Args& a) {
   const Attention& t = a.attention;
-  const std::string refused = refused_few_rows(t, a.dtype);
-  if (!refused.empty()) return refused;
+  const std::string why_not = can_implement_few_rows(t, a.dtype);
+  if (!why_not.empty()) return why_not;
   if (!aligned_16(a.residual, a.weight, a.bias, a.y, a.attended)) {
     return "takes residual, parameters and outputs that begin at multiples of 16 bytes";
   }

@@ -19,7 +19,7 @@
 
 namespace kf::KF_BACKEND::attention_residual_layer_norm {
 
-std::string v1_separate_supports(const Args& a) { return attend_kernel_supports(a.attention, a.dtype); }
+std::string v1_separate_can_implement(const Args& a) { return can_implement_attend_kernel(a.attention, a.dtype); }
 
 void v1_separate(const Args& a, void* stream) {
   const int64_t rows = a.attention.batch * a.attention.q_length;

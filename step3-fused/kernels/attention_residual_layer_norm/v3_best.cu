@@ -15,7 +15,7 @@
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_residual_layer_norm {
-std::string v3_best_supports(const Args& a) { return refused_attention(a.attention, a.dtype); }
+std::string v3_best_can_implement(const Args& a) { return can_implement_attention(a.attention, a.dtype); }
 
 int64_t v3_best_scratch_bytes(const Args& a) {
   return (a.attended == nullptr ? 2 : 1) * attended_bytes(a.attention, a.dtype) +

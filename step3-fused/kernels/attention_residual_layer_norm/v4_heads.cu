@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(256, 2)
     if (threadIdx.x == 0) {
       mbarrier_init(&header.shares_arrived, 1);
       mbarrier_init_fence();
-      mbarrier_arrive_expect(&header.shares_arrived, block.queries * blocks * static_cast<int>(sizeof(RowShare)));
+      mbarrier_arrive_expect_tx(&header.shares_arrived, block.queries * blocks * static_cast<int>(sizeof(RowShare)));
     }
     __syncwarp();
     cluster_barrier_arrive_relaxed();
@@ -137,7 +137,7 @@ Rest<T> rest_of(const Args& a) {
 
 }  // namespace
 
-std::string v4_heads_supports(const Args& a) { return refused_split(a); }
+std::string v4_heads_can_implement(const Args& a) { return can_implement_split(a); }
 
 void v4_heads(const Args& a, void* stream) {
   const Attention& t = a.attention;

@@ -16,7 +16,7 @@ int64_t activation_bytes(const Args& a) { return padded_bytes(a.rows * a.depth *
 
 }  // namespace
 
-std::string v1_separate_supports(const Args& a) { return linear::refused(linear::args_of(a, nullptr, a.y)); }
+std::string v1_separate_can_implement(const Args& a) { return linear::can_implement(linear::args_of(a, nullptr, a.y)); }
 
 int64_t v1_separate_scratch_bytes(const Args& a) {
   return activation_bytes(a) + linear::best_scratch_bytes(linear::args_of(a, nullptr, a.y));
@@ -26,8 +26,8 @@ void v1_separate(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     const Rows<T> x(a.x, a.rows, a.depth), activation(a.scratch, a.rows, a.depth);
-    a.tanh ? launch_epilogue(x, GeluEnd<T, true, false, false>(activation, {}), stream)
-           : launch_epilogue(x, GeluEnd<T, false, false, false>(activation, {}), stream);
+    a.tanh ? launch_epilogue(x, GeluEpilogue<T, true, false, false>(activation, {}), stream)
+           : launch_epilogue(x, GeluEpilogue<T, false, false, false>(activation, {}), stream);
   });
   linear::launch_best(linear::args_of(a, a.scratch, a.y), static_cast<unsigned char*>(a.scratch) + activation_bytes(a),
                       stream);

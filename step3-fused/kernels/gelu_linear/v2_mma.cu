@@ -14,9 +14,9 @@
 
 namespace kf::KF_BACKEND::gelu_linear {
 
-std::string v2_mma_supports(const Args& a) {
+std::string v2_mma_can_implement(const Args& a) {
   if (size_of(a.dtype) != 2) return "takes float16 or bfloat16";
-  return mma::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+  return mma::can_implement_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
 }
 
 void v2_mma(const Args& a, void* stream) {

@@ -15,15 +15,15 @@
 
 namespace kf::KF_BACKEND::gelu_linear {
 
-std::string v3_hopper_supports(const Args& a) {
-  return hopper::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+std::string v3_hopper_can_implement(const Args& a) {
+  return hopper::can_implement_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
 }
 
 void v3_hopper(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     with_prologue<T>(a, [&](auto weight, const auto& prologue) {
-      hopper::with_tile<hopper::Ends::kLight, Major::kK, weight.value>(product_of(a), [&](auto tile) {
+      hopper::with_tile<hopper::EpilogueCost::kLight, Major::kK, weight.value>(product_of(a), [&](auto tile) {
         const Store<T> store{{a.y, a.rows, a.width}};
         hopper::launch_product<decltype(tile), T>(product_of(a), prologue, store, stream);
       });

@@ -38,7 +38,7 @@ inline void launch_rest(const Args& a, const void* activation, void* rest, void*
 }
 
 template <class T, bool kTanh>
-GeluSlopeEnd<T, kTanh> epilogue_of(const Args& a) {
+GeluSlopeEpilogue<T, kTanh> epilogue_of(const Args& a) {
   return {Rows<T>(a.grad_x, a.rows, a.depth), Rows<T>(a.x, a.rows, a.depth), Rows<T>(a.scratch, a.rows, a.depth)};
 }
 

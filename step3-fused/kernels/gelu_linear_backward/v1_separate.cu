@@ -23,7 +23,7 @@ kf::linear::Args product_for_x(const Args& a) {
 
 }  // namespace
 
-std::string v1_separate_supports(const Args& a) { return linear_backward::refused(layer_of(a)); }
+std::string v1_separate_can_implement(const Args& a) { return linear_backward::can_implement(layer_of(a)); }
 
 int64_t v1_separate_scratch_bytes(const Args& a) {
   return 2 * activation_bytes(a) + std::max(rest_bytes(a), linear::best_scratch_bytes(product_for_x(a)));

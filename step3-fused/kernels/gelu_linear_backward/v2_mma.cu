@@ -2,7 +2,7 @@
 //
 // Idea      The sums of grad · weightᵀ are in registers when x is read, multiplied by the slope and written; gelu(x),
 //           which is nearly the same computation, leaves beside it.
-// Since v1  linear's v5_mma with GeluSlopeEnd at its end.
+// Since v1  linear's v5_mma with GeluSlopeEpilogue at its end.
 // Launch    as linear's v5_mma; the other product and the sums as v1
 // Moves     (3·rows·width + 4·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 2·rows·depth of them
 //           for x and gelu(x); 4·rows·depth·width FLOPs
@@ -13,10 +13,10 @@
 
 namespace kf::KF_BACKEND::gelu_linear_backward {
 
-std::string v2_mma_supports(const Args& a) {
+std::string v2_mma_can_implement(const Args& a) {
   if (size_of(a.dtype) != 2) return "takes float16 or bfloat16";
-  const std::string refused = mma::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
-  return refused.empty() ? linear_backward::refused(layer_of(a)) : refused;
+  const std::string why_not = mma::can_implement_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+  return why_not.empty() ? linear_backward::can_implement(layer_of(a)) : why_not;
 }
 
 int64_t v2_mma_scratch_bytes(const Args& a) { return activation_bytes(a) + rest_bytes(a); }

@@ -2,7 +2,7 @@
 //
 // Idea      As linear_gelu's v3: what follows a tile is done under the next one's product. Its reads and writes, twice
 //           as many, are hidden there; its instructions are not.
-// Since v2  linear's v7 with GeluSlopeEnd at its end; x comes by TMA, a round of 64 columns ahead.
+// Since v2  linear's v7 with GeluSlopeEpilogue at its end; x comes by TMA, a round of 64 columns ahead.
 // Launch    as linear's v7_persistent with tiles of 192, 128 or 64 columns, whichever leaves the fewest multiprocessors
 //           idle; the other product and the sums as v1
 // Moves     as v2
@@ -14,11 +14,11 @@
 
 namespace kf::KF_BACKEND::gelu_linear_backward {
 
-std::string v3_hopper_supports(const Args& a) {
-  const std::string refused = hopper::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
-  const std::string of_x = hopper::refused_read(a.x, a.depth);
-  if (!refused.empty() || !of_x.empty()) return refused.empty() ? of_x : refused;
-  return linear_backward::refused(layer_of(a));
+std::string v3_hopper_can_implement(const Args& a) {
+  const std::string why_not = hopper::can_implement_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+  const std::string of_x = hopper::can_implement_read(a.x, a.depth);
+  if (!why_not.empty() || !of_x.empty()) return why_not.empty() ? of_x : why_not;
+  return linear_backward::can_implement(layer_of(a));
 }
 
 int64_t v3_hopper_scratch_bytes(const Args& a) { return activation_bytes(a) + rest_bytes(a); }
@@ -27,7 +27,7 @@ void v3_hopper(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     with_epilogue<T>(a, [&](auto weight, const auto& epilogue) {
-      hopper::with_tile<hopper::Ends::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
+      hopper::with_tile<hopper::EpilogueCost::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
         hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue, stream);
       });
     });

@@ -37,13 +37,13 @@ inline const char* automatic(const Args& a) {
 namespace kf::KF_BACKEND::layer_norm {
 using kf::layer_norm::Args;
 void v1_naive(const Args& args, void* stream);
-std::string v1_naive_supports(const Args& args);
+std::string v1_naive_can_implement(const Args& args);
 void v2_block(const Args& args, void* stream);
-std::string v2_block_supports(const Args& args);
+std::string v2_block_can_implement(const Args& args);
 void v3_registers(const Args& args, void* stream);
-std::string v3_registers_supports(const Args& args);
+std::string v3_registers_can_implement(const Args& args);
 void v4_cluster(const Args& args, void* stream);
-std::string v4_cluster_supports(const Args& args);
+std::string v4_cluster_can_implement(const Args& args);
 }  // namespace kf::KF_BACKEND::layer_norm
 #endif
 

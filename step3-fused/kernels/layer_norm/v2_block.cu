@@ -2,7 +2,7 @@
 //
 // Idea      A row fits into the registers of a block: 768 halves are 96 vectors of 16 bytes. Read it once, by 128-bit
 //           loads; mean, variance and result then come from registers. A block has more threads than a warp, so its
-//           loads are all under way at the same time; the price is that sums now cross warps, by shared memory.
+//           loads are all in flight at the same time; the price is that sums now cross warps, by shared memory.
 // Since v1  One read instead of three. Vectors instead of single elements, where the width is a multiple of
 //           16/sizeof(T) and all pointers start at a multiple of 16 bytes; otherwise the vectors have one element.
 // Launch    grid rows; block ⌈width/N⌉ threads in whole warps, N elements each, up to 256 threads; wider rows give
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kMostRowThreads, 1)
 
 }  // namespace
 
-std::string v2_block_supports(const Args& a) { return too_many_or_too_wide(a.rows, a.width, a.dtype); }
+std::string v2_block_can_implement(const Args& a) { return too_many_or_too_wide(a.rows, a.width, a.dtype); }
 
 void v2_block(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {

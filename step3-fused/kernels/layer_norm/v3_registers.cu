@@ -34,12 +34,12 @@ __global__ void __launch_bounds__(Row::kThreads* kRowsOfBlock<Row>)
   const auto get = [&](int i, C(&value)[Row::N]) { widen_anew(held[i], value); };
   const Statistics<C> s = held_statistics<Row>(get, width, eps, shared);
   if (threadIdx.x == 0) kept.keep(row, s);
-  store_pieces<Row, Ask::kWhereNeeded>(get, s, width, weight, bias, y + row * width);
+  store_pieces<Row, LoadWeights::kWhereNeeded>(get, s, width, weight, bias, y + row * width);
 }
 
 }  // namespace
 
-std::string v3_registers_supports(const Args& a) { return too_many_or_too_wide_to_hold(a.rows, a.width, a.dtype); }
+std::string v3_registers_can_implement(const Args& a) { return too_many_or_too_wide_to_hold(a.rows, a.width, a.dtype); }
 
 void v3_registers(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {

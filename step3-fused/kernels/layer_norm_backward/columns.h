@@ -13,7 +13,7 @@ namespace kf::KF_BACKEND::layer_norm_backward {
 template <bool kDependent, class T, class C = compute_t<T>>
 __global__ void finish_kernel(const C* __restrict__ partial, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
                               int64_t parts, int64_t width) {
-  if constexpr (kDependent) wait_for_kernel_before();
+  if constexpr (kDependent) wait_on_dependent_grids();
   sum_columns<kFinishRows, C>(
       0, parts, 2 * width, [&](int64_t part, int64_t column) { return partial[part * 2 * width + column]; },
       [&](int64_t column, C total) {
@@ -21,7 +21,7 @@ __global__ void finish_kernel(const C* __restrict__ partial, T* __restrict__ gra
       });
 }
 
-// kDependent: the first stage calls let_next_kernel_begin.
+// kDependent: the first stage calls launch_dependent_grids.
 template <class T, bool kDependent = false>
 void finish(const void* partial, void* grad_weight, void* grad_bias, int64_t parts, int64_t width, void* stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(2 * width, kTileLanes))), block(kTileLanes, kFinishRows);

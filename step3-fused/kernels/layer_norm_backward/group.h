@@ -132,7 +132,7 @@ constexpr int64_t kRingBytes = 224 * 1024;
 template <class Row>
 constexpr int kMostGroups = (Row::kItems * Row::N <= 32 && Row::kItems < 8 ? 16 : 8) * kWarpSize / Row::kThreads;
 
-// For v4: where a row may begin in shared memory. Bulk copies need but a multiple of 16 bytes. To other places than
+// For v4: where a row may begin in shared memory. Bulk copies need but a multiple of 16 bytes. To other addresses than
 // multiples of 128 they can be slow: with them a kernel for the forward pass, of 16384 rows of 768 bfloat16 that lay 96
 // bytes behind one, took 55 µs on an H100, and 22 when they lay there.
 constexpr int64_t kBulkAlignment = 128;
@@ -142,10 +142,10 @@ __host__ __device__ constexpr int64_t bulk_pitch(int64_t width, int64_t element)
   return ceil_div(width * element, kBulkAlignment) * kBulkAlignment / element;
 }
 
-// For v4: what a group needs of shared memory: its ring. Of two places or more, it has room for the sums later.
-inline int64_t bytes_a_group(const Args& a, int64_t places) {
+// For v4: what a group needs of shared memory: its ring. Of two stages or more, it has room for the sums later.
+inline int64_t bytes_a_group(const Args& a, int64_t stages) {
   const int64_t element = size_of(a.dtype);
-  return places * (a.grad_sum == nullptr ? 2 : 3) * bulk_pitch(a.width, element) * element;
+  return stages * (a.grad_sum == nullptr ? 2 : 3) * bulk_pitch(a.width, element) * element;
 }
 
 }  // namespace kf::KF_BACKEND::layer_norm_backward

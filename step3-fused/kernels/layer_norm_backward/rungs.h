@@ -30,16 +30,16 @@ struct Args {
 namespace kf::KF_BACKEND::layer_norm_backward {
 using kf::layer_norm_backward::Args;
 void v1_naive(const Args& args, void* stream);
-std::string v1_naive_supports(const Args& args);
+std::string v1_naive_can_implement(const Args& args);
 int64_t v1_naive_scratch_bytes(const Args& args);
 void v2_two_stage(const Args& args, void* stream);
-std::string v2_two_stage_supports(const Args& args);
+std::string v2_two_stage_can_implement(const Args& args);
 int64_t v2_two_stage_scratch_bytes(const Args& args);
 void v3_persistent(const Args& args, void* stream);
-std::string v3_persistent_supports(const Args& args);
+std::string v3_persistent_can_implement(const Args& args);
 int64_t v3_persistent_scratch_bytes(const Args& args);
 void v4_bulk(const Args& args, void* stream);
-std::string v4_bulk_supports(const Args& args);
+std::string v4_bulk_can_implement(const Args& args);
 int64_t v4_bulk_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::layer_norm_backward
 #endif

@@ -64,7 +64,7 @@ __global__ void v1_naive_columns_kernel(const T* __restrict__ grad, const T* __r
 
 }  // namespace
 
-std::string v1_naive_supports(const Args& a) {
+std::string v1_naive_can_implement(const Args& a) {
   constexpr int64_t kMost = int64_t{kWarps} * INT32_MAX;
   return a.rows <= kMost ? "" : "takes rows ≤ " + std::to_string(kMost) + ", got " + std::to_string(a.rows);
 }

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kTileLanes* kTileRows)
 
 }  // namespace
 
-std::string v2_two_stage_supports(const Args& a) { return too_many_or_too_wide_to_hold(a.rows, a.width, a.dtype); }
+std::string v2_two_stage_can_implement(const Args& a) { return too_many_or_too_wide_to_hold(a.rows, a.width, a.dtype); }
 
 // The partial sums, and behind them what each row's saved mean lacks.
 int64_t v2_two_stage_scratch_bytes(const Args& a) {

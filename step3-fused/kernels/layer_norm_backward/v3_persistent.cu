@@ -4,7 +4,7 @@
 //           after row, and keep for its columns what it has summed of grad·x̂ and of grad, in registers as well: each
 //           element is read once. Only when a block has no more rows does it leave its sums, one for each column.
 // Since v2  One kernel for both directions, a block for each multiprocessor of an H200, which stays until all rows are
-//           done. While a row is computed the next one is on its way. The second stage is v2's, with few parts.
+//           done. While a row is computed the next one is in flight. The second stage is v2's, with few parts.
 // Launch    A row has V = width·sizeof(T)/16 vectors, a thread up to four of them, so that their columns' sums, a row
 //           and the next fit into its registers: up to V = 128 a warp a row, wider rows a group of 2, 4, 8 or 16 warps.
 //           A block has as many groups as registers allow, 12 or 16 warps in all (8 if a group has 8 in half types);
@@ -94,7 +94,7 @@ constexpr int64_t kColumnBytes = kGroups<Row> * 2 * static_cast<int64_t>(sizeof(
 
 }  // namespace
 
-std::string v3_persistent_supports(const Args& a) {
+std::string v3_persistent_can_implement(const Args& a) {
   const int64_t widest = a.dtype == DType::kFloat64 ? 4096 : 8192;
   if (a.width > widest) return "takes width ≤ " + std::to_string(widest) + ", got " + std::to_string(a.width);
   if (a.rows > INT32_MAX) return "takes rows ≤ " + std::to_string(INT32_MAX) + ", got " + std::to_string(a.rows);

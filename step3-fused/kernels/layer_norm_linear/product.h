@@ -40,7 +40,7 @@ void launch_statistics(const Args& a, float* statistics, void* stream) {
 }
 
 // Why the prologue cannot take these, or "".
-inline std::string refused_prologue(const Args& a) {
+inline std::string can_implement_prologue(const Args& a) {
   if (reinterpret_cast<uintptr_t>(a.norm_weight) % 4 != 0 || reinterpret_cast<uintptr_t>(a.norm_bias) % 4 != 0) {
     return "takes LayerNorm's weight and bias that begin at multiples of 4 bytes";
   }

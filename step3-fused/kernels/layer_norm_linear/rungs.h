@@ -33,13 +33,13 @@ struct Args {
 namespace kf::KF_BACKEND::layer_norm_linear {
 using kf::layer_norm_linear::Args;
 void v1_separate(const Args& args, void* stream);
-std::string v1_separate_supports(const Args& args);
+std::string v1_separate_can_implement(const Args& args);
 int64_t v1_separate_scratch_bytes(const Args& args);
 void v2_mma(const Args& args, void* stream);
-std::string v2_mma_supports(const Args& args);
+std::string v2_mma_can_implement(const Args& args);
 int64_t v2_mma_scratch_bytes(const Args& args);
 void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_supports(const Args& args);
+std::string v3_hopper_can_implement(const Args& args);
 int64_t v3_hopper_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::layer_norm_linear
 #endif

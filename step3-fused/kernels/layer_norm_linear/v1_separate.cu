@@ -16,7 +16,7 @@ int64_t normalised_bytes(const Args& a) { return padded_bytes(a.rows * a.depth *
 
 }  // namespace
 
-std::string v1_separate_supports(const Args& a) { return linear::refused(linear::args_of(a, nullptr, a.y)); }
+std::string v1_separate_can_implement(const Args& a) { return linear::can_implement(linear::args_of(a, nullptr, a.y)); }
 
 int64_t v1_separate_scratch_bytes(const Args& a) {
   return normalised_bytes(a) + linear::best_scratch_bytes(linear::args_of(a, nullptr, a.y));

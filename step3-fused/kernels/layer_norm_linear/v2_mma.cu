@@ -15,10 +15,10 @@
 
 namespace kf::KF_BACKEND::layer_norm_linear {
 
-std::string v2_mma_supports(const Args& a) {
+std::string v2_mma_can_implement(const Args& a) {
   if (size_of(a.dtype) != 2) return "takes float16 or bfloat16";
-  const std::string refused = refused_prologue(a);
-  return refused.empty() ? mma::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype) : refused;
+  const std::string why_not = can_implement_prologue(a);
+  return why_not.empty() ? mma::can_implement_product(product_of(a), Major::kK, major_of_weight(a), a.dtype) : why_not;
 }
 
 int64_t v2_mma_scratch_bytes(const Args& a) { return statistics_bytes(a); }

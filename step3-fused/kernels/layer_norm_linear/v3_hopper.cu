@@ -14,9 +14,9 @@
 
 namespace kf::KF_BACKEND::layer_norm_linear {
 
-std::string v3_hopper_supports(const Args& a) {
-  const std::string refused = hopper::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
-  return refused.empty() ? refused_prologue(a) : refused;
+std::string v3_hopper_can_implement(const Args& a) {
+  const std::string why_not = hopper::can_implement_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+  return why_not.empty() ? can_implement_prologue(a) : why_not;
 }
 
 int64_t v3_hopper_scratch_bytes(const Args& a) { return statistics_bytes(a); }
@@ -26,7 +26,7 @@ void v3_hopper(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     launch_statistics<T>(a, static_cast<float*>(a.scratch), stream);
     with_major_of_weight(a.weight_transposed, [&](auto weight) {
-      hopper::with_tile<hopper::Ends::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
+      hopper::with_tile<hopper::EpilogueCost::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
         const Store<T> store{{a.y, a.rows, a.width}};
         hopper::launch_product<decltype(tile), T>(product_of(a), prologue_of<T>(a), store, stream);
       });

@@ -15,7 +15,7 @@ Args args_of(const Others& a, const void* x, void* y) {
 
 inline const Rung<Args>& best(const Args& a) { return best_rung(rungs(), kf::linear::automatic(a), a); }
 inline int64_t best_scratch_bytes(const Args& a) { return scratch_bytes_of(best(a), a); }
-inline std::string refused(const Args& a) { return refused_by_all(rungs(), a); }
+inline std::string can_implement(const Args& a) { return can_implement_any(rungs(), a); }
 
 inline void launch_best(Args a, void* scratch, void* stream) {
   a.scratch = scratch;

@@ -12,77 +12,78 @@ enum Barrier { kMultiplied = 1, kGiven = 2 };
 
 template <int kColumns, Major kMajorX, Major kMajorWeight>
 struct SplitTile : hopper::Tile<kColumns, kMajorX, kMajorWeight, 1> {
-  static constexpr int kPlaces = kColumns == 64 ? 12 : kColumns == 128 ? 8 : kColumns == 192 ? 6 : 4;
-  // So a place is always the same consumer's. Who waits for a phase by its parity must have waited for the one before.
-  static_assert(kPlaces % kConsumers == 0);
-  static constexpr int kPlaceBytes = (kSplitRows + kColumns) * hopper::kDepth * 2;
+  static constexpr int kStages = kColumns == 64 ? 12 : kColumns == 128 ? 8 : kColumns == 192 ? 6 : 4;
+  // So a stage is always the same consumer's. Who waits for a phase by its parity must have waited for the one before.
+  static_assert(kStages % kConsumers == 0);
+  static constexpr int kStageBytes = (kSplitRows + kColumns) * hopper::kDepth * 2;
 };
 
 template <class Tile, class T>
 struct SplitShared {
-  T x[Tile::kPlaces][kSplitRows * hopper::kDepth];
-  T weight[Tile::kPlaces][Tile::kWidth * hopper::kDepth];
+  T x[Tile::kStages][kSplitRows * hopper::kDepth];
+  T weight[Tile::kStages][Tile::kWidth * hopper::kDepth];
   T bias[Tile::kWidth];
-  uint64_t full[Tile::kPlaces], empty[Tile::kPlaces];
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
-// Where the places were. given: the sums that a consumer passes on, four of each thread in a group.
+// Where the stages were. given: the sums that a consumer passes on, four of each thread in a group.
 template <class Tile, class T>
-struct End {
+struct EpilogueStorage {
   static constexpr int kHalf = Tile::kWidth / kGroup / 2;  // groups that a consumer finishes
   static constexpr int kStride = kHalf * kGroup + 8;       // padding against bank conflicts
   float given[kConsumers][kHalf][kWarpgroupSize][4];
   T outputs[kConsumers][kWarpgroupSize / kWarpSize][16][kStride];
 };
 
-// By one thread: fetches all places of the tile that begins there.
+// By one thread: loads all stages of the tile that begins there.
 template <class Tile, class T>
-__device__ void fetch_all(SplitShared<Tile, T>& shared, const CUtensorMap* map_x, const CUtensorMap* map_weight,
-                          int row, int column, int steps) {
-  hopper::Ring<Tile::kPlaces> ring;
+__device__ void issue_all_loads(SplitShared<Tile, T>& shared, const CUtensorMap* map_x, const CUtensorMap* map_weight,
+                                int row, int column, int steps) {
+  hopper::PipelineState<Tile::kStages> ring;
   for (int step = 0; step < steps; ++step, ring.advance()) {
-    uint64_t* const full = &shared.full[ring.place];
-    mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
-    mbarrier_arrive_expect(full, Tile::kPlaceBytes);
+    uint64_t* const full = &shared.full[ring.index];
+    mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
+    mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
     const auto load = [&](T* to, const CUtensorMap* map, Major major, int across) {
       const int k = step * hopper::kDepth;
       major == Major::kK ? tma_load(to, map, full, k, across) : tma_load(to, map, full, across, k);
     };
-    load(shared.x[ring.place], map_x, Tile::kA, row);
+    load(shared.x[ring.index], map_x, Tile::kA, row);
     constexpr int kBox = Tile::kB == Major::kK ? Tile::kWidth : 64;
 #pragma unroll
     for (int c = 0; c < Tile::kWidth; c += kBox) {
-      load(shared.weight[ring.place] + c * hopper::kDepth, map_weight, Tile::kB, column + c);
+      load(shared.weight[ring.index] + c * hopper::kDepth, map_weight, Tile::kB, column + c);
     }
   }
 }
 
-// Consumer 0 multiplies places 0, 2, 4 …, consumer 1 the others.
+// Consumer 0 multiplies stages 0, 2, 4 …, consumer 1 the others.
 template <class Tile, class T>
 __device__ __forceinline__ void multiply_half(float (&sum)[Tile::kWidth / 2], SplitShared<Tile, T>& shared, int number,
                                               int steps) {
   const bool leader = leads_warpgroup(number);
-  int reading = -1;  // the place that the product under way reads
-  hopper::Ring<Tile::kPlaces> ring;
+  int reading = -1;  // the stage that the product in flight reads
+  hopper::PipelineState<Tile::kStages> ring;
   if (number == 1) ring.advance();
   for (int step = number; step < steps; step += kConsumers) {
-    mbarrier_wait(&shared.full[ring.place], ring.phase);
-    hopper::multiply<Tile>(sum, shared.x[ring.place], shared.weight[ring.place], true);
+    mbarrier_wait(&shared.full[ring.index], ring.phase);
+    hopper::multiply<Tile>(sum, shared.x[ring.index], shared.weight[ring.index], true);
     wgmma_wait<1>();
     if (leader && reading >= 0) mbarrier_arrive(&shared.empty[reading]);
-    reading = ring.place;
+    reading = ring.index;
     ring.advance();
     ring.advance();
   }
   wgmma_wait<0>();
-  named_barrier_sync(kMultiplied, kConsumerThreads);  // nobody reads a place any more
+  named_barrier_sync(kMultiplied, kConsumerThreads);  // nobody reads a stage any more
 }
 
 // Consumer 0 finishes the first half of the columns, consumer 1 the second. Each gives the other one the sums of its
 // half, and keeps those of its own, which then are sum's first half.
 template <class Tile, class T>
-__device__ __forceinline__ void exchange_halves(float (&sum)[Tile::kWidth / 2], End<Tile, T>& end, int number) {
-  constexpr int kHalf = End<Tile, T>::kHalf;
+__device__ __forceinline__ void exchange_halves(float (&sum)[Tile::kWidth / 2], EpilogueStorage<Tile, T>& epilogue,
+                                                int number) {
+  constexpr int kHalf = EpilogueStorage<Tile, T>::kHalf;
 #pragma unroll
   for (int group = 0; group < kHalf; ++group) {
     Vector<float, 4> four;
@@ -92,25 +93,25 @@ __device__ __forceinline__ void exchange_halves(float (&sum)[Tile::kWidth / 2], 
       four.element[j] = number == 0 ? second : first;
       first = number == 0 ? first : second;
     }
-    store_vector<4>(end.given[number][group][threadIdx.x % kWarpgroupSize], four);
+    store_vector<4>(epilogue.given[number][group][threadIdx.x % kWarpgroupSize], four);
   }
 }
 
 // Adds up both, and the bias, and stores. Each warp's outputs go through shared memory, so that a lane has eight
 // neighbours of a row. row and column: where the tile begins.
 template <class Tile, class T>
-__device__ __forceinline__ void store_half(const float (&sum)[Tile::kWidth / 2], End<Tile, T>& end, const T* bias,
-                                           const Rows<T>& y, int number, int64_t row, int64_t column) {
-  constexpr int kHalf = End<Tile, T>::kHalf;
+__device__ __forceinline__ void store_half(const float (&sum)[Tile::kWidth / 2], EpilogueStorage<Tile, T>& epilogue,
+                                           const T* bias, const Rows<T>& y, int number, int64_t row, int64_t column) {
+  constexpr int kHalf = EpilogueStorage<Tile, T>::kHalf;
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize, lane = thread % kWarpSize;
   const int warp = thread / kWarpSize;
-  auto& outputs = end.outputs[number][warp];
+  auto& outputs = epilogue.outputs[number][warp];
 #pragma unroll
   for (int group = 0; group < kHalf; group += 2) {
     uint32_t pair[4];  // of a group rows g and g + 8, then the same of the next group
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const auto more = load_vector<4>(end.given[1 - number][group + i][thread]);
+      const auto more = load_vector<4>(epilogue.given[1 - number][group + i][thread]);
       const float* const own = sum + 4 * (group + i);
       float b[2];
       widen(load_vector<2>(bias + (number * kHalf + group + i) * kGroup + lane % 4 * 2), b);

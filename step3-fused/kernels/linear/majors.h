@@ -12,12 +12,12 @@ namespace kf::KF_BACKEND::linear {
 
 inline Major major_of_x(const Args& a) { return a.x_transposed ? Major::kMN : Major::kK; }
 
-// Why this cannot be done, or "". `refused_product`: mma's or hopper's. With both transposed it would be a fourth
+// Why this cannot be done, or "". `can_implement_product`: mma's or hopper's. With both transposed it would be a fourth
 // kernel that nobody asks for: neither forward nor backward pass has that.
 template <class F>
-std::string refused_by(F refused_product, const Args& a) {
+std::string can_implement_majors(F can_implement_product, const Args& a) {
   if (a.x_transposed && a.weight_transposed) return "takes x or weight transposed, not both";
-  return refused_product(product_of(a), major_of_x(a), major_of_weight(a), a.dtype);
+  return can_implement_product(product_of(a), major_of_x(a), major_of_weight(a), a.dtype);
 }
 
 // Calls f(x, weight) with their Majors as constants.

@@ -4,7 +4,7 @@
 //           which an H200's memory could deliver in 1.1 µs. The more multiprocessors ask for it at once, the better. So
 //           a cluster shares a tile's depth. A block sends its sums to those that add them up, in the blocks' order.
 // Since v9  Several blocks share a depth, not a block's warpgroups. Tiles are 64 × 64, of one warpgroup, which also
-//           fetches: all places are asked for at once. Sums go to other blocks by stores that a barrier there counts.
+//           loads: all stages are loaded at once. Sums go to other blocks by stores that a barrier there counts.
 // Launch    grid (⌈width/64⌉·c, ⌈rows/64⌉), block 128, clusters of c ≤ 8 along the depth: so many that the busiest
 //           multiprocessor has the fewest steps of 64; 126 KB of shared memory
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs, and
@@ -22,15 +22,15 @@
 namespace kf::KF_BACKEND::linear {
 namespace {
 
-constexpr int kTile = 64, kPlaces = 6, kMostBlocks = 8;
+constexpr int kTile = 64, kStages = 6, kMostBlocks = 8;
 constexpr int kGroup = 8, kGroups = kTile / kGroup;  // columns that one thread rounds and stores
 
 template <class T>
 struct Shared {
-  T x[kPlaces][kTile * hopper::kDepth];
-  T weight[kPlaces][kTile * hopper::kDepth];
+  T x[kStages][kTile * hopper::kDepth];
+  T weight[kStages][kTile * hopper::kDepth];
   float sums[kMostBlocks + kGroups - 1][kTile * kGroup];  // [block][the groups of columns that this block adds up]
-  uint64_t full[kPlaces], arrived;
+  uint64_t full[kStages], arrived;
 };
 
 template <Major kWeight, class T>
@@ -46,32 +46,32 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   // Group g of the columns is added up by block g % blocks, as its group g / blocks.
   const auto groups_of = [&](int block) { return (kGroups - block + blocks - 1) / blocks; };
   const int groups = groups_of(rank);
-  const auto fetch = [&](int step) {  // by one thread
-    const int place = step % kPlaces, k = (first_step + step) * hopper::kDepth;
-    mbarrier_arrive_expect(&shared.full[place], sizeof shared.x[0] + sizeof shared.weight[0]);
-    tma_load(shared.weight[place], &map_weight, &shared.full[place], kWeight == Major::kK ? k : column,
+  const auto issue_loads = [&](int step) {  // by one thread
+    const int stage = step % kStages, k = (first_step + step) * hopper::kDepth;
+    mbarrier_arrive_expect_tx(&shared.full[stage], sizeof shared.x[0] + sizeof shared.weight[0]);
+    tma_load(shared.weight[stage], &map_weight, &shared.full[stage], kWeight == Major::kK ? k : column,
              kWeight == Major::kK ? column : k);
-    tma_load(shared.x[place], &map_x, &shared.full[place], k, row);
+    tma_load(shared.x[stage], &map_x, &shared.full[stage], k, row);
   };
   if (threadIdx.x == 0) {
     for (uint64_t& full : shared.full) mbarrier_init(&full, 1);
     mbarrier_init(&shared.arrived, 1);
     mbarrier_init_fence();
-    mbarrier_arrive_expect(&shared.arrived, (blocks - 1) * groups * rows * kGroup * static_cast<int>(sizeof(float)));
-    for (int step = 0; step < min(steps, kPlaces); ++step) fetch(step);
+    mbarrier_arrive_expect_tx(&shared.arrived, (blocks - 1) * groups * rows * kGroup * static_cast<int>(sizeof(float)));
+    for (int step = 0; step < min(steps, kStages); ++step) issue_loads(step);
   }
   __syncthreads();                   // the barriers are there
   cluster_barrier_arrive_relaxed();  // in the other blocks: to be known before the first sum is sent
 
   float sum[kTile / 2] = {};
   for (int step = 0; step < steps; ++step) {
-    const int place = step % kPlaces;
-    mbarrier_wait(&shared.full[place], step / kPlaces % 2);
-    hopper::multiply<hopper::Tile<kTile, Major::kK, kWeight, 1>>(sum, shared.x[place], shared.weight[place], true);
+    const int stage = step % kStages;
+    mbarrier_wait(&shared.full[stage], step / kStages % 2);
+    hopper::multiply<hopper::Tile<kTile, Major::kK, kWeight, 1>>(sum, shared.x[stage], shared.weight[stage], true);
     wgmma_wait<0>();
-    if (step + kPlaces < steps) {
-      __syncthreads();  // all have read the place
-      if (threadIdx.x == 0) fetch(step + kPlaces);
+    if (step + kStages < steps) {
+      __syncthreads();  // all have read the stage
+      if (threadIdx.x == 0) issue_loads(step + kStages);
     }
   }
 
@@ -80,14 +80,14 @@ __global__ void __launch_bounds__(kWarpgroupSize)
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     const int owner = group % blocks;
-    float* const place = shared.sums[rank * groups_of(owner) + group / blocks];
-    const uint32_t to = remote_address(place, owner), arrived = remote_address(&shared.arrived, owner);
+    float* const own_sums = shared.sums[rank * groups_of(owner) + group / blocks];
+    const uint32_t to = remote_address(own_sums, owner), arrived = remote_address(&shared.arrived, owner);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = first_row + half * 8, at = r * kGroup + lane % 4 * 2, i = 4 * group + 2 * half;
       if (r >= rows) continue;
       if (owner == rank) {
-        store_vector<2>(place + at, Vector<float, 2>{{sum[i], sum[i + 1]}});
+        store_vector<2>(own_sums + at, Vector<float, 2>{{sum[i], sum[i + 1]}});
       } else {
         store_remote_async(to + at * static_cast<uint32_t>(sizeof(float)), Pair<float>{sum[i], sum[i + 1]}, arrived);
       }
@@ -143,11 +143,11 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v10_rows_supports(const Args& a) {
+std::string v10_rows_can_implement(const Args& a) {
   if (a.x_transposed) return "takes x that is not transposed";
   if (a.rows > kTile * 65535)
     return "takes rows ≤ " + std::to_string(kTile * 65535) + ", got " + std::to_string(a.rows);
-  return hopper::refused_product(product_of(a), major_of_x(a), major_of_weight(a), a.dtype);
+  return hopper::can_implement_product(product_of(a), major_of_x(a), major_of_weight(a), a.dtype);
 }
 
 void v10_rows(const Args& a, void* stream) {

@@ -1,7 +1,7 @@
 // linear v11_gemv: up to four rows, on CUDA cores, at the weight's bytes
 //
 // Idea      With one row there is nothing to share: every element of the weight is used once. So no shared memory and
-//           no tensor cores: each thread loads vectors of the weight, several under way, and multiplies them by numbers
+//           no tensor cores: each thread loads vectors of the weight, several in flight, and multiplies them by numbers
 //           of x, which come from cache. It runs on any GPU and in any type.
 // Since v4  No tiles. [depth, width]: kLanes neighbouring threads take as many vectors of a row of the weight, the
 //           next kLanes the row below, and the block goes down the depth; its sums meet by shuffles, then in shared
@@ -133,7 +133,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v11_gemv_supports(const Args& a) {
+std::string v11_gemv_can_implement(const Args& a) {
   if (a.x_transposed) return "takes x that is not transposed";
   if (a.rows > kMostRows) return "takes rows ≤ 4, got " + std::to_string(a.rows);
   constexpr int64_t kMost = int64_t{kWarps} * INT32_MAX;

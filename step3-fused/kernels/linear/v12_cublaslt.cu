@@ -13,9 +13,9 @@
 
 namespace kf::KF_BACKEND::linear {
 
-std::string v12_cublaslt_supports(const Args& a) {
-  return cublaslt::refused(product_of(a), major_of_x(a), major_of_weight(a), a.dtype, a.tf32, cublaslt::Epilogue::kNone,
-                           nullptr, a.y);
+std::string v12_cublaslt_can_implement(const Args& a) {
+  return cublaslt::can_implement(product_of(a), major_of_x(a), major_of_weight(a), a.dtype, a.tf32,
+                                 cublaslt::Epilogue::kNone, nullptr, a.y);
 }
 
 int64_t v12_cublaslt_scratch_bytes(const Args&) { return cublaslt::kWorkspaceBytes; }

@@ -1,6 +1,6 @@
 // linear v2_tiled: tiles of x and weight in shared memory
 //
-// Idea      The 32 × 32 outputs of a block need the same 32 rows of x and 32 columns of the weight. The block fetches
+// Idea      The 32 × 32 outputs of a block need the same 32 rows of x and 32 columns of the weight. The block loads
 //           them in tiles of 32 × 32, each element once, and every thread then takes its 64 factors from shared memory.
 // Since v1  Each element is loaded from global memory once for 32 outputs, not once for each. Threads fetch neighbours
 //           in memory, also where an operand is transposed.

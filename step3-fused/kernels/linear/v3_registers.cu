@@ -20,8 +20,8 @@ constexpr int kStride = kTile + 4;  // of the padding: eight k and four rows sid
 
 // Fetches 128 × 8 elements as [k][i], i along the rows of x or the columns of the weight.
 template <class T, class C>
-__device__ void fetch(const Matrix<T>& m, int64_t first, int64_t end, int64_t first_k, int64_t depth,
-                      C (&tile)[kDepth][kStride]) {
+__device__ void load_tile(const Matrix<T>& m, int64_t first, int64_t end, int64_t first_k, int64_t depth,
+                          C (&tile)[kDepth][kStride]) {
 #pragma unroll
   for (int e = threadIdx.x; e < kTile * kDepth; e += kThreads) {
     const int i = m.row == 1 ? e % kTile : e / kDepth, k = m.row == 1 ? e / kTile : e % kDepth;
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kThreads)
 
   C sum[kEach][kEach] = {};
   for (int64_t first_k = 0; first_k < depth; first_k += kDepth) {
-    fetch(x, first_row, rows, first_k, depth, x_tile);
-    fetch(weight_columns, first_column, width, first_k, depth, weight_tile);
+    load_tile(x, first_row, rows, first_k, depth, x_tile);
+    load_tile(weight_columns, first_column, width, first_k, depth, weight_tile);
     __syncthreads();  // the tiles are whole
 #pragma unroll
     for (int k = 0; k < kDepth; ++k) {

@@ -1,11 +1,11 @@
-// linear v4_vector: 128-bit loads, and the next tile is on its way while this one is multiplied
+// linear v4_vector: 128-bit loads, and the next tile is in flight while this one is multiplied
 //
 // Idea      v3 waits for each tile, at two barriers, and loads element by element. Here the next tile's loads, 16 bytes
 //           each, start before this tile is multiplied, and wait in registers. There are two tiles of each operand in
 //           shared memory: while some threads still read one, others fill the other.
 // Since v3  Vectors from global memory, where the neighbours' dimension is a multiple of 16/sizeof(T) and tensors begin
 //           at a multiple of 16 bytes, else element by element. Vectors of 16 bytes from shared memory: a thread's 8
-//           rows are two runs of four. Two places for tiles, one barrier a tile.
+//           rows are two runs of four. Two stages for tiles, one barrier a tile.
 // Launch    grid (⌈width/128⌉, ⌈rows/128⌉), block 256, 33.8 KB shared memory
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; the rest as v3, but a fourth
 //           of the instructions for it, or an eighth of those that load half types
@@ -26,7 +26,7 @@ constexpr int kDepth = 64 / sizeof(C);  // of a tile
 // A thread's part of a tile of 128 × kDepth elements: vectors of N neighbours in memory. i goes along the rows of x or
 // the columns of the weight.
 template <class T, int N, class C = compute_t<T>>
-struct Fetch {
+struct TileLoader {
   static constexpr int kVectors = kTile * kDepth<C> / N / kThreads;
   Vector<T, N> vector[kVectors];
 
@@ -66,9 +66,9 @@ __global__ void __launch_bounds__(kThreads, sizeof(C) == 4 && N > 1 ? 2 : 1)
   __shared__ __align__(16) C x_tile[2][kDepth<C>][kStride], weight_tile[2][kDepth<C>][kStride];
   const int64_t first_row = int64_t{blockIdx.y} * kTile, first_column = int64_t{blockIdx.x} * kTile;
   const int tx = threadIdx.x % kApart, ty = threadIdx.x / kApart;
-  const auto place_of = [](int t, int i) { return i / kRun * kApart * kRun + t * kRun + i % kRun; };
+  const auto position_of = [](int t, int i) { return i / kRun * kApart * kRun + t * kRun + i % kRun; };
 
-  Fetch<T, N> of_x, of_weight;
+  TileLoader<T, N> of_x, of_weight;
   const auto load = [&](int64_t first_k) {
     of_x.load(x, first_row, rows, first_k, depth);
     of_weight.load(weight_columns, first_column, width, first_k, depth);
@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(C) == 4 && N > 1 ? 2 : 1)
       C row[kEach], column[kEach];
 #pragma unroll
       for (int i = 0; i < kEach; i += kRun) {
-        const auto r = load_vector<kRun>(&x_tile[buffer][k][place_of(ty, i)]);
-        const auto c = load_vector<kRun>(&weight_tile[buffer][k][place_of(tx, i)]);
+        const auto r = load_vector<kRun>(&x_tile[buffer][k][position_of(ty, i)]);
+        const auto c = load_vector<kRun>(&weight_tile[buffer][k][position_of(tx, i)]);
 #pragma unroll
         for (int j = 0; j < kRun; ++j) row[i + j] = r.element[j], column[i + j] = c.element[j];
       }
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(C) == 4 && N > 1 ? 2 : 1)
   for (int i = 0; i < kEach; ++i) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      const int64_t row = first_row + place_of(ty, i), column = first_column + place_of(tx, j);
+      const int64_t row = first_row + position_of(ty, i), column = first_column + position_of(tx, j);
       if (row < rows && column < width) y[row * width + column] = from_compute<T>(sum[i][j] + bias_at(bias, column));
     }
   }

@@ -2,7 +2,7 @@
 //
 // Idea      One instruction of a warp multiplies 16 × 16 by 16 × 8: mma.sync. Its operands lie spread over the lanes;
 //           ldmatrix brings them so from shared memory, transposed where the tile lies the other way round. cp.async
-//           carries tiles from global to shared memory without registers between: three are under way at any time.
+//           carries tiles from global to shared memory without registers between: three are in flight at any time.
 // Since v4  Tensor cores: on an H200 their mma.sync does ten times what its CUDA cores do in float32. Elements stay in
 //           their type, half the bytes in shared memory. Chunks of 16 bytes are exchanged instead of padded. The
 //           outputs leave as vectors, by way of shared memory.
@@ -32,12 +32,12 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v5_mma_supports(const Args& a) {
+std::string v5_mma_can_implement(const Args& a) {
   if (a.dtype == DType::kFloat64) return "takes no float64";
   if (a.dtype == DType::kFloat32 && !a.tf32) {
     return "takes float32 only where it may be rounded to TF32 (torch.backends.cuda.matmul.allow_tf32)";
   }
-  return refused_by(mma::refused_product, a);
+  return can_implement_majors(mma::can_implement_product, a);
 }
 
 void v5_mma(const Args& a, void* stream) {

@@ -6,13 +6,13 @@
 // Since v5  wgmma in place of mma.sync and ldmatrix, TMA in place of cp.async and its addresses. mma.sync reaches about
 //           six tenths of what Hopper's tensor cores can do.
 // Launch    grid ⌈rows/128⌉·⌈width/128⌉ in an order that shares tiles, block 256: two warpgroups of 64 × 128 outputs;
-//           96 KB of shared memory, three places of 128 × 64 and 128 × 64 elements
+//           96 KB of shared memory, three stages of 128 × 64 and 128 × 64 elements
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
 //           From the L2 cache as v5: 64 FLOP a byte. From shared memory a warpgroup reads 64 + 128 lines for 64 × 128
 //           outputs: 43 FLOP a byte
 // Limits    compute capability 9.0; float16 and bfloat16; x or weight transposed, not both. Rows in memory of a
 //           multiple of 8 elements, x and weight at multiples of 16 bytes; rows, depth and width below 2³⁰. All threads
-//           wait for each product before a place is filled again
+//           wait for each product before a stage is filled again
 #include <step3/hopper_product.h>
 
 #include "majors.h"
@@ -22,7 +22,7 @@
 namespace kf::KF_BACKEND::linear {
 namespace {
 
-constexpr int kWidth = 128, kPlaces = 3;
+constexpr int kWidth = 128, kStages = 3;
 constexpr int kThreads = 2 * kWarpgroupSize;
 
 template <class Tile, class T>
@@ -34,14 +34,14 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ __align__(4) T of_columns[kWidth];  // the bias
   const hopper::Schedule::Work work = schedule.find(blockIdx.x);
   const int row = work.row * hopper::kRows, column = work.column * kWidth;
-  const auto fetch = [&](int step) {  // by one thread
-    mbarrier_arrive_expect(&shared.full[step % kPlaces], Tile::kPlaceBytes);
-    hopper::fetch<Tile>(shared, step % kPlaces, &map_x, &map_weight, row, column, step * hopper::kDepth, 0);
+  const auto issue_loads = [&](int step) {  // by one thread
+    mbarrier_arrive_expect_tx(&shared.full[step % kStages], Tile::kStageBytes);
+    hopper::issue_loads<Tile>(shared, step % kStages, &map_x, &map_weight, row, column, step * hopper::kDepth, 0);
   };
   if (threadIdx.x == 0) {
-    for (int place = 0; place < kPlaces; ++place) mbarrier_init(&shared.full[place], 1);
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&shared.full[stage], 1);
     mbarrier_init_fence();
-    for (int step = 0; step < min(kPlaces, schedule.steps); ++step) fetch(step);
+    for (int step = 0; step < min(kStages, schedule.steps); ++step) issue_loads(step);
   }
   for (int c = threadIdx.x; c < kWidth; c += kThreads) {
     of_columns[c] = from_compute<T>(column + c < width ? bias_at(bias, column + c) : 0.0f);
@@ -51,34 +51,34 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int group = warpgroup_of_block();
   float sum[kWidth / 2];
   for (int step = 0; step < schedule.steps; ++step) {
-    const int place = step % kPlaces;
-    mbarrier_wait(&shared.full[place], step / kPlaces % 2);
-    hopper::multiply<Tile>(sum, shared.a[place] + group * 64 * hopper::kDepth, shared.b[place], step > 0);
+    const int stage = step % kStages;
+    mbarrier_wait(&shared.full[stage], step / kStages % 2);
+    hopper::multiply<Tile>(sum, shared.a[stage] + group * 64 * hopper::kDepth, shared.b[stage], step > 0);
     wgmma_wait<0>();
-    __syncthreads();  // both warpgroups have read the place
-    if (threadIdx.x == 0 && step + kPlaces < schedule.steps) fetch(step + kPlaces);
+    __syncthreads();  // both warpgroups have read the stage
+    if (threadIdx.x == 0 && step + kStages < schedule.steps) issue_loads(step + kStages);
   }
-  // The sums leave through the places, which nobody reads any more, so that lanes write whole vectors.
+  // The sums leave through the stages, which nobody reads any more, so that lanes write whole vectors.
   const int warp = threadIdx.x / kWarpSize;
-  using Stage = hopper::Stage<Tile, T, Store<T>>;
-  static_assert(Stage::kRounds == 1, "all of it at once");
-  T* const stage = shared.a[0] + warp * Stage::kElements;
+  using Staging = hopper::Staging<Tile, T, Store<T>>;
+  static_assert(Staging::kRounds == 1, "all of it at once");
+  T* const staging = shared.a[0] + warp * Staging::kElements;
   hopper::Rounded<Tile, T> rounded;
   rounded.take(sum, of_columns);
-  rounded.template put<Stage::kSlicesARound>(stage, 0);
+  rounded.template put<Staging::kSlicesARound>(staging, 0);
   __syncwarp();  // a warp reads what its lanes wrote
-  for (int part = 0; part < Stage::kParts; ++part) {
+  for (int part = 0; part < Staging::kParts; ++part) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int r = row + warp * hopper::kWarpRows + Stage::row_of(part, i), c = column + Stage::column_of(part);
-      if (y.has(r, c)) y.store(r, c, load_packed(stage + Stage::place_of(part, i)));
+      const int r = row + warp * hopper::kWarpRows + Staging::row_of(part, i), c = column + Staging::column_of(part);
+      if (y.has(r, c)) y.store(r, c, load_packed(staging + Staging::offset_of(part, i)));
     }
   }
 }
 
 template <Major kX, Major kWeight, class T>
 void launch(const Args& a, void* stream) {
-  using Tile = hopper::Tile<kWidth, kX, kWeight, 1, kPlaces>;
+  using Tile = hopper::Tile<kWidth, kX, kWeight, 1, kStages>;
   const auto kernel = v6_wgmma_kernel<Tile, T>;
   const hopper::Maps maps = hopper::maps_of<Tile, T>(product_of(a));
   const hopper::Schedule schedule = hopper::schedule_of<Tile>(product_of(a));
@@ -91,7 +91,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v6_wgmma_supports(const Args& a) { return refused_by(hopper::refused_product, a); }
+std::string v6_wgmma_can_implement(const Args& a) { return can_implement_majors(hopper::can_implement_product, a); }
 
 void v6_wgmma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {

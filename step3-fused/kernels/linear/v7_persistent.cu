@@ -1,18 +1,19 @@
-// linear v7_persistent: a producer, consumers, and blocks that stay
+// linear v7_persistent: a producer, consumers, and persistent blocks
 //
-// Idea      In v6 the tensor cores rest while threads wait, ask for tiles, and write outputs. So the work is divided.
-//           One thread, the producer, does nothing but fill places. Two warpgroups, the consumers, multiply 64 rows
-//           each, and let go of a place as soon as they have read it. Each multiprocessor has one block, which stays
+// Idea      In v6 the tensor cores rest while threads wait, issue loads, and write outputs. So the work is divided.
+//           One thread, the producer, does nothing but fill stages. Two warpgroups, the consumers, multiply 64 rows
+//           each, and release a stage as soon as they have read it. Each multiprocessor has one block, which stays
 //           and takes tile after tile: the producer is then already at the next one, and a tile's outputs leave under
 //           its products.
-// Since v6  The kernel is include/step3/hopper_product.h, since the ops with fused ends use it as well. Each place has
-//           two barriers: full, its bytes have arrived; empty, both consumers have left it. A product is waited for
+// Since v6  The kernel is include/step3/hopper_product.h, since the ops with fused epilogues use it as well. Each stage
+// has
+//           two barriers: full, its bytes have arrived; empty, both consumers have released it. A product is waited for
 //           only when the next one has been issued. Tiles are up to 256 columns wide; setmaxnreg gives consumers 232
 //           registers, for 128 sums and the rounded outputs of the tile before, 64 words, which leave by stmatrix and
 //           TMA, some columns after each step. Another warp beside the producer brings the bias. Neighbours in time
 //           share rows of x or columns of the weight.
 // Launch    grid min(⌈rows/128⌉·⌈width/w⌉, multiprocessors), block 384. w is 256, 192, 128 or 64: with which the
-//           busiest block has the fewest columns to do. 4, 4, 6 or 8 places; 209 to 226 KB of shared memory, nearly all
+//           busiest block has the fewest columns to do. 4, 4, 6 or 8 stages; 209 to 226 KB of shared memory, nearly all
 //           that a block may have
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
 //           From the L2 cache (1/128 + 1/w)·rows·depth·width·sizeof(T) bytes: with w = 256 85 FLOP a byte, 77 with 192,
@@ -27,7 +28,9 @@
 
 namespace kf::KF_BACKEND::linear {
 
-std::string v7_persistent_supports(const Args& a) { return refused_by(hopper::refused_product, a); }
+std::string v7_persistent_can_implement(const Args& a) {
+  return can_implement_majors(hopper::can_implement_product, a);
+}
 
 void v7_persistent(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {

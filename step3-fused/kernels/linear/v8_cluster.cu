@@ -2,11 +2,11 @@
 //
 // Idea      Blocks that compute tiles one above the other need the same columns of the weight. As a cluster they are on
 //           neighbouring multiprocessors, and TMA can write one copy into the shared memory of both: multicast. Each
-//           fetches half of the columns, for both.
-// Since v7  Clusters of two. A place counts as empty when the consumers of both blocks have left it: they arrive at
+//           loads half of the columns, for both.
+// Since v7  Clusters of two. A stage counts as empty when the consumers of both blocks have released it: they arrive at
 //           each other's barriers.
 // Launch    grid 2·min(⌈rows/256⌉·⌈width/w⌉, multiprocessors/2), block 384, clusters of 2; w is 256, 192 or 128, with
-//           as many places and as much shared memory as v7
+//           as many stages and as much shared memory as v7
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
 //           From the L2 cache (1/256 + 1/w)·rows·depth·width·sizeof(T) bytes: with w = 256 128 FLOP a byte, a third
 //           fewer bytes than v7; 110 with 192, 85 with 128
@@ -18,7 +18,7 @@
 
 namespace kf::KF_BACKEND::linear {
 
-std::string v8_cluster_supports(const Args& a) { return refused_by(hopper::refused_product, a); }
+std::string v8_cluster_can_implement(const Args& a) { return can_implement_majors(hopper::can_implement_product, a); }
 
 void v8_cluster(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {

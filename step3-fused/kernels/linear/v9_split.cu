@@ -2,12 +2,12 @@
 //
 // Idea      1,024 × 768 outputs are 24 tiles of 128 × 256 for 132 multiprocessors, or 96 of v7's smallest, 128 × 64.
 //           But in these two consumers read the same 64 columns from shared memory, and shared memory is what such a
-//           tile waits for. So both multiply the same 64 rows, by 128 columns: one takes the even places of the depth,
+//           tile waits for. So both multiply the same 64 rows, by 128 columns: one takes the even stages of the depth,
 //           the other one the odd ones. At the end each gives the other half of its sums, and adds what it gets.
-// Since v7  Tiles of 64 rows. A place is read by one consumer. A block has one tile, and nothing to do under which its
+// Since v7  Tiles of 64 rows. A stage is read by one consumer. A block has one tile, and nothing to do under which its
 //           outputs could leave: they go from registers through shared memory to y, 16 bytes at a time.
 // Launch    grid ⌈rows/64⌉·⌈width/w⌉, block 384; w is 64, 128, 192 or 256: with which the busiest multiprocessor is
-//           done first. 12, 8, 6 or 4 places; 161 to 193 KB of shared memory
+//           done first. 12, 8, 6 or 4 stages; 161 to 193 KB of shared memory
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
 //           From the L2 cache (1/64 + 1/w)·rows·depth·width·sizeof(T) bytes, and as many from shared memory: 32 FLOP a
 //           byte with w = 64, 43 with 128, 48 with 192, 51 with 256. v7's smallest tile has 43 and 32
@@ -32,16 +32,16 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
                     const T* __restrict__ bias, const Rows<T> y, int steps, int down) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<SplitShared<Tile, T>*>(memory);
-  auto& end = *reinterpret_cast<End<Tile, T>*>(memory);  // where the places were
-  static_assert(sizeof end <= Tile::kPlaces * Tile::kPlaceBytes);
+  auto& epilogue = *reinterpret_cast<EpilogueStorage<Tile, T>*>(memory);  // where the stages were
+  static_assert(sizeof epilogue <= Tile::kStages * Tile::kStageBytes);
   const int row = static_cast<int>(blockIdx.x) % down * kSplitRows;
   const int column = static_cast<int>(blockIdx.x) / down * Tile::kWidth;
   if (threadIdx.x == 0) {
     tma_prefetch_map(&map_x);
     tma_prefetch_map(&map_weight);
-    for (int place = 0; place < Tile::kPlaces; ++place) {
-      mbarrier_init(&shared.full[place], 1);
-      mbarrier_init(&shared.empty[place], 1);
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      mbarrier_init(&shared.full[stage], 1);
+      mbarrier_init(&shared.empty[stage], 1);
     }
     mbarrier_init_fence();
   }
@@ -49,20 +49,20 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
 
   const int warpgroup = warpgroup_of_block();
   if (warpgroup == 0) {
-    give_registers<40>();
-    if (threadIdx.x == 0) fetch_all(shared, &map_x, &map_weight, row, column, steps);
+    warpgroup_reg_dealloc<40>();
+    if (threadIdx.x == 0) issue_all_loads(shared, &map_x, &map_weight, row, column, steps);
     if (threadIdx.x / kWarpSize == 1) {
-      hopper::bring_bias<Tile>(shared.bias, bias, column, static_cast<int>(y.width));
+      hopper::load_bias<Tile>(shared.bias, bias, column, static_cast<int>(y.width));
       named_barrier_arrive(kGiven, kConsumerThreads + kWarpSize);
     }
   } else {
-    take_registers<232>();
+    warpgroup_reg_alloc<232>();
     const int number = warpgroup - 1;
     float sum[Tile::kWidth / 2] = {};  // a consumer without a step adds 0
     multiply_half(sum, shared, number, steps);
-    exchange_halves(sum, end, number);
+    exchange_halves(sum, epilogue, number);
     named_barrier_sync(kGiven, kConsumerThreads + kWarpSize);  // and the bias is there
-    store_half(sum, end, shared.bias, y, number, row, column);
+    store_half(sum, epilogue, shared.bias, y, number, row, column);
   }
 }
 
@@ -95,7 +95,7 @@ int width_of_tiles(const Args& a) {
 
 }  // namespace
 
-std::string v9_split_supports(const Args& a) { return refused_by(hopper::refused_product, a); }
+std::string v9_split_can_implement(const Args& a) { return can_implement_majors(hopper::can_implement_product, a); }
 
 void v9_split(const Args& a, void* stream) {
   const int width = width_of_tiles(a);

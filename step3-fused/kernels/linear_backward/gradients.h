@@ -39,9 +39,9 @@ inline kf::linear::Args product_for_weight(const Layer& l) {
 }
 
 // Both products by what linear's `auto` takes; one after the other, so they may use the same scratch memory.
-inline std::string refused(const Layer& l) {
-  const std::string for_x = linear::refused(product_for_x(l));
-  return for_x.empty() ? linear::refused(product_for_weight(l)) : for_x;
+inline std::string can_implement(const Layer& l) {
+  const std::string for_x = linear::can_implement(product_for_x(l));
+  return for_x.empty() ? linear::can_implement(product_for_weight(l)) : for_x;
 }
 
 inline int64_t best_scratch_bytes(const Layer& l) {

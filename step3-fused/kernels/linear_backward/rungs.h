@@ -30,16 +30,16 @@ struct Args {
 namespace kf::KF_BACKEND::linear_backward {
 using kf::linear_backward::Args;
 void v1_vector(const Args& args, void* stream);
-std::string v1_vector_supports(const Args& args);
+std::string v1_vector_can_implement(const Args& args);
 int64_t v1_vector_scratch_bytes(const Args& args);
 void v2_mma(const Args& args, void* stream);
-std::string v2_mma_supports(const Args& args);
+std::string v2_mma_can_implement(const Args& args);
 int64_t v2_mma_scratch_bytes(const Args& args);
 void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_supports(const Args& args);
+std::string v3_hopper_can_implement(const Args& args);
 int64_t v3_hopper_scratch_bytes(const Args& args);
 void v4_best(const Args& args, void* stream);
-std::string v4_best_supports(const Args& args);
+std::string v4_best_can_implement(const Args& args);
 int64_t v4_best_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::linear_backward
 #endif

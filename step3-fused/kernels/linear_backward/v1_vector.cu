@@ -13,10 +13,10 @@
 
 namespace kf::KF_BACKEND::linear_backward {
 
-std::string v1_vector_supports(const Args& a) {
+std::string v1_vector_can_implement(const Args& a) {
   const Layer layer = layer_of(a, a.grad);
-  const std::string for_x = linear::v4_vector_supports(product_for_x(layer));
-  return for_x.empty() ? linear::v4_vector_supports(product_for_weight(layer)) : for_x;
+  const std::string for_x = linear::v4_vector_can_implement(product_for_x(layer));
+  return for_x.empty() ? linear::v4_vector_can_implement(product_for_weight(layer)) : for_x;
 }
 
 int64_t v1_vector_scratch_bytes(const Args& a) { return sums_bytes(layer_of(a, a.grad)); }

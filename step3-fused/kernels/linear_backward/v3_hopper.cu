@@ -14,10 +14,10 @@
 
 namespace kf::KF_BACKEND::linear_backward {
 
-std::string v3_hopper_supports(const Args& a) {  // v9_split takes what v7_persistent takes
+std::string v3_hopper_can_implement(const Args& a) {  // v9_split takes what v7_persistent takes
   const Layer layer = layer_of(a, a.grad);
-  const std::string for_x = linear::v7_persistent_supports(product_for_x(layer));
-  return for_x.empty() ? linear::v7_persistent_supports(product_for_weight(layer)) : for_x;
+  const std::string for_x = linear::v7_persistent_can_implement(product_for_x(layer));
+  return for_x.empty() ? linear::v7_persistent_can_implement(product_for_weight(layer)) : for_x;
 }
 
 int64_t v3_hopper_scratch_bytes(const Args& a) { return sums_bytes(layer_of(a, a.grad)); }

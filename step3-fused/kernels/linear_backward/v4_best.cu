@@ -11,7 +11,7 @@
 
 namespace kf::KF_BACKEND::linear_backward {
 
-std::string v4_best_supports(const Args& a) { return refused(layer_of(a, a.grad)); }
+std::string v4_best_can_implement(const Args& a) { return can_implement(layer_of(a, a.grad)); }
 
 int64_t v4_best_scratch_bytes(const Args& a) {
   const Layer layer = layer_of(a, a.grad);

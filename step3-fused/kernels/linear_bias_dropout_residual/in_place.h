@@ -6,24 +6,24 @@
 
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 
-using hopper::EndMaps;
+using hopper::EpilogueMaps;
 using hopper::kConsumers;
 using hopper::kSlice;
 using hopper::kWarpRows;
 using hopper::Schedule;
 
-// Each consumer warp has two places for rounds of 64 columns, which take turns. `arrived`: the residual of a round.
+// Each consumer warp has two stages for rounds of 64 columns, which take turns. `arrived`: the residual of a round.
 template <class Tile, class T>
-struct InPlaceShared : hopper::Places<Tile, T> {  // of one base only: see hopper::Shared
-  alignas(1024) T place[kConsumers * 4][2][kWarpRows * kSlice];
+struct InPlaceShared : hopper::Stages<Tile, T> {  // of one base only: see hopper::Shared
+  alignas(1024) T stage[kConsumers * 4][2][kWarpRows * kSlice];
   alignas(uint32_t) T bias[2][Tile::kWidth];
   alignas(uint64_t) uint64_t bias_full[2], bias_empty[2];
   uint64_t arrived[kConsumers * 4][2];
-  uint64_t full[Tile::kPlaces], empty[Tile::kPlaces];
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
 // A consumer warp's rounds, counted from the kernel's beginning over all its tiles. Under a tile's product one thing is
-// done at each step: the residual of a round is asked for, or added and the sum stored.
+// done at each step: the load of a round's residual is issued, or added and the sum stored.
 template <class Tile, class T>
 struct InPlaceRounds {
   static constexpr int kRounds = Tile::kSlices;  // of a tile
@@ -32,22 +32,22 @@ struct InPlaceRounds {
   };
 
   InPlaceShared<Tile, T>& shared;
-  const EndMaps& maps;
-  hopper::Rounded<Tile, T> rounded;     // of the tile that waits
-  Corner waits{}, next{};               // that tile, and the one that is being multiplied
-  int asked = 0, added = 0, first = 0;  // rounds; the first of `next`
+  const EpilogueMaps& maps;
+  hopper::Rounded<Tile, T> rounded;      // of the tile that waits
+  Corner waits{}, next{};                // that tile, and the one that is being multiplied
+  int issued = 0, added = 0, first = 0;  // rounds; the first of `next`
 
-  __device__ InPlaceRounds(InPlaceShared<Tile, T>& shared, const EndMaps& maps) : shared(shared), maps(maps) {}
+  __device__ InPlaceRounds(InPlaceShared<Tile, T>& shared, const EpilogueMaps& maps) : shared(shared), maps(maps) {}
 
   static __device__ __forceinline__ int warp() { return threadIdx.x / kWarpSize - 4; }
   static __device__ __forceinline__ bool leader() { return threadIdx.x % kWarpSize == 0; }
 
   __device__ __forceinline__ bool busy() const { return added < first; }
 
-  // `end`: of the rounds that may be asked for.
+  // `end`: of the rounds whose loads may be issued.
   __device__ __forceinline__ void advance(int end) {
-    if (asked < min(added + 2, end)) {
-      ask();
+    if (issued < min(added + 2, end)) {
+      issue_load();
     } else if (busy()) {
       add();
     }
@@ -61,30 +61,30 @@ struct InPlaceRounds {
 
  private:
   // Of the tile that waits, or already of the next one: so it is there when the sums are.
-  __device__ __forceinline__ void ask() {
+  __device__ __forceinline__ void issue_load() {
     if (leader()) {
-      const bool of_next = asked >= first;
+      const bool of_next = issued >= first;
       // Not a reference to one of the two: it would need both, and all with them, to lie in memory.
       const int row = of_next ? next.row : waits.row, column = of_next ? next.column : waits.column;
-      const int round = asked - (of_next ? first : first - kRounds);
-      T* const place = shared.place[warp()][asked % 2];
-      uint64_t* const arrived = &shared.arrived[warp()][asked % 2];
+      const int round = issued - (of_next ? first : first - kRounds);
+      T* const stage = shared.stage[warp()][issued % 2];
+      uint64_t* const arrived = &shared.arrived[warp()][issued % 2];
       tma_store_wait_read<0>();  // what was there has left
-      mbarrier_arrive_expect(arrived, sizeof shared.place[0][0]);
-      tma_load(place, &maps.read, arrived, column + round * kSlice, row);
+      mbarrier_arrive_expect_tx(arrived, sizeof shared.stage[0][0]);
+      tma_load(stage, &maps.read, arrived, column + round * kSlice, row);
     }
-    ++asked;
+    ++issued;
   }
 
   __device__ __forceinline__ void add() {
-    T* const place = shared.place[warp()][added % 2];
+    T* const stage = shared.stage[warp()][added % 2];
     const int round = added - (first - kRounds);
-    mbarrier_wait_together(&shared.arrived[warp()][added % 2], added / 2 % 2);
-    rounded.add(place, round);
+    mbarrier_wait_warp(&shared.arrived[warp()][added % 2], added / 2 % 2);
+    rounded.add(stage, round);
     tma_store_fence();
     __syncwarp();  // the round is written, and TMA may see it
     if (leader()) {
-      tma_store(&maps.out, place, waits.column + round * kSlice, waits.row);
+      tma_store(&maps.out, stage, waits.column + round * kSlice, waits.row);
       tma_store_commit();
     }
     ++added;
@@ -101,20 +101,20 @@ struct AddInPlace {
 
   template <class Tile>
   __device__ __forceinline__ void init(Shared<Tile>& shared) const {
-    hopper::init_end(shared);
+    hopper::init_epilogue(shared);
   }
 
   template <class Tile>
   __device__ __forceinline__ void prepare(Shared<Tile>& shared, const Schedule& schedule) const {
-    hopper::bring_biases<Tile>(shared, schedule, bias, width);
+    hopper::load_biases<Tile>(shared, schedule, bias, width);
   }
 
   template <class Tile>
-  __device__ void run(Shared<Tile>& shared, const Schedule& schedule, const EndMaps& maps, int) const {
+  __device__ void run(Shared<Tile>& shared, const Schedule& schedule, const EpilogueMaps& maps, int) const {
     hopper::Consumer<Tile, Shared<Tile>> consumer(shared);
     InPlaceRounds<Tile, T> rounds(shared, maps);
     const int row = consumer.number * 64 + static_cast<int>(threadIdx.x) / kWarpSize % 4 * kWarpRows;
-    hopper::Ring<2> of_bias;
+    hopper::PipelineState<2> of_bias;
     int number = blockIdx.x;
     Schedule::Work work = schedule.find(number);
     while (number < schedule.count()) {
@@ -127,9 +127,9 @@ struct AddInPlace {
         rounds.advance(rounds.first + rounds.kRounds);
       }
       consumer.wait();
-      mbarrier_wait_together(&shared.bias_full[of_bias.place], of_bias.phase);
-      rounds.rounded.take(consumer.sum, shared.bias[of_bias.place]);
-      mbarrier_arrive(&shared.bias_empty[of_bias.place]);
+      mbarrier_wait_warp(&shared.bias_full[of_bias.index], of_bias.phase);
+      rounds.rounded.take(consumer.sum, shared.bias[of_bias.index]);
+      mbarrier_arrive(&shared.bias_empty[of_bias.index]);
       of_bias.advance();
       rounds.begin();
     }

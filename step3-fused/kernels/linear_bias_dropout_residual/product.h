@@ -8,10 +8,10 @@
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 
 template <class T>
-DropoutResidualEnd<T> epilogue_of(const Args& a) {
+DropoutResidualEpilogue<T> epilogue_of(const Args& a) {
   using C = compute_t<T>;
   return {Rows<T>(a.y, a.rows, a.width), Rows<T>(a.residual, a.rows, a.width),
-          Dropout<C>{{a.state, a.seed, a.offset}, a.threshold, keep_scale<C>(a.threshold)}};
+          ElementwiseDropout<C>{{a.rng_state, a.seed, a.offset}, a.threshold, keep_scale<C>(a.threshold)}};
 }
 
 }  // namespace kf::KF_BACKEND::linear_bias_dropout_residual

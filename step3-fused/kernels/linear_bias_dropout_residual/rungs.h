@@ -13,7 +13,7 @@ struct Args {
 
   const void* residual;  // [rows, width]
   void* y;
-  const int64_t* state;  // {seed, offset} in the GPU's memory; null: the next two members hold them
+  const int64_t* rng_state;  // {seed, offset} in the GPU's memory; null: the next two members hold them
   uint64_t seed;
   uint64_t offset;
   uint32_t threshold;  // an element is kept where its 16-bit random number is at least this
@@ -40,17 +40,17 @@ inline const char* automatic(const Args& a) {
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 using kf::linear_bias_dropout_residual::Args;
 void v1_separate(const Args& args, void* stream);
-std::string v1_separate_supports(const Args& args);
+std::string v1_separate_can_implement(const Args& args);
 int64_t v1_separate_scratch_bytes(const Args& args);
 void v2_mma(const Args& args, void* stream);
-std::string v2_mma_supports(const Args& args);
+std::string v2_mma_can_implement(const Args& args);
 void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_supports(const Args& args);
+std::string v3_hopper_can_implement(const Args& args);
 void v4_cublaslt(const Args& args, void* stream);
-std::string v4_cublaslt_supports(const Args& args);
+std::string v4_cublaslt_can_implement(const Args& args);
 int64_t v4_cublaslt_scratch_bytes(const Args& args);
 void v5_in_place(const Args& args, void* stream);
-std::string v5_in_place_supports(const Args& args);
+std::string v5_in_place_can_implement(const Args& args);
 }  // namespace kf::KF_BACKEND::linear_bias_dropout_residual
 #endif
 

@@ -2,7 +2,7 @@
 //
 // Idea      The residual is read where it is added, and the sum is written once: the product never exists in memory.
 //           The random numbers need no memory either, as in step 1: eight neighbours share one call of Philox.
-// Since v1  linear's v5_mma with DropoutResidualEnd at its end.
+// Since v1  linear's v5_mma with DropoutResidualEpilogue at its end.
 // Launch    as linear's v5_mma
 // Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
 // Limits    as linear's v5_mma; float16 and bfloat16; it rounds the product
@@ -12,9 +12,9 @@
 
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 
-std::string v2_mma_supports(const Args& a) {
+std::string v2_mma_can_implement(const Args& a) {
   if (size_of(a.dtype) != 2) return "takes float16 or bfloat16";
-  return mma::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+  return mma::can_implement_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
 }
 
 void v2_mma(const Args& a, void* stream) {

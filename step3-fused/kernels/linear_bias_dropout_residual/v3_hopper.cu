@@ -3,7 +3,8 @@
 // Idea      The residual comes from memory, and ten rounds of Philox are some hundred instructions for eight outputs.
 //           Under the next tile's product the wait for the residual is hidden; the instructions are not, they take the
 //           tensor cores' time.
-// Since v2  linear's v7 with DropoutResidualEnd at its end. The residual comes by TMA, asked for a round of 64 columns
+// Since v2  linear's v7 with DropoutResidualEpilogue at its end. The residual comes by TMA, asked for a round of 64
+// columns
 //           ahead: a load into registers would have to arrive before the next product may be issued.
 // Launch    as linear's v7_persistent with tiles of 192, 128 or 64 columns, whichever leaves the fewest
 //           multiprocessors idle
@@ -16,16 +17,16 @@
 
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 
-std::string v3_hopper_supports(const Args& a) {
-  const std::string refused = hopper::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
-  return refused.empty() ? hopper::refused_read(a.residual, a.width) : refused;
+std::string v3_hopper_can_implement(const Args& a) {
+  const std::string why_not = hopper::can_implement_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+  return why_not.empty() ? hopper::can_implement_read(a.residual, a.width) : why_not;
 }
 
 void v3_hopper(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     with_major_of_weight(a.weight_transposed, [&](auto weight) {
-      hopper::with_tile<hopper::Ends::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
+      hopper::with_tile<hopper::EpilogueCost::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
         hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue_of<T>(a), stream);
       });
     });

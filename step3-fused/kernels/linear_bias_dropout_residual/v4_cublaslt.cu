@@ -11,10 +11,10 @@
 
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 
-std::string v4_cublaslt_supports(const Args& a) {
+std::string v4_cublaslt_can_implement(const Args& a) {
   if (a.threshold != 0) return "takes p = 0 only";
-  return cublaslt::refused(product_of(a), Major::kK, major_of_weight(a), a.dtype, a.tf32, cublaslt::Epilogue::kNone,
-                           a.residual, a.y);
+  return cublaslt::can_implement(product_of(a), Major::kK, major_of_weight(a), a.dtype, a.tf32,
+                                 cublaslt::Epilogue::kNone, a.residual, a.y);
 }
 
 int64_t v4_cublaslt_scratch_bytes(const Args&) { return cublaslt::kWorkspaceBytes; }

@@ -5,7 +5,7 @@
 //           result in and out again. Where nothing is dropped an end needs no eight neighbours in one lane. So a lane
 //           reads of the residual just what it has sums of, adds, and puts the result where the residual was: four
 //           times.
-// Since v3  Two places a warp instead of three, each of 16 rows and 64 columns. What that leaves is a ring for tiles of
+// Since v3  Two stages a warp instead of three, each of 16 rows and 64 columns. What that leaves is a ring for tiles of
 //           256 columns, which read less for each output. The next tile's first two rounds of the residual are asked
 //           for under its product
 // Launch    grid min(tiles, multiprocessors), block 384, up to 226 KB of shared memory. Tiles are 256, 192, 128 or 64
@@ -18,24 +18,24 @@
 
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 
-std::string v5_in_place_supports(const Args& a) {
+std::string v5_in_place_can_implement(const Args& a) {
   if (a.threshold != 0) return "takes p = 0 only";
-  const std::string refused = v3_hopper_supports(a);
-  if (!refused.empty()) return refused;
+  const std::string why_not = v3_hopper_can_implement(a);
+  if (!why_not.empty()) return why_not;
   return aligned_16(a.y) ? "" : "takes a y that begins at a multiple of 16 bytes";
 }
 
 void v5_in_place(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    EndMaps maps{};
+    EpilogueMaps maps{};
     maps.read = hopper::map_of_rows(Rows<T>(a.residual, a.rows, a.width));
     maps.out = hopper::map_of_rows(Rows<T>(a.y, a.rows, a.width));
     const AddInPlace<T> finish{static_cast<const T*>(a.bias), static_cast<int>(a.width)};
     with_major_of_weight(a.weight_transposed, [&](auto weight) {
       hopper::with_tile_width<1>(product_of(a), [&](auto width) {
-        hopper::launch_with_end<hopper::Tile<width.value, Major::kK, weight.value, 1>, T>(product_of(a), maps, finish,
-                                                                                          stream);
+        hopper::launch_with_epilogue<hopper::Tile<width.value, Major::kK, weight.value, 1>, T>(product_of(a), maps,
+                                                                                               finish, stream);
       });
     });
   });

@@ -4,8 +4,8 @@ namespace kf::KF_BACKEND::linear_bias_dropout_residual_backward {
 namespace {
 
 constexpr Rung<Args> kRungs[] = {
-    {"v1_separate", v1_separate, v1_separate_supports, v1_separate_scratch_bytes, "the masked gradient"},
-    {"v2_fused", v2_fused, v2_fused_supports, v2_fused_scratch_bytes, "the masked gradient"},
+    {"v1_separate", v1_separate, v1_separate_can_implement, v1_separate_scratch_bytes, "the masked gradient"},
+    {"v2_fused", v2_fused, v2_fused_can_implement, v2_fused_scratch_bytes, "the masked gradient"},
 };
 
 }  // namespace

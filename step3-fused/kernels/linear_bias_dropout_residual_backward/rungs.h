@@ -14,7 +14,7 @@ struct Args {
   void* grad_x;
   void* grad_weight;
   void* grad_bias;
-  const int64_t* state;  // {seed, offset} in the GPU's memory; null: the next two members hold them
+  const int64_t* rng_state;  // {seed, offset} in the GPU's memory; null: the next two members hold them
   uint64_t seed;
   uint64_t offset;
   uint32_t threshold;  // an element is kept where its 16-bit random number is at least this
@@ -35,10 +35,10 @@ struct Args {
 namespace kf::KF_BACKEND::linear_bias_dropout_residual_backward {
 using kf::linear_bias_dropout_residual_backward::Args;
 void v1_separate(const Args& args, void* stream);
-std::string v1_separate_supports(const Args& args);
+std::string v1_separate_can_implement(const Args& args);
 int64_t v1_separate_scratch_bytes(const Args& args);
 void v2_fused(const Args& args, void* stream);
-std::string v2_fused_supports(const Args& args);
+std::string v2_fused_can_implement(const Args& args);
 int64_t v2_fused_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::linear_bias_dropout_residual_backward
 #endif

@@ -20,9 +20,10 @@ namespace {
 template <class T>
 struct Mask : Epilogue<T, false, false> {
   using C = compute_t<T>;
-  Dropout<C> dropout;
+  ElementwiseDropout<C> dropout;
 
-  Mask(const Rows<T>& out, const Dropout<C>& dropout) : Epilogue<T, false, false>{out, {}, {}}, dropout(dropout) {}
+  Mask(const Rows<T>& out, const ElementwiseDropout<C>& dropout)
+      : Epilogue<T, false, false>{out, {}, {}}, dropout(dropout) {}
   __device__ __forceinline__ void operator()(int64_t row, int64_t column, Packed<T>& value, Packed<T>&) const {
     C x[8];
     widen(value, x);
@@ -33,7 +34,7 @@ struct Mask : Epilogue<T, false, false> {
 
 }  // namespace
 
-std::string v1_separate_supports(const Args& a) { return linear_backward::refused(layer_of(a, a.grad)); }
+std::string v1_separate_can_implement(const Args& a) { return linear_backward::can_implement(layer_of(a, a.grad)); }
 
 int64_t v1_separate_scratch_bytes(const Args& a) { return changed_scratch_bytes(layer_of(a, a.grad)); }
 
@@ -42,7 +43,7 @@ void v1_separate(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     using C = compute_t<T>;
-    const Dropout<C> dropout{{a.state, a.seed, a.offset}, a.threshold, keep_scale<C>(a.threshold)};
+    const ElementwiseDropout<C> dropout{{a.rng_state, a.seed, a.offset}, a.threshold, keep_scale<C>(a.threshold)};
     const Mask<T> drop(Rows<T>(changed.grad, a.rows, a.width), dropout);
     launch_epilogue(Rows<T>(a.grad, a.rows, a.width), drop, stream);
     sum_rows<T>(static_cast<const T*>(changed.grad), changed.sums, a.grad_bias, a.rows, a.width, stream);

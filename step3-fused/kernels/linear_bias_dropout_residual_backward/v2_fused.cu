@@ -25,15 +25,15 @@ template <class T>
 struct Mask {
   using C = compute_t<T>;
   static constexpr int kBlocks = kDropoutBlocks<T>, kWaves = kDropoutWaves;
-  DropoutState state;
+  PhiloxState philox_state;
   uint32_t threshold;
   C scale;
 
-  __device__ void begin() { state.read(); }
+  __device__ void begin() { philox_state.read(); }
   template <bool kAligned, class Whole>
   __device__ __forceinline__ void apply(Whole, int64_t i, int, int, C (&value)[8]) {
-    if constexpr (sizeof(T) == 2) forget_round_keys(state.seed);
-    const Eight eight = state.eight(i / 8);
+    if constexpr (sizeof(T) == 2) forget_round_keys(philox_state.seed);
+    const Eight eight = philox_state.eight(i / 8);
 #pragma unroll
     for (int j = 0; j < 8; ++j) value[j] = eight.number(j) >= threshold ? scale * value[j] : C(0);
   }
@@ -41,7 +41,7 @@ struct Mask {
 
 }  // namespace
 
-std::string v2_fused_supports(const Args& a) { return linear_backward::refused(layer_of(a, a.grad)); }
+std::string v2_fused_can_implement(const Args& a) { return linear_backward::can_implement(layer_of(a, a.grad)); }
 
 int64_t v2_fused_scratch_bytes(const Args& a) { return changed_scratch_bytes(layer_of(a, a.grad)); }
 
@@ -49,7 +49,7 @@ void v2_fused(const Args& a, void* stream) {
   const Changed changed = changed_in(a.scratch, layer_of(a, a.grad));
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    const Mask<T> mask{{a.state, a.seed, a.offset}, a.threshold, keep_scale<compute_t<T>>(a.threshold)};
+    const Mask<T> mask{{a.rng_state, a.seed, a.offset}, a.threshold, keep_scale<compute_t<T>>(a.threshold)};
     launch_summed_gradient<T>(a.grad, changed.grad, a.grad_bias, changed.sums, a.rows, a.width, aligned_16(a.grad),
                               mask, stream);
   });

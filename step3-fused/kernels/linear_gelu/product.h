@@ -16,8 +16,8 @@ void with_epilogue(const Args& a, F&& f) {
   with_major_of_weight(a.weight_transposed, [&](auto weight) {
     const auto with_gelu = [&](auto tanh) {
       constexpr bool kTanh = decltype(tanh)::value;
-      a.preactivation == nullptr ? f(weight, GeluEnd<T, kTanh, kCoarse, false>(y, h))
-                                 : f(weight, GeluEnd<T, kTanh, kCoarse, true>(y, h));
+      a.preactivation == nullptr ? f(weight, GeluEpilogue<T, kTanh, kCoarse, false>(y, h))
+                                 : f(weight, GeluEpilogue<T, kTanh, kCoarse, true>(y, h));
     };
     a.tanh ? with_gelu(std::true_type{}) : with_gelu(std::false_type{});
   });

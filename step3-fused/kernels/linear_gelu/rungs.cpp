@@ -4,10 +4,10 @@ namespace kf::KF_BACKEND::linear_gelu {
 namespace {
 
 constexpr Rung<Args> kRungs[] = {
-    {"v1_separate", v1_separate, v1_separate_supports, v1_separate_scratch_bytes, "the product"},
-    {"v2_mma", v2_mma, v2_mma_supports, nullptr, "the product"},
-    {"v3_hopper", v3_hopper, v3_hopper_supports, nullptr, "the product"},
-    {"v4_cublaslt", v4_cublaslt, v4_cublaslt_supports, v4_cublaslt_scratch_bytes, "sums of parts, at some sizes"},
+    {"v1_separate", v1_separate, v1_separate_can_implement, v1_separate_scratch_bytes, "the product"},
+    {"v2_mma", v2_mma, v2_mma_can_implement, nullptr, "the product"},
+    {"v3_hopper", v3_hopper, v3_hopper_can_implement, nullptr, "the product"},
+    {"v4_cublaslt", v4_cublaslt, v4_cublaslt_can_implement, v4_cublaslt_scratch_bytes, "sums of parts, at some sizes"},
 };
 
 }  // namespace

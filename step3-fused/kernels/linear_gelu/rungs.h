@@ -37,14 +37,14 @@ inline const char* automatic(const Args& a) {
 namespace kf::KF_BACKEND::linear_gelu {
 using kf::linear_gelu::Args;
 void v1_separate(const Args& args, void* stream);
-std::string v1_separate_supports(const Args& args);
+std::string v1_separate_can_implement(const Args& args);
 int64_t v1_separate_scratch_bytes(const Args& args);
 void v2_mma(const Args& args, void* stream);
-std::string v2_mma_supports(const Args& args);
+std::string v2_mma_can_implement(const Args& args);
 void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_supports(const Args& args);
+std::string v3_hopper_can_implement(const Args& args);
 void v4_cublaslt(const Args& args, void* stream);
-std::string v4_cublaslt_supports(const Args& args);
+std::string v4_cublaslt_can_implement(const Args& args);
 int64_t v4_cublaslt_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::linear_gelu
 #endif

@@ -17,7 +17,7 @@ int64_t product_bytes(const Args& a) {
 
 }  // namespace
 
-std::string v1_separate_supports(const Args& a) { return linear::refused(linear::args_of(a, a.x, a.y)); }
+std::string v1_separate_can_implement(const Args& a) { return linear::can_implement(linear::args_of(a, a.x, a.y)); }
 
 int64_t v1_separate_scratch_bytes(const Args& a) {
   return product_bytes(a) + linear::best_scratch_bytes(linear::args_of(a, a.x, a.y));
@@ -30,8 +30,8 @@ void v1_separate(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     const Rows<T> rows(product, a.rows, a.width), y(a.y, a.rows, a.width);
-    a.tanh ? launch_epilogue(rows, GeluEnd<T, true, false, false>(y, {}), stream)
-           : launch_epilogue(rows, GeluEnd<T, false, false, false>(y, {}), stream);
+    a.tanh ? launch_epilogue(rows, GeluEpilogue<T, true, false, false>(y, {}), stream)
+           : launch_epilogue(rows, GeluEpilogue<T, false, false, false>(y, {}), stream);
   });
 }
 

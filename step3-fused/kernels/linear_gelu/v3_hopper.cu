@@ -4,7 +4,8 @@
 //           output, would take a third of that again. linear's persistent rungs do what follows a tile under the next
 //           one's product, when the tensor cores are at work: waiting is hidden so, instructions are not, and so
 //           they must be few.
-// Since v2  linear's v7 and v8 with GeluEnd at their end. GPT-2's GELU takes one special function, tanh.approx: its
+// Since v2  linear's v7 and v8 with GeluEpilogue at their end. GPT-2's GELU takes one special function, tanh.approx:
+// its
 //           gate is right to 1/4096.
 // Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128 or 64, whichever
 //           leaves the fewest multiprocessors idle
@@ -17,15 +18,15 @@
 
 namespace kf::KF_BACKEND::linear_gelu {
 
-std::string v3_hopper_supports(const Args& a) {
-  return hopper::refused_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
+std::string v3_hopper_can_implement(const Args& a) {
+  return hopper::can_implement_product(product_of(a), Major::kK, major_of_weight(a), a.dtype);
 }
 
 void v3_hopper(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     with_epilogue<T, true>(a, [&](auto weight, const auto& epilogue) {
-      hopper::with_tile<hopper::Ends::kLight, Major::kK, weight.value>(product_of(a), [&](auto tile) {
+      hopper::with_tile<hopper::EpilogueCost::kLight, Major::kK, weight.value>(product_of(a), [&](auto tile) {
         hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue, stream);
       });
     });

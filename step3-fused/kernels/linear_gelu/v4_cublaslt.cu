@@ -21,12 +21,13 @@ cublaslt::Epilogue epilogue_of(const Args& a) {
 
 }  // namespace
 
-std::string v4_cublaslt_supports(const Args& a) {
+std::string v4_cublaslt_can_implement(const Args& a) {
   if (a.dtype != DType::kFloat16 && a.dtype != DType::kBFloat16) return "takes float16 or bfloat16";
   if (!a.tanh) return "takes approximate='tanh' only";
   if (a.width % 8 != 0) return "takes a width that is a multiple of 8, got " + std::to_string(a.width);
   if (!aligned_16(a.y, a.preactivation)) return "takes outputs that begin at multiples of 16 bytes";
-  return cublaslt::refused(product_of(a), Major::kK, major_of_weight(a), a.dtype, a.tf32, epilogue_of(a), nullptr, a.y);
+  return cublaslt::can_implement(product_of(a), Major::kK, major_of_weight(a), a.dtype, a.tf32, epilogue_of(a), nullptr,
+                                 a.y);
 }
 
 int64_t v4_cublaslt_scratch_bytes(const Args&) { return cublaslt::kWorkspaceBytes; }

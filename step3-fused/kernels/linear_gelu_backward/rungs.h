@@ -32,10 +32,10 @@ struct Args {
 namespace kf::KF_BACKEND::linear_gelu_backward {
 using kf::linear_gelu_backward::Args;
 void v1_separate(const Args& args, void* stream);
-std::string v1_separate_supports(const Args& args);
+std::string v1_separate_can_implement(const Args& args);
 int64_t v1_separate_scratch_bytes(const Args& args);
 void v2_fused(const Args& args, void* stream);
-std::string v2_fused_supports(const Args& args);
+std::string v2_fused_can_implement(const Args& args);
 int64_t v2_fused_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::linear_gelu_backward
 #endif

@@ -34,7 +34,7 @@ struct Multiply : Epilogue<T, true, false> {
 
 }  // namespace
 
-std::string v1_separate_supports(const Args& a) { return linear_backward::refused(layer_of(a, a.grad)); }
+std::string v1_separate_can_implement(const Args& a) { return linear_backward::can_implement(layer_of(a, a.grad)); }
 
 int64_t v1_separate_scratch_bytes(const Args& a) { return changed_scratch_bytes(layer_of(a, a.grad)); }
 

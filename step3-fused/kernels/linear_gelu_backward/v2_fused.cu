@@ -37,7 +37,7 @@ struct Slope {
 
 }  // namespace
 
-std::string v2_fused_supports(const Args& a) { return linear_backward::refused(layer_of(a, a.grad)); }
+std::string v2_fused_can_implement(const Args& a) { return linear_backward::can_implement(layer_of(a, a.grad)); }
 
 int64_t v2_fused_scratch_bytes(const Args& a) { return changed_scratch_bytes(layer_of(a, a.grad)); }
 

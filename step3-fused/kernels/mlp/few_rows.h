@@ -1,5 +1,5 @@
 // A layer with few rows, by blocks that are all resident: as linear's v10_rows, but tile after tile, and with the first
-// weights on their way before x is there.
+// weights in flight before x is there.
 #pragma once
 
 #include <step2/cluster.h>
@@ -7,15 +7,15 @@
 
 namespace kf::KF_BACKEND::mlp {
 
-constexpr int kTile = 64, kPlaces = 6, kCluster = 8;
+constexpr int kTile = 64, kStages = 6, kCluster = 8;
 constexpr int kStride = kTile + 4;  // of the sums in shared memory: padding against bank conflicts
 
 template <class T>
 struct Shared {
-  T x[kPlaces][kTile * hopper::kDepth];
-  T weight[kPlaces][kTile * hopper::kDepth];
+  T x[kStages][kTile * hopper::kDepth];
+  T weight[kStages][kTile * hopper::kDepth];
   float sums[kTile * kStride];
-  uint64_t full[kPlaces];
+  uint64_t full[kStages];
 };
 
 // How the blocks share a layer: `group` neighbours the depth of a tile, `each` of its `steps`. In a round each group
@@ -51,53 +51,54 @@ struct Multiplier {
   __device__ int steps_of(int round) const { return tile_of(round) < layer.share.tiles ? steps : 0; }
   __device__ int k_of(int step) const { return (rank * layer.share.each + step) * hopper::kDepth; }
 
-  // By one thread: the weight of a step, and the announcement of what else comes to its place; then x.
-  __device__ void fetch_weight(int round, int step) const {
-    const int place = (done + step) % kPlaces, column = tile_of(round) * kTile;
-    mbarrier_arrive_expect(&shared.full[place], sizeof shared.x[0] + sizeof shared.weight[0]);
-    tma_load(shared.weight[place], layer.weight, &shared.full[place], kWeight == Major::kK ? k_of(step) : column,
+  // By one thread: the weight of a step, and the announcement of what else comes to its stage; then x.
+  __device__ void issue_weight_load(int round, int step) const {
+    const int stage = (done + step) % kStages, column = tile_of(round) * kTile;
+    mbarrier_arrive_expect_tx(&shared.full[stage], sizeof shared.x[0] + sizeof shared.weight[0]);
+    tma_load(shared.weight[stage], layer.weight, &shared.full[stage], kWeight == Major::kK ? k_of(step) : column,
              kWeight == Major::kK ? column : k_of(step));
   }
-  __device__ void fetch_x(int step) const {
-    const int place = (done + step) % kPlaces;
-    tma_load(shared.x[place], layer.x, &shared.full[place], k_of(step), 0);
+  __device__ void issue_x_load(int step) const {
+    const int stage = (done + step) % kStages;
+    tma_load(shared.x[stage], layer.x, &shared.full[stage], k_of(step), 0);
   }
 
   // Before x is there: the weights of the first round's first steps.
   __device__ void begin() const {
-    for (int step = 0; step < min(steps_of(0), kPlaces); ++step) fetch_weight(0, step);
+    for (int step = 0; step < min(steps_of(0), kStages); ++step) issue_weight_load(0, step);
   }
 
-  // All rounds; `end(row, column, sums of eight neighbours)`. The first weights have been asked for by begin.
-  template <class End>
-  __device__ __forceinline__ void run(int rows, End end) {
+  // All rounds; `epilogue(row, column, sums of eight neighbours)`. The loads of the first weights have been issued by
+  // begin.
+  template <class Epilogue>
+  __device__ __forceinline__ void run(int rows, Epilogue epilogue) {
     for (int round = 0; round < layer.share.rounds; ++round) {
       const int count = steps_of(round);
       if (threadIdx.x == 0) {
-        for (int step = 0; step < min(count, kPlaces); ++step) {
-          if (round > 0) fetch_weight(round, step);
-          fetch_x(step);
+        for (int step = 0; step < min(count, kStages); ++step) {
+          if (round > 0) issue_weight_load(round, step);
+          issue_x_load(step);
         }
       }
       float sum[kTile / 2] = {};  // a block without a step adds 0
       for (int step = 0; step < count; ++step) {
-        const int place = (done + step) % kPlaces;
-        mbarrier_wait(&shared.full[place], (done + step) / kPlaces % 2);
-        hopper::multiply<hopper::Tile<kTile, Major::kK, kWeight, 1>>(sum, shared.x[place], shared.weight[place], true);
+        const int stage = (done + step) % kStages;
+        mbarrier_wait(&shared.full[stage], (done + step) / kStages % 2);
+        hopper::multiply<hopper::Tile<kTile, Major::kK, kWeight, 1>>(sum, shared.x[stage], shared.weight[stage], true);
         wgmma_wait<0>();
-        if (step + kPlaces < count) {
-          __syncthreads();  // all have read the place
-          if (threadIdx.x == 0) fetch_weight(round, step + kPlaces), fetch_x(step + kPlaces);
+        if (step + kStages < count) {
+          __syncthreads();  // all have read the stage
+          if (threadIdx.x == 0) issue_weight_load(round, step + kStages), issue_x_load(step + kStages);
         }
       }
       done += count;
-      add_up(sum, rows, tile_of(round) * kTile, end);
+      add_up(sum, rows, tile_of(round) * kTile, epilogue);
     }
   }
 
   // The group's parts in their order, eight neighbours a thread.
-  template <class End>
-  __device__ __forceinline__ void add_up(const float (&sum)[kTile / 2], int rows, int column, End end) const {
+  template <class Epilogue>
+  __device__ __forceinline__ void add_up(const float (&sum)[kTile / 2], int rows, int column, Epilogue epilogue) const {
     const int lane = threadIdx.x % kWarpSize, warp_row = static_cast<int>(threadIdx.x / kWarpSize) * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < kTile / 2; i += 2) {
@@ -119,7 +120,7 @@ struct Multiplier {
 #pragma unroll
       for (int j = 0; j < 8; ++j)
         total[j] += column + c + j < layer.width ? to_compute(layer.bias[column + c + j]) : 0.0f;
-      end(r, column + c, packed<T>(total));
+      epilogue(r, column + c, packed<T>(total));
     }
     cluster_sync();  // nobody reads the sums any more
   }

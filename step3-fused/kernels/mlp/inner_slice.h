@@ -22,17 +22,18 @@ constexpr int kPiece = kDeep * kColumns;   // elements
 constexpr int kXPieces = 2;                // of the depth, to one of x
 constexpr int kXDeep = kXPieces * kDeep;
 constexpr int kTiles = 2;                          // of kColumns: the most inner columns of a block
-constexpr int kPlaces = 16;                        // for weights and the slice's activation
+constexpr int kStages = 16;                        // for weights and the slice's activation
 constexpr int kSumStride = kTiles * kColumns + 8;  // padding against bank conflicts
 
-// Each warpgroup that multiplies has places of its own for x and for weights. Barriers: full when what was announced is
-// there, empty when the group's warps have left the place; for x, those of the same group in all blocks of the cluster.
+// Each warpgroup that multiplies has stages of its own for x and for weights. Barriers: full when what was announced is
+// there, empty when the group's warps have released the stage; for x, those of the same group in all blocks of the
+// cluster.
 template <class T>
 struct InnerShared {
   T x[kGroups][kMostRows * kXDeep];  // boxes of 64 columns; after the products the group's sums lie there
-  T memory[kPlaces][kPiece];
+  T memory[kStages][kPiece];
   Packed<T> bias[kTiles * kColumns / 8];  // of the block's inner columns
-  uint64_t x_full[kGroups], x_empty[kGroups], full[kPlaces], empty[kPlaces], activation_full;
+  uint64_t x_full[kGroups], x_empty[kGroups], full[kStages], empty[kStages], activation_full;
 };
 
 // How the work is shared out.
@@ -42,8 +43,8 @@ struct Plan {
   int tiles;              // they are so many of kColumns
   int steps;              // of x
   int slice_pieces;       // of a slice's depth
-  int places;             // of a group, for weights; those after all groups' hold the activation
-  int x_rows;             // that are fetched
+  int stages;             // of a group, for weights; those after all groups' hold the activation
+  int x_rows;             // that are loaded
 
   __host__ __device__ int slice() const { return columns * kCluster; }
 };
@@ -72,16 +73,16 @@ struct Pieces {
   __device__ int count() const { return first_layer() + each_third(first_tile(), tiles_of_y()) * plan.slice_pieces; }
   __device__ int column_of_y(int tile) const { return (rank + tile * kCluster) * kColumns; }
   __device__ int inner_column() const { return cluster * plan.slice() + rank * plan.columns; }
-  __device__ int place(int piece) const { return group * plan.places + piece % plan.places; }
-  __device__ int round(int piece) const { return piece / plan.places; }
+  __device__ int stage(int piece) const { return group * plan.stages + piece % plan.stages; }
+  __device__ int round(int piece) const { return piece / plan.stages; }
 };
 
 // By one thread.
 template <Major kWeight, class T>
-__device__ __forceinline__ void fetch_piece(InnerShared<T>& shared, const Pieces& pieces, int piece,
-                                            const CUtensorMap* map_1, const CUtensorMap* map_2) {
+__device__ __forceinline__ void issue_piece_load(InnerShared<T>& shared, const Pieces& pieces, int piece,
+                                                 const CUtensorMap* map_1, const CUtensorMap* map_2) {
   const Plan& plan = pieces.plan;
-  const int place = pieces.place(piece), of_second = piece - pieces.first_layer();
+  const int stage = pieces.stage(piece), of_second = piece - pieces.first_layer();
   const bool first = of_second < 0;
   const CUtensorMap* const map = first ? map_1 : map_2;
   int column, k;
@@ -93,13 +94,13 @@ __device__ __forceinline__ void fetch_piece(InnerShared<T>& shared, const Pieces
     column = pieces.column_of_y(pieces.first_tile() + of_second / plan.slice_pieces * kGroups);
     k = pieces.cluster * plan.slice() + of_second % plan.slice_pieces * kDeep;
   }
-  mbarrier_arrive_expect(&shared.full[place], sizeof shared.memory[0]);
+  mbarrier_arrive_expect_tx(&shared.full[stage], sizeof shared.memory[0]);
   if constexpr (kWeight == Major::kMN) {
-    tma_load(shared.memory[place], map, &shared.full[place], column, k);
+    tma_load(shared.memory[stage], map, &shared.full[stage], column, k);
   } else {
 #pragma unroll
     for (int at = 0; at < kDeep; at += kBox) {
-      tma_load(shared.memory[place] + at * kColumns, map, &shared.full[place], k + at, column);
+      tma_load(shared.memory[stage] + at * kColumns, map, &shared.full[stage], k + at, column);
     }
   }
 }
@@ -138,10 +139,10 @@ __device__ __forceinline__ void multiply_both(InnerShared<T>& shared, const Piec
   const int group = pieces.group, lane = threadIdx.x % kWarpSize;
   int piece = 0;
   const auto multiply_next = [&](float (&sum)[kColumns / 2], const T* a, int boxes) {
-    const int place = pieces.place(piece);
-    mbarrier_wait(&shared.full[place], pieces.round(piece) % 2);
-    multiply_piece<kWeight>(sum, a, shared.memory[place], boxes);
-    if (lane == 0) mbarrier_arrive(&shared.empty[place]);
+    const int stage = pieces.stage(piece);
+    mbarrier_wait(&shared.full[stage], pieces.round(piece) % 2);
+    multiply_piece<kWeight>(sum, a, shared.memory[stage], boxes);
+    if (lane == 0) mbarrier_arrive(&shared.empty[stage]);
     ++piece;
   };
 
@@ -155,11 +156,11 @@ __device__ __forceinline__ void multiply_both(InnerShared<T>& shared, const Piec
       }
     }
     // Not after the last one, which nobody waits for: that block may have ended.
-    if (step + kGroups < plan.steps && lane < kCluster) mbarrier_leave_remote(&shared.x_empty[group], lane);
+    if (step + kGroups < plan.steps && lane < kCluster) mbarrier_arrive_remote_cta(&shared.x_empty[group], lane);
   }
 
   const auto sums_of = [&](int of_group) { return reinterpret_cast<float*>(shared.x[of_group]); };
-  named_barrier_sync(1 + group, kWarpgroupSize);  // all its warps have read its place of x
+  named_barrier_sync(1 + group, kWarpgroupSize);  // all its warps have read its stage of x
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     if (tile >= plan.tiles) break;
@@ -171,7 +172,7 @@ __device__ __forceinline__ void multiply_both(InnerShared<T>& shared, const Piec
   }
   named_barrier_sync(1 + kGroups, kMultipliers);  // all sums are there
 
-  T* const activation = shared.memory[kGroups * plan.places];
+  T* const activation = shared.memory[kGroups * plan.stages];
   const int across = plan.columns / 8;
   for (int v = threadIdx.x; v < plan.rows * across; v += kMultipliers) {
     const int row = v / across, eight = v % across, column = pieces.inner_column() + eight * 8;
@@ -252,7 +253,7 @@ inline Plan plan_of(const Args& a, int64_t at_once) {
   plan.tiles = static_cast<int>(ceil_div(plan.columns, kColumns));
   plan.steps = static_cast<int>(ceil_div(a.width, kXDeep));
   plan.slice_pieces = static_cast<int>(ceil_div(plan.slice(), kDeep));
-  plan.places = (kPlaces - static_cast<int>(ceil_div(plan.slice() * kMostRows, kPiece))) / kGroups;
+  plan.stages = (kStages - static_cast<int>(ceil_div(plan.slice() * kMostRows, kPiece))) / kGroups;
   plan.x_rows = static_cast<int>(ceil_div(a.rows, 16)) * 16;
   return plan;
 }

@@ -1,11 +1,11 @@
-// Both layers of many rows by blocks that stay: in which order the tiles of the two are computed, what a block keeps in
-// shared memory, and what becomes of a consumer's sums. Products are as in hopper_product.h.
+// Both layers of many rows by persistent blocks: in which order the tiles of the two are computed, what a block keeps
+// in shared memory, and what becomes of a consumer's sums. Products are as in hopper_product.h.
 //
 // Why nothing waits for ever, with however many blocks at once: numbers are drawn by blocks that run, and a tile of the
 // second layer has a greater one than all that it reads. Take, of the tiles that are not done, the one with the least
-// number. What it reads is there, and its block has done all before it, so its product comes to an end. Its end, the
-// way out of the registers, runs under the block's next tile, which the producer announces before it waits for rows. If
-// that one is of the second layer, a warp first finishes what it has, unless the first place is there; and then the
+// number. What it reads is there, and its block has done all before it, so its product comes to an end. Its
+// epilogue runs under the block's next tile, which the producer announces before it waits for rows. If
+// that one is of the second layer, a warp first finishes what it has, unless the first stage is there; and then the
 // others come without waiting.
 #pragma once
 
@@ -33,7 +33,7 @@ struct Work {
 // have come before, and most often they are long done.
 struct Order {
   int down, band;          // tiles below each other; of them in a band
-  int right[2], steps[2];  // of each layer: tiles side by side; places along the depth
+  int right[2], steps[2];  // of each layer: tiles side by side; stages along the depth
 
   __host__ __device__ int count() const { return down * (right[0] + right[1]); }
 
@@ -75,21 +75,21 @@ struct Counters {
 
 // ---- what a block keeps ----
 
-// Each consumer warp has two places for its sums' rounds of 64 columns. `announced`: the work under way, and the next
+// Each consumer warp has two stages for its sums' rounds of 64 columns. `announced`: the work under way, and the next
 // one; its bias comes when it is known, and it is done when all consumers have added that. `work` also has the one
 // whose sums wait.
 template <class Tile, class T>
-struct BothShared : hopper::Places<Tile, T> {  // of one base only: see hopper::Shared
-  static_assert(Tile::kSlices % 2 == 0, "rounds take turns in two places, and each tile begins with the first");
-  alignas(1024) T place[hopper::kConsumers * 4][2][hopper::kWarpRows * hopper::kSlice];
+struct BothShared : hopper::Stages<Tile, T> {  // of one base only: see hopper::Shared
+  static_assert(Tile::kSlices % 2 == 0, "rounds take turns in two stages, and each tile begins with the first");
+  alignas(1024) T stage[hopper::kConsumers * 4][2][hopper::kWarpRows * hopper::kSlice];
   alignas(uint32_t) T bias[2][Tile::kWidth];
   Work work[4];
   alignas(uint64_t) uint64_t announced[2], bias_full[2], done[2];
   uint64_t arrived[hopper::kConsumers * 4][2];  // the residual
-  uint64_t full[Tile::kPlaces], empty[Tile::kPlaces];
+  uint64_t full[Tile::kStages], empty[Tile::kStages];
 
   __device__ void init() {
-    hopper::init_places<Tile>(*this);
+    hopper::init_stages<Tile>(*this);
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(&announced[i], 1);
       mbarrier_init(&bias_full[i], kWarpSize);
@@ -120,7 +120,7 @@ template <class Tile, class T>
 __device__ void produce(BothShared<Tile, T>& shared, const BothMaps& maps, const Layers<T>& layers) {
   const auto draw = [&] { return atomicAdd(layers.counters.drawn, 1u); };
   const unsigned all_parts = static_cast<unsigned>(layers.order.right[0]) * Counters::kPartsATile;
-  hopper::Ring<Tile::kPlaces> ring;
+  hopper::PipelineState<Tile::kStages> ring;
   unsigned number = draw();
   for (int tile = 0;; ++tile) {
     const Work work = layers.order.find(number);
@@ -134,24 +134,24 @@ __device__ void produce(BothShared<Tile, T>& shared, const BothMaps& maps, const
     }
     const int steps = layers.order.steps[work.layer];
     for (int k = 0; k < steps; ++k, ring.advance()) {
-      if (k == steps - 1) number = draw();  // there when the places are full
-      mbarrier_wait(&shared.empty[ring.place], ring.phase ^ 1);
-      mbarrier_arrive_expect(&shared.full[ring.place], Tile::kPlaceBytes);
-      hopper::fetch<Tile>(shared, ring.place, &maps.a[work.layer], &maps.b[work.layer], work.row * hopper::kRows,
-                          work.column * Tile::kWidth, k * hopper::kDepth, 0);
+      if (k == steps - 1) number = draw();  // there when the stages are full
+      mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
+      mbarrier_arrive_expect_tx(&shared.full[ring.index], Tile::kStageBytes);
+      hopper::issue_loads<Tile>(shared, ring.index, &maps.a[work.layer], &maps.b[work.layer], work.row * hopper::kRows,
+                                work.column * Tile::kWidth, k * hopper::kDepth, 0);
     }
   }
 }
 
 // By a warp beside the producer.
 template <class Tile, class T>
-__device__ void bring_biases(BothShared<Tile, T>& shared, const Layers<T>& layers) {
+__device__ void load_biases(BothShared<Tile, T>& shared, const Layers<T>& layers) {
   for (int tile = 0;; ++tile) {
     mbarrier_wait(&shared.announced[tile % 2], tile / 2 % 2);
     const Work work = shared.work[tile % 4];
     if (work.layer == Work::kNone) break;
-    hopper::bring_bias<Tile>(shared.bias[tile % 2], layers.bias[work.layer], work.column * Tile::kWidth,
-                             layers.width[work.layer]);
+    hopper::load_bias<Tile>(shared.bias[tile % 2], layers.bias[work.layer], work.column * Tile::kWidth,
+                            layers.width[work.layer]);
     mbarrier_arrive(&shared.bias_full[tile % 2]);
   }
 }
@@ -160,10 +160,11 @@ __device__ void bring_biases(BothShared<Tile, T>& shared, const Layers<T>& layer
 
 // They are rounded and wait in registers, as in hopper_product.h, and leave in parts under the next tile's product, two
 // parts for each round of 64 columns. Of the first layer a part is GELU of half of them. Of the second the residual is
-// added in the first part, where stmatrix would put the sums: it has come to that very place, so that two places are
-// enough and tiles may be 256 columns wide. In the second part the residual of the round after the next is asked for.
+// added in the first part, where stmatrix would put the sums: it has come to that very stage, so that two stages are
+// enough and tiles may be 256 columns wide. In the second part the load of the residual of the round after the next is
+// issued.
 template <class Tile, class T, class Gelu>
-struct BothEnds {
+struct LayerEpilogues {
   static constexpr int kRounds = Tile::kSlices, kParts = 2 * kRounds;
   using Lane = hopper::Parts<1>;
 
@@ -177,7 +178,8 @@ struct BothEnds {
   int left = 0;    // parts of that
   int second = 0;  // tiles of the second layer that were here
 
-  __device__ BothEnds(BothShared<Tile, T>& shared, const BothMaps& maps, const Gelu& gelu, const Layers<T>& layers)
+  __device__ LayerEpilogues(BothShared<Tile, T>& shared, const BothMaps& maps, const Gelu& gelu,
+                            const Layers<T>& layers)
       : shared(shared), maps(maps), gelu(gelu), stored(layers.counters.stored), residual(layers.residual) {}
 
   static __device__ __forceinline__ int warp() { return threadIdx.x / kWarpSize - 4; }
@@ -191,13 +193,13 @@ struct BothEnds {
 
   __device__ __forceinline__ bool busy() const { return left > 0; }
 
-  // The tile under way is multiplied, and now waits: its residual is asked for, and then `rounded` may take its sums.
-  // The first layer has two more parts: a pause, in which the last round is stored, and the news that it is.
+  // The tile under way is multiplied, and now waits: the load of its residual is issued, and then `rounded` may take
+  // its sums. The first layer has two more parts: a pause, in which the last round is stored, and the news that it is.
   __device__ __forceinline__ void begin() {
     const Work& work = shared.work[tile++ % 4];
     left = work.layer == 0 ? kParts + 2 : kParts;
     second += work.layer;
-    if (work.layer == 1) ask(work, 0), ask(work, 1);
+    if (work.layer == 1) issue_load(work, 0), issue_load(work, 1);
   }
 
   // The next part, if there is one.
@@ -207,7 +209,7 @@ struct BothEnds {
     const int now = (work.layer == 0 ? kParts + 2 : kParts) - left--, round = now / 2;
     const bool begins = now % 2 == 0;
     if (work.layer == 1) {
-      begins ? add_residual(work, round) : ask(work, round + 2);
+      begins ? add_residual(work, round) : issue_load(work, round + 2);
     } else if (now < kParts) {
       gelu_of_half(work, now, round, begins);
     } else if (!begins) {
@@ -220,47 +222,47 @@ struct BothEnds {
   }
 
  private:
-  // Asks for the residual of a round, if the tile has that many. What was in its place must be stored by then.
-  __device__ __forceinline__ void ask(const Work& work, int round) {
+  // Issues the load of a round's residual, if the tile has that many. What was in its place must be stored by then.
+  __device__ __forceinline__ void issue_load(const Work& work, int round) {
     if (!residual || round >= kRounds || !leader()) return;
     tma_store_wait_read<0>();
     uint64_t* const arrived = &shared.arrived[warp()][round % 2];
-    mbarrier_arrive_expect(arrived, sizeof shared.place[0][0]);
-    tma_load(shared.place[warp()][round % 2], &maps.residual, arrived, column_of(work, round), row_of(work));
+    mbarrier_arrive_expect_tx(arrived, sizeof shared.stage[0][0]);
+    tma_load(shared.stage[warp()][round % 2], &maps.residual, arrived, column_of(work, round), row_of(work));
   }
 
   __device__ __forceinline__ void gelu_of_half(const Work& work, int now, int round, bool begins) {
-    T* const place = shared.place[warp()][Gelu::kWrites ? 0 : round % 2];
-    T* const other = shared.place[warp()][1];
+    T* const stage = shared.stage[warp()][Gelu::kWrites ? 0 : round % 2];
+    T* const other = shared.stage[warp()][1];
     if (begins) {
       if (leader()) tma_store_wait_read<Gelu::kWrites ? 0 : 1>();
       __syncwarp();  // what was there has left
-      rounded.template put<1>(place, round);
+      rounded.template put<1>(stage, round);
       __syncwarp();
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int at = Lane::place_of(now, i);
-      Packed<T> value = load_packed(place + at), product;
+      const int at = Lane::offset_of(now, i);
+      Packed<T> value = load_packed(stage + at), product;
       gelu(0, 0, value, product);  // it asks for no row or column
-      store_packed(place + at, value);
+      store_packed(stage + at, value);
       if constexpr (Gelu::kWrites) store_packed(other + at, product);
     }
-    if (!begins) store(work, &maps.out[0], place, &maps.preactivation, Gelu::kWrites ? other : nullptr, round);
+    if (!begins) store(work, &maps.out[0], stage, &maps.preactivation, Gelu::kWrites ? other : nullptr, round);
   }
 
   __device__ __forceinline__ void add_residual(const Work& work, int round) {
-    T* const place = shared.place[warp()][round % 2];
+    T* const stage = shared.stage[warp()][round % 2];
     if (residual) {
-      // A tile takes each place kRounds / 2 times. If that is even the phases are those of any other tile.
+      // A tile takes each stage kRounds / 2 times. If that is even the phases are those of any other tile.
       const int before = kRounds / 2 % 2 == 0 ? 0 : second - 1;
-      mbarrier_wait_together(&shared.arrived[warp()][round % 2], (before + round / 2) % 2);
+      mbarrier_wait_warp(&shared.arrived[warp()][round % 2], (before + round / 2) % 2);
     } else {
       if (leader()) tma_store_wait_read<1>();
       __syncwarp();
     }
-    residual ? rounded.add(place, round) : rounded.template put<1>(place, round);
-    store(work, &maps.out[1], place, nullptr, nullptr, round);
+    residual ? rounded.add(stage, round) : rounded.template put<1>(stage, round);
+    store(work, &maps.out[1], stage, nullptr, nullptr, round);
   }
 
   __device__ __forceinline__ void store(const Work& work, const CUtensorMap* map, const T* from,

@@ -31,25 +31,25 @@ struct Args {
 namespace kf::KF_BACKEND::mlp {
 using kf::mlp::Args;
 void v1_separate(const Args& args, void* stream);
-std::string v1_separate_supports(const Args& args);
+std::string v1_separate_can_implement(const Args& args);
 int64_t v1_separate_scratch_bytes(const Args& args);
 void v2_mma(const Args& args, void* stream);
-std::string v2_mma_supports(const Args& args);
+std::string v2_mma_can_implement(const Args& args);
 int64_t v2_mma_scratch_bytes(const Args& args);
 void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_supports(const Args& args);
+std::string v3_hopper_can_implement(const Args& args);
 int64_t v3_hopper_scratch_bytes(const Args& args);
 void v4_best(const Args& args, void* stream);
-std::string v4_best_supports(const Args& args);
+std::string v4_best_can_implement(const Args& args);
 int64_t v4_best_scratch_bytes(const Args& args);
 void v5_rows(const Args& args, void* stream);
-std::string v5_rows_supports(const Args& args);
+std::string v5_rows_can_implement(const Args& args);
 int64_t v5_rows_scratch_bytes(const Args& args);
 void v6_one_launch(const Args& args, void* stream);
-std::string v6_one_launch_supports(const Args& args);
+std::string v6_one_launch_can_implement(const Args& args);
 int64_t v6_one_launch_scratch_bytes(const Args& args);
 void v7_inner(const Args& args, void* stream);
-std::string v7_inner_supports(const Args& args);
+std::string v7_inner_can_implement(const Args& args);
 int64_t v7_inner_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::mlp
 #endif

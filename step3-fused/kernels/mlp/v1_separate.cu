@@ -10,9 +10,9 @@
 
 namespace kf::KF_BACKEND::mlp {
 
-std::string v1_separate_supports(const Args& a) {
-  const std::string first = linear_gelu::v1_separate_supports(first_layer(a));
-  return first.empty() ? linear::refused(plain_second_layer(a)) : first;
+std::string v1_separate_can_implement(const Args& a) {
+  const std::string first = linear_gelu::v1_separate_can_implement(first_layer(a));
+  return first.empty() ? linear::can_implement(plain_second_layer(a)) : first;
 }
 
 int64_t v1_separate_scratch_bytes(const Args& a) {

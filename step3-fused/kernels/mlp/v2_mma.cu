@@ -1,6 +1,7 @@
 // mlp v2_mma: two launches
 //
-// Idea      GELU is the end of the first product, the residual that of the second: the activation is written once and
+// Idea      GELU is the epilogue of the first product, the residual that of the second: the activation is written once
+// and
 //           read once, and nothing else is.
 // Since v1  The ops' v2_mma.
 // Launch    twice as linear's v5_mma
@@ -11,11 +12,11 @@
 
 namespace kf::KF_BACKEND::mlp {
 
-std::string v2_mma_supports(const Args& a) {
-  const std::string first = linear_gelu::v2_mma_supports(first_layer(a));
+std::string v2_mma_can_implement(const Args& a) {
+  const std::string first = linear_gelu::v2_mma_can_implement(first_layer(a));
   if (!first.empty()) return first;
-  return a.residual == nullptr ? linear::v5_mma_supports(plain_second_layer(a))
-                               : linear_bias_dropout_residual::v2_mma_supports(second_layer(a));
+  return a.residual == nullptr ? linear::v5_mma_can_implement(plain_second_layer(a))
+                               : linear_bias_dropout_residual::v2_mma_can_implement(second_layer(a));
 }
 
 int64_t v2_mma_scratch_bytes(const Args& a) { return activation_bytes(a); }

@@ -1,4 +1,4 @@
-// mlp v3_hopper: two launches, each with its end under the next tile's product
+// mlp v3_hopper: two launches, each with its epilogue under the next tile's product
 //
 // Idea      As v2, with Hopper's products: the residual's arrival and the stores are hidden under the next tile's.
 // Since v2  The ops' v3_hopper; without a residual linear's v7_persistent for the second product.
@@ -10,11 +10,11 @@
 
 namespace kf::KF_BACKEND::mlp {
 
-std::string v3_hopper_supports(const Args& a) {
-  const std::string first = linear_gelu::v3_hopper_supports(first_layer(a));
+std::string v3_hopper_can_implement(const Args& a) {
+  const std::string first = linear_gelu::v3_hopper_can_implement(first_layer(a));
   if (!first.empty()) return first;
-  return a.residual == nullptr ? linear::v7_persistent_supports(plain_second_layer(a))
-                               : linear_bias_dropout_residual::v3_hopper_supports(second_layer(a));
+  return a.residual == nullptr ? linear::v7_persistent_can_implement(plain_second_layer(a))
+                               : linear_bias_dropout_residual::v3_hopper_can_implement(second_layer(a));
 }
 
 int64_t v3_hopper_scratch_bytes(const Args& a) { return activation_bytes(a); }

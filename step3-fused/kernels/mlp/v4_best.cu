@@ -1,6 +1,7 @@
 // mlp v4_best: each layer by the rung that suits it
 //
-// Idea      The first layer's end computes, the second's reads: which rung is ahead differs, and with few rows both are
+// Idea      The first layer's epilogue computes, the second's reads: which rung is ahead differs, and with few rows
+// both are
 //           a matter of the weights' bytes. Take what the ops' `auto` takes, cuBLASLt's epilogue included.
 // Since v3  `auto` of linear_gelu and of linear_bias_dropout_residual, without a residual of linear.
 // Launch    as these
@@ -23,7 +24,7 @@ const Rung<linear_bias_dropout_residual::Args>& second_rung(const Args& a) {
 
 }  // namespace
 
-std::string v4_best_supports(const Args& a) { return v1_separate_supports(a); }
+std::string v4_best_can_implement(const Args& a) { return v1_separate_can_implement(a); }
 
 int64_t v4_best_scratch_bytes(const Args& a) {
   const int64_t first = scratch_bytes_of(first_rung(a), first_layer(a));

@@ -15,19 +15,19 @@
 #include <cooperative_groups.h>
 #include <step3/epilogues.h>
 
+#include "can_implement.h"
 #include "few_rows.h"
 #include "layers.h"
-#include "refused.h"
 
 namespace kf::KF_BACKEND::mlp {
 namespace {
 
-template <Major kWeight, class T, class FirstEnd>
+template <Major kWeight, class T, class FirstEpilogue>
 __global__ void __launch_bounds__(kWarpgroupSize)
     v5_rows_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight_1,
                    const __grid_constant__ CUtensorMap map_activation, const __grid_constant__ CUtensorMap map_weight_2,
                    const T* __restrict__ bias_1, const T* __restrict__ bias_2, const Share share_1, const Share share_2,
-                   const FirstEnd gelu, const Rows<T> residual, const Rows<T> y) {
+                   const FirstEpilogue gelu, const Rows<T> residual, const Rows<T> y) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<T>*>(memory);
   const int rows = static_cast<int>(y.rows);
@@ -55,9 +55,9 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   });
 }
 
-template <Major kWeight, class T, class FirstEnd>
-void launch(const Args& a, const FirstEnd& gelu, void* stream) {
-  const auto kernel = v5_rows_kernel<kWeight, T, FirstEnd>;
+template <Major kWeight, class T, class FirstEpilogue>
+void launch(const Args& a, const FirstEpilogue& gelu, void* stream) {
+  const auto kernel = v5_rows_kernel<kWeight, T, FirstEpilogue>;
   allow_shared(kernel, sizeof(Shared<T>));
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "cudaFuncSetAttribute");
   cudaLaunchAttribute attributes[2];
@@ -91,7 +91,7 @@ void launch(const Args& a, const FirstEnd& gelu, void* stream) {
 
 }  // namespace
 
-std::string v5_rows_supports(const Args& a) { return refused_few_rows(a, kTile); }
+std::string v5_rows_can_implement(const Args& a) { return can_implement_few_rows(a, kTile); }
 
 int64_t v5_rows_scratch_bytes(const Args& a) { return activation_bytes(a); }
 
@@ -102,8 +102,8 @@ void v5_rows(const Args& a, void* stream) {
     with_major_of_weight(a.weight_transposed, [&](auto weight) {
       const auto with_gelu = [&](auto tanh) {
         a.preactivation == nullptr
-            ? launch<weight.value, T>(a, GeluEnd<T, tanh.value, false, false>(activation, kept), stream)
-            : launch<weight.value, T>(a, GeluEnd<T, tanh.value, false, true>(activation, kept), stream);
+            ? launch<weight.value, T>(a, GeluEpilogue<T, tanh.value, false, false>(activation, kept), stream)
+            : launch<weight.value, T>(a, GeluEpilogue<T, tanh.value, false, true>(activation, kept), stream);
       };
       a.tanh ? with_gelu(std::true_type{}) : with_gelu(std::false_type{});
     });

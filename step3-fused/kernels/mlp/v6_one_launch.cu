@@ -1,18 +1,19 @@
 // mlp v6_one_launch: many rows, both layers in one launch
 //
 // Idea      Between two launches every multiprocessor runs empty and fills again, and the second reads from memory what
-//           the first has written, more than the L2 cache holds. Here blocks that stay draw tiles of both layers from
+//           the first has written, more than the L2 cache holds. Here persistent blocks draw tiles of both layers from
 //           one queue, a counter in memory: the second layer of a band of rows comes soon after the first of it. A tile
 //           of the second layer is begun when all of its rows' activation is there, which counters say, one for 128
 //           rows. GELU of the last tiles of the first layer runs under the first products of the second.
-// Since v4  One launch. A block draws its next tile when it asks for the last place of the one before: those of the
+// Since v4  One launch. A block draws its next tile when it issues the loads of the last stage of the one before: those
+// of the
 //           second layer take longer, and so the blocks come out even. A band has as many rows as give each
 //           multiprocessor one tile of the second layer, and that layer is one band behind: with smaller bands blocks
 //           would wait for each other, and end further apart. The residual comes to the place where stmatrix puts the
 //           sums it is added to, so that both layers have tiles of 256 columns
 // Launch    a memset of the counters; grid min(tiles of both layers, multiprocessors), block 384, 225 or 226 KB shared
 //           memory. Tiles are 256 or 128 columns wide: with which the busiest block would have less to do, were the
-//           layers two launches; 4 or 6 places. However few blocks run at once, it ends: many_rows.h says why
+//           layers two launches; 4 or 6 stages. However few blocks run at once, it ends: many_rows.h says why
 // Moves     as v2 at the most; of the activation, what the L2 cache still holds is not read from memory
 // Limits    compute capability 9.0; float16 and bfloat16; width and inner multiples of 8; all matrices at multiples of
 //           16 bytes, y and preactivation too. Both products and the activation: it rounds what lies between
@@ -28,31 +29,31 @@ template <class Tile, class T, class Gelu>
 __device__ __forceinline__ void consume(BothShared<Tile, T>& shared, const BothMaps& maps, const Layers<T>& layers,
                                         const Gelu& gelu) {
   hopper::Consumer<Tile, BothShared<Tile, T>> consumer(shared);
-  BothEnds<Tile, T, Gelu> ends(shared, maps, gelu, layers);
+  LayerEpilogues<Tile, T, Gelu> epilogues(shared, maps, gelu, layers);
   for (;;) {
-    const int place = ends.tile % 2, phase = ends.tile / 2 % 2;
-    mbarrier_wait_together(&shared.announced[place], phase);
-    const int layer = shared.work[ends.tile % 4].layer;
+    const int stage = epilogues.tile % 2, phase = epilogues.tile / 2 % 2;
+    mbarrier_wait_warp(&shared.announced[stage], phase);
+    const int layer = shared.work[epilogues.tile % 4].layer;
     // Before this warp waits for others, it finishes what others may wait for.
     const auto& ring = consumer.ring;
     const auto is_there = [&] {
-      return __all_sync(kFullWarp, mbarrier_try_wait(&shared.full[ring.place], ring.phase));
+      return __all_sync(kFullWarp, mbarrier_try_wait(&shared.full[ring.index], ring.phase));
     };
-    if (layer == Work::kNone || (layer == 1 && !is_there())) ends.finish();
+    if (layer == Work::kNone || (layer == 1 && !is_there())) epilogues.finish();
     if (layer == Work::kNone) break;
     consumer.step(false);
     // Under a product a part of what waits; and where there are more parts than steps, the others.
-    for (int left = layers.order.steps[layer] - 1; left > 0 || ends.busy(); --left) {
+    for (int left = layers.order.steps[layer] - 1; left > 0 || epilogues.busy(); --left) {
       if (left > 0) consumer.step(true);
-      ends.advance();
+      epilogues.advance();
     }
-    ends.begin();
+    epilogues.begin();
     consumer.wait();
-    mbarrier_wait_together(&shared.bias_full[place], phase);
-    ends.rounded.take(consumer.sum, shared.bias[place]);
-    mbarrier_arrive(&shared.done[place]);
+    mbarrier_wait_warp(&shared.bias_full[stage], phase);
+    epilogues.rounded.take(consumer.sum, shared.bias[stage]);
+    mbarrier_arrive(&shared.done[stage]);
   }
-  if (ends.leader()) tma_store_wait_read<0>();  // shared memory must last so long
+  if (epilogues.leader()) tma_store_wait_read<0>();  // shared memory must last so long
 }
 
 template <class Tile, class T, class Gelu>
@@ -69,12 +70,12 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
   __syncthreads();  // the barriers are there
 
   if (warpgroup_of_block() == 0) {
-    give_registers<40>();
+    warpgroup_reg_dealloc<40>();
     if (threadIdx.x == 0) produce<Tile>(shared, maps, layers);
-    if (threadIdx.x / kWarpSize == 1) bring_biases<Tile>(shared, layers);
+    if (threadIdx.x / kWarpSize == 1) load_biases<Tile>(shared, layers);
     __syncwarp();
   } else {
-    take_registers<232>();
+    warpgroup_reg_alloc<232>();
     consume<Tile>(shared, maps, layers, gelu);
   }
 }
@@ -108,11 +109,11 @@ void launch(const Args& a, const Gelu& gelu, void* stream) {
 
 }  // namespace
 
-std::string v6_one_launch_supports(const Args& a) {
+std::string v6_one_launch_can_implement(const Args& a) {
   if (a.inner % 8 != 0) return "takes an inner width that is a multiple of 8, got " + std::to_string(a.inner);
   if (a.width % 8 != 0) return "takes a width that is a multiple of 8, got " + std::to_string(a.width);
-  const std::string refused = hopper::refused_product(product_of_layer(a, 0), Major::kK, major_of(a), a.dtype);
-  if (!refused.empty()) return refused;
+  const std::string why_not = hopper::can_implement_product(product_of_layer(a, 0), Major::kK, major_of(a), a.dtype);
+  if (!why_not.empty()) return why_not;
   const bool aligned = aligned_16(a.weight_2, a.residual, a.y, a.preactivation);
   return aligned ? "" : "takes weights, residual, y and preactivation that begin at multiples of 16 bytes";
 }
@@ -131,8 +132,8 @@ void v6_one_launch(const Args& a, void* stream) {
                                            : launch<hopper::Tile<128, Major::kK, weight.value, 1>, T>(a, gelu, stream);
       };
       const auto with_tanh = [&](auto tanh) {
-        a.preactivation == nullptr ? with_gelu(GeluEnd<T, tanh.value, true, false>(activation, kept))
-                                   : with_gelu(GeluEnd<T, tanh.value, true, true>(activation, kept));
+        a.preactivation == nullptr ? with_gelu(GeluEpilogue<T, tanh.value, true, false>(activation, kept))
+                                   : with_gelu(GeluEpilogue<T, tanh.value, true, true>(activation, kept));
       };
       a.tanh ? with_tanh(std::true_type{}) : with_tanh(std::false_type{});
     });

@@ -6,13 +6,13 @@
 //           all eight; then each multiplies the slice by 1/8 of the columns of W2. What goes through memory is the
 //           clusters' parts of y, in float32, which a second kernel adds up in their order.
 // Since v5  The barrier of the grid becomes one of a cluster, and weights of both layers are asked for in advance, as
-//           many as there is room for; where there is none, places are used again. x comes once a cluster: each block
-//           fetches 1/8 of it for all. Memory is asked in the order of need: the first layer's weights before the
+//           many as there is room for; where there is none, stages are used again. x comes once a cluster: each block
+//           loads 1/8 of it for all. Memory is asked in the order of need: the first layer's weights before the
 //           cluster has met, x when it has, the second layer's weights when x is there. The second kernel is launched
 //           while the first runs (programmatic dependent launch), has bias and residual in registers when that one
 //           ends, and only adds. inner_slice.h has the rest
 // Launch    twice. Clusters of 8 blocks of 512 threads: three warpgroups multiply, each every third piece of the depth,
-//           then of the columns; for each of them a warp fetches weights, and one more x. 225 KB of shared memory. A
+//           then of the columns; for each of them a warp loads weights, and one more x. 225 KB of shared memory. A
 //           block has 32 inner columns, or up to 64 where all clusters would not fit at once. Then grid
 //           (⌈width/512⌉, rows), block 64: a thread for eight elements of y
 // Moves     (2·rows·width + 2·width·inner + width + inner)·sizeof(T) + 8·clusters·rows·width bytes, of which the last
@@ -21,8 +21,8 @@
 //           multiples of 16 bytes. Both products and the activation: it rounds what lies between
 #include <step2/dependent_launch.h>
 
+#include "can_implement.h"
 #include "inner_slice.h"
-#include "refused.h"
 
 namespace kf::KF_BACKEND::mlp {
 namespace {
@@ -33,37 +33,37 @@ template <Major kWeight, class T>
 __global__ void __launch_bounds__(kInnerThreads, 1)
     v7_inner_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_1,
                     const __grid_constant__ CUtensorMap map_2, const __grid_constant__ InnerArgs<T> args) {
-  let_next_kernel_begin();  // it waits for the end of this one
+  launch_dependent_grids();  // it waits for the end of this one
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<InnerShared<T>*>(memory);
   const Plan& plan = args.plan;
-  // Three warpgroups multiply. Of the fourth, one thread of a warp fetches weights for each of them, and one x.
-  const int warp = same_in_warp(static_cast<int>(threadIdx.x / kWarpSize)), fetcher = warp - kMultipliers / kWarpSize;
+  // Three warpgroups multiply. Of the fourth, one thread of a warp loads weights for each of them, and one x.
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x / kWarpSize)), loader = warp - kMultipliers / kWarpSize;
   const Pieces pieces{plan, static_cast<int>(cluster_rank_of_block()), static_cast<int>(blockIdx.x) / kCluster,
-                      fetcher < 0 ? warp / 4 : fetcher};
-  const bool fetches = fetcher >= 0 && threadIdx.x % kWarpSize == 0;
-  const int at_first = min(pieces.first_layer(), plan.places);  // pieces for which nobody need be waited for
-  if (fetches && fetcher < kGroups) {
-    for (int piece = 0; piece < plan.places; ++piece) {
-      mbarrier_init(&shared.full[pieces.place(piece)], 1);
-      mbarrier_init(&shared.empty[pieces.place(piece)], kWarpgroupSize / kWarpSize);
+                      loader < 0 ? warp / 4 : loader};
+  const bool loads = loader >= 0 && threadIdx.x % kWarpSize == 0;
+  const int at_first = min(pieces.first_layer(), plan.stages);  // pieces for which nobody need be waited for
+  if (loads && loader < kGroups) {
+    for (int piece = 0; piece < plan.stages; ++piece) {
+      mbarrier_init(&shared.full[pieces.stage(piece)], 1);
+      mbarrier_init(&shared.empty[pieces.stage(piece)], kWarpgroupSize / kWarpSize);
     }
     mbarrier_init_fence();
-  } else if (fetches) {
+  } else if (loads) {
     for (int group = 0; group < kGroups; ++group) {
       mbarrier_init(&shared.x_full[group], 1);
       mbarrier_init(&shared.x_empty[group], kCluster * kWarpgroupSize / kWarpSize);
     }
     mbarrier_init(&shared.activation_full, 1);
     mbarrier_init_fence();
-    mbarrier_arrive_expect(&shared.activation_full, plan.rows * plan.slice() * sizeof(T));
+    mbarrier_arrive_expect_tx(&shared.activation_full, plan.rows * plan.slice() * sizeof(T));
     tma_prefetch_map(&map_x);
   }
   __syncwarp();
   cluster_barrier_arrive_relaxed();
   // While the cluster meets: what needs no other block of it.
-  if (fetches && fetcher < kGroups) {
-    for (int piece = 0; piece < at_first; ++piece) fetch_piece<kWeight>(shared, pieces, piece, &map_1, &map_2);
+  if (loads && loader < kGroups) {
+    for (int piece = 0; piece < at_first; ++piece) issue_piece_load<kWeight>(shared, pieces, piece, &map_1, &map_2);
   }
   if (static_cast<int>(threadIdx.x) < plan.columns / 8) {
     const int column = pieces.inner_column() + threadIdx.x * 8;
@@ -72,23 +72,23 @@ __global__ void __launch_bounds__(kInnerThreads, 1)
   __syncwarp();
   cluster_barrier_wait();  // the barriers of all blocks are there
 
-  if (fetcher < 0) {
+  if (loader < 0) {
     multiply_both<kWeight>(shared, pieces, args);
-  } else if (fetches && fetcher < kGroups) {
+  } else if (loads && loader < kGroups) {
     // The second layer's weights would come before x, which is needed earlier. Where x comes at once, wait for it.
-    if (plan.steps <= kGroups && fetcher < plan.steps) mbarrier_wait_cluster(&shared.x_full[fetcher], 0);
+    if (plan.steps <= kGroups && loader < plan.steps) mbarrier_wait_cluster(&shared.x_full[loader], 0);
     for (int piece = at_first; piece < pieces.count(); ++piece) {
       const int round = pieces.round(piece);
-      if (round > 0) mbarrier_wait(&shared.empty[pieces.place(piece)], (round - 1) % 2);
-      fetch_piece<kWeight>(shared, pieces, piece, &map_1, &map_2);
+      if (round > 0) mbarrier_wait(&shared.empty[pieces.stage(piece)], (round - 1) % 2);
+      issue_piece_load<kWeight>(shared, pieces, piece, &map_1, &map_2);
     }
-  } else if (fetches) {
-    // Of each step this block fetches one eighth, half the rows of a box, for all.
+  } else if (loads) {
+    // Of each step this block loads one eighth, half the rows of a box, for all.
     const int column = pieces.rank / 2 * kBox, row = pieces.rank % 2 * (plan.x_rows / 2);
     for (int step = 0; step < plan.steps; ++step) {
       const int group = step % kGroups, round = step / kGroups;
       if (round > 0) mbarrier_wait_cluster(&shared.x_empty[group], (round - 1) % 2);
-      mbarrier_arrive_expect(&shared.x_full[group], plan.x_rows * kXDeep * sizeof(T));
+      mbarrier_arrive_expect_tx(&shared.x_full[group], plan.x_rows * kXDeep * sizeof(T));
       tma_load_multicast(shared.x[group] + column * kMostRows + row * kBox, &map_x, &shared.x_full[group],
                          (1 << kCluster) - 1, step * kXDeep + column, row);
     }
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kAddThreads)
     of_bias = bias.load(0, column);
     if (residual.data != nullptr) of_residual = residual.load(row, column);
   }
-  wait_for_kernel_before();
+  wait_on_dependent_grids();
   if (!mine) return;
   float total[8] = {}, b[8];
   add_parts(total, parts + row * y.width + column, clusters, y.rows * y.width);
@@ -140,7 +140,7 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
-std::string v7_inner_supports(const Args& a) { return refused_few_rows(a, kMostRows); }
+std::string v7_inner_can_implement(const Args& a) { return can_implement_few_rows(a, kMostRows); }
 
 // For as many clusters as there are at the most: how many, the launch decides.
 int64_t v7_inner_scratch_bytes(const Args& a) {

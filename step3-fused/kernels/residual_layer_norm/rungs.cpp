@@ -4,17 +4,17 @@
 namespace kf::KF_BACKEND::residual_layer_norm {
 namespace {
 
-std::string v1_separate_supports(const Args& a) {
+std::string v1_separate_can_implement(const Args& a) {
   layer_norm::Args second{};
   second.rows = a.rows;
-  return layer_norm::v1_naive_supports(second);
+  return layer_norm::v1_naive_can_implement(second);
 }
 
 constexpr Rung<Args> kRungs[] = {
-    {"v1_separate", v1_separate, v1_separate_supports, nullptr, "the sum"},
-    {"v2_fused", v2_fused, v2_fused_supports},
-    {"v3_registers", v3_registers, v3_registers_supports},
-    {"v4_cluster", v4_cluster, v4_cluster_supports},
+    {"v1_separate", v1_separate, v1_separate_can_implement, nullptr, "the sum"},
+    {"v2_fused", v2_fused, v2_fused_can_implement},
+    {"v3_registers", v3_registers, v3_registers_can_implement},
+    {"v4_cluster", v4_cluster, v4_cluster_can_implement},
 };
 
 }  // namespace

@@ -24,9 +24,9 @@ struct Args {
   void* mean = nullptr;  // null: not wanted
   void* rstd = nullptr;
 
-  const void* x_bias = nullptr;    // [width], or null
-  uint32_t threshold = 0;          // of x an element is kept where its 16-bit random number is at least this
-  const int64_t* state = nullptr;  // {seed, offset} in the GPU's memory; null: the next two members hold them
+  const void* x_bias = nullptr;        // [width], or null
+  uint32_t threshold = 0;              // of x an element is kept where its 16-bit random number is at least this
+  const int64_t* rng_state = nullptr;  // {seed, offset} in the GPU's memory; null: the next two members hold them
   uint64_t seed = 0;
   uint64_t offset = 0;
 };
@@ -44,11 +44,11 @@ namespace kf::KF_BACKEND::residual_layer_norm {
 using kf::residual_layer_norm::Args;
 void v1_separate(const Args& args, void* stream);
 void v2_fused(const Args& args, void* stream);
-std::string v2_fused_supports(const Args& args);
+std::string v2_fused_can_implement(const Args& args);
 void v3_registers(const Args& args, void* stream);
-std::string v3_registers_supports(const Args& args);
+std::string v3_registers_can_implement(const Args& args);
 void v4_cluster(const Args& args, void* stream);
-std::string v4_cluster_supports(const Args& args);
+std::string v4_cluster_can_implement(const Args& args);
 }  // namespace kf::KF_BACKEND::residual_layer_norm
 #endif
 

@@ -1,6 +1,6 @@
 // residual_layer_norm v1_separate: two launches
 //
-// Idea      An addition, a thread an element; then LayerNorm, this stage's v2_block where it can, else v1_naive. The
+// Idea      An addition, a thread an element; then LayerNorm, this step's v2_block where it can, else v1_naive. The
 //           sum goes out to memory and comes back: between launches there is no other place for it. In half precision
 //           it is also rounded on the way. x_bias and dropout, where there are any, are the addition's, each element
 //           with a call of Philox to itself.
@@ -44,7 +44,8 @@ void v1_separate(const Args& a, void* stream) {
   });
   check_launch();
   const layer_norm::Args rest{a.sum, a.weight, a.bias, a.y, a.rows, a.width, a.eps, a.dtype, a.mean, a.rstd};
-  layer_norm::v2_block_supports(rest).empty() ? layer_norm::v2_block(rest, stream) : layer_norm::v1_naive(rest, stream);
+  layer_norm::v2_block_can_implement(rest).empty() ? layer_norm::v2_block(rest, stream)
+                                                   : layer_norm::v1_naive(rest, stream);
 }
 
 }  // namespace kf::KF_BACKEND::residual_layer_norm

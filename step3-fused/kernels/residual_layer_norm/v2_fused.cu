@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kMostRowThreads, 1)
 
 }  // namespace
 
-std::string v2_fused_supports(const Args& a) { return too_many_or_too_wide(a.rows, a.width, a.dtype); }
+std::string v2_fused_can_implement(const Args& a) { return too_many_or_too_wide(a.rows, a.width, a.dtype); }
 
 void v2_fused(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {

@@ -1,6 +1,6 @@
 // residual_layer_norm v3_registers: a warp a row, up to 4 KB, in registers
 //
-// Idea      layer_norm's v3 with the residual added where the row is loaded: all of x and of the residual is under way
+// Idea      layer_norm's v3 with the residual added where the row is loaded: all of x and of the residual is in flight
 //           before the first sum is taken. x_bias and dropout change x when it has come. The sum is held as floats:
 //           rounded it would be less exact.
 // Since v2  A warp takes a row up to 4 KB, without a barrier; wider rows take a block with two instead of six. Weight
@@ -20,7 +20,7 @@ namespace {
 // Two rows were on their way into the registers, so there is room for all of weight and bias; but not in blocks of 512,
 // whose threads have 128 registers at most. In layer_norm, where one row was, fewer blocks would fit beside each other.
 template <class Row>
-constexpr Ask kAsk = Row::kThreads == 512 ? Ask::kWhereNeeded : Ask::kAtOnce;
+constexpr LoadWeights kLoadWeights = Row::kThreads == 512 ? LoadWeights::kWhereNeeded : LoadWeights::kAtOnce;
 
 template <class Row, class T, class Front, class C = compute_t<T>>
 __global__ void __launch_bounds__(Row::kThreads* kRowsOfBlock<Row>)
@@ -53,12 +53,12 @@ __global__ void __launch_bounds__(Row::kThreads* kRowsOfBlock<Row>)
   const HeldValues<Row, C> get{value};
   const Statistics<C> s = held_statistics<Row>(get, width, eps, shared);
   if (threadIdx.x == 0) kept.keep(row, s);
-  store_pieces<Row, kAsk<Row>>(get, s, width, weight, bias, y + first);
+  store_pieces<Row, kLoadWeights<Row>>(get, s, width, weight, bias, y + first);
 }
 
 }  // namespace
 
-std::string v3_registers_supports(const Args& a) { return too_many_or_too_wide_to_hold(a.rows, a.width, a.dtype); }
+std::string v3_registers_can_implement(const Args& a) { return too_many_or_too_wide_to_hold(a.rows, a.width, a.dtype); }
 
 void v3_registers(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {

@@ -59,12 +59,12 @@ __global__ void __launch_bounds__(Row::kThreads, kBlocksBeside<Row, C>)
   const HeldValues<Row, C> get{value};
   const Statistics<C> s = meeting.template statistics_of<Row>(get, own_width, width, eps, rank, blocks);
   if (rank == 0 && threadIdx.x == 0) kept.keep(row, s);
-  store_pieces<Row, Ask::kWhereNeeded>(get, s, own_width, weight + begin, bias + begin, y + first);
+  store_pieces<Row, LoadWeights::kWhereNeeded>(get, s, own_width, weight + begin, bias + begin, y + first);
 }
 
 }  // namespace
 
-std::string v4_cluster_supports(const Args& a) { return refused_by_cluster(a.rows, a.width); }
+std::string v4_cluster_can_implement(const Args& a) { return can_implement_in_cluster(a.rows, a.width); }
 
 void v4_cluster(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {

@@ -9,7 +9,7 @@ namespace kf::kv_append {
 struct Strides {
   int64_t batch;
   int64_t head;
-  int64_t token;
+  int64_t seq;
 };
 
 struct Args {

@@ -17,7 +17,7 @@ namespace {
 constexpr int kThreads = 256;
 
 __device__ __forceinline__ int64_t offset(const Strides& strides, int64_t batch, int64_t head, int64_t token) {
-  return batch * strides.batch + head * strides.head + token * strides.token;
+  return batch * strides.batch + head * strides.head + token * strides.seq;
 }
 
 template <class T>

@@ -19,7 +19,7 @@ namespace {
 constexpr int kThreads = 256;
 
 __device__ __forceinline__ int64_t offset(const Strides& strides, int64_t batch, int64_t head, int64_t token) {
-  return batch * strides.batch + head * strides.head + token * strides.token;
+  return batch * strides.batch + head * strides.head + token * strides.seq;
 }
 
 template <int N, class T>
@@ -37,7 +37,7 @@ __global__ void v2_vector_kernel(const Args a, int64_t n) {
 }
 
 bool divides(int64_t n, const Strides& strides) {
-  return strides.batch % n == 0 && strides.head % n == 0 && strides.token % n == 0;
+  return strides.batch % n == 0 && strides.head % n == 0 && strides.seq % n == 0;
 }
 
 template <int N, class T>

@@ -1,6 +1,6 @@
 """The ops whose work hangs on a matrix product, on every device there is: against float64, eager and the rung before.
 
-python tests/test_ends.py              pytest's options may follow, such as -k "mlp and v3_hopper"
+python tests/test_epilogues.py              pytest's options may follow, such as -k "mlp and v3_hopper"
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from step3_fused.testing import (
     linear_of,
 )
 
-STATE = (1234, 8)  # seed and offset of dropout
+RNG_STATE = (1234, 8)  # seed and offset of dropout
 
 
 # ---- the formulas, composed of PyTorch's operations ----
@@ -82,7 +82,7 @@ def mlp_of(x, weight_1, bias_1, weight_2, bias_2, residual=None, transposed=Fals
 # ---- the ops ----
 
 
-class End(NamedTuple):
+class EpilogueCase(NamedTuple):
     """An op, and how to make its inputs: of rows, depth, width, dtype, device and `transposed`."""
 
     formula: Any
@@ -104,13 +104,13 @@ def with_preactivation(rows, depth, width, dtype, device, transposed):
 def with_norm(rows, depth, width, dtype, device, transposed):
     x, *layer = inputs_of(rows, depth, width, dtype, device, transposed=transposed)
     norm = (testing.randn((depth,), dtype, device, seed=seed) for seed in (6, 7))
-    return (x + testing.steps(depth, device) + 1).to(dtype), *norm, *layer
+    return (x + testing.staircase(depth, device) + 1).to(dtype), *norm, *layer
 
 
 def with_residual(p):
     def inputs(rows, depth, width, dtype, device, transposed):
         x, *layer = inputs_of(rows, depth, width, dtype, device, transposed=transposed)
-        return x, *layer, testing.randn((*x.shape[:-1], width), dtype, device, seed=8), p, torch.tensor(STATE)
+        return x, *layer, testing.randn((*x.shape[:-1], width), dtype, device, seed=8), p, torch.tensor(RNG_STATE)
 
     return inputs
 
@@ -121,7 +121,7 @@ def backward_inputs(rows, depth, width, dtype, device, transposed):
 
 def masked(p):
     def inputs(*sizes):
-        return *backward_inputs(*sizes), p, torch.tensor(STATE)
+        return *backward_inputs(*sizes), p, torch.tensor(RNG_STATE)
 
     return inputs
 
@@ -137,22 +137,26 @@ def two_layers(residual):
 
 GELUS = ({"approximate": "tanh"}, {"approximate": "none"})
 KEPT = {"return_preactivation": True}
-ENDS = {
-    "linear_gelu": [End(linear_gelu_of, layer, GELUS, KEPT)],
-    "linear_gelu_backward": [End(linear_gelu_gradients, with_preactivation, GELUS, backward=True)],
-    "gelu_linear": [End(gelu_linear_of, layer, GELUS)],
-    "gelu_linear_backward": [End(gelu_linear_gradients, backward_inputs, GELUS, backward=True)],
+EPILOGUES = {
+    "linear_gelu": [EpilogueCase(linear_gelu_of, layer, GELUS, KEPT)],
+    "linear_gelu_backward": [EpilogueCase(linear_gelu_gradients, with_preactivation, GELUS, backward=True)],
+    "gelu_linear": [EpilogueCase(gelu_linear_of, layer, GELUS)],
+    "gelu_linear_backward": [EpilogueCase(gelu_linear_gradients, backward_inputs, GELUS, backward=True)],
     "layer_norm_linear": [
-        End(layer_norm_linear_of, with_norm, ({}, {"eps": 0.1}), {"return_statistics": True}),
+        EpilogueCase(layer_norm_linear_of, with_norm, ({}, {"eps": 0.1}), {"return_statistics": True}),
     ],
-    "linear_bias_dropout_residual": [End(linear_bias_dropout_residual_of, with_residual(p)) for p in (0.0, 0.3, 1.0)],
-    "linear_bias_dropout_residual_backward": [End(dropout_gradients, masked(p), backward=True) for p in (0.3, 1.0)],
-    "mlp": [End(mlp_of, two_layers(residual), GELUS, KEPT) for residual in (True, False)],
+    "linear_bias_dropout_residual": [
+        EpilogueCase(linear_bias_dropout_residual_of, with_residual(p)) for p in (0.0, 0.3, 1.0)
+    ],
+    "linear_bias_dropout_residual_backward": [
+        EpilogueCase(dropout_gradients, masked(p), backward=True) for p in (0.3, 1.0)
+    ],
+    "mlp": [EpilogueCase(mlp_of, two_layers(residual), GELUS, KEPT) for residual in (True, False)],
 }
 
 
 def rung_of_each_op():
-    for op in ENDS:
+    for op in EPILOGUES:
         for param in testing.device_rungs("step3_fused", op):
             yield pytest.param(op, *param.values, marks=param.marks, id=f"{op}-{param.id}")
 
@@ -162,14 +166,14 @@ def able(op, rung, device, rows, depth, width, dtype, transposed):
     if rung == "v4_cublaslt":
         return device == "cuda" and (op != "linear_gelu" or (width % 8 == 0 and dtype in HALF_TYPES))
     if rung in ("v3_hopper", "v5_in_place") and op in ("linear_bias_dropout_residual", "gelu_linear_backward", "mlp"):
-        if depth % 8 or width % 8:  # what the end reads comes by TMA
+        if depth % 8 or width % 8:  # what the epilogue reads comes by TMA
             return False
     if op == "gelu_linear_backward":  # the product for x, whose depth is the layer's width; any rung for the weight's
         return can_do(rung, device, rows, width, depth, dtype, not transposed)
     if op == "mlp":
         both = rung in ("v5_rows", "v6_one_launch", "v7_inner")  # the second layer's depth is the first one's width
         return can_do(rung, device, rows, depth, width, dtype, False) and not (both and width % 8)
-    return can_do(rung, device, rows, depth, width, dtype, transposed, backward=ENDS[op][0].backward)
+    return can_do(rung, device, rows, depth, width, dtype, transposed, backward=EPILOGUES[op][0].backward)
 
 
 def drops(op, rung):
@@ -177,7 +181,7 @@ def drops(op, rung):
     return "dropout" in op and rung not in ("v4_cublaslt", "v5_in_place")
 
 
-def check(op, end, inputs, rung, *, transposed=False, options=None, **more):
+def check(op, case, inputs, rung, *, transposed=False, options=None, **more):
     if op == "linear_bias_dropout_residual" and not drops(op, rung) and inputs[4] > 0:
         with testing.raises(ValueError, "takes p = 0 only"):
             step3_fused.linear_bias_dropout_residual(*inputs, transposed=transposed, rung=rung)
@@ -187,16 +191,16 @@ def check(op, end, inputs, rung, *, transposed=False, options=None, **more):
         op,
         inputs,
         rung,
-        reference=end.formula,
-        eager=end.formula,
-        kwargs={"transposed": transposed} | (end.options[0] if options is None else options),
-        all_outputs=end.all_outputs,
+        reference=case.formula,
+        eager=case.formula,
+        kwargs={"transposed": transposed} | (case.options[0] if options is None else options),
+        all_outputs=case.all_outputs,
         **more,
     )
 
 
 every_rung = pytest.mark.parametrize(("op", "device", "rung"), list(rung_of_each_op()))
-every_op = pytest.mark.parametrize("op", ENDS)
+every_op = pytest.mark.parametrize("op", EPILOGUES)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 either_way = pytest.mark.parametrize("transposed", [False, True], ids=["depth-width", "width-depth"])
@@ -224,32 +228,32 @@ SHAPES = [(1, 1, 1), (6, 3, 7), (4, 48, 24), (24, 66, 130), (64, 200, 136), (136
     )
 )
 def test_any_shape(shape, transposed, dtype, op, device, rung):
-    for end in ENDS[op]:
-        inputs = end.inputs(*shape, dtype, device, transposed)
+    for case in EPILOGUES[op]:
+        inputs = case.inputs(*shape, dtype, device, transposed)
         layouts = shape == (64, 200, 136) and not transposed and (op, rung) not in ALIGNED
-        check(op, end, inputs, rung, transposed=transposed, layouts=layouts)
+        check(op, case, inputs, rung, transposed=transposed, layouts=layouts)
 
 
 @every_rung
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_each_option(dtype, op, device, rung):
     if able(op, rung, device, 24, 40, 56, dtype, False):
-        for end in ENDS[op]:
-            for options in end.options[1:]:
-                inputs = end.inputs((4, 6), 40, 56, dtype, device, False)
+        for case in EPILOGUES[op]:
+            for options in case.options[1:]:
+                inputs = case.inputs((4, 6), 40, 56, dtype, device, False)
                 if rung == "v4_cublaslt":
                     with pytest.raises(ValueError, match="takes approximate='tanh' only"):
                         getattr(step3_fused, op)(*inputs, rung=rung, **options)
                 else:
-                    check(op, end, inputs, rung, options=options, layouts=False)
+                    check(op, case, inputs, rung, options=options, layouts=False)
 
 
 @every_rung
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_each_tensor_wherever_it_lies(dtype, op, device, rung):
     if (op, rung) not in ALIGNED and able(op, rung, device, 24, 40, 56, dtype, False):
-        end = ENDS[op][-1 if op == "linear_bias_dropout_residual_backward" else 0]
-        check(op, end, end.inputs((3, 8), 40, 56, dtype, device, False), rung, layouts=False, alone=True)
+        case = EPILOGUES[op][-1 if op == "linear_bias_dropout_residual_backward" else 0]
+        check(op, case, case.inputs((3, 8), 40, 56, dtype, device, False), rung, layouts=False, alone=True)
 
 
 @every_rung
@@ -258,26 +262,26 @@ def test_gpt2s_shapes(transposed, op, device, rung):
     """On a GPU, where they take no time."""
     for shape in ((2048, 768, 3072), (1000, 1600, 1600), (64, 768, 3072)):
         if device == "cuda" and able(op, rung, device, *shape, torch.bfloat16, transposed):
-            for end in ENDS[op]:
-                inputs = end.inputs(*shape, torch.bfloat16, device, transposed)
-                check(op, end, inputs, rung, transposed=transposed, layouts=False)
+            for case in EPILOGUES[op]:
+                inputs = case.inputs(*shape, torch.bfloat16, device, transposed)
+                check(op, case, inputs, rung, transposed=transposed, layouts=False)
 
 
 @every_rung
 def test_more_tiles_than_multiprocessors(op, device, rung):
     """Persistent blocks take tile after tile: what an epilogue reads comes while another tile is computed."""
     if device == "cuda" and rung in ("v3_hopper", "v5_in_place", "v6_one_launch"):
-        end = ENDS[op][0]
-        check(op, end, end.inputs(4000, 832, 2600, torch.bfloat16, device, False), rung, layouts=False)
+        case = EPILOGUES[op][0]
+        check(op, case, case.inputs(4000, 832, 2600, torch.bfloat16, device, False), rung, layouts=False)
 
 
-@pytest.mark.parametrize("op", [op for op in ENDS if "v3_hopper" in step3_fused.rungs(op, "cpu") and op != "mlp"])
+@pytest.mark.parametrize("op", [op for op in EPILOGUES if "v3_hopper" in step3_fused.rungs(op, "cpu") and op != "mlp"])
 @pytest.mark.parametrize("shape", [(130, 72, 1096), (260, 72, 2000), (64, 72, 200)], ids=str)
 def test_each_width_of_tiles(shape, op):
     """v3_hopper takes tiles of 256 or 192, 128 and 64 columns for these, where there are 16 multiprocessors."""
-    for end in ENDS[op]:
-        rows, depth, width = (shape[0], *shape[:0:-1]) if end.backward else shape
-        check(op, end, end.inputs(rows, depth, width, torch.bfloat16, "cpu", False), "v3_hopper", layouts=False)
+    for case in EPILOGUES[op]:
+        rows, depth, width = (shape[0], *shape[:0:-1]) if case.backward else shape
+        check(op, case, case.inputs(rows, depth, width, torch.bfloat16, "cpu", False), "v3_hopper", layouts=False)
 
 
 # Tiles of 256, 192, 128 and 64 columns, so 4, 3, 2 and 1 rounds a tile; one step a tile, and many tiles a block.
@@ -297,11 +301,11 @@ def test_each_width_of_tiles(shape, op):
 )
 @either_way
 def test_v5_in_place_with_each_width_of_tiles(shape, transposed):
-    """It takes its rounds of 64 columns in turn through two places, whatever a tile has of them."""
-    end = ENDS["linear_bias_dropout_residual"][0]
-    inputs = end.inputs(*shape, torch.bfloat16, "cpu", transposed)
+    """It takes its rounds of 64 columns in turn through two stages, whatever a tile has of them."""
+    case = EPILOGUES["linear_bias_dropout_residual"][0]
+    inputs = case.inputs(*shape, torch.bfloat16, "cpu", transposed)
     got = step3_fused.linear_bias_dropout_residual(*inputs, transposed=transposed, rung="v5_in_place")
-    want = end.formula(
+    want = case.formula(
         *(t.float() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in inputs),
         transposed=transposed,
     )
@@ -310,7 +314,7 @@ def test_v5_in_place_with_each_width_of_tiles(shape, transposed):
 
 
 def test_v5_in_place_refuses_a_y_that_tma_cannot_write():
-    inputs = ENDS["linear_bias_dropout_residual"][0].inputs(16, 72, 136, torch.bfloat16, "cpu", False)
+    inputs = EPILOGUES["linear_bias_dropout_residual"][0].inputs(16, 72, 136, torch.bfloat16, "cpu", False)
     whole = torch.empty(16 * 136 + 1, dtype=torch.bfloat16)
     with testing.raises(ValueError, "rung 'v5_in_place' takes a y that begins at a multiple of 16 bytes"):
         torch.ops.step3_fused.linear_bias_dropout_residual.out(*inputs, y=whole[1:].view(16, 136), rung="v5_in_place")
@@ -318,39 +322,39 @@ def test_v5_in_place_refuses_a_y_that_tma_cannot_write():
 
 @pytest.mark.parametrize("op", ["linear_gelu", "linear_bias_dropout_residual", "gelu_linear_backward"])
 def test_more_tiles_than_emulated_multiprocessors(op):
-    end = ENDS[op][0]
-    rows, depth, width = (2100, 2600, 72) if end.backward else (2100, 72, 2600)
-    inputs = end.inputs(rows, depth, width, torch.bfloat16, "cpu", False)
-    got = getattr(step3_fused, op)(*inputs, rung="v3_hopper", **end.all_outputs)
+    case = EPILOGUES[op][0]
+    rows, depth, width = (2100, 2600, 72) if case.backward else (2100, 72, 2600)
+    inputs = case.inputs(rows, depth, width, torch.bfloat16, "cpu", False)
+    got = getattr(step3_fused, op)(*inputs, rung="v3_hopper", **case.all_outputs)
     wide = [t.float() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in inputs]
-    for g, want in zip(as_tuple(got), as_tuple(end.formula(*wide)), strict=True):
+    for g, want in zip(as_tuple(got), as_tuple(case.formula(*wide)), strict=True):
         torch.testing.assert_close(g.float(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
 
 
-# Steps of the depth: 47 of v2_mma, whose ring has four places; 24 in tiles of 64 columns, with seven; 14 in tiles of
+# Steps of the depth: 47 of v2_mma, whose ring has four stages; 24 in tiles of 64 columns, with seven; 14 in tiles of
 # 256 or 192 columns, of two blocks or one, with four, which the other ops' tests go round with many tiles.
-@pytest.mark.parametrize("op", [op for op in ENDS if "v3_hopper" in step3_fused.rungs(op, "cpu") and op != "mlp"])
+@pytest.mark.parametrize("op", [op for op in EPILOGUES if "v3_hopper" in step3_fused.rungs(op, "cpu") and op != "mlp"])
 @pytest.mark.parametrize(
     ("rung", "shape"),
     [("v2_mma", (33, 1504, 40)), ("v3_hopper", (33, 1504, 40)), ("v3_hopper", (130, 840, 1096))],
     ids=str,
 )
 @testing.where(lambda shape, op: shape[2] == 40 or op in ("gelu_linear", "layer_norm_linear"))
-def test_places_for_the_depth_are_used_again_and_again(rung, shape, op):
-    """Also where what is multiplied is changed on its way from its place."""
-    end = ENDS[op][0]
-    rows, depth, width = (shape[0], *shape[:0:-1]) if end.backward else shape
-    inputs = end.inputs(rows, depth, width, torch.bfloat16, "cpu", False)
+def test_stages_of_the_depth_are_used_again_and_again(rung, shape, op):
+    """Also where what is multiplied is changed on its way from its stage."""
+    case = EPILOGUES[op][0]
+    rows, depth, width = (shape[0], *shape[:0:-1]) if case.backward else shape
+    inputs = case.inputs(rows, depth, width, torch.bfloat16, "cpu", False)
     assert able(op, rung, "cpu", rows, depth, width, torch.bfloat16, False)
-    check(op, end, inputs, rung, layouts=False)
+    check(op, case, inputs, rung, layouts=False)
 
 
 def test_more_tiles_of_few_rows_than_emulated_multiprocessors():
     """v5_rows's blocks take tile after tile in both layers, and their rings go round."""
     for width, inner in ((72, 2600), (1096, 520)):
-        end = ENDS["mlp"][0]
-        inputs = end.inputs(7, width, inner, torch.bfloat16, "cpu", False)
-        check("mlp", end, inputs, "v5_rows", layouts=False)
+        case = EPILOGUES["mlp"][0]
+        inputs = case.inputs(7, width, inner, torch.bfloat16, "cpu", False)
+        check("mlp", case, inputs, "v5_rows", layouts=False)
 
 
 # Of v7_inner: more slices than clusters at once, of blocks with two tiles, the last slice not whole; rings that go
@@ -363,35 +367,35 @@ SLICES = [(7, 72, 2600), (33, 1096, 520), (64, 40, 136), (16, 2056, 256)]
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", SLICES, ids=str)
 def test_slices_of_the_inner_width(shape, dtype, transposed):
-    """The clusters of v7_inner share the inner width, its blocks a slice of it; places are used again."""
-    for end in ENDS["mlp"]:
+    """The clusters of v7_inner share the inner width, its blocks a slice of it; stages are used again."""
+    for case in EPILOGUES["mlp"]:
         check(
-            "mlp", end, end.inputs(*shape, dtype, "cpu", transposed), "v7_inner", transposed=transposed, layouts=False
+            "mlp", case, case.inputs(*shape, dtype, "cpu", transposed), "v7_inner", transposed=transposed, layouts=False
         )
 
 
 @pytest.mark.parametrize("shape", [(64, 24, 2600), (7, 24, 8712)], ids=str)
 def test_more_slices_than_are_taken_at_once(shape):
     """More eights of a block's columns than threads that add them up; more parts of y than are asked for at once."""
-    end = ENDS["mlp"][0]
-    check("mlp", end, end.inputs(*shape, torch.bfloat16, "cpu", False), "v7_inner", layouts=False)
+    case = EPILOGUES["mlp"][0]
+    check("mlp", case, case.inputs(*shape, torch.bfloat16, "cpu", False), "v7_inner", layouts=False)
 
 
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
 def test_the_clusters_parts_are_added_when_all_are_there(device):
     """v7_inner launches the second kernel while the first runs. The contract sees whether it waits."""
-    end = ENDS["mlp"][0]
-    inputs = end.inputs(4, 768, 3072, torch.bfloat16, device, False)
+    case = EPILOGUES["mlp"][0]
+    inputs = case.inputs(4, 768, 3072, torch.bfloat16, device, False)
     if able("mlp", "v7_inner", device, 4, 768, 3072, torch.bfloat16, False):
         for _ in range(20):
-            check("mlp", end, inputs, "v7_inner", layouts=False)
+            check("mlp", case, inputs, "v7_inner", layouts=False)
 
 
 @pytest.mark.parametrize("schedule", ["forward", "reverse", "random:1", "random:2"])
 @pytest.mark.parametrize("shape", SLICES, ids=str)
 def test_slices_of_the_inner_width_in_any_order(shape, schedule, monkeypatch):
     """In whatever order threads come, v7_inner ends, and with the same bits."""
-    inputs = ENDS["mlp"][0].inputs(*shape, torch.bfloat16, "cpu", False)
+    inputs = EPILOGUES["mlp"][0].inputs(*shape, torch.bfloat16, "cpu", False)
     want = step3_fused.mlp(*inputs, rung="v7_inner", return_preactivation=True)
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
     monkeypatch.setenv("KF_SIMT_THREADS", "1")
@@ -410,8 +414,8 @@ BANDS = [(900, 520, 264), (1030, 768, 256), (2100, 8, 16), (100, 264, 520)]
 @pytest.mark.parametrize("shape", BANDS, ids=str)
 def test_bands_of_rows(shape, residual):
     """v6_one_launch's blocks go from one layer to the other and back; the last tile of rows is not whole."""
-    end = ENDS["mlp"][0 if residual else 1]
-    check("mlp", end, end.inputs(*shape, torch.bfloat16, "cpu", False), "v6_one_launch", layouts=False)
+    case = EPILOGUES["mlp"][0 if residual else 1]
+    check("mlp", case, case.inputs(*shape, torch.bfloat16, "cpu", False), "v6_one_launch", layouts=False)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -419,7 +423,7 @@ def test_bands_of_rows(shape, residual):
 @pytest.mark.parametrize("shape", BANDS, ids=str)
 def test_bands_of_rows_with_few_blocks_at_once(shape, schedule, threads, monkeypatch):
     """v6_one_launch comes to its end with any number of resident blocks, one included, and to the same bits."""
-    inputs = ENDS["mlp"][0].inputs(*shape, torch.bfloat16, "cpu", False)
+    inputs = EPILOGUES["mlp"][0].inputs(*shape, torch.bfloat16, "cpu", False)
     want = step3_fused.mlp(*inputs, rung="v6_one_launch", return_preactivation=True)
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
     monkeypatch.setenv("KF_SIMT_THREADS", str(threads))
@@ -433,14 +437,14 @@ def test_bands_of_rows_with_few_blocks_at_once(shape, schedule, threads, monkeyp
     ("rung", "launches"), [("v3_hopper", 2), ("v5_rows", 1), ("v6_one_launch", 1), ("v7_inner", 2)]
 )
 def test_a_rung_of_mlp_launches_as_many_kernels_as_its_header_says(rung, launches):
-    inputs = ENDS["mlp"][0].inputs(64, 72, 136, torch.bfloat16, "cpu", False)
+    inputs = EPILOGUES["mlp"][0].inputs(64, 72, 136, torch.bfloat16, "cpu", False)
     before = step3_fused.emulated_kernels()
     step3_fused.mlp(*inputs, rung=rung)
     assert step3_fused.emulated_kernels() - before == launches
 
 
 def test_v6_one_launch_refuses_outputs_that_tma_cannot_write():
-    inputs = ENDS["mlp"][0].inputs(16, 72, 136, torch.bfloat16, "cpu", False)
+    inputs = EPILOGUES["mlp"][0].inputs(16, 72, 136, torch.bfloat16, "cpu", False)
     whole = torch.empty(16 * 72 + 1, dtype=torch.bfloat16)
     preactivation = torch.empty(0, dtype=torch.bfloat16)
     with testing.raises(
@@ -457,17 +461,17 @@ def test_emulated_threads_may_run_in_any_order(op, schedule, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
     for rung in step3_fused.rungs(op, "cpu"):
         if able(op, rung, "cpu", 136, 200, 264, torch.bfloat16, False):
-            end = ENDS[op][0]
-            check(op, end, end.inputs(136, 200, 264, torch.bfloat16, "cpu", False), rung, layouts=False)
+            case = EPILOGUES[op][0]
+            check(op, case, case.inputs(136, 200, 264, torch.bfloat16, "cpu", False), rung, layouts=False)
 
 
 @every_rung
 def test_runs_agree_to_the_last_bit(op, device, rung):
     for dtype in (torch.float32, torch.bfloat16):
         if able(op, rung, device, 264, 72, 136, dtype, False):
-            end = ENDS[op][0]
-            inputs = end.inputs(264, 72, 136, dtype, device, False)
-            function = lambda *a: getattr(step3_fused, op)(*a, rung=rung, **end.all_outputs)  # noqa: B023, E731
+            case = EPILOGUES[op][0]
+            inputs = case.inputs(264, 72, 136, dtype, device, False)
+            function = lambda *a: getattr(step3_fused, op)(*a, rung=rung, **case.all_outputs)  # noqa: B023, E731
             testing.check_reruns(function, *inputs)
 
 
@@ -476,10 +480,10 @@ def test_runs_agree_to_the_last_bit(op, device, rung):
 
 @every_rung
 def test_no_rows(op, device, rung):
-    end = ENDS[op][0]
-    inputs = end.inputs((0, 3), 8, 16, torch.float32, device, False)
-    outputs = as_tuple(getattr(step3_fused, op)(*inputs, **end.all_outputs))
-    expected = as_tuple(end.formula(*inputs))
+    case = EPILOGUES[op][0]
+    inputs = case.inputs((0, 3), 8, 16, torch.float32, device, False)
+    outputs = as_tuple(getattr(step3_fused, op)(*inputs, **case.all_outputs))
+    expected = as_tuple(case.formula(*inputs))
     for out, want in zip(outputs, expected, strict=True):
         assert out.shape == want.shape
         assert out.eq(0).all()  # of a weight's gradient, the sum of nothing
@@ -493,14 +497,14 @@ def test_gelu_of_extreme_values_is_finite(scale, op, device, rung):
         return
     for dtype in (torch.float32, torch.float16):
         if able(op, rung, device, 16, 40, 24, dtype, False):
-            end = ENDS[op][0]
+            case = EPILOGUES[op][0]
             inputs = [
                 t * scale if i == ("backward" in op) else t
-                for i, t in enumerate(end.inputs(16, 40, 24, dtype, device, False))
+                for i, t in enumerate(case.inputs(16, 40, 24, dtype, device, False))
             ]
-            got = as_tuple(getattr(step3_fused, op)(*inputs, rung=rung, **end.all_outputs))
+            got = as_tuple(getattr(step3_fused, op)(*inputs, rung=rung, **case.all_outputs))
             wide = [t.double() for t in inputs]
-            for g, want in zip(got, as_tuple(end.formula(*wide)), strict=True):
+            for g, want in zip(got, as_tuple(case.formula(*wide)), strict=True):
                 if want.abs().max() < 60000 or dtype == torch.float32:
                     torch.testing.assert_close(g.double(), want, rtol=1e-2, atol=1e-2 * float(want.abs().max()))
 
@@ -536,8 +540,8 @@ def test_the_mask_is_that_of_step_1(op, device, rung):
     for rows, width, p in ((40, 520, 0.5), (130, 264, 0.1)):
         x, weight = torch.ones(rows, 8, dtype=dtype, device=device), torch.ones(8, width, dtype=dtype, device=device)
         residual = torch.zeros(rows, width, dtype=dtype, device=device)
-        for state in ((7, 0), (-(1 << 63), (1 << 62) + 4)):
-            rng_state = torch.tensor(state)
+        for seed_and_offset in ((7, 0), (-(1 << 63), (1 << 62) + 4)):
+            rng_state = torch.tensor(seed_and_offset)
             y = step3_fused.linear_bias_dropout_residual(x, weight, None, residual, p, rng_state, rung=rung)
             mask, _ = mask_and_factor((rows, width), p, rng_state)
             assert torch.equal(y.cpu() != 0, mask)
@@ -546,10 +550,10 @@ def test_the_mask_is_that_of_step_1(op, device, rung):
 @every_rung
 def test_a_state_in_the_gpus_memory_gives_the_same(op, device, rung):
     if device == "cuda" and drops(op, rung):
-        end = ENDS[op][-1 if "backward" in op else 1]
-        *inputs, state = end.inputs(64, 72, 136, torch.bfloat16, device, False)
+        case = EPILOGUES[op][-1 if "backward" in op else 1]
+        *inputs, rng_state = case.inputs(64, 72, 136, torch.bfloat16, device, False)
         function = getattr(step3_fused, op)
-        here, there = (as_tuple(function(*inputs, s, rung=rung)) for s in (state, state.cuda()))
+        here, there = (as_tuple(function(*inputs, s, rung=rung)) for s in (rng_state, rng_state.cuda()))
         assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
 
 
@@ -565,8 +569,8 @@ def test_dropout_draws_a_state_of_its_own(device):
     assert not torch.equal(first, second)
     without = function(x, weight, bias, residual, 0.5, training=False)
     assert torch.equal(without, function(x, weight, bias, residual, 0.0))
-    state = torch.tensor(STATE)
-    by_default, tenth = (function(x, weight, bias, residual, *p, rng_state=state) for p in ((), (0.1,)))
+    rng_state = torch.tensor(RNG_STATE)
+    by_default, tenth = (function(x, weight, bias, residual, *p, rng_state=rng_state) for p in ((), (0.1,)))
     assert torch.equal(by_default, tenth)
 
 
@@ -578,8 +582,8 @@ def test_dropout_draws_a_state_of_its_own(device):
 def test_without_what_is_kept_everything_is_the_same(op, device):
     """The backward pass computes it again: the same bits on a CPU; on a GPU as `auto` computes it."""
     for dtype in (torch.float32, torch.bfloat16):
-        end = ENDS[op][0]
-        inputs = [t.requires_grad_() for t in end.inputs(64, 72, 136, dtype, device, False)]
+        case = EPILOGUES[op][0]
+        inputs = [t.requires_grad_() for t in case.inputs(64, 72, 136, dtype, device, False)]
         function = getattr(step3_fused, op)
         y, other = (function(*inputs, keep=keep) for keep in (True, False))
         grad = testing.randn(y.shape, dtype, device, seed=9)
@@ -608,7 +612,7 @@ def saved_bytes(function):
 
 @pytest.mark.parametrize("op", ["linear_gelu", "mlp"])
 def test_keep_is_the_memory_of_one_activation(op):
-    inputs = [t.requires_grad_() for t in ENDS[op][0].inputs(64, 40, 136, torch.float32, "cpu", False)]
+    inputs = [t.requires_grad_() for t in EPILOGUES[op][0].inputs(64, 40, 136, torch.float32, "cpu", False)]
     kept, without = (saved_bytes(lambda: getattr(step3_fused, op)(*inputs, keep=k)) for k in (True, False))  # noqa: B023
     bias = 136 * 4  # is saved instead
     assert kept - without == 64 * 136 * 4 - bias
@@ -645,9 +649,9 @@ def a_hundredth_more(y):
 @pytest.mark.parametrize("change", [the_last_columns_again, rows_swapped, a_hundredth_more])
 def test_the_contract_catches(change, op, device):
     for dtype in (torch.float32, torch.bfloat16):
-        end = ENDS[op][0]
-        mistaken = End(wrong(end.formula, change), end.inputs, end.options, end.all_outputs)
-        inputs = end.inputs(16, 40, 24, dtype, device, False)
+        case = EPILOGUES[op][0]
+        mistaken = EpilogueCase(wrong(case.formula, change), case.inputs, case.options, case.all_outputs)
+        inputs = case.inputs(16, 40, 24, dtype, device, False)
         for rung in step3_fused.rungs(op, device):
             if change is a_hundredth_more and dtype != torch.float32:
                 continue  # bfloat16 has eight bits
@@ -660,9 +664,9 @@ def test_the_contract_catches(change, op, device):
 def test_the_contract_tells_one_gelu_from_the_other(device):
     """They differ by less than 0.001, which is more than float32 may be off."""
     for op in ("linear_gelu", "gelu_linear", "mlp"):
-        end = ENDS[op][0]
-        inputs = end.inputs(16, 40, 24, torch.float32, device, False)
-        other = End(lambda *a, approximate, **o: end.formula(*a, approximate="none", **o), *end[1:])  # noqa: B023
+        case = EPILOGUES[op][0]
+        inputs = case.inputs(16, 40, 24, torch.float32, device, False)
+        other = EpilogueCase(lambda *a, approximate, **o: case.formula(*a, approximate="none", **o), *case[1:])  # noqa: B023
         for rung in step3_fused.rungs(op, device):
             if able(op, rung, device, 16, 40, 24, torch.float32, False):
                 with testing.raises(AssertionError, "against float64"):
@@ -676,8 +680,8 @@ def test_the_contract_tells_one_gelu_from_the_other(device):
 def test_it_is_registered_as_torch_wants_it(op, device, rung):
     dtype = torch.bfloat16 if rung in TENSOR_CORES else torch.float32
     if able(op, rung, device, 8, 8, 16, dtype, False):
-        for end in ENDS[op][: 1 if rung in ("v4_cublaslt", "v5_in_place") else 2]:
-            testing.check_op(step3_fused, op, end.inputs((2, 4), 8, 16, dtype, device, False), {"rung": rung})
+        for case in EPILOGUES[op][: 1 if rung in ("v4_cublaslt", "v5_in_place") else 2]:
+            testing.check_op(step3_fused, op, case.inputs((2, 4), 8, 16, dtype, device, False), {"rung": rung})
 
 
 def differentiable(op, inputs, **options):
@@ -697,14 +701,14 @@ def differentiable(op, inputs, **options):
 @on_each_device
 @either_way
 def test_gradients_are_those_of_finite_differences(transposed, op, device):
-    for end in ENDS[op]:
-        for options in end.options:
-            inputs = end.inputs((2, 2), 3, 4, torch.float64, device, transposed)
+    for case in EPILOGUES[op]:
+        for options in case.options:
+            inputs = case.inputs((2, 2), 3, 4, torch.float64, device, transposed)
             function, variables = differentiable(op, inputs, transposed=transposed, **options)
             assert torch.autograd.gradcheck(function, variables)
-            if not end.backward:  # third derivatives are not there
+            if not case.backward:  # third derivatives are not there
                 assert torch.autograd.gradgradcheck(function, variables)
-            if end is ENDS[op][0]:
+            if case is EPILOGUES[op][0]:
                 testing.check_each_input_alone(function, tuple(variables))
 
 
@@ -712,14 +716,14 @@ def test_gradients_are_those_of_finite_differences(transposed, op, device):
 @on_each_device
 @either_way
 def test_gradients_without_what_is_kept(transposed, op, device):
-    inputs = ENDS[op][0].inputs(3, 3, 4, torch.float64, device, transposed)
+    inputs = EPILOGUES[op][0].inputs(3, 3, 4, torch.float64, device, transposed)
     function, variables = differentiable(op, inputs, transposed=transposed, keep=False)
     assert torch.autograd.gradcheck(function, variables)
 
 
 @on_each_device
 def test_the_preactivation_has_a_gradient_of_its_own(device):
-    inputs = ENDS["linear_gelu"][0].inputs(3, 3, 4, torch.float64, device, False)
+    inputs = EPILOGUES["linear_gelu"][0].inputs(3, 3, 4, torch.float64, device, False)
     function, variables = differentiable("linear_gelu", inputs, return_preactivation=True)
     assert torch.autograd.gradcheck(function, variables)
     assert torch.autograd.gradcheck(lambda *a: function(*a)[1], variables)
@@ -732,9 +736,9 @@ def test_gradients_without_a_bias(device):
         assert torch.autograd.gradcheck(getattr(step3_fused, op), [x.requires_grad_(), weight.requires_grad_()])
     x, *norm, weight, _ = (t.requires_grad_() for t in with_norm(3, 3, 4, torch.float64, device, False))
     assert torch.autograd.gradcheck(step3_fused.layer_norm_linear, [x, *norm, weight])
-    x, weight, _, residual, p, state = with_residual(0.3)(3, 3, 4, torch.float64, device, False)
+    x, weight, _, residual, p, rng_state = with_residual(0.3)(3, 3, 4, torch.float64, device, False)
     assert torch.autograd.gradcheck(
-        lambda x, w, r: step3_fused.linear_bias_dropout_residual(x, w, None, r, p, state),
+        lambda x, w, r: step3_fused.linear_bias_dropout_residual(x, w, None, r, p, rng_state),
         [t.requires_grad_() for t in (x, weight, residual)],
     )
 
@@ -742,17 +746,17 @@ def test_gradients_without_a_bias(device):
 @every_op
 @on_each_device
 def test_forward_mode_is_refused(op, device):
-    function, variables = differentiable(op, ENDS[op][0].inputs(3, 4, 5, torch.float32, device, False))
+    function, variables = differentiable(op, EPILOGUES[op][0].inputs(3, 4, 5, torch.float32, device, False))
     testing.check_tangents_are_refused(function, tuple(t.detach() for t in variables))
 
 
-FORWARD = [op for op in ENDS if "backward" not in op]
+FORWARD = [op for op in EPILOGUES if "backward" not in op]
 
 
 @pytest.mark.parametrize("op", FORWARD)
 @on_each_device
 def test_autocast_makes_it_autocasts_dtype(op, device):
-    inputs = ENDS[op][0].inputs(8, 8, 16, torch.float32, device, False)
+    inputs = EPILOGUES[op][0].inputs(8, 8, 16, torch.float32, device, False)
     function, variables = differentiable(op, inputs)
     with torch.autocast(device, dtype=torch.bfloat16):
         y = function(*variables)
@@ -768,9 +772,9 @@ def test_autocast_makes_it_autocasts_dtype(op, device):
 @either_way
 def test_autocast_passes_each_option_on(transposed, op, device):
     """Of square weights: one that is read the wrong way round has the right shape."""
-    for end in ENDS[op]:
-        for options in end.options:
-            inputs = end.inputs(8, 8, 8, torch.float32, device, transposed)
+    for case in EPILOGUES[op]:
+        for options in case.options:
+            inputs = case.inputs(8, 8, 8, torch.float32, device, transposed)
             function, variables = differentiable(op, inputs, transposed=transposed, **options)
             with torch.autocast(device, dtype=torch.bfloat16):
                 mixed = function(*variables)
@@ -780,7 +784,7 @@ def test_autocast_passes_each_option_on(transposed, op, device):
 @pytest.mark.parametrize("op", FORWARD)
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
 def test_forward_and_backward_in_a_cuda_graph(op, device):
-    inputs = list(ENDS[op][0].inputs(256, 768, 3072, torch.bfloat16, device, False))
+    inputs = list(EPILOGUES[op][0].inputs(256, 768, 3072, torch.bfloat16, device, False))
     if "dropout" in op:
         inputs[-2:] = 0.1, inputs[-1].cuda()
     function, variables = differentiable(op, inputs)
@@ -865,11 +869,11 @@ def test_a_block_takes_an_attention_and_has_gradients(device):
 def test_a_block_drops_only_while_it_trains(device):
     inputs = block_inputs(24, 96, torch.float32, device)
     torch.manual_seed(1)
-    first, second = (step3_fused.transformer_block(*inputs, heads=3, p=0.5) for _ in range(2))
+    first, second = (step3_fused.transformer_block(*inputs, heads=3, dropout_p=0.5) for _ in range(2))
     assert not torch.equal(first, second)
     plain = step3_fused.transformer_block(*inputs, heads=3)
-    assert torch.equal(step3_fused.transformer_block(*inputs, heads=3, p=0.5, training=False), plain)
-    assert torch.equal(step3_fused.transformer_block(*inputs, heads=3, p=1.0), inputs[0])
+    assert torch.equal(step3_fused.transformer_block(*inputs, heads=3, dropout_p=0.5, training=False), plain)
+    assert torch.equal(step3_fused.transformer_block(*inputs, heads=3, dropout_p=1.0), inputs[0])
 
 
 @on_each_device
@@ -899,14 +903,14 @@ def test_a_rung_refuses_what_it_says(op, device):
     """By name, with what it takes instead; `able` says when. Nothing is computed."""
     if device == "cuda" and torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the rungs for Hopper refuse any other GPU first")
-    end = ENDS[op][0]
+    case = EPILOGUES[op][0]
     for rung in step3_fused.rungs(op, device):
         for shape in ((8, 8, 8), (8, 12, 8), (8, 8, 12)):
             for dtype in (torch.float32, torch.bfloat16):
                 for transposed in (False, True):
                     if able(op, rung, device, *shape, dtype, transposed):
                         continue
-                    inputs = end.inputs(*shape, dtype, device, transposed)
+                    inputs = case.inputs(*shape, dtype, device, transposed)
                     with testing.raises(ValueError, f"{op}: rung '{rung}' "):
                         getattr(step3_fused, op)(*inputs, transposed=transposed, rung=rung)
 
@@ -917,7 +921,7 @@ def test_a_rung_refuses_what_it_says(op, device):
 @on_each_device
 @every_op
 def test_outputs_that_share_memory_with_anything_are_refused(op, device):
-    testing.check_apart(step3_fused, op, ENDS[op][0].inputs(6, 8, 16, torch.float32, device, False))
+    testing.check_apart(step3_fused, op, EPILOGUES[op][0].inputs(6, 8, 16, torch.float32, device, False))
 
 
 BAD = {
@@ -950,12 +954,12 @@ BAD = {
     ],
     "linear_bias_dropout_residual": [
         (ValueError, "`residual` must have shape (2, 4), got (4,)", {"residual": (4,)}),
-        (ValueError, "`p` must be from 0 to 1, got 1.5", {"p": 1.5}),
+        (ValueError, "`dropout_p` must be from 0 to 1, got 1.5", {"dropout_p": 1.5}),
         (TypeError, "`rng_state` must be int64, got float32", {"rng_state": (2,)}),
         (ValueError, "`bias` must have shape (4,), got (5,)", {"bias": (5,)}),
     ],
     "linear_bias_dropout_residual_backward": [
-        (ValueError, "`p` must be from 0 to 1, got -0.1", {"p": -0.1}),
+        (ValueError, "`dropout_p` must be from 0 to 1, got -0.1", {"dropout_p": -0.1}),
         (ValueError, "`weight` must have shape (3, 4), got (3, 5)", {"weight": (3, 5)}),
     ],
     "mlp": [
@@ -973,10 +977,10 @@ BAD = {
 def test_bad_arguments_are_refused(op, device):
     function = getattr(step3_fused, op)
     names = [a.name for a in getattr(torch.ops.step3_fused, op).default._schema.arguments]
-    inputs = ENDS[op][0].inputs(2, 3, 4, torch.float32, "cpu", False)
+    inputs = EPILOGUES[op][0].inputs(2, 3, 4, torch.float32, "cpu", False)
     good = {n: t.to(device) if isinstance(t, torch.Tensor) else t for n, t in zip(names, inputs, strict=False)}
     if "rng_state" in good:
-        good["rng_state"] = torch.tensor(STATE)
+        good["rng_state"] = torch.tensor(RNG_STATE)
     for exception, text, changed in BAD[op]:
         changed = {n: torch.ones(v, device=device) if isinstance(v, tuple) else v for n, v in changed.items()}
         with testing.raises(exception, f"{op}: {text}"):
@@ -999,7 +1003,7 @@ def test_bad_arguments_are_refused(op, device):
 def test_an_unknown_rung_is_refused(op, device):
     for rows in (3, 0):
         with testing.raises(ValueError, f"{op}: `rung` must be 'auto' or one of", "got 'v99'"):
-            getattr(step3_fused, op)(*ENDS[op][0].inputs(rows, 8, 16, torch.float32, device, False), rung="v99")
+            getattr(step3_fused, op)(*EPILOGUES[op][0].inputs(rows, 8, 16, torch.float32, device, False), rung="v99")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The last two steps of the tour. Each prints what it finds, and raises where that is not as it must be."""
+"""The tour's last two demonstrations. Each prints what it finds, and raises where that is not as it must be."""
 
 import hf_patch
 import torch

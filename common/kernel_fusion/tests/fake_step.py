@@ -1,6 +1,6 @@
-"""A stage without a compiled part: ops in Python, whose rungs are right or wrong in one known way each.
+"""A step without a compiled part: ops in Python, whose rungs are right or wrong in one known way each.
 
-It has what the helpers use of a stage: registered ops with out-variants, Python functions, `rungs`, `rounds`, `varies`
+It has what the helpers use of a step: registered ops with out-variants, Python functions, `rungs`, `rounds`, `varies`
 and `launch_counts`.
 """
 
@@ -11,7 +11,7 @@ import types
 
 import torch
 
-NAME = "fake_stage"
+NAME = "fake_step"
 _counts = {"cpu": 0, "emulated": 0, "gpu": 0}
 _calls = {"now and then": 0, "remembers": 0}
 _kept = {}  # what a rung keeps of an earlier call
@@ -276,7 +276,7 @@ _OPS = {"double": DOUBLE, "softmax": SOFTMAX, "sum": SUM}
 _INPUTS = {"double": ("x",), "softmax": ("x",), "sum": ("x", "y")}
 
 
-# ---- the stage ----
+# ---- the step ----
 
 
 def _run(op, inputs, rung, out):
@@ -308,7 +308,7 @@ def varies(op: str, rung: str) -> bool:
 
 
 def _make() -> types.ModuleType:
-    stage = types.ModuleType(NAME)
+    step = types.ModuleType(NAME)
     library = torch.library.Library(NAME, "DEF")
 
     def add(op):
@@ -334,19 +334,19 @@ def _make() -> types.ModuleType:
             lib=library,
         )
         registered = getattr(getattr(torch.ops, NAME), op)
-        setattr(stage, op, lambda *inputs, rung="auto": registered(*inputs, rung=rung))
+        setattr(step, op, lambda *inputs, rung="auto": registered(*inputs, rung=rung))
 
     for op in _OPS:
         add(op)
-    torch.library.register_autograd(f"{NAME}::double", lambda ctx, grad: torch.ops.fake_stage.double(grad), lib=library)
-    stage.library = library  # ops live as long as this object
-    stage.rungs = rungs
-    stage.rounds = rounds
-    stage.varies = varies
-    stage.launch_counts = lambda: dict(_counts)
-    return stage
+    torch.library.register_autograd(f"{NAME}::double", lambda ctx, grad: torch.ops.fake_step.double(grad), lib=library)
+    step.library = library  # ops live as long as this object
+    step.rungs = rungs
+    step.rounds = rounds
+    step.varies = varies
+    step.launch_counts = lambda: dict(_counts)
+    return step
 
 
 if NAME not in sys.modules:  # torch knows a namespace once a process
     sys.modules[NAME] = _make()
-stage = sys.modules[NAME]
+step = sys.modules[NAME]
