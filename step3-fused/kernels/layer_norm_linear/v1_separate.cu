@@ -6,7 +6,7 @@
 // Limits    as layer_norm's and linear's; it rounds the normalised rows
 #include "../layer_norm/rungs.h"
 #include "../linear/best.h"
-#include "product.h"
+#include "rungs.h"
 
 namespace kf::KF_BACKEND::layer_norm_linear {
 namespace {
