@@ -8,6 +8,7 @@ CPU3 = "step3-fused/cpu/linear_cpu.cpp"
 PRODUCT3 = "step3-fused/cpu/product_cpu.h"
 KERNELS3 = "step3-fused/kernels"
 HEADERS3 = "step3-fused/include/step3"
+HEADERS2 = "step2-attention/include/step2"
 LINEAR3 = "step3-fused/tests/test_linear.py"
 EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ROWS3 = "step3-fused/tests/test_layer_norm_backward.py"
@@ -277,7 +278,7 @@ FAULTS = [
     Fault(
         "asked-for-the-wrong-columns",
         "TMA brings the residual of the first columns of a tile for each round",
-        f"{HEADERS3}/hopper_product.h",
+        f"{HEADERS2}/hopper_product.h",
         "column + of_tile % Staging::kRounds * kSlice,\n               row);",
         "column, row);",
         # Of more than 64 columns, which are one round.
@@ -350,7 +351,7 @@ FAULTS = [
     Fault(
         "in-place-only-the-sum",
         "where the residual was, the sums alone",
-        f"{HEADERS3}/hopper_product.h",
+        f"{HEADERS2}/hopper_product.h",
         "sums = sum_of(sums, more);",
         "",
         f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(64, 72, 200)]",
@@ -494,7 +495,7 @@ FAULTS = [
     Fault(
         "two-slices-of-one",
         "tiles of 64 columns leave in rounds of two slices, of which they have one",
-        "step3-fused/include/step3/hopper_product.h",
+        "step2-attention/include/step2/hopper_product.h",
         ": Tile::kSlices % 2 != 0              ? Tile::kSlices",
         ": Tile::kSlices == 3                  ? Tile::kSlices",
         f"{LINEAR3}::test_each_width_of_tiles[v7_persistent-(64, 72, 200)-depth-width]",

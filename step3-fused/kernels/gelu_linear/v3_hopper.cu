@@ -11,7 +11,7 @@
 //           rows·depth·width/256 GELUs, the narrower the tiles the more
 // Limits    as linear's v8_cluster; it rounds gelu(x)
 #include <step1/gelu.h>
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "rungs.h"
 
@@ -38,7 +38,8 @@ struct WithGelu {
       uint32_t of_a[kDepth / 16][4];
 #pragma unroll
       for (int i = 0; i < kDepth / 16; ++i) {
-        ldmatrix(of_a[i], a + row * kDepth + ((2 * i + matrix / 2) ^ row % 8) * 8);  // as TMA swizzles rows of 128 bytes
+        ldmatrix(of_a[i],
+                 a + row * kDepth + ((2 * i + matrix / 2) ^ row % 8) * 8);  // as TMA swizzles rows of 128 bytes
 #pragma unroll
         for (uint32_t& pair : of_a[i]) {
           float value[2];
