@@ -339,9 +339,7 @@ def test_more_tiles_than_emulated_multiprocessors(op):
     [("v2_mma", (33, 1504, 40)), ("v3_hopper", (33, 1504, 40)), ("v3_hopper", (130, 840, 1096))],
     ids=str,
 )
-@testing.where(
-    lambda shape, op, rung: rung in step3_fused.rungs(op, "cpu") and (shape[2] == 40 or op == "gelu_linear")
-)
+@testing.where(lambda shape, op, rung: rung in step3_fused.rungs(op, "cpu") and (shape[2] == 40 or op == "gelu_linear"))
 def test_stages_of_the_depth_are_used_again_and_again(rung, shape, op):
     """Also where what is multiplied is changed on its way from its stage."""
     case = EPILOGUES[op][0]

@@ -20,7 +20,7 @@ LINEAR3 = "step3-fused/tests/test_linear.py"
 EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ONE_LAUNCH3 = "step3-fused/tests/test_one_launch.py"
 TEST4 = "step4-integration/test_integration.py"
-HOPPER = "step2-attention/include/step2/hopper_product.h"
+TILE, PIPELINE = "step2-attention/include/step2/hopper_tile.h", "step2-attention/include/step2/pipeline.h"
 MMA = "step2-attention/include/step2/mma_product.h"
 
 
@@ -177,7 +177,7 @@ READS = [
             f"{LINEAR3}::test_any_shape[(64, 200, 136)-depth-width-torch.bfloat16-cpu-v5_mma]",
         ),
         (  # by TMA
-            HOPPER,
+            TILE,
             "map_of<T>(p.a, Tile::kA, p.rows, p.depth, kRows, kDepth)",
             "map_of<T>(p.a, Tile::kA, p.rows + 1, p.depth, kRows, kDepth)",
             *product_of_any_shape("v3_hopper", *PRODUCTS),
@@ -296,11 +296,15 @@ RINGS = [
         "phase",
         "a stage's second filling is not waited for: its barrier's phase stays the first",
         (
-            f"{STEP2}/attention/hopper.h",
+            PIPELINE,
             "index = 0, phase ^= 1;",
             "index = 0;",
             *stages_of_tiles("v7_warpgroups", "v8_persistent", "v9_split"),
             *backward_tiles("v4_warpgroups", "v5_persistent", "v6_atomics", "v7_turns", "v8_wide"),
+            *stages_of_the_depth("v3_hopper", *PRODUCTS),
+            f"{LINEAR3}::test_more_tiles_than_emulated_multiprocessors[(2100, 72, 2600)-v7_persistent]",
+            f"{LINEAR3}::test_more_tiles_than_emulated_multiprocessors[(2100, 72, 2600)-v8_cluster]",
+            f"{LINEAR3}::test_each_width_of_tiles[v9_split-(64, 840, 200)-depth-width]",
         ),
         (
             f"{STEP2}/attention/v6_wgmma.cu",
@@ -309,17 +313,8 @@ RINGS = [
             *stages_of_tiles("v6_wgmma"),
         ),
         (
-            HOPPER,
-            "index = 0, phase ^= 1;",
-            "index = 0;",
-            *stages_of_the_depth("v3_hopper", *PRODUCTS),
-            f"{LINEAR3}::test_more_tiles_than_emulated_multiprocessors[(2100, 72, 2600)-v7_persistent]",
-            f"{LINEAR3}::test_more_tiles_than_emulated_multiprocessors[(2100, 72, 2600)-v8_cluster]",
-            f"{LINEAR3}::test_each_width_of_tiles[v9_split-(64, 840, 200)-depth-width]",
-        ),
-        (
             f"{STEP3}/linear/v6_wgmma.cu",
-            "mbarrier_wait(&shared.full[stage], step / kStages % 2);",
+            "mbarrier_wait(&shared.full[stage], k_tile / kStages % 2);",
             "mbarrier_wait(&shared.full[stage], 0);",
             f"{LINEAR3}::test_any_shape[(40, 1104, 72)-depth-width-torch.bfloat16-cpu-v6_wgmma]",
         ),

@@ -278,8 +278,8 @@ FAULTS = [
     Fault(
         "asked-for-the-wrong-columns",
         "TMA brings the residual of the first columns of a tile for each round",
-        f"{HEADERS2}/hopper_product.h",
-        "column + of_tile % Staging::kRounds * kSlice,\n               row);",
+        f"{HEADERS2}/hopper_epilogue.h",
+        "column + of_tile % Staged::kRounds * kSlice,\n               row);",
         "column, row);",
         # Of more than 64 columns, which are one round.
         f"{EPILOGUES3}::test_each_width_of_tiles[(260, 72, 2000)-linear_bias_dropout_residual]",
@@ -351,7 +351,7 @@ FAULTS = [
     Fault(
         "in-place-only-the-sum",
         "where the residual was, the sums alone",
-        f"{HEADERS2}/hopper_product.h",
+        f"{HEADERS2}/hopper_sums.h",
         "sums = sum_of(sums, more);",
         "",
         f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(64, 72, 200)]",
@@ -495,7 +495,7 @@ FAULTS = [
     Fault(
         "two-slices-of-one",
         "tiles of 64 columns leave in rounds of two slices, of which they have one",
-        "step2-attention/include/step2/hopper_product.h",
+        "step2-attention/include/step2/hopper_epilogue.h",
         ": Tile::kSlices % 2 != 0              ? Tile::kSlices",
         ": Tile::kSlices == 3                  ? Tile::kSlices",
         f"{LINEAR3}::test_each_width_of_tiles[v7_persistent-(64, 72, 200)-depth-width]",

@@ -211,7 +211,7 @@ __device__ __forceinline__ void finish(const Sums& sums, float* piece, int64_t r
       const int v = first + i * kWarpSize;
       float value[8];
       load_values<true>(at(v / 8, v % 8 * 8), value);
-      finish_eight(epilogue, row + v / 8, column + v % 8 * 8, packed<T>(value), ahead[i]);
+      apply_epilogue(epilogue, row + v / 8, column + v % 8 * 8, packed<T>(value), ahead[i]);
     }
   }
 }

@@ -208,8 +208,8 @@ __device__ __forceinline__ Packed<T> read_ahead(const Epilogue<T, kReads, kWrite
 
 // The epilogue of eight neighbours, and to memory with them. Nothing happens beyond the last row or column.
 template <class T, class E>
-__device__ __forceinline__ void finish_eight(const E& epilogue, int64_t row, int64_t column, Packed<T> value,
-                                             Packed<T> ahead) {
+__device__ __forceinline__ void apply_epilogue(const E& epilogue, int64_t row, int64_t column, Packed<T> value,
+                                               Packed<T> ahead) {
   if (!epilogue.out.has(row, column)) return;
   epilogue(row, column, value, ahead);
   epilogue.out.store(row, column, value);

@@ -30,7 +30,7 @@ struct WithGelu {
     using T = typename Shared::Element;
 
     __device__ __forceinline__ void step(bool accumulate) {
-      mbarrier_wait(&this->shared.full[this->ring.index], this->ring.phase);
+      this->shared.pipe.consumer_wait(this->ring);
       const T* const a = this->shared.a[this->ring.index] + this->number * 64 * kDepth;
       const T* const b = this->shared.b[this->ring.index];
       const int matrix = threadIdx.x % kWarpSize / 8;
@@ -55,7 +55,7 @@ struct WithGelu {
         wgmma<Tile::kWidth, T, Tile::kB>(this->sum, of_a[i], of_b + i * kNextB, accumulate || i > 0);
       }
       wgmma_commit();
-      this->reading = this->ring.index;
+      this->in_use = this->ring.index;
       this->wait();
       this->ring.advance();
     }

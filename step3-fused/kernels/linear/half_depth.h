@@ -1,7 +1,8 @@
 // A tile of 64 rows whose depth two warpgroups share: the producer's part, a consumer's, and what they do at the end.
 #pragma once
 
-#include <step2/hopper_product.h>
+#include <step2/hopper_epilogue.h>
+#include <step2/hopper_mainloop.h>
 
 namespace kf::KF_BACKEND::linear {
 
@@ -23,7 +24,7 @@ struct SplitShared {
   T x[Tile::kStages][kSplitRows * hopper::kDepth];
   T weight[Tile::kStages][Tile::kWidth * hopper::kDepth];
   T bias[Tile::kWidth];
-  uint64_t full[Tile::kStages], empty[Tile::kStages];
+  Pipeline<Tile::kStages> pipe;
 };
 
 // Where the stages were. given: the sums that a consumer passes on, four of each thread in a group.
@@ -38,14 +39,13 @@ struct EpilogueStorage {
 // By one thread: loads all stages of the tile that begins there.
 template <class Tile, class T>
 __device__ void issue_all_loads(SplitShared<Tile, T>& shared, const CUtensorMap* map_x, const CUtensorMap* map_weight,
-                                int row, int column, int steps) {
-  hopper::PipelineState<Tile::kStages> ring;
-  for (int step = 0; step < steps; ++step, ring.advance()) {
-    uint64_t* const full = &shared.full[ring.index];
-    mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
-    mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
+                                int row, int column, int k_tiles) {
+  PipelineState<Tile::kStages> ring;
+  for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
+    uint64_t* const full = &shared.pipe.full[ring.index];
+    shared.pipe.producer_acquire(ring, Tile::kStageBytes);
     const auto load = [&](T* to, const CUtensorMap* map, Major major, int across) {
-      const int k = step * hopper::kDepth;
+      const int k = k_tile * hopper::kDepth;
       major == Major::kK ? tma_load(to, map, full, k, across) : tma_load(to, map, full, across, k);
     };
     load(shared.x[ring.index], map_x, Tile::kA, row);
@@ -60,17 +60,17 @@ __device__ void issue_all_loads(SplitShared<Tile, T>& shared, const CUtensorMap*
 // Consumer 0 multiplies stages 0, 2, 4 …, consumer 1 the others.
 template <class Tile, class T>
 __device__ __forceinline__ void multiply_half(float (&sum)[Tile::kWidth / 2], SplitShared<Tile, T>& shared, int number,
-                                              int steps) {
+                                              int k_tiles) {
   const bool leader = leads_warpgroup(number);
-  int reading = -1;  // the stage that the product in flight reads
-  hopper::PipelineState<Tile::kStages> ring;
+  int in_use = -1;  // the stage that the product in flight reads
+  PipelineState<Tile::kStages> ring;
   if (number == 1) ring.advance();
-  for (int step = number; step < steps; step += kConsumers) {
-    mbarrier_wait(&shared.full[ring.index], ring.phase);
+  for (int k_tile = number; k_tile < k_tiles; k_tile += kConsumers) {
+    shared.pipe.consumer_wait(ring);
     hopper::multiply<Tile>(sum, shared.x[ring.index], shared.weight[ring.index], true);
     wgmma_wait<1>();
-    if (leader && reading >= 0) mbarrier_arrive(&shared.empty[reading]);
-    reading = ring.index;
+    if (leader && in_use >= 0) shared.pipe.consumer_release(in_use);
+    in_use = ring.index;
     ring.advance();
     ring.advance();
   }

@@ -7,13 +7,18 @@
 //           loads: all stages are loaded at once. Sums go to other blocks by stores that a barrier there counts.
 // Launch    grid (⌈width/64⌉·c, ⌈rows/64⌉), block 128, clusters of c ≤ 8 along the depth: so many that the busiest
 //           multiprocessor has the fewest steps of 64; 126 KB of shared memory
+// Roles     one warpgroup: thread 0 issues loads; all multiply, send and add up
+// Barriers  full: 1 arrival and 16 KB. arrived: 1 and the bytes of all other blocks' sums. The cluster's, once: the
+//           others' barriers are there, so sums may be sent
+// A stage   load issued ─ full ─ its product is waited for ─ __syncthreads, if the depth has more stages ─ the next
+//           load
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs, and
 //           up to 64 times as many, as rows of a tile may be empty
 // Limits    compute capability 9.0; float16 and bfloat16. x not transposed; depth (and width, if the weight is not
 //           transposed) a multiple of 8, x and weight at multiples of 16 bytes; rows ≤ 64·65535. Each 64 rows read the
 //           weight again
 #include <step2/cluster.h>
-#include <step2/hopper_product.h>
+#include <step2/hopper_mainloop.h>
 
 #include "majors.h"
 #include "operands.h"

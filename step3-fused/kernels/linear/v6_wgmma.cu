@@ -13,7 +13,8 @@
 // Limits    compute capability 9.0; float16 and bfloat16; x or weight transposed, not both. Rows in memory of a
 //           multiple of 8 elements, x and weight at multiples of 16 bytes; rows, depth and width below 2³⁰. All threads
 //           wait for each product before a stage is filled again
-#include <step2/hopper_product.h>
+#include <step2/hopper_sums.h>
+#include <step2/mbarrier.h>
 
 #include "majors.h"
 #include "operands.h"
@@ -24,24 +25,61 @@ namespace {
 
 constexpr int kWidth = 128, kStages = 3;
 constexpr int kThreads = 2 * kWarpgroupSize;
+using hopper::kDepth, hopper::kRows;
+
+template <class Tile, class T>
+struct Shared : hopper::Stages<Tile, T> {
+  uint64_t full[kStages];
+};
+
+// Issues the load of an operand's 128 rows or columns of a stage, from `first` on. TMA copies boxes whose lines are 128
+// bytes, so that it can swizzle them: one box where lines go along the depth, else two, side by side.
+template <Major kMajor, class T>
+__device__ __forceinline__ void load(T* to, const CUtensorMap* map, uint64_t* full, int first, int k) {
+  if constexpr (kMajor == Major::kK) {
+    tma_load(to, map, full, k, first);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 128; i += 64) tma_load(to + i * kDepth, map, full, first + i, k);
+  }
+}
+
+// Issues sum += x · weight for one stage and a warpgroup's 64 rows, and closes the group.
+template <Major kX, Major kWeight, class T>
+__device__ __forceinline__ void multiply(float (&sum)[kWidth / 2], const T* x, const T* weight, bool accumulate) {
+  // A descriptor says where an operand lies, and how. It counts in 16 bytes; the next 16 of the depth are 32 bytes
+  // further in the same lines, or 16 lines.
+  constexpr int kNextX = kX == Major::kK ? 32 >> 4 : 2048 >> 4,
+                kNextWeight = kWeight == Major::kK ? 32 >> 4 : 2048 >> 4;
+  const uint64_t of_x = matrix_descriptor(x, 0, 1024, Swizzle::k128);
+  const uint64_t of_weight = matrix_descriptor(weight, kWeight == Major::kK ? 0 : 64 * kDepth * 2, 1024, Swizzle::k128);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kDepth / 16; ++i) {
+    wgmma<kWidth, T, kX, kWeight>(sum, of_x + i * kNextX, of_weight + i * kNextWeight, accumulate || i > 0);
+  }
+  wgmma_commit();
+}
 
 template <class Tile, class T>
 __global__ void __launch_bounds__(kThreads, 2)
     v6_wgmma_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
                     const hopper::Schedule schedule, const T* __restrict__ bias, int width, const Rows<T> y) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<hopper::Shared<Tile, T>*>(memory);
+  auto& shared = *reinterpret_cast<Shared<Tile, T>*>(memory);
   __shared__ __align__(4) T of_columns[kWidth];  // the bias
   const hopper::Schedule::Work work = schedule.find(blockIdx.x);
-  const int row = work.row * hopper::kRows, column = work.column * kWidth;
-  const auto issue_loads = [&](int step) {  // by one thread
-    mbarrier_arrive_expect_tx(&shared.full[step % kStages], Tile::kStageBytes);
-    hopper::issue_loads<Tile>(shared, step % kStages, &map_x, &map_weight, row, column, step * hopper::kDepth, 0);
+  const int row = work.row * kRows, column = work.column * kWidth;
+  const auto issue_loads = [&](int k_tile) {  // by one thread
+    const int stage = k_tile % kStages;
+    mbarrier_arrive_expect_tx(&shared.full[stage], Tile::kStageBytes);
+    load<Tile::kA>(shared.a[stage], &map_x, &shared.full[stage], row, k_tile * kDepth);
+    load<Tile::kB>(shared.b[stage], &map_weight, &shared.full[stage], column, k_tile * kDepth);
   };
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&shared.full[stage], 1);
     mbarrier_init_fence();
-    for (int step = 0; step < min(kStages, schedule.steps); ++step) issue_loads(step);
+    for (int k_tile = 0; k_tile < min(kStages, schedule.k_tiles); ++k_tile) issue_loads(k_tile);
   }
   for (int c = threadIdx.x; c < kWidth; c += kThreads) {
     of_columns[c] = from_compute<T>(column + c < width ? bias_at(bias, column + c) : 0.0f);
@@ -50,28 +88,27 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   const int group = warpgroup_of_block();
   float sum[kWidth / 2];
-  for (int step = 0; step < schedule.steps; ++step) {
-    const int stage = step % kStages;
-    mbarrier_wait(&shared.full[stage], step / kStages % 2);
-    hopper::multiply<Tile>(sum, shared.a[stage] + group * 64 * hopper::kDepth, shared.b[stage], step > 0);
+  for (int k_tile = 0; k_tile < schedule.k_tiles; ++k_tile) {
+    const int stage = k_tile % kStages;
+    mbarrier_wait(&shared.full[stage], k_tile / kStages % 2);
+    multiply<Tile::kA, Tile::kB>(sum, shared.a[stage] + group * 64 * kDepth, shared.b[stage], k_tile > 0);
     wgmma_wait<0>();
     __syncthreads();  // both warpgroups have read the stage
-    if (threadIdx.x == 0 && step + kStages < schedule.steps) issue_loads(step + kStages);
+    if (threadIdx.x == 0 && k_tile + kStages < schedule.k_tiles) issue_loads(k_tile + kStages);
   }
   // The sums leave through the stages, which nobody reads any more, so that lanes write whole vectors.
   const int warp = threadIdx.x / kWarpSize;
-  using Staging = hopper::Staging<Tile, T, Store<T>>;
-  static_assert(Staging::kRounds == 1, "all of it at once");
-  T* const staging = shared.a[0] + warp * Staging::kElements;
+  using Parts = hopper::Parts<Tile::kSlices>;
+  T* const staging = shared.a[0] + warp * hopper::kWarpRows * kWidth;
   hopper::Rounded<Tile, T> rounded;
   rounded.take(sum, of_columns);
-  rounded.template put<Staging::kSlicesARound>(staging, 0);
+  rounded.template put<Tile::kSlices>(staging, 0);
   __syncwarp();  // a warp reads what its lanes wrote
-  for (int part = 0; part < Staging::kParts; ++part) {
+  for (int part = 0; part < 2 * Tile::kSlices; ++part) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int r = row + warp * hopper::kWarpRows + Staging::row_of(part, i), c = column + Staging::column_of(part);
-      if (y.has(r, c)) y.store(r, c, load_packed(staging + Staging::offset_of(part, i)));
+      const int r = row + warp * hopper::kWarpRows + Parts::row_of(part, i), c = column + Parts::column_of(part);
+      if (y.has(r, c)) y.store(r, c, load_packed(staging + Parts::offset_of(part, i)));
     }
   }
 }
@@ -82,8 +119,8 @@ void launch(const Args& a, void* stream) {
   const auto kernel = v6_wgmma_kernel<Tile, T>;
   const hopper::Maps maps = hopper::maps_of<Tile, T>(product_of(a));
   const hopper::Schedule schedule = hopper::schedule_of<Tile>(product_of(a));
-  allow_shared(kernel, sizeof(hopper::Shared<Tile, T>));
-  kernel<<<static_cast<unsigned>(schedule.count()), kThreads, sizeof(hopper::Shared<Tile, T>), as_stream(stream)>>>(
+  allow_shared(kernel, sizeof(Shared<Tile, T>));
+  kernel<<<static_cast<unsigned>(schedule.count()), kThreads, sizeof(Shared<Tile, T>), as_stream(stream)>>>(
       maps.a, maps.b, schedule, static_cast<const T*>(a.bias), static_cast<int>(a.width),
       Rows<T>(a.y, a.rows, a.width));
   check_launch();

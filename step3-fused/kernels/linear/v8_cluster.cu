@@ -7,6 +7,11 @@
 //           each other's barriers.
 // Launch    grid 2·min(⌈rows/256⌉·⌈width/w⌉, multiprocessors/2), block 384, clusters of 2; w is 256, 192 or 128, with
 //           as many stages and as much shared memory as v7
+// Roles     in each block those of v7; the first block of a cluster has the upper 128 rows
+// Barriers  as v7, but pipe.empty: 4, the leaders' of the consumers of both blocks, each of which arrives in both
+// A stage   of both blocks: empty ─ producer_acquire ─ the own 128 × 64 of x, and half of w × 64 of the weight into
+//           both blocks ─ full, when the other block's half is there as well ─ products as v7 ─ released in both blocks
+//           ─ empty
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
 //           From the L2 cache (1/256 + 1/w)·rows·depth·width·sizeof(T) bytes: with w = 256 128 FLOP a byte, a third
 //           fewer bytes than v7; 110 with 192, 85 with 128

@@ -8,6 +8,11 @@
 //           outputs could leave: they go from registers through shared memory to y, 16 bytes at a time.
 // Launch    grid ⌈rows/64⌉·⌈width/w⌉, block 384; w is 64, 128, 192 or 256: with which the busiest multiprocessor is
 //           done first. 12, 8, 6 or 4 stages; 161 to 193 KB of shared memory
+// Roles     warpgroup 0, 40 registers: thread 0 is the producer, warp 1 brings the bias. Warpgroups 1 and 2, 232
+//           registers: consumers, of the even stages of the depth and of the odd ones
+// Barriers  pipe.full: 1 arrival, the producer's, and the stage's bytes; pipe.empty: 1, the leader's of the stage's one
+//           consumer. Named: kMultiplied, 256, both consumers; kGiven, 288, both and the bias's warp
+// A stage   as v7's, but always the same consumer's, which releases it when its next product, two stages on, is issued
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
 //           From the L2 cache (1/64 + 1/w)·rows·depth·width·sizeof(T) bytes, and as many from shared memory: 32 FLOP a
 //           byte with w = 64, 43 with 128, 48 with 192, 51 with 256. v7's smallest tile has 43 and 32
@@ -29,7 +34,7 @@ constexpr int kFewestColumns = 96, kRoundCost = 1600;
 template <class Tile, class T>
 __global__ void __launch_bounds__(hopper::kThreads, 1)
     v9_split_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
-                    const T* __restrict__ bias, const Rows<T> y, int steps, int down) {
+                    const T* __restrict__ bias, const Rows<T> y, int k_tiles, int down) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<SplitShared<Tile, T>*>(memory);
   auto& epilogue = *reinterpret_cast<EpilogueStorage<Tile, T>*>(memory);  // where the stages were
@@ -39,10 +44,7 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
   if (threadIdx.x == 0) {
     tma_prefetch_map(&map_x);
     tma_prefetch_map(&map_weight);
-    for (int stage = 0; stage < Tile::kStages; ++stage) {
-      mbarrier_init(&shared.full[stage], 1);
-      mbarrier_init(&shared.empty[stage], 1);
-    }
+    shared.pipe.init(1);
     mbarrier_init_fence();
   }
   __syncthreads();
@@ -50,7 +52,7 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
   const int warpgroup = warpgroup_of_block();
   if (warpgroup == 0) {
     warpgroup_reg_dealloc<40>();
-    if (threadIdx.x == 0) issue_all_loads(shared, &map_x, &map_weight, row, column, steps);
+    if (threadIdx.x == 0) issue_all_loads(shared, &map_x, &map_weight, row, column, k_tiles);
     if (threadIdx.x / kWarpSize == 1) {
       hopper::load_bias<Tile>(shared.bias, bias, column, static_cast<int>(y.width));
       named_barrier_arrive(kGiven, kConsumerThreads + kWarpSize);
@@ -58,8 +60,8 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
   } else {
     warpgroup_reg_alloc<232>();
     const int number = warpgroup - 1;
-    float sum[Tile::kWidth / 2] = {};  // a consumer without a step adds 0
-    multiply_half(sum, shared, number, steps);
+    float sum[Tile::kWidth / 2] = {};  // a consumer without a stage adds 0
+    multiply_half(sum, shared, number, k_tiles);
     exchange_halves(sum, epilogue, number);
     named_barrier_sync(kGiven, kConsumerThreads + kWarpSize);  // and the bias is there
     store_half(sum, epilogue, shared.bias, y, number, row, column);
@@ -82,12 +84,12 @@ void launch(const Args& a, void* stream) {
 
 // The width of tiles with which the busiest multiprocessor is done first; tiles come in rounds of one for each.
 int width_of_tiles(const Args& a) {
-  const int64_t steps = ceil_div(a.depth, hopper::kDepth);
+  const int64_t k_tiles = ceil_div(a.depth, hopper::kDepth);
   int best = 0;
   int64_t least = INT64_MAX;
   for (const int width : {64, 128, 192, 256}) {
     const int64_t tiles = ceil_div(a.rows, kSplitRows) * ceil_div(a.width, width);
-    const int64_t cost = ceil_div(tiles, multiprocessors()) * (steps * std::max(width, kFewestColumns) + kRoundCost);
+    const int64_t cost = ceil_div(tiles, multiprocessors()) * (k_tiles * std::max(width, kFewestColumns) + kRoundCost);
     if (cost < least) best = width, least = cost;
   }
   return best;
