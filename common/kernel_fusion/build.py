@@ -163,7 +163,6 @@ def find_cuda() -> tuple[Cuda | None, str]:
     if choice == "0":
         return None, "KF_CUDA=0"
     nvcc = shutil.which("nvcc") or next((p for p in ("/usr/local/cuda/bin/nvcc",) if os.path.exists(p)), None)
-    problem = None
     if torch.version.cuda is None:
         problem = f"torch {torch.__version__} is a build without CUDA"
     elif nvcc is None:
@@ -177,8 +176,8 @@ def find_cuda() -> tuple[Cuda | None, str]:
             problem = (
                 f"nvcc is of CUDA {found.group(1)}, torch of CUDA {torch.version.cuda}; their major versions must agree"
             )
-    if problem is None:
-        return Cuda(nvcc, cuda_home(nvcc), architectures(nvcc)), ""
+        else:
+            return Cuda(nvcc, cuda_home(nvcc), architectures(nvcc)), ""
     if choice == "1":
         raise BuildError(f"KF_CUDA=1, but {problem}")
     return None, problem
@@ -243,8 +242,8 @@ def write_ninja(
     torch_includes = [d for path in cpp_extension.include_paths() for d in ("-isystem", path)]
     torch_includes += ["-isystem", sysconfig.get_path("include")]
     if cuda:  # a slim toolkit leaves out libraries' headers; torch's own CUDA packages bring them
-        torch_includes += ["-isystem", cuda.home / "include"]
-        torch_includes += [d for path in _torch_cuda_includes() for d in ("-isystem", path)]
+        torch_includes += ["-isystem", str(cuda.home / "include")]
+        torch_includes += [d for path in _torch_cuda_includes() for d in ("-isystem", str(path))]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     host_flags = [
         "-std=c++20", *hidden, *extension.cxx_flags, *_warnings(), *openmp, *common, *torch_includes, *with_cuda, abi,
@@ -434,6 +433,7 @@ def check_rung_tables(extension: StepExtension) -> None:
 class build_ext(_build_ext):
     """`python setup.py build_ext --inplace` for steps; with --counting=…, emulated kernels count their accesses."""
 
+    build_temp: str  # None before finalize_options
     user_options = [
         *_build_ext.user_options,
         ("counting=", None, "ops, or op/rung, whose emulated kernels count their accesses; goes with --build-lib"),

@@ -211,7 +211,7 @@ def run_logged(
         _child(command, cwd=cwd, env=child_environment(**(env or {})), text=True, errors="replace", **options) as child,
     ):
         output.write(f"$ {' '.join(map(str, command))}\n")
-        for line in child.stdout:
+        for line in child.stdout or ():
             output.write(line)
             output.flush()
             if on_line:
@@ -258,7 +258,7 @@ class Tasks:
         end = label if spins or shows else ""
         try:
             with self.console.status(label) if spins else contextlib.nullcontext() as status:
-                if spins:
+                if status:
                     yield lambda at: status.update(f"{label} … {at}")
                 else:
                     yield _Spoken(lambda at: None if shows else self.console.print(f"{at} … ", end="", markup=False))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 class PtxError(Exception):
     """What is not understood, and the offset in the template where it stands."""
 
-    def __init__(self, message: str, offset: int = 0):
+    def __init__(self, message: str = "", offset: int = 0):
         super().__init__(message)
         self.offset = offset
 
@@ -218,7 +218,9 @@ class Translator:
 
     def tokenize(self) -> list[Token]:
         return [
-            Token(m.lastgroup, m.group(), m.start()) for m in TOKEN.finditer(self.template) if m.lastgroup != "space"
+            Token(m.lastgroup or "", m.group(), m.start())
+            for m in TOKEN.finditer(self.template)
+            if m.lastgroup != "space"
         ]
 
     def peek(self, ahead: int = 0) -> str:
@@ -375,7 +377,7 @@ class Translator:
             return Negated(self.operand())
         if text == "_":
             self.at += 1
-            first = Sink()
+            first: Register | Sink = Sink()
         else:
             first = self.value()
         if self.peek() == "|":

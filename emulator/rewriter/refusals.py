@@ -186,7 +186,7 @@ def preprocess(preprocessor: views.Preprocessor) -> tuple[str, bool, list[Findin
                 missing[Finding(file, int(line), "", text)] = None
                 stubs = True
                 stub.parent.mkdir(parents=True, exist_ok=True)
-                stub.write_text(f"#pragma once\n{DECLARED.get(reason, '')}\n")
+                stub.write_text(f"#pragma once\n{DECLARED.get(reason or '', '')}\n")
 
         text, differs = views.one_text(text_with_stubs)
     return text, differs or stubs, list(missing)

@@ -20,6 +20,7 @@ import hashlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -171,7 +172,9 @@ class Scanner:
         skipped = 0  # depth of conditions within an `#if 0`
         while at < end:
             if not macro and line_start and text[at] == "#":
-                stop = DIRECTIVE_END.match(text, at).end()
+                ending = DIRECTIVE_END.match(text, at)
+                assert ending is not None  # it may be empty
+                stop = ending.end()
                 directive = Token("directive", text[at:stop], at, stop)
                 condition = CONDITION.match(directive.text)
                 skipped = self.follow_condition(condition, skipped)
@@ -187,7 +190,8 @@ class Scanner:
                 line_start = True
                 continue
             match = SCANNER.match(text, at, end)
-            kind = match.lastgroup if match.lastgroup != "delimiter" else "raw"
+            assert match is not None  # the last alternative takes any character
+            kind = str(match.lastgroup if match.lastgroup != "delimiter" else "raw")
             piece = match.group()
             if kind in ("space", "line_comment", "block_comment"):
                 if kind == "space" and "\n" in piece.replace("\\\r\n", "").replace("\\\n", ""):
@@ -734,15 +738,15 @@ class Scanner:
         elif tokens[i].kind == "op":
             return None
         while i + 1 < count:
-            text, after = tokens[i + 1].text, tokens[i + 2].text if i + 2 < count else ""
+            text, following = tokens[i + 1].text, tokens[i + 2].text if i + 2 < count else ""
             adjacent = i + 2 < count and tokens[i + 1].end == tokens[i + 2].start
             if text in ("(", "["):
                 i = self.closing(tokens, i + 1)
-            elif text == "." or (adjacent and text + after in ("->", "::")):
+            elif text == "." or (adjacent and text + following in ("->", "::")):
                 i += 2 if text == "." else 3
                 if i < count and tokens[i].text == "template":
                     i += 1
-            elif adjacent and text + after in ("++", "--"):
+            elif adjacent and text + following in ("++", "--"):
                 i += 2
             elif text == "<" and tokens[i].kind == "word" and self.is_call_of_template(tokens, i + 1):
                 i = self.closing_angle(tokens, i + 1)
@@ -1030,7 +1034,7 @@ def write(path: Path, text: str, keep_if_same: bool = False) -> None:
 
 
 def rewrite(
-    source: str | Path, output: str | Path, include_dirs: list[str | Path] = (), depfile: str | Path | None = None
+    source: str | Path, output: str | Path, include_dirs: Sequence[str | Path] = (), depfile: str | Path | None = None
 ) -> list[Path]:
     """Rewrites `source` into `output`; returns all files that were read. Raises RewriteError."""
     rewriter = Rewriter([Path(d) for d in include_dirs])

@@ -27,6 +27,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -435,7 +436,7 @@ class Merge:
     def items(self, host: list[Item], device: list[Item], end: int) -> None:
         """Merges the declarations of one scope, which ends at `end`."""
         keys = [item.key for item in host], [item.key for item in device]
-        blocks = [("equal", 0, len(host), 0, len(device))]
+        blocks: Sequence[tuple[str, int, int, int, int]] = [("equal", 0, len(host), 0, len(device))]
         if keys[0] != keys[1]:
             blocks = difflib.SequenceMatcher(None, *keys, autojunk=False).get_opcodes()
         only_host = [item for what, a, b, _, _ in blocks if what in ("delete", "replace") for item in host[a:b]]
@@ -467,6 +468,8 @@ class Merge:
         return self.host.text.index("}", last)
 
     def function(self, ours: Item, theirs: Item) -> None:
+        assert ours.body is not None
+        assert theirs.body is not None
         on_device = theirs.on_device or theirs.constexpr
         on_host = ours.on_host
         body = self.device_text(*theirs.body)

@@ -1,6 +1,7 @@
 """The ops around a matrix product: linear layers, what is fused to their ends, and the block that they make."""
 
 import functools
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -429,15 +430,15 @@ def transformer_block(
     if x.dim() != 3 or heads < 1 or x.shape[-1] % heads != 0:
         raise ValueError(f"transformer_block: `x` must be [B, S, {heads}·D] for `heads` {heads}, got {tuple(x.shape)}")
     attend = F.scaled_dot_product_attention if attention is None else attention
-    packed = layer_norm_linear(x, *norm_1, *qkv, eps=eps)
+    packed = cast(torch.Tensor, layer_norm_linear(x, *norm_1, *qkv, eps=eps))
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in packed.chunk(3, -1))
     attended = attend(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
     x = linear_bias_dropout_residual(attended, *projection, x, dropout_p, training=training)
-    y = layer_norm(x, *norm_2, eps=eps).to(x.dtype)
+    y = cast(torch.Tensor, layer_norm(x, *norm_2, eps=eps)).to(x.dtype)
     if training and rng.drops(dropout_p):
-        inner = linear_gelu(y, *mlp_1)
+        inner = cast(torch.Tensor, linear_gelu(y, *mlp_1))
         return linear_bias_dropout_residual(inner, *mlp_2, x, dropout_p)
-    return mlp(y, *mlp_1, *mlp_2, x)
+    return cast(torch.Tensor, mlp(y, *mlp_1, *mlp_2, x))
 
 
 # ---- shapes, for torch.compile and for meta tensors: the checks of linear_host.cpp, without data ----

@@ -619,7 +619,7 @@ FAULTS = [
         "peers-must-refuse-as-rungs-do",
         "a peer that cannot be imported ends the benchmark",
         "common/kernel_fusion/bench/benchmarks.py",
-        '"peer": Exception}',
+        '"peer": (Exception,)}',
         '"peer": (ValueError, RuntimeError)}',
         f"{BENCHMARKS}::test_a_peer_that_raises_has_no_row_and_its_reason_is_said",
     ),

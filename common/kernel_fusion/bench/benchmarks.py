@@ -40,7 +40,8 @@ from kernel_fusion.testing.accuracy import allowance, as_tuple, in_float64, max_
 
 __all__ = ["Case", "Ceilings", "benchmark_kernel", "compiled", "device_of", "installed", "main", "run_case"]
 
-REFUSALS = {"rung": (ValueError, RuntimeError), "peer": Exception}  # others' code raises what it likes
+# Others' code raises what it likes.
+REFUSALS: dict[str, tuple[type[Exception], ...]] = {"rung": (ValueError, RuntimeError), "peer": (Exception,)}
 SIZES = ("emulated", "cpu", "quick", "full")
 COPY_BYTES = {"cuda": [1 << n for n in (22, 24, 26, 28, 30, 33)], "cpu": [1 << n for n in (16, 20, 24, 28)]}
 BUDGET_S = 1.0  # what the repeats of one implementation may take together; KF_BENCHMARK_SECONDS says otherwise
@@ -124,7 +125,11 @@ def compiled(fn: Callable) -> Callable:
     That is mode "max-autotune-no-cudagraphs", with matrix products left to cuBLAS. Tuning Triton's against it takes
     half a minute a shape; in all eight shapes of steps 2 and 3 where it was tried on an H200, cuBLAS won.
     """
-    options = {"max_autotune": True, "coordinate_descent_tuning": True, "max_autotune_gemm_backends": "ATEN"}
+    options: dict[str, Any] = {
+        "max_autotune": True,
+        "coordinate_descent_tuning": True,
+        "max_autotune_gemm_backends": "ATEN",
+    }
     return torch.compile(fn, dynamic=False, options=options)
 
 
@@ -181,7 +186,7 @@ def run_case(
     ceilings = ceilings or Ceilings(device)
     budget_s = budget() if budget_s is None else budget_s
     names = step.rungs(case.op, device) if rungs is None else rungs
-    impls = [(name, "rung", functools.partial(case.run, rung=name)) for name in names]
+    impls: list[tuple[str, str, Callable]] = [(name, "rung", functools.partial(case.run, rung=name)) for name in names]
     if peers:
         impls += [(name, "peer", fn) for name, fn in case.peers.items()]
     if peers and device.type == "cuda":
@@ -230,7 +235,7 @@ def _one_by_one(attempt: Callable, impls: list[tuple], inputs: tuple) -> Iterato
 
 def _in_rounds(attempt: Callable, impls: list[tuple], inputs: tuple) -> Iterator[tuple]:
     """Gives the same after all were timed in turn, round by round. The median of a round counts as one repeat."""
-    turns = [(impl, own_copy(inputs), [], None) for impl in impls]
+    turns: list[tuple[tuple, tuple, list[float], Any]] = [(impl, own_copy(inputs), [], None) for impl in impls]
     for _ in range(1 + ROUNDS):  # the first warms up
         turns = [(impl, own, medians, attempt(impl, own)) for impl, own, medians, _ in turns]
         turns = [turn for turn in turns if turn[-1] is not None]
@@ -312,8 +317,8 @@ class Tolerance:
 
     def check(self, outputs: tuple[torch.Tensor, ...], references: tuple | None = None) -> tuple[float, bool]:
         """The greatest error of any output against `references`, and whether all are within what is allowed."""
-        references = references or self.references
-        errors = [max_error(out.detach(), r) for out, r in zip(outputs, references, strict=True)]
+        right = references or self.references
+        errors = [max_error(out.detach(), r) for out, r in zip(outputs, right, strict=True)]
         return max(errors), all(e <= a for e, a in zip(errors, self.allowed, strict=True))
 
     def text(self) -> str:
@@ -477,7 +482,8 @@ def merge_results(
     keep_counters(rows, before, here)
     measured, new = {row["op"] for row in rows}, {results.key(row) for row in rows}
     cases = {one[:-1] for one in known}
-    kept, dropped = [], []
+    kept: list[dict] = []
+    dropped: list[dict] = []
     for row in before.rows:
         stands = results.key(row) in known if row["kind"] == "rung" else results.case_key(row) in cases
         if results.key(row) not in new:
@@ -660,9 +666,9 @@ def measure(
     on_gpu = device.type == "cuda"
     if not (options.op or options.rung):
         with progress("measuring what this machine can do"):
-            for size in COPY_BYTES[device.type]:
-                if not on_gpu or size < torch.cuda.mem_get_info(device)[0] // 2:
-                    ceilings.memory(size, size // 2)
+            for moved in COPY_BYTES[device.type]:
+                if not on_gpu or moved < torch.cuda.mem_get_info(device)[0] // 2:
+                    ceilings.memory(moved, moved // 2)
             ceilings.matmul()
     rows = []
     for size in sizes:
