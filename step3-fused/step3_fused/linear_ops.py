@@ -1,6 +1,7 @@
 """The ops around a matrix product: linear layers, what is fused to their ends, and the block that they make."""
 
 import functools
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -403,7 +404,7 @@ def transformer_block(
     dropout_p: float = 0.0,
     training: bool = True,
     eps: float = 1e-5,
-    attention=None,
+    attention: Callable[..., torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """One block of GPT-2, made of this step's ops.
 
