@@ -20,7 +20,6 @@ setup(
             "step3_fused._C",
             host=["fused_host.cpp", "pybind.cpp", *sorted(glob("host/*.cpp")), *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
-            tables=sorted(glob("kernels/*/rungs.cpp")),  # likewise: one table of rungs a backend
             borrowed=[ATTENTION],
             include_dirs=[
                 ".",

@@ -28,29 +28,9 @@ struct Args {
 
 }  // namespace kf::layer_norm_linear
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::layer_norm_linear {
-using kf::layer_norm_linear::Args;
-void v1_separate(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-int64_t v1_separate_scratch_bytes(const Args& args);
-void v2_mma(const Args& args, void* stream);
-std::string v2_mma_can_implement(const Args& args);
-int64_t v2_mma_scratch_bytes(const Args& args);
-void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_can_implement(const Args& args);
-int64_t v3_hopper_scratch_bytes(const Args& args);
-}  // namespace kf::KF_BACKEND::layer_norm_linear
-#endif
-
-namespace kf::emulated::layer_norm_linear {
-Rungs<kf::layer_norm_linear::Args> rungs();
-}
-namespace kf::gpu::layer_norm_linear {
-#ifdef KF_WITH_CUDA
-Rungs<kf::layer_norm_linear::Args> rungs();
-#else
-inline Rungs<kf::layer_norm_linear::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::layer_norm_linear
+#define KF_OP layer_norm_linear
+#define KF_RUNGS(RUNG)                                                   \
+  RUNG(v1_separate, can_implement, scratch_bytes, "the normalised rows") \
+  RUNG(v2_mma, can_implement, scratch_bytes, "the normalised rows")      \
+  RUNG(v3_hopper, can_implement, scratch_bytes, "the normalised rows")
+#include <kf/rung_list.h>
