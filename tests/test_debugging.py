@@ -13,7 +13,7 @@ import torch
 from repository import ROOT, Fence, commands_folder, fences
 from test_readme_commands import absent
 
-from kernel_fusion.bench import gpu_check, profile
+from kernel_fusion.bench import counters, gpu_check, profile
 from kernel_fusion.console import UserError, child_environment
 from kernel_fusion.testing import without_progress
 
@@ -305,7 +305,7 @@ def counted(program: str, metric: str) -> list[float]:
         profile.check_allowed(said)
     except UserError as error:
         pytest.skip(str(error).splitlines()[0])
-    return [profile.number(text) for text in re.findall(rf"{re.escape(metric)} .* ([\d.,]+)\n", said)]
+    return [counters.number(text) for text in re.findall(rf"{re.escape(metric)} .* ([\d.,]+)\n", said)]
 
 
 @needs_gpu

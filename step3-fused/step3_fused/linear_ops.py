@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import Any  # `Tensor | Any` is returned where a flag asks for a tuple
 
 import torch
 import torch.nn.functional as F
@@ -102,7 +102,7 @@ def linear_gelu(
     keep: bool = True,
     return_preactivation: bool = False,
     rung: str = "auto",
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | Any:
     """`gelu(x @ weight + bias)`.
 
     Args:
@@ -239,7 +239,7 @@ def layer_norm_linear(
     eps: float = 1e-5,
     return_statistics: bool = False,
     rung: str = "auto",
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | Any:
     """`layer_norm(x) @ weight + bias`: in GPT-2 what leads to q, k and v.
 
     Args:
@@ -360,7 +360,7 @@ def mlp(
     keep: bool = True,
     return_preactivation: bool = False,
     rung: str = "auto",
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | Any:
     """`gelu(x @ weight_1 + bias_1) @ weight_2 + bias_2`, and `residual` added to it.
 
     Args:
@@ -431,15 +431,15 @@ def transformer_block(
     if x.dim() != 3 or heads < 1 or x.shape[-1] % heads != 0:
         raise ValueError(f"transformer_block: `x` must be [B, S, {heads}·D] for `heads` {heads}, got {tuple(x.shape)}")
     attend = F.scaled_dot_product_attention if attention is None else attention
-    packed = cast(torch.Tensor, layer_norm_linear(x, *norm_1, *qkv, eps=eps))
+    packed = layer_norm_linear(x, *norm_1, *qkv, eps=eps)
     q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in packed.chunk(3, -1))
     attended = attend(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
     x = linear_bias_dropout_residual(attended, *projection, x, dropout_p, training=training)
-    y = cast(torch.Tensor, layer_norm(x, *norm_2, eps=eps)).to(x.dtype)
+    y = layer_norm(x, *norm_2, eps=eps).to(x.dtype)
     if training and rng.drops(dropout_p):
-        inner = cast(torch.Tensor, linear_gelu(y, *mlp_1))
+        inner = linear_gelu(y, *mlp_1)
         return linear_bias_dropout_residual(inner, *mlp_2, x, dropout_p)
-    return cast(torch.Tensor, mlp(y, *mlp_1, *mlp_2, x))
+    return mlp(y, *mlp_1, *mlp_2, x)
 
 
 # ---- shapes, for torch.compile and for meta tensors: the checks of linear_host.cpp, without data ----

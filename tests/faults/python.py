@@ -29,6 +29,7 @@ EMBEDDING = f"{TEST4}::test_gradient_of_embedding[torch.int64-cpu-cpu]"
 
 LESSON2 = "step2-attention/tests/test_lesson.py"
 BENCHMARKS = "common/kernel_fusion/tests/test_benchmarks.py"
+RESULTS_FILE = "common/kernel_fusion/bench/results_file.py"
 RECHECK = "common/kernel_fusion/tests/test_recheck.py"
 
 FAULTS = [
@@ -577,7 +578,7 @@ FAULTS = [
     Fault(
         "run-of-a-row-lost",
         "a row measured later than its op's others does not say so",
-        "common/kernel_fusion/bench/benchmarks.py",
+        RESULTS_FILE,
         'else {**row, "run": run}',
         "else row",
         f"{BENCHMARKS}::test_merging_a_rung_changes_its_row_and_no_other",
@@ -585,7 +586,7 @@ FAULTS = [
     Fault(
         "merged-by-op",
         "merging a rung drops the op's other rows",
-        "common/kernel_fusion/bench/benchmarks.py",
+        RESULTS_FILE,
         'if row["kind"] == "rung" else results.case_key(row) in cases',
         'and row["kind"] == "peer"',
         f"{BENCHMARKS}::test_merging_a_rung_changes_its_row_and_no_other",
@@ -618,10 +619,10 @@ FAULTS = [
     Fault(
         "peers-must-refuse-as-rungs-do",
         "a peer that cannot be imported ends the benchmark",
-        "common/kernel_fusion/bench/benchmarks.py",
+        "common/kernel_fusion/bench/measuring.py",
         '"peer": (Exception,)}',
         '"peer": (ValueError, RuntimeError)}',
-        f"{BENCHMARKS}::test_a_peer_that_raises_has_no_row_and_its_reason_is_said",
+        "common/kernel_fusion/tests/test_measuring.py::test_a_peer_that_raises_has_no_row_and_its_reason_is_said",
     ),
     Fault(
         "fragment-b-exchanged",

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kernel_fusion import steps
-from kernel_fusion.bench import benchmarks, clock, noise
+from kernel_fusion.bench import clock, measuring, noise, results_file
 from kernel_fusion.console import UserError, milliseconds
 from kernel_fusion.report import results
 
@@ -84,9 +84,9 @@ def measure_case(step: steps.Step, size: str, index: int, rows: list[dict], gpu:
         for row in rows:
             fn = functools.partial(case.run, rung=row["impl"]) if row["kind"] == "rung" else case.peers[row["impl"]]
             try:
-                found.append(clock.measure(fn, benchmarks.own_copy(inputs), *repeats).ms)
-            except benchmarks.REFUSALS[row["kind"]] as refusal:
-                found.append(benchmarks.reason(refusal))
+                found.append(clock.measure(fn, measuring.own_copy(inputs), *repeats).ms)
+            except measuring.REFUSALS[row["kind"]] as refusal:
+                found.append(measuring.reason(refusal))
     return found
 
 
@@ -233,7 +233,7 @@ def keep_best(rows: list[dict], compared: list[Pair]) -> list[dict]:
 
 def _with_time(row: dict, times: tuple[float, ...]) -> dict:
     ms, low, high = map(results.rounded, times)
-    row = {**row, "ms": ms, "ms_quartiles": [low, high], "again": benchmarks.provenance()}
+    row = {**row, "ms": ms, "ms_quartiles": [low, high], "again": results_file.provenance()}
     return row | {rate: results.derived(row)[rate] for rate in ("gb_s", "tflop_s", "percent_of_ceiling")}
 
 

@@ -224,12 +224,12 @@ def run_all(step: steps.Step, library: pathlib.Path, wanted: list[Wanted], folde
     """
     import torch
 
-    from kernel_fusion.bench import benchmarks
+    from kernel_fusion.bench import measuring
 
     use_library(step, library)
     write_counts = ctypes.CDLL(str(library)).kf_simt_write_counts
     write_counts.argtypes, write_counts.restype = [ctypes.c_char_p], None
-    cases: dict[str, list[benchmarks.Case]] = {}
+    cases: dict[str, list[measuring.Case]] = {}
     for case in steps.load_benchmark(step).cases("emulated", "cpu"):
         cases.setdefault(case.op, []).append(case)
     refused = {}
@@ -237,7 +237,7 @@ def run_all(step: steps.Step, library: pathlib.Path, wanted: list[Wanted], folde
         print(f"rung {number}", flush=True)
         case = cases[one.op][one.case]
         with torch.set_grad_enabled(case.direction == "backward"):
-            inputs = benchmarks.own_copy(case.inputs(torch.device("cpu")))
+            inputs = measuring.own_copy(case.inputs(torch.device("cpu")))
             try:
                 case.run(*inputs, rung=one.rung)
             except (ValueError, RuntimeError) as refusal:
