@@ -13,16 +13,15 @@ import step3_fused
 from kernel_fusion import testing
 from kernel_fusion.testing.accuracy import as_tuple
 from kernel_fusion.testing.philox import mask_and_factor
-from step3_fused.testing import (
+from step2_attention.linear_testing import (
     DTYPES,
     HALF_TYPES,
-    TENSOR_CORES,
     backward_inputs_of,
-    can_do,
     gradients_of,
     inputs_of,
     linear_of,
 )
+from step3_fused.testing import TENSOR_CORES, can_do
 
 RNG_STATE = (1234, 8)  # seed and offset of dropout
 

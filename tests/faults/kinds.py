@@ -16,7 +16,7 @@ ATTENTION_BACKWARD2 = "step2-attention/tests/test_attention_backward.py"
 DECODE2 = "step2-attention/tests/test_decode.py"
 FUSED3 = "step3-fused/test_fused.py"
 LAYER_NORM_BACKWARD3 = "step3-fused/tests/test_layer_norm_backward.py"
-LINEAR3 = "step3-fused/tests/test_linear.py"
+LINEAR3 = "step2-attention/tests/test_linear.py"
 EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ONE_LAUNCH3 = "step3-fused/tests/test_one_launch.py"
 TEST4 = "step4-integration/test_integration.py"
@@ -450,7 +450,7 @@ PLAIN_ROUNDS = everywhere(
     "second-round",
     "a loop does its first round alone",
     (
-        "step3-fused/cpu/product_cpu.h",
+        "step2-attention/include/step2/product_loops_cpu.h",
         "first_row < part.last_row; first_row += most_rows)",
         "first_row < part.last_row; first_row = part.last_row)",
         f"{LINEAR3}::test_plain_cpp_takes_many_rows_in_turn",

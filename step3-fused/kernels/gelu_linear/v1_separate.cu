@@ -5,7 +5,7 @@
 // Moves     (3·rows·depth + depth·width + rows·width + width)·sizeof(T) bytes; 2·rows·depth·width FLOPs and rows·depth
 //           GELUs
 // Limits    as linear's; it rounds gelu(x)
-#include "../linear/best.h"
+#include <linear/best.h>
 #include "product.h"
 
 namespace kf::KF_BACKEND::gelu_linear {
