@@ -518,11 +518,10 @@ def dropout_residual_case(rows, depth, width, dtype: torch.dtype, *, p: float, d
         residual = torch.randn(rows, width, device=on, dtype=dtype)
         return (*layer, residual, *([dropout_mask(rows, width, on)] if p else []))
 
-    own = (
-        peers(linear_dropout_residual, device)
-        if p
-        else peers(linear_residual, device, lambda *given: triton_product().linear(*given))
-    )
+    if p:
+        own = peers(linear_dropout_residual, device)
+    else:
+        own = peers(linear_residual, device, lambda *given: triton_product().linear(*given))
     dropping = {"eager": dropout_by_mask, "peer_reference": dict.fromkeys(own, by_the_peers_mask)} if p else {}
     return layer_case(
         "linear_bias_dropout_residual",

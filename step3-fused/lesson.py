@@ -428,8 +428,8 @@ axis.set(xlabel="sum in a random order, less the exact one", ylabel="orders")
 show("orders")
 
 # %% [markdown]
-# The rungs of step 2's `linear` on a product that no tile divides. All add up in float32 and round once, so all are as exact as
-# bfloat16 is, and each gives the same bits twice:
+# The rungs of step 2's `linear` on a product that no tile divides. All add up in float32 and round once, so all are as
+# exact as bfloat16 is, and each gives the same bits twice:
 
 # %%
 if built:

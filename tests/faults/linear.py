@@ -284,14 +284,6 @@ FAULTS = [
         f"{EPILOGUES3}::test_each_width_of_tiles[(260, 72, 2000)-linear_bias_dropout_residual]",
     ),
     Fault(
-        "infinity-beyond-the-depth",
-        "what lies beyond the depth is normalised too, and may be infinite",
-        f"{HEADERS3}/prologues.h",
-        "value[j] = at < depth ? normalised * w[j] + b[j] : 0.0f;",
-        "value[j] = normalised * w[j] + b[j];",
-        f"{EPILOGUES3}::test_what_lies_beyond_the_depth_stays_out_of_rows_of_large_numbers[layer_norm_linear-cpu-v3_hopper]",
-    ),
-    Fault(
         "layers-without-a-barrier",
         "v5_rows's blocks begin the second layer when they have done their part of the first",
         f"{KERNELS3}/mlp/v5_rows.cu",

@@ -25,7 +25,7 @@ template <Major kA, Major kB>
 void launch(const Args& a, void* stream) {
   const auto of_type = [&](auto type) {
     using T = typename decltype(type)::element;
-    mma::launch_product<kA, kB, T>(product_of(a), NoPrologue{}, Store<T>{{a.y, a.rows, a.width}}, stream);
+    mma::launch_product<kA, kB, T>(product_of(a), Store<T>{{a.y, a.rows, a.width}}, stream);
   };
   a.dtype == DType::kFloat32 ? of_type(Type<float>{}) : with_half_type(a.dtype, of_type);
 }

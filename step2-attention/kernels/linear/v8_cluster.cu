@@ -26,7 +26,7 @@ void v8_cluster(const Args& a, void* stream) {
     with_majors(a, [&](auto x, auto weight) {
       const auto launch = [&](auto columns) {
         using Tile = hopper::Tile<decltype(columns)::value, x.value, weight.value, 2>;
-        hopper::launch_product<Tile, T>(product_of(a), NoPrologue{}, Store<T>{{a.y, a.rows, a.width}}, stream);
+        hopper::launch_product<Tile, T>(product_of(a), Store<T>{{a.y, a.rows, a.width}}, stream);
       };
       hopper::with_tile_width<2>(product_of(a), launch);
     });

@@ -5,7 +5,6 @@ namespace {
 
 constexpr Rung<Args> kRungs[] = {
     {"v1_separate", v1_separate, v1_separate_can_implement, v1_separate_scratch_bytes, "gelu(x)"},
-    {"v2_mma", v2_mma, v2_mma_can_implement, nullptr, "gelu(x)"},
     {"v3_hopper", v3_hopper, v3_hopper_can_implement, nullptr, "gelu(x)"},
 };
 

@@ -24,6 +24,8 @@ struct Args {
 
 }  // namespace kf::gelu_linear
 
+// v2_mma: a prologue between ldmatrix and mma.sync, computed width/64 times; v3's is computed width/256 times
+
 // The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
 #ifdef KF_BACKEND
 namespace kf::KF_BACKEND::gelu_linear {
@@ -31,8 +33,6 @@ using kf::gelu_linear::Args;
 void v1_separate(const Args& args, void* stream);
 std::string v1_separate_can_implement(const Args& args);
 int64_t v1_separate_scratch_bytes(const Args& args);
-void v2_mma(const Args& args, void* stream);
-std::string v2_mma_can_implement(const Args& args);
 void v3_hopper(const Args& args, void* stream);
 std::string v3_hopper_can_implement(const Args& args);
 }  // namespace kf::KF_BACKEND::gelu_linear

@@ -25,7 +25,7 @@ void v2_mma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     with_epilogue<T>(a, [&](auto weight, const auto& epilogue) {
-      mma::launch_product<Major::kK, weight.value, T>(product_of(a), NoPrologue{}, epilogue, stream);
+      mma::launch_product<Major::kK, weight.value, T>(product_of(a), epilogue, stream);
     });
   });
   launch_rest(a, a.scratch, static_cast<unsigned char*>(a.scratch) + activation_bytes(a), stream);

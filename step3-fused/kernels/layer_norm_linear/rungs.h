@@ -28,6 +28,8 @@ struct Args {
 
 }  // namespace kf::layer_norm_linear
 
+// v2_mma, v3_hopper: gelu_linear's v3_hopper has the prologue
+
 // The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
 #ifdef KF_BACKEND
 namespace kf::KF_BACKEND::layer_norm_linear {
@@ -35,12 +37,6 @@ using kf::layer_norm_linear::Args;
 void v1_separate(const Args& args, void* stream);
 std::string v1_separate_can_implement(const Args& args);
 int64_t v1_separate_scratch_bytes(const Args& args);
-void v2_mma(const Args& args, void* stream);
-std::string v2_mma_can_implement(const Args& args);
-int64_t v2_mma_scratch_bytes(const Args& args);
-void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_can_implement(const Args& args);
-int64_t v3_hopper_scratch_bytes(const Args& args);
 }  // namespace kf::KF_BACKEND::layer_norm_linear
 #endif
 

@@ -21,7 +21,7 @@ void v2_mma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     with_major_of_weight(a.weight_transposed, [&](auto weight) {
-      mma::launch_product<Major::kK, weight.value, T>(product_of(a), NoPrologue{}, epilogue_of<T>(a), stream);
+      mma::launch_product<Major::kK, weight.value, T>(product_of(a), epilogue_of<T>(a), stream);
     });
   });
 }

@@ -27,7 +27,7 @@ void v3_hopper(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     with_major_of_weight(a.weight_transposed, [&](auto weight) {
       hopper::with_tile<hopper::EpilogueCost::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
-        hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue_of<T>(a), stream);
+        hopper::launch_product<decltype(tile), T>(product_of(a), epilogue_of<T>(a), stream);
       });
     });
   });

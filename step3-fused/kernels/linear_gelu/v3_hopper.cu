@@ -27,7 +27,7 @@ void v3_hopper(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     with_epilogue<T, true>(a, [&](auto weight, const auto& epilogue) {
       hopper::with_tile<hopper::EpilogueCost::kLight, Major::kK, weight.value>(product_of(a), [&](auto tile) {
-        hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue, stream);
+        hopper::launch_product<decltype(tile), T>(product_of(a), epilogue, stream);
       });
     });
   });
