@@ -20,8 +20,8 @@ LINEAR3 = "step2-attention/tests/test_linear.py"
 EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ONE_LAUNCH3 = "step3-fused/tests/test_one_launch.py"
 TEST4 = "step4-integration/test_integration.py"
-HOPPER = "step3-fused/include/step3/hopper_product.h"
-MMA = "step3-fused/include/step3/mma_product.h"
+HOPPER = "step2-attention/include/step2/hopper_product.h"
+MMA = "step2-attention/include/step2/mma_product.h"
 
 
 def contract1(op, rung, shape="(33, 760)"):

@@ -5,10 +5,12 @@ from kernel_fusion.checks.faults import Fault
 OPS3 = "step3-fused/step3_fused/linear_ops.py"
 HOST3 = "step3-fused/host/linear_host.cpp"
 CPU3 = "step3-fused/cpu/linear_cpu.cpp"
-PRODUCT3 = "step2-attention/include/step2/product_loops_cpu.h"
+PRODUCT2 = "step2-attention/include/step2/product_cpu.h"
+LOOPS2 = "step2-attention/include/step2/product_loops_cpu.h"
 KERNELS3 = "step3-fused/kernels"
 HEADERS3 = "step3-fused/include/step3"
-LINEAR3 = "step2-attention/tests/test_linear.py"
+HEADERS2 = "step2-attention/include/step2"
+LINEAR2 = "step2-attention/tests/test_linear.py"
 EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ROWS3 = "step3-fused/tests/test_layer_norm_backward.py"
 AUTOCAST = f"{EPILOGUES3}::test_autocast_passes_each_option_on"
@@ -20,7 +22,7 @@ def end(shape: str, dtype: str, op: str, rung: str, way: str = "depth-width") ->
 
 
 def linear(shape: str, dtype: str, rung: str, way: str = "depth-width") -> str:
-    return f"{LINEAR3}::test_any_shape[{shape}-{way}-torch.{dtype}-cpu-{rung}]"
+    return f"{LINEAR2}::test_any_shape[{shape}-{way}-torch.{dtype}-cpu-{rung}]"
 
 
 PYTHON_FAULTS = [
@@ -70,7 +72,7 @@ PYTHON_FAULTS = [
         OPS3,
         "_ops.linear_backward(grad, *ctx.saved_tensors, transposed=ctx.transposed)",
         "_ops.linear_backward(grad, *ctx.saved_tensors)",
-        f"{LINEAR3}::test_gradients_are_those_of_finite_differences[width-depth-cpu]",
+        f"{LINEAR2}::test_gradients_are_those_of_finite_differences[width-depth-cpu]",
     ),
     Fault(
         "computed-again-the-wrong-way-round",
@@ -155,7 +157,7 @@ PLAIN_FAULTS = [
     Fault(
         "rows-of-the-first-block",
         "plain C++ reads rows where they lie, but each block of the depth those of the first",
-        PRODUCT3,
+        PRODUCT2,
         "x = p.x + (first_row + row) * p.depth + k, x_stride = p.depth;",
         "x = p.x + (first_row + row) * p.depth, x_stride = p.depth;",
         linear("(40, 1104, 72)", "float32", "cpu"),
@@ -163,7 +165,7 @@ PLAIN_FAULTS = [
     Fault(
         "last-block-of-the-depth-alone",
         "plain C++ forgets what a product's earlier blocks of the depth gave",
-        PRODUCT3,
+        PRODUCT2,
         "to, n, columns, length, block > 0});",
         "to, n, columns, length, false});",
         linear("(40, 1104, 72)", "float32", "cpu"),
@@ -181,7 +183,7 @@ PLAIN_FAULTS = [
     Fault(
         "numbers-from-the-first-of-eight",
         "plain C++ gives a row that begins within eight random numbers those of the first",
-        PRODUCT3,
+        PRODUCT2,
         "const uint16_t* numbers = memory + index % 8;",
         "const uint16_t* numbers = memory;",
         end("(6, 3, 7)", "float32", "linear_bias_dropout_residual", "cpu"),
@@ -189,7 +191,7 @@ PLAIN_FAULTS = [
     Fault(
         "rounded-by-threads",
         "what is rounded together depends on how threads share out the columns",
-        PRODUCT3,
+        PRODUCT2,
         "        values[begin + i] = numbers[i] >= least ? value : C(0);\n      }\n"
         "      for (int64_t i = 0; i < n; ++i) values[begin + i] += static_cast<C>(from[begin + i]);",
         "        values[begin + i] = (numbers[i] >= least ? value : C(0)) + static_cast<C>(from[begin + i]);\n      }",
@@ -220,7 +222,7 @@ FAULTS = [
         f"{KERNELS3}/linear/half_depth.h",
         "  named_barrier_sync(kMultiplied, kConsumerThreads);  // nobody reads a stage any more\n",
         "",
-        f"{LINEAR3}::test_each_width_of_tiles[v9_split-(70, 328, 1576)-depth-width]",
+        f"{LINEAR2}::test_each_width_of_tiles[v9_split-(70, 328, 1576)-depth-width]",
     ),
     Fault(
         "half-a-tile-too-far-left",
@@ -228,7 +230,7 @@ FAULTS = [
         f"{KERNELS3}/linear/half_depth.h",
         "row += warp * 16, column += number * kHalf * kGroup;",
         "row += warp * 16;",
-        f"{LINEAR3}::test_each_width_of_tiles[v9_split-(70, 456, 1096)-width-depth]",
+        f"{LINEAR2}::test_each_width_of_tiles[v9_split-(70, 456, 1096)-width-depth]",
     ),
     Fault(
         "the-first-halfs-bias",
@@ -277,7 +279,7 @@ FAULTS = [
     Fault(
         "asked-for-the-wrong-columns",
         "TMA brings the residual of the first columns of a tile for each round",
-        f"{HEADERS3}/hopper_product.h",
+        f"{HEADERS2}/hopper_product.h",
         "column + of_tile % Staging::kRounds * kSlice,\n               row);",
         "column, row);",
         # Of more than 64 columns, which are one round.
@@ -350,7 +352,7 @@ FAULTS = [
     Fault(
         "in-place-only-the-sum",
         "where the residual was, the sums alone",
-        f"{HEADERS3}/hopper_product.h",
+        f"{HEADERS2}/hopper_product.h",
         "sums = sum_of(sums, more);",
         "",
         f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(64, 72, 200)]",
@@ -494,9 +496,9 @@ FAULTS = [
     Fault(
         "two-slices-of-one",
         "tiles of 64 columns leave in rounds of two slices, of which they have one",
-        "step3-fused/include/step3/hopper_product.h",
+        "step2-attention/include/step2/hopper_product.h",
         ": Tile::kSlices % 2 != 0              ? Tile::kSlices",
         ": Tile::kSlices == 3                  ? Tile::kSlices",
-        f"{LINEAR3}::test_each_width_of_tiles[v7_persistent-(64, 72, 200)-depth-width]",
+        f"{LINEAR2}::test_each_width_of_tiles[v7_persistent-(64, 72, 200)-depth-width]",
     ),
 ]

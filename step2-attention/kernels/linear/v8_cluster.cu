@@ -11,7 +11,7 @@
 //           From the L2 cache (1/256 + 1/w)·rows·depth·width·sizeof(T) bytes: with w = 256 128 FLOP a byte, a third
 //           fewer bytes than v7; 110 with 192, 85 with 128
 // Limits    as v7_persistent. A cluster's work is 256 rows: where these are few, more of it is empty
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "majors.h"
 #include "rungs.h"

@@ -11,7 +11,7 @@
 //           rows·depth·width/256 GELUs, the narrower the tiles the more
 // Limits    as linear's v8_cluster; it rounds gelu(x)
 #include <step1/gelu.h>
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "rungs.h"
 

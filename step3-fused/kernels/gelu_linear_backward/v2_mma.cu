@@ -7,7 +7,7 @@
 // Moves     (3·rows·width + 4·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 2·rows·depth of them
 //           for x and gelu(x); 4·rows·depth·width FLOPs
 // Limits    as linear's v5_mma; float16 and bfloat16; it rounds grad · weightᵀ and gelu(x)
-#include <step3/mma_product.h>
+#include <step2/mma_product.h>
 
 #include "pieces.h"
 

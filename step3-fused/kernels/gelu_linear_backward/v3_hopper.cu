@@ -8,7 +8,7 @@
 // Moves     as v2
 // Limits    as linear's v7_persistent; x at a multiple of 16 bytes, a depth that is a multiple of 8. So that the sums
 //           of a tile can wait in half the registers, it rounds grad · weightᵀ and gelu(x)
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "pieces.h"
 

@@ -6,7 +6,7 @@
 // Launch    as linear's v5_mma
 // Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
 // Limits    as linear's v5_mma; float16 and bfloat16; it rounds the product
-#include <step3/mma_product.h>
+#include <step2/mma_product.h>
 
 #include "product.h"
 

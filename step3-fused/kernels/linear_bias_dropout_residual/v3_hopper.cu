@@ -11,7 +11,7 @@
 // Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
 // Limits    as linear's v7_persistent; a width that is a multiple of 8, the residual at a multiple of 16 bytes. So that
 //           the sums of a tile can wait in half the registers, it rounds the product
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "product.h"
 

@@ -7,7 +7,7 @@
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least, and rows·width·sizeof(T) more
 //           if the preactivation is kept; 2·rows·depth·width FLOPs
 // Limits    as linear's v5_mma; float16 and bfloat16; it rounds the product
-#include <step3/mma_product.h>
+#include <step2/mma_product.h>
 
 #include "product.h"
 

@@ -16,9 +16,9 @@
 #include <step2/cluster.h>
 #include <step2/mbarrier.h>
 #include <step2/mma.h>
+#include <step2/product.h>
 #include <step2/tensor_map.h>
 #include <step2/warpgroup.h>
-#include <step3/product.h>
 
 #include <algorithm>
 #include <string>

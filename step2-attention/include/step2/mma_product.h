@@ -11,8 +11,8 @@
 #include <step1/vector.h>
 #include <step2/cp_async.h>
 #include <step2/mma.h>
+#include <step2/product.h>
 #include <step2/reduce.h>
-#include <step3/product.h>
 
 #include <string>
 
