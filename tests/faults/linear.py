@@ -7,6 +7,7 @@ HOST3 = "step3-fused/host/linear_host.cpp"
 CPU3 = "step3-fused/cpu/linear_cpu.cpp"
 PRODUCT2 = "step2-attention/include/step2/product_cpu.h"
 LOOPS2 = "step2-attention/include/step2/product_loops_cpu.h"
+KERNELS2 = "step2-attention/kernels"
 KERNELS3 = "step3-fused/kernels"
 HEADERS3 = "step3-fused/include/step3"
 HEADERS2 = "step2-attention/include/step2"
@@ -69,7 +70,7 @@ PYTHON_FAULTS = [
     Fault(
         "transposed-backward",
         "the backward of `linear` forgets that the weight is transposed",
-        OPS3,
+        "step2-attention/step2_attention/linear_ops.py",
         "_ops.linear_backward(grad, *ctx.saved_tensors, transposed=ctx.transposed)",
         "_ops.linear_backward(grad, *ctx.saved_tensors)",
         f"{LINEAR2}::test_gradients_are_those_of_finite_differences[width-depth-cpu]",
@@ -78,8 +79,8 @@ PYTHON_FAULTS = [
         "computed-again-the-wrong-way-round",
         "the backward of `mlp` forgets that the weight is transposed where it computes its product again",
         OPS3,
-        "_ops.linear(x, weight_1, saved, transposed=transposed)",
-        "_ops.linear(x, weight_1, saved)",
+        "linear(x, weight_1, saved, transposed=transposed)",
+        "linear(x, weight_1, saved)",
         f"{EPILOGUES3}::test_gradients_without_what_is_kept[width-depth-cpu-mlp]",
     ),
     Fault(
@@ -183,7 +184,7 @@ PLAIN_FAULTS = [
     Fault(
         "numbers-from-the-first-of-eight",
         "plain C++ gives a row that begins within eight random numbers those of the first",
-        PRODUCT2,
+        LOOPS2,
         "const uint16_t* numbers = memory + index % 8;",
         "const uint16_t* numbers = memory;",
         end("(6, 3, 7)", "float32", "linear_bias_dropout_residual", "cpu"),
@@ -191,7 +192,7 @@ PLAIN_FAULTS = [
     Fault(
         "rounded-by-threads",
         "what is rounded together depends on how threads share out the columns",
-        PRODUCT2,
+        LOOPS2,
         "        values[begin + i] = numbers[i] >= least ? value : C(0);\n      }\n"
         "      for (int64_t i = 0; i < n; ++i) values[begin + i] += static_cast<C>(from[begin + i]);",
         "        values[begin + i] = (numbers[i] >= least ? value : C(0)) + static_cast<C>(from[begin + i]);\n      }",
@@ -203,7 +204,7 @@ FAULTS = [
     Fault(
         "lanes-of-one-column",
         "v11_gemv leaves half of its sums where they are",
-        f"{KERNELS3}/linear/v11_gemv.cu",
+        f"{KERNELS2}/linear/v11_gemv.cu",
         "apart >= kLanes; apart /= 2",
         "apart > kLanes; apart /= 2",
         linear("(4, 64, 256)", "float32", "v11_gemv"),
@@ -211,7 +212,7 @@ FAULTS = [
     Fault(
         "half-of-the-depth",
         "v9_split leaves out what the other warpgroup has summed",
-        f"{KERNELS3}/linear/half_depth.h",
+        f"{KERNELS2}/linear/half_depth.h",
         "pack<T>(own[2 * half] + more.element[2 * half] + b[0],",
         "pack<T>(own[2 * half] + b[0],",
         linear("(40, 1104, 72)", "bfloat16", "v9_split"),
@@ -219,7 +220,7 @@ FAULTS = [
     Fault(
         "a-stage-overwritten",
         "a warpgroup of v9_split leaves its sums where the other one may still multiply",
-        f"{KERNELS3}/linear/half_depth.h",
+        f"{KERNELS2}/linear/half_depth.h",
         "  named_barrier_sync(kMultiplied, kConsumerThreads);  // nobody reads a stage any more\n",
         "",
         f"{LINEAR2}::test_each_width_of_tiles[v9_split-(70, 328, 1576)-depth-width]",
@@ -227,7 +228,7 @@ FAULTS = [
     Fault(
         "half-a-tile-too-far-left",
         "the second warpgroup stores where the first one's columns are",
-        f"{KERNELS3}/linear/half_depth.h",
+        f"{KERNELS2}/linear/half_depth.h",
         "row += warp * 16, column += number * kHalf * kGroup;",
         "row += warp * 16;",
         f"{LINEAR2}::test_each_width_of_tiles[v9_split-(70, 456, 1096)-width-depth]",
@@ -235,7 +236,7 @@ FAULTS = [
     Fault(
         "the-first-halfs-bias",
         "v9_split's second warpgroup adds the bias of the first one's columns",
-        f"{KERNELS3}/linear/half_depth.h",
+        f"{KERNELS2}/linear/half_depth.h",
         "bias + (number * kHalf + group + i) * kGroup",
         "bias + (group + i) * kGroup",
         linear("(40, 1104, 72)", "bfloat16", "v9_split"),
@@ -243,7 +244,7 @@ FAULTS = [
     Fault(
         "sums-of-one-block",
         "v10_rows adds up its own sums only",
-        f"{KERNELS3}/linear/v10_rows.cu",
+        f"{KERNELS2}/linear/v10_rows.cu",
         "const float* const from = shared.sums[block * groups + group] + r * kGroup;",
         "const float* const from = shared.sums[rank * groups + group] + r * kGroup;",
         linear("(64, 200, 136)", "bfloat16", "v10_rows"),
@@ -251,7 +252,7 @@ FAULTS = [
     Fault(
         "another-blocks-columns",
         "v10_rows puts what a block has added up where its neighbour's columns are",
-        f"{KERNELS3}/linear/v10_rows.cu",
+        f"{KERNELS2}/linear/v10_rows.cu",
         "c = column + (group * blocks + rank) * kGroup;",
         "c = column + (group * blocks + blocks - 1 - rank) * kGroup;",
         linear("(64, 200, 136)", "bfloat16", "v10_rows"),
