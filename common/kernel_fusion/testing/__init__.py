@@ -23,7 +23,7 @@ from kernel_fusion.testing.gradients import (
     check_tangents_are_refused,
 )
 from kernel_fusion.testing.helpers import main, raises, without_progress
-from kernel_fusion.testing.inputs import lazy_memory, randn, steps, transposed
+from kernel_fusion.testing.inputs import lazy_memory, randn, staircase, transposed
 from kernel_fusion.testing.registration import capture, check_automatic, check_op, check_writes, writing_overloads
 
 __all__ = [
@@ -50,7 +50,7 @@ __all__ = [
     "main",
     "raises",
     "randn",
-    "steps",
+    "staircase",
     "transposed",
     "where",
     "without_progress",
