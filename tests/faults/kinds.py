@@ -737,7 +737,7 @@ EMULATION = [
     Fault(
         "zero-within-an-argument",
         "a zero within an argument of a launch is made a null pointer",
-        REWRITE,
+        "emulator/rewriter/launches.py",
         "ZERO.fullmatch(tokens[k].text) and not depth:",
         "ZERO.fullmatch(tokens[k].text):",
         f"{REWRITE_TEST}::test_zeros_among_the_arguments_of_a_launch",
@@ -761,7 +761,7 @@ EMULATION = [
     Fault(
         "casts-to-named-types",
         "a cast to a type that the program names does not saturate",
-        REWRITE,
+        "emulator/rewriter/casts.py",
         "self.integers.add(name[0].text)",
         "pass",
         f"{REWRITE_TEST}::test_casts_to_integers_become_calls",
