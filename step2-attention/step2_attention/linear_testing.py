@@ -38,7 +38,10 @@ def backward_inputs_of(rows, depth, width, dtype, device, *, transposed=False):
 
 # ---- which rungs can do what; test_a_rung_refuses_what_it_says holds the rungs to it ----
 
-TENSOR_CORES = ("v5_mma", "v6_wgmma", "v7_persistent", "v8_cluster", "v9_split", "v10_rows")
+TENSOR_CORES = (
+    *("v5_mma", "v6_wgmma", "v7_persistent", "v8_cluster", "v9_split", "v10_rows"),
+    *("v2_mma", "v3_hopper"),  # of linear_backward
+)
 
 
 def fits_tensor_cores(rung, device, rows, depth, width, dtype, transposed, backward, on_any_gpu):
@@ -60,7 +63,7 @@ def can_do(rung, device, rows, depth, width, dtype, transposed, backward=False):
         return device == "cuda"
     if rung == "v11_gemv":
         return rows <= 4
-    if rung not in (*TENSOR_CORES, "v2_mma", "v3_hopper"):
+    if rung not in TENSOR_CORES:
         return True
     return fits_tensor_cores(
         rung, device, rows, depth, width, dtype, transposed, backward, on_any_gpu=("v5_mma", "v2_mma")
