@@ -20,7 +20,6 @@ setup(
             "step3_fused._C",
             host=["fused_host.cpp", "pybind.cpp", *sorted(glob("host/*.cpp")), *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
-            tables=sorted(glob("kernels/*/rungs.cpp")),  # likewise: one table of rungs a backend
             borrowed=[Borrowed(f"../step2-attention/kernels/{op}", STEP2) for op in ("linear", "attention")],
             include_dirs=[".", "include", "../step2-attention/kernels", *STEP2],
             cxx_flags=["-O3"],

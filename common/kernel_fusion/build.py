@@ -60,22 +60,20 @@ class StepExtension(Extension):
         name: "<module>._C".
         host: .cpp files that may include torch.
         kernels: .cu files, each compiled for the emulation and, in a CUDA build, by nvcc.
-        tables: rungs.cpp files, compiled once a backend.
         include_dirs: the step's own headers and those of earlier steps, relative to setup.py.
         borrowed: rungs of earlier steps.
-        cxx_flags, nvcc_flags: flags for the host's compiler (host files, tables and emulated kernels) and for nvcc.
+        cxx_flags, nvcc_flags: flags for the host's compiler (host files and emulated kernels) and for nvcc.
     """
 
-    def __init__(self, name, *, host, kernels, tables, include_dirs, borrowed=(), cxx_flags=(), nvcc_flags=()):
-        kernels, tables = list(kernels), list(tables)
-        self.includes = {source: list(include_dirs) for source in (*host, *kernels, *tables)}
+    def __init__(self, name, *, host, kernels, include_dirs, borrowed=(), cxx_flags=(), nvcc_flags=()):
+        kernels = list(kernels)
+        self.includes = {source: list(include_dirs) for source in (*host, *kernels)}
         for one in borrowed:
             theirs = sorted(glob(f"{one.folder}/*.cu"))
             kernels += theirs
-            tables.append(f"{one.folder}/rungs.cpp")
-            self.includes |= dict.fromkeys([*theirs, tables[-1]], one.include_dirs)
-        super().__init__(name, sources=[*host, *kernels, *tables], include_dirs=list(include_dirs), language="c++")
-        self.host, self.kernels, self.tables = list(host), kernels, tables
+            self.includes |= dict.fromkeys(theirs, one.include_dirs)
+        super().__init__(name, sources=[*host, *kernels], include_dirs=list(include_dirs), language="c++")
+        self.host, self.kernels = list(host), kernels
         self.cxx_flags, self.nvcc_flags = list(cxx_flags), list(nvcc_flags)
 
 
@@ -223,8 +221,7 @@ def write_ninja(
     With `counting` some emulated kernels count their accesses, see `counts`: "softmax" or "softmax/v1_naive", several
     with commas between them. Everything else is compiled as without it, and once for both.
 
-    Where KF_EMULATED names the folder of another build, nothing of the emulation is compiled but its tables: they alone
-    are compiled otherwise where there is CUDA.
+    Where KF_EMULATED names the folder of another build, nothing of the emulation is compiled.
 
     Raises:
         BuildError: that folder lacks an object.
@@ -250,7 +247,6 @@ def write_ninja(
         "-std=c++20", *hidden, *extension.cxx_flags, *_warnings(), *openmp, *common, *torch_includes, *with_cuda, abi,
         f"-DTORCH_EXTENSION_NAME={extension.name.rsplit('.', 1)[-1]}",
     ]  # fmt: skip
-    table_flags = ["-std=c++17", *hidden, "-O2", *_warnings(), *common, *with_cuda, abi]
     # g++ warns where nvcc, whose word counts, does not: of threadIdx.x < n, and of unrolled loops over registers. And a
     # product and a sum stay two operations, so that all CPUs give the same bits.
     unlike_nvcc = ["-Wno-sign-compare", "-Wno-maybe-uninitialized", "-Wno-psabi", "-ffp-contract=off"]
@@ -263,9 +259,6 @@ def write_ninja(
     host = shell_words([cxx, *host_flags])
     ninja.rule("host", f"{host} $includes {depfile} -c $in -o $out", "c++ $in")
     ninja.rule("runtime", f"{shell_words([cxx, *emulated_flags])} {depfile} -c $in -o $out", "c++ $in (emulation)")
-    for backend in ("emulated", "gpu"):
-        table = shell_words([cxx, *table_flags, f"-DKF_BACKEND={backend}"])
-        ninja.rule(f"table_{backend}", f"{table} $includes {depfile} -c $in -o $out", f"c++ $in ({backend})")
     objects = []
     taken = os.environ.get("KF_EMULATED", "")
 
@@ -307,8 +300,6 @@ def write_ninja(
 
     for source in extension.host:
         compile_one("host", source, "host")
-    for source in extension.tables:
-        compile_one("table_emulated", source, "emulated")
     for source in emulator.runtime_sources(counting=bool(counting)):
         output = folder / "runtime" / f"{source.name}.o"
         if not taken_over(output):
@@ -341,8 +332,6 @@ def write_ninja(
             nvcc_flags.append("-Werror=all-warnings")
         nvcc = shell_words([cuda.nvcc, *nvcc_flags])
         ninja.rule("gpu", f"{nvcc} $includes -MD -MF $out.d -c $in -o $out", "nvcc $in")
-        for source in extension.tables:
-            compile_one("table_gpu", source, "gpu")
         for source in extension.kernels:
             compile_one("gpu", source, "gpu")
         libraries += [f"-L{cuda.home / 'lib64'}", "-lc10_cuda", "-ltorch_cuda", "-lcudart"]
@@ -420,12 +409,12 @@ def links_shared(cxx: str) -> bool:
 
 
 def check_rung_tables(extension: StepExtension) -> None:
-    """Refuses a step in which a rung's file, its declaration and its row in the table do not agree.
+    """Refuses a step in which a rung's file and its row in the list do not agree.
 
     Raises:
-        BuildError: with a line for each rung that would not be found, or that the table names and nobody has.
+        BuildError: with a line for each rung that would not be found, or that the list names and nobody has.
     """
-    folders = sorted({pathlib.Path(source).parent for source in (*extension.kernels, *extension.tables)})
+    folders = sorted({pathlib.Path(source).parent for source in extension.kernels})
     found = [line for folder in folders for line in rung_tables.problems(folder)]
     if found:
         raise BuildError("\n".join(found))

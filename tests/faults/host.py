@@ -329,9 +329,9 @@ FAULTS = [
     Fault(
         "division-that-overflows",
         "a rung whose division would overflow takes the sizes all the same",
-        "step1-simple/kernels/bias_gelu/rungs.cpp",
-        '{"v5_any_width", v5_any_width, fast_divide}',
-        '{"v5_any_width", v5_any_width, anything}',
+        "step1-simple/kernels/bias_gelu/rungs.h",
+        "RUNG(v5_any_width, can_implement,",
+        "RUNG(v5_any_width, always,",
         f"{TEST1}::test_where_a_division_would_overflow_its_rung_refuses_and_auto_takes_the_one_before"
         "[torch.float32-bias_gelu]",
     ),

@@ -22,22 +22,8 @@ struct Args {
 
 }  // namespace kf::bias_dropout_residual_backward
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::bias_dropout_residual_backward {
-using kf::bias_dropout_residual_backward::Args;
-void v1_separate(const Args& args, void* stream);
-void v2_fused(const Args& args, void* stream);
-}  // namespace kf::KF_BACKEND::bias_dropout_residual_backward
-#endif
-
-namespace kf::emulated::bias_dropout_residual_backward {
-Rungs<kf::bias_dropout_residual_backward::Args> rungs();
-}
-namespace kf::gpu::bias_dropout_residual_backward {
-#ifdef KF_WITH_CUDA
-Rungs<kf::bias_dropout_residual_backward::Args> rungs();
-#else
-inline Rungs<kf::bias_dropout_residual_backward::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::bias_dropout_residual_backward
+#define KF_OP bias_dropout_residual_backward
+#define KF_RUNGS(RUNG)                                                   \
+  RUNG(v1_separate, always, scratch_bytes, "grad_x before it is summed") \
+  RUNG(v2_fused, always, scratch_bytes)
+#include <kf/rung_list.h>

@@ -4,6 +4,8 @@
 #include <kf/launch.h>
 #include <kf/numeric.h>
 
+#include <string>
+
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::linear {
@@ -40,6 +42,15 @@ Matrix<T> weight_columns_of(const Args& a) {
 template <class T>
 __device__ __forceinline__ compute_t<T> bias_at(const T* bias, int64_t column) {
   return bias == nullptr ? compute_t<T>(0) : to_compute(bias[column]);
+}
+
+// For grids with the columns' tiles along x and the rows' along y: why a product needs too large a one, or "".
+template <int kRows, int kColumns>
+std::string can_implement_grid(const Args& a) {
+  constexpr int64_t kMostRows = int64_t{kRows} * 65535, kMostColumns = int64_t{kColumns} * INT32_MAX;
+  if (a.rows > kMostRows) return "takes rows ≤ " + std::to_string(kMostRows) + ", got " + std::to_string(a.rows);
+  if (a.width <= kMostColumns) return "";
+  return "takes width ≤ " + std::to_string(kMostColumns) + ", got " + std::to_string(a.width);
 }
 
 }  // namespace kf::KF_BACKEND::linear

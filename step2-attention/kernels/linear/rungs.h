@@ -39,42 +39,18 @@ inline const char* automatic(const Args& a) {
 
 }  // namespace kf::linear
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::linear {
-using kf::linear::Args;
-void v1_naive(const Args& args, void* stream);
-void v2_tiled(const Args& args, void* stream);
-void v3_registers(const Args& args, void* stream);
-void v4_vector(const Args& args, void* stream);
-std::string v4_vector_can_implement(const Args& args);
-void v5_mma(const Args& args, void* stream);
-std::string v5_mma_can_implement(const Args& args);
-void v6_wgmma(const Args& args, void* stream);
-std::string v6_wgmma_can_implement(const Args& args);
-void v7_persistent(const Args& args, void* stream);
-std::string v7_persistent_can_implement(const Args& args);
-void v8_cluster(const Args& args, void* stream);
-std::string v8_cluster_can_implement(const Args& args);
-void v9_split(const Args& args, void* stream);
-std::string v9_split_can_implement(const Args& args);
-void v10_rows(const Args& args, void* stream);
-std::string v10_rows_can_implement(const Args& args);
-void v11_gemv(const Args& args, void* stream);
-std::string v11_gemv_can_implement(const Args& args);
-void v12_cublaslt(const Args& args, void* stream);
-std::string v12_cublaslt_can_implement(const Args& args);
-int64_t v12_cublaslt_scratch_bytes(const Args& args);
-}  // namespace kf::KF_BACKEND::linear
-#endif
-
-namespace kf::emulated::linear {
-Rungs<kf::linear::Args> rungs();
-}
-namespace kf::gpu::linear {
-#ifdef KF_WITH_CUDA
-Rungs<kf::linear::Args> rungs();
-#else
-inline Rungs<kf::linear::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::linear
+#define KF_OP linear
+#define KF_RUNGS(RUNG)                           \
+  RUNG(v1_naive, can_implement, no_scratch)      \
+  RUNG(v2_tiled, can_implement, no_scratch)      \
+  RUNG(v3_registers, can_implement, no_scratch)  \
+  RUNG(v4_vector, can_implement, no_scratch)     \
+  RUNG(v5_mma, can_implement, no_scratch)        \
+  RUNG(v6_wgmma, can_implement, no_scratch)      \
+  RUNG(v7_persistent, can_implement, no_scratch) \
+  RUNG(v8_cluster, can_implement, no_scratch)    \
+  RUNG(v9_split, can_implement, no_scratch)      \
+  RUNG(v10_rows, can_implement, no_scratch)      \
+  RUNG(v11_gemv, can_implement, no_scratch)      \
+  RUNG(v12_cublaslt, can_implement, scratch_bytes, "sums of parts, at some sizes")
+#include <kf/rung_list.h>

@@ -27,6 +27,8 @@ __global__ void v1_naive_kernel(Matrix<T> x, Matrix<T> weight, const T* __restri
 
 }  // namespace
 
+std::string v1_naive_can_implement(const Args& a) { return can_implement_grid<kRows, kColumns>(a); }
+
 void v1_naive(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

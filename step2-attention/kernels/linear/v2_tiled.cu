@@ -45,6 +45,8 @@ __global__ void v2_tiled_kernel(Matrix<T> x, Matrix<T> weight, const T* __restri
 
 }  // namespace
 
+std::string v2_tiled_can_implement(const Args& a) { return can_implement_grid<kTile, kTile>(a); }
+
 void v2_tiled(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

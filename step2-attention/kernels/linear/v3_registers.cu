@@ -71,6 +71,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
+std::string v3_registers_can_implement(const Args& a) { return can_implement_grid<kTile, kTile>(a); }
+
 void v3_registers(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

@@ -110,6 +110,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(C) == 4 && N > 1 ? 2 : 1)
 
 }  // namespace
 
+std::string v4_vector_can_implement(const Args& a) { return can_implement_grid<kTile, kTile>(a); }
+
 void v4_vector(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

@@ -56,9 +56,7 @@ inline void launch_best(const Layer& l, void* scratch, void* stream) {
 }
 
 // The sums of grad's columns, by step 1's two stages; scratch memory for them.
-inline int64_t sums_bytes(const Layer& l) {
-  return padded_bytes(partial_sum_bytes(l.rows, l.width, l.dtype == DType::kFloat64));
-}
+inline int64_t sums_bytes(const Layer& l) { return padded_bytes(partial_sum_bytes(l.rows, l.width, l.dtype)); }
 
 inline void launch_sums(const Layer& l, void* grad_bias, void* scratch, void* stream) {
   with_type(l.dtype, [&](auto type) {

@@ -25,32 +25,10 @@ struct Args {
 
 }  // namespace kf::linear_backward
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::linear_backward {
-using kf::linear_backward::Args;
-void v1_vector(const Args& args, void* stream);
-std::string v1_vector_can_implement(const Args& args);
-int64_t v1_vector_scratch_bytes(const Args& args);
-void v2_mma(const Args& args, void* stream);
-std::string v2_mma_can_implement(const Args& args);
-int64_t v2_mma_scratch_bytes(const Args& args);
-void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_can_implement(const Args& args);
-int64_t v3_hopper_scratch_bytes(const Args& args);
-void v4_best(const Args& args, void* stream);
-std::string v4_best_can_implement(const Args& args);
-int64_t v4_best_scratch_bytes(const Args& args);
-}  // namespace kf::KF_BACKEND::linear_backward
-#endif
-
-namespace kf::emulated::linear_backward {
-Rungs<kf::linear_backward::Args> rungs();
-}
-namespace kf::gpu::linear_backward {
-#ifdef KF_WITH_CUDA
-Rungs<kf::linear_backward::Args> rungs();
-#else
-inline Rungs<kf::linear_backward::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::linear_backward
+#define KF_OP linear_backward
+#define KF_RUNGS(RUNG)                          \
+  RUNG(v1_vector, can_implement, scratch_bytes) \
+  RUNG(v2_mma, can_implement, scratch_bytes)    \
+  RUNG(v3_hopper, can_implement, scratch_bytes) \
+  RUNG(v4_best, can_implement, scratch_bytes, "sums of parts, at some sizes")
+#include <kf/rung_list.h>

@@ -54,33 +54,18 @@ inline const char* automatic(const Args& a) {
 
 }  // namespace kf::attention_block
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::attention_block {
-using kf::attention_block::Args;
-void v1_separate(const Args& args, void* stream);
-void v2_fused(const Args& args, void* stream);
-void v3_best(const Args& args, void* stream);
-void v4_dataflow(const Args& args, void* stream);
-void v5_cluster(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-std::string v2_fused_can_implement(const Args& args);
-std::string v3_best_can_implement(const Args& args);
-int64_t v3_best_scratch_bytes(const Args& args);
-std::string v4_dataflow_can_implement(const Args& args);
-int64_t v4_dataflow_scratch_bytes(const Args& args);
-std::string v5_cluster_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::attention_block
-#endif
+#define KF_OP attention_block
+#define KF_RUNGS(RUNG)                                                                                       \
+  RUNG(v1_separate, can_implement, scratch_bytes, "attention's output, its projection and the sum")          \
+  RUNG(v2_fused, can_implement, no_scratch)                                                                  \
+  RUNG(v3_best, can_implement, scratch_bytes, "attention's weights, its output, its projection and the sum") \
+  RUNG(v4_dataflow, can_implement, scratch_bytes, "attention's weights, its output and the sum")             \
+  RUNG(v5_cluster, can_implement, no_scratch,                                                                \
+       "attention's weights, its output and, where a block projects in rounds, the sum")
+#include <kf/rung_list.h>
 
-namespace kf::emulated::attention_block {
-Rungs<kf::attention_block::Args> rungs();
-}
-namespace kf::gpu::attention_block {
 #ifdef KF_WITH_CUDA
-Rungs<kf::attention_block::Args> rungs();
+namespace kf::gpu::attention_block {
 bool has_clusters();  // the current GPU
-#else
-inline Rungs<kf::attention_block::Args> rungs() { return {}; }
+}
 #endif
-}  // namespace kf::gpu::attention_block

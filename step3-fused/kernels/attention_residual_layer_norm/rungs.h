@@ -42,29 +42,10 @@ inline const char* automatic(const Args& a) {
 
 }  // namespace kf::attention_residual_layer_norm
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::attention_residual_layer_norm {
-using kf::attention_residual_layer_norm::Args;
-void v1_separate(const Args& args, void* stream);
-void v2_fused(const Args& args, void* stream);
-void v3_best(const Args& args, void* stream);
-void v4_heads(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-std::string v2_fused_can_implement(const Args& args);
-std::string v3_best_can_implement(const Args& args);
-int64_t v3_best_scratch_bytes(const Args& args);
-std::string v4_heads_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::attention_residual_layer_norm
-#endif
-
-namespace kf::emulated::attention_residual_layer_norm {
-Rungs<kf::attention_residual_layer_norm::Args> rungs();
-}
-namespace kf::gpu::attention_residual_layer_norm {
-#ifdef KF_WITH_CUDA
-Rungs<kf::attention_residual_layer_norm::Args> rungs();
-#else
-inline Rungs<kf::attention_residual_layer_norm::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::attention_residual_layer_norm
+#define KF_OP attention_residual_layer_norm
+#define KF_RUNGS(RUNG)                                                                       \
+  RUNG(v1_separate, can_implement, scratch_bytes, "attention's output and the sum")          \
+  RUNG(v2_fused, can_implement, no_scratch)                                                  \
+  RUNG(v3_best, can_implement, scratch_bytes, "attention's weights, its output and the sum") \
+  RUNG(v4_heads, can_implement, no_scratch, "attention's weights and the sum")
+#include <kf/rung_list.h>
