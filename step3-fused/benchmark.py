@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 import step3_fused  # not installed? pip install -e ..
 from kernel_fusion import steps
-from kernel_fusion.bench import benchmarks
+from kernel_fusion.bench import benchmarks, layers
+from kernel_fusion.bench.layers import DOWN, DOWNWARD, FLOAT, HALF, SQUARE, UP, UPWARD
 
 TEACHES = "A row read once, then whole chains in one launch: what fusion saves, and where it loses."
 
@@ -79,29 +80,8 @@ BLOCK = ATTENTION | {
 # One new token for each text of a batch, whose keys and values are there: batch, heads, head_dim, keys.
 DECODE = {"full": [(b, h, 64, keys) for h in (12, 25) for b in (1, 8, 32) for keys in (128, 1024)]}
 
-HALF, FLOAT = torch.bfloat16, torch.float32
-GPT2 = [(768, 2304), (768, 768), (768, 3072), (3072, 768)]  # depth and width of its layers: q, k and v; projection; MLP
-UP, DOWN, SQUARE = (16384, 768, 3072, HALF), (16384, 3072, 768, HALF), (16384, 768, 768, HALF)
 P, SEED, OFFSET = 0.1, 1234, 8  # dropout's
 
-# rows, depth, width, dtype; with True the weight lies as nn.Linear's
-LINEAR = {
-    "emulated": [(4, 64, 72, HALF), (64, 64, 128, HALF)],  # the first is one that every rung takes
-    "cpu": [(512, 768, 3072, FLOAT), (512, 3072, 768, FLOAT), (1, 768, 3072, FLOAT)],
-    "quick": [UP],
-    "full": [
-        *((16384, *layer, HALF) for layer in GPT2),
-        *((1024, *layer, HALF) for layer in [(768, 768), (768, 3072), (3072, 768), (1600, 6400), (6400, 1600)]),
-        (2048, 3072, 768, HALF),
-        (8192, 8192, 8192, HALF),
-        (4096, 4096, 4096, FLOAT),
-        *((rows, *layer, HALF) for rows in (1, 4, 16, 64) for layer in [(768, 3072), (3072, 768)]),
-        *((rows, 768, 50257, HALF, True) for rows in (1, 64)),  # GPT-2's vocabulary
-    ],
-}
-# rows, depth, width, dtype of what leads up, to more columns, and of what leads down
-UPWARD = {"emulated": [(16, 64, 128, HALF)], "cpu": [(512, 768, 3072, FLOAT)], "quick": [UP], "full": [UP]}
-DOWNWARD = {"emulated": [(16, 128, 64, HALF)], "cpu": [(512, 3072, 768, FLOAT)], "quick": [DOWN], "full": [DOWN]}
 QKV = {
     "emulated": [(16, 64, 192, HALF)],
     "cpu": [(512, 768, 2304, FLOAT)],
@@ -117,7 +97,6 @@ RESIDUALS = [
     (32768, 1600, 1600, HALF),
     (16384, 6400, 1600, HALF),
 ]
-EITHER = UPWARD | {"full": [UP, DOWN]}
 # rows, width, inner, dtype
 MLP = {
     "emulated": [(16, 64, 128, HALF)],
@@ -183,13 +162,13 @@ def peers(function, device: str, triton=None) -> dict:
     Args:
         function: the op, composed.
         device: "cpu" or "cuda".
-        triton: takes our versions in Triton, then the inputs.
+        triton: our version in Triton.
     """
     if device == "cpu":
         return {"torch eager": function}
     found = {"torch eager": function, "torch.compile": benchmarks.compiled(function)}
     if triton:
-        found["triton"] = lambda *inputs: triton(triton_kernels(), *inputs)
+        found["triton"] = triton
     return found
 
 
@@ -235,7 +214,7 @@ def collections(device: str, quack=None, liger=None) -> dict:
 
 def rows_case(op: str, function, rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
     tensors = 1 if op == "layer_norm" else 2  # as many are read, and as many written
-    own = peers(function, device, lambda kernels, *given: getattr(kernels, op)(*given))
+    own = peers(function, device, lambda *given: getattr(triton_kernels(), op)(*given))
     if op == "layer_norm":
         whole = dtype.itemsize == 2 and width % 8 == 0  # whole vectors of 16 bytes, of half types
         own |= collections(device, quack_layer_norm if whole else None, liger_layer_norm)
@@ -282,7 +261,7 @@ def front_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchm
 
 
 def backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    own = peers(layer_norm_backward, device, lambda kernels, *given: kernels.layer_norm_backward(*given))
+    own = peers(layer_norm_backward, device, lambda *given: triton_kernels().layer_norm_backward(*given))
     whole = dtype.itemsize == 2 and width % 8 == 0
     own |= collections(device, quack_layer_norm_backward if whole else None, liger_layer_norm_backward)
 
@@ -340,15 +319,19 @@ def attention_case(
     )
 
 
-# ---- linear layers, and what is fused into their epilogues ----
+# ---- what is fused into a product's epilogue ----
 
 
-def linear(x, weight, bias):
-    return torch.addmm(bias, x, weight)
+@functools.cache
+def triton_product():
+    """Step 2's product in Triton, with what follows it."""
+    return steps.load_script(steps.find("step2"), "peers/triton_linear")
 
 
-def linear_transposed(x, weight, bias):
-    return F.linear(x, weight, bias)
+def layer_case(op: str, function, sizes: tuple, device: str, **more) -> benchmarks.Case:
+    """As `layers.layer_case`, beside PyTorch as it comes unless `more` names other peers."""
+    own = more.pop("peers", None) or peers(function, device)
+    return layers.layer_case(step3_fused, op, function, sizes, own, **more)
 
 
 def tanh_gelu(x):
@@ -356,11 +339,11 @@ def tanh_gelu(x):
 
 
 def linear_gelu(x, weight, bias):
-    return tanh_gelu(linear(x, weight, bias))
+    return tanh_gelu(layers.linear(x, weight, bias))
 
 
 def linear_gelu_kept(x, weight, bias):
-    preactivation = linear(x, weight, bias)
+    preactivation = layers.linear(x, weight, bias)
     return tanh_gelu(preactivation), preactivation
 
 
@@ -370,33 +353,33 @@ def addmm_activation(x, weight, bias):
 
 
 def gelu_linear(x, weight, bias):
-    return linear(tanh_gelu(x), weight, bias)
+    return layers.linear(tanh_gelu(x), weight, bias)
 
 
 def layer_norm_linear(x, norm_weight, norm_bias, weight, bias):
-    return linear(layer_norm(x, norm_weight, norm_bias), weight, bias)
+    return layers.linear(layer_norm(x, norm_weight, norm_bias), weight, bias)
 
 
 def linear_residual(x, weight, bias, residual):
-    return linear(x, weight, bias) + residual
+    return layers.linear(x, weight, bias) + residual
 
 
 def linear_dropout_residual(x, weight, bias, residual, mask):
     """With PyTorch's own random numbers; `mask` is for `dropout_by_mask`."""
-    return F.dropout(linear(x, weight, bias), P) + residual
+    return F.dropout(layers.linear(x, weight, bias), P) + residual
 
 
 def dropout_by_mask(x, weight, bias, residual, mask):
-    return linear(x, weight, bias) * mask * kept_factor() + residual
+    return layers.linear(x, weight, bias) * mask * kept_factor() + residual
 
 
 def mlp(x, weight_1, bias_1, weight_2, bias_2, residual):
-    return linear(linear_gelu(x, weight_1, bias_1), weight_2, bias_2) + residual
+    return layers.linear(linear_gelu(x, weight_1, bias_1), weight_2, bias_2) + residual
 
 
 def mlp_kept(x, weight_1, bias_1, weight_2, bias_2, residual):
     inner, preactivation = linear_gelu_kept(x, weight_1, bias_1)
-    return linear(inner, weight_2, bias_2) + residual, preactivation
+    return layers.linear(inner, weight_2, bias_2) + residual, preactivation
 
 
 def quack_linear_gelu(keep: bool):
@@ -411,25 +394,19 @@ def quack_linear_gelu(keep: bool):
     return run
 
 
-def triton_linear(kernels, *given):
-    return kernels.linear(*given)
-
-
-def triton_mlp(kernels, x, weight_1, bias_1, weight_2, bias_2, residual):
+def triton_mlp(x, weight_1, bias_1, weight_2, bias_2, residual):
+    kernels = triton_product()
     return kernels.linear(kernels.linear_gelu(x, weight_1, bias_1), weight_2, bias_2, residual)
 
 
-def triton_mlp_kept(kernels, x, weight_1, bias_1, weight_2, bias_2, residual):
+def triton_mlp_kept(x, weight_1, bias_1, weight_2, bias_2, residual):
+    kernels = triton_product()
     inner, preactivation = kernels.linear_gelu(x, weight_1, bias_1, keep=True)
     return kernels.linear(inner, weight_2, bias_2, residual), preactivation
 
 
-def linear_backward(grad, x, weight):
-    return grad @ weight.mT, x.mT @ grad, grad.sum(0)
-
-
 def linear_gelu_backward(grad, preactivation, x, weight):
-    return linear_backward(aten_gelu_backward(grad, preactivation), x, weight)
+    return layers.linear_backward(aten_gelu_backward(grad, preactivation), x, weight)
 
 
 def aten_gelu_backward(grad, x):
@@ -438,7 +415,7 @@ def aten_gelu_backward(grad, x):
 
 def gelu_linear_backward(grad, x, weight, activation):
     """As PyTorch's backward: the forward has stored `activation`, gelu(x)."""
-    through, *rest = linear_backward(grad, activation, weight)
+    through, *rest = layers.linear_backward(grad, activation, weight)
     return aten_gelu_backward(through, x), *rest
 
 
@@ -448,7 +425,7 @@ def gelu_linear_backward_of_x(grad, x, weight, activation):
 
 def dropout_backward_by_mask(grad, x, weight, mask):
     """As PyTorch's backward: the forward has stored a mask, a byte an element."""
-    return linear_backward(torch.ops.aten.native_dropout_backward(grad, mask, kept_factor()), x, weight)
+    return layers.linear_backward(torch.ops.aten.native_dropout_backward(grad, mask, kept_factor()), x, weight)
 
 
 def kept_factor() -> float:
@@ -469,7 +446,7 @@ def dropout_mask(rows: int, width: int, device) -> torch.Tensor:
 
 
 def by_the_peers_mask(outputs, x, weight, bias, residual, mask):
-    return sum_by_the_peers_mask(outputs[0], linear(x, weight, bias) * kept_factor(), residual)
+    return sum_by_the_peers_mask(outputs[0], layers.linear(x, weight, bias) * kept_factor(), residual)
 
 
 def sum_by_the_peers_mask(total, value, residual):
@@ -487,88 +464,9 @@ def sum_by_the_peers_mask(total, value, residual):
     return residual + value * taken
 
 
-def bound_of(rows: int) -> str:
-    """Each byte of the weight is for about as many operations as there are rows; an H200 computes 190 in its time."""
-    return "memory" if rows <= 64 else "arithmetic"
-
-
-def layer_inputs(rows: int, depth: int, width: int, dtype: torch.dtype, on, transposed: bool = False) -> tuple:
-    """x, weight and bias of a linear layer."""
-    shape = (width, depth) if transposed else (depth, width)
-    return (
-        torch.randn(rows, depth, device=on, dtype=dtype),
-        torch.randn(shape, device=on, dtype=dtype) * depth**-0.5,
-        torch.randn(width, device=on, dtype=dtype),
-    )
-
-
-def layer_case(
-    op: str,
-    function,
-    sizes: tuple,
-    device: str,
-    *,
-    read: int,
-    written: int,
-    names: tuple = ("rows", "depth", "width"),
-    flags: dict | None = None,
-    **more,
-) -> benchmarks.Case:
-    """A case of an op around one product, or of its gradients, which are two.
-
-    Args:
-        op: its name.
-        function: the same, composed.
-        sizes: rows, depth, width and dtype.
-        device: "cpu" or "cuda".
-        read, written: how many elements.
-        names: of the three sizes.
-        flags: what else tells cases apart.
-        more: of the case, where it is not as for `linear`.
-    """
-    rows, depth, width, dtype = sizes
-    backward = op.endswith("_backward")
-    usual = {
-        "inputs": lambda on: layer_inputs(*sizes, on),
-        "run": getattr(step3_fused, op),
-        "peers": peers(function, device),
-        "flops": (4 if backward else 2) * rows * depth * width,
-    }
-    return benchmarks.Case(
-        op=op,
-        shape=dict(zip(names, sizes, strict=False)) | (flags or {}),
-        direction="backward" if backward else "forward",
-        dtype=dtype,
-        reference=function,
-        bytes=(read + written) * dtype.itemsize,
-        written=written * dtype.itemsize,
-        bound=bound_of(rows),
-        **(usual | more),
-    )
-
-
-def linear_case(rows, depth, width, dtype: torch.dtype, transposed: bool = False, *, device: str) -> benchmarks.Case:
-    function = linear_transposed if transposed else linear
-    own = {"torch eager": function}  # torch.compile would call the same product of the same library
-    if device == "cuda":
-        own["triton"] = lambda x, weight, bias: triton_kernels().linear(x, weight.mT if transposed else weight, bias)
-    return layer_case(
-        "linear",
-        function,
-        (rows, depth, width, dtype),
-        device,
-        read=rows * depth + depth * width + width,
-        written=rows * width,
-        flags={"transposed": 1} if transposed else None,
-        inputs=lambda on: layer_inputs(rows, depth, width, dtype, on, transposed),
-        run=lambda *given, rung: step3_fused.linear(*given, transposed=transposed, rung=rung),
-        peers=own,
-    )
-
-
 def linear_gelu_case(rows, depth, width, dtype: torch.dtype, *, keep: bool, device: str) -> benchmarks.Case:
     function = linear_gelu_kept if keep else linear_gelu
-    own = peers(function, device, lambda kernels, *given: kernels.linear_gelu(*given, keep=keep))
+    own = peers(function, device, lambda *given: triton_product().linear_gelu(*given, keep=keep))
     if device == "cuda" and not keep:
         own["torch _addmm_activation"] = addmm_activation
     own |= collections(device, quack_linear_gelu(keep))
@@ -598,7 +496,7 @@ def gelu_linear_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> 
 
 def layer_norm_linear_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
     def inputs(on):
-        x, *layer = layer_inputs(rows, depth, width, dtype, on)
+        x, *layer = layers.layer_inputs(rows, depth, width, dtype, on)
         return (x, *(torch.randn(depth, device=on, dtype=dtype) for _ in range(2)), *layer)
 
     return layer_case(
@@ -616,11 +514,14 @@ def dropout_residual_case(rows, depth, width, dtype: torch.dtype, *, p: float, d
     rng_state = dropout_rng_state()
 
     def inputs(on):
-        layer = layer_inputs(rows, depth, width, dtype, on)
+        layer = layers.layer_inputs(rows, depth, width, dtype, on)
         residual = torch.randn(rows, width, device=on, dtype=dtype)
         return (*layer, residual, *([dropout_mask(rows, width, on)] if p else []))
 
-    own = peers(linear_dropout_residual, device) if p else peers(linear_residual, device, triton_linear)
+    if p:
+        own = peers(linear_dropout_residual, device)
+    else:
+        own = peers(linear_residual, device, lambda *given: triton_product().linear(*given))
     dropping = {"eager": dropout_by_mask, "peer_reference": dict.fromkeys(own, by_the_peers_mask)} if p else {}
     return layer_case(
         "linear_bias_dropout_residual",
@@ -643,8 +544,8 @@ def mlp_case(rows, width, inner, dtype: torch.dtype, *, keep: bool, device: str)
     function = mlp_kept if keep else mlp
 
     def inputs(on):
-        x, *first = layer_inputs(rows, width, inner, dtype, on)
-        residual, *second = layer_inputs(rows, inner, width, dtype, on)
+        x, *first = layers.layer_inputs(rows, width, inner, dtype, on)
+        residual, *second = layers.layer_inputs(rows, inner, width, dtype, on)
         return (x, *first, *second, torch.randn_like(x))
 
     return layer_case(
@@ -663,34 +564,11 @@ def mlp_case(rows, width, inner, dtype: torch.dtype, *, keep: bool, device: str)
     )
 
 
-def gradients(rows: int, depth: int, width: int) -> dict[str, int]:
-    """Elements read and written for the gradients of x, weight and bias, out of grad, x and weight."""
-    inputs = rows * depth + depth * width
-    return {"read": rows * width + inputs, "written": inputs + width}
-
-
-def grad_and_layer(rows: int, depth: int, width: int, dtype: torch.dtype, on) -> tuple:
-    x, weight, _ = layer_inputs(rows, depth, width, dtype, on)
-    return torch.randn(rows, width, device=on, dtype=dtype), x, weight
-
-
-def linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
-    sizes = rows, depth, width, dtype
-    return layer_case(
-        "linear_backward",
-        linear_backward,
-        sizes,
-        device,
-        **gradients(rows, depth, width),
-        inputs=lambda on: grad_and_layer(*sizes, on),
-    )
-
-
 def linear_gelu_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
-    sizes, elements = (rows, depth, width, dtype), gradients(rows, depth, width)
+    sizes, elements = (rows, depth, width, dtype), layers.gradients(rows, depth, width)
 
     def inputs(on):
-        grad, *layer = grad_and_layer(*sizes, on)
+        grad, *layer = layers.grad_and_layer(*sizes, on)
         return (grad, torch.randn_like(grad), *layer)
 
     elements["read"] += rows * width
@@ -701,7 +579,7 @@ def gelu_linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device:
     sizes = rows, depth, width, dtype
 
     def inputs(on):
-        grad, x, weight = grad_and_layer(*sizes, on)
+        grad, x, weight = layers.grad_and_layer(*sizes, on)
         return grad, x, weight, tanh_gelu(x)
 
     return layer_case(
@@ -709,7 +587,7 @@ def gelu_linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device:
         gelu_linear_backward_of_x,
         sizes,
         device,
-        **gradients(rows, depth, width),
+        **layers.gradients(rows, depth, width),
         inputs=inputs,
         run=lambda grad, x, weight, activation, rung: step3_fused.gelu_linear_backward(grad, x, weight, rung=rung),
         peers=peers(gelu_linear_backward, device),
@@ -723,8 +601,8 @@ def dropout_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str
         dropout_backward_by_mask,
         sizes,
         device,
-        **gradients(rows, depth, width),
-        inputs=lambda on: (*grad_and_layer(*sizes, on), dropout_mask(rows, width, on)),
+        **layers.gradients(rows, depth, width),
+        inputs=lambda on: (*layers.grad_and_layer(*sizes, on), dropout_mask(rows, width, on)),
         run=lambda grad, x, weight, mask, rung: step3_fused.linear_bias_dropout_residual_backward(
             grad, x, weight, P, rng_state, rung=rung
         ),
@@ -732,10 +610,8 @@ def dropout_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str
 
 
 def linear_cases(size: str, device: str) -> list[benchmarks.Case]:
-    """Of linear layers, and of what is fused to their ends."""
+    """Of what is fused to a product."""
     return [
-        *(linear_case(*case, device=device) for case in LINEAR[size]),
-        *(linear_backward_case(*case, device=device) for case in EITHER[size]),
         *(linear_gelu_case(*case, keep=keep, device=device) for case in UPWARD[size] for keep in (False, True)),
         *(linear_gelu_backward_case(*case, device=device) for case in UPWARD[size]),
         *(gelu_linear_case(*case, device=device) for case in DOWNWARD[size]),

@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import step3_fused  # not installed? pip install -e ..
+import step2_attention  # not installed? pip install -e ..
+import step3_fused
 from kernel_fusion import steps, testing
 from kernel_fusion.ops import wide
 from kernel_fusion.testing.accuracy import as_tuple
@@ -331,7 +332,7 @@ def test_the_product_adds_the_residual_where_rows_are_many(batch, device):
         expected = step3_fused.linear_bias_dropout_residual(attended, proj_weight, proj_bias, residual, dropout_p=0.0)
         normalised = step3_fused.layer_norm(expected, *norm, return_statistics=True)
     else:
-        projected = step3_fused.linear(attended, proj_weight, proj_bias)
+        projected = step2_attention.linear(attended, proj_weight, proj_bias)
         normal, expected, *statistics = step3_fused.residual_layer_norm(
             projected, residual, *norm, return_statistics=True
         )

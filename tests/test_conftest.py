@@ -2,7 +2,7 @@
 
 import re
 
-from repository import ROOT, pytest
+from kernel_fusion.checks.repository import ROOT, pytest
 
 
 def collected(*arguments: str) -> list[str]:

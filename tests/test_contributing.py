@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from repository import ROOT, STEPS, fences, run
 
 from kernel_fusion import steps
+from kernel_fusion.checks.repository import ROOT, STEPS, run
+from kernel_fusion.checks.text import fences
 
 OPS = [(step, path.name) for step in STEPS for path in sorted((ROOT / step / "kernels").iterdir()) if path.is_dir()]
 NOT_COPIED = shutil.ignore_patterns("build", "results", "__pycache__", ".*", "*.so", "*.egg-info", "mine")

@@ -7,11 +7,11 @@ import sys
 
 import planted_faults
 import pytest
-import repository
 from planted_faults import FAULTS, LAYERS
-from repository import ROOT
 
-from kernel_fusion.checks.faults import Failure, Fault, planted
+from kernel_fusion.checks import by_pytest, repository
+from kernel_fusion.checks.faults import Failure, Fault, planted, with_table
+from kernel_fusion.checks.repository import ROOT
 
 
 def test_each_fault_fits_its_source():
@@ -45,7 +45,7 @@ def test_all_layers_have_faults():
 
 def test_the_table_is_up_to_date():
     text = planted_faults.README.read_text(encoding="utf-8")
-    assert text == planted_faults.with_table(text)
+    assert text == with_table(text, by_pytest.table(LAYERS))
     for fault in FAULTS:
         assert fault.what in text
 
@@ -69,13 +69,13 @@ def small(tmp_path, monkeypatch):
     """A repository of one file and one file of tests; returns a function that plants faults in it."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "test_program.py").write_text(TESTS)
-    monkeypatch.setattr(planted_faults, "ROOT", tmp_path)
-    monkeypatch.setattr(planted_faults, "PRELOADED", ["pytest"])
+    monkeypatch.setattr(by_pytest, "ROOT", tmp_path)
+    monkeypatch.setattr(by_pytest, "PRELOADED", ["pytest"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so that what is set for the tests' processes is taken back
 
     def plant(new: str, test: str = "test_of_three") -> list[str]:
         fault = Fault("a-fault", "wrong", "program.py", "2 * x", new, f"test_program.py::{test}")
-        return planted_faults.plant([fault], jobs=2, show=False)
+        return by_pytest.plant([fault], jobs=2, show=False)
 
     return plant
 

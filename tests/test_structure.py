@@ -1,36 +1,16 @@
 """The rules that keep the house in order: who may know whom, and the form of steps and rungs."""
 
-import ast
 import re
 
 import pytest
-from repository import ROOT, STEPS, files, relative
+
+from kernel_fusion.checks.repository import ROOT, STEPS, files, relative
+from kernel_fusion.checks.structure import header, imports, includes, number_of, stands_alone
 
 MODULES = [step.replace("-", "_") for step in STEPS]
 RUNGS = [path for path in files(".cu") if re.fullmatch(r"v\d+_\w+\.cu", path.name)]
 PAGE_ONE = [path for step in STEPS for path in sorted((ROOT / step).glob("*_kernel.cu"))]
 CODE = (".cu", ".cpp", ".h", ".py")
-
-
-def number_of(path) -> int:
-    """The step that a file belongs to, from 1; 0 for common and the emulator."""
-    top = path.relative_to(ROOT).parts[0]
-    return STEPS.index(top) + 1 if top in STEPS else 0
-
-
-def includes(path) -> list[str]:
-    return re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', path.read_text(encoding="utf-8"), re.MULTILINE)
-
-
-def imports(path) -> set[str]:
-    """Top-level names of the modules that a Python file imports, wherever it does."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.split(".")[0])
-    return names
 
 
 @pytest.mark.parametrize("path", files(".cu"), ids=relative)
@@ -76,7 +56,7 @@ def test_each_step_has_its_files():
 @pytest.mark.parametrize("path", PAGE_ONE, ids=relative)
 def test_page_one_is_short_and_stands_alone(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
-    assert [i for i in includes(path) if "/" in i] == []
+    assert stands_alone(path)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -87,16 +67,6 @@ def test_setup_script_is_short(step):
 def test_measurements_and_plots_do_not_fill_the_repository():
     stored = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files(".json", ".svg")}
     assert sum(stored.values()) < 12_000, sorted(stored.items(), key=lambda one: -one[1])[:5]
-
-
-def header(path) -> str:
-    """The comment at the top of a file, without its slashes."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("//"):
-            break
-        lines.append(line[2:].removeprefix(" "))
-    return "\n".join(lines)
 
 
 @pytest.mark.parametrize("path", RUNGS, ids=relative)

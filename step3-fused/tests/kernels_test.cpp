@@ -19,7 +19,7 @@
 #include "kernels/layer_norm/rungs.h"
 #include "kernels/layer_norm_backward/rungs.h"
 #include "kernels/layer_norm_linear/rungs.h"
-#include "kernels/linear/rungs.h"
+#include <linear/rungs.h>
 #include "kernels/linear_bias_dropout_residual/rungs.h"
 #include "kernels/linear_gelu/rungs.h"
 #include "kernels/mlp/rungs.h"

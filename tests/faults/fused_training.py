@@ -2,7 +2,7 @@
 
 from kernel_fusion.checks.faults import Fault
 
-PYTHON = "step3-fused/step3_fused/__init__.py"
+PYTHON = "step3-fused/step3_fused/attention_ops.py"
 HOST = "step3-fused/fused_host.cpp"
 PLAIN = "step3-fused/cpu/fused_cpu.cpp"
 HEADERS = "step3-fused/include/step3"
@@ -29,7 +29,7 @@ PYTHON_FAULTS = [
     Fault(
         "statistics-again-by-the-default-eps",
         "where mean and rstd are not kept they are computed again with the default eps",
-        PYTHON,
+        "step3-fused/step3_fused/shared.py",
         "statistics or _ops.layer_norm(x, weight, weight, eps=ctx.eps)[1:]",
         "statistics or _ops.layer_norm(x, weight, weight)[1:]",
         f"{TESTS}::test_without_what_is_kept_it_is_registered_as_well[attention_block]",
@@ -38,8 +38,8 @@ PYTHON_FAULTS = [
         "the-dropped-are-projected-back",
         "the projection's gradient is of all that came back, whatever dropout had dropped",
         PYTHON,
-        "_ops.linear_backward(grad_projected, attended, proj_weight)",
-        "_ops.linear_backward(grad_total, attended, proj_weight)",
+        "linear_backward(grad_projected, attended, proj_weight)",
+        "linear_backward(grad_total, attended, proj_weight)",
         FORMULA,
     ),
     Fault(
@@ -54,16 +54,16 @@ PYTHON_FAULTS = [
         "states-change-places",
         "the way back drops of the projection by the state of attention's dropout",
         PYTHON,
-        "grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.dropout_p, rng_state)",
-        "grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.dropout_p, attention_rng_state)",
+        "bias_dropout_residual_backward(grad_total, ctx.dropout_p, rng_state)",
+        "bias_dropout_residual_backward(grad_total, ctx.dropout_p, attention_rng_state)",
         FORMULA,
     ),
     Fault(
         "padding-comes-back",
         "the way back of fused attention takes padding for keys",
         PYTHON,
-        "attention_backward(*rows, *bounds, grad_lse if ctx.keeps else None, rng_state, **ctx.attention)",
-        "attention_backward(*rows, None, None, grad_lse if ctx.keeps else None, rng_state, **ctx.attention)",
+        "*rows, *bounds, grad_lse if ctx.keeps else None, rng_state, **ctx.attention",
+        "*rows, None, None, grad_lse if ctx.keeps else None, rng_state, **ctx.attention",
         f"{TESTS}::test_what_padding_holds_has_no_influence[full-attention_block-cpu-cpu]",
     ),
     Fault(

@@ -16,12 +16,12 @@ ATTENTION_BACKWARD2 = "step2-attention/tests/test_attention_backward.py"
 DECODE2 = "step2-attention/tests/test_decode.py"
 FUSED3 = "step3-fused/test_fused.py"
 LAYER_NORM_BACKWARD3 = "step3-fused/tests/test_layer_norm_backward.py"
-LINEAR3 = "step3-fused/tests/test_linear.py"
+LINEAR2 = "step2-attention/tests/test_linear.py"
 EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ONE_LAUNCH3 = "step3-fused/tests/test_one_launch.py"
 TEST4 = "step4-integration/test_integration.py"
-HOPPER = "step3-fused/include/step3/hopper_product.h"
-MMA = "step3-fused/include/step3/mma_product.h"
+HOPPER = "step2-attention/include/step2/hopper_product.h"
+MMA = "step2-attention/include/step2/mma_product.h"
 
 
 def contract1(op, rung, shape="(33, 760)"):
@@ -47,7 +47,7 @@ def attention_of_any_shape(op, rung):
     return f"{FUSED3}::test_attention_of_any_shape[(3, 1, 1, 129, 64)-full-{op}-cpu-{rung}]"
 
 
-PRODUCTS = ("linear_gelu", "gelu_linear", "layer_norm_linear", "linear_bias_dropout_residual", "gelu_linear_backward")
+PRODUCTS = ("linear_gelu", "gelu_linear", "linear_bias_dropout_residual", "gelu_linear_backward")
 
 # ---- reads beside an input, which change no result ----
 
@@ -173,7 +173,8 @@ READS = [
             MMA,
             "const bool inside = Tile::kAlong ? j * kApart < size && depth > 0 :",
             "const bool inside = Tile::kAlong ? j * kApart <= size && depth > 0 :",
-            *product_of_any_shape("v2_mma", *PRODUCTS),
+            *product_of_any_shape("v2_mma", "linear_gelu"),
+            f"{LINEAR2}::test_any_shape[(64, 200, 136)-depth-width-torch.bfloat16-cpu-v5_mma]",
         ),
         (  # by TMA
             HOPPER,
@@ -182,10 +183,10 @@ READS = [
             *product_of_any_shape("v3_hopper", *PRODUCTS),
         ),
         (
-            f"{STEP3}/linear/v10_rows.cu",
+            f"{STEP2}/linear/v10_rows.cu",
             "map_of<T>(a.x, Major::kK, a.rows, a.depth",
             "map_of<T>(a.x, Major::kK, a.rows + 1, a.depth",
-            f"{LINEAR3}::test_any_shape[(1, 40, 24)-depth-width-torch.bfloat16-cpu-v10_rows]",
+            f"{LINEAR2}::test_any_shape[(1, 40, 24)-depth-width-torch.bfloat16-cpu-v10_rows]",
         ),
         (
             f"{STEP3}/linear_gelu_backward/v2_fused.cu",
@@ -223,10 +224,10 @@ READS = [
             contract1("bias_gelu", "v5_any_width"),
         ),
         (
-            f"{STEP3}/linear_backward/v2_mma.cu",
+            f"{STEP2}/linear_backward/v2_mma.cu",
             "  linear::v5_mma(product_for_x(layer), stream);",
             f"  {read('static_cast<const char*>(a.x) - 1')} linear::v5_mma(product_for_x(layer), stream);",
-            f"{LINEAR3}::test_gradients_of_any_shape[(24, 40, 56)-depth-width-torch.bfloat16-cpu-v2_mma]",
+            f"{LINEAR2}::test_gradients_of_any_shape[(24, 40, 56)-depth-width-torch.bfloat16-cpu-v2_mma]",
         ),
         (
             f"{STEP3}/linear_bias_dropout_residual/v2_mma.cu",
@@ -312,21 +313,21 @@ RINGS = [
             "index = 0, phase ^= 1;",
             "index = 0;",
             *stages_of_the_depth("v3_hopper", *PRODUCTS),
-            f"{LINEAR3}::test_more_tiles_than_emulated_multiprocessors[(2100, 72, 2600)-v7_persistent]",
-            f"{LINEAR3}::test_more_tiles_than_emulated_multiprocessors[(2100, 72, 2600)-v8_cluster]",
-            f"{LINEAR3}::test_each_width_of_tiles[v9_split-(64, 840, 200)-depth-width]",
+            f"{LINEAR2}::test_more_tiles_than_emulated_multiprocessors[(2100, 72, 2600)-v7_persistent]",
+            f"{LINEAR2}::test_more_tiles_than_emulated_multiprocessors[(2100, 72, 2600)-v8_cluster]",
+            f"{LINEAR2}::test_each_width_of_tiles[v9_split-(64, 840, 200)-depth-width]",
         ),
         (
-            f"{STEP3}/linear/v6_wgmma.cu",
+            f"{STEP2}/linear/v6_wgmma.cu",
             "mbarrier_wait(&shared.full[stage], step / kStages % 2);",
             "mbarrier_wait(&shared.full[stage], 0);",
-            f"{LINEAR3}::test_any_shape[(40, 1104, 72)-depth-width-torch.bfloat16-cpu-v6_wgmma]",
+            f"{LINEAR2}::test_any_shape[(40, 1104, 72)-depth-width-torch.bfloat16-cpu-v6_wgmma]",
         ),
         (
-            f"{STEP3}/linear/v10_rows.cu",
+            f"{STEP2}/linear/v10_rows.cu",
             "mbarrier_wait(&shared.full[stage], step / kStages % 2);",
             "mbarrier_wait(&shared.full[stage], 0);",
-            f"{LINEAR3}::test_each_width_of_tiles[v10_rows-(4, 840, 1016)-depth-width]",
+            f"{LINEAR2}::test_each_width_of_tiles[v10_rows-(4, 840, 1016)-depth-width]",
         ),
         (
             f"{STEP3}/mlp/few_rows.h",
@@ -378,13 +379,13 @@ RINGS = [
             MMA,
             "issue_loads((step + kStages - 1) % kStages);",
             "issue_loads((step + kStages - (step < 2 * kStages ? 1 : 2)) % kStages);",
-            *stages_of_the_depth("v2_mma", *PRODUCTS),
+            *stages_of_the_depth("v2_mma", "linear_gelu"),
         ),
         (
-            f"{STEP3}/linear/v4_vector.cu",
+            f"{STEP2}/linear/v4_vector.cu",
             "first_k += kDepth<C>, buffer ^= 1)",
             "first_k += kDepth<C>, buffer ^= first_k < 4 * kDepth<C>)",
-            f"{LINEAR3}::test_any_shape[(40, 1104, 72)-depth-width-torch.float32-cpu-v4_vector]",
+            f"{LINEAR2}::test_any_shape[(40, 1104, 72)-depth-width-torch.float32-cpu-v4_vector]",
         ),
         (
             f"{STEP3}/layer_norm_backward/v3_persistent.cu",
@@ -450,20 +451,23 @@ PLAIN_ROUNDS = everywhere(
     "second-round",
     "a loop does its first round alone",
     (
-        "step3-fused/cpu/product_cpu.h",
+        "step2-attention/include/step2/product_cpu.h",
         "first_row < part.last_row; first_row += most_rows)",
         "first_row < part.last_row; first_row = part.last_row)",
-        f"{LINEAR3}::test_plain_cpp_takes_many_rows_in_turn",
+        f"{LINEAR2}::test_plain_cpp_takes_many_rows_in_turn",
     ),
 )
 
 # ---- a gradient that is right for each output alone ----
 
-OPS1, OPS2, OPS3, LINEAR_OPS3 = (
+OPS1, OPS2, NORM_OPS3, ATTENTION_OPS3, SHARED3, LINEAR_OPS3, LAYERS = (
     "step1-simple/step1_simple/__init__.py",
     "step2-attention/step2_attention/__init__.py",
-    "step3-fused/step3_fused/__init__.py",
+    "step3-fused/step3_fused/layer_norm_ops.py",
+    "step3-fused/step3_fused/attention_ops.py",
+    "step3-fused/step3_fused/shared.py",
     "step3-fused/step3_fused/linear_ops.py",
+    "common/kernel_fusion/layers.py",
 )
 
 
@@ -507,36 +511,36 @@ GRADIENTS = [
             *together("step2_attention.attention_backward"),
         ),
         (
-            OPS3,
+            SHARED3,
             "        if grad_mean is not None or grad_rstd is not None:",
             "        if not grad.any() and (grad_mean is not None or grad_rstd is not None):",
             *together("step3_fused.layer_norm"),
         ),
         (
-            OPS3,
+            NORM_OPS3,
             "found = torch.autograd.grad(outputs, variables, [wide(t) for t in grads])",
             "found = torch.autograd.grad(\n"
             "        outputs, variables, [wide(t) * (not grads[0].any() or t is grads[0]) for t in grads]\n    )",
             *together("step3_fused.layer_norm_backward"),
         ),
         (
-            OPS3,
+            NORM_OPS3,
             "rows, grad_y, grad_sum, grad_mean, grad_rstd)\n    grad_x,",
             "rows, grad_y, grad_sum if grad_mean is None else None, grad_mean, grad_rstd)\n    grad_x,",
             *together("step3_fused.residual_layer_norm"),
         ),
         (
-            OPS3,
+            ATTENTION_OPS3,
             "        grad = grad + given\n",
             "        grad = given\n",
             *together("step3_fused.attention_residual_layer_norm", "step3_fused.attention_block"),
         ),
         (
-            LINEAR_OPS3,
+            LAYERS,
             "[wide(g) for g in grads], allow_unused=True)",
             "[wide(g) * (not grads[0].any() or g is grads[0]) for g in grads], allow_unused=True)",
             *together(
-                "step3_fused.linear_backward",
+                "step2_attention.linear_backward",
                 "step3_fused.linear_gelu_backward",
                 "step3_fused.gelu_linear_backward",
                 "step3_fused.linear_bias_dropout_residual_backward",

@@ -5,7 +5,9 @@ from kernel_fusion.checks.faults import Fault
 SHARED = "common/kernel_fusion/ops.py"
 STEP1 = "step1-simple/step1_simple/__init__.py"
 STEP2 = "step2-attention/step2_attention/__init__.py"
-STEP3 = "step3-fused/step3_fused/__init__.py"
+NORM3 = "step3-fused/step3_fused/layer_norm_ops.py"
+ATTENTION3 = "step3-fused/step3_fused/attention_ops.py"
+SHARED3 = "step3-fused/step3_fused/shared.py"
 STEP4 = "step4-integration/step4_integration/__init__.py"
 TEST1 = "step1-simple/test.py"
 TEST2 = "step2-attention/test_attention.py"
@@ -253,9 +255,9 @@ FAULTS = [
     Fault(
         "nothing-where-weight-is-frozen",
         "`layer_norm` gives the bias no gradient where the weight requires none",
-        STEP3,
-        "    return _gradients_of_rows(ctx, ctx.saved_tensors, grad, None, grad_mean, grad_rstd)\n",
-        "    grads = _gradients_of_rows(ctx, ctx.saved_tensors, grad, None, grad_mean, grad_rstd)\n"
+        NORM3,
+        "    return shared.gradients_of_rows(ctx, ctx.saved_tensors, grad, None, grad_mean, grad_rstd)\n",
+        "    grads = shared.gradients_of_rows(ctx, ctx.saved_tensors, grad, None, grad_mean, grad_rstd)\n"
         "    return tuple(g * (i < 2 or ctx.needs_input_grad[1]) for i, g in enumerate(grads))\n",
         f"{TEST3}::{ALONE}[layer_norm-cpu]",
     ),
@@ -270,7 +272,7 @@ FAULTS = [
     Fault(
         "causal-forgotten-3",
         "the way back of fused attention forgets `causal`",
-        STEP3,
+        ATTENTION3,
         '"causal": options["causal"],\n        "scale"',
         '"causal": False,\n        "scale"',
         f"{FORMULA3}[attention_block-cpu]",
@@ -286,7 +288,7 @@ FAULTS = [
     Fault(
         "scale-of-0-is-none",
         "a scale of 0 is taken for none in the backward of step 3",
-        STEP3,
+        ATTENTION3,
         '"scale": options["scale"],\n        "dropout_p"',
         '"scale": options["scale"] or None,\n        "dropout_p"',
         f"{TEST3}::test_a_scale_of_0_weighs_all_keys_alike[full-attention_block-cpu-cpu]",
@@ -318,7 +320,7 @@ FAULTS = [
     Fault(
         "gradient-of-the-mean-lost",
         "what a row's mean adds to the gradient of x is lost",
-        STEP3,
+        SHARED3,
         "        grad = (grad_mean / width).unsqueeze(-1)\n",
         "        grad = 0 * (grad_mean / width).unsqueeze(-1)\n",
         "step3-fused/tests/test_layer_norm_backward.py::test_mean_and_rstd_have_gradients_too[layer_norm-cpu]",
@@ -326,7 +328,7 @@ FAULTS = [
     Fault(
         "gradient-of-the-sum-lost",
         "the gradient that reaches `sum` is lost",
-        STEP3,
+        SHARED3,
         "_ops.layer_norm_backward(grad, x, weight, mean, rstd, grad_sum)\n        if",
         "_ops.layer_norm_backward(grad, x, weight, mean, rstd, None)\n        if",
         f"{FORMULA3}[residual_layer_norm-cpu]",
@@ -334,7 +336,7 @@ FAULTS = [
     Fault(
         "statistics-not-kept",
         "`layer_norm` keeps mean and rstd only where the caller asks for them, not where a gradient will",
-        STEP3,
+        NORM3,
         "return_statistics or needs_gradients(x, weight, bias)",
         "return_statistics",
         f"{TEST3}::test_statistics_are_kept_where_a_gradient_is_wanted[layer_norm-cpu]",
@@ -342,7 +344,7 @@ FAULTS = [
     Fault(
         "nothing-saved-as-statistics",
         "`layer_norm`'s backward pass takes what was not kept for mean and rstd",
-        STEP3,
+        NORM3,
         "*(output[1:] if keep else ())",
         "*output[1:]",
         f"{TEST3}::test_statistics_that_nobody_wants_are_not_written[24-layer_norm-cpu-cpu]",
@@ -350,7 +352,7 @@ FAULTS = [
     Fault(
         "residual-dropped",
         "the residual's gradient is dropped as that of x is",
-        STEP3,
+        NORM3,
         "return grad_x, grad_total, *rest,",
         "return grad_x, grad_x, *rest,",
         f"{FRONT3}::test_the_backward_sees_the_mask_of_its_forward[cpu]",
@@ -358,7 +360,7 @@ FAULTS = [
     Fault(
         "drops-in-evaluation",
         "`training=False` does not switch off dropout in front of a residual",
-        STEP3,
+        SHARED3,
         "    if not training:\n        dropout_p = 0.0\n",
         "",
         f"{FRONT3}::test_without_a_front_nothing_has_changed[cpu-cpu]",
@@ -366,9 +368,9 @@ FAULTS = [
     Fault(
         "projection-not-turned",
         "the projection's gradient goes back through the matrix, not its transpose",
-        STEP3,
-        "_ops.linear_backward(grad_projected, attended, proj_weight)",
-        "_ops.linear_backward(grad_projected, attended, proj_weight.mT)",
+        ATTENTION3,
+        "linear_backward(grad_projected, attended, proj_weight)",
+        "linear_backward(grad_projected, attended, proj_weight.mT)",
         f"{FORMULA3}[attention_block-cpu]",
     ),
     Fault(
@@ -431,7 +433,7 @@ FAULTS = [
     Fault(
         "second-gradient-cut-3",
         "the second gradient of fused attention takes its log-sum-exp for a constant",
-        STEP3,
+        ATTENTION3,
         "rows = _heads(grad, heads), q, k, v, _heads(attended, heads), lse",
         "rows = _heads(grad, heads), q, k, v, _heads(attended, heads), lse.detach()",
         f"{TEST3}::test_second_gradients_are_as_exact_as_the_dtype_allows[attention_block-torch.float32-cpu]",

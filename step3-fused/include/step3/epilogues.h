@@ -1,9 +1,9 @@
-// What may follow a product in the same kernel: see Store in step3/product.h.
+// What may follow a product in the same kernel: see Store in step2/product.h.
 #pragma once
 
 #include <step1/gelu.h>
+#include <step2/product.h>
 #include <step3/dropout.h>
-#include <step3/product.h>
 
 namespace kf::KF_BACKEND {
 

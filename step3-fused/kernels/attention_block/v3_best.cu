@@ -17,7 +17,7 @@
 #include <algorithm>
 
 #include "../layer_norm/rungs.h"
-#include "../linear/best.h"
+#include <linear/best.h>
 #include "../linear_bias_dropout_residual/rungs.h"
 #include "../residual_layer_norm/rungs.h"
 #include "rungs.h"

@@ -7,7 +7,7 @@
 // Moves     (3·rows·width + 4·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 2·rows·depth of them
 //           for x and gelu(x); 4·rows·depth·width FLOPs
 // Limits    as linear's v5_mma; float16 and bfloat16; it rounds grad · weightᵀ and gelu(x)
-#include <step3/mma_product.h>
+#include <step2/mma_product.h>
 
 #include "pieces.h"
 
@@ -25,7 +25,7 @@ void v2_mma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     with_epilogue<T>(a, [&](auto weight, const auto& epilogue) {
-      mma::launch_product<Major::kK, weight.value, T>(product_of(a), NoPrologue{}, epilogue, stream);
+      mma::launch_product<Major::kK, weight.value, T>(product_of(a), epilogue, stream);
     });
   });
   launch_rest(a, a.scratch, static_cast<unsigned char*>(a.scratch) + activation_bytes(a), stream);

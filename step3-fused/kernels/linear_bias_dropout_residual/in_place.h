@@ -1,8 +1,8 @@
 // The end of linear_bias_dropout_residual's v5: what becomes of a product's sums, for product_kernel of
-// step3/hopper_product.h.
+// step2/hopper_product.h.
 #pragma once
 
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 

@@ -6,7 +6,7 @@
 // Launch    as linear's v5_mma
 // Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
 // Limits    as linear's v5_mma; float16 and bfloat16; it rounds the product
-#include <step3/mma_product.h>
+#include <step2/mma_product.h>
 
 #include "product.h"
 
@@ -21,7 +21,7 @@ void v2_mma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     with_major_of_weight(a.weight_transposed, [&](auto weight) {
-      mma::launch_product<Major::kK, weight.value, T>(product_of(a), NoPrologue{}, epilogue_of<T>(a), stream);
+      mma::launch_product<Major::kK, weight.value, T>(product_of(a), epilogue_of<T>(a), stream);
     });
   });
 }

@@ -12,7 +12,7 @@
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least, and rows·width·sizeof(T) more
 //           if the preactivation is kept; 2·rows·depth·width FLOPs
 // Limits    as linear's v8_cluster. So that the sums of a tile can wait in half the registers, it rounds the product
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "product.h"
 
@@ -27,7 +27,7 @@ void v3_hopper(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     with_epilogue<T, true>(a, [&](auto weight, const auto& epilogue) {
       hopper::with_tile<hopper::EpilogueCost::kLight, Major::kK, weight.value>(product_of(a), [&](auto tile) {
-        hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue, stream);
+        hopper::launch_product<decltype(tile), T>(product_of(a), epilogue, stream);
       });
     });
   });

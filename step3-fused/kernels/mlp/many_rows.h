@@ -10,8 +10,8 @@
 #pragma once
 
 #include <step2/acquire.h>
+#include <step2/hopper_product.h>
 #include <step3/epilogues.h>
-#include <step3/hopper_product.h>
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 // Moves     (5·rows·width + 4·rows·inner + 2·width·inner + width + inner)·sizeof(T) bytes, without a residual
 //           3·rows·width fewer; 4·rows·width·inner FLOPs
 // Limits    as these; it rounds what lies between
-#include "../linear/best.h"
+#include <linear/best.h>
 #include "layers.h"
 
 namespace kf::KF_BACKEND::mlp {

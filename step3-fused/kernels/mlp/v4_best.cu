@@ -7,7 +7,7 @@
 // Launch    as these
 // Moves     as v2
 // Limits    as these; it rounds what lies between
-#include "../linear/best.h"
+#include <linear/best.h>
 #include "layers.h"
 
 namespace kf::KF_BACKEND::mlp {

@@ -6,14 +6,14 @@
 // Since v4  Tensor cores: on an H200 their mma.sync does ten times what its CUDA cores do in float32. Elements stay in
 //           their type, half the bytes in shared memory. Chunks of 16 bytes are exchanged instead of padded. The
 //           outputs leave as vectors, by way of shared memory.
-// Launch    grid (⌈width/128⌉, ⌈rows/128⌉), block 128, 64 KB shared memory: see include/step3/mma_product.h
+// Launch    grid (⌈width/128⌉, ⌈rows/128⌉), block 128, 64 KB shared memory: see step2/mma_product.h
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs.
 //           From the L2 cache 2·rows·depth·width·sizeof(T)/128 bytes: 64 FLOP a byte in half types. From shared memory
 //           1 byte for 16 multiply-adds: 32 FLOP a byte
 // Limits    compute capability 8.0 or newer; float16 and bfloat16, and float32 where it may be rounded to TF32. Rows in
 //           memory of a multiple of 16 bytes: depth for x, width for weight; transposed, rows for x, depth for weight,
 //           not both. x and weight at multiples of 16 bytes; rows ≤ 128·65535, depth < 2³⁰
-#include <step3/mma_product.h>
+#include <step2/mma_product.h>
 
 #include "majors.h"
 #include "rungs.h"
@@ -25,7 +25,7 @@ template <Major kA, Major kB>
 void launch(const Args& a, void* stream) {
   const auto of_type = [&](auto type) {
     using T = typename decltype(type)::element;
-    mma::launch_product<kA, kB, T>(product_of(a), NoPrologue{}, Store<T>{{a.y, a.rows, a.width}}, stream);
+    mma::launch_product<kA, kB, T>(product_of(a), Store<T>{{a.y, a.rows, a.width}}, stream);
   };
   a.dtype == DType::kFloat32 ? of_type(Type<float>{}) : with_half_type(a.dtype, of_type);
 }

@@ -7,7 +7,7 @@
 
 #include <kf/launch.h>
 #include <kf/rung.h>
-#include <step3/product.h>
+#include <step2/product.h>
 
 #include <cstddef>
 #include <map>

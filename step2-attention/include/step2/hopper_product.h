@@ -16,10 +16,9 @@
 #include <step2/cluster.h>
 #include <step2/mbarrier.h>
 #include <step2/mma.h>
+#include <step2/product.h>
 #include <step2/tensor_map.h>
 #include <step2/warpgroup.h>
-#include <step3/product.h>
-#include <step3/prologues.h>
 
 #include <algorithm>
 #include <string>
@@ -48,6 +47,7 @@ struct Tile {
 
 template <class Tile, class T>
 struct Stages {
+  using Element = T;
   T a[Tile::kStages][kRows * kDepth];
   T b[Tile::kStages][Tile::kWidth * kDepth];
 };
@@ -274,8 +274,6 @@ struct Consumer {
 
   __device__ explicit Consumer(Shared& shared) : shared(shared) {}
 
-  __device__ void begin(int) {}
-
   // One thread releases the stage in all blocks of the cluster.
   __device__ __forceinline__ void release() {
     if (leader && reading >= 0) {
@@ -303,54 +301,6 @@ struct Consumer {
   __device__ __forceinline__ void wait() {
     wgmma_wait<0>();
     release();
-  }
-};
-
-// The same where `a` is changed on its way: it goes through registers, from which wgmma takes it as well. While one
-// consumer prepares its operand the other one multiplies, so there is no need for two sets of registers.
-template <class Tile, class T, class Shared, class Prologue>
-struct ChangingConsumer : Consumer<Tile, Shared> {
-  static_assert(Tile::kA == Major::kK, "wgmma takes a from registers only so");
-  using Base = Consumer<Tile, Shared>;
-  using Own = typename Prologue::template Own<1>;
-  const Prologue& prologue;
-  int64_t rows;
-  Own own;
-  int64_t k = 0;  // where the next stage's depth begins
-
-  __device__ ChangingConsumer(Shared& shared, const Prologue& prologue, int64_t rows)
-      : Base(shared), prologue(prologue), rows(rows), own(prologue, 0, 0) {}
-
-  // first_row: of this consumer.
-  __device__ void begin(int first_row) {
-    own = Own(prologue, first_row + static_cast<int>(threadIdx.x / kWarpSize % 4) * 16, rows);
-    k = 0;
-  }
-
-  __device__ __forceinline__ void step(bool accumulate) {
-    mbarrier_wait(&this->shared.full[this->ring.index], this->ring.phase);
-    const T* const a = this->shared.a[this->ring.index] + this->number * 64 * kDepth;
-    const T* const b = this->shared.b[this->ring.index];
-    const int matrix = threadIdx.x % kWarpSize / 8;
-    const int row = static_cast<int>(threadIdx.x / kWarpSize % 4) * 16 + matrix % 2 * 8 + threadIdx.x % 8;
-    uint32_t of_a[kDepth / 16][4];
-#pragma unroll
-    for (int i = 0; i < kDepth / 16; ++i) {
-      ldmatrix(of_a[i], a + row * kDepth + ((2 * i + matrix / 2) ^ row % 8) * 8);  // as TMA swizzles rows of 128 bytes
-      own.apply(of_a[i], 0, k + 16 * i + threadIdx.x % 4 * 2);
-    }
-    constexpr int kNextB = Tile::kB == Major::kK ? 32 >> 4 : 2048 >> 4;
-    const uint64_t of_b = matrix_descriptor(b, Tile::kB == Major::kK ? 0 : 64 * kDepth * 2, 1024, Swizzle::k128);
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kDepth / 16; ++i) {
-      wgmma<Tile::kWidth, T, Tile::kB>(this->sum, of_a[i], of_b + i * kNextB, accumulate || i > 0);
-    }
-    wgmma_commit();
-    this->reading = this->ring.index;
-    this->wait();
-    this->ring.advance();
-    k += kDepth;
   }
 };
 
@@ -391,7 +341,7 @@ __device__ __forceinline__ void load_biases(Shared& shared, const Schedule& sche
 // What becomes of the sums: they are rounded, after the bias was added, and the epilogue gets them, eight neighbours at
 // a time. TMA carries away what is to be written, and brings what is to be read: were it loaded into registers, each
 // load would have to arrive before the next product may begin.
-template <class T, class Prologue, class Epilogue>
+template <class T, class Epilogue, template <class Tile, class Shared> class ConsumerOf>
 struct RoundThen {
   template <class Tile>
   using Shared = StagedShared<Tile, T, Epilogue>;
@@ -400,9 +350,8 @@ struct RoundThen {
   static constexpr bool kPlain = std::is_same_v<Epilogue, Store<T>>;
 
   const T* bias;  // or null
-  int rows, width;
+  int width;
   bool by_tma;  // what leaves; if not, element by element: its rows do not begin at multiples of 16 bytes
-  Prologue prologue;
   Epilogue epilogue;
 
   template <class Tile>
@@ -417,13 +366,8 @@ struct RoundThen {
 
   template <class Tile>
   __device__ void run(Shared<Tile>& shared, const Schedule& schedule, const EpilogueMaps& maps, int rank) const {
-    if constexpr (std::is_same_v<Prologue, NoPrologue>) {
-      Consumer<Tile, Shared<Tile>> consumer(shared);
-      multiply_all<Tile>(consumer, shared, schedule, maps, rank);
-    } else {
-      ChangingConsumer<Tile, T, Shared<Tile>, Prologue> consumer(shared, prologue, rows);
-      multiply_all<Tile>(consumer, shared, schedule, maps, rank);
-    }
+    ConsumerOf<Tile, Shared<Tile>> consumer(shared);
+    multiply_all<Tile>(consumer, shared, schedule, maps, rank);
   }
 
  private:
@@ -544,7 +488,6 @@ struct RoundThen {
       const Schedule::Work work = next;
       const int row = (work.row * Tile::kBlocks + rank) * kRows + consumer.number * 64;
       const Corner corner{row + static_cast<int>(threadIdx.x) / kWarpSize % 4 * kWarpRows, work.column * Tile::kWidth};
-      consumer.begin(row);
       consumer.step(false);
       number += clusters;
       if (number < schedule.count()) next = schedule.find(number);  // divisions take their time: under a product
@@ -669,15 +612,14 @@ void launch_with_epilogue(const Product& p, const EpilogueMaps& maps, const Fini
   }
 }
 
-template <class Tile, class T, class Prologue, class E>
-void launch_product(const Product& p, const Prologue& prologue, const E& epilogue, void* stream) {
+template <class Tile, class T, template <class, class> class ConsumerOf = Consumer, class E>
+void launch_product(const Product& p, const E& epilogue, void* stream) {
   const bool by_tma = epilogue.out.vectors && (!E::kWrites || epilogue.written.vectors);
   EpilogueMaps maps{};
   if (by_tma) maps.out = map_of_rows(epilogue.out);
   if (by_tma && E::kWrites) maps.written = map_of_rows(epilogue.written);
   if constexpr (E::kReads) maps.read = map_of_rows(epilogue.read);
-  const RoundThen<T, Prologue, E> finish{
-      static_cast<const T*>(p.bias), static_cast<int>(p.rows), static_cast<int>(p.width), by_tma, prologue, epilogue};
+  const RoundThen<T, E, ConsumerOf> finish{static_cast<const T*>(p.bias), static_cast<int>(p.width), by_tma, epilogue};
   launch_with_epilogue<Tile, T>(p, maps, finish, stream);
 }
 

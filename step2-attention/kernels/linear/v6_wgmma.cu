@@ -13,7 +13,7 @@
 // Limits    compute capability 9.0; float16 and bfloat16; x or weight transposed, not both. Rows in memory of a
 //           multiple of 8 elements, x and weight at multiples of 16 bytes; rows, depth and width below 2³⁰. All threads
 //           wait for each product before a stage is filled again
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "majors.h"
 #include "operands.h"

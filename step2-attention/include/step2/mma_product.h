@@ -11,9 +11,8 @@
 #include <step1/vector.h>
 #include <step2/cp_async.h>
 #include <step2/mma.h>
+#include <step2/product.h>
 #include <step2/reduce.h>
-#include <step3/product.h>
-#include <step3/prologues.h>
 
 #include <string>
 
@@ -124,18 +123,12 @@ struct Multiplier {
 
   __device__ Multiplier(int row, int column) : a(row), b(column) {}
 
-  // own: what changes operand a before. k: where the stage's depth begins.
-  template <class Own>
-  __device__ __forceinline__ void add(Sums& sums, T* tile_a, T* tile_b, const Own& own, int64_t k) const {
+  __device__ __forceinline__ void add(Sums& sums, T* tile_a, T* tile_b) const {
 #pragma unroll
     for (int step = 0; step < kDepth<T> / 16; ++step) {
       uint32_t of_a[4][4], of_b[4][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        a.load(of_a[i], tile_a, i, step);
-        if constexpr (!std::is_same_v<Own, NoPrologue::Own<4>>)
-          own.apply(of_a[i], i, k + 16 * step + threadIdx.x % 4 * 2);
-      }
+      for (int i = 0; i < 4; ++i) a.load(of_a[i], tile_a, i, step);
 #pragma unroll
       for (int j = 0; j < 4; ++j) b.load(of_b[j], tile_b, j, step);
 #pragma unroll
@@ -157,8 +150,7 @@ struct Multiplier<kA, kB, float> {
   __device__ Multiplier(int row, int column)
       : row(row + threadIdx.x % kWarpSize / 4), column(column + threadIdx.x % kWarpSize / 4) {}
 
-  __device__ __forceinline__ void add(Sums& sums, const float* a, const float* b, const NoPrologue::Own<4>&,
-                                      int64_t) const {
+  __device__ __forceinline__ void add(Sums& sums, const float* a, const float* b) const {
     const int t = threadIdx.x % 4;
 #pragma unroll
     for (int k = 0; k < kDepth<float>; k += 8) {
@@ -224,10 +216,10 @@ __device__ __forceinline__ void finish(const Sums& sums, float* piece, int64_t r
   }
 }
 
-template <Major kA, Major kB, class T, class Prologue, class Epilogue>
+template <Major kA, Major kB, class T, class Epilogue>
 __global__ void __launch_bounds__(kThreads, 2)
     product_kernel(const T* __restrict__ a, const T* __restrict__ b, const T* __restrict__ bias, int64_t rows,
-                   int64_t depth, int64_t width, const Prologue prologue, const Epilogue epilogue) {
+                   int64_t depth, int64_t width, const Epilogue epilogue) {
   extern __shared__ __align__(128) unsigned char memory[];
   constexpr int kElements = kTile * kDepth<T>;
   T* const tiles = reinterpret_cast<T*>(memory);  // [kStages][2][kElements]
@@ -244,14 +236,13 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   const int warp = threadIdx.x / kWarpSize, warp_row = warp / 2 * kWarpTile, warp_column = warp % 2 * kWarpTile;
   const Multiplier<kA, kB, T> multiplier(warp_row, warp_column);
-  const typename Prologue::template Own<4> own(prologue, row + warp_row, rows);
   Sums sums;
   for (int step = 0; step < steps; ++step) {
     cp_async_wait<kStages - 2>();
     __syncthreads();  // this stage is there for all; and the one before it has been read by all
     issue_loads((step + kStages - 1) % kStages);
     T* const stage = tiles + step % kStages * 2 * kElements;
-    multiplier.add(sums, stage, stage + kElements, own, int64_t{step} * kDepth<T>);
+    multiplier.add(sums, stage, stage + kElements);
   }
   cp_async_wait<0>();
   __syncthreads();  // nobody reads or fills the ring any more
@@ -271,15 +262,15 @@ inline std::string can_implement_product(const Product& p, Major a, Major b, DTy
   return can_implement_operands(p, a, b, dtype);
 }
 
-template <Major kA, Major kB, class T, class Prologue, class Epilogue>
-void launch_product(const Product& p, const Prologue& prologue, const Epilogue& epilogue, void* stream) {
+template <Major kA, Major kB, class T, class Epilogue>
+void launch_product(const Product& p, const Epilogue& epilogue, void* stream) {
   constexpr int kBytes = kStages * 2 * kTile * kDepth<T> * static_cast<int>(sizeof(T));
-  const auto kernel = product_kernel<kA, kB, T, Prologue, Epilogue>;
+  const auto kernel = product_kernel<kA, kB, T, Epilogue>;
   allow_shared(kernel, kBytes);
   const dim3 grid(static_cast<unsigned>(ceil_div(p.width, kTile)), static_cast<unsigned>(ceil_div(p.rows, kTile)));
   kernel<<<grid, kThreads, kBytes, as_stream(stream)>>>(static_cast<const T*>(p.a), static_cast<const T*>(p.b),
                                                         static_cast<const T*>(p.bias), p.rows, p.depth, p.width,
-                                                        prologue, epilogue);
+                                                        epilogue);
   check_launch();
 }
 

@@ -6,7 +6,7 @@
 // Launch    the library's
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
 // Limits    GPUs only: the emulation has no such library; it rounds sums of parts, at some sizes
-#include <step3/cublaslt.h>
+#include <step2/cublaslt.h>
 
 #include "majors.h"
 #include "rungs.h"

@@ -5,7 +5,7 @@
 //           each, and release a stage as soon as they have read it. Each multiprocessor has one block, which stays
 //           and takes tile after tile: the producer is then already at the next one, and a tile's outputs leave under
 //           its products.
-// Since v6  The kernel is include/step3/hopper_product.h, since the ops with fused epilogues use it as well. Each stage
+// Since v6  The kernel is step2/hopper_product.h, since the ops with fused epilogues use it as well. Each stage
 // has
 //           two barriers: full, its bytes have arrived; empty, both consumers have released it. A product is waited for
 //           only when the next one has been issued. Tiles are up to 256 columns wide; setmaxnreg gives consumers 232
@@ -21,7 +21,7 @@
 //           32 FLOP a byte
 // Limits    for x and weight as v6_wgmma. Where width is no multiple of 8, or y begins at none of 16 bytes, outputs
 //           leave element by element. With few tiles most multiprocessors have nothing to do
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "majors.h"
 #include "rungs.h"
@@ -38,7 +38,7 @@ void v7_persistent(const Args& a, void* stream) {
     with_majors(a, [&](auto x, auto weight) {
       const auto launch = [&](auto columns) {
         using Tile = hopper::Tile<decltype(columns)::value, x.value, weight.value, 1>;
-        hopper::launch_product<Tile, T>(product_of(a), NoPrologue{}, Store<T>{{a.y, a.rows, a.width}}, stream);
+        hopper::launch_product<Tile, T>(product_of(a), Store<T>{{a.y, a.rows, a.width}}, stream);
       };
       hopper::with_tile_width<1>(product_of(a), launch);
     });

@@ -1,7 +1,7 @@
 // A tile of 64 rows whose depth two warpgroups share: the producer's part, a consumer's, and what they do at the end.
 #pragma once
 
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 namespace kf::KF_BACKEND::linear {
 

@@ -1,7 +1,7 @@
 // linear's arguments as the products on tensor cores take them.
 #pragma once
 
-#include <step3/product.h>
+#include <step2/product.h>
 
 #include <string>
 #include <type_traits>

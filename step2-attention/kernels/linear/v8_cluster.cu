@@ -11,7 +11,7 @@
 //           From the L2 cache (1/256 + 1/w)·rows·depth·width·sizeof(T) bytes: with w = 256 128 FLOP a byte, a third
 //           fewer bytes than v7; 110 with 192, 85 with 128
 // Limits    as v7_persistent. A cluster's work is 256 rows: where these are few, more of it is empty
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "majors.h"
 #include "rungs.h"
@@ -26,7 +26,7 @@ void v8_cluster(const Args& a, void* stream) {
     with_majors(a, [&](auto x, auto weight) {
       const auto launch = [&](auto columns) {
         using Tile = hopper::Tile<decltype(columns)::value, x.value, weight.value, 2>;
-        hopper::launch_product<Tile, T>(product_of(a), NoPrologue{}, Store<T>{{a.y, a.rows, a.width}}, stream);
+        hopper::launch_product<Tile, T>(product_of(a), Store<T>{{a.y, a.rows, a.width}}, stream);
       };
       hopper::with_tile_width<2>(product_of(a), launch);
     });

@@ -6,9 +6,9 @@ python tests/test_linear.py            pytest's options may follow, such as -k v
 import pytest
 import torch
 
-import step3_fused
+import step2_attention
 from kernel_fusion import testing
-from step3_fused.testing import (
+from step2_attention.linear_testing import (
     DTYPES,
     HALF_TYPES,
     TENSOR_CORES,
@@ -21,12 +21,12 @@ from step3_fused.testing import (
 
 MOST = (1 << 31) - 1
 
-ops = torch.ops.step3_fused
+ops = torch.ops.step2_attention
 
 
 def check(inputs, rung, *, transposed=False, **options):
     return testing.check_contract(
-        step3_fused,
+        step2_attention,
         "linear",
         inputs,
         rung,
@@ -39,7 +39,7 @@ def check(inputs, rung, *, transposed=False, **options):
 
 def check_backward(inputs, rung, *, transposed=False, **options):
     return testing.check_contract(
-        step3_fused,
+        step2_attention,
         "linear_backward",
         inputs,
         rung,
@@ -50,9 +50,9 @@ def check_backward(inputs, rung, *, transposed=False, **options):
     )
 
 
-every_rung = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step3_fused", "linear"))
+every_rung = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", "linear"))
 every_backward_rung = pytest.mark.parametrize(
-    ("device", "rung"), testing.device_rungs("step3_fused", "linear_backward")
+    ("device", "rung"), testing.device_rungs("step2_attention", "linear_backward")
 )
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
@@ -128,9 +128,9 @@ def test_more_tiles_than_multiprocessors(rung, device):
 @pytest.mark.parametrize("rung", ["v6_wgmma", "v7_persistent", "v8_cluster"])
 @pytest.mark.parametrize("shape", [(300, 200, 17000), (2100, 72, 2600)], ids=str)
 def test_more_tiles_than_emulated_multiprocessors(rung, shape):
-    if rung in step3_fused.rungs("linear", "cpu"):
+    if rung in step2_attention.rungs("linear", "cpu"):
         x, weight, bias = inputs_of(*shape, torch.bfloat16, "cpu")
-        y = step3_fused.linear(x, weight, bias, rung=rung).float()
+        y = step2_attention.linear(x, weight, bias, rung=rung).float()
         torch.testing.assert_close(y, linear_of(x.float(), weight.float(), bias.float()), rtol=1e-2, atol=1e-2)
 
 
@@ -190,7 +190,7 @@ def test_gradients_of_a_layer_of_gpt2(device, rung):
 @pytest.mark.parametrize("schedule", ["reverse", "random:1", "random:2"])
 def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
-    for rung in step3_fused.rungs("linear", "cpu"):
+    for rung in step2_attention.rungs("linear", "cpu"):
         for shape in ((3, 72, 40), (130, 200, 264)):
             if can_do(rung, "cpu", *shape, torch.bfloat16, False):
                 check(inputs_of(*shape, torch.bfloat16, "cpu"), rung, layouts=False)
@@ -202,7 +202,7 @@ def test_runs_agree_to_the_last_bit(shape, device, rung):
     for dtype in (torch.float32, torch.bfloat16):
         if can_do(rung, device, *shape, dtype, False):
             x, weight, bias = inputs_of(*shape, dtype, device)
-            testing.check_reruns(lambda x, w, b: step3_fused.linear(x, w, b, rung=rung), x, weight, bias)  # noqa: B023
+            testing.check_reruns(lambda x, w, b: step2_attention.linear(x, w, b, rung=rung), x, weight, bias)  # noqa: B023
 
 
 @every_backward_rung
@@ -210,7 +210,7 @@ def test_gradients_agree_to_the_last_bit(device, rung):
     for dtype in (torch.float32, torch.bfloat16):
         if can_do(rung, device, 264, 72, 136, dtype, False, backward=True):
             inputs = backward_inputs_of(264, 72, 136, dtype, device)
-            testing.check_reruns(lambda *a: step3_fused.linear_backward(*a, rung=rung), *inputs)  # noqa: B023
+            testing.check_reruns(lambda *a: step2_attention.linear_backward(*a, rung=rung), *inputs)  # noqa: B023
 
 
 # ---- TF32 ----
@@ -232,7 +232,7 @@ def test_tf32_where_it_is_allowed(shape, transposed, device, rung, tf32):
     if rung != "v5_mma":
         return
     x, weight, bias = inputs_of(*shape, torch.float32, device, transposed=transposed)
-    y = step3_fused.linear(x, weight, bias, transposed=transposed, rung=rung).double()
+    y = step2_attention.linear(x, weight, bias, transposed=transposed, rung=rung).double()
     exact = linear_of(x.double(), weight.double(), bias.double(), transposed)
     error = (y - exact).abs().max() / exact.abs().max()
     assert 1e-6 < error < 1e-3  # ten bits of a factor are kept; more would not be TF32
@@ -243,7 +243,7 @@ def test_float32_is_float32_where_tf32_is_not_allowed(device):
     if torch.backends.cuda.matmul.allow_tf32:
         pytest.skip("this process allows TF32")
     with testing.raises(ValueError, "linear: rung 'v5_mma' takes float32 only where", "allow_tf32"):
-        step3_fused.linear(*inputs_of(8, 8, 8, torch.float32, device), rung="v5_mma")
+        step2_attention.linear(*inputs_of(8, 8, 8, torch.float32, device), rung="v5_mma")
     for shape in ((64, 256, 128), (3, 768, 128)):
         check(inputs_of(*shape, torch.float32, device), "auto", layouts=False)
 
@@ -255,8 +255,8 @@ def test_float32_is_float32_where_tf32_is_not_allowed(device):
 @either_way
 def test_no_rows(transposed, device, rung):
     x, weight, bias = inputs_of((0, 3), 8, 16, torch.float32, device, transposed=transposed)
-    assert step3_fused.linear(x, weight, bias, transposed=transposed).shape == (0, 3, 16)
-    grads = step3_fused.linear_backward(x.new_empty(0, 3, 16), x, weight, transposed=transposed)
+    assert step2_attention.linear(x, weight, bias, transposed=transposed).shape == (0, 3, 16)
+    grads = step2_attention.linear_backward(x.new_empty(0, 3, 16), x, weight, transposed=transposed)
     assert grads[0].shape == (0, 3, 8)
     assert all(g.eq(0).all() for g in grads[1:])
 
@@ -268,7 +268,7 @@ def test_infinity_and_nan_stay_in_their_row_and_column(device, rung):
             continue
         x, weight, bias = inputs_of(4, 72, 40, dtype, device)
         x[1, 3], weight[5, 7] = float("inf"), float("nan")
-        y = step3_fused.linear(x, weight, bias, rung=rung)
+        y = step2_attention.linear(x, weight, bias, rung=rung)
         assert y[:, 7].isnan().all()
         others = torch.arange(40, device=device) != 7
         assert not y[1, others].isfinite().any()
@@ -285,7 +285,7 @@ def test_a_sum_of_65504_and_more_does_not_overflow_on_the_way(device, rung):
     weight = torch.full((128, 8), 10.0, dtype=torch.float16, device=device)
     weight[64:] = -10
     weight[64] = 0
-    y = step3_fused.linear(x, weight, rung=rung)
+    y = step2_attention.linear(x, weight, rung=rung)
     assert y.eq(1000).all()
 
 
@@ -318,11 +318,11 @@ def the_last_columns_again(x, weight, bias, transposed):
 def test_the_contract_catches(mistake, device, transposed):
     for dtype in (torch.float32, torch.bfloat16):
         inputs = inputs_of(4, 40, 24, dtype, device, transposed=transposed)
-        for rung in step3_fused.rungs("linear", device):
+        for rung in step2_attention.rungs("linear", device):
             if can_do(rung, device, 4, 40, 24, dtype, transposed):
                 with testing.raises(AssertionError, "against float64"):
                     testing.check_contract(
-                        step3_fused,
+                        step2_attention,
                         "linear",
                         inputs,
                         rung,
@@ -343,21 +343,21 @@ def test_it_is_registered_as_torch_wants_it(transposed, device, rung):
         inputs = inputs_of((2, 2), 8, 16, torch.float32 if dtype == torch.float32 else dtype, device)
         if transposed:
             inputs = (inputs[0], inputs[1].mT.contiguous(), inputs[2])
-        testing.check_op(step3_fused, "linear", inputs, {"rung": rung, "transposed": transposed})
+        testing.check_op(step2_attention, "linear", inputs, {"rung": rung, "transposed": transposed})
 
 
 @every_backward_rung
 def test_its_gradient_is_registered_as_torch_wants_it(device, rung):
     dtype = torch.bfloat16 if rung in TENSOR_CORES else torch.float32
     inputs = backward_inputs_of((2, 4), 8, 16, dtype, device)
-    testing.check_op(step3_fused, "linear_backward", inputs, {"rung": rung})
+    testing.check_op(step2_attention, "linear_backward", inputs, {"rung": rung})
 
 
 @on_each_device
 @either_way
 def test_gradients_are_those_of_finite_differences(transposed, device):
     inputs = [t.requires_grad_() for t in inputs_of((2, 3), 4, 5, torch.float64, device, transposed=transposed)]
-    function = lambda *a: step3_fused.linear(*a, transposed=transposed)  # noqa: E731
+    function = lambda *a: step2_attention.linear(*a, transposed=transposed)  # noqa: E731
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradcheck(function, inputs[:2])
     assert torch.autograd.gradgradcheck(function, inputs)
@@ -367,41 +367,43 @@ def test_gradients_are_those_of_finite_differences(transposed, device):
 @on_each_device
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_second_gradients_are_as_exact_as_the_dtype_allows(dtype, device):
-    testing.check_second_gradients(step3_fused.linear, linear_of, inputs_of(6, 8, 16, dtype, device), None)
+    testing.check_second_gradients(step2_attention.linear, linear_of, inputs_of(6, 8, 16, dtype, device), None)
 
 
 @on_each_device
 def test_forward_mode_is_refused(device):
-    testing.check_tangents_are_refused(step3_fused.linear, inputs_of(3, 4, 5, torch.float32, device))
-    testing.check_tangents_are_refused(step3_fused.linear_backward, backward_inputs_of(3, 4, 5, torch.float32, device))
+    testing.check_tangents_are_refused(step2_attention.linear, inputs_of(3, 4, 5, torch.float32, device))
+    testing.check_tangents_are_refused(
+        step2_attention.linear_backward, backward_inputs_of(3, 4, 5, torch.float32, device)
+    )
 
 
 @on_each_device
 def test_autocast_makes_it_autocasts_dtype(device):
     inputs = [t.requires_grad_() for t in inputs_of(6, 8, 16, torch.float32, device)]
     with torch.autocast(device, dtype=torch.bfloat16):
-        y = step3_fused.linear(*inputs)
-        same = step3_fused.linear(*(t.bfloat16() for t in inputs))
+        y = step2_attention.linear(*inputs)
+        same = step2_attention.linear(*(t.bfloat16() for t in inputs))
     assert y.dtype == torch.bfloat16
     assert torch.equal(y, same)
     grads = torch.autograd.grad(y.float().square().sum(), inputs)
     assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads)
     square = inputs_of(6, 8, 8, torch.float32, device)  # so that the wrong way round has the right shape
     with torch.autocast(device, dtype=torch.bfloat16):
-        y = step3_fused.linear(*square, transposed=True)
-    assert torch.equal(y, step3_fused.linear(*(t.bfloat16() for t in square), transposed=True))
+        y = step2_attention.linear(*square, transposed=True)
+    assert torch.equal(y, step2_attention.linear(*(t.bfloat16() for t in square), transposed=True))
 
 
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
 def test_forward_and_backward_in_a_cuda_graph(device):
     variables = [t.requires_grad_() for t in inputs_of(256, 768, 2304, torch.bfloat16, device)]
     grad = testing.randn((256, 2304), torch.bfloat16, device, seed=5)
-    testing.check_gradients_in_a_cuda_graph(step3_fused.linear, variables, grad)
+    testing.check_gradients_in_a_cuda_graph(step2_attention.linear, variables, grad)
 
 
 @pytest.mark.parametrize("op", ["linear", "linear_backward"])
 def test_auto_is_read_off_the_results(op):
-    testing.check_automatic(step3_fused, op, lambda shape: shape)
+    testing.check_automatic(step2_attention, op, lambda shape: shape)
 
 
 # ---- what a rung refuses ----
@@ -416,7 +418,7 @@ def test_a_rung_refuses_what_it_says(device):
     def refused(text, rung, shape, dtype, transposed=False):
         inputs = inputs_of(*shape, dtype, device, transposed=transposed)
         with testing.raises(ValueError, f"linear: rung '{rung}' {text}"):
-            step3_fused.linear(*inputs, transposed=transposed, rung=rung)
+            step2_attention.linear(*inputs, transposed=transposed, rung=rung)
 
     for rung in ("v6_wgmma", "v7_persistent", "v8_cluster", "v9_split", "v10_rows"):
         refused("takes float16 or bfloat16", rung, (8, 8, 8), torch.float32)
@@ -425,7 +427,7 @@ def test_a_rung_refuses_what_it_says(device):
         refused("takes a width that is a multiple of 8, got 12", rung, (8, 8, 12), torch.bfloat16)
         refused("takes a depth that is a multiple of 8, got 12", rung, (8, 12, 8), torch.bfloat16, True)
         if rung != "v5_mma":
-            step3_fused.linear(
+            step2_attention.linear(
                 *inputs_of(8, 8, 12, torch.bfloat16, device, transposed=True), transposed=True, rung=rung
             )
     refused("takes rows ≤ 4, got 5", "v11_gemv", (5, 8, 8), torch.float32)
@@ -438,7 +440,7 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
     """Sizes alone decide, so no memory is needed."""
 
     def choose(rung, **sizes):
-        return step3_fused._C.choose("linear", rung, {"rows": 8, "depth": 8, "width": 8} | sizes, dtype)
+        return step2_attention._C.choose("linear", rung, {"rows": 8, "depth": 8, "width": 8} | sizes, dtype)
 
     for rung, most_rows, most_width in (
         ("v1_naive", 8 * 65535, 32 * MOST),
@@ -464,8 +466,8 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
 
 @on_each_device
 def test_outputs_that_share_memory_with_anything_are_refused(device):
-    testing.check_apart(step3_fused, "linear", inputs_of(6, 8, 16, torch.float32, device))
-    testing.check_apart(step3_fused, "linear_backward", backward_inputs_of(6, 8, 16, torch.float32, device))
+    testing.check_apart(step2_attention, "linear", inputs_of(6, 8, 16, torch.float32, device))
+    testing.check_apart(step2_attention, "linear_backward", backward_inputs_of(6, 8, 16, torch.float32, device))
 
 
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
@@ -484,10 +486,10 @@ def test_bad_arguments_are_refused(device):
         (TypeError, "`bias` must have the dtype of `x` (float32), got float64", {"bias": bias.double()}),
     ):
         with testing.raises(exception, f"linear: {text}"):
-            step3_fused.linear(**(good | changed))
+            step2_attention.linear(**(good | changed))
     other = torch.ones(4, device="meta" if device != "meta" else "cpu")
     with testing.raises(ValueError, "linear: `bias` must be on the device of `x`"):
-        step3_fused.linear(**(good | {"bias": other}))
+        step2_attention.linear(**(good | {"bias": other}))
     grad = torch.ones(2, 4, device=device)
     good = {"grad": grad, "x": x, "weight": weight}
     for exception, text, changed in (
@@ -502,7 +504,7 @@ def test_bad_arguments_are_refused(device):
         (ValueError, "`weight` must have shape (3, 4), got (2, 4)", {"weight": weight[:2]}),
     ):
         with testing.raises(exception, f"linear_backward: {text}"):
-            step3_fused.linear_backward(**(good | changed))
+            step2_attention.linear_backward(**(good | changed))
 
 
 @on_each_device
@@ -510,9 +512,9 @@ def test_an_unknown_rung_is_refused(device):
     for rows in (3, 0):
         inputs = inputs_of(rows, 8, 16, torch.float32, device)
         with testing.raises(ValueError, "linear: `rung` must be 'auto' or one of", "got 'v99'"):
-            step3_fused.linear(*inputs, rung="v99")
+            step2_attention.linear(*inputs, rung="v99")
         with testing.raises(ValueError, "linear_backward: `rung` must be 'auto' or one of", "got 'v99'"):
-            step3_fused.linear_backward(*backward_inputs_of(rows, 8, 16, torch.float32, device), rung="v99")
+            step2_attention.linear_backward(*backward_inputs_of(rows, 8, 16, torch.float32, device), rung="v99")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@
 //           transposed) a multiple of 8, x and weight at multiples of 16 bytes; rows ≤ 64·65535. Each 64 rows read the
 //           weight again
 #include <step2/cluster.h>
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "majors.h"
 #include "operands.h"
