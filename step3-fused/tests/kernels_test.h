@@ -1,0 +1,108 @@
+// What the tests of kernels without torch have in common: memory of the GPU's, numbers, and comparisons.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <kf/launch.h>
+#include <kf/rung.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace kf::KF_BACKEND {
+
+constexpr double kEps = 1e-5;
+
+// `values` in the GPU's memory, with not a byte more, so that a sanitizer finds what lies one past the end.
+class DeviceVector {
+ public:
+  explicit DeviceVector(const std::vector<float>& values) : size_(values.size()) {
+    check(cudaMalloc(&data_, size_ * sizeof(float)), "cudaMalloc");
+    check(cudaMemcpy(data_, values.data(), size_ * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
+  }
+  // Room for n values, NaN until somebody writes them.
+  explicit DeviceVector(int64_t n) : DeviceVector(std::vector<float>(n, std::numeric_limits<float>::quiet_NaN())) {}
+  DeviceVector(const DeviceVector&) = delete;
+  ~DeviceVector() { cudaFree(data_); }
+  void* data() const { return data_; }
+  std::vector<float> values() const {
+    std::vector<float> copy(size_);
+    check(cudaMemcpy(copy.data(), data_, size_ * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
+    return copy;
+  }
+
+ private:
+  size_t size_;
+  void* data_ = nullptr;
+};
+
+template <class Args>
+void launch(const Rung<Args>& rung, Args args) {
+  ASSERT_EQ(rung.can_implement(args), "");
+  const DeviceVector scratch(rung.scratch_bytes ? rung.scratch_bytes(args) / sizeof(float) : 1);
+  args.scratch = rung.scratch_bytes ? scratch.data() : nullptr;
+  rung.launch(args, nullptr);
+}
+
+// A matrix in the GPU's memory, of float or bfloat16; its values fit into both.
+class Matrix {
+ public:
+  Matrix(const std::vector<float>& values, DType dtype) : half_(dtype == DType::kBFloat16), memory_(packed(values)) {}
+  Matrix(int64_t n, DType dtype) : Matrix(std::vector<float>(n, std::numeric_limits<float>::quiet_NaN()), dtype) {}
+  void* data() const { return memory_.data(); }
+  std::vector<float> values() const {
+    const std::vector<float> words = memory_.values();
+    if (!half_) return words;
+    std::vector<float> values(words.size() * 2);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const uint32_t bits = uint32_t{reinterpret_cast<const uint16_t*>(words.data())[i]} << 16;
+      std::memcpy(&values[i], &bits, sizeof bits);
+    }
+    return values;
+  }
+
+ private:
+  std::vector<float> packed(const std::vector<float>& values) const {  // even counts only: two in a word
+    if (!half_) return values;
+    std::vector<float> words(values.size() / 2);
+    for (size_t i = 0; i < values.size(); ++i) {
+      std::memcpy(reinterpret_cast<char*>(words.data()) + 2 * i, reinterpret_cast<const char*>(&values[i]) + 2, 2);
+    }
+    return words;
+  }
+
+  bool half_;
+  DeviceVector memory_;
+};
+
+// Multiples of 1/8 from −1 on: exact in bfloat16.
+inline std::vector<float> eighths(size_t n, int step) {
+  std::vector<float> values(n);
+  for (size_t i = 0; i < n; ++i) values[i] = 0.125f * static_cast<float>(i * step % 17) - 1;
+  return values;
+}
+
+inline void expect_close(const Matrix& got, const std::vector<double>& expected, double tolerance,
+                         const std::string& what) {
+  const std::vector<float> values = got.values();
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_NEAR(values[i], expected[i], tolerance * (1 + std::abs(expected[i]))) << what << ", element " << i;
+  }
+}
+
+inline std::vector<double> layer_norm_of(std::vector<double> x, const std::vector<float>& weight,
+                                         const std::vector<float>& bias) {
+  const size_t width = weight.size();
+  for (size_t row = 0; row < x.size(); row += width) {
+    double mean = 0, variance = 0;
+    for (size_t c = 0; c < width; ++c) mean += x[row + c] / width;
+    for (size_t c = 0; c < width; ++c) variance += (x[row + c] - mean) * (x[row + c] - mean) / width;
+    for (size_t c = 0; c < width; ++c)
+      x[row + c] = (x[row + c] - mean) / std::sqrt(variance + kEps) * weight[c] + bias[c];
+  }
+  return x;
+}
+
+}  // namespace kf::KF_BACKEND
