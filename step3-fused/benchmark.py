@@ -3,12 +3,13 @@
 import functools
 
 import torch
-import torch.nn.functional as F
 
 import step3_fused  # not installed? pip install -e ..
 from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks, layers
 from kernel_fusion.bench.layers import DOWN, DOWNWARD, FLOAT, HALF, SQUARE, UP, UPWARD
+
+composed = steps.load_script(steps.find("step3"), "peers/composed")
 
 TEACHES = "A row read once, then whole chains in one launch: what fusion saves, and where it loses."
 
@@ -80,7 +81,7 @@ BLOCK = ATTENTION | {
 # One new token for each text of a batch, whose keys and values are there: batch, heads, head_dim, keys.
 DECODE = {"full": [(b, h, 64, keys) for h in (12, 25) for b in (1, 8, 32) for keys in (128, 1024)]}
 
-P, SEED, OFFSET = 0.1, 1234, 8  # dropout's
+SEED, OFFSET = 1234, 8  # dropout's
 
 QKV = {
     "emulated": [(16, 64, 192, HALF)],
@@ -106,50 +107,6 @@ MLP = {
 }
 
 
-def layer_norm(x, weight, bias):
-    return F.layer_norm(x, x.shape[-1:], weight, bias)
-
-
-def residual_layer_norm(x, residual, weight, bias):
-    total = x + residual
-    return layer_norm(total, weight, bias), total
-
-
-def front_residual_layer_norm(x, residual, weight, bias, x_bias, mask):
-    """With PyTorch's own random numbers; `mask` is for `front_by_mask`."""
-    return residual_layer_norm(F.dropout(x + x_bias, P), residual, weight, bias)
-
-
-def front_by_mask(x, residual, weight, bias, x_bias, mask):
-    return residual_layer_norm((x + x_bias) * mask * kept_factor(), residual, weight, bias)
-
-
-def front_by_the_peers_mask(outputs, x, residual, weight, bias, x_bias, mask):
-    total = sum_by_the_peers_mask(outputs[1], (x + x_bias) * kept_factor(), residual)
-    return layer_norm(total, weight, bias), total
-
-
-def layer_norm_backward(grad, x, weight, mean, rstd):
-    """What autograd calls for F.layer_norm."""
-    statistics = [t.unsqueeze(-1) for t in (mean, rstd)]
-    if not x.is_cuda:  # there it wants them in the tensors' dtype
-        statistics = [t.to(x.dtype) for t in statistics]
-    return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], *statistics, weight, weight, [True] * 3)
-
-
-def attention(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1).transpose(1, 2).flatten(2)
-
-
-def attention_residual_layer_norm(q, k, v, residual, weight, bias):
-    return layer_norm(attention(q, k, v) + residual, weight, bias)
-
-
-def attention_block(q, k, v, residual, proj_weight, proj_bias, weight, bias):
-    projected = F.linear(attention(q, k, v), proj_weight.mT, proj_bias)
-    return residual_layer_norm(projected, residual, weight, bias)
-
-
 @functools.cache
 def triton_kernels():
     """Our versions in Triton, which only machines with a GPU need to have."""
@@ -172,38 +129,6 @@ def peers(function, device: str, triton=None) -> dict:
     return found
 
 
-@functools.lru_cache(maxsize=2)
-def in_float32(parameter):
-    """Converted at the first call with it, so that this is not timed."""
-    return parameter.float()
-
-
-def quack_layer_norm(x, weight, bias):
-    """QuACK's: a kernel in CuTe's Python."""
-    from quack.rmsnorm import layernorm_fwd
-
-    return layernorm_fwd(x, in_float32(weight), in_float32(bias), eps=1e-5)
-
-
-def quack_layer_norm_backward(grad, x, weight, mean, rstd):
-    from quack.rmsnorm import layernorm_bwd
-
-    return layernorm_bwd(x, weight, grad, rstd, mean)
-
-
-def liger_layer_norm(x, weight, bias):
-    """Liger's: a kernel in Triton."""
-    from liger_kernel.ops.layer_norm import layer_norm_forward
-
-    return layer_norm_forward(x, weight, bias, 1e-5)[0]
-
-
-def liger_layer_norm_backward(grad, x, weight, mean, rstd):
-    from liger_kernel.ops.layer_norm import layer_norm_backward
-
-    return layer_norm_backward(grad, x, weight, weight, mean, rstd)
-
-
 def collections(device: str, quack=None, liger=None) -> dict:
     """Versions of QuACK's and Liger's, where these are installed."""
     if device == "cpu":
@@ -217,7 +142,7 @@ def rows_case(op: str, function, rows: int, width: int, dtype: torch.dtype, devi
     own = peers(function, device, lambda *given: getattr(triton_kernels(), op)(*given))
     if op == "layer_norm":
         whole = dtype.itemsize == 2 and width % 8 == 0  # whole vectors of 16 bytes, of half types
-        own |= collections(device, quack_layer_norm if whole else None, liger_layer_norm)
+        own |= collections(device, composed.quack_layer_norm if whole else None, composed.liger_layer_norm)
 
     def inputs(on):
         x = [torch.randn(rows, width, device=on, dtype=dtype) for _ in range(tensors)]
@@ -238,7 +163,7 @@ def rows_case(op: str, function, rows: int, width: int, dtype: torch.dtype, devi
 
 def front_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
     rng_state = dropout_rng_state()
-    own = peers(front_residual_layer_norm, device)
+    own = peers(composed.front_residual_layer_norm, device)
 
     def inputs(on):
         x = (torch.randn(rows, width, device=on, dtype=dtype) for _ in range(2))
@@ -246,24 +171,26 @@ def front_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchm
 
     return benchmarks.Case(
         op="residual_layer_norm",
-        shape={"rows": rows, "width": width, "x_bias": 1, "p": P},
+        shape={"rows": rows, "width": width, "x_bias": 1, "p": composed.P},
         dtype=dtype,
         inputs=inputs,
-        run=lambda *given, rung: step3_fused.residual_layer_norm(*given[:5], P, rng_state, rung=rung),
-        reference=front_by_mask,
+        run=lambda *given, rung: step3_fused.residual_layer_norm(*given[:5], composed.P, rng_state, rung=rung),
+        reference=composed.front_by_mask,
         bytes=(4 * rows * width + 3 * width) * dtype.itemsize,
         written=2 * rows * width * dtype.itemsize,
         flops=13 * rows * width,
         peers=own,
-        eager=front_by_mask,
-        peer_reference=dict.fromkeys(own, front_by_the_peers_mask),
+        eager=composed.front_by_mask,
+        peer_reference=dict.fromkeys(own, composed.front_by_the_peers_mask),
     )
 
 
 def backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    own = peers(layer_norm_backward, device, lambda *given: triton_kernels().layer_norm_backward(*given))
+    own = peers(composed.layer_norm_backward, device, lambda *given: triton_kernels().layer_norm_backward(*given))
     whole = dtype.itemsize == 2 and width % 8 == 0
-    own |= collections(device, quack_layer_norm_backward if whole else None, liger_layer_norm_backward)
+    own |= collections(
+        device, composed.quack_layer_norm_backward if whole else None, composed.liger_layer_norm_backward
+    )
 
     def inputs(on):
         grad, x = (torch.randn(rows, width, device=on, dtype=dtype) for _ in range(2))
@@ -277,7 +204,7 @@ def backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> ben
         dtype=dtype,
         inputs=inputs,
         run=step3_fused.layer_norm_backward,
-        reference=layer_norm_backward,
+        reference=composed.layer_norm_backward,
         bytes=(3 * rows * width + 3 * width) * dtype.itemsize + 8 * rows,
         written=(rows + 2) * width * dtype.itemsize,
         flops=15 * rows * width,
@@ -319,118 +246,7 @@ def attention_case(
     )
 
 
-# ---- what is fused into a product's epilogue ----
-
-
-@functools.cache
-def triton_product():
-    """Step 2's product in Triton, with what follows it."""
-    return steps.load_script(steps.find("step2"), "peers/triton_linear")
-
-
-def layer_case(op: str, function, sizes: tuple, device: str, **more) -> benchmarks.Case:
-    """As `layers.layer_case`, beside PyTorch as it comes unless `more` names other peers."""
-    own = more.pop("peers", None) or peers(function, device)
-    return layers.layer_case(step3_fused, op, function, sizes, own, **more)
-
-
-def tanh_gelu(x):
-    return F.gelu(x, approximate="tanh")
-
-
-def linear_gelu(x, weight, bias):
-    return tanh_gelu(layers.linear(x, weight, bias))
-
-
-def linear_gelu_kept(x, weight, bias):
-    preactivation = layers.linear(x, weight, bias)
-    return tanh_gelu(preactivation), preactivation
-
-
-def addmm_activation(x, weight, bias):
-    """PyTorch's own fused operation: cuBLASLt with GELU behind the product."""
-    return torch.ops.aten._addmm_activation(bias, x, weight, use_gelu=True)
-
-
-def gelu_linear(x, weight, bias):
-    return layers.linear(tanh_gelu(x), weight, bias)
-
-
-def layer_norm_linear(x, norm_weight, norm_bias, weight, bias):
-    return layers.linear(layer_norm(x, norm_weight, norm_bias), weight, bias)
-
-
-def linear_residual(x, weight, bias, residual):
-    return layers.linear(x, weight, bias) + residual
-
-
-def linear_dropout_residual(x, weight, bias, residual, mask):
-    """With PyTorch's own random numbers; `mask` is for `dropout_by_mask`."""
-    return F.dropout(layers.linear(x, weight, bias), P) + residual
-
-
-def dropout_by_mask(x, weight, bias, residual, mask):
-    return layers.linear(x, weight, bias) * mask * kept_factor() + residual
-
-
-def mlp(x, weight_1, bias_1, weight_2, bias_2, residual):
-    return layers.linear(linear_gelu(x, weight_1, bias_1), weight_2, bias_2) + residual
-
-
-def mlp_kept(x, weight_1, bias_1, weight_2, bias_2, residual):
-    inner, preactivation = linear_gelu_kept(x, weight_1, bias_1)
-    return layers.linear(inner, weight_2, bias_2) + residual, preactivation
-
-
-def quack_linear_gelu(keep: bool):
-    """QuACK's product with GELU behind it, in the size of tiles that it takes without trying dozens of them."""
-
-    def run(x, weight, bias):
-        from quack.gemm_interface import gemm_act
-
-        preactivation, y = gemm_act(x, weight, bias=bias, activation="gelu_tanh_approx", store_preact=keep, tuned=False)
-        return (y, preactivation) if keep else y
-
-    return run
-
-
-def triton_mlp(x, weight_1, bias_1, weight_2, bias_2, residual):
-    kernels = triton_product()
-    return kernels.linear(kernels.linear_gelu(x, weight_1, bias_1), weight_2, bias_2, residual)
-
-
-def triton_mlp_kept(x, weight_1, bias_1, weight_2, bias_2, residual):
-    kernels = triton_product()
-    inner, preactivation = kernels.linear_gelu(x, weight_1, bias_1, keep=True)
-    return kernels.linear(inner, weight_2, bias_2, residual), preactivation
-
-
-def linear_gelu_backward(grad, preactivation, x, weight):
-    return layers.linear_backward(aten_gelu_backward(grad, preactivation), x, weight)
-
-
-def aten_gelu_backward(grad, x):
-    return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
-
-
-def gelu_linear_backward(grad, x, weight, activation):
-    """As PyTorch's backward: the forward has stored `activation`, gelu(x)."""
-    through, *rest = layers.linear_backward(grad, activation, weight)
-    return aten_gelu_backward(through, x), *rest
-
-
-def gelu_linear_backward_of_x(grad, x, weight, activation):
-    return gelu_linear_backward(grad, x, weight, tanh_gelu(x))
-
-
-def dropout_backward_by_mask(grad, x, weight, mask):
-    """As PyTorch's backward: the forward has stored a mask, a byte an element."""
-    return layers.linear_backward(torch.ops.aten.native_dropout_backward(grad, mask, kept_factor()), x, weight)
-
-
-def kept_factor() -> float:
-    """One over the part that dropout keeps."""
-    return 65536 / (65536 - round(65536 * P))
+# ---- linear layers, and what is fused into their epilogues ----
 
 
 def dropout_rng_state() -> torch.Tensor:
@@ -442,34 +258,21 @@ def dropout_mask(rows: int, width: int, device) -> torch.Tensor:
     """What our dropout keeps: its result where the product is 1, and the residual 0."""
     one, unit = torch.ones(rows, 1, device=device), torch.ones(1, width, device=device)
     zero = torch.zeros(rows, width, device=device)
-    return step3_fused.linear_bias_dropout_residual(one, unit, None, zero, P, dropout_rng_state()) != 0
+    return step3_fused.linear_bias_dropout_residual(one, unit, None, zero, composed.P, dropout_rng_state()) != 0
 
 
-def by_the_peers_mask(outputs, x, weight, bias, residual, mask):
-    return sum_by_the_peers_mask(outputs[0], layers.linear(x, weight, bias) * kept_factor(), residual)
-
-
-def sum_by_the_peers_mask(total, value, residual):
-    """What is right for a peer with random numbers of its own: read off its `total` which of `value` it kept.
-
-    Raises:
-        RuntimeError: it did not keep the right part of them.
-    """
-    added = total.double() - residual
-    taken = (added - value).abs() < added.abs()
-    clear = value.abs() > 0.1 * residual.abs() + 0.1  # where rounding cannot hide what was added
-    seen, kept = clear.sum().item(), (clear & taken).sum().item()
-    if abs(kept / seen - (1 - P)) > 8 * (P * (1 - P) / seen) ** 0.5:
-        raise RuntimeError(f"keeps {kept / seen:.5f} of the elements, not {1 - P}")
-    return residual + value * taken
+def layer_case(op: str, function, sizes: tuple, device: str, **more) -> benchmarks.Case:
+    """As `layers.layer_case`, beside PyTorch as it comes unless `more` names other peers."""
+    own = more.pop("peers", None) or peers(function, device)
+    return layers.layer_case(step3_fused, op, function, sizes, own, **more)
 
 
 def linear_gelu_case(rows, depth, width, dtype: torch.dtype, *, keep: bool, device: str) -> benchmarks.Case:
-    function = linear_gelu_kept if keep else linear_gelu
-    own = peers(function, device, lambda *given: triton_product().linear_gelu(*given, keep=keep))
+    function = composed.linear_gelu_kept if keep else composed.linear_gelu
+    own = peers(function, device, lambda *given: composed.triton_product().linear_gelu(*given, keep=keep))
     if device == "cuda" and not keep:
-        own["torch _addmm_activation"] = addmm_activation
-    own |= collections(device, quack_linear_gelu(keep))
+        own["torch _addmm_activation"] = composed.addmm_activation
+    own |= collections(device, composed.quack_linear_gelu(keep))
     return layer_case(
         "linear_gelu",
         function,
@@ -486,7 +289,7 @@ def linear_gelu_case(rows, depth, width, dtype: torch.dtype, *, keep: bool, devi
 def gelu_linear_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
     return layer_case(
         "gelu_linear",
-        gelu_linear,
+        composed.gelu_linear,
         (rows, depth, width, dtype),
         device,
         read=rows * depth + depth * width + width,
@@ -501,7 +304,7 @@ def layer_norm_linear_case(rows, depth, width, dtype: torch.dtype, *, device: st
 
     return layer_case(
         "layer_norm_linear",
-        layer_norm_linear,
+        composed.layer_norm_linear,
         (rows, depth, width, dtype),
         device,
         read=rows * depth + 2 * depth + depth * width + width,
@@ -518,14 +321,19 @@ def dropout_residual_case(rows, depth, width, dtype: torch.dtype, *, p: float, d
         residual = torch.randn(rows, width, device=on, dtype=dtype)
         return (*layer, residual, *([dropout_mask(rows, width, on)] if p else []))
 
-    if p:
-        own = peers(linear_dropout_residual, device)
-    else:
-        own = peers(linear_residual, device, lambda *given: triton_product().linear(*given))
-    dropping = {"eager": dropout_by_mask, "peer_reference": dict.fromkeys(own, by_the_peers_mask)} if p else {}
+    own = (
+        peers(composed.linear_dropout_residual, device)
+        if p
+        else peers(composed.linear_residual, device, composed.triton_linear_residual)
+    )
+    dropping = (
+        {"eager": composed.dropout_by_mask, "peer_reference": dict.fromkeys(own, composed.by_the_peers_mask)}
+        if p
+        else {}
+    )
     return layer_case(
         "linear_bias_dropout_residual",
-        dropout_by_mask if p else linear_residual,
+        composed.dropout_by_mask if p else composed.linear_residual,
         (rows, depth, width, dtype),
         device,
         read=rows * depth + depth * width + width + rows * width,
@@ -541,7 +349,7 @@ def dropout_residual_case(rows, depth, width, dtype: torch.dtype, *, p: float, d
 
 
 def mlp_case(rows, width, inner, dtype: torch.dtype, *, keep: bool, device: str) -> benchmarks.Case:
-    function = mlp_kept if keep else mlp
+    function = composed.mlp_kept if keep else composed.mlp
 
     def inputs(on):
         x, *first = layers.layer_inputs(rows, width, inner, dtype, on)
@@ -560,7 +368,7 @@ def mlp_case(rows, width, inner, dtype: torch.dtype, *, keep: bool, device: str)
         flops=4 * rows * width * inner,
         inputs=inputs,
         run=lambda *given, rung: step3_fused.mlp(*given, return_preactivation=keep, rung=rung),
-        peers=peers(function, device, triton_mlp_kept if keep else triton_mlp),
+        peers=peers(function, device, composed.triton_mlp_kept if keep else composed.triton_mlp),
     )
 
 
@@ -572,7 +380,7 @@ def linear_gelu_backward_case(rows, depth, width, dtype: torch.dtype, *, device:
         return (grad, torch.randn_like(grad), *layer)
 
     elements["read"] += rows * width
-    return layer_case("linear_gelu_backward", linear_gelu_backward, sizes, device, **elements, inputs=inputs)
+    return layer_case("linear_gelu_backward", composed.linear_gelu_backward, sizes, device, **elements, inputs=inputs)
 
 
 def gelu_linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
@@ -580,17 +388,17 @@ def gelu_linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device:
 
     def inputs(on):
         grad, x, weight = layers.grad_and_layer(*sizes, on)
-        return grad, x, weight, tanh_gelu(x)
+        return grad, x, weight, composed.tanh_gelu(x)
 
     return layer_case(
         "gelu_linear_backward",
-        gelu_linear_backward_of_x,
+        composed.gelu_linear_backward_of_x,
         sizes,
         device,
         **layers.gradients(rows, depth, width),
         inputs=inputs,
         run=lambda grad, x, weight, activation, rung: step3_fused.gelu_linear_backward(grad, x, weight, rung=rung),
-        peers=peers(gelu_linear_backward, device),
+        peers=peers(composed.gelu_linear_backward, device),
     )
 
 
@@ -598,13 +406,13 @@ def dropout_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str
     sizes, rng_state = (rows, depth, width, dtype), dropout_rng_state()
     return layer_case(
         "linear_bias_dropout_residual_backward",
-        dropout_backward_by_mask,
+        composed.dropout_backward_by_mask,
         sizes,
         device,
         **layers.gradients(rows, depth, width),
         inputs=lambda on: (*layers.grad_and_layer(*sizes, on), dropout_mask(rows, width, on)),
         run=lambda grad, x, weight, mask, rung: step3_fused.linear_bias_dropout_residual_backward(
-            grad, x, weight, P, rng_state, rung=rung
+            grad, x, weight, composed.P, rng_state, rung=rung
         ),
     )
 
@@ -617,7 +425,7 @@ def linear_cases(size: str, device: str) -> list[benchmarks.Case]:
         *(gelu_linear_case(*case, device=device) for case in DOWNWARD[size]),
         *(gelu_linear_backward_case(*case, device=device) for case in DOWNWARD[size]),
         *(layer_norm_linear_case(*case, device=device) for case in QKV[size]),
-        *(dropout_residual_case(*case, p=p, device=device) for case in PROJECTIONS[size] for p in (P, 0)),
+        *(dropout_residual_case(*case, p=p, device=device) for case in PROJECTIONS[size] for p in (composed.P, 0)),
         *(dropout_residual_case(*case, p=0, device=device) for case in RESIDUALS if size == "full"),
         *(dropout_backward_case(*case, device=device) for case in PROJECTIONS[size]),
         *(mlp_case(*case, keep=False, device=device) for case in MLP[size]),
@@ -628,24 +436,24 @@ def linear_cases(size: str, device: str) -> list[benchmarks.Case]:
 def cases(size: str, device: str) -> list[benchmarks.Case]:
     """What to time at a size: "emulated", "cpu", "quick" or "full"."""
     return [
-        *(rows_case("layer_norm", layer_norm, *case, device) for case in ROWS[size]),
-        *(rows_case("layer_norm", layer_norm, *case, device) for case in LAYER_NORM_ROWS if size == "full"),
-        *(rows_case("residual_layer_norm", residual_layer_norm, *case, device) for case in ROWS[size]),
+        *(rows_case("layer_norm", composed.layer_norm, *case, device) for case in ROWS[size]),
+        *(rows_case("layer_norm", composed.layer_norm, *case, device) for case in LAYER_NORM_ROWS if size == "full"),
+        *(rows_case("residual_layer_norm", composed.residual_layer_norm, *case, device) for case in ROWS[size]),
         *(front_case(*case, device) for case in FRONTS[size]),
         *(backward_case(*case, device) for case in ROWS[size]),
         *(
-            attention_case("attention_residual_layer_norm", attention_residual_layer_norm, *case, device)
+            attention_case("attention_residual_layer_norm", composed.attention_residual_layer_norm, *case, device)
             for case in ATTENTION[size]
         ),
         *(
             attention_case(
-                "attention_residual_layer_norm", attention_residual_layer_norm, b, h, 1, d, HALF, device, keys
+                "attention_residual_layer_norm", composed.attention_residual_layer_norm, b, h, 1, d, HALF, device, keys
             )
             for b, h, d, keys in DECODE.get(size, [])
         ),
-        *(attention_case("attention_block", attention_block, *case, device) for case in BLOCK[size]),
+        *(attention_case("attention_block", composed.attention_block, *case, device) for case in BLOCK[size]),
         *(
-            attention_case("attention_block", attention_block, b, h, 1, d, HALF, device, keys)
+            attention_case("attention_block", composed.attention_block, b, h, 1, d, HALF, device, keys)
             for b, h, d, keys in DECODE.get(size, [])
         ),
         *linear_cases(size, device),

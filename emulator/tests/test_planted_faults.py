@@ -44,7 +44,8 @@ def test_a_fault_fits_its_source(fault):
     assert with_fault != text
     assert with_fault.count("\n") == text.count("\n")  # lines stay
     suite = fault.tests.removesuffix(".*")
-    assert re.search(rf"^TEST\({suite},", (ROOT / fault.step / "tests" / "kernels_test.cpp").read_text(), re.M)
+    tests = "".join(path.read_text() for path in (ROOT / fault.step / "tests").glob("*_test.cpp"))
+    assert re.search(rf"^TEST\({suite},", tests, re.M)
     if fault.header:
         assert (ROOT / fault.rung).is_file()
 
