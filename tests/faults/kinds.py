@@ -20,6 +20,8 @@ LINEAR3 = "step3-fused/tests/test_linear.py"
 EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ONE_LAUNCH3 = "step3-fused/tests/test_one_launch.py"
 TEST4 = "step4-integration/test_integration.py"
+EMBEDDING4 = "step4-integration/tests/test_embedding.py"
+KV_APPEND4 = "step4-integration/tests/test_kv_append.py"
 HOPPER = "step3-fused/include/step3/hopper_product.h"
 MMA = "step3-fused/include/step3/mma_product.h"
 
@@ -203,14 +205,14 @@ READS = [
             f"{STEP4}/embedding/v2_vector.cu",
             "  const int64_t id = ids[row];\n",
             f"  const int64_t id = ids[row]; {read('token + vocab * width')}\n",
-            f"{TEST4}::test_embedding_adds_the_token_and_its_position[2-31-64-torch.float32-cpu-v2_vector]",
+            f"{EMBEDDING4}::test_embedding_adds_the_token_and_its_position[2-31-64-torch.float32-cpu-v2_vector]",
         ),
         (
             f"{STEP4}/kv_append/v2_vector.cu",
             "  const int64_t d = i % a.head_dim;\n",
             "  const int64_t d = i % a.head_dim;"
             f" {read('static_cast<const T*>(a.v) + a.batch * a.heads * a.length * a.head_dim')}\n",
-            f"{TEST4}::test_kv_append_accesses_nothing_beside_its_tensors[8-torch.float32-cpu-v2_vector]",
+            f"{KV_APPEND4}::test_kv_append_accesses_nothing_beside_its_tensors[8-torch.float32-cpu-v2_vector]",
         ),
     ),
     *everywhere(

@@ -10,19 +10,22 @@ PATCH = "step4-integration/hf_patch.py"
 TOUR = "step4-integration/demonstrations.py"
 INTEGRATION = "step4-integration/test_integration.py"
 TRAINING = "step4-integration/tests/test_training.py"
+CHECKPOINTS4 = "step4-integration/tests/test_checkpoints.py"
+COMMAND4 = "step4-integration/tests/test_command.py"
+HF_PATCH4 = "step4-integration/tests/test_hf_patch.py"
 LOGITS = f"{INTEGRATION}::test_logits_equal_hugging_face[3 heads of 32-torch.float32-cpu-"
 CHUNKS = f"{INTEGRATION}::test_a_prompt_read_in_chunks_gives_the_same_logits"
 EMULATED = f"{INTEGRATION}::test_a_forward_pass_under_emulation"
 STOP = f"{INTEGRATION}::test_generation_stops_when_all_rows_have_ended"
-SAVE = f"{INTEGRATION}::test_a_save_that_fails_names_the_file_and_leaves_the_old_model_whole"
+SAVE = f"{CHECKPOINTS4}::test_a_save_that_fails_names_the_file_and_leaves_the_old_model_whole"
 STEP = f"{TRAINING}::test_steps_of_training_are_adamws_written_out"
 LOOP = f"{TRAINING}::test_the_loop_takes_its_steps_and_saves_at_each_quarter"
 LOSSES = f"{TRAINING}::test_the_losses_are_those_of_the_held_out_text"
-OPTIONS = f"{INTEGRATION}::test_the_commands_options_reach_the_model"
+OPTIONS = f"{COMMAND4}::test_the_commands_options_reach_the_model"
 ON_DISK = "step4-integration/tests/test_weights.py"
 KILLED = f"{ON_DISK}::test_a_save_that_is_killed_at_any_moment_leaves_the_old_model_or_the_new_one"
-CROSSES = f"{INTEGRATION}::test_a_layer_that_is_computed_again_on_the_other_side_of_the_patch_is_an_error"
-REFUSES = f"{INTEGRATION}::test_the_patched_model_refuses_what_the_op_cannot_do"
+CROSSES = f"{HF_PATCH4}::test_a_layer_that_is_computed_again_on_the_other_side_of_the_patch_is_an_error"
+REFUSES = f"{HF_PATCH4}::test_the_patched_model_refuses_what_the_op_cannot_do"
 
 FAULTS = [
     # ---- the model ----
@@ -210,7 +213,7 @@ FAULTS = [
         MODEL,
         "std /= math.sqrt(2 * self.config.n_layer)",
         "pass",
-        f"{INTEGRATION}::test_a_new_model_starts_as_gpt2_does",
+        f"{CHECKPOINTS4}::test_a_new_model_starts_as_gpt2_does",
     ),
     Fault(
         "residual-projections-by-layer",
@@ -218,7 +221,7 @@ FAULTS = [
         MODEL,
         "math.sqrt(2 * self.config.n_layer)",
         "math.sqrt(self.config.n_layer)",
-        f"{INTEGRATION}::test_a_new_model_starts_as_gpt2_does",
+        f"{CHECKPOINTS4}::test_a_new_model_starts_as_gpt2_does",
     ),
     Fault(
         "initializer-range-ignored",
@@ -226,7 +229,7 @@ FAULTS = [
         MODEL,
         "std = self.config.initializer_range",
         "std = 0.02",
-        f"{INTEGRATION}::test_a_new_model_starts_as_gpt2_does",
+        f"{CHECKPOINTS4}::test_a_new_model_starts_as_gpt2_does",
     ),
     Fault(
         "norms-start-random",
@@ -234,7 +237,7 @@ FAULTS = [
         MODEL,
         "parameter.fill_(1)",
         "parameter.normal_(std=std)",
-        f"{INTEGRATION}::test_a_new_model_starts_as_gpt2_does",
+        f"{CHECKPOINTS4}::test_a_new_model_starts_as_gpt2_does",
     ),
     # ---- weights ----
     Fault(
@@ -243,7 +246,7 @@ FAULTS = [
         MODEL,
         "gpt2_weights.write(folder, sizes | extra,",
         "gpt2_weights.write(folder, extra,",
-        f"{INTEGRATION}::test_a_saved_model_keeps_every_entry_of_its_config",
+        f"{CHECKPOINTS4}::test_a_saved_model_keeps_every_entry_of_its_config",
     ),
     Fault(
         "extra-entries-not-saved",
@@ -251,7 +254,7 @@ FAULTS = [
         MODEL,
         "sizes | extra",
         "sizes",
-        f"{INTEGRATION}::test_a_saved_model_keeps_every_entry_of_its_config",
+        f"{CHECKPOINTS4}::test_a_saved_model_keeps_every_entry_of_its_config",
     ),
     Fault(
         "dtype-of-the-file",
@@ -259,7 +262,7 @@ FAULTS = [
         MODEL,
         "model.to(dtype or tensors",
         "model.to(tensors",
-        f"{INTEGRATION}::test_transformers_reads_what_we_save[torch.bfloat16]",
+        f"{CHECKPOINTS4}::test_transformers_reads_what_we_save[torch.bfloat16]",
     ),
     Fault(
         "free-head-accepted",
@@ -267,7 +270,7 @@ FAULTS = [
         WEIGHTS,
         'if head is not None and not torch.equal(head, tensors["wte.weight"]):',
         "if False:",
-        f"{INTEGRATION}::test_a_head_that_is_not_tied_is_refused",
+        f"{CHECKPOINTS4}::test_a_head_that_is_not_tied_is_refused",
     ),
     Fault(
         "unexpected-tensor-accepted",
@@ -275,7 +278,7 @@ FAULTS = [
         WEIGHTS,
         "if key not in expected and not key.endswith(BUFFERS):",
         "if False:",
-        f"{INTEGRATION}::test_an_unexpected_tensor_is_named",
+        f"{CHECKPOINTS4}::test_an_unexpected_tensor_is_named",
     ),
     Fault(
         "weights-written-in-place",
@@ -550,7 +553,7 @@ FAULTS = [
         GENERATE,
         "return lambda token: decoder.decode(bytes([token]))",
         'return lambda token: bytes([token]).decode(errors="replace")',
-        f"{INTEGRATION}::test_bytes_become_characters_when_they_are_complete",
+        f"{COMMAND4}::test_bytes_become_characters_when_they_are_complete",
     ),
     Fault(
         "logits-not-shifted",
@@ -848,7 +851,7 @@ FAULTS = [
         PATCH,
         "causal=True, scale=scaling",
         "causal=False, scale=scaling",
-        f"{INTEGRATION}::test_the_patched_model_equals_the_unpatched[cpu]",
+        f"{HF_PATCH4}::test_the_patched_model_equals_the_unpatched[cpu]",
     ),
     Fault(
         "patch-without-scale",
@@ -856,7 +859,7 @@ FAULTS = [
         PATCH,
         "causal=True, scale=scaling",
         "causal=True",
-        f"{INTEGRATION}::test_the_scale_of_a_layer_is_taken",
+        f"{HF_PATCH4}::test_the_scale_of_a_layer_is_taken",
     ),
     Fault(
         "patch-forgets-its-mask",
@@ -880,7 +883,7 @@ FAULTS = [
         PATCH,
         "if given < q_end:",
         "if False:",
-        f"{INTEGRATION}::test_a_mask_that_hides_a_key_is_refused[shorter than the keys-True]",
+        f"{HF_PATCH4}::test_a_mask_that_hides_a_key_is_refused[shorter than the keys-True]",
     ),
     Fault(
         "is-causal-ignored",
@@ -888,7 +891,7 @@ FAULTS = [
         PATCH,
         "if not (module.is_causal and (is_causal is None or is_causal)):",
         "if False:",
-        f"{INTEGRATION}::test_what_changes_the_meaning_of_attention_is_refused_by_name[sdpa-of a layer]",
+        f"{HF_PATCH4}::test_what_changes_the_meaning_of_attention_is_refused_by_name[sdpa-of a layer]",
     ),
     Fault(
         "checkpoint-crosses-out",
@@ -912,7 +915,7 @@ FAULTS = [
         PATCH,
         "{id(config): copy.deepcopy(config) for",
         "{id(config): config for",
-        f"{INTEGRATION}::test_a_model_of_the_same_config_is_not_patched",
+        f"{HF_PATCH4}::test_a_model_of_the_same_config_is_not_patched",
     ),
     Fault(
         "weights-asked-in-vain",
@@ -920,7 +923,7 @@ FAULTS = [
         PATCH,
         "if isinstance(module, GPT2Model):",
         "if False:",
-        f"{INTEGRATION}::test_what_changes_the_meaning_of_attention_is_refused_by_name[sdpa-output_attentions]",
+        f"{HF_PATCH4}::test_what_changes_the_meaning_of_attention_is_refused_by_name[sdpa-output_attentions]",
     ),
     Fault(
         "dropout-ignored",
@@ -928,7 +931,7 @@ FAULTS = [
         PATCH,
         "dropout_p=dropout)",
         "dropout_p=0.0)",
-        "step4-integration/test_integration.py::test_patched_training_drops_weights_of_attention_and_evaluation_none",
+        "step4-integration/tests/test_hf_patch.py::test_patched_training_drops_weights_of_attention_and_evaluation_none",
     ),
     Fault(
         "static-cache-ignored",
@@ -944,7 +947,7 @@ FAULTS = [
         PATCH,
         "    try:\n        yield model\n    finally:\n        remove(model)\n",
         "    yield model\n    remove(model)\n",
-        f"{INTEGRATION}::test_patching_is_undone_after_an_error_and_refused_twice",
+        f"{HF_PATCH4}::test_patching_is_undone_after_an_error_and_refused_twice",
     ),
     Fault(
         "tour-compares-nothing",
@@ -968,7 +971,7 @@ FAULTS = [
         MODEL,
         '"gpt2-large": Config(n_embd=1280, n_layer=36, n_head=20)',
         '"gpt2-large": Config(n_embd=1280, n_layer=36, n_head=16)',
-        f"{INTEGRATION}::test_the_four_sizes_have_gpt2s_parameters",
+        f"{CHECKPOINTS4}::test_the_four_sizes_have_gpt2s_parameters",
     ),
     Fault(
         "pytorchs-tanh-is-exact",
@@ -1000,7 +1003,7 @@ FAULTS = [
         WEIGHTS,
         '["*.json", "*.safetensors", "*.txt"]',
         '["*.json", "*.txt"]',
-        f"{INTEGRATION}::test_a_name_on_the_hub_is_fetched",
+        f"{CHECKPOINTS4}::test_a_name_on_the_hub_is_fetched",
     ),
     Fault(
         "metadata-forgotten",
@@ -1008,7 +1011,7 @@ FAULTS = [
         WEIGHTS,
         'save_file(tensors, beside(weights), metadata={"format": "pt"})',
         "save_file(tensors, beside(weights))",
-        f"{INTEGRATION}::test_transformers_reads_what_we_save[torch.bfloat16]",
+        f"{CHECKPOINTS4}::test_transformers_reads_what_we_save[torch.bfloat16]",
     ),
     Fault(
         "seeds-of-63-bits",
@@ -1048,7 +1051,7 @@ FAULTS = [
         PATCH,
         "len(cache_position), int(cache_position[0])",
         "len(cache_position), int(cache_position[-1])",
-        f"{INTEGRATION}::test_older_versions_of_transformers_give_the_queries_positions",
+        f"{HF_PATCH4}::test_older_versions_of_transformers_give_the_queries_positions",
     ),
     Fault(
         "softcap-is-let-through",
@@ -1056,7 +1059,7 @@ FAULTS = [
         PATCH,
         '"position_bias", "softcap", "s_aux"',
         '"position_bias", "s_aux"',
-        f"{INTEGRATION}::test_what_a_call_hands_on_to_attention_is_refused_by_name[softcap]",
+        f"{HF_PATCH4}::test_what_a_call_hands_on_to_attention_is_refused_by_name[softcap]",
     ),
     Fault(
         "false-is-not-asked",
@@ -1064,6 +1067,6 @@ FAULTS = [
         PATCH,
         "if asked or (asked is None and model.config.output_attentions):",
         "if asked or model.config.output_attentions:",
-        f"{INTEGRATION}::test_a_call_may_ask_for_no_weights_where_the_config_asks_for_them",
+        f"{HF_PATCH4}::test_a_call_may_ask_for_no_weights_where_the_config_asks_for_them",
     ),
 ]

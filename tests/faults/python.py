@@ -16,16 +16,27 @@ FRONT3 = "step3-fused/tests/test_front.py"
 TEST4 = "step4-integration/test_integration.py"
 
 STRIDES = "torch.empty_like(x, memory_format=torch.contiguous_format)"
-TRANSPOSED1 = f"{TEST1}::test_ops_on_transposed_tensors_are_registered_as_torch_wants_it"
-TRANSPOSED3 = f"{TEST3}::test_an_op_on_transposed_tensors_is_registered_as_torch_wants_it"
-DIFFERENCES1 = f"{TEST1}::test_gradients_are_those_of_finite_differences"
-SECOND1 = f"{TEST1}::test_second_gradients_are_those_of_finite_differences"
-SECOND_HALF1 = f"{TEST1}::test_second_gradients_are_as_exact_as_the_dtype_allows"
+DROPOUT1 = "step1-simple/tests/test_dropout.py"
+GRADIENTS1 = "step1-simple/tests/test_gradients.py"
+REFUSALS1 = "step1-simple/tests/test_refusals.py"
+REGISTRATION1 = "step1-simple/tests/test_registration.py"
+AUTOGRAD2 = "step2-attention/tests/test_attention_autograd.py"
+REFUSALS2 = "step2-attention/tests/test_attention_refusals.py"
+AUTOGRAD3 = "step3-fused/tests/test_autograd.py"
+MEMORY3 = "step3-fused/tests/test_memory.py"
+REFUSALS3 = "step3-fused/tests/test_refusals.py"
+EMBEDDING4 = "step4-integration/tests/test_embedding.py"
+KV_APPEND4 = "step4-integration/tests/test_kv_append.py"
+TRANSPOSED1 = f"{REGISTRATION1}::test_ops_on_transposed_tensors_are_registered_as_torch_wants_it"
+TRANSPOSED3 = f"{AUTOGRAD3}::test_an_op_on_transposed_tensors_is_registered_as_torch_wants_it"
+DIFFERENCES1 = f"{GRADIENTS1}::test_gradients_are_those_of_finite_differences"
+SECOND1 = f"{GRADIENTS1}::test_second_gradients_are_those_of_finite_differences"
+SECOND_HALF1 = f"{GRADIENTS1}::test_second_gradients_are_as_exact_as_the_dtype_allows"
 ALONE = "test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others"
-ATTENTION2 = f"{TEST2}::test_gradient_of_attention"
+ATTENTION2 = f"{AUTOGRAD2}::test_gradient_of_attention"
 PADDED2 = f"{ATTENTION2}_with_padding_and_shared_keys_and_of_its_log_sum_exp"
-FORMULA3 = f"{TEST3}::test_gradients_are_those_of_the_formula"
-EMBEDDING = f"{TEST4}::test_gradient_of_embedding[torch.int64-cpu-cpu]"
+FORMULA3 = f"{AUTOGRAD3}::test_gradients_are_those_of_the_formula"
+EMBEDDING = f"{EMBEDDING4}::test_gradient_of_embedding[torch.int64-cpu-cpu]"
 
 LESSON2 = "step2-attention/tests/test_lesson.py"
 BENCHMARKS = "common/kernel_fusion/tests/test_benchmarks.py"
@@ -39,7 +50,7 @@ FAULTS = [
         STEP2,
         "dtype=torch.float64 if q.dtype == torch.float64 else torch.float32\n    )",
         "dtype=torch.float32\n    )",
-        f"{TEST2}::test_attention_is_registered_as_torch_wants_it[cpu-cpu]",
+        f"{AUTOGRAD2}::test_attention_is_registered_as_torch_wants_it[cpu-cpu]",
     ),
     Fault(
         "fake-keeps-strides-1",
@@ -71,7 +82,7 @@ FAULTS = [
         STEP4,
         "return token_weight.new_empty((batch, length, width))",
         "return token_weight.new_empty((batch, width, length)).mT",
-        f"{TEST4}::test_embedding_is_registered_as_torch_wants_it[cpu-cpu]",
+        f"{EMBEDDING4}::test_embedding_is_registered_as_torch_wants_it[cpu-cpu]",
     ),
     Fault(
         "fake-in-float32",
@@ -99,7 +110,7 @@ FAULTS = [
         "common/kernel_fusion/rng.py",
         'device=x.device if on_device else "cpu")',
         'device="cpu")',
-        f"{TEST1}::test_the_state_of_dropout_is_registered_as_torch_wants_it",
+        f"{REGISTRATION1}::test_the_state_of_dropout_is_registered_as_torch_wants_it",
     ),
     Fault(
         "fake-checks-no-shape",
@@ -107,7 +118,7 @@ FAULTS = [
         STEP2,
         "    check_shape(op, v_name, v, k.shape)\n",
         "",
-        f"{TEST2}::test_attention_refuses[meta]",
+        f"{REFUSALS2}::test_attention_refuses[meta]",
     ),
     Fault(
         "fake-checks-no-bounds",
@@ -115,7 +126,7 @@ FAULTS = [
         SHARED,
         "            check_shape(op, name, bound, (q.shape[0],))\n",
         "",
-        f"{TEST2}::test_attention_refuses[meta]",
+        f"{REFUSALS2}::test_attention_refuses[meta]",
     ),
     Fault(
         "fake-checks-no-heads",
@@ -123,7 +134,7 @@ FAULTS = [
         STEP2,
         "kv_heads == heads or (kv_heads > 0 and heads % kv_heads == 0)",
         "True",
-        f"{TEST2}::test_attention_refuses[meta]",
+        f"{REFUSALS2}::test_attention_refuses[meta]",
     ),
     Fault(
         "fake-checks-no-dtype",
@@ -131,7 +142,7 @@ FAULTS = [
         SHARED,
         "        x.dtype == first.dtype,\n",
         "        True,\n",
-        f"{TEST3}::test_attention_refuses[attention_block-meta]",
+        f"{REFUSALS3}::test_attention_refuses[attention_block-meta]",
     ),
     Fault(
         "fake-checks-no-position",
@@ -139,7 +150,7 @@ FAULTS = [
         STEP4,
         "torch._check_value(position + length <= rows,",
         "torch._check_value(position <= rows,",
-        f"{TEST4}::test_embedding_refuses[meta]",
+        f"{EMBEDDING4}::test_embedding_refuses[meta]",
     ),
     # ---- dropout: its state ----
     Fault(
@@ -148,7 +159,7 @@ FAULTS = [
         STEP1,
         "    if not training:\n",
         "    if not training and rng_state is None:\n",
-        f"{TEST1}::test_dropout_of_nothing_and_of_all[cpu-cpu]",
+        f"{DROPOUT1}::test_dropout_of_nothing_and_of_all[cpu-cpu]",
     ),
     Fault(
         "dropout-in-evaluation",
@@ -156,7 +167,7 @@ FAULTS = [
         STEP1,
         "    if not training:\n",
         "    if False:\n",
-        f"{TEST1}::test_dropout_of_nothing_and_of_all[cpu-cpu]",
+        f"{DROPOUT1}::test_dropout_of_nothing_and_of_all[cpu-cpu]",
     ),
     Fault(
         "dropout-never",
@@ -164,7 +175,7 @@ FAULTS = [
         STEP1,
         "    if not training:\n",
         "    if training:\n",
-        f"{TEST1}::test_checkpointing_sees_the_same_mask_again[False-cpu]",
+        f"{DROPOUT1}::test_checkpointing_sees_the_same_mask_again[False-cpu]",
     ),
     Fault(
         "evaluation-draws",
@@ -172,7 +183,7 @@ FAULTS = [
         STEP1,
         "rng_state = rng.draw(_ops, x) if rng.drops(dropout_p) else rng.unused(x)",
         "rng_state = rng.draw(_ops, x)",
-        f"{TEST1}::test_dropout_moves_pytorchs_generator_on_and_evaluation_does_not[cpu]",
+        f"{DROPOUT1}::test_dropout_moves_pytorchs_generator_on_and_evaluation_does_not[cpu]",
     ),
     Fault(
         "p-not-checked",
@@ -180,7 +191,7 @@ FAULTS = [
         STEP1,
         "    if not 0 <= dropout_p <= 1:\n",
         "    if training and not 0 <= dropout_p <= 1:\n",
-        f"{TEST1}::test_dropout_refuses[cpu]",
+        f"{REFUSALS1}::test_dropout_refuses[cpu]",
     ),
     Fault(
         "compiled-dropouts-alike",
@@ -188,7 +199,7 @@ FAULTS = [
         "common/kernel_fusion/rng.py",
         "    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:\n",
         "    if False:\n",
-        f"{TEST1}::test_compiled_dropout_draws_anew_for_each_call_and_agrees_with_its_gradient[cpu]",
+        f"{DROPOUT1}::test_compiled_dropout_draws_anew_for_each_call_and_agrees_with_its_gradient[cpu]",
     ),
     # ---- gradients ----
     Fault(
@@ -197,7 +208,7 @@ FAULTS = [
         STEP1,
         "_ops.scale(grad, ctx.factor, rung=ctx.rung), None",
         "_ops.scale(grad, ctx.factor), None",
-        f"{TEST1}::test_a_backward_runs_by_auto_and_that_of_scale_by_its_rung[scale-cpu-v3_grid_stride]",
+        f"{GRADIENTS1}::test_a_backward_runs_by_auto_and_that_of_scale_by_its_rung[scale-cpu-v3_grid_stride]",
     ),
     Fault(
         "backward-of-another-rung",
@@ -205,7 +216,7 @@ FAULTS = [
         STEP1,
         "_ops.scale(grad, ctx.factor, rung=ctx.rung), None",
         '_ops.scale(grad, ctx.factor, rung="v2_naive"), None',
-        f"{TEST1}::test_a_backward_runs_by_auto_and_that_of_scale_by_its_rung[scale-cpu-v3_grid_stride]",
+        f"{GRADIENTS1}::test_a_backward_runs_by_auto_and_that_of_scale_by_its_rung[scale-cpu-v3_grid_stride]",
     ),
     Fault(
         "backward-of-pytorch",
@@ -213,7 +224,7 @@ FAULTS = [
         STEP1,
         "return _ops.gelu_backward(grad, ctx.saved_tensors[0], factor=ctx.factor, approximate=ctx.approximate)",
         "return ctx.factor * torch.ops.aten.gelu_backward(grad, ctx.saved_tensors[0], approximate=ctx.approximate)",
-        f"{TEST1}::test_a_backward_runs_by_auto_and_that_of_scale_by_its_rung[gelu-cpu-v1_naive]",
+        f"{GRADIENTS1}::test_a_backward_runs_by_auto_and_that_of_scale_by_its_rung[gelu-cpu-v1_naive]",
     ),
     Fault(
         "factor-forgotten",
@@ -247,7 +258,7 @@ FAULTS = [
         "def _dropout_backward(ctx, grad):\n"
         "    if not ctx.needs_input_grad[0]:\n"
         "        return None, None, grad, None, None\n",
-        f"{TEST1}::{ALONE}[bias_dropout_residual-cpu]",
+        f"{GRADIENTS1}::{ALONE}[bias_dropout_residual-cpu]",
     ),
     Fault(
         "nothing-where-weight-is-frozen",
@@ -256,7 +267,7 @@ FAULTS = [
         "    return _gradients_of_rows(ctx, ctx.saved_tensors, grad, None, grad_mean, grad_rstd)\n",
         "    grads = _gradients_of_rows(ctx, ctx.saved_tensors, grad, None, grad_mean, grad_rstd)\n"
         "    return tuple(g * (i < 2 or ctx.needs_input_grad[1]) for i, g in enumerate(grads))\n",
-        f"{TEST3}::{ALONE}[layer_norm-cpu]",
+        f"{AUTOGRAD3}::{ALONE}[layer_norm-cpu]",
     ),
     Fault(
         "cache-takes-keys-with-gradients",
@@ -264,7 +275,7 @@ FAULTS = [
         STEP4,
         "(k.requires_grad or v.requires_grad)",
         "(k.requires_grad and v.requires_grad)",
-        f"{TEST4}::test_kv_append_needs_gradients_to_be_off",
+        f"{KV_APPEND4}::test_kv_append_needs_gradients_to_be_off",
     ),
     Fault(
         "causal-forgotten-3",
@@ -296,7 +307,7 @@ FAULTS = [
         SHARED,
         "forward_ad.unpack_dual(x).tangent is not None",
         "forward_ad.unpack_dual(x).tangent is None",
-        f"{TEST1}::test_forward_mode_is_refused[scale]",
+        f"{GRADIENTS1}::test_forward_mode_is_refused[scale]",
     ),
     Fault(
         "backward-in-half",
@@ -304,7 +315,7 @@ FAULTS = [
         SHARED,
         "return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x",
         "return x",
-        f"{TEST2}::test_second_gradients_are_as_exact_as_the_dtype_allows[5-5-torch.bfloat16-cpu]",
+        f"{AUTOGRAD2}::test_second_gradients_are_as_exact_as_the_dtype_allows[5-5-torch.bfloat16-cpu]",
     ),
     Fault(
         "backward-in-autocast",
@@ -312,7 +323,7 @@ FAULTS = [
         STEP2,
         "with torch.autocast(q.device.type, enabled=False):",
         "if True:",
-        f"{TEST2}::test_a_backward_inside_autocast_computes_the_same[torch.bfloat16]",
+        f"{AUTOGRAD2}::test_a_backward_inside_autocast_computes_the_same[torch.bfloat16]",
     ),
     Fault(
         "gradient-of-the-mean-lost",
@@ -336,7 +347,7 @@ FAULTS = [
         STEP3,
         "return_statistics or needs_gradients(x, weight, bias)",
         "return_statistics",
-        f"{TEST3}::test_statistics_are_kept_where_a_gradient_is_wanted[layer_norm-cpu]",
+        f"{MEMORY3}::test_statistics_are_kept_where_a_gradient_is_wanted[layer_norm-cpu]",
     ),
     Fault(
         "nothing-saved-as-statistics",
@@ -344,7 +355,7 @@ FAULTS = [
         STEP3,
         "*(output[1:] if keep else ())",
         "*output[1:]",
-        f"{TEST3}::test_statistics_that_nobody_wants_are_not_written[24-layer_norm-cpu-cpu]",
+        f"{MEMORY3}::test_statistics_that_nobody_wants_are_not_written[24-layer_norm-cpu-cpu]",
     ),
     Fault(
         "residual-dropped",
@@ -376,7 +387,7 @@ FAULTS = [
         STEP4,
         "summed = wide(grad)",
         "summed = grad",
-        f"{TEST4}::test_gradients_of_embedding_are_as_exact_as_the_dtype_allows[torch.bfloat16-cpu]",
+        f"{EMBEDDING4}::test_gradients_of_embedding_are_as_exact_as_the_dtype_allows[torch.bfloat16-cpu]",
     ),
     Fault(
         "gradient-at-position-0",
@@ -401,7 +412,7 @@ FAULTS = [
         STEP1,
         "    x = x.clamp(-16, 16)\n",
         "",
-        f"{TEST1}::test_second_gradients_far_out_are_0[tanh]",
+        f"{GRADIENTS1}::test_second_gradients_far_out_are_0[tanh]",
     ),
     Fault(
         "second-gradient-in-half",
@@ -433,7 +444,7 @@ FAULTS = [
         STEP3,
         "rows = _heads(grad, heads), q, k, v, _heads(attended, heads), lse",
         "rows = _heads(grad, heads), q, k, v, _heads(attended, heads), lse.detach()",
-        f"{TEST3}::test_second_gradients_are_as_exact_as_the_dtype_allows[attention_block-torch.float32-cpu]",
+        f"{AUTOGRAD3}::test_second_gradients_are_as_exact_as_the_dtype_allows[attention_block-torch.float32-cpu]",
     ),
     # ---- the functions ----
     Fault(
@@ -442,7 +453,7 @@ FAULTS = [
         STEP2,
         "    if attn_mask is not None:\n",
         "    if False:\n",
-        f"{TEST2}::test_attention_refuses[cpu]",
+        f"{REFUSALS2}::test_attention_refuses[cpu]",
     ),
     Fault(
         "scale-not-passed-on",
@@ -530,7 +541,7 @@ FAULTS = [
         STEP4,
         "return _ops.embedding(ids, token_weight, position_weight, position=position, rung=rung)",
         "return _ops.embedding(ids, token_weight, position_weight, rung=rung)",
-        f"{TEST4}::test_embedding_adds_the_token_and_its_position[2-31-64-torch.float32-cpu-cpu]",
+        f"{EMBEDDING4}::test_embedding_adds_the_token_and_its_position[2-31-64-torch.float32-cpu-cpu]",
     ),
     Fault(
         "rungs-of-the-cpu",
@@ -538,7 +549,7 @@ FAULTS = [
         STEP1,
         'return _C.rungs(op, torch.device(device).type == "cuda")',
         "return _C.rungs(op, False)",
-        f"{TEST1}::test_rungs_refuses_an_unknown_op",
+        f"{REFUSALS1}::test_rungs_refuses_an_unknown_op",
     ),
     # ---- figures measured again ----
     Fault(
@@ -653,7 +664,7 @@ FAULTS = [
         STEP1,
         "dropout_p: float = 0.1,",
         "dropout_p: float = 0.5,",
-        f"{TEST1}::test_a_tenth_is_dropped_where_p_is_not_given[cpu]",
+        f"{DROPOUT1}::test_a_tenth_is_dropped_where_p_is_not_given[cpu]",
     ),
     Fault(
         "second-gradient-rounded-before-its-sum",
@@ -661,6 +672,6 @@ FAULTS = [
         STEP1,
         "to_bias = to_x.reshape(-1, bias.numel()).sum(0)",
         "to_bias = wide(to_x.to(x.dtype)).reshape(-1, bias.numel()).sum(0)",
-        f"{TEST1}::test_the_second_gradient_of_a_bias_is_rounded_once[torch.bfloat16]",
+        f"{GRADIENTS1}::test_the_second_gradient_of_a_bias_is_rounded_once[torch.bfloat16]",
     ),
 ]
