@@ -17,20 +17,31 @@ into the copy's library. Then the test runs there. It must fail, and it must pas
 import sys
 from pathlib import Path
 
+import faults.attention
 import faults.backward
+import faults.checkpoints
 import faults.cluster
 import faults.contract
 import faults.dataflow
 import faults.decode
 import faults.dropout
 import faults.fused_training
+import faults.generation
+import faults.gradients
+import faults.hf_patch
 import faults.host
 import faults.kernels
 import faults.kinds
 import faults.linear
+import faults.measuring
+import faults.merges
 import faults.model
 import faults.plain
 import faults.python
+import faults.reads
+import faults.rings
+import faults.softmax
+import faults.training
 
 from kernel_fusion.checks import by_pytest
 
@@ -39,14 +50,22 @@ README = ROOT / "tests/README.md"
 LAYERS = {
     "Python": [
         *faults.python.FAULTS,
+        *faults.gradients.FAULTS,
+        *faults.measuring.FAULTS,
         *faults.backward.PYTHON_FAULTS,
         *faults.dropout.PYTHON_FAULTS,
         *faults.linear.PYTHON_FAULTS,
         *faults.fused_training.PYTHON_FAULTS,
-        *faults.kinds.GRADIENTS,
+        *faults.gradients.OUTPUTS_ALONE,
         *faults.kinds.EMULATION,
     ],
-    "model and training": faults.model.FAULTS,
+    "model and training": [
+        *faults.model.FAULTS,
+        *faults.checkpoints.FAULTS,
+        *faults.generation.FAULTS,
+        *faults.training.FAULTS,
+        *faults.hf_patch.FAULTS,
+    ],
     "the checks themselves: they no longer see": faults.contract.FAULTS,
     "host": [
         *faults.host.FAULTS,
@@ -64,11 +83,13 @@ LAYERS = {
         *faults.dropout.PLAIN_FAULTS,
         *faults.linear.PLAIN_FAULTS,
         *faults.fused_training.PLAIN_FAULTS,
-        *faults.kinds.PLAIN_READS,
-        *faults.kinds.PLAIN_ROUNDS,
+        *faults.reads.PLAIN_READS,
+        *faults.rings.PLAIN_ROUNDS,
     ],
     "kernels and their headers": [
         *faults.kernels.FAULTS,
+        *faults.attention.FAULTS,
+        *faults.softmax.FAULTS,
         *faults.backward.FAULTS,
         *faults.backward.FIVE_PRODUCTS,
         *faults.decode.FAULTS,
@@ -78,10 +99,10 @@ LAYERS = {
         *faults.dataflow.FAULTS,
         *faults.cluster.FAULTS,
         *faults.fused_training.FAULTS,
-        *faults.kinds.READS,
-        *faults.kinds.RINGS,
-        *faults.kinds.ROUNDS,
-        *faults.kinds.MERGES,
+        *faults.reads.READS,
+        *faults.rings.RINGS,
+        *faults.rings.ROUNDS,
+        *faults.merges.MERGES,
     ],
     "launches, on a GPU alone": faults.kinds.LAUNCHES,
 }

@@ -8,7 +8,14 @@ import torch
 
 from kernel_fusion import testing
 
+DTYPES = [*testing.DTYPES, torch.float64]
 INFINITY = float("inf")
+NAN = float("nan")
+
+ops = torch.ops.step2_attention
+every_attention = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", "attention"))
+on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
+with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 # Of a batch of four with 70 keys: key_begin, key_end.
 PADDING = {

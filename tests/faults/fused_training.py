@@ -7,10 +7,11 @@ HOST = "step3-fused/fused_host.cpp"
 PLAIN = "step3-fused/cpu/fused_cpu.cpp"
 HEADERS = "step3-fused/include/step3"
 DATAFLOW = "step3-fused/kernels/attention_block"
-FUSED_TESTS = "step3-fused/test_fused.py"
 TESTS = "step3-fused/tests/test_attention_training.py"
+TRAINING_GRADIENTS3 = "step3-fused/tests/test_attention_training_gradients.py"
+MEMORY3 = "step3-fused/tests/test_memory.py"
 
-FORMULA = f"{TESTS}::test_gradients_are_those_of_the_formula[full-attention_block-cpu]"
+FORMULA = f"{TRAINING_GRADIENTS3}::test_gradients_are_those_of_the_formula[full-attention_block-cpu]"
 
 
 def padded(rung: str, dropout: str = "both", dtype: str = "float32") -> str:
@@ -32,7 +33,7 @@ PYTHON_FAULTS = [
         "step3-fused/step3_fused/shared.py",
         "statistics or _ops.layer_norm(x, weight, weight, eps=ctx.eps)[1:]",
         "statistics or _ops.layer_norm(x, weight, weight)[1:]",
-        f"{TESTS}::test_without_what_is_kept_it_is_registered_as_well[attention_block]",
+        f"{TRAINING_GRADIENTS3}::test_without_what_is_kept_it_is_registered_as_well[attention_block]",
     ),
     Fault(
         "the-dropped-are-projected-back",
@@ -80,7 +81,7 @@ PYTHON_FAULTS = [
         PYTHON,
         "keep = return_statistics or needs_gradients(*inputs)",
         "keep = return_statistics or True",
-        f"{FUSED_TESTS}::test_statistics_are_kept_where_a_gradient_is_wanted[attention_block-cpu]",
+        f"{MEMORY3}::test_statistics_are_kept_where_a_gradient_is_wanted[attention_block-cpu]",
     ),
     Fault(
         "attentions-state-unchecked",

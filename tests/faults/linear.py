@@ -14,8 +14,11 @@ HEADERS2 = "step2-attention/include/step2"
 LINEAR2 = "step2-attention/tests/test_linear.py"
 EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ROWS3 = "step3-fused/tests/test_layer_norm_backward.py"
-AUTOCAST = f"{EPILOGUES3}::test_autocast_passes_each_option_on"
-GRADIENTS = f"{EPILOGUES3}::test_gradients_are_those_of_finite_differences[depth-width-cpu"
+BLOCK3 = "step3-fused/tests/test_block.py"
+EPILOGUES_AUTOGRAD3 = "step3-fused/tests/test_epilogues_autograd.py"
+EPILOGUES_REFUSALS3 = "step3-fused/tests/test_epilogues_refusals.py"
+AUTOCAST = f"{EPILOGUES_AUTOGRAD3}::test_autocast_passes_each_option_on"
+GRADIENTS = f"{EPILOGUES_AUTOGRAD3}::test_gradients_are_those_of_finite_differences[depth-width-cpu"
 
 
 def end(shape: str, dtype: str, op: str, rung: str, way: str = "depth-width") -> str:
@@ -57,7 +60,7 @@ PYTHON_FAULTS = [
         OPS3,
         "if grad_preactivation is not None and ctx.keep:",
         "if grad_preactivation is not None and not ctx.keep:",
-        f"{EPILOGUES3}::test_the_preactivation_has_a_gradient_of_its_own[cpu]",
+        f"{EPILOGUES_AUTOGRAD3}::test_the_preactivation_has_a_gradient_of_its_own[cpu]",
     ),
     Fault(
         "a-block-without-a-mask",
@@ -65,7 +68,7 @@ PYTHON_FAULTS = [
         OPS3,
         "attended = attend(q, k, v, is_causal=causal)",
         "attended = attend(q, k, v, is_causal=False)",
-        f"{EPILOGUES3}::test_a_block_is_that_of_gpt2[torch.float32-cpu]",
+        f"{BLOCK3}::test_a_block_is_that_of_gpt2[torch.float32-cpu]",
     ),
     Fault(
         "transposed-backward",
@@ -81,7 +84,7 @@ PYTHON_FAULTS = [
         OPS3,
         "linear(x, weight_1, saved, transposed=transposed)",
         "linear(x, weight_1, saved)",
-        f"{EPILOGUES3}::test_gradients_without_what_is_kept[width-depth-cpu-mlp]",
+        f"{EPILOGUES_AUTOGRAD3}::test_gradients_without_what_is_kept[width-depth-cpu-mlp]",
     ),
     Fault(
         "mlp-never-drops",
@@ -89,7 +92,7 @@ PYTHON_FAULTS = [
         OPS3,
         "return linear_bias_dropout_residual(inner, *mlp_2, x, dropout_p)",
         "return linear_bias_dropout_residual(inner, *mlp_2, x, 0.0)",
-        f"{EPILOGUES3}::test_a_block_drops_only_while_it_trains[cpu]",
+        f"{BLOCK3}::test_a_block_drops_only_while_it_trains[cpu]",
     ),
     Fault(
         "block-of-no-heads",
@@ -97,7 +100,7 @@ PYTHON_FAULTS = [
         OPS3,
         "x.dim() != 3 or heads < 1 or",
         "x.dim() != 3 or heads < 0 or",
-        f"{EPILOGUES3}::test_a_block_refuses_what_is_no_block[cpu]",
+        f"{BLOCK3}::test_a_block_refuses_what_is_no_block[cpu]",
     ),
     Fault(
         "block-of-any-dimensions",
@@ -105,7 +108,7 @@ PYTHON_FAULTS = [
         OPS3,
         "x.dim() != 3 or heads < 1 or",
         "heads < 1 or",
-        f"{EPILOGUES3}::test_a_block_refuses_what_is_no_block[cpu]",
+        f"{BLOCK3}::test_a_block_refuses_what_is_no_block[cpu]",
     ),
 ]
 
@@ -126,7 +129,7 @@ HOST_FAULTS = [
         '  check_apart(op, outs, {{"x", x}, {"weight", weight}});',
         'const std::initializer_list<Named> outs = {{"y", y}, {"preactivation", preactivation}};\n'
         '  check_apart(op, outs, {{"x", x}});',
-        f"{EPILOGUES3}::test_outputs_that_share_memory_with_anything_are_refused[linear_gelu-cpu]",
+        f"{EPILOGUES_REFUSALS3}::test_outputs_that_share_memory_with_anything_are_refused[linear_gelu-cpu]",
     ),
     Fault(
         "autocast-forgets-transposed",
