@@ -9,15 +9,13 @@
 namespace kf::step2 {
 namespace {
 
-// What `auto` takes on CUDA tensors is read off the results.
-
 Op<kf::linear::Args> linear_op() {
   return {"linear", cpu::linear, emulated::linear::rungs(), gpu::linear::rungs(), kf::linear::automatic};
 }
 
 Op<kf::linear_backward::Args> linear_backward_op() {
   return {"linear_backward", cpu::linear_backward, emulated::linear_backward::rungs(), gpu::linear_backward::rungs(),
-          [](const auto&) { return "v4_best"; }};
+          kf::linear_backward::automatic};
 }
 
 }  // namespace

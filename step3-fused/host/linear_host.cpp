@@ -11,7 +11,7 @@
 namespace kf::step3 {
 namespace {
 
-// ---- the ops, and what `auto` takes on CUDA tensors: read off the results ----
+// ---- the ops ----
 
 Op<kf::linear_gelu::Args> linear_gelu_op() {
   return {"linear_gelu", cpu::linear_gelu, emulated::linear_gelu::rungs(), gpu::linear_gelu::rungs(),
@@ -23,13 +23,13 @@ Op<kf::linear_gelu_backward::Args> linear_gelu_backward_op() {
           cpu::linear_gelu_backward,
           emulated::linear_gelu_backward::rungs(),
           gpu::linear_gelu_backward::rungs(),
-          [](const auto&) { return "v2_fused"; },
+          kf::linear_gelu_backward::automatic,
           "grad · gelu'(preactivation)"};
 }
 
 Op<kf::gelu_linear::Args> gelu_linear_op() {
   return {"gelu_linear", cpu::gelu_linear, emulated::gelu_linear::rungs(), gpu::gelu_linear::rungs(),
-          [](const auto&) { return "v1_separate"; }};
+          kf::gelu_linear::automatic};
 }
 
 Op<kf::gelu_linear_backward::Args> gelu_linear_backward_op() {
@@ -37,7 +37,7 @@ Op<kf::gelu_linear_backward::Args> gelu_linear_backward_op() {
           cpu::gelu_linear_backward,
           emulated::gelu_linear_backward::rungs(),
           gpu::gelu_linear_backward::rungs(),
-          [](const auto&) { return "v3_hopper"; },
+          kf::gelu_linear_backward::automatic,
           "gelu(x)"};
 }
 
@@ -46,7 +46,7 @@ Op<kf::layer_norm_linear::Args> layer_norm_linear_op() {
           cpu::layer_norm_linear,
           emulated::layer_norm_linear::rungs(),
           gpu::layer_norm_linear::rungs(),
-          [](const auto&) { return "v1_separate"; },
+          kf::layer_norm_linear::automatic,
           "the normalised rows"};
 }
 
@@ -61,17 +61,12 @@ Op<kf::linear_bias_dropout_residual_backward::Args> linear_bias_dropout_residual
           cpu::linear_bias_dropout_residual_backward,
           emulated::linear_bias_dropout_residual_backward::rungs(),
           gpu::linear_bias_dropout_residual_backward::rungs(),
-          [](const auto&) { return "v2_fused"; },
+          kf::linear_bias_dropout_residual_backward::automatic,
           "the masked gradient"};
 }
 
 Op<kf::mlp::Args> mlp_op() {
-  return {"mlp",
-          cpu::mlp,
-          emulated::mlp::rungs(),
-          gpu::mlp::rungs(),
-          [](const auto& a) { return a.rows <= 64 ? "v7_inner" : "v4_best"; },
-          "the activation"};
+  return {"mlp", cpu::mlp, emulated::mlp::rungs(), gpu::mlp::rungs(), kf::mlp::automatic, "the activation"};
 }
 
 // ---- checks ----

@@ -19,6 +19,9 @@ struct Args {
   DType dtype;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v4_any_width"; }
+
 }  // namespace kf::bias_dropout_residual
 
 #define KF_OP bias_dropout_residual

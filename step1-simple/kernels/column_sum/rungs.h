@@ -14,6 +14,12 @@ struct Args {
   void* scratch = nullptr;  // partial sums of blocks of rows
 };
 
+// What `auto` takes on a GPU, read off results/h200.json. For a few thousand rows, starting v3's larger blocks takes
+// longer than its vectors save.
+inline const char* automatic(const Args& a) {
+  return a.rows < (int64_t{1} << 23) / a.width ? "v2_two_stage" : "v3_vector";
+}
+
 }  // namespace kf::column_sum
 
 #define KF_OP column_sum

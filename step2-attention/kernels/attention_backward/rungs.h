@@ -33,6 +33,9 @@ struct Args : kf::attention::Args {
   Strides dv_stride;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args& a) { return a.head_dim <= 64 ? "v7_turns" : "v8_wide"; }
+
 }  // namespace kf::attention_backward
 
 #define KF_OP attention_backward

@@ -25,6 +25,12 @@ struct Args {
 // How many rows a square has that the causal mask is laid over; 0 where there is none.
 inline int64_t mask_of(const Args& a) { return a.causal ? a.q_length : 0; }
 
+// What `auto` takes on a GPU, read off results/h200.json. Of rows up to 32 KB several fit into a multiprocessor's
+// registers; wider ones are shared.
+inline const char* automatic(const Args& a) {
+  return a.width * size_of(a.dtype) <= 32768 ? "v4_registers" : "v6_cluster_registers";
+}
+
 }  // namespace kf::softmax
 
 #define KF_OP softmax

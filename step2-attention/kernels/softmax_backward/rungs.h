@@ -24,6 +24,11 @@ struct Args {
 // How many rows a square has that the causal mask is laid over; 0 where there is none.
 inline int64_t mask_of(const Args& a) { return a.causal ? a.q_length : 0; }
 
+// What `auto` takes on a GPU, read off results/h200.json; as softmax's.
+inline const char* automatic(const Args& a) {
+  return a.width * size_of(a.dtype) <= 32768 ? "v3_registers" : "v4_cluster";
+}
+
 }  // namespace kf::softmax_backward
 
 #define KF_OP softmax_backward

@@ -42,14 +42,14 @@ inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* pr
 
 // What `auto` takes, read off results/h200.json: one launch for few rows of GPT-2 small, and for one text of
 // GPT-2 medium; the best launches one after the other elsewhere. GPT-2 XL's one new token is between the two: v5 is
-// ahead with 128 keys, and behind with 1024. Before compute capability 9.0 v5's cluster is one block, and nobody has
-// measured it.
-inline const char* automatic(const Args& a) {
+// ahead with 128 keys, and behind with 1024. Where the GPU has no clusters v5's is one block, and nobody has measured
+// it.
+inline const char* automatic(const Args& a, bool clusters) {
   const Attention& t = a.attention;
   const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
   const bool few = rows <= 128 && t.k_length <= 1024 && (width <= 768 ? t.batch <= 32 : width <= 1024 && t.batch == 1);
   const bool one = width <= 1600 && rows == 1 && t.k_length <= 512;
-  return (few || one) && size_of(a.dtype) == 2 ? "v5_cluster" : "v3_best";
+  return (few || one) && clusters && size_of(a.dtype) == 2 ? "v5_cluster" : "v3_best";
 }
 
 }  // namespace kf::attention_block

@@ -31,13 +31,13 @@ inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* at
 
 // What `auto` takes, read off results/h200.json and, for one new token, h100-80gb-hbm3.json: one launch for few rows of
 // GPT-2 small, and for one new token of any GPT-2 against 128 keys; the best launches one after the other elsewhere.
-// Before compute capability 9.0 v4's cluster is one block, and nobody has measured it.
-inline const char* automatic(const Args& a) {
+// Where the GPU has no clusters v4's is one block, and nobody has measured it.
+inline const char* automatic(const Args& a, bool clusters) {
   const Attention& t = a.attention;
   const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
   const bool few = rows <= 128 && t.k_length <= 1024 && width <= 768 && t.batch <= 32;
   const bool one = t.q_length == 1 && t.k_length <= 128 && width <= 1600 && t.batch <= 32;
-  return (few || one) && size_of(a.dtype) == 2 ? "v4_heads" : "v3_best";
+  return (few || one) && clusters && size_of(a.dtype) == 2 ? "v4_heads" : "v3_best";
 }
 
 }  // namespace kf::attention_residual_layer_norm

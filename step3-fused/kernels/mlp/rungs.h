@@ -24,6 +24,9 @@ struct Args {
   void* scratch = nullptr;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args& a) { return a.rows <= 64 ? "v7_inner" : "v4_best"; }
+
 }  // namespace kf::mlp
 
 #define KF_OP mlp
