@@ -1,8 +1,8 @@
 """What a program's kernels ask of memory, counted on the CPU: by kernel and by source line, in a GPU's own units.
 
-count/callbacks.cpp counts, and writes addresses of code; here they become source lines. A request is what
-the lanes of a warp ask for in one instruction. A sector is 32 bytes of global memory. A wavefront is what shared memory
-does at once: at most one word from each of its 32 banks; those that an access needs beyond its width are conflicts.
+count/ counts, and writes addresses of code; here they become source lines. A request is what the lanes of a warp ask
+for in one instruction. A sector is 32 bytes of global memory. A wavefront is what shared memory does at once: at most
+one word from each of its 32 banks; those that an access needs beyond its width are conflicts.
 """
 
 import argparse

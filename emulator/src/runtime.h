@@ -247,7 +247,7 @@ class Worker {
   static void handle_faults();  // the first call installs the handler, see signals.cpp
 
  private:
-  friend class AccessCounter;  // count/callbacks.cpp
+  friend class AccessCounter;  // count/access_counter.h
   struct WarpOperation {
     unsigned mask, arrived;
     WarpKind kind;
