@@ -205,7 +205,7 @@ def test_offsets_beyond_32_bits_are_right(width, op, device, rung, monkeypatch):
 
     # The same for the last elements alone. Sums over rows are the last row: the others are zeros.
     here = functools.partial(mask_and_factor, first=rows * width - last)
-    monkeypatch.setitem(globals(), "mask_and_factor", here)
+    monkeypatch.setattr("step1_simple.testing.mask_and_factor", here)
     end = tuple(v[-last:].double() if v is x or v is bias else v for v in inputs)
     for out, want in zip(outs.values(), as_tuple(OPS[op][0](*end)), strict=True):
         written = 600  # so many at least, by any rung's last 20 blocks

@@ -1,4 +1,4 @@
-"""What the tests of products with fused epilogues share: formulas, each op's inputs, and which rungs there are."""
+"""What the tests of products with epilogues share: formulas, each op's inputs, and which rungs there are."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Products with fused epilogues as torch sees them: gradients, autocast, CUDA graphs."""
+"""Products with epilogues as torch sees them: gradients, autocast, CUDA graphs."""
 
 import pytest
 import torch

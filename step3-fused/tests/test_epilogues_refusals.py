@@ -1,4 +1,4 @@
-"""What products with fused epilogues refuse, and in which words."""
+"""What products with epilogues refuse, and in which words."""
 
 import pytest
 import torch
