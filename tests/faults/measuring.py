@@ -7,6 +7,7 @@ DROPOUT1 = "step1-simple/tests/test_dropout.py"
 GRADIENTS1 = "step1-simple/tests/test_gradients.py"
 LESSON2 = "step2-attention/tests/test_lesson.py"
 BENCHMARKS = "common/kernel_fusion/tests/test_benchmarks.py"
+MEASURING = "common/kernel_fusion/tests/test_measuring.py"
 RECHECK = "common/kernel_fusion/tests/test_recheck.py"
 
 FAULTS = [
@@ -91,7 +92,7 @@ FAULTS = [
         "common/kernel_fusion/bench/measuring.py",
         '"peer": (Exception,)}',
         '"peer": (ValueError, RuntimeError)}',
-        f"{BENCHMARKS}::test_a_peer_that_raises_has_no_row_and_its_reason_is_said",
+        f"{MEASURING}::test_a_peer_that_raises_has_no_row_and_its_reason_is_said",
     ),
     Fault(
         "fragment-b-exchanged",
