@@ -60,19 +60,6 @@ def run_pytest(tree: Path, tests: list[str], log: Path) -> None:
     sys.exit(int(pytest.main(["-q", "-x", "--tb=short", *quick, *tests])))
 
 
-def outcome(context, tree: Path, tests: list[str]) -> tuple[int, str]:
-    """pytest's exit code for `tests` in `tree`, and what it printed."""
-    log = tree.with_suffix(".log")
-    process = context.Process(target=run_pytest, args=(tree, tests, log))
-    process.start()
-    process.join(SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        raise Failure(f"{', '.join(tests)} in {tree} did not end within {SECONDS} s")
-    return process.exitcode, log.read_text(errors="replace")
-
-
 # ---- a library with the fault ----
 
 
@@ -143,14 +130,13 @@ class Planting:
         self.libraries = {step: Library(step) for step in sorted(steps)}
         copy_of_tree(self.clean)
 
-    def check_clean(self, tests: list[str]) -> str:
-        """All `tests` of one file must pass without a fault. Returns what pytest printed."""
+    def check_clean(self, tests: list[str]) -> None:
+        """All `tests` of one file must pass without a fault."""
         tree = self.folder / f"clean-{abs(hash(tuple(tests)))}"
         shutil.copytree(self.clean, tree)
         code, printed = self.run(tree, sorted(set(tests)))
         if code != 0:
             raise Failure(f"without a fault pytest ended with {code}:\n{printed[-6000:]}")
-        return printed
 
     def check(self, fault: Fault) -> tuple[bool, str]:
         """Whether each of the fault's tests fails with it, and what pytest printed."""
@@ -172,7 +158,16 @@ class Planting:
         return caught, all_printed
 
     def run(self, tree: Path, tests: list[str]) -> tuple[int, str]:
-        return outcome(self.context, tree, tests)
+        """pytest's exit code for `tests` in `tree`, and what it printed."""
+        log = tree.with_suffix(".log")
+        process = self.context.Process(target=run_pytest, args=(tree, tests, log))
+        process.start()
+        process.join(SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise Failure(f"{', '.join(tests)} in {tree} did not end within {SECONDS} s")
+        return process.exitcode, log.read_text(errors="replace")
 
 
 def plant(faults: list[Fault], jobs: int, show: bool) -> list[str]:
@@ -188,26 +183,20 @@ def plant(faults: list[Fault], jobs: int, show: bool) -> list[str]:
             work: dict[Future[Any], Fault | None] = {
                 pool.submit(planting.check_clean, tests): None for tests in files.values()
             }
-            # Compiled ones first: they take longest.
-            work |= {
-                pool.submit(planting.check, fault): fault for fault in sorted(faults, key=is_compiled, reverse=True)
-            }
+            by_time = sorted(faults, key=is_compiled, reverse=True)  # compiled ones take longest
+            work |= {pool.submit(planting.check, fault): fault for fault in by_time}
             for future in as_completed(work):
-                judged = work[future]
                 try:
                     result = future.result()
                 except Failure as failure:
                     print(failure, flush=True)
                     wrong.append(str(failure))
                     continue
-                if judged is None:
-                    continue
-                caught, printed = result
-                if not caught:
-                    wrong.append(judged.name)
-                if show:
-                    print(printed)
-                print(f"{'caught  ' if caught else 'SURVIVED'} {judged.name}", flush=True)
+                if fault := work[future]:
+                    caught, printed = result
+                    wrong += [] if caught else [fault.name]
+                    print(printed if show else "", end="")
+                    print(f"{'caught  ' if caught else 'SURVIVED'} {fault.name}", flush=True)
     return wrong
 
 

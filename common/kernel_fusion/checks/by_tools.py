@@ -60,12 +60,8 @@ class Fault:
 
 def copy_of_tree(to: Path) -> None:
     """What rungs include, and they themselves: the emulation's headers are used where they are."""
-    for folder in (
-        "common/include",
-        *(f"{p.name}/{part}" for p in ROOT.glob("step*") for part in ("include", "kernels")),
-    ):
-        if (ROOT / folder).is_dir():
-            shutil.copytree(ROOT / folder, to / folder)
+    for folder in (ROOT / "common/include", *ROOT.glob("step*/include"), *ROOT.glob("step*/kernels")):
+        shutil.copytree(folder, to / folder.relative_to(ROOT))
 
 
 class Preset:
@@ -134,14 +130,9 @@ def after(command: list[str], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-@dataclass
-class Run:
-    passed: bool
-    text: str
-
-
-def run_tests(program: Path, tests: str, schedule: str, stop_at_first: bool) -> Run:
-    """One run of a test program. The order of blocks and threads is the same each time: one OS thread does all."""
+def run_tests(program: Path, tests: str, schedule: str, stop_at_first: bool) -> tuple[bool, str]:
+    """Whether a test program passed, and what it said. The order of blocks and threads is the same each time: one OS
+    thread does all."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("KF_SIMT_", "GTEST_", "ASAN_", "TSAN_"))}
     environment |= {"KF_SIMT_THREADS": "1", "KF_SIMT_SCHEDULE": schedule, "ASAN_OPTIONS": "detect_leaks=0"}
     # glibc then maps each buffer for itself, so that a write just past one does not end the program, or not, by chance.
@@ -150,19 +141,14 @@ def run_tests(program: Path, tests: str, schedule: str, stop_at_first: bool) -> 
     if stop_at_first:
         command.append("--gtest_throw_on_failure")  # which ends the program
     try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            timeout=SECONDS,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, env=environment, timeout=SECONDS, **streams)
     except subprocess.TimeoutExpired as error:
         raise Failure(f"{shlex.join(command)} did not end within {SECONDS} s") from error
     text = done.stdout.decode(errors="replace")
     if re.search(r"Running 0 tests", text):
         raise Failure(f"{shlex.join(command)}: the filter matches no test")
-    return Run(done.returncode == 0, text)
+    return done.returncode == 0, text
 
 
 def kind_of_failure(text: str) -> str:
@@ -174,19 +160,19 @@ def kind_of_failure(text: str) -> str:
 def findings(preset: str, program: Path, tests: str) -> tuple[dict[str, str], str]:
     """What the preset's columns say, and the text of all runs. An empty cell: nothing was found."""
     if preset == "simt":
-        usual, *others = (run_tests(program, tests, schedule, stop_at_first=True) for schedule in SCHEDULES)
+        runs = {schedule: run_tests(program, tests, schedule, stop_at_first=True) for schedule in SCHEDULES}
+        (passed, said), *others = runs.values()
         cells = {
-            "contract": "" if usual.passed else kind_of_failure(usual.text),
-            "other orders": "" if all(other.passed for other in others) else "yes",
+            "contract": "" if passed else kind_of_failure(said),
+            "other orders": "" if all(passed for passed, _ in others) else "yes",
         }
-        text = "".join(f"--- {schedule}\n{r.text}" for schedule, r in zip(SCHEDULES, (usual, *others), strict=True))
-        return cells, text
+        return cells, "".join(f"--- {schedule}\n{said}" for schedule, (_, said) in runs.items())
     # Not stopped at the first wrong result: what is asked here is whether the tool finds the cause.
-    done = run_tests(program, tests, "forward", stop_at_first=False)
+    _, said = run_tests(program, tests, "forward", stop_at_first=False)
     if preset == "simt-tsan":
-        return {"race detector": "yes" if RACE.search(done.text) else ""}, done.text
-    reported = re.search(r"ERROR: AddressSanitizer|AddressSanitizer would name|error: .*misaligned", done.text)
-    return {"AddressSanitizer": "yes" if reported else ""}, done.text
+        return {"race detector": "yes" if RACE.search(said) else ""}, said
+    reported = re.search(r"ERROR: AddressSanitizer|AddressSanitizer would name|error: .*misaligned", said)
+    return {"AddressSanitizer": "yes" if reported else ""}, said
 
 
 def row_start(fault: Fault) -> str:
