@@ -321,11 +321,11 @@ def test_auto_does_gpt2_sized_layers(causal, op, device):
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
 @pytest.mark.parametrize("batch", [7, 8])
 def test_the_product_adds_the_residual_where_rows_are_many(batch, device):
-    """v3_best with 8192 rows and more: 8 sequences of 1024 tokens of GPT-2 small."""
+    """Of the pieces, with 8192 rows and more: 8 sequences of 1024 tokens of GPT-2 small."""
     inputs = attention_inputs(batch, 12, 1024, 1024, 64, torch.bfloat16, device, projection=True)
-    check("attention_block", inputs, "v3_best", causal=True, layouts=False)
+    check("attention_block", inputs, "pieces", causal=True, layouts=False)
     residual, proj_weight, proj_bias, *norm = inputs[3:]
-    options = {"causal": True, "return_statistics": True, "rung": "v3_best"}
+    options = {"causal": True, "return_statistics": True, "rung": "pieces"}
     y, total, attended, _, mean, rstd = step3_fused.attention_block(*inputs, **options)
     if batch == 8:
         expected = step3_fused.linear_bias_dropout_residual(attended, proj_weight, proj_bias, residual, dropout_p=0.0)
@@ -345,8 +345,8 @@ def test_the_product_adds_the_residual_where_rows_are_many(batch, device):
 def test_the_emulated_product_adds_the_residual_where_rows_are_many(batch):
     """Then it is the rounded sum that is normalised."""
     inputs = attention_inputs(batch, 2, 64, 64, 8, torch.bfloat16, "cpu", projection=True)
-    check("attention_block", inputs, "v3_best", causal=True, layouts=False)
-    y, total = step3_fused.attention_block(*inputs, causal=True, rung="v3_best")
+    check("attention_block", inputs, "pieces", causal=True, layouts=False)
+    y, total = step3_fused.attention_block(*inputs, causal=True, rung="pieces")
     assert torch.equal(y, step3_fused.layer_norm(total, *inputs[6:], rung="v3_registers")) == (batch == 128)
 
 
@@ -357,19 +357,19 @@ def test_auto_takes_what_was_measured_to_be_fastest(device):
     token, later = (3, 25, 1, 128, 64), (3, 25, 1, 129, 64)
     for op, shape, rung in (
         ("attention_block", few, "v5_cluster"),
-        ("attention_block", many, "v3_best"),
-        ("attention_block", wide, "v3_best"),
+        ("attention_block", many, "pieces"),
+        ("attention_block", wide, "pieces"),
         ("attention_residual_layer_norm", few, "v4_heads"),
-        ("attention_residual_layer_norm", many, "v3_best"),
-        ("attention_residual_layer_norm", wide, "v3_best"),
+        ("attention_residual_layer_norm", many, "pieces"),
+        ("attention_residual_layer_norm", wide, "pieces"),
         ("attention_residual_layer_norm", token, "v4_heads"),
-        ("attention_residual_layer_norm", later, "v3_best"),
+        ("attention_residual_layer_norm", later, "pieces"),
     ):
         inputs = attention_inputs(*shape, torch.bfloat16, device, projection=op == "attention_block")
         if device == "cpu":
             rung = "cpu"
         elif torch.cuda.get_device_capability() < (9, 0):
-            rung = "v3_best"
+            rung = "pieces"
         expected, got = (as_tuple(getattr(step3_fused, op)(*inputs, causal=True, rung=r)) for r in (rung, "auto"))
         for one, same in zip(got, expected, strict=True):
             assert torch.equal(one, same)
@@ -421,7 +421,7 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
                 check(op, inputs_of(op, torch.float32, "cpu"), rung, layouts=False)
     for op in ("attention_residual_layer_norm", "attention_block"):
         inputs = attention_inputs(8, 2, 33, 35, 24, torch.float32, "cpu", projection=op == "attention_block")
-        for rung in ("v1_separate", "v2_fused", "v3_best"):
+        for rung in ("v1_separate", "v2_fused", "pieces"):
             check(op, inputs, rung, causal=True, layouts=False)
 
 
@@ -480,8 +480,8 @@ LAUNCHES = {
     ("attention_block", "v1_separate"): 4,
     ("attention_block", "v2_fused"): 1,
 }
-# v3_best takes other ops' rungs: one for each, where they are not the library's.
-EMULATED_LAUNCHES = {("attention_residual_layer_norm", "v3_best"): 2, ("attention_block", "v3_best"): 3}
+# The pieces are other ops' rungs: one for each, where they are not the library's.
+EMULATED_LAUNCHES = {("attention_residual_layer_norm", "pieces"): 2, ("attention_block", "pieces"): 3}
 
 
 @every_op_and_rung
@@ -901,7 +901,7 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
                 choose(op, rung, rows=8 * most + 1)
     for op in ("attention_residual_layer_norm", "attention_block"):
         sizes = {"batch": 1 << 10, "heads": 12, "q_length": 1024, "k_length": 1 << 40, "head_dim": 64}
-        assert choose(op, "auto", **sizes) == "v3_best"
+        assert choose(op, "auto", **sizes) == "pieces"
         too_many = {"batch": 1 << 20, "heads": 1 << 6, "q_length": 1 << 9}
         with testing.raises(
             ValueError, f"rung 'v1_separate' takes at most {most} blocks of 16 queries, got {most + 1}"
@@ -914,7 +914,7 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         assert choose(op, "v2_fused", **sizes) == choose(op, "v2_fused", **too_many) == "v2_fused"
         # no product in float32 of so many rows, and v3 needs one
         alone = op == "attention_block" and dtype == torch.float32
-        assert choose(op, "auto", **too_many) == ("v2_fused" if alone else "v3_best")
+        assert choose(op, "auto", **too_many) == ("v2_fused" if alone else "pieces")
         with testing.raises(
             ValueError, f"{op}: rung 'v2_fused' takes batch·q_length ≤ 2³¹−1, got {most + 1}; these can"
         ):
@@ -1251,7 +1251,7 @@ def test_a_head_too_wide_for_shared_memory_is_refused_in_words(device):
     with testing.raises(
         ValueError,
         "rung 'v1_separate' keeps tiles of head_dim 2000 columns in shared memory",
-        "these can: 'v3_best'",
+        "these can: 'pieces'",
     ):
         step3_fused.attention_residual_layer_norm(*inputs, rung="v1_separate")
     check("attention_residual_layer_norm", inputs, "auto", layouts=False)

@@ -40,7 +40,8 @@ from kernel_fusion.testing.accuracy import allowance, as_tuple, in_float64, max_
 
 __all__ = ["Case", "Ceilings", "benchmark_kernel", "compiled", "device_of", "installed", "main", "run_case"]
 
-REFUSALS = {"rung": (ValueError, RuntimeError), "peer": Exception}  # others' code raises what it likes
+OURS = (ValueError, RuntimeError)
+REFUSALS = {"rung": OURS, "plan": OURS, "peer": Exception}  # others' code raises what it likes
 SIZES = ("emulated", "cpu", "quick", "full")
 COPY_BYTES = {"cuda": [1 << n for n in (22, 24, 26, 28, 30, 33)], "cpu": [1 << n for n in (16, 20, 24, 28)]}
 BUDGET_S = 1.0  # what the repeats of one implementation may take together; KF_BENCHMARK_SECONDS says otherwise
@@ -181,7 +182,7 @@ def run_case(
     ceilings = ceilings or Ceilings(device)
     budget_s = budget() if budget_s is None else budget_s
     names = step.rungs(case.op, device) if rungs is None else rungs
-    impls = [(name, "rung", functools.partial(case.run, rung=name)) for name in names]
+    impls = [(name, results.kind_of(name), functools.partial(case.run, rung=name)) for name in names]
     if peers:
         impls += [(name, "peer", fn) for name, fn in case.peers.items()]
     if peers and device.type == "cuda":
@@ -200,7 +201,7 @@ def run_case(
                     return clock.measure_call(fn, own, budget_s / ROUNDS)
                 return clock.measure(fn, own, *_repeats(fn, own, budget_s))
             except REFUSALS[kind] as refusal:
-                if kind == "rung" and f"rung '{name}'" not in str(refusal):
+                if kind != "peer" and f"rung '{name}'" not in str(refusal):
                     raise
                 say(f"{case.title()}: {kind} '{name}' not run: {reason(refusal)}")
                 return None
@@ -209,7 +210,7 @@ def run_case(
         for (name, kind, fn), own, timing in timed(attempt, impls, inputs):
             outputs = as_tuple(timing.result)
             error, correct = tolerance.check(outputs, _own_reference(case, name, outputs, own))
-            if kind == "rung":  # once more: memory that it leaves unwritten may have held an earlier right result
+            if kind != "peer":  # once more: memory that it leaves unwritten may have held an earlier right result
                 with poisoned_allocations():
                     correct = correct and tolerance.check(as_tuple(fn(*own)))[1]
             if not correct:
@@ -479,7 +480,7 @@ def merge_results(
     cases = {one[:-1] for one in known}
     kept, dropped = [], []
     for row in before.rows:
-        stands = results.key(row) in known if row["kind"] == "rung" else results.case_key(row) in cases
+        stands = results.key(row) in known if results.is_ours(row) else results.case_key(row) in cases
         if results.key(row) not in new:
             (kept if stands or row["op"] not in measured else dropped).append(row)
     run = {name: here[name] for name in ("commit", "date")}
@@ -618,7 +619,7 @@ def main(step: str, cases: Callable[[str, str], list[Case]], arguments: list[str
             console.print(f"written: {path}", soft_wrap=True)
     except UserError as error:
         sys.exit(f"benchmark: {error}")
-    wrong = [row for row in rows if row["kind"] == "rung" and not row["correct"]]
+    wrong = [row for row in rows if results.is_ours(row) and not row["correct"]]
     sys.exit(1 if wrong else 0)
 
 

@@ -27,13 +27,14 @@ struct Args {
 };
 
 // What `auto` takes on a GPU, read off results/h200.json.
-inline const char* automatic(const Args&) { return "v1_separate"; }
+inline const char* automatic(const Args&) { return "pieces"; }
 
 }  // namespace kf::layer_norm_linear
 
+// v1_separate: pieces
 #define KF_OP layer_norm_linear
-#define KF_RUNGS(RUNG)                                                   \
-  RUNG(v1_separate, can_implement, scratch_bytes, "the normalised rows") \
-  RUNG(v2_mma, can_implement, scratch_bytes, "the normalised rows")      \
-  RUNG(v3_hopper, can_implement, scratch_bytes, "the normalised rows")
+#define KF_RUNGS(RUNG)                                                 \
+  RUNG(v2_mma, can_implement, scratch_bytes, "the normalised rows")    \
+  RUNG(v3_hopper, can_implement, scratch_bytes, "the normalised rows") \
+  RUNG(pieces, can_implement, scratch_bytes, "the normalised rows")
 #include <kf/rung_list.h>

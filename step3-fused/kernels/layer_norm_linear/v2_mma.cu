@@ -3,7 +3,7 @@
 // Idea      The product needs of LayerNorm two numbers a row, and the rest is a few operations for each element: they
 //           can happen in registers, between ldmatrix and mma.sync. So x is read twice, and the normalised rows are
 //           never written. The catch is gelu_linear's: it happens anew for each warp's 64 columns.
-// Since v1  A first kernel leaves mean and rstd of each row; then linear's v5_mma with NormalizePrologue
+// Since     pieces: a first kernel leaves mean and rstd of each row; then linear's v5_mma with NormalizePrologue
 //           (include/step3/prologues.h).
 // Launch    as layer_norm's v3_registers, then as linear's v5_mma
 // Moves     (2·rows·depth + depth·width + rows·width + width + 2·depth)·sizeof(T) bytes at the least;
