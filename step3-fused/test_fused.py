@@ -148,11 +148,11 @@ def test_auto_does_gpt2_sized_layers(causal, op, device):
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
 @pytest.mark.parametrize("batch", [7, 8])
 def test_the_product_adds_the_residual_where_rows_are_many(batch, device):
-    """v3_best with 8192 rows and more: 8 sequences of 1024 tokens of GPT-2 small."""
+    """Of the pieces, with 8192 rows and more: 8 sequences of 1024 tokens of GPT-2 small."""
     inputs = attention_inputs(batch, 12, 1024, 1024, 64, torch.bfloat16, device, projection=True)
-    check("attention_block", inputs, "v3_best", causal=True, layouts=False)
+    check("attention_block", inputs, "pieces", causal=True, layouts=False)
     residual, proj_weight, proj_bias, *norm = inputs[3:]
-    options = {"causal": True, "return_statistics": True, "rung": "v3_best"}
+    options = {"causal": True, "return_statistics": True, "rung": "pieces"}
     y, total, attended, _, mean, rstd = step3_fused.attention_block(*inputs, **options)
     if batch == 8:
         expected = step3_fused.linear_bias_dropout_residual(attended, proj_weight, proj_bias, residual, dropout_p=0.0)
@@ -172,8 +172,8 @@ def test_the_product_adds_the_residual_where_rows_are_many(batch, device):
 def test_the_emulated_product_adds_the_residual_where_rows_are_many(batch):
     """Then it is the rounded sum that is normalised."""
     inputs = attention_inputs(batch, 2, 64, 64, 8, torch.bfloat16, "cpu", projection=True)
-    check("attention_block", inputs, "v3_best", causal=True, layouts=False)
-    y, total = step3_fused.attention_block(*inputs, causal=True, rung="v3_best")
+    check("attention_block", inputs, "pieces", causal=True, layouts=False)
+    y, total = step3_fused.attention_block(*inputs, causal=True, rung="pieces")
     assert torch.equal(y, step3_fused.layer_norm(total, *inputs[6:], rung="v3_registers")) == (batch == 128)
 
 
@@ -184,19 +184,19 @@ def test_auto_takes_what_was_measured_to_be_fastest(device):
     token, later = (3, 25, 1, 128, 64), (3, 25, 1, 129, 64)
     for op, shape, rung in (
         ("attention_block", few, "v5_cluster"),
-        ("attention_block", many, "v3_best"),
-        ("attention_block", wide, "v3_best"),
+        ("attention_block", many, "pieces"),
+        ("attention_block", wide, "pieces"),
         ("attention_residual_layer_norm", few, "v4_heads"),
-        ("attention_residual_layer_norm", many, "v3_best"),
-        ("attention_residual_layer_norm", wide, "v3_best"),
+        ("attention_residual_layer_norm", many, "pieces"),
+        ("attention_residual_layer_norm", wide, "pieces"),
         ("attention_residual_layer_norm", token, "v4_heads"),
-        ("attention_residual_layer_norm", later, "v3_best"),
+        ("attention_residual_layer_norm", later, "pieces"),
     ):
         inputs = attention_inputs(*shape, torch.bfloat16, device, projection=op == "attention_block")
         if device == "cpu":
             rung = "cpu"
         elif torch.cuda.get_device_capability() < (9, 0):
-            rung = "v3_best"
+            rung = "pieces"
         expected, got = (as_tuple(getattr(step3_fused, op)(*inputs, causal=True, rung=r)) for r in (rung, "auto"))
         for one, same in zip(got, expected, strict=True):
             assert torch.equal(one, same)
@@ -248,7 +248,7 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
                 check(op, inputs_of(op, torch.float32, "cpu"), rung, layouts=False)
     for op in ("attention_residual_layer_norm", "attention_block"):
         inputs = attention_inputs(8, 2, 33, 35, 24, torch.float32, "cpu", projection=op == "attention_block")
-        for rung in ("v1_separate", "v2_fused", "v3_best"):
+        for rung in ("v1_separate", "v2_fused", "pieces"):
             check(op, inputs, rung, causal=True, layouts=False)
 
 
@@ -295,8 +295,8 @@ LAUNCHES = {
     ("attention_block", "v1_separate"): 4,
     ("attention_block", "v2_fused"): 1,
 }
-# v3_best takes other ops' rungs: one for each, where they are not the library's.
-EMULATED_LAUNCHES = {("attention_residual_layer_norm", "v3_best"): 2, ("attention_block", "v3_best"): 3}
+# The pieces are other ops' rungs: one for each, where they are not the library's.
+EMULATED_LAUNCHES = {("attention_residual_layer_norm", "pieces"): 2, ("attention_block", "pieces"): 3}
 
 
 @every_op_and_rung

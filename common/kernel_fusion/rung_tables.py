@@ -10,7 +10,8 @@ import re
 import sys
 
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-FILE_NAME = re.compile(r"v\d+_\w+")
+PIECES = "pieces"  # of the op, each by its own `auto`: no rung, and the last row
+FILE_NAME = re.compile(rf"v\d+_\w+|{PIECES}")
 ROW = re.compile(r"\bRUNG\(\s*(\w+)\s*,\s*(\w+)\s*,\s*(\w+)")
 NOTE = re.compile(r"^// (v\d+_\w+(?:, v\d+_\w+)*): ", re.MULTILINE)  # above the list: rungs that went, and why
 LAUNCHER = "void {}(const Args& args, void* stream)"
@@ -34,7 +35,7 @@ def problems(folder: pathlib.Path) -> list[str]:
     found = []
     for path in sorted(folder.glob("*.cu")):
         if not FILE_NAME.fullmatch(path.stem):
-            found.append(f"{path}: a rung's file must be called v<number>_<name>.cu")
+            found.append(f"{path}: a rung's file must be called v<number>_<name>.cu, or pieces.cu")
         elif path.stem not in listed:
             found.append(f"{path}: {header} has no row for it; add RUNG({path.stem}, always, no_scratch)")
     for name, *words in rows:
@@ -68,8 +69,8 @@ def _problems_of_file(path: pathlib.Path, words: list[str]) -> list[str]:
 
 
 def _problems_of_order(header: pathlib.Path, listed: list[str]) -> list[str]:
-    numbers = [int(re.findall(r"\d+", name)[0]) for name in listed]
-    if numbers != sorted(numbers):
+    numbers = [int(re.findall(r"\d+", name)[0]) for name in listed if name != PIECES]
+    if numbers != sorted(numbers) or PIECES in listed[:-1]:
         return ["the rungs do not stand in the order of their numbers"]
     noted = {
         int(number)

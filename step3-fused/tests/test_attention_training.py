@@ -314,7 +314,7 @@ def test_tensor_cores_refuse_to_drop_weights_and_name_who_can(rung, op):
     with testing.raises(
         ValueError,
         f"{op}: rung '{rung}' drops none of attention's weights: it takes an `attention_dropout_p` of 0",
-        "these can: 'v1_separate', 'v2_fused', 'v3_best'",
+        "these can: 'v1_separate', 'v2_fused', 'pieces'",
     ):
         getattr(step3_fused, op)(*inputs, **options, rung=rung)
 

@@ -175,7 +175,7 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
                 choose(op, rung, rows=8 * most + 1)
     for op in ("attention_residual_layer_norm", "attention_block"):
         sizes = {"batch": 1 << 10, "heads": 12, "q_length": 1024, "k_length": 1 << 40, "head_dim": 64}
-        assert choose(op, "auto", **sizes) == "v3_best"
+        assert choose(op, "auto", **sizes) == "pieces"
         too_many = {"batch": 1 << 20, "heads": 1 << 6, "q_length": 1 << 9}
         with testing.raises(
             ValueError, f"rung 'v1_separate' takes at most {most} blocks of 16 queries, got {most + 1}"
@@ -188,7 +188,7 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         assert choose(op, "v2_fused", **sizes) == choose(op, "v2_fused", **too_many) == "v2_fused"
         # no product in float32 of so many rows, and v3 needs one
         alone = op == "attention_block" and dtype == torch.float32
-        assert choose(op, "auto", **too_many) == ("v2_fused" if alone else "v3_best")
+        assert choose(op, "auto", **too_many) == ("v2_fused" if alone else "pieces")
         with testing.raises(
             ValueError, f"{op}: rung 'v2_fused' takes batch·q_length ≤ 2³¹−1, got {most + 1}; these can"
         ):

@@ -146,7 +146,7 @@ def test_a_head_too_wide_for_shared_memory_is_refused_in_words(device):
     with testing.raises(
         ValueError,
         "rung 'v1_separate' keeps tiles of head_dim 2000 columns in shared memory",
-        "these can: 'v3_best'",
+        "these can: 'pieces'",
     ):
         step3_fused.attention_residual_layer_norm(*inputs, rung="v1_separate")
     check("attention_residual_layer_norm", inputs, "auto", layouts=False)

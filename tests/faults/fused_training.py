@@ -190,7 +190,7 @@ FAULTS = [
         f"{HEADERS}/step2_attention.h",
         "args.key_begin = a.key_begin, args.key_end = a.key_end;",
         "args.key_begin = a.key_begin;",
-        any_padding("v3_best", "right"),
+        any_padding("pieces", "right"),
     ),
     Fault(
         "dataflow-begins-with-padding",

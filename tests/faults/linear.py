@@ -379,8 +379,8 @@ FAULTS = [
     ),
     Fault(
         "many-rows-later",
-        "v3_best adds the residual by a launch of its own at 8192 rows",
-        f"{KERNELS3}/attention_block/v3_best.cu",
+        "the pieces add the residual by a launch of its own at 8192 rows",
+        f"{KERNELS3}/attention_block/pieces.cu",
         ">= kManyRows",
         "> kManyRows",
         "step3-fused/test_fused.py::test_the_emulated_product_adds_the_residual_where_rows_are_many[128]",

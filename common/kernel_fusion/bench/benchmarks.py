@@ -143,7 +143,7 @@ def main(step: str, cases: Callable[[str, str], list[Case]], arguments: list[str
             console.print(f"written: {path}", soft_wrap=True)
     except UserError as error:
         sys.exit(f"benchmark: {error}")
-    wrong = [row for row in rows if row["kind"] == "rung" and not row["correct"]]
+    wrong = [row for row in rows if results.is_ours(row) and not row["correct"]]
     sys.exit(1 if wrong else 0)
 
 

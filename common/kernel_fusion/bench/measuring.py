@@ -20,7 +20,8 @@ from kernel_fusion.report import results
 from kernel_fusion.testing.accuracy import allowance, as_tuple, in_float64, max_error, poisoned_allocations
 
 # Others' code raises what it likes.
-REFUSALS: dict[str, tuple[type[Exception], ...]] = {"rung": (ValueError, RuntimeError), "peer": (Exception,)}
+OURS: tuple[type[Exception], ...] = (ValueError, RuntimeError)
+REFUSALS = {"rung": OURS, "plan": OURS, "peer": (Exception,)}
 BUDGET_S = 1.0  # what the repeats of one implementation may take together; KF_BENCHMARK_SECONDS says otherwise
 # On a GPU there are at least 20, or 5 where one takes longer than this.
 SLOW_S = 0.05
@@ -160,7 +161,7 @@ def run_case(
     ceilings = ceilings or Ceilings(device)
     budget_s = budget() if budget_s is None else budget_s
     names = step.rungs(case.op, device) if rungs is None else rungs
-    impls: list[tuple[str, str, Callable]] = [(name, "rung", functools.partial(case.run, rung=name)) for name in names]
+    impls: list[tuple[str, str, Callable]] = [(name, results.kind_of(name), functools.partial(case.run, rung=name)) for name in names]
     if peers:
         impls += [(name, "peer", fn) for name, fn in case.peers.items()]
     if peers and device.type == "cuda":
@@ -179,7 +180,7 @@ def run_case(
                     return clock.measure_call(fn, own, budget_s / ROUNDS)
                 return clock.measure(fn, own, *_repeats(fn, own, budget_s))
             except REFUSALS[kind] as refusal:
-                if kind == "rung" and f"rung '{name}'" not in str(refusal):
+                if kind != "peer" and f"rung '{name}'" not in str(refusal):
                     raise
                 say(f"{case.title()}: {kind} '{name}' not run: {reason(refusal)}")
                 return None
@@ -188,7 +189,7 @@ def run_case(
         for (name, kind, fn), own, timing in timed(attempt, impls, inputs):
             outputs = as_tuple(timing.result)
             error, correct = tolerance.check(outputs, _own_reference(case, name, outputs, own))
-            if kind == "rung":  # once more: memory that it leaves unwritten may have held an earlier right result
+            if kind != "peer":  # once more: memory that it leaves unwritten may have held an earlier right result
                 with poisoned_allocations():
                     correct = correct and tolerance.check(as_tuple(fn(*own)))[1]
             if not correct:

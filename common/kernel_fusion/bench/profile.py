@@ -281,7 +281,7 @@ def find_rows(loaded: results.Results, case: measuring.Case, rungs: list[str]) -
     Raises:
         ResultsError: a rung has none.
     """
-    rows = {row["impl"]: row for row in loaded.rows if results.case_key(row) == case.key() and row["kind"] == "rung"}
+    rows = {row["impl"]: row for row in loaded.rows if results.case_key(row) == case.key() and results.is_ours(row)}
     for rung in rungs:
         if rung not in rows:
             raise results.ResultsError(

@@ -82,7 +82,7 @@ def measure_case(step: steps.Step, size: str, index: int, rows: list[dict], gpu:
         inputs = case.inputs(device)
         repeats = (10, 100) if device.type == "cuda" else (1, 5)
         for row in rows:
-            fn = functools.partial(case.run, rung=row["impl"]) if row["kind"] == "rung" else case.peers[row["impl"]]
+            fn = functools.partial(case.run, rung=row["impl"]) if results.is_ours(row) else case.peers[row["impl"]]
             try:
                 found.append(clock.measure(fn, measuring.own_copy(inputs), *repeats).ms)
             except measuring.REFUSALS[row["kind"]] as refusal:
@@ -155,7 +155,7 @@ def command(options: argparse.Namespace, console: Console) -> int:
         for row in first.rows
         if row["correct"]
         and (options.op is None or row["op"] in options.op)
-        and (row["impl"] in options.impl if options.impl else options.rungs or row["kind"] == "peer")
+        and (row["impl"] in options.impl if options.impl else options.rungs or not results.is_ours(row))
     ]
     if not rows:
         raise UserError(f"{options.results}: no row to compare")

@@ -140,7 +140,7 @@ def merge(path: pathlib.Path, rows: list[dict], ceilings: dict, device: torch.de
     kept: list[dict] = []
     dropped: list[dict] = []
     for row in before.rows:
-        stands = results.key(row) in known if row["kind"] == "rung" else results.case_key(row) in cases
+        stands = results.key(row) in known if results.is_ours(row) else results.case_key(row) in cases
         if results.key(row) not in new:
             (kept if stands or row["op"] not in measured else dropped).append(row)
     run = {name: here[name] for name in ("commit", "date")}

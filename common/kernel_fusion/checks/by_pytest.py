@@ -85,13 +85,13 @@ class Library:
         Where all `tests` name a rung, other rungs stay as they are: a header of a whole ladder is compiled once, not
         for each of its files.
         """
-        named = [re.search(r"\[.*\b(v\d+_\w+)", test) for test in tests]
+        named = [re.search(r"\[.*\b(v\d+_\w+|pieces\b)", test) for test in tests]
         tested = {match[1] for match in named if match} if all(named) else None
         compiled = []
         *compilations, link = self.commands  # in the order in which ninja would do them
         for command_of in compilations:
             made_of = self.made_of.get(command_of["output"], set()) | {str(Path(command_of["file"]).resolve())}
-            rung = re.fullmatch(r"(v\d+_\w+)\.cu", Path(command_of["file"]).name)
+            rung = re.fullmatch(r"(v\d+_\w+|pieces)\.cu", Path(command_of["file"]).name)
             if str(ROOT / file) not in made_of or (tested and rung and rung[1] not in tested):
                 continue
             Path(moved(command_of["output"], tree)).parent.mkdir(parents=True, exist_ok=True)

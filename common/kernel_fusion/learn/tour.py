@@ -225,7 +225,7 @@ def timed_rows(look: Look, cases: list[measuring.Case]) -> list[Row]:
         measured = measuring.run_case(look.module, case, device, ceilings=ceilings, say=look.say)
         peers = [m for m in measured if m.row["kind"] == "peer" and m.row["correct"]]
         fastest = min(peers, key=lambda m: m.row["ms"], default=None)
-        for m in (m for m in measured if m.row["kind"] == "rung" or m is fastest):
+        for m in (m for m in measured if m.row["kind"] != "peer" or m is fastest):
             idea = "(peer)" if m is fastest else look.ideas.get((case.op, m.row["impl"]), "")
             rows.append(Row(case, m.row["impl"], idea, m.error, m.row["correct"], ms=m.row["ms"]))
     return rows
@@ -249,7 +249,7 @@ def plain_cpp(look: Look, cases: list[measuring.Case]) -> PlainCpp:
             look.module, case, device, rungs=["cpu"], ceilings=ceilings, budget_s=CPU_BUDGET_S, say=look.say
         )
         peers = [m.row["ms"] for m in measured if m.row["kind"] == "peer"]
-        for own in (m.row for m in measured if m.row["kind"] == "rung"):
+        for own in (m.row for m in measured if m.row["kind"] != "peer"):
             wrong += not own["correct"]
             beside = f" ({min(peers):.3g})" if peers else ""
             found.append(f"{case.op} {own['ms']:.3g}{beside}")
@@ -355,15 +355,15 @@ def show_case(module: types.ModuleType, case: measuring.Case, size: str, device:
     table.add_column("result")
     before = None
     for m in measured:
-        is_rung = m.row["kind"] == "rung"
-        apart = _difference(m.outputs, before) if is_rung and before is not None else ""
-        name = m.row["impl"] if is_rung else f"{m.row['impl']} (peer)"
+        is_ours = m.row["kind"] != "peer"
+        apart = _difference(m.outputs, before) if is_ours and before is not None else ""
+        name = m.row["impl"] if is_ours else f"{m.row['impl']} (peer)"
         verdict = "right" if m.row["correct"] else "[bold red]WRONG[/]"
         table.add_row(name, f"{m.error:.1e}", apart, milliseconds(m.row["ms"]), f"{m.row['gb_s']:.3g}", verdict)
-        if is_rung:
+        if is_ours:
             before = m.outputs
     console.print(table)
-    return sum(1 for m in measured if m.row["kind"] == "rung" and not m.row["correct"])
+    return sum(1 for m in measured if m.row["kind"] != "peer" and not m.row["correct"])
 
 
 def _difference(outputs, others) -> str:

@@ -95,7 +95,7 @@ def ladders(op: str) -> list[Plot]:
 def _with_most_rungs(rows: list[dict]) -> list[dict]:
     """The rows of the forward cases, if there are any, that most rungs ran."""
     forward = [row for row in rows if row["pass"] == "forward"] or rows
-    ran = [(sum(row["kind"] == "rung" for row in case), case) for case in results.cases(forward)]
+    ran = [(sum(results.is_ours(row) for row in case), case) for case in results.cases(forward)]
     most = max(count for count, _ in ran)
     return [row for count, case in ran if count == most for row in case]
 
@@ -144,7 +144,7 @@ def paint_ladder(data: dict) -> Any:
     else:
         axes.set_xlim(0, high * 1.14)
     for place, (_, kind, ms) in enumerate(lines):
-        colour = RUNG if kind == "rung" else PEER
+        colour = PEER if kind == "peer" else RUNG
         if logarithmic:
             axes.axhline(place, color=FAINT, linewidth=0.6, zorder=0)
             axes.plot([] if ms is None else [ms], [] if ms is None else [place], "o", color=colour, markersize=7)
@@ -195,7 +195,7 @@ def bytes_of(op: str) -> list[Plot]:
     formula = {rung.name: rung.moves for rung in syllabus.rungs(step, op)}
     shown = []
     for measured in results.load(step):
-        rows = [row for row in measured.of(op) if row["kind"] == "rung" and row["correct"]]
+        rows = [row for row in measured.of(op) if results.is_ours(row) and row["correct"]]
         lines = []
         for row in results.largest(rows) if rows else []:
             predicted = formulas.evaluate(formula.get(row["impl"], ""), row["shape"], row["dtype"])
@@ -408,8 +408,8 @@ def paint_roofline(data: dict) -> Any:
         )
         axes.axvline(x, ymax=height, color=FAINT, linewidth=0.8, zorder=0)
         height -= LABEL_HEIGHT
-        for kind, mark, colour in (("peer", "s", PEER), ("rung", "o", RUNG)):
-            found = one_point([rate for op in group for _, of, rate in op["points"] if of == kind])
+        for peer, mark, colour in ((True, "s", PEER), (False, "o", RUNG)):
+            found = one_point([rate for op in group for _, kind, rate in op["points"] if (kind == "peer") == peer])
             axes.plot([x] * len(found), found, mark, color=colour, markersize=4.5)
     axes.plot([], [], "o", color=RUNG, markersize=4.5, label="our rungs")
     axes.plot([], [], "s", color=PEER, markersize=4.5, label="peers")

@@ -28,6 +28,7 @@ FIELDS = (
     *("dram_bytes", "sectors_per_request", "run", "again", "profile"),
 )
 RUNG = re.compile(r"v\d+(_|$)|cpu$")  # how the name of a rung begins
+PIECES = "pieces"  # an op's parts, each by its own `auto`: ours, and no rung
 
 
 class ResultsError(UserError):
@@ -71,6 +72,16 @@ def rounded(value: float | None) -> float | None:
     return int(figure) if figure.is_integer() else figure
 
 
+def kind_of(impl: str) -> str:
+    """What an implementation is, by its name: "rung", "plan" for `pieces`, or "peer"."""
+    return "rung" if RUNG.match(impl) else "plan" if impl == PIECES else "peer"
+
+
+def is_ours(row: dict) -> bool:
+    """Whether this is a rung's row, or that of `pieces`, and no peer's."""
+    return row["kind"] != "peer"
+
+
 def derived(row: dict) -> dict:
     """What need not stand in a file: fields as they are in most rows, and what follows from others.
 
@@ -81,7 +92,7 @@ def derived(row: dict) -> dict:
     bound, ceiling = row.get("bound", "memory"), row.get("ceiling")
     return {
         "pass": "forward",
-        "kind": "rung" if RUNG.match(row["impl"]) else "peer",
+        "kind": kind_of(row["impl"]),
         "ms_quartiles": None,
         "host_bound": False,
         "bound": "memory",
@@ -237,7 +248,7 @@ def behind(measured: Results, op: str, chosen: Callable[[dict], str]) -> dict[st
         ResultsError: the file has no row of the op, or none of the rung that is chosen.
     """
     found = {}
-    for case in cases([row for row in measured.rows if row["op"] == op and row["kind"] == "rung"]):
+    for case in cases([row for row in measured.rows if row["op"] == op and is_ours(row)]):
         rungs = {row["impl"]: spread(row) for row in case}
         name = chosen(case[0])
         if name not in rungs:

@@ -368,10 +368,11 @@ def _check_no_aliases(subject: _Subject, returned, inputs) -> None:
 
 
 def _compare_with_rung_before(subject: _Subject, inputs, outputs, like, allowed) -> tuple[str | None, float | None]:
-    """Compares with the nearest earlier rung that can do `inputs`. Both may be off by what is allowed."""
+    """Compares with the nearest earlier rung that can do `inputs`, else with `pieces`. Both may be off as allowed."""
     names = subject.step.rungs(subject.op, subject.device)
     earlier = names[: names.index(subject.rung)] if subject.rung in names else []
-    for name in reversed(earlier):
+    pieces = [name for name in names if name == "pieces" and subject.rung != name]
+    for name in [*reversed(earlier), *pieces]:
         other = _Subject(subject.step, subject.op, name, subject.device, subject.kwargs, subject.fences)
         try:
             theirs = other.into(inputs, like)

@@ -156,8 +156,8 @@ def test_rates_follow_from_what_was_measured(more, rates):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("v1_naive", "rung"), ("v12_wgmma", "rung"), ("cpu", "rung"), ("v1", "rung"), ("triton", "peer"),
-     ("vendor", "peer"), ("v2.1 of theirs", "peer"), ("cpuinfo", "peer")],
+    [("v1_naive", "rung"), ("v12_wgmma", "rung"), ("cpu", "rung"), ("v1", "rung"), ("pieces", "plan"),
+     ("triton", "peer"), ("vendor", "peer"), ("v2.1 of theirs", "peer"), ("cpuinfo", "peer")],
 )  # fmt: skip
 def test_a_rung_is_known_by_its_name(name, kind):
     assert results.derived({**MEASURED, "flops": 0, "impl": name})["kind"] == kind

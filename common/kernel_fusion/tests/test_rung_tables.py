@@ -89,13 +89,20 @@ FAULTS = {
         lambda op: (edit(op / "rungs.h", V1, ""), edit(op / "rungs.h", '"the sum")', f'"the sum") {V1}')),
         "rungs.h: the rungs do not stand in the order of their numbers",
     ),
+    "pieces before a rung": (
+        lambda op: (
+            edit(op / "rungs.h", V1, f"{V1.replace('v1_naive', 'pieces')} {V1}"),
+            (op / "pieces.cu").write_text("void pieces(const Args& a, void* stream) {}\n"),
+        ),
+        "rungs.h: the rungs do not stand in the order of their numbers",
+    ),
     "a gap without a reason": (
         lambda op: edit(op / "rungs.h", "// v2_gone: another op has it", ""),
         "rungs.h: there is no v2, and no line `// v2_<name>: <why>` above the list",
     ),
     "a file with another kind of name": (
         lambda op: (op / "fast.cu").write_text(""),
-        "fast.cu: a rung's file must be called v<number>_<name>.cu",
+        "fast.cu: a rung's file must be called v<number>_<name>.cu, or pieces.cu",
     ),
     "no list": (lambda op: (op / "rungs.h").unlink(), "there is no rungs.h"),
 }

@@ -24,7 +24,7 @@ struct Args {
 };
 
 // What `auto` takes on a GPU, read off results/h200.json.
-inline const char* automatic(const Args&) { return "v4_best"; }
+inline const char* automatic(const Args&) { return "pieces"; }
 
 }  // namespace kf::linear_backward
 
@@ -33,5 +33,5 @@ inline const char* automatic(const Args&) { return "v4_best"; }
   RUNG(v1_vector, can_implement, scratch_bytes) \
   RUNG(v2_mma, can_implement, scratch_bytes)    \
   RUNG(v3_hopper, can_implement, scratch_bytes) \
-  RUNG(v4_best, can_implement, scratch_bytes, "sums of parts, at some sizes")
+  RUNG(pieces, can_implement, scratch_bytes, "sums of parts, at some sizes")
 #include <kf/rung_list.h>

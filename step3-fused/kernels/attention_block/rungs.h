@@ -35,9 +35,13 @@ struct Args {
 // What follows the projection, for rungs with a launch of its own for it.
 inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* projected) {
   const Attention& t = a.attention;
-  const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
-  return {projected, a.residual, a.weight, a.bias,  a.y,         a.sum,       rows,   width,   a.eps,
-          a.dtype,   a.mean,     a.rstd,   nullptr, a.threshold, a.rng_state, a.seed, a.offset};
+  kf::residual_layer_norm::Args rows{};
+  rows.x = projected, rows.residual = a.residual, rows.weight = a.weight, rows.bias = a.bias;
+  rows.y = a.y, rows.sum = a.sum;
+  rows.rows = t.batch * t.q_length, rows.width = t.heads * t.head_dim, rows.eps = a.eps, rows.dtype = a.dtype;
+  rows.mean = a.mean, rows.rstd = a.rstd;
+  rows.threshold = a.threshold, rows.rng_state = a.rng_state, rows.seed = a.seed, rows.offset = a.offset;
+  return rows;
 }
 
 // What `auto` takes, read off results/h200.json: one launch for few rows of GPT-2 small, and for one text of
@@ -49,19 +53,20 @@ inline const char* automatic(const Args& a, bool clusters) {
   const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
   const bool few = rows <= 128 && t.k_length <= 1024 && (width <= 768 ? t.batch <= 32 : width <= 1024 && t.batch == 1);
   const bool one = width <= 1600 && rows == 1 && t.k_length <= 512;
-  return (few || one) && clusters && size_of(a.dtype) == 2 ? "v5_cluster" : "v3_best";
+  return (few || one) && clusters && size_of(a.dtype) == 2 ? "v5_cluster" : "pieces";
 }
 
 }  // namespace kf::attention_block
 
+// v3_best: pieces
 #define KF_OP attention_block
-#define KF_RUNGS(RUNG)                                                                                       \
-  RUNG(v1_separate, can_implement, scratch_bytes, "attention's output, its projection and the sum")          \
-  RUNG(v2_fused, can_implement, no_scratch)                                                                  \
-  RUNG(v3_best, can_implement, scratch_bytes, "attention's weights, its output, its projection and the sum") \
-  RUNG(v4_dataflow, can_implement, scratch_bytes, "attention's weights, its output and the sum")             \
-  RUNG(v5_cluster, can_implement, no_scratch,                                                                \
-       "attention's weights, its output and, where a block projects in rounds, the sum")
+#define KF_RUNGS(RUNG)                                                                              \
+  RUNG(v1_separate, can_implement, scratch_bytes, "attention's output, its projection and the sum") \
+  RUNG(v2_fused, can_implement, no_scratch)                                                         \
+  RUNG(v4_dataflow, can_implement, scratch_bytes, "attention's weights, its output and the sum")    \
+  RUNG(v5_cluster, can_implement, no_scratch,                                                       \
+       "attention's weights, its output and, where a block projects in rounds, the sum")            \
+  RUNG(pieces, can_implement, scratch_bytes, "attention's weights, its output, its projection and the sum")
 #include <kf/rung_list.h>
 
 #ifdef KF_WITH_CUDA

@@ -37,15 +37,16 @@ inline const char* automatic(const Args& a, bool clusters) {
   const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
   const bool few = rows <= 128 && t.k_length <= 1024 && width <= 768 && t.batch <= 32;
   const bool one = t.q_length == 1 && t.k_length <= 128 && width <= 1600 && t.batch <= 32;
-  return (few || one) && clusters && size_of(a.dtype) == 2 ? "v4_heads" : "v3_best";
+  return (few || one) && clusters && size_of(a.dtype) == 2 ? "v4_heads" : "pieces";
 }
 
 }  // namespace kf::attention_residual_layer_norm
 
+// v3_best: pieces
 #define KF_OP attention_residual_layer_norm
-#define KF_RUNGS(RUNG)                                                                       \
-  RUNG(v1_separate, can_implement, scratch_bytes, "attention's output and the sum")          \
-  RUNG(v2_fused, can_implement, no_scratch)                                                  \
-  RUNG(v3_best, can_implement, scratch_bytes, "attention's weights, its output and the sum") \
-  RUNG(v4_heads, can_implement, no_scratch, "attention's weights and the sum")
+#define KF_RUNGS(RUNG)                                                              \
+  RUNG(v1_separate, can_implement, scratch_bytes, "attention's output and the sum") \
+  RUNG(v2_fused, can_implement, no_scratch)                                         \
+  RUNG(v4_heads, can_implement, no_scratch, "attention's weights and the sum")      \
+  RUNG(pieces, can_implement, scratch_bytes, "attention's weights, its output and the sum")
 #include <kf/rung_list.h>

@@ -9,7 +9,7 @@
 // Limits    as linear's v5_mma; float16 and bfloat16; it rounds grad · weightᵀ and gelu(x)
 #include <step2/mma_product.h>
 
-#include "pieces.h"
+#include "product.h"
 
 namespace kf::KF_BACKEND::gelu_linear_backward {
 

@@ -10,7 +10,7 @@
 //           of a tile can wait in half the registers, it rounds grad · weightᵀ and gelu(x)
 #include <step2/hopper_product.h>
 
-#include "pieces.h"
+#include "product.h"
 
 namespace kf::KF_BACKEND::gelu_linear_backward {
 

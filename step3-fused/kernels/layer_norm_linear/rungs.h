@@ -27,7 +27,7 @@ struct Args {
 };
 
 // What `auto` takes on a GPU, read off results/h200.json.
-inline const char* automatic(const Args&) { return "v1_separate"; }
+inline const char* automatic(const Args&) { return "pieces"; }
 
 }  // namespace kf::layer_norm_linear
 

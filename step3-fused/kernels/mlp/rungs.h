@@ -25,17 +25,18 @@ struct Args {
 };
 
 // What `auto` takes on a GPU, read off results/h200.json.
-inline const char* automatic(const Args& a) { return a.rows <= 64 ? "v7_inner" : "v4_best"; }
+inline const char* automatic(const Args& a) { return a.rows <= 64 ? "v7_inner" : "pieces"; }
 
 }  // namespace kf::mlp
 
+// v4_best: pieces
 #define KF_OP mlp
 #define KF_RUNGS(RUNG)                                                   \
   RUNG(v1_separate, can_implement, scratch_bytes, "what lies between")   \
   RUNG(v2_mma, can_implement, scratch_bytes, "what lies between")        \
   RUNG(v3_hopper, can_implement, scratch_bytes, "what lies between")     \
-  RUNG(v4_best, can_implement, scratch_bytes, "what lies between")       \
   RUNG(v5_rows, can_implement, scratch_bytes, "what lies between")       \
   RUNG(v6_one_launch, can_implement, scratch_bytes, "what lies between") \
-  RUNG(v7_inner, can_implement, scratch_bytes, "what lies between")
+  RUNG(v7_inner, can_implement, scratch_bytes, "what lies between")      \
+  RUNG(pieces, can_implement, scratch_bytes, "what lies between")
 #include <kf/rung_list.h>

@@ -1,11 +1,11 @@
-// mlp v4_best: each layer by the rung that suits it
+// mlp pieces: each layer by its op's `auto`
 //
 // Idea      The first layer's epilogue computes, the second's reads: which rung is ahead differs, and with few rows
-// both are
-//           a matter of the weights' bytes. Take what the ops' `auto` takes, cuBLASLt's epilogue included.
-// Since v3  `auto` of linear_gelu and of linear_bias_dropout_residual, without a residual of linear.
+//           both are a matter of the weights' bytes. Take what `auto` of linear_gelu and of
+//           linear_bias_dropout_residual takes, without a residual that of linear.
 // Launch    as these
-// Moves     as v2
+// Moves     (3·rows·width + 2·rows·inner + 2·width·inner + width + inner)·sizeof(T) bytes, a residual included; with
+//           the preactivation rows·inner·sizeof(T) more; 4·rows·width·inner FLOPs
 // Limits    as these; it rounds what lies between
 #include <linear/best.h>
 #include "layers.h"
@@ -24,16 +24,19 @@ const Rung<linear_bias_dropout_residual::Args>& second_rung(const Args& a) {
 
 }  // namespace
 
-std::string v4_best_can_implement(const Args& a) { return v1_separate_can_implement(a); }
+std::string pieces_can_implement(const Args& a) {
+  const std::string first = can_implement_any(linear_gelu::rungs(), first_layer(a));
+  return first.empty() ? linear::can_implement(plain_second_layer(a)) : first;
+}
 
-int64_t v4_best_scratch_bytes(const Args& a) {
+int64_t pieces_scratch_bytes(const Args& a) {
   const int64_t first = scratch_bytes_of(first_rung(a), first_layer(a));
   const int64_t second = a.residual == nullptr ? linear::best_scratch_bytes(plain_second_layer(a))
                                                : scratch_bytes_of(second_rung(a), second_layer(a));
   return activation_bytes(a) + std::max(first, second);
 }
 
-void v4_best(const Args& a, void* stream) {
+void pieces(const Args& a, void* stream) {
   first_rung(a).launch(first_layer(a), stream);
   a.residual == nullptr ? linear::launch_best(plain_second_layer(a), second_layer(a).scratch, stream)
                         : second_rung(a).launch(second_layer(a), stream);

@@ -1,9 +1,7 @@
-// attention_block v3_best: three launches, each by the rung that suits it
+// attention_block pieces: attention, projection, addition with LayerNorm, each by its op's `auto`
 //
-// Idea      Attention, the projection with its bias, the addition with LayerNorm: of each the rung that its op's `auto`
-//           takes for these sizes. This is what a fusion of all three has to beat.
-// Since v1  Step 2's rungs on tensor cores instead of a block that reads keys and values for 16 queries, and this
-//           step's products and row kernels. Bias and addition are no launches of their own: linear adds the one,
+// Idea      Three launches, of each the rung that its op's `auto` takes for these sizes. This is what a fusion of all
+//           three has to beat. Bias and addition are no launches of their own: linear adds the one,
 //           residual_layer_norm does the other. Where rows are many the product adds the residual itself, and
 //           layer_norm is last: the bare projection is never written to memory and read back.
 // Launch    theirs
@@ -58,57 +56,57 @@ struct Scratch {
 
 linear::Args projection(const Args& a, const Scratch& scratch) {
   const Attention& t = a.attention;
-  const int64_t width = t.heads * t.head_dim;
-  return {scratch.attended,
-          a.proj_weight,
-          a.proj_bias,
-          scratch.projected,
-          t.batch * t.q_length,
-          width,
-          width,
-          false,
-          false,
-          false,
-          a.dtype};
+  linear::Args product{};
+  product.x = scratch.attended, product.weight = a.proj_weight, product.bias = a.proj_bias;
+  product.y = scratch.projected;
+  product.rows = t.batch * t.q_length, product.depth = product.width = t.heads * t.head_dim;
+  product.dtype = a.dtype;
+  return product;
 }
 
-kf::linear_bias_dropout_residual::Args product_with_residual(const Args& a, const Scratch& scratch) {
+linear_bias_dropout_residual::Args product_with_residual(const Args& a, const Scratch& scratch) {
   const linear::Args p = projection(a, scratch);
-  return {p.x,    p.weight, p.bias,  a.residual,          a.sum,  nullptr, 0,           0, 0,
-          p.rows, p.depth,  p.width, p.weight_transposed, p.tf32, p.dtype, scratch.rest};
+  linear_bias_dropout_residual::Args product{};  // its threshold of 0 drops nothing
+  product.x = p.x, product.weight = p.weight, product.bias = p.bias;
+  product.residual = a.residual, product.y = a.sum;
+  product.rows = p.rows, product.depth = p.depth, product.width = p.width;
+  product.dtype = p.dtype, product.scratch = scratch.rest;
+  return product;
 }
 
-const Rung<kf::linear_bias_dropout_residual::Args>& best(const kf::linear_bias_dropout_residual::Args& args) {
+const Rung<linear_bias_dropout_residual::Args>& best(const linear_bias_dropout_residual::Args& args) {
   return best_rung(linear_bias_dropout_residual::rungs(), kf::linear_bias_dropout_residual::automatic(args), args);
 }
 
 int64_t product_scratch_bytes(const Args& a, const Scratch& scratch) {
   if (!product_adds(a)) return linear::best_scratch_bytes(projection(a, scratch));
-  const kf::linear_bias_dropout_residual::Args product = product_with_residual(a, scratch);
+  const linear_bias_dropout_residual::Args product = product_with_residual(a, scratch);
   return scratch_bytes_of(best(product), product);
 }
 
 }  // namespace
 
-std::string v3_best_can_implement(const Args& a) {
+std::string pieces_can_implement(const Args& a) {
   const std::string why_not = can_implement_attention(a.attention, a.dtype);
   return why_not.empty() ? linear::can_implement(projection(a, Scratch(a))) : why_not;
 }
 
-int64_t v3_best_scratch_bytes(const Args& a) {
+int64_t pieces_scratch_bytes(const Args& a) {
   return Scratch::bytes(a) +
          std::max(attention_scratch_bytes(a.attention, a.dtype), product_scratch_bytes(a, Scratch(a)));
 }
 
-void v3_best(const Args& a, void* stream) {
+void pieces(const Args& a, void* stream) {
   const Attention& t = a.attention;
   const Scratch scratch(a);
   launch_attention(t, a.dtype, scratch.attended, scratch.rest, stream);
   if (product_adds(a)) {
-    const kf::linear_bias_dropout_residual::Args product = product_with_residual(a, scratch);
+    const linear_bias_dropout_residual::Args product = product_with_residual(a, scratch);
     best(product).launch(product, stream);
-    const layer_norm::Args rows{a.sum,         a.weight, a.bias,  a.y,    product.rows,
-                                product.width, a.eps,    a.dtype, a.mean, a.rstd};
+    layer_norm::Args rows{};
+    rows.x = a.sum, rows.weight = a.weight, rows.bias = a.bias, rows.y = a.y;
+    rows.rows = product.rows, rows.width = product.width, rows.eps = a.eps, rows.dtype = a.dtype;
+    rows.mean = a.mean, rows.rstd = a.rstd;
     best_rung(layer_norm::rungs(), kf::layer_norm::automatic(rows), rows).launch(rows, stream);
     return;
   }

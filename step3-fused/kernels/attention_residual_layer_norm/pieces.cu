@@ -1,8 +1,7 @@
-// attention_residual_layer_norm v3_best: two launches, each by the rung that suits it
+// attention_residual_layer_norm pieces: attention, addition with LayerNorm, each by its op's `auto`
 //
-// Idea      Attention, then the addition with LayerNorm: of each the rung that its op's `auto` takes for these sizes.
-// Since v1  Step 2's rungs on tensor cores instead of a block that reads keys and values for 16 queries. The addition
-//           is no launch of its own
+// Idea      Two launches, of each the rung that its op's `auto` takes for these sizes: step 2's on tensor cores instead
+//           of v1's block that reads keys and values for 16 queries. The addition is no launch of its own.
 // Launch    theirs
 // Moves     8·batch·q_length·width·sizeof(T) bytes, width = heads·head_dim: attention 4 (q, k, v, its output), the
 //           addition with LayerNorm 4, one of which nobody asked for; less what the L2 cache still holds. FLOPs as v1.
@@ -15,14 +14,15 @@
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_residual_layer_norm {
-std::string v3_best_can_implement(const Args& a) { return can_implement_attention(a.attention, a.dtype); }
 
-int64_t v3_best_scratch_bytes(const Args& a) {
+std::string pieces_can_implement(const Args& a) { return can_implement_attention(a.attention, a.dtype); }
+
+int64_t pieces_scratch_bytes(const Args& a) {
   return (a.attended == nullptr ? 2 : 1) * attended_bytes(a.attention, a.dtype) +
          attention_scratch_bytes(a.attention, a.dtype);
 }
 
-void v3_best(const Args& a, void* stream) {
+void pieces(const Args& a, void* stream) {
   const int64_t bytes = attended_bytes(a.attention, a.dtype);
   auto* const sum = static_cast<unsigned char*>(a.scratch);
   void* const attended = a.attended == nullptr ? sum + bytes : a.attended;
