@@ -20,8 +20,8 @@ from kernel_fusion.report import results
 from kernel_fusion.testing.accuracy import allowance, as_tuple, in_float64, max_error, poisoned_allocations
 
 # Others' code raises what it likes.
-OURS: tuple[type[Exception], ...] = (ValueError, RuntimeError)
-REFUSALS = {"rung": OURS, "plan": OURS, "peer": (Exception,)}
+OURS = (ValueError, RuntimeError)
+REFUSALS: dict[str, tuple[type[Exception], ...]] = {"rung": OURS, "plan": OURS, "peer": (Exception,)}
 BUDGET_S = 1.0  # what the repeats of one implementation may take together; KF_BENCHMARK_SECONDS says otherwise
 # On a GPU there are at least 20, or 5 where one takes longer than this.
 SLOW_S = 0.05
@@ -161,7 +161,9 @@ def run_case(
     ceilings = ceilings or Ceilings(device)
     budget_s = budget() if budget_s is None else budget_s
     names = step.rungs(case.op, device) if rungs is None else rungs
-    impls: list[tuple[str, str, Callable]] = [(name, results.kind_of(name), functools.partial(case.run, rung=name)) for name in names]
+    impls: list[tuple[str, str, Callable]] = [
+        (name, results.kind_of(name), functools.partial(case.run, rung=name)) for name in names
+    ]
     if peers:
         impls += [(name, "peer", fn) for name, fn in case.peers.items()]
     if peers and device.type == "cuda":

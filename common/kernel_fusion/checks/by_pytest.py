@@ -157,7 +157,7 @@ class Planting:
         shutil.rmtree(tree)
         return caught, all_printed
 
-    def run(self, tree: Path, tests: list[str]) -> tuple[int, str]:
+    def run(self, tree: Path, tests: list[str]) -> tuple[int | None, str]:
         """pytest's exit code for `tests` in `tree`, and what it printed."""
         log = tree.with_suffix(".log")
         process = self.context.Process(target=run_pytest, args=(tree, tests, log))
@@ -192,11 +192,11 @@ def plant(faults: list[Fault], jobs: int, show: bool) -> list[str]:
                     print(failure, flush=True)
                     wrong.append(str(failure))
                     continue
-                if fault := work[future]:
+                if judged := work[future]:
                     caught, printed = result
-                    wrong += [] if caught else [fault.name]
+                    wrong += [] if caught else [judged.name]
                     print(printed if show else "", end="")
-                    print(f"{'caught  ' if caught else 'SURVIVED'} {fault.name}", flush=True)
+                    print(f"{'caught  ' if caught else 'SURVIVED'} {judged.name}", flush=True)
     return wrong
 
 

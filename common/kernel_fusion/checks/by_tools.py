@@ -141,8 +141,9 @@ def run_tests(program: Path, tests: str, schedule: str, stop_at_first: bool) -> 
     if stop_at_first:
         command.append("--gtest_throw_on_failure")  # which ends the program
     try:
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, env=environment, timeout=SECONDS, **streams)
+        done = subprocess.run(
+            command, env=environment, timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
     except subprocess.TimeoutExpired as error:
         raise Failure(f"{shlex.join(command)} did not end within {SECONDS} s") from error
     text = done.stdout.decode(errors="replace")
