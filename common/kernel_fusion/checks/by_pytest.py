@@ -157,7 +157,7 @@ class Planting:
         shutil.rmtree(tree)
         return caught, all_printed
 
-    def run(self, tree: Path, tests: list[str]) -> tuple[int | None, str]:
+    def run(self, tree: Path, tests: list[str]) -> tuple[int, str]:
         """pytest's exit code for `tests` in `tree`, and what it printed."""
         log = tree.with_suffix(".log")
         process = self.context.Process(target=run_pytest, args=(tree, tests, log))
@@ -167,6 +167,7 @@ class Planting:
             process.kill()
             process.join()
             raise Failure(f"{', '.join(tests)} in {tree} did not end within {SECONDS} s")
+        assert process.exitcode is not None  # it was waited for
         return process.exitcode, log.read_text(errors="replace")
 
 
