@@ -309,6 +309,7 @@ class Worker {
   static void fiber_main(void* worker);
   void execute();
   void finish_thread();
+  int next_lane();
   int pick();
   int pick_elsewhere();
   bool next_round();

@@ -261,16 +261,8 @@ int Worker::pick_elsewhere() {
       restart_ = false;
       lane_pass_ = warp_pass_ = 0;
     } else {
+      if (const int next = next_lane(); next != kStop) return next;
       Warp& warp = warp_[current_warp_];
-      while (lane_pass_ != 0) {
-        const unsigned lane = choose(lane_pass_);
-        const unsigned bit = 1u << lane;
-        lane_pass_ &= ~bit;
-        if (warp.ready & bit) {
-          warp.ready &= ~bit;
-          return static_cast<int>(current_warp_ * warpSize + lane);
-        }
-      }
       if (warp.asking != 0 && warp.ready == 0) resolve_active_mask(warp);
       const bool stay = order_ != Schedule::kRandom || random() % 2 == 0;
       if (warp.ready != 0 && stay) {

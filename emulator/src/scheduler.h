@@ -73,19 +73,27 @@ inline unsigned Worker::choose(unsigned set) {
   return choose_random(set);
 }
 
-// The thread whose turn it is, or kStop when none can run or the launch has ended. The lanes of a warp take turns until
-// none of them can go on; then the next warp has its turn. A warp's stacks so stay in the cache.
-inline int Worker::pick() {
-  pulse.switches.store(pulse.switches.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
-  if (!restart_ && lane_pass_ != 0 && !launch_->cancelled.load(std::memory_order_relaxed)) {
+// The next lane of the warp's turn that can run, or kStop.
+inline int Worker::next_lane() {
+  Warp& warp = warp_[current_warp_];
+  while (lane_pass_ != 0) {
     const unsigned lane = choose(lane_pass_);
     const unsigned bit = 1u << lane;
     lane_pass_ &= ~bit;
-    Warp& warp = warp_[current_warp_];
     if (warp.ready & bit) {
       warp.ready &= ~bit;
       return static_cast<int>(current_warp_ * warpSize + lane);
     }
+  }
+  return kStop;
+}
+
+// The thread whose turn it is, or kStop when none can run or the launch has ended. The lanes of a warp take turns until
+// none of them can go on; then the next warp has its turn. A warp's stacks so stay in the cache.
+inline int Worker::pick() {
+  pulse.switches.store(pulse.switches.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  if (!restart_ && !launch_->cancelled.load(std::memory_order_relaxed)) {
+    if (const int next = next_lane(); next != kStop) return next;
   }
   return pick_elsewhere();
 }
