@@ -47,7 +47,8 @@ def attention_of_any_shape(op, rung):
     return f"{FUSED3}::test_attention_of_any_shape[(3, 1, 1, 129, 64)-full-{op}-cpu-{rung}]"
 
 
-PRODUCTS = ("linear_gelu", "gelu_linear", "layer_norm_linear", "linear_bias_dropout_residual", "gelu_linear_backward")
+MMA_PRODUCTS = ("linear_gelu", "gelu_linear", "layer_norm_linear")
+PRODUCTS = (*MMA_PRODUCTS, "linear_bias_dropout_residual", "gelu_linear_backward")
 
 # ---- reads beside an input, which change no result ----
 
@@ -173,7 +174,7 @@ READS = [
             MMA,
             "const bool inside = Tile::kAlong ? j * kApart < size && depth > 0 :",
             "const bool inside = Tile::kAlong ? j * kApart <= size && depth > 0 :",
-            *product_of_any_shape("v2_mma", *PRODUCTS),
+            *product_of_any_shape("v2_mma", *MMA_PRODUCTS),
         ),
         (  # by TMA
             HOPPER,
@@ -229,10 +230,10 @@ READS = [
             f"{LINEAR3}::test_gradients_of_any_shape[(24, 40, 56)-depth-width-torch.bfloat16-cpu-v2_mma]",
         ),
         (
-            f"{STEP3}/linear_bias_dropout_residual/v2_mma.cu",
+            f"{STEP3}/linear_bias_dropout_residual/v3_hopper.cu",
             "  with_half_type(",
             f"  {read('static_cast<const char*>(a.residual) - 1')}\n  with_half_type(",
-            *product_of_any_shape("v2_mma", "linear_bias_dropout_residual"),
+            *product_of_any_shape("v3_hopper", "linear_bias_dropout_residual"),
         ),
         (
             f"{STEP3}/linear_bias_dropout_residual_backward/v2_fused.cu",
@@ -378,7 +379,7 @@ RINGS = [
             MMA,
             "issue_loads((step + kStages - 1) % kStages);",
             "issue_loads((step + kStages - (step < 2 * kStages ? 1 : 2)) % kStages);",
-            *stages_of_the_depth("v2_mma", *PRODUCTS),
+            *stages_of_the_depth("v2_mma", *MMA_PRODUCTS),
         ),
         (
             f"{STEP3}/linear/v4_vector.cu",
