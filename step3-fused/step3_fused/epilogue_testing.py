@@ -172,7 +172,7 @@ def able(op, rung, device, rows, depth, width, dtype, transposed):
     """test_a_rung_refuses_what_it_says holds the rungs to it."""
     if rung == "v4_cublaslt":
         return device == "cuda" and (op != "linear_gelu" or (width % 8 == 0 and dtype in HALF_TYPES))
-    if rung in ("v3_hopper", "v5_in_place") and op in ("linear_bias_dropout_residual", "gelu_linear_backward", "mlp"):
+    if rung in ("v3_hopper", "v5_in_place") and op in ("linear_bias_dropout_residual", "gelu_linear_backward"):
         if depth % 8 or width % 8:  # what the epilogue reads comes by TMA
             return False
     if op == "gelu_linear_backward":  # the product for x, whose depth is the layer's width; any rung for the weight's

@@ -278,7 +278,7 @@ FAULTS = [
         f"{HEADERS3}/epilogues.h",
         "dropout.apply(row * this->out.width + column, x);",
         "dropout.apply(column, x);",
-        end("(64, 200, 136)", "bfloat16", "linear_bias_dropout_residual", "v2_mma"),
+        end("(64, 200, 136)", "bfloat16", "linear_bias_dropout_residual", "v3_hopper"),
     ),
     Fault(
         "asked-for-the-wrong-columns",

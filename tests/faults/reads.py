@@ -169,7 +169,7 @@ READS = [
             MMA,
             "const bool inside = Tile::kAlong ? j * kApart < size && depth > 0 :",
             "const bool inside = Tile::kAlong ? j * kApart <= size && depth > 0 :",
-            *product_of_any_shape("v2_mma", *PRODUCTS),
+            *product_of_any_shape("v2_mma", "linear_gelu"),
         ),
         (  # by TMA
             HOPPER,
@@ -225,10 +225,10 @@ READS = [
             f"{LINEAR2}::test_gradients_of_any_shape[(24, 40, 56)-depth-width-torch.bfloat16-cpu-v2_mma]",
         ),
         (
-            f"{STEP3}/linear_bias_dropout_residual/v2_mma.cu",
+            f"{STEP3}/linear_bias_dropout_residual/v3_hopper.cu",
             "  with_half_type(",
             f"  {read('static_cast<const char*>(a.residual) - 1')}\n  with_half_type(",
-            *product_of_any_shape("v2_mma", "linear_bias_dropout_residual"),
+            *product_of_any_shape("v3_hopper", "linear_bias_dropout_residual"),
         ),
         (
             f"{STEP3}/linear_bias_dropout_residual_backward/v2_fused.cu",

@@ -128,7 +128,7 @@ RINGS = [
             MMA,
             "issue_loads((step + kStages - 1) % kStages);",
             "issue_loads((step + kStages - (step < 2 * kStages ? 1 : 2)) % kStages);",
-            *stages_of_the_depth("v2_mma", *PRODUCTS),
+            *stages_of_the_depth("v2_mma", "linear_gelu"),
         ),
         (
             f"{STEP2}/linear/v4_vector.cu",

@@ -29,9 +29,9 @@ inline const char* automatic(const Args&) { return "v3_hopper"; }
 
 }  // namespace kf::gelu_linear_backward
 
+// v2_mma: linear_gelu's v2_mma is this with another epilogue
 #define KF_OP gelu_linear_backward
 #define KF_RUNGS(RUNG)                                                          \
   RUNG(v1_separate, can_implement, scratch_bytes, "grad · weightᵀ and gelu(x)") \
-  RUNG(v2_mma, can_implement, scratch_bytes, "grad · weightᵀ and gelu(x)")      \
   RUNG(v3_hopper, can_implement, scratch_bytes, "grad · weightᵀ and gelu(x)")
 #include <kf/rung_list.h>

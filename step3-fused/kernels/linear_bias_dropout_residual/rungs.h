@@ -35,10 +35,10 @@ inline const char* automatic(const Args& a) {
 
 }  // namespace kf::linear_bias_dropout_residual
 
+// v2_mma: linear_gelu's v2_mma is this with another epilogue
 #define KF_OP linear_bias_dropout_residual
 #define KF_RUNGS(RUNG)                                                            \
   RUNG(v1_separate, can_implement, scratch_bytes, "the product")                  \
-  RUNG(v2_mma, can_implement, no_scratch, "the product")                          \
   RUNG(v3_hopper, can_implement, no_scratch, "the product")                       \
   RUNG(v4_cublaslt, can_implement, scratch_bytes, "sums of parts, at some sizes") \
   RUNG(v5_in_place, can_implement, no_scratch, "the product")

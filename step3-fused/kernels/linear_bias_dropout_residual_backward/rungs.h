@@ -33,8 +33,7 @@ inline const char* automatic(const Args&) { return "v2_fused"; }
 
 }  // namespace kf::linear_bias_dropout_residual_backward
 
+// v1_separate: step 1's bias_dropout_residual_backward has both
 #define KF_OP linear_bias_dropout_residual_backward
-#define KF_RUNGS(RUNG)                                                   \
-  RUNG(v1_separate, can_implement, scratch_bytes, "the masked gradient") \
-  RUNG(v2_fused, can_implement, scratch_bytes, "the masked gradient")
+#define KF_RUNGS(RUNG) RUNG(v2_fused, can_implement, scratch_bytes, "the masked gradient")
 #include <kf/rung_list.h>

@@ -30,8 +30,7 @@ inline const char* automatic(const Args&) { return "v2_fused"; }
 
 }  // namespace kf::linear_gelu_backward
 
+// v1_separate: step 1's bias_gelu_backward has both
 #define KF_OP linear_gelu_backward
-#define KF_RUNGS(RUNG)                                                           \
-  RUNG(v1_separate, can_implement, scratch_bytes, "grad · gelu'(preactivation)") \
-  RUNG(v2_fused, can_implement, scratch_bytes, "grad · gelu'(preactivation)")
+#define KF_RUNGS(RUNG) RUNG(v2_fused, can_implement, scratch_bytes, "grad · gelu'(preactivation)")
 #include <kf/rung_list.h>

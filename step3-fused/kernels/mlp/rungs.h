@@ -29,12 +29,10 @@ inline const char* automatic(const Args& a) { return a.rows <= 64 ? "v7_inner" :
 
 }  // namespace kf::mlp
 
+// v1_separate, v2_mma, v3_hopper: linear_gelu's and linear_bias_dropout_residual's, one after the other
 // v4_best: pieces
 #define KF_OP mlp
 #define KF_RUNGS(RUNG)                                                   \
-  RUNG(v1_separate, can_implement, scratch_bytes, "what lies between")   \
-  RUNG(v2_mma, can_implement, scratch_bytes, "what lies between")        \
-  RUNG(v3_hopper, can_implement, scratch_bytes, "what lies between")     \
   RUNG(v5_rows, can_implement, scratch_bytes, "what lies between")       \
   RUNG(v6_one_launch, can_implement, scratch_bytes, "what lies between") \
   RUNG(v7_inner, can_implement, scratch_bytes, "what lies between")      \

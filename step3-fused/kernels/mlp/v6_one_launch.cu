@@ -13,7 +13,7 @@
 // Launch    a memset of the counters; grid min(tiles of both layers, multiprocessors), block 384, 225 or 226 KB shared
 //           memory. Tiles are 256 or 128 columns wide: with which the busiest block would have less to do, were the
 //           layers two launches; 4 or 6 stages. However few blocks run at once, it ends: many_rows.h says why
-// Moves     as v2 at the most; of the activation, what the L2 cache still holds is not read from memory
+// Moves     as pieces at the most; of the activation, what the L2 cache still holds is not read from memory
 // Limits    compute capability 9.0; float16 and bfloat16; width and inner multiples of 8; all matrices at multiples of
 //           16 bytes, y and preactivation too. Both products and the activation: it rounds what lies between
 #include <kf/best.h>
