@@ -7,7 +7,7 @@
     python tests/planted_faults.py --all           # those in host files and plain C++ too, which compile longer
     python tests/planted_faults.py --tenth 1       # the first, eleventh … of them; also 2 to 10
     python tests/planted_faults.py --only NAME     # one of them, or several, with what pytest says
-    python tests/planted_faults.py --write         # writes the table into README.md beside this file
+    python tests/planted_faults.py --list WORD     # prints those whose row in the table has WORD; without it, all
 
 A fault is a few words of a file, and other words in their place (faults/). It is planted in a copy of the tree that has
 the steps' libraries; where the file is compiled, the objects made of it are compiled anew and linked with the others
@@ -15,7 +15,6 @@ into the copy's library. Then the test runs there. It must fail, and it must pas
 """
 
 import sys
-from pathlib import Path
 
 import faults.attention
 import faults.backward
@@ -45,8 +44,6 @@ import faults.training
 
 from kernel_fusion.checks import by_pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "tests/README.md"
 LAYERS = {
     "Python": [
         *faults.python.FAULTS,
@@ -110,4 +107,4 @@ FAULTS = [fault for layer in LAYERS.values() for fault in layer]
 
 if __name__ == "__main__":
     slow, need_gpu = ("host", "plain C++"), ("launches, on a GPU alone",)
-    sys.exit(by_pytest.main(__doc__, LAYERS, README, slow, need_gpu))
+    sys.exit(by_pytest.main(__doc__, LAYERS, slow, need_gpu))

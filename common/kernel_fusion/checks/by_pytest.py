@@ -16,7 +16,7 @@ from concurrent.futures import Future, as_completed
 from pathlib import Path
 from typing import Any
 
-from kernel_fusion.checks.faults import Failure, Fault, arguments, output_of, planted, run, threads, with_table
+from kernel_fusion.checks.faults import Failure, Fault, arguments, output_of, planted, run, threads
 from kernel_fusion.steps import ROOT
 
 SECONDS = 600  # for one test: only against a fault that makes it hang
@@ -201,34 +201,21 @@ def plant(faults: list[Fault], jobs: int, show: bool) -> list[str]:
     return wrong
 
 
-def table(layers: dict[str, list[Fault]]) -> str:
-    """README's tables, one for each layer."""
+def table(layers: dict[str, list[Fault]], word: str = "") -> str:
+    """The faults of each layer, a row each, as Markdown; only those in whose row `word` stands."""
     parts = []
-    for layer, planted_here in layers.items():
-        kinds: dict[str, list[Fault]] = {}
-        for fault in planted_here:
-            kinds.setdefault(fault.what, []).append(fault)
-        rows = [f"| {what} | {files_of(places)} | {caught_by(places)} |" for what, places in kinds.items()]
-        parts.append("\n".join([f"### {layer[0].upper()}{layer[1:]}: {len(planted_here)}", "", HEAD, *rows]))
+    for layer, faults in layers.items():
+        rows = [row for row in map(row_of, faults) if word in row]
+        if rows:
+            parts.append("\n".join([f"### {layer[0].upper()}{layer[1:]}: {len(rows)}", "", HEAD, *rows]))
     return "\n\n".join(parts)
 
 
-HEAD = "| Fault | File | Caught by |\n|---|---|---|"
+HEAD = "| Name | Fault | File | Caught by |\n|---|---|---|---|"
 
 
-def link(file: str, parts: int = 1) -> str:
-    return f"[{'/'.join(Path(file).parts[-parts:])}](../{file})"
-
-
-def files_of(places: list[Fault]) -> str:
-    """Links to the files; where there are several, with the folders' names, which are the ops'."""
-    files = dict.fromkeys(fault.file for fault in places)
-    return ", ".join(link(file, 1 if len(files) == 1 else 2) for file in files)
-
-
-def caught_by(places: list[Fault]) -> str:
-    tests = [test.split("[")[0].split("::")[:2] for fault in places for test in fault.tests]
-    return ", ".join(f"`{name}` in {link(file)}" for file, name in dict.fromkeys(map(tuple, tests)))
+def row_of(fault: Fault) -> str:
+    return f"| {fault.name} | {fault.what} | {fault.file} | {', '.join(fault.tests)} |"
 
 
 @functools.cache
@@ -238,15 +225,17 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def main(
-    doc: str, layers: dict[str, list[Fault]], readme: Path, slow: Collection[str], need_gpu: Collection[str]
-) -> int:
+def main(doc: str, layers: dict[str, list[Fault]], slow: Collection[str], need_gpu: Collection[str]) -> int:
     """The command. `slow`: layers that take long to compile, up to half a minute a fault; planted if asked for."""
     named = {fault.name: (fault, layer) for layer, faults in layers.items() for fault in faults}
     parser = arguments(doc, list(named))
     parser.add_argument("--all", action="store_true", help=f"those in {' and '.join(slow)} too")
     parser.add_argument("--tenth", type=int, choices=range(1, 11), help="every tenth of them, beginning with this one")
+    parser.add_argument("--list", nargs="?", const="", metavar="WORD", help="print those whose row has WORD, or all")
     options = parser.parse_args()
+    if options.list is not None:
+        print(table(layers, options.list))
+        return 0
     if options.only:
         chosen = [named[name] for name in named if name in options.only]
     else:
@@ -255,15 +244,8 @@ def main(
         chosen = [(fault, layer) for fault, layer in chosen if layer not in need_gpu or has_gpu()]
 
     def work() -> str:
-        text = readme.read_text(encoding="utf-8")
-        fresh = with_table(text, table(layers))
-        if options.write:
-            readme.write_text(fresh, encoding="utf-8")
-            return f"{len(named)} faults in the table"
         if any(layer in need_gpu for _, layer in chosen) and not has_gpu():
             raise Failure("a fault of launches shows on a GPU alone, and there is none")
-        if text != fresh:
-            raise Failure(f"the table in {readme} is out of date; --write writes it")
         wrong = plant([fault for fault, _ in chosen], options.jobs, show=options.only is not None)
         said = f"{len(chosen)} faults, {len(chosen) - len(wrong)} caught"
         if wrong:

@@ -235,6 +235,7 @@ def measure(build: Path, faults: list[Fault], jobs: int, show: bool) -> dict[str
 def main(doc: str, faults: list[Fault], readme: Path) -> int:
     """The command."""
     parser = arguments(doc, [fault.name for fault in faults])
+    parser.add_argument("--write", action="store_true", help="write the table into the README")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="where the presets lie; default: build/")
     parser.add_argument("--step", choices=sorted({fault.step for fault in faults}), help="those in this step's rungs")
     options = parser.parse_args()

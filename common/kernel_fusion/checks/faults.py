@@ -95,7 +95,6 @@ def arguments(doc: str, names: list[str]) -> argparse.ArgumentParser:
     """What all commands that plant faults take."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help="these alone, with what is printed")
-    parser.add_argument("--write", action="store_true", help="write the table into the README")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; default: %(default)s"
     )
