@@ -12,55 +12,49 @@
 namespace kf::step1 {
 namespace {
 
-// ---- the ops: plain C++, the two tables, and what `auto` takes on a GPU (read off results/h200.json) ----
+// ---- the ops: plain C++, the two tables, and what `auto` takes on a GPU ----
 
 Op<kf::scale::Args> scale_op() {
-  return {"scale", cpu::scale, emulated::scale::rungs(), gpu::scale::rungs(),
-          [](const kf::scale::Args&) { return "v4_vector"; }};
+  return {"scale", cpu::scale, emulated::scale::rungs(), gpu::scale::rungs(), kf::scale::automatic};
 }
 
 Op<kf::gelu::Args> gelu_op() {
-  return {"gelu", cpu::gelu, emulated::gelu::rungs(), gpu::gelu::rungs(),
-          [](const kf::gelu::Args&) { return "v3_exp"; }};
+  return {"gelu", cpu::gelu, emulated::gelu::rungs(), gpu::gelu::rungs(), kf::gelu::automatic};
 }
 
 Op<kf::gelu_scale::Args> gelu_scale_op() {
   return {"gelu_scale", cpu::gelu_scale, emulated::gelu_scale::rungs(), gpu::gelu_scale::rungs(),
-          [](const kf::gelu_scale::Args&) { return "v3_vector"; }};
+          kf::gelu_scale::automatic};
 }
 
 Op<kf::gelu_backward::Args> gelu_backward_op() {
   return {"gelu_backward", cpu::gelu_backward, emulated::gelu_backward::rungs(), gpu::gelu_backward::rungs(),
-          [](const kf::gelu_backward::Args&) { return "v2_vector"; }};
+          kf::gelu_backward::automatic};
 }
 
 Op<kf::bias_gelu::Args> bias_gelu_op() {
-  return {"bias_gelu", cpu::bias_gelu, emulated::bias_gelu::rungs(), gpu::bias_gelu::rungs(),
-          [](const kf::bias_gelu::Args&) { return "v5_any_width"; }};
+  return {"bias_gelu", cpu::bias_gelu, emulated::bias_gelu::rungs(), gpu::bias_gelu::rungs(), kf::bias_gelu::automatic};
 }
 
 Op<kf::bias_gelu_backward::Args> bias_gelu_backward_op() {
   return {"bias_gelu_backward", cpu::bias_gelu_backward, emulated::bias_gelu_backward::rungs(),
-          gpu::bias_gelu_backward::rungs(), [](const kf::bias_gelu_backward::Args&) { return "v2_fused"; }};
+          gpu::bias_gelu_backward::rungs(), kf::bias_gelu_backward::automatic};
 }
 
 Op<kf::bias_dropout_residual::Args> bias_dropout_residual_op() {
   return {"bias_dropout_residual", cpu::bias_dropout_residual, emulated::bias_dropout_residual::rungs(),
-          gpu::bias_dropout_residual::rungs(), [](const kf::bias_dropout_residual::Args&) { return "v4_any_width"; }};
+          gpu::bias_dropout_residual::rungs(), kf::bias_dropout_residual::automatic};
 }
 
 Op<kf::bias_dropout_residual_backward::Args> bias_dropout_residual_backward_op() {
   return {"bias_dropout_residual_backward", cpu::bias_dropout_residual_backward,
           emulated::bias_dropout_residual_backward::rungs(), gpu::bias_dropout_residual_backward::rungs(),
-          [](const kf::bias_dropout_residual_backward::Args&) { return "v2_fused"; }};
+          kf::bias_dropout_residual_backward::automatic};
 }
 
 Op<kf::column_sum::Args> column_sum_op() {
   return {"column_sum", cpu::column_sum, emulated::column_sum::rungs(), gpu::column_sum::rungs(),
-          // For a few thousand rows, starting v3's larger blocks takes longer than its vectors save.
-          [](const kf::column_sum::Args& a) {
-            return a.rows < (int64_t{1} << 23) / a.width ? "v2_two_stage" : "v3_vector";
-          }};
+          kf::column_sum::automatic};
 }
 
 // ---- checks that several ops share ----

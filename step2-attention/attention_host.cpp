@@ -10,28 +10,18 @@
 #include <limits>
 
 #include "cpu/attention_cpu.h"
+#include "host/linear_host.h"
 
 namespace kf::step2 {
 namespace {
 
-// `auto` on CUDA tensors takes the best rung of those that have been measured (results/); where that cannot do it, the
-// last that can.
-
-// Of rows up to 32 KB several fit into a multiprocessor's registers; wider ones are shared.
-template <class Args>
-bool fits_registers(const Args& a) {
-  return a.width * size_of(a.dtype) <= 32768;
-}
-
 Op<kf::softmax::Args> softmax_op() {
-  return {"softmax", cpu::softmax, emulated::softmax::rungs(), gpu::softmax::rungs(),
-          [](const kf::softmax::Args& a) { return fits_registers(a) ? "v4_registers" : "v6_cluster_registers"; }};
+  return {"softmax", cpu::softmax, emulated::softmax::rungs(), gpu::softmax::rungs(), kf::softmax::automatic};
 }
 
 Op<kf::softmax_backward::Args> softmax_backward_op() {
   return {"softmax_backward", cpu::softmax_backward, emulated::softmax_backward::rungs(),
-          gpu::softmax_backward::rungs(),
-          [](const kf::softmax_backward::Args& a) { return fits_registers(a) ? "v3_registers" : "v4_cluster"; }};
+          gpu::softmax_backward::rungs(), kf::softmax_backward::automatic};
 }
 
 Op<kf::attention::Args> attention_op() {
@@ -40,14 +30,12 @@ Op<kf::attention::Args> attention_op() {
 
 Op<kf::attention_backward::Args> backward_op() {
   return {"attention_backward", cpu::attention_backward, emulated::attention_backward::rungs(),
-          gpu::attention_backward::rungs(),
-          [](const kf::attention_backward::Args& a) { return a.head_dim <= 64 ? "v7_turns" : "v8_wide"; }};
+          gpu::attention_backward::rungs(), kf::attention_backward::automatic};
 }
 
 Op<kf::attention_decode::Args> decode_op() {
   return {"attention_decode", cpu::attention_decode, emulated::attention_decode::rungs(),
-          gpu::attention_decode::rungs(),
-          [](const kf::attention_decode::Args&) { return "v6_paged"; }};  // for a cache in one piece no slower than v5
+          gpu::attention_decode::rungs(), kf::attention_decode::automatic};
 }
 
 kf::attention::Strides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2)}; }
@@ -465,8 +453,12 @@ std::tuple<at::Tensor, at::Tensor> attention_decode_autocast(const at::Tensor& q
 }
 
 std::vector<OpInfo> ops() {
-  return {describe(softmax_op()), describe(softmax_backward_op()), describe(attention_op()), describe(backward_op()),
-          describe(decode_op())};
+  std::vector<OpInfo> all = linear_ops();
+  for (OpInfo& op : std::vector<OpInfo>{describe(softmax_op()), describe(softmax_backward_op()),
+                                        describe(attention_op()), describe(backward_op()), describe(decode_op())}) {
+    all.push_back(std::move(op));
+  }
+  return all;
 }
 
 }  // namespace kf::step2

@@ -18,8 +18,6 @@ std::uint64_t launch_count();  // of emulator/include/kf_simt.h, whose folder on
 namespace kf::step3 {
 namespace {
 
-// What `auto` takes on CUDA tensors was read off results/.
-
 Op<kf::layer_norm::Args> layer_norm_op() {
   namespace op = gpu::layer_norm;
   return {"layer_norm", cpu::layer_norm, emulated::layer_norm::rungs(), op::rungs(), kf::layer_norm::automatic};
@@ -28,7 +26,7 @@ Op<kf::layer_norm::Args> layer_norm_op() {
 Op<kf::layer_norm_backward::Args> layer_norm_backward_op() {
   namespace op = gpu::layer_norm_backward;
   return {"layer_norm_backward", cpu::layer_norm_backward, emulated::layer_norm_backward::rungs(), op::rungs(),
-          [](const auto&) { return "v4_bulk"; }};
+          kf::layer_norm_backward::automatic};
 }
 
 Op<kf::residual_layer_norm::Args> residual_layer_norm_op() {
@@ -37,27 +35,26 @@ Op<kf::residual_layer_norm::Args> residual_layer_norm_op() {
           kf::residual_layer_norm::automatic};
 }
 
-// Whether the GPU is older than those of results/. Where there is none the question is what one like those would take.
-bool without_clusters() {
+// Whether the GPU has clusters. Where there is none the question is what one like those of results/ would take.
+bool has_clusters() {
 #ifdef KF_WITH_CUDA
-  return at::hasCUDA() && !gpu::attention_block::has_clusters();
+  return !at::hasCUDA() || gpu::attention_block::has_clusters();
 #else
-  return false;
+  return true;
 #endif
 }
 
 Op<kf::attention_residual_layer_norm::Args> attention_residual_layer_norm_op() {
   namespace op = gpu::attention_residual_layer_norm;
   return {"attention_residual_layer_norm", cpu::attention_residual_layer_norm,
-          emulated::attention_residual_layer_norm::rungs(), op::rungs(), [](const auto& args) {
-            return without_clusters() ? "v3_best" : kf::attention_residual_layer_norm::automatic(args);
-          }};
+          emulated::attention_residual_layer_norm::rungs(), op::rungs(),
+          [](const auto& args) { return kf::attention_residual_layer_norm::automatic(args, has_clusters()); }};
 }
 
 Op<kf::attention_block::Args> attention_block_op() {
   namespace op = gpu::attention_block;
   return {"attention_block", cpu::attention_block, emulated::attention_block::rungs(), op::rungs(),
-          [](const auto& args) { return without_clusters() ? "v3_best" : kf::attention_block::automatic(args); }};
+          [](const auto& args) { return kf::attention_block::automatic(args, has_clusters()); }};
 }
 
 // ---- checks ----

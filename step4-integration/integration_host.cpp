@@ -11,13 +11,11 @@ namespace kf::step4 {
 namespace {
 
 Op<kf::embedding::Args> embedding_op() {
-  return {"embedding", cpu::embedding, emulated::embedding::rungs(), gpu::embedding::rungs(),
-          [](const kf::embedding::Args&) { return "v2_vector"; }};
+  return {"embedding", cpu::embedding, emulated::embedding::rungs(), gpu::embedding::rungs(), kf::embedding::automatic};
 }
 
 Op<kf::kv_append::Args> kv_append_op() {
-  return {"kv_append", cpu::kv_append, emulated::kv_append::rungs(), gpu::kv_append::rungs(),
-          [](const kf::kv_append::Args&) { return "v2_vector"; }};
+  return {"kv_append", cpu::kv_append, emulated::kv_append::rungs(), gpu::kv_append::rungs(), kf::kv_append::automatic};
 }
 
 // CPU tensors only: on a GPU the host would have to wait for the ids, so there the kernel writes NaN instead.

@@ -18,7 +18,6 @@ setup(
             "step4_integration._C",
             host=["integration_host.cpp", "pybind.cpp", *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
-            tables=sorted(glob("kernels/*/rungs.cpp")),  # likewise: one table of rungs a backend
             include_dirs=[".", "../step1-simple/include"],
             cxx_flags=["-O3"],
             nvcc_flags=["-O3", "-lineinfo"],

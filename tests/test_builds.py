@@ -9,9 +9,9 @@ import sys
 import time
 
 import pytest
-from repository import ROOT, run
 
 from kernel_fusion import steps
+from kernel_fusion.checks.repository import ROOT, run
 
 IGNORED = shutil.ignore_patterns("build", "__pycache__", "*.so", "*.egg-info")
 BUILD = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
@@ -71,11 +71,11 @@ def test_killed_build_is_not_trusted(copy):
 
 @pytest.mark.long
 def test_a_rung_of_your_own_as_the_readme_tells_it(copy):
-    """Step by step: a copy of v4_vector.cu, its names, rungs.h, rungs.cpp; what is forgotten is an error."""
+    """Step by step: a copy of v4_vector.cu, a row in rungs.h, its names; what is forgotten is an error."""
     step = copy / "step1-simple"
     scale = step / "kernels" / "scale"
     name = "v7_two_vectors"
-    kernel, header, table = scale / f"{name}.cu", scale / "rungs.h", scale / "rungs.cpp"
+    kernel = scale / f"{name}.cu"
 
     def build() -> subprocess.CompletedProcess:
         return subprocess.run(BUILD, cwd=step, capture_output=True, text=True)
@@ -83,16 +83,10 @@ def test_a_rung_of_your_own_as_the_readme_tells_it(copy):
     shutil.copy(scale / "v4_vector.cu", kernel)
     done = build()
     assert done.returncode == 1
-    assert f"error: kernels/scale/{name}.cu: kernels/scale/rungs.cpp has no row for it" in done.stderr
+    assert f"error: kernels/scale/{name}.cu: kernels/scale/rungs.h has no row for it" in done.stderr
 
-    row = '    {"v6_streaming", v6_streaming, anything},\n'
-    edit(table, row, row + f'    {{"{name}", {name}, anything}},\n')
-    done = build()
-    assert done.returncode == 1
-    assert f"kernels/scale/{name}.cu: kernels/scale/rungs.h does not declare void {name}(" in done.stderr
-
-    declared = "void v6_streaming(const Args& args, void* stream);\n"
-    edit(header, declared, declared + f"void {name}(const Args& args, void* stream);\n")
+    row = "  RUNG(v6_streaming, always, no_scratch)"
+    edit(scale / "rungs.h", row, f"{row} \\\n  RUNG({name}, always, no_scratch)")
     done = build()
     assert done.returncode == 1
     assert f"kernels/scale/{name}.cu: it does not define void {name}(" in done.stderr
@@ -149,4 +143,4 @@ def test_cmake_refuses_a_rung_without_a_row(copy, tmp_path):
     finally:
         kernel.unlink()
     assert done.returncode == 1
-    assert "  kernels/gelu/v9_forgotten.cu: kernels/gelu/rungs.cpp has no row for it; " in done.stderr
+    assert "  kernels/gelu/v9_forgotten.cu: kernels/gelu/rungs.h has no row for it; " in done.stderr

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from glob import glob
 from typing import NamedTuple
 
@@ -60,22 +61,30 @@ class StepExtension(Extension):
         name: "<module>._C".
         host: .cpp files that may include torch.
         kernels: .cu files, each compiled for the emulation and, in a CUDA build, by nvcc.
-        tables: rungs.cpp files, compiled once a backend.
         include_dirs: the step's own headers and those of earlier steps, relative to setup.py.
         borrowed: rungs of earlier steps.
-        cxx_flags, nvcc_flags: flags for the host's compiler (host files, tables and emulated kernels) and for nvcc.
+        cxx_flags, nvcc_flags: flags for the host's compiler (host files and emulated kernels) and for nvcc.
     """
 
-    def __init__(self, name, *, host, kernels, tables, include_dirs, borrowed=(), cxx_flags=(), nvcc_flags=()):
-        kernels, tables = list(kernels), list(tables)
-        self.includes = {source: list(include_dirs) for source in (*host, *kernels, *tables)}
+    def __init__(
+        self,
+        name: str,
+        *,
+        host: Sequence[str],
+        kernels: Sequence[str],
+        include_dirs: Sequence[str],
+        borrowed: Sequence[Borrowed] = (),
+        cxx_flags: Sequence[str] = (),
+        nvcc_flags: Sequence[str] = (),
+    ) -> None:
+        kernels = list(kernels)
+        self.includes = {source: list(include_dirs) for source in (*host, *kernels)}
         for one in borrowed:
             theirs = sorted(glob(f"{one.folder}/*.cu"))
             kernels += theirs
-            tables.append(f"{one.folder}/rungs.cpp")
-            self.includes |= dict.fromkeys([*theirs, tables[-1]], one.include_dirs)
-        super().__init__(name, sources=[*host, *kernels, *tables], include_dirs=list(include_dirs), language="c++")
-        self.host, self.kernels, self.tables = list(host), kernels, tables
+            self.includes |= dict.fromkeys(theirs, one.include_dirs)
+        super().__init__(name, sources=[*host, *kernels], include_dirs=list(include_dirs), language="c++")
+        self.host, self.kernels = list(host), kernels
         self.cxx_flags, self.nvcc_flags = list(cxx_flags), list(nvcc_flags)
 
 
@@ -163,7 +172,6 @@ def find_cuda() -> tuple[Cuda | None, str]:
     if choice == "0":
         return None, "KF_CUDA=0"
     nvcc = shutil.which("nvcc") or next((p for p in ("/usr/local/cuda/bin/nvcc",) if os.path.exists(p)), None)
-    problem = None
     if torch.version.cuda is None:
         problem = f"torch {torch.__version__} is a build without CUDA"
     elif nvcc is None:
@@ -177,8 +185,8 @@ def find_cuda() -> tuple[Cuda | None, str]:
             problem = (
                 f"nvcc is of CUDA {found.group(1)}, torch of CUDA {torch.version.cuda}; their major versions must agree"
             )
-    if problem is None:
-        return Cuda(nvcc, cuda_home(nvcc), architectures(nvcc)), ""
+        else:
+            return Cuda(nvcc, cuda_home(nvcc), architectures(nvcc)), ""
     if choice == "1":
         raise BuildError(f"KF_CUDA=1, but {problem}")
     return None, problem
@@ -223,8 +231,7 @@ def write_ninja(
     With `counting` some emulated kernels count their accesses, see `counts`: "softmax" or "softmax/v1_naive", several
     with commas between them. Everything else is compiled as without it, and once for both.
 
-    Where KF_EMULATED names the folder of another build, nothing of the emulation is compiled but its tables: they alone
-    are compiled otherwise where there is CUDA.
+    Where KF_EMULATED names the folder of another build, nothing of the emulation is compiled.
 
     Raises:
         BuildError: that folder lacks an object.
@@ -243,14 +250,13 @@ def write_ninja(
     torch_includes = [d for path in cpp_extension.include_paths() for d in ("-isystem", path)]
     torch_includes += ["-isystem", sysconfig.get_path("include")]
     if cuda:  # a slim toolkit leaves out libraries' headers; torch's own CUDA packages bring them
-        torch_includes += ["-isystem", cuda.home / "include"]
-        torch_includes += [d for path in _torch_cuda_includes() for d in ("-isystem", path)]
+        torch_includes += ["-isystem", str(cuda.home / "include")]
+        torch_includes += [d for path in _torch_cuda_includes() for d in ("-isystem", str(path))]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     host_flags = [
         "-std=c++20", *hidden, *extension.cxx_flags, *_warnings(), *openmp, *common, *torch_includes, *with_cuda, abi,
         f"-DTORCH_EXTENSION_NAME={extension.name.rsplit('.', 1)[-1]}",
     ]  # fmt: skip
-    table_flags = ["-std=c++17", *hidden, "-O2", *_warnings(), *common, *with_cuda, abi]
     # g++ warns where nvcc, whose word counts, does not: of threadIdx.x < n, and of unrolled loops over registers. And a
     # product and a sum stay two operations, so that all CPUs give the same bits.
     unlike_nvcc = ["-Wno-sign-compare", "-Wno-maybe-uninitialized", "-Wno-psabi", "-ffp-contract=off"]
@@ -263,9 +269,6 @@ def write_ninja(
     host = shell_words([cxx, *host_flags])
     ninja.rule("host", f"{host} $includes {depfile} -c $in -o $out", "c++ $in")
     ninja.rule("runtime", f"{shell_words([cxx, *emulated_flags])} {depfile} -c $in -o $out", "c++ $in (emulation)")
-    for backend in ("emulated", "gpu"):
-        table = shell_words([cxx, *table_flags, f"-DKF_BACKEND={backend}"])
-        ninja.rule(f"table_{backend}", f"{table} $includes {depfile} -c $in -o $out", f"c++ $in ({backend})")
     objects = []
     taken = os.environ.get("KF_EMULATED", "")
 
@@ -281,7 +284,7 @@ def write_ninja(
         command += f" $rewritten {shell_words([*compiler, '-include', header])} $includes"
         ninja.rule(rule, f"{command} {depfile} -c $in -o $out", "c++ $in")
 
-    def taken_over(output) -> bool:
+    def taken_over(output: pathlib.Path) -> bool:
         """Adds this object to those that are linked; whether it is another build's, and so not to be compiled."""
         if not taken:
             objects.append(output)
@@ -292,27 +295,25 @@ def write_ninja(
         objects.append(other)
         return True
 
-    def place(source, kind: str, suffix: str) -> pathlib.Path:
+    def place(source: str, kind: str, suffix: str) -> pathlib.Path:
         """Where what is made of a source lies: in a folder of the step that it belongs to."""
         path = pathlib.Path(os.path.normpath(here / source)).relative_to(here.parent)
         return folder / path.parts[0] / kind / f"{pathlib.Path(*path.parts[1:])}{suffix}"
 
-    def includes(source) -> str:
+    def includes(source: str) -> str:
         return shell_words(f"-I{os.path.normpath(here / d)}" for d in extension.includes[source])
 
-    def compile_one(rule, source, kind):
+    def compile_one(rule: str, source: str, kind: str) -> None:
         output = place(source, kind, ".o")
         ninja.build(output, rule, [os.path.normpath(here / source)], includes=includes(source))
         objects.append(output)
 
     for source in extension.host:
         compile_one("host", source, "host")
-    for source in extension.tables:
-        compile_one("table_emulated", source, "emulated")
-    for source in emulator.runtime_sources(counting=bool(counting)):
-        output = folder / "runtime" / f"{source.name}.o"
+    for runtime in emulator.runtime_sources(counting=bool(counting)):
+        output = folder / "runtime" / f"{runtime.name}.o"
         if not taken_over(output):
-            ninja.build(output, "runtime", [source])
+            ninja.build(output, "runtime", [runtime])
     chosen = set(counting.split(","))
     counts = {}
     for source in extension.kernels:
@@ -341,8 +342,6 @@ def write_ninja(
             nvcc_flags.append("-Werror=all-warnings")
         nvcc = shell_words([cuda.nvcc, *nvcc_flags])
         ninja.rule("gpu", f"{nvcc} $includes -MD -MF $out.d -c $in -o $out", "nvcc $in")
-        for source in extension.tables:
-            compile_one("table_gpu", source, "gpu")
         for source in extension.kernels:
             compile_one("gpu", source, "gpu")
         libraries += [f"-L{cuda.home / 'lib64'}", "-lc10_cuda", "-ltorch_cuda", "-lcudart"]
@@ -420,12 +419,12 @@ def links_shared(cxx: str) -> bool:
 
 
 def check_rung_tables(extension: StepExtension) -> None:
-    """Refuses a step in which a rung's file, its declaration and its row in the table do not agree.
+    """Refuses a step in which a rung's file and its row in the list do not agree.
 
     Raises:
-        BuildError: with a line for each rung that would not be found, or that the table names and nobody has.
+        BuildError: with a line for each rung that would not be found, or that the list names and nobody has.
     """
-    folders = sorted({pathlib.Path(source).parent for source in (*extension.kernels, *extension.tables)})
+    folders = sorted({pathlib.Path(source).parent for source in extension.kernels})
     found = [line for folder in folders for line in rung_tables.problems(folder)]
     if found:
         raise BuildError("\n".join(found))
@@ -434,22 +433,23 @@ def check_rung_tables(extension: StepExtension) -> None:
 class build_ext(_build_ext):
     """`python setup.py build_ext --inplace` for steps; with --counting=…, emulated kernels count their accesses."""
 
+    build_temp: str  # None before finalize_options
     user_options = [
         *_build_ext.user_options,
         ("counting=", None, "ops, or op/rung, whose emulated kernels count their accesses; goes with --build-lib"),
     ]
 
-    def initialize_options(self):
+    def initialize_options(self) -> None:
         super().initialize_options()
         self.counting = ""
 
-    def finalize_options(self):
+    def finalize_options(self) -> None:
         asked = self.build_temp
         super().finalize_options()
         if asked is None:  # one folder for all steps, with the name that setuptools has for this Python
             self.build_temp = str(COMMON.parent / "build" / pathlib.Path(self.build_temp).name)
 
-    def run(self):
+    def run(self) -> None:
         (extension,) = self.extensions
         try:
             with one_at_a_time(pathlib.Path(self.build_temp).resolve(), extension.name.split(".")[0]) as self.holding:
@@ -457,7 +457,7 @@ class build_ext(_build_ext):
         except BuildError as error:
             raise SystemExit(f"error: {error}") from None
 
-    def build_extension(self, extension):
+    def build_extension(self, extension: StepExtension) -> None:
         import ninja as ninja_package
 
         check_rung_tables(extension)
@@ -480,7 +480,7 @@ class build_ext(_build_ext):
         if subprocess.run(command, cwd=folder, **self.holding).returncode != 0:
             raise SystemExit(f"{module}: the build failed; the compiler's messages are above")
 
-    def copy_extensions_to_source(self):
+    def copy_extensions_to_source(self) -> None:
         """For --inplace: beside its place, then renamed, so that nobody ever loads half a library or keeps one."""
         for extension in self.extensions:
             place = self.get_ext_filename(extension.name)

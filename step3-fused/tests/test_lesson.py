@@ -4,7 +4,6 @@ import inspect
 import math
 import pathlib
 import re
-import runpy
 
 import pytest
 import torch
@@ -21,22 +20,8 @@ def test_the_lesson(check):
     check()
 
 
-UNBUILT = """
-import runpy
-import sys
-
-from kernel_fusion import steps
-
-steps.is_built = lambda step: False
-runpy.run_path(sys.argv[1])
-assert "step3_fused" not in sys.modules
-"""
-
-
 def test_without_a_build_the_script_says_what_to_build():
-    said = LESSON.run("-c", UNBUILT, str(LESSON.script))
-    assert "build the step first: cd step3-fused && python setup.py build_ext --inplace" in said
-    assert said.count("wrote ") >= LESSON.pictures
+    LESSON.check_unbuilt()
 
 
 # ---- its rules ----
@@ -45,10 +30,7 @@ def test_without_a_build_the_script_says_what_to_build():
 @pytest.fixture(scope="module")
 def lesson():
     """What lesson.py defines."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPLBACKEND", "agg")
-        patch.chdir(HERE)
-        return runpy.run_path(str(LESSON.script))
+    return LESSON.defined()
 
 
 def constants(name):

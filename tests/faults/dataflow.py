@@ -17,7 +17,7 @@ def length(rows: int, mask: str = "causal") -> str:
 
 
 def best(op: str) -> str:
-    return f"{FUSED3}::test_attention_of_any_shape[(2, 3, 5, 7, 5)-causal-{op}-cpu-v3_best]"
+    return f"{FUSED3}::test_attention_of_any_shape[(2, 3, 5, 7, 5)-causal-{op}-cpu-pieces]"
 
 
 HOST_FAULTS = [
@@ -43,7 +43,7 @@ FAULTS = [
     Fault(
         "best-skips-the-projection",
         "the best separate launches: what is added and normalised is not projected",
-        f"{BLOCK3}/v3_best.cu",
+        f"{BLOCK3}/pieces.cu",
         "normalisation(a, scratch.projected)",
         "normalisation(a, scratch.attended)",
         best("attention_block"),
@@ -51,7 +51,7 @@ FAULTS = [
     Fault(
         "best-sums-over-attention",
         "the best separate launches: the sum and the output of attention share memory",
-        "step3-fused/kernels/attention_residual_layer_norm/v3_best.cu",
+        "step3-fused/kernels/attention_residual_layer_norm/pieces.cu",
         "auto* const sum = static_cast<unsigned char*>(a.scratch);",
         "auto* const sum = static_cast<unsigned char*>(a.attended == nullptr ? a.scratch : a.attended);",
         best("attention_residual_layer_norm"),

@@ -1,4 +1,5 @@
-// For rungs that are made of other ops' rungs: the one that such an op's `auto` would take.
+// For `pieces`, which are other ops one after the other, and rungs that begin with another op: the rung that such an
+// op's `auto` would take.
 #pragma once
 
 #include <kf/rung.h>

@@ -218,7 +218,7 @@ def orphans() -> list[str]:
     for step in steps.STEPS:
         rungs = {op: {"cpu", *(rung.name for rung in syllabus.rungs(step, op))} for op in syllabus.ops(step)}
         for measured in results.load(step):
-            named = {(row["op"], row["impl"]): None for row in measured.rows if row["kind"] == "rung"}
+            named = {(row["op"], row["impl"]): None for row in measured.rows if results.is_ours(row)}
             found += [
                 f"{measured.path}: {op} has no rung {name!r} any more; to drop its rows: "
                 f"kernel-fusion bench --op {op} --merge"

@@ -23,7 +23,7 @@ LABEL_HEIGHT = 0.052  # of a roofline's plot, a line of text
 SECTOR, LANES = 32, 32  # bytes, and threads of a warp
 ONE_PLACE = 1.2  # intensities of ops nearer to each other than this factor could not be told apart
 ONE_POINT = 1.12  # nor rates
-STYLE = {
+STYLE: Any = {
     "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 9,
     "axes.spines.top": False,
@@ -95,14 +95,14 @@ def ladders(op: str) -> list[Plot]:
 def _with_most_rungs(rows: list[dict]) -> list[dict]:
     """The rows of the forward cases, if there are any, that most rungs ran."""
     forward = [row for row in rows if row["pass"] == "forward"] or rows
-    ran = [(sum(row["kind"] == "rung" for row in case), case) for case in results.cases(forward)]
+    ran = [(sum(results.is_ours(row) for row in case), case) for case in results.cases(forward)]
     most = max(count for count, _ in ran)
     return [row for count, case in ran if count == most for row in case]
 
 
 def _ladder(measured: results.Results, op: str, rows: list[dict]) -> Plot:
     first = rows[0]
-    data = {
+    data: dict[str, Any] = {
         "title": f"{op}: {results.case_title(first)}",
         "gpu": measured.gpu,
         "ceiling_ms": None,
@@ -144,7 +144,7 @@ def paint_ladder(data: dict) -> Any:
     else:
         axes.set_xlim(0, high * 1.14)
     for place, (_, kind, ms) in enumerate(lines):
-        colour = RUNG if kind == "rung" else PEER
+        colour = PEER if kind == "peer" else RUNG
         if logarithmic:
             axes.axhline(place, color=FAINT, linewidth=0.6, zorder=0)
             axes.plot([] if ms is None else [ms], [] if ms is None else [place], "o", color=colour, markersize=7)
@@ -195,7 +195,7 @@ def bytes_of(op: str) -> list[Plot]:
     formula = {rung.name: rung.moves for rung in syllabus.rungs(step, op)}
     shown = []
     for measured in results.load(step):
-        rows = [row for row in measured.of(op) if row["kind"] == "rung" and row["correct"]]
+        rows = [row for row in measured.of(op) if results.is_ours(row) and row["correct"]]
         lines = []
         for row in results.largest(rows) if rows else []:
             predicted = formulas.evaluate(formula.get(row["impl"], ""), row["shape"], row["dtype"])
@@ -273,7 +273,7 @@ def sectors(patterns: dict[str, tuple[int, int]], folder: pathlib.Path) -> Plot:
         patterns: by name, the bytes that a lane takes, and from its first to the next lane's.
         folder: where the picture belongs.
     """
-    data = {"patterns": [[name, size, apart] for name, (size, apart) in patterns.items()]}
+    data: dict[str, Any] = {"patterns": [[name, size, apart] for name, (size, apart) in patterns.items()]}
     words = []
     for name, size, apart in data["patterns"]:
         count = len(touched(size, apart))
@@ -309,8 +309,8 @@ def paint_sectors(data: dict) -> Any:
                     colour = colours(lane / (LANES - 1))
                     axes.add_patch(Rectangle((x, row - 0.22), wide, 0.44, color=colour, linewidth=0))
         for number in range(len(found)):
-            edge = {"fill": False, "edgecolor": "#555555", "linewidth": 0.6}
-            axes.add_patch(Rectangle((number + 0.06, row - 0.22), 0.88, 0.44, **edge))
+            box = Rectangle((number + 0.06, row - 0.22), 0.88, 0.44, fill=False, edgecolor="#555555", linewidth=0.6)
+            axes.add_patch(box)
         words = f"{len(found)} sectors, {LANES * size} of {len(found) * SECTOR} bytes used"
         axes.annotate(words, (0.06, row - 0.27), va="bottom", fontsize=8)
     axes.set_yticks(range(len(patterns)), [name for name, _, _ in patterns])
@@ -408,8 +408,8 @@ def paint_roofline(data: dict) -> Any:
         )
         axes.axvline(x, ymax=height, color=FAINT, linewidth=0.8, zorder=0)
         height -= LABEL_HEIGHT
-        for kind, mark, colour in (("peer", "s", PEER), ("rung", "o", RUNG)):
-            found = one_point([rate for op in group for _, of, rate in op["points"] if of == kind])
+        for peer, mark, colour in ((True, "s", PEER), (False, "o", RUNG)):
+            found = one_point([rate for op in group for _, kind, rate in op["points"] if (kind == "peer") == peer])
             axes.plot([x] * len(found), found, mark, color=colour, markersize=4.5)
     axes.plot([], [], "o", color=RUNG, markersize=4.5, label="our rungs")
     axes.plot([], [], "s", color=PEER, markersize=4.5, label="peers")

@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from kernel_fusion import steps
 from kernel_fusion.bench import noise
@@ -28,6 +28,7 @@ FIELDS = (
     *("dram_bytes", "sectors_per_request", "run", "again", "profile"),
 )
 RUNG = re.compile(r"v\d+(_|$)|cpu$")  # how the name of a rung begins
+PIECES = "pieces"  # an op's parts, each by its own `auto`: ours, and no rung
 
 
 class ResultsError(UserError):
@@ -59,12 +60,26 @@ class Results(NamedTuple):
         return {**self.environment, **self.environment.get("ops", {}).get(op, {})}
 
 
+@overload
+def rounded(value: None) -> None: ...
+@overload
+def rounded(value: float) -> float: ...
 def rounded(value: float | None) -> float | None:
     """`value` as results hold it: four digits, without a point where they need none."""
     if value is None:
         return None
     figure = float(f"{value:.4g}")
     return int(figure) if figure.is_integer() else figure
+
+
+def kind_of(impl: str) -> str:
+    """What an implementation is, by its name: "rung", "plan" for `pieces`, or "peer"."""
+    return "rung" if RUNG.match(impl) else "plan" if impl == PIECES else "peer"
+
+
+def is_ours(row: dict) -> bool:
+    """Whether this is a rung's row, or that of `pieces`, and no peer's."""
+    return row["kind"] != "peer"
 
 
 def derived(row: dict) -> dict:
@@ -77,7 +92,7 @@ def derived(row: dict) -> dict:
     bound, ceiling = row.get("bound", "memory"), row.get("ceiling")
     return {
         "pass": "forward",
-        "kind": "rung" if RUNG.match(row["impl"]) else "peer",
+        "kind": kind_of(row["impl"]),
         "ms_quartiles": None,
         "host_bound": False,
         "bound": "memory",
@@ -233,7 +248,7 @@ def behind(measured: Results, op: str, chosen: Callable[[dict], str]) -> dict[st
         ResultsError: the file has no row of the op, or none of the rung that is chosen.
     """
     found = {}
-    for case in cases([row for row in measured.rows if row["op"] == op and row["kind"] == "rung"]):
+    for case in cases([row for row in measured.rows if row["op"] == op and is_ours(row)]):
         rungs = {row["impl"]: spread(row) for row in case}
         name = chosen(case[0])
         if name not in rungs:

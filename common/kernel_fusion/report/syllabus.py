@@ -59,8 +59,9 @@ def step_of(op: str) -> steps.Step:
 
 
 def rungs(step: steps.Step, op: str) -> list[RungFile]:
-    """The rungs of `op`, in the order of the lesson."""
-    paths = sorted((step.path / "kernels" / op).glob("v*_*.cu"), key=_number)
+    """The rungs of `op`, in the order of the lesson, and its pieces, if it has any."""
+    folder = step.path / "kernels" / op
+    paths = [*sorted(folder.glob("v*_*.cu"), key=_number), *folder.glob("pieces.cu")]
     return [_read(step, op, path) for path in paths]
 
 

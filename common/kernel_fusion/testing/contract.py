@@ -323,8 +323,8 @@ def _check(
     returned = subject.functional(placed)
     for name, out, like in zip(subject.out_names, returned, composed, strict=True):
         if (out.shape, out.dtype, out.device) != (like.shape, like.dtype, like.device):
-            got = f"{tuple(out.shape)} {out.dtype} {out.device}"
-            subject.fail(f"`{name}` is {got}, eager gives {tuple(like.shape)} {like.dtype} {like.device}")
+            found = f"{tuple(out.shape)} {out.dtype} {out.device}"
+            subject.fail(f"`{name}` is {found}, eager gives {tuple(like.shape)} {like.dtype} {like.device}")
     _check_no_aliases(subject, returned, placed)
     subject.must_equal(outputs, returned, "the Python function and the out-variant")
 
@@ -368,10 +368,11 @@ def _check_no_aliases(subject: _Subject, returned, inputs) -> None:
 
 
 def _compare_with_rung_before(subject: _Subject, inputs, outputs, like, allowed) -> tuple[str | None, float | None]:
-    """Compares with the nearest earlier rung that can do `inputs`. Both may be off by what is allowed."""
+    """Compares with the nearest earlier rung that can do `inputs`, else with `pieces`. Both may be off as allowed."""
     names = subject.step.rungs(subject.op, subject.device)
     earlier = names[: names.index(subject.rung)] if subject.rung in names else []
-    for name in reversed(earlier):
+    pieces = [name for name in names if name == "pieces" and subject.rung != name]
+    for name in [*reversed(earlier), *pieces]:
         other = _Subject(subject.step, subject.op, name, subject.device, subject.kwargs, subject.fences)
         try:
             theirs = other.into(inputs, like)

@@ -197,8 +197,8 @@ def test_of_two_that_build_in_a_folder_one_waits(tmp_path, killed):
 
 
 def test_a_step_is_built_by_one_process_at_a_time(clean_environment, tmp_path):
-    """From the look at its tables to the library's place."""
-    step = build.StepExtension("some_step._C", host=[], kernels=[], tables=[], include_dirs=[])
+    """From the look at its rungs to the library's place."""
+    step = build.StepExtension("some_step._C", host=[], kernels=[], include_dirs=[])
     command = build.build_ext(setuptools.Distribution({"ext_modules": [step]}))
     command.build_temp = str(tmp_path / "temp")
     command.ensure_finalized()
@@ -215,9 +215,7 @@ def test_a_step_is_built_by_one_process_at_a_time(clean_environment, tmp_path):
 
 
 def test_another_builds_objects_of_the_emulation_are_linked_and_not_compiled(clean_environment, tmp_path):
-    step = build.StepExtension(
-        "some_step._C", host=["host.cpp"], kernels=["op/v1.cu"], tables=["op/rungs.cpp"], include_dirs=[]
-    )
+    step = build.StepExtension("some_step._C", host=["host.cpp"], kernels=["op/v1.cu"], include_dirs=[])
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     ours.mkdir()
     clean_environment.chdir(tmp_path)
@@ -232,10 +230,10 @@ def test_another_builds_objects_of_the_emulation_are_linked_and_not_compiled(cle
         path.touch()
     lines = build.write_ninja(step, ours, tmp_path / "library.so", None).read_text(encoding="utf-8").splitlines()
     compiled = {line.split(": ")[0].removeprefix("build ") for line in lines if line.startswith("build ")}
-    own = {str(ours / tmp_path.name / path) for path in ("host/host.cpp.o", "emulated/op/rungs.cpp.o")}
-    assert compiled == {*own, str(tmp_path / "library.so")}
+    own = str(ours / tmp_path.name / "host/host.cpp.o")
+    assert compiled == {own, str(tmp_path / "library.so")}
     (link,) = (line for line in lines if ": link " in line)
-    assert set(link.split(": link ")[1].split()) == {*own, *map(str, taken)}
+    assert set(link.split(": link ")[1].split()) == {own, *map(str, taken)}
 
 
 def test_what_two_steps_share_is_compiled_by_one_command(clean_environment, tmp_path):
@@ -243,17 +241,15 @@ def test_what_two_steps_share_is_compiled_by_one_command(clean_environment, tmp_
     lender, borrower, folder = tmp_path / "step1", tmp_path / "step2", tmp_path / "build"
     (lender / "kernels" / "op").mkdir(parents=True)
     borrower.mkdir()
-    for name in ("v1.cu", "rungs.cpp"):
-        (lender / "kernels" / "op" / name).touch()
+    (lender / "kernels" / "op" / "v1.cu").touch()
     found = []
     for here, kernels, borrowed in (
         (lender, ["kernels/op/v1.cu"], []),
         (borrower, [], [build.Borrowed("../step1/kernels/op", ["../step1/include"])]),
     ):
         clean_environment.chdir(here)
-        tables = ["kernels/op/rungs.cpp"] if kernels else []
         step = build.StepExtension(
-            f"{here.name}._C", host=[], kernels=kernels, tables=tables, include_dirs=["include"], borrowed=borrowed
+            f"{here.name}._C", host=[], kernels=kernels, include_dirs=["include"], borrowed=borrowed
         )
         ninja_file = build.write_ninja(step, folder, here / "library.so", None)
         ninja = [str(pathlib.Path(sys.executable).with_name("ninja")), "-C", str(folder), "-f", str(ninja_file)]
@@ -261,8 +257,6 @@ def test_what_two_steps_share_is_compiled_by_one_command(clean_environment, tmp_
         found.append({command["output"]: command["command"] for command in json.loads(listed)})
     theirs, ours = found
     shared = theirs.keys() & ours.keys()
-    assert {
-        str(folder / "step1" / "emulated" / "kernels" / "op" / f"{name}.o") for name in ("v1.cu", "rungs.cpp")
-    } <= shared
+    assert str(folder / "step1" / "emulated" / "kernels" / "op" / "v1.cu.o") in shared
     assert len(shared) == len(theirs) - 1  # the library
     assert [theirs[output] for output in shared] == [ours[output] for output in shared]

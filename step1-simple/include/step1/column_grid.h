@@ -1,6 +1,7 @@
-// How the elements of a matrix are shared among blocks that sum its columns. Plain C++: launchers and tables
-// include it.
+// How the elements of a matrix are shared among blocks that sum its columns.
 #pragma once
+
+#include <kf/rung.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -44,9 +45,9 @@ inline ColumnGrid column_grid_by_eight(int64_t rows, int64_t width, int64_t wave
 }
 
 // Room for the partial sums of either kind and any number of waves, in float32 (float64 for float64).
-inline int64_t partial_sum_bytes(int64_t rows, int64_t width, bool is_double) {
+inline int64_t partial_sum_bytes(int64_t rows, int64_t width, DType dtype) {
   const ColumnGrid one = column_grid_by_one(rows, width), eight = column_grid_by_eight(rows, width, 4);
-  return std::max(one.parts * width, eight.parts * eight.tiles * kEightEntries) * (is_double ? 8 : 4);
+  return std::max(one.parts * width, eight.parts * eight.tiles * kEightEntries) * (dtype == DType::kFloat64 ? 8 : 4);
 }
 
 }  // namespace kf::KF_BACKEND

@@ -8,6 +8,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <string>
 
 namespace kf::KF_BACKEND {
 
@@ -16,7 +17,7 @@ class FastDivide {
   explicit FastDivide(int64_t divisor)
       : divisor_(static_cast<uint64_t>(divisor)), multiplier_(divisor > 1 ? ~uint64_t{0} / divisor_ + 1 : 0) {}
 
-  // m is too large by less than 1, so the quotient is exact while n·d < 2⁶⁴: fast_divide_limit.h.
+  // m is too large by less than 1, so the quotient is exact while n·d < 2⁶⁴.
   __device__ __forceinline__ int64_t quotient(int64_t n) const {
     if (multiplier_ == 0) return n;  // division by 1: m would be 2⁶⁴
     return static_cast<int64_t>(__umul64hi(static_cast<uint64_t>(n), multiplier_));
@@ -29,5 +30,11 @@ class FastDivide {
   uint64_t divisor_;
   uint64_t multiplier_;
 };
+
+// For `can_implement`: FastDivide is exact for all elements i < rows·width of a matrix where i·width stays below 2⁶³.
+// Why not, or "".
+inline std::string too_large_for_fast_divide(int64_t rows, int64_t width) {
+  return rows * width <= INT64_MAX / width ? "" : "takes rows·width² < 2⁶³";
+}
 
 }  // namespace kf::KF_BACKEND

@@ -19,26 +19,15 @@ struct Args {
   DType dtype;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v4_any_width"; }
+
 }  // namespace kf::bias_dropout_residual
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::bias_dropout_residual {
-using kf::bias_dropout_residual::Args;
-void v1_unfused(const Args& args, void* stream);
-void v2_naive(const Args& args, void* stream);
-void v3_vector(const Args& args, void* stream);
-void v4_any_width(const Args& args, void* stream);
-}  // namespace kf::KF_BACKEND::bias_dropout_residual
-#endif
-
-namespace kf::emulated::bias_dropout_residual {
-Rungs<kf::bias_dropout_residual::Args> rungs();
-}
-namespace kf::gpu::bias_dropout_residual {
-#ifdef KF_WITH_CUDA
-Rungs<kf::bias_dropout_residual::Args> rungs();
-#else
-inline Rungs<kf::bias_dropout_residual::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::bias_dropout_residual
+#define KF_OP bias_dropout_residual
+#define KF_RUNGS(RUNG)                                                            \
+  RUNG(v1_unfused, always, no_scratch, "x + bias, and what dropout leaves of it") \
+  RUNG(v2_naive, always, no_scratch)                                              \
+  RUNG(v3_vector, always, no_scratch)                                             \
+  RUNG(v4_any_width, can_implement, no_scratch)
+#include <kf/rung_list.h>

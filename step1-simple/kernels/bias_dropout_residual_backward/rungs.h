@@ -20,24 +20,13 @@ struct Args {
   void* scratch = nullptr;  // partial sums of blocks of rows
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v2_fused"; }
+
 }  // namespace kf::bias_dropout_residual_backward
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::bias_dropout_residual_backward {
-using kf::bias_dropout_residual_backward::Args;
-void v1_separate(const Args& args, void* stream);
-void v2_fused(const Args& args, void* stream);
-}  // namespace kf::KF_BACKEND::bias_dropout_residual_backward
-#endif
-
-namespace kf::emulated::bias_dropout_residual_backward {
-Rungs<kf::bias_dropout_residual_backward::Args> rungs();
-}
-namespace kf::gpu::bias_dropout_residual_backward {
-#ifdef KF_WITH_CUDA
-Rungs<kf::bias_dropout_residual_backward::Args> rungs();
-#else
-inline Rungs<kf::bias_dropout_residual_backward::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::bias_dropout_residual_backward
+#define KF_OP bias_dropout_residual_backward
+#define KF_RUNGS(RUNG)                                                   \
+  RUNG(v1_separate, always, scratch_bytes, "grad_x before it is summed") \
+  RUNG(v2_fused, always, scratch_bytes)
+#include <kf/rung_list.h>

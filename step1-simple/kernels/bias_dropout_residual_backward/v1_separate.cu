@@ -30,6 +30,8 @@ __global__ void grad_x_kernel(const T* __restrict__ grad, T* __restrict__ grad_x
 
 }  // namespace
 
+int64_t v1_separate_scratch_bytes(const Args& a) { return partial_sum_bytes(a.rows, a.width, a.dtype); }
+
 void v1_separate(const Args& a, void* stream) {
   const int64_t n = a.rows * a.width;
   with_type(a.dtype, [&](auto type) {

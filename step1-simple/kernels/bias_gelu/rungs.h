@@ -15,27 +15,16 @@ struct Args {
   DType dtype;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v5_any_width"; }
+
 }  // namespace kf::bias_gelu
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::bias_gelu {
-using kf::bias_gelu::Args;
-void v1_unfused(const Args& args, void* stream);
-void v2_naive(const Args& args, void* stream);
-void v3_vector(const Args& args, void* stream);
-void v4_exp(const Args& args, void* stream);
-void v5_any_width(const Args& args, void* stream);
-}  // namespace kf::KF_BACKEND::bias_gelu
-#endif
-
-namespace kf::emulated::bias_gelu {
-Rungs<kf::bias_gelu::Args> rungs();
-}
-namespace kf::gpu::bias_gelu {
-#ifdef KF_WITH_CUDA
-Rungs<kf::bias_gelu::Args> rungs();
-#else
-inline Rungs<kf::bias_gelu::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::bias_gelu
+#define KF_OP bias_gelu
+#define KF_RUNGS(RUNG)                             \
+  RUNG(v1_unfused, always, no_scratch, "x + bias") \
+  RUNG(v2_naive, always, no_scratch)               \
+  RUNG(v3_vector, always, no_scratch)              \
+  RUNG(v4_exp, always, no_scratch)                 \
+  RUNG(v5_any_width, can_implement, no_scratch)
+#include <kf/rung_list.h>

@@ -63,6 +63,8 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
+std::string v5_any_width_can_implement(const Args& a) { return too_large_for_fast_divide(a.rows, a.width); }
+
 void v5_any_width(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

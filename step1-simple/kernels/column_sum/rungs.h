@@ -14,25 +14,17 @@ struct Args {
   void* scratch = nullptr;  // partial sums of blocks of rows
 };
 
+// What `auto` takes on a GPU, read off results/h200.json. For a few thousand rows, starting v3's larger blocks takes
+// longer than its vectors save.
+inline const char* automatic(const Args& a) {
+  return a.rows < (int64_t{1} << 23) / a.width ? "v2_two_stage" : "v3_vector";
+}
+
 }  // namespace kf::column_sum
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::column_sum {
-using kf::column_sum::Args;
-void v1_serial(const Args& args, void* stream);
-void v2_two_stage(const Args& args, void* stream);
-void v3_vector(const Args& args, void* stream);
-}  // namespace kf::KF_BACKEND::column_sum
-#endif
-
-namespace kf::emulated::column_sum {
-Rungs<kf::column_sum::Args> rungs();
-}
-namespace kf::gpu::column_sum {
-#ifdef KF_WITH_CUDA
-Rungs<kf::column_sum::Args> rungs();
-#else
-inline Rungs<kf::column_sum::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::column_sum
+#define KF_OP column_sum
+#define KF_RUNGS(RUNG)                      \
+  RUNG(v1_serial, always, no_scratch)       \
+  RUNG(v2_two_stage, always, scratch_bytes) \
+  RUNG(v3_vector, always, scratch_bytes)
+#include <kf/rung_list.h>

@@ -15,6 +15,8 @@
 
 namespace kf::KF_BACKEND::column_sum {
 
+int64_t v2_two_stage_scratch_bytes(const Args& a) { return partial_sum_bytes(a.rows, a.width, a.dtype); }
+
 void v2_two_stage(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

@@ -15,24 +15,13 @@ struct Args {
   DType dtype;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v2_vector"; }
+
 }  // namespace kf::gelu_backward
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::gelu_backward {
-using kf::gelu_backward::Args;
-void v1_naive(const Args& args, void* stream);
-void v2_vector(const Args& args, void* stream);
-}  // namespace kf::KF_BACKEND::gelu_backward
-#endif
-
-namespace kf::emulated::gelu_backward {
-Rungs<kf::gelu_backward::Args> rungs();
-}
-namespace kf::gpu::gelu_backward {
-#ifdef KF_WITH_CUDA
-Rungs<kf::gelu_backward::Args> rungs();
-#else
-inline Rungs<kf::gelu_backward::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::gelu_backward
+#define KF_OP gelu_backward
+#define KF_RUNGS(RUNG)               \
+  RUNG(v1_naive, always, no_scratch) \
+  RUNG(v2_vector, always, no_scratch)
+#include <kf/rung_list.h>

@@ -14,25 +14,14 @@ struct Args {
   DType dtype;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v3_vector"; }
+
 }  // namespace kf::gelu_scale
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::gelu_scale {
-using kf::gelu_scale::Args;
-void v1_unfused(const Args& args, void* stream);
-void v2_naive(const Args& args, void* stream);
-void v3_vector(const Args& args, void* stream);
-}  // namespace kf::KF_BACKEND::gelu_scale
-#endif
-
-namespace kf::emulated::gelu_scale {
-Rungs<kf::gelu_scale::Args> rungs();
-}
-namespace kf::gpu::gelu_scale {
-#ifdef KF_WITH_CUDA
-Rungs<kf::gelu_scale::Args> rungs();
-#else
-inline Rungs<kf::gelu_scale::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::gelu_scale
+#define KF_OP gelu_scale
+#define KF_RUNGS(RUNG)                            \
+  RUNG(v1_unfused, always, no_scratch, "gelu(x)") \
+  RUNG(v2_naive, always, no_scratch)              \
+  RUNG(v3_vector, always, no_scratch)
+#include <kf/rung_list.h>

@@ -13,28 +13,17 @@ struct Args {
   DType dtype;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v4_vector"; }
+
 }  // namespace kf::scale
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::scale {
-using kf::scale::Args;
-void v1_chunk(const Args& args, void* stream);
-void v2_naive(const Args& args, void* stream);
-void v3_grid_stride(const Args& args, void* stream);
-void v4_vector(const Args& args, void* stream);
-void v5_in_flight(const Args& args, void* stream);
-void v6_streaming(const Args& args, void* stream);
-}  // namespace kf::KF_BACKEND::scale
-#endif
-
-namespace kf::emulated::scale {
-Rungs<kf::scale::Args> rungs();
-}
-namespace kf::gpu::scale {
-#ifdef KF_WITH_CUDA
-Rungs<kf::scale::Args> rungs();
-#else
-inline Rungs<kf::scale::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::scale
+#define KF_OP scale
+#define KF_RUNGS(RUNG)                     \
+  RUNG(v1_chunk, always, no_scratch)       \
+  RUNG(v2_naive, always, no_scratch)       \
+  RUNG(v3_grid_stride, always, no_scratch) \
+  RUNG(v4_vector, always, no_scratch)      \
+  RUNG(v5_in_flight, always, no_scratch)   \
+  RUNG(v6_streaming, always, no_scratch)
+#include <kf/rung_list.h>

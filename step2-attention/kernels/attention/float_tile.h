@@ -5,6 +5,9 @@
 #include <step1/vector.h>
 
 #include <cstdint>
+#include <string>
+
+#include "rungs.h"
 
 namespace kf::KF_BACKEND::attention {
 
@@ -20,6 +23,12 @@ __device__ void load_tile(Four* tile, const T* rows, int64_t stride, int64_t beg
     const int column = i % kDim;
     element[i] = row < end && column < columns ? to_compute(rows[row * stride + column]) : 0.0f;
   }
+}
+
+// Why such rungs cannot hold a row, or "".
+inline std::string can_implement_float_tile(const Args& a) {
+  if (a.dtype == DType::kFloat64) return "takes float32, float16 or bfloat16, got float64";
+  return a.head_dim <= 256 ? "" : "takes head_dim ≤ 256, got " + std::to_string(a.head_dim);
 }
 
 }  // namespace kf::KF_BACKEND::attention

@@ -7,6 +7,8 @@
 
 namespace kf::KF_BACKEND::attention {
 
+using kf::attention::Strides;
+
 // The first element of row `position`, where `head` counts through all heads of all batches.
 template <class T>
 __device__ T* row_of(T* first, const Strides& stride, int64_t head, int64_t heads, int64_t position) {

@@ -61,38 +61,15 @@ inline const char* automatic(const Args& a) {
 
 }  // namespace kf::attention
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::attention {
-using kf::attention::Args;
-using kf::attention::Strides;
-void v1_naive(const Args& args, void* stream);
-void v2_tiled(const Args& args, void* stream);
-void v3_mma(const Args& args, void* stream);
-void v4_pipeline(const Args& args, void* stream);
-void v5_registers(const Args& args, void* stream);
-void v6_wgmma(const Args& args, void* stream);
-void v7_warpgroups(const Args& args, void* stream);
-void v8_persistent(const Args& args, void* stream);
-void v9_split(const Args& args, void* stream);
-
-std::string v3_mma_can_implement(const Args& args);
-std::string v4_pipeline_can_implement(const Args& args);
-std::string v5_registers_can_implement(const Args& args);
-std::string v6_wgmma_can_implement(const Args& args);
-std::string v7_warpgroups_can_implement(const Args& args);
-std::string v8_persistent_can_implement(const Args& args);
-std::string v9_split_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::attention
-#endif
-
-namespace kf::emulated::attention {
-Rungs<kf::attention::Args> rungs();
-}
-namespace kf::gpu::attention {
-#ifdef KF_WITH_CUDA
-Rungs<kf::attention::Args> rungs();
-#else
-inline Rungs<kf::attention::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::attention
+#define KF_OP attention
+#define KF_RUNGS(RUNG)                                          \
+  RUNG(v1_naive, always, scratch_bytes)                         \
+  RUNG(v2_tiled, can_implement, no_scratch)                     \
+  RUNG(v3_mma, can_implement, no_scratch, "the weights")        \
+  RUNG(v4_pipeline, can_implement, no_scratch, "the weights")   \
+  RUNG(v5_registers, can_implement, no_scratch, "the weights")  \
+  RUNG(v6_wgmma, can_implement, no_scratch, "the weights")      \
+  RUNG(v7_warpgroups, can_implement, no_scratch, "the weights") \
+  RUNG(v8_persistent, can_implement, no_scratch, "the weights") \
+  RUNG(v9_split, can_implement, no_scratch, "the weights")
+#include <kf/rung_list.h>

@@ -134,6 +134,12 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
+std::string v2_tiled_can_implement(const Args& a) {
+  const int64_t blocks = a.batch * a.heads * ceil_div(a.q_length, 16);  // at its smallest, a block owns 16 queries
+  if (blocks > INT32_MAX) return "takes at most 2147483647 blocks of 16 queries, got " + std::to_string(blocks);
+  return can_implement_float_tile(a);
+}
+
 void v2_tiled(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

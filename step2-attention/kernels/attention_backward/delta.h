@@ -85,6 +85,11 @@ void launch_delta(const Args& a, float* delta, float* lse, int64_t length, unsig
   check_launch();
 }
 
+// Δ, one number a query.
+inline int64_t delta_bytes(const Args& a) {
+  return a.batch * a.heads * a.q_length * static_cast<int64_t>(sizeof(float));
+}
+
 // Writes Δ into a.scratch.
 template <int N, class T>
 float* launch_delta(const Args& a, void* stream) {

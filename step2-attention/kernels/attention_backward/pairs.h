@@ -14,6 +14,7 @@ using attention::keys_of;
 using attention::keys_seen;
 using attention::kv_head_of;
 using attention::row_of;
+using attention::Strides;
 
 // Whether `query` sees `key`, of the keys that exist.
 __device__ inline bool sees(const Args& a, const KeyRange& keys, int64_t query, int64_t key) {

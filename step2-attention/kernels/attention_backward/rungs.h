@@ -33,46 +33,19 @@ struct Args : kf::attention::Args {
   Strides dv_stride;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args& a) { return a.head_dim <= 64 ? "v7_turns" : "v8_wide"; }
+
 }  // namespace kf::attention_backward
 
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::attention_backward {
-using kf::attention_backward::Args;
-using kf::attention_backward::Strides;
-void v1_naive(const Args& args, void* stream);
-void v2_tiled(const Args& args, void* stream);
-void v3_mma(const Args& args, void* stream);
-void v4_warpgroups(const Args& args, void* stream);
-void v5_persistent(const Args& args, void* stream);
-void v6_atomics(const Args& args, void* stream);
-void v7_turns(const Args& args, void* stream);
-void v8_wide(const Args& args, void* stream);
-
-std::string v2_tiled_can_implement(const Args& args);
-std::string v3_mma_can_implement(const Args& args);
-std::string v4_warpgroups_can_implement(const Args& args);
-std::string v5_persistent_can_implement(const Args& args);
-std::string v6_atomics_can_implement(const Args& args);
-std::string v7_turns_can_implement(const Args& args);
-std::string v8_wide_can_implement(const Args& args);
-
-int64_t v1_naive_scratch(const Args& args);
-int64_t v4_warpgroups_scratch(const Args& args);
-int64_t v5_persistent_scratch(const Args& args);
-int64_t v6_atomics_scratch(const Args& args);
-int64_t v7_turns_scratch(const Args& args);
-int64_t v8_wide_scratch(const Args& args);
-int64_t delta_bytes(const Args& args);
-}  // namespace kf::KF_BACKEND::attention_backward
-#endif
-
-namespace kf::emulated::attention_backward {
-Rungs<kf::attention_backward::Args> rungs();
-}
-namespace kf::gpu::attention_backward {
-#ifdef KF_WITH_CUDA
-Rungs<kf::attention_backward::Args> rungs();
-#else
-inline Rungs<kf::attention_backward::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::attention_backward
+#define KF_OP attention_backward
+#define KF_RUNGS(RUNG)                                                                    \
+  RUNG(v1_naive, always, scratch_bytes)                                                   \
+  RUNG(v2_tiled, can_implement, scratch_bytes)                                            \
+  RUNG(v3_mma, can_implement, scratch_bytes, "the weights and their gradients")           \
+  RUNG(v4_warpgroups, can_implement, scratch_bytes, "the weights and their gradients")    \
+  RUNG(v5_persistent, can_implement, scratch_bytes, "the weights and their gradients")    \
+  RUNG(v6_atomics, can_implement, scratch_bytes, "the weights and their gradients", true) \
+  RUNG(v7_turns, can_implement, scratch_bytes, "the weights and their gradients")         \
+  RUNG(v8_wide, can_implement, scratch_bytes, "the weights and their gradients")
+#include <kf/rung_list.h>

@@ -110,6 +110,11 @@ unsigned blocks_for(int64_t threads) { return static_cast<unsigned>(ceil_div(thr
 
 }  // namespace
 
+// Δ, all weights and all gradients of scores.
+int64_t v1_naive_scratch_bytes(const Args& a) {
+  return a.batch * a.heads * a.q_length * (1 + 2 * a.k_length) * (a.dtype == DType::kFloat64 ? 8 : 4);
+}
+
 void v1_naive(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

@@ -138,10 +138,10 @@ void launch(const Args& a, const float* delta, void* stream) {
 }  // namespace
 
 std::string v2_tiled_can_implement(const Args& a) {
-  if (a.dtype == DType::kFloat64) return "takes float32, float16 or bfloat16, got float64";
-  if (a.head_dim > 256) return "takes head_dim ≤ 256, got " + std::to_string(a.head_dim);
-  return at_most_blocks(a, 8);  // at its smallest, a block owns 8 rows
+  const std::string why_not = attention::can_implement_float_tile(a);
+  return why_not.empty() ? at_most_blocks(a, 8) : why_not;  // at its smallest, a block owns 8 rows
 }
+int64_t v2_tiled_scratch_bytes(const Args& a) { return delta_bytes(a); }
 
 void v2_tiled(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {

@@ -206,6 +206,8 @@ std::string v3_mma_can_implement(const Args& a) {
   return at_most_blocks(a, kOwned);
 }
 
+int64_t v3_mma_scratch_bytes(const Args& a) { return delta_bytes(a); }
+
 void v3_mma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

@@ -224,7 +224,7 @@ std::string v4_warpgroups_can_implement(const Args& a) {
   return compute_capability() == 90 ? "" : "needs a GPU of compute capability 9.0";
 }
 
-int64_t v4_warpgroups_scratch(const Args& a) {
+int64_t v4_warpgroups_scratch_bytes(const Args& a) {
   return 2 * a.batch * a.heads * padded_length(a) * static_cast<int64_t>(sizeof(float));
 }
 

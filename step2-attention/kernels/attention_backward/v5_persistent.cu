@@ -271,8 +271,8 @@ void launch(const Args& a, const float* lse, const float* delta, unsigned* count
 
 std::string v5_persistent_can_implement(const Args& a) { return v4_warpgroups_can_implement(a); }
 
-int64_t v5_persistent_scratch(const Args& a) {
-  return v4_warpgroups_scratch(a) + 2 * static_cast<int64_t>(sizeof(unsigned));
+int64_t v5_persistent_scratch_bytes(const Args& a) {
+  return v4_warpgroups_scratch_bytes(a) + 2 * static_cast<int64_t>(sizeof(unsigned));
 }
 
 void v5_persistent(const Args& a, void* stream) {

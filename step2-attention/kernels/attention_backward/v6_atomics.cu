@@ -82,7 +82,7 @@ std::string v6_atomics_can_implement(const Args& a) {
   return v4_warpgroups_can_implement(a);
 }
 
-int64_t v6_atomics_scratch(const Args& a) { return sum_bytes(a) + v5_persistent_scratch(a); }
+int64_t v6_atomics_scratch_bytes(const Args& a) { return sum_bytes(a) + v5_persistent_scratch_bytes(a); }
 
 void v6_atomics(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {

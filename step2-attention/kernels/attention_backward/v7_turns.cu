@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(Five::kThreads, 1)
 
 std::string v7_turns_can_implement(const Args& a) { return v6_atomics_can_implement(a); }
 
-int64_t v7_turns_scratch(const Args& a) {
-  return v6_atomics_scratch(a) + tiles_of(a) * static_cast<int64_t>(sizeof(unsigned));
+int64_t v7_turns_scratch_bytes(const Args& a) {
+  return v6_atomics_scratch_bytes(a) + tiles_of(a) * static_cast<int64_t>(sizeof(unsigned));
 }
 
 void v7_turns(const Args& a, void* stream) {

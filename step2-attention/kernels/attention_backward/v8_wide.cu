@@ -217,9 +217,9 @@ __global__ void __launch_bounds__(Wide::kThreads, 1)
 
 std::string v8_wide_can_implement(const Args& a) { return v4_warpgroups_can_implement(a); }
 
-int64_t v8_wide_scratch(const Args& a) {
+int64_t v8_wide_scratch_bytes(const Args& a) {
   return Wide::kSlices * (sum_bytes(a) + tiles_of(a) * static_cast<int64_t>(sizeof(unsigned))) +
-         v5_persistent_scratch(a);
+         v5_persistent_scratch_bytes(a);
 }
 
 void v8_wide(const Args& a, void* stream) {

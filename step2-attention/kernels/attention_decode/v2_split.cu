@@ -136,7 +136,7 @@ std::string v2_split_can_implement(const Args& a) {
   return "";
 }
 
-int64_t v2_split_scratch(const Args& a) { return parts_bytes(a, rows_of(a), splits_of(a)); }
+int64_t v2_split_scratch_bytes(const Args& a) { return parts_bytes(a, rows_of(a), splits_of(a)); }
 
 void v2_split(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {

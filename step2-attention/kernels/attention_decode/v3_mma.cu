@@ -71,7 +71,7 @@ std::string v3_mma_can_implement(const Args& a) {
   return why_not.empty() ? fits_shared(a.head_dim <= 64 ? kShared<64> : kShared<128>) : why_not;
 }
 
-int64_t v3_mma_scratch(const Args& a) { return parts_bytes(a, groups_of(a), splits_of(a, kBlocks)); }
+int64_t v3_mma_scratch_bytes(const Args& a) { return parts_bytes(a, groups_of(a), splits_of(a, kBlocks)); }
 
 void v3_mma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {

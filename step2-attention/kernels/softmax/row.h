@@ -63,6 +63,11 @@ int64_t vectors_of(const Args& a) {
   return a.width * size_of(a.dtype) / 16;
 }
 
+// Why a grid cannot have a block for each row, or "".
+inline std::string can_implement_a_block_a_row(int64_t rows) {
+  return rows <= INT32_MAX ? "" : "takes at most 2147483647 rows, got " + std::to_string(rows);
+}
+
 // A row in vectors of 16 bytes, from column `begin` to `end`. Where it does not begin or end at a multiple of 16 bytes
 // fewer than N values are left on either side: one for each of the first threads.
 template <class T>

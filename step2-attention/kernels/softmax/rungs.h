@@ -25,32 +25,20 @@ struct Args {
 // How many rows a square has that the causal mask is laid over; 0 where there is none.
 inline int64_t mask_of(const Args& a) { return a.causal ? a.q_length : 0; }
 
+// What `auto` takes on a GPU, read off results/h200.json. Of rows up to 32 KB several fit into a multiprocessor's
+// registers; wider ones are shared.
+inline const char* automatic(const Args& a) {
+  return a.width * size_of(a.dtype) <= 32768 ? "v4_registers" : "v6_cluster_registers";
+}
+
 }  // namespace kf::softmax
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::softmax {
-using kf::softmax::Args;
-void v1_naive(const Args& args, void* stream);
-void v2_block(const Args& args, void* stream);
-void v3_online(const Args& args, void* stream);
-void v4_registers(const Args& args, void* stream);
-void v5_cluster(const Args& args, void* stream);
-void v6_cluster_registers(const Args& args, void* stream);
-
-std::string v4_registers_can_implement(const Args& args);
-std::string v5_cluster_can_implement(const Args& args);
-std::string v6_cluster_registers_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::softmax
-#endif
-
-namespace kf::emulated::softmax {
-Rungs<kf::softmax::Args> rungs();
-}
-namespace kf::gpu::softmax {
-#ifdef KF_WITH_CUDA
-Rungs<kf::softmax::Args> rungs();
-#else
-inline Rungs<kf::softmax::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::softmax
+#define KF_OP softmax
+#define KF_RUNGS(RUNG)                          \
+  RUNG(v1_naive, always, no_scratch)            \
+  RUNG(v2_block, can_implement, no_scratch)     \
+  RUNG(v3_online, can_implement, no_scratch)    \
+  RUNG(v4_registers, can_implement, no_scratch) \
+  RUNG(v5_cluster, can_implement, no_scratch)   \
+  RUNG(v6_cluster_registers, can_implement, no_scratch)
+#include <kf/rung_list.h>

@@ -47,6 +47,8 @@ __global__ void v2_block_kernel(const T* __restrict__ x, T* __restrict__ y, int6
 
 }  // namespace
 
+std::string v2_block_can_implement(const Args& a) { return can_implement_a_block_a_row(a.rows); }
+
 void v2_block(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

@@ -74,6 +74,8 @@ void launch(const Args& a, void* stream) {
 
 }  // namespace
 
+std::string v3_online_can_implement(const Args& a) { return can_implement_a_block_a_row(a.rows); }
+
 void v3_online(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

@@ -11,6 +11,7 @@
 namespace kf::KF_BACKEND::softmax_backward {
 
 using softmax::alike;
+using softmax::can_implement_a_block_a_row;
 using softmax::columns_seen;
 using softmax::Cut;
 using softmax::hide;

@@ -24,29 +24,17 @@ struct Args {
 // How many rows a square has that the causal mask is laid over; 0 where there is none.
 inline int64_t mask_of(const Args& a) { return a.causal ? a.q_length : 0; }
 
+// What `auto` takes on a GPU, read off results/h200.json; as softmax's.
+inline const char* automatic(const Args& a) {
+  return a.width * size_of(a.dtype) <= 32768 ? "v3_registers" : "v4_cluster";
+}
+
 }  // namespace kf::softmax_backward
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::softmax_backward {
-using kf::softmax_backward::Args;
-void v1_naive(const Args& args, void* stream);
-void v2_block(const Args& args, void* stream);
-void v3_registers(const Args& args, void* stream);
-void v4_cluster(const Args& args, void* stream);
-
-std::string v3_registers_can_implement(const Args& args);
-std::string v4_cluster_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::softmax_backward
-#endif
-
-namespace kf::emulated::softmax_backward {
-Rungs<kf::softmax_backward::Args> rungs();
-}
-namespace kf::gpu::softmax_backward {
-#ifdef KF_WITH_CUDA
-Rungs<kf::softmax_backward::Args> rungs();
-#else
-inline Rungs<kf::softmax_backward::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::softmax_backward
+#define KF_OP softmax_backward
+#define KF_RUNGS(RUNG)                          \
+  RUNG(v1_naive, always, no_scratch)            \
+  RUNG(v2_block, can_implement, no_scratch)     \
+  RUNG(v3_registers, can_implement, no_scratch) \
+  RUNG(v4_cluster, can_implement, no_scratch)
+#include <kf/rung_list.h>

@@ -45,6 +45,11 @@ inline std::string can_implement_attend_kernel(const Attention& a, DType dtype) 
                                 "tiles of head_dim " + std::to_string(a.head_dim) + " columns");
 }
 
+// Tensors as large as attention's output: one, and another for it where nobody else wants it.
+inline int64_t one_or_two_outputs(const Attention& a, const void* attended, DType dtype) {
+  return (attended == nullptr ? 2 : 1) * a.batch * a.q_length * a.heads * a.head_dim * size_of(dtype);
+}
+
 template <class T>
 void launch_attend(const Attention& a, DType dtype, T* out, void* stream) {
   const int64_t bytes = attend_kernel_bytes(a, dtype);

@@ -12,7 +12,7 @@ namespace kf::KF_BACKEND {
 // This step's attention in step 2's words. out: [batch, q_length, heads·head_dim], contiguous.
 inline attention::Args attention_args(const Attention& a, DType dtype, void* out, void* lse) {
   const auto strides = [](const TensorRef& t) {
-    return attention::Strides{t.batch_stride, t.head_stride, t.seq_stride};
+    return kf::attention::Strides{t.batch_stride, t.head_stride, t.seq_stride};
   };
   const int64_t width = a.heads * a.head_dim;
   attention::Args args{};

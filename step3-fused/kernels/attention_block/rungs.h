@@ -35,52 +35,42 @@ struct Args {
 // What follows the projection, for rungs with a launch of its own for it.
 inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* projected) {
   const Attention& t = a.attention;
-  const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
-  return {projected, a.residual, a.weight, a.bias,  a.y,         a.sum,       rows,   width,   a.eps,
-          a.dtype,   a.mean,     a.rstd,   nullptr, a.threshold, a.rng_state, a.seed, a.offset};
+  kf::residual_layer_norm::Args rows{};
+  rows.x = projected, rows.residual = a.residual, rows.weight = a.weight, rows.bias = a.bias;
+  rows.y = a.y, rows.sum = a.sum;
+  rows.rows = t.batch * t.q_length, rows.width = t.heads * t.head_dim, rows.eps = a.eps, rows.dtype = a.dtype;
+  rows.mean = a.mean, rows.rstd = a.rstd;
+  rows.threshold = a.threshold, rows.rng_state = a.rng_state, rows.seed = a.seed, rows.offset = a.offset;
+  return rows;
 }
 
 // What `auto` takes, read off results/h200.json: one launch for few rows of GPT-2 small, and for one text of
 // GPT-2 medium; the best launches one after the other elsewhere. GPT-2 XL's one new token is between the two: v5 is
-// ahead with 128 keys, and behind with 1024. Before compute capability 9.0 v5's cluster is one block, and nobody has
-// measured it.
-inline const char* automatic(const Args& a) {
+// ahead with 128 keys, and behind with 1024. Where the GPU has no clusters v5's is one block, and nobody has measured
+// it.
+inline const char* automatic(const Args& a, bool clusters) {
   const Attention& t = a.attention;
   const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
   const bool few = rows <= 128 && t.k_length <= 1024 && (width <= 768 ? t.batch <= 32 : width <= 1024 && t.batch == 1);
   const bool one = width <= 1600 && rows == 1 && t.k_length <= 512;
-  return (few || one) && size_of(a.dtype) == 2 ? "v5_cluster" : "v3_best";
+  return (few || one) && clusters && size_of(a.dtype) == 2 ? "v5_cluster" : "pieces";
 }
 
 }  // namespace kf::attention_block
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::attention_block {
-using kf::attention_block::Args;
-void v1_separate(const Args& args, void* stream);
-void v2_fused(const Args& args, void* stream);
-void v3_best(const Args& args, void* stream);
-void v4_dataflow(const Args& args, void* stream);
-void v5_cluster(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-std::string v2_fused_can_implement(const Args& args);
-std::string v3_best_can_implement(const Args& args);
-int64_t v3_best_scratch_bytes(const Args& args);
-std::string v4_dataflow_can_implement(const Args& args);
-int64_t v4_dataflow_scratch_bytes(const Args& args);
-std::string v5_cluster_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::attention_block
-#endif
+// v3_best: pieces
+#define KF_OP attention_block
+#define KF_RUNGS(RUNG)                                                                              \
+  RUNG(v1_separate, can_implement, scratch_bytes, "attention's output, its projection and the sum") \
+  RUNG(v2_fused, can_implement, no_scratch)                                                         \
+  RUNG(v4_dataflow, can_implement, scratch_bytes, "attention's weights, its output and the sum")    \
+  RUNG(v5_cluster, can_implement, no_scratch,                                                       \
+       "attention's weights, its output and, where a block projects in rounds, the sum")            \
+  RUNG(pieces, can_implement, scratch_bytes, "attention's weights, its output, its projection and the sum")
+#include <kf/rung_list.h>
 
-namespace kf::emulated::attention_block {
-Rungs<kf::attention_block::Args> rungs();
-}
-namespace kf::gpu::attention_block {
 #ifdef KF_WITH_CUDA
-Rungs<kf::attention_block::Args> rungs();
+namespace kf::gpu::attention_block {
 bool has_clusters();  // the current GPU
-#else
-inline Rungs<kf::attention_block::Args> rungs() { return {}; }
+}
 #endif
-}  // namespace kf::gpu::attention_block

@@ -50,6 +50,8 @@ __global__ void project_kernel(const T* __restrict__ in, const T* __restrict__ p
 
 std::string v1_separate_can_implement(const Args& a) { return can_implement_attend_kernel(a.attention, a.dtype); }
 
+int64_t v1_separate_scratch_bytes(const Args& a) { return one_or_two_outputs(a.attention, a.attended, a.dtype); }
+
 void v1_separate(const Args& a, void* stream) {
   const int64_t rows = a.attention.batch * a.attention.q_length;
   const int64_t width = a.attention.heads * a.attention.head_dim;

@@ -4,7 +4,7 @@
 //           use for them, and all that it needs is rows of which every head is done. So blocks stay, one for each
 //           multiprocessor, and their warpgroups have different work: three attend, one projects. Counters in memory,
 //           one for 64 rows, say what is there (order.h).
-// Since v3  One launch. Each part goes through all of the problem in the same order, and follows the part before it:
+// Since     pieces: one launch. Each part goes through all of the problem in one order, and follows the part before:
 //
 //             warpgroups 0 to 2  attend: 192 rows of a head at a time    │ normalise what is left,
 //             warpgroup 3              project: 64 rows × 128 columns    │ a few rows a warp
@@ -28,8 +28,8 @@
 // Limits    compute capability 9.0; float16 and bfloat16; head_dim a multiple of 8 up to 64, width up to 2048; one key
 //           at the least; a scale above 0; none of attention's weights dropped, whose numbers would have no registers;
 //           q, k and v as step 2's rungs on tensor cores take them, all others at multiples of 16 bytes. Side by side
-//           both take longer, attention half as long again, and rows wait for the end: v3 is as fast or faster, for all
-//           its launches. It rounds attention's weights, its output and the sum
+//           both take longer, attention half as long again, and rows wait for the end: pieces are as fast or faster.
+//           It rounds attention's weights, its output and the sum
 #include <kf/best.h>
 #include <kf/launch.h>
 #include <step3/step2_attention.h>

@@ -24,8 +24,8 @@
 // Limits    float16 and bfloat16; head_dim a multiple of 8 up to 64; a scale above 0; no dropout of attention's
 //           weights; heads·head_dim up to 4096; q, k and v as step 2's rungs on tensor cores take them, all others
 //           at multiples of 16 bytes; 16 rows must fit into shared memory. Keys, values and weights come from L2 again
-//           for each 16 rows: with many rows v3 is faster. It rounds attention's weights, its output and, where a
-//           block projects in rounds, the sum
+//           for each 16 rows: with many rows pieces are faster. It rounds attention's weights, its output and, where
+//           a block projects in rounds, the sum
 #include "cluster_shares.h"
 
 namespace kf::KF_BACKEND::attention_block {

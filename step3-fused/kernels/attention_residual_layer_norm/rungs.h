@@ -31,40 +31,22 @@ inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* at
 
 // What `auto` takes, read off results/h200.json and, for one new token, h100-80gb-hbm3.json: one launch for few rows of
 // GPT-2 small, and for one new token of any GPT-2 against 128 keys; the best launches one after the other elsewhere.
-// Before compute capability 9.0 v4's cluster is one block, and nobody has measured it.
-inline const char* automatic(const Args& a) {
+// Where the GPU has no clusters v4's is one block, and nobody has measured it.
+inline const char* automatic(const Args& a, bool clusters) {
   const Attention& t = a.attention;
   const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
   const bool few = rows <= 128 && t.k_length <= 1024 && width <= 768 && t.batch <= 32;
   const bool one = t.q_length == 1 && t.k_length <= 128 && width <= 1600 && t.batch <= 32;
-  return (few || one) && size_of(a.dtype) == 2 ? "v4_heads" : "v3_best";
+  return (few || one) && clusters && size_of(a.dtype) == 2 ? "v4_heads" : "pieces";
 }
 
 }  // namespace kf::attention_residual_layer_norm
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::attention_residual_layer_norm {
-using kf::attention_residual_layer_norm::Args;
-void v1_separate(const Args& args, void* stream);
-void v2_fused(const Args& args, void* stream);
-void v3_best(const Args& args, void* stream);
-void v4_heads(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-std::string v2_fused_can_implement(const Args& args);
-std::string v3_best_can_implement(const Args& args);
-int64_t v3_best_scratch_bytes(const Args& args);
-std::string v4_heads_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::attention_residual_layer_norm
-#endif
-
-namespace kf::emulated::attention_residual_layer_norm {
-Rungs<kf::attention_residual_layer_norm::Args> rungs();
-}
-namespace kf::gpu::attention_residual_layer_norm {
-#ifdef KF_WITH_CUDA
-Rungs<kf::attention_residual_layer_norm::Args> rungs();
-#else
-inline Rungs<kf::attention_residual_layer_norm::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::attention_residual_layer_norm
+// v3_best: pieces
+#define KF_OP attention_residual_layer_norm
+#define KF_RUNGS(RUNG)                                                              \
+  RUNG(v1_separate, can_implement, scratch_bytes, "attention's output and the sum") \
+  RUNG(v2_fused, can_implement, no_scratch)                                         \
+  RUNG(v4_heads, can_implement, no_scratch, "attention's weights and the sum")      \
+  RUNG(pieces, can_implement, scratch_bytes, "attention's weights, its output and the sum")
+#include <kf/rung_list.h>

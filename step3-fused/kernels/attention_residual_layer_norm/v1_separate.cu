@@ -21,6 +21,8 @@ namespace kf::KF_BACKEND::attention_residual_layer_norm {
 
 std::string v1_separate_can_implement(const Args& a) { return can_implement_attend_kernel(a.attention, a.dtype); }
 
+int64_t v1_separate_scratch_bytes(const Args& a) { return one_or_two_outputs(a.attention, a.attended, a.dtype); }
+
 void v1_separate(const Args& a, void* stream) {
   const int64_t rows = a.attention.batch * a.attention.q_length;
   const int64_t width = a.attention.heads * a.attention.head_dim;

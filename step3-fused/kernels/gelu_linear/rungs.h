@@ -22,29 +22,14 @@ struct Args {
   void* scratch = nullptr;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v1_separate"; }
+
 }  // namespace kf::gelu_linear
 
 // v2_mma: a prologue between ldmatrix and mma.sync, computed width/64 times; v3's is computed width/256 times
-
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::gelu_linear {
-using kf::gelu_linear::Args;
-void v1_separate(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-int64_t v1_separate_scratch_bytes(const Args& args);
-void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::gelu_linear
-#endif
-
-namespace kf::emulated::gelu_linear {
-Rungs<kf::gelu_linear::Args> rungs();
-}
-namespace kf::gpu::gelu_linear {
-#ifdef KF_WITH_CUDA
-Rungs<kf::gelu_linear::Args> rungs();
-#else
-inline Rungs<kf::gelu_linear::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::gelu_linear
+#define KF_OP gelu_linear
+#define KF_RUNGS(RUNG)                                       \
+  RUNG(v1_separate, can_implement, scratch_bytes, "gelu(x)") \
+  RUNG(v3_hopper, can_implement, no_scratch, "gelu(x)")
+#include <kf/rung_list.h>

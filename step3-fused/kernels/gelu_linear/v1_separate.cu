@@ -7,7 +7,7 @@
 // Limits    as linear's; it rounds gelu(x)
 #include <step3/epilogues.h>
 
-#include "../linear/best.h"
+#include <linear/best.h>
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::gelu_linear {

@@ -24,31 +24,14 @@ struct Args {
   void* scratch = nullptr;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v3_hopper"; }
+
 }  // namespace kf::gelu_linear_backward
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::gelu_linear_backward {
-using kf::gelu_linear_backward::Args;
-void v1_separate(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-int64_t v1_separate_scratch_bytes(const Args& args);
-void v2_mma(const Args& args, void* stream);
-std::string v2_mma_can_implement(const Args& args);
-int64_t v2_mma_scratch_bytes(const Args& args);
-void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_can_implement(const Args& args);
-int64_t v3_hopper_scratch_bytes(const Args& args);
-}  // namespace kf::KF_BACKEND::gelu_linear_backward
-#endif
-
-namespace kf::emulated::gelu_linear_backward {
-Rungs<kf::gelu_linear_backward::Args> rungs();
-}
-namespace kf::gpu::gelu_linear_backward {
-#ifdef KF_WITH_CUDA
-Rungs<kf::gelu_linear_backward::Args> rungs();
-#else
-inline Rungs<kf::gelu_linear_backward::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::gelu_linear_backward
+// v2_mma: linear_gelu's v2_mma is this with another epilogue
+#define KF_OP gelu_linear_backward
+#define KF_RUNGS(RUNG)                                                          \
+  RUNG(v1_separate, can_implement, scratch_bytes, "grad · weightᵀ and gelu(x)") \
+  RUNG(v3_hopper, can_implement, scratch_bytes, "grad · weightᵀ and gelu(x)")
+#include <kf/rung_list.h>

@@ -7,7 +7,7 @@
 // Moves     (3·rows·width + 6·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 4·rows·depth of them
 //           for slope and gelu(x); 4·rows·depth·width FLOPs
 // Limits    as linear's; it rounds grad · weightᵀ and gelu(x)
-#include "pieces.h"
+#include "product.h"
 
 namespace kf::KF_BACKEND::gelu_linear_backward {
 namespace {

@@ -32,28 +32,10 @@ inline const char* automatic(const Args& a) {
 
 }  // namespace kf::layer_norm
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::layer_norm {
-using kf::layer_norm::Args;
-void v1_naive(const Args& args, void* stream);
-std::string v1_naive_can_implement(const Args& args);
-void v2_block(const Args& args, void* stream);
-std::string v2_block_can_implement(const Args& args);
-void v3_registers(const Args& args, void* stream);
-std::string v3_registers_can_implement(const Args& args);
-void v4_cluster(const Args& args, void* stream);
-std::string v4_cluster_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::layer_norm
-#endif
-
-namespace kf::emulated::layer_norm {
-Rungs<kf::layer_norm::Args> rungs();
-}
-namespace kf::gpu::layer_norm {
-#ifdef KF_WITH_CUDA
-Rungs<kf::layer_norm::Args> rungs();
-#else
-inline Rungs<kf::layer_norm::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::layer_norm
+#define KF_OP layer_norm
+#define KF_RUNGS(RUNG)                          \
+  RUNG(v1_naive, can_implement, no_scratch)     \
+  RUNG(v2_block, can_implement, no_scratch)     \
+  RUNG(v3_registers, can_implement, no_scratch) \
+  RUNG(v4_cluster, can_implement, no_scratch)
+#include <kf/rung_list.h>

@@ -35,6 +35,11 @@ __global__ void v1_naive_kernel(const T* __restrict__ x, const T* __restrict__ w
 
 }  // namespace
 
+std::string v1_naive_can_implement(const Args& a) {
+  constexpr int64_t kMost = int64_t{kWarps} * INT32_MAX;
+  return a.rows <= kMost ? "" : "takes rows ≤ " + std::to_string(kMost) + ", got " + std::to_string(a.rows);
+}
+
 void v1_naive(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;

@@ -23,34 +23,15 @@ struct Args {
   void* scratch = nullptr;  // see each rung
 };
 
+// What `auto` takes on a GPU, read off results/.
+inline const char* automatic(const Args&) { return "v4_bulk"; }
+
 }  // namespace kf::layer_norm_backward
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::layer_norm_backward {
-using kf::layer_norm_backward::Args;
-void v1_naive(const Args& args, void* stream);
-std::string v1_naive_can_implement(const Args& args);
-int64_t v1_naive_scratch_bytes(const Args& args);
-void v2_two_stage(const Args& args, void* stream);
-std::string v2_two_stage_can_implement(const Args& args);
-int64_t v2_two_stage_scratch_bytes(const Args& args);
-void v3_persistent(const Args& args, void* stream);
-std::string v3_persistent_can_implement(const Args& args);
-int64_t v3_persistent_scratch_bytes(const Args& args);
-void v4_bulk(const Args& args, void* stream);
-std::string v4_bulk_can_implement(const Args& args);
-int64_t v4_bulk_scratch_bytes(const Args& args);
-}  // namespace kf::KF_BACKEND::layer_norm_backward
-#endif
-
-namespace kf::emulated::layer_norm_backward {
-Rungs<kf::layer_norm_backward::Args> rungs();
-}
-namespace kf::gpu::layer_norm_backward {
-#ifdef KF_WITH_CUDA
-Rungs<kf::layer_norm_backward::Args> rungs();
-#else
-inline Rungs<kf::layer_norm_backward::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::layer_norm_backward
+#define KF_OP layer_norm_backward
+#define KF_RUNGS(RUNG)                              \
+  RUNG(v1_naive, can_implement, scratch_bytes)      \
+  RUNG(v2_two_stage, can_implement, scratch_bytes)  \
+  RUNG(v3_persistent, can_implement, scratch_bytes) \
+  RUNG(v4_bulk, can_implement, scratch_bytes)
+#include <kf/rung_list.h>

@@ -26,27 +26,12 @@ struct Args {
   void* scratch = nullptr;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "pieces"; }
+
 }  // namespace kf::layer_norm_linear
 
 // v2_mma, v3_hopper: gelu_linear's v3_hopper has the prologue
-
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::layer_norm_linear {
-using kf::layer_norm_linear::Args;
-void v1_separate(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-int64_t v1_separate_scratch_bytes(const Args& args);
-}  // namespace kf::KF_BACKEND::layer_norm_linear
-#endif
-
-namespace kf::emulated::layer_norm_linear {
-Rungs<kf::layer_norm_linear::Args> rungs();
-}
-namespace kf::gpu::layer_norm_linear {
-#ifdef KF_WITH_CUDA
-Rungs<kf::layer_norm_linear::Args> rungs();
-#else
-inline Rungs<kf::layer_norm_linear::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::layer_norm_linear
+#define KF_OP layer_norm_linear
+#define KF_RUNGS(RUNG) RUNG(v1_separate, can_implement, scratch_bytes, "the normalised rows")
+#include <kf/rung_list.h>

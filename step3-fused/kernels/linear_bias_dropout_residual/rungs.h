@@ -35,32 +35,11 @@ inline const char* automatic(const Args& a) {
 
 }  // namespace kf::linear_bias_dropout_residual
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::linear_bias_dropout_residual {
-using kf::linear_bias_dropout_residual::Args;
-void v1_separate(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-int64_t v1_separate_scratch_bytes(const Args& args);
-void v2_mma(const Args& args, void* stream);
-std::string v2_mma_can_implement(const Args& args);
-void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_can_implement(const Args& args);
-void v4_cublaslt(const Args& args, void* stream);
-std::string v4_cublaslt_can_implement(const Args& args);
-int64_t v4_cublaslt_scratch_bytes(const Args& args);
-void v5_in_place(const Args& args, void* stream);
-std::string v5_in_place_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::linear_bias_dropout_residual
-#endif
-
-namespace kf::emulated::linear_bias_dropout_residual {
-Rungs<kf::linear_bias_dropout_residual::Args> rungs();
-}
-namespace kf::gpu::linear_bias_dropout_residual {
-#ifdef KF_WITH_CUDA
-Rungs<kf::linear_bias_dropout_residual::Args> rungs();
-#else
-inline Rungs<kf::linear_bias_dropout_residual::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::linear_bias_dropout_residual
+// v2_mma: linear_gelu's v2_mma is this with another epilogue
+#define KF_OP linear_bias_dropout_residual
+#define KF_RUNGS(RUNG)                                                            \
+  RUNG(v1_separate, can_implement, scratch_bytes, "the product")                  \
+  RUNG(v3_hopper, can_implement, no_scratch, "the product")                       \
+  RUNG(v4_cublaslt, can_implement, scratch_bytes, "sums of parts, at some sizes") \
+  RUNG(v5_in_place, can_implement, no_scratch, "the product")
+#include <kf/rung_list.h>

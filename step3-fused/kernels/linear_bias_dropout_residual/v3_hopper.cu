@@ -3,9 +3,9 @@
 // Idea      The residual comes from memory, and ten rounds of Philox are some hundred instructions for eight outputs.
 //           Under the next tile's product the wait for the residual is hidden; the instructions are not, they take the
 //           tensor cores' time.
-// Since v2  linear's v7 with DropoutResidualEpilogue at its end. The residual comes by TMA, asked for a round of 64
-// columns
-//           ahead: a load into registers would have to arrive before the next product may be issued.
+// Since v1  linear's v7 with DropoutResidualEpilogue at its end (linear_gelu's v2 has the plain form). The residual
+//           comes by TMA, issued a round of 64 columns ahead: a load into registers would have to arrive before the
+//           next product may be issued.
 // Launch    as linear's v7_persistent with tiles of 192, 128 or 64 columns, whichever leaves the fewest
 //           multiprocessors idle
 // Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs

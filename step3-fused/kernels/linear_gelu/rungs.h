@@ -32,30 +32,10 @@ inline const char* automatic(const Args& a) {
 
 }  // namespace kf::linear_gelu
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::linear_gelu {
-using kf::linear_gelu::Args;
-void v1_separate(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-int64_t v1_separate_scratch_bytes(const Args& args);
-void v2_mma(const Args& args, void* stream);
-std::string v2_mma_can_implement(const Args& args);
-void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_can_implement(const Args& args);
-void v4_cublaslt(const Args& args, void* stream);
-std::string v4_cublaslt_can_implement(const Args& args);
-int64_t v4_cublaslt_scratch_bytes(const Args& args);
-}  // namespace kf::KF_BACKEND::linear_gelu
-#endif
-
-namespace kf::emulated::linear_gelu {
-Rungs<kf::linear_gelu::Args> rungs();
-}
-namespace kf::gpu::linear_gelu {
-#ifdef KF_WITH_CUDA
-Rungs<kf::linear_gelu::Args> rungs();
-#else
-inline Rungs<kf::linear_gelu::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::linear_gelu
+#define KF_OP linear_gelu
+#define KF_RUNGS(RUNG)                                           \
+  RUNG(v1_separate, can_implement, scratch_bytes, "the product") \
+  RUNG(v2_mma, can_implement, no_scratch, "the product")         \
+  RUNG(v3_hopper, can_implement, no_scratch, "the product")      \
+  RUNG(v4_cublaslt, can_implement, scratch_bytes, "sums of parts, at some sizes")
+#include <kf/rung_list.h>

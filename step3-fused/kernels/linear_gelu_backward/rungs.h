@@ -25,28 +25,12 @@ struct Args {
   void* scratch = nullptr;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v2_fused"; }
+
 }  // namespace kf::linear_gelu_backward
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::linear_gelu_backward {
-using kf::linear_gelu_backward::Args;
-void v1_separate(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-int64_t v1_separate_scratch_bytes(const Args& args);
-void v2_fused(const Args& args, void* stream);
-std::string v2_fused_can_implement(const Args& args);
-int64_t v2_fused_scratch_bytes(const Args& args);
-}  // namespace kf::KF_BACKEND::linear_gelu_backward
-#endif
-
-namespace kf::emulated::linear_gelu_backward {
-Rungs<kf::linear_gelu_backward::Args> rungs();
-}
-namespace kf::gpu::linear_gelu_backward {
-#ifdef KF_WITH_CUDA
-Rungs<kf::linear_gelu_backward::Args> rungs();
-#else
-inline Rungs<kf::linear_gelu_backward::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::linear_gelu_backward
+// v1_separate: step 1's bias_gelu_backward has both
+#define KF_OP linear_gelu_backward
+#define KF_RUNGS(RUNG) RUNG(v2_fused, can_implement, scratch_bytes, "grad · gelu'(preactivation)")
+#include <kf/rung_list.h>

@@ -24,43 +24,17 @@ struct Args {
   void* scratch = nullptr;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args& a) { return a.rows <= 64 ? "v7_inner" : "pieces"; }
+
 }  // namespace kf::mlp
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::mlp {
-using kf::mlp::Args;
-void v1_separate(const Args& args, void* stream);
-std::string v1_separate_can_implement(const Args& args);
-int64_t v1_separate_scratch_bytes(const Args& args);
-void v2_mma(const Args& args, void* stream);
-std::string v2_mma_can_implement(const Args& args);
-int64_t v2_mma_scratch_bytes(const Args& args);
-void v3_hopper(const Args& args, void* stream);
-std::string v3_hopper_can_implement(const Args& args);
-int64_t v3_hopper_scratch_bytes(const Args& args);
-void v4_best(const Args& args, void* stream);
-std::string v4_best_can_implement(const Args& args);
-int64_t v4_best_scratch_bytes(const Args& args);
-void v5_rows(const Args& args, void* stream);
-std::string v5_rows_can_implement(const Args& args);
-int64_t v5_rows_scratch_bytes(const Args& args);
-void v6_one_launch(const Args& args, void* stream);
-std::string v6_one_launch_can_implement(const Args& args);
-int64_t v6_one_launch_scratch_bytes(const Args& args);
-void v7_inner(const Args& args, void* stream);
-std::string v7_inner_can_implement(const Args& args);
-int64_t v7_inner_scratch_bytes(const Args& args);
-}  // namespace kf::KF_BACKEND::mlp
-#endif
-
-namespace kf::emulated::mlp {
-Rungs<kf::mlp::Args> rungs();
-}
-namespace kf::gpu::mlp {
-#ifdef KF_WITH_CUDA
-Rungs<kf::mlp::Args> rungs();
-#else
-inline Rungs<kf::mlp::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::mlp
+// v1_separate, v2_mma, v3_hopper: linear_gelu's and linear_bias_dropout_residual's, one after the other
+// v4_best: pieces
+#define KF_OP mlp
+#define KF_RUNGS(RUNG)                                                   \
+  RUNG(v5_rows, can_implement, scratch_bytes, "what lies between")       \
+  RUNG(v6_one_launch, can_implement, scratch_bytes, "what lies between") \
+  RUNG(v7_inner, can_implement, scratch_bytes, "what lies between")      \
+  RUNG(pieces, can_implement, scratch_bytes, "what lies between")
+#include <kf/rung_list.h>

@@ -4,7 +4,7 @@
 //           that are resident all at once compute the first layer as linear's v10_rows does, wait for each other, and
 //           go on with the second. Only the activation is waited for: by then the second layer's first weights have
 //           come.
-// Since v4  One launch; between the layers a barrier of the whole grid, and loads that do not wait for it.
+// Since     pieces: one launch; between the layers a barrier of the whole grid, and loads that do not wait for it.
 // Launch    clusters of 8 blocks, as many as are needed and fit at once, each block 128 threads, 114 KB of shared
 //           memory. A tile is 64 rows by 64 columns; 1, 2, 4 or 8 neighbours of a cluster share its depth: so many that
 //           the busiest block has the fewest steps of 64. For GPT-2's 768 and 3072 pairs, then all eight

@@ -5,12 +5,11 @@
 //           one queue, a counter in memory: the second layer of a band of rows comes soon after the first of it. A tile
 //           of the second layer is begun when all of its rows' activation is there, which counters say, one for 128
 //           rows. GELU of the last tiles of the first layer runs under the first products of the second.
-// Since v4  One launch. A block draws its next tile when it issues the loads of the last stage of the one before: those
-// of the
-//           second layer take longer, and so the blocks come out even. A band has as many rows as give each
-//           multiprocessor one tile of the second layer, and that layer is one band behind: with smaller bands blocks
-//           would wait for each other, and end further apart. The residual comes to the place where stmatrix puts the
-//           sums it is added to, so that both layers have tiles of 256 columns
+// Since     pieces: one launch. A block draws its next tile when it issues the loads of the last stage of the one
+//           before: those of the second layer take longer, and so the blocks come out even. A band has as many rows as
+//           give each multiprocessor one tile of the second layer, and that layer is one band behind: with smaller
+//           bands blocks would wait for each other, and end further apart. The residual comes to the place where
+//           stmatrix puts the sums it is added to, so that both layers have tiles of 256 columns
 // Launch    a memset of the counters; grid min(tiles of both layers, multiprocessors), block 384, 225 or 226 KB shared
 //           memory. Tiles are 256 or 128 columns wide: with which the busiest block would have less to do, were the
 //           layers two launches; 4 or 6 stages. However few blocks run at once, it ends: many_rows.h says why
@@ -21,7 +20,7 @@
 // A stage   of the ring as in linear's v7; of a warp's two as in linear_bias_dropout_residual's v5, or, of the first
 //           layer: its last store has been read ─ stmatrix ─ GELU in place ─ TMA stores it ─ at the end of the tile the
 //           counter
-// Moves     as v2 at the most; of the activation, what the L2 cache still holds is not read from memory
+// Moves     as pieces at the most; of the activation, what the L2 cache still holds is not read from memory
 // Limits    compute capability 9.0; float16 and bfloat16; width and inner multiples of 8; all matrices at multiples of
 //           16 bytes, y and preactivation too. Both products and the activation: it rounds what lies between
 #include <kf/best.h>

@@ -38,27 +38,10 @@ inline const char* automatic(const Args& a) {
 
 }  // namespace kf::residual_layer_norm
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::residual_layer_norm {
-using kf::residual_layer_norm::Args;
-void v1_separate(const Args& args, void* stream);
-void v2_fused(const Args& args, void* stream);
-std::string v2_fused_can_implement(const Args& args);
-void v3_registers(const Args& args, void* stream);
-std::string v3_registers_can_implement(const Args& args);
-void v4_cluster(const Args& args, void* stream);
-std::string v4_cluster_can_implement(const Args& args);
-}  // namespace kf::KF_BACKEND::residual_layer_norm
-#endif
-
-namespace kf::emulated::residual_layer_norm {
-Rungs<kf::residual_layer_norm::Args> rungs();
-}
-namespace kf::gpu::residual_layer_norm {
-#ifdef KF_WITH_CUDA
-Rungs<kf::residual_layer_norm::Args> rungs();
-#else
-inline Rungs<kf::residual_layer_norm::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::residual_layer_norm
+#define KF_OP residual_layer_norm
+#define KF_RUNGS(RUNG)                                    \
+  RUNG(v1_separate, can_implement, no_scratch, "the sum") \
+  RUNG(v2_fused, can_implement, no_scratch)               \
+  RUNG(v3_registers, can_implement, no_scratch)           \
+  RUNG(v4_cluster, can_implement, no_scratch)
+#include <kf/rung_list.h>

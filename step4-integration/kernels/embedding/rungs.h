@@ -19,24 +19,13 @@ struct Args {
   DType dtype;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v2_vector"; }
+
 }  // namespace kf::embedding
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::embedding {
-using kf::embedding::Args;
-void v1_naive(const Args& args, void* stream);
-void v2_vector(const Args& args, void* stream);
-}  // namespace kf::KF_BACKEND::embedding
-#endif
-
-namespace kf::emulated::embedding {
-Rungs<kf::embedding::Args> rungs();
-}
-namespace kf::gpu::embedding {
-#ifdef KF_WITH_CUDA
-Rungs<kf::embedding::Args> rungs();
-#else
-inline Rungs<kf::embedding::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::embedding
+#define KF_OP embedding
+#define KF_RUNGS(RUNG)               \
+  RUNG(v1_naive, always, no_scratch) \
+  RUNG(v2_vector, always, no_scratch)
+#include <kf/rung_list.h>

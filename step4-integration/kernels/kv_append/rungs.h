@@ -29,25 +29,13 @@ struct Args {
   DType dtype;
 };
 
+// What `auto` takes on a GPU, read off results/h200.json.
+inline const char* automatic(const Args&) { return "v2_vector"; }
+
 }  // namespace kf::kv_append
 
-// The build compiles kernels and table twice, with KF_BACKEND as gpu and as emulated. Host files see only the tables.
-#ifdef KF_BACKEND
-namespace kf::KF_BACKEND::kv_append {
-using kf::kv_append::Args;
-using kf::kv_append::Strides;
-void v1_naive(const Args& args, void* stream);
-void v2_vector(const Args& args, void* stream);
-}  // namespace kf::KF_BACKEND::kv_append
-#endif
-
-namespace kf::emulated::kv_append {
-Rungs<kf::kv_append::Args> rungs();
-}
-namespace kf::gpu::kv_append {
-#ifdef KF_WITH_CUDA
-Rungs<kf::kv_append::Args> rungs();
-#else
-inline Rungs<kf::kv_append::Args> rungs() { return {}; }
-#endif
-}  // namespace kf::gpu::kv_append
+#define KF_OP kv_append
+#define KF_RUNGS(RUNG)               \
+  RUNG(v1_naive, always, no_scratch) \
+  RUNG(v2_vector, always, no_scratch)
+#include <kf/rung_list.h>

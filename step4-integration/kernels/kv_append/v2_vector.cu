@@ -16,6 +16,8 @@
 namespace kf::KF_BACKEND::kv_append {
 namespace {
 
+using kf::kv_append::Strides;
+
 constexpr int kThreads = 256;
 
 __device__ __forceinline__ int64_t offset(const Strides& strides, int64_t batch, int64_t head, int64_t token) {

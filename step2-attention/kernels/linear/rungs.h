@@ -1,0 +1,56 @@
+// linear: y = x · weight + bias. y is [rows, width], the sum goes over `depth`. All are contiguous; x is [rows, depth]
+// or, transposed, [depth, rows]; weight is [depth, width], as GPT-2 stores it, or, transposed, [width, depth].
+// The backward pass needs each of the three layouts: grad · weightᵀ, xᵀ · grad.
+#pragma once
+
+#include <kf/rung.h>
+
+namespace kf::linear {
+
+struct Args {
+  const void* x;
+  const void* weight;
+  const void* bias;  // [width], or null
+  void* y;
+  int64_t rows;
+  int64_t depth;
+  int64_t width;
+  bool x_transposed;
+  bool weight_transposed;
+  bool tf32;  // float32 may be rounded to TF32 before it is multiplied
+  DType dtype;
+  void* scratch = nullptr;
+};
+
+// What `auto` takes, read off results as far as their cases go: h200.json's, and for few rows h100-80gb-hbm3.json's. Of
+// few outputs the library can share the depth out; but with a vocabulary's weight, [width, depth], it is slow where the
+// width is no multiple of 8.
+inline const char* automatic(const Args& a) {
+  if (a.dtype == DType::kFloat64) return "v12_cublaslt";
+  if (a.rows <= 4 && a.weight_transposed) return "v11_gemv";
+  if (a.dtype == DType::kFloat32 || a.x_transposed) return "v12_cublaslt";
+  if (a.rows <= 64 && a.depth >= 2 * a.width && a.width <= 960) return "v10_rows";  // 15 tiles, clusters of up to 8
+  if (a.rows <= 64 && a.width >= 2 * a.depth && a.width <= 8192) return "v9_split";
+  if (a.rows <= 64 || a.rows * a.width < 3 << 21) {
+    return a.weight_transposed && a.width % 8 != 0 ? "v7_persistent" : "v12_cublaslt";
+  }
+  return a.rows >= 4096 && a.width >= 2048 ? "v8_cluster" : "v7_persistent";
+}
+
+}  // namespace kf::linear
+
+#define KF_OP linear
+#define KF_RUNGS(RUNG)                           \
+  RUNG(v1_naive, can_implement, no_scratch)      \
+  RUNG(v2_tiled, can_implement, no_scratch)      \
+  RUNG(v3_registers, can_implement, no_scratch)  \
+  RUNG(v4_vector, can_implement, no_scratch)     \
+  RUNG(v5_mma, can_implement, no_scratch)        \
+  RUNG(v6_wgmma, can_implement, no_scratch)      \
+  RUNG(v7_persistent, can_implement, no_scratch) \
+  RUNG(v8_cluster, can_implement, no_scratch)    \
+  RUNG(v9_split, can_implement, no_scratch)      \
+  RUNG(v10_rows, can_implement, no_scratch)      \
+  RUNG(v11_gemv, can_implement, no_scratch)      \
+  RUNG(v12_cublaslt, can_implement, scratch_bytes, "sums of parts, at some sizes")
+#include <kf/rung_list.h>
