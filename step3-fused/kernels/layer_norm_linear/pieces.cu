@@ -5,6 +5,7 @@
 // Moves     (3·rows·depth + depth·width + rows·width + width + 2·depth)·sizeof(T) bytes; 2·rows·depth·width FLOPs
 // Limits    as layer_norm's and linear's; it rounds the normalised rows
 #include <linear/best.h>
+
 #include "../layer_norm/rungs.h"
 #include "rungs.h"
 
