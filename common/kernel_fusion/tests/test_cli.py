@@ -65,7 +65,8 @@ def test_help_names_the_values_of_arguments(capsys):
     assert "step1-simple, step2-attention" in help_of("check", capsys)
     assert "random:SEED" in help_of("simt", capsys)
     bench = " ".join(help_of("bench", capsys).split())
-    assert "step2-attention: softmax, softmax_backward, attention, attention_decode, attention_backward;" in bench
+    names = "linear, softmax, softmax_backward, attention, linear_backward, attention_decode, attention_backward"
+    assert f"step2-attention: {names};" in bench
     assert "emulated (small enough" in bench
     assert "1_grid_stride, 2_vector_loads" in help_of("exercises", capsys)
     for argument in (action for parser in commands().values() for action in parser._actions):

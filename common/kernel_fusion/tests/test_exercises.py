@@ -148,4 +148,4 @@ def test_git_and_the_checks_of_layout_pass_copies_by():
     root = steps.ROOT
     assert "/step*/exercises/mine/\n" in (root / ".gitignore").read_text()
     assert "-name mine" in (root / "Makefile").read_text()
-    assert '"mine"' in (root / "tests" / "repository.py").read_text()
+    assert '"mine"' in (root / "common" / "kernel_fusion" / "checks" / "repository.py").read_text()
