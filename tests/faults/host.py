@@ -61,9 +61,9 @@ FAULTS = [
     Fault(
         "wide-rows-not-shared",
         "auto takes v4 of softmax for rows that a cluster should share",
-        HOST2,
-        "a.width * size_of(a.dtype) <= 32768;",
-        "a.width * size_of(a.dtype) <= 32784;",
+        "step2-attention/kernels/softmax/rungs.h",
+        "a.width * size_of(a.dtype) <= 32768 ?",
+        "a.width * size_of(a.dtype) <= 32784 ?",
         f"{SOFTMAX2}::test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another[torch.bfloat16]",
     ),
     Fault(

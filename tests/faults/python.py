@@ -586,7 +586,7 @@ FAULTS = [
         "merged-by-op",
         "merging a rung drops the op's other rows",
         "common/kernel_fusion/bench/benchmarks.py",
-        'if row["kind"] == "rung" else results.case_key(row) in cases',
+        "if results.is_ours(row) else results.case_key(row) in cases",
         'and row["kind"] == "peer"',
         f"{BENCHMARKS}::test_merging_a_rung_changes_its_row_and_no_other",
     ),
