@@ -25,7 +25,7 @@ XDIST := -n logical --maxprocesses=4 --no-loadscope-reorder --max-worker-restart
 PROCESSES := $(if $(shell command -v nvidia-smi),,$(XDIST))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build tour test bench lint gpu-check
+.PHONY: help setup build tour test bench lint tidy gpu-check
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -54,11 +54,15 @@ test: build ## all that can be tested on this machine
 bench: build ## every rung beside every peer, step by step
 	$(KF) bench
 
-lint: $(READY) ## layout and mistakes: ruff, clang-format
+lint: $(READY) ## layout, mistakes, types: ruff, mypy, clang-format
 	"$(PYTHON)" -m ruff check .
 	"$(PYTHON)" -m ruff format --check .
+	"$(PYTHON)" -m mypy
 	find . \( -name build -o -name mine -o -name '.?*' \) -prune -o \( -name '*.cu' -o -name '*.cpp' -o -name '*.h' \) -print0 \
 	  | xargs -0 "$(PYTHON)" -c 'import clang_format; clang_format.clang_format()' --dry-run -Werror
+
+tidy: build ## mistakes in the host's C++: clang-tidy, a minute on two cores
+	"$(PYTHON)" .ci/tidy.py
 
 gpu-check: $(READY) ## on a GPU: build, test, memcheck and racecheck, results/<gpu>.json of each step
 	$(KF) gpu-check

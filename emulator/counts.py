@@ -1,8 +1,8 @@
 """What a program's kernels ask of memory, counted on the CPU: by kernel and by source line, in a GPU's own units.
 
-count/callbacks.cpp counts, and writes addresses of code; here they become source lines. A request is what
-the lanes of a warp ask for in one instruction. A sector is 32 bytes of global memory. A wavefront is what shared memory
-does at once: at most one word from each of its 32 banks; those that an access needs beyond its width are conflicts.
+count/ counts, and writes addresses of code; here they become source lines. A request is what the lanes of a warp ask
+for in one instruction. A sector is 32 bytes of global memory. A wavefront is what shared memory does at once: at most
+one word from each of its 32 banks; those that an access needs beyond its width are conflicts.
 """
 
 import argparse
@@ -184,14 +184,14 @@ def read(written: pathlib.Path, binary: pathlib.Path) -> list[Kernel]:
         chain = _within(kernel.name, [frame for pc in place["pc"] for frame in frames[pc]])
         counts = _counts(place, chain)
         if counts is not None:
-            chain = tuple(frame for frame in chain if not _is_ours(frame.file)) or chain[-1:]
-            kernel.places.setdefault(tuple(chain), Counts()).add(counts)
+            theirs = [frame for frame in chain if not _is_ours(frame.file)] or chain[-1:]
+            kernel.places.setdefault(tuple(theirs), Counts()).add(counts)
     for kernel, one in zip(kernels, raw["kernels"], strict=True):
         for barrier in one["barriers"]:
             at = (Frame("", barrier["file"], barrier["line"]),)
-            known = next((chain for chain in kernel.places if chain[0].file == at[0].file), at)
-            chain = at if known[-1].file == at[0].file else (*at, known[-1])
-            kernel.places.setdefault(chain, Counts()).add(Counts(barriers=barrier["times"]))
+            known = next((place for place in kernel.places if place[0].file == at[0].file), at)
+            of = at if known[-1].file == at[0].file else (*at, known[-1])
+            kernel.places.setdefault(of, Counts()).add(Counts(barriers=barrier["times"]))
         for counts in kernel.places.values():
             kernel.total.add(counts)
     return sorted(kernels, key=lambda k: (k.file or "", min((c[-1].line for c in k.places), default=0), k.name))

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Sequence
 
 import emulator
 from kernel_fusion.console import UserError
@@ -12,7 +13,7 @@ from kernel_fusion.console import UserError
 COMMANDS = emulator.FOLDER / "gdb" / "cuda.py"
 
 
-def debug(program: pathlib.Path, arguments: list[str], commands: list[str] = ()) -> int:
+def debug(program: pathlib.Path, arguments: list[str], commands: Sequence[str] = ()) -> int:
     """Starts gdb on an executable, with the commands of gdb/cuda.py.
 
     Args:

@@ -180,7 +180,7 @@ def _complaints(output: str) -> str:
     lines = output.strip().splitlines()
     failed = [i for i, line in enumerate(lines) if line.startswith("FAILED: ")]
     dropped = {*failed, *(i + 1 for i in failed)}
-    kept = []
+    kept: list[str] = []
     function = ""
     for i, line in enumerate(lines):
         if i in dropped or line.startswith("ninja: build stopped"):

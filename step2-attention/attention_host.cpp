@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "cpu/attention_cpu.h"
+#include "host/linear_host.h"
 
 namespace kf::step2 {
 namespace {
@@ -452,8 +453,12 @@ std::tuple<at::Tensor, at::Tensor> attention_decode_autocast(const at::Tensor& q
 }
 
 std::vector<OpInfo> ops() {
-  return {describe(softmax_op()), describe(softmax_backward_op()), describe(attention_op()), describe(backward_op()),
-          describe(decode_op())};
+  std::vector<OpInfo> all = linear_ops();
+  for (OpInfo& op : std::vector<OpInfo>{describe(softmax_op()), describe(softmax_backward_op()),
+                                        describe(attention_op()), describe(backward_op()), describe(decode_op())}) {
+    all.push_back(std::move(op));
+  }
+  return all;
 }
 
 }  // namespace kf::step2

@@ -10,10 +10,28 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import step2_attention  # not installed? pip install -e ..
 from kernel_fusion import steps
-from kernel_fusion.bench import benchmarks
+from kernel_fusion.bench import benchmarks, layers
+from kernel_fusion.bench.layers import DOWN, FLOAT, GPT2, HALF, UP, UPWARD
 
-TEACHES = "Threads that need each other's results: shuffles, barriers; attention without stored scores; tensor cores."
+TEACHES = "Threads that need each other's results: tiles, shuffles, barriers; products on tensor cores; attention."
 
+# rows, depth, width, dtype; with True the weight lies as nn.Linear's
+LINEAR = {
+    "emulated": [(4, 64, 72, HALF), (64, 64, 128, HALF)],  # the first is one that every rung takes
+    "cpu": [(512, 768, 3072, FLOAT), (512, 3072, 768, FLOAT), (1, 768, 3072, FLOAT)],
+    "quick": [UP],
+    "full": [
+        *((16384, *layer, HALF) for layer in GPT2),
+        *((1024, *layer, HALF) for layer in [(768, 768), (768, 3072), (3072, 768), (1600, 6400), (6400, 1600)]),
+        (2048, 3072, 768, HALF),
+        (8192, 8192, 8192, HALF),
+        (4096, 4096, 4096, FLOAT),
+        *((rows, *layer, HALF) for rows in (1, 4, 16, 64) for layer in [(768, 3072), (3072, 768)]),
+        *((rows, 768, 50257, HALF, True) for rows in (1, 64)),  # GPT-2's vocabulary
+    ],
+}
+# rows, depth, width, dtype
+LINEAR_BACKWARD = UPWARD | {"full": [UP, DOWN]}
 # rows, width, dtype; with a fourth, rows of a square under the causal mask
 SOFTMAX = {
     "emulated": [(16, 1024, torch.float32)],
@@ -89,6 +107,51 @@ DECODE = {
         (8, 12, 12, 1, 8192, 64, 0, torch.float32),
     ],
 }
+
+
+def linear_transposed(x, weight, bias):
+    return F.linear(x, weight, bias)
+
+
+@functools.cache
+def triton_linear():
+    """Our product in Triton."""
+    return steps.load_script(steps.find("step2"), "peers/triton_linear").linear
+
+
+def linear_case(rows, depth, width, dtype: torch.dtype, transposed: bool = False, *, device: str) -> benchmarks.Case:
+    function = linear_transposed if transposed else layers.linear
+    peers = {"torch eager": function}  # torch.compile would call the same product of the same library
+    if device == "cuda":
+        peers["triton"] = lambda x, weight, bias: triton_linear()(x, weight.mT if transposed else weight, bias)
+    return layers.layer_case(
+        step2_attention,
+        "linear",
+        function,
+        (rows, depth, width, dtype),
+        peers,
+        read=rows * depth + depth * width + width,
+        written=rows * width,
+        flags={"transposed": 1} if transposed else None,
+        inputs=lambda on: layers.layer_inputs(rows, depth, width, dtype, on, transposed),
+        run=lambda *given, rung: step2_attention.linear(*given, transposed=transposed, rung=rung),
+    )
+
+
+def linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
+    sizes = rows, depth, width, dtype
+    peers = {"torch eager": layers.linear_backward}
+    if device == "cuda":
+        peers["torch.compile"] = benchmarks.compiled(layers.linear_backward)
+    return layers.layer_case(
+        step2_attention,
+        "linear_backward",
+        layers.linear_backward,
+        sizes,
+        peers,
+        **layers.gradients(rows, depth, width),
+        inputs=lambda on: layers.grad_and_layer(*sizes, on),
+    )
 
 
 def softmax_of(x):
@@ -401,6 +464,8 @@ def decode_case(b, h, kv_heads, sq, sk, d, page: int, dtype: torch.dtype, device
 def cases(size: str, device: str) -> list[benchmarks.Case]:
     """What to time at a size: "emulated", "cpu", "quick" or "full"."""
     return [
+        *(linear_case(*case, device=device) for case in LINEAR[size]),
+        *(linear_backward_case(*case, device=device) for case in LINEAR_BACKWARD[size]),
         *(softmax_case(*case, device=device) for case in SOFTMAX[size]),
         *(softmax_backward_case(*case, device=device) for case in SOFTMAX[size]),
         *(attention_case(*case, device) for case in ATTENTION[size]),

@@ -5,10 +5,22 @@
 #include <torch/library.h>
 
 #include "host/attention_host.h"
+#include "host/linear_host.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { kf::define_questions(m, kf::step2::ops()); }
 
 TORCH_LIBRARY(step2_attention, m) {
+  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None, *, bool transposed=False, str rung=\"auto\") -> Tensor");
+  m.def(
+      "linear.out(Tensor x, Tensor weight, Tensor? bias=None, *, bool transposed=False, str rung=\"auto\", "
+      "Tensor(a!) y) -> Tensor(a!)");
+  m.def(
+      "linear_backward(Tensor grad, Tensor x, Tensor weight, *, bool transposed=False, str rung=\"auto\") -> "
+      "(Tensor, Tensor, Tensor)");
+  m.def(
+      "linear_backward.out(Tensor grad, Tensor x, Tensor weight, *, bool transposed=False, str rung=\"auto\", "
+      "Tensor(a!) grad_x, Tensor(b!) grad_weight, Tensor(c!) grad_bias) -> (Tensor(a!), Tensor(b!), "
+      "Tensor(c!))");
   m.def("softmax(Tensor x, *, float? scale=None, bool causal=False, str rung=\"auto\") -> Tensor");
   m.def(
       "softmax.out(Tensor x, *, float? scale=None, bool causal=False, str rung=\"auto\", Tensor(a!) out) "
@@ -48,6 +60,10 @@ TORCH_LIBRARY(step2_attention, m) {
 
 namespace {
 void register_all(torch::Library& m) {
+  m.impl("linear", kf::step2::linear);
+  m.impl("linear.out", kf::step2::linear_out);
+  m.impl("linear_backward", kf::step2::linear_backward);
+  m.impl("linear_backward.out", kf::step2::linear_backward_out);
   m.impl("softmax", kf::step2::softmax);
   m.impl("softmax.out", kf::step2::softmax_out);
   m.impl("softmax_backward", kf::step2::softmax_backward);
@@ -68,6 +84,7 @@ TORCH_LIBRARY_IMPL(step2_attention, CUDA, m) { register_all(m); }
 namespace {
 // softmax_backward needs none: it keeps the dtype that it gets, and gets what softmax had.
 void register_autocast(torch::Library& m) {
+  m.impl("linear", kf::step2::linear_autocast);
   m.impl("softmax", kf::step2::softmax_autocast);
   m.impl("attention", kf::step2::attention_autocast);
   m.impl("attention_decode", kf::step2::attention_decode_autocast);

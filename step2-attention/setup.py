@@ -16,7 +16,7 @@ setup(
     ext_modules=[
         StepExtension(
             "step2_attention._C",
-            host=["attention_host.cpp", "pybind.cpp", *sorted(glob("cpu/*.cpp"))],
+            host=["attention_host.cpp", "pybind.cpp", *sorted(glob("host/*.cpp")), *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
             include_dirs=[".", "include", "../step1-simple/include"],
             cxx_flags=["-O3"],

@@ -1,11 +1,8 @@
 """Attention, on every device there is: against float64, eager PyTorch, the rung before, and step 1.
 
-What softmax and attention share is here too; softmax's own tests are in test_softmax.py.
-
 python test_attention.py            pytest's options may follow, such as -k v2_tiled
 """
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -15,30 +12,27 @@ import torch
 import torch.nn.functional as F
 
 import step2_attention  # not installed? pip install -e ..
-from kernel_fusion import steps, testing
+from kernel_fusion import testing
 from kernel_fusion.testing.accuracy import poisoned_allocations
 from step2_attention.testing import (
+    DTYPES,
+    INFINITY,
+    NAN,
     PADDING,
     attention_and_lse_of,
     attention_of,
     bounds,
     can_do,
     dtype_of,
+    every_attention,
     lse_for,
+    on_each_device,
     on_tensor_cores,
+    ops,
     qkv,
     tolerance_of,
+    with_and_without_mask,
 )
-
-DTYPES = [*testing.DTYPES, torch.float64]
-INFINITY = float("inf")
-NAN = float("nan")
-
-ops = torch.ops.step2_attention
-
-
-def softmax_of(x):
-    return torch.softmax(x, -1)
 
 
 def takes_any_scale(rung):
@@ -66,11 +60,7 @@ def check_attention(inputs, rung, causal=False, **options):
     )
 
 
-every_attention = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", "attention"))
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-half_types = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
-with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
 # ---- the contract of correctness ----
@@ -559,375 +549,6 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
             choose("attention", rung, head_dim=64, k_length=1 << 31)
     assert choose("attention", "auto", head_dim=256) == "v2_tiled"
     assert choose("attention", "auto", head_dim=257) == "v1_naive"
-
-
-# ---- gradients ----
-
-
-@testing.where(lambda rung: can_do(rung, 3, torch.float64))
-@every_attention
-@with_and_without_mask
-@pytest.mark.parametrize(("q_length", "k_length"), [(4, 4), (2, 5), (5, 3), (4, 3)])
-def test_gradient_of_attention(q_length, k_length, causal, device, rung):
-    def function(q, k, v):
-        return step2_attention.attention(q, k, v, causal=causal, scale=0.7, rung=rung)
-
-    q, k, v = (t.requires_grad_() for t in qkv(q_length, k_length, 3, torch.float64, device))
-    assert torch.autograd.gradcheck(function, (q, k, v))
-    assert torch.autograd.gradgradcheck(function, (q, k, v))
-
-
-@on_each_device
-@with_and_without_mask
-def test_gradient_of_attention_with_padding_and_shared_keys_and_of_its_log_sum_exp(causal, device):
-    q, k, v = qkv(4, 5, 3, torch.float64, device, batch=3, heads=4, kv_heads=2)
-    begin, end = bounds([0, 1, 3], device), bounds([5, 4, 3], device)
-
-    def function(*inputs):
-        out, lse = step2_attention.attention(*inputs, begin, end, causal=causal, return_lse=True)
-        return out, lse.nan_to_num(neginf=0)
-
-    inputs = [t.requires_grad_() for t in (q, k, v)]
-    assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs)
-    for which in (0, 1):  # one output alone
-        assert torch.autograd.gradcheck(lambda *inputs: function(*inputs)[which], inputs)  # noqa: B023
-
-    def both(*inputs):
-        out, lse = function(*inputs)
-        return out.square().sum() + lse.square().sum()  # gradcheck takes several outputs one by one
-
-    assert torch.autograd.gradcheck(both, inputs)
-
-
-@on_each_device
-def test_padding_of_nan_reaches_no_gradient(device):
-    q, k, v = qkv(4, 6, 8, torch.float32, device)
-    k[:, :, :2], v[:, :, 5:] = NAN, NAN
-    inputs = [t.requires_grad_() for t in (q, k, v)]
-    out = step2_attention.attention(*inputs, bounds([2], device), bounds([5], device))
-    grads = torch.autograd.grad(out, inputs, torch.ones_like(out), create_graph=True)
-    second = torch.autograd.grad(sum(g.square().sum() for g in grads), inputs)
-    assert all(g.isfinite().all() for g in (*grads, *second))
-    for g in grads[1:]:
-        assert g[:, :, [0, 1, 5]].eq(0).all()
-        assert g[:, :, 2:5].ne(0).all()
-
-
-@on_each_device
-@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-@with_and_without_mask
-def test_gradients_are_as_exact_as_the_dtype_allows(causal, dtype, device):
-    """One rounding on the CPU. On a GPU `auto` takes a rung that rounds weights: at most twice the error of PyTorch."""
-    leaves = qkv(60, 70, 64, dtype, device)
-    grad = testing.randn(leaves[0].shape, dtype, device, seed=9)
-
-    def gradients(attention, to):
-        inputs = [t.to(to).requires_grad_() for t in leaves]
-        return torch.autograd.grad(attention(*inputs, causal=causal), inputs, grad.to(to))
-
-    got, eager = gradients(step2_attention.attention, dtype), gradients(attention_of, dtype)
-    for g, e, exact in zip(got, eager, gradients(attention_of, torch.float64), strict=True):
-        assert g.dtype == dtype
-        rounding = (exact - exact.to(dtype).double()).abs().max()
-        allowed = 1.01 * rounding + 1e-5 * exact.abs().max()
-        if device == "cuda":
-            allowed = torch.maximum(allowed, 2 * (e.double() - exact).abs().max())
-        assert (g.double() - exact).abs().max() <= allowed
-
-
-@on_each_device
-@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-@pytest.mark.parametrize(("q_length", "k_length"), [(5, 5), (4, 3)])
-def test_second_gradients_are_as_exact_as_the_dtype_allows(q_length, k_length, dtype, device):
-    options = {"causal": True, "scale": 0.7}
-    testing.check_second_gradients(
-        lambda q, k, v: step2_attention.attention(q, k, v, **options),
-        lambda q, k, v: attention_of(q, k, v, **options),
-        qkv(q_length, k_length, 8, dtype, device),
-        roundings=None,
-    )
-    testing.check_second_gradients(step2_attention.softmax, softmax_of, (testing.randn((3, 9), dtype, device),))
-
-
-@on_each_device
-@with_and_without_mask
-def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(causal, device):
-    inputs = qkv(5, 4, 8, torch.float32, device)
-    testing.check_each_input_alone(lambda *t: step2_attention.attention(*t, causal=causal), inputs)
-
-
-def test_forward_mode_is_refused():
-    """PyTorch would take a tangent for 0. torch.func.grad it refuses itself, and vmap is a loop."""
-    q, k, v = qkv(5, 4, 8, torch.float32, "cpu")
-    out, lse = step2_attention.attention(q, k, v, return_lse=True)
-    testing.check_tangents_are_refused(step2_attention.attention, (q, k, v))
-    testing.check_tangents_are_refused(step2_attention.attention_backward, (out, q, k, v, out, lse))
-    testing.check_tangents_are_refused(step2_attention.softmax, (q,))
-    testing.check_tangents_are_refused(step2_attention.softmax_backward, (q, q))
-    with pytest.raises(RuntimeError, match=r"autograd.Function with functorch transforms"):
-        torch.func.grad(lambda q: step2_attention.attention(q, k, v).sum())(q)
-    each = torch.vmap(lambda q: step2_attention.attention(q, k, v))(torch.stack([q, 2 * q]))
-    assert torch.equal(each[1], step2_attention.attention(2 * q, k, v))
-
-
-@every_attention
-def test_a_backward_runs_by_auto_whatever_rung_the_forward_had(device, rung):
-    q, k, v = (t.requires_grad_() for t in qkv(5, 7, 16, dtype_of(rung), device))
-    x = testing.randn((3, 9), torch.float32, device).requires_grad_()
-    softmax_rung = step2_attention.rungs("softmax", device)[-1]
-    outputs = [step2_attention.attention(q, k, v, rung=rung), step2_attention.softmax(x, rung=softmax_rung)]
-    before = step2_attention.launch_counts()
-    torch.autograd.grad(outputs, (q, k, v, x), [torch.ones_like(out) for out in outputs])
-    after = step2_attention.launch_counts()
-    backend = "gpu" if device == "cuda" else "cpu"
-    assert {k: after[k] - before[k] for k in after if after[k] != before[k]} == {backend: 2}
-
-
-def test_a_gradient_of_stride_0_is_taken():
-    q, k, v = (t.requires_grad_() for t in qkv(5, 5, 8, torch.float32, "cpu"))
-    got = torch.autograd.grad(step2_attention.attention(q, k, v).sum() + step2_attention.softmax(q).sum(), (q, k, v))
-    expected = torch.autograd.grad(attention_of(q, k, v).sum(), (q, k, v))  # softmax's rows add up to 1, always
-    for g, e in zip(got, expected, strict=True):
-        torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-6)
-
-
-# ---- as torch sees them ----
-
-
-@every_attention
-def test_attention_is_registered_as_torch_wants_it(device, rung):
-    inputs = qkv(5, 7, 16, dtype_of(rung), device)
-    testing.check_op(step2_attention, "attention", inputs, {"causal": True, "rung": rung})
-    testing.check_op(step2_attention, "attention", inputs, {"scale": 0.3, "rung": rung})
-    strided = tuple(t.transpose(1, 2).contiguous().transpose(1, 2) for t in inputs)
-    testing.check_op(step2_attention, "attention", strided, {"rung": rung})
-    if can_do(rung, 16, torch.float64):  # whose log-sum-exp is float64, too
-        testing.check_op(step2_attention, "attention", tuple(t.double() for t in inputs), {"rung": rung})
-    transposed = tuple(testing.transposed(t.bfloat16()) for t in inputs)
-    testing.check_op(step2_attention, "attention", transposed, {"rung": rung})
-    shared = qkv(5, 7, 16, dtype_of(rung), device, batch=2, heads=4, kv_heads=2)
-    padding = (bounds([1, 0], device), bounds([7, 5], device))
-    testing.check_op(step2_attention, "attention", (*shared, *padding), {"causal": True, "rung": rung})
-
-
-def test_gradients_under_torch_compile():
-    def loss(q, k, v):
-        return step2_attention.softmax(step2_attention.attention(q, k, v, causal=True)).square().sum()
-
-    inputs = [t.requires_grad_() for t in qkv(6, 6, 8, torch.float32, "cpu")]
-    eager = torch.autograd.grad(loss(*inputs), inputs)
-    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs), inputs)
-    for got, want in zip(compiled, eager, strict=True):
-        torch.testing.assert_close(got, want)
-
-
-@on_each_device
-@half_types
-def test_autocast_makes_softmax_float32_and_attention_lower_precision(dtype, device):
-    q, k, v = (t.requires_grad_() for t in qkv(5, 5, 8, torch.float32, device))
-    with torch.autocast(device, dtype):
-        mixed = step2_attention.attention(q.to(dtype), k, v)  # lower precision, all the same dtype
-        weights = step2_attention.softmax(q.to(dtype))
-        assert mixed.dtype == F.scaled_dot_product_attention(q, k, v).dtype == dtype
-        assert weights.dtype == torch.float32
-        if device == "cuda":  # on CPU, PyTorch's softmax keeps the dtype it gets
-            assert torch.softmax(q.to(dtype), -1).dtype == torch.float32
-        exact = step2_attention.attention(*(t.double() for t in (q, k, v)))
-        assert exact.dtype == torch.float64
-        mixed.sum().backward()
-    halves = [t.detach().to(dtype) for t in (q, k, v)]
-    assert torch.equal(mixed, step2_attention.attention(*halves))
-    assert q.grad.dtype == k.grad.dtype == torch.float32
-    options = {"causal": True, "scale": 0.7}
-    with torch.autocast(device, dtype):
-        mixed = step2_attention.attention(q, k, v, **options)
-    assert torch.equal(mixed, step2_attention.attention(*halves, **options))
-
-
-@half_types
-def test_a_backward_inside_autocast_computes_the_same(dtype):
-    inputs = [t.requires_grad_() for t in qkv(20, 20, 8, torch.float32, "cpu")]
-
-    def gradients(loss):
-        first = torch.autograd.grad(loss, inputs, create_graph=True)
-        return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
-
-    outside = gradients(step2_attention.attention(*inputs).square().sum())
-    loss = step2_attention.attention(*inputs).square().sum()
-    with torch.autocast("cpu", dtype):
-        inside = gradients(loss)
-    for a, b in zip(inside, outside, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
-def test_autocast_under_torch_compile():
-    def function(q, k, v):
-        with torch.autocast("cpu", torch.bfloat16):
-            return step2_attention.softmax(step2_attention.attention(q, k, v))
-
-    inputs = qkv(5, 5, 8, torch.float32, "cpu")
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")(*inputs)
-    assert torch.equal(compiled, function(*inputs))
-
-
-@pytest.mark.parametrize("overload", testing.writing_overloads("step2_attention"), ids=str)
-def test_what_an_op_writes_is_known_to_autograd(overload):
-    testing.check_writes(overload)
-
-
-# ---- bad input ----
-
-
-@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
-def test_attention_refuses(device):
-    q, k, v = (torch.ones(1, 2, n, 8, device=device) for n in (3, 4, 4))
-    with testing.raises(ValueError, "attention: `attn_mask` must be None, got a tensor of shape (3, 4)", "causal=True"):
-        step2_attention.attention(q, k, v, attn_mask=torch.ones(3, 4, device=device))
-    with testing.raises(ValueError, "attention: `attn_mask` must be None, got 'alibi'"):
-        step2_attention.attention(q, k, v, attn_mask="alibi")
-    with testing.raises(TypeError, "attention: `key_end` must be int32, got int64"):
-        step2_attention.attention(q, k, v, key_end=torch.ones(1, dtype=torch.int64, device=device))
-    with testing.raises(ValueError, "attention: `key_begin` must have shape (1,), got (2,)"):
-        step2_attention.attention(q, k, v, key_begin=torch.ones(2, dtype=torch.int32, device=device))
-    with testing.raises(TypeError, "attention: `q` must be float32, float16, bfloat16 or float64, got int32"):
-        step2_attention.attention(q.int(), k, v)
-    with testing.raises(TypeError, "attention: `k` must have the dtype of `q` (float32), got float16"):
-        step2_attention.attention(q, k.half(), v)
-    with testing.raises(TypeError, "attention: `v` must have the dtype of `q` (float32), got float64"):
-        step2_attention.attention(q, k, v.double())
-    with testing.raises(ValueError, "attention: `q` must have 4 dimensions, got 3 (shape (2, 3, 8))"):
-        step2_attention.attention(q[0], k, v)
-    with testing.raises(ValueError, "attention: `k` must have 4 dimensions, got 3 (shape (2, 4, 8))"):
-        step2_attention.attention(q, k[0], v)
-    with testing.raises(ValueError, "attention: `v` must have 4 dimensions, got 3 (shape (2, 4, 8))"):
-        step2_attention.attention(q, k, v[0])
-    with testing.raises(ValueError, "attention: `v` must have shape (1, 1, 4, 8), got (1, 2, 4, 8)"):
-        step2_attention.attention(q, k[:, :1], v)
-    for heads in (0, 3, 4):
-        odd = torch.ones(1, heads, 4, 8, device=device)
-        with testing.raises(
-            ValueError, f"attention: the heads of `q` must be a multiple of those of `k`, got 2 and {heads}"
-        ):
-            step2_attention.attention(q, odd, odd)
-    with testing.raises(ValueError, "attention: `k` must have shape (1, 2, 4, 8), got (1, 2, 4, 7)"):
-        step2_attention.attention(q, k[..., :7], v)
-    with testing.raises(ValueError, "attention: `v` must have shape (1, 2, 4, 8), got (1, 2, 3, 8)"):
-        step2_attention.attention(q, k, v[:, :, :3])
-    with testing.raises(
-        ValueError, "attention: the last dimension of `q` (head_dim) must not be 0, got shape (1, 2, 3, 0)"
-    ):
-        step2_attention.attention(q[..., :0], k[..., :0], v[..., :0])
-    other = "meta" if device != "meta" else "cpu"
-    with testing.raises(ValueError, "attention: `k` must be on the device of `q`", f"got {other}"):
-        step2_attention.attention(q, torch.ones(1, 2, 4, 8, device=other), v)
-    with testing.raises(ValueError, "attention: `key_end` must be on the device of `q`", f"got {other}"):
-        step2_attention.attention(q, k, v, key_end=torch.ones(1, dtype=torch.int32, device=other))
-
-
-@on_each_device
-def test_a_rung_refuses_by_name_what_it_cannot_do_and_names_one_that_can(device):
-    q = torch.ones(1, 1, 2, 257, device=device)
-    with testing.raises(ValueError, "attention: rung 'v2_tiled' takes head_dim ≤ 256, got 257; these can: 'v1_naive'"):
-        step2_attention.attention(q, q, q, rung="v2_tiled")
-    q = torch.ones(1, 1, 2, 8, device=device, dtype=torch.float64)
-    with testing.raises(ValueError, "rung 'v2_tiled' takes float32, float16 or bfloat16, got float64", "'v1_naive'"):
-        step2_attention.attention(q, q, q, rung="v2_tiled")
-    for rung in filter(on_tensor_cores, step2_attention.rungs("attention", device)):
-        q = torch.ones(1, 1, 2, 8, device=device)
-        for dtype in (torch.float32, torch.float64):
-            got = str(dtype).removeprefix("torch.")
-            with testing.raises(ValueError, f"rung '{rung}' takes float16 or bfloat16, got {got}", "these can: 'v1_"):
-                step2_attention.attention(q.to(dtype), q.to(dtype), q.to(dtype), rung=rung)
-        for dim in (12, 136):
-            q = torch.ones(1, 1, 2, dim, device=device, dtype=torch.float16)
-            with testing.raises(
-                ValueError, f"rung '{rung}' takes head_dim that is a multiple of 8 up to 128, got {dim}", "'v2_tiled'"
-            ):
-                step2_attention.attention(q, q, q, rung=rung)
-    q = torch.ones(1, 1, 2, 8, device=device)
-    for rung in ("v9", "", "V1_NAIVE"):
-        for x, y in ((q, q), (q[:0], q[:0]), (q, q[:, :, :0])):  # empty ones too
-            with testing.raises(
-                ValueError, "attention: `rung` must be 'auto' or one of", "'v2_tiled'", f"got '{rung}'"
-            ):
-                step2_attention.attention(x, y, y, rung=rung)
-            with testing.raises(ValueError, "softmax: `rung` must be 'auto' or one of", "'v3_online'", f"got '{rung}'"):
-                step2_attention.softmax(x, rung=rung)
-
-
-@on_each_device
-def test_a_bad_out_is_refused(device):
-    x = torch.ones(4, 3, device=device)
-    with testing.raises(ValueError, "softmax: `out` must have shape (4, 3), got (3,)"):
-        ops.softmax.out(x, out=torch.empty(3, device=device))
-    with testing.raises(ValueError, "softmax: `out` must be contiguous"):
-        ops.softmax.out(x, out=torch.empty(3, 4, device=device).T)
-    with testing.raises(ValueError, "softmax: `out` must not share memory with `x`"):
-        ops.softmax.out(x, out=x)
-    q = torch.ones(1, 2, 3, 8, device=device)
-    with testing.raises(TypeError, "attention: `out` must have the dtype of `q` (float32), got float16"):
-        ops.attention.out(q, q, q, out=q.half(), lse=lse_for(q))
-    with testing.raises(ValueError, "attention: `out` must have shape (1, 2, 3, 8), got (1, 2, 3, 7)"):
-        ops.attention.out(q, q, q, out=torch.empty(1, 2, 3, 7, device=device), lse=lse_for(q))
-    with testing.raises(ValueError, "attention: the last dimension of `out` must be contiguous, got stride 3"):
-        ops.attention.out(q, q, q, out=torch.empty(1, 2, 8, 3, device=device).mT, lse=lse_for(q))
-    with testing.raises(ValueError, "attention: `out` must not be expanded"):
-        ops.attention.out(q, q, q, out=torch.empty(1, 1, 3, 8, device=device).expand(1, 2, 3, 8), lse=lse_for(q))
-    out = torch.empty_like(q)
-    with testing.raises(TypeError, "attention: `lse` must be float32, got float64"):
-        ops.attention.out(q, q, q, out=out, lse=lse_for(q).double())
-    with testing.raises(TypeError, "attention: `lse` must be float64, got float32"):
-        ops.attention.out(*(q.double(),) * 3, out=out.double(), lse=lse_for(q))
-    with testing.raises(ValueError, "attention: `lse` must have shape (1, 2, 3), got (1, 2, 4)"):
-        ops.attention.out(q, q, q, out=out, lse=torch.empty(1, 2, 4, device=device))
-    with testing.raises(ValueError, "attention: `lse` must be contiguous"):
-        ops.attention.out(q, q, q, out=out, lse=torch.empty(1, 3, 2, device=device).mT)
-
-
-@on_each_device
-def test_an_out_that_shares_memory_with_an_input_is_refused(device):
-    testing.check_apart(step2_attention, "softmax", (testing.randn((4, 3), torch.float32, device),))
-    inputs = (*qkv(3, 4, 8, torch.float32, device), bounds([1], device), bounds([4], device))
-    testing.check_apart(step2_attention, "attention", inputs, {"causal": True})
-
-
-@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
-def test_tensors_on_a_gpu_and_a_cpu_are_refused(device):
-    q = torch.ones(1, 1, 2, 8)
-    with testing.raises(ValueError, "attention: `v` must be on the device of `q` (cpu), got cuda:0"):
-        step2_attention.attention(q, q, q.to(device))
-    q, on_cpu = q.to(device), q
-    with testing.raises(ValueError, "attention: `k` must be on the device of `q` (cuda:0), got cpu"):
-        step2_attention.attention(q, on_cpu, on_cpu)
-    with testing.raises(ValueError, "attention: `lse` must be on the device of `q` (cuda:0), got cpu"):
-        ops.attention.out(q, q, q, out=torch.empty_like(q), lse=lse_for(on_cpu))
-
-
-def test_rungs_refuses_an_unknown_op():
-    with testing.raises(
-        ValueError,
-        "rungs: `op` must be 'softmax', 'softmax_backward', 'attention', 'attention_backward' or 'attention_decode', "
-        "got 'sdpa'",
-    ):
-        step2_attention.rungs("sdpa")
-    assert "cpu" not in step2_attention.rungs("softmax", "cuda")
-
-
-def test_a_step_that_is_not_built_says_how_to_build_it(tmp_path):
-    """The Python part alone, in another folder: what a fresh clone looks like."""
-    for part in ("common/kernel_fusion", "step2-attention/step2_attention"):
-        (tmp_path / part).mkdir(parents=True)
-        for source in (steps.ROOT / part).glob("*.py"):
-            (tmp_path / part / source.name).write_bytes(source.read_bytes())
-    command, environment = (
-        [sys.executable, "-c", "import step2_attention"],
-        {**os.environ, "PYTHONPATH": steps.python_path(tmp_path)},
-    )
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert ran.returncode == 1
-    assert "step2_attention is not built" in ran.stderr
-    assert "cd step2-attention && python setup.py build_ext --inplace" in ran.stderr
 
 
 # ---- page one ----

@@ -3,11 +3,13 @@
 import functools
 
 import torch
-import torch.nn.functional as F
 
 import step3_fused  # not installed? pip install -e ..
 from kernel_fusion import steps
-from kernel_fusion.bench import benchmarks
+from kernel_fusion.bench import benchmarks, layers
+from kernel_fusion.bench.layers import DOWN, DOWNWARD, FLOAT, HALF, SQUARE, UP, UPWARD
+
+composed = steps.load_script(steps.find("step3"), "peers/composed")
 
 TEACHES = "A row read once, then whole chains in one launch: what fusion saves, and where it loses."
 
@@ -79,29 +81,8 @@ BLOCK = ATTENTION | {
 # One new token for each text of a batch, whose keys and values are there: batch, heads, head_dim, keys.
 DECODE = {"full": [(b, h, 64, keys) for h in (12, 25) for b in (1, 8, 32) for keys in (128, 1024)]}
 
-HALF, FLOAT = torch.bfloat16, torch.float32
-GPT2 = [(768, 2304), (768, 768), (768, 3072), (3072, 768)]  # depth and width of its layers: q, k and v; projection; MLP
-UP, DOWN, SQUARE = (16384, 768, 3072, HALF), (16384, 3072, 768, HALF), (16384, 768, 768, HALF)
-P, SEED, OFFSET = 0.1, 1234, 8  # dropout's
+SEED, OFFSET = 1234, 8  # dropout's
 
-# rows, depth, width, dtype; with True the weight lies as nn.Linear's
-LINEAR = {
-    "emulated": [(4, 64, 72, HALF), (64, 64, 128, HALF)],  # the first is one that every rung takes
-    "cpu": [(512, 768, 3072, FLOAT), (512, 3072, 768, FLOAT), (1, 768, 3072, FLOAT)],
-    "quick": [UP],
-    "full": [
-        *((16384, *layer, HALF) for layer in GPT2),
-        *((1024, *layer, HALF) for layer in [(768, 768), (768, 3072), (3072, 768), (1600, 6400), (6400, 1600)]),
-        (2048, 3072, 768, HALF),
-        (8192, 8192, 8192, HALF),
-        (4096, 4096, 4096, FLOAT),
-        *((rows, *layer, HALF) for rows in (1, 4, 16, 64) for layer in [(768, 3072), (3072, 768)]),
-        *((rows, 768, 50257, HALF, True) for rows in (1, 64)),  # GPT-2's vocabulary
-    ],
-}
-# rows, depth, width, dtype of what leads up, to more columns, and of what leads down
-UPWARD = {"emulated": [(16, 64, 128, HALF)], "cpu": [(512, 768, 3072, FLOAT)], "quick": [UP], "full": [UP]}
-DOWNWARD = {"emulated": [(16, 128, 64, HALF)], "cpu": [(512, 3072, 768, FLOAT)], "quick": [DOWN], "full": [DOWN]}
 QKV = {
     "emulated": [(16, 64, 192, HALF)],
     "cpu": [(512, 768, 2304, FLOAT)],
@@ -117,7 +98,6 @@ RESIDUALS = [
     (32768, 1600, 1600, HALF),
     (16384, 6400, 1600, HALF),
 ]
-EITHER = UPWARD | {"full": [UP, DOWN]}
 # rows, width, inner, dtype
 MLP = {
     "emulated": [(16, 64, 128, HALF)],
@@ -125,50 +105,6 @@ MLP = {
     "quick": [UP],
     "full": [(rows, 768, 3072, HALF) for rows in (16384, 1024, 64)] + [(16384, 1600, 6400, HALF)],
 }
-
-
-def layer_norm(x, weight, bias):
-    return F.layer_norm(x, x.shape[-1:], weight, bias)
-
-
-def residual_layer_norm(x, residual, weight, bias):
-    total = x + residual
-    return layer_norm(total, weight, bias), total
-
-
-def front_residual_layer_norm(x, residual, weight, bias, x_bias, mask):
-    """With PyTorch's own random numbers; `mask` is for `front_by_mask`."""
-    return residual_layer_norm(F.dropout(x + x_bias, P), residual, weight, bias)
-
-
-def front_by_mask(x, residual, weight, bias, x_bias, mask):
-    return residual_layer_norm((x + x_bias) * mask * kept_factor(), residual, weight, bias)
-
-
-def front_by_the_peers_mask(outputs, x, residual, weight, bias, x_bias, mask):
-    total = sum_by_the_peers_mask(outputs[1], (x + x_bias) * kept_factor(), residual)
-    return layer_norm(total, weight, bias), total
-
-
-def layer_norm_backward(grad, x, weight, mean, rstd):
-    """What autograd calls for F.layer_norm."""
-    statistics = [t.unsqueeze(-1) for t in (mean, rstd)]
-    if not x.is_cuda:  # there it wants them in the tensors' dtype
-        statistics = [t.to(x.dtype) for t in statistics]
-    return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], *statistics, weight, weight, [True] * 3)
-
-
-def attention(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1).transpose(1, 2).flatten(2)
-
-
-def attention_residual_layer_norm(q, k, v, residual, weight, bias):
-    return layer_norm(attention(q, k, v) + residual, weight, bias)
-
-
-def attention_block(q, k, v, residual, proj_weight, proj_bias, weight, bias):
-    projected = F.linear(attention(q, k, v), proj_weight.mT, proj_bias)
-    return residual_layer_norm(projected, residual, weight, bias)
 
 
 @functools.cache
@@ -183,46 +119,14 @@ def peers(function, device: str, triton=None) -> dict:
     Args:
         function: the op, composed.
         device: "cpu" or "cuda".
-        triton: takes our versions in Triton, then the inputs.
+        triton: our version in Triton.
     """
     if device == "cpu":
         return {"torch eager": function}
     found = {"torch eager": function, "torch.compile": benchmarks.compiled(function)}
     if triton:
-        found["triton"] = lambda *inputs: triton(triton_kernels(), *inputs)
+        found["triton"] = triton
     return found
-
-
-@functools.lru_cache(maxsize=2)
-def in_float32(parameter):
-    """Converted at the first call with it, so that this is not timed."""
-    return parameter.float()
-
-
-def quack_layer_norm(x, weight, bias):
-    """QuACK's: a kernel in CuTe's Python."""
-    from quack.rmsnorm import layernorm_fwd
-
-    return layernorm_fwd(x, in_float32(weight), in_float32(bias), eps=1e-5)
-
-
-def quack_layer_norm_backward(grad, x, weight, mean, rstd):
-    from quack.rmsnorm import layernorm_bwd
-
-    return layernorm_bwd(x, weight, grad, rstd, mean)
-
-
-def liger_layer_norm(x, weight, bias):
-    """Liger's: a kernel in Triton."""
-    from liger_kernel.ops.layer_norm import layer_norm_forward
-
-    return layer_norm_forward(x, weight, bias, 1e-5)[0]
-
-
-def liger_layer_norm_backward(grad, x, weight, mean, rstd):
-    from liger_kernel.ops.layer_norm import layer_norm_backward
-
-    return layer_norm_backward(grad, x, weight, weight, mean, rstd)
 
 
 def collections(device: str, quack=None, liger=None) -> dict:
@@ -235,10 +139,10 @@ def collections(device: str, quack=None, liger=None) -> dict:
 
 def rows_case(op: str, function, rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
     tensors = 1 if op == "layer_norm" else 2  # as many are read, and as many written
-    own = peers(function, device, lambda kernels, *given: getattr(kernels, op)(*given))
+    own = peers(function, device, lambda *given: getattr(triton_kernels(), op)(*given))
     if op == "layer_norm":
         whole = dtype.itemsize == 2 and width % 8 == 0  # whole vectors of 16 bytes, of half types
-        own |= collections(device, quack_layer_norm if whole else None, liger_layer_norm)
+        own |= collections(device, composed.quack_layer_norm if whole else None, composed.liger_layer_norm)
 
     def inputs(on):
         x = [torch.randn(rows, width, device=on, dtype=dtype) for _ in range(tensors)]
@@ -259,7 +163,7 @@ def rows_case(op: str, function, rows: int, width: int, dtype: torch.dtype, devi
 
 def front_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
     rng_state = dropout_rng_state()
-    own = peers(front_residual_layer_norm, device)
+    own = peers(composed.front_residual_layer_norm, device)
 
     def inputs(on):
         x = (torch.randn(rows, width, device=on, dtype=dtype) for _ in range(2))
@@ -267,24 +171,26 @@ def front_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchm
 
     return benchmarks.Case(
         op="residual_layer_norm",
-        shape={"rows": rows, "width": width, "x_bias": 1, "p": P},
+        shape={"rows": rows, "width": width, "x_bias": 1, "p": composed.P},
         dtype=dtype,
         inputs=inputs,
-        run=lambda *given, rung: step3_fused.residual_layer_norm(*given[:5], P, rng_state, rung=rung),
-        reference=front_by_mask,
+        run=lambda *given, rung: step3_fused.residual_layer_norm(*given[:5], composed.P, rng_state, rung=rung),
+        reference=composed.front_by_mask,
         bytes=(4 * rows * width + 3 * width) * dtype.itemsize,
         written=2 * rows * width * dtype.itemsize,
         flops=13 * rows * width,
         peers=own,
-        eager=front_by_mask,
-        peer_reference=dict.fromkeys(own, front_by_the_peers_mask),
+        eager=composed.front_by_mask,
+        peer_reference=dict.fromkeys(own, composed.front_by_the_peers_mask),
     )
 
 
 def backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    own = peers(layer_norm_backward, device, lambda kernels, *given: kernels.layer_norm_backward(*given))
+    own = peers(composed.layer_norm_backward, device, lambda *given: triton_kernels().layer_norm_backward(*given))
     whole = dtype.itemsize == 2 and width % 8 == 0
-    own |= collections(device, quack_layer_norm_backward if whole else None, liger_layer_norm_backward)
+    own |= collections(
+        device, composed.quack_layer_norm_backward if whole else None, composed.liger_layer_norm_backward
+    )
 
     def inputs(on):
         grad, x = (torch.randn(rows, width, device=on, dtype=dtype) for _ in range(2))
@@ -298,7 +204,7 @@ def backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> ben
         dtype=dtype,
         inputs=inputs,
         run=step3_fused.layer_norm_backward,
-        reference=layer_norm_backward,
+        reference=composed.layer_norm_backward,
         bytes=(3 * rows * width + 3 * width) * dtype.itemsize + 8 * rows,
         written=(rows + 2) * width * dtype.itemsize,
         flops=15 * rows * width,
@@ -343,119 +249,6 @@ def attention_case(
 # ---- linear layers, and what is fused into their epilogues ----
 
 
-def linear(x, weight, bias):
-    return torch.addmm(bias, x, weight)
-
-
-def linear_transposed(x, weight, bias):
-    return F.linear(x, weight, bias)
-
-
-def tanh_gelu(x):
-    return F.gelu(x, approximate="tanh")
-
-
-def linear_gelu(x, weight, bias):
-    return tanh_gelu(linear(x, weight, bias))
-
-
-def linear_gelu_kept(x, weight, bias):
-    preactivation = linear(x, weight, bias)
-    return tanh_gelu(preactivation), preactivation
-
-
-def addmm_activation(x, weight, bias):
-    """PyTorch's own fused operation: cuBLASLt with GELU behind the product."""
-    return torch.ops.aten._addmm_activation(bias, x, weight, use_gelu=True)
-
-
-def gelu_linear(x, weight, bias):
-    return linear(tanh_gelu(x), weight, bias)
-
-
-def layer_norm_linear(x, norm_weight, norm_bias, weight, bias):
-    return linear(layer_norm(x, norm_weight, norm_bias), weight, bias)
-
-
-def linear_residual(x, weight, bias, residual):
-    return linear(x, weight, bias) + residual
-
-
-def linear_dropout_residual(x, weight, bias, residual, mask):
-    """With PyTorch's own random numbers; `mask` is for `dropout_by_mask`."""
-    return F.dropout(linear(x, weight, bias), P) + residual
-
-
-def dropout_by_mask(x, weight, bias, residual, mask):
-    return linear(x, weight, bias) * mask * kept_factor() + residual
-
-
-def mlp(x, weight_1, bias_1, weight_2, bias_2, residual):
-    return linear(linear_gelu(x, weight_1, bias_1), weight_2, bias_2) + residual
-
-
-def mlp_kept(x, weight_1, bias_1, weight_2, bias_2, residual):
-    inner, preactivation = linear_gelu_kept(x, weight_1, bias_1)
-    return linear(inner, weight_2, bias_2) + residual, preactivation
-
-
-def quack_linear_gelu(keep: bool):
-    """QuACK's product with GELU behind it, in the size of tiles that it takes without trying dozens of them."""
-
-    def run(x, weight, bias):
-        from quack.gemm_interface import gemm_act
-
-        preactivation, y = gemm_act(x, weight, bias=bias, activation="gelu_tanh_approx", store_preact=keep, tuned=False)
-        return (y, preactivation) if keep else y
-
-    return run
-
-
-def triton_linear(kernels, *given):
-    return kernels.linear(*given)
-
-
-def triton_mlp(kernels, x, weight_1, bias_1, weight_2, bias_2, residual):
-    return kernels.linear(kernels.linear_gelu(x, weight_1, bias_1), weight_2, bias_2, residual)
-
-
-def triton_mlp_kept(kernels, x, weight_1, bias_1, weight_2, bias_2, residual):
-    inner, preactivation = kernels.linear_gelu(x, weight_1, bias_1, keep=True)
-    return kernels.linear(inner, weight_2, bias_2, residual), preactivation
-
-
-def linear_backward(grad, x, weight):
-    return grad @ weight.mT, x.mT @ grad, grad.sum(0)
-
-
-def linear_gelu_backward(grad, preactivation, x, weight):
-    return linear_backward(aten_gelu_backward(grad, preactivation), x, weight)
-
-
-def aten_gelu_backward(grad, x):
-    return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
-
-
-def gelu_linear_backward(grad, x, weight, activation):
-    """As PyTorch's backward: the forward has stored `activation`, gelu(x)."""
-    through, *rest = linear_backward(grad, activation, weight)
-    return aten_gelu_backward(through, x), *rest
-
-
-def gelu_linear_backward_of_x(grad, x, weight, activation):
-    return gelu_linear_backward(grad, x, weight, tanh_gelu(x))
-
-
-def dropout_backward_by_mask(grad, x, weight, mask):
-    """As PyTorch's backward: the forward has stored a mask, a byte an element."""
-    return linear_backward(torch.ops.aten.native_dropout_backward(grad, mask, kept_factor()), x, weight)
-
-
-def kept_factor() -> float:
-    """One over the part that dropout keeps."""
-    return 65536 / (65536 - round(65536 * P))
-
-
 def dropout_rng_state() -> torch.Tensor:
     """Dropout's seed and offset, on the CPU, as they are outside of graphs."""
     return torch.tensor([SEED, OFFSET])
@@ -465,113 +258,21 @@ def dropout_mask(rows: int, width: int, device) -> torch.Tensor:
     """What our dropout keeps: its result where the product is 1, and the residual 0."""
     one, unit = torch.ones(rows, 1, device=device), torch.ones(1, width, device=device)
     zero = torch.zeros(rows, width, device=device)
-    return step3_fused.linear_bias_dropout_residual(one, unit, None, zero, P, dropout_rng_state()) != 0
+    return step3_fused.linear_bias_dropout_residual(one, unit, None, zero, composed.P, dropout_rng_state()) != 0
 
 
-def by_the_peers_mask(outputs, x, weight, bias, residual, mask):
-    return sum_by_the_peers_mask(outputs[0], linear(x, weight, bias) * kept_factor(), residual)
-
-
-def sum_by_the_peers_mask(total, value, residual):
-    """What is right for a peer with random numbers of its own: read off its `total` which of `value` it kept.
-
-    Raises:
-        RuntimeError: it did not keep the right part of them.
-    """
-    added = total.double() - residual
-    taken = (added - value).abs() < added.abs()
-    clear = value.abs() > 0.1 * residual.abs() + 0.1  # where rounding cannot hide what was added
-    seen, kept = clear.sum().item(), (clear & taken).sum().item()
-    if abs(kept / seen - (1 - P)) > 8 * (P * (1 - P) / seen) ** 0.5:
-        raise RuntimeError(f"keeps {kept / seen:.5f} of the elements, not {1 - P}")
-    return residual + value * taken
-
-
-def bound_of(rows: int) -> str:
-    """Each byte of the weight is for about as many operations as there are rows; an H200 computes 190 in its time."""
-    return "memory" if rows <= 64 else "arithmetic"
-
-
-def layer_inputs(rows: int, depth: int, width: int, dtype: torch.dtype, on, transposed: bool = False) -> tuple:
-    """x, weight and bias of a linear layer."""
-    shape = (width, depth) if transposed else (depth, width)
-    return (
-        torch.randn(rows, depth, device=on, dtype=dtype),
-        torch.randn(shape, device=on, dtype=dtype) * depth**-0.5,
-        torch.randn(width, device=on, dtype=dtype),
-    )
-
-
-def layer_case(
-    op: str,
-    function,
-    sizes: tuple,
-    device: str,
-    *,
-    read: int,
-    written: int,
-    names: tuple = ("rows", "depth", "width"),
-    flags: dict | None = None,
-    **more,
-) -> benchmarks.Case:
-    """A case of an op around one product, or of its gradients, which are two.
-
-    Args:
-        op: its name.
-        function: the same, composed.
-        sizes: rows, depth, width and dtype.
-        device: "cpu" or "cuda".
-        read, written: how many elements.
-        names: of the three sizes.
-        flags: what else tells cases apart.
-        more: of the case, where it is not as for `linear`.
-    """
-    rows, depth, width, dtype = sizes
-    backward = op.endswith("_backward")
-    usual = {
-        "inputs": lambda on: layer_inputs(*sizes, on),
-        "run": getattr(step3_fused, op),
-        "peers": peers(function, device),
-        "flops": (4 if backward else 2) * rows * depth * width,
-    }
-    return benchmarks.Case(
-        op=op,
-        shape=dict(zip(names, sizes, strict=False)) | (flags or {}),
-        direction="backward" if backward else "forward",
-        dtype=dtype,
-        reference=function,
-        bytes=(read + written) * dtype.itemsize,
-        written=written * dtype.itemsize,
-        bound=bound_of(rows),
-        **(usual | more),
-    )
-
-
-def linear_case(rows, depth, width, dtype: torch.dtype, transposed: bool = False, *, device: str) -> benchmarks.Case:
-    function = linear_transposed if transposed else linear
-    own = {"torch eager": function}  # torch.compile would call the same product of the same library
-    if device == "cuda":
-        own["triton"] = lambda x, weight, bias: triton_kernels().linear(x, weight.mT if transposed else weight, bias)
-    return layer_case(
-        "linear",
-        function,
-        (rows, depth, width, dtype),
-        device,
-        read=rows * depth + depth * width + width,
-        written=rows * width,
-        flags={"transposed": 1} if transposed else None,
-        inputs=lambda on: layer_inputs(rows, depth, width, dtype, on, transposed),
-        run=lambda *given, rung: step3_fused.linear(*given, transposed=transposed, rung=rung),
-        peers=own,
-    )
+def layer_case(op: str, function, sizes: tuple, device: str, **more) -> benchmarks.Case:
+    """As `layers.layer_case`, beside PyTorch as it comes unless `more` names other peers."""
+    own = more.pop("peers", None) or peers(function, device)
+    return layers.layer_case(step3_fused, op, function, sizes, own, **more)
 
 
 def linear_gelu_case(rows, depth, width, dtype: torch.dtype, *, keep: bool, device: str) -> benchmarks.Case:
-    function = linear_gelu_kept if keep else linear_gelu
-    own = peers(function, device, lambda kernels, *given: kernels.linear_gelu(*given, keep=keep))
+    function = composed.linear_gelu_kept if keep else composed.linear_gelu
+    own = peers(function, device, lambda *given: composed.triton_product().linear_gelu(*given, keep=keep))
     if device == "cuda" and not keep:
-        own["torch _addmm_activation"] = addmm_activation
-    own |= collections(device, quack_linear_gelu(keep))
+        own["torch _addmm_activation"] = composed.addmm_activation
+    own |= collections(device, composed.quack_linear_gelu(keep))
     return layer_case(
         "linear_gelu",
         function,
@@ -588,7 +289,7 @@ def linear_gelu_case(rows, depth, width, dtype: torch.dtype, *, keep: bool, devi
 def gelu_linear_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
     return layer_case(
         "gelu_linear",
-        gelu_linear,
+        composed.gelu_linear,
         (rows, depth, width, dtype),
         device,
         read=rows * depth + depth * width + width,
@@ -598,12 +299,12 @@ def gelu_linear_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> 
 
 def layer_norm_linear_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
     def inputs(on):
-        x, *layer = layer_inputs(rows, depth, width, dtype, on)
+        x, *layer = layers.layer_inputs(rows, depth, width, dtype, on)
         return (x, *(torch.randn(depth, device=on, dtype=dtype) for _ in range(2)), *layer)
 
     return layer_case(
         "layer_norm_linear",
-        layer_norm_linear,
+        composed.layer_norm_linear,
         (rows, depth, width, dtype),
         device,
         read=rows * depth + 2 * depth + depth * width + width,
@@ -616,15 +317,23 @@ def dropout_residual_case(rows, depth, width, dtype: torch.dtype, *, p: float, d
     rng_state = dropout_rng_state()
 
     def inputs(on):
-        layer = layer_inputs(rows, depth, width, dtype, on)
+        layer = layers.layer_inputs(rows, depth, width, dtype, on)
         residual = torch.randn(rows, width, device=on, dtype=dtype)
         return (*layer, residual, *([dropout_mask(rows, width, on)] if p else []))
 
-    own = peers(linear_dropout_residual, device) if p else peers(linear_residual, device, triton_linear)
-    dropping = {"eager": dropout_by_mask, "peer_reference": dict.fromkeys(own, by_the_peers_mask)} if p else {}
+    own = (
+        peers(composed.linear_dropout_residual, device)
+        if p
+        else peers(composed.linear_residual, device, composed.triton_linear_residual)
+    )
+    dropping = (
+        {"eager": composed.dropout_by_mask, "peer_reference": dict.fromkeys(own, composed.by_the_peers_mask)}
+        if p
+        else {}
+    )
     return layer_case(
         "linear_bias_dropout_residual",
-        dropout_by_mask if p else linear_residual,
+        composed.dropout_by_mask if p else composed.linear_residual,
         (rows, depth, width, dtype),
         device,
         read=rows * depth + depth * width + width + rows * width,
@@ -640,11 +349,11 @@ def dropout_residual_case(rows, depth, width, dtype: torch.dtype, *, p: float, d
 
 
 def mlp_case(rows, width, inner, dtype: torch.dtype, *, keep: bool, device: str) -> benchmarks.Case:
-    function = mlp_kept if keep else mlp
+    function = composed.mlp_kept if keep else composed.mlp
 
     def inputs(on):
-        x, *first = layer_inputs(rows, width, inner, dtype, on)
-        residual, *second = layer_inputs(rows, inner, width, dtype, on)
+        x, *first = layers.layer_inputs(rows, width, inner, dtype, on)
+        residual, *second = layers.layer_inputs(rows, inner, width, dtype, on)
         return (x, *first, *second, torch.randn_like(x))
 
     return layer_case(
@@ -659,60 +368,37 @@ def mlp_case(rows, width, inner, dtype: torch.dtype, *, keep: bool, device: str)
         flops=4 * rows * width * inner,
         inputs=inputs,
         run=lambda *given, rung: step3_fused.mlp(*given, return_preactivation=keep, rung=rung),
-        peers=peers(function, device, triton_mlp_kept if keep else triton_mlp),
-    )
-
-
-def gradients(rows: int, depth: int, width: int) -> dict[str, int]:
-    """Elements read and written for the gradients of x, weight and bias, out of grad, x and weight."""
-    inputs = rows * depth + depth * width
-    return {"read": rows * width + inputs, "written": inputs + width}
-
-
-def grad_and_layer(rows: int, depth: int, width: int, dtype: torch.dtype, on) -> tuple:
-    x, weight, _ = layer_inputs(rows, depth, width, dtype, on)
-    return torch.randn(rows, width, device=on, dtype=dtype), x, weight
-
-
-def linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
-    sizes = rows, depth, width, dtype
-    return layer_case(
-        "linear_backward",
-        linear_backward,
-        sizes,
-        device,
-        **gradients(rows, depth, width),
-        inputs=lambda on: grad_and_layer(*sizes, on),
+        peers=peers(function, device, composed.triton_mlp_kept if keep else composed.triton_mlp),
     )
 
 
 def linear_gelu_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
-    sizes, elements = (rows, depth, width, dtype), gradients(rows, depth, width)
+    sizes, elements = (rows, depth, width, dtype), layers.gradients(rows, depth, width)
 
     def inputs(on):
-        grad, *layer = grad_and_layer(*sizes, on)
+        grad, *layer = layers.grad_and_layer(*sizes, on)
         return (grad, torch.randn_like(grad), *layer)
 
     elements["read"] += rows * width
-    return layer_case("linear_gelu_backward", linear_gelu_backward, sizes, device, **elements, inputs=inputs)
+    return layer_case("linear_gelu_backward", composed.linear_gelu_backward, sizes, device, **elements, inputs=inputs)
 
 
 def gelu_linear_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
     sizes = rows, depth, width, dtype
 
     def inputs(on):
-        grad, x, weight = grad_and_layer(*sizes, on)
-        return grad, x, weight, tanh_gelu(x)
+        grad, x, weight = layers.grad_and_layer(*sizes, on)
+        return grad, x, weight, composed.tanh_gelu(x)
 
     return layer_case(
         "gelu_linear_backward",
-        gelu_linear_backward_of_x,
+        composed.gelu_linear_backward_of_x,
         sizes,
         device,
-        **gradients(rows, depth, width),
+        **layers.gradients(rows, depth, width),
         inputs=inputs,
         run=lambda grad, x, weight, activation, rung: step3_fused.gelu_linear_backward(grad, x, weight, rung=rung),
-        peers=peers(gelu_linear_backward, device),
+        peers=peers(composed.gelu_linear_backward, device),
     )
 
 
@@ -720,28 +406,26 @@ def dropout_backward_case(rows, depth, width, dtype: torch.dtype, *, device: str
     sizes, rng_state = (rows, depth, width, dtype), dropout_rng_state()
     return layer_case(
         "linear_bias_dropout_residual_backward",
-        dropout_backward_by_mask,
+        composed.dropout_backward_by_mask,
         sizes,
         device,
-        **gradients(rows, depth, width),
-        inputs=lambda on: (*grad_and_layer(*sizes, on), dropout_mask(rows, width, on)),
+        **layers.gradients(rows, depth, width),
+        inputs=lambda on: (*layers.grad_and_layer(*sizes, on), dropout_mask(rows, width, on)),
         run=lambda grad, x, weight, mask, rung: step3_fused.linear_bias_dropout_residual_backward(
-            grad, x, weight, P, rng_state, rung=rung
+            grad, x, weight, composed.P, rng_state, rung=rung
         ),
     )
 
 
 def linear_cases(size: str, device: str) -> list[benchmarks.Case]:
-    """Of linear layers, and of what is fused to their ends."""
+    """Of what is fused to a product."""
     return [
-        *(linear_case(*case, device=device) for case in LINEAR[size]),
-        *(linear_backward_case(*case, device=device) for case in EITHER[size]),
         *(linear_gelu_case(*case, keep=keep, device=device) for case in UPWARD[size] for keep in (False, True)),
         *(linear_gelu_backward_case(*case, device=device) for case in UPWARD[size]),
         *(gelu_linear_case(*case, device=device) for case in DOWNWARD[size]),
         *(gelu_linear_backward_case(*case, device=device) for case in DOWNWARD[size]),
         *(layer_norm_linear_case(*case, device=device) for case in QKV[size]),
-        *(dropout_residual_case(*case, p=p, device=device) for case in PROJECTIONS[size] for p in (P, 0)),
+        *(dropout_residual_case(*case, p=p, device=device) for case in PROJECTIONS[size] for p in (composed.P, 0)),
         *(dropout_residual_case(*case, p=0, device=device) for case in RESIDUALS if size == "full"),
         *(dropout_backward_case(*case, device=device) for case in PROJECTIONS[size]),
         *(mlp_case(*case, keep=False, device=device) for case in MLP[size]),
@@ -752,24 +436,24 @@ def linear_cases(size: str, device: str) -> list[benchmarks.Case]:
 def cases(size: str, device: str) -> list[benchmarks.Case]:
     """What to time at a size: "emulated", "cpu", "quick" or "full"."""
     return [
-        *(rows_case("layer_norm", layer_norm, *case, device) for case in ROWS[size]),
-        *(rows_case("layer_norm", layer_norm, *case, device) for case in LAYER_NORM_ROWS if size == "full"),
-        *(rows_case("residual_layer_norm", residual_layer_norm, *case, device) for case in ROWS[size]),
+        *(rows_case("layer_norm", composed.layer_norm, *case, device) for case in ROWS[size]),
+        *(rows_case("layer_norm", composed.layer_norm, *case, device) for case in LAYER_NORM_ROWS if size == "full"),
+        *(rows_case("residual_layer_norm", composed.residual_layer_norm, *case, device) for case in ROWS[size]),
         *(front_case(*case, device) for case in FRONTS[size]),
         *(backward_case(*case, device) for case in ROWS[size]),
         *(
-            attention_case("attention_residual_layer_norm", attention_residual_layer_norm, *case, device)
+            attention_case("attention_residual_layer_norm", composed.attention_residual_layer_norm, *case, device)
             for case in ATTENTION[size]
         ),
         *(
             attention_case(
-                "attention_residual_layer_norm", attention_residual_layer_norm, b, h, 1, d, HALF, device, keys
+                "attention_residual_layer_norm", composed.attention_residual_layer_norm, b, h, 1, d, HALF, device, keys
             )
             for b, h, d, keys in DECODE.get(size, [])
         ),
-        *(attention_case("attention_block", attention_block, *case, device) for case in BLOCK[size]),
+        *(attention_case("attention_block", composed.attention_block, *case, device) for case in BLOCK[size]),
         *(
-            attention_case("attention_block", attention_block, b, h, 1, d, HALF, device, keys)
+            attention_case("attention_block", composed.attention_block, b, h, 1, d, HALF, device, keys)
             for b, h, d, keys in DECODE.get(size, [])
         ),
         *linear_cases(size, device),

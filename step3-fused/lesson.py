@@ -279,7 +279,9 @@ assert math.isclose(pass_over_product(768, 2), 16 * pass_over_product(12288, 2))
 # while an epilogue computes, the tensor cores must have something else to do, or it costs what it saves. The kernels:
 
 # %%
-if built:
+if built and steps.is_built(steps.find("step2")):
+    import step2_attention
+
     x, weight, bias = torch.randn(70, 96).bfloat16(), torch.randn(96, 136).bfloat16(), torch.randn(136).bfloat16()
     h = x.double() @ weight.double() + bias.double()
     exact = F.gelu(h, approximate="tanh")
@@ -426,23 +428,23 @@ axis.set(xlabel="sum in a random order, less the exact one", ylabel="orders")
 show("orders")
 
 # %% [markdown]
-# The rungs of `linear` on a product that no tile divides. All add up in float32 and round once, so all are as exact as
-# bfloat16 is, and each gives the same bits twice:
+# The rungs of step 2's `linear` on a product that no tile divides. All add up in float32 and round once, so all are as
+# exact as bfloat16 is, and each gives the same bits twice:
 
 # %%
 if built:
     x, weight, bias = torch.randn(70, 96).bfloat16(), torch.randn(96, 136).bfloat16(), torch.randn(136).bfloat16()
     exact = x.double() @ weight.double() + bias.double()
     rounding = (exact.bfloat16().double() - exact).abs().max().item()
-    for rung in step3_fused.rungs("linear"):
+    for rung in step2_attention.rungs("linear"):
         if rung in ("v11_gemv", "v12_cublaslt"):
             continue  # for four rows at most; NVIDIA's library, on a GPU
-        y, again = (step3_fused.linear(x, weight, bias, rung=rung) for _ in range(2))
+        y, again = (step2_attention.linear(x, weight, bias, rung=rung) for _ in range(2))
         error = (y.double() - exact).abs().max().item()
         print(f"{rung:14} off by {error:.3f}, of which rounding {rounding:.3f}; same bits: {torch.equal(y, again)}")
         assert error < 1.1 * rounding
         assert torch.equal(y, again)
-    print(step3_fused.launch_counts())
+    print(step2_attention.launch_counts())
 
 # %% [markdown]
 # ## Next

@@ -63,17 +63,6 @@ TORCH_LIBRARY(step3_fused, m) {
       "Tensor(b!) sum, Tensor(c!) attended, Tensor(d!) lse, Tensor(e!) mean, Tensor(f!) rstd) -> "
       "(Tensor(a!), Tensor(b!), Tensor(c!), Tensor(d!), Tensor(e!), Tensor(f!))");
   m.def("draw_rng_state(Tensor x, *, bool on_device) -> Tensor", {at::Tag::nondeterministic_seeded});
-  m.def("linear(Tensor x, Tensor weight, Tensor? bias=None, *, bool transposed=False, str rung=\"auto\") -> Tensor");
-  m.def(
-      "linear.out(Tensor x, Tensor weight, Tensor? bias=None, *, bool transposed=False, str rung=\"auto\", "
-      "Tensor(a!) y) -> Tensor(a!)");
-  m.def(
-      "linear_backward(Tensor grad, Tensor x, Tensor weight, *, bool transposed=False, str rung=\"auto\") -> "
-      "(Tensor, Tensor, Tensor)");
-  m.def(
-      "linear_backward.out(Tensor grad, Tensor x, Tensor weight, *, bool transposed=False, str rung=\"auto\", "
-      "Tensor(a!) grad_x, Tensor(b!) grad_weight, Tensor(c!) grad_bias) -> (Tensor(a!), Tensor(b!), "
-      "Tensor(c!))");
   m.def(
       "linear_gelu(Tensor x, Tensor weight, Tensor? bias=None, *, bool transposed=False, str "
       "approximate=\"tanh\", bool keep=True, str rung=\"auto\") -> (Tensor, Tensor)");
@@ -144,10 +133,6 @@ void register_all(torch::Library& m) {
   m.impl("attention_block", kf::step3::attention_block);
   m.impl("attention_block.out", kf::step3::attention_block_out);
   m.impl("draw_rng_state", kf::draw_rng_state);
-  m.impl("linear", kf::step3::linear);
-  m.impl("linear.out", kf::step3::linear_out);
-  m.impl("linear_backward", kf::step3::linear_backward);
-  m.impl("linear_backward.out", kf::step3::linear_backward_out);
   m.impl("linear_gelu", kf::step3::linear_gelu);
   m.impl("linear_gelu.out", kf::step3::linear_gelu_out);
   m.impl("linear_gelu_backward", kf::step3::linear_gelu_backward);
@@ -177,7 +162,6 @@ void register_autocast(torch::Library& m) {
   m.impl("residual_layer_norm", kf::step3::residual_layer_norm_autocast);
   m.impl("attention_residual_layer_norm", kf::step3::attention_residual_layer_norm_autocast);
   m.impl("attention_block", kf::step3::attention_block_autocast);
-  m.impl("linear", kf::step3::linear_autocast);
   m.impl("linear_gelu", kf::step3::linear_gelu_autocast);
   m.impl("gelu_linear", kf::step3::gelu_linear_autocast);
   m.impl("layer_norm_linear", kf::step3::layer_norm_linear_autocast);

@@ -10,7 +10,7 @@ from setuptools import setup
 
 from kernel_fusion.build import Borrowed, StepExtension, build_ext  # not installed? pip install -e ..
 
-ATTENTION = Borrowed("../step2-attention/kernels/attention", ["../step2-attention/include", "../step1-simple/include"])
+STEP2 = ["../step2-attention/include", "../step1-simple/include"]
 
 setup(
     name="step3_fused",
@@ -20,14 +20,8 @@ setup(
             "step3_fused._C",
             host=["fused_host.cpp", "pybind.cpp", *sorted(glob("host/*.cpp")), *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
-            borrowed=[ATTENTION],
-            include_dirs=[
-                ".",
-                "include",
-                "../step1-simple/include",
-                "../step2-attention/include",
-                "../step2-attention/kernels",
-            ],
+            borrowed=[Borrowed(f"../step2-attention/kernels/{op}", STEP2) for op in ("linear", "attention")],
+            include_dirs=[".", "include", "../step2-attention/kernels", *STEP2],
             cxx_flags=["-O3"],
             nvcc_flags=["-O3", "-lineinfo"],
         )

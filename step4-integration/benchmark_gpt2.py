@@ -22,7 +22,7 @@ from rich.table import Table
 from torch.nn import functional as F
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 
-from kernel_fusion.bench import benchmarks  # not installed? pip install -e ..
+from kernel_fusion.bench import benchmarks, measuring, results_file  # not installed? pip install -e ..
 from kernel_fusion.console import make_console, milliseconds
 
 WAYS = ("separate", "fused")
@@ -185,7 +185,7 @@ def main() -> None:
     rows = []
     for what in CASES[size]:
         case = case_of(*what, device)
-        found = [m.row for m in benchmarks.run_case(None, case, device, rungs=list(WAYS), ceilings=ceilings)]
+        found = [m.row for m in measuring.run_case(None, case, device, rungs=list(WAYS), ceilings=ceilings)]
         console.print(table_of(case, found))
         rows += found
         del case
@@ -194,10 +194,10 @@ def main() -> None:
             torch.cuda.empty_cache()
     path = options.output
     if path is None and device.type == "cuda" and size == "full":
-        slug = benchmarks.gpu_slug(torch.cuda.get_device_name(device))
+        slug = results_file.gpu_slug(torch.cuda.get_device_name(device))
         path = pathlib.Path(__file__).parent / "results" / f"{slug}-gpt2.json"
     if path:
-        benchmarks.write_results(path, rows, ceilings.as_json(), device)
+        results_file.write(path, rows, ceilings.as_json(), device)
         console.print(f"written: {path}", soft_wrap=True)
     sys.exit(1 if any(not row["correct"] for row in rows if row["kind"] == "rung") else 0)
 

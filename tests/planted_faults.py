@@ -7,62 +7,62 @@
     python tests/planted_faults.py --all           # those in host files and plain C++ too, which compile longer
     python tests/planted_faults.py --tenth 1       # the first, eleventh … of them; also 2 to 10
     python tests/planted_faults.py --only NAME     # one of them, or several, with what pytest says
-    python tests/planted_faults.py --write         # writes the table into README.md beside this file
+    python tests/planted_faults.py --list WORD     # prints those whose row in the table has WORD; without it, all
 
 A fault is a few words of a file, and other words in their place (faults/). It is planted in a copy of the tree that has
 the steps' libraries; where the file is compiled, the objects made of it are compiled anew and linked with the others
 into the copy's library. Then the test runs there. It must fail, and it must pass in a copy without any fault.
 """
 
-from __future__ import annotations
-
-import argparse
-import concurrent.futures
-import functools
-import json
-import multiprocessing
-import os
-import re
-import resource
-import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
-import time
-from pathlib import Path
 
+import faults.attention
 import faults.backward
+import faults.checkpoints
 import faults.cluster
 import faults.contract
 import faults.dataflow
 import faults.decode
 import faults.dropout
 import faults.fused_training
+import faults.generation
+import faults.gradients
+import faults.hf_patch
 import faults.host
 import faults.kernels
 import faults.kinds
 import faults.linear
+import faults.measuring
+import faults.merges
 import faults.model
 import faults.plain
 import faults.python
+import faults.reads
+import faults.rings
+import faults.softmax
+import faults.training
 
-from kernel_fusion.checks.faults import Failure, Fault, planted
+from kernel_fusion.checks import by_pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "tests/README.md"
-BEGIN, END = "<!-- planted faults -->", "<!-- /planted faults -->"
 LAYERS = {
     "Python": [
         *faults.python.FAULTS,
+        *faults.gradients.FAULTS,
+        *faults.measuring.FAULTS,
         *faults.backward.PYTHON_FAULTS,
         *faults.dropout.PYTHON_FAULTS,
         *faults.linear.PYTHON_FAULTS,
         *faults.fused_training.PYTHON_FAULTS,
-        *faults.kinds.GRADIENTS,
+        *faults.gradients.OUTPUTS_ALONE,
         *faults.kinds.EMULATION,
     ],
-    "model and training": faults.model.FAULTS,
+    "model and training": [
+        *faults.model.FAULTS,
+        *faults.checkpoints.FAULTS,
+        *faults.generation.FAULTS,
+        *faults.training.FAULTS,
+        *faults.hf_patch.FAULTS,
+    ],
     "the checks themselves: they no longer see": faults.contract.FAULTS,
     "host": [
         *faults.host.FAULTS,
@@ -80,11 +80,13 @@ LAYERS = {
         *faults.dropout.PLAIN_FAULTS,
         *faults.linear.PLAIN_FAULTS,
         *faults.fused_training.PLAIN_FAULTS,
-        *faults.kinds.PLAIN_READS,
-        *faults.kinds.PLAIN_ROUNDS,
+        *faults.reads.PLAIN_READS,
+        *faults.rings.PLAIN_ROUNDS,
     ],
     "kernels and their headers": [
         *faults.kernels.FAULTS,
+        *faults.attention.FAULTS,
+        *faults.softmax.FAULTS,
         *faults.backward.FAULTS,
         *faults.backward.FIVE_PRODUCTS,
         *faults.decode.FAULTS,
@@ -94,299 +96,15 @@ LAYERS = {
         *faults.dataflow.FAULTS,
         *faults.cluster.FAULTS,
         *faults.fused_training.FAULTS,
-        *faults.kinds.READS,
-        *faults.kinds.RINGS,
-        *faults.kinds.ROUNDS,
-        *faults.kinds.MERGES,
+        *faults.reads.READS,
+        *faults.rings.RINGS,
+        *faults.rings.ROUNDS,
+        *faults.merges.MERGES,
     ],
     "launches, on a GPU alone": faults.kinds.LAUNCHES,
 }
 FAULTS = [fault for layer in LAYERS.values() for fault in layer]
-SLOW = {fault.name for layer in ("host", "plain C++") for fault in LAYERS[layer]}  # to compile: up to half a minute
-NEED_GPU = {fault.name for fault in faults.kinds.LAUNCHES}
-SECONDS = 600  # for one test: only against a fault that makes it hang
-PRELOADED = ["torch", "torch._dynamo", "pytest", "transformers.models.gpt2.modeling_gpt2", "rich.console"]
-
-
-# ---- a copy of the tree ----
-
-
-def copy_of_tree(to: Path) -> None:
-    """All of the repository but what is hidden, built or installed; of what is built, the steps' libraries."""
-
-    def left_out(folder: str, names: list[str]) -> set[str]:
-        half_written = re.compile(r"\.pyc\.\d+$")  # by another process: gone before it is copied
-        return {name for name in names if name.startswith(".") or name in ("build", "out") or half_written.search(name)}
-
-    shutil.copytree(ROOT, to, ignore=left_out, symlinks=True)
-
-
-def is_compiled(fault: Fault) -> bool:
-    return not fault.file.endswith(".py")
-
-
-# ---- a test in a copy: in a process forked from one that has imported torch, which saves seconds for each ----
-
-
-def run_pytest(tree: Path, tests: list[str], log: Path) -> None:
-    """Ends the process with pytest's exit code; all that is printed goes into `log`."""
-    with log.open("wb") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    os.chdir(tree)
-    # Of this repository's own modules none may stand for the copy's.
-    sys.path[:] = [entry for entry in sys.path if not entry.startswith(str(ROOT / "tests"))]
-    for name in [name for name in sys.modules if name.split(".")[0] in ("kernel_fusion", "faults")]:
-        del sys.modules[name]
-    import pytest
-
-    # It runs hundreds of times: asserts are not rewritten, and no garbage is collected at the end.
-    quick = ["--assert=plain", "-p", "no:unraisableexception", "-p", "no:cacheprovider"]
-    sys.exit(int(pytest.main(["-q", "-x", "--tb=short", *quick, *tests])))
-
-
-def outcome(context, tree: Path, tests: list[str]) -> tuple[int, str]:
-    """pytest's exit code for `tests` in `tree`, and what it printed."""
-    log = tree.with_suffix(".log")
-    process = context.Process(target=run_pytest, args=(tree, tests, log))
-    process.start()
-    process.join(SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        raise Failure(f"{', '.join(tests)} in {tree} did not end within {SECONDS} s")
-    return process.exitcode, log.read_text(errors="replace")
-
-
-# ---- a library with the fault ----
-
-
-def output_of(command: list[str], cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, text=True, errors="replace", capture_output=True)
-    if done.returncode != 0:
-        raise Failure(f"{shlex.join(command)}\nended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
-    return done.stdout
-
-
-class Library:
-    """A step's library as its setup.py built it: the commands, and which object is made of which files."""
-
-    def __init__(self, step: str):
-        self.step = ROOT / step
-        output_of([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], self.step)
-        (ninja_file,) = ROOT.glob(f"build/temp.*/{step}.ninja")
-        (self.place,) = self.step.glob("*/_C*.so")
-        self.build = ninja_file.parent
-        ninja = [str(Path(sys.executable).with_name("ninja")), "-f", str(ninja_file), "-t"]
-        self.commands = json.loads(output_of([*ninja, "compdb"], self.build))
-        self.made_of: dict[str, set[str]] = {}
-        for paragraph in output_of([*ninja, "deps"], self.build).strip().split("\n\n"):
-            head, *files = paragraph.splitlines()
-            self.made_of[head.split(": ")[0]] = {str(Path(self.build, file.strip()).resolve()) for file in files}
-
-    def rebuild(self, file: str, tree: Path, tests: list[str]) -> None:
-        """Links the library anew in `tree`, with the objects that are made of `file` compiled from there.
-
-        Where all `tests` name a rung, other rungs stay as they are: a header of a whole ladder is compiled once, not
-        for each of its files.
-        """
-        named = [re.search(r"\[.*\b(v\d+_\w+|pieces\b)", test) for test in tests]
-        tested = {match[1] for match in named} if all(named) else None
-        compiled = []
-        *compilations, link = self.commands  # in the order in which ninja would do them
-        for command_of in compilations:
-            made_of = self.made_of.get(command_of["output"], set()) | {str(Path(command_of["file"]).resolve())}
-            rung = re.fullmatch(r"(v\d+_\w+|pieces)\.cu", Path(command_of["file"]).name)
-            if str(ROOT / file) not in made_of or (tested and rung and rung[1] not in tested):
-                continue
-            Path(moved(command_of["output"], tree)).parent.mkdir(parents=True, exist_ok=True)
-            # -w: a fault may leave a variable unused.
-            output_of(["sh", "-c", moved(command_of["command"], tree) + " -w"], self.build)
-            compiled.append(command_of["output"])
-        if not compiled:
-            raise Failure(f"nothing of {self.step.name} is made of {file}")
-        place = tree / self.place.relative_to(ROOT)
-        command = link["command"].replace(link["output"], f"{place}.new")
-        for output in compiled:
-            command = command.replace(f" {output} ", " ")
-        # First, so that of a header's functions that several objects hold the linker takes those with the fault.
-        objects = " ".join(moved(output, tree) for output in compiled)
-        command = re.sub(r" (?=\S+\.o )", f" {objects} ", command, count=1)
-        output_of(["sh", "-c", f"{command} && mv {place}.new {place}"], self.build)
-
-
-def moved(text: str, tree: Path) -> str:
-    """`text` with the repository's paths in `tree`, but for what is hidden, as .venv is, and precompiled headers."""
-    return re.sub(re.escape(str(ROOT)) + r"(?=/[^.])(?!\S*/precompiled/)", str(tree), text)
-
-
-# ---- all of them ----
-
-
-class Planting:
-    """What the workers share: where copies lie, the steps' libraries, and the process that tests are forked from."""
-
-    def __init__(self, folder: Path, faults: list[Fault], jobs: int):
-        self.folder, self.clean = folder, folder / "clean"
-        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(PRELOADED)
-        steps = {fault.test.split("/")[0] for fault in faults if is_compiled(fault)}
-        self.libraries = {step: Library(step) for step in sorted(steps)}
-        copy_of_tree(self.clean)
-
-    def check_clean(self, tests: list[str]) -> str:
-        """All `tests` of one file must pass without a fault. Returns what pytest printed."""
-        tree = self.folder / f"clean-{abs(hash(tuple(tests)))}"
-        shutil.copytree(self.clean, tree)
-        code, printed = self.run(tree, sorted(set(tests)))
-        if code != 0:
-            raise Failure(f"without a fault pytest ended with {code}:\n{printed[-6000:]}")
-        return printed
-
-    def check(self, fault: Fault) -> tuple[bool, str]:
-        """Whether each of the fault's tests fails with it, and what pytest printed."""
-        tree = self.folder / fault.name
-        shutil.copytree(self.clean, tree)
-        path = tree / fault.file
-        path.write_text(planted(fault, path.read_text(encoding="utf-8")), encoding="utf-8")
-        if is_compiled(fault):
-            self.libraries[fault.test.split("/")[0]].rebuild(fault.file, tree, fault.tests)
-        caught, all_printed = True, ""
-        for test in fault.tests:
-            code, printed = self.run(tree, [test])
-            crashed = is_compiled(fault) and code < 0  # by a signal: seen too
-            if code not in (0, 1) and not crashed:  # 1: tests failed; anything else is no answer
-                raise Failure(f"{fault.name}: pytest ended with {code}:\n{printed[-6000:]}")
-            caught = caught and code != 0
-            all_printed += printed
-        shutil.rmtree(tree)
-        return caught, all_printed
-
-    def run(self, tree: Path, tests: list[str]) -> tuple[int, str]:
-        return outcome(self.context, tree, tests)
-
-
-def plant(faults: list[Fault], jobs: int, show: bool) -> list[str]:
-    """Plants each of `faults`. Returns what is wrong: the names of those that survived, and why others say nothing."""
-    wrong = []
-    files: dict[str, list[str]] = {}
-    for fault in faults:
-        for test in fault.tests:
-            files.setdefault(test.split("::")[0], []).append(test)
-    with tempfile.TemporaryDirectory(prefix="planted-") as temporary:
-        planting = Planting(Path(temporary), faults, jobs)
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            work = {pool.submit(planting.check_clean, tests): None for tests in files.values()}
-            # Compiled ones first: they take longest.
-            work |= {
-                pool.submit(planting.check, fault): fault for fault in sorted(faults, key=is_compiled, reverse=True)
-            }
-            try:
-                for future in concurrent.futures.as_completed(work):
-                    fault = work[future]
-                    try:
-                        result = future.result()
-                    except Failure as failure:
-                        print(failure, flush=True)
-                        wrong.append(str(failure))
-                        continue
-                    if fault is None:
-                        continue
-                    caught, printed = result
-                    if not caught:
-                        wrong.append(fault.name)
-                    if show:
-                        print(printed)
-                    print(f"{'caught  ' if caught else 'SURVIVED'} {fault.name}", flush=True)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-    return wrong
-
-
-def table() -> str:
-    """README's tables, one for each layer."""
-    parts = []
-    for layer, planted_here in LAYERS.items():
-        kinds: dict[str, list[Fault]] = {}
-        for fault in planted_here:
-            kinds.setdefault(fault.what, []).append(fault)
-        rows = [f"| {what} | {files_of(places)} | {caught_by(places)} |" for what, places in kinds.items()]
-        parts.append("\n".join([f"### {layer[0].upper()}{layer[1:]}: {len(planted_here)}", "", HEAD, *rows]))
-    return "\n\n".join(parts)
-
-
-HEAD = "| Fault | File | Caught by |\n|---|---|---|"
-
-
-def link(file: str, parts: int = 1) -> str:
-    return f"[{'/'.join(Path(file).parts[-parts:])}](../{file})"
-
-
-def files_of(places: list[Fault]) -> str:
-    """Links to the files; where there are several, with the folders' names, which are the ops'."""
-    files = dict.fromkeys(fault.file for fault in places)
-    return ", ".join(link(file, 1 if len(files) == 1 else 2) for file in files)
-
-
-def caught_by(places: list[Fault]) -> str:
-    tests = [test.split("[")[0].split("::")[:2] for fault in places for test in fault.tests]
-    return ", ".join(f"`{name}` in {link(file)}" for file, name in dict.fromkeys(map(tuple, tests)))
-
-
-def with_table(text: str) -> str:
-    """README's text with the table as it is now."""
-    begin, end = text.find(BEGIN), text.find(END)
-    if begin < 0 or end < begin:
-        raise Failure(f"{README} lacks the lines {BEGIN} and {END}")
-    return f"{text[: begin + len(BEGIN)]}\n\n{table()}\n\n{text[end:]}"
-
-
-@functools.cache
-def has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="those in host files and plain C++ too")
-    names = [fault.name for fault in FAULTS]
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=names, help="these alone, with what pytest says")
-    parser.add_argument("--tenth", type=int, choices=range(1, 11), help="every tenth of them, beginning with this one")
-    parser.add_argument("--write", action="store_true", help="write the table into README.md, and plant nothing")
-    parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time; default: %(default)s"
-    )
-    options = parser.parse_args()
-    begun = time.monotonic()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # of programs that a fault ends
-    if options.only:
-        faults = [fault for fault in FAULTS if fault.name in options.only]
-    else:
-        faults = [fault for fault in FAULTS if options.all or fault.name not in SLOW]
-        faults = faults[options.tenth - 1 :: 10] if options.tenth else faults
-        faults = [fault for fault in faults if has_gpu() or fault.name not in NEED_GPU]
-    try:
-        text = README.read_text(encoding="utf-8")
-        if options.write:
-            README.write_text(with_table(text), encoding="utf-8")
-            return 0
-        if any(fault.name in NEED_GPU for fault in faults) and not has_gpu():
-            raise Failure("a fault of launches shows on a GPU alone, and there is none")
-        if text != with_table(text):
-            raise Failure(f"the table in {README} is out of date; --write writes it")
-        wrong = plant(faults, options.jobs, show=options.only is not None)
-    except Failure as failure:
-        print(failure, file=sys.stderr)
-        return 1
-    print(f"{len(faults)} faults, {len(faults) - len(wrong)} caught, {time.monotonic() - begun:.0f} s")
-    for line in wrong:
-        print(line.splitlines()[0], file=sys.stderr)
-    return 1 if wrong else 0
-
 
 if __name__ == "__main__":
-    sys.exit(main())
+    slow, need_gpu = ("host", "plain C++"), ("launches, on a GPU alone",)
+    sys.exit(by_pytest.main(__doc__, LAYERS, slow, need_gpu))

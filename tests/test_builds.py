@@ -9,9 +9,9 @@ import sys
 import time
 
 import pytest
-from repository import ROOT, run
 
 from kernel_fusion import steps
+from kernel_fusion.checks.repository import ROOT, run
 
 IGNORED = shutil.ignore_patterns("build", "__pycache__", "*.so", "*.egg-info")
 BUILD = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")

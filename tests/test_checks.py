@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from repository import ROOT, fences, run
+
+from kernel_fusion.checks.repository import ROOT, run
+from kernel_fusion.checks.text import fences, is_quoted
 
 TEXT = "int f() {\n  if (x) {\n    y();\n#pragma unroll\n    z();\n  }\n}\n"
 
@@ -21,9 +23,7 @@ TEXT = "int f() {\n  if (x) {\n    y();\n#pragma unroll\n    z();\n  }\n}\n"
     ],
 )
 def test_changed_snippet_is_found(quoted, stands):
-    from test_text import stands_in
-
-    assert stands_in(quoted, TEXT) == stands
+    assert is_quoted(quoted, TEXT) == stands
 
 
 def test_fences_are_read_with_their_tags(tmp_path):

@@ -7,7 +7,8 @@ import subprocess
 import time
 
 import pytest
-from repository import ROOT
+
+from kernel_fusion.checks.repository import ROOT
 
 STEPS = """\
 quick() { true; }

@@ -2,7 +2,7 @@
 
 import re
 
-from repository import ROOT, pytest
+from kernel_fusion.checks.repository import ROOT, pytest
 
 
 def collected(*arguments: str) -> list[str]:
@@ -62,7 +62,8 @@ def test_a_sample_is_at_most_so_many_of_a_file():
 
 
 def test_cases_that_a_condition_leaves_out_are_not_collected():
-    tests = collected("step2-attention/test_attention.py::test_gradient_of_attention")  # float64, 3 columns
+    file = "step2-attention/tests/test_attention_autograd.py"
+    tests = collected(f"{file}::test_gradient_of_attention")  # float64, 3 columns
     assert any("v1_naive" in test for test in tests)
     assert not any("v2_tiled" in test or "v3_mma" in test for test in tests)
 

@@ -1,7 +1,6 @@
 """docs/debugging.md: each of its programs has a fault that its tool reports, and none once it is mended."""
 
 import functools
-import os
 import re
 import shutil
 import subprocess
@@ -10,11 +9,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from repository import ROOT, Fence, commands_folder, fences
-from test_readme_commands import absent
 
-from kernel_fusion.bench import gpu_check, profile
-from kernel_fusion.console import UserError, child_environment
+from kernel_fusion.bench import counters, gpu_check, profile
+from kernel_fusion.checks.commands import absent, environment, line_of, pasted, stands_in
+from kernel_fusion.checks.repository import ROOT
+from kernel_fusion.checks.structure import stands_alone
+from kernel_fusion.checks.text import Fence, fences
+from kernel_fusion.console import UserError
 from kernel_fusion.testing import without_progress
 
 PAGE = ROOT / "docs" / "debugging.md"
@@ -75,11 +76,6 @@ RIGHT = {
 }
 
 
-def environment(**more: str) -> dict[str, str]:
-    """For a command in the usual order of threads."""
-    return {name: value for name, value in child_environment(**more).items() if name != "KF_SIMT_SCHEDULE"}
-
-
 def emulated(name: str, *options: str, mended: bool = False) -> subprocess.CompletedProcess:
     """The program on the CPU, by the command."""
     command = [sys.executable, "-m", "kernel_fusion", "simt", *options, *(["--compiler-flags=-DMENDED"] * mended)]
@@ -123,7 +119,7 @@ def test_a_program_is_short_and_stands_in_the_pages_table(path):
     assert len(text.splitlines()) <= LONGEST
     assert "MENDED\n" in text
     assert f"docs/examples/{path.name}" in text.split("#include")[0]
-    assert [name for name in re.findall(r"#include [<\"](.+?)[>\"]", text) if "/" in name] == []
+    assert stands_alone(path)
     table = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     assert f"[{path.name}](examples/{path.name})" in "\n".join(table)
     assert path.stem in RIGHT
@@ -140,45 +136,6 @@ def pairs() -> list[tuple[Fence, Fence]]:
 
 def on_a_gpu(fence: Fence) -> bool:
     return fence.language == "sh" or "gpu" in fence.tags
-
-
-def line_of(pair: tuple[Fence, Fence]) -> str:
-    return f"line {pair[0].line}"
-
-
-def comparable(text: str) -> list[str]:
-    """Its lines without addresses, processes and folders; NaN without a sign; as newer compilers say it."""
-    text = re.sub(r"0x[0-9a-f]+", "0x…", text.replace(f"{ROOT}/", ""))
-    text = text.replace("-nan", "nan").replace(" to the right of ", " after ")
-    return [line.rstrip() for line in text.splitlines() if line.strip()]
-
-
-def stands_in(shown: str, said: str) -> str | None:
-    """The first line of `shown` that does not stand in `said` after the lines before it. … is anything."""
-    rest = iter(comparable(said))
-    for line in comparable(shown):
-        if line == "…":
-            continue
-        pattern = re.compile(".*".join(map(re.escape, line.split("…"))))
-        if not any(pattern.fullmatch(other) for other in rest):
-            return line
-    return None
-
-
-def pasted(folder, *texts: str) -> str:
-    """What these commands print, in one shell at the root."""
-    path = os.pathsep.join([str(commands_folder(folder)), os.environ["PATH"]])
-    command = ["bash", "-c", "\n".join(texts)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(PATH=path, COLUMNS="120"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return done.stdout
 
 
 @pytest.mark.parametrize("pair", [pair for pair in pairs() if not on_a_gpu(pair[0])], ids=line_of)
@@ -305,7 +262,7 @@ def counted(program: str, metric: str) -> list[float]:
         profile.check_allowed(said)
     except UserError as error:
         pytest.skip(str(error).splitlines()[0])
-    return [profile.number(text) for text in re.findall(rf"{re.escape(metric)} .* ([\d.,]+)\n", said)]
+    return [counters.number(text) for text in re.findall(rf"{re.escape(metric)} .* ([\d.,]+)\n", said)]
 
 
 @needs_gpu

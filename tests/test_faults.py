@@ -1,17 +1,16 @@
-"""The lists of planted faults fit the sources, the tests and the table; planted_faults.py notices what survives."""
+"""The lists of planted faults fit the sources and the tests; planted_faults.py notices what survives."""
 
 import collections
 import dataclasses
 import subprocess
 import sys
 
-import planted_faults
 import pytest
-import repository
 from planted_faults import FAULTS, LAYERS
-from repository import ROOT
 
+from kernel_fusion.checks import by_pytest, repository
 from kernel_fusion.checks.faults import Failure, Fault, planted
+from kernel_fusion.checks.repository import ROOT
 
 
 def test_each_fault_fits_its_source():
@@ -43,11 +42,13 @@ def test_all_layers_have_faults():
     assert {fault.file.split("/")[0] for fault in FAULTS} >= {path.name for path in ROOT.glob("step*-*")}
 
 
-def test_the_table_is_up_to_date():
-    text = planted_faults.README.read_text(encoding="utf-8")
-    assert text == planted_faults.with_table(text)
-    for fault in FAULTS:
-        assert fault.what in text
+def test_the_list_has_a_row_for_each_or_for_those_with_a_word():
+    assert by_pytest.table(LAYERS).count("\n| ") == len(FAULTS) + len(LAYERS)  # each layer has a row of headings
+    first = FAULTS[0]
+    title, _, headings, _, *rows = by_pytest.table(LAYERS, first.name).splitlines()
+    assert (title, headings) == (f"### Python: {len(rows)}", "| Name | Fault | File | Caught by |")
+    assert f"| {first.name} | {first.what} | {first.file} | {first.test} |" in rows
+    assert all(first.name in row for row in rows)
 
 
 PROGRAM = "def double(x):\n    return 2 * x\n"
@@ -69,13 +70,13 @@ def small(tmp_path, monkeypatch):
     """A repository of one file and one file of tests; returns a function that plants faults in it."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "test_program.py").write_text(TESTS)
-    monkeypatch.setattr(planted_faults, "ROOT", tmp_path)
-    monkeypatch.setattr(planted_faults, "PRELOADED", ["pytest"])
+    monkeypatch.setattr(by_pytest, "ROOT", tmp_path)
+    monkeypatch.setattr(by_pytest, "PRELOADED", ["pytest"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so that what is set for the tests' processes is taken back
 
     def plant(new: str, test: str = "test_of_three") -> list[str]:
         fault = Fault("a-fault", "wrong", "program.py", "2 * x", new, f"test_program.py::{test}")
-        return planted_faults.plant([fault], jobs=2, show=False)
+        return by_pytest.plant([fault], jobs=2, show=False)
 
     return plant
 

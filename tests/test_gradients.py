@@ -69,6 +69,7 @@ def mlp(residual):
 CASES = {
     "step1_simple.bias_gelu_backward": lambda: [((*rows(2), *vectors(1)), {})],
     "step1_simple.bias_dropout_residual_backward": lambda: [((*rows(1), p, RNG_STATE), {}) for p in (0.0, 0.4)],
+    "step2_attention.linear_backward": lambda: [(of_product(), {})],
     "step2_attention.attention": lambda: [
         (attention(), {}),
         (with_key_bounds(attention()), {"causal": True}),
@@ -100,7 +101,6 @@ CASES = {
             {"dropout_p": 0.4, "attention_dropout_p": 0.4},
         ),
     ],
-    "step3_fused.linear_backward": lambda: [(of_product(), {})],
     "step3_fused.linear_gelu": lambda: [((*of_product()[1:], *vectors(1, 5)), {})],
     "step3_fused.linear_gelu_backward": lambda: [(of_product(randn(3, 5, seed=43)), {})],
     "step3_fused.gelu_linear_backward": lambda: [(of_product(), {"approximate": "none"})],

@@ -6,7 +6,8 @@ import shutil
 import subprocess
 
 import pytest
-from repository import ROOT, run
+
+from kernel_fusion.checks.repository import ROOT, run
 
 
 @pytest.fixture

@@ -6,10 +6,12 @@ import re
 import subprocess
 
 import pytest
-from repository import ROOT, fences, relative
-from test_debugging import line_of, pasted, stands_in
 
 from emulator import programs
+from kernel_fusion.checks.commands import line_of, pasted, stands_in
+from kernel_fusion.checks.repository import ROOT, relative
+from kernel_fusion.checks.structure import stands_alone
+from kernel_fusion.checks.text import fences
 
 # What is replaced in a kernel so that one result in the middle becomes NaN, and what the program must say then.
 PLANTED = {
@@ -88,7 +90,7 @@ def test_the_page_on_one_launch_shows_what_is_printed(pair, tmp_path):
 def test_the_time_line_is_short_and_stands_alone():
     text = TIMELINE.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
-    assert [name for name in re.findall(r"#include [<\"](.+?)[>\"]", text) if "/" in name] == []
+    assert stands_alone(TIMELINE)
     assert len(shown()) == 4
 
 

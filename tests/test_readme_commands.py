@@ -7,19 +7,18 @@ these). Test scripts run a sample of their tests, since the whole of them runs b
 little: nobody looks at their figures.
 """
 
-import functools
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 
 import pytest
-from repository import ROOT, Fence, commands_folder, fences, files, relative
 
 from kernel_fusion import steps
+from kernel_fusion.checks.commands import absent, commands_folder
+from kernel_fusion.checks.repository import ROOT, files, relative
+from kernel_fusion.checks.text import Fence, fences
 
 TAGS = {"gpu", "sanitizer", "gdb", "cmake", "network", "long"}
 # How to get what blocks need that a user may add.
@@ -29,7 +28,6 @@ TO_GET = {
     "pip install cmake ninja, and KF_GTEST_SOURCE=<folder of GoogleTest's source>",
 }
 HANGS_S = 3600  # no document takes a tenth of it
-AS_ACTIVATED = os.pathsep.join([str(pathlib.Path(sys.prefix, "bin")), os.environ["PATH"]])  # pip's ninja and cmake, too
 ACTIVATE = ROOT / ".venv" / "bin" / "activate"
 
 
@@ -39,27 +37,6 @@ def blocks(document: pathlib.Path) -> list[Fence]:
 
 
 DOCUMENTS = [path for path in files(".md") if blocks(path)]
-
-
-@functools.cache
-def has_googletest() -> bool:
-    """Whether CMake finds GoogleTest, or is told where its source is."""
-    if os.environ.get("KF_GTEST_SOURCE"):
-        return True
-    script = "find_package(GTest QUIET)\nif(NOT GTest_FOUND)\n  message(FATAL_ERROR none)\nendif()\n"
-    with tempfile.TemporaryDirectory() as folder:
-        project = f"cmake_minimum_required(VERSION 3.21)\nproject(look LANGUAGES CXX)\n{script}"
-        pathlib.Path(folder, "CMakeLists.txt").write_text(project)
-        look = ["cmake", "-G", "Ninja", "-S", folder, "-B", f"{folder}/build"]
-        return subprocess.run(look, env={**os.environ, "PATH": AS_ACTIVATED}, capture_output=True).returncode == 0
-
-
-def absent() -> set[str]:
-    """The tags whose fences cannot run here."""
-    needs = {"gpu": ("nvidia-smi", "nvcc"), "sanitizer": ("compute-sanitizer",), "gdb": ("gdb",)}
-    needs["cmake"] = ("cmake", "ninja")
-    tags = {tag for tag, names in needs.items() if not all(shutil.which(name, path=AS_ACTIVATED) for name in names)}
-    return tags if "cmake" in tags or has_googletest() else {*tags, "cmake"}
 
 
 def paste(document: pathlib.Path, folder: pathlib.Path) -> tuple[int, str, str]:

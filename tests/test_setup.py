@@ -9,7 +9,8 @@ import sysconfig
 import types
 
 import pytest
-from repository import ROOT, STEPS, relative, run
+
+from kernel_fusion.checks.repository import ROOT, STEPS, relative, run
 
 
 def load(name):

@@ -2,12 +2,12 @@
 
 import json
 import os
-import pathlib
 import re
-import textwrap
 
 import pytest
-from repository import ROOT, STEPS, Fence, fences, files, relative, without_fences
+
+from kernel_fusion.checks.repository import ROOT, STEPS, files, relative
+from kernel_fusion.checks.text import anchors, fences, is_quoted, steps_pages, without_fences, words_around
 
 MARKDOWN = files(".md")
 NAMES = {path.name for path in files("")}
@@ -30,18 +30,9 @@ def test_quoted_code_equals_its_source(markdown):
         source = (markdown.parent / marker.group(1)).resolve()
         if not source.exists():
             wrong.append(f"line {fence.line}: no file {marker.group(1)}")
-        elif not stands_in(fence.text, source.read_text(encoding="utf-8")):
+        elif not is_quoted(fence.text, source.read_text(encoding="utf-8")):
             wrong.append(f"line {fence.line}: these lines do not stand in {marker.group(1)}")
     assert wrong == []
-
-
-def stands_in(quoted: str, source: str) -> bool:
-    """Whether these whole lines stand in `source`, perhaps further to the right: cut out of a function."""
-    for spaces in range(0, 13, 2):
-        moved = textwrap.indent(quoted, " " * spaces, lambda line: line.strip() and not line.startswith("#"))
-        if f"\n{moved}\n" in f"\n{source}\n":
-            return True
-    return False
 
 
 @pytest.mark.parametrize("markdown", MARKDOWN, ids=relative)
@@ -55,13 +46,6 @@ def test_links_lead_somewhere(markdown):
         if not linked.exists() or (anchor and anchor not in anchors(linked)):
             dead.append(target)
     assert dead == []
-
-
-def anchors(markdown: pathlib.Path) -> set[str]:
-    """The names GitHub gives to a file's headings."""
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", without_fences(markdown))
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("markdown", MARKDOWN, ids=relative)
@@ -117,13 +101,6 @@ def test_steps_show_their_results():
 STEP_PAGES = [path for step in STEPS for path in [ROOT / step / "README.md", *sorted((ROOT / step).glob("pages/*.md"))]]
 LONGEST_PAGE = 600  # lines: what can be read in one sitting
 WITHOUT_CONTENTS = 120  # lines
-
-
-def steps_pages(step: str) -> list[pathlib.Path]:
-    """The pages of a step beside its README, in the order in which that links to them."""
-    text = (ROOT / step / "README.md").read_text(encoding="utf-8")
-    names = re.findall(r"\]\((pages/\w+\.md)(?:#[\w-]+)?\)", text)
-    return [ROOT / step / name for name in dict.fromkeys(names)]
 
 
 @pytest.mark.parametrize("page", STEP_PAGES, ids=relative)
@@ -207,18 +184,6 @@ def test_long_waits_and_downloads_are_announced(markdown):
         known |= slow
         if "network" in fence.tags:
             assert re.search(r"\b[\d.]+ [MG]B\b", around), f"line {fence.line}: how much is downloaded?"
-
-
-def words_around(lines: list[str], fence: Fence) -> str:
-    """The paragraphs before and after a fenced block."""
-    before, after = fence.line - 2, fence.line + len(fence.text.split("\n")) + 1
-    return "\n".join([*paragraph(lines[:before][::-1])[::-1], *paragraph(lines[after - 1 :])])
-
-
-def paragraph(lines: list[str]) -> list[str]:
-    """The first lines that are not empty, up to an empty one."""
-    text = "\n".join(lines).strip("\n").split("\n\n")[0]
-    return text.split("\n")
 
 
 def test_helpers_are_explained_where_they_first_come():

@@ -12,10 +12,10 @@ import termios
 
 import pytest
 import torch
-from repository import ROOT, run
 
 from kernel_fusion import steps
 from kernel_fusion.bench import rung_counts
+from kernel_fusion.checks.repository import ROOT, run
 from kernel_fusion.console import UserError, child_environment
 
 pytestmark = [

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from glob import glob
 from typing import NamedTuple
 
@@ -65,7 +66,17 @@ class StepExtension(Extension):
         cxx_flags, nvcc_flags: flags for the host's compiler (host files and emulated kernels) and for nvcc.
     """
 
-    def __init__(self, name, *, host, kernels, include_dirs, borrowed=(), cxx_flags=(), nvcc_flags=()):
+    def __init__(
+        self,
+        name: str,
+        *,
+        host: Sequence[str],
+        kernels: Sequence[str],
+        include_dirs: Sequence[str],
+        borrowed: Sequence[Borrowed] = (),
+        cxx_flags: Sequence[str] = (),
+        nvcc_flags: Sequence[str] = (),
+    ) -> None:
         kernels = list(kernels)
         self.includes = {source: list(include_dirs) for source in (*host, *kernels)}
         for one in borrowed:
@@ -161,7 +172,6 @@ def find_cuda() -> tuple[Cuda | None, str]:
     if choice == "0":
         return None, "KF_CUDA=0"
     nvcc = shutil.which("nvcc") or next((p for p in ("/usr/local/cuda/bin/nvcc",) if os.path.exists(p)), None)
-    problem = None
     if torch.version.cuda is None:
         problem = f"torch {torch.__version__} is a build without CUDA"
     elif nvcc is None:
@@ -175,8 +185,8 @@ def find_cuda() -> tuple[Cuda | None, str]:
             problem = (
                 f"nvcc is of CUDA {found.group(1)}, torch of CUDA {torch.version.cuda}; their major versions must agree"
             )
-    if problem is None:
-        return Cuda(nvcc, cuda_home(nvcc), architectures(nvcc)), ""
+        else:
+            return Cuda(nvcc, cuda_home(nvcc), architectures(nvcc)), ""
     if choice == "1":
         raise BuildError(f"KF_CUDA=1, but {problem}")
     return None, problem
@@ -240,8 +250,8 @@ def write_ninja(
     torch_includes = [d for path in cpp_extension.include_paths() for d in ("-isystem", path)]
     torch_includes += ["-isystem", sysconfig.get_path("include")]
     if cuda:  # a slim toolkit leaves out libraries' headers; torch's own CUDA packages bring them
-        torch_includes += ["-isystem", cuda.home / "include"]
-        torch_includes += [d for path in _torch_cuda_includes() for d in ("-isystem", path)]
+        torch_includes += ["-isystem", str(cuda.home / "include")]
+        torch_includes += [d for path in _torch_cuda_includes() for d in ("-isystem", str(path))]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     host_flags = [
         "-std=c++20", *hidden, *extension.cxx_flags, *_warnings(), *openmp, *common, *torch_includes, *with_cuda, abi,
@@ -274,7 +284,7 @@ def write_ninja(
         command += f" $rewritten {shell_words([*compiler, '-include', header])} $includes"
         ninja.rule(rule, f"{command} {depfile} -c $in -o $out", "c++ $in")
 
-    def taken_over(output) -> bool:
+    def taken_over(output: pathlib.Path) -> bool:
         """Adds this object to those that are linked; whether it is another build's, and so not to be compiled."""
         if not taken:
             objects.append(output)
@@ -285,25 +295,25 @@ def write_ninja(
         objects.append(other)
         return True
 
-    def place(source, kind: str, suffix: str) -> pathlib.Path:
+    def place(source: str, kind: str, suffix: str) -> pathlib.Path:
         """Where what is made of a source lies: in a folder of the step that it belongs to."""
         path = pathlib.Path(os.path.normpath(here / source)).relative_to(here.parent)
         return folder / path.parts[0] / kind / f"{pathlib.Path(*path.parts[1:])}{suffix}"
 
-    def includes(source) -> str:
+    def includes(source: str) -> str:
         return shell_words(f"-I{os.path.normpath(here / d)}" for d in extension.includes[source])
 
-    def compile_one(rule, source, kind):
+    def compile_one(rule: str, source: str, kind: str) -> None:
         output = place(source, kind, ".o")
         ninja.build(output, rule, [os.path.normpath(here / source)], includes=includes(source))
         objects.append(output)
 
     for source in extension.host:
         compile_one("host", source, "host")
-    for source in emulator.runtime_sources(counting=bool(counting)):
-        output = folder / "runtime" / f"{source.name}.o"
+    for runtime in emulator.runtime_sources(counting=bool(counting)):
+        output = folder / "runtime" / f"{runtime.name}.o"
         if not taken_over(output):
-            ninja.build(output, "runtime", [source])
+            ninja.build(output, "runtime", [runtime])
     chosen = set(counting.split(","))
     counts = {}
     for source in extension.kernels:
@@ -423,22 +433,23 @@ def check_rung_tables(extension: StepExtension) -> None:
 class build_ext(_build_ext):
     """`python setup.py build_ext --inplace` for steps; with --counting=…, emulated kernels count their accesses."""
 
+    build_temp: str  # None before finalize_options
     user_options = [
         *_build_ext.user_options,
         ("counting=", None, "ops, or op/rung, whose emulated kernels count their accesses; goes with --build-lib"),
     ]
 
-    def initialize_options(self):
+    def initialize_options(self) -> None:
         super().initialize_options()
         self.counting = ""
 
-    def finalize_options(self):
+    def finalize_options(self) -> None:
         asked = self.build_temp
         super().finalize_options()
         if asked is None:  # one folder for all steps, with the name that setuptools has for this Python
             self.build_temp = str(COMMON.parent / "build" / pathlib.Path(self.build_temp).name)
 
-    def run(self):
+    def run(self) -> None:
         (extension,) = self.extensions
         try:
             with one_at_a_time(pathlib.Path(self.build_temp).resolve(), extension.name.split(".")[0]) as self.holding:
@@ -446,7 +457,7 @@ class build_ext(_build_ext):
         except BuildError as error:
             raise SystemExit(f"error: {error}") from None
 
-    def build_extension(self, extension):
+    def build_extension(self, extension: StepExtension) -> None:
         import ninja as ninja_package
 
         check_rung_tables(extension)
@@ -469,7 +480,7 @@ class build_ext(_build_ext):
         if subprocess.run(command, cwd=folder, **self.holding).returncode != 0:
             raise SystemExit(f"{module}: the build failed; the compiler's messages are above")
 
-    def copy_extensions_to_source(self):
+    def copy_extensions_to_source(self) -> None:
         """For --inplace: beside its place, then renamed, so that nobody ever loads half a library or keeps one."""
         for extension in self.extensions:
             place = self.get_ext_filename(extension.name)

@@ -19,7 +19,7 @@ from kernel_fusion import steps
 PIPED_WIDTH = 120
 
 
-def make_console(**options) -> Console:
+def make_console(**options: Any) -> Console:
     """A rich console. Where the output is no terminal it writes no control characters and cuts no table short."""
     console = Console(highlight=False, **options)
     if not console.is_terminal:
@@ -133,7 +133,7 @@ class CommandFailed(RuntimeError):
 def _sigterm_raises() -> Iterator[None]:
     """While a child runs, SIGTERM becomes SystemExit, so that the child is ended too."""
 
-    def leave(number, frame):
+    def leave(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
@@ -147,7 +147,7 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _child(command: list[str], **options) -> Iterator[subprocess.Popen]:
+def _child(command: list[str], **options: Any) -> Iterator[subprocess.Popen]:
     """A process in a group of its own. Whatever ends the body early ends the whole group."""
     words = [str(word) for word in command]
     with _sigterm_raises(), subprocess.Popen(words, start_new_session=True, **options) as child:
@@ -211,7 +211,7 @@ def run_logged(
         _child(command, cwd=cwd, env=child_environment(**(env or {})), text=True, errors="replace", **options) as child,
     ):
         output.write(f"$ {' '.join(map(str, command))}\n")
-        for line in child.stdout:
+        for line in child.stdout or ():
             output.write(line)
             output.flush()
             if on_line:
@@ -258,7 +258,7 @@ class Tasks:
         end = label if spins or shows else ""
         try:
             with self.console.status(label) if spins else contextlib.nullcontext() as status:
-                if spins:
+                if status:
                     yield lambda at: status.update(f"{label} … {at}")
                 else:
                     yield _Spoken(lambda at: None if shows else self.console.print(f"{at} … ", end="", markup=False))

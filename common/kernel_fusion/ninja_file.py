@@ -8,36 +8,43 @@ import pathlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 
-def ninja_path(path) -> str:
+def ninja_path(path: str | pathlib.Path) -> str:
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
-def shell_words(words) -> str:
+def shell_words(words: Iterable[object]) -> str:
     return " ".join(shlex.quote(str(word)) for word in words).replace("$", "$$")
 
 
 class NinjaFile:
     """Collects rules and build lines."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.lines = ["ninja_required_version = 1.5", ""]
 
-    def rule(self, name, command, description, deps=True):
+    def rule(self, name: str, command: str, description: str, deps: bool = True) -> None:
         self.lines += [f"rule {name}", f"  command = {command}", f"  description = {description}"]
         if deps:
             self.lines += ["  depfile = $out.d", "  deps = gcc"]
         self.lines.append("")
 
-    def build(self, output, rule, inputs, implicit=(), **variables):
+    def build(
+        self,
+        output: pathlib.Path,
+        rule: str,
+        inputs: Iterable[str | pathlib.Path],
+        implicit: Sequence[pathlib.Path] = (),
+        **variables: str,
+    ) -> None:
         line = f"build {ninja_path(output)}: {rule} {' '.join(map(ninja_path, inputs))}"
         if implicit:
             line += " | " + " ".join(map(ninja_path, implicit))
         self.lines += [line, *(f"  {name} = {words}" for name, words in variables.items())]
 
-    def write(self, path: pathlib.Path):
+    def write(self, path: pathlib.Path) -> None:
         write_if_changed(path, "\n".join(self.lines) + "\n")
 
 

@@ -6,8 +6,8 @@ ValueError, raised so that torch.compile understands it.
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -42,7 +42,7 @@ def check_dim(op: str, name: str, x: torch.Tensor, dim: int) -> None:
     )
 
 
-def check_shape(op: str, name: str, x: torch.Tensor, shape) -> None:
+def check_shape(op: str, name: str, x: torch.Tensor, shape: Sequence[int]) -> None:
     """`x` has that shape."""
     torch._check_value(
         x.dim() == len(shape) and all(a == b for a, b in zip(x.shape, shape, strict=True)),
@@ -67,7 +67,9 @@ def check_device(op: str, name: str, x: torch.Tensor, first_name: str, first: to
     )
 
 
-def check_like(op: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor, shape=None) -> None:
+def check_like(
+    op: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor, shape: Sequence[int] | None = None
+) -> None:
     """`x` has the dtype and device of the op's first argument, and `shape`, where given."""
     torch._check_type(
         x.dtype == first.dtype,
@@ -104,10 +106,11 @@ def wide(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-Op = TypeVar("Op", bound=Callable)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-def without_forward_mode(op: Op) -> Op:
+def without_forward_mode(op: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """`op`, which refuses tensors of forward-mode differentiation: PyTorch would take their tangents for 0.
 
     Raises:
@@ -116,7 +119,7 @@ def without_forward_mode(op: Op) -> Op:
     signature = inspect.signature(op)
 
     @functools.wraps(op)
-    def checked(*args, **kwargs):
+    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if forward_ad._current_level >= 0:
             for name, x in signature.bind(*args, **kwargs).arguments.items():
                 if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:

@@ -71,5 +71,5 @@ def register_fake(library: str) -> None:
     """The shape of `draw_rng_state` in `library`, for torch.compile."""
 
     @torch.library.register_fake(f"{library}::draw_rng_state")
-    def _(x, *, on_device):
+    def _(x: torch.Tensor, *, on_device: bool) -> torch.Tensor:
         return torch.empty(2, dtype=torch.int64, device=x.device if on_device else "cpu")

@@ -73,9 +73,16 @@ def load_script(step: Step, name: str) -> types.ModuleType:
     """
     if str(step.path) not in sys.path:
         sys.path.append(str(step.path))
-    spec = importlib.util.spec_from_file_location(f"{step.module}_{name.replace('/', '_')}", step.path / f"{name}.py")
+    return load_file(f"{step.module}_{name.replace('/', '_')}", step.path / f"{name}.py")
+
+
+def load_file(name: str, path: pathlib.Path) -> types.ModuleType:
+    """The module or the extension at `path`, from now on the one that is imported as `name`."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is neither a Python file nor an extension")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
+    sys.modules[name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 

@@ -14,7 +14,7 @@ SIMT = pathlib.Path(__file__).resolve().parents[1]
 WARP = 32
 WORD = struct.calcsize("P")
 OF_EMULATION = re.compile(r"/emulator/(src|include)/")  # the source of a frame that is none of the user's
-WORKING = "'kf::simt::(anonymous namespace)::working'"  # the Worker of an OS thread that runs a launch
+WORKING = "'kf::simt::working'"  # the Worker of an OS thread that runs a launch
 
 # What kf_simt_switch in ../src/fiber.cpp leaves at a fiber's `sp`: for each register its place, in words; then how many
 # words it takes off the stack. `pc` is where the switch returns to, `fp` the frame pointer.

@@ -18,9 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from . import views
-
-OWN_INCLUDE = Path(__file__).resolve().parents[1] / "include"
+from . import OWN_INCLUDE, rewrite, views
 
 # Names of CUDA and its libraries, and what they belong to. The first pattern that matches a whole name counts.
 FEATURES = [
@@ -186,7 +184,7 @@ def preprocess(preprocessor: views.Preprocessor) -> tuple[str, bool, list[Findin
                 missing[Finding(file, int(line), "", text)] = None
                 stubs = True
                 stub.parent.mkdir(parents=True, exist_ok=True)
-                stub.write_text(f"#pragma once\n{DECLARED.get(reason, '')}\n")
+                stub.write_text(f"#pragma once\n{DECLARED.get(reason or '', '')}\n")
 
         text, differs = views.one_text(text_with_stubs)
     return text, differs or stubs, list(missing)
@@ -412,6 +410,6 @@ def main(arguments: list[str] | None = None) -> int:
     if findings:
         return 1
     if options.depfile:
-        views.write(options.depfile, preprocessor.dependencies)
-    views.write(options.output, text if differs else options.source.read_text(errors="surrogateescape"))
+        rewrite.write(options.depfile, preprocessor.dependencies)
+    rewrite.write(options.output, text if differs else options.source.read_text(errors="surrogateescape"))
     return 0

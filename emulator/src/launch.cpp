@@ -1,9 +1,6 @@
-#include <link.h>
-#include <sched.h>
-#include <sys/select.h>
-#include <unistd.h>
-
+// Launches: what CUDA refuses, the OS threads that work on the blocks, and how it ends.
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <numeric>
@@ -12,14 +9,12 @@
 
 #include "runtime.h"
 
-#ifdef KF_SIMT_TSAN
-extern "C" int __sigaction(int signal, const struct sigaction* action, struct sigaction* old);  // glibc's own
-#endif
-
 namespace kf::simt {
 namespace {
 
 std::atomic<std::uint64_t> launches{0};
+
+__thread bool probing = false;
 
 // What has been launched since kf_simt_take_launched.
 struct Launched {
@@ -32,74 +27,7 @@ Launched& launched() {
   return *instance;
 }
 
-struct Overrides {
-  std::mutex mutex;
-  std::string schedule;
-  int threads = 0;
-  Exited exited = Exited::kDefault;
-  double spin_seconds = -1, busy_seconds = -1;
-};
-
-Overrides& overrides() {
-  static auto* const instance = make_lasting<Overrides>();  // still there when static objects are destroyed
-  return *instance;
-}
-
-Schedule parse_schedule(const std::string& text) {
-  if (text == "forward") return {Schedule::kForward, 0};
-  if (text == "reverse") return {Schedule::kReverse, 0};
-  const std::string prefix = "random:";
-  if (text.compare(0, prefix.size(), prefix) == 0) {
-    const std::string seed = text.substr(prefix.size());
-    if (!seed.empty() && seed.size() <= 18 && seed.find_first_not_of("0123456789") == std::string::npos) {
-      return {Schedule::kRandom, std::stoull(seed)};
-    }
-  }
-  throw std::invalid_argument("KF_SIMT_SCHEDULE: `" + text + "` is none of forward, reverse, random:SEED");
-}
-
-unsigned cores() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return static_cast<unsigned>(std::max(1, CPU_COUNT(&set)));
-  return std::max(1u, std::thread::hardware_concurrency());
-}
-
-unsigned number_from_environment(const char* name, unsigned most, unsigned fallback) {
-  const char* const text = std::getenv(name);
-  if (text == nullptr) return fallback;
-  char* end = nullptr;
-  const long value = std::strtol(text, &end, 10);
-  if (end == text || *end != '\0' || value < 1 || value > static_cast<long>(most)) {
-    throw std::invalid_argument(std::string(name) + ": `" + text + "` is not a number from 1 to " +
-                                std::to_string(most));
-  }
-  return static_cast<unsigned>(value);
-}
-
-double seconds_from_environment(const char* name, double fallback) {
-  const char* const text = std::getenv(name);
-  if (text == nullptr) return fallback;
-  char* end = nullptr;
-  const double value = std::strtod(text, &end);
-  if (end == text || *end != '\0' || !(value >= 0)) {
-    throw std::invalid_argument(std::string(name) + ": `" + text + "` is not a number of seconds");
-  }
-  return value;
-}
-
-// True for error, which is what a variable means that is not set.
-bool error_or_warning(const char* name) {
-  const char* const text = std::getenv(name);
-  const std::string mode = text == nullptr ? "error" : text;
-  if (mode != "error" && mode != "warn") {
-    throw std::invalid_argument(std::string(name) + ": `" + mode + "` is none of error, warn");
-  }
-  return mode == "error";
-}
-
 constexpr double kTick = 0.01, kFastTick = 0.002;  // seconds; the fast one while a thread seems to spin
-constexpr double kBusyWithoutExit = 10;            // times busy_seconds, in which some block must end
-constexpr unsigned kMaxExtra = 1024;               // OS threads added to a launch whose blocks wait for each other
 
 // The OS threads that help with launches, and the watchdog. They are kept from launch to launch.
 class Pool {
@@ -222,129 +150,12 @@ class Pool {
       pause_for(tick);
       lock.lock();
       spinning = false;
-      for (Launch* launch : watched_) spinning = look_at(*launch, tick) || spinning;
-    }
-  }
-
-  // True if a thread of the launch seems to spin. How long a thread computes is told in CPU time: a machine with other
-  // work to do, or one that is slow to start OS threads, makes no kernel endless.
-  bool look_at(Launch& launch, double tick) {
-    const std::lock_guard<std::mutex> lock(launch.mutex);
-    if (launch.workers.empty()) return false;
-    bool spinning = false;
-    const Settings& settings = launch.settings;
-    Launch::Watch& watch = launch.watch;
-    bool all_wait = true, all_quiet = true;
-    std::uint64_t events = 0;
-    double computed = 0;  // by the busiest of the workers since the last look
-    const Worker* poller = nullptr;
-    for (Worker* worker : launch.workers) {
-      Worker::Pulse& pulse = worker->pulse;
-      const std::uint64_t switches = pulse.switches, idle = pulse.idle, now = pulse.events;
-      const bool at_grid = pulse.waits_for_grid;
-      const double cpu = worker->cpu_seconds();
-      computed = std::max(computed, cpu - pulse.seen_cpu);
-      pulse.seen_cpu = cpu;
-      events += now;
-      const bool switched = switches != pulse.seen_switches || at_grid;
-      if (switched) pulse.cpu_at_switch = cpu;
-      pulse.seen_switches = switches;
-      if ((switched || pulse.spins) && idle >= 20) poller = worker;
-      all_wait = all_wait && (at_grid || idle >= 20);
-      if (now != pulse.seen_events) {
-        pulse.spins = false;
-        pulse.quiet = 0;
-      } else if (worker->in_user_code()) {  // and not about to begin a block
-        pulse.quiet += cpu - pulse.cpu_when_quiet;
-      }
-      pulse.cpu_when_quiet = cpu;
-      all_quiet = all_quiet && (at_grid || idle >= 20 || pulse.quiet >= 0.25);
-      spinning = spinning || pulse.spins;
-
-      // One thread that computes and computes.
-      if (now != pulse.seen_events || idle != 0 || at_grid) {
-        pulse.seen_events = now;
-        pulse.cpu_at_event = cpu;
-      } else if (settings.busy_seconds > 0 && cpu - pulse.cpu_at_event > settings.busy_seconds) {
-        worker->give_up = true;
-      }
-      const double stuck = cpu - pulse.cpu_at_switch;
-      if (stuck > (pulse.spins ? 0 : 0.1) || (stuck > 0.03 && launch.cancelled)) interrupt(launch, *worker);
-    }
-    if (launch.cancelled) return spinning;
-
-    // All wait for memory to change, and perhaps only a block that has not begun will change it. Threads that poll
-    // without a call look like threads that compute for long, so there the number grows slowly. Nothing is decided
-    // before the OS threads that were asked for have come.
-    const bool all_here = launch.wanted == 0 && launch.joined > launch.helpers;
-    watch.since_extra += tick;
-    const bool more_blocks = launch.next.load() < launch.blocks;
-    const bool add = more_blocks && all_here && (all_wait || (all_quiet && watch.since_extra > 0.25));
-    if (add && launch.extra < kMaxExtra) {
-      watch.since_extra = 0;
-      const unsigned count = all_wait ? std::min<unsigned>(launch.extra + 1, kMaxExtra - launch.extra) : 1;
-      launch.extra += count;
-      watch.quiet = 0;
-      offer_locked(launch, count);
-      return spinning;
-    }
-
-    // Nothing has happened, and every thread that can run has looked many times whether anything has.
-    if (events != watch.events || !all_here || !all_wait || poller == nullptr) {
-      watch.events = events;
-      watch.quiet = 0;
-      for (Worker* worker : launch.workers) worker->pulse.idle_at_quiet = worker->pulse.idle;
-    } else {
-      watch.quiet += tick;
-      bool looked = true;
-      for (const Worker* worker : launch.workers) {
-        const bool again = worker->pulse.waits_for_grid || worker->pulse.idle >= worker->pulse.idle_at_quiet + 20;
-        looked = looked && again;
-      }
-      if (settings.spin_seconds > 0 && looked && watch.quiet >= settings.spin_seconds) {
-        launch_error(launch, more_blocks ? too_many(launch, *poller) : poller->describe_endless());
+      for (Launch* launch : watched_) {
+        const Seen seen = look_at(*launch, tick);
+        spinning = spinning || seen.spinning;
+        offer_locked(*launch, seen.more);
       }
     }
-
-    // Something happens, but no block ever ends.
-    const std::uint64_t exits = launch.exits;
-    watch.since_exit = exits == watch.exits ? watch.since_exit + computed : 0;
-    watch.exits = exits;
-    if (settings.busy_seconds > 0 && watch.since_exit > kBusyWithoutExit * settings.busy_seconds) {
-      launch_error(launch, launch.workers.front()->describe_for_watchdog() + ": no block has ended in " +
-                               std::to_string(watch.since_exit) + " s of CPU time (see set_watchdog in kf_simt.h)");
-    }
-    return spinning;
-  }
-
-  // Blocks that wait, perhaps for others that cannot begin.
-  static std::string too_many(const Launch& launch, const Worker& poller) {
-    const std::uint64_t left = launch.blocks - launch.next.load();
-    std::string text = poller.describe_for_watchdog() + ": waits, as all threads do that have begun; " +
-                       std::to_string(left) + " blocks have not, and there is no place for more at a time. ";
-#ifdef KF_SIMT_TSAN
-    text += "The race detector can follow " + std::to_string(race::kMaxResident) + " threads, and this grid has " +
-            std::to_string(launch.blocks * launch.threads) + ". ";
-#endif
-    return text + "Where they wait for each other, use fewer or smaller blocks";
-  }
-
-  // With launch.mutex held.
-  static void launch_error(Launch& launch, const std::string& what) {
-    if (!launch.error) launch.error = std::make_exception_ptr(Error(what));
-    launch.cancelled.store(true, std::memory_order_release);
-    launch.grid_changed.notify_all();
-  }
-
-  static void interrupt(Launch& launch, Worker& worker) {
-    if (launch.watch.code_end == 0) {
-      find_code(launch);
-      struct sigaction action{};
-      action.sa_sigaction = Worker::on_signal;
-      action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
-      set_signal_action(Worker::kSignal, &action, nullptr);
-    }
-    worker.interrupt();
   }
 
   std::mutex mutex_;
@@ -382,84 +193,40 @@ int validate(const LaunchConfig& config) {
 
 }  // namespace
 
-// ThreadSanitizer holds signals back until the program calls into it, which a thread that spins never does.
-int set_signal_action(int signal, const struct sigaction* action, struct sigaction* before) {
-#ifdef KF_SIMT_TSAN
-  return __sigaction(signal, action, before);
-#else
-  return sigaction(signal, action, before);
-#endif
+void enter_kernel_first(KernelInfo& info) {
+  if (probing) throw ProbeResult{&info};
+  Worker* const worker = Worker::in_kernel();
+  if (worker == nullptr) throw Error(short_name(info.signature) + ": a kernel was called without a launch");
+  Launch& launch = worker->launch();
+  entered_kernel = &info;
+  launch.kernel.store(&info, std::memory_order_release);
+  const std::size_t dynamic = launch.config.shared;
+  const bool too_much = dynamic > static_cast<std::size_t>(info.max_dynamic.load()) ||
+                        dynamic + static_cast<std::size_t>(info.static_bytes.load()) > kSharedLimit;
+  if (too_much || launch.threads > info.max_threads) worker->refuse(1);  // cudaErrorInvalidValue
+  const dim3 asked = launch.config.cluster, own = info.cluster;
+  if (own.x != 0 && asked.x == 0) worker->restart_with(own);
+  const bool differs = own.x != 0 && (own.x != asked.x || own.y != asked.y || own.z != asked.z);
+  const bool too_large = launch.cluster_size > kMaxPortableClusterSize && !info.large_cluster.load();
+  if (differs || too_large) worker->refuse(912);  // cudaErrorInvalidClusterSize
 }
 
-// The executable segment that holds the launch's kernel.
-void find_code(Launch& launch) {
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* data) {
-        Launch& of = *static_cast<Launch*>(data);
-        const auto target = reinterpret_cast<std::uintptr_t>(of.invoke);
-        for (int i = 0; i < info->dlpi_phnum; ++i) {
-          const auto& segment = info->dlpi_phdr[i];
-          const std::uintptr_t begin = info->dlpi_addr + segment.p_vaddr;
-          if (segment.p_type != PT_LOAD || target < begin || target >= begin + segment.p_memsz) continue;
-          of.watch.code_begin = begin;
-          of.watch.code_end = begin + segment.p_memsz;
-          return 1;
-        }
-        return 0;
-      },
-      &launch);
-}
-
-void pause_for(double seconds) {
-  const timespec pause{0, static_cast<long>(seconds * 1e9)};
-  pselect(0, nullptr, nullptr, nullptr, &pause, nullptr);
+KernelInfo* probe_kernel(void (*call)(void*), void* context) {
+  const KernelInfo* const saved = entered_kernel;
+  entered_kernel = nullptr;
+  probing = true;
+  KernelInfo* found = nullptr;
+  try {
+    call(context);
+  } catch (const ProbeResult& result) {
+    found = result.info;
+  }
+  probing = false;
+  entered_kernel = saved;
+  return found;
 }
 
 std::uint64_t launch_count() { return launches.load(); }
-
-void set_schedule(const std::string& schedule) {
-  if (!schedule.empty()) parse_schedule(schedule);
-  const std::lock_guard<std::mutex> lock(overrides().mutex);
-  overrides().schedule = schedule;
-}
-
-void set_threads(int threads) {
-  const std::lock_guard<std::mutex> lock(overrides().mutex);
-  overrides().threads = threads;
-}
-
-void set_exited_at_barrier(Exited mode) {
-  const std::lock_guard<std::mutex> lock(overrides().mutex);
-  overrides().exited = mode;
-}
-
-void set_watchdog(double spin_seconds, double busy_seconds) {
-  const std::lock_guard<std::mutex> lock(overrides().mutex);
-  overrides().spin_seconds = spin_seconds;
-  overrides().busy_seconds = busy_seconds;
-}
-
-Settings current_settings() {
-  Overrides& o = overrides();
-  const std::lock_guard<std::mutex> lock(o.mutex);
-  Settings settings;
-  const char* const schedule = std::getenv("KF_SIMT_SCHEDULE");
-  if (!o.schedule.empty()) {
-    settings.schedule = parse_schedule(o.schedule);
-  } else if (schedule != nullptr && *schedule != '\0') {
-    settings.schedule = parse_schedule(schedule);
-  }
-  settings.threads =
-      o.threads > 0 ? static_cast<unsigned>(o.threads) : number_from_environment("KF_SIMT_THREADS", 4096, cores());
-  settings.last_blocks = number_from_environment("KF_SIMT_LAST_BLOCKS", 1u << 30, 0);
-  settings.exited_is_error =
-      o.exited != Exited::kDefault ? o.exited == Exited::kError : error_or_warning("KF_SIMT_EXITED");
-  settings.undefined_is_error = error_or_warning("KF_SIMT_UNDEFINED");
-  settings.branches_are_error = error_or_warning("KF_SIMT_BRANCHES");
-  settings.spin_seconds = o.spin_seconds >= 0 ? o.spin_seconds : seconds_from_environment("KF_SIMT_SPIN_SECONDS", 0.5);
-  settings.busy_seconds = o.busy_seconds >= 0 ? o.busy_seconds : seconds_from_environment("KF_SIMT_BUSY_SECONDS", 60);
-  return settings;
-}
 
 unsigned occupancy(unsigned threads, std::size_t shared) {
   if (threads == 0 || threads > kMaxThreads) return 0;
@@ -509,70 +276,6 @@ void Launch::refuse(int cuda_error) {
   refused = cuda_error;
   cancelled.store(true, std::memory_order_release);
   grid_changed.notify_all();
-}
-
-bool Launch::grid_barrier(bool* stuck) {
-  std::unique_lock<std::mutex> lock(mutex);
-  const std::uint64_t generation = grid_generation;
-  ++grid_arrived;
-  if (grid_arrived == blocks) {
-    grid_arrived = 0;
-    ++grid_generation;
-    grid_changed.notify_all();
-    return true;
-  }
-  grid_changed.wait(lock, [&] {
-    return grid_generation != generation || cancelled.load() || grid_arrived + grid_finished == blocks;
-  });
-  if (grid_generation != generation) return true;
-  *stuck = !cancelled.load();
-  return false;
-}
-
-Cluster* Launch::join_cluster(std::uint64_t number, unsigned rank, Worker* worker) {
-  std::unique_lock<std::mutex> lock(mutex);
-  std::unique_ptr<Cluster>& entry = clusters[number];
-  if (!entry) {
-    entry = std::make_unique<Cluster>();
-    entry->members.resize(cluster_size);
-  }
-  Cluster* const joined = entry.get();
-  joined->members[rank] = worker;
-  ++joined->joined;
-  grid_changed.notify_all();
-  grid_changed.wait(lock, [&] { return joined->joined == cluster_size || cancelled.load(); });
-  return cancelled.load() ? nullptr : joined;
-}
-
-bool Launch::leave_cluster(Cluster* left) {
-  std::unique_lock<std::mutex> lock(mutex);
-  ++left->left;
-  if (left->arrived != 0 && left->arrived + left->left == cluster_size) {
-    left->arrived = 0;
-    left->passed.fetch_add(1);
-  }
-  grid_changed.notify_all();
-  grid_changed.wait(lock, [&] { return left->left == cluster_size || cancelled.load(); });
-  return !cancelled.load();
-}
-
-void Launch::arrive_at_cluster(Cluster* at) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (++at->arrived + at->left == cluster_size) {
-    at->arrived = 0;
-    at->passed.fetch_add(1);
-  }
-}
-
-StaticPlace Launch::static_place(const SharedSlot& slot) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  for (const StaticPlace& known : static_places) {
-    if (known.slot == &slot) return known;
-  }
-  const StaticPlace before =
-      static_places.empty() ? StaticPlace{nullptr, 0, first_static_number(config.shared)} : static_places.back();
-  static_places.push_back(next_static_place(before, slot));
-  return static_places.back();
 }
 
 void Launch::block_finished() {
@@ -693,36 +396,6 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
     device_fault = fault.cuda_error;
     set_last_error(fault.cuda_error);
   }
-}
-
-std::string short_name(const char* signature) {
-  // "void ns::{anonymous}::k(const T*, int) [with T = float]" becomes "ns::k [with T = float]".
-  std::string text = signature;
-  for (const char* hidden : {"{anonymous}::", "(anonymous namespace)::"}) {
-    for (std::size_t at; (at = text.find(hidden)) != std::string::npos;) text.erase(at, std::string(hidden).size());
-  }
-  const std::size_t open = text.find('(');
-  if (open == std::string::npos) return text;
-  int depth = 0;
-  std::size_t begin = open;
-  while (begin > 0 && (depth != 0 || text[begin - 1] != ' ')) {
-    --begin;
-    depth += text[begin] == '>' ? 1 : text[begin] == '<' ? -1 : 0;
-  }
-  std::string name = text.substr(begin, open - begin);
-  const std::size_t with = text.rfind(" [");
-  if (with != std::string::npos && with > open) name += text.substr(with);
-  return name;
-}
-
-void copy_name(const char* signature, char* name, std::size_t size) {
-  const char* end = signature;
-  while (*end != '\0' && (*end != '(' || end[1] == 'a')) ++end;  // not that of "(anonymous namespace)"
-  const char* begin = end;
-  for (int depth = 0; begin > signature && (depth != 0 || begin[-1] != ' '); --begin) {
-    depth += begin[-1] == '>' ? 1 : begin[-1] == '<' ? -1 : 0;
-  }
-  std::snprintf(name, size, "%.*s", static_cast<int>(end - begin), begin);
 }
 
 }  // namespace kf::simt

@@ -58,6 +58,7 @@ struct Settings {
   double busy_seconds = 60;
 };
 Settings current_settings();
+unsigned cores();  // that this process may use
 
 // Sleeps. ThreadSanitizer would look at all threads after each sleep of the C library.
 void pause_for(double seconds);
@@ -68,6 +69,15 @@ int set_signal_action(int signal, const struct sigaction* action, struct sigacti
 struct Launch;
 // Finds the executable segment that holds the launch's kernel.
 void find_code(Launch& launch);
+
+// What the watchdog finds: whether a thread of the launch seems to spin, and how many OS threads more its blocks need,
+// which wait for others that have not begun.
+struct Seen {
+  bool spinning = false;
+  unsigned more = 0;
+};
+Seen look_at(Launch& launch, double tick);
+constexpr unsigned kMaxExtra = 1024;  // OS threads added to a launch
 
 class Worker;
 
@@ -237,7 +247,7 @@ class Worker {
   static void handle_faults();  // the first call installs the handler, see signals.cpp
 
  private:
-  friend class AccessCounter;  // count/callbacks.cpp
+  friend class AccessCounter;  // count/access_counter.h
   struct WarpOperation {
     unsigned mask, arrived;
     WarpKind kind;
@@ -262,6 +272,8 @@ class Worker {
     CallSite site;
   };
   class Inside;
+  void map_arena();
+  void unmap_arena();
   void make_spare_stacks();
   void drop_spare_stacks();
   static void on_fault(int signal, siginfo_t* info, void* context);
@@ -297,6 +309,7 @@ class Worker {
   static void fiber_main(void* worker);
   void execute();
   void finish_thread();
+  int next_lane();
   int pick();
   int pick_elsewhere();
   bool next_round();
@@ -422,6 +435,8 @@ class Worker {
   std::vector<StaticVariable> static_variables_;
 };
 
+std::string text_of(const CallSite& site);
+std::string text_of(const uint3& v);
 // The name and template arguments within a __PRETTY_FUNCTION__.
 std::string short_name(const char* signature);
 // The name alone, without allocating anything.

@@ -1,4 +1,4 @@
-"""The list of planted faults fits the sources and the README's table; planted_faults.py compiles and runs them."""
+"""The list of planted faults fits the sources and the README's table; the command compiles and runs them."""
 
 import dataclasses
 import importlib.util
@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from kernel_fusion.checks import by_tools
+from kernel_fusion.checks.faults import Failure, planted, table_in
 
 sys.dont_write_bytecode = True
 
@@ -30,18 +33,19 @@ ROOT, FAULTS = planted_faults.ROOT, planted_faults.FAULTS
 def test_there_are_twenty_with_names_of_their_own_in_all_steps():
     assert len(FAULTS) == 20
     assert len({fault.name for fault in FAULTS}) == 20
-    assert len({planted_faults.row_start(fault) for fault in FAULTS}) == 20
+    assert len({by_tools.row_start(fault) for fault in FAULTS}) == 20
     assert {fault.step for fault in FAULTS} == {path.name for path in ROOT.glob("step*") if path.is_dir()}
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_fits_its_source(fault):
     text = (ROOT / fault.file).read_text()
-    with_fault = planted_faults.planted(fault, text)
+    with_fault = planted(fault, text)
     assert with_fault != text
     assert with_fault.count("\n") == text.count("\n")  # lines stay
     suite = fault.tests.removesuffix(".*")
-    assert re.search(rf"^TEST\({suite},", (ROOT / fault.step / "tests" / "kernels_test.cpp").read_text(), re.M)
+    tests = "".join(path.read_text() for path in (ROOT / fault.step / "tests").glob("*_test.cpp"))
+    assert re.search(rf"^TEST\({suite},", tests, re.M)
     if fault.header:
         assert (ROOT / fault.rung).is_file()
 
@@ -59,7 +63,7 @@ def test_cmake_compiles_each_rung_where_it_is_looked_for(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     compiled = {entry["file"] for entry in json.loads((folder / "compile_commands.json").read_text())}
-    preset = object.__new__(planted_faults.Preset)  # without the build that it begins with
+    preset = object.__new__(by_tools.Preset)  # without the build that it begins with
     preset.folder = folder
     assert compiled.issuperset(preset.rewritten(fault) for fault in FAULTS)
 
@@ -68,28 +72,26 @@ def test_cmake_compiles_each_rung_where_it_is_looked_for(tmp_path):
 def test_a_text_that_is_not_there_once_is_an_error(old):
     fault = next(fault for fault in FAULTS if fault.name == "no-barrier-before-reuse")
     text = (ROOT / fault.file).read_text()
-    with pytest.raises(planted_faults.Failure, match="no-barrier-before-reuse: .*reduce.h has .* times, not once"):
-        planted_faults.planted(dataclasses.replace(fault, old=old), text)
+    with pytest.raises(Failure, match="no-barrier-before-reuse: .*reduce.h has .* times, not once"):
+        planted(dataclasses.replace(fault, old=old), text)
 
 
 def test_the_readme_has_a_row_for_each():
-    text = planted_faults.README.read_text()
-    begin, end = planted_faults.in_readme(text)
-    lines = text[begin:end].strip().splitlines()
+    lines = table_in(planted_faults.README.read_text()).splitlines()
     rows = [line for line in lines if line.startswith("| ")][1:]
     assert len(rows) == len(FAULTS)
     for row, fault in zip(rows, FAULTS, strict=True):
-        assert row.startswith(planted_faults.row_start(fault))
-        cells = [cell.strip() for cell in row.strip("|").split("|")][-len(planted_faults.COLUMNS) :]
+        assert row.startswith(by_tools.row_start(fault))
+        cells = [cell.strip() for cell in row.strip("|").split("|")][-len(by_tools.COLUMNS) :]
         assert set(cells) - {"–"}, "found by nothing"
 
 
 def test_the_table_counts_what_each_column_found():
-    nothing = dict.fromkeys(planted_faults.COLUMNS, "")
+    nothing = dict.fromkeys(by_tools.COLUMNS, "")
     found = {fault.name: dict(nothing) for fault in FAULTS}
     found[FAULTS[0].name]["race detector"] = "yes"
     found[FAULTS[1].name] |= {"race detector": "yes", "contract": "error"}
-    lines = planted_faults.table(found).splitlines()
+    lines = by_tools.table(FAULTS, found).splitlines()
     assert lines[2].endswith("| – | – | yes | – |")
     assert lines[3].endswith("| error | – | yes | – |")
     assert lines[-1] == (

@@ -175,7 +175,7 @@ TEST(ColumnSum, EveryRungAddsAllRows) {
   }
 }
 
-// Every rung must drop the same elements, and the right part of them; test.py says which, by a Philox of its own.
+// Every rung must drop the same elements, and the right part of them: test_dropout.py has a Philox of its own for that.
 TEST(BiasDropoutResidual, EveryRungDropsTheSame) {
   constexpr uint32_t kThreshold = 65536 / 4;
   for (const size_t width : kWidths) {

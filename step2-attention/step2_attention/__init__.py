@@ -1,4 +1,4 @@
-"""Step 2: softmax and attention. Each Python function calls a registered op; here it gets shapes and gradients."""
+"""Step 2: the matrix product, softmax and attention. Each function calls a registered op, with shapes and gradients."""
 
 import torch
 
@@ -19,6 +19,9 @@ from kernel_fusion.ops import (
 from kernel_fusion.steps import load
 
 _C = load("step2_attention")
+
+from step2_attention.linear_ops import linear, linear_backward  # noqa: E402  _C registers the ops
+
 _ops = torch.ops.step2_attention
 
 __all__ = [
@@ -26,6 +29,8 @@ __all__ = [
     "attention_backward",
     "attention_decode",
     "launch_counts",
+    "linear",
+    "linear_backward",
     "rounds",
     "rungs",
     "softmax",

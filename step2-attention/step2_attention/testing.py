@@ -8,7 +8,14 @@ import torch
 
 from kernel_fusion import testing
 
+DTYPES = [*testing.DTYPES, torch.float64]
 INFINITY = float("inf")
+NAN = float("nan")
+
+ops = torch.ops.step2_attention
+every_attention = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", "attention"))
+on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
+with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 # Of a batch of four with 70 keys: key_begin, key_end.
 PADDING = {
@@ -129,3 +136,28 @@ def touched_pages(square):
         pages.seek(square.data_ptr() // mmap.PAGESIZE * 8)
         listed = torch.frombuffer(bytearray(pages.read(8 * 2 * len(square))), dtype=torch.int64)
     return (listed < 0).view(-1, 2)
+
+
+# ---- of decode ----
+
+
+def cached(q_length, keys, dim, dtype, device, *, batch=2, heads=2, kv_heads=None, scale=1.0):
+    """q, k_cache, v_cache."""
+    q = testing.randn((batch, heads, q_length, dim), dtype, device, seed=1, scale=scale)
+    shape = (batch, kv_heads or heads, keys, dim)
+    return q, *(testing.randn(shape, dtype, device, seed=s, scale=scale) for s in (2, 3))
+
+
+def paged(q_length, pages, block_size, dim, dtype, device, *, batch=2, heads=2, kv_heads=None):
+    """q, k_cache, v_cache, block_table: every page is some batch's, in no order, and one is nobody's."""
+    q = testing.randn((batch, heads, q_length, dim), dtype, device, seed=1)
+    shape = (batch * pages + 1, kv_heads or heads, block_size, dim)
+    caches = [testing.randn(shape, dtype, device, seed=s) for s in (2, 3)]
+    order = torch.randperm(batch * pages + 1, generator=torch.Generator().manual_seed(5))
+    for cache in caches:
+        cache[order[-1]] = float("nan")
+    return q, *caches, order[:-1].int().view(batch, pages).to(device)
+
+
+def takes_pages(rung):
+    return rung in ("auto", "cpu", "v1_head", "v6_paged")

@@ -1,6 +1,6 @@
 """Attention's gradients, on every device there is: against float64, eager PyTorch and the rung before.
 
-What autograd makes of them is in test_attention.py.
+What autograd makes of them is in test_attention_autograd.py.
 
 python tests/test_attention_backward.py            pytest's options may follow, such as -k v2_tiled
 """

@@ -9,7 +9,7 @@ import torch
 import step2_attention
 from kernel_fusion import testing
 from kernel_fusion.testing.accuracy import poisoned_allocations
-from step2_attention.testing import bounds, lse_for, tolerance_of
+from step2_attention.testing import bounds, cached, lse_for, paged, takes_pages, tolerance_of
 
 DTYPES = [*testing.DTYPES, torch.float64]
 INFINITY = float("inf")
@@ -43,30 +43,8 @@ def decode_and_lse_of(q, k_cache, v_cache, key_begin=None, key_end=None, block_t
     return torch.softmax(scores, -1).masked_fill(hidden, 0) @ v, torch.logsumexp(wide, -1)
 
 
-def cached(q_length, keys, dim, dtype, device, *, batch=2, heads=2, kv_heads=None, scale=1.0):
-    """q, k_cache, v_cache."""
-    q = testing.randn((batch, heads, q_length, dim), dtype, device, seed=1, scale=scale)
-    shape = (batch, kv_heads or heads, keys, dim)
-    return q, *(testing.randn(shape, dtype, device, seed=s, scale=scale) for s in (2, 3))
-
-
-def paged(q_length, pages, block_size, dim, dtype, device, *, batch=2, heads=2, kv_heads=None):
-    """q, k_cache, v_cache, block_table: every page is some batch's, in no order, and one is nobody's."""
-    q = testing.randn((batch, heads, q_length, dim), dtype, device, seed=1)
-    shape = (batch * pages + 1, kv_heads or heads, block_size, dim)
-    caches = [testing.randn(shape, dtype, device, seed=s) for s in (2, 3)]
-    order = torch.randperm(batch * pages + 1, generator=torch.Generator().manual_seed(5))
-    for cache in caches:
-        cache[order[-1]] = NAN
-    return q, *caches, order[:-1].int().view(batch, pages).to(device)
-
-
 def on_tensor_cores(rung):
     return rung in ("v3_mma", "v4_pipeline", "v5_cluster", "v6_paged")
-
-
-def takes_pages(rung):
-    return rung in ("auto", "cpu", "v1_head", "v6_paged")
 
 
 def dtype_of(rung):
@@ -507,141 +485,6 @@ def test_gradients_are_refused_and_not_lost(device):
             decode(*inputs)
         with torch.no_grad():
             assert not decode(*inputs).requires_grad
-
-
-# ---- what is chosen, and what is refused ----
-
-
-def choose(rung, dtype=torch.bfloat16, **sizes):
-    return step2_attention._C.choose(OP, rung, {"head_dim": 64, "k_length": 1024} | sizes, dtype)
-
-
-SIZES = {"B": "batch", "H": "heads", "Hkv": "kv_heads", "Sq": "q_length", "Sk": "k_length", "D": "head_dim"}
-
-
-def test_auto_is_read_off_the_results():
-    def sizes(shape):  # with pages only one rung in half types is made for many keys
-        return None if "page" in shape else {SIZES[name]: n for name, n in shape.items()}
-
-    testing.check_automatic(step2_attention, OP, sizes)
-
-
-def test_auto_takes_the_last_rung_that_can():
-    assert choose("auto") == "v6_paged"
-    assert choose("auto", torch.float32) == "v2_split"
-    assert choose("auto", head_dim=256) == "v2_split"
-    assert choose("auto", torch.float32, head_dim=129) == "v1_head"
-    assert choose("auto", torch.float64) == "v1_head"
-
-
-@pytest.mark.parametrize("rung", ["v3_mma", "v4_pipeline", "v5_cluster", "v6_paged"])
-def test_what_is_too_large_for_a_rung_is_refused(rung):
-    """Sizes alone decide, so no memory is needed."""
-    assert choose(rung, batch=65535, heads=65535, q_length=16) == rung
-    for name, sizes in (("batches", {"batch": 65536}), ("heads", {"heads": 65536, "kv_heads": 2})):
-        with testing.raises(ValueError, f"rung '{rung}' takes at most 65535 {name}, got 65536", "'v1_head'"):
-            choose(rung, **sizes)
-    with testing.raises(ValueError, f"rung '{rung}' takes at most {1 << 30} keys, got {1 << 31}"):
-        choose(rung, k_length=1 << 31)
-    for dim in (12, 136):
-        with testing.raises(
-            ValueError, f"rung '{rung}' takes head_dim that is a multiple of 8 up to 128, got {dim}", "'v1_head'"
-        ):
-            choose(rung, head_dim=dim)
-    for dtype in (torch.float32, torch.float64):
-        with testing.raises(ValueError, f"rung '{rung}' takes float16 or bfloat16, got {str(dtype)[6:]}", "'v1_head'"):
-            choose(rung, dtype)
-
-
-def test_what_is_too_large_for_the_first_rungs_is_refused():
-    most = (1 << 31) - 1
-    assert choose("v1_head", batch=most) == "v1_head"
-    with testing.raises(ValueError, f"rung 'v1_head' takes at most {most} heads in all batches, got {1 << 31}"):
-        choose("v1_head", batch=1 << 30, heads=2, kv_heads=2)
-    with testing.raises(ValueError, "rung 'v1_head' takes head_dim ≤ 256, got 257"):
-        choose("v1_head", head_dim=257)
-    rows = most // 64
-    assert choose("v2_split", batch=rows) == "v2_split"
-    with testing.raises(ValueError, f"rung 'v2_split' takes at most {rows} queries in all heads and batches, got"):
-        choose("v2_split", batch=rows // 3 + 1, q_length=3)
-    with testing.raises(ValueError, "rung 'v2_split' takes float32, float16 or bfloat16, got float64"):
-        choose("v2_split", torch.float64)
-    for dtype, dim, vector in ((torch.float32, 6, 4), (torch.float32, 132, 4), (torch.float16, 264, 8)):
-        with testing.raises(
-            ValueError, f"takes head_dim that is a multiple of {vector} up to {32 * vector}, got {dim}", "'v2_split'"
-        ):
-            choose("v2_split", dtype, head_dim=dim)
-
-
-@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
-def test_it_refuses(device):
-    q, k, v = (torch.ones(2, 2, n, 8, device=device) for n in (3, 48, 48))
-    table = torch.zeros(2, 3, dtype=torch.int32, device=device)
-    with testing.raises(ValueError, "attention_decode: `q` must have at most 16 queries, got 17; `attention` takes"):
-        decode(torch.ones(2, 2, 17, 8, device=device), k, v)
-    with testing.raises(TypeError, "attention_decode: `q` must be float32, float16, bfloat16 or float64, got int32"):
-        decode(q.int(), k, v)
-    with testing.raises(ValueError, "attention_decode: `q` must have 4 dimensions, got 3 (shape (2, 3, 8))"):
-        decode(q[0], k, v)
-    with testing.raises(ValueError, "attention_decode: the last dimension of `q` (head_dim) must not be 0"):
-        decode(q[..., :0], k[..., :0], v[..., :0])
-    with testing.raises(TypeError, "attention_decode: `k_cache` must have the dtype of `q` (float32), got float16"):
-        decode(q, k.half(), v)
-    with testing.raises(TypeError, "attention_decode: `v_cache` must have the dtype of `q` (float32), got float16"):
-        decode(q, k, v.half())
-    with testing.raises(ValueError, "attention_decode: `k_cache` must have 4 dimensions, got 3 (shape (2, 48, 8))"):
-        decode(q, k[0], v)
-    with testing.raises(ValueError, "attention_decode: `v_cache` must have 4 dimensions, got 3 (shape (2, 48, 8))"):
-        decode(q, k, v[0])
-    with testing.raises(ValueError, "attention_decode: `k_cache` must have shape (2, 2, 48, 8), got (1, 2, 48, 8)"):
-        decode(q, k[:1], v)
-    with testing.raises(ValueError, "attention_decode: `k_cache` must have shape (2, 2, 48, 8), got (2, 2, 48, 7)"):
-        decode(q, k[..., :7], v)
-    with testing.raises(ValueError, "attention_decode: `v_cache` must have shape (2, 2, 48, 8), got (2, 2, 47, 8)"):
-        decode(q, k, v[:, :, 1:])
-    for heads in (0, 3, 4):
-        odd = torch.ones(2, heads, 4, 8, device=device)
-        with testing.raises(
-            ValueError, f"decode: the heads of `q` must be a multiple of those of `k_cache`, got 2 and {heads}"
-        ):
-            decode(q, odd, odd)
-    for name in ("key_begin", "key_end"):
-        with testing.raises(TypeError, f"attention_decode: `{name}` must be int32, got int64"):
-            decode(q, k, v, **{name: torch.ones(2, dtype=torch.int64, device=device)})
-        with testing.raises(ValueError, f"attention_decode: `{name}` must have shape (2,), got (3,)"):
-            decode(q, k, v, **{name: torch.ones(3, dtype=torch.int32, device=device)})
-    with testing.raises(TypeError, "attention_decode: `block_table` must be int32, got int64"):
-        decode(q, k, v, block_table=table.long())
-    with testing.raises(ValueError, "attention_decode: `block_table` must have 2 dimensions, got 1 (shape (3,))"):
-        decode(q, k, v, block_table=table[0])
-    with testing.raises(ValueError, "attention_decode: `block_table` must have shape (2, 3), got (1, 3)"):
-        decode(q, k, v, block_table=table[:1])
-    other = "meta" if device != "meta" else "cpu"
-    with testing.raises(ValueError, "attention_decode: `block_table` must be on the device of `q`", f"got {other}"):
-        decode(q, k, v, block_table=torch.zeros(2, 3, dtype=torch.int32, device=other))
-    with testing.raises(ValueError, "attention_decode: `v_cache` must be on the device of `q`", f"got {other}"):
-        decode(q, k, torch.ones(2, 2, 48, 8, device=other))
-
-
-@on_each_device
-def test_rungs_that_take_no_pages_say_so(device):
-    q, k, v, table = paged(1, 2, 16, 64, torch.bfloat16, device)
-    for rung in step2_attention.rungs(OP, device):
-        if not takes_pages(rung):
-            with testing.raises(ValueError, f"attention_decode: rung '{rung}' takes no `block_table`", "'v1_head'"):
-                decode(q, k, v, block_table=table, rung=rung)
-
-
-@on_each_device
-def test_a_bad_out_is_refused(device):
-    q, k, v = cached(3, 9, 8, torch.float32, device)
-    out, lse = torch.empty_like(q), lse_for(q)
-    with testing.raises(TypeError, "attention_decode: `out` must have the dtype of `q` (float32), got float16"):
-        ops.attention_decode.out(q, k, v, out=out.half(), lse=lse)
-    with testing.raises(ValueError, "attention_decode: `lse` must have shape (2, 2, 3), got (2, 2, 4)"):
-        ops.attention_decode.out(q, k, v, out=out, lse=torch.empty(2, 2, 4, device=device))
-    inputs = *paged(3, 2, 16, 8, torch.float32, device), bounds([1, 0], device), bounds([30, 31], device)
-    testing.check_apart(step2_attention, OP, (*inputs[:3], *inputs[4:], inputs[3]))
 
 
 if __name__ == "__main__":

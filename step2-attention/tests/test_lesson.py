@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import runpy
 import subprocess
 
 import pytest
@@ -21,22 +20,8 @@ def test_the_lesson(check):
     check()
 
 
-UNBUILT = """
-import runpy
-import sys
-
-from kernel_fusion import steps
-
-steps.is_built = lambda step: False
-runpy.run_path(sys.argv[1])
-assert "step2_attention" not in sys.modules
-"""
-
-
 def test_without_a_build_the_script_says_what_to_build():
-    said = LESSON.run("-c", UNBUILT, str(LESSON.script))
-    assert "build the step first: cd step2-attention && python setup.py build_ext --inplace" in said
-    assert said.count("wrote ") >= LESSON.pictures
+    LESSON.check_unbuilt()
 
 
 # ---- its rules ----
@@ -45,10 +30,7 @@ def test_without_a_build_the_script_says_what_to_build():
 @pytest.fixture(scope="module")
 def lesson():
     """What lesson.py defines."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPLBACKEND", "agg")
-        patch.chdir(HERE)
-        return runpy.run_path(str(LESSON.script))
+    return LESSON.defined()
 
 
 # What the hardware does, by the emulation: registers that ldmatrix fills, a product, offsets, and loads that are

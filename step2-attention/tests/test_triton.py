@@ -1,71 +1,18 @@
-"""triton_kernels.py: on a GPU as it is used, and without one by Triton's interpreter, which computes in NumPy.
-
-The interpreter has to be chosen before Triton is imported, so it has a process of its own. It multiplies bfloat16 as if
-the bits were whole numbers, so that type needs a GPU.
-"""
-
-import importlib.metadata
-import importlib.util
-import subprocess
-import sys
+"""triton_kernels.py, on a GPU and by Triton's interpreter, against formulas."""
 
 import pytest
 import torch
 
-from kernel_fusion import steps, testing
-from kernel_fusion.console import child_environment
+from kernel_fusion import testing
+from kernel_fusion.testing.triton_peer import RUNNERS, Runner, kernels_of, on_gpu
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("needs Triton: pip install triton", allow_module_level=True)
-
-kernels = steps.load_script(steps.find("step2"), "peers/triton_kernels")
+kernels = kernels_of("step2")
 
 
-def version(package):
-    return tuple(map(int, importlib.metadata.version(package).split(".")[:2]))
-
-
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-by_interpreter = pytest.mark.skipif(
-    version("triton") < (3, 7) and version("numpy") >= (2, 4), reason="Triton before 3.7 cannot interpret by NumPy 2.4"
-)
-
-# Reads from one file a list of (q, k, v, options), in which `config` is a number; writes the outputs into another.
-CHILD = """
-import sys
-import torch
-from kernel_fusion import steps
-
-kernels = steps.load_script(steps.find("step2"), "peers/triton_kernels")
-outputs = []
-for q, k, v, options in torch.load(sys.argv[1]):
-    options["config"] = kernels.CONFIGS[options["config"]]
-    outputs.append(kernels.attention(q, k, v, **options))
-torch.save(outputs, sys.argv[2])
-"""
-
-
-def interpreted(calls, folder):
-    torch.save(calls, folder / "calls.pt")
-    environment = child_environment(TRITON_INTERPRET="1")
-    command = [sys.executable, "-c", CHILD, str(folder / "calls.pt"), str(folder / "outputs.pt")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return torch.load(folder / "outputs.pt")
-
-
-def compiled(calls):
-    outputs = []
-    for q, k, v, options in calls:
-        options["config"] = kernels.CONFIGS[options["config"]]
-        outputs.append(kernels.attention(q.cuda(), k.cuda(), v.cuda(), **options).cpu())
-    return outputs
-
-
-@pytest.fixture(params=[pytest.param("interpreter", marks=by_interpreter), pytest.param("cuda", marks=on_gpu)])
+@pytest.fixture(params=RUNNERS)
 def attend(request, tmp_path):
-    """A function that takes calls, (q, k, v, options), and gives their outputs."""
-    return compiled if request.param == "cuda" else lambda calls: interpreted(calls, tmp_path)
+    """A function that takes calls, (function, inputs, options), and gives their outputs."""
+    return Runner("step2", request.param, tmp_path)
 
 
 def formula(q, k, v, causal):
@@ -84,8 +31,9 @@ def qkv(q_length, k_length, dim, dtype=torch.float32, scale=1.0):
 
 def check(attend, inputs, causal, configs=(1,), allowed=2e-6):
     """Each of `inputs`, by each of these configurations, against the formula in float64."""
-    calls = [(*tensors, {"causal": causal, "config": config}) for tensors in inputs for config in configs]
-    for (q, k, v, _), out in zip(calls, attend(calls), strict=True):
+    options = [{"causal": causal, "config": config} for config in configs]
+    calls = [("attention", tensors, given) for tensors in inputs for given in options]
+    for (_, (q, k, v), _), out in zip(calls, attend(calls), strict=True):
         expected = formula(q.double(), k.double(), v.double(), causal)
         assert out.shape == expected.shape
         assert out.dtype == q.dtype
@@ -106,8 +54,7 @@ def test_attention_of_any_length(causal, attend):
 @with_and_without_mask
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 def test_attention_of_any_head_dim(dtype, causal, attend):
-    if dtype == torch.bfloat16 and attend is not compiled:
-        pytest.skip("Triton's interpreter cannot multiply bfloat16")
+    attend.multiplies(dtype)
     allowed = {torch.float32: 2e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
     dims = (8, 16, 24, 64, 72, 80, 96, 128)
     narrow = 2 if dtype == torch.float32 else 1  # wider tiles of float32 do not fit
@@ -116,7 +63,7 @@ def test_attention_of_any_head_dim(dtype, causal, attend):
 
 @with_and_without_mask
 def test_every_configuration_is_right(causal, attend):
-    dtype, allowed = (torch.float16, 3e-3) if attend is compiled else (torch.float32, 2e-6)  # wide tiles must fit
+    dtype, allowed = (torch.float16, 3e-3) if attend.how == "cuda" else (torch.float32, 2e-6)  # wide tiles must fit
     inputs = [qkv(150, 300, 40, dtype), qkv(2, 129, 16, dtype)]
     check(attend, inputs, causal, range(len(kernels.CONFIGS)), allowed)
 

@@ -1,22 +1,22 @@
-// The ops around a matrix product in plain C++: what each kernel must compute.
+// The ops that fuse something to a matrix product, in plain C++: what each kernel must compute.
 //
-// What comes before a product or after it is done to its tiles while they are in cache: see product_cpu.h.
+// What comes before a product or after it is done to its tiles while they are in cache: see step2/product_cpu.h.
 #include "cpu/linear_cpu.h"
 
 #include <kf/cpu.h>
 #include <step1/dropout_cpu.h>
 #include <step1/gelu_cpu.h>
 #include <step1/rows_cpu.h>
+#include <step2/layer_cpu.h>
 
 #include <vector>
 
 #include "cpu/fused_cpu.h"
-#include "cpu/product_cpu.h"
 
 namespace kf::cpu {
 namespace {
 
-// ---- what happens to neighbours of a row: see product_cpu.h ----
+// ---- what happens to neighbours of a row: see step2/product_cpu.h ----
 
 // GELU, whose argument is kept for the backward pass.
 template <bool kTanh, class T>
@@ -74,62 +74,10 @@ KF_CPU_CLONES void gelu_backward_row(const T* grad, const T* x, T* grad_x, compu
   }
 }
 
-// ---- the products of a layer ----
-
 // f(Type<T>{}, std::bool_constant<tanh>{})
 template <class F>
 void with_type_and_tanh(DType dtype, bool tanh, F&& f) {
   with_type(dtype, [&](auto type) { tanh ? f(type, std::true_type{}) : f(type, std::false_type{}); });
-}
-
-// x · weight + bias into y.
-template <class T, class Args>
-Product<T> product_of(const Args& a) {
-  return {static_cast<const T*>(a.x),
-          static_cast<const T*>(a.weight),
-          static_cast<const T*>(a.bias),
-          static_cast<T*>(a.y),
-          a.rows,
-          a.depth,
-          a.width,
-          false,
-          a.weight_transposed};
-}
-
-// grad · weightᵀ
-template <class T, class Args>
-Product<T> product_for_x(const Args& a, const T* grad) {
-  return {grad,
-          static_cast<const T*>(a.weight),
-          nullptr,
-          static_cast<T*>(a.grad_x),
-          a.rows,
-          a.width,
-          a.depth,
-          false,
-          !a.weight_transposed};
-}
-
-// xᵀ · grad, or, where the weight is transposed, gradᵀ · x.
-template <class T, class Args>
-void multiply_for_weight(const Args& a, const T* grad, const T* x) {
-  const auto to = static_cast<T*>(a.grad_weight);
-  product<T>(a.weight_transposed ? Product<T>{grad, x, nullptr, to, a.width, a.rows, a.depth, true, false}
-                                 : Product<T>{x, grad, nullptr, to, a.depth, a.rows, a.width, true, false});
-}
-
-template <class T, class Args>
-void sum_bias(const Args& a, const T* grad) {
-  sum_rows(a.rows, a.width, static_cast<T*>(a.grad_bias), [&](int64_t begin, int64_t end, compute_t<T>* sum) {
-    for (int64_t row = begin; row < end; ++row) add_row(grad + row * a.width, sum, a.width);
-  });
-}
-
-// Both products, for a gradient that was changed and whose columns were summed.
-template <class T, class Args>
-void multiply_back(const Args& a, const T* grad) {
-  product<T>(product_for_x<T>(a, grad));
-  multiply_for_weight<T>(a, grad, static_cast<const T*>(a.x));
 }
 
 template <class T>
@@ -138,24 +86,6 @@ DropoutResidual<T> dropout_residual_of(const kf::linear_bias_dropout_residual::A
 }
 
 }  // namespace
-
-void linear(const kf::linear::Args& a) {
-  with_type(a.dtype, [&](auto type) {
-    using T = typename decltype(type)::element;
-    Product<T> p = product_of<T>(a);
-    p.x_transposed = a.x_transposed;
-    product<T>(p);
-  });
-}
-
-void linear_backward(const kf::linear_backward::Args& a) {
-  with_type(a.dtype, [&](auto type) {
-    using T = typename decltype(type)::element;
-    const auto grad = static_cast<const T*>(a.grad);
-    multiply_back<T>(a, grad);
-    sum_bias<T>(a, grad);
-  });
-}
 
 void linear_gelu(const kf::linear_gelu::Args& a) {
   with_type_and_tanh(a.dtype, a.tanh, [&](auto type, auto tanh) {

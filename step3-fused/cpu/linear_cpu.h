@@ -1,11 +1,9 @@
-// The plain C++ versions of the ops around a matrix product: rung 0.
+// The plain C++ versions of the ops that fuse something to a matrix product: rung 0.
 #pragma once
 
 #include "kernels/gelu_linear/rungs.h"
 #include "kernels/gelu_linear_backward/rungs.h"
 #include "kernels/layer_norm_linear/rungs.h"
-#include "kernels/linear/rungs.h"
-#include "kernels/linear_backward/rungs.h"
 #include "kernels/linear_bias_dropout_residual/rungs.h"
 #include "kernels/linear_bias_dropout_residual_backward/rungs.h"
 #include "kernels/linear_gelu/rungs.h"
@@ -14,8 +12,6 @@
 
 namespace kf::cpu {
 
-void linear(const kf::linear::Args& args);
-void linear_backward(const kf::linear_backward::Args& args);
 void linear_gelu(const kf::linear_gelu::Args& args);
 void linear_gelu_backward(const kf::linear_gelu_backward::Args& args);
 void gelu_linear(const kf::gelu_linear::Args& args);

@@ -1,9 +1,9 @@
-// From a tensor to a rung for the ops around a matrix product: checks, allocation, dispatch.
+// From a tensor to a rung for the ops that fuse something to a matrix product: checks, allocation, dispatch.
 #include "host/linear_host.h"
 
-#include <ATen/Context.h>
 #include <kf/autocast.h>
 #include <kf/dropout.h>
+#include <step2/layer_host.h>
 
 #include "cpu/linear_cpu.h"
 #include "host/row_checks.h"
@@ -12,15 +12,6 @@ namespace kf::step3 {
 namespace {
 
 // ---- the ops ----
-
-Op<kf::linear::Args> linear_op() {
-  return {"linear", cpu::linear, emulated::linear::rungs(), gpu::linear::rungs(), kf::linear::automatic};
-}
-
-Op<kf::linear_backward::Args> linear_backward_op() {
-  return {"linear_backward", cpu::linear_backward, emulated::linear_backward::rungs(), gpu::linear_backward::rungs(),
-          kf::linear_backward::automatic};
-}
 
 Op<kf::linear_gelu::Args> linear_gelu_op() {
   return {"linear_gelu", cpu::linear_gelu, emulated::linear_gelu::rungs(), gpu::linear_gelu::rungs(),
@@ -80,45 +71,11 @@ Op<kf::mlp::Args> mlp_op() {
 
 // ---- checks ----
 
-// Whether PyTorch's own products of float32 may round to TF32.
-bool tf32_allowed() {
-  return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
-         at::Float32Precision::TF32;
-}
-
 bool is_tanh(const char* op, std::string_view approximate) {
   TORCH_CHECK_VALUE(approximate == "tanh" || approximate == "none", op,
                     ": `approximate` must be 'tanh' or 'none', got '", approximate, "'");
   return approximate == "tanh";
 }
-
-// A weight with `depth` rows, [depth, width], or, transposed, [width, depth]. Returns its width, above 0.
-int64_t check_weight(const char* op, const char* name, const Tensor& weight, bool transposed, int64_t depth,
-                     const char* first_name, const Tensor& first) {
-  check_like(op, name, weight, first_name, first);
-  check_dim(op, name, weight, 2);
-  const int64_t width = weight.size(transposed ? 0 : 1);
-  check_shape(op, name, weight, transposed ? at::IntArrayRef{width, depth} : at::IntArrayRef{depth, width});
-  TORCH_CHECK_VALUE(width > 0, op, ": `", name, "` must not be empty, got shape ", shape_text(weight));
-  return width;
-}
-
-// x [..., depth], its weight and its bias [width]. Returns the width.
-int64_t check_layer(const char* op, const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed) {
-  const int64_t depth = check_rows(op, "x", x);
-  const int64_t width = check_weight(op, "weight", weight, transposed, depth, "x", x);
-  if (bias) check_like(op, "bias", *bias, "x", x, {width});
-  return width;
-}
-
-// The shape of x with another last dimension.
-std::vector<int64_t> with_width(const Tensor& x, int64_t width) {
-  std::vector<int64_t> shape = x.sizes().vec();
-  shape.back() = width;
-  return shape;
-}
-
-Tensor empty_rows(const Tensor& x, int64_t width) { return at::empty(with_width(x, width), x.options()); }
 
 // A preactivation of `width` columns, empty where it is not kept.
 Tensor empty_kept(const Tensor& x, int64_t width, bool keep) {
@@ -130,94 +87,6 @@ void check_kept(const char* op, const Tensor& preactivation, const Tensor& x, in
   check_out(op, "preactivation", preactivation, shape, "x", x);
 }
 
-// grad [..., width], x [..., depth] and the weight between them, for a backward pass.
-void check_backward(const char* op, const Tensor& grad, const Tensor& x, const Tensor& weight, bool transposed) {
-  const int64_t width = check_rows(op, "grad", grad);
-  check_like(op, "x", x, "grad", grad);
-  TORCH_CHECK_VALUE(x.dim() == grad.dim() && x.sizes().slice(0, x.dim() - 1) == grad.sizes().slice(0, grad.dim() - 1),
-                    op, ": `x` must have the shape of `grad` but for the last dimension, got ", shape_text(x), " and ",
-                    shape_text(grad));
-  TORCH_CHECK_VALUE(x.size(-1) > 0, op, ": the last dimension of `x` must not be 0, got shape ", shape_text(x));
-  check_like(op, "weight", weight, "grad", grad,
-             transposed ? at::IntArrayRef{width, x.size(-1)} : at::IntArrayRef{x.size(-1), width});
-}
-
-void check_gradients(const char* op, const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor& grad_x,
-                     const Tensor& grad_weight, const Tensor& grad_bias,
-                     std::initializer_list<Named> more_inputs = {}) {
-  check_out(op, "grad_x", grad_x, x.sizes(), "grad", grad);
-  check_out(op, "grad_weight", grad_weight, weight.sizes(), "grad", grad);
-  check_out(op, "grad_bias", grad_bias, {grad.size(-1)}, "grad", grad);
-  const std::initializer_list<Named> outs = {
-      {"grad_x", grad_x}, {"grad_weight", grad_weight}, {"grad_bias", grad_bias}};
-  check_apart(op, outs, {{"grad", grad}, {"x", x}, {"weight", weight}});
-  check_apart(op, outs, more_inputs);
-}
-
-ThreeTensors empty_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight) {
-  return {contiguous_like(x), contiguous_like(weight), at::empty({grad.size(-1)}, grad.options())};
-}
-
-// ---- tensors as rungs want them ----
-
-void* data_or_null(const Tensor& t) { return t.defined() ? t.data_ptr() : nullptr; }
-
-// A layer's inputs in one piece, and where its sizes go in a rung's arguments.
-struct Layer {
-  Tensor x, weight, bias;
-  int64_t depth, width;
-  bool transposed;
-
-  Layer(const Tensor& x_, const Tensor& weight_, const MaybeTensor& bias_, bool transposed_)
-      : x(in_one_piece(x_)),
-        weight(in_one_piece(weight_)),
-        bias(bias_ ? in_one_piece(*bias_) : Tensor()),
-        depth(x_.size(-1)),
-        width(weight_.size(transposed_ ? 0 : 1)),
-        transposed(transposed_) {}
-
-  template <class Args>
-  Args args() const {
-    Args a{};
-    a.x = x.data_ptr();
-    a.weight = weight.data_ptr();
-    if constexpr (requires { a.bias; }) a.bias = data_or_null(bias);
-    a.rows = x.numel() / depth;
-    a.depth = depth;
-    a.width = width;
-    a.weight_transposed = transposed;
-    a.tf32 = tf32_allowed();
-    a.dtype = dtype_of(x);
-    return a;
-  }
-};
-
-// A backward pass: grad in one piece besides, and where the gradients go.
-struct Backward : Layer {
-  Tensor grad;
-
-  Backward(const Tensor& grad_, const Tensor& x, const Tensor& weight, bool transposed)
-      : Layer(x, weight, std::nullopt, transposed), grad(in_one_piece(grad_)) {}
-
-  template <class Args>
-  Args args(const Tensor& grad_x, const Tensor& grad_weight, const Tensor& grad_bias) const {
-    Args a = Layer::args<Args>();
-    a.grad = grad.data_ptr();
-    a.grad_x = grad_x.data_ptr();
-    a.grad_weight = grad_weight.data_ptr();
-    a.grad_bias = grad_bias.data_ptr();
-    return a;
-  }
-};
-
-// Sums over no rows. Returns whether there are none.
-bool no_rows(const Tensor& grad, Tensor& grad_weight, Tensor& grad_bias) {
-  if (grad.numel() != 0) return false;
-  grad_weight.zero_();
-  grad_bias.zero_();
-  return true;
-}
-
 template <class Args>
 void set_dropout(Args& a, const PhiloxArgs& philox_args, uint32_t threshold) {
   a.rng_state = philox_args.in_memory;
@@ -227,49 +96,6 @@ void set_dropout(Args& a, const PhiloxArgs& philox_args, uint32_t threshold) {
 }
 
 }  // namespace
-
-// ---- linear ----
-
-Tensor& linear_out(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
-                   std::string_view rung, Tensor& y) {
-  const char* op = "linear";
-  const int64_t width = check_layer(op, x, weight, bias, transposed);
-  check_out(op, "y", y, with_width(x, width), "x", x);
-  check_apart(op, {{"y", y}}, {{"x", x}, {"weight", weight}});
-  if (bias) check_apart(op, {{"y", y}}, {{"bias", *bias}});
-  check_rung(linear_op(), rung, x);
-  if (y.numel() == 0) return y;
-  const Layer layer(x, weight, bias, transposed);
-  auto args = layer.args<kf::linear::Args>();
-  args.y = y.data_ptr();
-  run(linear_op(), rung, x, args);
-  return y;
-}
-
-Tensor linear(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed, std::string_view rung) {
-  Tensor y = empty_rows(x, check_layer("linear", x, weight, bias, transposed));
-  return linear_out(x, weight, bias, transposed, rung, y);
-}
-
-ThreeOuts linear_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight, bool transposed,
-                              std::string_view rung, Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
-  const char* op = "linear_backward";
-  check_backward(op, grad, x, weight, transposed);
-  check_gradients(op, grad, x, weight, grad_x, grad_weight, grad_bias);
-  check_rung(linear_backward_op(), rung, grad);
-  if (no_rows(grad, grad_weight, grad_bias)) return {grad_x, grad_weight, grad_bias};
-  const Backward backward(grad, x, weight, transposed);
-  run(linear_backward_op(), rung, grad, backward.args<kf::linear_backward::Args>(grad_x, grad_weight, grad_bias));
-  return {grad_x, grad_weight, grad_bias};
-}
-
-ThreeTensors linear_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, bool transposed,
-                             std::string_view rung) {
-  check_backward("linear_backward", grad, x, weight, transposed);
-  auto [grad_x, grad_weight, grad_bias] = empty_gradients(grad, x, weight);
-  linear_backward_out(grad, x, weight, transposed, rung, grad_x, grad_weight, grad_bias);
-  return {grad_x, grad_weight, grad_bias};
-}
 
 // ---- linear_gelu ----
 
@@ -549,11 +375,6 @@ TwoTensors mlp(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, co
 
 // ---- autocast ----
 
-Tensor linear_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
-                       std::string_view rung) {
-  return call_in<linear>(std::nullopt, "step3_fused::linear", x, weight, bias, transposed, rung);
-}
-
 TwoTensors linear_gelu_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
                                 std::string_view approximate, bool keep, std::string_view rung) {
   return call_in<linear_gelu>(std::nullopt, "step3_fused::linear_gelu", x, weight, bias, transposed, approximate, keep,
@@ -589,9 +410,7 @@ TwoTensors mlp_autocast(const Tensor& x, const Tensor& weight_1, const Tensor& b
 // ---- what there is ----
 
 std::vector<OpInfo> linear_ops() {
-  return {describe(linear_op()),
-          describe(linear_backward_op()),
-          describe(linear_gelu_op()),
+  return {describe(linear_gelu_op()),
           describe(linear_gelu_backward_op()),
           describe(gelu_linear_op()),
           describe(gelu_linear_backward_op()),

@@ -1,4 +1,4 @@
-// The ops around a matrix product on torch tensors; pybind.cpp registers them.
+// The ops that fuse something to a matrix product, on torch tensors; pybind.cpp registers them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,15 +18,7 @@ using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
 using TwoOuts = std::tuple<Tensor&, Tensor&>;
 using ThreeOuts = std::tuple<Tensor&, Tensor&, Tensor&>;
 
-// x [..., depth], weight [depth, width] or, transposed, [width, depth], bias [width]; y [..., width].
-Tensor linear(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed, std::string_view rung);
-Tensor& linear_out(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
-                   std::string_view rung, Tensor& y);
-// The gradients of x, weight and bias.
-ThreeTensors linear_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, bool transposed,
-                             std::string_view rung);
-ThreeOuts linear_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight, bool transposed,
-                              std::string_view rung, Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias);
+// Of all: x [..., depth], weight [depth, width] or, transposed, [width, depth], bias [width]; y [..., width].
 
 // y and preactivation; the latter is empty unless `keep`.
 TwoTensors linear_gelu(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
@@ -82,8 +74,6 @@ TwoOuts mlp_out(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, c
                 bool keep, std::string_view rung, Tensor& y, Tensor& preactivation);
 
 // Under torch.autocast: in its dtype, as PyTorch's products.
-Tensor linear_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
-                       std::string_view rung);
 TwoTensors linear_gelu_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
                                 std::string_view approximate, bool keep, std::string_view rung);
 Tensor gelu_linear_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,

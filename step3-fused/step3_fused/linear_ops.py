@@ -1,22 +1,21 @@
-"""The ops around a matrix product: linear layers, what is fused to their ends, and the block that they make."""
+"""The ops that fuse something to a matrix product, and the block that they make."""
 
-import functools
+from collections.abc import Callable
+from typing import Any  # `Tensor | Any` is returned where a flag asks for a tuple
 
 import torch
 import torch.nn.functional as F
 
-from kernel_fusion import rng
+from kernel_fusion import layers, rng
 from kernel_fusion.ops import (
-    check_dim,
     check_like,
     check_rows,
-    check_shape,
     contiguous_like,
     needs_gradients,
-    wide,
     without_forward_mode,
 )
-from step3_fused import _a_number_a_row, _check_eps, layer_norm
+from step3_fused import shared
+from step3_fused.layer_norm_ops import layer_norm
 
 _ops = torch.ops.step3_fused
 
@@ -24,8 +23,6 @@ __all__ = [
     "gelu_linear",
     "gelu_linear_backward",
     "layer_norm_linear",
-    "linear",
-    "linear_backward",
     "linear_bias_dropout_residual",
     "linear_bias_dropout_residual_backward",
     "linear_gelu",
@@ -33,60 +30,6 @@ __all__ = [
     "mlp",
     "transformer_block",
 ]
-
-
-@without_forward_mode
-def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    transposed: bool = False,
-    rung: str = "auto",
-) -> torch.Tensor:
-    """`x @ weight + bias`.
-
-    Args:
-        x: [..., depth], any strides; float32, float16, bfloat16 or float64.
-        weight: [depth, width], as GPT-2's Conv1D stores it, or, `transposed`, [width, depth], as nn.Linear does.
-        bias: [width], or None. All of one dtype and device.
-        transposed: which way the weight lies.
-        rung: "auto", or a name from `rungs("linear", x.device)`.
-
-    Returns:
-        [..., width], contiguous, of x's dtype, summed in float32 (float64 for float64) and rounded once; cuBLASLt,
-        which "auto" may take on a GPU, rounds sums of parts as well at some sizes. There float32 is rounded to TF32
-        before it is multiplied where `torch.backends.cuda.matmul.allow_tf32` is set, and nowhere else. Under autocast
-        all are made autocast's dtype.
-
-    Raises:
-        TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, an empty row or weight, a `rung` that is unknown or cannot do this.
-    """
-    return _ops.linear(x, weight, bias, transposed=transposed, rung=rung)
-
-
-@without_forward_mode
-def linear_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *, transposed: bool = False, rung: str = "auto"
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of x, weight and bias in `linear`.
-
-    Args:
-        grad: the gradient of y; [..., width], any strides; float32, float16, bfloat16 or float64.
-        x: [..., depth], weight: as in the forward pass. All of one dtype and device.
-        transposed: which way the weight lies, and its gradient.
-        rung: "auto", or a name from `rungs("linear_backward", grad.device)`.
-
-    Returns:
-        `(grad_x, grad_weight, grad_bias)`, contiguous, summed in float32 (float64 for float64), always in the same
-        order, and rounded once, by cuBLASLt as in `linear`.
-
-    Raises:
-        TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, an empty row, a `rung` that is unknown or cannot do this.
-    """
-    return _ops.linear_backward(grad, x, weight, transposed=transposed, rung=rung)
 
 
 @without_forward_mode
@@ -100,7 +43,7 @@ def linear_gelu(
     keep: bool = True,
     return_preactivation: bool = False,
     rung: str = "auto",
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | Any:
     """`gelu(x @ weight + bias)`.
 
     Args:
@@ -237,7 +180,7 @@ def layer_norm_linear(
     eps: float = 1e-5,
     return_statistics: bool = False,
     rung: str = "auto",
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | Any:
     """`layer_norm(x) @ weight + bias`: in GPT-2 what leads to q, k and v.
 
     Args:
@@ -358,7 +301,7 @@ def mlp(
     keep: bool = True,
     return_preactivation: bool = False,
     rung: str = "auto",
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | Any:
     """`gelu(x @ weight_1 + bias_1) @ weight_2 + bias_2`, and `residual` added to it.
 
     Args:
@@ -402,7 +345,7 @@ def transformer_block(
     dropout_p: float = 0.0,
     training: bool = True,
     eps: float = 1e-5,
-    attention=None,
+    attention: Callable[..., torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """One block of GPT-2, made of this step's ops.
 
@@ -443,74 +386,21 @@ def transformer_block(
 # ---- shapes, for torch.compile and for meta tensors: the checks of linear_host.cpp, without data ----
 
 
-def _check_weight(op, name, weight, transposed, depth, first_name, first):
-    check_like(op, name, weight, first_name, first)
-    check_dim(op, name, weight, 2)
-    width = weight.shape[0 if transposed else 1]
-    check_shape(op, name, weight, (width, depth) if transposed else (depth, width))
-    torch._check_value(width > 0, lambda: f"{op}: `{name}` must not be empty, got shape {tuple(weight.shape)}")
-    return width
-
-
-def _check_layer(op, x, weight, bias, transposed):
-    check_rows(op, "x", x)
-    width = _check_weight(op, "weight", weight, transposed, x.shape[-1], "x", x)
-    if bias is not None:
-        check_like(op, "bias", bias, "x", x, (width,))
-    return width
-
-
 def _check_approximate(op, approximate):
     torch._check_value(
         approximate in ("tanh", "none"), lambda: f"{op}: `approximate` must be 'tanh' or 'none', got '{approximate}'"
     )
 
 
-def _check_backward(op, grad, x, weight, transposed):
-    check_rows(op, "grad", grad)
-    check_like(op, "x", x, "grad", grad)
-    torch._check_value(
-        x.dim() == grad.dim() and x.shape[:-1] == grad.shape[:-1],
-        lambda: (
-            f"{op}: `x` must have the shape of `grad` but for the last dimension, got {tuple(x.shape)} and "
-            f"{tuple(grad.shape)}"
-        ),
-    )
-    torch._check_value(
-        x.shape[-1] != 0, lambda: f"{op}: the last dimension of `x` must not be 0, got shape {tuple(x.shape)}"
-    )
-    shape = (x.shape[-1], grad.shape[-1])
-    check_like(op, "weight", weight, "grad", grad, shape[::-1] if transposed else shape)
-
-
-def _rows(x, width):
-    return x.new_empty((*x.shape[:-1], width))
-
-
 def _kept(x, width, keep):
-    return _rows(x, width) if keep else x.new_empty(0)
-
-
-def _gradients(grad, x, weight):
-    return contiguous_like(x), contiguous_like(weight), grad.new_empty(grad.shape[-1])
-
-
-@torch.library.register_fake("step3_fused::linear")
-def _(x, weight, bias=None, *, transposed=False, rung="auto"):
-    return _rows(x, _check_layer("linear", x, weight, bias, transposed))
-
-
-@torch.library.register_fake("step3_fused::linear_backward")
-def _(grad, x, weight, *, transposed=False, rung="auto"):
-    _check_backward("linear_backward", grad, x, weight, transposed)
-    return _gradients(grad, x, weight)
+    return layers.empty_rows(x, width) if keep else x.new_empty(0)
 
 
 @torch.library.register_fake("step3_fused::linear_gelu")
 def _(x, weight, bias=None, *, transposed=False, approximate="tanh", keep=True, rung="auto"):
-    width = _check_layer("linear_gelu", x, weight, bias, transposed)
+    width = layers.check_layer("linear_gelu", x, weight, bias, transposed)
     _check_approximate("linear_gelu", approximate)
-    return _rows(x, width), _kept(x, width, keep)
+    return layers.empty_rows(x, width), _kept(x, width, keep)
 
 
 @torch.library.register_fake("step3_fused::linear_gelu_backward")
@@ -518,50 +408,50 @@ def _(grad, preactivation, x, weight, *, transposed=False, approximate="tanh", r
     op = "linear_gelu_backward"
     check_rows(op, "grad", grad)
     check_like(op, "preactivation", preactivation, "grad", grad, grad.shape)
-    _check_backward(op, grad, x, weight, transposed)
+    layers.check_backward(op, grad, x, weight, transposed)
     _check_approximate(op, approximate)
-    return _gradients(grad, x, weight)
+    return layers.empty_gradients(grad, x, weight)
 
 
 @torch.library.register_fake("step3_fused::gelu_linear")
 def _(x, weight, bias=None, *, transposed=False, approximate="tanh", rung="auto"):
-    width = _check_layer("gelu_linear", x, weight, bias, transposed)
+    width = layers.check_layer("gelu_linear", x, weight, bias, transposed)
     _check_approximate("gelu_linear", approximate)
-    return _rows(x, width)
+    return layers.empty_rows(x, width)
 
 
 @torch.library.register_fake("step3_fused::gelu_linear_backward")
 def _(grad, x, weight, *, transposed=False, approximate="tanh", rung="auto"):
-    _check_backward("gelu_linear_backward", grad, x, weight, transposed)
+    layers.check_backward("gelu_linear_backward", grad, x, weight, transposed)
     _check_approximate("gelu_linear_backward", approximate)
-    return _gradients(grad, x, weight)
+    return layers.empty_gradients(grad, x, weight)
 
 
 @torch.library.register_fake("step3_fused::layer_norm_linear")
 def _(x, norm_weight, norm_bias, weight, bias=None, *, transposed=False, eps=1e-5, rung="auto"):
     op = "layer_norm_linear"
-    width = _check_layer(op, x, weight, bias, transposed)
+    width = layers.check_layer(op, x, weight, bias, transposed)
     for name, parameter in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
         check_like(op, name, parameter, "x", x, x.shape[-1:])
-    _check_eps(op, eps)
-    return _rows(x, width), _a_number_a_row(x), _a_number_a_row(x)
+    shared.check_eps(op, eps)
+    return layers.empty_rows(x, width), shared.a_number_a_row(x), shared.a_number_a_row(x)
 
 
 @torch.library.register_fake("step3_fused::linear_bias_dropout_residual")
 def _(x, weight, bias, residual, dropout_p, rng_state, *, transposed=False, rung="auto"):
     op = "linear_bias_dropout_residual"
-    width = _check_layer(op, x, weight, bias, transposed)
+    width = layers.check_layer(op, x, weight, bias, transposed)
     check_like(op, "residual", residual, "x", x, (*x.shape[:-1], width))
     rng.check(op, "dropout_p", dropout_p, rng_state, x)
-    return _rows(x, width)
+    return layers.empty_rows(x, width)
 
 
 @torch.library.register_fake("step3_fused::linear_bias_dropout_residual_backward")
 def _(grad, x, weight, dropout_p, rng_state, *, transposed=False, rung="auto"):
     op = "linear_bias_dropout_residual_backward"
-    _check_backward(op, grad, x, weight, transposed)
+    layers.check_backward(op, grad, x, weight, transposed)
     rng.check(op, "dropout_p", dropout_p, rng_state, grad)
-    return _gradients(grad, x, weight)
+    return layers.empty_gradients(grad, x, weight)
 
 
 @torch.library.register_fake("step3_fused::mlp")
@@ -581,7 +471,7 @@ def _(
     op = "mlp"
     check_rows(op, "x", x)
     width = x.shape[-1]
-    inner = _check_weight(op, "weight_1", weight_1, transposed, width, "x", x)
+    inner = layers.check_weight(op, "weight_1", weight_1, transposed, width, "x", x)
     check_like(op, "bias_1", bias_1, "x", x, (inner,))
     check_like(op, "weight_2", weight_2, "x", x, (width, inner) if transposed else (inner, width))
     check_like(op, "bias_2", bias_2, "x", x, (width,))
@@ -597,36 +487,6 @@ rng.register_fake("step3_fused")
 # ---- gradients: this step's own kernels ----
 
 
-def _without_autocast(backward):
-    """A backward inside an autocast region computes the same."""
-
-    @functools.wraps(backward)
-    def plain(ctx, grad, *more):
-        with torch.autocast(grad.device.type, enabled=False):
-            return backward(ctx, grad, *more)
-
-    return plain
-
-
-def _biased(ctx, grads):
-    """Of x, weight and bias, the last only where there is one."""
-    return *grads[:2], grads[2] if ctx.has_bias else None
-
-
-def _linear_setup(ctx, inputs, keyword_only_inputs, output):
-    x, weight, bias = inputs
-    ctx.save_for_backward(x, weight)
-    ctx.has_bias, ctx.transposed = bias is not None, keyword_only_inputs["transposed"]
-
-
-@_without_autocast
-def _linear_backward(ctx, grad):
-    return _biased(ctx, _ops.linear_backward(grad, *ctx.saved_tensors, transposed=ctx.transposed))
-
-
-torch.library.register_autograd("step3_fused::linear", _linear_backward, setup_context=_linear_setup)
-
-
 def _gelu_options(ctx, keyword_only_inputs):
     ctx.options = {name: keyword_only_inputs[name] for name in ("transposed", "approximate")}
 
@@ -637,6 +497,7 @@ def _linear_gelu_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.save_for_backward(x, weight, output[1] if ctx.keep else bias)
     _gelu_options(ctx, keyword_only_inputs)
     ctx.set_materialize_grads(False)
+    shared.step_2()  # an error comes now, not in the backward
 
 
 def _linear_gelu_backward(ctx, grad, grad_preactivation):
@@ -646,12 +507,12 @@ def _linear_gelu_backward(ctx, grad, grad_preactivation):
         if grad is None:
             grads = None
         else:
-            preactivation = saved if ctx.keep else _ops.linear(x, weight, saved, transposed=transposed)
+            preactivation = saved if ctx.keep else shared.step_2().linear(x, weight, saved, transposed=transposed)
             grads = _ops.linear_gelu_backward(grad, preactivation, x, weight, **ctx.options)
         if grad_preactivation is not None and ctx.keep:  # somebody used what was returned besides
-            more = _ops.linear_backward(grad_preactivation, x, weight, transposed=transposed)
+            more = shared.step_2().linear_backward(grad_preactivation, x, weight, transposed=transposed)
             grads = more if grads is None else [a + b for a, b in zip(grads, more, strict=True)]
-    return (None, None, None) if grads is None else _biased(ctx, grads)
+    return (None, None, None) if grads is None else layers.biased(ctx, grads)
 
 
 torch.library.register_autograd("step3_fused::linear_gelu", _linear_gelu_backward, setup_context=_linear_gelu_setup)
@@ -664,9 +525,9 @@ def _gelu_linear_setup(ctx, inputs, keyword_only_inputs, output):
     _gelu_options(ctx, keyword_only_inputs)
 
 
-@_without_autocast
+@layers.without_autocast
 def _gelu_linear_backward(ctx, grad):
-    return _biased(ctx, _ops.gelu_linear_backward(grad, *ctx.saved_tensors, **ctx.options))
+    return layers.biased(ctx, _ops.gelu_linear_backward(grad, *ctx.saved_tensors, **ctx.options))
 
 
 torch.library.register_autograd("step3_fused::gelu_linear", _gelu_linear_backward, setup_context=_gelu_linear_setup)
@@ -678,15 +539,16 @@ def _layer_norm_linear_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.has_bias, ctx.transposed = bias is not None, keyword_only_inputs["transposed"]
     ctx.eps = keyword_only_inputs["eps"]
     ctx.mark_non_differentiable(*output[1:])
+    shared.step_2()  # an error comes now, not in the backward
 
 
-@_without_autocast
+@layers.without_autocast
 def _layer_norm_linear_backward(ctx, grad, *_):
     x, norm_weight, norm_bias, weight = ctx.saved_tensors
     # The rows, which the gradient of the weight needs, are normalised again. Their statistics come with them, with
     # gradients of their own for a second pass.
     normalised, mean, rstd = _ops.layer_norm(x, norm_weight, norm_bias, eps=ctx.eps)
-    grad_rows, *of_layer = _ops.linear_backward(grad, normalised, weight, transposed=ctx.transposed)
+    grad_rows, *of_layer = shared.step_2().linear_backward(grad, normalised, weight, transposed=ctx.transposed)
     of_norm = _ops.layer_norm_backward(grad_rows, x, norm_weight, mean, rstd)
     return *of_norm, of_layer[0], of_layer[1] if ctx.has_bias else None
 
@@ -700,9 +562,11 @@ def _dropout_setup(ctx, inputs, keyword_only_inputs, output):
     x, weight, bias, _, ctx.dropout_p, rng_state = inputs
     ctx.save_for_backward(x, weight, rng_state)
     ctx.has_bias, ctx.transposed = bias is not None, keyword_only_inputs["transposed"]
+    if not rng.drops(ctx.dropout_p):
+        shared.step_2()  # an error comes now, not in the backward
 
 
-@_without_autocast
+@layers.without_autocast
 def _dropout_backward(ctx, grad):
     x, weight, rng_state = ctx.saved_tensors
     if rng.drops(ctx.dropout_p):
@@ -710,8 +574,8 @@ def _dropout_backward(ctx, grad):
             grad, x, weight, ctx.dropout_p, rng_state, transposed=ctx.transposed
         )
     else:
-        grads = _ops.linear_backward(grad, x, weight, transposed=ctx.transposed)
-    return *_biased(ctx, grads), grad, None, None
+        grads = shared.step_2().linear_backward(grad, x, weight, transposed=ctx.transposed)
+    return *layers.biased(ctx, grads), grad, None, None
 
 
 torch.library.register_autograd(
@@ -725,6 +589,7 @@ def _mlp_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.save_for_backward(x, weight_1, weight_2, output[1] if ctx.keep else bias_1)
     _gelu_options(ctx, keyword_only_inputs)
     ctx.set_materialize_grads(False)
+    shared.step_2()  # an error comes now, not in the backward
 
 
 def _mlp_backward(ctx, grad, grad_preactivation):
@@ -734,13 +599,13 @@ def _mlp_backward(ctx, grad, grad_preactivation):
     with torch.autocast(x.device.type, enabled=False):
         grad_inner = grad_preactivation if ctx.keep else None
         if grad is not None:
-            preactivation = saved if ctx.keep else _ops.linear(x, weight_1, saved, transposed=transposed)
+            preactivation = saved if ctx.keep else shared.step_2().linear(x, weight_1, saved, transposed=transposed)
             through, *of_second = _ops.gelu_linear_backward(grad, preactivation, weight_2, **ctx.options)
             grad_inner = through if grad_inner is None else through + grad_inner
             grad_residual = grad if ctx.has_residual else None
         if grad_inner is None:
             return (None,) * 6
-        of_first = _ops.linear_backward(grad_inner, x, weight_1, transposed=transposed)
+        of_first = shared.step_2().linear_backward(grad_inner, x, weight_1, transposed=transposed)
     return *of_first, *of_second, grad_residual
 
 
@@ -750,17 +615,6 @@ torch.library.register_autograd("step3_fused::mlp", _mlp_backward, setup_context
 # The gradients of these gradients are few people's need: they are PyTorch's operations on the formulas.
 
 
-def _turned(weight, transposed):
-    """A weight as [depth, width]."""
-    return weight.mT if transposed else weight
-
-
-def _formula_of_backward(grad, x, weight, transposed):
-    rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
-    grad_weight = rows.mT @ inputs if transposed else inputs.mT @ rows
-    return grad @ _turned(weight, transposed).mT, grad_weight, rows.sum(0)
-
-
 def _gelu_slope(h, approximate):
     """As an operation that has a gradient itself."""
     h = h.detach().requires_grad_() if not h.requires_grad else h
@@ -768,40 +622,13 @@ def _gelu_slope(h, approximate):
     return slope
 
 
-def _second(op, formula, tensors):
-    """Registers the gradient of `op`, a backward pass, whose first `tensors` inputs are tensors to be differentiated.
-
-    formula: of these in float32 or float64, of the other inputs and of the options but `rung`.
-    """
-
-    def setup(ctx, inputs, keyword_only_inputs, output):
-        ctx.save_for_backward(*inputs[:tensors], *(t for t in inputs[tensors:] if isinstance(t, torch.Tensor)))
-        ctx.others = [None if isinstance(t, torch.Tensor) else t for t in inputs[tensors:]]
-        ctx.options = {name: value for name, value in keyword_only_inputs.items() if name != "rung"}
-
-    def backward(ctx, *grads):
-        saved = ctx.saved_tensors
-        more = iter(saved[tensors:])
-        others = [next(more) if other is None else other for other in ctx.others]
-        with torch.enable_grad(), torch.autocast(saved[0].device.type, enabled=False):
-            variables = [wide(t).detach().requires_grad_() for t in saved[:tensors]]
-            outputs = formula(*variables, *others, **ctx.options)
-            found = torch.autograd.grad(outputs, variables, [wide(g) for g in grads], allow_unused=True)
-        first = [
-            torch.zeros_like(t) if f is None else f.to(t.dtype) for f, t in zip(found, saved[:tensors], strict=True)
-        ]
-        return *first, *(None for _ in others)
-
-    torch.library.register_autograd(f"step3_fused::{op}", backward, setup_context=setup)
-
-
 def _formula_of_gelu_backward(grad, preactivation, x, weight, transposed, approximate):
-    return _formula_of_backward(grad * _gelu_slope(preactivation, approximate), x, weight, transposed)
+    return layers.formula_of_backward(grad * _gelu_slope(preactivation, approximate), x, weight, transposed)
 
 
 def _formula_of_gelu_linear_backward(grad, x, weight, transposed, approximate):
     activation = F.gelu(x, approximate=approximate)
-    through, *rest = _formula_of_backward(grad, activation, weight, transposed)
+    through, *rest = layers.formula_of_backward(grad, activation, weight, transposed)
     return through * _gelu_slope(x, approximate), *rest
 
 
@@ -810,10 +637,9 @@ def _formula_of_dropout_backward(grad, x, weight, dropout_p, rng_state, transpos
     ones = torch.ones(grad.shape, dtype=grad.dtype, device=grad.device)
     unit, zeros = ones.new_ones(1, grad.shape[-1]), torch.zeros_like(ones)
     mask = _ops.linear_bias_dropout_residual(ones[..., :1].contiguous(), unit, None, zeros, dropout_p, rng_state)
-    return _formula_of_backward(grad * mask.detach(), x, weight, transposed)
+    return layers.formula_of_backward(grad * mask.detach(), x, weight, transposed)
 
 
-_second("linear_backward", _formula_of_backward, 3)
-_second("linear_gelu_backward", _formula_of_gelu_backward, 4)
-_second("gelu_linear_backward", _formula_of_gelu_linear_backward, 3)
-_second("linear_bias_dropout_residual_backward", _formula_of_dropout_backward, 3)
+layers.register_second_gradient("step3_fused::linear_gelu_backward", _formula_of_gelu_backward, 4)
+layers.register_second_gradient("step3_fused::gelu_linear_backward", _formula_of_gelu_linear_backward, 3)
+layers.register_second_gradient("step3_fused::linear_bias_dropout_residual_backward", _formula_of_dropout_backward, 3)

@@ -508,7 +508,7 @@ def test_where_step_1_is_not_built_the_forward_says_so(monkeypatch):
     def missing():
         raise ImportError("step1_simple is not built")
 
-    monkeypatch.setattr(step3_fused, "_step_1", missing)
+    monkeypatch.setattr(step3_fused.shared, "step_1", missing)
     inputs = inputs_of((3, 8), torch.float32, "cpu")
     assert len(as_tuple(step3_fused.residual_layer_norm(*inputs))) == 2
     function, variables = differentiable(inputs)

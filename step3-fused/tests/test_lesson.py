@@ -4,7 +4,6 @@ import inspect
 import math
 import pathlib
 import re
-import runpy
 
 import pytest
 import torch
@@ -21,22 +20,8 @@ def test_the_lesson(check):
     check()
 
 
-UNBUILT = """
-import runpy
-import sys
-
-from kernel_fusion import steps
-
-steps.is_built = lambda step: False
-runpy.run_path(sys.argv[1])
-assert "step3_fused" not in sys.modules
-"""
-
-
 def test_without_a_build_the_script_says_what_to_build():
-    said = LESSON.run("-c", UNBUILT, str(LESSON.script))
-    assert "build the step first: cd step3-fused && python setup.py build_ext --inplace" in said
-    assert said.count("wrote ") >= LESSON.pictures
+    LESSON.check_unbuilt()
 
 
 # ---- its rules ----
@@ -45,10 +30,7 @@ def test_without_a_build_the_script_says_what_to_build():
 @pytest.fixture(scope="module")
 def lesson():
     """What lesson.py defines."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPLBACKEND", "agg")
-        patch.chdir(HERE)
-        return runpy.run_path(str(LESSON.script))
+    return LESSON.defined()
 
 
 def constants(name):
@@ -110,7 +92,7 @@ def test_tiles_make_the_whole_product(tile, lesson):
 
 
 def test_tiles_are_those_of_v9(lesson):
-    hopper = constants("include/step3/hopper_product.h")
+    hopper = constants("../step2-attention/include/step2/hopper_tile.h")
     split = constants("kernels/linear/half_depth.h") | constants("kernels/linear/v9_split.cu")
     assert defaults(lesson["tiles_of"]) == {"tile_rows": hopper["kConsumers"] * 64, "tile_columns": 256}
     assert defaults(lesson["width_of_tiles"]) == {

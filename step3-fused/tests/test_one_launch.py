@@ -4,13 +4,21 @@ python -m pytest tests/test_one_launch.py
 """
 
 import pytest
-import test_fused
 import torch
-from test_fused import FORMULAS, ON_TENSOR_CORES, attention_inputs, can_run, from_pieces
 
 import step3_fused
 from kernel_fusion import testing
 from kernel_fusion.testing.accuracy import as_tuple
+from step3_fused import attention_testing
+from step3_fused.attention_testing import (
+    FORMULAS,
+    ON_TENSOR_CORES,
+    attention_inputs,
+    can_run,
+    from_pieces,
+    half_types,
+    with_and_without_mask,
+)
 
 DATAFLOW, CLUSTER, HEADS = ON_TENSOR_CORES
 
@@ -29,8 +37,6 @@ def on_devices(*rungs, only=""):
 
 on_each = on_devices(*ON_TENSOR_CORES)
 each_rung = pytest.mark.parametrize("rung", ON_TENSOR_CORES)
-half_types = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
 def inputs_of(rung, *shape, device, dtype=torch.bfloat16):
@@ -47,7 +53,7 @@ def outputs_of(rung, *inputs, **options):
 
 
 def check(inputs, rung, **options):
-    return test_fused.check(ON_TENSOR_CORES[rung], inputs, rung, **({"layouts": False} | options))
+    return attention_testing.check(ON_TENSOR_CORES[rung], inputs, rung, **({"layouts": False} | options))
 
 
 @on_each

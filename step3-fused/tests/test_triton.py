@@ -1,77 +1,19 @@
-"""triton_kernels.py: on a GPU as it is used, and without one by Triton's interpreter, which computes in NumPy.
-
-The interpreter has to be chosen before Triton is imported, so it has a process of its own. It multiplies bfloat16 as if
-the bits were whole numbers, so products of that type need a GPU.
-"""
-
-import importlib.metadata
-import importlib.util
-import subprocess
-import sys
+"""triton_kernels.py, on a GPU and by Triton's interpreter, against formulas."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from kernel_fusion import steps, testing
-from kernel_fusion.console import child_environment
+from kernel_fusion import testing
+from kernel_fusion.testing.triton_peer import RUNNERS, Runner, kernels_of, on_gpu
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("needs Triton: pip install triton", allow_module_level=True)
-
-kernels = steps.load_script(steps.find("step3"), "peers/triton_kernels")
+kernels = kernels_of("step3")
 
 
-def version(package):
-    return tuple(map(int, importlib.metadata.version(package).split(".")[:2]))
-
-
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-by_interpreter = pytest.mark.skipif(
-    version("triton") < (3, 7) and version("numpy") >= (2, 4), reason="Triton before 3.7 cannot interpret by NumPy 2.4"
-)
-
-# Reads from one file a list of (function, inputs, options), in which `config` is a number; writes the outputs into
-# another.
-CHILD = """
-import sys
-import torch
-from kernel_fusion import steps
-
-kernels = steps.load_script(steps.find("step3"), "peers/triton_kernels")
-outputs = []
-for function, inputs, options in torch.load(sys.argv[1]):
-    if "config" in options:
-        options["config"] = kernels.CONFIGS[options["config"]]
-    outputs.append(getattr(kernels, function)(*inputs, **options))
-torch.save(outputs, sys.argv[2])
-"""
-
-
-def interpreted(calls, folder):
-    torch.save(calls, folder / "calls.pt")
-    environment = child_environment(TRITON_INTERPRET="1")
-    command = [sys.executable, "-c", CHILD, str(folder / "calls.pt"), str(folder / "outputs.pt")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return torch.load(folder / "outputs.pt")
-
-
-def compiled(calls):
-    outputs = []
-    for function, inputs, options in calls:
-        if "config" in options:
-            options = options | {"config": kernels.CONFIGS[options["config"]]}
-        inputs = [t if t is None else t.cuda() for t in inputs]
-        output = getattr(kernels, function)(*inputs, **options)
-        outputs.append(output.cpu() if isinstance(output, torch.Tensor) else tuple(t.cpu() for t in output))
-    return outputs
-
-
-@pytest.fixture(params=[pytest.param("interpreter", marks=by_interpreter), pytest.param("cuda", marks=on_gpu)])
+@pytest.fixture(params=RUNNERS)
 def run(request, tmp_path):
     """A function that takes calls, (function, inputs, options), and gives their outputs."""
-    return compiled if request.param == "cuda" else lambda calls: interpreted(calls, tmp_path)
+    return Runner("step3", request.param, tmp_path)
 
 
 ALLOWED = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -180,16 +122,10 @@ def layer(rows, depth, width, dtype=torch.float32):
     return x, weight * depth**-0.5, bias, residual
 
 
-def multiplies(dtype, run):
-    """Skips where Triton cannot multiply this type."""
-    if dtype == torch.bfloat16 and run is not compiled:
-        pytest.skip("Triton's interpreter cannot multiply bfloat16")
-
-
 @every_dtype
 def test_linear_of_any_shape(dtype, run):
     """Tiles of 64: less than one, one, just more; a depth that is not of whole pieces; more tiles than a group has."""
-    multiplies(dtype, run)
+    run.multiplies(dtype)
     shapes = [(1, 1, 1), (5, 3, 7), (64, 64, 64), (65, 130, 66), (130, 72, 33), (600, 16, 65)]
     calls = [("linear", layer(*shape, dtype)[:inputs], {"config": 1}) for shape in shapes for inputs in (2, 3, 4)]
     check(run, calls, linear)
@@ -198,13 +134,13 @@ def test_linear_of_any_shape(dtype, run):
 @every_dtype
 @pytest.mark.parametrize("keep", [False, True], ids=["", "keep"])
 def test_linear_gelu(keep, dtype, run):
-    multiplies(dtype, run)
+    run.multiplies(dtype)
     inputs = [layer(*shape, dtype)[:3] for shape in [(1, 40, 24), (70, 90, 130)]]
     check(run, [("linear_gelu", given, {"keep": keep, "config": 1}) for given in inputs], linear_gelu)
 
 
 def test_every_configuration_is_right(run):
-    dtype = torch.float16 if run is compiled else torch.float32  # wide tiles must fit
+    dtype = torch.float16 if run.how == "cuda" else torch.float32  # wide tiles must fit
     inputs = [layer(150, 200, 300, dtype), layer(2, 129, 16, dtype)]
     check(run, [("linear", given, {"config": n}) for given in inputs for n in range(len(kernels.CONFIGS))], linear)
 

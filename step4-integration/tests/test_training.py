@@ -29,13 +29,6 @@ on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 fused_or_separate = pytest.mark.parametrize("fused", [True, False], ids=["fused", "separate"])
 
 
-@pytest.fixture
-def one_thread():
-    """For many steps on tensors so small that a second thread is only waited for."""
-    with train.one_thread():
-        yield
-
-
 # ---- the text, and the bar ----
 
 
@@ -80,7 +73,7 @@ def test_the_bigram_models_weights_are_not_fitted_on_what_was_counted():
 
 
 def test_the_fitted_weights_beat_any_single_part():
-    text = as_text(pathlib.Path(__file__).parents[1].joinpath("test_integration.py").read_text())
+    text = as_text("".join(path.read_text() for path in sorted(pathlib.Path(__file__).parent.glob("test_*.py"))))
     bigram = train.Bigram(text[:20_000])
     held_out = text[20_000:30_000]
     fitted = bigram.loss(held_out)

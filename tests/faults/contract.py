@@ -85,8 +85,8 @@ FAULTS = [
         "memory-not-poisoned",
         "scratch memory that is read before it is written",
         ACCURACY,
-        "torch.utils.deterministic.fill_uninitialized_memory = True",
-        "torch.utils.deterministic.fill_uninitialized_memory = False",
+        "settings.fill_uninitialized_memory = True",
+        "settings.fill_uninitialized_memory = False",
         f"{REJECTED}"
         "[scratch_not_written-1 of 165 elements of `out`, the first at (0, 3), are wrong: it is nan, must be]",
     ),

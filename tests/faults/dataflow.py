@@ -124,8 +124,8 @@ FAULTS = [
         "weights-of-the-first-columns",
         "dataflow: each tile of the projection has the weights of the first",
         f"{BLOCK3}/project.h",
-        "&maps.weight, &shared.full[ring.index], column + c,",
-        "&maps.weight, &shared.full[ring.index], c,",
+        "&maps.weight, &shared.pipe.full[ring.index], column + c,",
+        "&maps.weight, &shared.pipe.full[ring.index], c,",
         dataflow("(1, 17, 70, 70, 8)"),
     ),
     Fault(

@@ -2,15 +2,16 @@
 
 from kernel_fusion.checks.faults import Fault
 
-PYTHON = "step3-fused/step3_fused/__init__.py"
+PYTHON = "step3-fused/step3_fused/attention_ops.py"
 HOST = "step3-fused/fused_host.cpp"
 PLAIN = "step3-fused/cpu/fused_cpu.cpp"
 HEADERS = "step3-fused/include/step3"
 DATAFLOW = "step3-fused/kernels/attention_block"
-FUSED_TESTS = "step3-fused/test_fused.py"
 TESTS = "step3-fused/tests/test_attention_training.py"
+TRAINING_GRADIENTS3 = "step3-fused/tests/test_attention_training_gradients.py"
+MEMORY3 = "step3-fused/tests/test_memory.py"
 
-FORMULA = f"{TESTS}::test_gradients_are_those_of_the_formula[full-attention_block-cpu]"
+FORMULA = f"{TRAINING_GRADIENTS3}::test_gradients_are_those_of_the_formula[full-attention_block-cpu]"
 
 
 def padded(rung: str, dropout: str = "both", dtype: str = "float32") -> str:
@@ -29,17 +30,17 @@ PYTHON_FAULTS = [
     Fault(
         "statistics-again-by-the-default-eps",
         "where mean and rstd are not kept they are computed again with the default eps",
-        PYTHON,
+        "step3-fused/step3_fused/shared.py",
         "statistics or _ops.layer_norm(x, weight, weight, eps=ctx.eps)[1:]",
         "statistics or _ops.layer_norm(x, weight, weight)[1:]",
-        f"{TESTS}::test_without_what_is_kept_it_is_registered_as_well[attention_block]",
+        f"{TRAINING_GRADIENTS3}::test_without_what_is_kept_it_is_registered_as_well[attention_block]",
     ),
     Fault(
         "the-dropped-are-projected-back",
         "the projection's gradient is of all that came back, whatever dropout had dropped",
         PYTHON,
-        "_ops.linear_backward(grad_projected, attended, proj_weight)",
-        "_ops.linear_backward(grad_total, attended, proj_weight)",
+        "linear_backward(grad_projected, attended, proj_weight)",
+        "linear_backward(grad_total, attended, proj_weight)",
         FORMULA,
     ),
     Fault(
@@ -54,16 +55,16 @@ PYTHON_FAULTS = [
         "states-change-places",
         "the way back drops of the projection by the state of attention's dropout",
         PYTHON,
-        "grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.dropout_p, rng_state)",
-        "grad_projected, _ = _step_1().bias_dropout_residual_backward(grad_total, ctx.dropout_p, attention_rng_state)",
+        "bias_dropout_residual_backward(grad_total, ctx.dropout_p, rng_state)",
+        "bias_dropout_residual_backward(grad_total, ctx.dropout_p, attention_rng_state)",
         FORMULA,
     ),
     Fault(
         "padding-comes-back",
         "the way back of fused attention takes padding for keys",
         PYTHON,
-        "attention_backward(*rows, *bounds, grad_lse if ctx.keeps else None, rng_state, **ctx.attention)",
-        "attention_backward(*rows, None, None, grad_lse if ctx.keeps else None, rng_state, **ctx.attention)",
+        "*rows, *bounds, grad_lse if ctx.keeps else None, rng_state, **ctx.attention",
+        "*rows, None, None, grad_lse if ctx.keeps else None, rng_state, **ctx.attention",
         f"{TESTS}::test_what_padding_holds_has_no_influence[full-attention_block-cpu-cpu]",
     ),
     Fault(
@@ -80,7 +81,7 @@ PYTHON_FAULTS = [
         PYTHON,
         "keep = return_statistics or needs_gradients(*inputs)",
         "keep = return_statistics or True",
-        f"{FUSED_TESTS}::test_statistics_are_kept_where_a_gradient_is_wanted[attention_block-cpu]",
+        f"{MEMORY3}::test_statistics_are_kept_where_a_gradient_is_wanted[attention_block-cpu]",
     ),
     Fault(
         "attentions-state-unchecked",

@@ -14,7 +14,16 @@ SOFTMAX2 = "step2-attention/tests/test_softmax.py"
 BACKWARD2 = "step2-attention/tests/test_softmax_backward.py"
 TEST3 = "step3-fused/test_fused.py"
 TEST4 = "step4-integration/test_integration.py"
-APART1 = f"{TEST1}::test_an_out_that_shares_memory_with_anything_is_refused"
+DROPOUT1 = "step1-simple/tests/test_dropout.py"
+REFUSALS1 = "step1-simple/tests/test_refusals.py"
+REGISTRATION1 = "step1-simple/tests/test_registration.py"
+AUTOGRAD2 = "step2-attention/tests/test_attention_autograd.py"
+REFUSALS2 = "step2-attention/tests/test_attention_refusals.py"
+AUTOGRAD3 = "step3-fused/tests/test_autograd.py"
+EMBEDDING4 = "step4-integration/tests/test_embedding.py"
+KV_APPEND4 = "step4-integration/tests/test_kv_append.py"
+OPS4 = "step4-integration/tests/test_ops.py"
+APART1 = f"{REFUSALS1}::test_an_out_that_shares_memory_with_anything_is_refused"
 
 FAULTS = [
     # ---- arguments ----
@@ -24,7 +33,7 @@ FAULTS = [
         HOST1,
         "for (const Tensor& t : {bias, residual})",
         "for (const Tensor& t : {bias})",
-        f"{TEST1}::test_autocast_finds_the_widest_dtype_wherever_it_is[torch.bfloat16-torch.float32-residual-cpu]",
+        f"{REGISTRATION1}::test_autocast_finds_the_widest_dtype_wherever_it_is[torch.bfloat16-torch.float32-residual-cpu]",
     ),
     Fault(
         "split-beyond-one-round",
@@ -72,7 +81,7 @@ FAULTS = [
         HOST2,
         "call_in<softmax>(at::kFloat,",
         "call_in<softmax>(std::nullopt,",
-        f"{TEST2}::test_autocast_makes_softmax_float32_and_attention_lower_precision[torch.bfloat16-cpu]",
+        f"{AUTOGRAD2}::test_autocast_makes_softmax_float32_and_attention_lower_precision[torch.bfloat16-cpu]",
     ),
     Fault(
         "autocast-forgets-the-mask",
@@ -80,7 +89,7 @@ FAULTS = [
         HOST2,
         "key_begin, key_end, rng_state, causal,\n                            scale, dropout_p, rung);",
         "key_begin, key_end, rng_state, false,\n                            scale, dropout_p, rung);",
-        f"{TEST2}::test_autocast_makes_softmax_float32_and_attention_lower_precision[torch.bfloat16-cpu]",
+        f"{AUTOGRAD2}::test_autocast_makes_softmax_float32_and_attention_lower_precision[torch.bfloat16-cpu]",
     ),
     Fault(
         "autocast-forgets-eps",
@@ -88,7 +97,7 @@ FAULTS = [
         HOST3,
         "scale, eps, dropout_p, attention_dropout_p, keep, rung);\n}\n\n// ---- what there is",
         "scale, 1e-5, dropout_p, attention_dropout_p, keep, rung);\n}\n\n// ---- what there is",
-        f"{TEST3}::test_autocast_casts_each_tensor[attention_block-cpu]",
+        f"{AUTOGRAD3}::test_autocast_casts_each_tensor[attention_block-cpu]",
     ),
     Fault(
         "gradient-over-the-weights",
@@ -144,7 +153,7 @@ FAULTS = [
         HOST2,
         '{{"k", k}, {"v", v}, {"key_begin", key_begin}, {"key_end", key_end}, {"rng_state", rng_state}});',
         '{{"k", k}, {"key_begin", key_begin}, {"key_end", key_end}, {"rng_state", rng_state}});',
-        f"{TEST2}::test_an_out_that_shares_memory_with_an_input_is_refused[cpu]",
+        f"{REFUSALS2}::test_an_out_that_shares_memory_with_an_input_is_refused[cpu]",
     ),
     Fault(
         "unaligned-output-lost",
@@ -168,7 +177,7 @@ FAULTS = [
         HOST2,
         'if (input) check_apart(op, {{"out", out}, {"lse", lse}}, {{name, *input}});',
         'if (input) check_apart(op, {{"out", out}}, {{name, *input}});',
-        f"{TEST2}::test_an_out_that_shares_memory_with_an_input_is_refused[cpu]",
+        f"{REFUSALS2}::test_an_out_that_shares_memory_with_an_input_is_refused[cpu]",
     ),
     Fault(
         "bounds-in-pieces",
@@ -184,7 +193,7 @@ FAULTS = [
         HOST2,
         "k.size(1) == q.size(1) || (k.size(1) > 0 && q.size(1) % k.size(1) == 0)",
         "k.size(1) > 0 || q.size(1) == 0",
-        f"{TEST2}::test_attention_refuses[cpu]",
+        f"{REFUSALS2}::test_attention_refuses[cpu]",
     ),
     Fault(
         "scale-of-0-is-none-2",
@@ -216,7 +225,7 @@ FAULTS = [
         HOST4,
         "token_weight.size(0) > 0 && width > 0",
         "token_weight.size(0) > 0",
-        f"{TEST4}::test_embedding_refuses[cpu]",
+        f"{EMBEDDING4}::test_embedding_refuses[cpu]",
     ),
     Fault(
         "id-just-past-the-table",
@@ -224,7 +233,7 @@ FAULTS = [
         HOST4,
         "return id < 0 || id >= vocab;",
         "return id < 0 || id > vocab;",
-        f"{TEST4}::test_a_bad_id_is_an_error_on_the_cpu[torch.int64-cpu]",
+        f"{EMBEDDING4}::test_a_bad_id_is_an_error_on_the_cpu[torch.int64-cpu]",
     ),
     Fault(
         "cache-too-short",
@@ -232,7 +241,7 @@ FAULTS = [
         HOST4,
         "position <= k_cache.size(2) - k.size(2)",
         "position <= k_cache.size(2)",
-        f"{TEST4}::test_kv_append_refuses[cpu]",
+        f"{KV_APPEND4}::test_kv_append_refuses[cpu]",
     ),
     # ---- random numbers ----
     Fault(
@@ -241,7 +250,7 @@ FAULTS = [
         "common/include/kf/dropout.h",
         "static_cast<int64_t>(generator->random64())",
         "static_cast<int64_t>(generator->random())",
-        f"{TEST1}::test_the_seed_has_all_64_bits_of_pytorchs_generator[cpu]",
+        f"{DROPOUT1}::test_the_seed_has_all_64_bits_of_pytorchs_generator[cpu]",
     ),
     Fault(
         "threshold-cut-off",
@@ -249,7 +258,7 @@ FAULTS = [
         "common/include/kf/dropout.h",
         "std::lround(dropout_p * 65536)",
         "static_cast<long>(dropout_p * 65536)",
-        f"{TEST1}::test_the_threshold_is_the_nearest_number_and_is_itself_kept[cpu-cpu]",
+        f"{DROPOUT1}::test_the_threshold_is_the_nearest_number_and_is_itself_kept[cpu-cpu]",
     ),
     # ---- what is empty ----
     Fault(
@@ -282,7 +291,7 @@ FAULTS = [
         SHARED,
         "TORCH_CHECK_VALUE(on.is_cpu() || on.is_cuda(), op.name,",
         "TORCH_CHECK_VALUE(true, op.name,",
-        f"{TEST1}::test_a_tensor_without_data_never_reaches_a_kernel",
+        f"{REFUSALS1}::test_a_tensor_without_data_never_reaches_a_kernel",
     ),
     # ---- where tensors lie ----
     Fault(
@@ -299,7 +308,7 @@ FAULTS = [
         HOST4,
         "strides_of(v_rows), strides_of(k_cache), strides_of(v_cache)",
         "strides_of(v_rows), strides_of(k_cache), strides_of(k_cache)",
-        f"{TEST4}::test_kv_append_finds_each_tensor_wherever_it_lies[v_cache-torch.float32-cpu-cpu]",
+        f"{KV_APPEND4}::test_kv_append_finds_each_tensor_wherever_it_lies[v_cache-torch.float32-cpu-cpu]",
     ),
     Fault(
         "rows-in-pieces",
@@ -350,7 +359,7 @@ FAULTS = [
         PYTHON,
         "t.unsafeGetTensorImpl()->bump_version();",
         "(void)t;",
-        f"{TEST4}::test_no_gradient_goes_through_a_cache_that_was_appended_to[k_cache-eager-cpu]",
+        f"{KV_APPEND4}::test_no_gradient_goes_through_a_cache_that_was_appended_to[k_cache-eager-cpu]",
     ),
     Fault(
         "gradient-lost-in-out",
@@ -358,7 +367,7 @@ FAULTS = [
         PYTHON,
         "!(c10::GradMode::is_enabled() && t.requires_grad())",
         "true",
-        f"{TEST4}::test_what_an_op_writes_is_known_to_autograd[step4_integration.embedding.out]",
+        f"{OPS4}::test_what_an_op_writes_is_known_to_autograd[step4_integration.embedding.out]",
     ),
     Fault(
         "writes-not-watched",
@@ -374,7 +383,7 @@ FAULTS = [
         HOST1,
         '  check_out(op, "grad_bias", grad_bias, bias.sizes(), "grad", grad);\n',
         "",
-        f"{TEST1}::test_an_out_of_another_shape_or_dtype_is_refused[bias_gelu_backward-cpu]",
+        f"{REFUSALS1}::test_an_out_of_another_shape_or_dtype_is_refused[bias_gelu_backward-cpu]",
     ),
     Fault(
         "residual-of-any-dtype",
@@ -382,7 +391,7 @@ FAULTS = [
         HOST1,
         'check_like(op, "residual", residual, "x", x, x.sizes());',
         'check_device(op, "residual", residual, "x", x);\n  check_shape(op, "residual", residual, x.sizes());',
-        f"{TEST1}::test_tensors_that_do_not_match_are_refused[cpu]",
+        f"{REFUSALS1}::test_tensors_that_do_not_match_are_refused[cpu]",
     ),
     Fault(
         "tokens-expanded",
@@ -390,7 +399,7 @@ FAULTS = [
         HOST4,
         "dim < 3; ++dim",
         "dim < 2; ++dim",
-        f"{TEST4}::test_kv_append_refuses[cpu]",
+        f"{KV_APPEND4}::test_kv_append_refuses[cpu]",
     ),
     Fault(
         "last-id-not-checked",
@@ -398,7 +407,7 @@ FAULTS = [
         HOST4,
         "const Id* last = first + ids.numel();",
         "const Id* last = first + ids.numel() - 1;",
-        f"{TEST4}::test_a_bad_id_is_an_error_on_the_cpu[torch.int64-cpu]",
+        f"{EMBEDDING4}::test_a_bad_id_is_an_error_on_the_cpu[torch.int64-cpu]",
     ),
     Fault(
         "position-without-a-sum",
@@ -406,6 +415,6 @@ FAULTS = [
         HOST4,
         "position <= position_weight.size(0) - ids.size(1)",
         "position + ids.size(1) <= position_weight.size(0)",
-        f"{TEST4}::test_embedding_refuses[cpu]",
+        f"{EMBEDDING4}::test_embedding_refuses[cpu]",
     ),
 ]

@@ -5,14 +5,20 @@ from kernel_fusion.checks.faults import Fault
 OPS3 = "step3-fused/step3_fused/linear_ops.py"
 HOST3 = "step3-fused/host/linear_host.cpp"
 CPU3 = "step3-fused/cpu/linear_cpu.cpp"
-PRODUCT3 = "step3-fused/cpu/product_cpu.h"
+PRODUCT2 = "step2-attention/include/step2/product_cpu.h"
+LOOPS2 = "step2-attention/include/step2/product_loops_cpu.h"
+KERNELS2 = "step2-attention/kernels"
 KERNELS3 = "step3-fused/kernels"
 HEADERS3 = "step3-fused/include/step3"
-LINEAR3 = "step3-fused/tests/test_linear.py"
+HEADERS2 = "step2-attention/include/step2"
+LINEAR2 = "step2-attention/tests/test_linear.py"
 EPILOGUES3 = "step3-fused/tests/test_epilogues.py"
 ROWS3 = "step3-fused/tests/test_layer_norm_backward.py"
-AUTOCAST = f"{EPILOGUES3}::test_autocast_passes_each_option_on"
-GRADIENTS = f"{EPILOGUES3}::test_gradients_are_those_of_finite_differences[depth-width-cpu"
+BLOCK3 = "step3-fused/tests/test_block.py"
+EPILOGUES_AUTOGRAD3 = "step3-fused/tests/test_epilogues_autograd.py"
+EPILOGUES_REFUSALS3 = "step3-fused/tests/test_epilogues_refusals.py"
+AUTOCAST = f"{EPILOGUES_AUTOGRAD3}::test_autocast_passes_each_option_on"
+GRADIENTS = f"{EPILOGUES_AUTOGRAD3}::test_gradients_are_those_of_finite_differences[depth-width-cpu"
 
 
 def end(shape: str, dtype: str, op: str, rung: str, way: str = "depth-width") -> str:
@@ -20,7 +26,7 @@ def end(shape: str, dtype: str, op: str, rung: str, way: str = "depth-width") ->
 
 
 def linear(shape: str, dtype: str, rung: str, way: str = "depth-width") -> str:
-    return f"{LINEAR3}::test_any_shape[{shape}-{way}-torch.{dtype}-cpu-{rung}]"
+    return f"{LINEAR2}::test_any_shape[{shape}-{way}-torch.{dtype}-cpu-{rung}]"
 
 
 PYTHON_FAULTS = [
@@ -54,7 +60,7 @@ PYTHON_FAULTS = [
         OPS3,
         "if grad_preactivation is not None and ctx.keep:",
         "if grad_preactivation is not None and not ctx.keep:",
-        f"{EPILOGUES3}::test_the_preactivation_has_a_gradient_of_its_own[cpu]",
+        f"{EPILOGUES_AUTOGRAD3}::test_the_preactivation_has_a_gradient_of_its_own[cpu]",
     ),
     Fault(
         "a-block-without-a-mask",
@@ -62,23 +68,23 @@ PYTHON_FAULTS = [
         OPS3,
         "attended = attend(q, k, v, is_causal=causal)",
         "attended = attend(q, k, v, is_causal=False)",
-        f"{EPILOGUES3}::test_a_block_is_that_of_gpt2[torch.float32-cpu]",
+        f"{BLOCK3}::test_a_block_is_that_of_gpt2[torch.float32-cpu]",
     ),
     Fault(
         "transposed-backward",
         "the backward of `linear` forgets that the weight is transposed",
-        OPS3,
+        "step2-attention/step2_attention/linear_ops.py",
         "_ops.linear_backward(grad, *ctx.saved_tensors, transposed=ctx.transposed)",
         "_ops.linear_backward(grad, *ctx.saved_tensors)",
-        f"{LINEAR3}::test_gradients_are_those_of_finite_differences[width-depth-cpu]",
+        f"{LINEAR2}::test_gradients_are_those_of_finite_differences[width-depth-cpu]",
     ),
     Fault(
         "computed-again-the-wrong-way-round",
         "the backward of `mlp` forgets that the weight is transposed where it computes its product again",
         OPS3,
-        "_ops.linear(x, weight_1, saved, transposed=transposed)",
-        "_ops.linear(x, weight_1, saved)",
-        f"{EPILOGUES3}::test_gradients_without_what_is_kept[width-depth-cpu-mlp]",
+        "linear(x, weight_1, saved, transposed=transposed)",
+        "linear(x, weight_1, saved)",
+        f"{EPILOGUES_AUTOGRAD3}::test_gradients_without_what_is_kept[width-depth-cpu-mlp]",
     ),
     Fault(
         "mlp-never-drops",
@@ -86,7 +92,7 @@ PYTHON_FAULTS = [
         OPS3,
         "return linear_bias_dropout_residual(inner, *mlp_2, x, dropout_p)",
         "return linear_bias_dropout_residual(inner, *mlp_2, x, 0.0)",
-        f"{EPILOGUES3}::test_a_block_drops_only_while_it_trains[cpu]",
+        f"{BLOCK3}::test_a_block_drops_only_while_it_trains[cpu]",
     ),
     Fault(
         "block-of-no-heads",
@@ -94,7 +100,7 @@ PYTHON_FAULTS = [
         OPS3,
         "x.dim() != 3 or heads < 1 or",
         "x.dim() != 3 or heads < 0 or",
-        f"{EPILOGUES3}::test_a_block_refuses_what_is_no_block[cpu]",
+        f"{BLOCK3}::test_a_block_refuses_what_is_no_block[cpu]",
     ),
     Fault(
         "block-of-any-dimensions",
@@ -102,7 +108,7 @@ PYTHON_FAULTS = [
         OPS3,
         "x.dim() != 3 or heads < 1 or",
         "heads < 1 or",
-        f"{EPILOGUES3}::test_a_block_refuses_what_is_no_block[cpu]",
+        f"{BLOCK3}::test_a_block_refuses_what_is_no_block[cpu]",
     ),
 ]
 
@@ -123,7 +129,7 @@ HOST_FAULTS = [
         '  check_apart(op, outs, {{"x", x}, {"weight", weight}});',
         'const std::initializer_list<Named> outs = {{"y", y}, {"preactivation", preactivation}};\n'
         '  check_apart(op, outs, {{"x", x}});',
-        f"{EPILOGUES3}::test_outputs_that_share_memory_with_anything_are_refused[linear_gelu-cpu]",
+        f"{EPILOGUES_REFUSALS3}::test_outputs_that_share_memory_with_anything_are_refused[linear_gelu-cpu]",
     ),
     Fault(
         "autocast-forgets-transposed",
@@ -155,7 +161,7 @@ PLAIN_FAULTS = [
     Fault(
         "rows-of-the-first-block",
         "plain C++ reads rows where they lie, but each block of the depth those of the first",
-        PRODUCT3,
+        PRODUCT2,
         "x = p.x + (first_row + row) * p.depth + k, x_stride = p.depth;",
         "x = p.x + (first_row + row) * p.depth, x_stride = p.depth;",
         linear("(40, 1104, 72)", "float32", "cpu"),
@@ -163,7 +169,7 @@ PLAIN_FAULTS = [
     Fault(
         "last-block-of-the-depth-alone",
         "plain C++ forgets what a product's earlier blocks of the depth gave",
-        PRODUCT3,
+        PRODUCT2,
         "to, n, columns, length, block > 0});",
         "to, n, columns, length, false});",
         linear("(40, 1104, 72)", "float32", "cpu"),
@@ -181,7 +187,7 @@ PLAIN_FAULTS = [
     Fault(
         "numbers-from-the-first-of-eight",
         "plain C++ gives a row that begins within eight random numbers those of the first",
-        PRODUCT3,
+        LOOPS2,
         "const uint16_t* numbers = memory + index % 8;",
         "const uint16_t* numbers = memory;",
         end("(6, 3, 7)", "float32", "linear_bias_dropout_residual", "cpu"),
@@ -189,7 +195,7 @@ PLAIN_FAULTS = [
     Fault(
         "rounded-by-threads",
         "what is rounded together depends on how threads share out the columns",
-        PRODUCT3,
+        LOOPS2,
         "        values[begin + i] = numbers[i] >= least ? value : C(0);\n      }\n"
         "      for (int64_t i = 0; i < n; ++i) values[begin + i] += static_cast<C>(from[begin + i]);",
         "        values[begin + i] = (numbers[i] >= least ? value : C(0)) + static_cast<C>(from[begin + i]);\n      }",
@@ -201,7 +207,7 @@ FAULTS = [
     Fault(
         "lanes-of-one-column",
         "v11_gemv leaves half of its sums where they are",
-        f"{KERNELS3}/linear/v11_gemv.cu",
+        f"{KERNELS2}/linear/v11_gemv.cu",
         "apart >= kLanes; apart /= 2",
         "apart > kLanes; apart /= 2",
         linear("(4, 64, 256)", "float32", "v11_gemv"),
@@ -209,7 +215,7 @@ FAULTS = [
     Fault(
         "half-of-the-depth",
         "v9_split leaves out what the other warpgroup has summed",
-        f"{KERNELS3}/linear/half_depth.h",
+        f"{KERNELS2}/linear/half_depth.h",
         "pack<T>(own[2 * half] + more.element[2 * half] + b[0],",
         "pack<T>(own[2 * half] + b[0],",
         linear("(40, 1104, 72)", "bfloat16", "v9_split"),
@@ -217,23 +223,23 @@ FAULTS = [
     Fault(
         "a-stage-overwritten",
         "a warpgroup of v9_split leaves its sums where the other one may still multiply",
-        f"{KERNELS3}/linear/half_depth.h",
+        f"{KERNELS2}/linear/half_depth.h",
         "  named_barrier_sync(kMultiplied, kConsumerThreads);  // nobody reads a stage any more\n",
         "",
-        f"{LINEAR3}::test_each_width_of_tiles[v9_split-(70, 328, 1576)-depth-width]",
+        f"{LINEAR2}::test_each_width_of_tiles[v9_split-(70, 328, 1576)-depth-width]",
     ),
     Fault(
         "half-a-tile-too-far-left",
         "the second warpgroup stores where the first one's columns are",
-        f"{KERNELS3}/linear/half_depth.h",
+        f"{KERNELS2}/linear/half_depth.h",
         "row += warp * 16, column += number * kHalf * kGroup;",
         "row += warp * 16;",
-        f"{LINEAR3}::test_each_width_of_tiles[v9_split-(70, 456, 1096)-width-depth]",
+        f"{LINEAR2}::test_each_width_of_tiles[v9_split-(70, 456, 1096)-width-depth]",
     ),
     Fault(
         "the-first-halfs-bias",
         "v9_split's second warpgroup adds the bias of the first one's columns",
-        f"{KERNELS3}/linear/half_depth.h",
+        f"{KERNELS2}/linear/half_depth.h",
         "bias + (number * kHalf + group + i) * kGroup",
         "bias + (group + i) * kGroup",
         linear("(40, 1104, 72)", "bfloat16", "v9_split"),
@@ -241,7 +247,7 @@ FAULTS = [
     Fault(
         "sums-of-one-block",
         "v10_rows adds up its own sums only",
-        f"{KERNELS3}/linear/v10_rows.cu",
+        f"{KERNELS2}/linear/v10_rows.cu",
         "const float* const from = shared.sums[block * groups + group] + r * kGroup;",
         "const float* const from = shared.sums[rank * groups + group] + r * kGroup;",
         linear("(64, 200, 136)", "bfloat16", "v10_rows"),
@@ -249,7 +255,7 @@ FAULTS = [
     Fault(
         "another-blocks-columns",
         "v10_rows puts what a block has added up where its neighbour's columns are",
-        f"{KERNELS3}/linear/v10_rows.cu",
+        f"{KERNELS2}/linear/v10_rows.cu",
         "c = column + (group * blocks + rank) * kGroup;",
         "c = column + (group * blocks + blocks - 1 - rank) * kGroup;",
         linear("(64, 200, 136)", "bfloat16", "v10_rows"),
@@ -277,19 +283,11 @@ FAULTS = [
     Fault(
         "asked-for-the-wrong-columns",
         "TMA brings the residual of the first columns of a tile for each round",
-        f"{HEADERS3}/hopper_product.h",
-        "column + of_tile % Staging::kRounds * kSlice,\n               row);",
+        f"{HEADERS2}/hopper_epilogue.h",
+        "column + of_tile % Staged::kRounds * kSlice,\n               row);",
         "column, row);",
         # Of more than 64 columns, which are one round.
         f"{EPILOGUES3}::test_each_width_of_tiles[(260, 72, 2000)-linear_bias_dropout_residual]",
-    ),
-    Fault(
-        "infinity-beyond-the-depth",
-        "what lies beyond the depth is normalised too, and may be infinite",
-        f"{HEADERS3}/prologues.h",
-        "value[j] = at < depth ? normalised * w[j] + b[j] : 0.0f;",
-        "value[j] = normalised * w[j] + b[j];",
-        f"{EPILOGUES3}::test_what_lies_beyond_the_depth_stays_out_of_rows_of_large_numbers[layer_norm_linear-cpu-v3_hopper]",
     ),
     Fault(
         "layers-without-a-barrier",
@@ -358,7 +356,7 @@ FAULTS = [
     Fault(
         "in-place-only-the-sum",
         "where the residual was, the sums alone",
-        f"{HEADERS3}/hopper_product.h",
+        f"{HEADERS2}/hopper_sums.h",
         "sums = sum_of(sums, more);",
         "",
         f"{EPILOGUES3}::test_v5_in_place_with_each_width_of_tiles[depth-width-(64, 72, 200)]",
@@ -502,9 +500,9 @@ FAULTS = [
     Fault(
         "two-slices-of-one",
         "tiles of 64 columns leave in rounds of two slices, of which they have one",
-        "step3-fused/include/step3/hopper_product.h",
+        "step2-attention/include/step2/hopper_epilogue.h",
         ": Tile::kSlices % 2 != 0              ? Tile::kSlices",
         ": Tile::kSlices == 3                  ? Tile::kSlices",
-        f"{LINEAR3}::test_each_width_of_tiles[v7_persistent-(64, 72, 200)-depth-width]",
+        f"{LINEAR2}::test_each_width_of_tiles[v7_persistent-(64, 72, 200)-depth-width]",
     ),
 ]

@@ -11,6 +11,7 @@ import functools
 import importlib.util
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -75,7 +76,7 @@ def _ways(mix: str, n: int, device: torch.device) -> list[Callable]:
 
 
 @functools.cache
-def _triton_kernel() -> Callable:
+def _triton_kernel() -> Any:
     from kernel_fusion.bench.ceilings_triton import move
 
     return move

@@ -62,7 +62,8 @@ def measure(fn: Callable, inputs: tuple, warmup: int = 10, repeat: int = 100) ->
         fn(*inputs)
     if device.type == "cuda":
         return _Gpu(device).measure(fn, inputs, repeat)
-    times, result = [], None
+    times: list[float] = []
+    result = None
     for _ in range(repeat):
         began = time.perf_counter_ns()
         result = fn(*inputs)
@@ -92,7 +93,8 @@ def measure_call(fn: Callable, inputs: tuple, seconds: float) -> Timing:
 
     flush = _Flush(device) if on_gpu else None
     until_done()  # brings back to the CPU's caches what others put out
-    times, result = [], None
+    times: list[float] = []
+    result = None
     end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         if flush:
@@ -176,7 +178,8 @@ class _Gpu:
             in_a_row, wait_ms = (in_a_row + 1, wait_ms) if in_time else (0, 2 * wait_ms)
         wait_ms = min(2 * wait_ms, LONGEST_WAIT_MS)  # a launch may take longer than the three that we saw
         hopeless = in_a_row < 3
-        times, late, result = [], 0, None
+        times: list[float] = []
+        late, result = 0, None
         while len(times) < repeat:
             ms, in_time, result = self._once(fn, inputs, 0 if hopeless else wait_ms)
             if in_time or hopeless or late >= repeat:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from kernel_fusion import steps
-from kernel_fusion.bench import benchmarks
+from kernel_fusion.bench import measuring
 from kernel_fusion.console import (
     CommandFailed,
     Refused,
@@ -174,9 +174,9 @@ def exercise(step: steps.Step) -> int:
     for case in benchmark.cases("emulated", "cuda"):
         inputs = case.inputs(device)
         on_cpu = tuple(v.cpu() if isinstance(v, torch.Tensor) else v for v in inputs)
-        tolerance = benchmarks.Tolerance(case, on_cpu)
+        tolerance = measuring.Tolerance(case, on_cpu)
         for rung in module.rungs(case.op, device):
-            own = benchmarks.own_copy(inputs)
+            own = measuring.own_copy(inputs)
             try:
                 outputs = [as_tuple(case.run(*own, rung=rung)) for _ in range(2)]
             except ValueError as refusal:

@@ -26,18 +26,18 @@ class Journal:
         self.ceilings: dict | None = None
         self.cases: dict[str, list[dict]] = {}
         if resume and self.path and self.path.exists():
-            self._take_over()
+            self._take_over(self.path)
 
-    def _take_over(self) -> None:
+    def _take_over(self, path: pathlib.Path) -> None:
         try:
-            before = json.loads(self.path.read_text(encoding="utf-8"))
+            before = json.loads(path.read_text(encoding="utf-8"))
             there, ceilings, cases = before["environment"], before["ceilings"], dict(before["cases"])
         except (ValueError, KeyError, TypeError) as error:
-            raise results.ResultsError(f"--resume: {self.path} is damaged: {error!r}") from error
+            raise results.ResultsError(f"--resume: {path} is damaged: {error!r}") from error
         for name in MUST_MATCH:
             if there.get(name) != self.environment[name]:
                 raise results.ResultsError(
-                    f"--resume: {self.path} was measured with {name} {there.get(name)}, this is {name} "
+                    f"--resume: {path} was measured with {name} {there.get(name)}, this is {name} "
                     f"{self.environment[name]}. Run the benchmark without --resume"
                 )
         self.ceilings, self.cases = ceilings, cases

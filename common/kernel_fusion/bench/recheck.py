@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import pathlib
 from collections.abc import Iterator
+from multiprocessing.context import SpawnContext
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kernel_fusion import steps
-from kernel_fusion.bench import benchmarks, clock, noise
+from kernel_fusion.bench import clock, measuring, noise, results_file
 from kernel_fusion.console import UserError, milliseconds
 from kernel_fusion.report import results
 
@@ -83,9 +84,9 @@ def measure_case(step: steps.Step, size: str, index: int, rows: list[dict], gpu:
         for row in rows:
             fn = functools.partial(case.run, rung=row["impl"]) if results.is_ours(row) else case.peers[row["impl"]]
             try:
-                found.append(clock.measure(fn, benchmarks.own_copy(inputs), *repeats).ms)
-            except benchmarks.REFUSALS[row["kind"]] as refusal:
-                found.append(benchmarks.reason(refusal))
+                found.append(clock.measure(fn, measuring.own_copy(inputs), *repeats).ms)
+            except measuring.REFUSALS[row["kind"]] as refusal:
+                found.append(measuring.reason(refusal))
     return found
 
 
@@ -115,10 +116,11 @@ def measure_alone(step: steps.Step, size: str, rows: list[dict]) -> Iterator[tup
     with context.Manager() as manager:
         locks = [manager.Lock() for _ in range(max(1, torch.cuda.device_count()))]
         workers = min(AT_A_TIME * len(locks), os.cpu_count() or 1)
-        with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             found = [
                 pool.submit(
-                    measure_case,
+                    _in_a_process_of_its_own,
+                    context,
                     step,
                     size,
                     number[results.case_key(group[0])],
@@ -134,6 +136,12 @@ def measure_alone(step: steps.Step, size: str, rows: list[dict]) -> Iterator[tup
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+
+
+def _in_a_process_of_its_own(context: SpawnContext, *arguments) -> list[noise.Spread | str]:
+    """`measure_case` in a new process. (A pool of such processes, max_tasks_per_child, needs Python 3.11.)"""
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as process:
+        return process.submit(measure_case, *arguments).result()
 
 
 # ---- the command ----
@@ -169,7 +177,7 @@ def _measured(first: results.Results, rows: list[dict], output: pathlib.Path | N
     here = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     if here != first.environment["gpu"]:
         raise UserError(f"{first.path} was measured on {first.gpu}; this is {here or 'a CPU'}")
-    (step,) = [one for one in steps.STEPS if first.path.resolve().is_relative_to(one.path)] or [None]
+    step = next((one for one in steps.STEPS if first.path.resolve().is_relative_to(one.path)), None)
     if step is None:
         raise UserError(f"{first.path} lies in no step, so there is no benchmark to measure it again")
     compared = []
@@ -216,16 +224,16 @@ def show(compared: list[Pair], output: pathlib.Path | None, console: Console) ->
 def keep_best(rows: list[dict], compared: list[Pair]) -> list[dict]:
     """`rows`, those of torch.compile that were faster when measured again with their second time."""
     faster = {
-        results.key(pair.row): pair
+        results.key(pair.row): (pair.again, *pair.quartiles)
         for pair in compared
         if pair.row["impl"] == COMPILED and pair.quartiles and pair.again < pair.row["ms"]
     }
     return [_with_time(row, faster[results.key(row)]) if results.key(row) in faster else row for row in rows]
 
 
-def _with_time(row: dict, pair: Pair) -> dict:
-    ms, low, high = (results.rounded(time) for time in (pair.again, *pair.quartiles))
-    row = {**row, "ms": ms, "ms_quartiles": [low, high], "again": benchmarks.provenance()}
+def _with_time(row: dict, times: tuple[float, ...]) -> dict:
+    ms, low, high = map(results.rounded, times)
+    row = {**row, "ms": ms, "ms_quartiles": [low, high], "again": results_file.provenance()}
     return row | {rate: results.derived(row)[rate] for rate in ("gb_s", "tflop_s", "percent_of_ceiling")}
 
 

@@ -8,7 +8,6 @@ import argparse
 import ctypes
 import functools
 import importlib.machinery
-import importlib.util
 import json
 import os
 import pathlib
@@ -93,8 +92,8 @@ def take_launched(module: types.ModuleType) -> tuple[int, ...]:
     """
     path = module._C.__file__
     take = ctypes.CDLL(path).kf_simt_take_launched
-    take.argtypes, take.restype = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t], ctypes.c_size_t
-    addresses = (ctypes.c_void_p * 4096)()
+    take.argtypes, take.restype = [ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t], ctypes.c_size_t
+    addresses = (ctypes.c_size_t * 4096)()
     count = take(addresses, len(addresses))
     with open("/proc/self/maps", encoding="utf-8") as maps:
         begin = min(int(line.split("-")[0], 16) for line in maps if line.endswith(f" {os.path.realpath(path)}\n"))
@@ -109,7 +108,7 @@ def launched_kernels(step: steps.Step, addresses: Iterable[int]) -> set[str]:
         addresses: as `take_launched` gives them.
     """
     names: dict[int, set[str]] = {}
-    for address, _, name in _symbols(pathlib.Path(steps.load(step.module).__file__)):
+    for address, _, name in _symbols(pathlib.Path(str(steps.load(step.module).__file__))):
         names.setdefault(address, set()).add(name)
     wanted = set().union(*(names.get(address, set()) for address in addresses))
     found = set()
@@ -214,10 +213,7 @@ def use_library(step: steps.Step, library: pathlib.Path) -> None:
     """Loads `library` as the step's compiled part, in place of the installed one. To be called before its import."""
     import torch  # noqa: F401  its libraries must be loaded before the extension that links to them
 
-    name = f"{step.module}._C"
-    spec = importlib.util.spec_from_file_location(name, library)
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    steps.load_file(f"{step.module}._C", library)
 
 
 def run_all(step: steps.Step, library: pathlib.Path, wanted: list[Wanted], folder: pathlib.Path) -> dict[int, str]:
@@ -228,12 +224,12 @@ def run_all(step: steps.Step, library: pathlib.Path, wanted: list[Wanted], folde
     """
     import torch
 
-    from kernel_fusion.bench import benchmarks
+    from kernel_fusion.bench import measuring
 
     use_library(step, library)
     write_counts = ctypes.CDLL(str(library)).kf_simt_write_counts
     write_counts.argtypes, write_counts.restype = [ctypes.c_char_p], None
-    cases: dict[str, list[benchmarks.Case]] = {}
+    cases: dict[str, list[measuring.Case]] = {}
     for case in steps.load_benchmark(step).cases("emulated", "cpu"):
         cases.setdefault(case.op, []).append(case)
     refused = {}
@@ -241,7 +237,7 @@ def run_all(step: steps.Step, library: pathlib.Path, wanted: list[Wanted], folde
         print(f"rung {number}", flush=True)
         case = cases[one.op][one.case]
         with torch.set_grad_enabled(case.direction == "backward"):
-            inputs = benchmarks.own_copy(case.inputs(torch.device("cpu")))
+            inputs = measuring.own_copy(case.inputs(torch.device("cpu")))
             try:
                 case.run(*inputs, rung=one.rung)
             except (ValueError, RuntimeError) as refusal:

@@ -24,7 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kernel_fusion import steps
-from kernel_fusion.bench import benchmarks, rung_counts
+from kernel_fusion.bench import benchmarks, measuring, rung_counts
 from kernel_fusion.console import Tasks, duration, make_console, milliseconds, progress, run_logged, run_shown
 from kernel_fusion.report import syllabus
 from kernel_fusion.testing.accuracy import as_tuple, max_error, poisoned_allocations
@@ -86,7 +86,7 @@ class Look(NamedTuple):
 class Row:
     """A rung or a peer on one case, and what was found; None where nothing was."""
 
-    case: benchmarks.Case
+    case: measuring.Case
     name: str
     idea: str
     error: float | None = None
@@ -144,22 +144,22 @@ def _has_gpu_kernels(module: types.ModuleType, benchmark: types.ModuleType) -> b
     return any(module.rungs(case.op, "cuda") for case in benchmark.cases("quick", "cuda"))
 
 
-def first_cases(step: steps.Step, benchmark: types.ModuleType, size: str, device: str) -> list[benchmarks.Case]:
+def first_cases(step: steps.Step, benchmark: types.ModuleType, size: str, device: str) -> list[measuring.Case]:
     """The first case of each op at this size, in the order of the lesson."""
-    first: dict[str, benchmarks.Case] = {}
+    first: dict[str, measuring.Case] = {}
     for case in benchmark.cases(size, device):
         first.setdefault(case.op, case)
     order = [op for op in syllabus.ops(step) if op in first]
     return [first[op] for op in dict.fromkeys([*order, *first])]
 
 
-def checked_rows(look: Look, cases: list[benchmarks.Case]) -> list[Row]:
+def checked_rows(look: Look, cases: list[measuring.Case]) -> list[Row]:
     """Every rung of the cases' ops, run once under emulation and compared with float64."""
     rows = []
     for case in cases:
         with torch.set_grad_enabled(case.direction == "backward"):
             inputs = case.inputs(torch.device("cpu"))
-            tolerance = benchmarks.Tolerance(case, inputs)
+            tolerance = measuring.Tolerance(case, inputs)
         for rung in (name for name in look.module.rungs(case.op, "cpu") if name != "cpu"):
             look.at(f"{case.op} {rung}")
             row = Row(case, rung, look.ideas.get((case.op, rung), ""))
@@ -170,11 +170,11 @@ def checked_rows(look: Look, cases: list[benchmarks.Case]) -> list[Row]:
     return rows
 
 
-def check(row: Row, inputs: tuple, tolerance: benchmarks.Tolerance, say: Callable[[str], Any]) -> None:
+def check(row: Row, inputs: tuple, tolerance: measuring.Tolerance, say: Callable[[str], Any]) -> None:
     """Runs the row's rung once, in memory full of NaN, and notes its error. A rung that refuses the case has none."""
     case = row.case
     with torch.set_grad_enabled(case.direction == "backward"):
-        own = benchmarks.own_copy(inputs)
+        own = measuring.own_copy(inputs)
         try:
             with poisoned_allocations():
                 outputs = as_tuple(case.run(*own, rung=row.name))
@@ -215,14 +215,14 @@ def count_rows(step: steps.Step, rows: list[Row], look: Look) -> None:
             by_rung[one].moved = rung_counts.moved(kernels)
 
 
-def timed_rows(look: Look, cases: list[benchmarks.Case]) -> list[Row]:
+def timed_rows(look: Look, cases: list[measuring.Case]) -> list[Row]:
     """Every rung of the cases' ops on the GPU, checked and timed, and the fastest peer of each op."""
     rows = []
     device = torch.device("cuda")
     ceilings = benchmarks.Ceilings(device)
     for case in cases:
         look.at(case.op)
-        measured = benchmarks.run_case(look.module, case, device, ceilings=ceilings, say=look.say)
+        measured = measuring.run_case(look.module, case, device, ceilings=ceilings, say=look.say)
         peers = [m for m in measured if m.row["kind"] == "peer" and m.row["correct"]]
         fastest = min(peers, key=lambda m: m.row["ms"], default=None)
         for m in (m for m in measured if m.row["kind"] != "peer" or m is fastest):
@@ -238,14 +238,14 @@ class PlainCpp(NamedTuple):
     wrong: int
 
 
-def plain_cpp(look: Look, cases: list[benchmarks.Case]) -> PlainCpp:
+def plain_cpp(look: Look, cases: list[measuring.Case]) -> PlainCpp:
     """Times the plain C++ version of each op beside its fastest peer."""
     found, wrong = [], 0
     device = torch.device("cpu")
     ceilings = benchmarks.Ceilings(device)
     for case in cases:
         look.at(f"{case.op}, plain C++")
-        measured = benchmarks.run_case(
+        measured = measuring.run_case(
             look.module, case, device, rungs=["cpu"], ceilings=ceilings, budget_s=CPU_BUDGET_S, say=look.say
         )
         peers = [m.row["ms"] for m in measured if m.row["kind"] == "peer"]
@@ -337,11 +337,9 @@ def show_all_cases(step: steps.Step, console: Console) -> int:
     return wrong
 
 
-def show_case(
-    module: types.ModuleType, case: benchmarks.Case, size: str, device: torch.device, console: Console
-) -> int:
+def show_case(module: types.ModuleType, case: measuring.Case, size: str, device: torch.device, console: Console) -> int:
     """Times and checks one case, and prints its table. Returns how many rungs were wrong."""
-    measured = benchmarks.run_case(
+    measured = measuring.run_case(
         module,
         case,
         device,

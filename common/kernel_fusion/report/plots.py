@@ -23,7 +23,7 @@ LABEL_HEIGHT = 0.052  # of a roofline's plot, a line of text
 SECTOR, LANES = 32, 32  # bytes, and threads of a warp
 ONE_PLACE = 1.2  # intensities of ops nearer to each other than this factor could not be told apart
 ONE_POINT = 1.12  # nor rates
-STYLE = {
+STYLE: Any = {
     "font.family": ["DejaVu Sans", "sans-serif"],
     "font.size": 9,
     "axes.spines.top": False,
@@ -102,7 +102,7 @@ def _with_most_rungs(rows: list[dict]) -> list[dict]:
 
 def _ladder(measured: results.Results, op: str, rows: list[dict]) -> Plot:
     first = rows[0]
-    data = {
+    data: dict[str, Any] = {
         "title": f"{op}: {results.case_title(first)}",
         "gpu": measured.gpu,
         "ceiling_ms": None,
@@ -273,7 +273,7 @@ def sectors(patterns: dict[str, tuple[int, int]], folder: pathlib.Path) -> Plot:
         patterns: by name, the bytes that a lane takes, and from its first to the next lane's.
         folder: where the picture belongs.
     """
-    data = {"patterns": [[name, size, apart] for name, (size, apart) in patterns.items()]}
+    data: dict[str, Any] = {"patterns": [[name, size, apart] for name, (size, apart) in patterns.items()]}
     words = []
     for name, size, apart in data["patterns"]:
         count = len(touched(size, apart))
@@ -309,8 +309,8 @@ def paint_sectors(data: dict) -> Any:
                     colour = colours(lane / (LANES - 1))
                     axes.add_patch(Rectangle((x, row - 0.22), wide, 0.44, color=colour, linewidth=0))
         for number in range(len(found)):
-            edge = {"fill": False, "edgecolor": "#555555", "linewidth": 0.6}
-            axes.add_patch(Rectangle((number + 0.06, row - 0.22), 0.88, 0.44, **edge))
+            box = Rectangle((number + 0.06, row - 0.22), 0.88, 0.44, fill=False, edgecolor="#555555", linewidth=0.6)
+            axes.add_patch(box)
         words = f"{len(found)} sectors, {LANES * size} of {len(found) * SECTOR} bytes used"
         axes.annotate(words, (0.06, row - 0.27), va="bottom", fontsize=8)
     axes.set_yticks(range(len(patterns)), [name for name, _, _ in patterns])

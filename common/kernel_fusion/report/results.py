@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from kernel_fusion import steps
 from kernel_fusion.bench import noise
@@ -60,6 +60,10 @@ class Results(NamedTuple):
         return {**self.environment, **self.environment.get("ops", {}).get(op, {})}
 
 
+@overload
+def rounded(value: None) -> None: ...
+@overload
+def rounded(value: float) -> float: ...
 def rounded(value: float | None) -> float | None:
     """`value` as results hold it: four digits, without a point where they need none."""
     if value is None:

@@ -31,7 +31,8 @@ def draw(figure: Figure, title: str, digest: str) -> str:
     figure.set_dpi(72)  # a pixel is a point
     width, height = figure.get_size_inches() * 72
     renderer = Renderer(width, height)
-    figure.canvas.get_renderer = lambda: renderer  # whom the layout asks
+    canvas: Any = figure.canvas
+    canvas.get_renderer = lambda: renderer  # whom the layout asks
     _on_whole_points(figure)
     figure.draw(renderer)
     size = f'width="{_number(width)}pt" height="{_number(height)}pt" viewBox="0 0 {_number(width)} {_number(height)}"'
@@ -49,7 +50,8 @@ def draw(figure: Figure, title: str, digest: str) -> str:
 
 def _on_whole_points(figure: Figure) -> None:
     """Lays the figure out, once, and moves its axes' edges to whole points: versions differ by parts of one."""
-    figure.get_layout_engine().execute(figure)
+    if layout := figure.get_layout_engine():
+        layout.execute(figure)
     figure.set_layout_engine("none")
     for axes in figure.axes:
         edges = axes.get_position().get_points() * figure.get_size_inches() * 72
@@ -79,7 +81,7 @@ class Renderer(RendererBase):
         if len(points) == 0:
             return
         (left, right), (top, bottom) = ((min(of), max(of)) for of in zip(*points, strict=True))
-        codes = [] if path.codes is None else list(path.codes)
+        codes: Any = () if path.codes is None else path.codes
         if Path.CURVE4 in codes and abs((right - left) - (bottom - top)) < NEAR:  # a round mark
             place = f'cx="{_number((left + right) / 2)}" cy="{_number((top + bottom) / 2)}"'
             self.elements.append(("circle", f'{place} r="{_number((right - left) / 2)}" {style}'))

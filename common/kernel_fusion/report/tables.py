@@ -164,8 +164,9 @@ def _moves(rung: syllabus.RungFile | None, row: dict) -> str:
     if rung is None:
         return ""
     predicted = formulas.evaluate(rung.moves, row["shape"], row["dtype"])
-    whole = predicted is not None and predicted > 0.99 * row["bytes"]  # else the header goes on: "… bytes, and K and V"
-    return f"{rung.moves} = {byte_count(predicted)}" if whole else rung.moves
+    if predicted is None or predicted <= 0.99 * row["bytes"]:  # the header goes on: "… bytes, and K and V"
+        return rung.moves
+    return f"{rung.moves} = {byte_count(predicted)}"
 
 
 def _matrix(cases: list[list[dict]]) -> list[str]:

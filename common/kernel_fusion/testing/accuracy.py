@@ -132,14 +132,15 @@ def _eager_error(reference: torch.Tensor, eager: torch.Tensor) -> tuple[torch.Te
 @contextlib.contextmanager
 def poisoned_allocations() -> Iterator[None]:
     """torch.empty, in C++ too, gives memory full of NaN."""
-    settings = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    filled = settings.fill_uninitialized_memory
     before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*[Dd]eterministic.*", category=UserWarning)
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = True
+        settings.fill_uninitialized_memory = True
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            torch.utils.deterministic.fill_uninitialized_memory = settings
+            settings.fill_uninitialized_memory = filled

@@ -323,8 +323,8 @@ def _check(
     returned = subject.functional(placed)
     for name, out, like in zip(subject.out_names, returned, composed, strict=True):
         if (out.shape, out.dtype, out.device) != (like.shape, like.dtype, like.device):
-            got = f"{tuple(out.shape)} {out.dtype} {out.device}"
-            subject.fail(f"`{name}` is {got}, eager gives {tuple(like.shape)} {like.dtype} {like.device}")
+            found = f"{tuple(out.shape)} {out.dtype} {out.device}"
+            subject.fail(f"`{name}` is {found}, eager gives {tuple(like.shape)} {like.dtype} {like.device}")
     _check_no_aliases(subject, returned, placed)
     subject.must_equal(outputs, returned, "the Python function and the out-variant")
 

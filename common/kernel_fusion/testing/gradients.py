@@ -1,7 +1,7 @@
 """What gradients must keep to."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -135,7 +135,7 @@ def check_second_gradients(function: Callable, reference: Callable, inputs: tupl
         AssertionError: a second gradient is farther off, NaN or of another dtype; the text names the input.
     """
 
-    def second(function: Callable, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def second(function: Callable, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         inputs = [value.detach().requires_grad_() for value in inputs]
         outputs = as_tuple(function(*inputs))
         # Drawn in the inputs' dtype, so that both calls have the very same numbers.
@@ -144,8 +144,8 @@ def check_second_gradients(function: Callable, reference: Callable, inputs: tupl
         ]
         first = torch.autograd.grad(outputs, inputs, grads, create_graph=True)
         weights = [randn(g.shape, dtype, g.device, seed=70 + i).to(g.dtype) for i, g in enumerate(first)]
-        total = sum((g * w).sum() for g, w in zip(first, weights, strict=True))
-        return torch.autograd.grad(total, [*inputs, *grads], materialize_grads=True)
+        totals = [(g * w).sum() for g, w in zip(first, weights, strict=True)]
+        return torch.autograd.grad(totals, [*inputs, *grads], materialize_grads=True)
 
     dtype = inputs[0].dtype
     exact_ones = second(reference, [value.double() for value in inputs])

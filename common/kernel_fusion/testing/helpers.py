@@ -1,6 +1,7 @@
 """Small helps for test files."""
 
 import contextlib
+import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -19,8 +20,12 @@ def raises(exception: type[BaseException], *fragments: str) -> Iterator[Any]:
 
 
 def main(file: str) -> NoReturn:
-    """Runs the tests in `file`, with the command line's further arguments for pytest, and exits with pytest's code."""
-    sys.exit(pytest.main([file, *sys.argv[1:]]))
+    """Runs the tests in `file`, and in the folder `tests` beside it, where there is one: those of the whole step.
+
+    The command line's further arguments are pytest's, and the exit code is, too.
+    """
+    folder = pathlib.Path(file).with_name("tests")
+    sys.exit(pytest.main([file, *([str(folder)] if folder.is_dir() else []), *sys.argv[1:]]))
 
 
 def without_progress(said: str) -> str:

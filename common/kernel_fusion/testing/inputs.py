@@ -25,7 +25,7 @@ def staircase(length: int, device) -> torch.Tensor:
     """
     column = torch.arange(length, device=device)
     bits = range(max(1, (length - 1).bit_length()))
-    return sum((column >> bit & 1).double() - 0.5 for bit in bits)
+    return torch.stack([(column >> bit & 1).double() - 0.5 for bit in bits]).sum(0)
 
 
 def transposed(value: Any) -> Any:

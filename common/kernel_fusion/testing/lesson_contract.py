@@ -6,6 +6,7 @@ The notebook is the script, is stored without outputs, and runs in less than a m
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import types
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kernel_fusion import testing
+from kernel_fusion import steps, testing
 from kernel_fusion.console import child_environment
 
 
@@ -24,6 +25,18 @@ def _library(name: str) -> types.ModuleType:
 
 def _cells(notebook: Any) -> list[tuple[str, str]]:
     return [(cell.cell_type, cell.source) for cell in notebook.cells]
+
+
+UNBUILT = """
+import runpy
+import sys
+
+from kernel_fusion import steps
+
+steps.is_built = lambda step: False
+runpy.run_path(sys.argv[1])
+assert sys.argv[2] not in sys.modules
+"""
 
 
 class Lesson(NamedTuple):
@@ -99,3 +112,17 @@ class Lesson(NamedTuple):
         written = [path for path in folder.glob("*.png") if path.stat().st_mtime_ns != before.get(path)]
         assert len(written) == said.count("wrote ") >= self.pictures
         assert re.search(self.says, said, re.MULTILINE), said
+
+    def check_unbuilt(self) -> None:
+        """Without a build the script says what to build, and shows all that needs none."""
+        step = steps.find(self.here.name)
+        said = self.run("-c", UNBUILT, str(self.script), step.module)
+        assert f"build the step first: cd {step.folder} && python setup.py build_ext --inplace" in said
+        assert said.count("wrote ") >= self.pictures
+
+    def defined(self) -> dict[str, Any]:
+        """What the script defines."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MPLBACKEND", "agg")
+            patch.chdir(self.here)
+            return runpy.run_path(str(self.script))

@@ -21,13 +21,13 @@ MODULE = "from kernel_fusion.tests.fake_step import step\nrungs, double = step.r
 BENCHMARK = """
 import torch
 from kernel_fusion import testing
-from kernel_fusion.bench import benchmarks
+from kernel_fusion.bench import benchmarks, measuring
 
 TEACHES = "How to double a number."
 
 def cases(size, device):
     return [
-        benchmarks.Case(
+        measuring.Case(
             op="double", shape={{"n": 64}}, dtype=torch.float32, bytes=512, flops=64,
             inputs=lambda device: (testing.randn((64,), torch.float32, device),),
             run={run}, reference=lambda x: x * 2, peers={{"torch eager": lambda x: x * 2}},

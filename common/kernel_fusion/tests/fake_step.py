@@ -11,6 +11,9 @@ import types
 
 import torch
 
+from kernel_fusion import testing
+from kernel_fusion.bench.measuring import Case
+
 NAME = "fake_step"
 _counts = {"cpu": 0, "emulated": 0, "gpu": 0}
 _calls = {"now and then": 0, "remembers": 0}
@@ -350,3 +353,19 @@ def _make() -> types.ModuleType:
 if NAME not in sys.modules:  # torch knows a namespace once a process
     sys.modules[NAME] = _make()
 step = sys.modules[NAME]
+
+
+def double_case(**more):
+    """A case of its op `double` at a small shape."""
+    options = {
+        "op": "double",
+        "shape": {"rows": 4, "width": 8},
+        "dtype": torch.float32,
+        "inputs": lambda device: (testing.randn((4, 8), torch.float32, device),),
+        "run": step.double,
+        "reference": lambda x: x * 2,
+        "bytes": 256,
+        "flops": 32,
+        "peers": {"torch eager": lambda x: x * 2},
+    }
+    return Case(**{**options, **more})

@@ -9,7 +9,7 @@ import pytest
 
 from emulator import counts
 from kernel_fusion import steps, testing
-from kernel_fusion.bench import benchmarks
+from kernel_fusion.bench import results_file
 from kernel_fusion.report import results
 from kernel_fusion.tests.test_report import row as report_row
 
@@ -220,7 +220,7 @@ def test_what_is_in_a_file_keeps_its_place():
 def test_a_merge_of_one_measured_row_changes_one_line(path, tmp_path, monkeypatch):
     before = results.read(path)
     run = {"commit": "0123456789ab", "date": "2027-01-31"}
-    monkeypatch.setattr(benchmarks, "environment", lambda device: {**before.environment, **run})
+    monkeypatch.setattr(results_file, "environment", lambda device: {**before.environment, **run})
     known = [results.key(one) for one in before.rows]
     copy = tmp_path / path.name
     for old in before.rows[:: len(before.rows) // 5]:
@@ -229,7 +229,7 @@ def test_a_merge_of_one_measured_row_changes_one_line(path, tmp_path, monkeypatc
         for name in ("again", "gb_s", "tflop_s", "percent_of_ceiling"):
             new.pop(name, None)
         other = {"copy_gb_s": dict.fromkeys(before.ceilings["copy_gb_s"], 1), "mixed_gb_s": {}, "matmul_tflop_s": 1}
-        assert benchmarks.merge_results(copy, [{**results.derived(new), **new}], other, None, known) == []
+        assert results_file.merge(copy, [{**results.derived(new), **new}], other, None, known) == []
         lines = list(zip(path.read_text().splitlines(), copy.read_text().splitlines(), strict=True))
         ((was, now),) = [(one, other) for one, other in lines if one != other]
         assert json.loads(was.strip(" ,"))["ms"] == old["ms"]

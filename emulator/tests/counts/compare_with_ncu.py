@@ -18,7 +18,8 @@ import tempfile
 from rich.table import Table
 
 from emulator import counts
-from kernel_fusion.bench.profile import CONFLICTS, REQUESTS, SECTORS, WAVEFRONTS, check_allowed, find_ncu, number
+from kernel_fusion.bench.counters import CONFLICTS, REQUESTS, SECTORS, WAVEFRONTS, number
+from kernel_fusion.bench.profile import check_allowed, find_ncu
 from kernel_fusion.console import UserError, make_console
 from kernel_fusion.report import results
 

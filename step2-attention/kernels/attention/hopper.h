@@ -3,9 +3,9 @@
 #pragma once
 
 #include <step1/vector.h>
-#include <step2/mbarrier.h>
 #include <step2/mma.h>
 #include <step2/online_softmax.h>
+#include <step2/pipeline.h>
 #include <step2/reduce.h>
 #include <step2/tensor_map.h>
 #include <step2/warpgroup.h>
@@ -264,25 +264,15 @@ __device__ __forceinline__ void store_rows(const Args& a, const BlockOfQueries& 
   }
 }
 
-// Where in a ring of tiles the next one lies, and which phase of its barriers is meant.
-template <int kStages>
-struct PipelineState {
-  int index = 0;
-  int phase = 0;
-  __device__ void advance() {
-    if (++index == kStages) index = 0, phase ^= 1;
-  }
-};
-
 // Leaves the tile of keys and values that lies there, of which none of a warpgroup's queries sees a key. It must have
 // come: else this could count as leaving what was there before.
 template <class Shared, int kStages>
 __device__ __forceinline__ void skip_tile(Shared& shared, const PipelineState<kStages>& ring, bool leader) {
   if (leader) {
-    mbarrier_wait(&shared.k_full[ring.index], ring.phase);
-    mbarrier_arrive(&shared.k_empty[ring.index]);
-    mbarrier_wait(&shared.v_full[ring.index], ring.phase);
-    mbarrier_arrive(&shared.v_empty[ring.index]);
+    shared.k_pipe.consumer_wait(ring);
+    shared.k_pipe.consumer_release(ring.index);
+    shared.v_pipe.consumer_wait(ring);
+    shared.v_pipe.consumer_release(ring.index);
   }
   __syncwarp();
 }

@@ -15,6 +15,14 @@
 //
 // Launch    grid B·H·⌈Sq/Q⌉. P = 64 columns (D ≤ 64): block 512, 3 consumers, Q = 192, 4 stages, 152 KB of shared
 //           memory; P = 128: block 384, 2 consumers, Q = 128, 2 stages, 160 KB. Keys 128 at a time
+// Roles     the last warpgroup: one warp is the producer, of 32 registers (P = 128: 24). The others, 160 (240):
+//           consumers of 64 queries each
+// Barriers  q_full, k_pipe.full, v_pipe.full: 1 arrival and the bytes; k_pipe.empty, v_pipe.empty: 3 (2), the
+//           consumers' leaders'. v_raw: 1 and the bytes of a tile with padding, which the producer then clears;
+//           v_pipe.full gets 1 and no bytes. Named, of each consumer: its turn, 256, its own threads and who passes it
+//           on; its output is written, 128
+// A stage   of K: empty ─ producer_acquire ─ TMA ─ full ─ consumer_wait ─ scores ─ consumer_release by all ─ empty. Of
+//           V: as long again, until its product, issued with the next scores, is over
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v6_wgmma. A block begins with a wait for its first tiles and ends with its output, and only one fits
@@ -48,9 +56,9 @@ struct Shared {
   T q[Shape<kColumns>::kConsumers][kColumns / kSlice][64 * kSlice];
   T k[Shape<kColumns>::kStages][kColumns / kSlice][kKeys * kSlice];
   T v[Shape<kColumns>::kStages][kColumns / kSlice][kKeys * kSlice];
-  // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have released it.
-  uint64_t q_full, k_full[Shape<kColumns>::kStages], k_empty[Shape<kColumns>::kStages];
-  uint64_t v_full[Shape<kColumns>::kStages], v_empty[Shape<kColumns>::kStages], v_raw;
+  uint64_t q_full;
+  Pipeline<Shape<kColumns>::kStages> k_pipe, v_pipe;
+  uint64_t v_raw;
 };
 
 // One warp of the producer.
@@ -72,11 +80,10 @@ __device__ void produce(const Args& a, const BlockOfQueries& block, int tiles_of
     const int key = block.first_key + j * kKeys;
     const int keys = block.keys - j * kKeys;  // in the tile, or more
     if (leader) {
-      mbarrier_wait(&shared.k_empty[stage], ring.phase ^ 1);
-      mbarrier_arrive_expect_tx(&shared.k_full[stage], sizeof shared.k[stage]);
-      load_slices<kSlices, kKeys>(shared.k[stage], &maps.k, &shared.k_full[stage], key, head.kv_head, head.batch);
-      mbarrier_wait(&shared.v_empty[stage], ring.phase ^ 1);
-      uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_full[stage];
+      shared.k_pipe.producer_acquire(ring, sizeof shared.k[stage]);
+      load_slices<kSlices, kKeys>(shared.k[stage], &maps.k, &shared.k_pipe.full[stage], key, head.kv_head, head.batch);
+      shared.v_pipe.producer_acquire(ring);
+      uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_pipe.full[stage];
       mbarrier_arrive_expect_tx(full, sizeof shared.v[stage]);
       load_slices<kSlices, kKeys>(shared.v[stage], &maps.v, full, key, head.kv_head, head.batch);
     }
@@ -85,7 +92,7 @@ __device__ void produce(const Args& a, const BlockOfQueries& block, int tiles_of
       clear_rows<kSlices, kKeys>(shared.v[stage], keys, threadIdx.x % kWarpSize, kWarpSize);
       tma_store_fence();
       __syncwarp();
-      if (leader) mbarrier_arrive(&shared.v_full[stage]);
+      if (leader) shared.v_pipe.producer_commit(ring);
     }
   }
 }
@@ -121,13 +128,13 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
   if (j >= 0) {
     {
       float score[kKeys / 2];
-      mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+      shared.k_pipe.consumer_wait(ring);
       pingpong_wait();
       wgmma_fence();
       issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[ring.index]);
       pingpong_arrive();
       wgmma_wait<0>();
-      if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
+      if (leader) shared.k_pipe.consumer_release(ring.index);
       mask_scores(score, block, first_row, j * kKeys);
       softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
       if constexpr (kDropout) drop_weights(dropout, score, block, first_row, j * kKeys);
@@ -139,19 +146,19 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
       ring.advance();
       float score[kKeys / 2];
       // Both tiles first: a wait between the products would make the compiler put them one after the other.
-      mbarrier_wait(&shared.v_full[before.index], before.phase);
-      mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+      shared.v_pipe.consumer_wait(before);
+      shared.k_pipe.consumer_wait(ring);
       pingpong_wait();
       wgmma_fence();
       issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[ring.index]);
       issue_output<kColumns, kKeys>(out, weight, shared.v[before.index]);
       pingpong_arrive();
       wgmma_wait<1>();  // the scores
-      if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
+      if (leader) shared.k_pipe.consumer_release(ring.index);
       if constexpr (decltype(masked)::value) mask_scores(score, block, first_row, j * kKeys);
       const bool raised = softmax.weigh(score, scale, factor);
       wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
-      if (leader) mbarrier_arrive(&shared.v_empty[before.index]);
+      if (leader) shared.v_pipe.consumer_release(before.index);
       if (raised) {
 #pragma unroll
         for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
@@ -163,7 +170,7 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
     const int all_see = block.seen_by(first_row);  // its first query sees the least
     for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
     for (; j >= 0; --j) step(std::false_type{});
-    mbarrier_wait(&shared.v_full[ring.index], ring.phase);
+    shared.v_pipe.consumer_wait(ring);
     wgmma_fence();
     issue_output<kColumns, kKeys>(out, weight, shared.v[ring.index]);
     wgmma_wait<0>();
@@ -190,12 +197,8 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
   if (threadIdx.x == 0) {
     mbarrier_init(&shared.q_full, 1);
     mbarrier_init(&shared.v_raw, 1);
-    for (int stage = 0; stage < S::kStages; ++stage) {
-      mbarrier_init(&shared.k_full[stage], 1);
-      mbarrier_init(&shared.v_full[stage], 1);
-      mbarrier_init(&shared.k_empty[stage], S::kConsumers);
-      mbarrier_init(&shared.v_empty[stage], S::kConsumers);
-    }
+    shared.k_pipe.init(S::kConsumers);
+    shared.v_pipe.init(S::kConsumers);
     mbarrier_init_fence();
   }
   __syncthreads();

@@ -16,6 +16,13 @@
 //
 // Launch    grid min(tiles, multiprocessors). P = 64 columns (D ≤ 64): block 640, 4 consumers, Q = 256, 64 keys a tile,
 //           8 stages, 192 KB of shared memory; P = 128: block 384, 2 consumers, Q = 128, 128 keys, 2 stages, 192 KB
+// Roles     the last warpgroup: one warp is the producer, of 32 registers (P = 128: 40). The others, 112 (232):
+//           consumers of 64 queries each
+// Barriers  q_pipe.full, k_pipe.full, v_pipe.full: 1 arrival and the bytes (q_pipe.full at the end: 1, there are no
+//           more); q_pipe.empty, k_pipe.empty, v_pipe.empty: 4 (2), the consumers' leaders'. v_raw as in v7. Named:
+//           turns as in v7 (P = 128 only); an output is written, 128
+// A stage   of K and V as in v7. Of Q: empty ─ producer_acquire ─ TMA ─ full ─ all scores of a tile ─ the output is
+//           written in its place ─ TMA stores it, under the next tile's first product ─ consumer_release ─ empty
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v7_warpgroups, but for the waits. With fewer tiles than multiprocessors some stay idle. Like v3 it
@@ -59,8 +66,8 @@ struct Shared {
   T q[2][S::kConsumers][kColumns / kSlice][64 * kSlice];
   T k[S::kStages][kColumns / kSlice][S::kKeys * kSlice];
   T v[S::kStages][kColumns / kSlice][S::kKeys * kSlice];
-  // Full: the tile has arrived, one arrival and its bytes. Empty: all consumers have released it.
-  uint64_t q_full[2], q_empty[2], k_full[S::kStages], k_empty[S::kStages], v_full[S::kStages], v_empty[S::kStages];
+  Pipeline<2> q_pipe;
+  Pipeline<S::kStages> k_pipe, v_pipe;
   uint64_t v_raw;
   Announced announced[2];  // whose queries lie in q
 };
@@ -83,8 +90,8 @@ __device__ void produce(const Args& a, Order order, Shared<kColumns, T>& shared,
   for (Work<Shape<kColumns>::kQueries> work(a, order); work.find(a, block); work.next(), q_ring.advance()) {
     const Head head(a, block.head);
     if (leader) {
-      uint64_t* const full = &shared.q_full[q_ring.index];
-      mbarrier_wait(&shared.q_empty[q_ring.index], q_ring.phase ^ 1);
+      uint64_t* const full = &shared.q_pipe.full[q_ring.index];
+      shared.q_pipe.producer_acquire(q_ring);
       shared.announced[q_ring.index] = {block, head.head, head.batch};
       mbarrier_arrive_expect_tx(full, sizeof shared.q[0]);
       for (int w = 0; w < Shape<kColumns>::kConsumers; ++w) {
@@ -96,11 +103,11 @@ __device__ void produce(const Args& a, Order order, Shared<kColumns, T>& shared,
       const int key = block.first_key + j * kKeys;
       const int keys = block.keys - j * kKeys;  // in the tile, or more
       if (leader) {
-        mbarrier_wait(&shared.k_empty[stage], ring.phase ^ 1);
-        mbarrier_arrive_expect_tx(&shared.k_full[stage], sizeof shared.k[stage]);
-        load_slices<kSlices, kKeys>(shared.k[stage], &maps.k, &shared.k_full[stage], key, head.kv_head, head.batch);
-        mbarrier_wait(&shared.v_empty[stage], ring.phase ^ 1);
-        uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_full[stage];
+        shared.k_pipe.producer_acquire(ring, sizeof shared.k[stage]);
+        load_slices<kSlices, kKeys>(shared.k[stage], &maps.k, &shared.k_pipe.full[stage], key, head.kv_head,
+                                    head.batch);
+        shared.v_pipe.producer_acquire(ring);
+        uint64_t* const full = keys < kKeys ? &shared.v_raw : &shared.v_pipe.full[stage];
         mbarrier_arrive_expect_tx(full, sizeof shared.v[stage]);
         load_slices<kSlices, kKeys>(shared.v[stage], &maps.v, full, key, head.kv_head, head.batch);
       }
@@ -110,14 +117,14 @@ __device__ void produce(const Args& a, Order order, Shared<kColumns, T>& shared,
         clear_rows<kSlices, kKeys>(shared.v[stage], keys, threadIdx.x % kWarpSize, kWarpSize);
         tma_store_fence();
         __syncwarp();
-        if (leader) mbarrier_arrive(&shared.v_full[stage]);
+        if (leader) shared.v_pipe.producer_commit(ring);
       }
     }
   }
   if (leader) {
-    mbarrier_wait(&shared.q_empty[q_ring.index], q_ring.phase ^ 1);
+    shared.q_pipe.producer_acquire(q_ring);
     shared.announced[q_ring.index].block.head = -1;
-    mbarrier_arrive(&shared.q_full[q_ring.index]);
+    shared.q_pipe.producer_commit(q_ring);
   }
 }
 
@@ -142,12 +149,12 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
   const auto free_stored = [&] {  // once the store has read it
     if (leader && stored >= 0) {
       tma_store_wait_read<0>();
-      mbarrier_arrive(&shared.q_empty[stored]);
+      shared.q_pipe.consumer_release(stored);
     }
     stored = -1;
   };
   for (;; q_ring.advance()) {
-    mbarrier_wait(&shared.q_full[q_ring.index], q_ring.phase);
+    shared.q_pipe.consumer_wait(q_ring);
     const Announced& announced = shared.announced[q_ring.index];
     const BlockOfQueries block = in_all_lanes(announced.block);
     if (block.head < 0) break;
@@ -171,14 +178,14 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
     if (j >= 0) {
       {
         float score[kKeys / 2];
-        mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+        shared.k_pipe.consumer_wait(ring);
         pingpong_wait();
         wgmma_fence();
         issue_scores<kColumns, kKeys>(score, q, shared.k[ring.index]);
         pingpong_arrive();
         free_stored();
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
+        if (leader) shared.k_pipe.consumer_release(ring.index);
         mask_scores(score, block, first_row, j * kKeys);
         softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
         if constexpr (kDropout) drop_weights(dropout, score, block, first_row, j * kKeys);
@@ -190,19 +197,19 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
         ring.advance();
         float score[kKeys / 2];
         // Both tiles first: a wait between the products would make the compiler put them one after the other.
-        mbarrier_wait(&shared.v_full[before.index], before.phase);
-        mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+        shared.v_pipe.consumer_wait(before);
+        shared.k_pipe.consumer_wait(ring);
         pingpong_wait();
         wgmma_fence();
         issue_scores<kColumns, kKeys>(score, q, shared.k[ring.index]);
         issue_output<kColumns, kKeys>(out, weight, shared.v[before.index]);
         pingpong_arrive();
         wgmma_wait<1>();  // the scores
-        if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
+        if (leader) shared.k_pipe.consumer_release(ring.index);
         if constexpr (decltype(masked)::value) mask_scores(score, block, first_row, j * kKeys);
         const bool raised = softmax.weigh(score, scale, factor);
         wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
-        if (leader) mbarrier_arrive(&shared.v_empty[before.index]);
+        if (leader) shared.v_pipe.consumer_release(before.index);
         if (raised) {
 #pragma unroll
           for (int i = 0; i < kColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
@@ -214,11 +221,11 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
       const int all_see = block.seen_by(first_row);  // its first query sees the least
       for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
       for (; j >= 0; --j) step(std::false_type{});
-      mbarrier_wait(&shared.v_full[ring.index], ring.phase);
+      shared.v_pipe.consumer_wait(ring);
       wgmma_fence();
       issue_output<kColumns, kKeys>(out, weight, shared.v[ring.index]);
       wgmma_wait<0>();
-      if (leader) mbarrier_arrive(&shared.v_empty[ring.index]);
+      if (leader) shared.v_pipe.consumer_release(ring.index);
       ring.advance();
     }
     free_stored();  // where there was no product under which it could be done
@@ -239,16 +246,9 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
   auto& shared = *reinterpret_cast<Shared<kColumns, T>*>(memory);
   if (threadIdx.x == 0) {
     mbarrier_init(&shared.v_raw, 1);
-    for (int stage = 0; stage < 2; ++stage) {
-      mbarrier_init(&shared.q_full[stage], 1);
-      mbarrier_init(&shared.q_empty[stage], S::kConsumers);
-    }
-    for (int stage = 0; stage < S::kStages; ++stage) {
-      mbarrier_init(&shared.k_full[stage], 1);
-      mbarrier_init(&shared.v_full[stage], 1);
-      mbarrier_init(&shared.k_empty[stage], S::kConsumers);
-      mbarrier_init(&shared.v_empty[stage], S::kConsumers);
-    }
+    shared.q_pipe.init(S::kConsumers);
+    shared.k_pipe.init(S::kConsumers);
+    shared.v_pipe.init(S::kConsumers);
     mbarrier_init_fence();
   }
   __syncthreads();

@@ -14,6 +14,12 @@
 //
 // Launch    grid B·H·⌈Sq/64⌉; keys 64 at a time. P = 64 columns (D ≤ 64): block 512, 4 warpgroups with 3 stages each
 //           for K and for V, 200 KB of shared memory; P = 128: block 384, 3 warpgroups with 2 stages each, 208 KB
+// Roles     all warpgroups are alike: the leader loads its own warpgroup's tiles; that of warpgroup 0 loads the
+//           queries, too
+// Barriers  q_full, and k_full and v_full of each warpgroup: 1 arrival, its leader's, and the bytes. None says that a
+//           stage is empty: who waits for the product fills it. Named, of each warpgroup, 128: a tile with padding is
+//           cleared; its products are over; warpgroup 0's: the output is written
+// A stage   load issued ─ full ─ product ─ wgmma_wait ─ the leader issues the load of the tile 12 on (P = 128: 6)
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/64⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v6_wgmma. Four times v8's bytes from the L2 cache (P = 128: twice), and a wait at each block's beginning

@@ -87,19 +87,14 @@ struct Block : Shared<Five, T> {
   T dk[Five::kConsumers][1][64 * kSlice];                        // on its way out; k's stage is still read then
   float dq[Five::kSenders][kTileFloats];                         // sums on their way out, in the order of lane_of_tile
   Job job[Five::kSenders];
-  uint64_t scores_full[2], scores_empty[2], sums_full[Five::kSenders], sums_empty[Five::kSenders];
+  Pipeline<2> scores_pipe;
+  Pipeline<Five::kSenders> sums_pipe;
   Unit unit[Five::kBuffers];
 
   __device__ void init_barriers() {
     Shared<Five, T>::init_barriers();
-    for (int stage = 0; stage < 2; ++stage) {
-      mbarrier_init(&scores_full[stage], Five::kConsumers * 4);  // warps
-      mbarrier_init(&scores_empty[stage], 1);
-    }
-    for (int stage = 0; stage < Five::kSenders; ++stage) {
-      mbarrier_init(&sums_full[stage], 4);  // warps
-      mbarrier_init(&sums_empty[stage], 1);
-    }
+    scores_pipe.init(1, Five::kConsumers * 4);  // by warps
+    sums_pipe.init(1, 4);
     mbarrier_init_fence();
   }
 };
@@ -127,7 +122,7 @@ struct KeysProducer {
   B& shared;
   const Inputs& in;
   const int lane = threadIdx.x % kWarpSize;
-  attention::PipelineState<S::kStages> ring = {};
+  PipelineState<S::kStages> ring = {};
   int raw_phase = 0;
 
   // Zeros in rows first ≤ i < end of a tile: what lies there may be NaN, which a weight or a gradient of 0 would not
@@ -145,7 +140,7 @@ struct KeysProducer {
   __device__ void load_own(const Unit& unit, int buffer) {
     const int before = unit.begin - unit.first, after = unit.end - unit.first;  // rows between exist
     const bool has_padding = unit.count > 0 && (before > 0 || after < S::kOwned);
-    uint64_t* const full = has_padding ? &shared.raw : &shared.own_full[buffer];
+    uint64_t* const full = has_padding ? &shared.raw : &shared.own_pipe.full[buffer];
     if (lane == 0) {
       mbarrier_arrive_expect_tx(full, sizeof shared.a[0] + sizeof shared.b[0]);
       for (int w = 0; w < S::kConsumers; ++w) {
@@ -155,7 +150,7 @@ struct KeysProducer {
       }
     }
     if (!has_padding) return;
-    clear(&shared.own_full[buffer], [&] {
+    clear(&shared.own_pipe.full[buffer], [&] {
       for (int w = 0; w < S::kConsumers; ++w) {
         attention::clear_rows<S::kSlices, 64>(shared.a[buffer][w], 0, lane, kWarpSize, min(64, before - w * 64));
         attention::clear_rows<S::kSlices, 64>(shared.a[buffer][w], max(0, after - w * 64), lane, kWarpSize);
@@ -170,9 +165,9 @@ struct KeysProducer {
       for (int tile = unit.count - 1; tile >= 0; --tile, ring.advance()) {
         const int stage = ring.index, row = unit.base + tile * S::kTile;
         const int early = tile == 0 ? first_query(a, unit.begin) - row : 0;  // rows that see no key of the block
-        uint64_t* const full = early > 0 ? &shared.raw : &shared.full[stage];
+        uint64_t* const full = early > 0 ? &shared.raw : &shared.pipe.full[stage];
         if (lane == 0) {
-          mbarrier_wait(&shared.empty[stage], ring.phase ^ 1);
+          shared.pipe.producer_acquire(ring);
           mbarrier_arrive_expect_tx(
               full, sizeof shared.x[0] + sizeof shared.y[0] + sizeof shared.lse[0] + sizeof shared.delta[0]);
           attention::load_slices<S::kSlices, S::kTile>(shared.x[stage], &in.x, full, row, head, unit.batch);
@@ -182,7 +177,7 @@ struct KeysProducer {
           bulk_load(shared.delta[stage], in.delta + query, sizeof shared.delta[0], full);
         }
         if (early <= 0) continue;
-        clear(&shared.full[stage], [&] {
+        clear(&shared.pipe.full[stage], [&] {
           attention::clear_rows<S::kSlices, S::kTile>(shared.x[stage], 0, lane, kWarpSize, early);
           attention::clear_rows<S::kSlices, S::kTile>(shared.y[stage], 0, lane, kWarpSize, early);
         });
@@ -195,11 +190,11 @@ template <class S, class B>
 __device__ void produce(const Args& a, const Queue& queue, B& shared, const Inputs& in) {
   KeysProducer<S, B> producer{a, shared, in};
   const bool leader = producer.lane == 0;
-  attention::PipelineState<S::kBuffers> buffers;
+  PipelineState<S::kBuffers> buffers;
   for (;; buffers.advance()) {
     unsigned number = 0;
     if (leader) {
-      mbarrier_wait(&shared.own_empty[buffers.index], buffers.phase ^ 1);
+      shared.own_pipe.producer_acquire(buffers);
       number = atomicAdd(queue.next, 1u);
     }
     number = warp_uniform(number);
@@ -211,7 +206,7 @@ __device__ void produce(const Args& a, const Queue& queue, B& shared, const Inpu
   }
   if (leader) {
     shared.unit[buffers.index].count = -1;
-    mbarrier_arrive(&shared.own_full[buffers.index]);
+    shared.own_pipe.producer_commit(buffers);
   }
 }
 
@@ -327,18 +322,18 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
   const auto pingpong_arrive = [&] { named_barrier_arrive(kTurnBarrier + 1 - warpgroup, 2 * kWarpgroupSize); };
   if (warpgroup == 0) named_barrier_arrive(kTurnBarrier, 2 * kWarpgroupSize);  // the first turn
   attention::AttentionDropout dropout(a);
-  attention::PipelineState<2> buffers, handed;
-  attention::PipelineState<Five::kStages> ring;
+  PipelineState<2> buffers, handed;
+  PipelineState<Five::kStages> ring;
   int stored = -1;  // the buffer from which this warpgroup's last sums are being stored
   const auto free_stored = [&] {
     if (leader && stored >= 0) {
       tma_store_wait_read<0>();
-      mbarrier_arrive(&shared.own_empty[stored]);
+      shared.own_pipe.consumer_release(stored);
     }
     stored = -1;
   };
   for (;; buffers.advance()) {
-    mbarrier_wait(&shared.own_full[buffers.index], buffers.phase);
+    shared.own_pipe.consumer_wait(buffers);
     const Unit unit = in_all_lanes(shared.unit[buffers.index]);
     if (unit.count < 0) break;
     const int first = unit.first + warpgroup * 64;
@@ -369,10 +364,10 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
       if constexpr (kDropout) attention::AttentionDropout::drop(weights, kept);  // as v met them
     };
     const auto hand_over = [&] {  // gives grad_score to dq's warpgroup
-      mbarrier_wait(&shared.scores_empty[handed.index], handed.phase ^ 1);
+      shared.scores_pipe.producer_acquire(handed);
       put_grad_score(grad_score, shared.grad_score[handed.index][warpgroup], lane.offset);
       __syncwarp();
-      if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(&shared.scores_full[handed.index]);
+      if (threadIdx.x % kWarpSize == 0) shared.scores_pipe.producer_commit(handed);
       handed.advance();
     };
 
@@ -383,7 +378,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
       if (tile >= part.seen) {
         {
           Scores score, grad;
-          mbarrier_wait(&shared.full[ring.index], ring.phase);
+          shared.pipe.consumer_wait(ring);
           pingpong_wait();
           wgmma_fence();
           issue_products(score, grad, ring.index);
@@ -403,7 +398,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
           const int before = ring.index;
           ring.advance();
           Scores score, grad;
-          mbarrier_wait(&shared.full[ring.index], ring.phase);
+          shared.pipe.consumer_wait(ring);
           pingpong_wait();
           wgmma_fence();
           issue_products(score, grad, ring.index);
@@ -416,7 +411,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
           wgmma_wait<2>();
           differentiate_tile(score, grad, delta, tile, head);
           wgmma_wait<0>();
-          if (leader) mbarrier_arrive(&shared.empty[before]);
+          if (leader) shared.pipe.consumer_release(before);
           attention::pack_weights<T>(score, weight);
           attention::pack_weights<T>(grad, grad_score);
           hand_over();
@@ -425,15 +420,15 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
         wgmma_fence();
         issue_sums(ring.index);
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.empty[ring.index]);
+        if (leader) shared.pipe.consumer_release(ring.index);
         ring.advance();
       }
       for (; tile >= 0; --tile, ring.advance()) {  // its keys are seen by none of these
         pingpong_wait();
         pingpong_arrive();
         if (leader) {
-          mbarrier_wait(&shared.full[ring.index], ring.phase);
-          mbarrier_arrive(&shared.empty[ring.index]);
+          shared.pipe.consumer_wait(ring);
+          shared.pipe.consumer_release(ring.index);
         }
         __syncwarp();
         for (auto& of_16 : grad_score) {
@@ -469,39 +464,39 @@ template <class T, class Prepare>
 __device__ void sum_queries(const Args& a, Block<T>& shared, Prepare&& prepare) {
   const bool leader = leads_warpgroup(Five::kConsumers);
   const int heads_together = static_cast<int>(a.heads) / static_cast<int>(a.kv_heads);
-  attention::PipelineState<2> buffers, handed;
-  attention::PipelineState<Five::kSenders> sum_ring;
+  PipelineState<2> buffers, handed;
+  PipelineState<Five::kSenders> sum_ring;
   // One lane arrives for its warp, and one thread frees the stage for all: compute-sanitizer's racecheck does not
   // follow that, and may report the stage's next use.
   const auto hand_over = [&](const Job& job) {
     if (leader) shared.job[sum_ring.index] = job;
     __syncwarp();
-    if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(&shared.sums_full[sum_ring.index]);
+    if (threadIdx.x % kWarpSize == 0) shared.sums_pipe.producer_commit(sum_ring);
     sum_ring.advance();
   };
   for (;; buffers.advance()) {
-    mbarrier_wait(&shared.own_full[buffers.index], buffers.phase);
+    shared.own_pipe.consumer_wait(buffers);
     const Unit unit = in_all_lanes(shared.unit[buffers.index]);
     if (unit.count < 0) break;
     const int first_head = (unit.batch * static_cast<int>(a.kv_heads) + unit.head) * heads_together;
     for (int head = first_head; head < first_head + heads_together; ++head) {
       for (int tile = unit.count - 1; tile >= 0; --tile, handed.advance()) {
         float sum[kSlice / 2];
-        mbarrier_wait(&shared.scores_full[handed.index], handed.phase);
+        shared.scores_pipe.consumer_wait(handed);
         wgmma_fence();
         issue_dq(sum, shared.grad_score[handed.index], shared.a[buffers.index], 0);
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.scores_empty[handed.index]);
-        mbarrier_wait(&shared.sums_empty[sum_ring.index], sum_ring.phase ^ 1);
+        if (leader) shared.scores_pipe.consumer_release(handed.index);
+        shared.sums_pipe.producer_acquire(sum_ring);
         hand_over(prepare(unit, head, unit.base + tile * Five::kTile, sum, shared.dq[sum_ring.index]));
       }
     }
     // Its warps have met in products, but not where there was none: one that lags would find the next rows' phase.
     if (unit.count == 0) named_barrier_sync(kSumBarrier, kWarpgroupSize);
-    if (leader) mbarrier_arrive(&shared.own_empty[buffers.index]);
+    if (leader) shared.own_pipe.consumer_release(buffers.index);
   }
   for (int i = 0; i < Five::kSenders; ++i) {
-    mbarrier_wait(&shared.sums_empty[sum_ring.index], sum_ring.phase ^ 1);
+    shared.sums_pipe.producer_acquire(sum_ring);
     hand_over(Job{});
   }
 }
@@ -531,10 +526,10 @@ __device__ inline void add_sum(float (&sum)[kSlice / 2], const float* there) {
 template <class B, class Send>
 __device__ void send_sums(const Args& a, B& shared, const CUtensorMap* dq, int stage, int column, Send&& send) {
   for (int phase = 0;; phase ^= 1) {
-    mbarrier_wait(&shared.sums_full[stage], phase);
+    mbarrier_wait(&shared.sums_pipe.full[stage], phase);
     const Job job = shared.job[stage];
     if (job.kind == Job::kEnd) return;
-    const auto free = [&] { mbarrier_arrive(&shared.sums_empty[stage]); };
+    const auto free = [&] { shared.sums_pipe.consumer_release(stage); };
     if (job.kind == Job::kAdd) {
       send(job, shared.dq[stage], free);
     } else {

@@ -33,22 +33,17 @@ struct Shared {
   T x[S::kStages][S::kSlices][S::kTile * kSlice];
   T y[S::kStages][S::kSlices][S::kTile * kSlice];
   float lse[S::kStages][S::kTile], delta[S::kStages][S::kTile];  // of queries walked over
-  // Full: the tile has arrived, one arrival and its bytes. Empty: all who read it have released it.
-  uint64_t own_full[S::kBuffers], own_empty[S::kBuffers], full[S::kStages], empty[S::kStages], raw;
+  Pipeline<S::kBuffers> own_pipe;
+  Pipeline<S::kStages> pipe;
+  uint64_t raw;
   // v5_persistent: whose rows lie in a and b. racecheck may report its second use, since one thread frees the buffer
   // for all of its warpgroup; they have met at a barrier before.
   int announced[S::kBuffers];
 
   __device__ void init_barriers() {
     mbarrier_init(&raw, 1);
-    for (int buffer = 0; buffer < S::kBuffers; ++buffer) {
-      mbarrier_init(&own_full[buffer], 1);
-      mbarrier_init(&own_empty[buffer], S::kReaders);
-    }
-    for (int stage = 0; stage < S::kStages; ++stage) {
-      mbarrier_init(&full[stage], 1);
-      mbarrier_init(&empty[stage], S::kConsumers);
-    }
+    own_pipe.init(S::kReaders);
+    pipe.init(S::kConsumers);
     mbarrier_init_fence();
   }
 };
@@ -118,12 +113,12 @@ struct Producer {
   const Args& a;
   Shared<S, T>& shared;
   const Inputs& in;
-  attention::PipelineState<S::kStages> ring = {};
+  PipelineState<S::kStages> ring = {};
   int raw_phase = 0;
 
   // The rows that the block owns. One thread does this.
   __device__ void load_own(const Role<kOwnsKeys, T>& role, int buffer) {
-    uint64_t* const full = &shared.own_full[buffer];
+    uint64_t* const full = &shared.own_pipe.full[buffer];
     mbarrier_arrive_expect_tx(full, sizeof shared.a[0] + sizeof shared.b[0]);
     for (int w = 0; w < S::kConsumers; ++w) {
       const int row = static_cast<int>(role.first) + w * 64, head = role.head_of_batch(), batch = role.batch();
@@ -144,9 +139,9 @@ struct Producer {
         const int first = kOwnsKeys && tile == 0 ? walk.early : 0;
         const int end = kOwnsKeys ? S::kTile : min(S::kTile, static_cast<int>(role.keys.end) - row);
         const bool has_padding = first > 0 || end < S::kTile;
-        uint64_t* const full = has_padding ? &shared.raw : &shared.full[stage];
+        uint64_t* const full = has_padding ? &shared.raw : &shared.pipe.full[stage];
         if (leader) {
-          mbarrier_wait(&shared.empty[stage], ring.phase ^ 1);
+          shared.pipe.producer_acquire(ring);
           const int more = kOwnsKeys ? sizeof shared.lse[0] + sizeof shared.delta[0] : 0;
           mbarrier_arrive_expect_tx(full, sizeof shared.x[0] + sizeof shared.y[0] + more);
           attention::load_slices<S::kSlices, S::kTile>(shared.x[stage], &in.x, full, row, other_head, batch);
@@ -168,7 +163,7 @@ struct Producer {
         clear(shared.y[stage], 0, first);
         tma_store_fence();
         __syncwarp();
-        if (leader) mbarrier_arrive(&shared.full[stage]);
+        if (leader) shared.pipe.producer_commit(ring);
       }
     }
   }

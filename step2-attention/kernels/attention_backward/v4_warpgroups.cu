@@ -113,8 +113,8 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
     if constexpr (kDropout && kOwnsKeys) attention::AttentionDropout::drop(weights, kept);  // as v met them
   };
 
-  if (walk.count > 0) mbarrier_wait(&shared.own_full[0], 0);
-  attention::PipelineState<S::kStages> ring;
+  if (walk.count > 0) mbarrier_wait(&shared.own_pipe.full[0], 0);
+  PipelineState<S::kStages> ring;
   // Only the leader waits for tiles that its warpgroup skips. The others may be that far ahead of it, not a whole
   // round.
   static_assert((S::kConsumers - 1) * 64 / kTile < S::kStages);
@@ -122,15 +122,15 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
     int tile = 0;
     for (; tile < first_tile; ++tile, ring.advance()) {  // its rows see none of these
       if (leader) {
-        mbarrier_wait(&shared.full[ring.index], ring.phase);
-        mbarrier_arrive(&shared.empty[ring.index]);
+        shared.pipe.consumer_wait(ring);
+        shared.pipe.consumer_release(ring.index);
       }
     }
     __syncwarp();
     if (tile == walk.count) continue;
     {
       Scores score, grad;
-      mbarrier_wait(&shared.full[ring.index], ring.phase);
+      shared.pipe.consumer_wait(ring);
       wgmma_fence();
       issue_products(score, grad, ring.index);
       wgmma_wait<1>();
@@ -146,7 +146,7 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
       const int before = ring.index;
       ring.advance();
       Scores score, grad;
-      mbarrier_wait(&shared.full[ring.index], ring.phase);
+      shared.pipe.consumer_wait(ring);
       wgmma_fence();
       issue_products(score, grad, ring.index);
       issue_sums(before);
@@ -157,7 +157,7 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
       wgmma_wait<0>();  // the sums: weights' registers and the stage before are free
       // The other warps have read its lse and Δ as well: these went into their part of the product that has ended.
       // compute-sanitizer's racecheck does not follow that, and reports the next copy of lse and Δ.
-      if (leader) mbarrier_arrive(&shared.empty[before]);
+      if (leader) shared.pipe.consumer_release(before);
       if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
       attention::pack_weights<T>(grad, grad_score);
     };
@@ -165,7 +165,7 @@ __device__ void consume(const Args& a, const Role<kOwnsKeys, T>& role, const Wal
     wgmma_fence();
     issue_sums(ring.index);
     wgmma_wait<0>();
-    if (leader) mbarrier_arrive(&shared.empty[ring.index]);
+    if (leader) shared.pipe.consumer_release(ring.index);
     ring.advance();
   }
 

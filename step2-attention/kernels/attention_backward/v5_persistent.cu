@@ -11,6 +11,15 @@
 // Launch    Δ and lse as v4, and two counters beside them. Then two grids of as many blocks as multiprocessors, or as
 //           v4 has where these are fewer; blocks as v4's. P = 64 columns (D ≤ 64): 162 KB of shared memory, and
 //           130 KB. P = 128: 226 KB, 3 tiles in the ring, and 193 KB
+// Roles     the last warpgroup: one warp is the producer. The others are consumers of 64 own rows each: 2, or 3 where
+//           queries of D ≤ 64 are owned
+// Barriers  own_pipe.full and pipe.full: 1 arrival and the bytes (own_pipe.full at the end: 1, there are no more);
+//           own_pipe.empty and pipe.empty: 2 or 3, the consumers' leaders'. raw: 1 and the bytes of a tile with
+//           padding, which the producer then clears; pipe.full gets 1 and no bytes. Named, 128, of each consumer: its
+//           sums are written
+// A stage   of the ring: empty ─ producer_acquire ─ TMA ─ full ─ scores ─ the sums' products, issued with the next
+//           scores ─ consumer_release by all ─ empty. Of own rows: … full ─ all products ─ sums are written in their
+//           place ─ TMA stores them, under the next rows' first products ─ consumer_release ─ empty
 // Moves     B·H·((5·Sq + 2·Sk·⌈Sq/Q⌉ + 2·Sq·⌈Sk/128⌉)·D·2) + 8·B·Hkv·Sk·D bytes, most of what is walked over from
 //           the L2 cache; 14·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), 2·B·H·Sq·Sk exponentials
 // Limits    float16, bfloat16; D ≤ 128, a multiple of 8; compute capability 9.0. A tile a multiprocessor,
@@ -34,11 +43,11 @@ template <class S, bool kOwnsKeys, class T>
 __device__ void produce(const Args& a, const Queue& queue, Shared<S, T>& shared, const Inputs& in) {
   const bool leader = threadIdx.x % kWarpSize == 0;
   Producer<S, kOwnsKeys, T> producer{a, shared, in};
-  attention::PipelineState<2> buffers;
+  PipelineState<2> buffers;
   for (;; buffers.advance()) {
     int number = 0;
     if (leader) {
-      mbarrier_wait(&shared.own_empty[buffers.index], buffers.phase ^ 1);
+      shared.own_pipe.producer_acquire(buffers);
       const unsigned next = atomicAdd(queue.next, 1u);
       number = next < queue.tiles * queue.heads ? static_cast<int>(next) : -1;
       shared.announced[buffers.index] = number;
@@ -49,7 +58,7 @@ __device__ void produce(const Args& a, const Queue& queue, Shared<S, T>& shared,
     if (leader) producer.load_own(role, buffers.index);
     producer.load_walked(role, Walk<kOwnsKeys, S::kTile>(role));
   }
-  if (leader) mbarrier_arrive(&shared.own_full[buffers.index]);
+  if (leader) shared.own_pipe.producer_commit(buffers);
 }
 
 template <class S, bool kOwnsKeys, int kColumns, bool kDropout, class T>
@@ -65,19 +74,19 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
   const float scale = static_cast<float>(a.scale * kLog2e);
 
   attention::AttentionDropout dropout(a);
-  attention::PipelineState<2> buffers;
-  attention::PipelineState<S::kStages> ring;
+  PipelineState<2> buffers;
+  PipelineState<S::kStages> ring;
   static_assert((S::kConsumers - 1) * 64 / kTile < S::kStages);  // as in v4
   int stored = -1;  // the buffer from which this warpgroup's last sums are being stored
   const auto free_stored = [&] {
     if (leader && stored >= 0) {
       tma_store_wait_read<0>();
-      mbarrier_arrive(&shared.own_empty[stored]);
+      shared.own_pipe.consumer_release(stored);
     }
     stored = -1;
   };
   for (;; buffers.advance()) {
-    mbarrier_wait(&shared.own_full[buffers.index], buffers.phase);
+    shared.own_pipe.consumer_wait(buffers);
     const int number = warp_uniform(shared.announced[buffers.index]);
     if (number < 0) break;
     const Role<kOwnsKeys, T> role(a, queue.tile(number), S::kOwned);
@@ -168,15 +177,15 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
       int tile = 0;
       for (; tile < first_tile; ++tile, ring.advance()) {  // its rows see none of these
         if (leader) {
-          mbarrier_wait(&shared.full[ring.index], ring.phase);
-          mbarrier_arrive(&shared.empty[ring.index]);
+          shared.pipe.consumer_wait(ring);
+          shared.pipe.consumer_release(ring.index);
         }
       }
       __syncwarp();
       if (tile == walk.count) continue;
       {
         Scores score, grad;
-        mbarrier_wait(&shared.full[ring.index], ring.phase);
+        shared.pipe.consumer_wait(ring);
         wgmma_fence();
         issue_products(score, grad, ring.index);
         free_stored();
@@ -191,7 +200,7 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
         const int before = ring.index;
         ring.advance();
         Scores score, grad;
-        mbarrier_wait(&shared.full[ring.index], ring.phase);
+        shared.pipe.consumer_wait(ring);
         wgmma_fence();
         issue_products(score, grad, ring.index);
         issue_sums(before);
@@ -200,7 +209,7 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
         wgmma_wait<kSums>();
         differentiate(score, grad, ring.index, tile, head);
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.empty[before]);
+        if (leader) shared.pipe.consumer_release(before);
         if constexpr (kOwnsKeys) attention::pack_weights<T>(score, weight);
         attention::pack_weights<T>(grad, grad_score);
       };
@@ -208,7 +217,7 @@ __device__ void consume(const Args& a, const Queue& queue, Shared<S, T>& shared,
       wgmma_fence();
       issue_sums(ring.index);
       wgmma_wait<0>();
-      if (leader) mbarrier_arrive(&shared.empty[ring.index]);
+      if (leader) shared.pipe.consumer_release(ring.index);
       ring.advance();
     }
     free_stored();  // where there was no product under which it could be done

@@ -7,6 +7,16 @@
 //           so nothing is cleared; the last one takes the sum, adds its own, and writes dq.
 // Since v6  Turns. No zeros before, no kernel for rounding afterwards.
 // Launch    As v6, but Δ's kernel sets counters to 0, and dq of queries that see nothing; and no kernel for rounding
+// Roles     warpgroups 0 and 1, 192 registers: consumers of 64 keys each. Warpgroup 2, 88: dq. Warpgroup 3, 40: warp 0
+//           is the producer, a thread of each of warps 1 and 2 sends sums of dq
+// Barriers  own_pipe and pipe: full 1 arrival and the bytes; empty 3, the leaders' of consumers and of dq's warpgroup,
+//           and 2, the consumers'. raw as in v5. scores_pipe: full 8, a lane's of each consumer warp; empty 1, dq's
+//           leader's. sums_pipe: full 4, a lane's of each of dq's warps; empty 1, the sender's. Named: 128 of each
+//           consumer, and of dq's warpgroup; 256 for the consumers' turns. In memory a counter for each tile of dq:
+//           whose turn it is
+// A stage   of grad_score: empty ─ both consumers write their keys' rows ─ full ─ dq's product ─ empty. Of sums: empty
+//           ─ dq's warpgroup writes ─ full ─ its sender waits for the tile's turn, adds in bulk, passes the turn on ─
+//           empty
 // Moves     B·H·((3 + 2·⌈Sk/128⌉)·Sq·D·2 + (⌈Sk/128⌉ − 1)·8·Sq·64) + 8·B·Hkv·Sk·D bytes, most of them within the L2
 //           cache; 10·B·H·Sq·Sk·64 FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    float16, bfloat16; D ≤ 64, a multiple of 8; compute capability 9.0. With dropout registers spill. Few heads

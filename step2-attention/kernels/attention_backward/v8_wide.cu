@@ -10,6 +10,14 @@
 // Launch    Δ's kernel as in v7. Then a grid of as many blocks as there are multiprocessors, or tiles of 128 keys if
 //           they are fewer; block 384: two consumers of 240 registers, and a warpgroup of 24, of which one warp loads
 //           and two send; 227 KB of shared memory
+// Roles     warpgroups 0 and 1, 240 registers: consumers of 64 keys each, and of half of dq's columns. Warpgroup 2, 24:
+//           warp 0 is the producer, a thread of each of warps 1 and 2 sends a consumer's sums of dq
+// Barriers  own_pipe and pipe: full 1 arrival and the bytes; empty 2, the consumers' leaders'. raw as in v5.
+//           scores_full: 8, a lane's of each consumer warp. sums_pipe: full 4, a lane's of each warp of the consumer;
+//           empty 1, the sender's. Named: 128, each consumer's own; 256, both
+// A stage   of the ring: empty ─ producer_acquire ─ TMA ─ full ─ scores, gradients of weights, dk and dv, each waited
+//           for ─ consumer_release by both ─ empty. Of grad_score: written by both ─ full ─ multiplied a tile later,
+//           before the tile after that is written
 // Moves     B·H·((3 + 2·⌈Sk/128⌉)·Sq·D·2 + (⌈Sk/128⌉ − 1)·8·Sq·128) + 8·B·Hkv·Sk·D bytes, most of them within the L2
 //           cache; 10·B·H·Sq·Sk·128 FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    float16, bfloat16; D ≤ 128, a multiple of 8; compute capability 9.0. Registers spill, with dropout many.
@@ -48,16 +56,14 @@ struct WideBlock : Shared<Wide, T> {
   alignas(1024) T grad_score[2][Wide::kConsumers][64 * kSlice];  // two stages; rows of keys, columns of queries
   float dq[Wide::kConsumers][kTileFloats];                       // on its way out, in the order of lane_of_tile
   Job job[Wide::kConsumers];
-  uint64_t scores_full[2], sums_full[Wide::kConsumers], sums_empty[Wide::kConsumers];
+  uint64_t scores_full[2];
+  Pipeline<Wide::kConsumers> sums_pipe;
   Unit unit[Wide::kBuffers];
 
   __device__ void init_barriers() {
     Shared<Wide, T>::init_barriers();
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&scores_full[i], Wide::kConsumers * 4);  // warps
-      mbarrier_init(&sums_full[i], 4);
-      mbarrier_init(&sums_empty[i], 1);
-    }
+    for (uint64_t& full : scores_full) mbarrier_init(&full, Wide::kConsumers * 4);  // by warps
+    sums_pipe.init(1, 4);
     mbarrier_init_fence();
   }
 };
@@ -74,21 +80,21 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
   const int heads_together = static_cast<int>(a.heads) / static_cast<int>(a.kv_heads);
 
   attention::AttentionDropout dropout(a);
-  attention::PipelineState<1> buffer;
-  attention::PipelineState<2> handed, multiplied;  // grad_score: written, and read for dq
-  attention::PipelineState<Wide::kStages> ring;
+  PipelineState<1> buffer;
+  PipelineState<2> handed, multiplied;  // grad_score: written, and read for dq
+  PipelineState<Wide::kStages> ring;
   int sums_phase = 0;
   const auto give = [&](const Job& job) {
     if (leader) shared.job[warpgroup] = job;
     __syncwarp();
-    if (first_of_warp) mbarrier_arrive(&shared.sums_full[warpgroup]);
+    if (first_of_warp) mbarrier_arrive(&shared.sums_pipe.full[warpgroup]);
   };
   const auto wait_for_stage = [&] {
-    mbarrier_wait(&shared.sums_empty[warpgroup], sums_phase ^ 1);
+    mbarrier_wait(&shared.sums_pipe.empty[warpgroup], sums_phase ^ 1);
     sums_phase ^= 1;
   };
   for (;; buffer.advance()) {
-    mbarrier_wait(&shared.own_full[0], buffer.phase);
+    mbarrier_wait(&shared.own_pipe.full[0], buffer.phase);
     const Unit unit = in_all_lanes(shared.unit[0]);
     if (unit.count < 0) break;
     const int first = unit.first + warpgroup * 64;
@@ -123,7 +129,7 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
         const int query = unit.base + tile * kTile + lane.query;
         const bool whole = tile >= part.whole, has_before = tile < unit.count - 1;
         Scores score, grad;
-        mbarrier_wait(&shared.full[ring.index], ring.phase);
+        shared.pipe.consumer_wait(ring);
         {
           Scores sum;
           if (has_before) mbarrier_wait(&shared.scores_full[multiplied.index], multiplied.phase);
@@ -157,7 +163,7 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
         attention::issue_output<kColumns, kTile>(dv, weight, shared.y[ring.index]);
         attention::issue_output<kColumns, kTile>(dk, grad_score, shared.x[ring.index]);
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.empty[ring.index]);
+        if (leader) shared.pipe.consumer_release(ring.index);
       }
       if (unit.count > 0) {
         Scores sum;
@@ -178,7 +184,7 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
     store(dv, kDropout ? dropout.scale() : 1.0f, v, &in.db);
     if (leader) {
       tma_store_wait_read<0>();
-      mbarrier_arrive(&shared.own_empty[0]);
+      mbarrier_arrive(&shared.own_pipe.empty[0]);
     }
   }
   wait_for_stage();

@@ -7,6 +7,9 @@
 // Launch    as v3_mma, but splits: as many as leave each block a multiprocessor of its own, and room for 128 keys for
 //           each, up to 64. Shared memory 8·3·16·P·4 bytes: for P = 64 columns 96 KB, two blocks a multiprocessor;
 //           for P = 128 192 KB, one
+// Roles     8 warps, all alike: each loads its own keys and multiplies them
+// Barriers  none for the ring: a lane waits for its own groups of cp.async, and reads only what it loaded
+// A stage   issue_loads, 16 keys ─ cp_async_commit ─ two steps later cp_async_wait<2> ─ read ─ the next issue_loads
 // Moves     (2·B·Hkv·Sk·⌈R/16⌉ + 2·B·H·Sq)·D·2 + 4·B·H·Sq bytes and parts as v2; each byte of K and V once more into
 //           shared memory and out of it; FLOPs and exponentials as v3
 // Limits    as v3_mma. The memset, the parts in global memory and the last block's reading them are a fixed cost,

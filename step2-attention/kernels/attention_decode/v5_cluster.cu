@@ -8,6 +8,10 @@
 // Launch    grid (⌈R/16⌉·splits, Hkv, B) with R = H/Hkv·Sq rows, block 256, clusters of `splits`: 1, 2, 4 or 8, as
 //           many as leave each block a multiprocessor of its own, with room for 128 keys each. Shared memory as v4
 //           and 16·(P + 4)·4 bytes more
+// Roles     as v4; and each block puts together the rows r with r mod splits = its rank
+// Barriers  for the ring none, as v4. Of the cluster two: arrived at when a block begins, and waited for before it
+//           sends, so that all blocks are there; then when all have sent
+// A stage   as v4's
 // Moves     (2·B·Hkv·Sk·⌈R/16⌉ + 2·B·H·Sq)·D·2 + 4·B·H·Sq bytes; 64·B·Hkv·⌈R/16⌉·Sk·P FLOPs; exponentials as v1
 // Limits    as v3_mma, but compute capability 9.0. A single text of a single kv head keeps 8 multiprocessors busy.
 //           Like v3 it rounds the weights

@@ -7,6 +7,9 @@
 //           keys.
 // Since v5  The pages. Without a table the whole cache of a batch is one page.
 // Launch    as v5_cluster
+// Roles     as v5
+// Barriers  as v5
+// A stage   its page is looked up ─ a step later issue_loads, 16 keys, or NaN where there is no page ─ on as v4's
 // Moves     (2·B·Hkv·Sk·⌈R/16⌉ + 2·B·H·Sq)·D·2 + 4·B·H·Sq bytes, and 4 of the table for each 16 keys; FLOPs and
 //           exponentials as v5
 // Limits    as v5_cluster, but with a block_table, if block_size is a multiple of 16. Like v3 it rounds the weights

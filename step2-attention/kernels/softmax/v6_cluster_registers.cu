@@ -9,6 +9,9 @@
 // Launch    A row has V = ⌊width·sizeof(T)/16⌋ vectors. grid rows·c, block 256, clusters of c blocks, two or more:
 //           c = ⌈V/1536⌉ with 5 or 6 vectors a thread and 4 blocks beside each other, if that is at most 8 and has more
 //           rows in flight, or ⌈V/2048⌉ with up to 8 and 3. 2 values of shared memory for each warp of the cluster
+// Roles     all warps of the cluster are alike; lane r of each sends to block r
+// Barriers  arrived: 1 arrival and the bytes of 8·c pairs, one from each warp of the cluster. The cluster's, once: all
+//           have their `arrived`
 // Moves     2·rows·width·sizeof(T) bytes; about 5·rows·width FLOPs and rows·width exponentials
 // Limits    compute capability 9.0 or newer; V ≤ 32768: a row of 512 KB; rows·c ≤ 2³¹−1. With 6 or 8 vectors of
 //           half types up to 80 bytes of a thread spill. Of narrow rows most threads have nothing

@@ -1,9 +1,9 @@
-// What may follow a product in the same kernel: see Store in step3/product.h.
+// What may follow a product in the same kernel: see Store in step2/product.h.
 #pragma once
 
 #include <step1/gelu.h>
+#include <step2/product.h>
 #include <step3/dropout.h>
-#include <step3/product.h>
 
 namespace kf::KF_BACKEND {
 
@@ -99,7 +99,7 @@ __global__ void epilogue_kernel(const Rows<T> product, const Epilogue epilogue) 
   const int64_t i = int64_t{blockIdx.x} * kEpilogueThreads + threadIdx.x, row = i / across, column = i % across * 8;
   if (!product.has(row, column)) return;
   const Packed<T> ahead = read_ahead(epilogue, row, column);
-  finish_eight(epilogue, row, column, product.load(row, column), ahead);
+  apply_epilogue(epilogue, row, column, product.load(row, column), ahead);
 }
 
 template <class T, class Epilogue>

@@ -28,7 +28,7 @@ struct AttendShared {
   T k[kKeyStages][kKeys * kHeadColumns];
   T v[kKeyStages][kKeys * kHeadColumns];
   uint64_t q_full[kAttenders], q_empty[kAttenders];
-  uint64_t k_full[kKeyStages], k_empty[kKeyStages], v_full[kKeyStages], v_empty[kKeyStages];
+  Pipeline<kKeyStages> k_pipe, v_pipe;
   uint64_t v_raw;  // values have come with padding behind them
   // Of the tile under way, and of the next. It is written again when the leaders of all warpgroups have released a
   // later tile's queries, and they have met their warps since: compute-sanitizer's racecheck (CUDA 13.0) does not
@@ -38,10 +38,8 @@ struct AttendShared {
   __device__ void init() {
     mbarrier_init(&v_raw, 1);
     for (int w = 0; w < kAttenders; ++w) mbarrier_init(&q_full[w], 1), mbarrier_init(&q_empty[w], 1);
-    for (int stage = 0; stage < kKeyStages; ++stage) {
-      mbarrier_init(&k_full[stage], 1), mbarrier_init(&k_empty[stage], kAttenders);
-      mbarrier_init(&v_full[stage], 1), mbarrier_init(&v_empty[stage], kAttenders);
-    }
+    k_pipe.init(kAttenders);
+    v_pipe.init(kAttenders);
   }
 };
 
@@ -61,7 +59,7 @@ __device__ void produce_attention(AttendShared<T>& shared, const attention::Args
                                   const Counters& counters, const attention::Maps& maps) {
   const int lane = static_cast<int>(threadIdx.x % kWarpSize);
   const bool leader = lane == 0;
-  attention::PipelineState<kKeyStages> ring;
+  PipelineState<kKeyStages> ring;
   const auto count = static_cast<unsigned>(order.attention_tiles());
   const auto draw = [&] { return leader ? atomicAdd(counters.drawn_attention, 1u) : 0; };
   const auto wait_for_stage = [&](int warpgroup, int number) {
@@ -84,9 +82,8 @@ __device__ void produce_attention(AttendShared<T>& shared, const attention::Args
     for (int j = last; j >= min(last, 0); --j) {
       const int key = block.first_key + j * kKeys;
       if (j >= 0 && leader) {
-        mbarrier_wait(&shared.k_empty[ring.index], ring.phase ^ 1);
-        mbarrier_arrive_expect_tx(&shared.k_full[ring.index], sizeof shared.k[0]);
-        tma_load(shared.k[ring.index], &maps.k, &shared.k_full[ring.index], 0, key, head, band.batch);
+        shared.k_pipe.producer_acquire(ring, sizeof shared.k[0]);
+        tma_load(shared.k[ring.index], &maps.k, &shared.k_pipe.full[ring.index], 0, key, head, band.batch);
       }
       if (j == last && leader) {  // the queries after the first keys: their stages are free later
         for (int w = 0; w < kAttenders; ++w) wait_for_stage(w, number);
@@ -103,8 +100,8 @@ __device__ void produce_attention(AttendShared<T>& shared, const attention::Args
       }
       if (j < 0) break;
       if (leader) {
-        uint64_t* const full = filled < kKeys ? &shared.v_raw : &shared.v_full[ring.index];
-        mbarrier_wait(&shared.v_empty[ring.index], ring.phase ^ 1);
+        uint64_t* const full = filled < kKeys ? &shared.v_raw : &shared.v_pipe.full[ring.index];
+        shared.v_pipe.producer_acquire(ring);
         mbarrier_arrive_expect_tx(full, sizeof shared.v[0]);
         tma_load(shared.v[ring.index], &maps.v, full, 0, key, head, band.batch);
       }
@@ -118,7 +115,7 @@ __device__ void produce_attention(AttendShared<T>& shared, const attention::Args
         filled = kKeys;
         tma_store_fence();
         __syncwarp();
-        if (leader) mbarrier_arrive(&shared.v_full[ring.index]);
+        if (leader) shared.v_pipe.producer_commit(ring);
       }
       ring.advance();
     }
@@ -193,7 +190,7 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
   const int warpgroup = warpgroup_of_block();
   const bool leader = leads_warpgroup(warpgroup);
   const float scale = static_cast<float>(a.scale * kLog2e);
-  attention::PipelineState<kKeyStages> ring;
+  PipelineState<kKeyStages> ring;
   unsigned* stored = nullptr;     // the counter of the rows that were stored last
   const auto tell_stored = [&] {  // under a product: the release waits until they are in memory
     if (leader && stored != nullptr) add_release(stored, 1u);
@@ -224,12 +221,12 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
     } else {
       {
         float score[kKeys / 2];
-        mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+        shared.k_pipe.consumer_wait(ring);
         wgmma_fence();
         issue_scores<kHeadColumns, kKeys>(score, q, &shared.k[ring.index]);
         tell_stored();
         wgmma_wait<0>();
-        if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
+        if (leader) shared.k_pipe.consumer_release(ring.index);
         if (leader && j == 0) mbarrier_arrive(&shared.q_empty[warpgroup]);
         mask_scores(score, block, first_row, j * kKeys);
         softmax.weigh(score, scale, factor);  // the factor meets an output of zeros
@@ -237,21 +234,21 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
       }
       // Both products at once, and the softmax while they run.
       const auto step = [&](auto masked) {
-        const attention::PipelineState<kKeyStages> before = ring;
+        const PipelineState<kKeyStages> before = ring;
         ring.advance();
         float score[kKeys / 2];
-        mbarrier_wait(&shared.v_full[before.index], before.phase);
-        mbarrier_wait(&shared.k_full[ring.index], ring.phase);
+        shared.v_pipe.consumer_wait(before);
+        shared.k_pipe.consumer_wait(ring);
         wgmma_fence();
         issue_scores<kHeadColumns, kKeys>(score, q, &shared.k[ring.index]);
         issue_output<kHeadColumns, kKeys>(out, weight, &shared.v[before.index]);
         wgmma_wait<1>();  // the scores
-        if (leader) mbarrier_arrive(&shared.k_empty[ring.index]);
+        if (leader) shared.k_pipe.consumer_release(ring.index);
         if (leader && j == 0) mbarrier_arrive(&shared.q_empty[warpgroup]);
         if constexpr (decltype(masked)::value) mask_scores(score, block, first_row, j * kKeys);
         const bool raised = softmax.weigh(score, scale, factor);
         wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
-        if (leader) mbarrier_arrive(&shared.v_empty[before.index]);
+        if (leader) shared.v_pipe.consumer_release(before.index);
         if (raised) {
 #pragma unroll
           for (int i = 0; i < kHeadColumns / 2; ++i) out[i] *= factor[i / 2 % 2];
@@ -261,11 +258,11 @@ __device__ void attend(AttendShared<T>& shared, const attention::Args& a, const 
       const int all_see = block.seen_by(first_row);  // its first query sees the least
       for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
       for (; j >= 0; --j) step(std::false_type{});
-      mbarrier_wait(&shared.v_full[ring.index], ring.phase);
+      shared.v_pipe.consumer_wait(ring);
       wgmma_fence();
       issue_output<kHeadColumns, kKeys>(out, weight, &shared.v[ring.index]);
       wgmma_wait<0>();
-      if (leader) mbarrier_arrive(&shared.v_empty[ring.index]);
+      if (leader) shared.v_pipe.consumer_release(ring.index);
       ring.advance();
     }
     tell_stored();  // where there was no product under which it could be done

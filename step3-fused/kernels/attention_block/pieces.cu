@@ -14,8 +14,8 @@
 
 #include <algorithm>
 
+#include <linear/best.h>
 #include "../layer_norm/rungs.h"
-#include "../linear/best.h"
 #include "../linear_bias_dropout_residual/rungs.h"
 #include "../residual_layer_norm/rungs.h"
 #include "rungs.h"

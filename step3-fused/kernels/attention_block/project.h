@@ -8,6 +8,7 @@
 #include <step1/vector.h>
 #include <step2/mbarrier.h>
 #include <step2/mma.h>
+#include <step2/pipeline.h>
 #include <step2/reduce.h>
 #include <step2/tma.h>
 #include <step2/warpgroup.h>
@@ -39,7 +40,7 @@ struct Tile {
 template <class T>
 struct ProjectShared {
   Stage<T> stage[kStages];
-  uint64_t full[kStages], empty[kStages];
+  Pipeline<kStages> pipe;
   uint64_t summed[2], stored[2];  // the sum is there; it has left its stage
   Tile tile[kStages];             // that begins there
   struct {
@@ -48,7 +49,7 @@ struct ProjectShared {
   } leaving[2];
 
   __device__ void init() {
-    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(&full[stage], 1), mbarrier_init(&empty[stage], 1);
+    pipe.init(1);
     for (int i = 0; i < 2; ++i) mbarrier_init(&summed[i], kWarpgroupSize / kWarpSize), mbarrier_init(&stored[i], 1);
   }
 };
@@ -82,7 +83,7 @@ struct ProjectProducer {
   const Counters& counters;
   const T* bias;
   const int width;
-  attention::PipelineState<kStages> ring;
+  PipelineState<kStages> ring;
 
   __device__ void issue_loads(const Tile& tile) {
     const int steps = static_cast<int>(ceil_div(width, kDepth));
@@ -92,11 +93,11 @@ struct ProjectProducer {
     // The weights need not wait for attention. So as long as its rows are missing, stages get their weights first.
     bool there = load_acquire(attended) == heads;
     if (there) tma_global_fence();
-    attention::PipelineState<kStages> behind = ring;
+    PipelineState<kStages> behind = ring;
     int issued = 0;
     const auto issue_row_loads = [&](int end) {
       for (; issued < end; ++issued, behind.advance()) {
-        tma_load(shared.stage[behind.index].a, &maps.attended, &shared.full[behind.index], issued * kDepth, row,
+        tma_load(shared.stage[behind.index].a, &maps.attended, &shared.pipe.full[behind.index], issued * kDepth, row,
                  tile.group.batch);
       }
     };
@@ -109,12 +110,12 @@ struct ProjectProducer {
     for (int k = 0; k < steps; ++k, ring.advance()) {
       if (k == kStages) wait_for_rows();  // no stage will be free before
       if (there) issue_row_loads(k);
-      mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
+      shared.pipe.producer_acquire(ring);
       if (k == 0) shared.tile[ring.index] = tile;
-      mbarrier_arrive_expect_tx(&shared.full[ring.index], sizeof(Stage<T>));
+      mbarrier_arrive_expect_tx(&shared.pipe.full[ring.index], sizeof(Stage<T>));
 #pragma unroll
       for (int c = 0; c < kWidth; c += 64) {
-        tma_load(shared.stage[ring.index].b + c * kDepth, &maps.weight, &shared.full[ring.index], column + c,
+        tma_load(shared.stage[ring.index].b + c * kDepth, &maps.weight, &shared.pipe.full[ring.index], column + c,
                  k * kDepth);
       }
       if (there) issue_row_loads(k + 1);
@@ -123,13 +124,13 @@ struct ProjectProducer {
     issue_row_loads(steps);
     Stage<T>& stage = shared.stage[ring.index];
     const uint32_t bias_bytes = min(kWidth, width - column) * static_cast<int>(sizeof(T));
-    mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
-    mbarrier_arrive_expect_tx(&shared.full[ring.index], sizeof stage.b + bias_bytes);
+    shared.pipe.producer_acquire(ring, sizeof stage.b + bias_bytes);
 #pragma unroll
     for (int c = 0; c < kWidth; c += 64) {
-      tma_load(stage.b + c * kGroupRows, &maps.residual, &shared.full[ring.index], column + c, row, tile.group.batch);
+      tma_load(stage.b + c * kGroupRows, &maps.residual, &shared.pipe.full[ring.index], column + c, row,
+               tile.group.batch);
     }
-    bulk_load(stage.a, bias + column, bias_bytes, &shared.full[ring.index]);
+    bulk_load(stage.a, bias + column, bias_bytes, &shared.pipe.full[ring.index]);
     ring.advance();
   }
 
@@ -141,9 +142,9 @@ struct ProjectProducer {
       drawn = atomicAdd(counters.drawn_projection, 1u);  // its answer takes time
       issue_loads(tile);
     }
-    mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
+    shared.pipe.producer_acquire(ring);
     shared.tile[ring.index].column = -1;
-    mbarrier_arrive(&shared.full[ring.index]);
+    shared.pipe.producer_commit(ring);
   }
 };
 
@@ -167,7 +168,7 @@ __device__ void store_sums(ProjectShared<T>& shared, const ProjectMaps& maps, co
     }
     tma_store_commit();
     tma_store_wait_read<0>();
-    mbarrier_arrive(&shared.empty[stage]);
+    shared.pipe.consumer_release(stage);
     mbarrier_arrive(&shared.stored[i]);
     tma_store_wait<0>();
     add_release(counters.projected + order.number_of(tile.group), 1u);
@@ -186,7 +187,7 @@ struct Project {
   const int steps = static_cast<int>(ceil_div(width, kDepth));  // stages along the depth
   const bool leader = leads_warpgroup(number);
   const int lane = threadIdx.x % kWarpSize, warp = static_cast<int>(threadIdx.x) / kWarpSize % 4;
-  attention::PipelineState<kStages> ring;
+  PipelineState<kStages> ring;
   int left = 0;  // sums that have left, or are about to
 
   __device__ Project(ProjectShared<T>& shared, int rows, int width, const ElementwiseDropout<float>& dropout,
@@ -202,13 +203,13 @@ struct Project {
 
   __device__ __forceinline__ void multiply(const Tile& tile) {
     float sum[kWidth / 2] = {};
-    int reading = -1;  // the stage that the product in flight reads
+    int in_use = -1;  // the stage that the product in flight reads
     const auto release = [&] {
-      if (leader && reading >= 0) mbarrier_arrive(&shared.empty[reading]);
-      reading = -1;
+      if (leader && in_use >= 0) shared.pipe.consumer_release(in_use);
+      in_use = -1;
     };
     for (int k = 0; k < steps; ++k) {
-      mbarrier_wait(&shared.full[ring.index], ring.phase);
+      shared.pipe.consumer_wait(ring);
       Stage<T>& stage = shared.stage[ring.index];
       const uint64_t of_a = matrix_descriptor(stage.a, 0, 1024, Swizzle::k128);
       const uint64_t of_b = matrix_descriptor(stage.b, 64 * kDepth * sizeof(T), 1024, Swizzle::k128);
@@ -220,13 +221,13 @@ struct Project {
       wgmma_commit();
       wgmma_wait<1>();
       release();
-      reading = ring.index;
+      in_use = ring.index;
       ring.advance();
     }
     wgmma_wait<0>();
     release();
 
-    mbarrier_wait(&shared.full[ring.index], ring.phase);
+    shared.pipe.consumer_wait(ring);
     if (left >= 2) mbarrier_wait(&shared.stored[left % 2], (left / 2 - 1) % 2);  // the one before last has left
     Stage<T>& stage = shared.stage[ring.index];
     const int row = warp * 16 + lane % 16;
@@ -262,7 +263,7 @@ struct Project {
 
   __device__ void run() {
     for (;;) {
-      mbarrier_wait(&shared.full[ring.index], ring.phase);
+      shared.pipe.consumer_wait(ring);
       const Tile& tile = shared.tile[ring.index];
       const int column = warp_uniform(tile.column);
       if (column < 0) break;

@@ -14,6 +14,13 @@
 //           which the sum is put together. Sums are stored by another thread: who multiplies waits for stages only
 // Launch    a memset of the counters; grid multiprocessors, block 640: 112 registers for who attends or projects, 32
 //           for the others; 217 KB of shared memory: queries 24, keys and values 3 · 16, the projection 6 · 24
+// Barriers  attention: q_full of each warpgroup, k_pipe.full, v_pipe.full: 1 arrival and the bytes; q_empty: 1, its
+//           leader's; k_pipe.empty, v_pipe.empty: 3, the leaders'; v_raw: 1 and the bytes of a tile with padding.
+//           Projection: pipe.full: 1 and the bytes; pipe.empty: 1, the leader's, or, of a stage with a sum, the storing
+//           thread's. summed: 4, a lane's of each warp; stored: 1
+// A stage   of the projection's: empty ─ producer_acquire ─ weights, then rows ─ full ─ product ─ empty. The one behind
+//           a tile's: … residual and bias ─ full ─ the sum is put together in it ─ summed ─ TMA stores it ─ empty, and
+//           stored
 // Moves     6·batch·q_length·width·sizeof(T) bytes at the least, width = heads·head_dim: q, k, v, residual, sum and y;
 //           what lies between stays in the L2 cache if it can. From there (1/64 + 1/128)·rows·width² elements for the
 //           projection: 0.9 GB at 32 · 1024 rows of 768, twice what linear's tiles of 128 × 256 read. FLOPs as v1.

@@ -15,6 +15,10 @@
 // Launch    grid (blocks of a cluster: 1 to 16, ⌈q_length/16⌉, batch), block 256; 128 where shared memory is small.
 //           Shared memory: 16·heads·144 bytes for attention's rows; 19·columns·2 for what their ends add; 8 KB a warp
 //           for its ring, and in that place, later, sums; 4 for what blocks tell each other. 98 to 105 KB at width 768
+// Roles     all warps are alike: each loads what it multiplies, by cp.async, into a ring of its own
+// Barriers  rows_arrived and shares_arrived: 1 arrival and the bytes that the cluster's blocks send here. The
+//           cluster's, once: all blocks' barriers are there. With one block neither
+// A stage   of a warp's ring: cp.async ─ its own group is waited for ─ mma.sync ─ the next cp.async
 // Moves     4·batch·q_length·width·sizeof(T) bytes once, width = heads·head_dim: q, residual, sum and y. And, mostly
 //           from L2, for each 16 rows the keys and values that one of them sees, and the width² weights. FLOPs as v1
 // Limits    float16 and bfloat16; head_dim a multiple of 8 up to 64; a scale above 0; no dropout of attention's

@@ -5,8 +5,10 @@
 // Moves     (3·rows·depth + depth·width + rows·width + width)·sizeof(T) bytes; 2·rows·depth·width FLOPs and rows·depth
 //           GELUs
 // Limits    as linear's; it rounds gelu(x)
-#include "../linear/best.h"
-#include "product.h"
+#include <step3/epilogues.h>
+
+#include <linear/best.h>
+#include "rungs.h"
 
 namespace kf::KF_BACKEND::gelu_linear {
 namespace {

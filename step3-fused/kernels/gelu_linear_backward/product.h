@@ -4,7 +4,7 @@
 #include <step1/column_sum.h>
 #include <step3/epilogues.h>
 
-#include "../linear_backward/gradients.h"
+#include <linear_backward/gradients.h>
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::gelu_linear_backward {

@@ -9,7 +9,7 @@
 //           for x and gelu(x); 4·rows·depth·width FLOPs
 // Limits    as linear's v7_persistent; x at a multiple of 16 bytes, a depth that is a multiple of 8. So that the sums
 //           of a tile can wait in half the registers, it rounds grad · weightᵀ and gelu(x)
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "product.h"
 
@@ -29,7 +29,7 @@ void v3_hopper(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     with_epilogue<T>(a, [&](auto weight, const auto& epilogue) {
       hopper::with_tile<hopper::EpilogueCost::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
-        hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue, stream);
+        hopper::launch_product<decltype(tile), T>(product_of(a), epilogue, stream);
       });
     });
   });

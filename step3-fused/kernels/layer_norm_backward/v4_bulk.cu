@@ -14,6 +14,10 @@
 //           fewer where their rings would need more than 224 KB of shared memory. Three stages in a ring if 16 warps
 //           have room for them, else two. Then grid ⌈2·width/32⌉, block 32×32, 4 KB. Tensors that do not begin
 //           at multiples of 16 bytes are v3's
+// Roles     a group of threads a row; its first one issues the copies
+// Barriers  arrived, of each group and stage: 1 arrival and the bytes of 2 rows, or 3 with grad_sum. Empty needs none:
+//           the group meets, by __syncwarp or a named barrier of its threads
+// A stage   bulk copies issued ─ arrived ─ the row is read twice ─ the group meets ─ the next row's copies
 // Moves     (3·rows·width + 3·width)·sizeof(T) bytes (grad_sum: one more rows·width), and 4·blocks·width·4 of partial
 //           sums; about 15·rows·width FLOPs
 // Limits    compute capability 9.0; half types and float32; width·sizeof(T) ≤ 32768 and a multiple of 16; rows

@@ -4,9 +4,10 @@
 // Launch    those of layer_norm's and linear's `auto`
 // Moves     (3·rows·depth + depth·width + rows·width + width + 2·depth)·sizeof(T) bytes; 2·rows·depth·width FLOPs
 // Limits    as layer_norm's and linear's; it rounds the normalised rows
+#include <linear/best.h>
+
 #include "../layer_norm/rungs.h"
-#include "../linear/best.h"
-#include "product.h"
+#include "rungs.h"
 
 namespace kf::KF_BACKEND::layer_norm_linear {
 namespace {

@@ -32,9 +32,7 @@ inline const char* automatic(const Args&) { return "pieces"; }
 }  // namespace kf::layer_norm_linear
 
 // v1_separate: pieces
+// v2_mma, v3_hopper: gelu_linear's v3_hopper has the prologue
 #define KF_OP layer_norm_linear
-#define KF_RUNGS(RUNG)                                                 \
-  RUNG(v2_mma, can_implement, scratch_bytes, "the normalised rows")    \
-  RUNG(v3_hopper, can_implement, scratch_bytes, "the normalised rows") \
-  RUNG(pieces, can_implement, scratch_bytes, "the normalised rows")
+#define KF_RUNGS(RUNG) RUNG(pieces, can_implement, scratch_bytes, "the normalised rows")
 #include <kf/rung_list.h>

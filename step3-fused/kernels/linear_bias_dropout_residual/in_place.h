@@ -1,8 +1,8 @@
 // The end of linear_bias_dropout_residual's v5: what becomes of a product's sums, for product_kernel of
-// step3/hopper_product.h.
+// step2/hopper_product.h.
 #pragma once
 
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 
@@ -14,12 +14,12 @@ using hopper::Schedule;
 
 // Each consumer warp has two stages for rounds of 64 columns, which take turns. `arrived`: the residual of a round.
 template <class Tile, class T>
-struct InPlaceShared : hopper::Stages<Tile, T> {  // of one base only: see hopper::Shared
+struct InPlaceShared : hopper::Stages<Tile, T> {  // of one base only: see hopper::StagedShared
   alignas(1024) T stage[kConsumers * 4][2][kWarpRows * kSlice];
   alignas(uint32_t) T bias[2][Tile::kWidth];
-  alignas(uint64_t) uint64_t bias_full[2], bias_empty[2];
+  Pipeline<2> bias_pipe;
   uint64_t arrived[kConsumers * 4][2];
-  uint64_t full[Tile::kStages], empty[Tile::kStages];
+  Pipeline<Tile::kStages> pipe;
 };
 
 // A consumer warp's rounds, counted from the kernel's beginning over all its tiles. Under a tile's product one thing is
@@ -100,21 +100,11 @@ struct AddInPlace {
   int width;
 
   template <class Tile>
-  __device__ __forceinline__ void init(Shared<Tile>& shared) const {
-    hopper::init_epilogue(shared);
-  }
-
-  template <class Tile>
-  __device__ __forceinline__ void prepare(Shared<Tile>& shared, const Schedule& schedule) const {
-    hopper::load_biases<Tile>(shared, schedule, bias, width);
-  }
-
-  template <class Tile>
   __device__ void run(Shared<Tile>& shared, const Schedule& schedule, const EpilogueMaps& maps, int) const {
     hopper::Consumer<Tile, Shared<Tile>> consumer(shared);
     InPlaceRounds<Tile, T> rounds(shared, maps);
     const int row = consumer.number * 64 + static_cast<int>(threadIdx.x) / kWarpSize % 4 * kWarpRows;
-    hopper::PipelineState<2> of_bias;
+    PipelineState<2> of_bias;
     int number = blockIdx.x;
     Schedule::Work work = schedule.find(number);
     while (number < schedule.count()) {
@@ -122,14 +112,14 @@ struct AddInPlace {
       consumer.step(false);
       number += gridDim.x;
       if (number < schedule.count()) work = schedule.find(number);  // divisions take their time: under a product
-      for (int left = schedule.steps - 1; left > 0 || rounds.busy(); --left) {
+      for (int left = schedule.k_tiles - 1; left > 0 || rounds.busy(); --left) {
         if (left > 0) consumer.step(true);
         rounds.advance(rounds.first + rounds.kRounds);
       }
       consumer.wait();
-      mbarrier_wait_warp(&shared.bias_full[of_bias.index], of_bias.phase);
+      mbarrier_wait_warp(&shared.bias_pipe.full[of_bias.index], of_bias.phase);
       rounds.rounded.take(consumer.sum, shared.bias[of_bias.index]);
-      mbarrier_arrive(&shared.bias_empty[of_bias.index]);
+      shared.bias_pipe.consumer_release(of_bias.index);
       of_bias.advance();
       rounds.begin();
     }

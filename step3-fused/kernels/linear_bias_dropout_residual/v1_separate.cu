@@ -5,7 +5,7 @@
 // Launch    that of linear's `auto`; then grid ⌈rows·⌈width/8⌉/256⌉, block 256
 // Moves     (rows·depth + depth·width + 4·rows·width + width)·sizeof(T) bytes; 2·rows·depth·width FLOPs
 // Limits    as linear's; it rounds the product
-#include "../linear/best.h"
+#include <linear/best.h>
 #include "product.h"
 
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {

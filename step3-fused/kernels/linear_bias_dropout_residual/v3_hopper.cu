@@ -11,7 +11,7 @@
 // Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
 // Limits    as linear's v7_persistent; a width that is a multiple of 8, the residual at a multiple of 16 bytes. So that
 //           the sums of a tile can wait in half the registers, it rounds the product
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "product.h"
 
@@ -27,7 +27,7 @@ void v3_hopper(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     with_major_of_weight(a.weight_transposed, [&](auto weight) {
       hopper::with_tile<hopper::EpilogueCost::kHeavy, Major::kK, weight.value>(product_of(a), [&](auto tile) {
-        hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue_of<T>(a), stream);
+        hopper::launch_product<decltype(tile), T>(product_of(a), epilogue_of<T>(a), stream);
       });
     });
   });

@@ -5,7 +5,7 @@
 // Launch    the library's
 // Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
 // Limits    GPUs only; p = 0, since the library has no dropout; it rounds sums of parts, at some sizes
-#include <step3/cublaslt.h>
+#include <step2/cublaslt.h>
 
 #include "product.h"
 

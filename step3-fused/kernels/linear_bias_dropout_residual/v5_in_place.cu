@@ -10,6 +10,10 @@
 //           for under its product
 // Launch    grid min(tiles, multiprocessors), block 384, up to 226 KB of shared memory. Tiles are 256, 192, 128 or 64
 //           columns wide, whichever leaves the fewest multiprocessors idle
+// Roles     those of linear's v7; a consumer's warps have the epilogue, too
+// Barriers  those of linear's v7; and arrived, two of each consumer warp: 1 arrival, a lane's, and the 2 KB of a round
+// A stage   of a warp's two: its last store has been read ─ the residual's load is issued ─ arrived ─ ldmatrix, sum,
+//           stmatrix ─ TMA stores it
 // Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
 // Limits    as linear's v7_persistent; p = 0; a width that is a multiple of 8, the residual and y at multiples of 16
 //           bytes. It rounds the product

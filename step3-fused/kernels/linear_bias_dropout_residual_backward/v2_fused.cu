@@ -12,7 +12,7 @@
 #include <step1/philox.h>
 #include <step3/summed_gradient.h>
 
-#include "../linear_backward/gradients.h"
+#include <linear_backward/gradients.h>
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::linear_bias_dropout_residual_backward {

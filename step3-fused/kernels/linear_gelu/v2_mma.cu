@@ -7,7 +7,7 @@
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least, and rows·width·sizeof(T) more
 //           if the preactivation is kept; 2·rows·depth·width FLOPs
 // Limits    as linear's v5_mma; float16 and bfloat16; it rounds the product
-#include <step3/mma_product.h>
+#include <step2/mma_product.h>
 
 #include "product.h"
 
@@ -22,7 +22,7 @@ void v2_mma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     with_epilogue<T, false>(a, [&](auto weight, const auto& epilogue) {
-      mma::launch_product<Major::kK, weight.value, T>(product_of(a), NoPrologue{}, epilogue, stream);
+      mma::launch_product<Major::kK, weight.value, T>(product_of(a), epilogue, stream);
     });
   });
 }

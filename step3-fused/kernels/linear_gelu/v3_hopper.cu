@@ -9,10 +9,14 @@
 //           gate is right to 1/4096.
 // Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128 or 64, whichever
 //           leaves the fewest multiprocessors idle
+// Roles     those of linear's v8, or v7; a consumer's warps have the epilogue, too
+// Barriers  those of linear's v8, or v7; the epilogue has none: a warp waits for its own stores
+// A round   64 columns of a warp's sums (128 where tiles have an even number of 64 and no preactivation is kept): the
+//           last store has been read ─ stmatrix ─ GELU in place, eight neighbours a lane ─ TMA stores it
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least, and rows·width·sizeof(T) more
 //           if the preactivation is kept; 2·rows·depth·width FLOPs
 // Limits    as linear's v8_cluster. So that the sums of a tile can wait in half the registers, it rounds the product
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "product.h"
 
@@ -27,7 +31,7 @@ void v3_hopper(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     with_epilogue<T, true>(a, [&](auto weight, const auto& epilogue) {
       hopper::with_tile<hopper::EpilogueCost::kLight, Major::kK, weight.value>(product_of(a), [&](auto tile) {
-        hopper::launch_product<decltype(tile), T>(product_of(a), NoPrologue{}, epilogue, stream);
+        hopper::launch_product<decltype(tile), T>(product_of(a), epilogue, stream);
       });
     });
   });

@@ -7,7 +7,7 @@
 //           if the preactivation is kept; 2·rows·depth·width FLOPs
 // Limits    GPUs only; GELU as GPT-2 approximates it; float16 and bfloat16, since it is off by 1e-4 of the result; a
 //           width that is a multiple of 8, outputs at multiples of 16 bytes; it rounds sums of parts, at some sizes
-#include <step3/cublaslt.h>
+#include <step2/cublaslt.h>
 
 #include "product.h"
 

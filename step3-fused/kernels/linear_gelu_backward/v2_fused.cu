@@ -11,7 +11,7 @@
 #include <step1/gelu.h>
 #include <step3/summed_gradient.h>
 
-#include "../linear_backward/gradients.h"
+#include <linear_backward/gradients.h>
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::linear_gelu_backward {

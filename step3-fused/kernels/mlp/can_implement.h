@@ -1,7 +1,7 @@
 // Why the rungs for few rows cannot take an MLP.
 #pragma once
 
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 #include "rungs.h"
 

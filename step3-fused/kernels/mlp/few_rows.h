@@ -3,7 +3,7 @@
 #pragma once
 
 #include <step2/cluster.h>
-#include <step3/hopper_product.h>
+#include <step2/hopper_product.h>
 
 namespace kf::KF_BACKEND::mlp {
 

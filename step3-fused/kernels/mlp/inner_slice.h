@@ -3,8 +3,8 @@
 
 #include <kf/launch.h>
 #include <step2/cluster.h>
+#include <step2/hopper_product.h>
 #include <step3/epilogues.h>
-#include <step3/hopper_product.h>
 
 #include <algorithm>
 

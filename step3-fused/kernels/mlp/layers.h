@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "../linear/rungs.h"
+#include <linear/rungs.h>
 #include "../linear_bias_dropout_residual/rungs.h"
 #include "../linear_gelu/rungs.h"
 #include "rungs.h"

@@ -10,8 +10,8 @@
 #pragma once
 
 #include <step2/acquire.h>
+#include <step2/hopper_product.h>
 #include <step3/epilogues.h>
-#include <step3/hopper_product.h>
 
 #include <algorithm>
 
@@ -32,8 +32,8 @@ struct Work {
 // 1, and so on; at its end the second of the last two. When a tile of the second layer comes all tiles that it reads
 // have come before, and most often they are long done.
 struct Order {
-  int down, band;          // tiles below each other; of them in a band
-  int right[2], steps[2];  // of each layer: tiles side by side; stages along the depth
+  int down, band;            // tiles below each other; of them in a band
+  int right[2], k_tiles[2];  // of each layer: tiles side by side; stages along the depth
 
   __host__ __device__ int count() const { return down * (right[0] + right[1]); }
 
@@ -79,17 +79,17 @@ struct Counters {
 // one; its bias comes when it is known, and it is done when all consumers have added that. `work` also has the one
 // whose sums wait.
 template <class Tile, class T>
-struct BothShared : hopper::Stages<Tile, T> {  // of one base only: see hopper::Shared
+struct BothShared : hopper::Stages<Tile, T> {  // of one base only: see hopper::StagedShared
   static_assert(Tile::kSlices % 2 == 0, "rounds take turns in two stages, and each tile begins with the first");
   alignas(1024) T stage[hopper::kConsumers * 4][2][hopper::kWarpRows * hopper::kSlice];
   alignas(uint32_t) T bias[2][Tile::kWidth];
   Work work[4];
   alignas(uint64_t) uint64_t announced[2], bias_full[2], done[2];
   uint64_t arrived[hopper::kConsumers * 4][2];  // the residual
-  uint64_t full[Tile::kStages], empty[Tile::kStages];
+  Pipeline<Tile::kStages> pipe;
 
   __device__ void init() {
-    hopper::init_stages<Tile>(*this);
+    pipe.init(hopper::kConsumers);
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(&announced[i], 1);
       mbarrier_init(&bias_full[i], kWarpSize);
@@ -120,7 +120,7 @@ template <class Tile, class T>
 __device__ void produce(BothShared<Tile, T>& shared, const BothMaps& maps, const Layers<T>& layers) {
   const auto draw = [&] { return atomicAdd(layers.counters.drawn, 1u); };
   const unsigned all_parts = static_cast<unsigned>(layers.order.right[0]) * Counters::kPartsATile;
-  hopper::PipelineState<Tile::kStages> ring;
+  PipelineState<Tile::kStages> ring;
   unsigned number = draw();
   for (int tile = 0;; ++tile) {
     const Work work = layers.order.find(number);
@@ -132,13 +132,12 @@ __device__ void produce(BothShared<Tile, T>& shared, const BothMaps& maps, const
       wait_for_counter(layers.counters.stored + work.row, all_parts);
       tma_global_fence();  // TMA wrote them, and TMA reads them
     }
-    const int steps = layers.order.steps[work.layer];
-    for (int k = 0; k < steps; ++k, ring.advance()) {
-      if (k == steps - 1) number = draw();  // there when the stages are full
-      mbarrier_wait(&shared.empty[ring.index], ring.phase ^ 1);
-      mbarrier_arrive_expect_tx(&shared.full[ring.index], Tile::kStageBytes);
+    const int k_tiles = layers.order.k_tiles[work.layer];
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ring.advance()) {
+      if (k_tile == k_tiles - 1) number = draw();  // there when the stages are full
+      shared.pipe.producer_acquire(ring, Tile::kStageBytes);
       hopper::issue_loads<Tile>(shared, ring.index, &maps.a[work.layer], &maps.b[work.layer], work.row * hopper::kRows,
-                                work.column * Tile::kWidth, k * hopper::kDepth, 0);
+                                work.column * Tile::kWidth, k_tile * hopper::kDepth, 0);
     }
   }
 }
@@ -297,7 +296,7 @@ Order order_of(const Args& a) {
   const hopper::Schedule first = hopper::schedule_of<Tile>(product_of_layer(a, 0)),
                          second = hopper::schedule_of<Tile>(product_of_layer(a, 1));
   const int band = static_cast<int>(std::max<int64_t>(multiprocessors() / second.right, 1));
-  return {first.down, std::min(band, first.down), {first.right, second.right}, {first.steps, second.steps}};
+  return {first.down, std::min(band, first.down), {first.right, second.right}, {first.k_tiles, second.k_tiles}};
 }
 
 // What the busiest block would have to do if the layers were two launches.

@@ -7,7 +7,7 @@
 // Moves     (3·rows·width + 2·rows·inner + 2·width·inner + width + inner)·sizeof(T) bytes, a residual included; with
 //           the preactivation rows·inner·sizeof(T) more; 4·rows·width·inner FLOPs
 // Limits    as these; it rounds what lies between
-#include "../linear/best.h"
+#include <linear/best.h>
 #include "layers.h"
 
 namespace kf::KF_BACKEND::mlp {

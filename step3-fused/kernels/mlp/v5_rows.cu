@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kWarpgroupSize)
   Multiplier<kWeight, T> first(shared, {&map_x, &map_weight_1, bias_1, static_cast<int>(gelu.out.width), share_1}, 0);
   if (threadIdx.x == 0) first.begin();
   first.run(rows, [&](int row, int column, const Packed<T>& product) {
-    finish_eight(gelu, row, column, product, Packed<T>{});
+    apply_epilogue(gelu, row, column, product, Packed<T>{});
   });
 
   Multiplier<kWeight, T> second(shared, {&map_activation, &map_weight_2, bias_2, static_cast<int>(y.width), share_2},

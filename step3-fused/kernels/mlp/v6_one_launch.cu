@@ -13,6 +13,13 @@
 // Launch    a memset of the counters; grid min(tiles of both layers, multiprocessors), block 384, 225 or 226 KB shared
 //           memory. Tiles are 256 or 128 columns wide: with which the busiest block would have less to do, were the
 //           layers two launches; 4 or 6 stages. However few blocks run at once, it ends: many_rows.h says why
+// Roles     those of linear's v7; the producer also draws tiles, and waits for the first layer's rows
+// Barriers  pipe as in linear's v7. Of the tile under way and the next one, announced: 1, the producer's; bias_full:
+//           32, a warp's; done: 256, all threads' of the consumers. arrived, two of each consumer warp: 1 arrival and
+//           the 2 KB of the residual. In memory a counter for each 128 rows: 8 for each tile of the first layer
+// A stage   of the ring as in linear's v7; of a warp's two as in linear_bias_dropout_residual's v5, or, of the first
+//           layer: its last store has been read ─ stmatrix ─ GELU in place ─ TMA stores it ─ at the end of the tile the
+//           counter
 // Moves     as pieces at the most; of the activation, what the L2 cache still holds is not read from memory
 // Limits    compute capability 9.0; float16 and bfloat16; width and inner multiples of 8; all matrices at multiples of
 //           16 bytes, y and preactivation too. Both products and the activation: it rounds what lies between
@@ -36,13 +43,13 @@ __device__ __forceinline__ void consume(BothShared<Tile, T>& shared, const BothM
     // Before this warp waits for others, it finishes what others may wait for.
     const auto& ring = consumer.ring;
     const auto is_there = [&] {
-      return __all_sync(kFullWarp, mbarrier_try_wait(&shared.full[ring.index], ring.phase));
+      return __all_sync(kFullWarp, mbarrier_try_wait(&shared.pipe.full[ring.index], ring.phase));
     };
     if (layer == Work::kNone || (layer == 1 && !is_there())) epilogues.finish();
     if (layer == Work::kNone) break;
     consumer.step(false);
     // Under a product a part of what waits; and where there are more parts than steps, the others.
-    for (int left = layers.order.steps[layer] - 1; left > 0 || epilogues.busy(); --left) {
+    for (int left = layers.order.k_tiles[layer] - 1; left > 0 || epilogues.busy(); --left) {
       if (left > 0) consumer.step(true);
       epilogues.advance();
     }

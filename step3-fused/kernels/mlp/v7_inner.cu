@@ -15,6 +15,13 @@
 //           then of the columns; for each of them a warp loads weights, and one more x. 225 KB of shared memory. A
 //           block has 32 inner columns, or up to 64 where all clusters would not fit at once. Then grid
 //           (⌈width/512⌉, rows), block 64: a thread for eight elements of y
+// Roles     warps 0 to 11: three groups that multiply. A thread of each of warps 12 to 14 loads a group's weights, one
+//           of warp 15 the block's eighth of x
+// Barriers  full: 1 arrival and 8 KB; empty: 4, a lane's of each warp of the group. x_full, in each block: 1 and the
+//           bytes of all eight blocks' loads; x_empty: 32, of 4 warps in each of 8 blocks. activation_full: 1 and the
+//           bytes of the slice. The cluster's, once: all these are there
+// A stage   of weights: load issued ─ full ─ product ─ empty ─ the next load. Of x: the eight blocks' loads, each into
+//           all ─ full ─ its products ─ empty in all blocks ─ the next loads
 // Moves     (2·rows·width + 2·width·inner + width + inner)·sizeof(T) + 8·clusters·rows·width bytes, of which the last
 //           stay in the L2 cache; residual and preactivation if there are any, besides; 4·rows·width·inner FLOPs
 // Limits    compute capability 9.0; float16 and bfloat16; rows ≤ 64, width and inner multiples of 8, x and weights at

@@ -1,0 +1,163 @@
+"""What attention refuses, and in which words."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import step2_attention
+from kernel_fusion import steps, testing
+from step2_attention.testing import bounds, lse_for, on_each_device, on_tensor_cores, ops, qkv
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+def test_attention_refuses(device):
+    q, k, v = (torch.ones(1, 2, n, 8, device=device) for n in (3, 4, 4))
+    with testing.raises(ValueError, "attention: `attn_mask` must be None, got a tensor of shape (3, 4)", "causal=True"):
+        step2_attention.attention(q, k, v, attn_mask=torch.ones(3, 4, device=device))
+    with testing.raises(ValueError, "attention: `attn_mask` must be None, got 'alibi'"):
+        step2_attention.attention(q, k, v, attn_mask="alibi")
+    with testing.raises(TypeError, "attention: `key_end` must be int32, got int64"):
+        step2_attention.attention(q, k, v, key_end=torch.ones(1, dtype=torch.int64, device=device))
+    with testing.raises(ValueError, "attention: `key_begin` must have shape (1,), got (2,)"):
+        step2_attention.attention(q, k, v, key_begin=torch.ones(2, dtype=torch.int32, device=device))
+    with testing.raises(TypeError, "attention: `q` must be float32, float16, bfloat16 or float64, got int32"):
+        step2_attention.attention(q.int(), k, v)
+    with testing.raises(TypeError, "attention: `k` must have the dtype of `q` (float32), got float16"):
+        step2_attention.attention(q, k.half(), v)
+    with testing.raises(TypeError, "attention: `v` must have the dtype of `q` (float32), got float64"):
+        step2_attention.attention(q, k, v.double())
+    with testing.raises(ValueError, "attention: `q` must have 4 dimensions, got 3 (shape (2, 3, 8))"):
+        step2_attention.attention(q[0], k, v)
+    with testing.raises(ValueError, "attention: `k` must have 4 dimensions, got 3 (shape (2, 4, 8))"):
+        step2_attention.attention(q, k[0], v)
+    with testing.raises(ValueError, "attention: `v` must have 4 dimensions, got 3 (shape (2, 4, 8))"):
+        step2_attention.attention(q, k, v[0])
+    with testing.raises(ValueError, "attention: `v` must have shape (1, 1, 4, 8), got (1, 2, 4, 8)"):
+        step2_attention.attention(q, k[:, :1], v)
+    for heads in (0, 3, 4):
+        odd = torch.ones(1, heads, 4, 8, device=device)
+        with testing.raises(
+            ValueError, f"attention: the heads of `q` must be a multiple of those of `k`, got 2 and {heads}"
+        ):
+            step2_attention.attention(q, odd, odd)
+    with testing.raises(ValueError, "attention: `k` must have shape (1, 2, 4, 8), got (1, 2, 4, 7)"):
+        step2_attention.attention(q, k[..., :7], v)
+    with testing.raises(ValueError, "attention: `v` must have shape (1, 2, 4, 8), got (1, 2, 3, 8)"):
+        step2_attention.attention(q, k, v[:, :, :3])
+    with testing.raises(
+        ValueError, "attention: the last dimension of `q` (head_dim) must not be 0, got shape (1, 2, 3, 0)"
+    ):
+        step2_attention.attention(q[..., :0], k[..., :0], v[..., :0])
+    other = "meta" if device != "meta" else "cpu"
+    with testing.raises(ValueError, "attention: `k` must be on the device of `q`", f"got {other}"):
+        step2_attention.attention(q, torch.ones(1, 2, 4, 8, device=other), v)
+    with testing.raises(ValueError, "attention: `key_end` must be on the device of `q`", f"got {other}"):
+        step2_attention.attention(q, k, v, key_end=torch.ones(1, dtype=torch.int32, device=other))
+
+
+@on_each_device
+def test_a_rung_refuses_by_name_what_it_cannot_do_and_names_one_that_can(device):
+    q = torch.ones(1, 1, 2, 257, device=device)
+    with testing.raises(ValueError, "attention: rung 'v2_tiled' takes head_dim ≤ 256, got 257; these can: 'v1_naive'"):
+        step2_attention.attention(q, q, q, rung="v2_tiled")
+    q = torch.ones(1, 1, 2, 8, device=device, dtype=torch.float64)
+    with testing.raises(ValueError, "rung 'v2_tiled' takes float32, float16 or bfloat16, got float64", "'v1_naive'"):
+        step2_attention.attention(q, q, q, rung="v2_tiled")
+    for rung in filter(on_tensor_cores, step2_attention.rungs("attention", device)):
+        q = torch.ones(1, 1, 2, 8, device=device)
+        for dtype in (torch.float32, torch.float64):
+            got = str(dtype).removeprefix("torch.")
+            with testing.raises(ValueError, f"rung '{rung}' takes float16 or bfloat16, got {got}", "these can: 'v1_"):
+                step2_attention.attention(q.to(dtype), q.to(dtype), q.to(dtype), rung=rung)
+        for dim in (12, 136):
+            q = torch.ones(1, 1, 2, dim, device=device, dtype=torch.float16)
+            with testing.raises(
+                ValueError, f"rung '{rung}' takes head_dim that is a multiple of 8 up to 128, got {dim}", "'v2_tiled'"
+            ):
+                step2_attention.attention(q, q, q, rung=rung)
+    q = torch.ones(1, 1, 2, 8, device=device)
+    for rung in ("v9", "", "V1_NAIVE"):
+        for x, y in ((q, q), (q[:0], q[:0]), (q, q[:, :, :0])):  # empty ones too
+            with testing.raises(
+                ValueError, "attention: `rung` must be 'auto' or one of", "'v2_tiled'", f"got '{rung}'"
+            ):
+                step2_attention.attention(x, y, y, rung=rung)
+            with testing.raises(ValueError, "softmax: `rung` must be 'auto' or one of", "'v3_online'", f"got '{rung}'"):
+                step2_attention.softmax(x, rung=rung)
+
+
+@on_each_device
+def test_a_bad_out_is_refused(device):
+    x = torch.ones(4, 3, device=device)
+    with testing.raises(ValueError, "softmax: `out` must have shape (4, 3), got (3,)"):
+        ops.softmax.out(x, out=torch.empty(3, device=device))
+    with testing.raises(ValueError, "softmax: `out` must be contiguous"):
+        ops.softmax.out(x, out=torch.empty(3, 4, device=device).T)
+    with testing.raises(ValueError, "softmax: `out` must not share memory with `x`"):
+        ops.softmax.out(x, out=x)
+    q = torch.ones(1, 2, 3, 8, device=device)
+    with testing.raises(TypeError, "attention: `out` must have the dtype of `q` (float32), got float16"):
+        ops.attention.out(q, q, q, out=q.half(), lse=lse_for(q))
+    with testing.raises(ValueError, "attention: `out` must have shape (1, 2, 3, 8), got (1, 2, 3, 7)"):
+        ops.attention.out(q, q, q, out=torch.empty(1, 2, 3, 7, device=device), lse=lse_for(q))
+    with testing.raises(ValueError, "attention: the last dimension of `out` must be contiguous, got stride 3"):
+        ops.attention.out(q, q, q, out=torch.empty(1, 2, 8, 3, device=device).mT, lse=lse_for(q))
+    with testing.raises(ValueError, "attention: `out` must not be expanded"):
+        ops.attention.out(q, q, q, out=torch.empty(1, 1, 3, 8, device=device).expand(1, 2, 3, 8), lse=lse_for(q))
+    out = torch.empty_like(q)
+    with testing.raises(TypeError, "attention: `lse` must be float32, got float64"):
+        ops.attention.out(q, q, q, out=out, lse=lse_for(q).double())
+    with testing.raises(TypeError, "attention: `lse` must be float64, got float32"):
+        ops.attention.out(*(q.double(),) * 3, out=out.double(), lse=lse_for(q))
+    with testing.raises(ValueError, "attention: `lse` must have shape (1, 2, 3), got (1, 2, 4)"):
+        ops.attention.out(q, q, q, out=out, lse=torch.empty(1, 2, 4, device=device))
+    with testing.raises(ValueError, "attention: `lse` must be contiguous"):
+        ops.attention.out(q, q, q, out=out, lse=torch.empty(1, 3, 2, device=device).mT)
+
+
+@on_each_device
+def test_an_out_that_shares_memory_with_an_input_is_refused(device):
+    testing.check_apart(step2_attention, "softmax", (testing.randn((4, 3), torch.float32, device),))
+    inputs = (*qkv(3, 4, 8, torch.float32, device), bounds([1], device), bounds([4], device))
+    testing.check_apart(step2_attention, "attention", inputs, {"causal": True})
+
+
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+def test_tensors_on_a_gpu_and_a_cpu_are_refused(device):
+    q = torch.ones(1, 1, 2, 8)
+    with testing.raises(ValueError, "attention: `v` must be on the device of `q` (cpu), got cuda:0"):
+        step2_attention.attention(q, q, q.to(device))
+    q, on_cpu = q.to(device), q
+    with testing.raises(ValueError, "attention: `k` must be on the device of `q` (cuda:0), got cpu"):
+        step2_attention.attention(q, on_cpu, on_cpu)
+    with testing.raises(ValueError, "attention: `lse` must be on the device of `q` (cuda:0), got cpu"):
+        ops.attention.out(q, q, q, out=torch.empty_like(q), lse=lse_for(on_cpu))
+
+
+def test_rungs_refuses_an_unknown_op():
+    with testing.raises(
+        ValueError,
+        "rungs: `op` must be 'softmax', 'softmax_backward', 'attention', 'attention_backward' or 'attention_decode', "
+        "got 'sdpa'",
+    ):
+        step2_attention.rungs("sdpa")
+    assert "cpu" not in step2_attention.rungs("softmax", "cuda")
+
+
+def test_a_step_that_is_not_built_says_how_to_build_it(tmp_path):
+    """The Python part alone, in another folder: what a fresh clone looks like."""
+    for part in ("common/kernel_fusion", "step2-attention/step2_attention"):
+        (tmp_path / part).mkdir(parents=True)
+        for source in (steps.ROOT / part).glob("*.py"):
+            (tmp_path / part / source.name).write_bytes(source.read_bytes())
+    command, environment = (
+        [sys.executable, "-c", "import step2_attention"],
+        {**os.environ, "PYTHONPATH": steps.python_path(tmp_path)},
+    )
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "step2_attention is not built" in ran.stderr
+    assert "cd step2-attention && python setup.py build_ext --inplace" in ran.stderr

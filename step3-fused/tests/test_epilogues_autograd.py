@@ -1,0 +1,135 @@
+"""Products with epilogues as torch sees them: gradients, autocast, CUDA graphs."""
+
+import pytest
+import torch
+
+import step3_fused
+from kernel_fusion import testing
+from step2_attention.linear_testing import inputs_of
+from step3_fused.epilogue_testing import (
+    EPILOGUES,
+    TENSOR_CORES,
+    able,
+    either_way,
+    every_op,
+    every_rung,
+    on_each_device,
+    with_norm,
+    with_residual,
+)
+
+
+@every_rung
+def test_it_is_registered_as_torch_wants_it(op, device, rung):
+    dtype = torch.bfloat16 if rung in TENSOR_CORES else torch.float32
+    if able(op, rung, device, 8, 8, 16, dtype, False):
+        for case in EPILOGUES[op][: 1 if rung in ("v4_cublaslt", "v5_in_place") else 2]:
+            testing.check_op(step3_fused, op, case.inputs((2, 4), 8, 16, dtype, device, False), {"rung": rung})
+
+
+def differentiable(op, inputs, **options):
+    """The op as a function of the tensors that have gradients, and these in float64."""
+    variables = [i for i, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+
+    def function(*tensors):
+        given = list(inputs)
+        for i, t in zip(variables, tensors, strict=True):
+            given[i] = t
+        return getattr(step3_fused, op)(*given, **options)
+
+    return function, [inputs[i].requires_grad_() for i in variables]
+
+
+@every_op
+@on_each_device
+@either_way
+def test_gradients_are_those_of_finite_differences(transposed, op, device):
+    for case in EPILOGUES[op]:
+        for options in case.options:
+            inputs = case.inputs((2, 2), 3, 4, torch.float64, device, transposed)
+            function, variables = differentiable(op, inputs, transposed=transposed, **options)
+            assert torch.autograd.gradcheck(function, variables)
+            if not case.backward:  # third derivatives are not there
+                assert torch.autograd.gradgradcheck(function, variables)
+            if case is EPILOGUES[op][0]:
+                testing.check_each_input_alone(function, tuple(variables))
+
+
+@pytest.mark.parametrize("op", ["linear_gelu", "mlp"])
+@on_each_device
+@either_way
+def test_gradients_without_what_is_kept(transposed, op, device):
+    inputs = EPILOGUES[op][0].inputs(3, 3, 4, torch.float64, device, transposed)
+    function, variables = differentiable(op, inputs, transposed=transposed, keep=False)
+    assert torch.autograd.gradcheck(function, variables)
+
+
+@on_each_device
+def test_the_preactivation_has_a_gradient_of_its_own(device):
+    inputs = EPILOGUES["linear_gelu"][0].inputs(3, 3, 4, torch.float64, device, False)
+    function, variables = differentiable("linear_gelu", inputs, return_preactivation=True)
+    assert torch.autograd.gradcheck(function, variables)
+    assert torch.autograd.gradcheck(lambda *a: function(*a)[1], variables)
+
+
+@on_each_device
+def test_gradients_without_a_bias(device):
+    for op in ("linear_gelu", "gelu_linear"):
+        x, weight, _ = inputs_of(3, 3, 4, torch.float64, device)
+        assert torch.autograd.gradcheck(getattr(step3_fused, op), [x.requires_grad_(), weight.requires_grad_()])
+    x, *norm, weight, _ = (t.requires_grad_() for t in with_norm(3, 3, 4, torch.float64, device, False))
+    assert torch.autograd.gradcheck(step3_fused.layer_norm_linear, [x, *norm, weight])
+    x, weight, _, residual, p, rng_state = with_residual(0.3)(3, 3, 4, torch.float64, device, False)
+    assert torch.autograd.gradcheck(
+        lambda x, w, r: step3_fused.linear_bias_dropout_residual(x, w, None, r, p, rng_state),
+        [t.requires_grad_() for t in (x, weight, residual)],
+    )
+
+
+@every_op
+@on_each_device
+def test_forward_mode_is_refused(op, device):
+    function, variables = differentiable(op, EPILOGUES[op][0].inputs(3, 4, 5, torch.float32, device, False))
+    testing.check_tangents_are_refused(function, tuple(t.detach() for t in variables))
+
+
+FORWARD = [op for op in EPILOGUES if "backward" not in op]
+
+
+@pytest.mark.parametrize("op", FORWARD)
+@on_each_device
+def test_autocast_makes_it_autocasts_dtype(op, device):
+    inputs = EPILOGUES[op][0].inputs(8, 8, 16, torch.float32, device, False)
+    function, variables = differentiable(op, inputs)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        y = function(*variables)
+        same = function(*(t.bfloat16() for t in variables))
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, same)
+    grads = torch.autograd.grad(y.float().square().sum(), variables)
+    assert all(g.dtype == torch.float32 and g.isfinite().all() for g in grads)
+
+
+@pytest.mark.parametrize("op", FORWARD)
+@on_each_device
+@either_way
+def test_autocast_passes_each_option_on(transposed, op, device):
+    """Of square weights: one that is read the wrong way round has the right shape."""
+    for case in EPILOGUES[op]:
+        for options in case.options:
+            inputs = case.inputs(8, 8, 8, torch.float32, device, transposed)
+            function, variables = differentiable(op, inputs, transposed=transposed, **options)
+            with torch.autocast(device, dtype=torch.bfloat16):
+                mixed = function(*variables)
+            assert torch.equal(mixed, function(*(t.bfloat16() for t in variables)))
+
+
+@pytest.mark.parametrize("op", FORWARD)
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+def test_forward_and_backward_in_a_cuda_graph(op, device):
+    inputs = list(EPILOGUES[op][0].inputs(256, 768, 3072, torch.bfloat16, device, False))
+    if "dropout" in op:
+        inputs[-2:] = 0.1, inputs[-1].cuda()
+    function, variables = differentiable(op, inputs)
+    grad = testing.randn(function(*variables).shape, torch.bfloat16, device, seed=5)
+    testing.check_gradients_in_a_cuda_graph(function, variables, grad)

@@ -1,0 +1,228 @@
+"""What the ops refuse, and in which words."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import step3_fused
+from kernel_fusion import steps, testing
+from step3_fused.attention_testing import (
+    INFINITY,
+    attention_inputs,
+    attention_ops,
+    attention_residual_layer_norm_of,
+    check,
+    every_op,
+    inputs_of,
+    on_each_device,
+    ops,
+    row_inputs,
+)
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+def test_layer_norm_refuses(device):
+    x, w = torch.ones(2, 3, device=device), torch.ones(3, device=device)
+    with testing.raises(TypeError, "layer_norm: `x` must be float32, float16, bfloat16 or float64, got int64"):
+        step3_fused.layer_norm(x.long(), w, w)
+    with testing.raises(ValueError, "layer_norm: `x` must have at least 1 dimension, got 0 (shape ())"):
+        step3_fused.layer_norm(x[0, 0], w, w)
+    with testing.raises(ValueError, "layer_norm: the last dimension of `x` must not be 0, got shape (2, 0)"):
+        step3_fused.layer_norm(x[:, :0], w[:0], w[:0])
+    with testing.raises(TypeError, "layer_norm: `weight` must have the dtype of `x` (float32), got float16"):
+        step3_fused.layer_norm(x, w.half(), w)
+    with testing.raises(ValueError, "layer_norm: `bias` must have shape (3,), got (2,)"):
+        step3_fused.layer_norm(x, w, w[:2])
+    with testing.raises(ValueError, "residual_layer_norm: `residual` must have shape (2, 3), got (1, 3)"):
+        step3_fused.residual_layer_norm(x, x[:1], w, w)
+    other = "meta" if device != "meta" else "cpu"
+    with testing.raises(ValueError, "layer_norm: `weight` must be on the device of `x`", f"got {other}"):
+        step3_fused.layer_norm(x, torch.ones(3, device=other), w)
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+@attention_ops
+def test_attention_refuses(op, device):
+    shapes = {"q": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 5, 4), "residual": (1, 3, 8)}
+    if op == "attention_block":
+        shapes |= {"proj_weight": (8, 8), "proj_bias": (8,)}
+    shapes |= {"weight": (8,), "bias": (8,)}
+    good = {name: torch.ones(shape, device=device) for name, shape in shapes.items()}
+
+    def refuses(exception, text, **changed):
+        with testing.raises(exception, f"{op}: {text}"):
+            getattr(step3_fused, op)(**(good | changed))
+
+    refuses(TypeError, "`q` must be float32, float16, bfloat16 or float64, got int32", q=good["q"].int())
+    refuses(ValueError, "`q` must have 4 dimensions, got 3 (shape (2, 3, 4))", q=good["q"][0])
+    refuses(ValueError, "heads and head_dim of `q` must not be 0, got shape (1, 2, 3, 0)", q=good["q"][..., :0])
+    refuses(ValueError, "heads and head_dim of `q` must not be 0, got shape (1, 0, 3, 4)", q=good["q"][:, :0])
+    refuses(ValueError, "`k` must have 4 dimensions, got 3 (shape (2, 5, 4))", k=good["k"][0])
+    for name, tensor in good.items():
+        if name != "q":
+            refuses(TypeError, f"`{name}` must have the dtype of `q` (float32), got float64", **{name: tensor.double()})
+            other = "meta" if device != "meta" else "cpu"
+            refuses(
+                ValueError, f"`{name}` must be on the device of `q`", **{name: torch.ones(tensor.shape, device=other)}
+            )
+    refuses(ValueError, "`k` must have shape (1, 2, 5, 4), got (1, 1, 5, 4)", k=good["k"][:, :1])
+    refuses(ValueError, "`v` must have shape (1, 2, 5, 4), got (1, 2, 4, 4)", v=good["v"][:, :, :4])
+    refuses(ValueError, "`residual` must have shape (1, 3, 8), got (3, 8)", residual=good["residual"][0])
+    refuses(ValueError, "`residual` must have shape (1, 3, 8), got (1, 3, 4)", residual=good["residual"][..., :4])
+    refuses(ValueError, "`weight` must have shape (8,), got (4,)", weight=good["weight"][:4])
+    refuses(ValueError, "`bias` must have shape (8,), got (4,)", bias=good["bias"][:4])
+    if op == "attention_block":
+        refuses(ValueError, "`proj_weight` must have shape (8, 8), got (8, 4)", proj_weight=good["proj_weight"][:, :4])
+        refuses(ValueError, "`proj_bias` must have shape (8,), got (4,)", proj_bias=good["proj_bias"][:4])
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+@every_op
+def test_bad_numbers_are_refused(op, device):
+    inputs = inputs_of(op, torch.float32, device)
+    for eps in (-1e-5, INFINITY, float("nan")):
+        with testing.raises(ValueError, f"{op}: `eps` must be a finite number ≥ 0, got"):
+            getattr(step3_fused, op)(*inputs, eps=eps)
+    if op.startswith("attention"):
+        with testing.raises(ValueError, f"{op}: `scale` must be finite or None, got inf"):
+            getattr(step3_fused, op)(*inputs, scale=INFINITY)
+
+
+@on_each_device
+@every_op
+def test_an_unknown_rung_is_refused(op, device):
+    inputs = inputs_of(op, torch.float32, device)
+    more_than_batch = {"weight", "bias", "proj_weight", "proj_bias"}
+    names = [a.name for a in getattr(ops, op).default._schema.arguments][: len(inputs)]
+    empty = tuple(t if name in more_than_batch else t[:0] for name, t in zip(names, inputs, strict=True))
+    getattr(step3_fused, op)(*empty)
+    for rung in ("v9", "", "V2_FUSED"):
+        for tensors in (inputs, empty):
+            with testing.raises(ValueError, f"{op}: `rung` must be 'auto' or one of", "'v2_", f"got '{rung}'"):
+                getattr(step3_fused, op)(*tensors, rung=rung)
+
+
+@on_each_device
+def test_a_rung_refuses_by_name_what_it_cannot_do_and_names_one_that_can(device):
+    for op, rung, other in (
+        ("layer_norm", "v2_block", "v1_naive"),
+        ("layer_norm", "v3_registers", "v1_naive"),
+        ("residual_layer_norm", "v2_fused", "v1_separate"),
+        ("residual_layer_norm", "v3_registers", "v1_separate"),
+    ):
+        for dtype, width in ((torch.float32, 8192), (torch.float64, 4096)):
+            width *= 2 if rung == "v3_registers" else 1
+            inputs = row_inputs((1, width + 1), dtype, device, residual=op == "residual_layer_norm")
+            text = f"{op}: rung '{rung}' takes width ≤ {width}, got {width + 1}; these can: '{other}'"
+            with testing.raises(ValueError, text):
+                getattr(step3_fused, op)(*inputs, rung=rung)
+            getattr(step3_fused, op)(*inputs)
+    for op in ("attention_residual_layer_norm", "attention_block"):
+        text = f"{op}: rung 'v2_fused' takes float32, float16 and bfloat16, got float64; these can: 'v1_separate'"
+        with testing.raises(ValueError, text):
+            getattr(step3_fused, op)(*inputs_of(op, torch.float64, device), rung="v2_fused")
+
+
+@on_each_device
+def test_a_row_too_wide_for_shared_memory_is_refused_in_words(device):
+    inputs = attention_inputs(1, 1000, 1, 1, 100, torch.float16, device)
+    with testing.raises(
+        ValueError,
+        "rung 'v2_fused' keeps rows of heads·head_dim = 100000 numbers in shared memory",
+        "this device has",
+        "these can: 'v1_separate'",
+    ):
+        step3_fused.attention_residual_layer_norm(*inputs, rung="v2_fused")
+    y = step3_fused.attention_residual_layer_norm(*inputs)  # auto takes one that can
+    torch.testing.assert_close(y, attention_residual_layer_norm_of(*inputs), rtol=1e-2, atol=1e-2)
+
+
+@on_each_device
+def test_a_head_too_wide_for_shared_memory_is_refused_in_words(device):
+    inputs = attention_inputs(1, 1, 1, 1, 2000, torch.float32, device)
+    with testing.raises(
+        ValueError,
+        "rung 'v1_separate' keeps tiles of head_dim 2000 columns in shared memory",
+        "these can: 'pieces'",
+    ):
+        step3_fused.attention_residual_layer_norm(*inputs, rung="v1_separate")
+    check("attention_residual_layer_norm", inputs, "auto", layouts=False)
+
+
+@on_each_device
+def test_a_bad_out_is_refused(device):
+    inputs = inputs_of("residual_layer_norm", torch.float32, device)
+    x = inputs[0]
+    good = {"y": torch.empty_like(x), "mean": torch.empty(3, device=device), "rstd": torch.empty(3, device=device)}
+    for name, bad, text in (
+        ("y", torch.empty(6, device=device), "must have shape (3, 6), got (6,)"),
+        ("y", torch.empty(6, 3, device=device).T, "must be contiguous"),
+        ("mean", torch.empty(3, device=device, dtype=torch.float64), "must be float32, got float64"),
+        ("rstd", torch.empty(3, 1, device=device), "must have shape (3,), got (3, 1)"),
+        ("rstd", torch.empty(6, device=device)[::2], "must be contiguous"),
+    ):
+        with testing.raises(TypeError if "float64" in text else ValueError, f"layer_norm: `{name}` {text}"):
+            ops.layer_norm.out(x, *inputs[2:], **(good | {name: bad}))
+    with testing.raises(ValueError, "layer_norm: `mean` must have shape (0,), got (3,)"):
+        ops.layer_norm.out(x, *inputs[2:], keep=False, **good)
+    inputs = inputs_of("attention_block", torch.float32, device)
+    outs = {name: torch.empty_like(inputs[3]) for name in ("y", "sum", "attended")}
+    outs |= {"lse": torch.empty(2, 3, 5, device=device)}
+    outs |= {name: torch.empty(2, 5, device=device) for name in ("mean", "rstd")}
+    for name, bad, text in (
+        ("y", outs["y"].half(), "must have the dtype of `q` (float32), got float16"),
+        ("attended", outs["attended"][:, :4], "must have shape (2, 5, 12), got (2, 4, 12)"),
+        ("attended", outs["attended"].mT.contiguous().mT, "must be contiguous"),
+        ("lse", outs["lse"].double(), "must be float32, got float64"),
+        ("lse", outs["lse"][:, :2], "must have shape (2, 3, 5), got (2, 2, 5)"),
+        ("lse", outs["lse"].mT.contiguous().mT, "must be contiguous"),
+        ("mean", outs["mean"][:1], "must have shape (2, 5), got (1, 5)"),
+        ("rstd", outs["rstd"].half(), "must be float32, got float16"),
+    ):
+        with testing.raises(TypeError if "float" in text else ValueError, f"attention_block: `{name}` {text}"):
+            ops.attention_block.out(*inputs, **(outs | {name: bad}))
+    with testing.raises(ValueError, "attention_block: `attended` must have shape (0,), got (2, 5, 12)"):
+        ops.attention_block.out(*inputs, keep=False, **outs)
+
+
+@on_each_device
+@every_op
+def test_an_output_that_shares_memory_with_anything_is_refused(op, device):
+    testing.check_apart(step3_fused, op, inputs_of(op, torch.float32, device))
+
+
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+def test_tensors_on_a_gpu_and_a_cpu_are_refused(device):
+    inputs = inputs_of("attention_block", torch.float32, "cpu")
+    with testing.raises(ValueError, "attention_block: `bias` must be on the device of `q` (cpu), got cuda:0"):
+        step3_fused.attention_block(*inputs[:-1], inputs[-1].to(device))
+
+
+def test_asking_for_an_unknown_op_is_refused():
+    with testing.raises(ValueError, "rungs: `op` must be 'layer_norm', ", "got 'softmax'"):
+        step3_fused.rungs("softmax")
+    assert "cpu" not in step3_fused.rungs("layer_norm", "cuda")
+    with testing.raises(
+        ValueError,
+        "needs_scratch: `rung` must be one of 'v1_naive', 'v2_block', 'v3_registers', 'v4_cluster', got 'cpu'",
+    ):
+        step3_fused.needs_scratch("layer_norm", "cpu")
+
+
+def test_a_step_that_is_not_built_says_how_to_build_it(tmp_path):
+    """The Python part alone, in another folder: what a fresh clone looks like."""
+    for part in ("common/kernel_fusion", "step3-fused/step3_fused"):
+        (tmp_path / part).mkdir(parents=True)
+        for source in (steps.ROOT / part).glob("*.py"):
+            (tmp_path / part / source.name).write_bytes(source.read_bytes())
+    command, environment = (
+        [sys.executable, "-c", "import step3_fused"],
+        {**os.environ, "PYTHONPATH": steps.python_path(tmp_path)},
+    )
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "step3_fused is not built" in ran.stderr
+    assert "cd step3-fused && python setup.py build_ext --inplace" in ran.stderr

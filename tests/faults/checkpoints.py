@@ -1,0 +1,165 @@
+"""GPT-2's weights: what is read, and what is saved."""
+
+from kernel_fusion.checks.faults import Fault
+
+MODEL = "step4-integration/gpt2_model.py"
+WEIGHTS = "step4-integration/gpt2_weights.py"
+CHECKPOINTS4 = "step4-integration/tests/test_checkpoints.py"
+SAVE = f"{CHECKPOINTS4}::test_a_save_that_fails_names_the_file_and_leaves_the_old_model_whole"
+ON_DISK = "step4-integration/tests/test_weights.py"
+KILLED = f"{ON_DISK}::test_a_save_that_is_killed_at_any_moment_leaves_the_old_model_or_the_new_one"
+
+FAULTS = [
+    Fault(
+        "config-not-saved",
+        "a saved config lacks the model's own entries",
+        MODEL,
+        "gpt2_weights.write(folder, sizes | extra,",
+        "gpt2_weights.write(folder, extra,",
+        f"{CHECKPOINTS4}::test_a_saved_model_keeps_every_entry_of_its_config",
+    ),
+    Fault(
+        "extra-entries-not-saved",
+        "the tokenizer's entry of config.json is lost",
+        MODEL,
+        "sizes | extra",
+        "sizes",
+        f"{CHECKPOINTS4}::test_a_saved_model_keeps_every_entry_of_its_config",
+    ),
+    Fault(
+        "dtype-of-the-file",
+        "`from_pretrained` ignores `dtype`",
+        MODEL,
+        "model.to(dtype or tensors",
+        "model.to(tensors",
+        f"{CHECKPOINTS4}::test_transformers_reads_what_we_save[torch.bfloat16]",
+    ),
+    Fault(
+        "free-head-accepted",
+        "an output head that is not tied is dropped without a word",
+        WEIGHTS,
+        'if head is not None and not torch.equal(head, tensors["wte.weight"]):',
+        "if False:",
+        f"{CHECKPOINTS4}::test_a_head_that_is_not_tied_is_refused",
+    ),
+    Fault(
+        "unexpected-tensor-accepted",
+        "a tensor without a place is dropped without a word",
+        WEIGHTS,
+        "if key not in expected and not key.endswith(BUFFERS):",
+        "if False:",
+        f"{CHECKPOINTS4}::test_an_unexpected_tensor_is_named",
+    ),
+    Fault(
+        "weights-written-in-place",
+        "weights are written where the old ones lie",
+        WEIGHTS,
+        "save_file(tensors, beside(weights), metadata",
+        "save_file(tensors, weights, metadata",
+        f"{SAVE}[write model.safetensors-model.safetensors-over an older model]",
+    ),
+    Fault(
+        "config-written-in-place",
+        "config.json is written where the old one lies",
+        WEIGHTS,
+        "beside(config).write_text(json",
+        "config.write_text(json",
+        f"{SAVE}[write config.json-config.json-over an older model]",
+    ),
+    Fault(
+        "config-stays-new",
+        "a rename that fails leaves the new config there",
+        WEIGHTS,
+        "            path.unlink()\n",
+        "            pass\n",
+        f"{SAVE}[rename model.safetensors-model.safetensors-in a new folder]",
+    ),
+    Fault(
+        "half-a-file-left",
+        "a save that fails leaves its files beside",
+        WEIGHTS,
+        "        beside(path).unlink(missing_ok=True)\n",
+        "",
+        f"{SAVE}[write model.safetensors-model.safetensors-in a new folder]",
+    ),
+    Fault(
+        "failed-save-swallowed",
+        "a save that fails says nothing",
+        WEIGHTS,
+        'raise OSError(f"save_pretrained: {path} could not be written: {error}") from error',
+        "pass",
+        f"{SAVE}[write model.safetensors-model.safetensors-over an older model]",
+    ),
+    Fault(
+        "old-index-left",
+        "the index of an older model in several files stays beside the new config",
+        WEIGHTS,
+        "for path in (index, weights, config):",
+        "for path in (weights, config):",
+        f"{KILLED}[in_several_files]",
+    ),
+    Fault(
+        "weights-come-first",
+        "new weights come beside no config, and transformers takes its defaults",
+        WEIGHTS,
+        "for path in (config, weights):",
+        "for path in (weights, config):",
+        f"{KILLED}[in_one_file]",
+    ),
+    Fault(
+        "killed-save-not-seen",
+        "what a killed save has moved aside is not found",
+        WEIGHTS,
+        "return kept if kept.exists() and is_under_way(folder) else folder / name",
+        "return folder / name",
+        f"{KILLED}[in_one_file]",
+    ),
+    Fault(
+        "done-save-not-seen",
+        "a save that is done still counts as under way",
+        WEIGHTS,
+        " and not any(path.exists() for path in weights)",
+        "",
+        f"{KILLED}[in_one_file]",
+    ),
+    Fault(
+        "weights-come-back-first",
+        "a second kill while clearing up loses the old config",
+        WEIGHTS,
+        "for path in (folder / CONFIG, folder / WEIGHTS, folder / INDEX):",
+        "for path in (folder / WEIGHTS, folder / INDEX, folder / CONFIG):",
+        f"{ON_DISK}::test_a_save_after_a_killed_one_may_be_killed_too[in_one_file]",
+    ),
+    Fault(
+        "read-while-saved",
+        "config and weights of two models where one was saved in between",
+        MODEL,
+        "if gpt2_weights.read_config(folder) != entries:",
+        "if False:",
+        f"{ON_DISK}::test_what_a_reader_sees_while_another_model_is_saved_is_no_mixture",
+    ),
+    Fault(
+        "true-is-an-integer",
+        "`true` is taken for 1 in config.json",
+        MODEL,
+        "if type(value) is not int:",
+        "if not isinstance(value, int):",
+        f"{ON_DISK}::test_an_entry_of_the_config_that_is_wrong_is_named[n_head-True-an integer]",
+    ),
+    Fault(
+        "aliases-ignored",
+        "an entry under its other name is not seen, and the default is taken",
+        WEIGHTS,
+        "for alias, name in ALIASES.items():",
+        "for alias, name in ():",
+        f"{ON_DISK}::test_other_names_of_an_entry_are_those_of_transformers",
+    ),
+    Fault(
+        "spoilt-file-not-named",
+        "safetensors' own error ends the command",
+        WEIGHTS,
+        "except SafetensorError as error:",
+        "except KeyError as error:",
+        f"{ON_DISK}::test_a_file_that_is_not_whole_is_named_in_one_line[model.safetensors-cut]",
+    ),
+]

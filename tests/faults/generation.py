@@ -1,0 +1,191 @@
+"""Generation, its command, and tokenizers."""
+
+from kernel_fusion.checks.faults import Fault
+
+GENERATE = "step4-integration/generate.py"
+INTEGRATION = "step4-integration/test_integration.py"
+COMMAND4 = "step4-integration/tests/test_command.py"
+STOP = f"{INTEGRATION}::test_generation_stops_when_all_rows_have_ended"
+OPTIONS = f"{COMMAND4}::test_the_commands_options_reach_the_model"
+ON_DISK = "step4-integration/tests/test_weights.py"
+
+FAULTS = [
+    Fault(
+        "temperature-ignored",
+        "draws at temperature 1, whatever is asked",
+        GENERATE,
+        " / max(temperature, torch.finfo(torch.float32).tiny)",
+        "",
+        f"{INTEGRATION}::test_draws_follow_the_models_probabilities",
+    ),
+    Fault(
+        "temperature-multiplied",
+        "logits multiplied by the temperature",
+        GENERATE,
+        " / max(temperature, torch.finfo(torch.float32).tiny)",
+        " * temperature",
+        f"{INTEGRATION}::test_draws_follow_the_models_probabilities",
+    ),
+    Fault(
+        "top-k-one-more",
+        "draws among k + 1",
+        GENERATE,
+        "logits.topk(min(top_k, logits.shape[-1]))",
+        "logits.topk(min(top_k + 1, logits.shape[-1]))",
+        f"{INTEGRATION}::test_draws_follow_the_models_probabilities",
+    ),
+    Fault(
+        "top-k-one-fewer",
+        "draws among k − 1",
+        GENERATE,
+        "logits.topk(min(top_k, logits.shape[-1]))",
+        "logits.topk(min(max(top_k - 1, 1), logits.shape[-1]))",
+        f"{INTEGRATION}::test_draws_follow_the_models_probabilities",
+    ),
+    Fault(
+        "top-k-above-the-vocabulary",
+        "`top_k` above the vocabulary is an error of torch's",
+        GENERATE,
+        "logits.topk(min(top_k, logits.shape[-1]))",
+        "logits.topk(top_k)",
+        f"{INTEGRATION}::test_top_k_may_be_more_than_the_vocabulary",
+    ),
+    Fault(
+        "top-k-with-ties",
+        "draws among all that are as likely as the k-th",
+        GENERATE,
+        'logits = torch.full_like(logits, float("-inf")).scatter(-1, likeliest.indices, likeliest.values)',
+        'logits = logits.masked_fill(logits < likeliest.values[:, -1:], float("-inf"))',
+        f"{INTEGRATION}::test_top_k_draws_among_no_more_where_logits_are_equal",
+    ),
+    Fault(
+        "draws-in-half",
+        "half logits divided and normalised in their own type",
+        GENERATE,
+        "    logits = logits.float()\n"
+        "    # Less the greatest, so that a tiny temperature makes −∞ alone, a probability of 0.\n"
+        "    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, torch.finfo(torch.float32).tiny)\n",
+        "    logits = logits / temperature\n",
+        f"{INTEGRATION}::test_draws_from_half_logits_are_computed_in_float32",
+    ),
+    Fault(
+        "seed-0-forgotten",
+        "a seed of 0 is taken for none",
+        GENERATE,
+        "generator.seed() if seed is None else",
+        "generator.seed() if not seed else",
+        f"{INTEGRATION}::test_a_seed_of_0_is_a_seed",
+    ),
+    Fault(
+        "seed-forgotten",
+        "the seed is not used",
+        GENERATE,
+        "generator.seed() if seed is None else generator.manual_seed(seed)",
+        "generator.seed()",
+        f"{INTEGRATION}::test_draws_with_a_seed_can_be_repeated[cpu]",
+    ),
+    Fault(
+        "stop-not-filled",
+        "rows that have ended go on",
+        GENERATE,
+        "token = torch.where(ended, stop, token)",
+        "pass",
+        f"{STOP}[True]",
+    ),
+    Fault(
+        "stop-at-the-first-row",
+        "generation ends when one row has",
+        GENERATE,
+        "if stop is not None and ended.all():",
+        "if stop is not None and ended.any():",
+        f"{STOP}[True]",
+    ),
+    Fault(
+        "stop-never",
+        "generation goes on when all rows have ended",
+        GENERATE,
+        "if stop is not None and ended.all():",
+        "if False:",
+        f"{STOP}[True]",
+    ),
+    Fault(
+        "prompt-read-again",
+        "with the cache each step reads the whole prompt again",
+        GENERATE,
+        "step = ids[:, -1:] if use_cache else ids",
+        "step = ids",
+        f"{INTEGRATION}::test_greedy_generation_equals_hugging_face[cpu-fused]",
+    ),
+    Fault(
+        "first-logits-taken",
+        "the token after the prompt's first, not its last",
+        GENERATE,
+        "model.logits(hidden[:, -1])",
+        "model.logits(hidden[:, 0])",
+        f"{INTEGRATION}::test_greedy_generation_equals_hugging_face[cpu-fused]",
+    ),
+    Fault(
+        "cache-in-float32",
+        "the cache of a half model is float32",
+        GENERATE,
+        "capacity, dtype=weight.dtype, device",
+        "capacity, device",
+        f"{INTEGRATION}::test_greedy_generation_in_half_precision[torch.bfloat16-cpu-fused]",
+    ),
+    Fault(
+        "type-of-the-prompt",
+        "an int32 prompt comes back as int64",
+        GENERATE,
+        "token[:, None].to(ids.dtype)",
+        "token[:, None]",
+        f"{INTEGRATION}::test_tokens_keep_the_type_of_the_prompt",
+    ),
+    Fault(
+        "positions-one-fewer",
+        "the last position is never generated",
+        GENERATE,
+        "if not 0 <= max_new_tokens <= room:",
+        "if not 0 <= max_new_tokens < room:",
+        f"{INTEGRATION}::test_greedy_generation_equals_hugging_face[cpu-fused]",
+    ),
+    Fault(
+        "option-top-k-lost",
+        "the command's --top-k reaches nobody",
+        GENERATE,
+        "            top_k=options.top_k,\n",
+        "",
+        OPTIONS,
+    ),
+    Fault(
+        "option-separate-inverted",
+        "the command's --separate asks for the fused op",
+        GENERATE,
+        "fused=not options.separate",
+        "fused=options.separate",
+        OPTIONS,
+    ),
+    Fault(
+        "characters-in-halves",
+        "a character of several bytes is shown byte by byte",
+        GENERATE,
+        "return lambda token: decoder.decode(bytes([token]))",
+        'return lambda token: bytes([token]).decode(errors="replace")',
+        f"{COMMAND4}::test_bytes_become_characters_when_they_are_complete",
+    ),
+    Fault(
+        "logits-not-shifted",
+        "a tiny temperature makes logits infinite",
+        GENERATE,
+        "(logits - logits.amax(-1, keepdim=True))",
+        "logits",
+        f"{ON_DISK}::test_a_tiny_temperature_takes_the_likeliest_token[1e-40]",
+    ),
+    Fault(
+        "default-past-the-positions",
+        "the command adds 100 tokens also where there is no room",
+        GENERATE,
+        "min(TOKENS, room) if",
+        "TOKENS if",
+        f"{ON_DISK}::test_the_command_adds_as_many_tokens_as_there_is_room_for",
+    ),
+]
