@@ -89,8 +89,8 @@ TEST(KvAppend, EveryRungWritesItsRowsAndNothingElse) {
       const DeviceVector<float> device_packed(packed);
       const int64_t size = kBatch * kHeads * kCapacity * dim;
       const DeviceVector<float> k_cache(std::vector<float>(size, kNaN)), v_cache(std::vector<float>(size, kNaN));
-      const kv_append::Strides packed_strides{kLength * row, dim, row};
-      const kv_append::Strides cache_strides{kHeads * kCapacity * dim, kCapacity * dim, dim};
+      const kf::kv_append::Strides packed_strides{kLength * row, dim, row};
+      const kf::kv_append::Strides cache_strides{kHeads * kCapacity * dim, kCapacity * dim, dim};
       const float* q = static_cast<const float*>(device_packed.data());
       rung.launch(
           {q + kHeads * dim, q + 2 * kHeads * dim, k_cache.data(), v_cache.data(), packed_strides, packed_strides,
