@@ -12,6 +12,7 @@ from kernel_fusion.checks.commands import line_of, pasted, stands_in
 from kernel_fusion.checks.repository import ROOT, relative
 from kernel_fusion.checks.structure import stands_alone
 from kernel_fusion.checks.text import fences
+from kernel_fusion.learn import exercises
 
 # What is replaced in a kernel so that one result in the middle becomes NaN, and what the program must say then.
 PLANTED = {
@@ -83,7 +84,9 @@ def timeline(*arguments: str, order: str = "forward", threads: int | None = None
 @pytest.mark.parametrize("pair", shown(), ids=line_of)
 def test_the_page_on_one_launch_shows_what_is_printed(pair, tmp_path):
     commands, output = pair
-    said = pasted(tmp_path, "cd step3-fused", commands.text)
+    hunt = exercises.find("hunt_5_few_blocks")  # as handed out: the reader's own may be mended
+    (tmp_path / hunt.name).write_text(exercises.cut(hunt), encoding="utf-8")
+    said = pasted(tmp_path, "cd step3-fused", commands.text.replace(exercises.MINE, str(tmp_path)))
     assert stands_in(output.text, said) is None, said
 
 

@@ -3,8 +3,9 @@
 So a document says itself where it goes and which environment it takes: `source .venv/bin/activate`, `cd step1-simple`.
 A word after ```bash says what a block needs: `gpu`, `sanitizer`, `gdb`, `cmake` (with ninja and GoogleTest; run where
 there is one), `network` (an installation or a download; not run here), `long` (`make tour`, `make test`; .ci/run runs
-these). Test scripts run a sample of their tests, since the whole of them runs beside this one; and benchmarks repeat
-little: nobody looks at their figures.
+these), `may-fail` (its commands may end with 1, as an exercise that is not solved does; `|| true` would also hide that
+a command is not found). Test scripts run a sample of their tests, since the whole of them runs beside this one; and
+benchmarks repeat little: nobody looks at their figures.
 """
 
 import os
@@ -20,13 +21,14 @@ from kernel_fusion.checks.commands import absent, commands_folder
 from kernel_fusion.checks.repository import ROOT, files, relative
 from kernel_fusion.checks.text import Fence, fences
 
-TAGS = {"gpu", "sanitizer", "gdb", "cmake", "network", "long"}
+TAGS = {"gpu", "sanitizer", "gdb", "cmake", "network", "long", "may-fail"}
 # How to get what blocks need that a user may add.
 TO_GET = {
     "gdb": "gdb: apt install gdb",
     "cmake": "cmake, ninja and GoogleTest: apt install cmake ninja-build libgtest-dev; or, without root, "
     "pip install cmake ninja, and KF_GTEST_SOURCE=<folder of GoogleTest's source>",
 }
+MAY_FAIL = ["set +e; trap 'code=$?; [ $code = 1 ] || exit $code' ERR"]
 HANGS_S = 3600  # no document takes a tenth of it
 ACTIVATE = ROOT / ".venv" / "bin" / "activate"
 
@@ -55,7 +57,8 @@ def paste(document: pathlib.Path, folder: pathlib.Path) -> tuple[int, str, str]:
         script.append(f'source() {{ [ "$(realpath -m "$1")" = "{ACTIVATE}" ] && PATH="{commands}:$PATH"; }}')
     for fence in blocks(document):
         if not {"network", "long", *absent()} & set(fence.tags):
-            script += [mark(f"{relative(document)}:{fence.line}"), "set -x", fence.text, "{ set +x; } 2>/dev/null"]
+            script += [mark(f"{relative(document)}:{fence.line}"), *(MAY_FAIL if "may-fail" in fence.tags else [])]
+            script += ["set -x", fence.text, "{ set +x; } 2>/dev/null", "trap - ERR; set -e"]
     script.append(mark("the end"))
     ours = ("VIRTUAL_ENV", "PYTHONPATH", "MAKE", "MFLAGS")  # not in a fresh shell: of this environment, of `make test`
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -132,7 +135,8 @@ def page(monkeypatch, tmp_path):
     document = ROOT / "page.md"
 
     def pasted(*texts: str) -> tuple[int, str, str]:
-        found = [Fence("bash", tuple(text.split("\n")[0].split()), text, n, "") for n, text in enumerate(texts)]
+        parts = [text.partition("\n") for text in texts]
+        found = [Fence("bash", tuple(tags.split()), text, n, "") for n, (tags, _, text) in enumerate(parts)]
         monkeypatch.setattr(sys.modules[__name__], "blocks", lambda path: found if path == document else [])
         return paste(document, tmp_path)
 
@@ -151,6 +155,25 @@ def test_the_block_that_fails_is_named(page, wrong):
     code, at, _ = page("\n:", f"\n{wrong}", "\n:")
     assert at == "page.md:1"
     assert (code, at) != (0, "the end")
+
+
+@pytest.mark.parametrize("command", ["false", "false | cat", "for i in 1 2; do false; done", "diff Makefile LICENSE"])
+def test_a_block_that_may_fail_may_end_with_1(page, command):
+    assert page(f"may-fail\n{command}\n:", "\n:")[:2] == (0, "the end")
+
+
+@pytest.mark.parametrize(("wrong", "code"), [("no-such-command", 127), ("no-such-command | cat", 127), ("exit 0", 0)])
+def test_a_block_that_may_fail_may_not_do_otherwise(page, wrong, code):
+    assert page(f"may-fail\n{wrong}\n:", "\n:")[:2] == (code, "page.md:0")
+
+
+def test_a_block_after_one_that_may_fail_may_not(page):
+    assert page("may-fail\nfalse", "\nfalse", "\n:")[:2] == (1, "page.md:1")
+
+
+def test_no_block_hides_an_error():
+    hidden = [f"{relative(path)}:{fence.line}" for path in DOCUMENTS for fence in blocks(path) if "|| " in fence.text]
+    assert hidden == []
 
 
 def test_the_environment_is_there_only_once_it_is_activated(page):

@@ -198,9 +198,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     exercise = commands.add(
         "exercises",
-        "Copies the exercises to where you work on them, and lists your copies.",
+        "Makes the files of the exercises in which you write, and lists them.",
         [
-            "A copy that is there stays as it is; only --reset writes over it.",
+            "A file that is there stays as it is; only --reset writes over it.",
             f"NAME: {', '.join(solution.stem for solution in exercises.solutions())}.",
         ],
         ["exercises", "exercises --reset 1_grid_stride"],

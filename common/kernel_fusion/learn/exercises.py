@@ -1,8 +1,7 @@
-"""Exercises: what is handed out is cut from solutions, and readers work on copies of it that nobody else writes.
+"""Exercises: skeletons are cut from solutions when a reader asks for them, and nobody else writes those of a reader.
 
-A step has them in `exercises`, their solutions in `exercises/solutions`, and the reader's copies in `exercises/mine`,
-which git ignores. A solution is a whole program with its answer between two markers, each a comment on a line of its
-own:
+A step has the solutions in `exercises/solutions`; the reader's skeletons come into `exercises/mine`, which git ignores.
+A solution is a whole program with its answer between two markers, each a comment on a line of its own:
 
     // SOLUTION: what to write here
     // | the skeleton's own line instead of the answer, if it needs one
@@ -10,7 +9,8 @@ own:
     // END
 
 The skeleton has `// TODO: what to write here` and its own lines in that place. A bug hunt's marker has no text and so
-leaves no TODO: its skeleton holds the faulty lines and does not say where they are.
+leaves no TODO: its skeleton holds the faulty lines and does not say where they are. Where a solution names its own
+place, `exercises/solutions`, the skeleton names `exercises/mine`.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from kernel_fusion.console import UserError
 from kernel_fusion.report import results
 
 START, OWN_LINE, END = "// SOLUTION", "// |", "// END"
-MINE = "mine"
+SOLUTIONS, MINE = "exercises/solutions", "exercises/mine"
 
 
 def cut(solution: pathlib.Path) -> str:
@@ -64,11 +64,11 @@ def cut(solution: pathlib.Path) -> str:
         raise UserError(f"{solution}:{opened}: SOLUTION without an END after it")
     if not found:
         raise UserError(f"{solution}: no line `{START}`")
-    return "\n".join(kept) + "\n"
+    return "\n".join(kept).replace(f"{SOLUTIONS}/", f"{MINE}/") + "\n"
 
 
 def programs(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The exercises or the solutions in a folder by their numbers, 10 after 9; hunts come last."""
+    """The solutions in a folder by their numbers, 10 after 9; hunts come last."""
 
     def number(path: pathlib.Path) -> tuple[bool, int, str]:
         digits = re.search(r"\d+", path.stem)
@@ -79,31 +79,12 @@ def programs(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def solutions() -> list[pathlib.Path]:
     """The solutions of every step, in order."""
-    return [path for step in steps.STEPS for path in programs(step.path / "exercises" / "solutions")]
-
-
-def skeleton_of(solution: pathlib.Path) -> pathlib.Path:
-    """Where the skeleton of `solution` stands."""
-    return solution.parents[1] / solution.name
-
-
-def stale() -> list[pathlib.Path]:
-    """The solutions whose skeletons are missing or are not what they give."""
-    return [
-        solution
-        for solution in solutions()
-        if not skeleton_of(solution).is_file() or skeleton_of(solution).read_text(encoding="utf-8") != cut(solution)
-    ]
+    return [path for step in steps.STEPS for path in programs(step.path / SOLUTIONS)]
 
 
 def copy_of(solution: pathlib.Path) -> pathlib.Path:
     """Where the reader's copy of the skeleton of `solution` stands."""
-    return skeleton_of(solution).parent / MINE / solution.name
-
-
-def handed_out(solution: pathlib.Path) -> str:
-    """The text of a copy before anybody has worked on it: the skeleton, which names itself by its place."""
-    return cut(solution).replace(f"exercises/{solution.name}", f"exercises/{MINE}/{solution.name}")
+    return solution.parents[2] / MINE / solution.name
 
 
 def reset(path: pathlib.Path, text: str) -> pathlib.Path | None:
@@ -124,7 +105,7 @@ def reset(path: pathlib.Path, text: str) -> pathlib.Path | None:
 
 def changed_lines(solution: pathlib.Path) -> int:
     """How many lines of the reader's copy are not as they were handed out."""
-    given, now = handed_out(solution).splitlines(), copy_of(solution).read_text(encoding="utf-8").splitlines()
+    given, now = cut(solution).splitlines(), copy_of(solution).read_text(encoding="utf-8").splitlines()
     return sum(line.startswith("+ ") for line in difflib.ndiff(given, now))
 
 
@@ -144,42 +125,30 @@ def find(name: str) -> pathlib.Path:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `kernel-fusion exercises`."""
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
+    parser.add_argument(
         "--reset",
         action="append",
         metavar="NAME",
         help="begin this one anew, 1_grid_stride for instance; may be repeated. What you wrote goes to build/exercises",
     )
-    what.add_argument(
-        "--cut", action="store_true", help="for authors: write the exercises that are handed out anew, from solutions"
-    )
 
 
 def command(options: argparse.Namespace) -> int:
     """Runs `kernel-fusion exercises`. Returns the exit code."""
-    if options.cut:
-        for solution in stale():
-            _write(skeleton_of(solution), cut(solution))
-        print(f"handed out as the solutions give them: {len(solutions())}")
-        return 0
     if options.reset:
         for solution in [find(name) for name in options.reset]:
-            _write(copy_of(solution), handed_out(solution))
+            path = copy_of(solution)
+            kept = reset(path, cut(solution))
+            was = f"; what stood there is now in {kept.relative_to(steps.ROOT)}" if kept else ""
+            print(f"wrote {path.relative_to(steps.ROOT)}{was}")
         return 0
     for solution in solutions():
         copy = copy_of(solution)
         if not copy.exists():
-            results.replace(copy, handed_out(solution))
+            results.replace(copy, cut(solution))
             state = "made"
         else:
             changed = changed_lines(solution)
             state = f"yours, {changed} line{'s' if changed > 1 else ''} changed" if changed else "not begun"
         print(f"{copy.relative_to(steps.ROOT)}: {state}")
     return 0
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    kept = reset(path, text)
-    was = f"; what stood there is now in {kept.relative_to(steps.ROOT)}" if kept else ""
-    print(f"wrote {path.relative_to(steps.ROOT)}{was}")

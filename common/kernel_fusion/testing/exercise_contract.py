@@ -1,7 +1,7 @@
 """What holds for the exercises of every step; the test file beside them calls this.
 
-What is handed out fails, and says where. The solution passes in every order of the threads. The skeleton is cut from
-the solution, the README names it, and it stands alone.
+What is handed out fails, and says where. The solution passes in every order of the threads. The README names it, and
+both stand alone.
 """
 
 import pathlib
@@ -49,24 +49,15 @@ class Exercises(NamedTuple):
     def solutions(self) -> list[pathlib.Path]:
         return exercises.programs(self.here / "solutions")
 
-    @property
-    def handed_out(self) -> list[pathlib.Path]:
-        return exercises.programs(self.here)
-
     def checks(self) -> list:
         """All that must hold, as parameters of a test that calls each."""
-        checks = [
-            ("every skeleton is what its solution gives", self.check_skeletons),
-            ("the README names every exercise once as a heading", self.check_readme),
-        ]
+        checks = [("the README names every exercise once as a heading", self.check_readme)]
         for path in self.solutions:
             checks += [
                 (f"{path.stem}: what is handed out fails and says where", partial(self.check_handed_out, path)),
                 (f"{path.stem}: the solution passes in every order", partial(self.check_solution, path)),
+                (f"{path.stem} is short and stands alone", partial(self.check_stands_alone, path)),
             ]
-        for path in [*self.solutions, *self.handed_out]:
-            name = path.relative_to(self.here).as_posix()
-            checks.append((f"{name} is short and stands alone", partial(self.check_stands_alone, path)))
         for number, (name, *_) in enumerate(self.wrong_answers):
             check = partial(self.check_wrong_answer, number)
             checks.append((f"{name}: a wrong answer is not taken, number {number}", check))
@@ -103,25 +94,21 @@ class Exercises(NamedTuple):
             outputs.add(done.stdout)
         assert len(outputs) == 1
 
-    def check_skeletons(self) -> None:
-        """Who changes a solution runs `kernel-fusion exercises --cut`. Readers work on copies, in exercises/mine."""
-        assert [path.name for path in exercises.stale() if path.parent.parent == self.here] == []
-        assert [path.name for path in self.handed_out] == [path.name for path in self.solutions]
-
     def check_readme(self) -> None:
-        """Each exercise is a heading, once, with the minutes that it takes."""
+        """Each exercise is a heading, once, with the minutes that it takes; commands name what is there."""
         text = (self.here / "README.md").read_text(encoding="utf-8")
-        headings = re.findall(r"^### \[(\w+)\.cu\]\((\w+)\.cu\): .+ · \d+ minutes$", text, re.M)
         names = [path.stem for path in self.solutions]
-        assert [title for title, _ in headings] == names == [link for _, link in headings]
+        assert re.findall(r"^### (\w+)\.cu: .+ · \d+ minutes$", text, re.M) == names
+        assert set(re.findall(rf"{exercises.MINE}/(\w+)\.cu", text)) <= set(names)
         assert set(self.complaints) == set(names)
 
     def check_stands_alone(self, path: pathlib.Path) -> None:
-        """A program is short, needs none of our headers, and says how to run it."""
-        text = path.read_text(encoding="utf-8")
-        assert len(text.splitlines()) <= 130
-        assert [name for name in re.findall(r"#include [<\"](.+?)[>\"]", text) if "/" in name] == []
-        assert f"kernel-fusion simt exercises/{path.name}" in text
+        """A program is short, needs none of our headers, and says how to run it; so does what is handed out."""
+        texts = {exercises.SOLUTIONS: path.read_text(encoding="utf-8"), exercises.MINE: exercises.cut(path)}
+        for folder, text in texts.items():
+            assert len(text.splitlines()) <= 130
+            assert [name for name in re.findall(r"#include [<\"](.+?)[>\"]", text) if "/" in name] == []
+            assert f"kernel-fusion simt {folder}/{path.name}" in text
 
     def check_wrong_answer(self, number: int) -> None:
         """The solution with other words in it is not taken, and the check says why."""

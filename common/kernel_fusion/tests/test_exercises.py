@@ -43,7 +43,7 @@ int once(int x) {
 
 @pytest.fixture
 def solution(tmp_path, monkeypatch):
-    """A repository with one solution, whose skeleton is not yet written."""
+    """A repository with one solution."""
     path = tmp_path / "step2-attention" / "exercises" / "solutions" / "1_twice.cu"
     path.parent.mkdir(parents=True)
     path.write_text(SOLUTION)
@@ -79,10 +79,10 @@ def test_a_wrong_marker_is_an_error_with_its_line(solution, text, complaint):
 
 
 def test_a_first_call_makes_a_copy_that_names_itself(solution, capsys):
-    solution.write_text(f"// kernel-fusion simt exercises/1_twice.cu\n{SOLUTION}")
+    solution.write_text(f"// kernel-fusion simt exercises/solutions/1_twice.cu\n{SOLUTION}")
     assert cli.main(["exercises"]) == 0
     copy = solution.parents[1] / "mine" / "1_twice.cu"
-    assert copy.read_text() == f"// kernel-fusion simt exercises/mine/1_twice.cu\n{SKELETON}"
+    assert copy.read_text() == f"// kernel-fusion simt exercises/mine/1_twice.cu\n{SKELETON}" == exercises.cut(solution)
     assert "step2-attention/exercises/mine/1_twice.cu: made\n" in capsys.readouterr().out
     assert cli.main(["exercises"]) == 0
     assert "1_twice.cu: not begun\n" in capsys.readouterr().out
@@ -96,7 +96,6 @@ def test_what_a_reader_wrote_is_never_touched_unasked(solution, capsys):
     for text in (SOLUTION, SOLUTION.replace("int y", "int z")):  # also where the exercise itself has changed since
         solution.write_text(text)
         assert cli.main(["exercises"]) == 0
-        assert cli.main(["exercises", "--cut"]) == 0
         assert copy.read_text() == before
     assert "1_twice.cu: yours, 1 line changed\n" in capsys.readouterr().out
 
@@ -127,20 +126,6 @@ def test_an_exercise_that_is_not_there_is_an_error_and_nothing_is_written(soluti
     assert cli.main(["exercises", "--reset", "1_twice", "--reset", "9_gone"]) == 1
     assert "the exercise must be one of 1_twice, got '9_gone'" in capsys.readouterr().err
     assert exercises.copy_of(solution).read_text() == "mine\n"
-
-
-def test_authors_cut_what_is_handed_out(solution, tmp_path, capsys):
-    skeleton = exercises.skeleton_of(solution)
-    assert exercises.stale() == [solution]
-    assert cli.main(["exercises", "--cut"]) == 0
-    assert skeleton.read_text() == SKELETON
-    assert exercises.stale() == []
-    skeleton.write_text("somebody wrote here\n")
-    assert cli.main(["exercises", "--cut"]) == 0
-    assert skeleton.read_text() == SKELETON
-    (kept,) = (tmp_path / "build" / "exercises").iterdir()
-    assert kept.read_text() == "somebody wrote here\n"
-    assert str(kept.relative_to(tmp_path)) in capsys.readouterr().out
 
 
 def test_git_and_the_checks_of_layout_pass_copies_by():

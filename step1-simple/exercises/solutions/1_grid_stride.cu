@@ -1,7 +1,7 @@
 // Exercise 1: out[i] = factor * x[i] + y[i] by a grid of any size, with fewer threads than elements or with more.
 //
-//   kernel-fusion simt exercises/1_grid_stride.cu
-//   nvcc -O3 exercises/1_grid_stride.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/1_grid_stride.cu
+//   nvcc -O3 exercises/solutions/1_grid_stride.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

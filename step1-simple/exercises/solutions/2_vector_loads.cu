@@ -1,7 +1,7 @@
 // Exercise 2: y[i] = factor * x[i], four numbers by one 128-bit load and one 128-bit store wherever that is possible.
 //
-//   kernel-fusion simt exercises/2_vector_loads.cu
-//   nvcc -O3 exercises/2_vector_loads.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/2_vector_loads.cu
+//   nvcc -O3 exercises/solutions/2_vector_loads.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <algorithm>

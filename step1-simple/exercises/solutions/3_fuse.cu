@@ -1,7 +1,7 @@
 // Exercise 3: y = residual + gelu(x + bias) in one launch instead of three.
 //
-//   kernel-fusion simt exercises/3_fuse.cu
-//   nvcc -O3 exercises/3_fuse.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/3_fuse.cu
+//   nvcc -O3 exercises/solutions/3_fuse.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

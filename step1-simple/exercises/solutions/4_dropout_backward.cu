@@ -1,7 +1,7 @@
 // Exercise 4: the backward of dropout, which computes the mask again instead of reading a stored one.
 //
-//   kernel-fusion simt exercises/4_dropout_backward.cu
-//   nvcc -O3 exercises/4_dropout_backward.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/4_dropout_backward.cu
+//   nvcc -O3 exercises/solutions/4_dropout_backward.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

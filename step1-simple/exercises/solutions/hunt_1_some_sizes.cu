@@ -1,7 +1,7 @@
 // Bug hunt 1: y[i] = factor * x[i] by 128-bit loads. Most sizes are right. Which are not, and why?
 //
-//   kernel-fusion simt exercises/hunt_1_some_sizes.cu
-//   nvcc -O3 exercises/hunt_1_some_sizes.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_1_some_sizes.cu
+//   nvcc -O3 exercises/solutions/hunt_1_some_sizes.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // Bug hunt 2: every row divided by its sum, a block a row. It is right in one order of the threads, wrong in others.
 //
-//   kernel-fusion simt exercises/hunt_2_some_orders.cu
-//   KF_SIMT_SCHEDULE=random:1 kernel-fusion simt exercises/hunt_2_some_orders.cu
-//   nvcc -lineinfo exercises/hunt_2_some_orders.cu && compute-sanitizer --tool racecheck ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_2_some_orders.cu
+//   KF_SIMT_SCHEDULE=random:1 kernel-fusion simt exercises/solutions/hunt_2_some_orders.cu
+//   nvcc -lineinfo exercises/solutions/hunt_2_some_orders.cu && compute-sanitizer --tool racecheck ./a.out  with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

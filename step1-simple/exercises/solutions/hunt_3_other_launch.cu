@@ -1,7 +1,7 @@
 // Bug hunt 3: the backward of dropout gets another mask than its forward, but only where it is launched otherwise.
 //
-//   kernel-fusion simt exercises/hunt_3_other_launch.cu
-//   nvcc -O3 exercises/hunt_3_other_launch.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_3_other_launch.cu
+//   nvcc -O3 exercises/solutions/hunt_3_other_launch.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

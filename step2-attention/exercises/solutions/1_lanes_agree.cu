@@ -1,7 +1,7 @@
 // Exercise 1: a warp finds the greatest number of a row, and all 32 lanes know it.
 //
-//   kernel-fusion simt exercises/1_lanes_agree.cu
-//   nvcc -O3 exercises/1_lanes_agree.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/1_lanes_agree.cu
+//   nvcc -O3 exercises/solutions/1_lanes_agree.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

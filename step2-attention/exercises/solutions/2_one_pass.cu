@@ -1,8 +1,8 @@
 // Exercise 2: the softmax of a row, and each number of it is read twice: once for maximum and sum, once for the
 // weights.
 //
-//   kernel-fusion simt exercises/2_one_pass.cu
-//   nvcc -O3 exercises/2_one_pass.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/2_one_pass.cu
+//   nvcc -O3 exercises/solutions/2_one_pass.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

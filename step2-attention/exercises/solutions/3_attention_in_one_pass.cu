@@ -1,7 +1,7 @@
 // Exercise 3: attention of one query, key after key; no score is stored, and the output is right after each key.
 //
-//   kernel-fusion simt exercises/3_attention_in_one_pass.cu
-//   nvcc -O3 exercises/3_attention_in_one_pass.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/3_attention_in_one_pass.cu
+//   nvcc -O3 exercises/solutions/3_attention_in_one_pass.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ __global__ void attention(const float* q, const float* k, const float* v, float*
     float score = 0;
     for (int d = 0; d < kDim; ++d) score += q[i * kDim + d] * k[j * kDim + d];
     // SOLUTION: take this key in: greatest, sum, and mean
-    // | sum += 1;
+    // | sum += 1;  // a placeholder: it goes
     const float raised = fmaxf(greatest, score);
     const float factor = expf(greatest - raised), weight = expf(score - raised);
     greatest = raised;

@@ -1,8 +1,8 @@
 // Exercise 4: where the chunks of a tile lie, so that eight rows of one chunk, and eight chunks of a row, are in other
 // banks.
 //
-//   kernel-fusion simt exercises/4_swizzle.cu
-//   nvcc -O3 exercises/4_swizzle.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/4_swizzle.cu
+//   nvcc -O3 exercises/solutions/4_swizzle.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // Exercise 5: keys shared out among four threads, whose results become one: how a decode step uses many blocks.
 //
-//   kernel-fusion simt exercises/5_merge.cu
-//   nvcc -O3 exercises/5_merge.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/5_merge.cu
+//   nvcc -O3 exercises/solutions/5_merge.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

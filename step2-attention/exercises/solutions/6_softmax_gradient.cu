@@ -1,7 +1,7 @@
 // Exercise 6: the gradient of softmax, from its output; a warp a row.
 //
-//   kernel-fusion simt exercises/6_softmax_gradient.cu
-//   nvcc -O3 exercises/6_softmax_gradient.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/6_softmax_gradient.cu
+//   nvcc -O3 exercises/solutions/6_softmax_gradient.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

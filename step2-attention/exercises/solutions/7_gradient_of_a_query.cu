@@ -1,7 +1,7 @@
 // Exercise 7: the gradient of attention's queries, with weights that nobody has kept.
 //
-//   kernel-fusion simt exercises/7_gradient_of_a_query.cu
-//   nvcc -O3 exercises/7_gradient_of_a_query.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/7_gradient_of_a_query.cu
+//   nvcc -O3 exercises/solutions/7_gradient_of_a_query.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <algorithm>

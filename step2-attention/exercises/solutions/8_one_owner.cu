@@ -1,7 +1,7 @@
 // Exercise 8: gradients of values, the same to the last bit in whatever order blocks come.
 //
-//   kernel-fusion simt exercises/8_one_owner.cu
-//   nvcc -O3 exercises/8_one_owner.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/8_one_owner.cu
+//   nvcc -O3 exercises/solutions/8_one_owner.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // Exercise 9: check a gradient without deriving it, by moving each input a little.
 //
-//   kernel-fusion simt exercises/9_moved_a_little.cu
-//   nvcc -O3 exercises/9_moved_a_little.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/9_moved_a_little.cu
+//   nvcc -O3 exercises/solutions/9_moved_a_little.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // Bug hunt 1: softmax, a warp a row. It is right for most rows. Which are wrong, and why?
 //
-//   kernel-fusion simt exercises/hunt_1_cold_rows.cu
-//   nvcc -O3 exercises/hunt_1_cold_rows.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_1_cold_rows.cu
+//   nvcc -O3 exercises/solutions/hunt_1_cold_rows.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // Bug hunt 2: attention by tiles of 16 keys. It is right for many lengths.
 //
-//   kernel-fusion simt exercises/hunt_2_last_tile.cu
-//   nvcc -O3 exercises/hunt_2_last_tile.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_2_last_tile.cu
+//   nvcc -O3 exercises/solutions/hunt_2_last_tile.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

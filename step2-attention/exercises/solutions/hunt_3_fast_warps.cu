@@ -1,8 +1,8 @@
 // Bug hunt 3: a matrix times a vector, by tiles in shared memory. It is right for short vectors.
 //
-//   kernel-fusion simt exercises/hunt_3_fast_warps.cu
-//   kernel-fusion simt --race exercises/hunt_3_fast_warps.cu
-//   nvcc -lineinfo exercises/hunt_3_fast_warps.cu && compute-sanitizer --tool racecheck ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_3_fast_warps.cu
+//   kernel-fusion simt --race exercises/solutions/hunt_3_fast_warps.cu
+//   nvcc -lineinfo exercises/solutions/hunt_3_fast_warps.cu && compute-sanitizer --tool racecheck ./a.out  with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // Bug hunt 4: the gradient of attention's scores. It is right where there are at least as many keys as queries.
 //
-//   kernel-fusion simt exercises/hunt_4_lost_delta.cu
-//   nvcc -O3 exercises/hunt_4_lost_delta.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_4_lost_delta.cu
+//   nvcc -O3 exercises/solutions/hunt_4_lost_delta.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

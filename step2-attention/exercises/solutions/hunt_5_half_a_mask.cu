@@ -1,7 +1,7 @@
 // Bug hunt 5: the gradients of keys and values, with a causal mask. One of the two is right.
 //
-//   kernel-fusion simt exercises/hunt_5_half_a_mask.cu
-//   nvcc -O3 exercises/hunt_5_half_a_mask.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_5_half_a_mask.cu
+//   nvcc -O3 exercises/solutions/hunt_5_half_a_mask.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

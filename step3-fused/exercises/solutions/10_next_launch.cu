@@ -1,7 +1,7 @@
 // Exercise 10: a queue and its counters, which a launch leaves as it found them, so that none needs a memset before it.
 //
-//   kernel-fusion simt exercises/10_next_launch.cu
-//   nvcc -O3 exercises/10_next_launch.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/10_next_launch.cu
+//   nvcc -O3 exercises/solutions/10_next_launch.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

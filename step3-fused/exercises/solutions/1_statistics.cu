@@ -1,7 +1,7 @@
 // Exercise 1: mean and variance of a row, in one warp: what LayerNorm needs.
 //
-//   kernel-fusion simt exercises/1_statistics.cu
-//   nvcc -O3 exercises/1_statistics.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/1_statistics.cu
+//   nvcc -O3 exercises/solutions/1_statistics.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

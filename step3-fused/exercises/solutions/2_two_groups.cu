@@ -1,7 +1,7 @@
 // Exercise 2: mean and variance of two groups, merged into those of both: a row is read once, and by parts.
 //
-//   kernel-fusion simt exercises/2_two_groups.cu
-//   nvcc -O3 exercises/2_two_groups.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/2_two_groups.cu
+//   nvcc -O3 exercises/solutions/2_two_groups.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // Exercise 3: LayerNorm's gradient of a row, from two averages; a warp a row.
 //
-//   kernel-fusion simt exercises/3_row_gradient.cu
-//   nvcc -O3 exercises/3_row_gradient.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/3_row_gradient.cu
+//   nvcc -O3 exercises/solutions/3_row_gradient.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // Exercise 4: the gradient of LayerNorm's weight, by blocks, and the same bits in whatever order they come.
 //
-//   kernel-fusion simt exercises/4_columns_in_order.cu
-//   nvcc -O3 exercises/4_columns_in_order.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/4_columns_in_order.cu
+//   nvcc -O3 exercises/solutions/4_columns_in_order.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

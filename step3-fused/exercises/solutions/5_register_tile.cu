@@ -1,7 +1,7 @@
 // Exercise 5: a product of matrices, 8 x 8 outputs a thread: few reads of shared memory for many products.
 //
-//   kernel-fusion simt exercises/5_register_tile.cu
-//   nvcc -O3 exercises/5_register_tile.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/5_register_tile.cu
+//   nvcc -O3 exercises/solutions/5_register_tile.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

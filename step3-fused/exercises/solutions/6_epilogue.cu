@@ -1,7 +1,7 @@
 // Exercise 6: bias and GELU at the end of a product, while its sums are still in registers.
 //
-//   kernel-fusion simt exercises/6_epilogue.cu
-//   nvcc -O3 exercises/6_epilogue.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/6_epilogue.cu
+//   nvcc -O3 exercises/solutions/6_epilogue.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

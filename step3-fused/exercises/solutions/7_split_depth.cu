@@ -1,8 +1,8 @@
 // Exercise 7: a product of few outputs and a great depth, which blocks share; the last one adds up, in order.
 //
-//   kernel-fusion simt exercises/7_split_depth.cu
-//   kernel-fusion simt --race exercises/7_split_depth.cu
-//   nvcc -O3 exercises/7_split_depth.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/7_split_depth.cu
+//   kernel-fusion simt --race exercises/solutions/7_split_depth.cu
+//   nvcc -O3 exercises/solutions/7_split_depth.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,8 +1,8 @@
 // Exercise 8: a tile that another block reads in the same launch: published by a counter, and waited for.
 //
-//   kernel-fusion simt exercises/8_publish.cu
-//   kernel-fusion simt --race exercises/8_publish.cu
-//   nvcc -O3 exercises/8_publish.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/8_publish.cu
+//   kernel-fusion simt --race exercises/solutions/8_publish.cu
+//   nvcc -O3 exercises/solutions/8_publish.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // Exercise 9: the order of a queue of which no tile waits for a later one, and hardly any waits at all.
 //
-//   kernel-fusion simt exercises/9_queue.cu
-//   nvcc -O3 exercises/9_queue.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/9_queue.cu
+//   nvcc -O3 exercises/solutions/9_queue.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

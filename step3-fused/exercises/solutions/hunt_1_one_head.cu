@@ -1,7 +1,7 @@
 // Bug hunt 1: what follows attention: the residual, then LayerNorm. With one head it is right.
 //
-//   kernel-fusion simt exercises/hunt_1_one_head.cu
-//   nvcc -O3 exercises/hunt_1_one_head.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_1_one_head.cu
+//   nvcc -O3 exercises/solutions/hunt_1_one_head.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

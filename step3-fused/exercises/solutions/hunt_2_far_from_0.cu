@@ -1,7 +1,7 @@
 // Bug hunt 2: LayerNorm, a warp a row. It is right for most rows. Which are wrong, and why?
 //
-//   kernel-fusion simt exercises/hunt_2_far_from_0.cu
-//   nvcc -O3 exercises/hunt_2_far_from_0.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_2_far_from_0.cu
+//   nvcc -O3 exercises/solutions/hunt_2_far_from_0.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

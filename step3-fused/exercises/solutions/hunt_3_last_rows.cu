@@ -1,7 +1,7 @@
 // Bug hunt 3: the sums of the columns of normalised rows. It is right for some numbers of rows.
 //
-//   kernel-fusion simt exercises/hunt_3_last_rows.cu
-//   nvcc -O3 exercises/hunt_3_last_rows.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_3_last_rows.cu
+//   nvcc -O3 exercises/solutions/hunt_3_last_rows.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,8 +1,8 @@
 // Bug hunt 4: two warps of a block attend, one normalises what they announce. It is right in some orders of the warps.
 //
-//   kernel-fusion simt exercises/hunt_4_early_counter.cu
-//   KF_SIMT_SCHEDULE=reverse kernel-fusion simt exercises/hunt_4_early_counter.cu
-//   nvcc -O3 exercises/hunt_4_early_counter.cu && ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_4_early_counter.cu
+//   KF_SIMT_SCHEDULE=reverse kernel-fusion simt exercises/solutions/hunt_4_early_counter.cu
+//   nvcc -O3 exercises/solutions/hunt_4_early_counter.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>

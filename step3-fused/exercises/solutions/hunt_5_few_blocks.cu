@@ -1,8 +1,8 @@
 // Bug hunt 5: persistent blocks draw heads of attention and tiles of the projection from one queue. Four blocks are
 // right.
 //
-//   kernel-fusion simt exercises/hunt_5_few_blocks.cu
-//   nvcc -O3 exercises/hunt_5_few_blocks.cu && timeout 10 ./a.out        with a GPU
+//   kernel-fusion simt exercises/solutions/hunt_5_few_blocks.cu
+//   nvcc -O3 exercises/solutions/hunt_5_few_blocks.cu && timeout 10 ./a.out        with a GPU
 #include <cuda_runtime.h>
 
 #include <cmath>
