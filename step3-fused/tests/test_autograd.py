@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 
+import step2_attention
 import step3_fused
 from kernel_fusion import testing
 from kernel_fusion.testing.accuracy import as_tuple
@@ -79,15 +80,17 @@ def test_forward_mode_is_refused(op):
 
 @every_op_and_rung
 def test_a_backward_is_the_same_whatever_rung_the_forward_had(op, device, rung):
-    """LayerNorm's gradient, and the projection's, by this step's kernels; attention's by step 2's."""
+    """LayerNorm's gradient by this step's kernels; attention's, and the projection's, by step 2's."""
     inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, device)]
     outputs = getattr(step3_fused, op)(*inputs, rung=rung)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    before = step3_fused.launch_counts()
+    before, of_step_2 = step3_fused.launch_counts(), step2_attention.launch_counts()
     torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
     backend = "gpu" if device == "cuda" else "cpu"
-    before[backend] += 2 if op == "attention_block" else 1
+    before[backend] += 1
+    of_step_2[backend] += {"attention_block": 2, "attention_residual_layer_norm": 1}.get(op, 0)
     assert step3_fused.launch_counts() == before
+    assert step2_attention.launch_counts() == of_step_2
 
 
 @on_each_device
