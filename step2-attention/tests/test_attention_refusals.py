@@ -140,7 +140,8 @@ def test_tensors_on_a_gpu_and_a_cpu_are_refused(device):
 def test_rungs_refuses_an_unknown_op():
     with testing.raises(
         ValueError,
-        "rungs: `op` must be 'softmax', 'softmax_backward', 'attention', 'attention_backward' or 'attention_decode', "
+        "rungs: `op` must be 'linear', 'linear_backward', 'softmax', 'softmax_backward', 'attention', "
+        "'attention_backward' or 'attention_decode', "
         "got 'sdpa'",
     ):
         step2_attention.rungs("sdpa")

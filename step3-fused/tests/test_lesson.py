@@ -93,7 +93,8 @@ def test_tiles_make_the_whole_product(tile, lesson):
 
 def test_tiles_are_those_of_v9(lesson):
     hopper = constants("../step2-attention/include/step2/hopper_tile.h")
-    split = constants("kernels/linear/half_depth.h") | constants("kernels/linear/v9_split.cu")
+    linear = "../step2-attention/kernels/linear"
+    split = constants(f"{linear}/half_depth.h") | constants(f"{linear}/v9_split.cu")
     assert defaults(lesson["tiles_of"]) == {"tile_rows": hopper["kConsumers"] * 64, "tile_columns": 256}
     assert defaults(lesson["width_of_tiles"]) == {
         "tile_rows": split["kSplitRows"],

@@ -162,7 +162,7 @@ def run_case(
     budget_s = budget() if budget_s is None else budget_s
     names = step.rungs(case.op, device) if rungs is None else rungs
     impls: list[tuple[str, str, Callable]] = [
-        (name, results.kind_of(name), functools.partial(case.run, rung=name)) for name in names
+        (name, "plan" if name == results.PIECES else "rung", functools.partial(case.run, rung=name)) for name in names
     ]
     if peers:
         impls += [(name, "peer", fn) for name, fn in case.peers.items()]

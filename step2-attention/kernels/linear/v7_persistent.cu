@@ -6,10 +6,9 @@
 //           and takes tile after tile: the producer is then already at the next one, and a tile's outputs leave under
 //           its products.
 // Since v6  Each stage has two barriers: full, its bytes have arrived; empty, both consumers have released it. A
-// product
-//           is waited for only when the next one has been issued. Tiles are up to 256 columns wide; setmaxnreg gives
-//           consumers 232 registers, for 128 sums and the rounded outputs of the tile before, 64 words, which leave by
-//           stmatrix and TMA, some columns after each step. Another warp beside the producer brings the bias.
+//           product is waited for only when the next one has been issued. Tiles are up to 256 columns wide; setmaxnreg
+//           gives consumers 232 registers, for 128 sums and the rounded outputs of the tile before, 64 words, which
+//           leave by stmatrix and TMA, some columns after each step. Another warp beside the producer brings the bias.
 //           Neighbours in time share rows of x or columns of the weight. Later rungs' kernel, of the same pieces, is
 //           step2/hopper_product.h.
 // Launch    grid min(⌈rows/128⌉·⌈width/w⌉, multiprocessors), block 384. w is 256, 192, 128 or 64: with which the

@@ -5,8 +5,7 @@
 //           one's product, when the tensor cores are at work: waiting is hidden so, instructions are not, and so
 //           they must be few.
 // Since v2  linear's v7 and v8 with GeluEpilogue at their end. GPT-2's GELU takes one special function, tanh.approx:
-// its
-//           gate is right to 1/4096.
+//           its gate is right to 1/4096.
 // Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128 or 64, whichever
 //           leaves the fewest multiprocessors idle
 // Roles     those of linear's v8, or v7; a consumer's warps have the epilogue, too
