@@ -1,4 +1,4 @@
-"""What the steps' Python parts share: the checks of kf/host.h without data, for fake and meta tensors.
+"""What the steps' Python parts share: the checks of kf/argument_checks.h without data, for fake and meta tensors.
 
 A check's first arguments are the names of the op and of the argument, for the error: a TypeError for a dtype, else a
 ValueError, raised so that torch.compile understands it.

@@ -2,6 +2,7 @@
 
 from kernel_fusion.checks.faults import Fault
 
+CHECKS = "common/include/kf/argument_checks.h"
 SHARED = "common/include/kf/host.h"
 PYTHON = "common/include/kf/python.h"
 HOST1 = "step1-simple/simple_host.cpp"
@@ -134,7 +135,7 @@ FAULTS = [
     Fault(
         "outputs-over-each-other",
         "two outputs may lie over each other",
-        SHARED,
+        CHECKS,
         "for (auto before = outs.begin(); before != out; ++before) check(*out, *before);",
         "",
         f"{APART1}[bias_gelu_backward-cpu]",
@@ -142,7 +143,7 @@ FAULTS = [
     Fault(
         "out-over-a-part",
         "`out` may lie over a part of an input",
-        SHARED,
+        CHECKS,
         "status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial",
         "status != at::MemOverlapStatus::Full",
         f"{APART1}[column_sum-cpu]",
@@ -166,7 +167,7 @@ FAULTS = [
     Fault(
         "rows-at-any-address",
         "rows of a half type reach tensor cores wherever they begin",
-        "common/include/kf/host.h",
+        "common/include/kf/argument_checks.h",
         "bool aligned = begins_at_16_bytes(t);",
         "bool aligned = true;",
         f"{TEST2}::test_attention_of_any_length[33-full-torch.bfloat16-cpu-v3_mma]",
@@ -313,7 +314,7 @@ FAULTS = [
     Fault(
         "rows-in-pieces",
         "rows that do not lie in one piece are read as if they did",
-        SHARED,
+        CHECKS,
         "return t.stride(-1) == 1 || t.size(-1) == 1 ? t : t.contiguous();",
         "return t;",
         f"{TEST2}::test_views_of_any_strides[cpu-cpu]",

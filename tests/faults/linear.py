@@ -116,7 +116,7 @@ HOST_FAULTS = [
     Fault(
         "unaligned-as-it-is",
         "tensors that do not begin at 16 bytes reach rungs that want it",
-        "common/include/kf/host.h",
+        "common/include/kf/argument_checks.h",
         "return begins_at_16_bytes(whole) ? whole : whole.clone();",
         "return whole;",
         linear("(64, 200, 136)", "bfloat16", "v7_persistent"),
