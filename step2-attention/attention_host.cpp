@@ -1,4 +1,5 @@
-// From a tensor to a rung: checks, allocation, dispatch. The only place of this step where torch and kernels meet.
+// From a tensor to a rung for softmax and attention: checks, allocation, dispatch. host/linear_host.cpp has the
+// product's.
 #include "host/attention_host.h"
 
 #include <ATen/MemoryOverlap.h>

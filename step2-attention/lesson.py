@@ -516,7 +516,7 @@ for d, (product, softmax) in cycles.items():
 
 # %% [markdown]
 # What the model leaves out: maxima, sums, conversions, barriers and waits, which a warpgroup's own chain has as well.
-# [What limits v8](limits.md) tells what was tried against them.
+# [What limits v8](pages/limits.md) tells what was tried against them.
 #
 # *Try:* `SOFTMAX` twice as long; three warpgroups; or let one of two begin later, by giving it less to do in its first
 # tile. Do they then need turns?
@@ -524,8 +524,8 @@ for d, (product, softmax) in cycles.items():
 # %% [markdown]
 # ## 8. Gradients: a term that is easily lost, and sums that many add to
 #
-# [Backward](backward.md) derives them. What a score's gradient looks like with its second term, Δ, and without, against
-# finite differences, in float64: move one score a little, and see how a loss changes.
+# [Backward](pages/backward.md) derives them. What a score's gradient looks like with its second term, Δ, and without,
+# against finite differences, in float64: move one score a little, and see how a loss changes.
 
 
 # %%
@@ -662,4 +662,4 @@ if built:
 #
 # ## Next
 #
-# Write kernels yourself: [exercises](exercises/README.md). Then [what limits v8](limits.md).
+# Write kernels yourself: [exercises](exercises/README.md). Then [what limits v8](pages/limits.md).

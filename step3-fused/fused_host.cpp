@@ -1,4 +1,5 @@
-// From a tensor to a rung: checks, allocation, dispatch. The only place of this step where torch and kernels meet.
+// From a tensor to a rung for LayerNorm and attention: checks, allocation, dispatch. host/linear_host.cpp has the
+// products'.
 #include "host/fused_host.h"
 
 #include <kf/autocast.h>

@@ -14,7 +14,7 @@
 # ---
 
 # %% [markdown]
-# # Step 3 as a walk: LayerNorm, tiles of a product, and what is fused into its epilogue
+# # Step 3 as a walk: LayerNorm, what is fused into a product's epilogue, and the product's tiles
 #
 # This notebook goes with [README.md](README.md), which explains each kernel. Here you look at what they do: how a mean
 # far from 0 ruins a variance, what a gradient leaves out, how many bytes an epilogue saves, why a product is computed
@@ -279,9 +279,7 @@ assert math.isclose(pass_over_product(768, 2), 16 * pass_over_product(12288, 2))
 # while an epilogue computes, the tensor cores must have something else to do, or it costs what it saves. The kernels:
 
 # %%
-if built and steps.is_built(steps.find("step2")):
-    import step2_attention
-
+if built:
     x, weight, bias = torch.randn(70, 96).bfloat16(), torch.randn(96, 136).bfloat16(), torch.randn(136).bfloat16()
     h = x.double() @ weight.double() + bias.double()
     exact = F.gelu(h, approximate="tanh")
@@ -408,8 +406,8 @@ show("waves")
 assert tiles_of(768, 768, 64, width_of_tiles(768, 16384, 768)) == 72
 
 # %% [markdown]
-# The gradient of a weight has few outputs and a depth of all tokens. So v9_split makes tiles smaller, and a block's two
-# warpgroups share the depth of each. Of few rows and a deep weight not even that is enough: v10_rows gives a tile to a
+# The gradient of a weight has few outputs and a depth of all tokens. So `linear`'s v9_split makes tiles smaller, and a
+# block's two warpgroups share the depth of each. Of few rows and a deep weight not even that is enough: v10_rows gives a tile to a
 # cluster, of up to eight blocks. They add up what each has found. In a fixed order: here are the results that eight
 # parts may give, if each adds to a float whenever it comes.
 
@@ -432,7 +430,9 @@ show("orders")
 # exact as bfloat16 is, and each gives the same bits twice:
 
 # %%
-if built:
+if steps.is_built(steps.find("step2")):
+    import step2_attention
+
     x, weight, bias = torch.randn(70, 96).bfloat16(), torch.randn(96, 136).bfloat16(), torch.randn(136).bfloat16()
     exact = x.double() @ weight.double() + bias.double()
     rounding = (exact.bfloat16().double() - exact).abs().max().item()

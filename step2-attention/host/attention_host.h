@@ -1,4 +1,4 @@
-// This step's ops on torch tensors; pybind.cpp registers them.
+// Softmax and attention on torch tensors; pybind.cpp registers them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

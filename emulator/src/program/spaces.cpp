@@ -7,8 +7,7 @@
 //                        writing where one has read
 //   cudaFree'd           no access, until there are too many    no access
 //   the host's own       open                                   a pointer to it, as an argument, is changed to one
-//   where
-//                                                               no memory is
+//                                                               where no memory is
 //
 // In libraries kernels work on the host's memory, so this is not there. Nor is it under sanitizers, which need memory
 // as they manage it. Under a debugger, which would stop at each first access, memory is opened as a whole.

@@ -9,7 +9,7 @@
 //   consumers    │ product of tile 0 │ product of tile 1 │ …
 //   the same                         │ epilogue of 0     │ epilogue of 1 …
 //
-// linear's v7 has this for one block, written out; its pieces are in hopper_mainloop.h and hopper_epilogue.h.
+// linear's v7 has this for one block, written out; its parts are in hopper_mainloop.h and hopper_epilogue.h.
 //
 // With kBlocks = 2, two blocks of a cluster take tiles one above the other: they need the same part of b, of which each
 // loads half, for both. That is a third less to be read from the L2 cache.
@@ -102,7 +102,7 @@ __device__ __forceinline__ void consume(Consumer& consumer, Deferred& deferred, 
       consumer.step(true);
       deferred.advance(corner, 2);
     }
-    while (deferred.busy()) deferred.advance(corner, 2);  // more parts than steps
+    while (deferred.busy()) deferred.advance(corner, 2);  // more parts than stages along the depth
     consumer.wait();
     shared.bias_pipe.consumer_wait(of_bias);
     deferred.rounded.take(consumer.sum, shared.bias[of_bias.index]);
@@ -196,9 +196,8 @@ void launch_product(const Product& p, const E& epilogue, void* stream) {
   launch_with_epilogue<Tile, T>(p, maps, collective, stream);
 }
 
-// The same for each Epilogue. Tiles of 256 columns come in clusters of two; with them an epilogue has some
-// thirty registers, with tiles of 192, alone, some eighty, and shared memory for what it reads: a heavy epilogue takes
-// these.
+// The same for each Epilogue. Tiles of 256 columns come in clusters of two; with them an epilogue has some thirty
+// registers, with tiles of 192, alone, some eighty, and shared memory for what it reads: a heavy epilogue takes these.
 enum class EpilogueCost { kLight, kHeavy };
 
 template <EpilogueCost kEpilogueCost, Major kA, Major kB, class F>

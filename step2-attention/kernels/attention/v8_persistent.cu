@@ -52,8 +52,8 @@ struct Shape {
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
 };
 
-// What the producer says of the queries that it has loaded. A stage is written again after all consumers have given
-// their queries' stage back, in the end by one thread for its warpgroup; compute-sanitizer's racecheck (CUDA 13.0)
+// What the producer says of the queries that it has loaded. A stage is written again after all consumers have released
+// it, in the end one thread for its warpgroup; compute-sanitizer's racecheck (CUDA 13.0)
 // does not follow that thread's order with the others and reports the second use of a stage as a race.
 struct Announced {
   BlockOfQueries block;  // its head is −1: there are no more

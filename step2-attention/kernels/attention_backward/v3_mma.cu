@@ -11,9 +11,8 @@
 // Moves     B·H·((5·Sq + 2·Sk·⌈Sq/64⌉ + 2·Sq·⌈Sk/64⌉)·D·2) + 8·B·Hkv·Sk·D bytes, most of what is walked over from the
 //           L2 cache; 14·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), 2·B·H·Sq·Sk exponentials
 // Limits    float16, bfloat16; D a multiple of 8 up to 128; rows that begin at multiples of 16 bytes; Sq, Sk ≤ 2³⁰; at
-//           most 2³¹−1 blocks; compute capability 8.0. While a tile is in flight, nobody computes. In
-//           float16 gradients of scores beyond 65504 overflow. For the second products it rounds the weights and their
-//           gradients
+//           most 2³¹−1 blocks; compute capability 8.0. While a tile is in flight, nobody computes. In float16 gradients
+//           of scores beyond 65504 overflow. For the second products it rounds the weights and their gradients
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/vector.h>

@@ -9,7 +9,7 @@
 //           product is waited for only when the next one has been issued. Tiles are up to 256 columns wide; setmaxnreg
 //           gives consumers 232 registers, for 128 sums and the rounded outputs of the tile before, 64 words, which
 //           leave by stmatrix and TMA, some columns after each step. Another warp beside the producer brings the bias.
-//           Neighbours in time share rows of x or columns of the weight. Later rungs' kernel, of the same pieces, is
+//           Neighbours in time share rows of x or columns of the weight. Later rungs' kernel, of the same parts, is
 //           step2/hopper_product.h.
 // Launch    grid min(⌈rows/128⌉·⌈width/w⌉, multiprocessors), block 384. w is 256, 192, 128 or 64: with which the
 //           busiest block has the fewest columns to do. 4, 4, 6 or 8 stages; 209 to 226 KB of shared memory, nearly all

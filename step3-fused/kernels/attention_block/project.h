@@ -1,8 +1,7 @@
 // The projection of attention_block's v4: one warpgroup multiplies, tile by tile, while the others attend.
 //
 //   ring   stages with a and b, 64 of the depth each; after those of a tile one with the residual and the bias, in
-//   which
-//          the sum is put together and from which it leaves
+//          which the sum is put together and from which it leaves
 #pragma once
 
 #include <step1/vector.h>

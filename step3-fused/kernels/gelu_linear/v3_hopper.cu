@@ -5,8 +5,8 @@
 //           the product; meanwhile the tensor cores work for the other consumer. The catch: each tile needs all of its
 //           rows of x, so with 256 columns a tile GELU is computed width/256 times.
 // Since v1  linear's v7 and v8 with the consumer below.
-// Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128 or 64, whichever
-//           leaves the fewest multiprocessors idle
+// Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128 or 64 and a ring of 5
+//           or 7 stages, whichever leaves the fewest multiprocessors idle
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs and
 //           rows·depth·width/256 GELUs, the narrower the tiles the more
 // Limits    as linear's v8_cluster; it rounds gelu(x)

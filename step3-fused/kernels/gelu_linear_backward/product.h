@@ -1,4 +1,4 @@
-// What the rungs share: the product that leads back through the weight, its end, and what is done with gelu(x).
+// What the rungs share: the product that leads back through the weight, its epilogue, and what is done with gelu(x).
 #pragma once
 
 #include <step1/column_sum.h>

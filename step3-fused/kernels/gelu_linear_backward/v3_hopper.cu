@@ -2,9 +2,9 @@
 //
 // Idea      As linear_gelu's v3: what follows a tile is done under the next one's product. Its reads and writes, twice
 //           as many, are hidden there; its instructions are not.
-// Since v1  linear's v7 with GeluSlopeEpilogue at its end; x comes by TMA, a round of 64 columns ahead.
-// Launch    as linear's v7_persistent with tiles of 192, 128 or 64 columns, whichever leaves the fewest multiprocessors
-//           idle; the other product and the sums as v1
+// Since v1  linear's v7 with GeluSlopeEpilogue; x comes by TMA, a round of 64 columns ahead.
+// Launch    as linear's v7_persistent with tiles of 192, 128 or 64 columns and a ring of 4, 5 or 7 stages, whichever
+//           leaves the fewest multiprocessors idle; the other product and the sums as v1
 // Moves     (3·rows·width + 4·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 2·rows·depth of them
 //           for x and gelu(x); 4·rows·depth·width FLOPs
 // Limits    as linear's v7_persistent; x at a multiple of 16 bytes, a depth that is a multiple of 8. So that the sums

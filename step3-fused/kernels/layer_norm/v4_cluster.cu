@@ -10,8 +10,8 @@
 //           ⌈width/16384⌉. A thread holds up to 32 values, 64 of half types in vectors. 2 KB of shared memory, 4 KB
 //           for float64
 // Moves     2·rows·width·sizeof(T) bytes; about 10·rows·width FLOPs
-// Limits    compute capability 9.0 or newer; width ≤ 131072; rows·c ≤ 2³¹−1. Of narrow rows most threads
-//           have nothing
+// Limits    compute capability 9.0 or newer; width ≤ 131072; rows·c ≤ 2³¹−1. Of narrow rows most threads have
+//           nothing
 #include <step3/cluster_row.h>
 
 #include "rungs.h"

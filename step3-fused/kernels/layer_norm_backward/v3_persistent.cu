@@ -8,8 +8,8 @@
 // Launch    A row has V = width·sizeof(T)/16 vectors, a thread up to four of them, so that their columns' sums, a row
 //           and the next fit into its registers: up to V = 128 a warp a row, wider rows a group of 2, 4, 8 or 16 warps.
 //           A block has as many groups as registers allow, 12 or 16 warps in all (8 if a group has 8 in half types);
-//           grid up to 132. Shared memory: up to 128 KB for the sums of all groups, and 6 values
-//           for each warp. Then grid ⌈2·width/32⌉, block 32×32, 4 KB
+//           grid up to 132. Shared memory: up to 128 KB for the sums of all groups, and 6 values for each warp. Then
+//           grid ⌈2·width/32⌉, block 32×32, 4 KB
 // Moves     (3·rows·width + 3·width)·sizeof(T) bytes (grad_sum: one more rows·width), and 4·blocks·width·4 of partial
 //           sums; about 15·rows·width FLOPs
 // Limits    width ≤ 8192 (float64: 4096), rows ≤ 2³¹−1

@@ -1,4 +1,4 @@
-// The end of linear_bias_dropout_residual's v5: what becomes of a product's sums, for product_kernel of
+// The epilogue of linear_bias_dropout_residual's v5: what becomes of a product's sums, for product_kernel of
 // step2/hopper_product.h.
 #pragma once
 

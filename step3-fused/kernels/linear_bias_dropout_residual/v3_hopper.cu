@@ -3,11 +3,11 @@
 // Idea      The residual comes from memory, and ten rounds of Philox are some hundred instructions for eight outputs.
 //           Under the next tile's product the wait for the residual is hidden; the instructions are not, they take the
 //           tensor cores' time.
-// Since v1  linear's v7 with DropoutResidualEpilogue at its end (linear_gelu's v2 has the plain form). The residual
+// Since v1  linear's v7 with DropoutResidualEpilogue (linear_gelu's v2 has the plain form). The residual
 //           comes by TMA, issued a round of 64 columns ahead: a load into registers would have to arrive before the
 //           next product may be issued.
-// Launch    as linear's v7_persistent with tiles of 192, 128 or 64 columns, whichever leaves the fewest
-//           multiprocessors idle
+// Launch    as linear's v7_persistent with tiles of 192, 128 or 64 columns and a ring of 4, 5 or 7 stages, whichever
+//           leaves the fewest multiprocessors idle
 // Moves     (rows·depth + depth·width + 2·rows·width + width)·sizeof(T) bytes at the least; 2·rows·depth·width FLOPs
 // Limits    as linear's v7_persistent; a width that is a multiple of 8, the residual at a multiple of 16 bytes. So that
 //           the sums of a tile can wait in half the registers, it rounds the product

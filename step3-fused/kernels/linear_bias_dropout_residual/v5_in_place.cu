@@ -1,13 +1,13 @@
 // linear_bias_dropout_residual v5_in_place: the residual comes to where the sums will be
 //
 // Idea      With 64 × 192 outputs a consumer, shared memory is busy for longer than the tensor cores: tiles go into it,
-//           wgmma reads them, and then an end like v3's goes through it six times: sums in, residual in, both out, the
-//           result in and out again. Where nothing is dropped an end needs no eight neighbours in one lane. So a lane
-//           reads of the residual just what it has sums of, adds, and puts the result where the residual was: four
-//           times.
+//           wgmma reads them, and then an epilogue like v3's goes through it six times: sums in, residual in, both
+//           out, the result in and out again. Where nothing is dropped an epilogue needs no eight neighbours in one
+//           lane. So a lane reads of the residual just what it has sums of, adds, and puts the result where the
+//           residual was: four times.
 // Since v3  Two stages a warp instead of three, each of 16 rows and 64 columns. What that leaves is a ring for tiles of
-//           256 columns, which read less for each output. The next tile's first two rounds of the residual are asked
-//           for under its product
+//           256 columns, which read less for each output. The next tile's first two rounds of the residual are issued
+//           under its product
 // Launch    grid min(tiles, multiprocessors), block 384, up to 226 KB of shared memory. Tiles are 256, 192, 128 or 64
 //           columns wide, whichever leaves the fewest multiprocessors idle
 // Roles     those of linear's v7; a consumer's warps have the epilogue, too

@@ -2,7 +2,7 @@
 //
 // Idea      When a tile's sums are ready they are in registers, and GELU is a few instructions for each. So nothing is
 //           read back, and the one thing that is written is what the next product wants.
-// Since v1  linear's v5_mma with another end, GeluEpilogue in include/step3/epilogues.h.
+// Since v1  linear's v5_mma with another epilogue, GeluEpilogue in include/step3/epilogues.h.
 // Launch    as linear's v5_mma
 // Moves     (rows·depth + depth·width + rows·width + width)·sizeof(T) bytes at the least, and rows·width·sizeof(T) more
 //           if the preactivation is kept; 2·rows·depth·width FLOPs

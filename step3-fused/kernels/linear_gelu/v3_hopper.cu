@@ -4,10 +4,10 @@
 //           output, would take a third of that again. linear's persistent rungs do what follows a tile under the next
 //           one's product, when the tensor cores are at work: waiting is hidden so, instructions are not, and so
 //           they must be few.
-// Since v2  linear's v7 and v8 with GeluEpilogue at their end. GPT-2's GELU takes one special function, tanh.approx:
+// Since v2  linear's v7 and v8 with GeluEpilogue. GPT-2's GELU takes one special function, tanh.approx:
 //           its gate is right to 1/4096.
-// Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128 or 64, whichever
-//           leaves the fewest multiprocessors idle
+// Launch    as linear's v8_cluster with tiles of 256 columns, or v7_persistent with tiles of 128 or 64 and a ring of 5
+//           or 7 stages, whichever leaves the fewest multiprocessors idle
 // Roles     those of linear's v8, or v7; a consumer's warps have the epilogue, too
 // Barriers  those of linear's v8, or v7; the epilogue has none: a warp waits for its own stores
 // A round   64 columns of a warp's sums (128 where tiles have an even number of 64 and no preactivation is kept): the

@@ -2,7 +2,7 @@
 //
 // Idea      As step 1's bias_gelu_backward: the kernel that multiplies by the slope walks down the rows and adds up
 //           what it writes. The bias's gradient costs no further trip.
-// Since     its v2: include/step3/summed_gradient.h, which other ops share, and the products.
+// Since     step 1's v2_fused: include/step3/summed_gradient.h, which other ops share, and the products.
 // Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; grid ⌈width/32⌉, block 32×32, 4 KB: see
 //           column_grid_by_eight in step 1's include/step1/column_grid.h; products as linear's `auto`
 // Moves     (5·rows·width + 2·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 3·rows·width of them

@@ -7,8 +7,8 @@
 // Launch    as layer_norm's v4_cluster
 // Moves     4·rows·width·sizeof(T) bytes; about 11·rows·width FLOPs. With x_bias width·sizeof(T) more; dropout moves
 //           nothing
-// Limits    compute capability 9.0 or newer; width ≤ 131072; rows·c ≤ 2³¹−1, c the blocks of a row. Of
-//           narrow rows most threads have nothing
+// Limits    compute capability 9.0 or newer; width ≤ 131072; rows·c ≤ 2³¹−1, c the blocks of a row. Of narrow rows
+//           most threads have nothing
 #include <step3/cluster_row.h>
 #include <step3/front.h>
 
