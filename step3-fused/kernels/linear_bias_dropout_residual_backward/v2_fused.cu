@@ -2,8 +2,8 @@
 //
 // Idea      As step 1's bias_dropout_residual_backward: the kernel that applies the mask adds up what it writes. A
 //           thread's eight elements begin at a multiple of eight, whatever the width: they are one Philox call.
-// Since     step 1's v2_fused: include/step3/summed_gradient.h, which other ops share, and the products. In half types registers
-//           for five blocks on a multiprocessor, and four waves of blocks, as step 1 has it.
+// Since     step 1's v2_fused: include/step3/summed_gradient.h, which other ops share, and the products. In half types
+//           registers for five blocks on a multiprocessor, and four waves of blocks, as step 1 has it.
 // Launch    grid (⌈width/256⌉, parts), block 32×8, 8.3 KB shared memory; grid ⌈width/32⌉, block 32×32, 4 KB: see
 //           column_grid_by_eight in step 1's include/step1/column_grid.h; products as linear's `auto`
 // Moves     (4·rows·width + 2·rows·depth + 2·depth·width + width)·sizeof(T) bytes at the least, 2·rows·width of them

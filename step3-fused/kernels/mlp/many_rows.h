@@ -4,9 +4,9 @@
 // Why nothing waits for ever, with however many blocks at once: numbers are drawn by blocks that run, and a tile of the
 // second layer has a greater one than all that it reads. Take, of the tiles that are not done, the one with the least
 // number. What it reads is there, and its block has done all before it, so its product comes to an end. Its
-// epilogue runs under the block's next tile, which the producer announces before it waits for rows. If that one is of the
-// second layer, a warp first finishes what it has, unless the first stage is there; and then the others come without
-// waiting.
+// epilogue runs under the block's next tile, which the producer announces before it waits for rows. If that one is of
+// the second layer, a warp first finishes what it has, unless the first stage is there; and then the others come
+// without waiting.
 #pragma once
 
 #include <step2/acquire.h>
@@ -157,9 +157,9 @@ __device__ void load_biases(BothShared<Tile, T>& shared, const Layers<T>& layers
 
 // ---- what becomes of a consumer warp's sums ----
 
-// They are rounded and wait in registers, as in hopper_epilogue.h, and leave in parts under the next tile's product, two
-// parts for each round of 64 columns. Of the first layer a part is GELU of half of them. Of the second the residual is
-// added in the first part, where stmatrix would put the sums: it has come to that very stage, so that two stages are
+// They are rounded and wait in registers, as in hopper_epilogue.h, and leave in parts under the next tile's product,
+// two parts for each round of 64 columns. Of the first layer a part is GELU of half of them. Of the second the residual
+// is added in the first part, where stmatrix would put the sums: it has come to that very stage, so that two stages are
 // enough and tiles may be 256 columns wide. In the second part the load of the residual of the round after the next is
 // issued.
 template <class Tile, class T, class Gelu>
