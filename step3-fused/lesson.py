@@ -408,8 +408,8 @@ assert tiles_of(768, 768, 64, width_of_tiles(768, 16384, 768)) == 72
 # %% [markdown]
 # The gradient of a weight has few outputs and a depth of all tokens. So `linear`'s v9_split makes tiles smaller, and a
 # block's two warpgroups share the depth of each. Of few rows and a deep weight not even that is enough: v10_rows gives
-# a tile to a cluster, of up to eight blocks. They add up what each has found. In a fixed order: here are the results that eight
-# parts may give, if each adds to a float whenever it comes.
+# a tile to a cluster, of up to eight blocks. They add up what each has found. In a fixed order: here are
+# the results that eight parts may give, if each adds to a float whenever it comes.
 
 # %%
 x, weight = torch.randn(16384), torch.randn(16384)
