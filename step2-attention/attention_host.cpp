@@ -455,10 +455,8 @@ std::tuple<at::Tensor, at::Tensor> attention_decode_autocast(const at::Tensor& q
 
 std::vector<OpInfo> ops() {
   std::vector<OpInfo> all = linear_ops();
-  for (OpInfo& op : std::vector<OpInfo>{describe(softmax_op()), describe(softmax_backward_op()),
-                                        describe(attention_op()), describe(backward_op()), describe(decode_op())}) {
-    all.push_back(std::move(op));
-  }
+  all.insert(all.end(), {describe(softmax_op()), describe(softmax_backward_op()), describe(attention_op()),
+                         describe(backward_op()), describe(decode_op())});
   return all;
 }
 

@@ -70,7 +70,7 @@ def dtype_of(rung):
     return torch.bfloat16 if on_tensor_cores(rung) else torch.float32
 
 
-def hidden_of(q, k, key_begin, key_end, causal):
+def hidden_of(q, k, key_begin=None, key_end=None, causal=False):
     """Which queries do not see which keys: [B, 1, Sq, Sk]."""
     hidden = torch.zeros(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
     key = torch.arange(k.shape[2], device=q.device)

@@ -1,14 +1,10 @@
 """What attention refuses, and in which words."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import step2_attention
-from kernel_fusion import steps, testing
+from kernel_fusion import testing
 from step2_attention.testing import bounds, lse_for, on_each_device, on_tensor_cores, ops, qkv
 
 
@@ -149,16 +145,4 @@ def test_rungs_refuses_an_unknown_op():
 
 
 def test_a_step_that_is_not_built_says_how_to_build_it(tmp_path):
-    """The Python part alone, in another folder: what a fresh clone looks like."""
-    for part in ("common/kernel_fusion", "step2-attention/step2_attention"):
-        (tmp_path / part).mkdir(parents=True)
-        for source in (steps.ROOT / part).glob("*.py"):
-            (tmp_path / part / source.name).write_bytes(source.read_bytes())
-    command, environment = (
-        [sys.executable, "-c", "import step2_attention"],
-        {**os.environ, "PYTHONPATH": steps.python_path(tmp_path)},
-    )
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert ran.returncode == 1
-    assert "step2_attention is not built" in ran.stderr
-    assert "cd step2-attention && python setup.py build_ext --inplace" in ran.stderr
+    testing.check_not_built("step2_attention", tmp_path)

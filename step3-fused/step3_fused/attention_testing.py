@@ -8,6 +8,7 @@ import step3_fused
 from kernel_fusion import testing
 from kernel_fusion.ops import wide
 from kernel_fusion.testing.accuracy import as_tuple
+from step2_attention.testing import hidden_of
 
 DTYPES = [*testing.DTYPES, torch.float64]
 INFINITY = float("inf")
@@ -25,19 +26,6 @@ def layer_norm_of(x, weight, bias, eps=1e-5):
 def residual_layer_norm_of(x, residual, weight, bias, eps=1e-5):
     total = x + residual
     return layer_norm_of(total, weight, bias, eps), total
-
-
-def hidden_of(q, k, key_begin=None, key_end=None, causal=False):
-    """Which queries do not see which keys: [B, 1, Sq, Sk]."""
-    hidden = torch.zeros(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
-    key = torch.arange(k.shape[2], device=q.device)
-    if causal:
-        hidden |= torch.ones_like(hidden).triu(k.shape[2] - q.shape[2] + 1)
-    if key_begin is not None:
-        hidden |= key < key_begin.view(-1, 1, 1, 1)
-    if key_end is not None:
-        hidden |= key >= key_end.view(-1, 1, 1, 1)
-    return hidden
 
 
 def attention_and_lse_of(q, k, v, key_begin=None, key_end=None, causal=False, scale=None, factors=1):

@@ -13,7 +13,8 @@ import step2_attention  # whose mask attention's dropout has, and whose op is it
 import step3_fused
 from kernel_fusion import testing
 from kernel_fusion.testing.accuracy import as_tuple
-from step3_fused.attention_testing import ON_TENSOR_CORES, attention_inputs, hidden_of, layer_norm_of
+from step2_attention.testing import hidden_of
+from step3_fused.attention_testing import ON_TENSOR_CORES, attention_inputs, layer_norm_of
 from step3_fused.training_testing import (
     ATTENTION_RNG_STATE,
     BLOCK,

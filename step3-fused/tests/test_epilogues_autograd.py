@@ -72,6 +72,22 @@ def test_the_preactivation_has_a_gradient_of_its_own(device):
     assert torch.autograd.gradcheck(lambda *a: function(*a)[1], variables)
 
 
+@pytest.mark.parametrize("op", ["linear_gelu", "layer_norm_linear", "linear_bias_dropout_residual", "mlp"])
+def test_where_step_2_is_not_built_the_forward_says_so(op, monkeypatch):
+    """Not only the backward; and where no gradient needs its product, step 2 is not asked."""
+
+    def missing():
+        raise ImportError("step2_attention is not built")
+
+    monkeypatch.setattr(step3_fused.shared, "step_2", missing)
+    inputs = with_residual(0.0) if op == "linear_bias_dropout_residual" else EPILOGUES[op][0].inputs
+    given = inputs(3, 8, 16, torch.float32, "cpu", False)
+    assert isinstance(getattr(step3_fused, op)(*given), torch.Tensor)
+    given[0].requires_grad_()
+    with testing.raises(ImportError, "step2_attention is not built"):
+        getattr(step3_fused, op)(*given)
+
+
 @on_each_device
 def test_gradients_without_a_bias(device):
     for op in ("linear_gelu", "gelu_linear"):

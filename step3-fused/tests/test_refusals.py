@@ -1,14 +1,10 @@
 """What the ops refuse, and in which words."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import step3_fused
-from kernel_fusion import steps, testing
+from kernel_fusion import testing
 from step3_fused.attention_testing import (
     INFINITY,
     attention_inputs,
@@ -213,16 +209,4 @@ def test_asking_for_an_unknown_op_is_refused():
 
 
 def test_a_step_that_is_not_built_says_how_to_build_it(tmp_path):
-    """The Python part alone, in another folder: what a fresh clone looks like."""
-    for part in ("common/kernel_fusion", "step3-fused/step3_fused"):
-        (tmp_path / part).mkdir(parents=True)
-        for source in (steps.ROOT / part).glob("*.py"):
-            (tmp_path / part / source.name).write_bytes(source.read_bytes())
-    command, environment = (
-        [sys.executable, "-c", "import step3_fused"],
-        {**os.environ, "PYTHONPATH": steps.python_path(tmp_path)},
-    )
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert ran.returncode == 1
-    assert "step3_fused is not built" in ran.stderr
-    assert "cd step3-fused && python setup.py build_ext --inplace" in ran.stderr
+    testing.check_not_built("step3_fused", tmp_path)

@@ -1,14 +1,10 @@
 """What holds for both of this step's ops."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import step4_integration
-from kernel_fusion import steps, testing
+from kernel_fusion import testing
 from step4_integration.testing import check_append, check_embedding, on_each_device, tables
 
 
@@ -58,16 +54,4 @@ def test_rungs_of_an_unknown_op_are_refused():
 
 
 def test_a_step_that_is_not_built_says_how_to_build_it(tmp_path):
-    """In a copy without its library."""
-    for folder in ("common/kernel_fusion", "step4-integration/step4_integration"):
-        (tmp_path / folder).mkdir(parents=True)
-        for file in (steps.ROOT / folder).glob("*.py"):
-            (tmp_path / folder / file.name).write_text(file.read_text())
-    run = subprocess.run(
-        [sys.executable, "-c", "import step4_integration"],
-        env={**os.environ, "PYTHONPATH": steps.python_path(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode != 0
-    assert "cd step4-integration && python setup.py build_ext --inplace" in run.stderr
+    testing.check_not_built("step4_integration", tmp_path)

@@ -9,7 +9,6 @@ PYTHON = "step2-attention/step2_attention/__init__.py"
 TEST = "step2-attention/tests/test_attention_backward.py"
 AUTOGRAD2 = "step2-attention/tests/test_attention_autograd.py"
 ANY = f"{TEST}::test_gradients_of_any_length"
-FORWARD = "step2-attention/test_attention.py"
 PADDED = f"{AUTOGRAD2}::test_gradient_of_attention_with_padding_and_shared_keys_and_of_its_log_sum_exp"
 
 FAULTS = [

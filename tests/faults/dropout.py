@@ -5,7 +5,6 @@ from kernel_fusion.checks.faults import Fault
 FORWARD = "step2-attention/kernels/attention"
 BACKWARD = "step2-attention/kernels/attention_backward"
 HOST = "step2-attention/attention_host.cpp"
-PLAIN = "step2-attention/cpu/attention_cpu.cpp"
 PLAIN_BACKWARD = "step2-attention/cpu/attention_backward_cpu.cpp"
 PYTHON = "step2-attention/step2_attention/__init__.py"
 TEST = "step2-attention/tests/test_dropout.py"

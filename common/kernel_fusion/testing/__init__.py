@@ -22,7 +22,7 @@ from kernel_fusion.testing.gradients import (
     check_second_gradients,
     check_tangents_are_refused,
 )
-from kernel_fusion.testing.helpers import main, raises, without_progress
+from kernel_fusion.testing.helpers import check_not_built, main, raises, without_progress
 from kernel_fusion.testing.inputs import lazy_memory, randn, staircase, transposed
 from kernel_fusion.testing.registration import capture, check_automatic, check_op, check_writes, writing_overloads
 
@@ -38,6 +38,7 @@ __all__ = [
     "check_each_input_alone",
     "check_gradients_in_a_cuda_graph",
     "check_inside",
+    "check_not_built",
     "check_op",
     "check_outputs_together",
     "check_reruns",

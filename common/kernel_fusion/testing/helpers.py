@@ -1,12 +1,16 @@
 """Small helps for test files."""
 
 import contextlib
+import os
 import pathlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
+
+from kernel_fusion import steps
 
 
 @contextlib.contextmanager
@@ -26,6 +30,25 @@ def main(file: str) -> NoReturn:
     """
     folder = pathlib.Path(file).with_name("tests")
     sys.exit(pytest.main([file, *([str(folder)] if folder.is_dir() else []), *sys.argv[1:]]))
+
+
+def check_not_built(module: str, folder: pathlib.Path) -> None:
+    """A step without its library says how to build it. `folder`: where its Python part is copied to."""
+    step = steps.find(module)
+    for part in ("common/kernel_fusion", f"{step.folder}/{module}"):
+        (folder / part).mkdir(parents=True)
+        for source in (steps.ROOT / part).glob("*.py"):
+            (folder / part / source.name).write_bytes(source.read_bytes())
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import {module}"],
+        env={**os.environ, "PYTHONPATH": steps.python_path(folder)},
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert ran.returncode == 1
+    assert f"{module} is not built" in ran.stderr
+    assert f"cd {step.folder} && python setup.py build_ext --inplace" in ran.stderr
 
 
 def without_progress(said: str) -> str:
