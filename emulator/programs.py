@@ -13,6 +13,7 @@ from kernel_fusion.console import UserError, progress
 from kernel_fusion.ninja_file import NinjaFile, is_clang, one_at_a_time, precompile, shell_words
 
 BUILD = emulator.FOLDER.parent / "build"  # where what is compiled lies
+EMULATION = BUILD  # and where the emulation does, also for tests that put their programs elsewhere
 KF_HEADERS = emulator.FOLDER.parent / "common" / "include"  # which a program may use: <kf/…>
 
 # The compiler's flags for the program and the emulation.
@@ -65,7 +66,7 @@ def compile_program(
         SimtError: there is no such file; or it uses what is not emulated, and the text has a line for each such place;
             or it cannot be rewritten or compiled, and the text is the tools' own.
     """
-    return _compile(source, "programs", flavour, include_dirs, compiler_flags)
+    return _compile(source, flavour, include_dirs, compiler_flags, shared=False)
 
 
 def compile_library(source: pathlib.Path, *, flavour: str = "plain") -> pathlib.Path:
@@ -74,39 +75,27 @@ def compile_library(source: pathlib.Path, *, flavour: str = "plain") -> pathlib.
     Only functions marked `extern "C" __attribute__((visibility("default")))` can be called: everything else is hidden,
     so that libraries in one process do not share the emulation's variables. An error that the emulation finds is a C++
     exception; one that leaves such a function ends the process with its text.
-
-    Args:
-        source: the .cu file.
-        flavour: "plain", or "debug" (for gdb: no optimisation).
-
-    Returns:
-        The library's path. A process that has loaded it does not see what the same file is compiled into later.
-
-    Raises:
-        SimtError: as `compile_program`.
+    A process that has loaded the library does not see what the same file is compiled into later. The rest is as for
+    `compile_program`.
     """
-    return _compile(source, "libraries", flavour, (), ())
+    return _compile(source, flavour, (), (), shared=True)
 
 
 def _compile(
-    source: pathlib.Path,
-    kind: str,
-    flavour: str,
-    include_dirs: tuple[pathlib.Path, ...],
-    compiler_flags: tuple[str, ...],
+    source: pathlib.Path, flavour: str, include_dirs: tuple, compiler_flags: tuple, shared: bool
 ) -> pathlib.Path:
     source = source.resolve()
     if not source.is_file():
         raise SimtError(f"no such file: {source}")
-    folder = BUILD / kind / flavour
+    kind = "libraries" if shared else "programs"
+    emulated = EMULATION / kind / flavour
     includes = [KF_HEADERS, *(path.resolve() for path in include_dirs)]
     digest = hashlib.sha256("\n".join(map(str, [source, *includes, *compiler_flags])).encode()).hexdigest()[:8]
-    own = folder / f"{source.stem}-{digest}"
+    own = BUILD / kind / flavour / f"{source.stem}-{digest}"
 
     cxx = os.environ.get("CXX", "c++")
     found = [f"-I{path}" for path in [source.parent, *includes]]
     searched = [*found, *(flag for flag in compiler_flags if flag.startswith("-I"))]
-    shared = kind == "libraries"
     # -fstack-clash-protection: a frame larger than the guard below a thread's stack does not step over it.
     flags = ["-std=c++17", *FLAVOURS[flavour], "-fstack-clash-protection", "-fno-strict-aliasing", "-ffp-contract=off"]
     flags += ["-DKF_BACKEND=emulated", f"-I{emulator.FOLDER / 'include'}"]
@@ -133,12 +122,12 @@ def _compile(
     for more in ("checks", *(["program"] * (not shared))):
         parts += sorted((emulator.FOLDER / "src" / more).glob("*.cpp"))
     for part in parts:
-        objects.append(folder / "runtime" / f"{part.name}.o")
+        objects.append(emulated / "runtime" / f"{part.name}.o")
         emulation.build(objects[-1], "runtime", [part])
-    header = folder / "precompiled" / "cuda_runtime.h"  # which a rewritten program begins with
+    header = emulated / "precompiled" / "cuda_runtime.h"  # which a rewritten program begins with
     needed = precompile(emulation, alike, header, "#include_next <cuda_runtime.h>\n")
     with progress("compiling the emulation"):
-        _run_ninja(folder / "runtime", emulation, "the emulation")
+        _run_ninja(emulated / "runtime", emulation, "the emulation")
 
     ninja = NinjaFile()
     ninja.rule("rewrite", rewrite, "rewrite $in")
@@ -201,9 +190,8 @@ def run_environment(schedule: str | None = None, threads: int | None = None) -> 
     A thread that has returned before a barrier is a warning here, since CUDA allows it, and so is an operation that
     only C++ leaves undefined; in our rungs they are errors.
 
-    Args:
-        schedule: the threads' order, "forward", "reverse" or "random:SEED"; None leaves KF_SIMT_SCHEDULE as it is.
-        threads: OS threads of a launch; None leaves KF_SIMT_THREADS as it is.
+    `schedule` is the threads' order ("forward", "reverse" or "random:SEED"), `threads` the number of OS threads of a
+    launch; None leaves KF_SIMT_SCHEDULE or KF_SIMT_THREADS as it is.
     """
     environment = {"KF_SIMT_EXITED": "warn", "KF_SIMT_UNDEFINED": "warn", **os.environ}
     if schedule is not None:
@@ -214,14 +202,16 @@ def run_environment(schedule: str | None = None, threads: int | None = None) -> 
 
 
 def run_program(
-    program: pathlib.Path, arguments: list[str], *, schedule: str | None = None, threads: int | None = None
-) -> int:
-    """Runs an executable with our input and output, with `run_environment`.
+    program: pathlib.Path, arguments: list[str], *, schedule: str | None = None, threads: int | None = None,
+    settings: dict[str, str] | None = None, stdout: int | None = None,
+) -> int:  # fmt: skip
+    """Runs an executable with our input and output, or what `subprocess` has for `stdout`, with `run_environment` and
+    `settings`.
 
-    Returns:
-        Its exit code; 128 + n where signal n ended it.
+    Returns its exit code; 128 + n where signal n ended it.
     """
-    code = subprocess.run([str(program), *arguments], env=run_environment(schedule, threads)).returncode
+    environment = {**run_environment(schedule, threads), **(settings or {})}
+    code = subprocess.run([str(program), *arguments], env=environment, stdout=stdout).returncode
     if code < 0 and -code != signal.SIGINT:
         name = signal.Signals(-code).name
         print(f"kernel-fusion: {program.name} was ended by {name}; --gdb stops where it comes", file=sys.stderr)

@@ -216,7 +216,7 @@ def main() -> int:
     for line in lines:
         print(f"{line.status:<5} {line.what}" + (f"\n      -> {line.remedy}" if line.remedy else ""))
     broken = sum(line.status == "fix" for line in lines)
-    print(f"\n{broken} to fix" if broken else "\nready: make tour")
+    print(f"\n{broken} to fix; other errors: docs/faq.md" if broken else "\nready: make tour")
     return 1 if broken else 0
 
 

@@ -1,13 +1,22 @@
 """python benchmark.py [--help]: every rung of this step beside its peers, on the machine at hand."""
 
+from kernel_fusion.cli import bench_parser  # not installed? pip install -e ..
+
+if __name__ == "__main__":
+    bench_parser().parse_args()  # --help needs no build
+
 import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-import step1_simple  # not installed? pip install -e ..
+import step1_simple
 from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks
+from step1_simple import testing as formulas
 
 TEACHES = (
     "A thread an element, then 16 bytes a thread; operations in one kernel save trips through memory; "
@@ -16,6 +25,7 @@ TEACHES = (
 
 FLOAT, HALF = torch.float32, torch.bfloat16
 P, SEED, OFFSET = 0.1, 1234, 8  # dropout's
+RNG_STATE = torch.tensor([SEED, OFFSET])  # on the CPU, as `step1_simple.draw_rng_state` gives it outside of graphs
 
 # GPT-2: 768 to 1600 wide, its MLP four times that. 4096 rows are 8 sequences of 512 tokens, 262144 are 128 of 2048.
 TALL = [4096, 16384, 65536, 262144]
@@ -50,32 +60,7 @@ def sizes(size: str, op: str) -> list[tuple]:
     }[size]
 
 
-# ---- the ops composed from PyTorch's operations ----
-
-
-def times_1_7(x):
-    return x * 1.7
-
-
-def tanh_gelu(x):
-    return F.gelu(x, approximate="tanh")
-
-
-def gelu_times_1_7(x):
-    return F.gelu(x, approximate="tanh") * 1.7
-
-
-def add_then_gelu(x, bias):
-    return F.gelu(x + bias, approximate="tanh")
-
-
-def aten_gelu_backward(grad, x):
-    return torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
-
-
-def aten_bias_gelu_backward(grad, x, bias):
-    grad_x = torch.ops.aten.gelu_backward(grad, x + bias, approximate="tanh")
-    return grad_x, grad_x.sum(0)
+# ---- dropout composed from PyTorch's operations; the other ops are in step1_simple/testing.py ----
 
 
 def dropout_then_add(x, bias, residual, mask):
@@ -90,11 +75,7 @@ def dropout_by_mask(x, bias, residual, mask):
 def dropout_backward_by_mask(grad, mask):
     """As PyTorch's backward: the forward has stored a mask, a byte an element."""
     grad_x = torch.ops.aten.native_dropout_backward(grad, mask, kept_factor())
-    return grad_x, grad_x.sum(0)
-
-
-def sum_of_rows(x):
-    return x.sum(0)
+    return grad_x, formulas.sum_of_rows(grad_x)
 
 
 def kept_factor() -> float:
@@ -102,16 +83,11 @@ def kept_factor() -> float:
     return 65536 / (65536 - round(65536 * P))
 
 
-def dropout_rng_state() -> torch.Tensor:
-    """On the CPU, as `step1_simple.draw_rng_state` gives it outside of graphs."""
-    return torch.tensor([SEED, OFFSET])
-
-
 def dropout_mask(rows: int, width: int, device) -> torch.Tensor:
     """What our dropout keeps: its result where x is 1, and bias and residual are 0."""
     one = torch.ones(rows, width, device=device)
     zero = torch.zeros_like(one)
-    return step1_simple.bias_dropout_residual(one, zero[0], zero, P, dropout_rng_state()) != 0
+    return step1_simple.bias_dropout_residual(one, zero[0], zero, P, RNG_STATE) != 0
 
 
 def by_the_peers_mask(outputs, x, bias, residual, mask):
@@ -142,184 +118,108 @@ def triton_kernels():
     return steps.load_script(steps.find("step1"), "peers/triton_kernels")
 
 
-def peers(device: str, eager, triton_kernel: str | None, *arguments) -> dict:
+def peers(device: str, eager, name: str, more: tuple | None) -> dict:
     """PyTorch as it comes: a kernel an operation. On a GPU torch.compile, which fuses them, and our Triton kernel."""
     if device == "cpu":
         return {"torch eager": eager}
     found = {"torch eager": eager, "torch.compile": benchmarks.compiled(eager)}
-    if triton_kernel:
-        found["triton"] = lambda *inputs: getattr(triton_kernels(), triton_kernel)(*inputs, *arguments)
+    if more is not None:
+        found["triton"] = lambda *inputs: getattr(triton_kernels(), name)(*inputs, *more)
     return found
 
 
-def randn(dtype: torch.dtype, *shapes):
-    """Makes the inputs, on the device it is called with."""
-    return lambda on: tuple(torch.randn(shape, device=on, dtype=dtype) for shape in shapes)
+class Op(NamedTuple):
+    """What the cases of an op have in common.
+
+    Args:
+        run: called with the inputs and `rung=…`.
+        composed: the op from PyTorch's operations.
+        reads: its inputs, a letter each: "x" is [rows, width], "b" is [width].
+        writes: its outputs, likewise.
+        flops: an element.
+        triton: what our Triton kernel is given after the inputs; None where there is none.
+    """
+
+    run: Callable
+    composed: Callable
+    reads: str
+    writes: str
+    flops: int
+    triton: tuple | None = ()
 
 
-def scale_case(n: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    return benchmarks.Case(
-        op="scale",
-        shape={"n": n},
-        dtype=dtype,
-        inputs=randn(dtype, (n,)),
-        run=lambda x, rung: step1_simple.scale(x, 1.7, rung=rung),
-        reference=times_1_7,
-        bytes=2 * n * dtype.itemsize,
-        flops=n,
-        peers=peers(device, times_1_7, "scale", 1.7),
-    )
-
-
-def gelu_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    return benchmarks.Case(
-        op="gelu",
-        shape={"rows": rows, "width": width},
-        dtype=dtype,
-        inputs=randn(dtype, (rows, width)),
-        run=step1_simple.gelu,
-        reference=tanh_gelu,
-        bytes=2 * rows * width * dtype.itemsize,
-        flops=9 * rows * width,
-        peers=peers(device, tanh_gelu, "gelu"),
-    )
-
-
-def gelu_scale_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    return benchmarks.Case(
-        op="gelu_scale",
-        shape={"rows": rows, "width": width},
-        dtype=dtype,
-        inputs=randn(dtype, (rows, width)),
-        run=lambda x, rung: step1_simple.gelu_scale(x, 1.7, rung=rung),
-        reference=gelu_times_1_7,
-        bytes=2 * rows * width * dtype.itemsize,
-        flops=10 * rows * width,
-        peers=peers(device, gelu_times_1_7, "gelu_scale", 1.7),
-    )
-
-
-def gelu_backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    return benchmarks.Case(
-        op="gelu_backward",
-        shape={"rows": rows, "width": width},
-        dtype=dtype,
-        inputs=randn(dtype, (rows, width), (rows, width)),
-        run=step1_simple.gelu_backward,
-        reference=aten_gelu_backward,
-        bytes=3 * rows * width * dtype.itemsize,
-        written=rows * width * dtype.itemsize,
-        flops=16 * rows * width,
-        peers=peers(device, aten_gelu_backward, "gelu_backward"),
-        direction="backward",
-    )
-
-
-def bias_gelu_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    return benchmarks.Case(
-        op="bias_gelu",
-        shape={"rows": rows, "width": width},
-        dtype=dtype,
-        inputs=randn(dtype, (rows, width), (width,)),
-        run=step1_simple.bias_gelu,
-        reference=add_then_gelu,
-        bytes=(2 * rows * width + width) * dtype.itemsize,
-        flops=10 * rows * width,
-        peers=peers(device, add_then_gelu, "bias_gelu"),
-    )
-
-
-def bias_gelu_backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    return benchmarks.Case(
-        op="bias_gelu_backward",
-        shape={"rows": rows, "width": width},
-        dtype=dtype,
-        inputs=randn(dtype, (rows, width), (rows, width), (width,)),
-        run=step1_simple.bias_gelu_backward,
-        reference=aten_bias_gelu_backward,
-        bytes=(3 * rows * width + 2 * width) * dtype.itemsize,
-        written=(rows * width + width) * dtype.itemsize,
-        flops=18 * rows * width,
-        peers=peers(device, aten_bias_gelu_backward, "bias_gelu_backward"),
-        direction="backward",
-    )
-
-
-def bias_dropout_residual_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    tensors = randn(dtype, (rows, width), (width,), (rows, width))
-    rng_state = dropout_rng_state()
-    own = peers(device, dropout_then_add, None)
-    if device == "cuda":
-        own["triton"] = lambda x, bias, residual, mask: triton_kernels().bias_dropout_residual(
-            x, bias, residual, P, SEED, OFFSET
-        )
-    return benchmarks.Case(
-        op="bias_dropout_residual",
-        shape={"rows": rows, "width": width},
-        dtype=dtype,
-        inputs=lambda on: (*tensors(on), dropout_mask(rows, width, on)),
-        run=lambda x, bias, residual, mask, rung: step1_simple.bias_dropout_residual(
-            x, bias, residual, P, rng_state, rung=rung
-        ),
-        reference=dropout_by_mask,
-        bytes=(3 * rows * width + width) * dtype.itemsize,
-        written=rows * width * dtype.itemsize,
-        flops=3 * rows * width,
-        peers=own,
-        eager=dropout_by_mask,
-        peer_reference={"torch eager": by_the_peers_mask, "torch.compile": by_the_peers_mask},
-    )
-
-
-def bias_dropout_residual_backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    tensors = randn(dtype, (rows, width))
-    rng_state = dropout_rng_state()
-    return benchmarks.Case(
-        op="bias_dropout_residual_backward",
-        shape={"rows": rows, "width": width},
-        dtype=dtype,
-        inputs=lambda on: (*tensors(on), dropout_mask(rows, width, on)),
-        run=lambda grad, mask, rung: step1_simple.bias_dropout_residual_backward(grad, P, rng_state, rung=rung),
-        reference=dropout_backward_by_mask,
-        bytes=(2 * rows * width + width) * dtype.itemsize,
-        flops=2 * rows * width,
-        peers=peers(device, dropout_backward_by_mask, None),
-        direction="backward",
-    )
-
-
-def column_sum_case(rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    return benchmarks.Case(
-        op="column_sum",
-        shape={"rows": rows, "width": width},
-        dtype=dtype,
-        inputs=randn(dtype, (rows, width)),
-        run=step1_simple.column_sum,
-        reference=sum_of_rows,
-        bytes=(rows * width + width) * dtype.itemsize,
-        written=width * dtype.itemsize,
-        flops=rows * width,
-        peers=peers(device, sum_of_rows, "column_sum"),
-        direction="backward",
-    )
-
-
-CASES = {
-    "scale": scale_case,
-    "gelu": gelu_case,
-    "gelu_scale": gelu_scale_case,
-    "gelu_backward": gelu_backward_case,
-    "bias_gelu": bias_gelu_case,
-    "bias_gelu_backward": bias_gelu_backward_case,
-    "bias_dropout_residual": bias_dropout_residual_case,
-    "bias_dropout_residual_backward": bias_dropout_residual_backward_case,
-    "column_sum": column_sum_case,
+OPS = {
+    "scale": Op(
+        lambda x, rung: step1_simple.scale(x, 1.7, rung=rung), lambda x: formulas.scaled(x, 1.7), "x", "x", 1, (1.7,)
+    ),
+    "gelu": Op(step1_simple.gelu, formulas.gelu, "x", "x", 9),
+    "gelu_scale": Op(
+        lambda x, rung: step1_simple.gelu_scale(x, 1.7, rung=rung),
+        lambda x: formulas.scaled_gelu(x, 1.7),
+        "x",
+        "x",
+        10,
+        (1.7,),
+    ),
+    "gelu_backward": Op(step1_simple.gelu_backward, formulas.gelu_gradient, "xx", "x", 16),
+    "bias_gelu": Op(step1_simple.bias_gelu, formulas.gelu_of_sum, "xb", "x", 10),
+    "bias_gelu_backward": Op(step1_simple.bias_gelu_backward, formulas.gelu_of_sum_gradients, "xxb", "xb", 18),
+    "bias_dropout_residual": Op(
+        lambda *inputs, rung: step1_simple.bias_dropout_residual(*inputs[:-1], P, RNG_STATE, rung=rung),
+        dropout_by_mask,
+        "xbx",
+        "x",
+        3,
+    ),
+    "bias_dropout_residual_backward": Op(
+        lambda grad, mask, rung: step1_simple.bias_dropout_residual_backward(grad, P, RNG_STATE, rung=rung),
+        dropout_backward_by_mask,
+        "x",
+        "xb",
+        2,
+        None,
+    ),
+    "column_sum": Op(step1_simple.column_sum, formulas.sum_of_rows, "x", "b", 1),
 }
+
+
+def case(name: str, *size, device: str) -> benchmarks.Case:
+    """The case of an op at a size: elements and dtype for scale; rows, width and dtype for the others."""
+    op, (*shape, dtype) = OPS[name], size
+    n, width = math.prod(shape), shape[-1]
+
+    def inputs(on):
+        tensors = tuple(torch.randn(shape if t == "x" else width, device=on, dtype=dtype) for t in op.reads)
+        return (*tensors, dropout_mask(*shape, on)) if "dropout" in name else tensors
+
+    def moved(tensors: str) -> int:
+        return sum(n if t == "x" else width for t in tensors) * dtype.itemsize
+
+    special = {"peers": peers(device, op.composed, name, op.triton)}
+    if name == "bias_dropout_residual":
+        own = peers(device, dropout_then_add, name, None)
+        special = {"eager": dropout_by_mask, "peer_reference": dict.fromkeys(own, by_the_peers_mask)}
+        if device == "cuda":
+            own["triton"] = lambda *inputs: triton_kernels().bias_dropout_residual(*inputs[:-1], P, SEED, OFFSET)
+        special["peers"] = own
+    return benchmarks.Case(
+        op=name,
+        shape={"n": n} if name == "scale" else {"rows": shape[0], "width": width},
+        dtype=dtype,
+        inputs=inputs,
+        run=op.run,
+        reference=op.composed,
+        bytes=moved(op.reads + op.writes),
+        written=moved(op.writes),
+        flops=op.flops * n,
+        direction="backward" if name.endswith("_backward") or name == "column_sum" else "forward",
+        **special,
+    )
 
 
 def cases(size: str, device: str) -> list[benchmarks.Case]:
     """What to time at a size: "emulated", "cpu", "quick" or "full"."""
-    return [make(*case, device) for op, make in CASES.items() for case in sizes(size, op)]
+    return [case(op, *one, device=device) for op in OPS for one in sizes(size, op)]
 
 
 if __name__ == "__main__":

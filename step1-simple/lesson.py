@@ -25,42 +25,23 @@
 # `python setup.py build_ext --inplace`.
 
 # %%
-import io
+import functools
 import pathlib
-import statistics
-import time
 
-import matplotlib
 import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
 import step1_simple  # not installed? pip install -e ..
+from kernel_fusion.bench.benchmarks import benchmark_kernel
+from kernel_fusion.learn import pictures
 from kernel_fusion.report import plots, results
 
 here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step1-simple") if (p / "step1_simple").is_dir())
 torch.manual_seed(0)
 gpu = torch.cuda.is_available() and "v4_vector" in step1_simple.rungs("scale", "cuda")
-if "get_ipython" in globals():
-    from IPython.display import Image, display
+show = functools.partial(pictures.show, here / "build" / "lesson")
 print("torch", torch.__version__, "on", torch.cuda.get_device_name() if gpu else "the CPU")
-
-
-def show(name, figure=None):
-    """Shows a figure: in a notebook or a window, else as a file in build/lesson."""
-    if figure is not None and "get_ipython" in globals():
-        drawn = io.BytesIO()
-        figure.savefig(drawn)
-        display(Image(drawn.getvalue()))
-    elif figure is None and matplotlib.get_backend().lower() != "agg":
-        plt.show()
-    else:
-        path = here / "build" / "lesson" / f"{name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (figure or plt.gcf()).savefig(path)
-        plt.close()
-        print("wrote", path)
-
 
 # %% [markdown]
 # ## 1. A warp and its sectors
@@ -83,8 +64,6 @@ for rung, (size, apart) in patterns.items():
     touched = sectors(size, apart)
     print(f"{rung:10} {len(touched):3} sectors a request, {32 * size} of {SECTOR * len(touched)} bytes used")
 assert [len(sectors(*pattern)) for pattern in patterns.values()] == [32, 4, 16]
-
-# %%
 show("sectors", plots.sectors(patterns, here).figure())  # README.md has the same picture
 
 # %% [markdown]
@@ -134,7 +113,7 @@ for fused in (False, True):
 # rung's.
 
 # %%
-show("bytes", plots.bytes_of("bias_gelu")[0].figure())  # README.md has the same picture
+show("bytes", plots.bytes_of("bias_gelu")[0].figure())
 
 # %% [markdown]
 # Where the times differ more than the bytes, something other than bytes takes time. There are two suspects: too little
@@ -168,23 +147,10 @@ for what, bytes_a_thread, threads in (
 # The plain C++ version is one pass over memory too. PyTorch's two operations are two. The ratio depends on this machine
 # and on how much of the tensors its caches hold.
 
-
 # %%
-def median_ms(function, calls=9):
-    """The median time of a call, after two that do not count."""
-    for _ in range(2):
-        function()
-    times = []
-    for _ in range(calls):
-        start = time.perf_counter()
-        function()
-        times.append(1e3 * (time.perf_counter() - start))
-    return statistics.median(times)
-
-
 x, bias = torch.randn(4096, 768), torch.randn(768)
-two_operations = median_ms(lambda: F.gelu(x + bias, approximate="tanh"))
-one_pass = median_ms(lambda: step1_simple.bias_gelu(x, bias))
+two_operations = benchmark_kernel(lambda x, bias: F.gelu(x + bias, approximate="tanh"), (x, bias), repeat=9)
+one_pass = benchmark_kernel(step1_simple.bias_gelu, (x, bias), repeat=9)
 print(f"PyTorch, two operations {two_operations:.2f} ms; plain C++, one pass {one_pass:.2f} ms")
 assert torch.allclose(step1_simple.bias_gelu(x, bias), F.gelu(x + bias, approximate="tanh"), atol=1e-5)
 
@@ -352,33 +318,18 @@ assert not torch.equal(place[0], place[1])
 # %% [markdown]
 # ## 9. With a GPU
 #
-# The same questions to the hardware: every rung of `scale` in bfloat16, timed by events with the L2 cache emptied
-# before each call, against a copy. Without a GPU this cell says so, and the README's tables have an H200's figures.
-
+# The same questions to the hardware: every rung of `scale` in bfloat16 against a copy. `benchmark_kernel` times by
+# events, and empties the L2 cache before each call. Without a GPU this cell says so, and the README's tables have an
+# H200's figures.
 
 # %%
-def gpu_ms(function, calls=20):
-    """The median time of a call by the GPU's clock, its L2 cache emptied before each."""
-    flush = torch.empty(1 << 28, dtype=torch.int8, device="cuda")
-    times = []
-    for _ in range(calls + 3):
-        flush.zero_()
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        function()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return statistics.median(times[3:])
-
-
 if gpu:
     x = torch.randn(1 << 27, device="cuda", dtype=torch.bfloat16)
     y = torch.empty_like(x)
-    copy = gpu_ms(lambda: y.copy_(x))
+    copy = benchmark_kernel(y.copy_, (x,), repeat=20)
     print(f"{'copy':15} {1e3 * copy:7.0f} µs  {2 * x.nbytes / copy / 1e6:6.0f} GB/s")
     for rung in step1_simple.rungs("scale", "cuda"):
-        took = gpu_ms(lambda rung=rung: step1_simple.scale(x, 2.5, rung=rung))
+        took = benchmark_kernel(functools.partial(step1_simple.scale, factor=2.5, rung=rung), (x,), repeat=20)
         print(f"{rung:15} {1e3 * took:7.0f} µs  {2 * x.nbytes / took / 1e6:6.0f} GB/s  {copy / took:4.0%} of a copy")
 else:
     print("no GPU, or a build without CUDA kernels")

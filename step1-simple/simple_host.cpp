@@ -14,55 +14,47 @@ namespace {
 
 // ---- the ops: plain C++, the two tables, and what `auto` takes on a GPU ----
 
-Op<kf::scale::Args> scale_op() {
-  return {"scale", cpu::scale, emulated::scale::rungs(), gpu::scale::rungs(), kf::scale::automatic};
-}
+const Op<kf::scale::Args> kScale = {"scale", cpu::scale, emulated::scale::rungs(), gpu::scale::rungs(),
+                                    kf::scale::automatic};
+const Op<kf::gelu::Args> kGelu = {"gelu", cpu::gelu, emulated::gelu::rungs(), gpu::gelu::rungs(), kf::gelu::automatic};
+const Op<kf::gelu_scale::Args> kGeluScale = {"gelu_scale", cpu::gelu_scale, emulated::gelu_scale::rungs(),
+                                             gpu::gelu_scale::rungs(), kf::gelu_scale::automatic};
+const Op<kf::gelu_backward::Args> kGeluBackward = {"gelu_backward", cpu::gelu_backward,
+                                                   emulated::gelu_backward::rungs(), gpu::gelu_backward::rungs(),
+                                                   kf::gelu_backward::automatic};
+const Op<kf::bias_gelu::Args> kBiasGelu = {"bias_gelu", cpu::bias_gelu, emulated::bias_gelu::rungs(),
+                                           gpu::bias_gelu::rungs(), kf::bias_gelu::automatic};
+const Op<kf::bias_gelu_backward::Args> kBiasGeluBackward = {
+    "bias_gelu_backward", cpu::bias_gelu_backward, emulated::bias_gelu_backward::rungs(),
+    gpu::bias_gelu_backward::rungs(), kf::bias_gelu_backward::automatic};
+const Op<kf::bias_dropout_residual::Args> kBiasDropoutResidual = {
+    "bias_dropout_residual", cpu::bias_dropout_residual, emulated::bias_dropout_residual::rungs(),
+    gpu::bias_dropout_residual::rungs(), kf::bias_dropout_residual::automatic};
+const Op<kf::bias_dropout_residual_backward::Args> kBiasDropoutResidualBackward = {
+    "bias_dropout_residual_backward", cpu::bias_dropout_residual_backward,
+    emulated::bias_dropout_residual_backward::rungs(), gpu::bias_dropout_residual_backward::rungs(),
+    kf::bias_dropout_residual_backward::automatic};
+const Op<kf::column_sum::Args> kColumnSum = {"column_sum", cpu::column_sum, emulated::column_sum::rungs(),
+                                             gpu::column_sum::rungs(), kf::column_sum::automatic};
 
-Op<kf::gelu::Args> gelu_op() {
-  return {"gelu", cpu::gelu, emulated::gelu::rungs(), gpu::gelu::rungs(), kf::gelu::automatic};
-}
-
-Op<kf::gelu_scale::Args> gelu_scale_op() {
-  return {"gelu_scale", cpu::gelu_scale, emulated::gelu_scale::rungs(), gpu::gelu_scale::rungs(),
-          kf::gelu_scale::automatic};
-}
-
-Op<kf::gelu_backward::Args> gelu_backward_op() {
-  return {"gelu_backward", cpu::gelu_backward, emulated::gelu_backward::rungs(), gpu::gelu_backward::rungs(),
-          kf::gelu_backward::automatic};
-}
-
-Op<kf::bias_gelu::Args> bias_gelu_op() {
-  return {"bias_gelu", cpu::bias_gelu, emulated::bias_gelu::rungs(), gpu::bias_gelu::rungs(), kf::bias_gelu::automatic};
-}
-
-Op<kf::bias_gelu_backward::Args> bias_gelu_backward_op() {
-  return {"bias_gelu_backward", cpu::bias_gelu_backward, emulated::bias_gelu_backward::rungs(),
-          gpu::bias_gelu_backward::rungs(), kf::bias_gelu_backward::automatic};
-}
-
-Op<kf::bias_dropout_residual::Args> bias_dropout_residual_op() {
-  return {"bias_dropout_residual", cpu::bias_dropout_residual, emulated::bias_dropout_residual::rungs(),
-          gpu::bias_dropout_residual::rungs(), kf::bias_dropout_residual::automatic};
-}
-
-Op<kf::bias_dropout_residual_backward::Args> bias_dropout_residual_backward_op() {
-  return {"bias_dropout_residual_backward", cpu::bias_dropout_residual_backward,
-          emulated::bias_dropout_residual_backward::rungs(), gpu::bias_dropout_residual_backward::rungs(),
-          kf::bias_dropout_residual_backward::automatic};
-}
-
-Op<kf::column_sum::Args> column_sum_op() {
-  return {"column_sum", cpu::column_sum, emulated::column_sum::rungs(), gpu::column_sum::rungs(),
-          kf::column_sum::automatic};
-}
-
-// ---- checks that several ops share ----
+// ---- what several ops share ----
 
 bool is_tanh(const char* op, string_view approximate) {
   TORCH_CHECK_VALUE(approximate == "tanh" || approximate == "none", op,
                     ": `approximate` must be 'tanh' or 'none', got '", approximate, "'");
   return approximate == "tanh";
+}
+
+// Checks and runs an op of x alone. `more` is what its Args hold between the number of elements and the dtype.
+template <class Args, class... More>
+Tensor& element_by_element(const Op<Args>& op, const Tensor& x, string_view rung, Tensor& out, More... more) {
+  check_out(op.name, "out", out, x.sizes(), "x", x);
+  check_apart(op.name, {{"out", out}}, {{"x", x}});
+  check_rung(op, rung, x);
+  if (x.numel() == 0) return out;
+  const Tensor contiguous = x.contiguous();
+  run(op, rung, x, Args{contiguous.data_ptr(), out.data_ptr(), x.numel(), more..., dtype_of(x)});
+  return out;
 }
 
 int64_t rows_of(const Tensor& x) { return x.numel() / x.size(-1); }
@@ -77,13 +69,7 @@ Tensor one_row(const Tensor& x) {
 
 Tensor& scale_out(const Tensor& x, double factor, string_view rung, Tensor& out) {
   check_floating("scale", "x", x);
-  check_out("scale", "out", out, x.sizes(), "x", x);
-  check_apart("scale", {{"out", out}}, {{"x", x}});
-  check_rung(scale_op(), rung, x);
-  if (x.numel() == 0) return out;
-  const Tensor contiguous = x.contiguous();
-  run(scale_op(), rung, x, {contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, dtype_of(x)});
-  return out;
+  return element_by_element(kScale, x, rung, out, factor);
 }
 
 Tensor scale(const Tensor& x, double factor, string_view rung) {
@@ -95,14 +81,7 @@ Tensor scale(const Tensor& x, double factor, string_view rung) {
 
 Tensor& gelu_out(const Tensor& x, string_view approximate, string_view rung, Tensor& out) {
   check_floating("gelu", "x", x);
-  const bool tanh = is_tanh("gelu", approximate);
-  check_out("gelu", "out", out, x.sizes(), "x", x);
-  check_apart("gelu", {{"out", out}}, {{"x", x}});
-  check_rung(gelu_op(), rung, x);
-  if (x.numel() == 0) return out;
-  const Tensor contiguous = x.contiguous();
-  run(gelu_op(), rung, x, {contiguous.data_ptr(), out.data_ptr(), x.numel(), tanh, dtype_of(x)});
-  return out;
+  return element_by_element(kGelu, x, rung, out, is_tanh("gelu", approximate));
 }
 
 Tensor gelu(const Tensor& x, string_view approximate, string_view rung) {
@@ -112,14 +91,7 @@ Tensor gelu(const Tensor& x, string_view approximate, string_view rung) {
 
 Tensor& gelu_scale_out(const Tensor& x, double factor, string_view approximate, string_view rung, Tensor& out) {
   check_floating("gelu_scale", "x", x);
-  const bool tanh = is_tanh("gelu_scale", approximate);
-  check_out("gelu_scale", "out", out, x.sizes(), "x", x);
-  check_apart("gelu_scale", {{"out", out}}, {{"x", x}});
-  check_rung(gelu_scale_op(), rung, x);
-  if (x.numel() == 0) return out;
-  const Tensor contiguous = x.contiguous();
-  run(gelu_scale_op(), rung, x, {contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, tanh, dtype_of(x)});
-  return out;
+  return element_by_element(kGeluScale, x, rung, out, factor, is_tanh("gelu_scale", approximate));
 }
 
 Tensor gelu_scale(const Tensor& x, double factor, string_view approximate, string_view rung) {
@@ -134,10 +106,10 @@ Tensor& gelu_backward_out(const Tensor& grad, const Tensor& x, double factor, st
   const bool tanh = is_tanh("gelu_backward", approximate);
   check_out("gelu_backward", "out", out, x.sizes(), "grad", grad);
   check_apart("gelu_backward", {{"out", out}}, {{"grad", grad}, {"x", x}});
-  check_rung(gelu_backward_op(), rung, x);
+  check_rung(kGeluBackward, rung, x);
   if (x.numel() == 0) return out;
   const Tensor contiguous_grad = grad.contiguous(), contiguous = x.contiguous();
-  run(gelu_backward_op(), rung, x,
+  run(kGeluBackward, rung, x,
       {contiguous_grad.data_ptr(), contiguous.data_ptr(), out.data_ptr(), x.numel(), factor, tanh, dtype_of(x)});
   return out;
 }
@@ -155,10 +127,10 @@ Tensor& bias_gelu_out(const Tensor& x, const Tensor& bias, string_view approxima
   const bool tanh = is_tanh("bias_gelu", approximate);
   check_out("bias_gelu", "out", out, x.sizes(), "x", x);
   check_apart("bias_gelu", {{"out", out}}, {{"x", x}, {"bias", bias}});
-  check_rung(bias_gelu_op(), rung, x);
+  check_rung(kBiasGelu, rung, x);
   if (x.numel() == 0) return out;
   const Tensor contiguous = x.contiguous(), contiguous_bias = bias.contiguous();
-  run(bias_gelu_op(), rung, x,
+  run(kBiasGelu, rung, x,
       {contiguous.data_ptr(), contiguous_bias.data_ptr(), out.data_ptr(), rows_of(x), x.size(-1), tanh, dtype_of(x)});
   return out;
 }
@@ -183,13 +155,13 @@ std::tuple<Tensor&, Tensor&> bias_gelu_backward_out(const Tensor& grad, const Te
   check_out(op, "grad_x", grad_x, x.sizes(), "grad", grad);
   check_out(op, "grad_bias", grad_bias, bias.sizes(), "grad", grad);
   check_apart(op, {{"grad_x", grad_x}, {"grad_bias", grad_bias}}, {{"grad", grad}, {"x", x}, {"bias", bias}});
-  check_rung(bias_gelu_backward_op(), rung, x);
+  check_rung(kBiasGeluBackward, rung, x);
   if (x.numel() == 0) {
     grad_bias.zero_();
     return {grad_x, grad_bias};
   }
   const Tensor contiguous_grad = grad.contiguous(), contiguous = x.contiguous(), contiguous_bias = bias.contiguous();
-  run(bias_gelu_backward_op(), rung, x,
+  run(kBiasGeluBackward, rung, x,
       {contiguous_grad.data_ptr(), contiguous.data_ptr(), contiguous_bias.data_ptr(), grad_x.data_ptr(),
        grad_bias.data_ptr(), rows_of(x), x.size(-1), tanh, dtype_of(x)});
   return {grad_x, grad_bias};
@@ -214,11 +186,11 @@ Tensor& bias_dropout_residual_out(const Tensor& x, const Tensor& bias, const Ten
   const PhiloxArgs philox_args = philox_args_of(op, rng_state, x);
   check_out(op, "out", out, x.sizes(), "x", x);
   check_apart(op, {{"out", out}}, {{"x", x}, {"bias", bias}, {"residual", residual}, {"rng_state", rng_state}});
-  check_rung(bias_dropout_residual_op(), rung, x);
+  check_rung(kBiasDropoutResidual, rung, x);
   if (x.numel() == 0) return out;
   const Tensor contiguous = x.contiguous(), contiguous_bias = bias.contiguous(),
                contiguous_residual = residual.contiguous();
-  run(bias_dropout_residual_op(), rung, x,
+  run(kBiasDropoutResidual, rung, x,
       {contiguous.data_ptr(), contiguous_bias.data_ptr(), contiguous_residual.data_ptr(), out.data_ptr(), rows_of(x),
        x.size(-1), philox_args.in_memory, philox_args.seed, philox_args.offset, threshold, dtype_of(x)});
   return out;
@@ -251,13 +223,13 @@ std::tuple<Tensor&, Tensor&> bias_dropout_residual_backward_out(const Tensor& gr
   check_out(op, "grad_x", grad_x, grad.sizes(), "grad", grad);
   check_out(op, "grad_bias", grad_bias, {grad.size(-1)}, "grad", grad);
   check_apart(op, {{"grad_x", grad_x}, {"grad_bias", grad_bias}}, {{"grad", grad}, {"rng_state", rng_state}});
-  check_rung(bias_dropout_residual_backward_op(), rung, grad);
+  check_rung(kBiasDropoutResidualBackward, rung, grad);
   if (grad.numel() == 0) {
     grad_bias.zero_();
     return {grad_x, grad_bias};
   }
   const Tensor contiguous = grad.contiguous();
-  run(bias_dropout_residual_backward_op(), rung, grad,
+  run(kBiasDropoutResidualBackward, rung, grad,
       {contiguous.data_ptr(), grad_x.data_ptr(), grad_bias.data_ptr(), rows_of(grad), grad.size(-1),
        philox_args.in_memory, philox_args.seed, philox_args.offset, threshold, dtype_of(grad)});
   return {grad_x, grad_bias};
@@ -276,10 +248,10 @@ Tensor& column_sum_out(const Tensor& x, string_view rung, Tensor& out) {
   check_rows("column_sum", "x", x);
   check_out("column_sum", "out", out, {x.size(-1)}, "x", x);
   check_apart("column_sum", {{"out", out}}, {{"x", x}});
-  check_rung(column_sum_op(), rung, x);
+  check_rung(kColumnSum, rung, x);
   if (x.numel() == 0) return out.zero_();
   const Tensor contiguous = x.contiguous();
-  run(column_sum_op(), rung, x, {contiguous.data_ptr(), out.data_ptr(), rows_of(x), x.size(-1), dtype_of(x)});
+  run(kColumnSum, rung, x, {contiguous.data_ptr(), out.data_ptr(), rows_of(x), x.size(-1), dtype_of(x)});
   return out;
 }
 
@@ -289,15 +261,15 @@ Tensor column_sum(const Tensor& x, string_view rung) {
 }
 
 std::vector<OpInfo> ops() {
-  return {describe(scale_op()),
-          describe(gelu_op()),
-          describe(gelu_scale_op()),
-          describe(gelu_backward_op()),
-          describe(bias_gelu_op()),
-          describe(bias_gelu_backward_op()),
-          describe(bias_dropout_residual_op()),
-          describe(bias_dropout_residual_backward_op()),
-          describe(column_sum_op())};
+  return {describe(kScale),
+          describe(kGelu),
+          describe(kGeluScale),
+          describe(kGeluBackward),
+          describe(kBiasGelu),
+          describe(kBiasGeluBackward),
+          describe(kBiasDropoutResidual),
+          describe(kBiasDropoutResidualBackward),
+          describe(kColumnSum)};
 }
 
 }  // namespace kf::step1

@@ -75,9 +75,7 @@ def test_every_rung_has_the_exact_gelu_too(shape, dtype, op, device, rung):
     testing.check_contract(step1_simple, op, inputs, rung, kwargs={"approximate": "none"}, **functions_of(op))
 
 
-@pytest.mark.parametrize(
-    ("op", "device", "rung"), [p for p in RUNGS if p.values[0] in ("scale", "gelu", "gelu_scale", "gelu_backward")]
-)
+@pytest.mark.parametrize(("op", "device", "rung"), [p for p in RUNGS if p.values[0] in BY_ELEMENTS])
 def test_ops_without_rows_take_a_tensor_without_dimensions(op, device, rung):
     inputs = inputs_of(op, (), torch.float32, device)
     testing.check_contract(step1_simple, op, inputs, rung, layouts=False, **functions_of(op))
@@ -105,19 +103,6 @@ def test_emulated_threads_may_run_in_any_order(op, schedule, monkeypatch):
 def test_auto_does_gpt2_sized_layers(op, dtype, device):
     inputs = inputs_of(op, (1024, 3072), dtype, device)
     testing.check_contract(step1_simple, op, inputs, "auto", layouts=False, **functions_of(op))
-
-
-FASTEST = {
-    "scale": "v4_vector",
-    "gelu": "v3_exp",
-    "gelu_scale": "v3_vector",
-    "gelu_backward": "v2_vector",
-    "bias_gelu": "v5_any_width",
-    "bias_gelu_backward": "v2_fused",
-    "bias_dropout_residual": "v4_any_width",
-    "bias_dropout_residual_backward": "v2_fused",
-    "column_sum": "v3_vector",
-}
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -163,7 +148,7 @@ def test_other_rungs_take_any_size(op):
     for rung in step1_simple.rungs(op)[1:]:
         if rung != DIVIDES_FAST.get(op, (None,))[0]:
             assert step1_simple._C.choose(op, rung, sizes, torch.float16) == rung
-    assert step1_simple._C.choose(op, "auto", sizes, torch.float16) == FASTEST[op]
+    assert step1_simple._C.choose(op, "auto", sizes, torch.float16) == step1_simple._C.prefer(op, sizes, torch.float16)
 
 
 # Under emulation those whose last blocks can run alone.
@@ -183,30 +168,20 @@ def test_offsets_beyond_32_bits_are_right(width, op, device, rung, monkeypatch):
     x, bias = (testing.lazy_memory(n, torch.bfloat16, device) for n in (rows * width, width))
     x[-last:] = testing.randn((last,), torch.bfloat16, device)
     bias[-last:] = testing.randn((last,), torch.bfloat16, device, seed=1)
-    inputs = {
-        "scale": (x, -1.7),
-        "gelu": (x,),
-        "gelu_scale": (x, -1.7),
-        "gelu_backward": (x, x),
-        "bias_gelu": (x, bias),
-        "bias_gelu_backward": (x, x, bias),
-        "bias_dropout_residual": (x, bias, x, 0.3, RNG_STATE),
-        "bias_dropout_residual_backward": (x, 0.3, RNG_STATE),
-        "column_sum": (x,),
-    }[op]
+    matrix = x.view(rows, width)
+    inputs = OPS[op][1](matrix, lambda seed, shape: bias if len(shape) == 1 else matrix)
     outs = {}
     for argument in getattr(ops, op).out._schema.arguments:
         if argument.alias_info is not None:
             of_columns = argument.name == "grad_bias" or op == "column_sum"
-            outs[argument.name] = testing.lazy_memory(width if of_columns else rows * width, x.dtype, device)
-            outs[argument.name] = outs[argument.name].view(width if of_columns else (rows, width))
-    as_rows = tuple(v.view(rows, width) if v is x else v for v in inputs)
-    getattr(ops, op).out(*as_rows, rung=rung, **outs)
+            shape = (width,) if of_columns else (rows, width)
+            outs[argument.name] = testing.lazy_memory(math.prod(shape), x.dtype, device).view(shape)
+    getattr(ops, op).out(*inputs, rung=rung, **outs)
 
     # The same for the last elements alone. Sums over rows are the last row: the others are zeros.
     here = functools.partial(mask_and_factor, first=rows * width - last)
     monkeypatch.setattr("step1_simple.testing.mask_and_factor", here)
-    end = tuple(v[-last:].double() if v is x or v is bias else v for v in inputs)
+    end = tuple(v.flatten()[-last:].double() if v is matrix or v is bias else v for v in inputs)
     for out, want in zip(outs.values(), as_tuple(OPS[op][0](*end)), strict=True):
         written = 600  # so many at least, by any rung's last 20 blocks
         torch.testing.assert_close(out.flatten()[-written:].double(), want[-written:], rtol=1e-2, atol=1e-2)
@@ -358,10 +333,7 @@ def test_empty_tensors_give_empty_tensors_and_sums_of_0(op, device, rung):
     with poisoned_allocations():  # or 0 might be what happened to lie there
         outputs = getattr(step1_simple, op)(*inputs, rung=rung)
     for output in as_tuple(outputs):
-        if output.dim() == 1:
-            assert output.tolist() == [0.0] * 8
-        else:
-            assert output.shape == (2, 0, 8)
+        assert output.tolist() == [0.0] * 8 if output.dim() == 1 else output.shape == (2, 0, 8)
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
@@ -380,10 +352,8 @@ def test_views_of_any_strides_give_contiguous_results(op, device, rung):
     views = [x.T.contiguous().T, x[::2], x[:, :1].expand(6, 10), x[0].expand(6, 10)]
     for view in views:
         inputs = OPS[op][1](view, lambda seed, shape: testing.randn((*shape, 2), torch.float32, device, seed)[..., 0])
-        outputs = getattr(step1_simple, op)(*inputs, rung=rung)
-        expected = OPS[op][0](*inputs)
-        pairs = zip(outputs, expected, strict=True) if isinstance(outputs, tuple) else [(outputs, expected)]
-        for output, want in pairs:
+        outputs = as_tuple(getattr(step1_simple, op)(*inputs, rung=rung))
+        for output, want in zip(outputs, as_tuple(OPS[op][0](*inputs)), strict=True):
             assert output.is_contiguous()
             torch.testing.assert_close(output, want, rtol=1e-5, atol=1e-5)
 
@@ -403,8 +373,10 @@ def test_a_named_rung_runs_where_its_tensor_lies(op, device):
 # ---- page one ----
 
 
-def run_simple_kernel(*arguments):
-    program = pathlib.Path(__file__).with_name("simple_kernel.cu")
+SIMPLE_KERNEL = pathlib.Path(__file__).with_name("simple_kernel.cu")
+
+
+def run_simple_kernel(*arguments, program=SIMPLE_KERNEL):
     command = [sys.executable, "-m", "kernel_fusion", "simt", str(program), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
@@ -424,11 +396,9 @@ def test_simple_kernel_runs_under_emulation():
 
 
 def test_simple_kernel_fails_where_the_kernel_is_wrong(tmp_path):
-    source = pathlib.Path(__file__).with_name("simple_kernel.cu").read_text()
     broken = tmp_path / "simple_kernel.cu"
-    broken.write_text(source.replace("if (i < n) y", "if (i < n - 1) y"))
-    command = [sys.executable, "-m", "kernel_fusion", "simt", str(broken), "1003"]
-    ran = subprocess.run(command, capture_output=True, text=True)
+    broken.write_text(SIMPLE_KERNEL.read_text().replace("if (i < n) y", "if (i < n - 1) y"))
+    ran = run_simple_kernel("1003", program=broken)
     assert ran.returncode == 1
     assert "WRONG" in ran.stdout
 

@@ -1,14 +1,21 @@
 """python benchmark.py [--help]: every rung of this step beside PyTorch, on the machine at hand."""
 
+from kernel_fusion.cli import bench_parser  # not installed? pip install -e ..
+
+if __name__ == "__main__":
+    bench_parser().parse_args()  # --help needs no build
+
 import contextlib
 import functools
+import itertools
+import random
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-import step2_attention  # not installed? pip install -e ..
+import step2_attention
 from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks, layers
 from kernel_fusion.bench.layers import DOWN, FLOAT, GPT2, HALF, UP, UPWARD
@@ -76,6 +83,19 @@ ATTENTION = {
         (1, 16, 512, 512, 128, False, torch.bfloat16),
     ],
 }
+# tokens, H, D, causal, the documents' length, dtype; 0: at random, from 64 to 2048
+PACKED = {
+    "emulated": [(80, 2, 64, True, 50, torch.bfloat16)],
+    "cpu": [(2048, 12, 64, True, 0, torch.float32)],
+    "quick": [],
+    "full": [
+        (16384, 12, 64, True, 1024, torch.bfloat16),
+        (16384, 12, 64, True, 0, torch.bfloat16),
+        (16384, 12, 64, False, 0, torch.bfloat16),
+        (65536, 12, 64, True, 0, torch.bfloat16),
+        (16384, 16, 128, True, 0, torch.bfloat16),
+    ],
+}
 # B, H, S, D, causal, dtype
 ATTENTION_BACKWARD = {
     "emulated": [(1, 2, 64, 64, True, torch.bfloat16)],
@@ -94,6 +114,18 @@ ATTENTION_BACKWARD = {
         (4, 16, 4096, 128, True, torch.bfloat16),
     ],
 }
+# As PACKED
+PACKED_BACKWARD = {
+    "emulated": [],
+    "cpu": [],
+    "quick": [],
+    "full": [
+        (16384, 12, 64, True, 1024, torch.bfloat16),
+        (16384, 12, 64, True, 0, torch.bfloat16),
+        (16384, 12, 64, False, 0, torch.bfloat16),
+        (16384, 16, 128, True, 0, torch.bfloat16),
+    ],
+}
 # B, H, Hkv, Sq, Sk, D, keys of a page (0: not paged), dtype
 DECODE = {
     "emulated": [(1, 2, 2, 1, 256, 64, 0, torch.bfloat16)],
@@ -109,21 +141,19 @@ DECODE = {
 }
 
 
-def linear_transposed(x, weight, bias):
-    return F.linear(x, weight, bias)
-
-
 @functools.cache
-def triton_linear():
-    """Our product in Triton."""
-    return steps.load_script(steps.find("step2"), "peers/triton_linear").linear
+def in_triton(name: str):
+    """What we have in Triton, which only machines with a GPU need to have."""
+    return steps.load_script(steps.find("step2"), f"peers/{name}")
 
 
 def linear_case(rows, depth, width, dtype: torch.dtype, transposed: bool = False, *, device: str) -> benchmarks.Case:
-    function = linear_transposed if transposed else layers.linear
+    function = F.linear if transposed else layers.linear
     peers = {"torch eager": function}  # torch.compile would call the same product of the same library
     if device == "cuda":
-        peers["triton"] = lambda x, weight, bias: triton_linear()(x, weight.mT if transposed else weight, bias)
+        peers["triton"] = lambda x, weight, bias: in_triton("triton_linear").linear(
+            x, weight.mT if transposed else weight, bias
+        )
     return layers.layer_case(
         step2_attention,
         "linear",
@@ -278,12 +308,6 @@ def flex(q, k, v):
 compiled_flex = torch.compile(flex_attention, dynamic=False)
 
 
-@functools.cache
-def triton_kernels():
-    """Our version in Triton, which only machines with a GPU need to have."""
-    return steps.load_script(steps.find("step2"), "peers/triton_kernels")
-
-
 def flash_attention_4(causal: bool):
     """FlashAttention-4, which has heads behind tokens: given views, it reads and writes what the others do."""
 
@@ -297,22 +321,27 @@ def flash_attention_4(causal: bool):
     return run
 
 
+def attention_peers(eager, causal: bool, dtype: torch.dtype, device: str, of=lambda forward: forward) -> dict:
+    """The formula, and others' attention. `of`: what of theirs is timed, the forward as it is or its backward."""
+    if device != "cuda":
+        return {"torch eager": eager, "SDPA": of(sdpa(causal))}
+    peers = {"torch eager": eager, "torch.compile": benchmarks.compiled(eager)}
+    peers["SDPA efficient"] = of(sdpa(causal, SDPBackend.EFFICIENT_ATTENTION))
+    peers["SDPA flash"] = of(sdpa(causal, SDPBackend.FLASH_ATTENTION))
+    peers["SDPA cuDNN"] = of(sdpa(causal, SDPBackend.CUDNN_ATTENTION))
+    if causal and dtype.itemsize == 2:
+        peers["FlexAttention"] = of(flex)
+    if dtype.itemsize == 2 and benchmarks.installed("flash_attn.cute"):
+        peers["FlashAttention-4"] = of(flash_attention_4(causal))
+    return peers
+
+
 def attention_case(b, h, sq, sk, d, causal: bool, dtype: torch.dtype, device: str) -> benchmarks.Case:
     assert not causal or sq == sk  # SDPA's is_causal is aligned to the upper left, ours to the lower right
-    peers = {"torch eager": composed(causal)}
+    peers = attention_peers(composed(causal), causal, dtype, device)
     if device == "cuda":
-        peers["torch.compile"] = benchmarks.compiled(composed(causal))
         peers["SDPA math"] = sdpa(causal, SDPBackend.MATH)
-        peers["SDPA efficient"] = sdpa(causal, SDPBackend.EFFICIENT_ATTENTION)
-        peers["SDPA flash"] = sdpa(causal, SDPBackend.FLASH_ATTENTION)
-        peers["SDPA cuDNN"] = sdpa(causal, SDPBackend.CUDNN_ATTENTION)
-        if causal and dtype.itemsize == 2:
-            peers["FlexAttention"] = flex
-        peers["triton"] = lambda q, k, v: triton_kernels().attention(q, k, v, causal=causal)
-        if dtype.itemsize == 2 and benchmarks.installed("flash_attn.cute"):
-            peers["FlashAttention-4"] = flash_attention_4(causal)
-    else:
-        peers["SDPA"] = sdpa(causal)
+        peers["triton"] = lambda q, k, v: in_triton("triton_kernels").attention(q, k, v, causal=causal)
     return benchmarks.Case(
         op="attention",
         shape={"B": b, "H": h, "Sq": sq, "Sk": sk, "D": d, "causal": int(causal)},
@@ -325,6 +354,110 @@ def attention_case(b, h, sq, sk, d, causal: bool, dtype: torch.dtype, device: st
         flops=4 * b * h * sq * sk * d // (2 if causal else 1),
         peers=peers,
         bound="memory" if sq == 1 else "arithmetic",
+    )
+
+
+def lengths_of_documents(tokens: int, length: int) -> list[int]:
+    """As many as there is room for; the last is what is left."""
+    draw = random.Random(tokens)
+    lengths, left = [], tokens
+    while left:
+        lengths.append(min(left, length or draw.randint(64, 2048)))
+        left -= lengths[-1]
+    return lengths
+
+
+def each_document(attend):
+    """Attention of one row, of the documents one after the other."""
+
+    def run(q, k, v, starts):
+        bounds = itertools.pairwise(starts.tolist())
+        return torch.cat([attend(*(t[:, :, first:last] for t in (q, k, v))) for first, last in bounds], 2)
+
+    return run
+
+
+def varlen(call):
+    """Somebody's attention of documents, which has heads behind tokens and no batch; given views."""
+
+    def run(q, k, v, starts):
+        out = call(*(t[0].transpose(0, 1) for t in (q, k, v)), starts)
+        out = out[0] if isinstance(out, tuple) else out  # some versions return the log-sum-exp, too
+        return out.transpose(0, 1)[None]
+
+    return run
+
+
+@functools.cache
+def document_blocks(lengths: tuple[int, ...], causal: bool):
+    """Which tiles of scores FlexAttention has to look at."""
+    document = torch.repeat_interleave(torch.tensor(lengths)).cuda()
+
+    def seen(b, h, q, k):
+        return (document[q] == document[k]) & (q >= k) if causal else document[q] == document[k]
+
+    return create_block_mask(seen, None, None, sum(lengths), sum(lengths), device="cuda")
+
+
+def packed_peers(lengths: list[int], causal: bool, dtype: torch.dtype, device: str) -> dict:
+    peers = {"torch eager": each_document(composed(causal))}
+    if len(set(lengths)) == 1:  # the same tokens as a batch
+
+        def as_batch(q, k, v, starts):
+            out = torch.empty_like(q)
+            *rows, out_rows = (t.unflatten(2, (len(lengths), -1))[0].transpose(0, 1) for t in (q, k, v, out))
+            lse = torch.empty(out_rows.shape[:3], dtype=torch.float32, device=q.device)
+            torch.ops.step2_attention.attention.out(*rows, causal=causal, out=out_rows, lse=lse)
+            return out
+
+        peers["as a batch"] = as_batch
+    if device != "cuda":
+        return peers | {"SDPA": each_document(sdpa(causal))}
+    longest = max(lengths)
+    if dtype.itemsize == 2 and benchmarks.installed("torch.nn.attention.varlen"):
+        from torch.nn.attention.varlen import varlen_attn
+
+        window = (-1, 0) if causal else (-1, -1)
+        peers["torch varlen"] = varlen(
+            lambda q, k, v, s: varlen_attn(q, k, v, s, s, longest, longest, window_size=window)
+        )
+    peers["FlexAttention"] = lambda q, k, v, starts: compiled_flex(
+        q, k, v, block_mask=document_blocks(tuple(lengths), causal)
+    )
+    if dtype.itemsize == 2 and benchmarks.installed("flash_attn.flash_attn_interface"):
+        from flash_attn.flash_attn_interface import flash_attn_varlen_func as flash_2
+
+        peers["FlashAttention-2"] = varlen(lambda q, k, v, s: flash_2(q, k, v, s, s, longest, longest, causal=causal))
+    if dtype.itemsize == 2 and benchmarks.installed("flash_attn.cute"):
+        from flash_attn.cute import flash_attn_varlen_func as flash_4
+
+        peers["FlashAttention-4"] = varlen(
+            lambda q, k, v, s: flash_4(q, k, v, cu_seqlens_q=s, cu_seqlens_k=s, causal=causal)
+        )
+    return peers
+
+
+def packed_case(tokens, h, d, causal: bool, length, dtype: torch.dtype, device: str) -> benchmarks.Case:
+    lengths = lengths_of_documents(tokens, length)
+
+    def inputs(on):
+        starts = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=on)
+        return *(torch.randn(1, h, tokens, d, device=on, dtype=dtype) for _ in range(3)), starts
+
+    return benchmarks.Case(
+        op="attention",
+        shape={"tokens": tokens, "documents": len(lengths), "H": h, "D": d, "causal": int(causal)},
+        dtype=dtype,
+        inputs=inputs,
+        run=lambda q, k, v, starts, rung: step2_attention.attention(
+            q, k, v, cu_seqlens=starts, causal=causal, rung=rung
+        ),
+        reference=each_document(composed(causal)),
+        bytes=4 * h * tokens * d * dtype.itemsize,
+        written=h * tokens * d * dtype.itemsize,
+        flops=sum(4 * h * n * n * d for n in lengths) // (2 if causal else 1),
+        peers=packed_peers(lengths, causal, dtype, device),
+        bound="arithmetic",
     )
 
 
@@ -364,18 +497,7 @@ class BackwardOf:
 
 def attention_backward_case(b, h, s, d, causal: bool, dtype: torch.dtype, device: str) -> benchmarks.Case:
     eager = backward_composed(causal)
-    peers = {"torch eager": eager}
-    if device == "cuda":
-        peers["torch.compile"] = benchmarks.compiled(eager)
-        peers["SDPA efficient"] = BackwardOf(sdpa(causal, SDPBackend.EFFICIENT_ATTENTION))
-        peers["SDPA flash"] = BackwardOf(sdpa(causal, SDPBackend.FLASH_ATTENTION))
-        peers["SDPA cuDNN"] = BackwardOf(sdpa(causal, SDPBackend.CUDNN_ATTENTION))
-        if causal and dtype.itemsize == 2:
-            peers["FlexAttention"] = BackwardOf(flex)
-        if dtype.itemsize == 2 and benchmarks.installed("flash_attn.cute"):
-            peers["FlashAttention-4"] = BackwardOf(flash_attention_4(causal))
-    else:
-        peers["SDPA"] = BackwardOf(sdpa(causal))
+    peers = attention_peers(eager, causal, dtype, device, BackwardOf)
 
     def inputs(on):
         q, k, v, grad = (torch.randn(b, h, s, d, device=on, dtype=dtype) for _ in range(4))
@@ -392,6 +514,59 @@ def attention_backward_case(b, h, s, d, causal: bool, dtype: torch.dtype, device
         bytes=b * h * s * (8 * d * dtype.itemsize + 4),
         written=b * h * s * 3 * d * dtype.itemsize,
         flops=10 * b * h * s * s * d // (2 if causal else 1),
+        peers=peers,
+        bound="arithmetic",
+        direction="backward",
+    )
+
+
+def packed_backward_case(tokens, h, d, causal: bool, length, dtype: torch.dtype, device: str) -> benchmarks.Case:
+    lengths = lengths_of_documents(tokens, length)
+    eager = backward_composed(causal)
+
+    @functools.cache
+    def starts(on):
+        return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=on)
+
+    def each_document(*given):
+        parts = [eager(*own) for own in zip(*(t.split(lengths, 2) for t in given), strict=True)]
+        return tuple(torch.cat(gradients, 2) for gradients in zip(*parts, strict=True))
+
+    def inputs(on):
+        q, k, v, grad = (torch.randn(1, h, tokens, d, device=on, dtype=dtype) for _ in range(4))
+        with torch.no_grad():
+            documents = {"cu_seqlens": starts(q.device), "causal": causal}
+            return grad, q, k, v, *step2_attention.attention(q, k, v, return_lse=True, **documents)
+
+    def as_batch(*given):  # the same tokens
+        gradients = [torch.empty_like(given[1]) for _ in range(3)]
+        rows = [t.unflatten(2, (len(lengths), -1))[0].transpose(0, 1) for t in (*given, *gradients)]
+        outs = dict(zip(("dq", "dk", "dv"), rows[6:], strict=True))
+        torch.ops.step2_attention.attention_backward.out(*rows[:6], causal=causal, **outs)
+        return tuple(gradients)
+
+    def backward_of(forward):
+        return BackwardOf(lambda q, k, v: forward(q, k, v, starts(q.device)))
+
+    peers = {"torch eager": each_document}
+    if len(set(lengths)) == 1:
+        peers["as a batch"] = as_batch
+    others = packed_peers(lengths, causal, dtype, device)
+    peers |= {
+        name: backward_of(forward) for name, forward in others.items() if name not in ("torch eager", "as a batch")
+    }
+    return benchmarks.Case(
+        op="attention_backward",
+        shape={"tokens": tokens, "documents": len(lengths), "H": h, "D": d, "causal": int(causal)},
+        dtype=dtype,
+        inputs=inputs,
+        run=lambda *given, rung: step2_attention.attention_backward(
+            *given, cu_seqlens=starts(given[1].device), causal=causal, rung=rung
+        ),
+        reference=each_document,
+        bytes=h * tokens * (8 * d * dtype.itemsize + 4),
+        written=h * tokens * 3 * d * dtype.itemsize,
+        flops=sum(10 * h * n * n * d for n in lengths) // (2 if causal else 1),
         peers=peers,
         bound="arithmetic",
         direction="backward",
@@ -469,7 +644,9 @@ def cases(size: str, device: str) -> list[benchmarks.Case]:
         *(softmax_case(*case, device=device) for case in SOFTMAX[size]),
         *(softmax_backward_case(*case, device=device) for case in SOFTMAX[size]),
         *(attention_case(*case, device) for case in ATTENTION[size]),
+        *(packed_case(*case, device) for case in PACKED[size]),
         *(attention_backward_case(*case, device) for case in ATTENTION_BACKWARD[size]),
+        *(packed_backward_case(*case, device) for case in PACKED_BACKWARD[size]),
         *(decode_case(*case, device) for case in DECODE[size]),
     ]
 

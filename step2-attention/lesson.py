@@ -26,40 +26,21 @@
 
 # %%
 import collections
-import io
+import functools
 import math
-import pathlib
 
-import matplotlib
 import matplotlib.pyplot as plt
 import torch
 
 from kernel_fusion import steps  # not installed? pip install -e ..
+from kernel_fusion.learn import pictures
 from kernel_fusion.report import plots, results
 
-here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step2-attention") if (p / "step2_attention").is_dir())
+step = steps.find("step2")
+show = functools.partial(pictures.show, step.path / "build" / "lesson")
 torch.manual_seed(0)
-measured = results.read(steps.find("step2").path / "results" / "h200.json")
-if "get_ipython" in globals():
-    from IPython.display import Image, display
+measured = results.read(step.path / "results" / "h200.json")
 print("torch", torch.__version__, "- measured on", measured.gpu)
-
-
-def show(name, figure=None):
-    """Shows a figure: in a notebook or a window, else as a file in build/lesson."""
-    if figure is not None and "get_ipython" in globals():
-        drawn = io.BytesIO()
-        figure.savefig(drawn)
-        display(Image(drawn.getvalue()))
-    elif figure is None and matplotlib.get_backend().lower() != "agg":
-        plt.show()
-    else:
-        path = here / "build" / "lesson" / f"{name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (figure or plt.gcf()).savefig(path)
-        plt.close()
-        print("wrote", path)
-
 
 # %% [markdown]
 # ## 1. A sum without memory
@@ -96,9 +77,7 @@ for away, values in zip(("", "xor 4", "xor 2", "xor 1"), sum_by_shuffles([1, 2, 
 # %%
 numbers = torch.randn(32)
 lanes = torch.stack(sum_by_shuffles(list(numbers))[-1])
-in_order = torch.zeros(())
-for number in numbers:
-    in_order = in_order + number
+in_order = sum(numbers)
 print(f"by shuffles {lanes[0]:.8f}, in order {in_order:.8f}, exactly {numbers.double().sum():.8f}")
 assert len(lanes.unique()) == 1
 
@@ -138,19 +117,15 @@ def merge(one, other):
     return highest, sum(total * math.exp(own - highest) for own, total in (one, other))
 
 
-halves = []
-for half in (row[:3], row[3:]):
-    part = (-math.inf, 0.0)
-    for value in half:
-        part, _ = push(part, value)
-    halves.append(part)
+halves = [(-math.inf, 0.0), (-math.inf, 0.0)]
+for place, value in enumerate(row):
+    halves[place // 3], _ = push(halves[place // 3], value)
 print("halves", *(f"({highest:.0f}, {total:.4f})" for highest, total in halves), "- merged", merge(*halves))
 assert all(math.isclose(a, b) for a, b in zip(merge(*halves), state, strict=True))
 
 # %% [markdown]
 # *Try:* begin with 0 as the greatest value, not −∞, and let the row be −1000, −1001. What does the sum become?
-
-# %% [markdown]
+#
 # ## 3. Attention in tiles
 #
 # The output is a weighted mean, so it is kept up to date like the sum. Below is `v2_tiled`'s loop for one head, with
@@ -161,7 +136,7 @@ assert all(math.isclose(a, b) for a, b in zip(merge(*halves), state, strict=True
 
 # %%
 def seen_by(query, q_length, k_length, causal):
-    """How many keys a query sees: BlockOfQueries in kernels/attention/tensor_cores.h."""
+    """How many keys a query sees: BlockOfQueries in step2/attention/tensor_cores.h."""
     return max(0, min(k_length, query + 1 + k_length - q_length)) if causal else k_length
 
 
@@ -215,12 +190,11 @@ assert seldom < multiplied
 def tiles(q_length, k_length, queries, keys, causal=True):
     """A row for each block of queries, in it 0 for a tile that is skipped, 1 for one that is masked, 2 for the rest."""
     kinds = torch.zeros(-(-q_length // queries), -(-k_length // keys), dtype=torch.int)
+    seen = [seen_by(i, q_length, k_length, causal) for i in range(q_length)]
     for block, row in enumerate(kinds):
-        seen = [
-            seen_by(i, q_length, k_length, causal) for i in range(block * queries, min((block + 1) * queries, q_length))
-        ]
+        mine = seen[block * queries : (block + 1) * queries]
         for tile in range(len(row)):
-            row[tile] = 0 if tile * keys >= max(seen) else 1 if (tile + 1) * keys > min(seen) else 2
+            row[tile] = 0 if tile * keys >= max(mine) else 1 if (tile + 1) * keys > min(mine) else 2
     return kinds
 
 
@@ -230,10 +204,9 @@ for axis, (q_length, k_length) in zip(axes, ((1024, 1024), (384, 1000)), strict=
     axis.imshow(kinds.numpy(), cmap="Blues", vmin=0, vmax=2.6, aspect="auto")
     axis.set(xlabel="tile of 64 keys", ylabel="block of 128 queries", title=f"{q_length} queries, {k_length} keys")
     axis.set(yticks=range(len(kinds)))
-    computed = (kinds > 0).sum() * 128 * 64 / sum(seen_by(i, q_length, k_length, True) for i in range(q_length))
-    print(
-        f"{q_length} × {k_length}: {(kinds == 1).sum()} of {(kinds > 0).sum()} tiles masked, {computed:.2f} × the work"
-    )
+    masked, done = (kinds == 1).sum(), (kinds > 0).sum()
+    work = done * 128 * 64 / sum(seen_by(i, q_length, k_length, True) for i in range(q_length))
+    print(f"{q_length} × {k_length}: {masked} of {done} tiles masked, {work:.2f} × the work")
 show("tiles")
 
 # %% [markdown]
@@ -307,8 +280,7 @@ print("row 5 of d is held by lanes", fragments["d: 16 × 8"][5].unique().tolist(
 # `wgmma` leaves a warp's 16 rows in that pattern again, 8 columns after the other: number i of a lane is number i % 4
 # of the product i / 4 ([wgmma.h](include/step2/wgmma.h)). *Try:* which lane, and which of its numbers, holds row 9,
 # column 77 of a product of 128 columns?
-
-# %% [markdown]
+#
 # ## 5. Banks, padding, swizzles
 #
 # Shared memory has 32 banks of 4 bytes, and each gives one word at a time. `ldmatrix` reads eight rows of 16 bytes
@@ -396,13 +368,11 @@ figure, axes = plt.subplots(4, 1, figsize=(9, 6), sharex=True, layout="constrain
 for stages, axis in enumerate(axes, start=1):
     axis.invert_yaxis()
     for tile, (start, arrived, begin, end) in enumerate(pipeline(8, stages, LATENCY, TRANSFER, COMPUTE)):
-        colour = f"C{tile % 10}"
-        axis.barh(tile % stages, arrived - start, left=start, height=0.8, color=colour, alpha=0.4)
-        axis.barh(stages, end - begin, left=begin, height=0.8, color=colour)
+        axis.barh(tile % stages, arrived - start, left=start, height=0.8, color=f"C{tile}", alpha=0.4)
+        axis.barh(stages, end - begin, left=begin, height=0.8, color=f"C{tile}")
         axis.text((begin + end) / 2, stages, tile, ha="center", va="center", fontsize=8)
     axis.set(yticks=range(stages + 1), yticklabels=[*(f"stage {i}" for i in range(stages)), "compute"])
-    long = pipeline(1000, stages, LATENCY, TRANSFER, COMPUTE)
-    a_tile = long[-1][3] / len(long)
+    a_tile = pipeline(1000, stages, LATENCY, TRANSFER, COMPUTE)[-1][3] / 1000
     expected = max(COMPUTE, TRANSFER, (LATENCY + TRANSFER + COMPUTE) / stages)
     print(f"{stages} stages: {a_tile:.2f} a tile; predicted {expected:.2f}")
     assert abs(a_tile - expected) < 0.01
@@ -484,8 +454,6 @@ KEYS = 128
 cycles = {d: (2 * 2 * 64 * KEYS * d / 4096, 64 * KEYS / 16) for d in (64, 128)}
 for d, (product, softmax) in cycles.items():
     print(f"D {d:3}: both products {product:.0f} cycles, exponentials {softmax:.0f}")
-
-# %%
 PRODUCT, SOFTMAX = cycles[64]
 colours = {"products": "#1f5fa8", "softmax": "#e0a030", "wait": "#eeeeee"}
 ways = {"one": (1, False), "two together": (2, False), "two in turns": (2, True)}
@@ -516,12 +484,11 @@ for d, (product, softmax) in cycles.items():
 
 # %% [markdown]
 # What the model leaves out: maxima, sums, conversions, barriers and waits, which a warpgroup's own chain has as well.
-# [What limits v8](pages/limits.md) tells what was tried against them.
+# [What limits v8](pages/hopper.md#what-limits-v8) tells what was tried against them.
 #
 # *Try:* `SOFTMAX` twice as long; three warpgroups; or let one of two begin later, by giving it less to do in its first
 # tile. Do they then need turns?
-
-# %% [markdown]
+#
 # ## 8. Gradients: a term that is easily lost, and sums that many add to
 #
 # [Backward](pages/backward.md) derives them. What a score's gradient looks like with its second term, Δ, and without,
@@ -538,15 +505,9 @@ def score_gradients(scores, values, grad):
 
 
 scores, values, grad = (torch.randn(n, m, dtype=torch.float64) for n, m in ((3, 5), (5, 4), (3, 4)))
-step = 1e-6
-moved = torch.empty_like(scores)
-for i in range(scores.numel()):
-    loss = []
-    for sign in (1, -1):
-        other = scores.clone()
-        other.view(-1)[i] += sign * step
-        loss.append((grad * (torch.softmax(other, -1) @ values)).sum())
-    moved.view(-1)[i] = (loss[0] - loss[1]) / (2 * step)
+each = 1e-6 * torch.eye(scores.numel(), dtype=torch.float64).view(-1, *scores.shape)  # one score is moved at a time
+up, down = ((grad * (torch.softmax(scores + by, -1) @ values)).sum((1, 2)) for by in (each, -each))
+moved = ((up - down) / 2e-6).view_as(scores)
 for name, found in zip(("with Δ", "without"), score_gradients(scores, values, grad), strict=True):
     print(f"{name:8} off by {(found - moved).abs().max():.0e}; a row adds up to {found.sum(-1)[0]:+.3f}")
 
@@ -594,8 +555,7 @@ show("turns-of-blocks")
 # %% [markdown]
 # Only who starts behind waits, and then never again. *Try:* no mask, that is, each block walks over all tiles. And add
 # in the order of the last keys first: which walk is the better one then?
-
-# %% [markdown]
+#
 # ## 9. Predicted and measured
 #
 # Softmax is bound by memory: each rung's header predicts the bytes that it moves, and a copy of as many takes so long.
@@ -603,17 +563,7 @@ show("turns-of-blocks")
 
 # %%
 show("bytes", plots.bytes_of("softmax")[0].figure())
-
-# %%
 show("ladder", plots.ladders("attention")[0].figure())  # README.md has the same picture
-
-# %% [markdown]
-# Bytes of v1_naive's scores against those of q, k, v and the output, for one head of GPT-2 with 1024 tokens in float32:
-
-# %%
-tokens, size = 1024, 4
-ends, scores = 4 * tokens * 64 * size, tokens * tokens * size
-print(f"ends {ends / 2**20:.0f} MB, scores {scores / 2**20:.0f} MB, moved six times: {6 * scores / 1e6:.0f} MB")
 
 # %% [markdown]
 # ## 10. The kernels themselves
@@ -624,8 +574,7 @@ print(f"ends {ends / 2**20:.0f} MB, scores {scores / 2**20:.0f} MB, moved six ti
 # the weights as well.
 
 # %%
-built = steps.is_built(steps.find("step2"))
-if built:
+if steps.is_built(step):
     import step2_attention
 
     half = [t.bfloat16()[None, None] for t in (q, k, v)]
@@ -640,21 +589,7 @@ if built:
         print(f"{rung:20} {error:.1e}   {share:5.1%} rounded otherwise")
         assert error < 4 * rounding
 else:
-    print("build the step first:", steps.build_command(steps.find("step2")))
-
-# %% [markdown]
-# The rungs of softmax on a row where the naive sum would overflow, and on one with a mask:
-
-# %%
-if built:
-    x = torch.stack([torch.linspace(80, 100, 1003), torch.linspace(-5, 5, 1003)])
-    x[1, ::2] = -torch.inf
-    for rung in step2_attention.rungs("softmax"):
-        y = step2_attention.softmax(x, rung=rung)
-        error = (y.double() - torch.softmax(x.double(), -1)).abs().max().item()
-        print(f"{rung:14} off from float64 by {error:.1e}")
-        assert error < 1e-7
-    print(step2_attention.launch_counts())
+    print("build the step first:", steps.build_command(step))
 
 # %% [markdown]
 # What a rung asks of memory, line by line, sectors and conflicts of banks counted under emulation:
@@ -662,4 +597,4 @@ if built:
 #
 # ## Next
 #
-# Write kernels yourself: [exercises](exercises/README.md). Then [what limits v8](pages/limits.md).
+# Write kernels yourself: [exercises](exercises/README.md). Then [what limits v8](pages/hopper.md#what-limits-v8).

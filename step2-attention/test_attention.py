@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import step2_attention  # not installed? pip install -e ..
 from kernel_fusion import testing
@@ -25,12 +24,18 @@ from step2_attention.testing import (
     can_do,
     dtype_of,
     every_attention,
+    every_dtype,
+    far_apart,
+    float_and_half,
     lse_for,
     on_each_device,
     on_tensor_cores,
     ops,
     qkv,
+    spoil_padding,
     tolerance_of,
+    two_along,
+    views_of,
     with_and_without_mask,
 )
 
@@ -60,9 +65,6 @@ def check_attention(inputs, rung, causal=False, **options):
     )
 
 
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
 # ---- the contract of correctness ----
 
 
@@ -89,8 +91,12 @@ def test_attention_between_different_lengths(q_length, k_length, causal, device,
     ("dim", "q_length", "heads_each"), [(16, 300, 3), (104, 300, 3), (16, 800, 2.5), (104, 300, 1.25)]
 )
 @with_and_without_mask
+@testing.where(
+    lambda dim, q_length, device, rung: device == "cuda" or rung == "v8_persistent" or (dim, q_length) == (16, 300)
+)
 def test_more_tiles_than_multiprocessors(causal, dim, q_length, heads_each, device, rung):
-    """Persistent blocks take several tiles of queries, one after the other; some of these see no key.
+    """Persistent blocks take several tiles of queries, one after the other; some of these see no key. Of rungs
+    whose blocks do not stay, one case is emulated.
 
     Two tiles a head, three, four, and so few heads that pairs of tiles would leave multiprocessors idle.
     """
@@ -146,7 +152,7 @@ def test_attention_with_any_head_dim(dim, device, rung):
 
 @testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
 @every_attention
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@float_and_half
 @with_and_without_mask
 @pytest.mark.parametrize("padding", PADDING)
 def test_attention_sees_only_keys_that_exist(padding, causal, dtype, device, rung):
@@ -155,15 +161,9 @@ def test_attention_sees_only_keys_that_exist(padding, causal, dtype, device, run
     q, k, v = qkv(70, 70, 64, dtype, device, batch=4)
     check_attention((q, k, v, begin, end), rung, causal, layouts=False)
     got = step2_attention.attention(q, k, v, begin, end, causal=causal, return_lse=True, rung=rung)
-    key = torch.arange(70, device=device)
-    for batch in range(4):
-        missing = torch.zeros(70, dtype=torch.bool, device=device)
-        missing |= key < (0 if begin is None else begin[batch])
-        missing |= key >= (70 if end is None else end[batch])
-        k[batch, :, missing], v[batch, :, missing] = NAN, NAN
-        if missing.all():
-            assert got[0][batch].eq(0).all()
-            assert got[1][batch].eq(-INFINITY).all()
+    nothing = spoil_padding(q, k, v, begin, end).all(-1)
+    assert got[0][nothing].eq(0).all()
+    assert got[1][nothing].eq(-INFINITY).all()
     again = step2_attention.attention(q, k, v, begin, end, causal=causal, return_lse=True, rung=rung)
     assert torch.equal(got[0], again[0])
     assert torch.equal(got[1], again[1])
@@ -189,7 +189,7 @@ def test_several_heads_may_share_their_keys(heads, kv_heads, causal, device, run
 
 @testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
 @every_attention
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@float_and_half
 def test_attention_finds_each_tensor_wherever_it_lies(dtype, device, rung):
     inputs = qkv(5, 7, 64, dtype, device, batch=2, heads=6, kv_heads=3)
     inputs = (*inputs, bounds([1, 2], device), bounds([7, 6], device))
@@ -234,16 +234,6 @@ def test_attention_is_step1_scale_then_a_matmul_then_softmax_then_a_matmul(causa
     rebuilt = step2_attention.softmax(scores) @ v
     out = step2_attention.attention(*(t.to(dtype_of(rung)) for t in (q, k, v)), causal=causal, rung=rung)
     torch.testing.assert_close(out.float(), rebuilt, **tolerance_of(out))
-
-
-@every_attention
-@with_and_without_mask
-def test_attention_is_pytorchs(causal, device, rung):
-    q, k, v = qkv(77, 77, 64, dtype_of(rung), device, batch=2)
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    torch.testing.assert_close(
-        step2_attention.attention(q, k, v, causal=causal, rung=rung), expected, **tolerance_of(expected)
-    )
 
 
 @every_attention
@@ -328,23 +318,6 @@ def test_attention_looks_where_the_key_fits(device, rung):
 
 
 @every_attention
-def test_a_dropped_mask_is_caught(device, rung):
-    def without_mask(q, k, v, causal):
-        return attention_and_lse_of(q, k, v)
-
-    with testing.raises(AssertionError, "against float64"):
-        testing.check_contract(
-            step2_attention,
-            "attention",
-            qkv(9, 9, 64, dtype_of(rung), device),
-            rung,
-            reference=without_mask,
-            eager=without_mask,
-            kwargs={"causal": True},
-        )
-
-
-@every_attention
 def test_the_future_has_no_influence(device, rung):
     q, k, v = qkv(40, 40, 64, dtype_of(rung), device)
     before = step2_attention.attention(q, k, v, causal=True, rung=rung)
@@ -354,31 +327,7 @@ def test_the_future_has_no_influence(device, rung):
     assert not torch.allclose(before[:, :, 25:], after[:, :, 25:])
 
 
-@every_attention
-def test_decoding_one_by_one_gives_the_rows_of_the_whole(device, rung):
-    q, k, v = qkv(35, 35, 64, dtype_of(rung), device)
-    whole = step2_attention.attention(q, k, v, causal=True, rung=rung)
-    for i in (0, 1, 31, 34):
-        cache_k, cache_v = k[:, :, : i + 1], v[:, :, : i + 1]
-        row = step2_attention.attention(q[:, :, i : i + 1], cache_k, cache_v, causal=True, rung=rung)
-        torch.testing.assert_close(row, whole[:, :, i : i + 1], **tolerance_of(row))
-
-
 # ---- inputs that are unusual, and right ----
-
-
-@testing.where(lambda dtype, rung: can_do(rung, 32, dtype))
-@every_attention
-@every_dtype
-@with_and_without_mask
-@pytest.mark.parametrize("length", [1, 2, 5, 17, 128])
-def test_large_scores_do_not_overflow(length, causal, dtype, device, rung):
-    q, k, v = qkv(length, length, 32, dtype, device)
-    q, k, v = (t.detach().requires_grad_() for t in (q * 5, k * 3, v * 3))
-    check_attention((q, k, v), rung, causal, layouts=False)
-    out = step2_attention.attention(q, k, v, causal=causal, rung=rung)
-    out.backward(torch.ones_like(out))
-    assert all(t.grad.isfinite().all() for t in (q, k, v))
 
 
 @testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
@@ -456,13 +405,7 @@ def test_gpt2s_packed_q_k_v_are_read_as_they_lie(device, rung):
 @every_attention
 def test_views_of_any_strides(device, rung):
     q, k, v = qkv(6, 10, 16, dtype_of(rung), device, batch=2)
-    views = [
-        (q[:1].expand(2, -1, -1, -1), k[:, :1].expand(-1, 2, -1, -1), v),  # strides of 0
-        (q[:, :, ::2], k[:, :, 1::3], v[:, :, 1::3]),
-        (q[..., ::2], k[..., ::2], v[..., 1::2]),  # rows not in one piece
-        (q.flip(2), k.mT.contiguous().mT, v.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)),
-    ]
-    for inputs in views:
+    for inputs in views_of(q, k, v):
         out = step2_attention.attention(*inputs, rung=rung)
         assert out.is_contiguous()
         assert_attends(out, *inputs)
@@ -484,21 +427,14 @@ def test_an_output_of_any_strides_is_written_where_it_lies(row, order, device, r
 @pytest.mark.parametrize("far", ["batch", "heads", "positions"])
 @pytest.mark.parametrize("which", ["q", "k", "v", "out"])
 def test_offsets_beyond_32_bits(which, far, device, rung):
-    """One tensor whose neighbours along one dimension are 2³² elements and more apart: most of it nobody touches."""
-    dim = ["batch", "heads", "positions"].index(far)
-    shape = [1, 1, 1, 8]
-    shape[dim] = 2
-    tensors = {name: testing.randn(shape, torch.float16, device, seed) for seed, name in enumerate("qkv")}
-    tensors["out"] = torch.empty(shape, dtype=torch.float16, device=device)
-    distance = (1 << 32) + 4096  # what wraps around lands where nothing is
-    memory = testing.lazy_memory(distance + 4096, torch.float16, device)
-    strides = [8, 8, 8, 1]
-    strides[dim] = distance
+    shape = two_along(far)
+    tensors = {
+        name: testing.randn(shape, torch.float16, device, seed) for seed, name in enumerate(("q", "k", "v", "out"))
+    }
     expected = attention_of(*(tensors[name].double() for name in "qkv"))
-    tensors[which] = memory.as_strided(shape, strides).copy_(tensors[which])
-    q, k, v = (tensors[name] for name in "qkv")
-    ops.attention.out(q, k, v, rung=rung, out=tensors["out"], lse=lse_for(q))
-    torch.testing.assert_close(tensors["out"].double(), expected, rtol=1e-3, atol=1e-3)
+    q, k, v, out = (tensors | {which: far_apart(tensors[which], far)}).values()
+    ops.attention.out(q, k, v, rung=rung, out=out, lse=lse_for(q))
+    torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

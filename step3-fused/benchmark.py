@@ -1,10 +1,15 @@
 """python benchmark.py [--help]: every rung of this step beside its peers, on the machine at hand."""
 
+from kernel_fusion.cli import bench_parser  # not installed? pip install -e ..
+
+if __name__ == "__main__":
+    bench_parser().parse_args()  # --help needs no build
+
 import functools
 
 import torch
 
-import step3_fused  # not installed? pip install -e ..
+import step3_fused
 from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks, layers
 from kernel_fusion.bench.layers import DOWN, DOWNWARD, FLOAT, HALF, SQUARE, UP, UPWARD
@@ -114,19 +119,11 @@ def triton_kernels():
 
 
 def peers(function, device: str, triton=None) -> dict:
-    """PyTorch as it comes, operation by operation, SDPA among them. And torch.compile, which fuses what it can.
-
-    Args:
-        function: the op, composed.
-        device: "cpu" or "cuda".
-        triton: our version in Triton.
-    """
+    """The op composed of PyTorch's as it comes, SDPA among them; torch.compile, which fuses what it can; our Triton."""
     if device == "cpu":
         return {"torch eager": function}
     found = {"torch eager": function, "torch.compile": benchmarks.compiled(function)}
-    if triton:
-        found["triton"] = triton
-    return found
+    return found | ({"triton": triton} if triton else {})
 
 
 def collections(device: str, quack=None, liger=None) -> dict:
@@ -137,8 +134,8 @@ def collections(device: str, quack=None, liger=None) -> dict:
     return found | ({"Liger": liger} if liger and benchmarks.installed("liger_kernel") else {})
 
 
-def rows_case(op: str, function, rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
-    tensors = 1 if op == "layer_norm" else 2  # as many are read, and as many written
+def rows_case(op: str, rows: int, width: int, dtype: torch.dtype, device: str) -> benchmarks.Case:
+    function, tensors = getattr(composed, op), 1 if op == "layer_norm" else 2  # as many are read, and as many written
     own = peers(function, device, lambda *given: getattr(triton_kernels(), op)(*given))
     if op == "layer_norm":
         whole = dtype.itemsize == 2 and width % 8 == 0  # whole vectors of 16 bytes, of half types
@@ -213,10 +210,10 @@ def backward_case(rows: int, width: int, dtype: torch.dtype, device: str) -> ben
 
 
 def attention_case(
-    op: str, function, b: int, h: int, s: int, d: int, dtype: torch.dtype, device: str, keys: int | None = None
+    op: str, b: int, h: int, s: int, d: int, dtype: torch.dtype, device: str, keys: int | None = None
 ) -> benchmarks.Case:
     """`keys`: as many of a cache, the new ones among them; None for those of the queries themselves."""
-    width = h * d
+    width, function = h * d, getattr(composed, op)
     block = op == "attention_block"
 
     def inputs(on):
@@ -262,9 +259,11 @@ def dropout_mask(rows: int, width: int, device) -> torch.Tensor:
 
 
 def layer_case(op: str, function, sizes: tuple, device: str, **more) -> benchmarks.Case:
-    """As `layers.layer_case`, beside PyTorch as it comes unless `more` names other peers."""
+    """As `layers.layer_case`, of x, weight and bias to y, beside PyTorch as it comes, unless `more` names others."""
+    rows, depth, width, _ = sizes
+    elements = {"read": rows * depth + depth * width + width, "written": rows * width}
     own = more.pop("peers", None) or peers(function, device)
-    return layers.layer_case(step3_fused, op, function, sizes, own, **more)
+    return layers.layer_case(step3_fused, op, function, sizes, own, **elements | more)
 
 
 def linear_gelu_case(rows, depth, width, dtype: torch.dtype, *, keep: bool, device: str) -> benchmarks.Case:
@@ -278,22 +277,10 @@ def linear_gelu_case(rows, depth, width, dtype: torch.dtype, *, keep: bool, devi
         function,
         (rows, depth, width, dtype),
         device,
-        read=rows * depth + depth * width + width,
         written=(2 if keep else 1) * rows * width,
         flags={"keep": int(keep)},
         run=lambda *given, rung: step3_fused.linear_gelu(*given, return_preactivation=keep, rung=rung),
         peers=own,
-    )
-
-
-def gelu_linear_case(rows, depth, width, dtype: torch.dtype, *, device: str) -> benchmarks.Case:
-    return layer_case(
-        "gelu_linear",
-        composed.gelu_linear,
-        (rows, depth, width, dtype),
-        device,
-        read=rows * depth + depth * width + width,
-        written=rows * width,
     )
 
 
@@ -308,7 +295,6 @@ def layer_norm_linear_case(rows, depth, width, dtype: torch.dtype, *, device: st
         (rows, depth, width, dtype),
         device,
         read=rows * depth + 2 * depth + depth * width + width,
-        written=rows * width,
         inputs=inputs,
     )
 
@@ -321,23 +307,18 @@ def dropout_residual_case(rows, depth, width, dtype: torch.dtype, *, p: float, d
         residual = torch.randn(rows, width, device=on, dtype=dtype)
         return (*layer, residual, *([dropout_mask(rows, width, on)] if p else []))
 
-    own = (
-        peers(composed.linear_dropout_residual, device)
-        if p
-        else peers(composed.linear_residual, device, composed.triton_linear_residual)
-    )
-    dropping = (
-        {"eager": composed.dropout_by_mask, "peer_reference": dict.fromkeys(own, composed.by_the_peers_mask)}
-        if p
-        else {}
-    )
+    if p:
+        function, own = composed.dropout_by_mask, peers(composed.linear_dropout_residual, device)
+        dropping = {"eager": function, "peer_reference": dict.fromkeys(own, composed.by_the_peers_mask)}
+    else:
+        function, dropping = composed.linear_residual, {}
+        own = peers(function, device, composed.triton_linear_residual)
     return layer_case(
         "linear_bias_dropout_residual",
-        composed.dropout_by_mask if p else composed.linear_residual,
+        function,
         (rows, depth, width, dtype),
         device,
         read=rows * depth + depth * width + width + rows * width,
-        written=rows * width,
         flags={"p": p},
         inputs=inputs,
         run=lambda x, weight, bias, residual, *_, rung: step3_fused.linear_bias_dropout_residual(
@@ -422,7 +403,7 @@ def linear_cases(size: str, device: str) -> list[benchmarks.Case]:
     return [
         *(linear_gelu_case(*case, keep=keep, device=device) for case in UPWARD[size] for keep in (False, True)),
         *(linear_gelu_backward_case(*case, device=device) for case in UPWARD[size]),
-        *(gelu_linear_case(*case, device=device) for case in DOWNWARD[size]),
+        *(layer_case("gelu_linear", composed.gelu_linear, case, device) for case in DOWNWARD[size]),
         *(gelu_linear_backward_case(*case, device=device) for case in DOWNWARD[size]),
         *(layer_norm_linear_case(*case, device=device) for case in QKV[size]),
         *(dropout_residual_case(*case, p=p, device=device) for case in PROJECTIONS[size] for p in (composed.P, 0)),
@@ -436,24 +417,19 @@ def linear_cases(size: str, device: str) -> list[benchmarks.Case]:
 def cases(size: str, device: str) -> list[benchmarks.Case]:
     """What to time at a size: "emulated", "cpu", "quick" or "full"."""
     return [
-        *(rows_case("layer_norm", composed.layer_norm, *case, device) for case in ROWS[size]),
-        *(rows_case("layer_norm", composed.layer_norm, *case, device) for case in LAYER_NORM_ROWS if size == "full"),
-        *(rows_case("residual_layer_norm", composed.residual_layer_norm, *case, device) for case in ROWS[size]),
+        *(rows_case("layer_norm", *case, device) for case in ROWS[size]),
+        *(rows_case("layer_norm", *case, device) for case in LAYER_NORM_ROWS if size == "full"),
+        *(rows_case("residual_layer_norm", *case, device) for case in ROWS[size]),
         *(front_case(*case, device) for case in FRONTS[size]),
         *(backward_case(*case, device) for case in ROWS[size]),
         *(
-            attention_case("attention_residual_layer_norm", composed.attention_residual_layer_norm, *case, device)
-            for case in ATTENTION[size]
+            attention_case(op, *case, device)
+            for op, shapes in (("attention_residual_layer_norm", ATTENTION), ("attention_block", BLOCK))
+            for case in shapes[size]
         ),
         *(
-            attention_case(
-                "attention_residual_layer_norm", composed.attention_residual_layer_norm, b, h, 1, d, HALF, device, keys
-            )
-            for b, h, d, keys in DECODE.get(size, [])
-        ),
-        *(attention_case("attention_block", composed.attention_block, *case, device) for case in BLOCK[size]),
-        *(
-            attention_case("attention_block", composed.attention_block, b, h, 1, d, HALF, device, keys)
+            attention_case(op, b, h, 1, d, HALF, device, keys)
+            for op in ("attention_residual_layer_norm", "attention_block")
             for b, h, d, keys in DECODE.get(size, [])
         ),
         *linear_cases(size, device),

@@ -24,17 +24,17 @@
 # as well: `python setup.py build_ext --inplace`.
 
 # %%
-import io
+import functools
 import math
 import pathlib
 import statistics
 
-import matplotlib
 import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
 from kernel_fusion import steps  # not installed? pip install -e ..
+from kernel_fusion.learn import pictures
 from kernel_fusion.report import plots, results
 
 here = next(p for p in (pathlib.Path.cwd(), pathlib.Path.cwd() / "step3-fused") if (p / "step3_fused").is_dir())
@@ -46,26 +46,8 @@ if built:
     import step3_fused
 else:
     print("build the step first:", steps.build_command(step))
-if "get_ipython" in globals():
-    from IPython.display import Image, display
+show = functools.partial(pictures.show, here / "build" / "lesson")
 print("torch", torch.__version__, "- measured on", measured.gpu)
-
-
-def show(name, figure=None):
-    """Shows a figure: in a notebook or a window, else as a file in build/lesson."""
-    if figure is not None and "get_ipython" in globals():
-        drawn = io.BytesIO()
-        figure.savefig(drawn)
-        display(Image(drawn.getvalue()))
-    elif figure is None and matplotlib.get_backend().lower() != "agg":
-        plt.show()
-    else:
-        path = here / "build" / "lesson" / f"{name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (figure or plt.gcf()).savefig(path)
-        plt.close()
-        print("wrote", path)
-
 
 # %% [markdown]
 # ## 1. A row, its mean and its variance
@@ -324,8 +306,8 @@ for tile in ((1, 1), (32, 32), (128, 128), (128, 256), (256, 256)):
 # %% [markdown]
 # How much is enough? As much as the machine has: operations a second over bytes a second. The same question comes again
 # inside a multiprocessor, between shared memory and registers. There a thread's tile of outputs is what counts: e × e
-# sums need 2·e reads a step. A multiprocessor reads 128 bytes a cycle from shared memory and does 256 operations of
-# float32, so it takes 2 FLOP a byte:
+# sums need 2·e reads for e × e products. A multiprocessor reads 128 bytes a cycle from shared memory and does 256
+# operations of float32, so it takes 2 FLOP a byte:
 
 # %%
 enough = product_rate / copy_rate
@@ -373,12 +355,12 @@ def tiles_of(rows, width, tile_rows=128, tile_columns=256):
     return math.ceil(rows / tile_rows) * math.ceil(width / tile_columns)
 
 
-def width_of_tiles(rows, depth, width, tile_rows=64, step=64, fewest_columns=96, round_cost=1600):
+def width_of_tiles(rows, depth, width, tile_rows=64, tile_depth=64, fewest_columns=96, round_cost=1600):
     """How wide v9_split's tiles are: so that the multiprocessor with most of them is done first."""
 
     def busiest(columns):
         rounds = math.ceil(tiles_of(rows, width, tile_rows, columns) / MULTIPROCESSORS)
-        return rounds * (math.ceil(depth / step) * max(columns, fewest_columns) + round_cost)
+        return rounds * (math.ceil(depth / tile_depth) * max(columns, fewest_columns) + round_cost)
 
     return min((64, 128, 192, 256), key=busiest)
 

@@ -10,7 +10,8 @@ from setuptools import setup
 
 from kernel_fusion.build import Borrowed, StepExtension, build_ext  # not installed? pip install -e ..
 
-STEP2 = ["../step2-attention/include", "../step1-simple/include"]
+# As step 2's setup.py has them: the objects of its rungs, which both steps link, are compiled by the same command.
+STEP2 = ["../step2-attention", "../step2-attention/include", "../step1-simple/include"]
 
 setup(
     name="step3_fused",
@@ -21,7 +22,7 @@ setup(
             host=["fused_host.cpp", "pybind.cpp", *sorted(glob("host/*.cpp")), *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
             borrowed=[Borrowed(f"../step2-attention/kernels/{op}", STEP2) for op in ("linear", "attention")],
-            include_dirs=[".", "include", "../step2-attention/kernels", *STEP2],
+            include_dirs=[".", "include", "../step2-attention/kernels", *STEP2[1:]],
             cxx_flags=["-O3"],
             nvcc_flags=["-O3", "-lineinfo"],
         )

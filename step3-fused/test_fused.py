@@ -16,20 +16,30 @@ import step3_fused
 from kernel_fusion import testing
 from kernel_fusion.testing.accuracy import as_tuple
 from step3_fused.attention_testing import (
+    ALONE,
+    BLOCK,
     FORMULAS,
+    ON_TENSOR_CORES,
+    OUTPUTS,
     attention_inputs,
-    attention_of,
     attention_ops,
     attention_ops_and_rungs,
+    call,
     can_do,
     check,
+    close_of,
+    dtype_of,
     every,
     every_dtype,
+    every_op,
     every_op_and_rung,
+    every_rung_of_attention,
+    every_rung_of_rows,
     from_pieces,
     half_types,
     inputs_of,
     layer_norm_of,
+    on_a_gpu,
     on_each_device,
     ops,
     parameters,
@@ -41,34 +51,26 @@ from step3_fused.attention_testing import (
 # ---- the contract of correctness ----
 
 
-@every("layer_norm")
+@every_rung_of_rows
 @every_dtype
 @pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 760, 768, 1023, 1024, 1280, 1600, 2049, 4096])
-def test_layer_norm_of_any_width(width, dtype, device, rung):
-    check("layer_norm", row_inputs((5, width), dtype, device), rung)
-
-
-@every("residual_layer_norm")
-@every_dtype
-@pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 760, 768, 1023, 1024, 1280, 1600, 2049, 4096])
-def test_residual_layer_norm_of_any_width(width, dtype, device, rung):
-    check("residual_layer_norm", row_inputs((5, width), dtype, device, residual=True), rung)
+def test_rows_of_any_width(width, dtype, op, device, rung):
+    check(op, row_inputs(op, (5, width), dtype, device), rung)
 
 
 @every("layer_norm")
 @pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 3, 5, 8), (257, 3), (1, 8192), (1, 8191)], ids=str)
-def test_layer_norm_of_any_shape(shape, device, rung):
-    check("layer_norm", row_inputs(shape, torch.float32, device), rung)
-    check("layer_norm", row_inputs(shape, torch.float32, device), rung, eps=0.3)
+def test_layer_norm_of_any_shape(shape, op, device, rung):
+    for options in ({}, {"eps": 0.3}):
+        check(op, row_inputs(op, shape, torch.float32, device), rung, **options)
 
 
-@every_op_and_rung
+@every_rung_of_rows
 @every_dtype
 @pytest.mark.parametrize("width", [16392, 24001, 40960, 131072])
 def test_rows_wider_than_one_multiprocessor_holds(width, dtype, op, device, rung):
-    if not op.startswith("attention") and rung in ("cpu", "v1_naive", "v1_separate", "v4_cluster"):
-        residual = op == "residual_layer_norm"
-        check(op, row_inputs((2, width), dtype, device, residual=residual), rung, layouts=width == 24001)
+    if rung in ("cpu", "v1_naive", "v1_separate", "v4_cluster"):
+        check(op, row_inputs(op, (2, width), dtype, device), rung, layouts=width == 24001)
 
 
 @attention_ops_and_rungs
@@ -77,7 +79,7 @@ def test_rows_wider_than_one_multiprocessor_holds(width, dtype, op, device, rung
 @pytest.mark.parametrize("length", [1, 33, 127])
 def test_attention_of_any_length(length, causal, dtype, op, device, rung):
     if can_do(rung, dtype):
-        inputs = attention_inputs(1, 2, length, length, 64, dtype, device, projection=op == "attention_block")
+        inputs = attention_inputs(op, 1, 2, length, length, 64, dtype, device)
         check(op, inputs, rung, causal=causal, layouts=length == 33)
 
 
@@ -100,7 +102,7 @@ def test_attention_of_any_length(length, causal, dtype, op, device, rung):
     ids=str,
 )
 def test_attention_of_any_shape(shape, causal, op, device, rung):
-    inputs = attention_inputs(*shape, torch.float32, device, projection=op == "attention_block")
+    inputs = attention_inputs(op, *shape, torch.float32, device)
     check(op, inputs, rung, causal=causal)
 
 
@@ -108,17 +110,17 @@ def test_attention_of_any_shape(shape, causal, op, device, rung):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_rung_finds_each_tensor_wherever_it_lies(dtype, op, device, rung):
     if op.startswith("attention"):
-        inputs = attention_inputs(2, 3, 5, 7, 8, dtype, device, projection=op == "attention_block")
+        inputs = attention_inputs(op, 2, 3, 5, 7, 8, dtype, device)
         check(op, inputs, rung, causal=True, alone=True, layouts=False)
     else:
-        inputs = row_inputs((2, 3, 64), dtype, device, residual=op == "residual_layer_norm")
+        inputs = row_inputs(op, (2, 3, 64), dtype, device)
         check(op, inputs, rung, alone=True, layouts=False)
 
 
 @attention_ops_and_rungs
 @pytest.mark.parametrize("steep", [7, 60])
 def test_each_tile_of_keys_may_bring_a_new_maximum(steep, op, device, rung):
-    q, k, v, *rest = attention_inputs(1, 2, 3, 130, 16, torch.float32, device, projection=op == "attention_block")
+    q, k, v, *rest = attention_inputs(op, 1, 2, 3, 130, 16, torch.float32, device)
     k = k.abs() * torch.linspace(1, steep, 130, device=device)[:, None]
     v = v + testing.staircase(130, device)[:, None]
     for keys in (k, k.flip(2), k.roll(65, 2)):
@@ -132,7 +134,7 @@ def test_every_gpt2_width(heads, dtype, op, device, rung):
     """All heads of GPT-2 small, medium, large and XL; lengths up to the context's 1024 where a GPU runs them."""
     for length in (1, 2, 31, 32, 33, 127, 128, 129, 1023, 1024) if device == "cuda" else (3,):
         for causal in (True, False) if device == "cuda" else (True,):
-            inputs = attention_inputs(1, heads, length, length, 64, dtype, device, projection=op == "attention_block")
+            inputs = attention_inputs(op, 1, heads, length, length, 64, dtype, device)
             check(op, inputs, rung, causal=causal, layouts=False)
 
 
@@ -141,16 +143,16 @@ def test_every_gpt2_width(heads, dtype, op, device, rung):
 @with_and_without_mask
 def test_auto_does_gpt2_sized_layers(causal, op, device):
     for dtype in (torch.float32, torch.bfloat16):
-        inputs = attention_inputs(2, 12, 128, 128, 64, dtype, device, projection=op == "attention_block")
+        inputs = attention_inputs(op, 2, 12, 128, 128, 64, dtype, device)
         check(op, inputs, "auto", causal=causal, layouts=False)
 
 
-@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+@on_a_gpu
 @pytest.mark.parametrize("batch", [7, 8])
 def test_the_product_adds_the_residual_where_rows_are_many(batch, device):
     """Of the pieces, with 8192 rows and more: 8 sequences of 1024 tokens of GPT-2 small."""
-    inputs = attention_inputs(batch, 12, 1024, 1024, 64, torch.bfloat16, device, projection=True)
-    check("attention_block", inputs, "pieces", causal=True, layouts=False)
+    inputs = attention_inputs(BLOCK, batch, 12, 1024, 1024, 64, torch.bfloat16, device)
+    check(BLOCK, inputs, "pieces", causal=True, layouts=False)
     residual, proj_weight, proj_bias, *norm = inputs[3:]
     options = {"causal": True, "return_statistics": True, "rung": "pieces"}
     y, total, attended, _, mean, rstd = step3_fused.attention_block(*inputs, **options)
@@ -171,28 +173,28 @@ def test_the_product_adds_the_residual_where_rows_are_many(batch, device):
 @pytest.mark.parametrize("batch", [127, 128])
 def test_the_emulated_product_adds_the_residual_where_rows_are_many(batch):
     """Then it is the rounded sum that is normalised."""
-    inputs = attention_inputs(batch, 2, 64, 64, 8, torch.bfloat16, "cpu", projection=True)
-    check("attention_block", inputs, "pieces", causal=True, layouts=False)
+    inputs = attention_inputs(BLOCK, batch, 2, 64, 64, 8, torch.bfloat16, "cpu")
+    check(BLOCK, inputs, "pieces", causal=True, layouts=False)
     y, total = step3_fused.attention_block(*inputs, causal=True, rung="pieces")
     assert torch.equal(y, step3_fused.layer_norm(total, *inputs[6:], rung="v3_registers")) == (batch == 128)
 
 
-@pytest.mark.parametrize("device", testing.DEVICES)
+@on_each_device
 def test_auto_takes_what_was_measured_to_be_fastest(device):
     """On a GPU the rung that the results show ahead; on the CPU the plain C++ version. Bit for bit."""
     few, many, wide = (2, 12, 33, 33, 64), (2, 12, 65, 65, 64), (1, 17, 33, 33, 64)
     token, later = (3, 25, 1, 128, 64), (3, 25, 1, 129, 64)
     for op, shape, rung in (
-        ("attention_block", few, "v5_cluster"),
-        ("attention_block", many, "pieces"),
-        ("attention_block", wide, "pieces"),
-        ("attention_residual_layer_norm", few, "v4_heads"),
-        ("attention_residual_layer_norm", many, "pieces"),
-        ("attention_residual_layer_norm", wide, "pieces"),
-        ("attention_residual_layer_norm", token, "v4_heads"),
-        ("attention_residual_layer_norm", later, "pieces"),
+        (BLOCK, few, "v5_cluster"),
+        (BLOCK, many, "pieces"),
+        (BLOCK, wide, "pieces"),
+        (ALONE, few, "v4_heads"),
+        (ALONE, many, "pieces"),
+        (ALONE, wide, "pieces"),
+        (ALONE, token, "v4_heads"),
+        (ALONE, later, "pieces"),
     ):
-        inputs = attention_inputs(*shape, torch.bfloat16, device, projection=op == "attention_block")
+        inputs = attention_inputs(op, *shape, torch.bfloat16, device)
         if device == "cpu":
             rung = "cpu"
         elif torch.cuda.get_device_capability() < (9, 0):
@@ -212,42 +214,37 @@ SIZES = {"B": ["batch"], "H": ["heads"], "S": ["q_length", "k_length"], "keys": 
 }
 
 
-@pytest.mark.parametrize(
-    "op", ["layer_norm", "residual_layer_norm", "attention_residual_layer_norm", "attention_block"]
-)
+@every_op
 def test_auto_is_read_off_the_results(op):
     testing.check_automatic(
         step3_fused, op, lambda shape: {name: n for k, n in shape.items() for name in SIZES.get(k, [k])}
     )
 
 
-@every("attention_residual_layer_norm")
-def test_rows_so_wide_that_fewer_fit_into_shared_memory(device, rung):
+@every(ALONE, tensor_cores=False)
+def test_rows_so_wide_that_fewer_fit_into_shared_memory(op, device, rung):
     """At most 16, 8, 4 and 1 rows of these widths fit into the 227 KB of a Hopper GPU, which the emulation has too."""
     memory = torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device == "cuda" else 227 << 10
     for batch, width in ((16, 800), (16, 4000), (2, 9000), (2, 28000)):
         if rung == "v2_fused" and 4 * width + 36000 > memory:  # other GPUs have less
             continue
-        inputs = attention_inputs(batch, width // 100, 1, 2, 100, torch.float16, device)
-        check("attention_residual_layer_norm", inputs, rung, layouts=False)
+        check(op, attention_inputs(op, batch, width // 100, 1, 2, 100, torch.float16, device), rung, layouts=False)
 
 
-@every("attention_block")
-def test_rows_so_wide_that_fewer_fit_beside_their_projection(device, rung):
+@every(BLOCK, tensor_cores=False)
+def test_rows_so_wide_that_fewer_fit_beside_their_projection(op, device, rung):
     for width in (1920, 7360) if device == "cuda" else (1920,):
-        inputs = attention_inputs(16, width // 40, 1, 2, 40, torch.float16, device, projection=True)
-        check("attention_block", inputs, rung, layouts=False)
+        check(op, attention_inputs(op, 16, width // 40, 1, 2, 40, torch.float16, device), rung, layouts=False)
 
 
 @pytest.mark.parametrize("schedule", ["reverse", "random:1", "random:2"])
 def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
-    for op in FORMULAS:
-        for device, rung in (param.values for param in rungs_of(op)):
-            if device == "cpu":
-                check(op, inputs_of(op, torch.float32, "cpu"), rung, layouts=False)
-    for op in ("attention_residual_layer_norm", "attention_block"):
-        inputs = attention_inputs(8, 2, 33, 35, 24, torch.float32, "cpu", projection=op == "attention_block")
+    for op, device, rung in (param.values for param in rungs_of(*FORMULAS, tensor_cores=False)):
+        if device == "cpu":
+            check(op, inputs_of(op, torch.float32, "cpu"), rung, layouts=False)
+    for op in (ALONE, BLOCK):
+        inputs = attention_inputs(op, 8, 2, 33, 35, 24, torch.float32, "cpu")
         for rung in ("v1_separate", "v2_fused", "pieces"):
             check(op, inputs, rung, causal=True, layouts=False)
 
@@ -255,81 +252,59 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
 # ---- what the fused ops are made of ----
 
 
-@attention_ops_and_rungs
+@every_rung_of_attention
 @with_and_without_mask
-@pytest.mark.parametrize("shape", [(2, 3, 50, 50, 64), (1, 4, 7, 33, 16)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 150, 150, 64), (1, 4, 7, 33, 16)], ids=str)
 def test_fused_is_step_2s_attention_then_the_separate_pieces(shape, causal, op, device, rung):
-    inputs = attention_inputs(*shape, torch.float32, device, projection=op == "attention_block")
-    fused = getattr(step3_fused, op)(*inputs, causal=causal, rung=rung)
-    torch.testing.assert_close(fused, from_pieces(op, inputs, causal), rtol=1e-4, atol=1e-5)
+    inputs = attention_inputs(op, *shape, dtype_of(rung), device)
+    fused = call(op, inputs, rung, causal=causal)
+    torch.testing.assert_close(fused, from_pieces(op, inputs, causal), **close_of(rung))
 
 
-@attention_ops_and_rungs
-@with_and_without_mask
-def test_fused_is_pytorchs_own_chain(causal, op, device, rung):
-    inputs = attention_inputs(2, 3, 40, 40, 64, torch.float32, device, projection=op == "attention_block")
-    q, k, v, residual, *rest = inputs
-    x = F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
-    if op == "attention_block":
-        proj_weight, proj_bias, *rest = rest
-        x = x @ proj_weight + proj_bias
-    total = x + residual
-    y = F.layer_norm(total, total.shape[-1:], *rest)
-    expected = (y, total) if op == "attention_block" else y
-    torch.testing.assert_close(
-        getattr(step3_fused, op)(*inputs, causal=causal, rung=rung), expected, rtol=1e-4, atol=1e-5
-    )
-
-
-LAUNCHES = {
-    ("layer_norm", "v1_naive"): 1,
-    ("layer_norm", "v2_block"): 1,
-    ("layer_norm", "v3_registers"): 1,
-    ("layer_norm", "v4_cluster"): 1,
+SEVERAL_LAUNCHES = {
     ("residual_layer_norm", "v1_separate"): 2,
-    ("residual_layer_norm", "v2_fused"): 1,
-    ("residual_layer_norm", "v3_registers"): 1,
-    ("residual_layer_norm", "v4_cluster"): 1,
-    ("attention_residual_layer_norm", "v1_separate"): 3,
-    ("attention_residual_layer_norm", "v2_fused"): 1,
-    ("attention_block", "v1_separate"): 4,
-    ("attention_block", "v2_fused"): 1,
+    (ALONE, "v1_separate"): 3,
+    (BLOCK, "v1_separate"): 4,
+    # The pieces are other ops' rungs: one for each, where they are not the library's.
+    (ALONE, "pieces"): 2,
+    (BLOCK, "pieces"): 3,
 }
-# The pieces are other ops' rungs: one for each, where they are not the library's.
-EMULATED_LAUNCHES = {("attention_residual_layer_norm", "pieces"): 2, ("attention_block", "pieces"): 3}
 
 
-@every_op_and_rung
+@every(*FORMULAS)
 def test_a_rung_launches_as_many_kernels_as_its_header_says(op, device, rung):
-    if rung == "cpu" or (device == "cuda" and (op, rung) in EMULATED_LAUNCHES):
+    if rung == "cpu" or (device == "cuda" and rung == "pieces"):
         return
     inputs = inputs_of(op, torch.float32, device)
-    function = getattr(step3_fused, op)
-    function(*inputs, rung=rung)
+    if rung in ON_TENSOR_CORES:
+        inputs = attention_inputs(op, 2, 3, 70, 70, 8, torch.bfloat16, device)
+    call(op, inputs, rung)
+    before = step3_fused.emulated_kernels()
     if device == "cuda":
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            function(*inputs, rung=rung)
+            call(op, inputs, rung)
             torch.cuda.synchronize()
         kernels = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-        assert len([e for e in kernels if "Memset" not in e.name and "Memcpy" not in e.name]) == LAUNCHES[op, rung]
+        launched = len([e for e in kernels if "Memset" not in e.name and "Memcpy" not in e.name])
     else:
-        before = step3_fused.emulated_kernels()
-        function(*inputs, rung=rung)
-        assert step3_fused.emulated_kernels() - before == (LAUNCHES | EMULATED_LAUNCHES)[op, rung]
+        call(op, inputs, rung)
+        launched = step3_fused.emulated_kernels() - before
+    assert launched == SEVERAL_LAUNCHES.get((op, rung), 1)
 
 
-def test_only_attention_rungs_of_several_launches_ask_for_scratch():
-    asking = {(op, rung) for op, rung in LAUNCHES | EMULATED_LAUNCHES if step3_fused.needs_scratch(op, rung)}
-    separate = {(op, "v1_separate") for op in ("attention_residual_layer_norm", "attention_block")}
-    assert asking == separate | set(EMULATED_LAUNCHES)
+def test_only_attention_rungs_of_several_launches_and_v4s_counters_need_scratch():
+    for op in FORMULAS:
+        for rung in step3_fused.rungs(op)[1:]:
+            several = op.startswith("attention") and (op, rung) in SEVERAL_LAUNCHES
+            assert step3_fused.needs_scratch(op, rung) == (several or rung == "v4_dataflow"), rung
 
 
-@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+@on_a_gpu
 @attention_ops
 def test_fused_allocates_nothing_but_its_outputs(op, device):
-    inputs = attention_inputs(2, 12, 128, 128, 64, torch.bfloat16, device, projection=op == "attention_block")
-    names = ("y", "sum", "attended") if op == "attention_block" else ("out", "attended")
+    inputs = attention_inputs(op, 2, 12, 128, 128, 64, torch.bfloat16, device)
+    names = ("y", "sum", "attended") if op == BLOCK else ("out", "attended")
     outs = {name: torch.empty_like(inputs[3]) for name in names} | {"lse": torch.empty(2, 12, 128, device=device)}
     outs |= {name: torch.empty(2, 128, device=device) for name in ("mean", "rstd")}
     for rung, grows in (("v2_fused", False), ("v1_separate", True)):
@@ -365,11 +340,10 @@ def upper_left_mask(formula):
 def normalised_by_head(formula):
     """LayerNorm over each head's slice, as a block that owns one head would do it."""
 
-    def wrong(q, k, v, residual, *rest, causal):
-        x = attention_of(q, k, v, causal=causal) + residual
-        heads = x.unflatten(2, (q.shape[1], q.shape[3]))
-        y = F.layer_norm(heads, heads.shape[-1:]).flatten(2)
-        return y * rest[0] + rest[1]
+    def wrong(q, k, v, residual, weight, bias, causal):
+        _, attended, *rest = formula(q, k, v, residual, weight, bias, causal=causal)
+        heads = (attended + residual).unflatten(2, (q.shape[1], q.shape[3]))
+        return F.layer_norm(heads, heads.shape[-1:]).flatten(2) * weight + bias, attended, *rest
 
     return wrong
 
@@ -396,30 +370,27 @@ MISTAKES = [heads_swapped, without_mask, upper_left_mask, without_residual, unif
 @pytest.mark.parametrize(
     ("op", "mistake"),
     [
-        *(("attention_residual_layer_norm", mistake) for mistake in (*MISTAKES, normalised_by_head)),
-        *(("attention_block", mistake) for mistake in (*MISTAKES, without_projection_bias, projection_transposed)),
+        *((ALONE, mistake) for mistake in (*MISTAKES, normalised_by_head)),
+        *((BLOCK, mistake) for mistake in (*MISTAKES, without_projection_bias, projection_transposed)),
     ],
 )
 @on_each_device
 def test_the_contract_catches(mistake, op, device):
     """The mistake is made in the formula; a rung that made it would differ from the right one by as much."""
-    inputs = attention_inputs(1, 3, 9, 12, 16, torch.float32, device, projection=op == "attention_block")
-    for rung in (param.values[1] for param in rungs_of(op) if param.values[0] == device):
+    inputs = attention_inputs(op, 1, 3, 9, 12, 16, torch.float32, device)
+    for rung in (param.values[2] for param in rungs_of(op, tensor_cores=False) if param.values[1] == device):
         with testing.raises(AssertionError, "against float64"):
             check(op, inputs, rung, reference=mistake(FORMULAS[op]), causal=True)
 
 
-@attention_ops_and_rungs
+@every_rung_of_attention
 def test_the_future_has_no_influence(op, device, rung):
-    inputs = attention_inputs(1, 2, 40, 40, 16, torch.float32, device, projection=op == "attention_block")
-    function = getattr(step3_fused, op)
-    before = function(*inputs, causal=True, rung=rung)
-    inputs[1][:, :, 25:], inputs[2][:, :, 25:] = 1e4, -1e4
-    after = function(*inputs, causal=True, rung=rung)
-    if op == "attention_block":
-        before, after = before[1], after[1]
-    assert torch.equal(before[:, :25], after[:, :25])
-    assert not torch.allclose(before[:, 25:], after[:, 25:])
+    inputs = attention_inputs(op, 1, 2, 140, 140, 16, dtype_of(rung), device)
+    before = call(op, inputs, rung, causal=True)[-1]  # the sum, where it is returned
+    inputs[1][:, :, 125:], inputs[2][:, :, 125:] = 1e4, -1e4
+    after = call(op, inputs, rung, causal=True)[-1]
+    assert torch.equal(before[:, :125], after[:, :125])
+    assert not torch.allclose(before[:, 125:], after[:, 125:])
 
 
 # ---- inputs that are unusual, and right ----
@@ -428,7 +399,7 @@ def test_the_future_has_no_influence(op, device, rung):
 @every("layer_norm")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("width", [31, 768, 1600, 20000])
-def test_a_large_mean_does_not_drown_a_small_variance(width, dtype, device, rung):
+def test_a_large_mean_does_not_drown_a_small_variance(width, dtype, op, device, rung):
     """E[x²] − E[x]² has no digit left here; a mean rounded to float32 would shift the result by 0.05."""
     if width > 16384 and rung in ("v2_block", "v3_registers"):
         return  # refused
@@ -444,7 +415,7 @@ def test_a_large_mean_does_not_drown_a_small_variance(width, dtype, device, rung
 
 
 @every("residual_layer_norm")
-def test_the_fused_sum_has_a_large_mean(device, rung):
+def test_the_fused_sum_has_a_large_mean(op, device, rung):
     weight, bias = parameters(768, torch.float32, device)
     x = (1e4 + testing.randn((4, 768), torch.float64, device, scale=0.5)).float()
     residual = testing.randn((4, 768), torch.float32, device, seed=1, scale=0.01)
@@ -453,7 +424,7 @@ def test_the_fused_sum_has_a_large_mean(device, rung):
 
 @every("layer_norm")
 @every_dtype
-def test_a_constant_row_gives_the_bias(dtype, device, rung):
+def test_a_constant_row_gives_the_bias(dtype, op, device, rung):
     for width in (1, 33, 768):
         weight, bias = parameters(width, dtype, device)
         for value in (0.0, 1.0, -0.1, 1000.1):
@@ -463,8 +434,8 @@ def test_a_constant_row_gives_the_bias(dtype, device, rung):
 
 
 @every("layer_norm")
-def test_an_eps_of_0_adds_nothing(device, rung):
-    x, weight, bias = row_inputs((3, 64), torch.float32, device)
+def test_an_eps_of_0_adds_nothing(op, device, rung):
+    x, weight, bias = row_inputs(op, (3, 64), torch.float32, device)
     x *= 1e-4  # a variance of 1e-8, beside which the default of 1e-5 would be all
     torch.testing.assert_close(
         step3_fused.layer_norm(x, weight, bias, eps=0.0, rung=rung), layer_norm_of(x, weight, bias, 0.0)
@@ -474,32 +445,13 @@ def test_an_eps_of_0_adds_nothing(device, rung):
 @attention_ops_and_rungs
 @with_and_without_mask
 def test_a_scale_of_0_weighs_all_keys_alike(causal, op, device, rung):
-    inputs = attention_inputs(1, 2, 5, 7, 8, torch.float32, device, projection=op == "attention_block")
-    inputs = tuple(t.requires_grad_() for t in inputs)
-    out = getattr(step3_fused, op)(*inputs, causal=causal, scale=0.0, rung=rung)
+    inputs = [t.requires_grad_() for t in attention_inputs(op, 1, 2, 5, 7, 8, torch.float32, device)]
+    outputs = call(op, inputs, rung, causal=causal, scale=0.0)
     expected = FORMULAS[op](torch.zeros_like(inputs[0]), *inputs[1:], causal=causal)
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-    (out[0] if op == "attention_block" else out).square().sum().backward()
+    torch.testing.assert_close(outputs, expected[: OUTPUTS[op]], rtol=1e-4, atol=1e-5)
+    outputs[0].square().sum().backward()
     assert inputs[0].grad.eq(0).all()
     assert inputs[1].grad.eq(0).all()
-
-
-@attention_ops_and_rungs
-def test_a_call_knows_nothing_of_the_one_before(op, device, rung):
-    inputs = attention_inputs(1, 1, 3, 9, 8, torch.float32, device, projection=op == "attention_block")
-    getattr(step3_fused, op)(*inputs, rung=rung)
-    for tensor in inputs[1:]:
-        tensor.neg_().mul_(1.5)  # other numbers in the same place
-    out = getattr(step3_fused, op)(*inputs, rung=rung)
-    torch.testing.assert_close(out, FORMULAS[op](*inputs), rtol=1e-4, atol=1e-5)
-
-
-@every("layer_norm")
-def test_eps_stands_under_the_root_and_the_variance_is_the_biased_one(device, rung):
-    x = torch.tensor([[1.0, 3.0]], device=device)  # mean 2, variance 1 (divided by 2; by 1 it would be 2)
-    one, zero = torch.ones(2, device=device), torch.zeros(2, device=device)
-    y = step3_fused.layer_norm(x, one, zero, eps=3.0, rung=rung)  # outside the root it would be 1/(1 + 3)
-    torch.testing.assert_close(y, torch.tensor([[-0.5, 0.5]], device=device))
 
 
 @every_op_and_rung
@@ -512,51 +464,45 @@ def test_large_numbers_do_not_overflow_in_half_precision(dtype, op, device, rung
     check(op, inputs, rung)
 
 
-@attention_ops_and_rungs
+@testing.where(lambda rung, dtype: can_do(rung, dtype))
+@every_rung_of_attention
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 def test_scores_beyond_the_half_types_range_pick_the_greatest(dtype, op, device, rung):
-    inputs = attention_inputs(1, 2, 6, 6, 64, dtype, device, projection=op == "attention_block")
-    inputs[0].sign_().mul_(1e4)
-    inputs[1].sign_().mul_(1e4)  # scores of up to 8e8
-    y = getattr(step3_fused, op)(*inputs, rung=rung)
-    expected = FORMULAS[op](*(t.double() for t in inputs))
-    if op == "attention_block":
-        y, expected = y[0], expected[0]
+    q, k, *rest = attention_inputs(op, 1, 2, 6, 6, 64, dtype, device)
+    inputs = (q.sign() * 1e4, k.sign() * 1e4, *rest)  # scores of up to 8e8
+    y, expected = call(op, inputs, rung)[0], FORMULAS[op](*(t.double() for t in inputs))[0]
     torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=5 * torch.finfo(dtype).eps)
 
 
 @attention_ops_and_rungs
 def test_a_query_that_sees_no_key_gives_the_residual_alone(op, device, rung):
-    inputs = attention_inputs(1, 2, 40, 3, 8, torch.float32, device, projection=op == "attention_block")
-    inputs = tuple(t.requires_grad_() for t in inputs)
-    out = getattr(step3_fused, op)(*inputs, causal=True, rung=rung)
-    y = out[0] if op == "attention_block" else out
+    inputs = [t.requires_grad_() for t in attention_inputs(op, 1, 2, 40, 3, 8, torch.float32, device)]
+    y = call(op, inputs, rung, causal=True)[0]
     residual, weight, bias = inputs[3], *inputs[-2:]
-    alone = residual + inputs[5] if op == "attention_block" else residual
+    alone = residual + inputs[5] if op == BLOCK else residual
     torch.testing.assert_close(y[:, :37], layer_norm_of(alone, weight, bias)[:, :37])
     y.square().sum().backward()
     assert inputs[0].grad[:, :, :37].eq(0).all()
     assert all(t.grad.isfinite().all() for t in inputs)
 
 
-@every_op_and_rung
-def test_empty_tensors(op, device, rung):
-    function = getattr(step3_fused, op)
-    if not op.startswith("attention"):
-        more = (torch.empty(0, 8, device=device),) if op == "residual_layer_norm" else ()
-        out = function(torch.empty(0, 8, device=device), *more, *parameters(8, torch.float32, device), rung=rung)
-        assert (out[0] if op == "residual_layer_norm" else out).shape == (0, 8)
-        return
-    for b, q_length, k_length in ((0, 3, 3), (2, 0, 3), (2, 3, 0), (2, 0, 0)):
-        inputs = attention_inputs(
-            b, 2, q_length, k_length, 4, torch.float32, device, projection=op == "attention_block"
-        )
-        out = function(*inputs, rung=rung)
-        y = out[0] if op == "attention_block" else out
-        assert y.shape == (b, q_length, 8)
-        if k_length == 0:  # attention over nothing is 0
-            alone = inputs[3] + inputs[5] if op == "attention_block" else inputs[3]
-            torch.testing.assert_close(y, layer_norm_of(alone, *inputs[-2:]))
+@every_rung_of_rows
+def test_empty_rows(op, device, rung):
+    assert all(y.shape == (0, 8) for y in call(op, row_inputs(op, (0, 8), torch.float32, device), rung))
+
+
+@every_rung_of_attention
+@pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 3), (2, 3, 0), (2, 0, 0)], ids=str)
+def test_empty_tensors(shape, op, device, rung):
+    b, q_length, k_length = shape
+    if rung == "v4_dataflow" and q_length > k_length:
+        return  # refused
+    inputs = attention_inputs(op, b, 2, q_length, k_length, 8, dtype_of(rung), device)
+    outputs = call(op, inputs, rung)
+    assert all(out.shape == (b, q_length, 16) for out in outputs)
+    if k_length == 0:  # attention over nothing is 0
+        alone = inputs[3] + inputs[5] if op == BLOCK else inputs[3]
+        torch.testing.assert_close(outputs[0], layer_norm_of(alone, *inputs[-2:]), **close_of(rung))
 
 
 # ---- page one, and the example ----

@@ -22,9 +22,9 @@ def folder(hf, tmp_path_factory):
 @pytest.fixture
 def one_thread():
     """For many steps on tensors so small that a second thread is only waited for."""
-    import train
+    from training import progress
 
-    with train.one_thread():
+    with progress.one_thread():
         yield
 
 

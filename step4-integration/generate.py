@@ -1,120 +1,391 @@
-"""Greedy and sampled generation with a KV cache.
+"""Text by GPT-2, greedy or sampled, for one prompt or a batch of prompts of any lengths.
 
 python generate.py --model ../out/small-gpt2 --prompt "The kernel"          what train.py made
 python generate.py --model gpt2 --prompt "The kernel" --temperature 0.8     fetched by name from the hub
 """
 
+# ruff: noqa: E402  arguments are read first, so that --help needs no build
 import argparse
 import codecs
+import contextlib
 import math
+import operator
 import pathlib
 import sys
-from collections.abc import Callable
-
-import gpt2_weights
-import torch
-from gpt2_model import GPT2, Config, KVCache
-
-from step2_attention import softmax  # not installed? pip install -e ..
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 TOKENS = 100  # that the command adds where it is not told how many
 
 
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Continues texts with GPT-2.")
+    parser.add_argument("--model", required=True, help="a folder, such as ../out/small-gpt2, or a name on the hub")
+    parser.add_argument("--prompt", required=True, action="append", help="the text to continue; may be given again")
+    parser.add_argument(
+        "--tokens", type=int, help=f"how many to add (default: {TOKENS}, or what the model has room for)"
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
+    parser.add_argument("--top-k", type=int, default=0, help="draw among the k likeliest")
+    parser.add_argument("--top-p", type=float, default=1.0, help="draw among the likeliest that reach it together")
+    parser.add_argument("--min-p", type=float, default=0.0, help="draw among those of this part of the likeliest's")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: tokens seen are less likely")
+    parser.add_argument("--seed", type=int, help="of the draws")
+    parser.add_argument("--samples", type=int, default=1, help="how many texts for each prompt")
+    parser.add_argument("--stop", action="append", default=[], help="end a text with this token; may be given again")
+    parser.add_argument("--window", action="store_true", help="take the end of a prompt that leaves no room")
+    parser.add_argument("--log-probs", action="store_true", help="print the sum of the new tokens' log-probabilities")
+    parser.add_argument("--blocks", help="the form of a block, of model/blocks/ (default: the last)")
+    parser.add_argument("--device", help="default: cuda where there is a GPU")
+    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], help="default: the file's")
+    return parser
+
+
+if __name__ == "__main__":
+    make_parser().parse_args()
+
+import torch
+from gpt2_model import GPT2, Config
+from model import weights as weight_files
+from model.runner import Runner, runner_of
+
+from step4_integration import sample  # not installed? pip install -e ..
+
+BEHIND = 8  # steps that the host may be behind the GPU in looking at tokens
+
+
+@torch.inference_mode(False)  # what is kept for the next call must be writable there, whatever its mode
 @torch.no_grad()
 def generate(
     model: GPT2,
-    ids: torch.Tensor,
+    prompts: torch.Tensor | Sequence[Any],
     max_new_tokens: int,
     *,
     temperature: float = 0.0,
-    top_k: int | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     seed: int | None = None,
-    stop: int | None = None,
+    stop: int | Collection[int] | torch.Tensor | None = None,
+    samples: int = 1,
+    window: bool = False,
     use_cache: bool = True,
+    return_log_probs: bool = False,
     on_token: Callable[[torch.Tensor], None] | None = None,
-) -> torch.Tensor:
-    """`ids` and up to `max_new_tokens` more for each row.
+) -> Any:
+    """Each prompt and up to `max_new_tokens` more tokens.
 
-    The first step reads the whole prompt; each later one a single token, whose query meets the keys and values that the
-    steps before left in the cache. `use_cache=False` reads everything again at each step, and gives the same tokens.
+    The first step reads the prompts; each later one a single token, whose query meets the keys and values that the
+    steps before left in the cache. On a GPU both are CUDA graphs, recorded at the first call for a number of rows, and
+    the next token is chosen there: the host does not wait between tokens. The cache holds all of the model's positions
+    and stays until the model is deleted; `model.runner.forget` gives its memory back.
 
     Args:
-        ids: [batch, length], at least one row and one token, no padding; on the model's device.
-        temperature: 0 takes the likeliest token; else logits are divided by it and a token is drawn. Finite.
-        top_k: draws only among the k likeliest; more than the vocabulary are all.
-        seed: of the draws; None takes one at random.
-        stop: a row ends with this token; when all rows have ended, generation does. Ended rows are filled with it.
-        on_token: called with each new token, [batch].
+        prompts: ids [batch, length], int64 or int32; or a list of prompts, each a list of ids or a tensor [length], of
+            any lengths. At least one row and one token each.
+        temperature: 0 takes the likeliest token; else scores are divided by it and a token is drawn. Finite.
+        top_k, top_p, min_p, repetition_penalty: as in `sample`; 0, 1, 0 and 1 change nothing.
+        seed: of the draws; None takes one at random. A row's draws depend on its number and the seed alone.
+        stop: a row ends with this token, or with one of these; when all rows have ended, generation does. Rows that
+            ended earlier are filled with the token that they ended with.
+        samples: how many texts for each prompt, beside each other; the prompt is read once.
+        window: of a prompt that leaves no room for the new tokens, take the end that does. Else it is an error.
+        use_cache: False reads everything again at each step, and gives the same tokens.
+        return_log_probs: return the model's log-probability of each new token, too.
+        on_token: called with each step's tokens in turn, [rows], on the CPU.
 
     Returns:
-        [batch, length + new].
+        As `prompts` came: a tensor [batch · samples, length + new] of its dtype on its device, or a list of tensors,
+        each a prompt and its new tokens, on the model's device. With `return_log_probs` `(that, log_probs)`, log_probs
+        float32 [batch · samples, new], 0 behind a row's end.
 
     Raises:
-        ValueError: an argument out of its range, or more tokens than the model has positions.
+        TypeError: an argument of a type that it cannot be.
+        ValueError: an argument out of its range, or more tokens than the model has positions; of prompts on the CPU, an
+            id outside the vocabulary. On a GPU a check would wait for it: the new tokens of such a row are -1, and
+            their log-probabilities NaN.
     """
-    config = model.config
-    if ids.dim() != 2 or ids.numel() == 0:
+    rows = check_prompts(model, prompts)
+    max_new_tokens, top_k = integer("max_new_tokens", max_new_tokens), integer("top_k", top_k)
+    samples, seed = integer("samples", samples), None if seed is None else integer("seed", seed)
+    check_numbers(max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, samples)
+    ends = check_stop(stop, model.config.vocab_size)
+    positions = model.config.n_positions
+    most = positions + 1  # tokens of a text: the last one is not read
+    longest = max(len(row) for row in rows)
+    if window and max_new_tokens > positions:
         raise ValueError(
-            f"generate: `ids` must be [batch, length], at least one row and one token, got shape {tuple(ids.shape)}"
+            f"generate: `max_new_tokens` must be from 0 to {positions}, the model's positions, got {max_new_tokens}"
         )
-    room = config.n_positions - ids.shape[1]
-    if room < 0:
+    if window:
+        rows = [row[-min(positions, most - max_new_tokens) :] for row in rows]
+    elif longest > positions:
         raise ValueError(
-            f"generate: `ids` must have at most {config.n_positions} tokens, the model's positions, got {ids.shape[1]}"
+            f"generate: `prompts` must have at most {positions} tokens, the model's positions, got {longest}; "
+            "window=True takes the end of a long prompt"
         )
-    if not 0 <= max_new_tokens <= room:
+    elif max_new_tokens > most - longest:
         raise ValueError(
-            f"generate: `max_new_tokens` must be from 0 to {room} after a prompt of {ids.shape[1]} tokens (the model "
-            f"has {config.n_positions} positions), got {max_new_tokens}"
+            f"generate: `max_new_tokens` must be from 0 to {most - longest} after a prompt of {longest} tokens "
+            f"(the model has {positions} positions), got {max_new_tokens}"
         )
-    if temperature < 0:
-        raise ValueError(f"generate: `temperature` must not be negative, got {temperature}")
-    if not math.isfinite(temperature):
-        raise ValueError(f"generate: `temperature` must be finite, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"generate: `top_k` must be at least 1, got {top_k}")
+    device = model.wte.weight.device
+    borrowed = runner_of(model, len(rows) * samples) if use_cache else contextlib.nullcontext()
+    with torch.autocast(device.type, enabled=False), borrowed as runner:
+        reader = Cached(runner, rows) if use_cache else Uncached(model, rows, samples)
+        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+                   "repetition_penalty": repetition_penalty, "rung": model.config.rung("sample")}  # fmt: skip
+        new, log_probs = add_tokens(reader, rows, max_new_tokens, options, seed, ends, samples, on_token)
+    lines = [row for row in rows for _ in range(samples)]
+    if isinstance(prompts, torch.Tensor):
+        ids = torch.stack(lines).to(prompts.device, prompts.dtype)
+        texts = torch.cat([ids, new.to(prompts.device, prompts.dtype)], dim=1)
+    else:
+        texts = [torch.cat([row.to(device), added]) for row, added in zip(lines, new, strict=True)]
+    return (texts, log_probs) if return_log_probs else texts
+
+
+def check_prompts(model: GPT2, prompts: torch.Tensor | Sequence[Any]) -> list[torch.Tensor] | torch.Tensor:
+    """The prompts as rows of ids, each a tensor [length]."""
+    if isinstance(prompts, torch.Tensor):
+        if prompts.dim() != 2 or prompts.numel() == 0:
+            raise ValueError(
+                "generate: `prompts` must be [batch, length], at least one row and one token, got shape "
+                f"{tuple(prompts.shape)}"
+            )
+        rows = prompts
+    else:
+        try:
+            rows = [row if isinstance(row, torch.Tensor) else torch.as_tensor(row, device="cpu") for row in prompts]
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"generate: `prompts` must be rows of ids, got {type(prompts).__name__}: {error}"
+            ) from error
+        if not rows or any(row.dim() != 1 or len(row) == 0 for row in rows):
+            raise ValueError(
+                "generate: `prompts` must be at least one list of at least one id, got lengths "
+                f"{[len(row) if row.dim() == 1 else tuple(row.shape) for row in rows]}"
+            )
+    for row in [rows] if isinstance(rows, torch.Tensor) else rows:
+        if row.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"generate: `prompts` must be int64 or int32, got {row.dtype}")
+        if row.device.type == "cpu":
+            low, high = (bound.item() for bound in row.aminmax())
+            if low < 0 or high >= model.config.vocab_size:
+                raise ValueError(
+                    f"generate: `prompts` must be ids from 0 to {model.config.vocab_size - 1}, the model's vocabulary, "
+                    f"got {low if low < 0 else high}"
+                )
+    return rows
+
+
+def check_stop(stop: Any, vocab_size: int) -> set[int]:
+    """The tokens that end a row."""
+    alone = not isinstance(stop, Collection) or getattr(stop, "ndim", 1) == 0
+    several = [] if stop is None else [stop] if alone else stop
+    ends = {integer("stop", token) for token in several}
+    for token in ends:
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"generate: `stop` must be tokens from 0 to {vocab_size - 1}, the model's vocabulary, got {token}"
+            )
+    return ends
+
+
+def integer(name: str, value: Any) -> int:
+    """`value` as an int: NumPy's integers and a tensor's element are welcome, what has a fraction and truth are not."""
+    try:
+        if isinstance(value, bool) or getattr(value, "dtype", None) is torch.bool:
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"generate: `{name}` must be an integer, got {value!r}") from None
+
+
+def check_numbers(
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    seed: int | None,
+    samples: int,
+) -> None:
+    numbers = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
+    for name, number in numbers.items():
+        try:
+            math.isfinite(number)
+        except TypeError:
+            raise TypeError(f"generate: `{name}` must be a number, got {number!r}") from None
+    for name, number, fits, must in (
+        ("max_new_tokens", max_new_tokens, max_new_tokens >= 0, "not be negative"),
+        ("temperature", temperature, math.isfinite(temperature), "be finite"),
+        ("temperature", temperature, temperature >= 0, "not be negative"),
+        ("top_k", top_k, top_k >= 0, "not be negative"),
+        ("top_p", top_p, 0 <= top_p <= 1, "be from 0 to 1"),
+        ("min_p", min_p, 0 <= min_p <= 1, "be from 0 to 1"),
+        ("repetition_penalty", repetition_penalty, 0 < repetition_penalty < math.inf, "be finite and greater than 0"),
+        ("samples", samples, samples >= 1, "be at least 1"),
+    ):
+        if not fits:
+            raise ValueError(f"generate: `{name}` must {must}, got {number}")
     if seed is not None:
         check_seed("generate", seed)
-    generator = torch.Generator(ids.device)
-    generator.seed() if seed is None else generator.manual_seed(seed)
 
-    weight = model.wte.weight
-    capacity = ids.shape[1] + max_new_tokens
-    cache = KVCache(config, len(ids), capacity, dtype=weight.dtype, device=weight.device) if use_cache else None
-    ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-    step = ids
-    for _ in range(max_new_tokens):
-        hidden = model.hidden(step, cache)
-        token = choose(model.logits(hidden[:, -1]), temperature, top_k, generator)
-        if stop is not None:
-            token = torch.where(ended, stop, token)
-            ended |= token == stop
-        ids = torch.cat([ids, token[:, None].to(ids.dtype)], dim=1)
-        if on_token is not None:
-            on_token(token)
-        if stop is not None and ended.all():
+
+def padded(rows: Any) -> torch.Tensor:
+    """Rows of ids as int64 [batch, longest], the shorter ones filled with 0 behind their end."""
+    if isinstance(rows, torch.Tensor):
+        return rows.long()
+    return torch.nn.utils.rnn.pad_sequence([row.to(rows[0].device, torch.int64) for row in rows], batch_first=True)
+
+
+class Cached:
+    """Texts whose keys and values are kept: `logits` are those of the next tokens, `step` adds tokens."""
+
+    def __init__(self, runner: Runner, rows: Any):
+        self.runner = runner
+        self.runner.read(padded(rows), [len(row) for row in rows])
+        self.logits = self.runner.logits
+
+    def step(self, token: torch.Tensor) -> None:
+        self.runner.token.copy_(token)
+        self.runner.step()
+
+
+class Uncached:
+    """The same without a cache: everything is read again at each step."""
+
+    def __init__(self, model: GPT2, rows: Any, samples: int):
+        self.model, device = model, model.wte.weight.device
+        self.ids = padded(rows).to(device).repeat_interleave(samples, dim=0)
+        self.lengths = torch.tensor([len(row) for row in rows], device=device).repeat_interleave(samples)
+        self._read()
+
+    def step(self, token: torch.Tensor) -> None:
+        self.ids = torch.nn.functional.pad(self.ids, (0, 1)).scatter(1, self.lengths[:, None], token[:, None])
+        self.lengths = self.lengths + 1
+        self._read()
+
+    def _read(self) -> None:
+        every = torch.arange(len(self.ids), device=self.ids.device)
+        self.logits = self.model.logits(self.model.hidden(self.ids)[every, self.lengths - 1])
+
+
+def add_tokens(
+    reader: Cached | Uncached,
+    rows: Any,
+    most: int,
+    options: dict[str, Any],
+    seed: int | None,
+    ends: set[int],
+    samples: int,
+    on_token: Callable[[torch.Tensor], None] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The new tokens and their log-probabilities, [rows, new].
+
+    The GPU runs ahead: step i + 1 is launched before the host looks at the tokens of step i. So it learns a few steps
+    late that all rows have ended, and forgets what was added since.
+    """
+    count, vocab = reader.logits.shape
+    device = reader.logits.device
+    tokens = torch.empty(most, count, dtype=torch.int64, device=device)
+    log_probs = torch.empty(most, count, dtype=torch.float32, device=device)
+    rng_state = seen = None
+    if options["temperature"] > 0:
+        key = (
+            torch.randint(1 << 62, (), device="cpu").item()
+            if seed is None
+            else seed
+            if seed < 1 << 63
+            else seed - (1 << 64)
+        )
+        offsets = torch.arange(count, device=device) << 32  # each row has its own 2^32 numbers
+        rng_state = torch.stack([torch.full_like(offsets, key), offsets], dim=1)
+    if options["repetition_penalty"] != 1:
+        seen = torch.zeros(count, vocab, dtype=torch.bool, device=device)
+        for row, prompt in enumerate(rows):
+            # On a GPU an index outside would end the process's use of it; such a row gives no token anyway.
+            inside = prompt.to(device, torch.int64).clamp(0, vocab - 1)
+            seen[row * samples : (row + 1) * samples, inside] = True
+    watcher = Watcher(ends, count, on_token) if ends or on_token else None
+    done = most
+    for i in range(most):
+        token, log_prob = sample(reader.logits, rng_state, seen, **options)
+        tokens[i], log_probs[i] = token, log_prob
+        if i + 1 < most:
+            reader.step(token)
+        if watcher and watcher.look(tokens[i]):
             break
-        step = ids[:, -1:] if use_cache else ids
-    return ids
+    if watcher:
+        watcher.finish()
+        done = min(most, max(watcher.ended) + 1) if all(end is not None for end in watcher.ended) else most
+    tokens, log_probs = tokens[:done].T, log_probs[:done].T
+    for row, end in enumerate(watcher.ended if watcher else []):
+        if end is not None:
+            tokens[row, end + 1 :] = tokens[row, end].clone()
+            log_probs[row, end + 1 :] = 0
+    return tokens.contiguous(), log_probs.contiguous()
 
 
-def choose(logits: torch.Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> torch.Tensor:
-    """One token a row, [batch], of logits [batch, vocab]."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    logits = logits.float()
-    # Less the greatest, so that a tiny temperature makes −∞ alone, a probability of 0.
-    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, torch.finfo(torch.float32).tiny)
-    if top_k is not None:
-        likeliest = logits.topk(min(top_k, logits.shape[-1]))  # k of them even where the k-th is as likely as the next
-        logits = torch.full_like(logits, float("-inf")).scatter(-1, likeliest.indices, likeliest.values)
-    return torch.multinomial(softmax(logits), 1, generator=generator)[:, 0]
+class Watcher:
+    """Looks at tokens on the host, at most BEHIND steps after they were chosen, and calls who wants to see them."""
+
+    def __init__(self, ends: set[int], rows: int, on_token: Callable[[torch.Tensor], None] | None):
+        self.ends, self.on_token = ends, on_token
+        self.ended: list[int | None] = [None] * rows  # the step in which a row ended
+        self._last = [0] * rows
+        self._waiting: list[tuple[torch.Tensor, torch.cuda.Event | None]] = []
+        self._seen = 0
+
+    def look(self, tokens: torch.Tensor) -> bool:
+        """Takes a step's tokens, [rows]. Returns whether all rows are known to have ended."""
+        arrived = None
+        if tokens.is_cuda:
+            on_host = torch.empty(tokens.shape, dtype=tokens.dtype, device="cpu", pin_memory=True)
+            on_host.copy_(tokens, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record(torch.cuda.current_stream(tokens.device))
+            tokens = on_host
+        self._waiting.append((tokens, arrived))
+        while self._waiting and self._has_come(*self._waiting[0]):
+            self._next()
+        return all(end is not None for end in self.ended)
+
+    def finish(self) -> None:
+        while self._waiting:
+            self._next()
+
+    def _has_come(self, tokens: torch.Tensor, arrived: torch.cuda.Event | None) -> bool:
+        return arrived is None or arrived.query() or len(self._waiting) > BEHIND
+
+    def _next(self) -> None:
+        tokens, arrived = self._waiting.pop(0)
+        if arrived:
+            arrived.synchronize()
+        if all(end is not None for end in self.ended):
+            return
+        for row, token in enumerate(tokens.tolist()):
+            if self.ended[row] is None:
+                self._last[row] = token
+                if token in self.ends:
+                    self.ended[row] = self._seen
+        self._seen += 1
+        if self.on_token:
+            self.on_token(torch.tensor(self._last, device="cpu"))
 
 
 def check_seed(caller: str, seed: int) -> None:
     """A seed is what a generator of PyTorch takes."""
     if not -(1 << 63) <= seed < 1 << 64:
         raise ValueError(f"{caller}: `seed` must be from -2^63 to 2^64 - 1, got {seed}")
+
+
+def default_device() -> str:
+    """What `--device` is where it is not given."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_device(name: str) -> None:
@@ -180,7 +451,7 @@ def read_tokenizer(folder: pathlib.Path) -> ByteTokenizer | FileTokenizer:
         FileNotFoundError: it has none.
         ValueError: nobody knows it, or it is not whole.
     """
-    entries = gpt2_weights.read_config(folder)
+    entries = weight_files.read_config(folder)
     kind = entries.get("tokenizer")
     if kind not in (None, "bytes"):
         raise ValueError(f"{folder / 'config.json'}: `tokenizer` must be 'bytes', or not be there, got {kind!r}")
@@ -198,57 +469,62 @@ def read_tokenizer(folder: pathlib.Path) -> ByteTokenizer | FileTokenizer:
     try:
         return FileTokenizer(path)
     except Exception as error:  # of no class of its own
-        raise ValueError(f"{path}: no tokenizer's file: {error}{gpt2_weights.hint(path)}") from error
+        raise ValueError(f"{path}: no tokenizer's file: {error}{weight_files.hint(path)}") from error
 
 
-def encode(tokenizer: ByteTokenizer | FileTokenizer, prompt: str, vocab_size: int) -> list[int]:
-    """The tokens of a prompt, for a model of that vocabulary. A ValueError says what is wrong with it."""
+def encode(tokenizer: ByteTokenizer | FileTokenizer, option: str, prompt: str, vocab_size: int) -> list[int]:
+    """The tokens of an option's text, for a model of that vocabulary. A ValueError says what is wrong with it."""
     if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise ValueError(f"--prompt must be text in UTF-8, got {prompt!r}")
+        raise ValueError(f"{option} must be text in UTF-8, got {prompt!r}")
     ids = tokenizer.encode(prompt)
     if not ids:
-        raise ValueError(f"--prompt must hold at least one token, got {prompt!r}")
+        raise ValueError(f"{option} must hold at least one token, got {prompt!r}")
     if max(ids) >= vocab_size:
         raise ValueError(
-            f"--prompt must be of tokens from 0 to {vocab_size - 1}, the model's; its tokenizer made {max(ids)}"
+            f"{option} must be of tokens from 0 to {vocab_size - 1}, the model's; its tokenizer made {max(ids)}"
         )
     return ids
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Continues a text with GPT-2.")
-    parser.add_argument("--model", required=True, help="a folder, such as ../out/small-gpt2, or a name on the hub")
-    parser.add_argument("--prompt", required=True, help="the text to continue")
-    parser.add_argument(
-        "--tokens", type=int, help=f"how many to add (default: {TOKENS}, or what the model has room for)"
-    )
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
-    parser.add_argument("--top-k", type=int, help="draw among the k likeliest")
-    parser.add_argument("--seed", type=int, help="of the draws")
-    parser.add_argument("--separate", action="store_true", help="separate ops instead of attention_block")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=["float32", "float16", "bfloat16"], help="default: the file's")
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
+    options.device = options.device or default_device()
     try:
         check_device(options.device)
-        folder = gpt2_weights.find(options.model)
+        folder = weight_files.find(options.model)
         tokenizer = read_tokenizer(folder)
         dtype = getattr(torch, options.dtype) if options.dtype else None
-        model = GPT2.from_pretrained(folder, fused=not options.separate, dtype=dtype, device=options.device)
-        ids = encode(tokenizer, options.prompt, model.config.vocab_size)
-        room = max(0, model.config.n_positions - len(ids))
+        model = GPT2.from_pretrained(folder, blocks=options.blocks or Config.blocks, dtype=dtype, device=options.device)
+        vocab_size = model.config.vocab_size
+        prompts = [encode(tokenizer, "--prompt", prompt, vocab_size) for prompt in options.prompt]
+        stop = [encode(tokenizer, "--stop", text, vocab_size) for text in options.stop]
+        if any(len(ids) > 1 for ids in stop):
+            raise ValueError(f"--stop must be one token, got {options.stop}")
+        most = model.config.n_positions + 1 - max(len(ids) for ids in prompts)
+        alone = len(prompts) * options.samples == 1  # then the text is shown as it comes
         show = tokenizer.stream()
-        print(options.prompt, end="", flush=True)
-        generate(
-            model,
-            torch.tensor([ids], dtype=torch.int64, device=options.device),
-            min(TOKENS, room) if options.tokens is None else options.tokens,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            seed=options.seed,
-            on_token=lambda token: print(show(token.item()), end="", flush=True),
-        )
-        print()
+        untold = iter(options.prompt)  # is printed with the first token, so that a refusal has a line of its own
+
+        def tell(token: torch.Tensor) -> None:
+            print(next(untold, ""), show(token.item()), sep="", end="", flush=True)
+
+        texts, log_probs = generate(
+            model, prompts, min(TOKENS, max(0, most)) if options.tokens is None else options.tokens,
+            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty, seed=options.seed, samples=options.samples,
+            stop=[ids[0] for ids in stop], window=options.window, return_log_probs=True,
+            on_token=tell if alone else None,
+        )  # fmt: skip
+        if alone:
+            print(next(untold, ""))
+        for row, (text, log_prob) in enumerate(zip(texts, log_probs, strict=True)):
+            prompt = row // options.samples
+            if not alone:
+                show = tokenizer.stream()
+                new = text[len(text) - len(log_prob) :].tolist()
+                print(f"[{row + 1}] {options.prompt[prompt]}{''.join(show(token) for token in new)}")
+            if options.log_probs:
+                print(f"log-probability of its {len(log_prob)} new tokens: {log_prob.sum().item():.3f}")
     except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f"generate.py: {error}")
 

@@ -1,23 +1,59 @@
 // Schemas, implementations for each device, and what Python asks about the extension.
+#include <kf/define_op.h>
 #include <kf/python.h>
 #include <torch/library.h>
 
+#include <string>
+#include <tuple>
+
+#include "host/cross_entropy_host.h"
+#include "host/decode_step_host.h"
+#include "host/embedding_backward_host.h"
 #include "host/integration_host.h"
+#include "host/sample_host.h"
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { kf::define_questions(m, kf::step4::ops()); }
 
 // `position` grows with every generated token. As a SymInt it may change without torch.compile compiling again.
 TORCH_LIBRARY(step4_integration, m) {
   m.def(
-      "embedding(Tensor ids, Tensor token_weight, Tensor position_weight, *, SymInt position=0, str rung=\"auto\") -> "
-      "Tensor");
+      "embedding(Tensor ids, Tensor token_weight, Tensor position_weight, Tensor? positions=None, *, SymInt "
+      "position=0, "
+      "str rung=\"auto\") -> Tensor");
   m.def(
-      "embedding.out(Tensor ids, Tensor token_weight, Tensor position_weight, *, SymInt position=0, str rung=\"auto\", "
-      "Tensor(a!) out) -> Tensor(a!)");
+      "embedding.out(Tensor ids, Tensor token_weight, Tensor position_weight, Tensor? positions=None, *, "
+      "SymInt position=0, str rung=\"auto\", Tensor(a!) out) -> Tensor(a!)");
   // (a!) and (b!): the op writes into these arguments and returns nothing.
   m.def(
-      "kv_append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, SymInt position, *, str rung=\"auto\") -> "
-      "()");
+      "kv_append(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, SymInt position, Tensor? positions=None, "
+      "*, str rung=\"auto\") -> ()");
+  for (const auto& [name, out, returned] :
+       {std::tuple("sample", "", "(Tensor, Tensor)"),
+        std::tuple("sample.out", ", Tensor(c!) token, Tensor(d!) log_prob", "(Tensor(c!), Tensor(d!))")}) {
+    const std::string arguments =
+        "(Tensor logits, Tensor(a!)? rng_state=None, Tensor(b!)? seen=None, *, float temperature=1.0, int top_k=0, "
+        "float top_p=1.0, float min_p=0.0, float repetition_penalty=1.0, str rung=\"auto\"";
+    m.def((name + arguments + out + ") -> " + returned).c_str());
+  }
+  for (const auto& [name, out, returned] :
+       {std::tuple("decode_step", "", "Tensor"), std::tuple("decode_step.out", ", Tensor(d!) logits", "Tensor(d!)")}) {
+    const std::string arguments =
+        "(Tensor ids, Tensor(a!) end, Tensor begin, Tensor token_weight, Tensor position_weight, Tensor[] weights, "
+        "Tensor(b!) k_cache, Tensor(c!) v_cache, *, float? scale=None, bool scale_by_layer=False, float eps=1e-05, "
+        "str approximate=\"tanh\", str rung=\"auto\"";
+    m.def((name + arguments + out + ") -> " + returned).c_str());
+  }
+  const kf::Ops step{m, "step4_integration"};
+  step.define<kf::step4::cross_entropy>(
+      "cross_entropy(Tensor logits, Tensor targets, *, int ignore_index=-100, bool keep=True", {"loss", "lse", "grad"});
+  m.def(
+      "cross_entropy_backward_(Tensor(a!) logits, Tensor targets, *, int ignore_index=-100, str rung=\"auto\") -> "
+      "Tensor");
+  step.define<kf::step4::linear_cross_entropy>(
+      "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, *, int ignore_index=-100, int? chunk=None, "
+      "bool keep_hidden=True, bool keep_weight=True",
+      {"loss", "scale", "grad_hidden", "grad_weight"}, kf::Autocast::kToItsDtype);
+  step.define<kf::step4::embedding_backward>("embedding_backward(Tensor grad, Tensor ids, SymInt vocab, *", {"out"});
   kf::watch_writes(m, "step4_integration");
 }
 
@@ -26,6 +62,11 @@ void register_all(torch::Library& m) {
   m.impl("embedding", kf::step4::embedding);
   m.impl("embedding.out", kf::step4::embedding_out);
   m.impl("kv_append", kf::step4::kv_append);
+  m.impl("decode_step", kf::step4::decode_step);
+  m.impl("decode_step.out", kf::step4::decode_step_out);
+  m.impl("sample", kf::step4::sample);
+  m.impl("sample.out", kf::step4::sample_out);
+  m.impl("cross_entropy_backward_", kf::step4::cross_entropy_backward_);
 }
 }  // namespace
 

@@ -16,9 +16,9 @@ setup(
     ext_modules=[
         StepExtension(
             "step4_integration._C",
-            host=["integration_host.cpp", "pybind.cpp", *sorted(glob("cpu/*.cpp"))],
+            host=["integration_host.cpp", "pybind.cpp", *sorted(glob("host/*.cpp")), *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
-            include_dirs=[".", "../step1-simple/include"],
+            include_dirs=[".", "../step1-simple/include", "../step2-attention/include"],
             cxx_flags=["-O3"],
             nvcc_flags=["-O3", "-lineinfo"],
         )

@@ -1,274 +1,252 @@
-"""Trains a small GPT-2, byte by byte, on this repository's own documents, with this project's forward and backward.
+"""Trains a GPT-2 with this project's forward and backward: a small one on this repository's own documents, byte by
+byte, or one of your size on your data.
 
 python train.py                 1500 steps, on a CPU about half a minute; writes ../out/small-gpt2
 python train.py --steps 3000
+python train.py --data tokens/ --model 124M --dtype bfloat16 --save-every 500 --out ../out/mine
 
-Every tenth piece of the documents is held out. The bar is an interpolated bigram model of the same training text: it
-knows how often each byte follows each other byte, and nothing more. The GPT-2 must predict the held-out text better.
+Without --data there is a bar. Every tenth piece of the documents is held out, and an interpolated bigram model of the
+same training text knows how often each byte follows each other byte, and nothing more. The GPT-2 must predict the
+held-out text better. Your own data, and how to go on after a crash: pages/training.md.
 """
 
+# ruff: noqa: E402  arguments are read first, so that --help needs no build
 import argparse
-import contextlib
+import dataclasses
 import math
-import os
 import pathlib
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import gpt2_weights
+from training.command import FINE_RATE, OUT, RATE, SIZES, SMALL_RATE, make_parser
+
+if __name__ == "__main__":
+    make_parser().parse_args()
+
 import torch
-from generate import ByteTokenizer, check_device, check_seed, generate
+from generate import ByteTokenizer, check_device, default_device, generate
 from gpt2_model import GPT2, Config
+from gpt2_model import SIZES as CONFIGS
+from model import weights as weight_files
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-from torch.nn import functional as F
+from training import checkpoint
+from training.batches import Batches, Tokens
+from training.data import Data, read
+from training.documents import Bigram, read_documents, split
+from training.optimizer import optimizer_of
+from training.progress import Board, Speed, in_words, shown, threads_for
+from training.run import Run
+from training.step import GraphStep, autocast, cross_entropy, step
 
-from kernel_fusion import steps  # not installed? pip install -e ..
-from kernel_fusion.console import make_console
+from kernel_fusion.console import make_console  # not installed? pip install -e ..
 
-OUT = steps.ROOT / "out" / "small-gpt2"
-STEPS = 1500
 # Short windows and many small steps: in a minute or two a model learns more from 3000 steps on 512 bytes than from 300
 # on 5000. The weights start larger than GPT-2's 0.02, which suits its width of 768.
 SMALL = Config(vocab_size=256, n_positions=64, n_embd=128, n_layer=2, n_head=4, initializer_range=0.08)
-
-# ---- the text ----
-
-SUFFIXES = {".md", ".py", ".cu", ".cpp", ".h", ".txt"}
-NOT_OURS = {"build", "out", "node_modules"}  # beside folders whose name begins with a dot
-PIECE = 2048  # bytes; every tenth piece of the documents is held out
-EVALUATED = 24  # of those, as many as a few seconds suffice for
-
-
-def read_documents(root: pathlib.Path = steps.ROOT) -> list[bytes]:
-    """The repository's texts and sources, in the order of their paths."""
-    paths = []
-    for folder, folders, files in os.walk(root):
-        folders[:] = [
-            name for name in folders if not (name.startswith(".") or name.endswith(".egg-info") or name in NOT_OURS)
-        ]  # os.walk goes into these alone
-        paths += [path for path in (pathlib.Path(folder, name) for name in files) if path.suffix in SUFFIXES]
-    return [path.read_bytes() for path in sorted(paths)]
-
-
-def split(documents: list[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Training text and held-out text, each a tensor of bytes. The same documents always give the same split."""
-    pieces = [text[start : start + PIECE] for text in documents for start in range(0, len(text), PIECE)]
-    if len(pieces) < 20:
-        raise ValueError(f"split: `documents` must hold at least 20 pieces of {PIECE} bytes, got {len(pieces)}")
-    train = [piece for number, piece in enumerate(pieces) if number % 10 != 9]
-    held_out = pieces[9::10]
-    return as_bytes(b"".join(train)), as_bytes(b"".join(held_out[:: math.ceil(len(held_out) / EVALUATED)]))
-
-
-def as_bytes(text: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-# ---- the bar: an interpolated bigram model ----
-
-
-class Bigram:
-    """p(b after a) = w0·count(a b)/count(a) + w1·count(b)/n + w2/256, the weights fitted on the training text itself.
-
-    Counts would look best on the text they were counted on. So the weights are fitted by EM on a tenth of the text,
-    with counts of the other nine, and then all of it is counted. Jelinek and Mercer, "Interpolated estimation of Markov
-    source parameters from sparse data", 1980.
-    """
-
-    def __init__(self, text: torch.Tensor):
-        fold = len(text) // 10
-        self._count(text[fold:])
-        self.weights = torch.full((3,), 1 / 3, dtype=torch.float64)
-        for _ in range(50):
-            parts = self._parts(text[:fold]) * self.weights
-            self.weights = (parts / parts.sum(1, keepdim=True)).mean(0)
-        self._count(text)
-
-    def _count(self, text: torch.Tensor) -> None:
-        text = text.long()
-        pairs = torch.bincount(text[:-1] * 256 + text[1:], minlength=65536).view(256, 256).double()
-        seen = pairs.sum(1, keepdim=True)
-        self.single = torch.bincount(text, minlength=256).double() / len(text)
-        self.after = torch.where(seen > 0, pairs / seen.clamp(min=1), self.single)  # a byte never seen says nothing
-
-    def _parts(self, text: torch.Tensor) -> torch.Tensor:
-        """The three probabilities of each byte but the first, [n - 1, 3]."""
-        text = text.long()
-        uniform = torch.full((len(text) - 1,), 1 / 256, dtype=torch.float64)
-        return torch.stack([self.after[text[:-1], text[1:]], self.single[text[1:]], uniform], dim=1)
-
-    def loss(self, text: torch.Tensor) -> float:
-        """Nats a byte on `text`, its first byte aside."""
-        return -(self._parts(text) @ self.weights).log().mean().item()
-
-
-# ---- training ----
+BYTES = {"tokenizer": "bytes", "bos_token_id": None, "eos_token_id": None}  # entries of config.json
 
 
 class Result(NamedTuple):
-    """Losses are in nats a byte, on the held-out text."""
+    """Losses are in nats a token, on the held-out part of the data."""
 
     loss: float
-    bigram_loss: float
+    bigram_loss: float | None  # of the repository's documents alone
     steps: int
     seconds: float
     folder: pathlib.Path
 
 
-def cross_entropy(model: GPT2, windows: torch.Tensor) -> torch.Tensor:
-    """Mean loss in nats of each byte of `windows` [batch, length + 1] but the first, given those before it."""
-    windows = windows.long()
-    return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1).float(), windows[:, 1:].flatten())
-
-
 @torch.no_grad()
-def evaluate(model: GPT2, text: torch.Tensor, batch: int = 32) -> float:
-    """Nats a byte on `text`, its first byte aside. A byte's context begins with its window, of n_positions bytes."""
+def evaluate(
+    model: GPT2,
+    text: torch.Tensor,
+    batch: int = 32,
+    *,
+    length: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> float:
+    """Nats a token on `text`, its first one aside. A token's context begins with its window, of `length` tokens: all of
+    the model's positions where that is None."""
     if len(text) < 2:
-        raise ValueError(f"evaluate: `text` must hold at least 2 bytes, got {len(text)}")
-    length = model.config.n_positions
+        raise ValueError(f"evaluate: `text` must hold at least 2 tokens, got {len(text)}")
+    if (largest := int(text.max())) >= model.config.vocab_size:
+        raise ValueError(f"evaluate: `text` must be of tokens below {model.config.vocab_size}, has {largest}")
+    length = length or model.config.n_positions
     device = model.wte.weight.device
-    total = 0.0
+    total = torch.zeros((), dtype=torch.float64, device=device)
     whole = (len(text) - 1) // length
     starts = range(0, whole * length, length)
-    for group in (starts[i : i + batch] for i in range(0, whole, batch)):
-        part = torch.stack([text[i : i + length + 1] for i in group])  # a window's last byte is the next one's first
-        total += cross_entropy(model, part.to(device)).item() * part.shape[0] * length
-    rest = text[whole * length :]
-    if len(rest) > 1:
-        total += cross_entropy(model, rest[None].to(device)).item() * (len(rest) - 1)
-    return total / (len(text) - 1)
+    with autocast(model, dtype):
+        for group in (starts[i : i + batch] for i in range(0, whole, batch)):
+            part = torch.stack([text[i : i + length + 1] for i in group])  # a window's last token is the next's first
+            total += cross_entropy(model, part.to(device)) * (part.shape[0] * length)
+        rest = text[whole * length :]
+        if len(rest) > 1:
+            total += cross_entropy(model, rest[None].to(device)) * (len(rest) - 1)
+    return total.item() / (len(text) - 1)
 
 
-def optimizer_of(model: GPT2, rate: float) -> torch.optim.AdamW:
-    """AdamW as GPT-2 is trained; weight decay on matrices alone."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8)
+def documents_of(documents: list[bytes], config: Config, console: Console) -> tuple[Data, float]:
+    """The repository's texts as data, and the bigram model's loss on what is held out of them."""
+    if config.vocab_size != 256:
+        raise ValueError(f"train: `config.vocab_size` must be 256, as many as there are bytes, got {config.vocab_size}")
+    text, held_out = split(documents)
+    bigram = Bigram(text)
+    bar = bigram.loss(held_out)
+    weights = ", ".join(f"{weight:.3f}" for weight in bigram.weights.tolist())
+    console.print(f"bigram, weights {weights} (pair, single, uniform): held-out loss {bar:.3f}")
+    parts = (Tokens([part.numpy()], ["the documents"]) for part in (text, held_out))
+    return Data(*parts, vocab_size=256, tokenizer="bytes"), bar
 
 
-def schedule(progress: float) -> float:
-    """The learning rate's factor: up over the first twentieth of the training, then down to a tenth along a cosine."""
-    if progress < 0.05:
-        return progress / 0.05
-    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.05) / 0.95)))
+def check_fits(data: Data, config: Config, run: Run, device: str) -> None:
+    """A model of this config can be trained so on these data."""
+    if run.context and run.context > config.n_positions:
+        raise ValueError(
+            f"train: `context` must be at most {config.n_positions}, the model's `n_positions`, got {run.context}"
+        )
+    if data.vocab_size and data.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"train: the model's `vocab_size` must be at least {data.vocab_size}, as many as the tokenizer has, "
+            f"got {config.vocab_size}"
+        )
+    if run.graph and torch.device(device).type != "cuda":
+        raise ValueError(f"train: `graph` needs a GPU, for a CUDA graph is captured there, got device {device}")
 
 
-def random_windows(text: torch.Tensor, batch: int, length: int, generator: torch.Generator) -> torch.Tensor:
-    """`batch` stretches of `length` bytes of `text`, [batch, length]."""
-    if len(text) < length:
-        raise ValueError(f"random_windows: `text` must hold at least {length} bytes, got {len(text)}")
-    starts = torch.randint(len(text) - length + 1, (batch,), generator=generator)
-    return torch.stack([text[start : start + length] for start in starts.tolist()])
-
-
-def step(model: GPT2, optimizer: torch.optim.AdamW, windows: torch.Tensor, rate: float) -> torch.Tensor:
-    """One step of training; returns the loss, not waited for."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    loss = cross_entropy(model, windows)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.detach()
+def on_device(windows: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copied there; to a GPU without a wait, from memory that it reads by itself."""
+    return windows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else windows
 
 
 def train(
     console: Console,
     *,
-    steps: int = STEPS,
+    data: Data | None = None,
+    documents: list[bytes] | None = None,
+    model: GPT2 | None = None,
     config: Config = SMALL,
-    batch: int = 8,
-    rate: float = 3e-3,
-    seed: int = 0,
     device: str = "cpu",
     out: pathlib.Path = OUT,
-    documents: list[bytes] | None = None,
+    log_every: int = 0,
+    eval_every: int = 0,
+    eval_tokens: int = 1 << 16,
+    save_every: int = 0,
+    keep: int = 2,
+    resume: bool = False,
+    tensorboard: bool = False,
+    on_loss: Callable[[int, torch.Tensor], Any] = lambda number, loss: None,
+    **options: Any,
 ) -> Result:
-    """Takes `steps` of training, evaluates, and saves the model in `out`: at each quarter, and at the end.
+    """Takes the steps of a training, evaluates, and saves the model in `out`, at the end and on the way.
+
+    Args:
+        data: None takes `documents`, and these as None the repository's.
+        model: on `device`, in float32; None begins with random weights of `config`.
+        log_every, eval_every, save_every: steps between two lines, losses on held-out data, checkpoints. 0 stands for
+            few lines, one loss at the end, and no checkpoints but the model alone at each quarter.
+        keep: so many checkpoints, the last ones.
+        resume: goes on from the last checkpoint in `out`, if there is one.
+        on_loss: is called with each step's number and loss, which is not waited for.
+        options: of `Run`.
 
     Raises:
-        ValueError: an argument out of its range, or too little text.
+        ValueError: an argument out of its range, too little data, or a checkpoint of another training.
         RuntimeError: the loss is no longer a number.
         OSError: the model could not be saved.
     """
-    for name, number in (("steps", steps), ("batch", batch)):
-        if number < 1:
-            raise ValueError(f"train: `{name}` must be at least 1, got {number}")
-    if not 0 < rate < math.inf:
-        raise ValueError(f"train: `rate` must be a number above 0, got {rate}")
-    if config.vocab_size != 256:
-        raise ValueError(f"train: `config.vocab_size` must be 256, as many as there are bytes, got {config.vocab_size}")
-    check_seed("train", seed)
-    gpt2_weights.check_writable(out)  # now, and not when there is something to lose
+    run = Run(**options)
+    for name, number, least in (
+        ("keep", keep, 1), ("log_every", log_every, 0), ("eval_every", eval_every, 0), ("save_every", save_every, 0),
+        ("eval_tokens", eval_tokens, 2),
+    ):  # fmt: skip
+        if number < least:
+            raise ValueError(f"train: `{name}` must be at least {least}, got {number}")
+    weight_files.check_writable(out)  # now, and not when there is something to lose
     began = time.monotonic()
-    text, held_out = split(read_documents() if documents is None else documents)
-    bigram = Bigram(text)
-    bar = bigram.loss(held_out)
-    weights = ", ".join(f"{weight:.3f}" for weight in bigram.weights.tolist())
-    console.print(f"{len(text):,} bytes to train on, {len(held_out):,} held out")
-    console.print(f"bigram, weights {weights} (pair, single, uniform): held-out loss {bar:.3f}")
+    checkpoint.clear_up(out)
+    last = next(iter(checkpoint.whole(out)[::-1]), None)
+    if last and not resume:
+        raise ValueError(
+            f"train: {out} holds {last.name} of a training: --resume goes on from it; or give another --out"
+        )
+    bar = None
+    config = model.config if model else config
+    if data is None:
+        data, bar = documents_of(read_documents() if documents is None else documents, config, console)
+    check_fits(data, config, run, device)
+    length = run.context or config.n_positions
+    part = run.batch // run.accumulate
+    batches = Batches(data.train, length, part, vocab_size=config.vocab_size, seed=run.seed)
+    held_out = data.held_out.first(eval_tokens)
+    console.print(f"{len(data.train):,} tokens to train on, {len(data.held_out):,} held out")
 
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    model = GPT2(config).to(device)
+    torch.manual_seed(run.seed)
+    model = model or GPT2(config).to(device)
+    model.recompute = run.recompute
+    where = model.wte.weight.device
     parameters = sum(p.numel() for p in model.parameters())
     console.print(f"GPT-2, {config.n_layer} layers, width {config.n_embd}: {parameters:,} parameters, on {device}")
-    optimizer = optimizer_of(model, rate)
-    with one_thread(), shown(console) as show:
-        for number in range(steps):
-            windows = random_windows(text, batch, config.n_positions + 1, generator).to(device)
-            loss = step(model, optimizer, windows, rate * schedule((number + 1) / steps))
-            if number % 10 == 0:
-                value = loss.item()
-                if not math.isfinite(value):
-                    raise RuntimeError(f"train: the loss of step {number} is {value}")
-                show(number / steps, f"step {number}, loss {value:.3f}, bigram {bar:.3f}")
-            if 4 * (number + 1) // steps > 4 * number // steps and number + 1 < steps:
-                model.save_pretrained(out, **CHECKPOINT)
-        final = evaluate(model, held_out)
-    model.save_pretrained(out, **CHECKPOINT)
-    return Result(final, bar, steps, time.monotonic() - began, out)
+    optimizer = optimizer_of(model, run.rate, weight_decay=run.weight_decay, in_a_graph=run.graph)
+    take = GraphStep(where) if run.graph else step
+    about = {
+        "run": dataclasses.asdict(run) | {"context": length}, "config": dataclasses.asdict(config),
+        "data": data.train.digest(),
+    }  # fmt: skip
+    begin = 0
+    if last:
+        checkpoint.check_same(last, about)
+        begin = checkpoint.load(last, model, optimizer)
+        checkpoint.remove_older(out, keep)  # as the last save would have, had it not been killed
+        console.print(f"goes on from {last}, after {begin} steps")
+    elif resume:
+        console.print(f"no checkpoint in {out} yet: begins at the first step")
+    speed = Speed(model, length, run.torch_dtype)
+    board = Board(out / "tensorboard" if tensorboard else None, begin)
+    entries = BYTES if data.tokenizer == "bytes" else {}
+    losses, loss = torch.zeros((), device=where), torch.zeros((), device=where)
 
+    def check_losses(number: int) -> None:
+        """Waits for the GPU."""
+        if not math.isfinite(losses.item()):
+            raise RuntimeError(f"train: the loss of step {number} is {loss.item()}")
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Products as small as these gain little from a second core, and wait long where another program holds it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def shown(console: Console) -> Iterator[Callable[[float, str], None]]:
-    """A function (progress, note) that moves a bar on a terminal, and elsewhere prints a line now and then."""
-    if console.is_terminal:
-        columns = (TextColumn("training"), BarColumn(), TextColumn("{task.percentage:>3.0f}%  {task.fields[note]}"))
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task("training", total=1.0, note="")
-            yield lambda progress, note: bar.update(task, completed=progress, note=note)
-            bar.update(task, completed=1.0)
-        return
-    printed = -1.0
-
-    def line(progress: float, note: str) -> None:
-        nonlocal printed
-        if progress - printed >= 0.2:
-            printed = progress
-            console.print(f"{progress:4.0%}  {note}")
-
-    yield line
-
-
-CHECKPOINT = {"tokenizer": "bytes", "bos_token_id": None, "eos_token_id": None}  # entries of config.json
+    with threads_for(config), shown(console, every=log_every > 0) as show:
+        for number in range(begin, run.steps):
+            first = number * run.accumulate
+            parts = [on_device(batches.at(first + i), where) for i in range(run.accumulate)]
+            loss = take(model, optimizer, parts, run.rate_of(number), dtype=run.torch_dtype, clip=run.clip)
+            losses += loss
+            speed.tokens += run.batch * length
+            on_loss(number, loss)
+            done = number + 1
+            if number % (log_every or 10) == 0:
+                check_losses(number)
+                found = speed.look()
+                beside = f", bigram {bar:.3f}" if bar else in_words(found)
+                show(number / run.steps, f"step {number}, loss {loss.item():.3f}{beside}")
+                board.add(number, loss=loss.item(), rate=run.rate_of(number), **found)
+            if eval_every and done % eval_every == 0 and done < run.steps:
+                value = evaluate(model, held_out, length=length, dtype=run.torch_dtype)
+                console.print(f"after {done} steps: held-out loss {value:.3f}")
+                board.add(number, held_out_loss=value)
+                speed.pause()
+            if save_every and (done % save_every == 0 or done == run.steps):
+                check_losses(number)
+                checkpoint.save(out, done, model, optimizer, about, keep=keep, config=entries)
+                speed.pause()
+            elif not save_every and 4 * done // run.steps > 4 * number // run.steps and done < run.steps:
+                model.save_pretrained(out, **entries)
+        final = evaluate(model, held_out, length=length, dtype=run.torch_dtype)
+    board.add(run.steps, held_out_loss=final)
+    board.close()
+    model.save_pretrained(out, **entries)
+    if isinstance(data.tokenizer, pathlib.Path):
+        shutil.copyfile(data.tokenizer, out / "tokenizer.json")
+    return Result(final, bar, run.steps, time.monotonic() - began, out)
 
 
 def paragraph(folder: pathlib.Path, prompt: str = "The kernel ", length: int = 400, device: str = "cpu") -> str:
@@ -285,36 +263,65 @@ def paragraph(folder: pathlib.Path, prompt: str = "The kernel ", length: int = 4
 
 
 def report(console: Console, result: Result, device: str = "cpu") -> None:
-    """Prints both losses and a paragraph.
+    """Prints both losses and a paragraph; of other data than the repository's the loss.
 
     Raises:
         RuntimeError: the bigram model is not beaten.
     """
-    console.print(
-        f"held-out loss, nats a byte: GPT-2 {result.loss:.3f}, bigram {result.bigram_loss:.3f} "
-        f"({result.steps} steps, {result.seconds:.0f} s; saved in {result.folder})"
-    )
+    about = f"({result.steps} steps, {result.seconds:.0f} s; saved in {result.folder})"
+    if result.bigram_loss is None:
+        console.print(f"held-out loss, nats a token: {result.loss:.3f} {about}")
+        return
+    console.print(f"held-out loss, nats a byte: GPT-2 {result.loss:.3f}, bigram {result.bigram_loss:.3f} {about}")
     if not result.loss < result.bigram_loss:
         raise RuntimeError(
             f"train: after {result.steps} steps the held-out loss {result.loss:.3f} is not below the bigram model's "
-            f"{result.bigram_loss:.3f}; "
-            f"give it more of them: --steps"
+            f"{result.bigram_loss:.3f}; give it more of them: --steps"
         )
     console.print("it writes (⏎ is a new line):")
     console.print(paragraph(result.folder, device=device).replace("\n", " ⏎ "), markup=False)
 
 
+def model_of(options: argparse.Namespace, data: Data | None) -> dict[str, Any]:
+    """What `train` is given of a model: its weights, where --model names a folder, or else its config."""
+    blocks = {"blocks": options.blocks} if options.blocks else {}
+    small = {"n_layer": options.layers, "n_embd": options.width, "n_head": options.heads}
+    sizes = {name: value for name, value in (small | {"vocab_size": options.vocab_size}).items() if value is not None}
+    if options.model and options.model not in SIZES:
+        if sizes:
+            raise ValueError(f"--model {options.model} has its own sizes; none may be given besides")
+        if not pathlib.Path(options.model).is_dir():
+            raise ValueError(f"--model must be {', '.join(SIZES)} or a folder, got {options.model!r}")
+        return {"model": GPT2.from_pretrained(options.model, dtype=torch.float32, device=options.device, **blocks)}
+    if options.model:
+        if sizes.keys() - {"vocab_size"}:
+            raise ValueError(f"--layers, --width and --heads are a small model's; --model {options.model} has its own")
+        return {"config": dataclasses.replace(CONFIGS[SIZES[options.model]], **sizes, **blocks)}
+    if data is not None:
+        sizes.setdefault("vocab_size", data.vocab_size or Config.vocab_size)
+    if options.context:
+        sizes["n_positions"] = options.context
+    return {"config": dataclasses.replace(SMALL, **sizes, **blocks)}
+
+
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Trains a small GPT-2 on this repository's own documents.")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"how many (default: {STEPS})")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=pathlib.Path, default=OUT, help=f"where to save (default: {OUT})")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
+    options.device = options.device or default_device()
     console = make_console()
     try:
         check_device(options.device)
-        result = train(console, steps=options.steps, device=options.device, out=options.out, seed=options.seed)
+        data = None
+        if options.data:
+            data = read(options.data, tokenizer=options.tokenizer, token_bytes=options.token_bytes)
+        if options.rate is None:
+            options.rate = SMALL_RATE if not options.model else RATE if options.model in SIZES else FINE_RATE
+        passed = (
+            "steps", "batch", "accumulate", "context", "rate", "warm_up", "weight_decay", "clip", "seed", "dtype",
+            "recompute", "graph", "device", "out", "log_every", "eval_every", "eval_tokens", "save_every", "keep",
+            "resume", "tensorboard",
+        )  # fmt: skip
+        chosen = {name: getattr(options, name) for name in passed}
+        result = train(console, data=data, **model_of(options, data), **chosen)
         report(console, result, options.device)
     except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f"train.py: {error}")

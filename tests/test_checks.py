@@ -1,12 +1,12 @@
 """The repository's own checks find what they are for."""
 
-import subprocess
 import sys
 
 import pytest
 
 from kernel_fusion.checks.repository import ROOT, run
 from kernel_fusion.checks.text import fences, is_quoted
+from kernel_fusion.console import captured
 
 TEXT = "int f() {\n  if (x) {\n    y();\n#pragma unroll\n    z();\n  }\n}\n"
 
@@ -34,38 +34,28 @@ def test_fences_are_read_with_their_tags(tmp_path):
     assert (second.tags, second.text, second.line) == (("gpu",), "ls\nls", 9)
 
 
-@pytest.mark.parametrize(
-    ("emulated", "gpu", "code"),
-    [
-        ("namespace kf::emulated { inline int f() { return 1; } }\nint a() { return kf::emulated::f(); }", "gpu", 0),
-        ("namespace kf { inline int f() { return 1; } }\nint a() { return kf::f(); }", "same", 1),
-    ],
-    ids=["own namespaces", "one name for both"],
-)
-def test_common_weak_symbol_is_found(tmp_path, emulated, gpu, code):
-    """Unoptimised, so that nothing is inlined. The standard library's function is in both, and allowed."""
-    standard = "#include <vector>\nstatic std::vector<int> v; void use() { v.push_back(1); }\n"
-    second = emulated.replace("emulated", "gpu") if gpu == "gpu" else emulated
-    for kind, text in (("emulated", emulated), ("gpu", second)):
-        (tmp_path / kind).mkdir()
-        source = tmp_path / kind / "x.cpp"
-        source.write_text(standard + text)
-        run("c++", "-std=c++17", "-O0", "-c", str(source), "-o", f"{source}.o")
-    done = subprocess.run([sys.executable, ROOT / ".ci" / "weak_symbols.py", tmp_path], capture_output=True, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert ("kf::f()" in done.stdout) == (code == 1)
-    assert "0 weak symbols" not in done.stdout
+SHARED = "namespace kf { inline int f() { return 1; } }\nint a() { return kf::f(); }"
+OWN = "namespace kf::BACKEND { inline int f() { return 1; } }\nint a() { return kf::BACKEND::f(); }"
+STANDARD = "#include <vector>\nstatic std::vector<int> v; void use() { v.push_back(1); }\n"
 
 
-def test_the_backends_objects_may_lie_in_two_folders(tmp_path):
+@pytest.mark.parametrize(("text", "code"), [(OWN, 0), (SHARED, 1)], ids=["own namespaces", "one name for both"])
+def test_common_weak_symbol_is_found(tmp_path, text, code):
+    """Unoptimised, so that nothing is inlined. The standard library's function is in both, and allowed. The backends'
+    objects may lie in two folders.
+    """
+    folders = []
     for kind in ("emulated", "gpu"):
-        source = tmp_path / f"{kind}.cpp"
-        source.write_text("namespace kf { inline int f() { return 1; } }\nint a() { return kf::f(); }")
-        (tmp_path / f"of_{kind}" / kind).mkdir(parents=True)
-        run("c++", "-std=c++17", "-O0", "-c", str(source), "-o", str(tmp_path / f"of_{kind}" / kind / "x.o"))
+        source = tmp_path / f"of_{kind}" / kind / "x.cpp"
+        source.parent.mkdir(parents=True)
+        source.write_text(STANDARD + text.replace("BACKEND", kind))
+        run("c++", "-std=c++17", "-O0", "-c", str(source), "-o", f"{source}.o")
+        folders.append(tmp_path / f"of_{kind}")
     script = [sys.executable, ROOT / ".ci" / "weak_symbols.py"]
-    both = subprocess.run([*script, tmp_path / "of_gpu", tmp_path / "of_emulated"], capture_output=True, text=True)
-    assert (both.returncode, "kf::f()" in both.stdout) == (1, True), both.stdout + both.stderr
-    one = subprocess.run([*script, tmp_path / "of_gpu"], capture_output=True, text=True)
-    assert one.returncode == 2
-    assert "no objects of the emulation" in one.stderr
+    for told in ([tmp_path], folders[::-1]):
+        done = captured([*script, *told])
+        assert done.returncode == code, done.stdout + done.stderr
+        assert ("kf::f()" in done.stdout) == (code == 1)
+        assert "0 weak symbols" not in done.stdout
+    alone = captured([*script, folders[1]])
+    assert (alone.returncode, "no objects of the emulation" in alone.stderr) == (2, True)

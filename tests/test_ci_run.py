@@ -9,6 +9,7 @@ import time
 import pytest
 
 from kernel_fusion.checks.repository import ROOT
+from kernel_fusion.console import captured
 
 STEPS = """\
 quick() { true; }
@@ -26,11 +27,17 @@ step "the end" last
 """
 
 
+TEXT = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def function(name: str) -> str:
+    return re.search(rf"^{name}\(\) \{{.*?^\}}$", TEXT, flags=re.MULTILINE | re.DOTALL).group()
+
+
 @pytest.fixture
 def script(tmp_path):
     """The script with these steps, in a folder of its own."""
-    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    before, own = text.split("install() {", maxsplit=1)
+    before, own = TEXT.split("install() {", maxsplit=1)
     after = own[own.index("printf '\\n==== summary") :]
     path = tmp_path / ".ci" / "run"
     path.parent.mkdir()
@@ -87,16 +94,14 @@ def test_an_interrupted_step_is_the_last(script, number):
 
 def growth(tmp_path, yardsticks: list[int], tour: int, tests: int) -> subprocess.CompletedProcess:
     """The step that judges how long the tour and the tests took, with these figures, in hundredths and in seconds."""
-    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     limits = "tour_limit=20 tests_limit=50\n"
-    function = re.search(r"^growth\(\) \{.*?^\}$", text, flags=re.MULTILINE | re.DOTALL).group()
     folder = tmp_path / "build" / "ci"
     (folder / "yardstick").mkdir(parents=True)
     (folder / "yardstick" / "seconds").write_text("".join(f"{each}\n" for each in yardsticks))
     (folder / "tour.seconds").write_text(f"{tour}\n")
     (folder / "tests.seconds").write_text(f"{tests}\n")
-    script = f"set -euo pipefail\n{limits}{function}\ngrowth"
-    return subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    script = f"set -euo pipefail\n{limits}cores=2\nstated_times() {{ echo judged: $*; }}\n{function('growth')}\ngrowth"
+    return captured(["bash", "-c", script], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -113,41 +118,46 @@ def test_growth_is_judged_by_yardsticks_and_only_on_a_quiet_machine(tmp_path, ya
     done = growth(tmp_path, yardsticks, tour, tests)
     assert done.returncode == code, done.stdout + done.stderr
     assert said in done.stdout + done.stderr
+    words = f"judged: build/ci/tour.log {tour} {' '.join(map(str, yardsticks))}\n"
+    assert (words in done.stdout) == (code == 0)
+
+
+def test_the_longest_silence_of_a_tour_is_measured(tmp_path):
+    (tmp_path / "build" / "ci").mkdir(parents=True)
+    script = f"set -eu\n{function('with_silence')}\n(echo one; sleep 2; echo '  two') | with_silence"
+    done = captured(["bash", "-c", script], tmp_path)
+    assert done.stdout == "one\n  two\n"
+    assert int((tmp_path / "build" / "ci" / "tour.silence").read_text()) in range(1, 60)
 
 
 def test_an_unknown_argument_is_refused():
-    done = subprocess.run([str(ROOT / ".ci" / "run"), "--lnog"], capture_output=True, text=True)
+    done = captured([ROOT / ".ci" / "run", "--lnog"])
     assert (done.returncode, done.stderr) == (2, "usage: .ci/run [--long]\n")
 
 
 def test_the_tour_and_the_tests_run_before_anything_is_installed_for_them():
-    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    steps = re.findall(r'^step "[^"]*" (\w+)$', text, flags=re.MULTILINE)
+    steps = re.findall(r'^step "[^"]*" (\w+)$', TEXT, flags=re.MULTILINE)
     assert steps.index("tour") < steps.index("tests") < steps.index("more_tools") < steps.index("tests_with_tools")
 
 
 def test_what_make_test_leaves_out_is_in_the_long_run():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert '-m "not long" tests emulator common $(STEPS)' in makefile
-    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert re.search(r"^long_tests\(\) \{ .* -m long common emulator tests step\*-\*; \}$", text, flags=re.MULTILINE)
-    steps = re.findall(r'^  step "[^"]*" (\w+)$', text.split('if [ -n "$long" ]')[1], flags=re.MULTILINE)
+    assert re.search(r"^long_tests\(\) \{ .* -m long common emulator tests step\*-\*; \}$", TEXT, flags=re.MULTILINE)
+    steps = re.findall(r'^  step "[^"]*" (\w+)$', TEXT.split('if [ -n "$long" ]')[1], flags=re.MULTILINE)
     assert {"long_tests", "all_planted_faults"} <= set(steps)
 
 
 def test_tools_are_hidden_from_the_path_and_all_else_is_left(tmp_path):
-    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    function = re.search(r"^hide_tools\(\) \{.*?^\}$", text, flags=re.MULTILINE | re.DOTALL).group()
     for folder, programs in {"one": ("cmake", "of_one"), "two": ("of_two",), "three": ("gdb", "of_three")}.items():
         (tmp_path / folder).mkdir()
         for program in programs:
             (tmp_path / folder / program).write_text("#!/bin/sh\n")
             (tmp_path / folder / program).chmod(0o755)
-    path = os.pathsep.join([str(tmp_path / "one"), str(tmp_path / "two"), str(tmp_path / "three"), os.environ["PATH"]])
-    script = f"set -eu\n{function}\nhide_tools\nfor p in of_one of_two of_three bash; do command -v $p; done\n"
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True
-    )
+    path = os.pathsep.join([*(str(tmp_path / folder) for folder in ("one", "two", "three")), os.environ["PATH"]])
+    script = f"set -eu\n{function('hide_tools')}\nhide_tools\n"
+    script += "for p in of_one of_two of_three bash; do command -v $p; done\n"
+    done = captured(["bash", "-c", script], tmp_path, PATH=path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:3] == [
         f"{tmp_path}/build/ci/path/1/of_one",

@@ -37,22 +37,18 @@ def schedules_drawn(folder, *options: str, fails: int | None = None) -> tuple[di
     return drawn, done.stdout
 
 
-def test_each_emulated_test_draws_a_schedule_and_always_the_same(tmp_path, monkeypatch):
+def test_each_emulated_test_draws_a_schedule_always_the_same_and_says_which_where_it_fails(tmp_path, monkeypatch):
     monkeypatch.delenv("KF_SIMT_SCHEDULE", raising=False)
-    assert set(schedules_drawn(tmp_path)[0].values()) == {"None"}
+    drawn, printed = schedules_drawn(tmp_path, fails=7)
+    assert set(drawn.values()) == {"None"}
+    assert "KF_SIMT_SCHEDULE" not in printed
     drawn, _ = schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2")
     assert drawn.pop("plain") == "None"
     assert len(drawn) == 40
     assert set(drawn.values()) == {"reverse", "random:1", "random:2"}
-    again, _ = schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2")
+    again, printed = schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2", fails=7)
     assert again == {**drawn, "plain": "None"}
-
-
-def test_a_test_that_fails_says_in_which_order_its_threads_ran(tmp_path, monkeypatch):
-    monkeypatch.delenv("KF_SIMT_SCHEDULE", raising=False)
-    drawn, printed = schedules_drawn(tmp_path, "--schedules=reverse,random:1,random:2", fails=7)
     assert f"KF_SIMT_SCHEDULE={drawn['7']}" in printed
-    assert "KF_SIMT_SCHEDULE" not in schedules_drawn(tmp_path, fails=7)[1]
 
 
 def test_a_sample_is_at_most_so_many_of_a_file():

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from emulator import programs
 from kernel_fusion import steps
 from kernel_fusion.checks.repository import ROOT, STEPS, run
 from kernel_fusion.checks.text import fences
@@ -33,12 +34,12 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
-def blocks(heading: str, language: str) -> list[str]:
-    """The blocks below a heading of CONTRIBUTING.md."""
-    lines = text_of("CONTRIBUTING.md").splitlines()
+def blocks(heading: str, language: str, document: str = "CONTRIBUTING.md") -> list[str]:
+    """The blocks below a heading of CONTRIBUTING.md, or of another document."""
+    lines = text_of(document).splitlines()
     begin = lines.index(f"## {heading}") + 1
     end = next((n for n, line in enumerate(lines) if n > begin and line.startswith("## ")), len(lines))
-    found = fences(ROOT / "CONTRIBUTING.md")
+    found = fences(ROOT / document)
     return [fence.text for fence in found if begin < fence.line <= end and fence.language == language]
 
 
@@ -53,7 +54,7 @@ def copy(tmp_path_factory):
         yield folder
 
 
-def test_a_rung_as_the_page_tells_it(copy):
+def test_a_rung_as_the_page_tells_it(copy, monkeypatch):
     begun, built = blocks("A rung", "sh")
     (missing,) = blocks("A rung", "text")
     step = copy / "step1-simple"
@@ -74,9 +75,27 @@ def test_a_rung_as_the_page_tells_it(copy):
 
     program = header.with_name("program.cu")
     program.write_text(PROGRAM)
-    flags = ["-I", str(copy / "common" / "include"), "-I", str(step / "include")]
-    run(*KERNEL_FUSION, "simt", str(program), *flags, "--compiler-flags=-DKF_BACKEND=emulated", cwd=copy)
+    monkeypatch.setattr(programs, "BUILD", copy / "build")
+    folders = (copy / "common" / "include", step / "include")
+    run(str(programs.compile_program(program, include_dirs=folders, compiler_flags=("-DKF_BACKEND=emulated",))))
     program.unlink()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_rung_of_a_readers_own_as_the_steps_page_tells_it(step, tmp_path):
+    (text,) = blocks("A rung of your own", "sh", f"{step}/README.md")
+    begun, build, test = text.splitlines()
+    kernels, rung = re.search(r"> (kernels/\w+)/(\w+)\.cu$", begun).groups()
+    script = re.fullmatch(rf"python (test\w*\.py) -k {rung}", test)[1]
+    assert (ROOT / step / script).is_file()
+    assert f"{kernels}/rungs.h" in build
+    shutil.copytree(ROOT / step / kernels, tmp_path / kernels)
+    run("bash", "-euc", begun, cwd=tmp_path)
+    assert f"void {rung}(const Args& a, void* stream)" in (tmp_path / kernels / f"{rung}.cu").read_text()
+    tables = [sys.executable, str(ROOT / "common" / "kernel_fusion" / "rung_tables.py"), kernels]
+    asked = subprocess.run(tables, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert asked.returncode == 1
+    assert f"{kernels}/rungs.h has no row for it; add RUNG({rung}, " in asked.stderr
 
 
 def test_a_page_as_the_page_tells_it(copy):

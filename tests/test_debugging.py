@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from kernel_fusion.bench import counters, gpu_check, profile
+from kernel_fusion.checks import commands
 from kernel_fusion.checks.commands import absent, environment, line_of, pasted, stands_in
-from kernel_fusion.checks.repository import ROOT
+from kernel_fusion.checks.repository import ROOT, run
 from kernel_fusion.checks.structure import stands_alone
 from kernel_fusion.checks.text import Fence, fences
 from kernel_fusion.console import UserError
@@ -138,12 +139,20 @@ def on_a_gpu(fence: Fence) -> bool:
     return fence.language == "sh" or "gpu" in fence.tags
 
 
-@pytest.mark.parametrize("pair", [pair for pair in pairs() if not on_a_gpu(pair[0])], ids=line_of)
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, marks=[pytest.mark.tools] if "gdb" in pair[0].tags else [])
+        for pair in pairs()
+        if not on_a_gpu(pair[0])
+    ],
+    ids=line_of,
+)
 def test_the_page_shows_what_is_printed(pair, tmp_path):
-    commands, shown = pair
-    if absent() & set(commands.tags):
-        pytest.skip(f"needs {' '.join(commands.tags)}")
-    said = pasted(tmp_path, commands.text.replace("source .venv/bin/activate", ""))
+    typed, shown = pair
+    if absent() & set(typed.tags):
+        pytest.skip(f"needs {' '.join(typed.tags)}")
+    said = pasted(tmp_path, typed.text.replace("source .venv/bin/activate", ""))
     assert stands_in(shown.text, said) is None, said
 
 
@@ -167,10 +176,7 @@ def compiled(folder, name: str, mended: bool, *flags: str) -> str:
     command = ["nvcc", "-O3", "-arch=native", "-lineinfo", *flags, *(["-DMENDED"] * mended), "-o", str(program)]
     if "-G" in flags:
         command.remove("-lineinfo")
-    done = subprocess.run(
-        [*command, str(ROOT / "docs" / "examples" / f"{name}.cu")], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run(*command, str(ROOT / "docs" / "examples" / f"{name}.cu"))
     return str(program)
 
 
@@ -179,19 +185,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("for_the_gpu")
 
 
-def said_by(command: list[str], **more: str) -> str:
-    """All that a command prints; a program that hangs is ended."""
-    done = subprocess.run(
-        command,
-        env=environment(**more),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
-    return done.stdout
-
+said_by = functools.partial(commands.said_by, timeout=120)  # on a GPU a fault may hang
 
 SANITIZED = [
     ("memcheck", "tile_edge", r"Invalid __global__ read of size 4 bytes(.*\n)+?.*tile_edge\.cu:17"),
@@ -302,8 +296,8 @@ def is_cuda_13_0() -> bool:
 
 @pytest.mark.skipif(not is_cuda_13_0(), reason="the page shows what nvcc 13.0 says")
 def test_the_page_shows_what_the_compiler_says(tmp_path):
-    ((commands, shown),) = [pair for pair in pairs() if "-Xptxas" in pair[0].text]
-    said = pasted(tmp_path, "mkdir -p build/debugging", commands.text)
+    ((typed, shown),) = [pair for pair in pairs() if "-Xptxas" in pair[0].text]
+    said = pasted(tmp_path, "mkdir -p build/debugging", typed.text)
     assert stands_in(shown.text, said) is None, said
 
 
@@ -313,9 +307,9 @@ def test_the_page_shows_what_the_gpu_says(tmp_path):
     before = next(fence for fence in fences(PAGE) if on_a_gpu(fence) and "nvcc" in fence.text)
     needs = {"ncu": "ncu", "cuda-gdb": "cuda-gdb", "compute-sanitizer": "compute-sanitizer"}
     wrong = []
-    for commands, shown in [pair for pair in pairs() if on_a_gpu(pair[0]) and NOT_YET not in pair[1].text]:
-        missing = [tool for word, tool in needs.items() if word in commands.text and shutil.which(tool) is None]
-        said = "" if missing else pasted(tmp_path, before.text, commands.text)
+    for typed, shown in [pair for pair in pairs() if on_a_gpu(pair[0]) and NOT_YET not in pair[1].text]:
+        missing = [tool for word, tool in needs.items() if word in typed.text and shutil.which(tool) is None]
+        said = "" if missing else pasted(tmp_path, before.text, typed.text)
         if missing or gpu_check.REFUSALS.search(said) or "ERR_NVGPUCTRPERM" in said or "LibraryNotLoaded" in said:
             continue
         if line := stands_in(shown.text, said):

@@ -2,15 +2,15 @@
 
 import collections
 import dataclasses
-import subprocess
 import sys
 
 import pytest
 from planted_faults import FAULTS, LAYERS
 
 from kernel_fusion.checks import by_pytest, repository
-from kernel_fusion.checks.faults import Failure, Fault, planted
+from kernel_fusion.checks.faults import Failure, Fault, planted, read_faults
 from kernel_fusion.checks.repository import ROOT
+from kernel_fusion.console import captured
 
 
 def test_each_fault_fits_its_source():
@@ -33,7 +33,7 @@ def test_each_fault_has_a_name_of_its_own():
 
 def test_each_fault_has_a_test_that_exists():
     """With these very parameters. pytest names those that it does not find."""
-    done = repository.pytest("--collect-only", "-q", *sorted({fault.test for fault in FAULTS}))
+    done = repository.pytest("--collect-only", "-q", *sorted({test for fault in FAULTS for test in fault.tests}))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -42,13 +42,27 @@ def test_all_layers_have_faults():
     assert {fault.file.split("/")[0] for fault in FAULTS} >= {path.name for path in ROOT.glob("step*-*")}
 
 
-def test_the_list_has_a_row_for_each_or_for_those_with_a_word():
-    assert by_pytest.table(LAYERS).count("\n| ") == len(FAULTS) + len(LAYERS)  # each layer has a row of headings
-    first = FAULTS[0]
-    title, _, headings, _, *rows = by_pytest.table(LAYERS, first.name).splitlines()
-    assert (title, headings) == (f"### Python: {len(rows)}", "| Name | Fault | File | Caught by |")
-    assert f"| {first.name} | {first.what} | {first.file} | {first.test} |" in rows
-    assert all(first.name in row for row in rows)
+ENTRY = "a-fault: wrong\n@ program.py\n- 2 * x\n+ 3 * x\n> test_program.py::test_of_three\n"
+
+
+def test_a_list_is_read(tmp_path):
+    """Of several lines, the texts are joined; without a new one, the old one goes."""
+    list_of_two = tmp_path / "list.txt"
+    without_new = ENTRY.replace("+ 3 * x", "- y\n> test_program.py::test_of_two")
+    list_of_two.write_text(f"# A heading.\n\n{ENTRY}\n{without_new}")
+    tests = ("test_program.py::test_of_two", "test_program.py::test_of_three")
+    assert read_faults(list_of_two) == [
+        Fault("a-fault", "wrong", "program.py", "2 * x", "3 * x", tests[1:]),
+        Fault("a-fault", "wrong", "program.py", "2 * x\ny", "", tests),
+    ]
+
+
+@pytest.mark.parametrize("line", [line for line in ENTRY.splitlines(keepends=True) if not line.startswith("+")])
+def test_an_entry_that_lacks_a_line_is_named_by_its_place(line, tmp_path):
+    wrong = tmp_path / "list.txt"
+    wrong.write_text(f"{ENTRY}\n{ENTRY.replace(line, '')}")
+    with pytest.raises(Failure, match=r"list.txt:7: no fault: "):
+        read_faults(wrong)
 
 
 PROGRAM = "def double(x):\n    return 2 * x\n"
@@ -75,17 +89,14 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so that what is set for the tests' processes is taken back
 
     def plant(new: str, test: str = "test_of_three") -> list[str]:
-        fault = Fault("a-fault", "wrong", "program.py", "2 * x", new, f"test_program.py::{test}")
+        fault = Fault("a-fault", "wrong", "program.py", "2 * x", new, (f"test_program.py::{test}",))
         return by_pytest.plant([fault], jobs=2, show=False)
 
     return plant
 
 
-def test_a_fault_that_its_test_sees_is_caught(small):
+def test_a_fault_that_its_test_sees_is_caught_and_another_survives(small):
     assert small("3 * x") == []
-
-
-def test_a_fault_that_its_test_does_not_see_survives(small):
     assert small("x * x", "test_of_two") == ["a-fault"]
 
 
@@ -101,10 +112,6 @@ def test_a_test_that_fails_without_a_fault_is_an_error(small, tmp_path):
 
 
 def test_the_command_knows_its_faults():
-    ran = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "planted_faults.py"), "--only", "no-such-fault"],
-        capture_output=True,
-        text=True,
-    )
+    ran = captured([sys.executable, ROOT / "tests" / "planted_faults.py", "--only", "no-such-fault"])
     assert ran.returncode == 2
     assert "invalid choice: 'no-such-fault'" in ran.stderr

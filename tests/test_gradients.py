@@ -80,10 +80,7 @@ CASES = {
         (backward_of_attention()[:6], {"causal": True, "scale": 0.7}),
     ],
     "step3_fused.layer_norm": lambda: [((*rows(1), *vectors(2)), {})],
-    "step3_fused.layer_norm_backward": lambda: [
-        ((*rows(2), *vectors(1)), {}),
-        ((*rows(2), *vectors(1), *rows(1)), {}),
-    ],
+    "step3_fused.layer_norm_backward": lambda: [((*rows(2), *vectors(1)), {}), ((*rows(2), *vectors(1), *rows(1)), {})],
     "step3_fused.residual_layer_norm": lambda: [
         ((*rows(2), *vectors(2)), {}),
         ((*rows(2), *vectors(3)), {"keep": False}),
@@ -110,7 +107,13 @@ CASES = {
     "step3_fused.mlp": lambda: [(mlp(None), {}), (mlp(randn(3, 4, seed=52)), {"approximate": "none"})],
 }
 FUNCTIONS = {"step3_fused.layer_norm_backward": layer_norm_backward}  # others than the op itself
-ONE_WITH_A_GRADIENT = {"step3_fused.layer_norm_linear"}  # its statistics have none, by registration
+# Of these only the first output has a gradient, by registration: statistics, a log-sum-exp, or what the backward keeps.
+ONE_WITH_A_GRADIENT = {
+    "step3_fused.layer_norm_linear": lambda: (of_product()[1], *vectors(2), of_product()[2]),
+    "step4_integration.cross_entropy": lambda: (*rows(1), torch.tensor([0, 3, 1])),
+    "step4_integration.linear_cross_entropy": lambda: (*rows(1), randn(5, 4, seed=60), torch.tensor([0, 3, 1])),
+}
+REFUSES = {"step4_integration.sample"}  # to be recorded: a drawn token passes no gradient on
 
 
 def ops_of_several_outputs() -> set[str]:
@@ -133,7 +136,7 @@ def op(name):
 
 
 def test_every_op_of_several_outputs_is_checked():
-    assert ops_of_several_outputs() == set(CASES) | ONE_WITH_A_GRADIENT
+    assert ops_of_several_outputs() == set(CASES) | set(ONE_WITH_A_GRADIENT) | REFUSES
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -144,9 +147,16 @@ def test_outputs_used_together(name):
         testing.check_outputs_together(functools.partial(function, **options), inputs)
 
 
-@pytest.mark.parametrize("name", sorted(ONE_WITH_A_GRADIENT))
+@pytest.mark.parametrize("name", ONE_WITH_A_GRADIENT)
 def test_an_op_with_one_output_that_has_a_gradient_has_no_more(name):
     importlib.import_module(name.split(".")[0])
-    x, weight = of_product()[1:]
-    outputs = as_tuple(op(name)(x.requires_grad_(), *vectors(2), weight))
+    x, *others = ONE_WITH_A_GRADIENT[name]()
+    outputs = as_tuple(op(name)(x.requires_grad_(), *others))
     assert [out.requires_grad for out in outputs] == [True] + [False] * (len(outputs) - 1)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSES))
+def test_an_op_that_cannot_be_recorded_says_so(name):
+    importlib.import_module(name.split(".")[0])
+    with testing.raises(RuntimeError, "must not require gradients"):
+        op(name)(randn(2, 3, seed=1).requires_grad_(), temperature=0.0)

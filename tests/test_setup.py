@@ -64,34 +64,37 @@ def test_something_to_fix_exits_1(check_env, monkeypatch, capsys):
     assert "fix   torch: absent\n      -> install it" in capsys.readouterr().out
 
 
-def test_old_python_is_to_fix(check_env, monkeypatch):
-    monkeypatch.setattr(check_env.sys, "version_info", (3, 9, 1))
-    assert check_env.check_python().status == "fix"
+OLD_COMPILER = "#!/bin/sh\ncase $1 in --version) echo g++ 7.5.0;; *) echo error: -std=c++20; exit 1;; esac\n"
 
 
-def test_python_without_headers_is_to_fix(check_env, monkeypatch, tmp_path):
-    monkeypatch.setattr(check_env.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert "python3-dev" in check_env.check_python().remedy
+def old_compiler(check_env, patch, folder):
+    (folder / "old").write_text(OLD_COMPILER)
+    (folder / "old").chmod(0o755)
+    patch.setenv("CXX", str(folder / "old"))
 
 
-def test_absent_compiler_is_to_fix(check_env, monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert check_env.check_compiler().status == "fix"
-
-
-def test_compiler_without_cxx20_is_to_fix(check_env, monkeypatch, tmp_path):
-    old = tmp_path / "old"
-    old.write_text("#!/bin/sh\ncase $1 in --version) echo g++ 7.5.0;; *) echo error: -std=c++20; exit 1;; esac\n")
-    old.chmod(0o755)
-    monkeypatch.setenv("CXX", str(old))
-    line = check_env.check_compiler()
-    assert (line.status, "g++ 7.5.0" in line.what, "-std=c++20" in line.what) == ("fix", True, True)
+@pytest.mark.parametrize(
+    ("check", "plant", "said"),
+    [
+        ("python", lambda env, patch, _: patch.setattr(env.sys, "version_info", (3, 9, 1)), "install Python 3.10"),
+        ("python", lambda env, patch, _: patch.setattr(env.sysconfig, "get_path", lambda name: "/none"), "python3-dev"),
+        ("compiler", lambda env, patch, _: patch.setenv("CXX", "no-such-compiler"), "does not run"),
+        ("compiler", old_compiler, r"g\+\+ 7\.5\.0.*-std=c\+\+20"),
+        ("memory", lambda env, patch, _: patch.setattr(env, "memory_bytes", lambda: 2 * 2**30), "3 GiB are needed"),
+        ("driver", lambda env, patch, _: patch.setattr(env, "output", lambda *_: (9, "it fails")), "it fails"),
+    ],
+    ids=["old Python", "no headers", "no compiler", "no C++20", "little memory", "a driver that fails"],
+)
+def test_what_is_missing_is_to_fix(check_env, monkeypatch, tmp_path, check, plant, said):
+    plant(check_env, monkeypatch, tmp_path)
+    line = getattr(check_env, f"check_{check}")()
+    assert line.status == "fix"
+    assert re.search(said, f"{line.what} {line.remedy}")
 
 
 def test_absent_torch_is_to_fix(check_env, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    torch, why_not = check_env.import_torch()
-    line = check_env.check_torch(torch, why_not)
+    line = check_env.check_torch(*check_env.import_torch())
     assert (line.status, "dependencies.txt" in line.remedy) == ("fix", True)
 
 
@@ -102,25 +105,12 @@ def test_torch_version(check_env, version, status):
     assert check_env.check_torch(torch_for(None, version), "").status == status
 
 
-def nvcc_of(release, monkeypatch, check_env):
-    monkeypatch.setattr(check_env.shutil, "which", lambda name, path=None: "/bin/nvcc")
-    monkeypatch.setattr(check_env, "output", lambda *command: (0, f"Cuda compilation tools, release {release}, V1"))
-
-
+@pytest.mark.parametrize("nvcc", ["/bin/nvcc", None])
 @pytest.mark.parametrize(("cuda", "status"), [("13.0", "ok"), ("13.2", "ok"), ("12.8", "fix"), (None, "note")], ids=str)
-def test_nvcc_is_compared_with_torch(check_env, monkeypatch, cuda, status):
-    nvcc_of("13.0", monkeypatch, check_env)
-    assert check_env.check_nvcc(torch_for(cuda)).status == status
-
-
-def test_no_nvcc_is_no_fault(check_env, monkeypatch):
-    monkeypatch.setattr(check_env.shutil, "which", lambda name, path=None: None)
-    assert check_env.check_nvcc(torch_for(None)).status == "note"
-
-
-def test_driver_that_fails_is_to_fix(check_env, monkeypatch):
-    monkeypatch.setattr(check_env, "output", lambda *command: (9, "NVIDIA-SMI has failed"))
-    assert check_env.check_driver().status == "fix"
+def test_nvcc_is_compared_with_torch_and_needs_not_be_there(check_env, monkeypatch, cuda, status, nvcc):
+    monkeypatch.setattr(check_env.shutil, "which", lambda name, path=None: nvcc)
+    monkeypatch.setattr(check_env, "output", lambda *command: (0, "Cuda compilation tools, release 13.0, V1"))
+    assert check_env.check_nvcc(torch_for(cuda)).status == (status if nvcc else "note")
 
 
 @pytest.mark.parametrize(
@@ -137,16 +127,8 @@ def test_driver_without_a_gpu_for_torch_is_to_fix(check_env):
     assert check_env.check_gpus(torch_for("13.0"), check_env.Line("note", "no driver")) == []
 
 
-def test_little_memory_is_to_fix(check_env, monkeypatch):
-    monkeypatch.setattr(check_env, "memory_bytes", lambda: 2 * 2**30)
-    assert check_env.check_memory().status == "fix"
-
-
-def test_without_nvidia_torch_is_the_cpu_build(install):
+def test_without_nvidia_torch_is_the_cpu_build_if_its_index_answers(install, monkeypatch):
     assert install.torch_index() == install.CPU_INDEX
-
-
-def test_unreachable_index_leaves_the_configured_registry(install, monkeypatch):
     monkeypatch.setattr(install, "answers", lambda index: False)
     assert install.torch_index() is None
 
@@ -199,10 +181,7 @@ def test_an_installation_that_goes_well_says_only_that_it_is_at_work(install, mo
 
 
 def test_dependencies_end_with_the_package_itself():
-    lines = [
-        line for line in (ROOT / "setup" / "dependencies.txt").read_text(encoding="utf-8").splitlines() if line.strip()
-    ]
-    assert lines[-1] == "-e ."
+    assert (ROOT / "setup" / "dependencies.txt").read_text(encoding="utf-8").split("\n")[-2:] == ["-e .", ""]
 
 
 # ---- where nothing of ours is installed ----

@@ -16,11 +16,10 @@ import torch
 from kernel_fusion import steps
 from kernel_fusion.bench import rung_counts
 from kernel_fusion.checks.repository import ROOT, run
-from kernel_fusion.console import UserError, child_environment
+from kernel_fusion.console import UserError, captured, child_environment, make_console
+from kernel_fusion.learn import planted
 
-pytestmark = [
-    pytest.mark.skipif(not all(map(steps.is_built, steps.STEPS)), reason="the steps are not built"),
-]
+pytestmark = pytest.mark.skipif(not all(map(steps.is_built, steps.STEPS)), reason="the steps are not built")
 needs_counting = pytest.mark.skipif(bool(rung_counts.why_not()), reason=rung_counts.why_not())
 
 
@@ -52,16 +51,20 @@ def read(terminal: int) -> bytes:
 @needs_counting
 def test_a_step_leaves_as_many_lines_on_a_terminal_as_in_a_pipe():
     step = steps.STEPS[-1]
-    part = [
-        sys.executable,
-        "-m",
-        "kernel_fusion.learn.tour",
-        "--step",
-        step.module,
-    ]
-    done = subprocess.run(part, capture_output=True, text=True, env=child_environment())
+    part = [sys.executable, "-m", "kernel_fusion.learn.tour", "--step", step.module]
+    done = captured(part)
     assert done.returncode == 0, done.stdout + done.stderr
     assert on_a_terminal(part) == done.stdout.count("\n") > 5
+
+
+@needs_counting
+def test_the_tour_has_the_race_detector_find_a_race(capsys, monkeypatch):
+    planted.race(make_console())
+    said = capsys.readouterr().out
+    assert re.search(rf"`mean`\n.* reads 4 bytes at {planted.RACE}:21\n.* wrote them at {planted.RACE}:16\n", said)
+    monkeypatch.setattr(planted, "RACE", "docs/examples/block_sum.cu")  # whose result is wrong, but not by a race
+    with pytest.raises(RuntimeError, match="the race was not found; the program ended with code"):
+        planted.race(make_console())
 
 
 @needs_counting
@@ -74,7 +77,9 @@ def test_a_chunk_a_thread_asks_for_a_sector_a_lane_and_vectors_for_what_they_nee
     assert began == wanted
     moved = {one.rung: rung_counts.moved(kernels) for one, kernels in counted.items()}
     n = 1 << 16  # float32
-    assert moved == {"v1_chunk": (32, 32, 8 * 8 * n), "v2_naive": (4, 4, 8 * n), "v4_vector": (16, 16, 8 * n)}
+    assert moved == {
+        "v1_chunk": (32, 32, 8 * 8 * n, 1 / 8), "v2_naive": (4, 4, 8 * n, 1), "v4_vector": (16, 16, 8 * n, 1)
+    }  # fmt: skip
     # Once more in another order: what one rung does is not added to the next.
     again = rung_counts.count(step, library, wanted[::-1])
     assert {one.rung: rung_counts.moved(kernels) for one, kernels in again.items()} == moved
@@ -92,7 +97,7 @@ def test_only_the_kernels_that_count_are_compiled_again():
     compiled = [line for line in (folder / "build.log").read_text().splitlines() if "] c++ " in line]
     assert len(compiled) == 1
     assert compiled[0].endswith("kernels/scale/v1_chunk.cu")
-    assert shown == ["1/2", "2/2"]
+    assert shown == ["1 of 2 files", "2 of 2 files"]
 
 
 @needs_counting

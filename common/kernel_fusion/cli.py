@@ -1,6 +1,8 @@
 """The command `kernel-fusion`."""
 
 import argparse
+import functools
+import importlib
 import os
 import pathlib
 import re
@@ -54,36 +56,56 @@ def _op_names() -> str:
     return f"OP, of {named}. `kernel-fusion rungs OP` lists its rungs."
 
 
-class _Commands:
-    """Adds commands, each with a sentence on what it does, what its arguments may be, and examples."""
+def _add(
+    commands, name: str, sentence: str, more: list[str], examples: list[str], run: Callable[..., int], **options
+) -> argparse.ArgumentParser:
+    """Adds a command: what it does in a sentence, `more` paragraphs on what is to be known and the values of its
+    arguments, examples without "kernel-fusion", and what does it and returns the exit code.
+    """
+    lines = "\n".join(f"  kernel-fusion {example}" for example in examples)
+    parser = commands.add_parser(
+        name,
+        help=sentence[0].lower() + sentence[1:].removesuffix("."),
+        description=textwrap.fill(sentence, 100),
+        epilog="\n\n".join([*(textwrap.fill(text, 100) for text in more), f"for example:\n{lines}"]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **options,
+    )
+    parser.set_defaults(run=run)
+    return parser
 
-    def __init__(self, parser: argparse.ArgumentParser):
-        self.parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(
-        self, name: str, sentence: str, more: list[str], examples: list[str], run: Callable[..., int], **options
-    ) -> argparse.ArgumentParser:
-        """Adds a command.
+def add_bench_options(parser: argparse.ArgumentParser) -> None:
+    """Those that `kernel-fusion bench` hands on to a step's benchmark.py."""
+    parser.add_argument("--op", action="append", metavar="OP", help="only this op; may be repeated")
+    parser.add_argument("--rung", action="append", help="only this rung, and no peers; may be repeated")
+    parser.add_argument(
+        "--sizes",
+        action="append",
+        choices=("emulated", "cpu", "quick", "full"),
+        help="may be repeated; default: full on a GPU; cpu, then emulated",
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
+    parser.add_argument(
+        "--merge", action="store_true", help="with --op: put what is measured into results/<gpu>.json, row by row"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on where the same command was cut off, at the next case"
+    )
 
-        Args:
-            name: of the command.
-            sentence: what it does.
-            more: further paragraphs for its own help: what is to be known, and the values of its arguments.
-            examples: command lines without "kernel-fusion".
-            run: does it, and returns the exit code.
-        """
-        paragraphs = [textwrap.fill(text, 100) for text in more]
-        lines = "\n".join(f"  kernel-fusion {example}" for example in examples)
-        parser = self.parsers.add_parser(
-            name,
-            help=sentence[0].lower() + sentence[1:].removesuffix("."),
-            description=textwrap.fill(sentence, 100),
-            epilog="\n\n".join([*paragraphs, f"example{'s' if len(examples) > 1 else ''}:\n{lines}"]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            **options,
-        )
-        parser.set_defaults(run=run)
-        return parser
+
+def bench_parser() -> argparse.ArgumentParser:
+    """The arguments of a step's benchmark.py, which reads them before it imports the step: --help needs no build."""
+    parser = argparse.ArgumentParser(
+        description="Times every rung of this step beside its peers.",
+        epilog="With KF_BENCHMARK_SECONDS=0.1 in the environment calls are repeated for a tenth of a second, not for "
+        "one: less time, more noise.",
+    )
+    add_bench_options(parser)
+    parser.add_argument("--no-peers", action="store_true", help="rungs only")
+    parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--no-save", action="store_true", help="do not write results/<gpu>.json")
+    return parser
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -93,20 +115,25 @@ def make_parser() -> argparse.ArgumentParser:
         description="CUDA kernels from one elementwise operation to GPT-2, on a GPU or emulated.",
         epilog="`kernel-fusion COMMAND --help` has a command's arguments, their values and examples.",
     )
-    commands = _Commands(parser)
+    add = functools.partial(_add, parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
 
-    tour = commands.add(
+    tour = add(
         "tour",
         "Builds the steps and shows of every rung what it teaches and how right it is, then GPT-2.",
-        ["It says at the start how long it takes. On a GPU each rung is timed, too."],
-        ["tour", "tour --full"],
-        _tour,
+        [
+            "It says at the start how long it takes. On a GPU each rung is timed, too. Interrupted and begun again, it "
+            "goes on where it was.",
+            STEP_NAMES,
+        ],
+        ["tour", "tour --from step1", "tour --full"],
+        _command_of("learn.tour"),
     )
     tour.add_argument(
         "--full", action="store_true", help="a table with times for each case, instead of a screen a step"
     )
+    tour.add_argument("--from", dest="start", type=step, metavar="STEP", help="begin at this step")
 
-    check = commands.add(
+    check = add(
         "check",
         "Runs the steps' tests.",
         ["They must be built.", STEP_NAMES, SCHEDULES],
@@ -118,7 +145,7 @@ def make_parser() -> argparse.ArgumentParser:
     check.add_argument("--schedule", type=schedule, metavar="S", help="only emulated tests, threads in this order")
     check.add_argument("-k", dest="keyword", metavar="EXPRESSION", help="only tests whose names match, as pytest -k")
 
-    bench = commands.add(
+    bench = add(
         "bench",
         "Times every rung beside its peers.",
         ["The steps must be built.", STEP_NAMES, _op_names(), SIZES],
@@ -126,23 +153,9 @@ def make_parser() -> argparse.ArgumentParser:
         _bench,
     )
     bench.add_argument("steps", nargs="*", type=step, metavar="STEP", help="default: all four")
-    bench.add_argument("--op", action="append", metavar="OP", help="only this op; may be repeated")
-    bench.add_argument("--rung", action="append", help="only this rung, and no peers; may be repeated")
-    bench.add_argument(
-        "--sizes",
-        action="append",
-        choices=("emulated", "cpu", "quick", "full"),
-        help="may be repeated; default: full on a GPU; cpu, then emulated",
-    )
-    bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
-    bench.add_argument(
-        "--merge", action="store_true", help="with --op: put what is measured into results/<gpu>.json, row by row"
-    )
-    bench.add_argument(
-        "--resume", action="store_true", help="go on where the same command was cut off, at the next case"
-    )
+    add_bench_options(bench)
 
-    profile = commands.add(
+    profile = add(
         "profile",
         "Shows what a call of each rung asks of the hardware, by Nsight Compute or counted on the CPU.",
         [
@@ -166,7 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
     profile.add_argument("--save", action="store_true", help="write the figures into results/<gpu>.json")
     profile.add_argument("--json", type=pathlib.Path, metavar="PATH", help="with --device cpu: write the counts there")
 
-    rungs = commands.add(
+    rungs = add(
         "rungs",
         "Lists rungs in the order of the lesson: their ideas, limits and length.",
         [_op_names().replace(" `kernel-fusion rungs OP` lists its rungs.", "")],
@@ -175,7 +188,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     rungs.add_argument("op", nargs="?", metavar="OP", help="default: all of them")
 
-    simt = commands.add(
+    simt = add(
         "simt",
         "Compiles and runs a stand-alone CUDA program on the CPU.",
         [
@@ -196,28 +209,47 @@ def make_parser() -> argparse.ArgumentParser:
     # In one list, because argparse would drop a -- between the file and its arguments.
     simt.add_argument("words", nargs=argparse.PARSER, metavar="FILE.cu", help="the program, and its own arguments")
 
-    exercise = commands.add(
+    exercise = add(
         "exercises",
-        "Makes the files of the exercises in which you write, and lists them.",
+        "Makes the files of the exercises in which you write, and lists them; or checks those that you name.",
         [
-            "A file that is there stays as it is; only --reset writes over it.",
+            "In a step's folder these are its own exercises, in docs the puzzles, elsewhere all. "
+            "A file that is there stays as it is; only --reset writes over it. An answer must be right in every order "
+            "of the threads, and ask no more of the hardware than its lesson allows.",
+            f"A group, {', '.join(exercises.groups())}, makes and lists its own.",
             f"NAME: {', '.join(solution.stem for solution in exercises.solutions())}.",
         ],
-        ["exercises", "exercises --reset 1_grid_stride"],
+        ["exercises", "exercises puzzles", "exercises 1_grid_stride", "exercises --reset 1_grid_stride"],
         exercises.command,
     )
-    exercises.add_arguments(exercise)
+    exercise.add_argument("names", nargs="*", metavar="NAME", help="check your answer to this one")
+    exercise.add_argument(
+        "--reset",
+        action="append",
+        metavar="NAME",
+        help="begin this one anew, 1_grid_stride for instance; may be repeated. What you wrote goes to build/exercises",
+    )
 
-    reports = commands.add(
+    reports = add(
         "report",
         "Writes tables and plots of the results into READMEs and docs, and checks what these say of them.",
         ["FILE: a Markdown file with markers, such as <!-- results:softmax -->."],
         ["report", "report --check", "report step1-simple/README.md"],
         report.run,
     )
-    report.add_arguments(reports)
+    reports.add_argument("files", nargs="*", type=pathlib.Path, metavar="FILE", help="default: all READMEs and docs")
+    reports.add_argument("--check", action="store_true", help="write nothing; fail where a table or plot is stale")
 
-    again = commands.add(
+    notebooks = add(
+        "notebooks",
+        "Writes the lessons' notebooks from their scripts and runs them, so that they are stored with their pictures.",
+        ["After a change of a lesson.py, on a CPU. The step must be built.", STEP_NAMES],
+        ["notebooks", "notebooks step2"],
+        _command_of("learn.notebooks"),
+    )
+    notebooks.add_argument("steps", nargs="*", type=step, metavar="STEP", help="default: all")
+
+    again = add(
         "recheck",
         "Measures rows of a results file again, each case in a process of its own, and compares.",
         [
@@ -226,7 +258,7 @@ def make_parser() -> argparse.ArgumentParser:
             _op_names(),
         ],
         ["recheck step1-simple/results/h200.json --op gelu"],
-        _recheck,
+        _command_of("bench.recheck"),
     )
     again.add_argument("results", type=pathlib.Path, metavar="FILE", help="such as step1-simple/results/h200.json")
     again.add_argument("--against", type=pathlib.Path, metavar="OTHER", help="measure nothing, compare with this file")
@@ -236,12 +268,12 @@ def make_parser() -> argparse.ArgumentParser:
     again.add_argument("--output", type=pathlib.Path, metavar="PATH", help="write both times of each row there")
     again.add_argument("--best", action="store_true", help="keep the faster of torch.compile's times in FILE")
 
-    gpu_check = commands.add(
+    gpu_check = add(
         "gpu-check",
         "On a GPU: builds, tests, checks memory and races, and measures.",
         ["Tasks that passed are not repeated while their sources stay. TASK: as --list names it, or its beginning."],
         ["gpu-check", "gpu-check --list", "gpu-check --only build --fresh"],
-        _gpu_check,
+        _command_of("bench.gpu_check"),
     )
     gpu_check.add_argument("--only", action="append", default=[], metavar="TASK", help="tasks whose names start so")
     gpu_check.add_argument("--list", action="store_true", help="list the tasks and how each ended")
@@ -310,19 +342,9 @@ def _read_words(options: argparse.Namespace) -> None:
     options.arguments = rest[1:] if rest[:1] == ["--"] else rest
 
 
-# torch takes a second to import, so each command imports what it needs.
-
-
-def _tour(options: argparse.Namespace) -> int:
-    from kernel_fusion.learn import tour
-
-    return tour.run(make_console(), full=options.full)
-
-
-def _gpu_check(options: argparse.Namespace) -> int:
-    from kernel_fusion.bench import gpu_check
-
-    return gpu_check.command(options)
+def _command_of(module: str) -> Callable[[argparse.Namespace], int]:
+    """`command` of a module that is imported only then: torch takes a second."""
+    return lambda options: importlib.import_module(f"kernel_fusion.{module}").command(options, make_console())
 
 
 def _need_built(wanted: list[steps.Step]) -> None:
@@ -411,16 +433,6 @@ def _rungs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _recheck(options: argparse.Namespace) -> int:
-    from kernel_fusion.bench import recheck
-
-    return recheck.command(options, make_console())
-
-
-def _compilation(options: argparse.Namespace) -> dict[str, tuple]:
-    return {"include_dirs": tuple(options.include), "compiler_flags": tuple(options.compiler_flags)}
-
-
 def _simt(options: argparse.Namespace) -> int:
     from emulator import programs
 
@@ -435,9 +447,13 @@ def _simt(options: argparse.Namespace) -> int:
     if options.count and not options.only_compile:
         from emulator import counts
 
-        return counts.command(options, make_console())
+        code = counts.command(options, make_console())
+        _say_whose_times(options.file)
+        return code
     flavour = {"gdb": "debug"}.get(modes[0], modes[0]) if modes else "plain"
-    program = programs.compile_program(options.file, flavour=flavour, **_compilation(options))
+    program = programs.compile_program(
+        options.file, flavour=flavour, include_dirs=tuple(options.include), compiler_flags=tuple(options.compiler_flags)
+    )
     if options.only_compile:
         print(program)
         return 0
@@ -446,7 +462,18 @@ def _simt(options: argparse.Namespace) -> int:
 
         os.environ.update(programs.run_environment(options.schedule, options.threads))
         return debugger.debug(program, options.arguments, options.gdb_ex)
-    return programs.run_program(program, options.arguments, schedule=options.schedule, threads=options.threads)
+    code = programs.run_program(program, options.arguments, schedule=options.schedule, threads=options.threads)
+    _say_whose_times(options.file)
+    return code
+
+
+WHOSE_TIMES = "emulated: times are the CPU's, and say nothing about a GPU"
+
+
+def _say_whose_times(source: pathlib.Path) -> None:
+    """Below what a program has printed, if it takes times."""
+    if "cudaEventElapsedTime" in source.read_text(encoding="utf-8", errors="replace"):
+        print(WHOSE_TIMES, file=sys.stderr)
 
 
 def _shown(command: list[str], folder: pathlib.Path, environment: dict[str, str]) -> int:
@@ -463,8 +490,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     try:
         return options.run(options)
-    except KeyboardInterrupt:
-        print("kernel-fusion: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:  # a command may have said in it how to go on
+        print("; ".join(["kernel-fusion: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
         return 130
     except (UserError, OSError) as error:
         print(f"kernel-fusion: {error}", file=sys.stderr)

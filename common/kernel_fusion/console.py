@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -56,30 +56,39 @@ SLOW_S = 2.0  # from when on something is said of work that is not shown on a te
 SILENT_S = 15.0  # and how far it is, so often
 
 
-class _Spoken:
-    """Of how far some work is, says what comes after a silence."""
+@contextlib.contextmanager
+def _spoken(say: Callable[[str], Any], first_s: float = 0.0) -> Iterator[Callable[[str], Any]]:
+    """While the body works, says each `SILENT_S` how far it is and for how long it has been at it, "3 of 7, 15 s"; with
+    `first_s` an empty text once before, after so many seconds. Yields a function that takes how far.
 
-    def __init__(self, say: Callable[[str], Any]):
-        self.say, self.last = say, time.monotonic()
+    A thread speaks, so that a body says something which does not come to it; it sleeps in between.
+    """
+    at, over, began = "", threading.Event(), time.monotonic()
 
-    def __call__(self, at: str) -> None:
-        if time.monotonic() - self.last >= SILENT_S:
-            self.say(at)
-            self.last = time.monotonic()
+    def tell(words: str) -> None:
+        nonlocal at
+        at = words
+
+    def speak() -> None:
+        if first_s and not over.wait(first_s):
+            say("")
+        while not over.wait(SILENT_S):
+            say(", ".join(filter(None, (at, duration(time.monotonic() - began)))))
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield tell
+    finally:
+        over.set()
+        speaker.join()
 
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[Callable[[str], Any]]:
-    """While the body works, standard error says at what, and how far it is, on one line: of a terminal always, else
-    each `SILENT_S`, if it takes long.
-
-    Nothing runs beside the body that could disturb what it measures. It should print nothing.
-
-    Args:
-        text: what is being done, "building step1-simple" for instance.
-
-    Yields:
-        A function that takes how far it is, "12/79" for instance.
+    """While the body works, standard error says at what ("building step1-simple") and how far it is: on a terminal
+    always, on one line; else by a line each `SILENT_S`, if it takes long. Yields a function that takes how far ("12 of
+    79 files"). The body should print nothing.
     """
     console = make_console(stderr=True)
     if console.is_terminal and not console.is_dumb_terminal:
@@ -90,25 +99,13 @@ def progress(text: str) -> Iterator[Callable[[str], Any]]:
 
         show("")
         try:
-            yield show
+            with _spoken(show) as tell:
+                yield lambda at: [do(at) for do in (tell, show)]
         finally:
             print(erase, end="", file=sys.stderr, flush=True)
         return
-    said = []
-
-    def say(more: str) -> None:
-        said.append(more)
-        print(more, end="", file=sys.stderr, flush=True)
-
-    slow = threading.Timer(SLOW_S, say, [f"{text} …"])
-    slow.daemon = True
-    slow.start()
-    try:
-        yield _Spoken(lambda at: say(f" {at} …" if said else f"{text} … {at} …"))
-    finally:
-        slow.cancel()
-        if said:
-            print(file=sys.stderr, flush=True)
+    with _spoken(lambda at: print(f"{text} …{at and f' {at} …'}", file=sys.stderr, flush=True), SLOW_S) as tell:
+        yield tell
 
 
 class UserError(RuntimeError):
@@ -175,6 +172,15 @@ def child_environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": steps.python_path(), **more}
 
 
+def captured(
+    command: Sequence[Any], cwd: pathlib.Path | None = None, **environment: str
+) -> subprocess.CompletedProcess:
+    """`command` once it has ended, whatever its code, with what it printed."""
+    env = child_environment(**environment)
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
 def run_shown(command: list[str], *, cwd: pathlib.Path | None = None, env: dict[str, str] | None = None) -> None:
     """Runs `command`, its output where ours goes. Interrupting this process ends the command and what it started.
 
@@ -239,13 +245,9 @@ class Tasks:
     def task(self, name: str, *, shows: bool = False, note: str = "") -> Iterator[Callable[[str], Any]]:
         """Runs the body as a task. An exception in it makes the task a failed one, and the next task may still run.
 
-        Args:
-            name: what the task does.
-            shows: the body prints something; otherwise a terminal shows a spinner meanwhile.
-            note: what else is said of it at its begin, such as how long it takes.
-
-        Yields:
-            A function that takes how far the task is, "12/79" for instance.
+        `shows`: the body prints something; otherwise a terminal shows a spinner meanwhile, and a pipe gets a line each
+        `SILENT_S`. `note`: what else is said of it at its begin, such as how long it takes. Yields a function that
+        takes how far the task is, "12 of 79 files" for instance.
         """
         self.number += 1
         label = f"[{self.number}/{self.total}] {name}{f', {note}' if note else ''}"
@@ -254,14 +256,22 @@ class Tasks:
             self.console.print(label, style="bold", markup=False)
         elif not self.console.is_terminal:
             self.console.print(f"{label} … ", end="", markup=False)  # what it is at; how it ended comes behind it
-        spins = self.console.is_terminal and not shows
-        end = label if spins or shows else ""
+        end = label if self.console.is_terminal or shows else ""
+
+        def say(at: str) -> None:
+            nonlocal end
+            self.console.print(f"{end and f'{end} … '}{at} …", markup=False, soft_wrap=True)
+            end = label
+
         try:
-            with self.console.status(label) if spins else contextlib.nullcontext() as status:
-                if status:
+            if shows:
+                yield lambda at: None
+            elif self.console.is_terminal:
+                with self.console.status(label) as status:
                     yield lambda at: status.update(f"{label} … {at}")
-                else:
-                    yield _Spoken(lambda at: None if shows else self.console.print(f"{at} … ", end="", markup=False))
+            else:
+                with _spoken(say) as tell:
+                    yield tell
         except Refused as refusal:
             self._not_run(name, end, str(refusal))
         except Exception as error:

@@ -62,21 +62,21 @@ def write_if_changed(path: pathlib.Path, text: str) -> None:
 def one_at_a_time(folder: pathlib.Path, what: str) -> Iterator[dict]:
     """Keeps other processes from building in `folder` until the body is through; says so where one is at it.
 
-    Args:
-        folder: where ninja runs; made where it is missing.
-        what: what is built, for the line that says for whom this process waits.
-
-    Yields:
-        For `subprocess`, the options of the commands that build: they hold the lock too, so that what outlives this
-        process, killed for instance, is waited for.
+    Yields, for `subprocess`, the options of the commands that build: they hold the lock too, so that what outlives this
+    process, killed for instance, is waited for.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with (folder / "lock").open("a+") as lock:  # holds the name of what is built
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"kernel-fusion: waiting for another process that compiles {what} …", file=sys.stderr, flush=True)
+            lock.seek(0)
+            theirs = lock.read() or what
+            print(f"kernel-fusion: waiting for another process that compiles {theirs} …", file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.truncate(0)
+        lock.write(what)
+        lock.flush()
         yield {"pass_fds": [lock.fileno()]}
 
 
@@ -91,15 +91,8 @@ def precompile(ninja: NinjaFile, compiler: list, header: pathlib.Path, text: str
     """Adds to `ninja` a header that is compiled once for all sources that are compiled with these flags.
 
     Only for GCC, which reads the header's text where it was compiled with other flags. torch's headers are not worth
-    it: they take as long to load as to compile.
-
-    Args:
-        compiler: with the flags that the sources get.
-        header: where it shall lie. A source must begin with it, by -include or by finding it in the first folder.
-        text: what it holds.
-
-    Returns:
-        What must be there before a source is compiled.
+    it: they take as long to load as to compile. A source must begin with `header`, by -include or by finding it in the
+    first folder. Returns what must be there before a source is compiled with `compiler`, a command with all its flags.
     """
     write_if_changed(header, text)
     if is_clang(str(compiler[0])):

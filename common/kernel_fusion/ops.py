@@ -59,6 +59,48 @@ def check_key_bounds(op: str, q: torch.Tensor, key_begin: torch.Tensor | None, k
             check_shape(op, name, bound, (q.shape[0],))
 
 
+def check_documents(
+    op: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    key_begin: torch.Tensor | None,
+    key_end: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+) -> None:
+    """The starts of a packed row's documents are int32 [documents + 1] beside `q`, or None: kf/documents.h, no data."""
+    torch._check_value(
+        cu_seqlens is not None or cu_seqlens_k is None, lambda: f"{op}: `cu_seqlens_k` needs `cu_seqlens`"
+    )
+    if cu_seqlens is None:
+        return
+    torch._check_value(
+        key_begin is None and key_end is None,
+        lambda: (
+            f"{op}: `{'key_end' if key_begin is None else 'key_begin'}` must be None where `cu_seqlens` is given: "
+            "a packed row has no padding"
+        ),
+    )
+    torch._check_value(
+        q.shape[0] == 1, lambda: f"{op}: `q` must have batch 1 where `cu_seqlens` is given, got {q.shape[0]}"
+    )
+    check_type(op, "cu_seqlens", cu_seqlens, (torch.int32,))
+    check_device(op, "cu_seqlens", cu_seqlens, "q", q)
+    check_dim(op, "cu_seqlens", cu_seqlens, 1)
+    torch._check_value(
+        cu_seqlens.shape[0] >= 2, lambda: f"{op}: `cu_seqlens` must have at least 2 numbers, got {cu_seqlens.shape[0]}"
+    )
+    if cu_seqlens_k is not None:
+        check_type(op, "cu_seqlens_k", cu_seqlens_k, (torch.int32,))
+        check_device(op, "cu_seqlens_k", cu_seqlens_k, "q", q)
+        check_shape(op, "cu_seqlens_k", cu_seqlens_k, cu_seqlens.shape)
+    else:
+        torch._check_value(
+            k.shape[2] == q.shape[2],
+            lambda: f"{op}: `k` must be as long as `q` where `cu_seqlens_k` is None, got {k.shape[2]} and {q.shape[2]}",
+        )
+
+
 def check_device(op: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor) -> None:
     """`x` is on the device of the op's first argument."""
     torch._check_value(

@@ -7,7 +7,6 @@
 // what comes after.
 #pragma once
 
-#include <dlfcn.h>
 #include <link.h>
 
 #include <algorithm>
@@ -17,7 +16,7 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "../src/runtime.h"
+#include "../src/scheduler.h"
 
 namespace kf::simt {
 
@@ -55,8 +54,8 @@ struct Place {
   Kind kind;
   Space space;
   Reading reading;
-  unsigned char size;  // bytes of one lane; 0 for a branch
-  unsigned char warp;
+  unsigned size;  // bytes of one lane; 0 for a branch
+  unsigned warp;
 
   bool operator==(const Place& other) const {
     return pc == other.pc && context == other.context && kernel == other.kernel && kind == other.kind &&
@@ -147,13 +146,10 @@ inline void count_wavefronts(const Request& request, unsigned size, Totals& tota
 
 // Where data lies that no instruction of a GPU would load from global memory.
 struct Ranges {
+  Address base = 0;  // where this program or library was loaded
   std::vector<std::pair<Address, Address>> constant;
 
   Ranges() {
-    Dl_info info;
-    void* map = nullptr;
-    if (dladdr1(reinterpret_cast<const void*>(&kKindNames), &info, &map, RTLD_DL_LINKMAP) == 0) return;
-    const Address base = static_cast<const link_map*>(map)->l_addr;
     dl_iterate_phdr(
         [](dl_phdr_info* module, std::size_t, void* data) {
           auto& self = *static_cast<Ranges*>(data);
@@ -169,6 +165,7 @@ struct Ranges {
               self.add(module->dlpi_addr + s.p_vaddr, s.p_memsz);
             }
           }
+          if (ours) self.base = module->dlpi_addr;
           return ours ? 1 : 0;
         },
         this);
@@ -186,11 +183,6 @@ struct Ranges {
   void add(Address begin, Address size) { constant.emplace_back(begin, begin + size); }
 };
 
-inline const Ranges& ranges() {
-  static const Ranges* const found = new Ranges;
-  return *found;
-}
-
 struct Shape {
   dim3 grid, block;
   std::size_t shared;
@@ -205,26 +197,20 @@ struct Shape {
 struct KernelTotals {
   std::uint64_t blocks = 0;
   std::map<Shape, std::uint64_t> launches;
-  std::map<std::pair<std::string, int>, std::uint64_t> barriers;  // passed by blocks, by file and line
+  // By file and line.
+  std::map<std::pair<std::string, int>, std::uint64_t> barriers;  // passed by blocks
+  std::map<std::pair<std::string, int>, std::uint64_t> shuffles;  // and reductions, of warps
 };
 
 // The counts of one OS thread. A friend of the worker whose threads it watches.
 class AccessCounter {
  public:
   AccessCounter() {
-    thread_locals_begin_ = thread_locals_end_ = reinterpret_cast<Address>(&threadIdx);
-    const auto include = [this](const auto& variable) {
-      const auto at = reinterpret_cast<Address>(&variable);
-      thread_locals_begin_ = std::min(thread_locals_begin_, at);
-      thread_locals_end_ = std::max(thread_locals_end_, at + sizeof(variable));
+    const auto hold = [this](const auto&... variables) {
+      thread_locals_begin_ = std::min({reinterpret_cast<Address>(&variables)...});
+      thread_locals_end_ = std::max({reinterpret_cast<Address>(&variables + 1)...});
     };
-    include(threadIdx);
-    include(blockIdx);
-    include(blockDim);
-    include(gridDim);
-    include(entered_kernel);
-    include(poll_state);
-    include(current_lane);
+    hold(threadIdx, blockIdx, blockDim, gridDim, entered_kernel, poll_state, current_lane);
     all().add(this);
   }
 
@@ -260,6 +246,8 @@ class AccessCounter {
     ++kernels_[entered_kernel].barriers[{site.file, site.line}];
   }
 
+  void shuffle(CallSite site) { ++kernels_[entered_kernel].shuffles[{site.file, site.line}]; }
+
   // If all lanes that are left have met, the numbering of their accesses starts anew.
   void meet(unsigned warp, unsigned lanes) {
     const Worker::Warp& of = Worker::in_kernel()->warp_[warp];
@@ -267,7 +255,7 @@ class AccessCounter {
   }
 
   void enter(Address call) {
-    const Uninterrupted uninterrupted(*Worker::in_kernel());
+    const Worker::Inside inside(*Worker::in_kernel());
     Context*& context = context_of_[thread()];
     context = context->child(call);
   }
@@ -279,7 +267,7 @@ class AccessCounter {
 
   void access(Address pc, Kind kind, Reading reading, Address address, unsigned size) {
     Worker& worker = *Worker::in_kernel();
-    const Uninterrupted uninterrupted(worker);
+    const Worker::Inside inside(worker);
     const Space space = space_of(worker, address);
     if (space == Space::kNone || space == Space::kConstant || entered_kernel == nullptr) return;
     Stream& stream = stream_at(pc, kind, space, reading, size);
@@ -301,7 +289,7 @@ class AccessCounter {
   // A comparison may be what the next branch depends on.
   void compare(Address pc) {
     Worker& worker = *Worker::in_kernel();
-    const Uninterrupted uninterrupted(worker);
+    const Worker::Inside inside(worker);
     resolve(worker, 0);
     if (entered_kernel == nullptr) return;
     Stream& stream = stream_at(pc, Kind::kBranch, Space::kNone, Reading::kSure, 0);
@@ -314,7 +302,7 @@ class AccessCounter {
 
   void enter_basic_block(Address pc) {
     Worker& worker = *Worker::in_kernel();
-    const Uninterrupted uninterrupted(worker);
+    const Worker::Inside inside(worker);
     resolve(worker, pc);
   }
 
@@ -330,18 +318,6 @@ class AccessCounter {
   }
 
  private:
-  // A signal that takes a thread's turn away must not come in between.
-  class Uninterrupted {
-   public:
-    explicit Uninterrupted(Worker& worker) : worker_(worker) { worker_.enter_runtime(); }
-    ~Uninterrupted() { worker_.leave_runtime(); }
-    Uninterrupted(const Uninterrupted&) = delete;
-    Uninterrupted& operator=(const Uninterrupted&) = delete;
-
-   private:
-    Worker& worker_;
-  };
-
   struct Branch {
     Stream* stream = nullptr;
     unsigned number = 0;
@@ -355,10 +331,7 @@ class AccessCounter {
       counters.push_back(counter);
     }
   };
-  static Registry& all() {
-    static auto* const registry = new Registry;
-    return *registry;
-  }
+  static Registry& all() { return lasting<Registry>(); }
 
   static unsigned thread() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 
@@ -382,14 +355,7 @@ class AccessCounter {
   Stream& stream_at(Address pc, Kind kind, Space space, Reading reading, unsigned size) {
     const unsigned thread_number = thread();
     const unsigned warp = thread_number / warpSize;
-    const Place place{entered_kernel,
-                      context_of_[thread_number],
-                      pc,
-                      kind,
-                      space,
-                      reading,
-                      static_cast<unsigned char>(size),
-                      static_cast<unsigned char>(warp)};
+    const Place place{entered_kernel, context_of_[thread_number], pc, kind, space, reading, size, warp};
     Stream*& recent = recent_[place.hash() % kRecent];
     if (recent == nullptr || !(recent->place == place)) {
       std::unique_ptr<Stream>& slot = streams_[place];
@@ -512,7 +478,7 @@ class AccessCounter {
   std::vector<Stream*> dirty_[kMaxWarps];
   std::unordered_map<const KernelInfo*, KernelTotals> kernels_;
   Address thread_locals_begin_, thread_locals_end_;
-  const Ranges& constants_ = ranges();
+  const Ranges& constants_ = lasting<Ranges>();
 };
 
 }  // namespace kf::simt

@@ -19,6 +19,7 @@ const Observer counting{
     [] { AccessCounter::mine().begin_block(); },
     [] { AccessCounter::mine().end_block(); },
     [](CallSite site) { AccessCounter::mine().pass_barrier(site); },
+    [](CallSite site) { AccessCounter::mine().shuffle(site); },
     [](unsigned warp, unsigned lanes) { AccessCounter::mine().meet(warp, lanes); },
 };
 
@@ -33,8 +34,8 @@ Address address_of(const volatile void* pointer) { return reinterpret_cast<Addre
 
 inline void note(const void* pc, Kind kind, const volatile void* address, unsigned size,
                  Reading reading = Reading::kSure) {
-  AccessCounter* const counter = AccessCounter::running();
-  if (counter != nullptr) counter->access(address_of(pc), kind, reading, address_of(address), size);
+  if (AccessCounter* const counter = AccessCounter::running())
+    counter->access(address_of(pc), kind, reading, address_of(address), size);
 }
 
 // The largest piece that an instruction can move at once, up to 16 bytes: a power of two that divides address and size.
@@ -84,12 +85,10 @@ void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
 void __tsan_func_entry(void* call) {
-  AccessCounter* const counter = AccessCounter::running();
-  if (counter != nullptr) counter->enter(reinterpret_cast<std::uintptr_t>(call));
+  if (AccessCounter* const counter = AccessCounter::running()) counter->enter(reinterpret_cast<std::uintptr_t>(call));
 }
 void __tsan_func_exit() {
-  AccessCounter* const counter = AccessCounter::running();
-  if (counter != nullptr) counter->leave();
+  if (AccessCounter* const counter = AccessCounter::running()) counter->leave();
 }
 
 #define KF_ACCESS(size)                                                                          \
@@ -147,13 +146,13 @@ void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); 
 void __tsan_atomic_signal_fence(int) {}
 
 void __sanitizer_cov_trace_pc() {
-  AccessCounter* const counter = AccessCounter::running();
-  if (counter != nullptr) counter->enter_basic_block(reinterpret_cast<std::uintptr_t>(KF_HERE));
+  if (AccessCounter* const counter = AccessCounter::running())
+    counter->enter_basic_block(reinterpret_cast<std::uintptr_t>(KF_HERE));
 }
-#define KF_COMPARE(name, ...)                                                            \
-  void __sanitizer_cov_trace_##name(__VA_ARGS__) {                                       \
-    AccessCounter* const counter = AccessCounter::running();                             \
-    if (counter != nullptr) counter->compare(reinterpret_cast<std::uintptr_t>(KF_HERE)); \
+#define KF_COMPARE(name, ...)                                      \
+  void __sanitizer_cov_trace_##name(__VA_ARGS__) {                 \
+    if (AccessCounter* const counter = AccessCounter::running())   \
+      counter->compare(reinterpret_cast<std::uintptr_t>(KF_HERE)); \
   }
 KF_COMPARE(cmp1, std::uint8_t, std::uint8_t)
 KF_COMPARE(cmp2, std::uint16_t, std::uint16_t)

@@ -27,7 +27,8 @@ std::string dimensions(const dim3& d) {
 
 }  // namespace
 
-// {"kernels": [{name, signature, blocks, launches: [{grid, block, shared, times}], barriers: [{file, line, times}]}],
+// {"kernels": [{name, signature, blocks, launches: [{grid, block, shared, times}], barriers: [{file, line, times}],
+//               shuffles: as barriers}],
 //  "places": [{kernel, pc: [addresses, innermost first], kind, space, size, requests, …}]}. Addresses are relative to
 // where this program or library was loaded, and lie within the calling instruction.
 void AccessCounter::write(const char* path) {
@@ -36,10 +37,7 @@ void AccessCounter::write(const char* path) {
     std::fprintf(stderr, "KF_SIMT_COUNT: cannot write %s\n", path);
     return;
   }
-  Dl_info info;
-  void* map = nullptr;
-  const bool found = dladdr1(reinterpret_cast<const void*>(&kKindNames), &info, &map, RTLD_DL_LINKMAP) != 0;
-  const Address base = found ? static_cast<const link_map*>(map)->l_addr : 0;
+  const Address base = lasting<Ranges>().base;
 
   const std::lock_guard<std::mutex> lock(all().mutex);
   std::map<const KernelInfo*, KernelTotals> kernels;
@@ -49,6 +47,7 @@ void AccessCounter::write(const char* path) {
       sum.blocks += totals.blocks;
       for (const auto& [shape, times] : totals.launches) sum.launches[shape] += times;
       for (const auto& [place, times] : totals.barriers) sum.barriers[place] += times;
+      for (const auto& [place, times] : totals.shuffles) sum.shuffles[place] += times;
     }
   }
   std::string out = "{\"kernels\": [";
@@ -64,12 +63,14 @@ void AccessCounter::write(const char* path) {
              ", \"shared\": " + std::to_string(shape.shared) + ", \"times\": " + std::to_string(times) + "}";
       comma = ", ";
     }
-    out += "], \"barriers\": [";
-    comma = "";
-    for (const auto& [place, times] : totals.barriers) {
-      out += comma + ("{\"file\": " + quoted(place.first)) + ", \"line\": " + std::to_string(place.second) +
-             ", \"times\": " + std::to_string(times) + "}";
-      comma = ", ";
+    for (const auto& [name, places] : {std::pair("barriers", &totals.barriers), {"shuffles", &totals.shuffles}}) {
+      out += std::string("], \"") + name + "\": [";
+      comma = "";
+      for (const auto& [place, times] : *places) {
+        out += comma + ("{\"file\": " + quoted(place.first)) + ", \"line\": " + std::to_string(place.second) +
+               ", \"times\": " + std::to_string(times) + "}";
+        comma = ", ";
+      }
     }
     out += "]}";
   }

@@ -36,42 +36,38 @@ B and T are n, x,y or x,y,z. gdb's own commands work as always; `backtrace -no-f
 """
 
 
-class Cuda(gdb.Command):
+def command(name: str, kind: int, completion: int = gdb.COMPLETE_NONE, prefix: bool = False):
+    """Makes a command of a function, which gets what is typed after the name; its docstring is the command's help."""
+
+    def make(function):
+        invoke = {"__doc__": function.__doc__, "invoke": lambda self, argument, from_tty: function(argument)}
+        type(function.__name__, (gdb.Command,), invoke)(name, kind, completion, prefix)
+
+    return make
+
+
+@command("cuda", gdb.COMMAND_DATA, prefix=True)
+def cuda(argument):
     """CUDA's threads, blocks and shared memory, emulated on the CPU; `cuda help` lists the commands."""
-
-    def __init__(self):
-        super().__init__("cuda", gdb.COMMAND_DATA, gdb.COMPLETE_NONE, prefix=True)
-
-    def invoke(self, argument: str, from_tty: bool) -> None:
-        """Without a subcommand: help."""
-        if argument:
-            raise gdb.GdbError(f"There is no command `cuda {argument}`. `cuda help` lists them.")
-        gdb.write(HELP)
+    if argument:
+        raise gdb.GdbError(f"There is no command `cuda {argument}`. `cuda help` lists them.")
+    gdb.write(HELP)
 
 
-class CudaHelp(gdb.Command):
+@command("cuda help", gdb.COMMAND_SUPPORT)
+def cuda_help(argument):
     """List the commands for CUDA."""
-
-    def __init__(self):
-        super().__init__("cuda help", gdb.COMMAND_SUPPORT)
-
-    def invoke(self, argument: str, from_tty: bool) -> None:
-        """Prints the list."""
-        gdb.write(HELP)
+    gdb.write(HELP)
 
 
-class Focus(gdb.Command):
-    """Show or change the thread that gdb shows: cuda block B thread T. B and T are n, x,y or x,y,z.
+for _word in ("kernel", "block", "thread"):
 
-    `cuda thread running` goes back to the thread that runs. Before the program continues this happens by itself."""
+    @command(f"cuda {_word}", gdb.COMMAND_STACK)
+    def focus(argument, word=_word):
+        """Show or change the thread that gdb shows: cuda block B thread T. B and T are n, x,y or x,y,z.
 
-    def __init__(self, word: str):
-        super().__init__(f"cuda {word}", gdb.COMMAND_STACK)
-        self.word = word
-
-    def invoke(self, argument: str, from_tty: bool) -> None:
-        """`argument` goes on after the first of the words."""
-        text = f"{self.word} {argument}"
+        `cuda thread running` goes back to the thread that runs. Before the program continues this happens by itself."""
+        text = f"{word} {argument}"
         words = re.fullmatch(rf"(?:\s*(?:kernel|block|thread)(?:\s*(?:running|{INDEX}))?)+\s*", text)
         found = re.findall(rf"(kernel|block|thread)\s*(running|{INDEX})?", text)
         given = {word: value for word, value in found if value}
@@ -97,30 +93,25 @@ class Focus(gdb.Command):
         gdb.execute("frame")
 
 
-class Break(gdb.Command):
+@command("cuda break", gdb.COMMAND_BREAKPOINTS, gdb.COMPLETE_LOCATION)
+def cuda_break(argument):
     """Stop in one block or one thread: cuda break WHERE [block B] [thread T] [if CONDITION].
 
     WHERE is what `break` takes. B and T are n, x,y or x,y,z."""
-
-    def __init__(self):
-        super().__init__("cuda break", gdb.COMMAND_BREAKPOINTS, gdb.COMPLETE_LOCATION)
-
-    def invoke(self, argument: str, from_tty: bool) -> None:
-        """Sets the breakpoint; gdb itself prints its number and its place."""
-        rest, _, condition = re.sub(r"\s+", " ", argument).partition(" if ")
-        wanted = {}
-        while found := re.fullmatch(rf"(.*?)\s*\b(block|thread)\s*({INDEX})\s*", rest):
-            rest = found[1]
-            if found[2] in wanted:
-                raise gdb.GdbError(f"`{found[2]}` is given twice.")
-            wanted[found[2]] = parse_index(found[3])
-        if not rest:
-            raise gdb.GdbError("Usage: cuda break WHERE [block B] [thread T] [if CONDITION]")
-        try:
-            gdb.decode_line(rest)  # a breakpoint of Python's would wait for a library that has the place
-        except gdb.error as error:
-            raise gdb.GdbError(str(error)) from error
-        ThreadBreakpoint(rest, wanted.get("block"), wanted.get("thread"), condition)
+    rest, _, condition = re.sub(r"\s+", " ", argument).partition(" if ")
+    wanted = {}
+    while found := re.fullmatch(rf"(.*?)\s*\b(block|thread)\s*({INDEX})\s*", rest):
+        rest = found[1]
+        if found[2] in wanted:
+            raise gdb.GdbError(f"`{found[2]}` is given twice.")
+        wanted[found[2]] = parse_index(found[3])
+    if not rest:
+        raise gdb.GdbError("Usage: cuda break WHERE [block B] [thread T] [if CONDITION]")
+    try:
+        gdb.decode_line(rest)  # a breakpoint of Python's would wait for a library that has the place
+    except gdb.error as error:
+        raise gdb.GdbError(str(error)) from error
+    ThreadBreakpoint(rest, wanted.get("block"), wanted.get("thread"), condition)
 
 
 class ThreadBreakpoint(gdb.Breakpoint):
@@ -131,7 +122,6 @@ class ThreadBreakpoint(gdb.Breakpoint):
         self.only_block, self.only_thread, self.only_if = block, thread, condition
 
     def stop(self) -> bool:
-        """Whether to stop here."""
         at = kf_state.block_of_thread()
         if at is None:
             return False
@@ -140,57 +130,42 @@ class ThreadBreakpoint(gdb.Breakpoint):
         return not self.only_if or bool(gdb.parse_and_eval(self.only_if))
 
 
-class InfoCuda(gdb.Command):
+@command("info cuda", gdb.COMMAND_STATUS, prefix=True)
+def info_cuda(argument):
     """What runs: info cuda kernels, info cuda threads."""
-
-    def __init__(self):
-        super().__init__("info cuda", gdb.COMMAND_STATUS, gdb.COMPLETE_NONE, prefix=True)
-
-    def invoke(self, argument: str, from_tty: bool) -> None:
-        """Without a subcommand: help."""
-        raise gdb.GdbError("Usage: info cuda kernels, info cuda threads. `cuda help` lists all commands.")
+    raise gdb.GdbError("Usage: info cuda kernels, info cuda threads. `cuda help` lists all commands.")
 
 
-class InfoKernels(gdb.Command):
+@command("info cuda kernels", gdb.COMMAND_STATUS)
+def info_kernels(argument):
     """The kernel that runs, its grid, and where it was launched."""
-
-    def __init__(self):
-        super().__init__("info cuda kernels", gdb.COMMAND_STATUS)
-
-    def invoke(self, argument: str, from_tty: bool) -> None:
-        """Prints a kernel for each launch that blocks are at work on."""
-        kf_focus.focused()  # refuses where there is none
-        launches = {}
-        for block in kf_state.blocks_at_work():
-            launches.setdefault(int(block.launch.address), []).append(block)
-        for blocks in launches.values():
-            config = blocks[0].config
-            grid = kf_state.triple(member(config, "grid"))
-            shared = int(member(config, "shared"))
-            sizes = f"{text_of(grid)}, {text_of(blocks[0].dim)}" + (f", {shared}" if shared else "")
-            line = f"{pathlib.PurePath(member(config, 'file').string()).name}:{int(member(config, 'line'))}"
-            ended = int(kf_state.atomic(member(blocks[0].launch, "exits")))
-            at_work = ", ".join(text_of(block.index) for block in blocks)
-            gdb.write(f"{blocks[0].kernel()}<<<{sizes}>>>, launched at {line}\n")
-            gdb.write(f"  {grid[0] * grid[1] * grid[2]} blocks: {ended} ended; at work: {at_work}\n")
+    kf_focus.focused()  # refuses where there is none
+    launches = {}
+    for block in kf_state.blocks_at_work():
+        launches.setdefault(int(block.launch.address), []).append(block)
+    for blocks in launches.values():
+        config = blocks[0].config
+        grid = kf_state.triple(member(config, "grid"))
+        shared = int(member(config, "shared"))
+        sizes = f"{text_of(grid)}, {text_of(blocks[0].dim)}" + (f", {shared}" if shared else "")
+        line = f"{pathlib.PurePath(member(config, 'file').string()).name}:{int(member(config, 'line'))}"
+        ended = int(kf_state.atomic(member(blocks[0].launch, "exits")))
+        at_work = ", ".join(text_of(block.index) for block in blocks)
+        gdb.write(f"{blocks[0].kernel()}<<<{sizes}>>>, launched at {line}\n")
+        gdb.write(f"  {grid[0] * grid[1] * grid[2]} blocks: {ended} ended; at work: {at_work}\n")
 
 
-class InfoThreads(gdb.Command):
+@command("info cuda threads", gdb.COMMAND_STATUS)
+def info_threads(argument):
     """What each thread of the blocks at work does: info cuda threads [block B].
 
     Neighbours that do the same share a line. `*` marks the thread that gdb shows."""
-
-    def __init__(self):
-        super().__init__("info cuda threads", gdb.COMMAND_STATUS)
-
-    def invoke(self, argument: str, from_tty: bool) -> None:
-        """Prints a table for each block."""
-        found = re.fullmatch(rf"\s*(?:block\s*({INDEX}))?\s*", argument)
-        if not found:
-            raise gdb.GdbError("Usage: info cuda threads [block B]")
-        focused = kf_focus.focused()
-        for block in [find_block(parse_index(found[1]))] if found[1] else kf_state.blocks_at_work():
-            write_threads(block, block.index == focused.index)
+    found = re.fullmatch(rf"\s*(?:block\s*({INDEX}))?\s*", argument)
+    if not found:
+        raise gdb.GdbError("Usage: info cuda threads [block B]")
+    focused = kf_focus.focused()
+    for block in [find_block(parse_index(found[1]))] if found[1] else kf_state.blocks_at_work():
+        write_threads(block, block.index == focused.index)
 
 
 def write_threads(block: Block, in_focus: bool) -> None:
@@ -234,28 +209,23 @@ def where(block: Block, number: int | None) -> str:
 # Shared memory
 
 
-class Shared(gdb.Command):
+@command("cuda shared", gdb.COMMAND_DATA, gdb.COMPLETE_SYMBOL)
+def cuda_shared(argument):
     """Print shared memory of the block: cuda shared [ARRAY [N | RxC]].
 
     Without ARRAY it lists the variables. A pointer or an array declared `extern` may be followed by the number of its
     elements, or of rows and columns; without one, all that is left of the dynamic shared memory is printed. An element
     of a floating-point type that nothing has been written to is shown as `-`."""
-
-    def __init__(self):
-        super().__init__("cuda shared", gdb.COMMAND_DATA, gdb.COMPLETE_SYMBOL)
-
-    def invoke(self, argument: str, from_tty: bool) -> None:
-        """Prints the list, or one array."""
-        block = kf_focus.focused()
-        if not argument.strip():
-            list_shared(block)
-            return
-        name, *counts = re.fullmatch(r"\s*(.+?)(?:\s+(\d+)(?:\s*x\s*(\d+))?)?\s*", argument).groups()
-        address, element, shape = find_array(block, name, [int(count) for count in counts if count])
-        lines = rows(address, element, shape)
-        unwritten = "; - has not been written" if any(re.search(r" -( |$)", line) for line in lines) else ""
-        gdb.write(f"{name}: {array_text(element, shape)}, block {text_of(block.index)}{unwritten}\n")
-        gdb.write("".join(f"{line}\n" for line in lines))
+    block = kf_focus.focused()
+    if not argument.strip():
+        list_shared(block)
+        return
+    name, *counts = re.fullmatch(r"\s*(.+?)(?:\s+(\d+)(?:\s*x\s*(\d+))?)?\s*", argument).groups()
+    address, element, shape = find_array(block, name, [int(count) for count in counts if count])
+    lines = rows(address, element, shape)
+    unwritten = "; - has not been written" if any(re.search(r" -( |$)", line) for line in lines) else ""
+    gdb.write(f"{name}: {array_text(element, shape)}, block {text_of(block.index)}{unwritten}\n")
+    gdb.write("".join(f"{line}\n" for line in lines))
 
 
 def list_shared(block: Block) -> None:
@@ -267,36 +237,22 @@ def list_shared(block: Block) -> None:
     gdb.write(f"dynamic: {int(member(block.config, 'shared'))} bytes\n")
 
 
-class HalfPrinter:
-    """Prints a half or a bfloat16 as a number."""
+class Printer:
+    """What gdb prints in the place of a value's members: what the function returns."""
 
-    def __init__(self, value: gdb.Value):
-        self.value = value
-
-    def to_string(self) -> str:
-        """The number."""
-        bits = struct.pack("<H", int(member(self.value, "bits")))
-        return f"{real_number(HALF_TYPES[str(self.value.type.strip_typedefs().unqualified())], bits):g}"
+    def __init__(self, to_string):
+        self.to_string = to_string
 
 
-class KernelPrinter:
-    """Prints the record that the emulation keeps in a static variable of each kernel, which `info locals` would spell
-    out."""
-
-    def __init__(self, value: gdb.Value):
-        self.value = value
-
-    def to_string(self) -> str:
-        """The kernel's name."""
-        return kf_state.short_name(member(self.value, "signature").string())
-
-
-def find_printer(value: gdb.Value) -> HalfPrinter | KernelPrinter | None:
-    """The printer of a type of the emulation's."""
+def find_printer(value: gdb.Value) -> Printer | None:
+    """Prints a half or a bfloat16 as a number, and a kernel's name in the place of the emulation's record of it, which
+    `info locals` would spell out."""
     name = str(value.type.strip_typedefs().unqualified())
     if name in HALF_TYPES:
-        return HalfPrinter(value)
-    return KernelPrinter(value) if name == "kf::simt::KernelInfo" else None
+        return Printer(lambda: f"{real_number(HALF_TYPES[name], struct.pack('<H', int(member(value, 'bits')))):g}")
+    if name == "kf::simt::KernelInfo":
+        return Printer(lambda: kf_state.short_name(member(value, "signature").string()))
+    return None
 
 
 # What happens by itself
@@ -408,33 +364,23 @@ class Stepping:
             cls.locking = None
 
 
-class BeforeStep(gdb.Command):
+@command("cuda before-step", gdb.COMMAND_OBSCURE)
+def before_step(argument):
     """Called by gdb before each command that steps: refuses where the thread shown does not run."""
-
-    def __init__(self):
-        super().__init__("cuda before-step", gdb.COMMAND_OBSCURE)
-
-    def invoke(self, argument: str, from_tty: bool) -> None:
-        """Checks, and begins to step."""
-        if kf_focus.is_shown_here():
-            index = kf_focus.focused().thread_at(kf_focus.shown_thread.number)
-            raise gdb.GdbError(
-                f"Thread {text_of(index)} does not run, so it cannot step. "
-                "`cuda thread running` goes back to the one that runs; `continue` goes on with the program."
-            )
-        kf_focus.unshow()
-        Stepping.begin()
+    if kf_focus.is_shown_here():
+        index = kf_focus.focused().thread_at(kf_focus.shown_thread.number)
+        raise gdb.GdbError(
+            f"Thread {text_of(index)} does not run, so it cannot step. "
+            "`cuda thread running` goes back to the one that runs; `continue` goes on with the program."
+        )
+    kf_focus.unshow()
+    Stepping.begin()
 
 
-class BeforeRun(gdb.Command):
+@command("cuda before-run", gdb.COMMAND_OBSCURE)
+def before_run(argument):
     """Called by gdb before the program goes on: the thread that runs is shown again."""
-
-    def __init__(self):
-        super().__init__("cuda before-run", gdb.COMMAND_OBSCURE)
-
-    def invoke(self, argument: str, from_tty: bool) -> None:
-        """Ends the showing of another one."""
-        kf_focus.unshow()
+    kf_focus.unshow()
 
 
 STEPS = ("step", "next", "stepi", "nexti", "finish", "until", "advance", "jump")
@@ -442,11 +388,7 @@ RUNS = ("continue", "run", "start", "starti", "signal", "detach", "kill")
 
 
 def set_up() -> None:
-    """Makes the commands and what happens by itself."""
-    for command in (Cuda, CudaHelp, Break, Shared, InfoCuda, InfoKernels, InfoThreads, BeforeStep, BeforeRun):
-        command()
-    for word in ("kernel", "block", "thread"):
-        Focus(word)
+    """Makes what happens by itself."""
     for name in STEPS:
         gdb.execute(f"define hook-{name}\ncuda before-step\nend", to_string=True)
     for name in RUNS:

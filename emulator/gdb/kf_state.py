@@ -169,11 +169,7 @@ class Block:
         return self.current if begin <= sp <= begin + int(member(fiber, "size")) else None
 
     def states(self, running: int | None) -> list[str]:
-        """What each thread does, in words; equal words for threads that are to be shown as one.
-
-        Args:
-            running: the thread that runs, see `running`.
-        """
+        """What each thread does, in words; equal words for threads that are to be shown as one."""
         pointers = memory_of(self.get("fiber_of_"))
         waits = self.get("wait_")
         kinds = {field.enumval: field.name.split("::")[-1] for field in waits.type.target().fields()}

@@ -1,4 +1,1 @@
-// The types of the driver's functions. See cuda.h.
-#pragma once
-
-#include "cuda.h"
+#include "cuda.h"  // which holds the types of the functions too

@@ -1,4 +1,1 @@
-// Part of the emulation; see cuda_runtime.h.
-#pragma once
-
-#include "cuda_runtime.h"
+#include "cuda_runtime.h"  // which holds all of it

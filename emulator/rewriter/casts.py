@@ -19,8 +19,7 @@ BINARY = set("=(,+-*/%<>!&|^?:[{};")
 class Casts(Tokens):
     def __init__(self, source: Source, integers: set[str], parameters: set[str]):
         super().__init__(source)
-        self.integers = integers  # the program's own
-        self.parameters = parameters  # names of types as templates' parameters
+        self.integers, self.parameters = integers, parameters  # both are the program's own
 
     def note_integer_type(self, tokens: list[Token], i: int) -> None:
         """Remembers the name that `typedef unsigned name;` or `using name = unsigned;` gives to an integer type."""

@@ -72,9 +72,6 @@ class View:
         self.starts: list[int] = []
         self.texts: dict[str, list[str]] = {}  # of each file, all its pieces
         self.theirs: set[str] = set()  # files of the system and of the emulation
-        self.read_markers()
-
-    def read_markers(self) -> None:
         system: list[bool] = []
         at, file, line = 0, "", 1
         for marker in MARKER.finditer(self.text):
@@ -94,9 +91,6 @@ class View:
         self.regions.append((start, file, line))
         self.starts.append(start)
         self.texts.setdefault(file, []).append(self.text[start:end])
-
-    def files(self) -> list[str]:
-        return list(self.texts)
 
     def place(self, offset: int) -> tuple[str, int]:
         start, file, line = self.regions[bisect.bisect_right(self.starts, offset) - 1]
@@ -129,22 +123,10 @@ class View:
             for match in TOKEN.finditer(self.text, start, end):
                 if not MARKER.match(match.group()):
                     self.tokens.append(Token(match.group().lstrip(), match.start(), match.end()))
+        self.words = [token.text for token in self.tokens]
+        self.token_starts = [token.start for token in self.tokens]
         self.device_declarations: dict[str, frozenset[str]] = {}
         self.items, _ = self.read_items(0, in_class=False)
-
-    def closing(self, i: int) -> int:
-        """The index of the bracket that closes the one at i, or the last token's."""
-        depth = 0
-        tokens = self.tokens
-        for j in range(i, len(tokens)):
-            text = tokens[j].text
-            if text in OPENERS:
-                depth += 1
-            elif text in ("}", ")", "]"):
-                depth -= 1
-                if depth == 0:
-                    return j
-        return len(tokens) - 1
 
     def closing_angle(self, i: int) -> int:
         """The index of the > that closes the < at i; i itself where there is none."""
@@ -153,7 +135,7 @@ class View:
         while j < len(self.tokens):
             text = self.tokens[j].text
             if text in OPENERS:
-                j = self.closing(j)
+                j = matching(self.words, j)
             elif text == "<":
                 depth += 1
             elif text == ">":
@@ -205,22 +187,22 @@ class View:
             elif text in ("(", "["):
                 if text == "(" and not parameters and not initialised and before not in ("", *ATTRIBUTES):
                     parameters = i
-                i = self.closing(i)
+                i = matching(self.words, i)
             elif text == "<" and before and in_names(before) and before != "operator" and not initialised:
                 i = self.closing_angle(i)
             elif text == "{":
                 if initialised:
-                    i = self.closing(i)
+                    i = matching(self.words, i)
                 elif parameters:
                     if members and before not in (")", "}", "..."):
-                        i = self.closing(i)
+                        i = matching(self.words, i)
                     else:
                         return self.function(begin, i, parameters)
                 elif self.is_scope(begin, i):
                     children, end = self.read_items(i + 1, self.is_class(begin, i))
                     return self.scope(begin, i, end, children)
                 else:
-                    i = self.closing(i)
+                    i = matching(self.words, i)
             i += 1
         return self.item("other", begin, len(tokens) - 1), len(tokens)
 
@@ -229,11 +211,11 @@ class View:
         return Item(kind, tokens[0].start, tokens[-1].end, tokens)
 
     def function(self, begin: int, brace: int, parameters: int) -> tuple[Item, int]:
-        end = self.closing(brace)
+        end = matching(self.words, brace)
         while end + 1 < len(self.tokens) and self.tokens[end + 1].text == "catch":
             while end + 1 < len(self.tokens) and self.tokens[end].text != "{":
                 end += 1
-            end = self.closing(end)
+            end = matching(self.words, end)
         header = self.tokens[begin:brace]
         item = Item("function", header[0].start, self.tokens[end].end, header)
         item.body = (self.tokens[brace].start, self.tokens[end].end)
@@ -248,7 +230,7 @@ class View:
         i = end + 1
         if self.is_class(begin, brace):  # up to the ; after it, with what is declared there
             while i < len(self.tokens) and self.tokens[i].text != ";":
-                i = self.closing(i) if self.tokens[i].text in OPENERS else i
+                i = matching(self.words, i) if self.tokens[i].text in OPENERS else i
                 item.tokens.append(self.tokens[i])
                 i += 1
             if i < len(self.tokens):
@@ -278,7 +260,7 @@ class View:
             if text in ("final", ":"):
                 return True
             if text in ("(", "["):
-                i = self.closing(i)
+                i = matching(self.words, i)
             elif text == "<":
                 i = self.closing_angle(i)
             elif text != "::" and not in_names(text):
@@ -288,7 +270,7 @@ class View:
 
     def signature(self, parameters: int) -> str:
         name = self.tokens[parameters - 1].text if parameters > 0 else ""
-        end = self.closing(parameters)
+        end = matching(self.words, parameters)
         return name + " ".join(t.text for t in self.tokens[parameters : end + 1])
 
     def describe(self, item: Item) -> None:
@@ -309,12 +291,9 @@ class View:
         # GCC 13 begins the two texts with other markers.
         item.key = f"{item.kind[0]} " + MARKER.sub("", " ".join(words))
 
-    def slice(self, start: int, end: int) -> str:
-        return self.text[start:end]
-
     def tokens_between(self, start: int, end: int) -> list[Token]:
-        starts = self.token_starts = getattr(self, "token_starts", None) or [t.start for t in self.tokens]
-        return self.tokens[bisect.bisect_left(starts, start) : bisect.bisect_left(starts, end)]
+        first, last = (bisect.bisect_left(self.token_starts, at) for at in (start, end))
+        return self.tokens[first:last]
 
 
 def in_names(text: str) -> bool:

@@ -8,16 +8,11 @@ from .tokens import CLOSERS, NOT_CALLED, OPENERS, Token, Tokens
 
 # Functions that take a kernel, and the position of that argument.
 KERNEL_ARGUMENT = {
-    "cudaLaunchKernel": 0,
-    "cudaLaunchCooperativeKernel": 0,
-    "cudaFuncSetAttribute": 0,
-    "cudaFuncSetCacheConfig": 0,
+    **dict.fromkeys(("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaFuncSetAttribute"), 0),
+    **dict.fromkeys(("cudaFuncSetCacheConfig", "cudaFuncSetSharedMemConfig"), 0),
     "cudaFuncGetAttributes": 1,
-    "cudaFuncSetSharedMemConfig": 0,
-    "cudaOccupancyMaxActiveBlocksPerMultiprocessor": 1,
-    "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": 1,
-    "cudaOccupancyMaxPotentialBlockSize": 2,
-    "cudaOccupancyMaxPotentialBlockSizeVariableSMem": 2,
+    **{f"cudaOccupancyMaxActiveBlocksPerMultiprocessor{end}": 1 for end in ("", "WithFlags")},
+    **{f"cudaOccupancyMaxPotentialBlockSize{end}": 2 for end in ("", "VariableSMem")},
 }
 ZERO = re.compile(r"0[xXbB]?0*[uUlL]*")  # a null pointer, where one is wanted
 
@@ -36,22 +31,18 @@ class Launches(Tokens):
             return True
         return spaced and [t.text for t in tokens[i + 3 : i + 4]] == ["("]
 
-    @staticmethod
-    def is_operator(tokens: list[Token], i: int) -> bool:
-        return i > 0 and tokens[i - 1].text == "operator"
-
     def callee(self, tokens: list[Token], i: int) -> int:
         """The index of the first token of the expression that ends at i and is launched."""
         at = tokens[i].start if i >= 0 else 0
         while i >= 0:
             token = tokens[i]
             if token.text == ">":
-                i = self.opening_angle(tokens, i) - 1
+                i = self.closing_angle(tokens, i, -1) - 1
                 if i < 0 or tokens[i].kind != "word":
                     break
                 continue
             if token.text in (")", "]"):
-                start = self.opening(tokens, i)
+                start = self.closing(tokens, i, -1)
                 before = tokens[start - 1] if start > 0 else None
                 called = before is not None and (
                     (before.kind == "word" and before.text not in NOT_CALLED) or before.text in ("]", ">")
@@ -182,14 +173,10 @@ class Launches(Tokens):
         if j >= end:
             return
         if tokens[j].text == "(":
-            close = self.closing(tokens, j)
-            if self.is_void_pointer(tokens[j + 1 : close]):
-                self.change(tokens[j].start, tokens[close].end, "")
+            first, close = j + 1, self.closing(tokens, j)
         elif tokens[j].text in ("reinterpret_cast", "static_cast") and tokens[j + 1].text == "<":
-            close = self.closing_angle(tokens, j + 1)
-            if self.is_void_pointer(tokens[j + 2 : close]):
-                self.change(tokens[j].start, tokens[close].end, "")
-
-    @staticmethod
-    def is_void_pointer(tokens: list[Token]) -> bool:
-        return sorted(t.text for t in tokens if t.text != "const") == ["*", "void"]
+            first, close = j + 2, self.closing_angle(tokens, j + 1)
+        else:
+            return
+        if sorted(t.text for t in tokens[first:close] if t.text != "const") == ["*", "void"]:
+            self.change(tokens[j].start, tokens[close].end, "")

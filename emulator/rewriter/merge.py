@@ -94,7 +94,7 @@ class Merge:
     def both(self, ours: tuple[int, int], theirs: tuple[int, int], constexpr: bool = False) -> None:
         choice = f"{{ if ({'!__builtin_is_constant_evaluated() && ' if constexpr else ''}::kf::simt::on_device()) "
         body = self.device.marker(theirs[0]) + self.device_text(*theirs)
-        text = choice + body + self.host.marker(ours[0]) + self.host.slice(*ours) + " }"
+        text = choice + body + self.host.marker(ours[0]) + self.host.text[slice(*ours)] + " }"
         self.edits.append((*ours, text))
 
     def lambdas(self, ours: tuple[int, int], theirs: tuple[int, int]) -> None:

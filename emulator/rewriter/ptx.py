@@ -12,24 +12,10 @@ import re
 from dataclasses import dataclass
 
 from .ptx_arithmetic import Arithmetic
-from .ptx_instruction import (
-    S64,
-    TYPES,
-    U8,
-    U16,
-    U32,
-    U64,
-    Memory,
-    Negated,
-    Pair,
-    PtxError,
-    Register,
-    Sink,
-    Vector,
-    value_of,
-)
+from .ptx_instruction import TYPES, U32, U64, Memory, Negated, Pair, PtxError, Register, Sink, Vector, value_of
 from .ptx_memory import MemoryAccess
 from .ptx_warp import Warp
+from .tokens import CLOSERS, OPENERS
 
 
 @dataclass
@@ -41,7 +27,7 @@ class Argument:
     expression: str
 
 
-CONSTRAINTS = {"r": U32, "l": U64, "h": U16, "f": "float", "d": "double", "b": "bool", "c": U8}
+CONSTRAINTS = {"r": U32, "l": U64, "h": TYPES["u16"], "f": "float", "d": "double", "b": "bool", "c": TYPES["u8"]}
 SPECIAL = {
     **{f"tid.{x}": (f"kf_ptx::threadIdx.{x}", U32) for x in "xyz"},
     **{f"ntid.{x}": (f"kf_ptx::blockDim.{x}", U32) for x in "xyz"},
@@ -119,7 +105,8 @@ class Translator:
         self.template = template.replace("%=", "_here").replace("%%", "%")
         self.arguments = arguments
         self.tag = tag  # for the names of functions that report errors
-        self.tokens = self.tokenize()
+        found = (Token(m.lastgroup or "", m.group(), m.start()) for m in TOKEN.finditer(self.template))
+        self.tokens = [token for token in found if token.kind != "space"]
         self.at = 0
         self.scopes: list[dict[str, Register]] = [{}]
         self.label_scopes: list[dict[str, str]] = [self.labels_from(0)]
@@ -171,13 +158,6 @@ class Translator:
         name = f"kf_refused_{self.tag}_{self.errors}"
         text = what.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
         return f'{{ void {name}() __attribute__((error("inline PTX: {text} is not emulated"))); {name}(); }}'
-
-    def tokenize(self) -> list[Token]:
-        return [
-            Token(m.lastgroup or "", m.group(), m.start())
-            for m in TOKEN.finditer(self.template)
-            if m.lastgroup != "space"
-        ]
 
     def peek(self, ahead: int = 0) -> str:
         return self.tokens[self.at + ahead].text if self.at + ahead < len(self.tokens) else ""
@@ -292,8 +272,6 @@ class Translator:
     def declaration(self) -> None:
         self.take(".reg")
         kind = self.take().text.lstrip(".")
-        while kind in ("align", "v2", "v4"):
-            raise PtxError(f"`.reg .{kind}`")
         if kind not in TYPES:
             raise PtxError(f"`.reg .{kind}`")
         cpp = TYPES[kind]
@@ -303,7 +281,7 @@ class Translator:
             name = self.take().text
             names = [name]
             if self.peek() == "<":
-                self.take("<")
+                self.at += 1
                 names = [f"{name}{i}" for i in range(int(self.take().text))]
                 self.take(">")
             for each in names:
@@ -384,7 +362,7 @@ class Translator:
         base = self.value()
         offset = ""
         while self.peek() in ("+", "-"):
-            offset += f" {self.take().text} {value_of(self.value(), S64)}"
+            offset += f" {self.take().text} {value_of(self.value(), TYPES['s64'])}"
         coordinates = []
         if self.peek() == ",":
             self.at += 1
@@ -392,6 +370,11 @@ class Translator:
             coordinates = operand.parts if isinstance(operand, Vector) else [operand]
         self.take("]")
         return Memory(base, offset, coordinates)
+
+
+def nesting(token) -> int:
+    """By how many brackets what follows the token lies deeper."""
+    return (token.text in OPENERS) - (token.text in CLOSERS) if token.kind == "op" else 0
 
 
 def expanded(token, macros: dict, used: tuple = ()) -> list:
@@ -415,13 +398,10 @@ def rewrite_statement(source: str, start: int, tokens: list, tag: str, macros: d
     pieces = []
     for token in tokens:
         line = source.count("\n", start, token.start)
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(token.text, 0) if token.kind == "op" else 0
+        depth += nesting(token)
         pieces += [(piece, line) for piece in (expanded(token, macros) if depth == 0 else [token])]
     for token, line in pieces:
-        if token.kind == "op" and token.text in "([{":
-            depth += 1
-        elif token.kind == "op" and token.text in ")]}":
-            depth -= 1
+        depth += nesting(token)
         if token.kind == "op" and token.text == ":" and depth == 0:
             sections.append([])
         else:
@@ -477,7 +457,7 @@ def arguments_of(source: str, tokens: list, mode: str) -> list[Argument]:
             raise PtxError(f"an operand that begins with `{constraint.text}`")
         depth, j = 0, i + 1
         while True:
-            depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(tokens[j].text, 0)
+            depth += nesting(tokens[j])
             if depth == 0:
                 break
             j += 1

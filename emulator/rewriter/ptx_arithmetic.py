@@ -5,23 +5,7 @@ from __future__ import annotations
 import re
 from functools import partialmethod
 
-from .ptx_instruction import (
-    HALVES,
-    S16,
-    S32,
-    S64,
-    TYPES,
-    U8,
-    U16,
-    U32,
-    U64,
-    Instruction,
-    Pair,
-    PtxError,
-    Register,
-    Vector,
-    literal,
-)
+from .ptx_instruction import HALVES, S32, TYPES, U16, U32, U64, Instruction, Pair, PtxError, Register, Vector, literal
 
 LOGIC = {"and": "&&", "or": "||", "xor": "!="}
 SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -61,15 +45,8 @@ class Arithmetic(Instruction):
             text = f"kf_ptx::{operation}Nan()({values})"
         return self.write(f"kf_ptx::flush({text})" if ftz else text)
 
-    def do_add(self) -> str:
-        if self.has("cc"):
-            raise PtxError()
-        return self.arithmetic("Add", 2)
-
-    def do_sub(self) -> str:
-        if self.has("cc"):
-            raise PtxError()
-        return self.arithmetic("Sub", 2)
+    do_add = partialmethod(arithmetic, "Add", 2)
+    do_sub = partialmethod(arithmetic, "Sub", 2)
 
     def do_mul(self) -> str:
         if self.has("hi", "wide"):
@@ -80,14 +57,15 @@ class Arithmetic(Instruction):
 
     def do_mul24(self) -> str:
         self.only("lo")
-        return self.write(f"kf_ptx::mul24({self.read(1)}, {self.read(2)})")
+        name = "__mul24" if self.kind == "s32" else "__umul24"
+        return self.write(f"kf_ptx::{name}({self.read(1)}, {self.read(2)})")
 
     def do_mad(self) -> str:
         if self.kind in ("f32", "f64"):
             return self.do_fma()
         self.only("lo", "hi", "wide")
         if self.has("wide"):
-            wide = {U16: U32, S16: S32, U32: U64, S32: S64}[self.type]
+            wide = TYPES[f"{self.kind[0]}{2 * int(self.kind[1:])}"]
             return self.write(f"kf_ptx::Add()(kf_ptx::mul_wide({self.read(1)}, {self.read(2)}), {self.read(3, wide)})")
         name = "kf_ptx::mul_hi" if self.has("hi") else "kf_ptx::Mul()"
         return self.write(f"kf_ptx::Add()({name}({self.read(1)}, {self.read(2)}), {self.read(3)})")
@@ -137,13 +115,14 @@ class Arithmetic(Instruction):
 
     def do_shf(self) -> str:
         self.only("l", "r", "wrap", "clamp")
-        name = f"funnel_{'left' if self.has('l') else 'right'}"
-        clamp = literal(self.has("clamp"))
-        return self.write(f"kf_ptx::{name}({self.read(1)}, {self.read(2)}, {self.read(3)}, {clamp})")
+        name = f"__funnelshift_{'l' if self.has('l') else 'r'}{'c' if self.has('clamp') else ''}"
+        return self.write(f"kf_ptx::{name}({self.read(1)}, {self.read(2)}, {self.read(3)})")
 
     do_popc = partialmethod(bits, "static_cast<std::uint32_t>(__builtin_popcountll({0}))", 1)
     do_clz = partialmethod(bits, "kf_ptx::leading_zeros({0})", 1)
-    do_brev = partialmethod(bits, "kf_ptx::reversed({0})", 1)
+
+    def do_brev(self) -> str:
+        return self.bits("kf_ptx::__brevll({0})" if self.kind == "b64" else "kf_ptx::__brev({0})", 1)
 
     def do_bfind(self) -> str:
         self.only("shiftamt")
@@ -163,7 +142,7 @@ class Arithmetic(Instruction):
         self.only("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
         if len(self.modifiers) > 1:
             raise PtxError()
-        return self.write(f"kf_ptx::permute_bytes({self.read(1, U32)}, {self.read(2, U32)}, {self.read(3, U32)})")
+        return self.write(f"kf_ptx::__byte_perm({self.read(1, U32)}, {self.read(2, U32)}, {self.read(3, U32)})")
 
     def do_lop3(self) -> str:
         self.only()
@@ -185,11 +164,11 @@ class Arithmetic(Instruction):
         target, source = self.operands
         if isinstance(target, Vector):
             parts = len(target.parts)
-            part = {16: U16, 32: U32, 8: U8}[int(self.kind[1:]) // parts]
+            part = TYPES[f"u{int(self.kind[1:]) // parts}"]
             kind = TYPES["b" + self.kind[1:]]
             return self.results(0, f"kf_ptx::split<{part}, {parts}>({self.read(1, kind)})")
         if isinstance(source, Vector):
-            part = {16: U16, 32: U32, 8: U8}[int(self.kind[1:]) // len(source.parts)]
+            part = TYPES[f"u{int(self.kind[1:]) // len(source.parts)}"]
             return self.write(f"kf_ptx::join<{TYPES['b' + self.kind[1:]]}>({self.array(source.parts, part)})")
         if isinstance(source, Register) and source.kind == "float" and self.kind in ("b32", "u32", "s32", "f32"):
             return self.write(source.text)

@@ -60,13 +60,8 @@ TYPES = {
     **{f"s{bits}": f"std::int{bits}_t" for bits in (8, 16, 32, 64)},
     "f32": "float",
     "f64": "double",
-    "f16": U16,
-    "bf16": U16,
-    "f16x2": U32,
-    "bf16x2": U32,
-    "tf32": U32,
-    "e4m3x2": U16,
-    "e5m2x2": U16,
+    **dict.fromkeys(("f16", "bf16", "e4m3x2", "e5m2x2"), U16),
+    **dict.fromkeys(("f16x2", "bf16x2", "tf32"), U32),
 }
 HALVES = {"f16": ("F16", 1), "bf16": ("BF16", 1), "f16x2": ("F16", 2), "bf16x2": ("BF16", 2)}
 SCOPES = {"cta", "cluster", "gpu", "sys"}
@@ -75,12 +70,7 @@ SEMANTICS = {"relaxed", "acquire", "release"}
 ALIASES = {"barrier": "bar", "red": "atom", "membar": "fence"}
 # Instructions that change nothing that can be seen: hints, and the order between two ways to the same memory.
 NOTHING = {"prefetch", "prefetchu", "applypriority", "setmaxnreg", "griddepcontrol", "pmevent"}
-NOTHING_PREFIXES = (
-    "fence.proxy",
-    "fence.mbarrier_init",
-    "cp.async.bulk.prefetch",
-    "wgmma.fence",
-)
+NOTHING_PREFIXES = ("fence.proxy", "fence.mbarrier_init", "cp.async.bulk.prefetch", "wgmma.fence")
 
 
 def value_of(operand, kind: str) -> str:
@@ -102,7 +92,7 @@ def assign(operand, value: str) -> str:
         return f"static_cast<void>({value});"
     if not isinstance(operand, Register) or not operand.writable:
         raise PtxError("its result has no place to go")
-    return f"kf_ptx::put({operand.text}, {value});"
+    return f"kf_ptx::output({operand.text}, {value});"
 
 
 def literal(flag: bool) -> str:
@@ -119,11 +109,9 @@ class Instruction:
         self.operands = operands
 
     def translate(self) -> str:
-        if self.name in NOTHING or any(".".join(self.parts).startswith(prefix) for prefix in NOTHING_PREFIXES):
+        if self.name in NOTHING or ".".join(self.parts).startswith(NOTHING_PREFIXES):
             return ""
-        handler = getattr(self, f"do_{self.name}", None)
-        if handler is None and self.name in ALIASES:
-            handler = getattr(self, f"do_{ALIASES[self.name]}")
+        handler = getattr(self, f"do_{ALIASES.get(self.name, self.name)}", None)
         if handler is None:
             raise PtxError()
         return handler()

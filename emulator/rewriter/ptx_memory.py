@@ -25,29 +25,14 @@ from .ptx_instruction import (
 
 CACHES = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"}
 ATOMICS = {
-    "add": "Add",
-    "min": "Min",
-    "max": "Max",
-    "and": "And",
-    "or": "Or",
-    "xor": "Xor",
-    "exch": "Exchange",
-    "inc": "Increment",
-    "dec": "Decrement",
-    "cas": "",
-}
+    **{name: name.capitalize() for name in ("add", "min", "max", "and", "or", "xor")},
+    "exch": "Exchange", "inc": "Increment", "dec": "Decrement", "cas": "",
+}  # fmt: skip
 ELEMENTS = {
-    "u32": "Unsigned32",
-    "s32": "Signed32",
-    "b32": "Unsigned32",
-    "u64": "Unsigned64",
-    "s64": "Signed64",
-    "b64": "Unsigned64",
-    "f32": "Float32",
-    "f64": "Float64",
-    "f16": "Float16",
-    "bf16": "Bfloat16",
-}
+    **{f"{letter}{bits}": f"{name}{bits}" for bits in (32, 64)
+       for letter, name in (("u", "Unsigned"), ("s", "Signed"), ("b", "Unsigned"), ("f", "Float"))},
+    "f16": "Float16", "bf16": "Bfloat16",
+}  # fmt: skip
 
 
 class MemoryAccess(Instruction):
@@ -57,13 +42,8 @@ class MemoryAccess(Instruction):
         return next((int(m[1:]) for m in self.modifiers if m in ("v2", "v4", "v8")), 1)
 
     def order(self) -> str:
-        if self.has("acquire"):
-            return "kf_ptx::Order::kAcquire"
-        if self.has("release"):
-            return "kf_ptx::Order::kRelease"
-        if self.has("acq_rel"):
-            return "kf_ptx::Order::kBoth"
-        return "kf_ptx::Order::kRelaxed"
+        orders = {"acquire": "Acquire", "release": "Release", "acq_rel": "Both"}
+        return "kf_ptx::Order::k" + next((orders[m] for m in self.modifiers if m in orders), "Relaxed")
 
     def access(self) -> str:
         """How a load or store is done: plainly, or as an atomic."""
@@ -79,8 +59,7 @@ class MemoryAccess(Instruction):
         load = f"kf_ptx::load<{self.type}, {self.width()}>({self.pointer(1)}, {self.access()})"
         return self.results(0, load)
 
-    def do_ldu(self) -> str:
-        return self.do_ld()
+    do_ldu = do_ld
 
     def do_st(self) -> str:
         if self.has("async"):
@@ -152,11 +131,11 @@ class MemoryAccess(Instruction):
             counted = "false" if self.has("noinc") else "true"
             return f"kf_ptx::copies_arrive({self.pointer(0)}, {counted});"
         if name == "async.commit_group":
-            return "kf_ptx::commit_copies();"
+            return "kf_ptx::close_copies();"
         if name == "async.wait_group":
             return f"kf_ptx::wait_copies({self.read(0, U32)});"
         if name == "async.wait_all":
-            return "kf_ptx::wait_all_copies();"
+            return "kf_ptx::wait_copies(kf_ptx::kAll);"
         self.only("async", "ca", "cg", *SPACES, *(m for m in self.modifiers if m.startswith("L2::")))
         size = self.read(2, U32)
         given = len(self.operands) - (1 if self.has("L2::cache_hint") else 0)
@@ -171,7 +150,7 @@ class MemoryAccess(Instruction):
 
     def bulk(self, name: str) -> str:
         if name == "async.bulk.commit_group":
-            return "kf_ptx::commit_bulk();"
+            return "kf_ptx::close_stores();"
         if name.startswith("async.bulk.wait_group"):
             self.only("async", "bulk", "wait_group", "read")
             return f"kf_ptx::wait_bulk({self.read(0, U32)});"
@@ -213,10 +192,7 @@ class MemoryAccess(Instruction):
         shared = self.address(operands[1], "shared")
         if tensor:
             return f"kf_ptx::store_tensor({table}, {shared}, {operation});"
-        if self.has("reduce"):
-            element = f"kf_ptx::Element::k{ELEMENTS[self.kind]}"
-        else:
-            element = "kf_ptx::Element::kByte"
+        element = f"kf_ptx::Element::k{ELEMENTS[self.kind] if self.has('reduce') else 'Byte'}"
         size = value_of(operands[2], U32)
         return f"kf_ptx::store_bulk({self.address(operands[0], 'global')}, {shared}, {size}, {operation}, {element});"
 
@@ -251,7 +227,6 @@ class MemoryAccess(Instruction):
             drop = literal(what == "arrive_drop")
             call = f"kf_ptx::barrier_arrive({self.address(operands[0])}, {count}, {bytes_}, {drop})"
             return f"static_cast<void>({call});" if result is None else assign(result, call)
-        wait = "test" if what == "test_wait" else "try"
         if self.has("parity"):
-            return self.write(f"kf_ptx::barrier_{wait}_parity({self.pointer(1)}, {self.read(2, U32)})")
-        return self.write(f"kf_ptx::barrier_{wait}({self.pointer(1)}, {self.read(2, U64)})")
+            return self.write(f"kf_ptx::barrier_try_parity({self.pointer(1)}, {self.read(2, U32)})")
+        return self.write(f"kf_ptx::barrier_try({self.pointer(1)}, {self.read(2, U64)})")

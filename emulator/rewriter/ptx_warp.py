@@ -35,13 +35,8 @@ class Warp(Instruction):
 
     def do_vote(self) -> str:
         self.only("sync", "all", "any", "uni", "ballot")
-        name = {
-            "all": "kf_ptx::__all_sync",
-            "any": "kf_ptx::__any_sync",
-            "uni": "kf_ptx::__uni_sync",
-            "ballot": "kf_ptx::__ballot_sync",
-        }[self.modifiers[1]]
-        call = f"{name}({self.read(2, U32)}, {self.read(1, 'bool')})"
+        name = {name: name for name in ("all", "any", "uni", "ballot")}[self.modifiers[1]]
+        call = f"kf_ptx::__{name}_sync({self.read(2, U32)}, {self.read(1, 'bool')})"
         return self.write(call if self.has("ballot") else f"({call} != 0)")
 
     def do_match(self) -> str:
@@ -98,9 +93,7 @@ class Warp(Instruction):
         register = {"f32": "float", "s32": S32, "f16": U32, "f64": "double"}[d]
         piece = "double" if a == "f64" else U32
         function = f"kf_ptx::mma<kf_ptx::{names[d]}, kf_ptx::{names[a]}, kf_ptx::{names[b]}, {k}>"
-        operands = ", ".join(
-            [self.array(self.vector(1), piece), self.array(self.vector(2), piece), self.array(self.vector(3), register)]
-        )
+        operands = ", ".join(self.array(self.vector(i), kind) for i, kind in ((1, piece), (2, piece), (3, register)))
         return self.results(0, f"{function}({operands})")
 
     def matrices(self) -> int:

@@ -20,45 +20,50 @@ from typing import NamedTuple
 
 from . import OWN_INCLUDE, rewrite, views
 
-# Names of CUDA and its libraries, and what they belong to. The first pattern that matches a whole name counts.
+# Names of CUDA and its libraries, what they belong to, and its headers. The first pattern that matches a name counts.
 FEATURES = [
-    (r"cudaGraphics\w*|cuda(GL|EGL|D3D|VDPAU)\w+", "graphics interoperability"),
-    (r"cudaGraph\w*|cuda(Stream|Thread)\w*Captur\w*|cudaUserObject\w*", "graphs"),
-    (r"\w*[tT]extureObject\w*|cuda\w*Texture\w*|cudaResource\w+|tex[123]D\w*|texCubemap\w*|texture", "textures"),
-    (r"cuda\w*Surface\w*|surf[123]D\w*|surfCubemap\w*|surface", "surfaces"),
-    (r"cuda\w*Array\w*|cuda\w*Mipmap\w*|cuda\w*ChannelDesc|cudaChannelFormat\w*", "CUDA arrays"),
-    (r"cudaMemPool\w*|cudaMallocFromPoolAsync|cudaDevice[GS]et\w*MemPool", "memory pools"),
-    (r"cudaIpc\w*", "memory shared by processes"),
-    (r"cuda(Import|Destroy|Signal|Wait)?External\w*", "memory of other APIs"),
-    (r"cudaMulticast\w*|multimem_\w+", "multicast memory"),
-    (r"cudaMemcpyBatchAsync|cudaMemcpy3DBatchAsync", "batches of copies"),
-    (r"cudaLibrary\w*|cudaKernel\w*|cudaGetDriverEntryPoint\w*|cudaGetFuncBySymbol", "loading of code"),
-    (r"cudaGreen\w*|cudaExecutionCtx\w*", "execution contexts"),
-    (r"cudaLog\w*", "logs of the driver"),
-    (r"this_multi_grid|multi_grid_group|cudaLaunchCooperativeKernelMultiDevice", "grids over several devices"),
-    (r"reduce_update_async|reduce_store_async", "asynchronous reductions"),
-    (r"block_tile_memory|invoke_one\w*", "cooperative groups"),
-    (r"load_matrix_sync|store_matrix_sync|mma_sync|fill_fragment|fragment", "wmma"),
+    (r"cudaGraphics\w*|cuda(GL|EGL|D3D|VDPAU)\w+", "graphics interoperability", r"cuda_\w+_interop\.h|cuda(GL|EGL)\.h"),
+    (r"cudaGraph\w*|cuda(Stream|Thread)\w*Captur\w*|cudaUserObject\w*", "graphs", ""),
+    (r"\w*[tT]extureObject\w*|cuda\w*Texture\w*|cudaResource\w+|tex[123]D\w*|texCubemap\w*|texture",
+     "textures", r"texture_\w+\.h|surface_\w+\.h"),
+    (r"cuda\w*Surface\w*|surf[123]D\w*|surfCubemap\w*|surface", "surfaces", ""),
+    (r"cuda\w*Array\w*|cuda\w*Mipmap\w*|cuda\w*ChannelDesc|cudaChannelFormat\w*", "CUDA arrays", ""),
+    (r"cudaMemPool\w*|cudaMallocFromPoolAsync|cudaDevice[GS]et\w*MemPool", "memory pools", ""),
+    (r"cudaIpc\w*", "memory shared by processes", ""),
+    (r"cuda(Import|Destroy|Signal|Wait)?External\w*", "memory of other APIs", ""),
+    (r"cudaMulticast\w*|multimem_\w+", "multicast memory", ""),
+    (r"cudaMemcpyBatchAsync|cudaMemcpy3DBatchAsync", "batches of copies", ""),
+    (r"cudaLibrary\w*|cudaKernel\w*|cudaGetDriverEntryPoint\w*|cudaGetFuncBySymbol", "loading of code", ""),
+    (r"cudaGreen\w*|cudaExecutionCtx\w*", "execution contexts", ""),
+    (r"cudaLog\w*", "logs of the driver", ""),
+    (r"this_multi_grid|multi_grid_group|cudaLaunchCooperativeKernelMultiDevice", "grids over several devices", ""),
+    (r"reduce_update_async|reduce_store_async", "asynchronous reductions", ""),
+    (r"block_tile_memory|invoke_one\w*", "cooperative groups", ""),
+    (r"load_matrix_sync|store_matrix_sync|mma_sync|fill_fragment|fragment", "wmma", r"mma\.h"),
     (r"__v(abs|add|avg|cmp|hadd|i?max|i?min|neg|sad|set|sub|subus|maxs|mins|ib)\w*[24]?|__v\w+[24]|__vi\w+",
-     "SIMD-in-a-word instructions"),
-    (r"__pipeline_\w+|__mbarrier_\w+", "pipeline primitives"),
-    (r"__nv_fp[468]\w*|__nv_cvt_\w+", "float8, float6 and float4"),
-    (r"__nvvm_\w+|__nv_\w+", "compiler intrinsics"),
-    (r"cublas\w+|CUBLAS(LT)?_\w+", "cuBLAS"),
-    (r"curand\w*|CURAND_\w+", "cuRAND"),
-    (r"cufft\w+|CUFFT_\w+", "cuFFT"),
-    (r"cusparse\w+|CUSPARSE_\w+", "cuSPARSE"),
-    (r"cusolver\w+|CUSOLVER_\w+", "cuSOLVER"),
-    (r"cudnn[A-Z]\w+|CUDNN_\w+", "cuDNN"),
-    (r"cutensor[A-Z]\w+", "cuTENSOR"),
-    (r"nccl[A-Z]\w+", "NCCL"),
-    (r"nvrtc[A-Z]\w+", "compilation at run time"),
-    (r"nvml[A-Z]\w+", "NVML"),
-    (r"nvtx[A-Z]\w+", "NVTX"),
-    (r"nvjpeg[A-Z]\w+|nppi?[A-Z]\w+", "image libraries"),
-    (r"cuda[A-Z]\w*", "runtime API"),
-    (r"cu[A-Z]\w+|CU(device|context|module|function|stream|event|deviceptr|result)", "driver API"),
-    (r"__[a-z]\w*", "device function"),
+     "SIMD-in-a-word instructions", ""),
+    (r"__pipeline_\w+|__mbarrier_\w+", "pipeline primitives", r"cuda_pipeline.*|cuda_awbarrier.*"),
+    (r"__nv_fp[468]\w*|__nv_cvt_\w+", "float8, float6 and float4", r"cuda_fp[468]\.h"),
+    (r"__nvvm_\w+|__nv_\w+", "compiler intrinsics", ""),
+    (r"cublas\w+|CUBLAS(LT)?_\w+", "cuBLAS", r"cublas.*"),
+    (r"curand\w*|CURAND_\w+", "cuRAND", r"curand.*"),
+    (r"cufft\w+|CUFFT_\w+", "cuFFT", r"cufft.*"),
+    (r"cusparse\w+|CUSPARSE_\w+", "cuSPARSE", r"cusparse.*"),
+    (r"cusolver\w+|CUSOLVER_\w+", "cuSOLVER", r"cusolver.*"),
+    (r"cudnn[A-Z]\w+|CUDNN_\w+", "cuDNN", r"cudnn.*"),
+    (r"cutensor[A-Z]\w+", "cuTENSOR", r"cutensor.*"),
+    (r"nccl[A-Z]\w+", "NCCL", r"nccl\.h"),
+    (r"nvrtc[A-Z]\w+", "compilation at run time", r"nvrtc\.h"),
+    (r"nvml[A-Z]\w+", "NVML", r"nvml\.h"),
+    (r"nvtx[A-Z]\w+", "NVTX", r"nvtx3/.*|nvToolsExt.*"),
+    (r"nvjpeg[A-Z]\w+|nppi?[A-Z]\w+", "image libraries", r"npp.*|nvjpeg.*"),
+    (r"cuda[A-Z]\w*", "runtime API", ""),
+    (r"cu[A-Z]\w+|CU(device|context|module|function|stream|event|deviceptr|result)", "driver API", r"cuda\.h"),
+    (r"__[a-z]\w*", "device function", ""),
+    (r"", "Thrust", r"thrust/.*"),
+    (r"", "CUB", r"cub/.*"),
+    (r"", "libcu++", r"cuda/.*|nv/target"),
+    (r"", "CUTLASS", r"cutlass/.*|cute/.*"),
 ]  # fmt: skip
 # Namespaces: a name before `::`, or after `namespace`.
 NAMESPACES = {
@@ -71,30 +76,6 @@ NAMESPACES = {
     "cute": "CUTLASS",
     "nvtx3": "NVTX",
 }
-HEADERS = [
-    (r"thrust/.*", "Thrust"),
-    (r"cub/.*", "CUB"),
-    (r"cuda/.*|nv/target", "libcu++"),
-    (r"mma\.h", "wmma"),
-    (r"cublas.*", "cuBLAS"),
-    (r"curand.*", "cuRAND"),
-    (r"cufft.*", "cuFFT"),
-    (r"cusparse.*", "cuSPARSE"),
-    (r"cusolver.*", "cuSOLVER"),
-    (r"cudnn.*", "cuDNN"),
-    (r"cutensor.*", "cuTENSOR"),
-    (r"cutlass/.*|cute/.*", "CUTLASS"),
-    (r"nccl\.h", "NCCL"),
-    (r"nvrtc\.h", "compilation at run time"),
-    (r"nvml\.h", "NVML"),
-    (r"nvtx3/.*|nvToolsExt.*", "NVTX"),
-    (r"cuda_fp[468]\.h", "float8, float6 and float4"),
-    (r"cuda_pipeline.*|cuda_awbarrier.*", "pipeline primitives"),
-    (r"cuda_\w+_interop\.h|cuda(GL|EGL)\.h", "graphics interoperability"),
-    (r"texture_\w+\.h|surface_\w+\.h", "textures"),
-    (r"cuda\.h", "driver API"),
-    (r"npp.*|nvjpeg.*", "image libraries"),
-]
 # The namespaces that a header declares: a program may name them in `using namespace` and use nothing of them.
 DECLARED = {
     "wmma": "namespace nvcuda { namespace wmma {} }",
@@ -108,7 +89,7 @@ GROUPS = "cooperative_groups"
 STUBS = "kf-headers-"  # begins the name of the folder with what stands in for headers
 # Words that are ordinary ones, unless they are called.
 CALLED = {"textures", "surfaces", "wmma"}
-COMPILED_FEATURES = [(re.compile(pattern), reason) for pattern, reason in FEATURES]
+COMPILED_FEATURES = [(re.compile(pattern), reason) for pattern, reason, _ in FEATURES]
 # What begins with two underscores and belongs to the compiler or the C library.
 OF_THE_COMPILER = re.compile(
     r"__(builtin|sync|atomic|has|is|attribute|declspec|typeof|alignof|asm|volatile|const|inline|restrict|signed|extension"
@@ -129,8 +110,9 @@ MARKER = re.compile(r'#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"([ \d]*)$')
 TOKEN = re.compile(
     r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])+\'|[A-Za-z_]\w*|\.?\d(?:\'?[\w.]|[eEpP][+-])*|::|->|\S'
 )  # without comments, which the preprocessor took out
-MISSING_FILE = re.compile(r"^(.*?):(\d+):\d+: fatal error: (.*?): No such file or directory$|"
-                          r"^(.*?):(\d+):\d+: fatal error: '(.*?)' file not found$", re.MULTILINE)  # fmt: skip
+MISSING_FILE = re.compile(
+    r"^(.*?):(\d+):\d+: fatal error: '?(.*?)'?(?:: No such file or directory| file not found)$", re.MULTILINE
+)
 
 
 class Finding(NamedTuple):
@@ -154,7 +136,7 @@ class Token(NamedTuple):
 
 def header_reason(name: str) -> str | None:
     """What a header belongs to that the emulation lacks, or None."""
-    return next((reason for pattern, reason in HEADERS if re.fullmatch(pattern, name)), None)
+    return next((reason for _, reason, pattern in FEATURES if pattern and re.fullmatch(pattern, name)), None)
 
 
 def preprocess(preprocessor: views.Preprocessor) -> tuple[str, bool, list[Finding]]:
@@ -175,7 +157,7 @@ def preprocess(preprocessor: views.Preprocessor) -> tuple[str, bool, list[Findin
                 found = MISSING_FILE.search(done.stderr)
                 if found is None:
                     raise views.ViewError(done.stderr.strip())
-                file, line, name = (found[1], found[2], found[3]) if found[1] else (found[4], found[5], found[6])
+                file, line, name = found.groups()
                 stub = Path(os.path.normpath(Path(folder) / name))
                 reason = header_reason(name)
                 if stub.exists() or Path(folder) not in stub.parents:
@@ -278,9 +260,7 @@ class Functions:
             if kind != "other":
                 self.statement = []
         elif not inside and not listed:
-            if text == ";":
-                self.statement = []
-            elif self.statement[-1:] + [text] in (["public", ":"], ["private", ":"], ["protected", ":"]):
+            if text == ";" or (text == ":" and self.statement[-1:] in (["public"], ["private"], ["protected"])):
                 self.statement = []
             else:
                 self.statement.append(text)
@@ -379,10 +359,7 @@ def feature(name: str, called: bool) -> str | None:
 
 def check(preprocessor: views.Preprocessor) -> tuple[str, bool, list[Finding]]:
     """The preprocessed program, whether its device functions see it otherwise, and what it uses that is not emulated.
-
-    Raises:
-        views.ViewError: it cannot be preprocessed.
-    """
+    Raises ViewError where it cannot be preprocessed."""
     text, differs, missing = preprocess(preprocessor)
     tokens, known, foreign = split(text)
     findings = foreign + search(tokens, known)

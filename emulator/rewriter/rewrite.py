@@ -40,24 +40,13 @@ DROPPED_PRAGMA = re.compile(r"#\s*pragma\s+(?:unroll|nounroll|nv_\w+|hd_warning_
 class Scanner(Casts, Launches, SharedVariables):
     """Finds what has to change in a file."""
 
-    def __init__(
-        self,
-        source: Source,
-        aliases: set[str],
-        types: tuple[set[str], set[str], set[str]],
-        macros: dict[str, list[Token] | None],
-        resolve,
-    ):
-        # Integer types of the program's, names of types as templates' parameters, and macros that hold __device__.
-        integers, parameters, self.device_macros = types
-        super().__init__(source, integers, parameters)
-        self.aliases = aliases  # macros that stand for __global__
-        self.macros = macros  # those without parameters, and their tokens; None if it depends on conditions
-        self.resolve = resolve
+    def __init__(self, source: Source, rewriter: Rewriter):
+        super().__init__(source, rewriter.integers, rewriter.parameters)
+        self.aliases, self.device_macros, self.macros = rewriter.aliases, rewriter.device_macros, rewriter.macros
+        self.resolve = rewriter.resolve
 
     def run(self) -> None:
-        self.tokens = self.tokenize(0, len(self.text), macro=False)
-        self.process(self.tokens, macro=False)
+        self.process(self.tokenize(0, len(self.text), macro=False), macro=False)
 
     def process(self, tokens: list[Token], macro: bool) -> None:
         braces: list[str] = []  # for each open brace: namespace, device (in the body of a device function) or other
@@ -84,7 +73,7 @@ class Scanner(Casts, Launches, SharedVariables):
             elif text == "(":
                 if on_device:
                     self.integer_cast(tokens, i)
-            elif text == "<" and self.is_triple(tokens, i, "<") and not self.is_operator(tokens, i):
+            elif text == "<" and self.is_triple(tokens, i, "<") and (i == 0 or tokens[i - 1].text != "operator"):
                 self.launch(tokens, i)
                 i += 2
             elif token.kind == "word":
@@ -188,8 +177,11 @@ class Rewriter:
 
     def __init__(self, include_dirs: list[Path]):
         self.include_dirs = [d.resolve() for d in include_dirs if d.resolve() != OWN_INCLUDE]
-        self.aliases: set[str] = set()
-        self.types: tuple[set[str], set[str], set[str]] = (set(), set(), set())
+        self.integers: set[str] = set()  # types of the program's
+        self.parameters: set[str] = set()  # names of types as templates' parameters
+        self.aliases: set[str] = set()  # macros that stand for __global__
+        self.device_macros: set[str] = set()  # those that hold __device__
+        # Those without parameters, and their tokens; None if it depends on conditions.
         self.macros: dict[str, list[Token] | None] = {}
         self.sources: dict[Path, Source] = {}
 
@@ -213,7 +205,7 @@ class Rewriter:
             found = self.resolve(path, match[1])
             if found is not None:
                 self.load(found)
-        Scanner(source, self.aliases, self.types, self.macros, self.resolve).run()
+        Scanner(source, self).run()
         return source
 
     def needing_a_copy(self) -> set[Path]:
@@ -231,8 +223,7 @@ class Rewriter:
 
     @staticmethod
     def render(source: Source) -> str:
-        out = []
-        at = 0
+        out, at = [], 0
         for edit in sorted(source.edits, key=lambda e: (e.start, e.end > e.start, e.order)):
             out += [source.text[at : edit.start], edit.text]
             at = edit.end

@@ -12,10 +12,10 @@ class SharedVariables(Tokens):
         while start > 0:
             before = tokens[start - 1]
             if before.text == ">":
-                start = self.opening_angle(tokens, start - 1)
+                start = self.closing_angle(tokens, start - 1, -1)
                 continue
             if before.text == ")":
-                opening = self.opening(tokens, start - 1)
+                opening = self.closing(tokens, start - 1, -1)
                 if opening > 0 and tokens[opening - 1].text in ("alignas", "__align__", "__attribute__", "decltype"):
                     start = opening - 1
                     continue

@@ -154,77 +154,43 @@ class Tokens:
             return skipped
         return 1 if what == "if" and condition["rest"].split("//")[0].split("/*")[0].strip() == "0" else 0
 
-    def closing(self, tokens: list[Token], i: int) -> int:
-        """The index of the bracket that closes the one at i."""
+    def closing(self, tokens: list[Token], i: int, step: int = 1) -> int:
+        """The index of the bracket that closes the one at i; with a step of -1, of the one that it closes."""
+        partner, ends = (OPENERS, CLOSERS) if step > 0 else (CLOSERS, OPENERS)
+        wrong = ("closes nothing", "is never closed")[::step]
         depth: list[str] = []
-        for j in range(i, len(tokens)):
+        for j in range(i, len(tokens) if step > 0 else -1, step):
             text = tokens[j].text
             if tokens[j].kind != "op":
                 continue
-            if text in OPENERS:
-                depth.append(OPENERS[text])
-            elif text in CLOSERS:
+            if text in partner:
+                depth.append(partner[text])
+            elif text in ends:
                 if not depth or depth.pop() != text:
-                    raise self.error(tokens[j].start, f"{text} closes nothing")
+                    raise self.error(tokens[j].start, f"{text} {wrong[0]}")
                 if not depth:
                     return j
-        raise self.error(tokens[i].start, f"{tokens[i].text} is never closed")
+        raise self.error(tokens[i].start, f"{tokens[i].text} {wrong[1]}")
 
-    def opening(self, tokens: list[Token], i: int) -> int:
-        """The index of the bracket that the one at i closes."""
-        depth: list[str] = []
-        for j in range(i, -1, -1):
+    def closing_angle(self, tokens: list[Token], i: int, step: int = 1) -> int:
+        """The same of the < or > of template arguments."""
+        ours, theirs = ("<", ">")[::step]
+        brackets, stops = (OPENERS, {";"}) if step > 0 else (CLOSERS, {";", *OPENERS})
+        depth = 0
+        j = i
+        while 0 <= j < len(tokens):
             text = tokens[j].text
-            if tokens[j].kind != "op":
-                continue
-            if text in CLOSERS:
-                depth.append(CLOSERS[text])
-            elif text in OPENERS:
-                if not depth or depth.pop() != text:
-                    raise self.error(tokens[j].start, f"{text} is never closed")
-                if not depth:
+            if tokens[j].kind == "op":
+                depth += (text == ours) - (text == theirs)
+                if text == theirs and depth == 0:
                     return j
-        raise self.error(tokens[i].start, f"{tokens[i].text} closes nothing")
-
-    def closing_angle(self, tokens: list[Token], i: int) -> int:
-        """The index of the > of the template arguments that begin at i."""
-        depth = 0
-        j = i
-        while j < len(tokens):
-            text = tokens[j].text
-            if tokens[j].kind == "op":
-                if text == "<":
-                    depth += 1
-                elif text == ">":
-                    depth -= 1
-                    if depth == 0:
-                        return j
-                elif text in OPENERS:
-                    j = self.closing(tokens, j)
-                elif text == ";":
+                if text in brackets:
+                    j = self.closing(tokens, j, step)
+                elif text in stops:
                     break
-            j += 1
-        raise self.error(tokens[i].start, "cannot find where these template arguments end")
-
-    def opening_angle(self, tokens: list[Token], i: int) -> int:
-        """The index of the < of the template arguments that end at i."""
-        depth = 0
-        j = i
-        while j >= 0:
-            text = tokens[j].text
-            if tokens[j].kind == "op":
-                if text == ">":
-                    depth += 1
-                elif text == "<":
-                    depth -= 1
-                    if depth == 0:
-                        return j
-                elif text in CLOSERS:
-                    j = self.opening(tokens, j)
-                elif text in OPENERS or text == ";":
-                    break
-            j -= 1
-        raise self.error(tokens[i].start, "cannot find where the template arguments before <<< begin")
+            j += step
+        where = "where these template arguments end" if step > 0 else "where the template arguments before <<< begin"
+        raise self.error(tokens[i].start, f"cannot find {where}")
 
     def looks_like_arguments(self, tokens: list[Token], i: int, end: int) -> bool:
         try:

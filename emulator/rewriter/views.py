@@ -25,6 +25,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from . import OWN_INCLUDE, rewrite
@@ -42,14 +43,10 @@ DEVICE_MACROS = [
 TRACED = ["-include", str(OWN_INCLUDE / "kf_simt" / "traced.h")]
 
 
-def mentions_architecture(files: list[str]) -> bool:
+def mentions_architecture(files: Iterable[str]) -> bool:
     """Whether one of the files tests what differs between the views."""
-    for name in files:
-        if name.startswith(("<", f"{OWN_INCLUDE}{os.sep}")) or not os.path.isfile(name):
-            continue
-        if b"__CUDA_ARCH_" in Path(name).read_bytes():
-            return True
-    return False
+    own = (name for name in files if not name.startswith(("<", f"{OWN_INCLUDE}{os.sep}")) and os.path.isfile(name))
+    return any(b"__CUDA_ARCH_" in Path(name).read_bytes() for name in own)
 
 
 def begins_precompiled(compiler: list[str]) -> bool:
@@ -90,12 +87,11 @@ class Preprocessor:
 def one_text(preprocess) -> tuple[str, bool]:
     """What the compiler shall see of a source, preprocessed, and whether device functions see it otherwise.
 
-    Args:
-        preprocess: called with flags for the preprocessor; returns its text.
+    `preprocess` returns the text that the preprocessor makes with the flags given.
     """
     host = View(preprocess([]))
     merged = None
-    if mentions_architecture(host.files()):
+    if mentions_architecture(host.texts):
         merged = merge(host, View(preprocess(DEVICE_MACROS)))
     return (finished(host.text), False) if merged is None else (merged, True)
 
@@ -121,9 +117,7 @@ def include_dirs(flags: list[str]) -> list[str]:
 def main(arguments: list[str]) -> int:
     flags, named = split_arguments(arguments)
     if not flags or not named.get("-c") or not named.get("-o"):
-        print(
-            "usage: python -S emulator compile [--rewrite IN.cpp] COMPILER FLAGS... -c IN.cpp -o OUT.o", file=sys.stderr
-        )
+        sys.stderr.write("usage: python -S emulator compile [--rewrite IN.cpp] COMPILER FLAGS... -c IN.cpp -o OUT.o\n")
         return 2
     source, output = Path(named["-c"]), named["-o"]
     rules = ""  # what the object depends on, beside what the preprocessor reads
@@ -135,9 +129,7 @@ def main(arguments: list[str]) -> int:
             return 1
         rules = rewrite.make_rule(named.get("-MT", output), read)
         source = Path(named["--rewrite"]).absolute()
-    with source.open(encoding="utf-8", errors="surrogateescape") as file:
-        rewritten = file.read(len(REWRITTEN)) == REWRITTEN
-    if not rewritten:
+    if not source.read_bytes().startswith(REWRITTEN.encode()):
         return subprocess.run(arguments).returncode
     preprocessor = Preprocessor(flags, source, named.get("-MT", output))
     try:

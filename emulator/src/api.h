@@ -15,19 +15,14 @@ std::size_t memory_total();
 cudaError_t report(cudaError_t error);
 
 // While one lives, this OS thread works for the device, in a call of CUDA's.
-class RuntimeCall {
+class RuntimeCall : Pinned {
  public:
   explicit RuntimeCall(bool synchronises = false);
   ~RuntimeCall();
-  RuntimeCall(const RuntimeCall&) = delete;
-  RuntimeCall& operator=(const RuntimeCall&) = delete;
   void open(const void* memory, std::size_t bytes);
 
  private:
   const bool synchronises_;
 };
-
-// What a call does that waits for the kernels before it.
-cudaError_t synchronise();
 
 }  // namespace kf::simt

@@ -30,11 +30,6 @@ struct Allocations {
   std::map<const char*, Allocation> symbols;     // variables of the device whose addresses the host has asked for
 };
 
-Allocations& allocations() {
-  static auto* const instance = make_lasting<Allocations>();
-  return *instance;
-}
-
 constexpr std::size_t kAlign = 256;
 
 cudaError_t allocate(void** memory, std::size_t bytes, cudaMemoryType type) {
@@ -48,7 +43,7 @@ cudaError_t allocate(void** memory, std::size_t bytes, cudaMemoryType type) {
   const bool mapped = fresh != nullptr;
   if (!mapped && posix_memalign(&fresh, kAlign, bytes) != 0) return report(cudaErrorMemoryAllocation);
   std::memset(fresh, 0xff, bytes);
-  Allocations& known = allocations();
+  Allocations& known = lasting<Allocations>();
   const std::lock_guard<std::mutex> lock(known.mutex);
   known.all[static_cast<char*>(fresh)] = {bytes, type, mapped};
   *memory = fresh;
@@ -59,7 +54,7 @@ cudaError_t allocate(void** memory, std::size_t bytes, cudaMemoryType type) {
 cudaError_t release(void* memory, bool host) {
   if (memory == nullptr) return report(cudaSuccess);
   const RuntimeCall call(true);
-  Allocations& known = allocations();
+  Allocations& known = lasting<Allocations>();
   bool mapped = false;
   {
     const std::lock_guard<std::mutex> lock(known.mutex);
@@ -89,7 +84,7 @@ std::map<const char*, Allocation>::const_iterator holding(const std::map<const c
 
 // False if the range begins in an allocation and ends outside of it.
 bool within(const void* memory, std::size_t bytes) {
-  Allocations& known = allocations();
+  Allocations& known = lasting<Allocations>();
   const std::lock_guard<std::mutex> lock(known.mutex);
   const char* const begin = static_cast<const char*>(memory);
   const auto found = holding(known.all, begin);
@@ -141,16 +136,6 @@ cudaError_t set(void* memory, int value, std::size_t bytes) {
   return cudaSuccess;
 }
 
-// Rows of `width` bytes, `pitch` bytes apart.
-cudaError_t set_rows(void* memory, std::size_t pitch, int value, std::size_t width, std::size_t height) {
-  if (width > pitch && height > 1) return report(cudaErrorInvalidValue);
-  const RuntimeCall call;
-  for (std::size_t row = 0; row < height; ++row) {
-    if (const cudaError_t error = set(static_cast<char*>(memory) + row * pitch, value, width)) return error;
-  }
-  return cudaSuccess;
-}
-
 }  // namespace
 
 std::size_t memory_total() {
@@ -158,19 +143,14 @@ std::size_t memory_total() {
 }
 
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) { return allocate(memory, bytes, cudaMemoryTypeDevice); }
-cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t) { return cudaMalloc(memory, bytes); }
 cudaError_t cudaMallocManaged(void** memory, std::size_t bytes, unsigned) {
   return allocate(memory, bytes, cudaMemoryTypeManaged);
 }
 cudaError_t cudaMallocHost(void** memory, std::size_t bytes, unsigned) {
   return allocate(memory, bytes, cudaMemoryTypeHost);
 }
-cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned flags) {
-  return cudaMallocHost(memory, bytes, flags);
-}
 cudaError_t cudaFree(void* memory) { return release(memory, false); }
 cudaError_t cudaFreeHost(void* memory) { return release(memory, true); }
-cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return release(memory, false); }
 
 cudaError_t cudaMallocPitch(void** memory, std::size_t* pitch, std::size_t width, std::size_t height) {
   *pitch = (width + kPitch - 1) / kPitch * kPitch;
@@ -185,14 +165,14 @@ cudaError_t cudaMalloc3D(cudaPitchedPtr* memory, cudaExtent extent) {
 
 cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned) {
   if (memory == nullptr || bytes == 0) return report(cudaErrorInvalidValue);
-  Allocations& known = allocations();
+  Allocations& known = lasting<Allocations>();
   const std::lock_guard<std::mutex> lock(known.mutex);
   const bool fresh = known.registered.emplace(static_cast<char*>(memory), Allocation{bytes, cudaMemoryTypeHost}).second;
   return fresh ? cudaSuccess : report(cudaErrorHostMemoryAlreadyRegistered);
 }
 
 cudaError_t cudaHostUnregister(void* memory) {
-  Allocations& known = allocations();
+  Allocations& known = lasting<Allocations>();
   const std::lock_guard<std::mutex> lock(known.mutex);
   return known.registered.erase(static_cast<char*>(memory)) ? cudaSuccess : report(cudaErrorHostMemoryNotRegistered);
 }
@@ -206,19 +186,19 @@ cudaError_t cudaHostGetDevicePointer(void** device_memory, void* memory, unsigne
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {
-  Allocations& known = allocations();
+  Allocations& known = lasting<Allocations>();
   const std::lock_guard<std::mutex> lock(known.mutex);
   const char* const address = static_cast<const char*>(memory);
-  *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, const_cast<void*>(memory)};
+  void* const mutable_memory = const_cast<void*>(memory);
+  *attributes = {cudaMemoryTypeUnregistered, -2, nullptr, mutable_memory};
   for (const auto* map : {&known.all, &known.registered, &known.symbols}) {
     const auto found = holding(*map, address);
     if (found == map->end()) continue;
-    void* const mutable_memory = const_cast<void*>(memory);
     *attributes = {found->second.type, 0, mutable_memory, mutable_memory};
     if (found->second.type == cudaMemoryTypeDevice) attributes->hostPointer = nullptr;
   }
   if (address >= __start_kf_managed && address < __stop_kf_managed) {
-    *attributes = {cudaMemoryTypeManaged, 0, const_cast<void*>(memory), const_cast<void*>(memory)};
+    *attributes = {cudaMemoryTypeManaged, 0, mutable_memory, mutable_memory};
   }
   return cudaSuccess;
 }
@@ -287,34 +267,23 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
 
 cudaError_t cudaMemset(void* memory, int value, std::size_t bytes) { return set(memory, value, bytes); }
 
-cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
-  return set(memory, value, bytes);
-}
-
+// Rows of `width` bytes, `pitch` bytes apart.
 cudaError_t cudaMemset2D(void* memory, std::size_t pitch, int value, std::size_t width, std::size_t height) {
-  return set_rows(memory, pitch, value, width, height);
-}
-
-cudaError_t cudaMemset2DAsync(void* memory, std::size_t pitch, int value, std::size_t width, std::size_t height,
-                              cudaStream_t) {
-  return set_rows(memory, pitch, value, width, height);
+  if (width > pitch && height > 1) return report(cudaErrorInvalidValue);
+  const RuntimeCall call;
+  for (std::size_t row = 0; row < height; ++row) {
+    if (const cudaError_t error = set(static_cast<char*>(memory) + row * pitch, value, width)) return error;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t cudaMemset3D(cudaPitchedPtr memory, int value, cudaExtent extent) {
   for (std::size_t z = 0; z < extent.depth; ++z) {
     char* const plane = static_cast<char*>(memory.ptr) + z * memory.ysize * memory.pitch;
-    if (const cudaError_t error = set_rows(plane, memory.pitch, value, extent.width, extent.height)) return error;
+    if (const cudaError_t error = cudaMemset2D(plane, memory.pitch, value, extent.width, extent.height)) return error;
   }
   return cudaSuccess;
 }
-
-cudaError_t cudaMemPrefetchAsync(const void*, std::size_t, int, cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaMemPrefetchAsync(const void*, std::size_t, cudaMemLocation, unsigned, cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaMemAdvise(const void*, std::size_t, cudaMemoryAdvise, int) { return cudaSuccess; }
-cudaError_t cudaMemAdvise(const void*, std::size_t, cudaMemoryAdvise, cudaMemLocation) { return cudaSuccess; }
-cudaError_t cudaStreamAttachMemAsync(cudaStream_t, void*, std::size_t, unsigned) { return cudaSuccess; }
 
 cudaError_t copy_symbol(void* symbol, std::size_t symbol_bytes, std::size_t offset, void* to, const void* from,
                         std::size_t bytes, cudaMemcpyKind kind, bool synchronises) {
@@ -330,7 +299,7 @@ cudaError_t copy_symbol(void* symbol, std::size_t symbol_bytes, std::size_t offs
 }
 
 void note_symbol(void* symbol, std::size_t bytes) {
-  Allocations& known = allocations();
+  Allocations& known = lasting<Allocations>();
   const std::lock_guard<std::mutex> lock(known.mutex);
   known.symbols[static_cast<char*>(symbol)] = {bytes, cudaMemoryTypeDevice};
 }

@@ -19,30 +19,24 @@ namespace {
 
 // All that the program has made and not destroyed: still known, and so no leak to a sanitizer, when it ends.
 template <class T>
-class Handles {
- public:
+struct Handles {
   static T* make(T value) {
-    T* const made = new T(value);
-    Handles& all = instance();
-    const std::lock_guard<std::mutex> lock(all.mutex_);
-    all.made_.insert(made);
-    return made;
+    T* const fresh = new T(value);
+    Handles& all = lasting<Handles>();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    all.made.insert(fresh);
+    return fresh;
   }
   static cudaError_t destroy(T* handle) {
-    Handles& all = instance();
-    const std::lock_guard<std::mutex> lock(all.mutex_);
-    if (all.made_.erase(handle) == 0) return report(cudaErrorInvalidResourceHandle);
+    Handles& all = lasting<Handles>();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (all.made.erase(handle) == 0) return report(cudaErrorInvalidResourceHandle);
     delete handle;
     return report(cudaSuccess);
   }
 
- private:
-  static Handles& instance() {
-    static auto* const handles = make_lasting<Handles>();
-    return *handles;
-  }
-  std::mutex mutex_;
-  std::set<T*> made_;
+  std::mutex mutex;
+  std::set<T*> made;
 };
 
 // The streams that no program makes: the default one, cudaStreamLegacy and cudaStreamPerThread.
@@ -52,23 +46,14 @@ bool is_named(cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   *stream = Handles<CUstream_st>::make({flags});
   return report(cudaSuccess);
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   if (least != nullptr) *least = 0;
   if (greatest != nullptr) *greatest = 0;
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
-  *priority = 0;
   return cudaSuccess;
 }
 
@@ -78,28 +63,24 @@ cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t function, void* data) {
-  if (const cudaError_t error = synchronise()) return error;  // the stream has come to it
+  if (const cudaError_t error = cudaDeviceSynchronize()) return error;  // the stream has come to it
   function(data);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
-  callback(stream, synchronise(), data);
+  callback(stream, cudaDeviceSynchronize(), data);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { return Handles<CUstream_st>::destroy(stream); }
 
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return synchronise(); }
-cudaError_t cudaStreamQuery(cudaStream_t) { return synchronise(); }
 cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return report(cudaSuccess); }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
   *event = Handles<CUevent_st>::make({});
   return report(cudaSuccess);
 }
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) { return Handles<CUevent_st>::destroy(event); }
 
@@ -109,13 +90,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
   event->recorded = true;
   return cudaSuccess;
 }
-
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
-  return cudaEventRecord(event, stream);
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return synchronise(); }
-cudaError_t cudaEventQuery(cudaEvent_t) { return synchronise(); }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   if (start == nullptr || end == nullptr || !start->recorded || !end->recorded) {

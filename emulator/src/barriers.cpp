@@ -56,7 +56,7 @@ inline void Worker::arrive_at_barrier(const char* name, CallSite site, BarrierVo
     vote_ = vote;
   } else if (barrier_is_grid_ != grid || vote_ != vote || !same_site(barrier_.site, site)) {
     if (barrier_is_grid_ != grid || vote_ != vote || launch_->settings.branches_are_error) {
-      fail_at_other_barrier(name, site);
+      fail([&] { return at_other_barrier(name, site); });
     }
     warn_of_other_barrier(name, site);
   }
@@ -99,10 +99,6 @@ std::string Worker::at_other_barrier(const char* name, CallSite site) const {
          (one_line ? ", another one on that line" : "");
 }
 
-void Worker::fail_at_other_barrier(const char* name, CallSite site) {
-  fail([&] { return at_other_barrier(name, site); });
-}
-
 void Worker::warn_of_other_barrier(const char* name, CallSite site) {
   if (launch_->warned_of_branches.exchange(true)) return;
   const race::Quiet quiet;
@@ -112,12 +108,12 @@ void Worker::warn_of_other_barrier(const char* name, CallSite site) {
 
 void Worker::named_barrier(unsigned id, unsigned threads, bool wait, CallSite site) {
   const char* const name = wait ? "bar.sync" : "bar.arrive";
+  const auto call = [&] {
+    return std::string("calls ") + name + " (" + text_of(site) + ") for barrier " + std::to_string(id) + " and " +
+           std::to_string(threads) + " threads";
+  };
   if (id >= 16 || threads == 0 || threads % warpSize != 0 || threads > warps_ * warpSize) {
-    fail([&] {
-      return std::string("calls ") + name + " (" + text_of(site) + ") for barrier " + std::to_string(id) + " and " +
-             std::to_string(threads) +
-             " threads; barriers are numbered from 0 to 15, and the threads are whole warps " + "of the block";
-    });
+    fail([&] { return call() + "; barriers are numbered from 0 to 15, and the threads are whole warps of the block"; });
   }
   const Inside inside(*this);
   NamedBarrier& barrier = named_[id];
@@ -133,9 +129,7 @@ void Worker::named_barrier(unsigned id, unsigned threads, bool wait, CallSite si
     std::fill_n(barrier.waiting, warps_, 0u);
   } else if (barrier.expected != threads) {
     fail([&] {
-      return std::string("calls ") + name + " (" + text_of(site) + ") for barrier " + std::to_string(id) + " and " +
-             std::to_string(threads) + " threads, but another (" + text_of(barrier.site) + ") for " +
-             std::to_string(barrier.expected);
+      return call() + ", but another (" + text_of(barrier.site) + ") for " + std::to_string(barrier.expected);
     });
   }
   note_event();

@@ -109,7 +109,6 @@ kf_simt_begin:
 #endif
 
 namespace kf::simt {
-namespace {
 
 #ifdef KF_SIMT_SETJMP
 // A new fiber is entered once through its ucontext; every later switch is a jump.
@@ -118,13 +117,11 @@ struct Entry {
   void* argument;
 };
 
-void begin_fiber(unsigned high, unsigned low) {
+static void begin_fiber(unsigned high, unsigned low) {
   const auto* entry = reinterpret_cast<Entry*>(static_cast<std::uintptr_t>(std::uint64_t{high} << 32 | low));
   entry->function(entry->argument);
 }
 #endif
-
-}  // namespace
 
 void fiber_reset(Fiber& fiber, void (*entry)(void*), void* argument) {
 #ifdef KF_SIMT_ASAN
@@ -211,12 +208,10 @@ void fiber_adopt_thread([[maybe_unused]] Fiber& fiber) {
 #endif
 }
 
-namespace {
 // A guard page splits a mapping in two, and the kernel limits their number (65,530 by default). Beyond this many stacks
 // there are no guards.
 constexpr std::size_t kMaxGuarded = 8192;
-std::atomic<std::size_t> guarded_stacks{0};
-}  // namespace
+static std::atomic<std::size_t> guarded_stacks{0};
 
 StackSlab::StackSlab(std::size_t stacks, std::size_t stack_bytes) : count_(stacks) {
   guard_ = kStackGuard;

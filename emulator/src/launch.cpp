@@ -22,29 +22,30 @@ struct Launched {
   std::set<const KernelInfo*> kernels;
 };
 
-Launched& launched() {
-  static auto* const instance = make_lasting<Launched>();
-  return *instance;
-}
-
 constexpr double kTick = 0.01, kFastTick = 0.002;  // seconds; the fast one while a thread seems to spin
+
+class Pool;
+struct CurrentPool {
+  std::mutex creation;
+  Pool* pool = nullptr;
+};
 
 // The OS threads that help with launches, and the watchdog. They are kept from launch to launch.
 class Pool {
  public:
   // A child of fork() has none of its parent's threads, so it begins with a pool of its own.
   static Pool& instance() {
-    static std::mutex* const mutex = [] {
-      pthread_atfork([] { creation().lock(); }, [] { creation().unlock(); },
-                     [] {
-                       current() = nullptr;
-                       creation().unlock();
-                     });
-      return &creation();
-    }();
-    const std::lock_guard<std::mutex> lock(*mutex);
-    if (current() == nullptr) current() = make_lasting<Pool>();
-    return *current();
+    auto& current = lasting<CurrentPool>();
+    [[maybe_unused]] static const int registered =
+        pthread_atfork([] { lasting<CurrentPool>().creation.lock(); }, [] { lasting<CurrentPool>().creation.unlock(); },
+                       [] {
+                         lasting<CurrentPool>().pool = nullptr;
+                         lasting<CurrentPool>().creation.unlock();
+                       });
+    const std::lock_guard<std::mutex> lock(current.creation);
+    const race::Quiet quiet;
+    if (current.pool == nullptr) current.pool = new Pool;
+    return *current.pool;
   }
 
   // Asks for `count` more OS threads to call work() on this launch's blocks.
@@ -74,15 +75,6 @@ class Pool {
   }
 
  private:
-  static std::mutex& creation() {
-    static auto* const mutex = make_lasting<std::mutex>();
-    return *mutex;
-  }
-  static Pool*& current() {
-    static Pool* pool = nullptr;
-    return pool;
-  }
-
   template <class Function>
   void start(Function function) {
     // Signals belong to the program's own threads; the watchdog's is sent to one thread by name, and faults are handled
@@ -286,22 +278,6 @@ void Launch::block_finished() {
   grid_changed.notify_all();
 }
 
-namespace {
-
-class LaunchOfProgram {
- public:
-  explicit LaunchOfProgram(const LaunchConfig& config) {
-    if (program != nullptr) program->begin_launch(config);
-  }
-  ~LaunchOfProgram() {
-    if (program != nullptr) program->end_launch();
-  }
-  LaunchOfProgram(const LaunchOfProgram&) = delete;
-  LaunchOfProgram& operator=(const LaunchOfProgram&) = delete;
-};
-
-}  // namespace
-
 void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
   if (Worker* const worker = Worker::in_kernel()) {
     worker->fail([&] {
@@ -309,17 +285,12 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
              std::to_string(config.line) + "); kernels that launch kernels are not supported";
     });
   }
-  if (const int error = validate(config)) {
-    set_last_error(error);
-    return;
-  }
-  if (device_fault != 0) {
-    set_last_error(device_fault);
-    return;
-  }
+  if (const int error = validate(config)) return set_last_error(error);
+  if (device_fault != 0) return set_last_error(device_fault);
   const Settings settings = current_settings();
   Launch launch(config, invoke, context, settings);
-  const LaunchOfProgram of_program(config);
+  if (program != nullptr) program->begin_launch(config);
+  const std::unique_ptr<Program, void (*)(Program*)> at_the_end(program, [](Program* of) { of->end_launch(); });
   if (settings.last_blocks != 0 && settings.last_blocks < launch.blocks && !config.cooperative) {
     launch.next = (launch.blocks - settings.last_blocks) / launch.cluster_size * launch.cluster_size;
   }
@@ -366,17 +337,13 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
   if (launch.kernel_cluster.x != 0) {  // only the kernel itself knew: nothing of it has run yet
     LaunchConfig again = config;
     again.cluster = launch.kernel_cluster;
-    run(again, invoke, context);
-    return;
+    return run(again, invoke, context);
   }
-  if (launch.refused != 0) {
-    set_last_error(launch.refused);
-    return;
-  }
+  if (launch.refused != 0) return set_last_error(launch.refused);
   launches.fetch_add(1);
   {
-    const std::lock_guard lock(launched().mutex);
-    launched().kernels.insert(launch.kernel.load());
+    const std::lock_guard lock(lasting<Launched>().mutex);
+    lasting<Launched>().kernels.insert(launch.kernel.load());
   }
 #ifdef KF_SIMT_TSAN
   const std::string races = race::take_reports();
@@ -404,12 +371,12 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
 // many there were. They lie beside the kernels, so that kernel_fusion/rung_counts.py learns which sources a rung's are
 // of.
 extern "C" __attribute__((visibility("default"))) std::size_t kf_simt_take_launched(const void** to, std::size_t room) {
-  using kf::simt::launched;
-  const std::lock_guard lock(launched().mutex);
-  const std::size_t count = launched().kernels.size();
-  for (auto each = launched().kernels.begin(); each != launched().kernels.end() && room > 0; ++each, --room) {
+  auto& launched = kf::simt::lasting<kf::simt::Launched>();
+  const std::lock_guard lock(launched.mutex);
+  const std::size_t count = launched.kernels.size();
+  for (auto each = launched.kernels.begin(); each != launched.kernels.end() && room > 0; ++each, --room) {
     *to++ = *each;
   }
-  launched().kernels.clear();
+  launched.kernels.clear();
   return count;
 }

@@ -8,7 +8,7 @@
 #include <deque>
 #include <unordered_map>
 
-#include "runtime.h"
+#include "scheduler.h"
 // The others see the indices as runtime.h does.
 #include "cuda.h"
 #include "kf_simt/ptx.h"
@@ -80,18 +80,12 @@ struct ThreadState {
   std::unique_ptr<Groups<Transfer>> stores;
 };
 
-Worker& running() {
-  Worker* const worker = Worker::in_kernel();
-  if (worker == nullptr) throw Error("inline PTX outside of a kernel");
-  return *worker;
-}
-
 // The state of the running thread. What an earlier block never waited for is gone.
 ThreadState& mine() {
   const race::Quiet quiet;
   static thread_local std::vector<ThreadState> threads(kMaxThreads);
   ThreadState& state = threads[thread_index()];
-  const std::uint64_t block = running().blocks_run();
+  const std::uint64_t block = running("inline PTX").blocks_run();
   if (state.block != block) {
     state.block = block;
     state.decisions = state.products = 0;
@@ -135,7 +129,7 @@ bool next_store(unsigned keep, Transfer& store) {
 }
 
 bool happens_now() {
-  const Schedule& schedule = running().launch().settings.schedule;
+  const Schedule& schedule = running("inline PTX").launch().settings.schedule;
   if (schedule.kind != Schedule::kRandom) return false;
   const race::Quiet quiet;
   std::uint64_t z = schedule.seed * 0x9e3779b97f4a7c15ULL + block_number() * kMaxThreads + thread_index();
@@ -154,7 +148,7 @@ struct Warps {
 };
 Warps& warps_of_block() {
   static thread_local Warps warps;
-  const std::uint64_t block = running().blocks_run();
+  const std::uint64_t block = running("inline PTX").blocks_run();
   if (warps.block != block) {
     warps.block = block;
     std::fill(std::begin(warps.closed), std::end(warps.closed), 0);
@@ -193,16 +187,12 @@ struct Transfers {
   std::mutex mutex;
   std::unordered_map<const void*, std::deque<Transfer>> waiting;
 };
-Transfers& transfers() {
-  static Transfers* const all = new Transfers;  // threads may outlive static objects
-  return *all;
-}
 
 template <class Work>
 void with_transfers(Work work) {
   const race::Quiet quiet;
-  running().undisturbed([&] {
-    Transfers& all = transfers();
+  running("inline PTX").undisturbed([&] {
+    Transfers& all = lasting<Transfers>();
     const std::lock_guard<std::mutex> lock(all.mutex);
     work(all.waiting);
   });
@@ -232,9 +222,7 @@ void forget_transfers(const void* barrier) {
 }
 
 void hand_over_copies(const void* barrier) {
-  Transfer transfer;
-  transfer.kind = Transfer::kCopy;
-  transfer.bytes = 0;
+  Transfer transfer{Transfer::kCopy};
   while (next_copy(kAll, transfer.copy)) note_transfer(barrier, transfer);
 }
 
@@ -391,8 +379,7 @@ CUresult cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
 namespace {
 struct ErrorText {
   CUresult error;
-  const char* name;
-  const char* text;
+  const char *name, *text;
 };
 constexpr ErrorText kErrors[] = {
     {CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
@@ -401,27 +388,18 @@ constexpr ErrorText kErrors[] = {
     {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {CUDA_ERROR_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
+
+CUresult find_text(CUresult error, const char* ErrorText::* member, const char** text) {
+  *text = nullptr;
+  for (const ErrorText& known : kErrors) {
+    if (known.error == error) *text = known.*member;
+  }
+  return *text != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
 }  // namespace
 
-CUresult cuGetErrorName(CUresult error, const char** name) {
-  for (const ErrorText& known : kErrors) {
-    if (known.error != error) continue;
-    *name = known.name;
-    return CUDA_SUCCESS;
-  }
-  *name = nullptr;
-  return CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuGetErrorString(CUresult error, const char** text) {
-  for (const ErrorText& known : kErrors) {
-    if (known.error != error) continue;
-    *text = known.text;
-    return CUDA_SUCCESS;
-  }
-  *text = nullptr;
-  return CUDA_ERROR_INVALID_VALUE;
-}
+CUresult cuGetErrorName(CUresult error, const char** name) { return find_text(error, &ErrorText::name, name); }
+CUresult cuGetErrorString(CUresult error, const char** text) { return find_text(error, &ErrorText::text, text); }
 
 cudaError_t find_driver_function(const char* name, void** function, cudaDriverEntryPointQueryResult* result) {
   struct Function {

@@ -57,7 +57,9 @@ constexpr unsigned kNoSynchronisation = 1;  // flag of __tsan_switch_to_fiber
 constexpr int kFrames = 24;
 
 struct Access {
-  char thread[64];  // "block (x,y,z) thread (x,y,z)"; empty if the thread is not known any more
+  bool known, host;  // neither: a thread that is not known any more
+  uint3 block, thread;
+  bool used_before;  // by a thread of an earlier block
   void* trace[kFrames];
   int size;
   bool write, atomic;
@@ -75,21 +77,6 @@ constexpr unsigned kMaxReports = 64;
 Report reports[kMaxReports];
 unsigned report_count = 0, lost = 0;
 std::atomic_flag reports_lock = ATOMIC_FLAG_INIT;
-
-class SpinLock {
- public:
-  explicit SpinLock(std::atomic_flag& flag) : flag_(flag) {
-    while (flag_.test_and_set(std::memory_order_acquire)) {
-    }
-  }
-  ~SpinLock() { flag_.clear(std::memory_order_release); }
-
- private:
-  std::atomic_flag& flag_;
-};
-
-constexpr const char* kHost = "the host";
-constexpr const char* kUsedBefore = "*";  // ends the name of a fiber that was a thread of an earlier block, too
 
 // ThreadSanitizer knows a fiber by a name that is given once and holds its number: a new name for each thread of the
 // grid would take longer than most threads. Which thread it is stands here.
@@ -134,13 +121,14 @@ void give_back(const std::vector<unsigned>& numbers) {
   for (const unsigned number : numbers) spare[spare_count++] = number;
 }
 
-void write_thread(const Fiber& fiber, char* text, std::size_t bytes) {
+void read_thread(const Fiber& fiber, Access& access) {
   const std::uint64_t block = fiber.block.load(std::memory_order_relaxed);
   const std::uint32_t thread = fiber.thread.load(std::memory_order_relaxed);
-  std::snprintf(text, bytes, "block (%u,%u,%u) thread (%u,%u,%u)%s", static_cast<unsigned>(block >> 32),
-                static_cast<unsigned>(block >> 16 & 0xffff), static_cast<unsigned>(block & 0xffff), thread >> 20,
-                thread >> 10 & 0x3ff, thread & 0x3ff,
-                fiber.used_before.load(std::memory_order_relaxed) ? kUsedBefore : "");
+  access.known = true;
+  access.block = {static_cast<unsigned>(block >> 32), static_cast<unsigned>(block >> 16 & 0xffff),
+                  static_cast<unsigned>(block & 0xffff)};
+  access.thread = {thread >> 20, thread >> 10 & 0x3ff, thread & 0x3ff};
+  access.used_before = fiber.used_before.load(std::memory_order_relaxed);
 }
 
 struct Stacks {
@@ -191,9 +179,9 @@ bool take(void* report) {
       const std::size_t prefix = std::strlen(kFiberName);
       const bool of_the_grid = name != nullptr && std::strncmp(name, kFiberName, prefix) == 0;
       if (of_the_grid) {
-        write_thread(fibers[std::strtoul(name + prefix, nullptr, 10)], access.thread, sizeof(access.thread));
+        read_thread(fibers[std::strtoul(name + prefix, nullptr, 10)], access);
       } else {
-        std::strncpy(access.thread, kHost, sizeof(access.thread) - 1);
+        access.host = true;
       }
       in_kernel = in_kernel || of_the_grid;
     }
@@ -244,15 +232,6 @@ std::string place_of(void* const* trace) {
   return "";
 }
 
-struct Position {
-  unsigned block[3], thread[3];
-};
-
-bool parse(const char* name, Position* p) {
-  return std::sscanf(name, "block (%u,%u,%u) thread (%u,%u,%u)", &p->block[0], &p->block[1], &p->block[2],
-                     &p->thread[0], &p->thread[1], &p->thread[2]) == 6;
-}
-
 std::string verb(const Access& access, bool past) {
   const std::string how = access.atomic ? "atomically " : "";
   if (access.write) return how + (past ? "wrote" : "writes");
@@ -261,16 +240,15 @@ std::string verb(const Access& access, bool past) {
 
 // What would have ordered the two.
 std::string missing(const Report& report) {
-  Position a, b;
-  const bool known = parse(report.access[0].thread, &a) && parse(report.access[1].thread, &b);
-  if (std::strcmp(report.access[1].thread, kHost) == 0) return "Has the host freed this memory?";
-  const bool same_block = known && std::memcmp(a.block, b.block, sizeof(a.block)) == 0;
+  const Access &a = report.access[0], &b = report.access[1];
+  if (b.host) return "Has the host freed this memory?";
+  const bool same_block = a.known && b.known && std::memcmp(&a.block, &b.block, sizeof(a.block)) == 0;
   if (!same_block && (report.shared || report.other_block)) return "No barrier of the cluster is between them";
   if (!same_block) {
     return "Nothing orders blocks but a flag with __threadfence() on both sides, grid.sync(), or the end of the kernel";
   }
-  const auto warp = [&](const Position& p) {
-    return (p.thread[0] + blockDim.x * (p.thread[1] + blockDim.y * p.thread[2])) / warpSize;
+  const auto warp = [&](const Access& access) {
+    return (access.thread.x + blockDim.x * (access.thread.y + blockDim.y * access.thread.z)) / warpSize;
   };
   return warp(a) == warp(b) ? "No __syncwarp() or __syncthreads() is between them"
                             : "No __syncthreads() is between them";
@@ -279,12 +257,9 @@ std::string missing(const Report& report) {
 std::string describe(const Report& report) {
   const Access &later = report.access[0], &earlier = report.access[1];
   const auto who = [](const Access& access, bool past) {
-    std::string name = access.thread[0] != '\0' ? access.thread : "a thread of an earlier block";
-    if (name.back() == *kUsedBefore) {
-      name.pop_back();
-      if (past) name += ", or the same one of a block that ran before,";
-    }
-    return name;
+    if (!access.known) return std::string(access.host ? "the host" : "a thread of an earlier block");
+    return "block " + text_of(access.block) + " thread " + text_of(access.thread) +
+           (access.used_before && past ? ", or the same one of a block that ran before," : "");
   };
   const auto where = [](const Access& access) {
     const std::string place = place_of(access.trace);
@@ -398,16 +373,13 @@ void Threads::order(const unsigned* threads, unsigned count, unsigned current) {
 
 // Barriers that lie in shared memory begin anew with each block, so their tokens are kept here and not by address.
 namespace {
-std::map<const void*, Token>& tokens() {
-  static auto* const instance = new std::map<const void*, Token>;
-  return *instance;
-}
+using Tokens = std::map<const void*, Token>;
 std::atomic_flag tokens_lock = ATOMIC_FLAG_INIT;
 
 const Token& token_of(const void* address) {
   const Quiet quiet;
   const SpinLock lock(tokens_lock);
-  return tokens()[address];
+  return lasting<Tokens>()[address];
 }
 }  // namespace
 
@@ -420,7 +392,7 @@ void renew(char* begin, char* end) {
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   const Quiet quiet;
   const SpinLock lock(tokens_lock);
-  tokens().erase(tokens().lower_bound(begin), tokens().lower_bound(end));
+  lasting<Tokens>().erase(lasting<Tokens>().lower_bound(begin), lasting<Tokens>().lower_bound(end));
 }
 
 void fill(char* begin, unsigned char value, std::size_t bytes) {
@@ -507,33 +479,14 @@ extern "C" {
   __attribute__((visibility("default"))) void __tsan_##kind##bytes(void* address) {                                \
     if (!kf::simt::Worker::on_own_stack(address)) __tsan_##kind##bytes##_pc(address, __builtin_return_address(0)); \
   }
-KF_SIMT_ACCESS(read, 1)
-KF_SIMT_ACCESS(read, 2)
-KF_SIMT_ACCESS(read, 4)
-KF_SIMT_ACCESS(read, 8)
-KF_SIMT_ACCESS(read, 16)
-KF_SIMT_ACCESS(write, 1)
-KF_SIMT_ACCESS(write, 2)
-KF_SIMT_ACCESS(write, 4)
-KF_SIMT_ACCESS(write, 8)
-KF_SIMT_ACCESS(write, 16)
-#undef KF_SIMT_ACCESS
-#define KF_SIMT_UNALIGNED(kind, bytes)                                                        \
-  __attribute__((visibility("default"))) void __tsan_unaligned_##kind##bytes(void* address) { \
-    if (!kf::simt::Worker::on_own_stack(address))                                             \
-      __tsan_##kind##_range_pc(address, bytes, __builtin_return_address(0));                  \
-  }
+#define KF_SIMT_BOTH(macro, ...) macro(read, __VA_ARGS__) macro(write, __VA_ARGS__)
+KF_SIMT_BOTH(KF_SIMT_ACCESS, 1)
+KF_SIMT_BOTH(KF_SIMT_ACCESS, 2)
+KF_SIMT_BOTH(KF_SIMT_ACCESS, 4)
+KF_SIMT_BOTH(KF_SIMT_ACCESS, 8)
+KF_SIMT_BOTH(KF_SIMT_ACCESS, 16)
 void __tsan_read_range_pc(void* address, unsigned long bytes, void* pc);
 void __tsan_write_range_pc(void* address, unsigned long bytes, void* pc);
-KF_SIMT_UNALIGNED(read, 2)
-KF_SIMT_UNALIGNED(read, 4)
-KF_SIMT_UNALIGNED(read, 8)
-KF_SIMT_UNALIGNED(read, 16)
-KF_SIMT_UNALIGNED(write, 2)
-KF_SIMT_UNALIGNED(write, 4)
-KF_SIMT_UNALIGNED(write, 8)
-KF_SIMT_UNALIGNED(write, 16)
-#undef KF_SIMT_UNALIGNED
 // Volatile words are to a GPU what relaxed atomics are: they order nothing, and do not race with each other. The kernel
 // itself reads or writes right afterwards.
 #define KF_SIMT_VOLATILE(bytes, bits)                                                                            \
@@ -549,24 +502,21 @@ KF_SIMT_VOLATILE(1, 8)
 KF_SIMT_VOLATILE(2, 16)
 KF_SIMT_VOLATILE(4, 32)
 KF_SIMT_VOLATILE(8, 64)
-#undef KF_SIMT_VOLATILE
-// What is larger, or at an odd address, takes several instructions.
-#define KF_SIMT_PLAIN(kind, suffix, bytes)                                     \
-  __attribute__((visibility("default"))) void __tsan_##suffix(void* address) { \
-    if (!kf::simt::Worker::on_own_stack(address))                              \
-      __tsan_##kind##_range_pc(address, bytes, __builtin_return_address(0));   \
+// What is at an odd address or larger than a word takes several instructions.
+#define KF_SIMT_PLAIN(kind, prefix, bytes)                                                     \
+  __attribute__((visibility("default"))) void __tsan_##prefix##_##kind##bytes(void* address) { \
+    if (!kf::simt::Worker::on_own_stack(address))                                              \
+      __tsan_##kind##_range_pc(address, bytes, __builtin_return_address(0));                   \
   }
-KF_SIMT_PLAIN(read, volatile_read16, 16)
-KF_SIMT_PLAIN(write, volatile_write16, 16)
-KF_SIMT_PLAIN(read, unaligned_volatile_read2, 2)
-KF_SIMT_PLAIN(read, unaligned_volatile_read4, 4)
-KF_SIMT_PLAIN(read, unaligned_volatile_read8, 8)
-KF_SIMT_PLAIN(read, unaligned_volatile_read16, 16)
-KF_SIMT_PLAIN(write, unaligned_volatile_write2, 2)
-KF_SIMT_PLAIN(write, unaligned_volatile_write4, 4)
-KF_SIMT_PLAIN(write, unaligned_volatile_write8, 8)
-KF_SIMT_PLAIN(write, unaligned_volatile_write16, 16)
-#undef KF_SIMT_PLAIN
+KF_SIMT_BOTH(KF_SIMT_PLAIN, unaligned, 2)
+KF_SIMT_BOTH(KF_SIMT_PLAIN, unaligned, 4)
+KF_SIMT_BOTH(KF_SIMT_PLAIN, unaligned, 8)
+KF_SIMT_BOTH(KF_SIMT_PLAIN, unaligned, 16)
+KF_SIMT_BOTH(KF_SIMT_PLAIN, volatile, 16)
+KF_SIMT_BOTH(KF_SIMT_PLAIN, unaligned_volatile, 2)
+KF_SIMT_BOTH(KF_SIMT_PLAIN, unaligned_volatile, 4)
+KF_SIMT_BOTH(KF_SIMT_PLAIN, unaligned_volatile, 8)
+KF_SIMT_BOTH(KF_SIMT_PLAIN, unaligned_volatile, 16)
 }
 #endif
 

@@ -1,6 +1,9 @@
 // Which thread of the grid does what, told to ThreadSanitizer; and its reports in CUDA's words.
 #pragma once
 
+#include <sched.h>
+
+#include <atomic>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -10,6 +13,25 @@
 namespace kf::simt {
 
 struct SharedSlot;
+
+// What is neither copied nor moved.
+struct Pinned {
+  Pinned() = default;
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+};
+
+// A lock that handlers of signals and of a sanitizer's reports may take.
+class SpinLock : Pinned {
+ public:
+  explicit SpinLock(std::atomic_flag& flag) : flag_(flag) {
+    while (flag_.test_and_set(std::memory_order_acquire)) sched_yield();
+  }
+  ~SpinLock() { flag_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag& flag_;
+};
 
 #ifdef KF_SIMT_TSAN
 
@@ -22,12 +44,10 @@ constexpr unsigned kKeptEach = 256;          // and each for itself, or as many 
 
 // What orders threads: those that release it before those that acquire it later. Made anew for each use, since what it
 // once held would order later users too.
-class Token {
+class Token : Pinned {
  public:
   Token();
   ~Token();
-  Token(const Token&) = delete;
-  Token& operator=(const Token&) = delete;
   void release() const;
   void acquire() const;
 
@@ -36,22 +56,18 @@ class Token {
 };
 
 // While one lives, what the running thread reads, writes and allocates is not looked at: the runtime at work.
-class Quiet {
+class Quiet : Pinned {
  public:
   Quiet();
   ~Quiet();
-  Quiet(const Quiet&) = delete;
-  Quiet& operator=(const Quiet&) = delete;
 };
 
 // The threads of one worker's block. To ThreadSanitizer each is a fiber of its own, switched without any ordering. A
 // worker takes the fibers of some blocks for a launch and uses them in turn: two blocks that were the same fibers, some
 // blocks apart on one worker, look ordered; all others do not.
-class Threads {
+class Threads : Pinned {
  public:
   Threads();
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
 
   // Called by the worker itself. `at_most`: fibers that it may have. What was released to `begins` comes before all
   // that the threads do; what the worker itself does with memory does not.
@@ -119,12 +135,15 @@ inline void add_stacks(const char*, const char*) {}
 
 #endif
 
-// An object of the runtime that lives as long as the program. Its making is not looked at: the guard of a static
-// variable orders the threads that use it, but not where the detector can see it.
+// The one object of its type, which lives as long as the program: threads may outlive static objects. Its making is not
+// looked at: the guard of a static variable orders the threads that use it, but not where the detector can see it.
 template <class T>
-T* make_lasting() {
-  const race::Quiet quiet;
-  return new T;
+T& lasting() {
+  static T* const instance = [] {
+    const race::Quiet quiet;
+    return new T;
+  }();
+  return *instance;
 }
 
 }  // namespace kf::simt

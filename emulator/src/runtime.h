@@ -22,7 +22,6 @@
 #include "kf_simt.h"
 #include "kf_simt/device.h"
 #include "kf_simt/launch.h"
-#include "kf_simt/observer.h"
 #include "race.h"
 
 namespace kf::simt {
@@ -30,7 +29,6 @@ namespace kf::simt {
 constexpr unsigned kMaxThreads = 1024;  // threads of a block
 constexpr unsigned kMaxWarps = kMaxThreads / warpSize;
 constexpr std::size_t kStaticLimit = 48 * 1024;
-constexpr std::size_t kDefaultDynamicLimit = 48 * 1024;
 constexpr std::size_t kSharedLimit = 227 * 1024;  // static and dynamic together
 constexpr unsigned kMultiprocessors = 16;
 constexpr unsigned kThreadsPerMultiprocessor = 2048;
@@ -67,8 +65,6 @@ void pause_for(double seconds);
 int set_signal_action(int signal, const struct sigaction* action, struct sigaction* before);
 
 struct Launch;
-// Finds the executable segment that holds the launch's kernel.
-void find_code(Launch& launch);
 
 // What the watchdog finds: whether a thread of the launch seems to spin, and how many OS threads more its blocks need,
 // which wait for others that have not begun.
@@ -160,17 +156,14 @@ struct Launch {
   struct Watch {
     std::uint64_t events = ~std::uint64_t{0}, exits = 0;
     double quiet = 0, since_exit = 0, since_extra = 0;
-    std::uintptr_t code_begin = 0, code_end = 0;  // where the kernel's module lies
   } watch;
 };
 
 // Runs blocks on one OS thread, which keeps it for its whole life.
-class Worker {
+class Worker : Pinned {
  public:
   Worker();
   ~Worker();
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
   static Worker& mine();       // of this OS thread, made when first asked for
   static Worker* in_kernel();  // the same if a kernel is running on this OS thread, else null
   static bool on_own_stack(const void* address);
@@ -193,8 +186,7 @@ class Worker {
   }
   void warp_operation(WarpKind kind, unsigned mask, void* record, WarpWork work, const char* name, CallSite site);
   unsigned active_mask(CallSite site);
-  void yield();
-  void yield(const char* name, CallSite site);
+  void yield(const char* name = nullptr, CallSite site = {});
   // Ends the launch with an Error. The text is made by a function, because nothing is destroyed on the stack that is
   // left behind.
   template <class Text>
@@ -240,11 +232,10 @@ class Worker {
   std::string describe_endless() const;
   double cpu_seconds() const;
   bool in_user_code() const { return in_user_code_.load(std::memory_order_relaxed); }
-  void interrupt() { pthread_kill(thread_, kSignal); }  // only while it is in launch.workers
+  void interrupt();                       // only while it is in launch.workers
   std::atomic<bool> give_up{false};       // set by the watchdog: the running thread must not be waited for any longer
   static constexpr int kSignal = SIGURG;  // ignored by default, and debuggers pass it on in silence
-  static void on_signal(int signal, siginfo_t* info, void* context);
-  static void handle_faults();  // the first call installs the handler, see signals.cpp
+  static void handle_faults();            // the first call installs the handler, see signals.cpp
 
  private:
   friend class AccessCounter;  // count/access_counter.h
@@ -272,6 +263,7 @@ class Worker {
     CallSite site;
   };
   class Inside;
+  static void on_signal(int signal, siginfo_t* info, void* context);
   void map_arena();
   void unmap_arena();
   void make_spare_stacks();
@@ -287,8 +279,8 @@ class Worker {
   std::string text_of_fault() const;
   void say_fault() const;
   void warn_of_division(Division division);
-  template <class Data, class Text, class Outcome>
-  void undefined(Data* data, Text text, Outcome outcome);
+  template <class Text, class Outcome>
+  void undefined(void* record, Text text, Outcome outcome);
   struct NamedBarrier {
     unsigned expected, arrived;
     CallSite site;
@@ -329,10 +321,8 @@ class Worker {
   void leave_for_worker();
   bool complete(Warp& warp, unsigned operation);
   std::string at_other_barrier(const char* name, CallSite site) const;
-  [[noreturn]] void fail_at_other_barrier(const char* name, CallSite site);
   void warn_of_other_barrier(const char* name, CallSite site);
   [[noreturn]] void fail_mask(unsigned mask, const char* name, CallSite site);
-  [[noreturn]] void fail_other_operation(const char* name, CallSite site);
   Place place_of(unsigned thread) const;
   void report_deadlock();
   void record_error(unsigned thread, const std::string& what);
@@ -459,19 +449,32 @@ bool in_runtime_call();
 // What a stand-alone program does besides: src/program/spaces.cpp keeps the device's memory apart from the host's. Null
 // in a library, whose kernels work on the host's memory.
 struct Program {
-  void* (*map)(std::size_t bytes, bool managed);  // null: take it from the heap
-  void (*unmap)(void* memory);
+  virtual void* map(std::size_t bytes, bool managed) = 0;  // null: take it from the heap
+  virtual void unmap(void* memory) = 0;
   // Around what the runtime does with memory of the device's; whether the host has waited for all kernels.
-  void (*open)(const void* memory, std::size_t bytes);
-  void (*close)(bool synchronised);
-  void (*begin_launch)(const LaunchConfig& config);
-  void (*end_launch)();
-  bool (*take)(const Fault& fault, bool by_device);                 // true: the access goes on
-  void (*copied)(void* memory, std::size_t bytes, bool to_device);  // between the host and the device
-  // What is at the address, if that is known; without allocating.
-  bool (*explain)(Fault* fault, bool by_device, char* text, std::size_t size);
+  virtual void open(const void* memory, std::size_t bytes) = 0;
+  virtual void close(bool synchronised) = 0;
+  virtual void begin_launch(const LaunchConfig& config) = 0;
+  virtual void end_launch() = 0;
+  virtual bool take(const Fault& fault, bool by_device) = 0;                 // true: the access goes on
+  virtual void copied(void* memory, std::size_t bytes, bool to_device) = 0;  // between the host and the device
+  // What is at the address, if that is known; without allocating. It is the host's own one afterwards.
+  virtual bool explain(Fault* fault, bool by_device, char* text, std::size_t size) = 0;
 };
-extern const Program* program;
+extern Program* program;
+
+// What a tool that watches the emulation is told. Called on the OS thread that runs the block.
+struct Observer {
+  void (*block_begins)();
+  void (*block_ended)();  // blockIdx and entered_kernel are still those of the block
+  void (*barrier_passed)(CallSite site);
+  void (*shuffled)(CallSite site);  // a warp, once for a shuffle or a reduction of its lanes
+  // Those of the warp's threads that were in a warp operation go on.
+  void (*warp_goes_on)(unsigned warp, unsigned lanes);
+};
+
+// Null without a tool. It is set before the first launch and then stays.
+extern const Observer* observer;
 
 struct ProbeResult {
   KernelInfo* info;

@@ -315,8 +315,6 @@ void Worker::idle_round() {
   }
 }
 
-void Worker::yield() { yield(nullptr, {}); }
-
 void Worker::yield(const char* name, CallSite site) {
   const Inside inside(*this);
   polled_ = {name, site};

@@ -25,12 +25,10 @@ inline bool same_site(const CallSite& a, const CallSite& b) {
 }
 
 // While one of these lives, the OS thread is in the scheduler and must not be interrupted.
-class Worker::Inside {
+class Worker::Inside : Pinned {
  public:
   explicit Inside(Worker& worker) : worker_(worker) { worker_.enter_runtime(); }
   ~Inside() { worker_.leave_runtime(); }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
 
  private:
   Worker& worker_;

@@ -20,9 +20,8 @@ struct Overrides {
   double spin_seconds = -1, busy_seconds = -1;
 };
 
-Overrides& overrides() {
-  static auto* const instance = make_lasting<Overrides>();  // still there when static objects are destroyed
-  return *instance;
+[[noreturn]] void refuse(const char* name, const std::string& text, const std::string& what) {
+  throw std::invalid_argument(std::string(name) + ": `" + text + "` is " + what);
 }
 
 Schedule parse_schedule(const std::string& text) {
@@ -35,7 +34,7 @@ Schedule parse_schedule(const std::string& text) {
       return {Schedule::kRandom, std::stoull(seed)};
     }
   }
-  throw std::invalid_argument("KF_SIMT_SCHEDULE: `" + text + "` is none of forward, reverse, random:SEED");
+  refuse("KF_SIMT_SCHEDULE", text, "none of forward, reverse, random:SEED");
 }
 
 unsigned number_from_environment(const char* name, unsigned most, unsigned fallback) {
@@ -44,8 +43,7 @@ unsigned number_from_environment(const char* name, unsigned most, unsigned fallb
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
   if (end == text || *end != '\0' || value < 1 || value > static_cast<long>(most)) {
-    throw std::invalid_argument(std::string(name) + ": `" + text + "` is not a number from 1 to " +
-                                std::to_string(most));
+    refuse(name, text, "not a number from 1 to " + std::to_string(most));
   }
   return static_cast<unsigned>(value);
 }
@@ -55,9 +53,7 @@ double seconds_from_environment(const char* name, double fallback) {
   if (text == nullptr) return fallback;
   char* end = nullptr;
   const double value = std::strtod(text, &end);
-  if (end == text || *end != '\0' || !(value >= 0)) {
-    throw std::invalid_argument(std::string(name) + ": `" + text + "` is not a number of seconds");
-  }
+  if (end == text || *end != '\0' || !(value >= 0)) refuse(name, text, "not a number of seconds");
   return value;
 }
 
@@ -65,9 +61,7 @@ double seconds_from_environment(const char* name, double fallback) {
 bool error_or_warning(const char* name) {
   const char* const text = std::getenv(name);
   const std::string mode = text == nullptr ? "error" : text;
-  if (mode != "error" && mode != "warn") {
-    throw std::invalid_argument(std::string(name) + ": `" + mode + "` is none of error, warn");
-  }
+  if (mode != "error" && mode != "warn") refuse(name, mode, "none of error, warn");
   return mode == "error";
 }
 
@@ -81,28 +75,28 @@ unsigned cores() {
 
 void set_schedule(const std::string& schedule) {
   if (!schedule.empty()) parse_schedule(schedule);
-  const std::lock_guard<std::mutex> lock(overrides().mutex);
-  overrides().schedule = schedule;
+  const std::lock_guard<std::mutex> lock(lasting<Overrides>().mutex);
+  lasting<Overrides>().schedule = schedule;
 }
 
 void set_threads(int threads) {
-  const std::lock_guard<std::mutex> lock(overrides().mutex);
-  overrides().threads = threads;
+  const std::lock_guard<std::mutex> lock(lasting<Overrides>().mutex);
+  lasting<Overrides>().threads = threads;
 }
 
 void set_exited_at_barrier(Exited mode) {
-  const std::lock_guard<std::mutex> lock(overrides().mutex);
-  overrides().exited = mode;
+  const std::lock_guard<std::mutex> lock(lasting<Overrides>().mutex);
+  lasting<Overrides>().exited = mode;
 }
 
 void set_watchdog(double spin_seconds, double busy_seconds) {
-  const std::lock_guard<std::mutex> lock(overrides().mutex);
-  overrides().spin_seconds = spin_seconds;
-  overrides().busy_seconds = busy_seconds;
+  const std::lock_guard<std::mutex> lock(lasting<Overrides>().mutex);
+  lasting<Overrides>().spin_seconds = spin_seconds;
+  lasting<Overrides>().busy_seconds = busy_seconds;
 }
 
 Settings current_settings() {
-  Overrides& o = overrides();
+  Overrides& o = lasting<Overrides>();
   const std::lock_guard<std::mutex> lock(o.mutex);
   Settings settings;
   const char* const schedule = std::getenv("KF_SIMT_SCHEDULE");

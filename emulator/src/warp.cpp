@@ -26,7 +26,9 @@ inline void Worker::warp_operation(WarpKind kind, unsigned mask, void* record, W
     operation.name = name;
     operation.site = site;
   } else if (operation.work != work) {
-    fail_other_operation(name, site);
+    fail([&] {
+      return std::string("calls ") + name + " (" + text_of(site) + ") while a lane of its warp is in another operation";
+    });
   }
   operation.arrived |= bit;
   operation.records[lane] = record;
@@ -50,7 +52,11 @@ bool Worker::complete(Warp& warp, unsigned i) {
     for (unsigned rest = ~arrived; rest != 0; rest &= rest - 1) operation.records[__builtin_ctz(rest)] = nullptr;
     operation.work(operation.records, arrived);
   }
-  if (__builtin_expect(observer != nullptr, 0)) observer->warp_goes_on(static_cast<unsigned>(&warp - warp_), arrived);
+  if (__builtin_expect(observer != nullptr, 0)) {
+    const bool exchanges = operation.kind == WarpKind::kShuffle || operation.kind == WarpKind::kReduce;
+    if (exchanges) observer->shuffled(operation.site);
+    observer->warp_goes_on(static_cast<unsigned>(&warp - warp_), arrived);
+  }
   if (i != --warp.open) operation = warp.operations[warp.open];
   warp.ready |= arrived;
   return true;
@@ -62,12 +68,6 @@ void Worker::fail_mask(unsigned mask, const char* name, CallSite site) {
   fail([&] {
     return std::string("calls ") + name + " (" + text_of(site) + ") with the mask " + text +
            ", which leaves out its own lane " + std::to_string(current_lane);
-  });
-}
-
-void Worker::fail_other_operation(const char* name, CallSite site) {
-  fail([&] {
-    return std::string("calls ") + name + " (" + text_of(site) + ") while a lane of its warp is in another operation";
   });
 }
 

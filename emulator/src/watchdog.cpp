@@ -1,5 +1,4 @@
 // The watchdog: finds launches that can never end, and threads that keep the processor from others.
-#include <link.h>
 #include <sys/select.h>
 #include <time.h>
 #include <ucontext.h>
@@ -23,25 +22,6 @@ int set_signal_action(int signal, const struct sigaction* action, struct sigacti
 #else
   return sigaction(signal, action, before);
 #endif
-}
-
-// The executable segment that holds the launch's kernel.
-void find_code(Launch& launch) {
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* data) {
-        Launch& of = *static_cast<Launch*>(data);
-        const auto target = reinterpret_cast<std::uintptr_t>(of.invoke);
-        for (int i = 0; i < info->dlpi_phnum; ++i) {
-          const auto& segment = info->dlpi_phdr[i];
-          const std::uintptr_t begin = info->dlpi_addr + segment.p_vaddr;
-          if (segment.p_type != PT_LOAD || target < begin || target >= begin + segment.p_memsz) continue;
-          of.watch.code_begin = begin;
-          of.watch.code_end = begin + segment.p_memsz;
-          return 1;
-        }
-        return 0;
-      },
-      &launch);
 }
 
 void pause_for(double seconds) {
@@ -79,17 +59,6 @@ void launch_error(Launch& launch, const std::string& what) {
   launch.grid_changed.notify_all();
 }
 
-void interrupt(Launch& launch, Worker& worker) {
-  if (launch.watch.code_end == 0) {
-    find_code(launch);
-    struct sigaction action{};
-    action.sa_sigaction = Worker::on_signal;
-    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
-    set_signal_action(Worker::kSignal, &action, nullptr);
-  }
-  worker.interrupt();
-}
-
 // Of a stack, too, with the red zones that AddressSanitizer keeps in it.
 __attribute__((no_sanitize_address)) std::uint64_t hash_of(std::uint64_t hash, const void* memory, std::size_t bytes) {
   const char* const from = static_cast<const char*>(memory);
@@ -103,6 +72,14 @@ __attribute__((no_sanitize_address)) std::uint64_t hash_of(std::uint64_t hash, c
 }
 
 }  // namespace
+
+void Worker::interrupt() {
+  struct sigaction action{};
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
+  set_signal_action(kSignal, &action, nullptr);  // each time: other libraries of this kind have handlers of their own
+  pthread_kill(thread_, kSignal);
+}
 
 // How long a thread computes is told in CPU time: a machine with other work to do, or one that is slow to start OS
 // threads, makes no kernel endless.
@@ -147,7 +124,7 @@ Seen look_at(Launch& launch, double tick) {
       worker->give_up = true;
     }
     const double stuck = cpu - pulse.cpu_at_switch;
-    if (stuck > (pulse.spins ? 0 : 0.1) || (stuck > 0.03 && launch.cancelled)) interrupt(launch, *worker);
+    if (stuck > (pulse.spins ? 0 : 0.1) || (stuck > 0.03 && launch.cancelled)) worker->interrupt();
   }
   if (launch.cancelled) return {spinning, 0};
 
@@ -214,8 +191,7 @@ void Worker::on_signal(int, siginfo_t*, [[maybe_unused]] void* context) {
 #else
   const auto at = static_cast<std::uintptr_t>(machine->pc);
 #endif
-  const Launch::Watch& watch = worker->launch_->watch;
-  if (at < watch.code_begin || at >= watch.code_end) return;
+  if (at < code_begin || at >= code_end) return;
   const int saved_errno = errno;
   if (worker->launch_->cancelled) worker->stop();
   if (worker->give_up) {

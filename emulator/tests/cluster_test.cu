@@ -1,30 +1,14 @@
 // Clusters: blocks that see each other's shared memory. And PTX's numbered barriers of a block.
 #include <gtest/gtest.h>
 
-#include <cstdint>
-#include <string>
-
-#include "kf_simt.h"
+#include "errors.h"
 #include "memory.h"
 
 namespace {
 
 using kf::simt::CallSite;
+using test::expect_error;
 using test::Memory;
-
-template <class Launch>
-std::string error_of(Launch launch) {
-  try {
-    launch();
-  } catch (const kf::simt::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-void expect_parts(const std::string& text, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << "no `" << part << "` in: " << text;
-}
 
 __device__ void cluster_sync() {
   kf::simt::cluster_arrive(CallSite::here());
@@ -113,7 +97,7 @@ __global__ void arrive_twice_in_a_lone_block() {
 }
 
 TEST(Cluster, ALoneBlockThatArrivesTwiceIsAnErrorAndTheNextLaunchIsNot) {
-  expect_parts(error_of([] { arrive_twice_in_a_lone_block<<<1, 32>>>(); }), {"arrives twice at the cluster's barrier"});
+  expect_error([] { arrive_twice_in_a_lone_block<<<1, 32>>>(); }, {"arrives twice at the cluster's barrier"});
   Memory<int> got(128);
   pass_round<<<1, 128>>>(got.get());
   ASSERT_EQ(cudaGetLastError(), cudaSuccess);
@@ -179,19 +163,18 @@ __global__ void __cluster_dims__(2, 1, 1) one_stays_away(int* out) {
 TEST(Cluster, BarrierThatABlockDoesNotReachIsAnError) {
   Memory<int> out(1);
   kf::simt::set_watchdog(0.2, 10);
-  const std::string text = error_of([&] { one_stays_away<<<2, 32>>>(out.get()); });
+  expect_error([&] { one_stays_away<<<2, 32>>>(out.get()); },
+               {"kernel one_stays_away", "block (", "thread (", "the launch can never end"});
   kf::simt::set_watchdog(-1, -1);
-  expect_parts(text, {"kernel one_stays_away", "block (", "thread (", "the launch can never end"});
 }
 
 TEST(Cluster, ABlockThatWaitsForTheRestOfItsClusterDoesNotHideThatAllOthersWaitForEver) {
   Memory<int> out(1);
   kf::simt::set_watchdog(0.2, 10);
   kf::simt::set_threads(3);  // two for the first cluster, and one for half of the second
-  const std::string text = error_of([&] { one_stays_away<<<4, 32>>>(out.get()); });
+  expect_error([&] { one_stays_away<<<4, 32>>>(out.get()); }, {"kernel one_stays_away", "the launch can never end"});
   kf::simt::set_threads(0);
   kf::simt::set_watchdog(-1, -1);
-  expect_parts(text, {"kernel one_stays_away", "the launch can never end"});
 }
 
 __global__ void __cluster_dims__(2, 1, 1) exits_early(int* out) {
@@ -212,7 +195,7 @@ __global__ void __cluster_dims__(2, 1, 1) arrives_twice() {
 }
 
 TEST(Cluster, ArrivingTwiceIsAnError) {
-  expect_parts(error_of([] { arrives_twice<<<2, 1>>>(); }), {"arrives twice", "cluster_test.cu:"});
+  expect_error([] { arrives_twice<<<2, 1>>>(); }, {"arrives twice", "cluster_test.cu:"});
 }
 
 __global__ void foreign_rank(int* out) {
@@ -222,7 +205,7 @@ __global__ void foreign_rank(int* out) {
 
 TEST(Cluster, RankOutsideIsAnError) {
   Memory<int> out(1);
-  expect_parts(error_of([&] { foreign_rank<<<1, 1>>>(out.get()); }), {"thread (0,0,0)", "block 1 of its cluster"});
+  expect_error([&] { foreign_rank<<<1, 1>>>(out.get()); }, {"thread (0,0,0)", "block 1 of its cluster"});
 }
 
 __global__ void addresses(unsigned* out) {
@@ -253,31 +236,6 @@ TEST(SharedAddress, FitsIn18BitsAndComesBack) {
   for (int i = 5; i < 9; ++i) EXPECT_EQ(out[i], 1u) << i;
 }
 
-// Two warps produce, two consume; they meet at two barriers of their own, and never all at __syncthreads.
-__global__ void produce_and_consume(int* out) {
-  __shared__ int buffer[64];
-  const int t = threadIdx.x % 64;
-  out += blockIdx.x * 5 * 64;
-  for (int round = 0; round < 5; ++round) {
-    if (threadIdx.x < 64) {
-      if (round > 0) kf::simt::named_barrier(2, 128, true, CallSite::here());
-      buffer[t] = 10 * round + t;
-      kf::simt::named_barrier(1, 128, false, CallSite::here());
-    } else {
-      kf::simt::named_barrier(1, 128, true, CallSite::here());
-      out[round * 64 + t] = buffer[63 - t];
-      if (round < 4) kf::simt::named_barrier(2, 128, false, CallSite::here());
-    }
-  }
-}
-
-TEST(NamedBarrier, OrdersProducersAndConsumers) {
-  constexpr int kBlocks = 20;  // more than there are cores: one block follows another
-  Memory<int> out(kBlocks * 5 * 64);
-  produce_and_consume<<<kBlocks, 128>>>(out.get());
-  for (int i = 0; i < kBlocks * 5 * 64; ++i) EXPECT_EQ(out[i], 10 * (i / 64 % 5) + 63 - i % 64);
-}
-
 __global__ void half_of_them() {
   if (threadIdx.x < 32) kf::simt::named_barrier(1, 64, true, CallSite::here());
 }
@@ -285,9 +243,9 @@ __global__ void other_numbers() { kf::simt::named_barrier(1, threadIdx.x < 32 ? 
 __global__ void no_such_barrier() { kf::simt::named_barrier(16, 64, true, CallSite::here()); }
 
 TEST(NamedBarrier, Errors) {
-  expect_parts(error_of([] { half_of_them<<<1, 64>>>(); }), {"waits at bar.sync", "cluster_test.cu:"});
-  expect_parts(error_of([] { other_numbers<<<1, 96>>>(); }), {"calls bar.sync", "for barrier 1 and ", "but another ("});
-  expect_parts(error_of([] { no_such_barrier<<<1, 64>>>(); }), {"numbered from 0 to 15"});
+  expect_error([] { half_of_them<<<1, 64>>>(); }, {"waits at bar.sync", "cluster_test.cu:"});
+  expect_error([] { other_numbers<<<1, 96>>>(); }, {"calls bar.sync", "for barrier 1 and ", "but another ("});
+  expect_error([] { no_such_barrier<<<1, 64>>>(); }, {"numbered from 0 to 15"});
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <climits>
 #include <cmath>
 #include <cstdint>
@@ -14,8 +13,7 @@
 #include <string>
 #include <thread>
 
-#include <kf_simt.h>
-
+#include "errors.h"
 #include "memory.h"
 
 extern "C" {
@@ -160,15 +158,7 @@ TEST(HandedOn, OrTheProcessEnds) {
 template <class Launch>
 void expect_error(Launch launch, std::initializer_list<std::string> parts) {
   for (int round = 0; round < 2; ++round) {  // and again: the runtime is usable after an error
-    std::string text = "no error";
-    try {
-      launch();
-    } catch (const kf::simt::Error& error) {
-      text = error.what();
-    }
-    for (const std::string& part : parts) {
-      EXPECT_NE(text.find(part), std::string::npos) << "no `" << part << "` in: " << text;
-    }
+    test::expect_error(launch, parts);
   }
 }
 
@@ -321,17 +311,6 @@ TEST(Undefined, DivisionsGiveAGpusResult) {
   expect_quotient(1ull << 40, 0ull, ~0ull, 1ull << 40);
 }
 #endif
-
-TEST(Undefined, WarnsOnceAPlace) {
-  test::Memory<int> out(64);
-  Warned warned;
-  for (int round = 0; round < 3; ++round) convert<<<1, 64>>>(-1e10f, nullptr, out.get());
-  const std::string text = warned.text();
-  EXPECT_EQ(text.find("warning: kernel convert, block ("), 0u) << text;
-  EXPECT_NE(text.find("converts -1e+10 to `int`, where it has no place, at "), std::string::npos) << text;
-  EXPECT_NE(text.find("A GPU makes -2147483648 of it"), std::string::npos) << text;
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
-}
 
 TEST(Undefined, TheHostIsLeftAlone) {
   Warned warned;

@@ -2,9 +2,6 @@
 #include <gtest/gtest.h>
 #include <kf_simt.h>
 
-#include <cstdint>
-#include <vector>
-
 #include "memory.h"
 
 namespace {
@@ -33,22 +30,6 @@ TEST(Index, ThreeDimensions) {
           for (int ty = 0; ty < 3; ++ty)
             for (int tx = 0; tx < 5; ++tx)
               ASSERT_EQ(out[at++], ((((bx * 10 + by) * 10 + bz) * 10 + tx) * 10 + ty) * 10 + tz);
-}
-
-__global__ void write_dimensions(unsigned* out) {
-  if (threadIdx.x + threadIdx.y + threadIdx.z + blockIdx.x + blockIdx.y + blockIdx.z != 0) return;
-  const unsigned values[] = {gridDim.x, gridDim.y, gridDim.z, blockDim.x, blockDim.y, blockDim.z, unsigned(warpSize)};
-  for (int i = 0; i < 7; ++i) out[i] = values[i];
-}
-
-TEST(Index, Dimensions) {
-  Memory<unsigned> out(7);
-  write_dimensions<<<dim3(2, 3, 4), dim3(4, 2, 3)>>>(out.get());
-  const unsigned expected[] = {2, 3, 4, 4, 2, 3, 32};
-  for (int i = 0; i < 7; ++i) EXPECT_EQ(out[i], expected[i]);
-  write_dimensions<<<7, 9>>>(out.get());
-  const unsigned flat[] = {7, 1, 1, 9, 1, 1, 32};
-  for (int i = 0; i < 7; ++i) EXPECT_EQ(out[i], flat[i]);
 }
 
 __global__ void count_threads(unsigned long long* count) { atomicAdd(count, 1ULL); }
@@ -184,14 +165,6 @@ TEST(Launch, ArgumentsAreEvaluatedOnce) {
   overloaded<<<8, 64>>>(out.get(), value());
   EXPECT_EQ(calls, 1);
   EXPECT_EQ(out[0], 1);
-}
-
-#define LAUNCH_ONE(kernel, ...) kernel<<<1, 1>>>(__VA_ARGS__)
-
-TEST(Launch, FromAMacro) {
-  Memory<int> out(1);
-  LAUNCH_ONE(overloaded, out.get(), 5);
-  EXPECT_EQ(out[0], 5);
 }
 
 TEST(Launch, IsCounted) {

@@ -5,7 +5,6 @@
 
 #include <climits>
 #include <cmath>
-#include <cstdint>
 
 #include "memory.h"
 
@@ -13,103 +12,68 @@ namespace {
 
 using test::Memory;
 
-__global__ void functions(float x, float* out) {
-  int i = 0;
-  out[i++] = expf(x);
-  out[i++] = __expf(x);
-  out[i++] = exp2f(x);
-  out[i++] = exp10f(x);
-  out[i++] = logf(x);
-  out[i++] = __logf(x);
-  out[i++] = __log2f(x);
-  out[i++] = log1pf(x);
-  out[i++] = expm1f(x);
-  out[i++] = sqrtf(x);
-  out[i++] = rsqrtf(x);
-  out[i++] = __frsqrt_rn(x);
-  out[i++] = __frcp_rn(x);
-  out[i++] = __fdividef(x, 3.0f);
-  out[i++] = tanhf(x);
-  out[i++] = erff(x);
-  out[i++] = erfcf(x);
-  out[i++] = powf(x, 2.5f);
-  out[i++] = __powf(x, 2.5f);
-  out[i++] = sinf(x);
-  out[i++] = __cosf(x);
-  out[i++] = fmaf(x, x, 1.0f);
-  out[i++] = __fmaf_rn(x, x, 1.0f);
-  out[i++] = fmaxf(x, NAN);
-  out[i++] = fminf(x, 0.25f);
-  out[i++] = fabsf(-x);
-  out[i++] = floorf(x) + ceilf(x) + truncf(-x) + rintf(2.5f);
-  out[i++] = fmodf(7.5f, 2.0f);
-  out[i++] = cbrtf(x);
-  out[i++] = __saturatef(x) + __saturatef(-x);
-  out[i++] = normcdff(x);
+template <class T>
+struct Result {
+  T got = 0;
+  double expected = NAN;
+};
+
+__global__ void functions(float x, Result<float>* out) {
+  const double d = x;
+  *out++ = {expf(x), std::exp(d)};
+  *out++ = {__expf(x), std::exp(d)};
+  *out++ = {exp2f(x), std::exp2(d)};
+  *out++ = {exp10f(x), std::pow(10, d)};
+  *out++ = {logf(x), std::log(d)};
+  *out++ = {__logf(x), std::log(d)};
+  *out++ = {__log2f(x), std::log2(d)};
+  *out++ = {log1pf(x), std::log1p(d)};
+  *out++ = {expm1f(x), std::expm1(d)};
+  *out++ = {sqrtf(x), std::sqrt(d)};
+  *out++ = {rsqrtf(x), 1 / std::sqrt(d)};
+  *out++ = {__frsqrt_rn(x), 1 / std::sqrt(d)};
+  *out++ = {__frcp_rn(x), 1 / d};
+  *out++ = {__fdividef(x, 3.0f), d / 3};
+  *out++ = {tanhf(x), std::tanh(d)};
+  *out++ = {erff(x), std::erf(d)};
+  *out++ = {erfcf(x), std::erfc(d)};
+  *out++ = {powf(x, 2.5f), std::pow(d, 2.5)};
+  *out++ = {__powf(x, 2.5f), std::pow(d, 2.5)};
+  *out++ = {sinf(x), std::sin(d)};
+  *out++ = {__cosf(x), std::cos(d)};
+  *out++ = {fmaf(x, x, 1.0f), d * d + 1};
+  *out++ = {__fmaf_rn(x, x, 1.0f), d * d + 1};
+  *out++ = {fmaxf(x, NAN), d};
+  *out++ = {fminf(x, 0.25f), 0.25};
+  *out++ = {fabsf(-x), d};
+  *out++ = {floorf(x) + ceilf(x) + truncf(-x) + rintf(2.5f), 1 + 2 - 1 + 2};
+  *out++ = {fmodf(7.5f, 2.0f), 1.5};
+  *out++ = {cbrtf(x), std::cbrt(d)};
+  *out++ = {__saturatef(x) + __saturatef(-x), 1};
+  *out++ = {normcdff(x), 0.5 * std::erfc(-d / std::sqrt(2.0))};
   float s, c;
   sincosf(x, &s, &c);
-  out[i++] = s * s + c * c;
-  out[i++] = copysignf(x, -1.0f);
-  out[i++] = ldexpf(x, 3);
+  *out++ = {s * s + c * c, 1};
+  *out++ = {copysignf(x, -1.0f), -d};
+  *out++ = {ldexpf(x, 3), 8 * d};
 }
 
-TEST(Math, FloatFunctions) {
-  const double x = 1.25;
-  const double expected[] = {std::exp(x),
-                             std::exp(x),
-                             std::exp2(x),
-                             std::pow(10, x),
-                             std::log(x),
-                             std::log(x),
-                             std::log2(x),
-                             std::log1p(x),
-                             std::expm1(x),
-                             std::sqrt(x),
-                             1 / std::sqrt(x),
-                             1 / std::sqrt(x),
-                             1 / x,
-                             x / 3,
-                             std::tanh(x),
-                             std::erf(x),
-                             std::erfc(x),
-                             std::pow(x, 2.5),
-                             std::pow(x, 2.5),
-                             std::sin(x),
-                             std::cos(x),
-                             x * x + 1,
-                             x * x + 1,
-                             x,
-                             0.25,
-                             x,
-                             1 + 2 - 1 + 2,
-                             1.5,
-                             std::cbrt(x),
-                             1,
-                             0.5 * std::erfc(-x / std::sqrt(2.0)),
-                             1,
-                             -x,
-                             10};
-  Memory<float> out(sizeof(expected) / sizeof(expected[0]));
-  functions<<<1, 1>>>(1.25f, out.get());
-  for (std::size_t i = 0; i < out.size(); ++i) EXPECT_NEAR(out[i], expected[i], 4e-7 * std::fabs(expected[i])) << i;
+__global__ void double_functions(double x, Result<double>* out) {
+  *out++ = {exp(x), std::exp(x)};
+  *out++ = {rsqrt(x), 1 / std::sqrt(x)};
+  *out++ = {fma(x, x, 1.0), x * x + 1};
+  *out++ = {tanh(x) + erf(x), std::tanh(x) + std::erf(x)};
+  *out++ = {max(x, 2.0) + min(x, 1.0f), 3};
+  *out++ = {__dsqrt_rn(x) + __drcp_rn(x), std::sqrt(x) + 1 / x};
 }
 
-__global__ void double_functions(double x, double* out) {
-  out[0] = exp(x);
-  out[1] = rsqrt(x);
-  out[2] = fma(x, x, 1.0);
-  out[3] = tanh(x) + erf(x);
-  out[4] = max(x, 2.0) + min(x, 1.0f);
-  out[5] = __dsqrt_rn(x) + __drcp_rn(x);
-}
-
-TEST(Math, DoubleFunctions) {
-  const double x = 1.25;
-  const double expected[] = {std::exp(x), 1 / std::sqrt(x),    x * x + 1, std::tanh(x) + std::erf(x),
-                             3,           std::sqrt(x) + 1 / x};
-  Memory<double> out(6);
-  double_functions<<<1, 1>>>(x, out.get());
-  for (int i = 0; i < 6; ++i) EXPECT_NEAR(out[i], expected[i], 1e-15 * std::fabs(expected[i])) << i;
+TEST(Math, Functions) {
+  Memory<Result<float>> floats(34);
+  functions<<<1, 1>>>(1.25f, floats.get());
+  for (const auto& r : floats) EXPECT_NEAR(r.got, r.expected, 4e-7 * std::fabs(r.expected)) << &r - floats.get();
+  Memory<Result<double>> doubles(6);
+  double_functions<<<1, 1>>>(1.25, doubles.get());
+  for (const auto& r : doubles) EXPECT_NEAR(r.got, r.expected, 1e-15 * std::fabs(r.expected)) << &r - doubles.get();
 }
 
 __global__ void predicates(int* ok) {

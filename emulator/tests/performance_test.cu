@@ -46,36 +46,6 @@ __global__ void softmax_with_shuffles(const float* in, float* out) {
   for (int i = 0; i < kEach; ++i) out[blockIdx.x * kWidth + i * kThreads + threadIdx.x] = values[i] / sum;
 }
 
-__device__ float shared_reduce(float value, float* parts, bool add) {
-  parts[threadIdx.x] = value;
-  __syncthreads();
-  for (int half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) {
-      const float other = parts[threadIdx.x + half];
-      parts[threadIdx.x] = add ? parts[threadIdx.x] + other : fmaxf(parts[threadIdx.x], other);
-    }
-    __syncthreads();
-  }
-  value = parts[0];
-  __syncthreads();
-  return value;
-}
-
-__global__ void softmax_with_barriers(const float* in, float* out) {
-  __shared__ float parts[kThreads];
-  float values[kEach];
-  float top = -INFINITY;
-  for (int i = 0; i < kEach; ++i) {
-    values[i] = in[blockIdx.x * kWidth + i * kThreads + threadIdx.x];
-    top = fmaxf(top, values[i]);
-  }
-  top = shared_reduce(top, parts, false);
-  float sum = 0;
-  for (float& value : values) sum += value = __expf(value - top);
-  sum = shared_reduce(sum, parts, true);
-  for (int i = 0; i < kEach; ++i) out[blockIdx.x * kWidth + i * kThreads + threadIdx.x] = values[i] / sum;
-}
-
 __global__ void softmax_a_thread_a_row(const float* in, float* out, int rows) {
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= rows) return;
@@ -114,18 +84,12 @@ TEST(Performance, Softmax) {
   Memory<float> in(std::size_t{kRows} * kWidth), out(in.size()), reference(in.size());
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i * 7919 % 1000) * 0.01f;
   softmax_a_thread_a_row<<<kRows / 128, 128>>>(in.get(), reference.get(), kRows);
-  const auto check = [&] {
-    for (std::size_t i = 0; i < in.size(); i += 997) ASSERT_NEAR(out[i], reference[i], 1e-5f * reference[i]);
-  };
   const auto report = [&](const char* what, const Seconds& seconds) {
     std::printf("softmax %d x %d, %-16s %.3f s, %.3f s of CPU time\n", kRows, kWidth, what, seconds.wall, seconds.cpu);
   };
   const Seconds shuffles = measure([&] { softmax_with_shuffles<<<kRows, kThreads>>>(in.get(), out.get()); });
-  check();
+  for (std::size_t i = 0; i < in.size(); i += 997) ASSERT_NEAR(out[i], reference[i], 1e-5f * reference[i]);
   report("shuffles:", shuffles);
-  const Seconds barriers = measure([&] { softmax_with_barriers<<<kRows, kThreads>>>(in.get(), out.get()); });
-  check();
-  report("shared memory:", barriers);
   report("a thread a row:", measure([&] { softmax_a_thread_a_row<<<kRows / 128, 128>>>(in.get(), out.get(), kRows); }));
   const Seconds store = measure([&] { touch<<<kRows * 4, kThreads>>>(out.get()); });
   std::printf("a thread that only stores: %.1f ns of CPU time\n", store.cpu / (4.0 * kRows * kThreads) * 1e9);

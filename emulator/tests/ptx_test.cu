@@ -6,143 +6,85 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <string>
 #include <vector>
 
-#include "kf_simt.h"
+#include "errors.h"
 #include "memory.h"
 
 namespace {
 
+using test::expect_error;
 using test::Memory;
 
-template <class Launch>
-std::string error_of(Launch launch) {
-  try {
-    launch();
-  } catch (const kf::simt::Error& error) {
-    return error.what();
-  }
-  return "no error";
+// One thread that computes numbers, some of them in the lower half of a word.
+void expect_results(void (*kernel)(std::uint64_t*), const std::vector<std::uint64_t>& expected) {
+  Memory<std::uint64_t> got(expected.size(), 0xbad0bad0u);
+  kernel<<<1, 1>>>(got.get());
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(got[i], expected[i]) << "result " << i;
 }
 
-void expect_part(const std::string& text, const char* part) {
-  EXPECT_NE(text.find(part), std::string::npos) << "no `" << part << "` in: " << text;
-}
-
-// One thread that computes `kCount` numbers.
-#define EXPECT_RESULTS(kernel, ...)                                                                     \
-  do {                                                                                                  \
-    const std::vector<std::uint64_t> expected{__VA_ARGS__};                                             \
-    Memory<std::uint64_t> got(expected.size());                                                         \
-    kernel<<<1, 1>>>(got.get());                                                                        \
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(got[i], expected[i]) << "result " << i; \
-  } while (0)
-
-__device__ std::uint32_t bits(float x) { return __float_as_uint(x); }
+__device__ std::uint32_t& word(std::uint64_t& x) { return reinterpret_cast<std::uint32_t&>(x); }
+__device__ float& real(std::uint64_t& x) { return reinterpret_cast<float&>(x); }
 
 __global__ void integers(std::uint64_t* out) {
-  std::uint32_t r;
-  std::uint64_t l;
-  std::int32_t s;
-  int n = 0;
-  asm("add.u32 %0, %1, %2;" : "=r"(r) : "r"(0xffffffffu), "r"(3));
-  out[n++] = r;
-  asm("mul.hi.u32 %0, %1, %2;" : "=r"(r) : "r"(0x80000000u), "r"(6));
-  out[n++] = r;
-  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(l) : "r"(0xffffffffu), "r"(0xffffffffu), "l"(5ull));
-  out[n++] = l;
-  asm("mul.wide.s32 %0, %1, %2;" : "=l"(l) : "r"(-3), "r"(5));
-  out[n++] = l;
-  asm("shr.s32 %0, %1, 40;" : "=r"(s) : "r"(-8));
-  out[n++] = static_cast<std::uint32_t>(s);
-  asm("bfe.u32 %0, %1, 8, 12;" : "=r"(r) : "r"(0x12345678));
-  out[n++] = r;
-  asm("bfe.s32 %0, %1, %2, %3;" : "=r"(s) : "r"(0x00000f00), "r"(8), "r"(4));
-  out[n++] = static_cast<std::uint32_t>(s);
-  asm("bfi.b32 %0, %1, %2, 4, 8;" : "=r"(r) : "r"(0xab), "r"(0xffffffffu));
-  out[n++] = r;
-  asm("prmt.b32 %0, %1, %2, 0x7531;" : "=r"(r) : "r"(0x33221100), "r"(0x77665544));
-  out[n++] = r;
-  asm("lop3.b32 %0, %1, %2, %3, 0x96;" : "=r"(r) : "r"(0xf0f0), "r"(0xff00), "r"(0x3333));
-  out[n++] = r;
-  asm("shf.l.wrap.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(0x80000001u), "r"(0x12345678), "r"(36));
-  out[n++] = r;
-  asm("popc.b64 %0, %1;" : "=r"(r) : "l"(0xff00000000000001ull));
-  out[n++] = r;
-  asm("clz.b32 %0, %1;" : "=r"(r) : "r"(0x00010000));
-  out[n++] = r;
-  asm("bfind.u32 %0, %1;" : "=r"(r) : "r"(0x00010000));
-  out[n++] = r;
-  asm("brev.b32 %0, %1;" : "=r"(r) : "r"(1));
-  out[n++] = r;
-  asm("min.s32 %0, %1, %2;" : "=r"(s) : "r"(-4), "r"(3));
-  out[n++] = static_cast<std::uint32_t>(s);
-  asm("{.reg .b32 lo, hi; mov.b64 {lo, hi}, %1; mov.b64 %0, {hi, lo};}" : "=l"(l) : "l"(0x1122334455667788ull));
-  out[n++] = l;
-  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(s) : "r"(0xff020304), "r"(0x01010101), "r"(10));
-  out[n++] = static_cast<std::uint32_t>(s);
+  asm("add.u32 %0, %1, %2;" : "=r"(word(out[0])) : "r"(0xffffffffu), "r"(3));
+  asm("mul.hi.u32 %0, %1, %2;" : "=r"(word(out[1])) : "r"(0x80000000u), "r"(6));
+  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(out[2]) : "r"(0xffffffffu), "r"(0xffffffffu), "l"(5ull));
+  asm("mul.wide.s32 %0, %1, %2;" : "=l"(out[3]) : "r"(-3), "r"(5));
+  asm("shr.s32 %0, %1, 40;" : "=r"(word(out[4])) : "r"(-8));
+  asm("bfe.u32 %0, %1, 8, 12;" : "=r"(word(out[5])) : "r"(0x12345678));
+  asm("bfe.s32 %0, %1, %2, %3;" : "=r"(word(out[6])) : "r"(0x00000f00), "r"(8), "r"(4));
+  asm("bfi.b32 %0, %1, %2, 4, 8;" : "=r"(word(out[7])) : "r"(0xab), "r"(0xffffffffu));
+  asm("prmt.b32 %0, %1, %2, 0x7531;" : "=r"(word(out[8])) : "r"(0x33221100), "r"(0x77665544));
+  asm("lop3.b32 %0, %1, %2, %3, 0x96;" : "=r"(word(out[9])) : "r"(0xf0f0), "r"(0xff00), "r"(0x3333));
+  asm("shf.l.wrap.b32 %0, %1, %2, %3;" : "=r"(word(out[10])) : "r"(0x80000001u), "r"(0x12345678), "r"(36));
+  asm("popc.b64 %0, %1;" : "=r"(word(out[11])) : "l"(0xff00000000000001ull));
+  asm("clz.b32 %0, %1;" : "=r"(word(out[12])) : "r"(0x00010000));
+  asm("bfind.u32 %0, %1;" : "=r"(word(out[13])) : "r"(0x00010000));
+  asm("brev.b32 %0, %1;" : "=r"(word(out[14])) : "r"(1));
+  asm("min.s32 %0, %1, %2;" : "=r"(word(out[15])) : "r"(-4), "r"(3));
+  asm("{.reg .b32 lo, hi; mov.b64 {lo, hi}, %1; mov.b64 %0, {hi, lo};}" : "=l"(out[16]) : "l"(0x1122334455667788ull));
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(word(out[17])) : "r"(0xff020304), "r"(0x01010101), "r"(10));
   std::uint16_t h;
   asm("add.u16 %0, %1, %2;" : "=h"(h) : "h"(std::uint16_t{0xffff}), "h"(std::uint16_t{2}));
-  out[n++] = h;
-  asm("rem.s32 %0, %1, %2;" : "=r"(s) : "r"(-7), "r"(3));
-  out[n++] = static_cast<std::uint32_t>(s);
+  out[18] = h;
+  asm("rem.s32 %0, %1, %2;" : "=r"(word(out[19])) : "r"(-7), "r"(3));
 }
 
 TEST(Ptx, Integers) {
-  EXPECT_RESULTS(integers, 2, 3, 0xfffffffe00000006, 0xfffffffffffffff1, 0xffffffff, 0x456, 0xffffffff, 0xfffffabf,
-                 0x77553311, 0xf0f0 ^ 0xff00 ^ 0x3333, 0x23456788, 9, 15, 16, 0x80000000, 0xfffffffc,
-                 0x5566778811223344, 10 + 4 + 3 + 2 - 1, 1, 0xffffffff);
+  expect_results(
+      integers,
+      {2,          3,          0xfffffffe00000006,       0xfffffffffffffff1, 0xffffffff, 0x456,     0xffffffff,
+       0xfffffabf, 0x77553311, 0xf0f0 ^ 0xff00 ^ 0x3333, 0x23456788,         9,          15,        16,
+       0x80000000, 0xfffffffc, 0x5566778811223344,       10 + 4 + 3 + 2 - 1, 1,          0xffffffff});
 }
 
 __global__ void floats(std::uint64_t* out) {
-  float f;
-  std::uint32_t r;
-  int n = 0;
-  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(f) : "f"(1.5f), "f"(2.0f), "f"(0.25f));
-  out[n++] = bits(f);
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(f) : "f"(-3.0f));
-  out[n++] = bits(f);
-  asm("lg2.approx.f32 %0, %1;" : "=f"(f) : "f"(32.0f));
-  out[n++] = bits(f);
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(f) : "f"(4.0f));
-  out[n++] = bits(f);
-  asm("rsqrt.approx.f32 %0, %1;" : "=f"(f) : "f"(16.0f));
-  out[n++] = bits(f);
-  asm("add.ftz.f32 %0, %1, %2;" : "=f"(f) : "f"(1e-40f), "f"(0.0f));
-  out[n++] = bits(f);
-  asm("max.f32 %0, %1, %2;" : "=f"(f) : "f"(-1.0f), "f"(NAN));
-  out[n++] = bits(f);
-  asm("add.sat.f32 %0, %1, 0f3F800000;" : "=f"(f) : "f"(0.5f));
-  out[n++] = bits(f);
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(2.0f), "f"(1.0f));
-  out[n++] = r;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(2.0f), "f"(1.0f));
-  out[n++] = r;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(0x40003f80), "r"(0x40404040), "r"(0x3f803f80));
-  out[n++] = r;
-  asm("add.f16x2 %0, %1, %2;" : "=r"(r) : "r"(0x40003c00), "r"(0x3c003c00));
-  out[n++] = r;
-  asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(r) : "f"(-2.7f));
-  out[n++] = r;
-  asm("cvt.rni.f32.f32 %0, %1;" : "=f"(f) : "f"(2.5f));
-  out[n++] = bits(f);
-  asm("cvt.rzi.u32.f32 %0, %1;" : "=r"(r) : "f"(-5.0f));
-  out[n++] = r;
-  asm("cvt.rn.f32.s32 %0, %1;" : "=f"(f) : "r"(-7));
-  out[n++] = bits(f);
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(0x3f801000)));
-  out[n++] = r;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(real(out[0])) : "f"(1.5f), "f"(2.0f), "f"(0.25f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(real(out[1])) : "f"(-3.0f));
+  asm("lg2.approx.f32 %0, %1;" : "=f"(real(out[2])) : "f"(32.0f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(real(out[3])) : "f"(4.0f));
+  asm("rsqrt.approx.f32 %0, %1;" : "=f"(real(out[4])) : "f"(16.0f));
+  asm("add.ftz.f32 %0, %1, %2;" : "=f"(real(out[5])) : "f"(1e-40f), "f"(0.0f));
+  asm("max.f32 %0, %1, %2;" : "=f"(real(out[6])) : "f"(-1.0f), "f"(NAN));
+  asm("add.sat.f32 %0, %1, 0f3F800000;" : "=f"(real(out[7])) : "f"(0.5f));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word(out[8])) : "f"(2.0f), "f"(1.0f));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word(out[9])) : "f"(2.0f), "f"(1.0f));
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(word(out[10])) : "r"(0x40003f80), "r"(0x40404040), "r"(0x3f803f80));
+  asm("add.f16x2 %0, %1, %2;" : "=r"(word(out[11])) : "r"(0x40003c00), "r"(0x3c003c00));
+  asm("cvt.rzi.s32.f32 %0, %1;" : "=r"(word(out[12])) : "f"(-2.7f));
+  asm("cvt.rni.f32.f32 %0, %1;" : "=f"(real(out[13])) : "f"(2.5f));
+  asm("cvt.rzi.u32.f32 %0, %1;" : "=r"(word(out[14])) : "f"(-5.0f));
+  asm("cvt.rn.f32.s32 %0, %1;" : "=f"(real(out[15])) : "r"(-7));
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word(out[16])) : "f"(__uint_as_float(0x3f801000)));
   std::uint16_t h;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(h) : "f"(1000.0f), "f"(-1.5f));
-  out[n++] = h;
-  asm("{.reg .pred p; setp.gt.f32 p, %1, %2; selp.f32 %0, %1, %2, p;}" : "=f"(f) : "f"(3.0f), "f"(4.0f));
-  out[n++] = bits(f);
-  asm("{.reg .pred p, q; setp.lt.and.s32 p|q, %1, 5, 1; selp.u32 %0, 1, 2, q;}" : "=r"(r) : "r"(7));
-  out[n++] = r;
+  out[17] = h;
+  asm("{.reg .pred p; setp.gt.f32 p, %1, %2; selp.f32 %0, %1, %2, p;}" : "=f"(real(out[18])) : "f"(3.0f), "f"(4.0f));
+  asm("{.reg .pred p, q; setp.lt.and.s32 p|q, %1, 5, 1; selp.u32 %0, 1, 2, q;}" : "=r"(word(out[19])) : "r"(7));
   double d;
   asm("fma.rn.f64 %0, %1, %1, 0d3FF0000000000000;" : "=d"(d) : "d"(3.0));
-  out[n++] = static_cast<std::uint64_t>(d);
+  out[20] = static_cast<std::uint64_t>(d);
 }
 
 TEST(Ptx, FloatingPoint) {
@@ -152,8 +94,9 @@ TEST(Ptx, FloatingPoint) {
     return std::uint64_t{word};
   };
   // In the line with two predicates the second operand of `and` is the constant 1.
-  EXPECT_RESULTS(floats, f(3.25f), f(0.125f), f(5), f(0.25f), f(0.25f), f(0), f(-1), f(1), 0x40003f80, 0x40003c00,
-                 0x40e04080, 0x42004000, 0xfffffffe, f(2), 0, f(-7), 0x3f802000, 0x7ebc, f(4), 1, 10);
+  expect_results(floats, {f(3.25f), f(0.125f),  f(5),       f(0.25f),   f(0.25f),   f(0),       f(-1),
+                          f(1),     0x40003f80, 0x40003c00, 0x40e04080, 0x42004000, 0xfffffffe, f(2),
+                          0,        f(-7),      0x3f802000, 0x7ebc,     f(4),       1,          10});
 }
 
 // A loop, a jump forward, and a label that every copy of the statement has for itself.
@@ -191,7 +134,7 @@ __global__ void jumps(std::uint64_t* out) {
   out[3] = d;
 }
 
-TEST(Ptx, PredicatesLabelsAndScopes) { EXPECT_RESULTS(jumps, 7, 10, 4, 1 + 9 + 4); }
+TEST(Ptx, PredicatesLabelsAndScopes) { expect_results(jumps, {7, 10, 4, 1 + 9 + 4}); }
 
 __global__ void memory(std::uint32_t* words, std::uint64_t* out) {
   __shared__ __align__(16) std::uint32_t tile[8];
@@ -452,19 +395,19 @@ TEST(Ptx, NamesCoordinatesThatTmaCannotTake) {
                                    CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
                                    CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
             CUDA_SUCCESS);
-  expect_part(error_of([&] { load_at<<<1, 1>>>(map, 2); }), "at element 2 of the innermost dimension");
-  expect_part(error_of([&] { store_at<<<1, 1>>>(map, -4); }), "coordinate below 0");
+  expect_error([&] { load_at<<<1, 1>>>(map, 2); }, {"at element 2 of the innermost dimension"});
+  expect_error([&] { store_at<<<1, 1>>>(map, -4); }, {"coordinate below 0"});
 }
 
 TEST(Ptx, NamesFaults) {
   Memory<float> in(64), out(1);
-  expect_part(error_of([&] { misaligned<<<1, 1>>>(in.get(), out.get()); }), "is not a multiple of 8");
-  expect_part(error_of([&] { no_barrier<<<1, 1>>>(); }), "mbarrier that is not initialised");
-  expect_part(error_of([&] { too_many_arrive<<<1, 1>>>(); }), "expects 2 more in this phase");
-  expect_part(error_of([&] { half_a_warp<<<1, 16>>>(); }), "mma.sync needs all 32 lanes");
-  expect_part(error_of([&] { not_a_map<<<1, 1>>>(in.get()); }), "cuTensorMapEncodeTiled did not make");
+  expect_error([&] { misaligned<<<1, 1>>>(in.get(), out.get()); }, {"is not a multiple of 8"});
+  expect_error([&] { no_barrier<<<1, 1>>>(); }, {"mbarrier that is not initialised"});
+  expect_error([&] { too_many_arrive<<<1, 1>>>(); }, {"expects 2 more in this phase"});
+  expect_error([&] { half_a_warp<<<1, 16>>>(); }, {"mma.sync needs all 32 lanes"});
+  expect_error([&] { not_a_map<<<1, 1>>>(in.get()); }, {"cuTensorMapEncodeTiled did not make"});
   kf::simt::set_watchdog(0.1, 10);
-  expect_part(error_of([&] { never_complete<<<1, 1>>>(); }), "never_complete");
+  expect_error([&] { never_complete<<<1, 1>>>(); }, {"never_complete"});
   kf::simt::set_watchdog(-1, -1);
 }
 

@@ -1,34 +1,18 @@
 // Shared memory: static, dynamic, templated; fresh for each block; its limits.
 #include <gtest/gtest.h>
-#include <kf_simt.h>
 
 #include <cmath>
 #include <cstdint>
-#include <string>
 
+#include "errors.h"
 #include "memory.h"
 
 namespace {
 
+using test::expect_error;
 using test::Memory;
 
-constexpr int kTile = 8;
-
-__global__ void transpose(const int* in, int* out) {
-  __shared__ int tile[kTile][kTile + 1];
-  tile[threadIdx.y][threadIdx.x] = in[threadIdx.y * kTile + threadIdx.x];
-  __syncthreads();
-  out[threadIdx.y * kTile + threadIdx.x] = tile[threadIdx.x][threadIdx.y];
-}
-
-TEST(Shared, StaticArrayOfTwoDimensions) {
-  Memory<int> in(64), out(64);
-  for (int i = 0; i < 64; ++i) in[i] = i;
-  transpose<<<1, dim3(kTile, kTile)>>>(in.get(), out.get());
-  for (int i = 0; i < 64; ++i) EXPECT_EQ(out[i], i % 8 * 8 + i / 8);
-}
-
-struct Pair {
+struct __align__(8) Pair {
   float key;
   int index;
 };
@@ -118,24 +102,6 @@ TEST(Shared, DynamicDeclaredOutside) {
   for (int i = 0; i < 64 * 8; ++i) ASSERT_EQ(out[i], float(i % 64 ^ 1) + i / 64);
 }
 
-__device__ float sum_of_block(float value) {
-  __shared__ float values[64];
-  values[threadIdx.x] = value;
-  __syncthreads();
-  float sum = 0;
-  for (int i = 0; i < 64; ++i) sum += values[i];
-  __syncthreads();
-  return sum;
-}
-
-__global__ void call_twice(float* out) { out[threadIdx.x] = sum_of_block(1.0f) + sum_of_block(threadIdx.x); }
-
-TEST(Shared, InADeviceFunction) {
-  Memory<float> out(64);
-  call_twice<<<1, 64>>>(out.get());
-  for (float x : out) EXPECT_EQ(x, 64.0f + 63 * 32);
-}
-
 __global__ void read_before_write(float* out) {
   __shared__ float a[32];
   extern __shared__ float d[];
@@ -209,12 +175,7 @@ __global__ void too_much_static() {
 }
 
 TEST(Shared, TooMuchStatic) {
-  try {
-    too_much_static<<<1, 1>>>();
-    FAIL() << "no error";
-  } catch (const kf::simt::Error& error) {
-    EXPECT_NE(std::string(error.what()).find("`big`"), std::string::npos) << error.what();
-  }
+  expect_error([] { too_much_static<<<1, 1>>>(); }, {"`big`"});
 }
 
 // AddressSanitizer ends the program at the first of these.
@@ -232,15 +193,8 @@ __global__ void write_past_dynamic() {
 }
 
 TEST(Shared, WritesOutsideAreFoundAtTheEndOfTheBlock) {
-  try {
-    write_past_static<<<1, 4>>>();
-    FAIL() << "no error";
-  } catch (const kf::simt::Error& error) {
-    const std::string text = error.what();
-    EXPECT_NE(text.find("write_past_static"), std::string::npos) << text;
-    EXPECT_NE(text.find("past the end of `first`"), std::string::npos) << text;
-    EXPECT_NE(text.find("shared_test.cu:"), std::string::npos) << text;
-  }
+  expect_error([] { write_past_static<<<1, 4>>>(); },
+               {"write_past_static", "past the end of `first`", "shared_test.cu:"});
   write_past_dynamic<<<1, 4, 16>>>();
   EXPECT_THROW((write_past_dynamic<<<1, 5, 16>>>()), kf::simt::Error);
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from emulator import programs
 from emulator.rewriter import rewrite as rewriter
 
 SIMT = Path(__file__).resolve().parents[1]
@@ -226,11 +227,11 @@ def test_dynamic_shared(tmp_path, declaration):
 def test_kernels_are_marked(tmp_path):
     text = (
         "template <int N>\n__global__ void __launch_bounds__(N * 2, 1)\nk(int x,\n  int y)\n{ body(); }\n"
-        "__global__ void declared(int);\n"
+        "__global__ void declared(int);\n__launch_bounds__(96) __global__\n  void before() {}\n"
         '#define GLOBAL extern "C" __global__\nGLOBAL void other() {}\n'
     )
     body = rewritten(tmp_path, text)
-    assert body.count("KernelInfo") == 2
+    assert body.count("KernelInfo") == 3
     assert "{ static ::kf::simt::KernelInfo kf_kernel(__PRETTY_FUNCTION__, N * 2);" in body
     assert "other() { static ::kf::simt::KernelInfo kf_kernel(__PRETTY_FUNCTION__);" in body
 
@@ -411,13 +412,17 @@ int main() {
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
 def test_a_program_runs_and_knows_its_lines(tmp_path, standard):
+    """Without a warning, as a program alone and as part of a step: that is, without what `simt` adds."""
     source = tmp_path / "program.cu"
     source.write_text(PROGRAM)
     output = tmp_path / "program.cpp"
     subprocess.run([sys.executable, "-S", SIMT, "rewrite", source, "-o", output], check=True)
     flags = [f"-std={standard}", "-O1", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
     program = tmp_path / "program"
-    runtime = sorted((SIMT / "src").glob("*.cpp"))
+    programs.compile_program(source)  # and with it the emulation
+    parts = {path.name for path in (SIMT / "src").glob("*.cpp")}
+    runtime = [path for path in programs.EMULATION.glob("programs/plain/runtime/*.o") if path.stem in parts]
+    assert len(runtime) == len(parts)
     subprocess.run(["g++", *flags, "-I", SIMT / "include", output, *runtime, "-o", program, "-pthread"], check=True)
     run = subprocess.run([program], capture_output=True, text=True, check=True)
     assert run.stdout == f"line 20 of {source}\n62 line 27\n"

@@ -88,7 +88,7 @@ void with_type_and_tanh(DType dtype, bool tanh, F&& f) {
 void scale(const kf::scale::Args& a) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    at::parallel_for(0, a.n, kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, a.n, kGrain, [&](int64_t begin, int64_t end) {
       scale_part(static_cast<const T*>(a.x) + begin, static_cast<T*>(a.y) + begin, end - begin,
                  static_cast<compute_t<T>>(a.factor));
     });
@@ -100,7 +100,7 @@ void gelu(const kf::gelu::Args& a) { gelu_scale({a.x, a.y, a.n, 1.0, a.tanh, a.d
 void gelu_scale(const kf::gelu_scale::Args& a) {
   with_type_and_tanh(a.dtype, a.tanh, [&](auto type, auto tanh) {
     using T = typename decltype(type)::element;
-    at::parallel_for(0, a.n, kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, a.n, kGrain, [&](int64_t begin, int64_t end) {
       gelu_part<decltype(tanh)::value>(static_cast<const T*>(a.x) + begin, static_cast<T*>(a.y) + begin, end - begin,
                                        static_cast<compute_t<T>>(a.factor));
     });
@@ -110,7 +110,7 @@ void gelu_scale(const kf::gelu_scale::Args& a) {
 void gelu_backward(const kf::gelu_backward::Args& a) {
   with_type_and_tanh(a.dtype, a.tanh, [&](auto type, auto tanh) {
     using T = typename decltype(type)::element;
-    at::parallel_for(0, a.n, kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, a.n, kGrain, [&](int64_t begin, int64_t end) {
       gelu_backward_part<decltype(tanh)::value>(static_cast<const T*>(a.grad) + begin,
                                                 static_cast<const T*>(a.x) + begin, static_cast<T*>(a.grad_x) + begin,
                                                 end - begin, static_cast<compute_t<T>>(a.factor));

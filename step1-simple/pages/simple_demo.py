@@ -238,7 +238,9 @@ def explain(f: str, fused: str, times: dict[str, Seconds], fixed: dict[str, Seco
     by = kept.against(times["as written"])
     print(f"Second line against first, {by}: as much moves, but no new memory is asked for.")
     speedup = times[fused].against(kept)
-    if speedup != "noise" and kept.median / times[fused].median >= 1.1:
+    if speedup == "noise":
+        print("Third against second, noise: too noisy to say what fusion gains here; run it again.")
+    elif kept.median / times[fused].median >= 1.1:
         print(f"Third against second, {speedup}: three intermediate results are neither written to memory nor read")
         print("again, so 3 tensors move instead of 9. If only bytes took time, it would be 3x.")
     else:

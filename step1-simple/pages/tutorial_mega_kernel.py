@@ -10,9 +10,9 @@ is compiled for the CPU, which then runs the kernel's threads one after another:
 import argparse
 import ctypes
 import fcntl
+import functools
 import os
 import pathlib
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from emulator import programs
 from kernel_fusion import build, console
+from kernel_fusion.bench.benchmarks import benchmark_kernel
 
 HERE = pathlib.Path(__file__).resolve().parents[1]
 
@@ -200,21 +201,6 @@ def choose(wanted: str) -> tuple[str, build.Cuda | None, str]:
     return "emulated", None, why_not
 
 
-def median_ms(function: Callable[[], torch.Tensor]) -> float:
-    """The median time of a call on the GPU, by its own clock."""
-    for _ in range(3):
-        function()
-    times = []
-    for _ in range(20):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        function()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return statistics.median(times)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Compiles, checks, and on a GPU times. Returns 0 where every result is right, else 1."""
     parser = argparse.ArgumentParser(description="One CUDA kernel, from source to a checked result.")
@@ -271,12 +257,10 @@ def main(arguments: list[str] | None = None) -> int:
     if cuda:
         shape = (options.rows, options.width)
         x, bias, residual = (torch.randn(size, device=device) for size in (shape, shape[-1:], shape))
-        times = {
-            "four operations": (9, median_ms(lambda: separate(x, bias, residual, 0.5))),
-            "this kernel": (3, median_ms(lambda: mega_kernel(backend, device, x, bias, residual, 0.5))),
-        }
+        ours = functools.partial(mega_kernel, backend, device)
         print(f"\n{shape[0]} rows of {shape[1]}, float32:")
-        for label, (tensors, ms) in times.items():
+        for label, tensors, function in (("four operations", 9, separate), ("this kernel", 3, ours)):
+            ms = benchmark_kernel(function, (x, bias, residual, 0.5), repeat=20)
             moved = tensors * 4 * x.numel()
             print(
                 f"{label:>16}: {tensors} tensors move, {moved / 1e6:.0f} MB, {ms:.3g} ms, {moved / ms / 1e6:.0f} GB/s"

@@ -3,14 +3,7 @@
 import torch
 
 from kernel_fusion import rng
-from kernel_fusion.ops import (
-    check_floating,
-    check_like,
-    check_rows,
-    contiguous_like,
-    wide,
-    without_forward_mode,
-)
+from kernel_fusion.ops import check_floating, check_like, check_rows, contiguous_like, wide, without_forward_mode
 from kernel_fusion.steps import load
 
 _C = load("step1_simple")
@@ -35,22 +28,12 @@ __all__ = [
 ]
 
 scale_by_pybind = _C.scale_by_pybind
-launch_counts = _C.launch_counts
+launch_counts, rounds, varies = _C.launch_counts, _C.rounds, _C.varies
 
 
 def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
     """Names that `op` takes as `rung` for tensors on `device`, in the order of the lesson."""
     return _C.rungs(op, torch.device(device).type == "cuda")
-
-
-def rounds(op: str, rung: str) -> str:
-    """What `rung` of `op` rounds to the tensors' dtype on the way; "" for one that rounds once, at the end."""
-    return _C.rounds(op, rung)
-
-
-def varies(op: str, rung: str) -> bool:
-    """Whether two runs of `rung` may differ in their last bits, since blocks add to the same numbers in any order."""
-    return _C.varies(op, rung)
 
 
 @without_forward_mode
@@ -295,8 +278,7 @@ def column_sum(x: torch.Tensor, *, rung: str = "auto") -> torch.Tensor:
 
 def _check_approximate(op, approximate):
     torch._check_value(
-        approximate in ("tanh", "none"),
-        lambda: f"{op}: `approximate` must be 'tanh' or 'none', got '{approximate}'",
+        approximate in ("tanh", "none"), lambda: f"{op}: `approximate` must be 'tanh' or 'none', got '{approximate}'"
     )
 
 

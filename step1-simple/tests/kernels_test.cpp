@@ -1,13 +1,11 @@
 // Every rung of this step in float32, against a plain loop in double; without torch, so that a sanitizer or a debugger
 // sees nothing but the kernels. Presets in the root's CMakeLists.txt: simt, simt-asan, cuda.
 #include <gtest/gtest.h>
-#include <kf/launch.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,32 +19,12 @@
 #include "kernels/gelu_backward/rungs.h"
 #include "kernels/gelu_scale/rungs.h"
 #include "kernels/scale/rungs.h"
+#include "tests/device_array.h"
 
 namespace kf::KF_BACKEND {
 namespace {
 
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-// `values` in the GPU's memory, with not a byte more, so that a sanitizer finds what lies one past the end.
-class DeviceVector {
- public:
-  explicit DeviceVector(const std::vector<float>& values) : size_(values.size()) {
-    check(cudaMalloc(&data_, size_ * sizeof(float)), "cudaMalloc");
-    check(cudaMemcpy(data_, values.data(), size_ * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  DeviceVector(const DeviceVector&) = delete;
-  ~DeviceVector() { cudaFree(data_); }
-  void* data() const { return data_; }
-  std::vector<float> values() const {
-    std::vector<float> copy(size_);
-    check(cudaMemcpy(copy.data(), data_, size_ * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return copy;
-  }
-
- private:
-  size_t size_;
-  void* data_ = nullptr;
-};
+using Floats = DeviceArray<float>;
 
 std::vector<float> numbers(size_t n) {
   std::vector<float> values(n);
@@ -74,12 +52,13 @@ Expected column_sum_of(Expected element, size_t width) {
 const std::vector<size_t> kSizes = {1, 3, 4, 31, 33, 127, 256, 1023, 1600};
 const std::vector<size_t> kWidths = {1, 2, 31, 64, 127, 257, 760};
 
-DeviceVector poison(size_t n) { return DeviceVector(std::vector<float>(n, kNaN)); }
-
-// Memory for a rung's partial sums, full of NaN.
+// Launches a rung, its memory for partial sums full of NaN.
 template <class Args>
-DeviceVector scratch_of(const Rung<Args>& rung, const Args& args) {
-  return poison(rung.scratch_bytes == nullptr ? 1 : static_cast<size_t>(rung.scratch_bytes(args)) / sizeof(float));
+void launch(const Rung<Args>& rung, Args args) {
+  const Floats scratch(rung.scratch_bytes == nullptr ? 1
+                                                     : static_cast<size_t>(rung.scratch_bytes(args)) / sizeof(float));
+  args.scratch = scratch.data();
+  rung.launch(args, nullptr);
 }
 
 double gelu_of(double s, bool tanh) {
@@ -98,7 +77,7 @@ TEST(Scale, EveryRungMultiplies) {
   for (const auto& rung : scale::rungs()) {
     for (const size_t n : kSizes) {
       const std::vector<float> x = numbers(n);
-      const DeviceVector device_x(x), y = poison(n);
+      const Floats device_x(x), y(n);
       rung.launch({device_x.data(), y.data(), static_cast<int64_t>(n), -1.5, DType::kFloat32}, nullptr);
       expect_near(y.values(), [&](size_t i) { return -1.5 * x[i]; }, named(rung.name, n));
     }
@@ -109,20 +88,20 @@ TEST(Gelu, EveryRungIsTheFormula) {
   for (const bool tanh : {true, false}) {
     for (const size_t n : kSizes) {
       const std::vector<float> x = numbers(n);
-      const DeviceVector device_x(x);
+      const Floats device_x(x);
       const auto size = static_cast<int64_t>(n);
       for (const auto& rung : gelu::rungs()) {
-        const DeviceVector y = poison(n);
+        const Floats y(n);
         rung.launch({device_x.data(), y.data(), size, tanh, DType::kFloat32}, nullptr);
         expect_near(y.values(), [&](size_t i) { return gelu_of(x[i], tanh); }, named(rung.name, n));
       }
       for (const auto& rung : gelu_scale::rungs()) {
-        const DeviceVector y = poison(n);
+        const Floats y(n);
         rung.launch({device_x.data(), y.data(), size, -1.5, tanh, DType::kFloat32}, nullptr);
         expect_near(y.values(), [&](size_t i) { return -1.5 * gelu_of(x[i], tanh); }, named(rung.name, n));
       }
       for (const auto& rung : gelu_backward::rungs()) {
-        const DeviceVector y = poison(n);  // x stands for the gradient too
+        const Floats y(n);  // x stands for the gradient too
         rung.launch({device_x.data(), device_x.data(), y.data(), size, -1.5, tanh, DType::kFloat32}, nullptr);
         expect_near(y.values(), [&](size_t i) { return -1.5 * x[i] * gelu_slope(x[i], tanh); }, named(rung.name, n));
       }
@@ -133,24 +112,22 @@ TEST(Gelu, EveryRungIsTheFormula) {
 TEST(BiasGelu, EveryRungIsGeluOfTheSum) {
   for (const size_t width : kWidths) {
     const std::vector<float> x = numbers(kRows * width), bias = numbers(width);
-    const DeviceVector device_x(x), device_bias(bias);
+    const Floats device_x(x), device_bias(bias);
     const auto sum = [&](size_t i) { return double{x[i]} + bias[i % width]; };
     for (const bool tanh : {true, false}) {
       for (const auto& rung : bias_gelu::rungs()) {
-        const DeviceVector y = poison(x.size());
+        const Floats y(x.size());
         rung.launch(
             {device_x.data(), device_bias.data(), y.data(), kRows, static_cast<int64_t>(width), tanh, DType::kFloat32},
             nullptr);
         expect_near(y.values(), [&](size_t i) { return gelu_of(sum(i), tanh); }, named(rung.name, width));
       }
       for (const auto& rung : bias_gelu_backward::rungs()) {
-        const DeviceVector grad_x = poison(x.size()), grad_bias = poison(width);
+        const Floats grad_x(x.size()), grad_bias(width);
         bias_gelu_backward::Args args{device_x.data(),  device_x.data(), device_bias.data(),          grad_x.data(),
                                       grad_bias.data(), kRows,           static_cast<int64_t>(width), tanh,
                                       DType::kFloat32};
-        const DeviceVector scratch = scratch_of(rung, args);
-        args.scratch = scratch.data();
-        rung.launch(args, nullptr);
+        launch(rung, args);
         const auto gradient = [&](size_t i) { return x[i] * gelu_slope(sum(i), tanh); };
         expect_near(grad_x.values(), gradient, named(rung.name, width));
         expect_near(grad_bias.values(), column_sum_of(gradient, width), named(rung.name, width), 1e-4);
@@ -162,13 +139,11 @@ TEST(BiasGelu, EveryRungIsGeluOfTheSum) {
 TEST(ColumnSum, EveryRungAddsAllRows) {
   for (const size_t width : kWidths) {
     const std::vector<float> x = numbers(kRows * width);
-    const DeviceVector device_x(x);
+    const Floats device_x(x);
     for (const auto& rung : column_sum::rungs()) {
-      const DeviceVector sum = poison(width);
+      const Floats sum(width);
       column_sum::Args args{device_x.data(), sum.data(), kRows, static_cast<int64_t>(width), DType::kFloat32};
-      const DeviceVector scratch = scratch_of(rung, args);
-      args.scratch = scratch.data();
-      rung.launch(args, nullptr);
+      launch(rung, args);
       const auto element = [&](size_t i) { return double{x[i]}; };
       expect_near(sum.values(), column_sum_of(element, width), named(rung.name, width), 1e-4);
     }
@@ -180,15 +155,15 @@ TEST(BiasDropoutResidual, EveryRungDropsTheSame) {
   constexpr uint32_t kThreshold = 65536 / 4;
   for (const size_t width : kWidths) {
     const std::vector<float> x = numbers(kRows * width), bias(width, 10.0f), residual = numbers(x.size());
-    const DeviceVector device_x(x), device_bias(bias), device_residual(residual);
+    const Floats device_x(x), device_bias(bias), device_residual(residual);
     const auto columns = static_cast<int64_t>(width);
     std::vector<float> seven_and_four(4);  // two 64-bit numbers, in the memory of four floats
     const int64_t numbers_of_state[] = {7, 4};
     std::memcpy(seven_and_four.data(), numbers_of_state, sizeof numbers_of_state);
-    const DeviceVector rng_state(seven_and_four);
+    const Floats rng_state(seven_and_four);
     std::vector<bool> kept;
     for (const auto& rung : bias_dropout_residual::rungs()) {
-      const DeviceVector y = poison(x.size());
+      const Floats y(x.size());
       rung.launch({device_x.data(), device_bias.data(), device_residual.data(), y.data(), kRows, columns, nullptr, 7, 4,
                    kThreshold, DType::kFloat32},
                   nullptr);
@@ -210,19 +185,17 @@ TEST(BiasDropoutResidual, EveryRungDropsTheSame) {
         static_cast<double>(std::count(kept.begin(), kept.end(), true)) / static_cast<double>(kept.size());
     EXPECT_NEAR(part, 0.75, 2.5 / std::sqrt(static_cast<double>(kept.size())));
     for (const auto& rung : bias_dropout_residual_backward::rungs()) {
-      const DeviceVector grad_x = poison(x.size()), grad_bias = poison(width);
+      const Floats grad_x(x.size()), grad_bias(width);
       bias_dropout_residual_backward::Args args{
           device_x.data(), grad_x.data(), grad_bias.data(), kRows, columns, nullptr, 7, 4, kThreshold, DType::kFloat32};
-      const DeviceVector scratch = scratch_of(rung, args);
-      args.scratch = scratch.data();
-      rung.launch(args, nullptr);
+      launch(rung, args);
       const auto gradient = [&](size_t i) { return kept[i] ? double{x[i]} * 4 / 3 : 0; };
       const std::vector<float> got = grad_x.values();
       expect_near(got, gradient, named(rung.name, width));
       expect_near(grad_bias.values(), column_sum_of(gradient, width), named(rung.name, width), 1e-4);
       args.rng_state = static_cast<const int64_t*>(rng_state.data());
       args.seed = 1, args.offset = 2;
-      rung.launch(args, nullptr);
+      launch(rung, args);
       EXPECT_EQ(grad_x.values(), got) << named(rung.name, width);
     }
   }

@@ -1,8 +1,8 @@
 """The two ways in: simple_demo.py and tutorial_mega_kernel.py. Both check themselves, so here they are also broken."""
 
-import ast
 import importlib.util
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -46,12 +46,8 @@ def demo(monkeypatch):
 
 
 def test_the_demo_needs_torch_alone():
-    names = set()
-    for node in ast.walk(ast.parse((HERE / "pages" / "simple_demo.py").read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module.split(".")[0])
+    text = (HERE / "pages" / "simple_demo.py").read_text(encoding="utf-8")
+    names = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE))
     assert names - set(sys.stdlib_module_names) == {"torch"}
 
 
@@ -66,7 +62,7 @@ def test_the_demo_runs_as_a_script():
         round((9 * 8 * 16 + 16) * 4 / 1e6, 5),
         round((3 * 8 * 16 + 16) * 4 / 1e6, 5),
     ]
-    assert "fusion gains little or nothing here" in done.stdout or "3 tensors move instead of 9" in done.stdout
+    assert re.search("too noisy to say|gains little or nothing here|3 tensors move instead of 9", done.stdout)
     assert "WRONG" not in done.stdout
 
 
@@ -168,13 +164,17 @@ def test_a_difference_within_the_repeats_is_called_noise(demo, monkeypatch, caps
     out = capsys.readouterr().out
     assert out.count("noise   ") == 2 * 3  # of each table all ways but the first
     assert "Noise: not even three of four repeats" in out
-    assert "Third against second, noise: fusion gains little or nothing here" in out
+    assert "Third against second, noise: too noisy to say what fusion gains here; run it again." in out
+    assert "little or nothing" not in out
     taken = [seconds(9.0, 8.0, 10.0), seconds(8.0, 7.0, 9.0), seconds(3.0, 2.0, 4.0), seconds(1.0, 1.0, 1.0)]
     monkeypatch.setattr(demo, "seconds", lambda runs, device, budget=0.0: taken[: len(runs)])
     assert demo.main(["--device", "cpu", "--rows", "8", "--width", "33"]) == 0
     out = capsys.readouterr().out
     assert "Second line against first, noise: as much moves" in out
     assert "Third against second, 2.67x: three intermediate results" in out
+    taken[2] = seconds(7.5, 6.8, 6.9)
+    assert demo.main(["--device", "cpu", "--rows", "8", "--width", "33"]) == 0
+    assert "Third against second, 1.07x: fusion gains little or nothing here" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

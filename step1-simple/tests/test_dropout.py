@@ -57,14 +57,8 @@ def test_the_mask_is_philoxs(rng_state, dtype, device, rung):
 
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
 def test_the_mask_is_philoxs_after_half_a_million_elements_too(device, rung):
-    shape = (513, 1030)  # the counter's 17th bit counts eights from 2¹⁹ elements on
+    shape = (2100 if rung == "cpu" else 513, 1030)  # the counter's 17th bit counts eights from 2¹⁹ elements on
     mask = kept_elements(shape, 0.3, RNG_STATE, device, rung, torch.float16)
-    assert torch.equal(mask, random_numbers(shape, RNG_STATE) >= round(65536 * 0.3))
-
-
-def test_the_mask_is_philoxs_after_two_million_elements_in_plain_cpp():
-    shape = (2100, 1030)
-    mask = kept_elements(shape, 0.3, RNG_STATE, "cpu", "cpu", torch.float16)
     assert torch.equal(mask, random_numbers(shape, RNG_STATE) >= round(65536 * 0.3))
 
 
@@ -83,13 +77,10 @@ def test_the_seed_has_all_64_bits_of_pytorchs_generator(device):
 
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
 def test_every_bit_of_seed_and_offset_counts(device, rung):
-    masks = set()
-    for bit in range(64):
-        for rng_state in ([1 << bit, 0] if bit < 63 else [-(1 << 63), 0], [0, 4 << bit] if bit < 61 else None):
-            if rng_state is not None:
-                mask = kept_elements((2, 64), 0.5, torch.tensor(rng_state), device, rung)
-                masks.add(tuple(mask.flatten().tolist()))
-    assert len(masks) == 64 + 61
+    seeds = [1 << bit if bit < 63 else -(1 << 63) for bit in range(64)]
+    states = [*([seed, 0] for seed in seeds), *([0, 4 << bit] for bit in range(61))]
+    masks = (kept_elements((2, 64), 0.5, torch.tensor(state), device, rung) for state in states)
+    assert len({tuple(mask.flatten().tolist()) for mask in masks}) == 64 + 61
 
 
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_RUNGS)
@@ -137,22 +128,12 @@ def test_dropout_of_nothing_and_of_all(device, rung):
 
 
 @pytest.mark.parametrize(("device", "rung"), DROPOUT_BACKWARD_RUNGS)
-@pytest.mark.parametrize("shape", [(5, 64), (7, 33)], ids=str)
-def test_the_backward_drops_what_the_forward_dropped(shape, device, rung):
-    kept = kept_elements(shape, 0.4, RNG_STATE, device)
-    grad_x, grad_bias = step1_simple.bias_dropout_residual_backward(
-        torch.ones(shape, device=device), 0.4, RNG_STATE, rung=rung
-    )
-    assert torch.equal((grad_x != 0).cpu(), kept)
-    torch.testing.assert_close(grad_bias, grad_x.sum(0))
-
-
-@pytest.mark.parametrize(("device", "rung"), DROPOUT_BACKWARD_RUNGS)
 def test_what_is_dropped_has_a_gradient_of_0_whatever_reaches_it(device, rung):
     for shape in ((5, 64), (7, 33)):
         kept = kept_elements(shape, 0.4, RNG_STATE, device).to(device)
         ones = torch.ones(shape, device=device)
         want = step1_simple.bias_dropout_residual_backward(ones, 0.4, RNG_STATE, rung=rung)
+        assert torch.equal(want[0] != 0, kept)
         for value in (INFINITY, NAN):
             got = step1_simple.bias_dropout_residual_backward(torch.where(kept, ones, value), 0.4, RNG_STATE, rung=rung)
             assert all(map(torch.equal, got, want))
@@ -197,15 +178,6 @@ def test_dropout_moves_pytorchs_generator_on_and_evaluation_does_not(device):
     torch.manual_seed(7)
     dropout_of_ones(device)
     assert next_number() != untouched
-
-
-@pytest.mark.parametrize("device", testing.DEVICES)
-def test_a_saved_generator_state_repeats_dropout(device):
-    module = torch.cuda if device == "cuda" else torch
-    rng_state = module.get_rng_state()
-    first = dropout_of_ones(device)
-    module.set_rng_state(rng_state)
-    assert torch.equal(dropout_of_ones(device), first)
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)

@@ -9,57 +9,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import step1_simple
 from kernel_fusion import testing
 from kernel_fusion.testing.accuracy import as_tuple
-from step1_simple.testing import (
-    OPS,
-    RNG_STATE,
-    RUNGS,
-    WITH_GELU,
-    gelu_of_sum,
-    gelu_of_sum_gradients,
-    residual_plus_dropout,
-    scaled,
-    scaled_gelu,
-)
+from kernel_fusion.testing.memory import is_floating
+from step1_simple.testing import OPS, RUNGS, WITH_GELU, gelu_of_sum, gelu_of_sum_gradients, inputs_of
 
 
-def differentiable(op, rung, *, dtype=torch.float64, p=0.3):
-    """`op` as a function of tensors alone, and those tensors."""
-    x = testing.randn((2, 3, 5), dtype, "cpu")
-    bias, residual = testing.randn((5,), dtype, "cpu", 1), testing.randn((2, 3, 5), dtype, "cpu", 2)
-    functions = {
-        "scale": (lambda x: step1_simple.scale(x, -1.7, rung=rung), (x,)),
-        "gelu": (lambda x, **k: step1_simple.gelu(x, rung=rung, **k), (x,)),
-        "gelu_scale": (lambda x, **k: step1_simple.gelu_scale(x, -1.7, rung=rung, **k), (x,)),
-        "gelu_backward": (lambda g, x, **k: step1_simple.gelu_backward(g, x, rung=rung, **k), (residual, x)),
-        "bias_gelu": (lambda x, b, **k: step1_simple.bias_gelu(x, b, rung=rung, **k), (x, bias)),
-        "bias_gelu_backward": (
-            lambda g, x, b, **k: step1_simple.bias_gelu_backward(g, x, b, rung=rung, **k),
-            (residual, x, bias),
-        ),
-        "bias_dropout_residual": (
-            lambda x, b, r: step1_simple.bias_dropout_residual(x, b, r, p, RNG_STATE, rung=rung),
-            (x, bias, residual),
-        ),
-        "bias_dropout_residual_backward": (
-            lambda g: step1_simple.bias_dropout_residual_backward(g, p, RNG_STATE, rung=rung),
-            (x,),
-        ),
-        "column_sum": (lambda x: step1_simple.column_sum(x, rung=rung), (x,)),
-    }
-    return functions[op]
+def differentiable(op, rung, *, dtype=torch.float64):
+    """`op` as a function of its differentiable tensors alone, the formula likewise, and those tensors."""
+    arguments = inputs_of(op, (2, 3, 5), dtype, "cpu")
+    others = arguments[sum(map(is_floating, arguments)) :]  # numbers, and dropout's state: they come last
+
+    def formula(*tensors, **kwargs):
+        return OPS[op][0](*tensors, *others, **kwargs)
+
+    def function(*tensors, **kwargs):
+        return getattr(step1_simple, op)(*tensors, *others, rung=rung, **kwargs)
+
+    return function, formula, tuple(filter(is_floating, arguments))
 
 
 FORWARD = [op for op in OPS if not op.endswith("_backward")]
-REFERENCES = {
-    "scale": lambda x: scaled(x, -1.7),
-    "gelu_scale": lambda x, **k: scaled_gelu(x, -1.7, **k),
-    "bias_dropout_residual": lambda x, b, r: residual_plus_dropout(x, b, r, 0.7, RNG_STATE),
-}  # where the formula has more arguments than tensors
 
 
 @pytest.mark.parametrize(("op", "device", "rung"), RUNGS)
 def test_gradients_are_those_of_finite_differences(op, device, rung):
-    function, inputs = differentiable(op, rung)
+    function, _, inputs = differentiable(op, rung)
     for keywords in [{"approximate": "tanh"}, {"approximate": "none"}] if op in WITH_GELU else [{}]:
         call = functools.partial(function, **keywords)
         inputs = tuple(t.to(device).detach().requires_grad_() for t in inputs)
@@ -69,7 +42,7 @@ def test_gradients_are_those_of_finite_differences(op, device, rung):
 @pytest.mark.parametrize("device", testing.DEVICES)
 @pytest.mark.parametrize("op", FORWARD)
 def test_second_gradients_are_those_of_finite_differences(op, device):
-    function, inputs = differentiable(op, "auto", p=0.7)
+    function, _, inputs = differentiable(op, "auto")
     for keywords in [{"approximate": "tanh"}, {"approximate": "none"}] if op in WITH_GELU else [{}]:
         call = functools.partial(function, **keywords)
         inputs = tuple(t.to(device).detach().requires_grad_() for t in inputs)
@@ -80,11 +53,11 @@ def test_second_gradients_are_those_of_finite_differences(op, device):
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
 @pytest.mark.parametrize("op", FORWARD)
 def test_second_gradients_are_as_exact_as_the_dtype_allows(op, dtype, device):
-    function, inputs = differentiable(op, "auto", dtype=dtype, p=0.7)
+    function, formula, inputs = differentiable(op, "auto", dtype=dtype)
     for keywords in [{"approximate": "tanh"}, {"approximate": "none"}] if op in WITH_GELU else [{}]:
         testing.check_second_gradients(
             functools.partial(function, **keywords),
-            functools.partial(REFERENCES.get(op, OPS[op][0]), **keywords),
+            functools.partial(formula, **keywords),
             tuple(t.to(device) for t in inputs),
         )
 
@@ -116,26 +89,16 @@ def test_second_gradients_far_out_are_0(approximate):
 
 
 @pytest.mark.parametrize("device", testing.DEVICES)
-def test_frozen_inputs_get_no_gradient(device):
-    _, tensors = differentiable("bias_dropout_residual", "auto")
-    x, bias, residual = (t.to(device) for t in tensors)
-    for frozen in range(3):
-        inputs = [t.detach().requires_grad_(i != frozen) for i, t in enumerate((x, bias, residual))]
-        assert torch.autograd.gradcheck(lambda *t: step1_simple.bias_dropout_residual(*t, 0.3, RNG_STATE), inputs)
-        if frozen < 2:
-            assert torch.autograd.gradcheck(step1_simple.bias_gelu, inputs[:2])
-
-
-@pytest.mark.parametrize("device", testing.DEVICES)
 @pytest.mark.parametrize("op", OPS)
 def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(op, device):
-    function, inputs = differentiable(op, "auto")
+    function, _, inputs = differentiable(op, "auto")
     testing.check_each_input_alone(function, tuple(t.to(device) for t in inputs))
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_forward_mode_is_refused(op):
-    testing.check_tangents_are_refused(*differentiable(op, "auto"))
+    function, _, inputs = differentiable(op, "auto")
+    testing.check_tangents_are_refused(function, inputs)
 
 
 BACKWARD = {
@@ -163,7 +126,7 @@ class Calls(TorchDispatchMode):
 
 @pytest.mark.parametrize(("op", "device", "rung"), RUNGS)
 def test_a_backward_runs_by_auto_and_that_of_scale_by_its_rung(op, device, rung):
-    function, inputs = differentiable(op, rung, dtype=torch.float32)
+    function, _, inputs = differentiable(op, rung, dtype=torch.float32)
     inputs = [t.to(device).requires_grad_() for t in inputs]
     outputs = as_tuple(function(*inputs))
     grads = [torch.ones_like(out) for out in outputs]

@@ -1,4 +1,4 @@
-"""The lesson as a notebook: it is lesson.py, is stored without outputs, and runs in less than a minute."""
+"""The lesson as a notebook: it is lesson.py, is stored with its pictures, and runs in less than a minute."""
 
 import pathlib
 

@@ -53,10 +53,10 @@ struct Head {
 };
 
 // `queries` queries of a head of all batches, from `first` on, and the keys from `begin` to `end`. Query i of them sees
-// those before `seen` + i.
+// those before `seen` + i. Keys are counted from `origin`.
 struct Block {
   const kf::attention::Args& args;
-  int64_t head, first, queries, begin, end, seen;
+  int64_t head, first, queries, origin, begin, end, seen;
 };
 
 // Adds what a block of queries contributes: to its own dq, and to all keys' dk and dv.
@@ -99,7 +99,8 @@ struct Contribute {
             grad_score[j] = weight[j] * (grad_score[j] - delta);
           }
         } else if (missing < see) {
-          dropout_factors(block.args, block.head, block.first + i, first + missing, see - missing, h.factors.data());
+          const int64_t key = block.origin + first + missing;
+          dropout_factors(block.args, block.head, block.first + i, key, see - missing, h.factors.data());
           for (int64_t j = missing; j < see; ++j) {
             weight[j] = exp_of_nonpositive(weight[j] * scale - lse);
             const C factor = h.factors[j - missing];
@@ -129,18 +130,19 @@ struct Contribute {
 };
 
 template <class T, class C>
-void load_keys(Head<C>& h, const kf::attention_backward::Args& a, int64_t batch, int64_t kv_head,
-               const KeyRange& keys) {
-  std::fill(h.dk.begin(), h.dk.end(), C(0));
-  std::fill(h.dv.begin(), h.dv.end(), C(0));
+void load_keys(Head<C>& h, const kf::attention_backward::Args& a, int64_t batch, int64_t kv_head, int64_t origin,
+               const KeyRange& keys, int64_t k_length) {
+  const int64_t used = h.blocks(k_length) * kKeyBlock * h.stride;
+  std::fill_n(h.dk.begin(), used, C(0));
+  std::fill_n(h.dv.begin(), used, C(0));
   // Of the first block, what is not there weighs 0; and 0 times what another head left would be NaN if that was
   // infinite.
   if (keys.begin < keys.end) {
     std::fill(h.k.begin() + keys.begin / kKeyBlock * kKeyBlock * h.stride, h.k.begin() + keys.begin * h.stride, C(0));
   }
   for (int64_t j = keys.begin; j < keys.end; ++j) {
-    const T* k = row_of(static_cast<const T*>(a.k), a.k_stride, batch, kv_head, j);
-    const T* v = row_of(static_cast<const T*>(a.v), a.v_stride, batch, kv_head, j);
+    const T* k = row_of(static_cast<const T*>(a.k), a.k_stride, batch, kv_head, origin + j);
+    const T* v = row_of(static_cast<const T*>(a.v), a.v_stride, batch, kv_head, origin + j);
     const int64_t at = j / kKeyBlock * h.dim * kWeightStride + j % kKeyBlock;
     for (int64_t d = 0; d < h.dim; ++d) h.k[j * h.stride + d] = static_cast<C>(k[d]);
     for (int64_t d = 0; d < h.dim; ++d) h.k_transposed[at + d * kWeightStride] = static_cast<C>(k[d]);
@@ -176,35 +178,43 @@ void load_queries(Head<C>& h, const kf::attention_backward::Args& a, int64_t bat
 
 }  // namespace
 
-// A thread owns a head of k and v with all heads of q that read it, so dk and dv are added up by one thread, in order.
+// A thread owns a head of k and v, or a document's part of one, with all heads of q that read it: dk and dv are added
+// up by one thread, in order. A document's keys are counted from its first, so what it does not see is not there.
 void attention_backward(const kf::attention_backward::Args& a) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     using C = compute_t<T>;
-    const int64_t group = a.heads / a.kv_heads;
-    at::parallel_for(0, a.batch * a.kv_heads, 1, [&](int64_t begin, int64_t end) {
+    const int64_t group = a.heads / a.kv_heads, documents = a.cu_seqlens == nullptr ? 1 : a.documents;
+    parallel_for(0, a.batch * a.kv_heads * documents, 1, [&](int64_t begin, int64_t end) {
       Head<C> h(a.k_length, a.head_dim);
       for (int64_t task = begin; task < end; ++task) {
-        const int64_t batch = task / a.kv_heads, kv_head = task % a.kv_heads;
-        const KeyRange keys = keys_of(a, batch);
-        load_keys<T>(h, a, batch, kv_head, keys);
+        const int64_t batch = task / documents / a.kv_heads, kv_head = task / documents % a.kv_heads;
+        KeyRange queries{0, a.q_length}, keys = keys_of(a, batch);
+        int64_t origin = 0, k_length = a.k_length;
+        if (a.cu_seqlens != nullptr) {
+          const int32_t *start = a.cu_seqlens + task % documents, *key_start = a.cu_seqlens_k + task % documents;
+          queries = {start[0], start[1]};
+          origin = key_start[0], k_length = key_start[1] - origin;
+          keys = {0, k_length};
+        }
+        load_keys<T>(h, a, batch, kv_head, origin, keys, k_length);
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-          for (int64_t first = 0; first < a.q_length; first += kQueryBlock) {
-            const int64_t queries = std::min(kQueryBlock, a.q_length - first);
-            load_queries<T>(h, a, batch, head, first, queries);
-            const int64_t seen = a.causal ? first + a.k_length - a.q_length + 1 : a.k_length;
-            const Block block{a, batch * a.heads + head, first, queries, keys.begin, keys.end, seen};
+          for (int64_t first = queries.begin; first < queries.end; first += kQueryBlock) {
+            const int64_t rows = std::min(kQueryBlock, queries.end - first);
+            load_queries<T>(h, a, batch, head, first, rows);
+            const int64_t seen = a.causal ? first + k_length - queries.end + 1 : k_length;
+            const Block block{a, batch * a.heads + head, first, rows, origin, keys.begin, keys.end, seen};
             with_registers(Contribute<C>{h, block, static_cast<C>(a.scale)});
-            for (int64_t i = 0; i < queries; ++i) {
+            for (int64_t i = 0; i < rows; ++i) {
               T* dq = row_of(static_cast<T*>(a.dq), a.dq_stride, batch, head, first + i);
               for (int64_t d = 0; d < h.dim; ++d)
                 dq[d] = static_cast<T>(h.dq[i * h.stride + d] * static_cast<C>(a.scale));
             }
           }
         }
-        for (int64_t j = 0; j < a.k_length; ++j) {
-          T* dk = row_of(static_cast<T*>(a.dk), a.dk_stride, batch, kv_head, j);
-          T* dv = row_of(static_cast<T*>(a.dv), a.dv_stride, batch, kv_head, j);
+        for (int64_t j = 0; j < k_length; ++j) {
+          T* dk = row_of(static_cast<T*>(a.dk), a.dk_stride, batch, kv_head, origin + j);
+          T* dv = row_of(static_cast<T*>(a.dv), a.dv_stride, batch, kv_head, origin + j);
           for (int64_t d = 0; d < h.dim; ++d) dk[d] = static_cast<T>(h.dk[j * h.stride + d] * static_cast<C>(a.scale));
           for (int64_t d = 0; d < h.dim; ++d) dv[d] = static_cast<T>(h.dv[j * h.stride + d]);
         }

@@ -128,13 +128,13 @@ KF_CPU_INLINE void attend_inline(Head<C>& h, const Block& block) {
         dropout_factors(block.args, block.head, block.first + i, first + missing, visible, h.factors.data());
         for (int64_t j = 0; j < visible; ++j) row[missing + j] *= h.factors[j];
       }
-      std::fill(row, row + missing, C(0));
       std::fill(row + missing + visible, row + keys, C(0));
       C* const out = h.out.data() + i * width;
       for (int64_t d = 0; d < width; ++d) out[d] *= factor;
     }
-    multiply_add<kRows, kVectors, kBytes>(scores, kKeyBlock, h.v.data() + first * width, width, h.out.data(), width,
-                                          rows, h.dim, keys);
+    // Without the keys before the first one: their values may be NaN, and 0 times that is, too.
+    multiply_add<kRows, kVectors, kBytes>(scores + missing, kKeyBlock, h.v.data() + (first + missing) * width, width,
+                                          h.out.data(), width, rows, h.dim, keys - missing);
   }
 }
 
@@ -163,10 +163,7 @@ KF_CPU_INLINE void score_inline(const C* q, const T* k, int64_t stride, int64_t 
       for (int64_t l = 0; l < kParts; ++l) part[l] += q[d + l] * static_cast<C>(k[d + l]);
     }
     for (; d < dim; ++d) part[0] += q[d] * static_cast<C>(k[d]);
-    for (int64_t half = kParts / 2; half > 0; half /= 2) {
-      for (int64_t l = 0; l < half; ++l) part[l] += part[l + half];
-    }
-    score[key] = part[0];
+    score[key] = sum_of(part);
   }
 }
 
@@ -191,17 +188,16 @@ KF_CPU_CLONES void score(const double* q, const double* k, int64_t stride, int64
 KF_CPU_CLONES void weigh(const double* by, const double* v, int64_t stride, int64_t keys, int64_t dim, double* out) {
   weigh_inline(by, v, stride, keys, dim, out);
 }
-KF_CPU_CLONES void score(const float* q, const at::Half* k, int64_t stride, int64_t keys, int64_t dim, float* to) {
+KF_CPU_CLONES void score(const float* q, const Half* k, int64_t stride, int64_t keys, int64_t dim, float* to) {
   score_inline(q, k, stride, keys, dim, to);
 }
-KF_CPU_CLONES void weigh(const float* by, const at::Half* v, int64_t stride, int64_t keys, int64_t dim, float* out) {
+KF_CPU_CLONES void weigh(const float* by, const Half* v, int64_t stride, int64_t keys, int64_t dim, float* out) {
   weigh_inline(by, v, stride, keys, dim, out);
 }
-KF_CPU_CLONES void score(const float* q, const at::BFloat16* k, int64_t stride, int64_t keys, int64_t dim, float* to) {
+KF_CPU_CLONES void score(const float* q, const BFloat16* k, int64_t stride, int64_t keys, int64_t dim, float* to) {
   score_inline(q, k, stride, keys, dim, to);
 }
-KF_CPU_CLONES void weigh(const float* by, const at::BFloat16* v, int64_t stride, int64_t keys, int64_t dim,
-                         float* out) {
+KF_CPU_CLONES void weigh(const float* by, const BFloat16* v, int64_t stride, int64_t keys, int64_t dim, float* out) {
   weigh_inline(by, v, stride, keys, dim, out);
 }
 
@@ -212,12 +208,20 @@ KeyRange keys_of(const kf::attention::Args& a, int64_t batch) {
           a.key_end == nullptr ? a.k_length : std::min<int64_t>(a.k_length, a.key_end[batch])};
 }
 
+Document document_of(const kf::attention::Args& a, int64_t query, const KeyRange& keys) {
+  if (a.cu_seqlens == nullptr) return {{0, a.q_length}, keys, a.k_length - a.q_length};
+  // The last one that begins at the query or before it: any other such one is empty, or ends before it.
+  const int64_t d = std::upper_bound(a.cu_seqlens, a.cu_seqlens + a.documents, query) - a.cu_seqlens - 1;
+  const KeyRange queries{a.cu_seqlens[d], a.cu_seqlens[d + 1]}, own{a.cu_seqlens_k[d], a.cu_seqlens_k[d + 1]};
+  return {queries, own, own.end - queries.end};
+}
+
 void softmax(const kf::softmax::Args& a) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     using C = compute_t<T>;
     const C scale = static_cast<C>(a.scale);
-    at::parallel_for(0, a.rows, std::max<int64_t>(1, kWork / a.width), [&](int64_t begin, int64_t end) {
+    parallel_for(0, a.rows, std::max<int64_t>(1, kWork / a.width), [&](int64_t begin, int64_t end) {
       std::vector<C> values(std::is_same_v<T, C> ? 0 : a.width);
       for (int64_t row = begin; row < end; ++row) {
         const T* x = static_cast<const T*>(a.x) + row * a.width;
@@ -241,7 +245,7 @@ void softmax_backward(const kf::softmax_backward::Args& a) {
     using T = typename decltype(type)::element;
     using C = compute_t<T>;
     const C scale = static_cast<C>(a.scale);
-    at::parallel_for(0, a.rows, std::max<int64_t>(1, kWork / a.width), [&](int64_t begin, int64_t end) {
+    parallel_for(0, a.rows, std::max<int64_t>(1, kWork / a.width), [&](int64_t begin, int64_t end) {
       const int64_t beside = std::is_same_v<T, C> ? 0 : a.width;
       std::vector<C> grads(beside), weights(beside);
       for (int64_t row = begin; row < end; ++row) {
@@ -270,7 +274,7 @@ void attention(const kf::attention::Args& a) {
     const int64_t dim = a.head_dim;
     const int64_t blocks = (a.q_length + kQueryBlock - 1) / kQueryBlock;
     const int64_t grain = std::max<int64_t>(1, kWork / (std::min(kQueryBlock, a.q_length) * a.k_length * dim));
-    at::parallel_for(0, a.batch * a.heads * blocks, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, a.batch * a.heads * blocks, grain, [&](int64_t begin, int64_t end) {
       Head<C> h(a.k_length, dim);
       int64_t loaded = -1;
       for (int64_t task = begin; task < end; ++task) {
@@ -280,10 +284,6 @@ void attention(const kf::attention::Args& a) {
         const auto [key_begin, key_end] = keys_of(a, batch);
         if (batch * a.kv_heads + kv_head != loaded) {  // a thread's tasks are neighbours: mostly of the same head
           loaded = batch * a.kv_heads + kv_head;
-          // Of these keys' block, what is not there weighs 0; and 0 times what another head left would be NaN if that
-          // was infinite.
-          const auto before = h.v.begin() + key_begin / kKeyBlock * kKeyBlock * h.v_stride;
-          if (key_begin < key_end) std::fill(before, h.v.begin() + key_begin * h.v_stride, C(0));
           for (int64_t j = key_begin; j < key_end; ++j) {
             const T* k = row_of(static_cast<const T*>(a.k), a.k_stride, batch, kv_head, j);
             const T* v = row_of(static_cast<const T*>(a.v), a.v_stride, batch, kv_head, j);
@@ -292,19 +292,24 @@ void attention(const kf::attention::Args& a) {
             for (int64_t d = 0; d < dim; ++d) h.v[j * h.v_stride + d] = static_cast<C>(v[d]);
           }
         }
-        const int64_t first = task % blocks * kQueryBlock;
-        const int64_t queries = std::min(kQueryBlock, a.q_length - first);
-        for (int64_t i = 0; i < queries; ++i) {
-          const T* q = row_of(static_cast<const T*>(a.q), a.q_stride, batch, head, first + i);
-          for (int64_t d = 0; d < dim; ++d) h.q[i * dim + d] = static_cast<C>(q[d]) * static_cast<C>(a.scale);
-        }
-        const int64_t seen = a.causal ? first + a.k_length - a.q_length + 1 : a.k_length;
-        with_registers(Attend<C>{h, {a, batch * a.heads + head, first, queries, key_begin, key_end, seen}});
-        for (int64_t i = 0; i < queries; ++i) {
-          T* out = row_of(static_cast<T*>(a.out), a.out_stride, batch, head, first + i);
-          const C inverse = h.sum[i] == 0 ? C(0) : 1 / h.sum[i];  // 0: a query that sees no key
-          for (int64_t d = 0; d < dim; ++d) out[d] = static_cast<T>(h.out[i * h.v_stride + d] * inverse);
-          static_cast<C*>(a.lse)[(batch * a.heads + head) * a.q_length + first + i] = h.max[i] + std::log(h.sum[i]);
+        // A block of queries; of a packed row, a document's part of it after the other.
+        const int64_t block_end = std::min((task % blocks + 1) * kQueryBlock, a.q_length);
+        for (int64_t first = task % blocks * kQueryBlock, queries; first < block_end; first += queries) {
+          const Document document = document_of(a, first, {key_begin, key_end});
+          queries = std::min(block_end, document.queries.end) - first;
+          for (int64_t i = 0; i < queries; ++i) {
+            const T* q = row_of(static_cast<const T*>(a.q), a.q_stride, batch, head, first + i);
+            for (int64_t d = 0; d < dim; ++d) h.q[i * dim + d] = static_cast<C>(q[d]) * static_cast<C>(a.scale);
+          }
+          const auto [begin_seen, end_seen] = document.keys;
+          const int64_t seen = a.causal ? first + document.diagonal + 1 : a.k_length;
+          with_registers(Attend<C>{h, {a, batch * a.heads + head, first, queries, begin_seen, end_seen, seen}});
+          for (int64_t i = 0; i < queries; ++i) {
+            T* out = row_of(static_cast<T*>(a.out), a.out_stride, batch, head, first + i);
+            const C inverse = h.sum[i] == 0 ? C(0) : 1 / h.sum[i];  // 0: a query that sees no key
+            for (int64_t d = 0; d < dim; ++d) out[d] = static_cast<T>(h.out[i * h.v_stride + d] * inverse);
+            static_cast<C*>(a.lse)[(batch * a.heads + head) * a.q_length + first + i] = h.max[i] + std::log(h.sum[i]);
+          }
         }
       }
     });
@@ -319,7 +324,7 @@ void attention_decode(const kf::attention_decode::Args& a) {
     using C = compute_t<T>;
     const int64_t dim = a.head_dim;
     const int64_t grain = std::max<int64_t>(1, kWork / (a.q_length * a.k_length * dim));
-    at::parallel_for(0, a.batch * a.heads, grain, [&](int64_t first_head, int64_t last_head) {
+    parallel_for(0, a.batch * a.heads, grain, [&](int64_t first_head, int64_t last_head) {
       std::vector<C> q(dim), out(dim), weights(a.k_length);
       for (int64_t task = first_head; task < last_head; ++task) {
         const int64_t batch = task / a.heads, head = task % a.heads, kv_head = head / (a.heads / a.kv_heads);

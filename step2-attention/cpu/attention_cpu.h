@@ -15,6 +15,14 @@ struct KeyRange {
 };
 KeyRange keys_of(const kf::attention::Args& args, int64_t batch);
 
+// What `query` is among, of a batch whose keys are `keys`: all of its queries; or, in a packed row, its document's.
+// Where the mask is causal, query i sees keys j ≤ i + diagonal of these.
+struct Document {
+  KeyRange queries, keys;
+  int64_t diagonal;
+};
+Document document_of(const kf::attention::Args& args, int64_t query, const KeyRange& keys);
+
 // The first element of a row.
 template <class T>
 T* row_of(T* first, const kf::attention::Strides& stride, int64_t batch, int64_t head, int64_t position) {

@@ -22,31 +22,19 @@ COMPLAINTS = {
     "hunt_3_fast_warps": r"WRONG: 70 rows of 100: (.*\n)*Hint: ",
     "hunt_4_lost_delta": r"40 queries, 100 keys: right\n33 queries, 20 keys: WRONG: (.*\n)*Hint: ",
     "hunt_5_half_a_mask": r"length 2, dv: right\nlength 2, dk: WRONG: (.*\n)*Hint: ",
+    "ladder_1_tiled": r"WRONG: 2 heads, 64 queries, 128 keys: out\[0\]\[0\]\[0\] is -?nan, .*; nobody wrote it",
+    "ladder_2_any_length": r"WRONG: .*; nobody wrote it",
+    "ladder_3_lanes": r"WRONG: .*; nobody wrote it",
+    "ladder_4_mma": r"WRONG: out\[0\]\[0\] is -?nan, .*; nobody wrote it",
+    "ladder_5_attention_mma": r"WRONG: .*; nobody wrote it",
+    "ladder_6_two_stages": r"WRONG: .*; nobody wrote it",
+    "ladder_7_tma": r"WRONG: out\[0\]\[0\] is -?nan",
+    "ladder_8_wgmma": r"WRONG: .*; nobody wrote it",
+    "10_ring": r"WRONG: 1 tiles: the sum of tile 0 is 0, must be",
+    "11_three_products": r"WRONG: the largest relative error is \d\.\de-05, must be 5e-7 at most",
 }
 
-# Answers that a check must not take: what is replaced in the solution, by what, and what the check says.
-WRONG_ANSWERS = [
-    ("1_lanes_agree", "float greatest = -INFINITY;\n  for", "float greatest = 0;\n  for", "the greatest is -"),
-    ("1_lanes_agree", "away > 0; away /= 2", "away > 1; away /= 2", "lane "),
-    ("2_one_pass", "sum = sum * expf(before - greatest) +", "sum = sum +", "must be"),
-    ("3_attention_in_one_pass", "mean[d] = mean[d] * factor +", "mean[d] = mean[d] +", "must be"),
-    ("3_attention_in_one_pass", "sum = sum * factor + weight;", "sum += weight;", "must be"),
-    ("4_swizzle", "(chunk ^ row % 8)", "(chunk ^ row % 4)", "lie in 4 groups of banks, not in 8"),
-    ("4_swizzle", "(chunk ^ row % 8)", "(chunk | row % 8)", "outside, or on another one"),
-    ("5_merge", "if (greatest == -INFINITY) return a;", "", "nan"),
-    ("5_merge", "return {greatest, a.sum * of_a +", "return {greatest, a.sum +", "must be"),
-    ("6_softmax_gradient", "delta += y[c] * grad[c];", "delta += grad[c];", "must be"),
-    ("6_softmax_gradient", "delta = warp_sum(delta);", "", "must be"),
-    ("7_gradient_of_a_query", "weight * (grad_weight - delta[i])", "weight * grad_weight", "must be"),
-    ("7_gradient_of_a_query", "sum[d] += kScale * grad_score", "sum[d] += grad_score", "must be"),
-    ("8_one_owner", "int i = mine; i < length", "int i = 0; i < length", "is nan, must be"),
-    ("8_one_owner", "int i = mine; i < length", "int i = mine + 1; i < length", "must be"),
-    ("9_moved_a_little", "loss(x, width, c, -by)) / (2 * by)", "loss(x, width, c, 0)) / by", "must be"),
-    ("9_moved_a_little", "by = 1e-5", "by = 1e-9", "must be"),
-    ("9_moved_a_little", "by = 1e-5", "by = 1e-3", "must be"),
-]
-
-EXERCISES = Exercises(pathlib.Path(__file__).resolve().parent, COMPLAINTS, WRONG_ANSWERS)
+EXERCISES = Exercises(pathlib.Path(__file__).resolve().parent, COMPLAINTS)
 
 
 @pytest.mark.parametrize("check", EXERCISES.checks())

@@ -1,13 +1,16 @@
 // From a tensor to a rung for the matrix product of a layer: checks, allocation, dispatch.
-#include "host/linear_host.h"
-
 #include <kf/autocast.h>
 #include <step2/layer_host.h>
+#include <torch/library.h>
 
 #include "cpu/linear_cpu.h"
+#include "host/registrations.h"
 
 namespace kf::step2 {
 namespace {
+
+using at::Tensor;
+using Optional = std::optional<Tensor>;
 
 Op<kf::linear::Args> linear_op() {
   return {"linear", cpu::linear, emulated::linear::rungs(), gpu::linear::rungs(), kf::linear::automatic};
@@ -18,10 +21,8 @@ Op<kf::linear_backward::Args> linear_backward_op() {
           kf::linear_backward::automatic};
 }
 
-}  // namespace
-
-at::Tensor& linear_out(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                       bool transposed, std::string_view rung, at::Tensor& y) {
+Tensor& linear_out(const Tensor& x, const Tensor& weight, const Optional& bias, bool transposed, std::string_view rung,
+                   Tensor& y) {
   const char* op = "linear";
   const int64_t width = check_layer(op, x, weight, bias, transposed);
   check_out(op, "y", y, with_width(x, width), "x", x);
@@ -36,16 +37,14 @@ at::Tensor& linear_out(const at::Tensor& x, const at::Tensor& weight, const std:
   return y;
 }
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias, bool transposed,
-                  std::string_view rung) {
-  at::Tensor y = empty_rows(x, check_layer("linear", x, weight, bias, transposed));
+Tensor linear(const Tensor& x, const Tensor& weight, const Optional& bias, bool transposed, std::string_view rung) {
+  Tensor y = empty_rows(x, check_layer("linear", x, weight, bias, transposed));
   return linear_out(x, weight, bias, transposed, rung, y);
 }
 
-std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> linear_backward_out(const at::Tensor& grad, const at::Tensor& x,
-                                                                      const at::Tensor& weight, bool transposed,
-                                                                      std::string_view rung, at::Tensor& grad_x,
-                                                                      at::Tensor& grad_weight, at::Tensor& grad_bias) {
+std::tuple<Tensor&, Tensor&, Tensor&> linear_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                          bool transposed, std::string_view rung, Tensor& grad_x,
+                                                          Tensor& grad_weight, Tensor& grad_bias) {
   const char* op = "linear_backward";
   check_backward(op, grad, x, weight, transposed);
   check_gradients(op, grad, x, weight, grad_x, grad_weight, grad_bias);
@@ -56,19 +55,29 @@ std::tuple<at::Tensor&, at::Tensor&, at::Tensor&> linear_backward_out(const at::
   return {grad_x, grad_weight, grad_bias};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> linear_backward(const at::Tensor& grad, const at::Tensor& x,
-                                                               const at::Tensor& weight, bool transposed,
-                                                               std::string_view rung) {
+std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                   bool transposed, std::string_view rung) {
   check_backward("linear_backward", grad, x, weight, transposed);
   auto [grad_x, grad_weight, grad_bias] = empty_gradients(grad, x, weight);
   linear_backward_out(grad, x, weight, transposed, rung, grad_x, grad_weight, grad_bias);
   return {grad_x, grad_weight, grad_bias};
 }
 
-at::Tensor linear_autocast(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                           bool transposed, std::string_view rung) {
+Tensor linear_autocast(const Tensor& x, const Tensor& weight, const Optional& bias, bool transposed,
+                       std::string_view rung) {
   return call_in<linear>(std::nullopt, "step2_attention::linear", x, weight, bias, transposed, rung);
 }
+
+}  // namespace
+
+void register_linear(torch::Library& m) {
+  m.impl("linear", linear);
+  m.impl("linear.out", linear_out);
+  m.impl("linear_backward", linear_backward);
+  m.impl("linear_backward.out", linear_backward_out);
+}
+
+void register_linear_autocast(torch::Library& m) { m.impl("linear", linear_autocast); }
 
 std::vector<OpInfo> linear_ops() { return {describe(linear_op()), describe(linear_backward_op())}; }
 

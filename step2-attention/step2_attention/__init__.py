@@ -6,6 +6,7 @@ from kernel_fusion import rng
 from kernel_fusion.ops import (
     check_device,
     check_dim,
+    check_documents,
     check_floating,
     check_key_bounds,
     check_like,
@@ -117,6 +118,8 @@ def attention(
     key_begin: torch.Tensor | None = None,
     key_end: torch.Tensor | None = None,
     rng_state: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
     *,
     attn_mask: None = None,
     causal: bool = False,
@@ -136,6 +139,11 @@ def attention(
         rng_state: with dropout, where its random numbers start: int64 [2], seed and offset, on the CPU or on the device
             of `q`; None draws one from PyTorch's generator. Who calls `attention_backward` by hand draws it himself, by
             `torch.randint(1 << 62, (2,))`.
+        cu_seqlens: where documents begin in a packed row, in which they lie one behind the other: int32 [n + 1] on the
+            device of `q`, 0 first, never falling, Sq last. B is 1, and a query of document d, of those from
+            cu_seqlens[d] on and before cu_seqlens[d + 1], sees that document only; `causal` counts within it. None: one
+            document a batch. Not together with `key_begin` or `key_end`.
+        cu_seqlens_k: where the same documents begin in k and v, Sk last; None for `cu_seqlens`.
         attn_mask: None; there are no other masks than these and `causal`.
         causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all. (PyTorch's `is_causal` aligns the
             first query with the first key instead; at Sq = Sk both are the same.)
@@ -155,7 +163,8 @@ def attention(
     Raises:
         TypeError: a dtype that is not supported or not the same.
         ValueError: wrong shape or device, head_dim 0, H no multiple of Hkv, any `attn_mask`, a `dropout_p` that is no
-            part, a `rung` that is unknown or cannot do this.
+            part, a `rung` that is unknown or cannot do this, and, for CPU tensors, starts of documents that are none.
+            For CUDA tensors a check would wait for the GPU; with such starts the output may be anything.
 
     Source: Vaswani et al., https://arxiv.org/abs/1706.03762; in tiles, Dao et al., https://arxiv.org/abs/2205.14135;
         random numbers, Salmon et al., https://doi.org/10.1145/2063384.2063405.
@@ -170,7 +179,7 @@ def attention(
     if rng_state is None and rng.drops(dropout_p):
         rng_state = rng.draw(_ops, q)
     options = {"causal": causal, "scale": scale, "dropout_p": dropout_p, "rung": rung}
-    out, lse = _ops.attention(q, k, v, key_begin, key_end, rng_state, **options)
+    out, lse = _ops.attention(q, k, v, key_begin, key_end, rng_state, cu_seqlens, cu_seqlens_k, **options)
     return (out, lse) if return_lse else out
 
 
@@ -186,6 +195,8 @@ def attention_backward(
     key_end: torch.Tensor | None = None,
     grad_lse: torch.Tensor | None = None,
     rng_state: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -198,8 +209,8 @@ def attention_backward(
 
     Args:
         grad: the gradient of `out`, of its shape, dtype and device.
-        q, k, v, key_begin, key_end, rng_state, causal, scale, dropout_p: as `attention` got them. With dropout
-            `rng_state` must be given: the mask is made from it again.
+        q, k, v, key_begin, key_end, rng_state, cu_seqlens, cu_seqlens_k, causal, scale, dropout_p: as `attention` got
+            them. With dropout `rng_state` must be given: the mask is made from it again.
         out, lse: what `attention` returned.
         grad_lse: the gradient of `lse`, of its shape and dtype; None for 0.
         rung: "auto", or a name from `rungs("attention_backward", q.device)`.
@@ -216,7 +227,8 @@ def attention_backward(
     Source: Dao et al., https://arxiv.org/abs/2205.14135, appendix B.
     """
     options = {"causal": causal, "scale": scale, "dropout_p": dropout_p, "rung": rung}
-    return _ops.attention_backward(grad, q, k, v, out, lse, key_begin, key_end, grad_lse, rng_state, **options)
+    masks = (key_begin, key_end, grad_lse, rng_state, cu_seqlens, cu_seqlens_k)
+    return _ops.attention_backward(grad, q, k, v, out, lse, *masks, **options)
 
 
 @without_forward_mode
@@ -326,20 +338,35 @@ def _out_and_lse(q):
     )
 
 
-def _check_attention(op, q, k, v, key_begin, key_end):
+def _check_attention(op, q, k, v, key_begin, key_end, cu_seqlens=None, cu_seqlens_k=None):
     _check_q(op, q)
     check_like(op, "k", k, "q", q)
     check_dim(op, "k", k, 4)
     _check_keys(op, q, "k", k, "v", v, q.shape[0])
     check_key_bounds(op, q, key_begin, key_end)
+    check_documents(op, q, k, key_begin, key_end, cu_seqlens, cu_seqlens_k)
 
 
 rng.register_fake("step2_attention")
 
 
 @torch.library.register_fake("step2_attention::attention")
-def _(q, k, v, key_begin=None, key_end=None, rng_state=None, *, causal=False, scale=None, dropout_p=0.0, rung="auto"):
-    _check_attention("attention", q, k, v, key_begin, key_end)
+def _(
+    q,
+    k,
+    v,
+    key_begin=None,
+    key_end=None,
+    rng_state=None,
+    cu_seqlens=None,
+    cu_seqlens_k=None,
+    *,
+    causal=False,
+    scale=None,
+    dropout_p=0.0,
+    rung="auto",
+):
+    _check_attention("attention", q, k, v, key_begin, key_end, cu_seqlens, cu_seqlens_k)
     rng.check("attention", "dropout_p", dropout_p, rng_state, q)
     return _out_and_lse(q)
 
@@ -356,6 +383,8 @@ def _(
     key_end=None,
     grad_lse=None,
     rng_state=None,
+    cu_seqlens=None,
+    cu_seqlens_k=None,
     *,
     causal=False,
     scale=None,
@@ -363,7 +392,7 @@ def _(
     rung="auto",
 ):
     op = "attention_backward"
-    _check_attention(op, q, k, v, key_begin, key_end)
+    _check_attention(op, q, k, v, key_begin, key_end, cu_seqlens, cu_seqlens_k)
     check_like(op, "grad", grad, "q", q, q.shape)
     check_like(op, "out", out, "q", q, q.shape)
     for name, of_query in (("lse", lse), ("grad_lse", grad_lse)):
@@ -438,11 +467,11 @@ def _attention_setup(ctx, inputs, keyword_only_inputs, output):
 
 
 def _attention_backward(ctx, grad, grad_lse):
-    q, k, v, out, lse, key_begin, key_end, rng_state = ctx.saved_tensors
+    q, k, v, out, lse, key_begin, key_end, rng_state, *documents = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(q)
-    given = (grad, q, k, v, out, lse, key_begin, key_end, grad_lse, rng_state)
-    return *_ops.attention_backward(*given, **ctx.options), None, None, None
+    given = (grad, q, k, v, out, lse, key_begin, key_end, grad_lse, rng_state, *documents)
+    return *_ops.attention_backward(*given, **ctx.options), *[None] * 5
 
 
 torch.library.register_autograd("step2_attention::attention", _attention_backward, setup_context=_attention_setup)
@@ -458,11 +487,18 @@ def _attention_backward_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.scale = inputs[1].size(-1) ** -0.5 if scale is None else scale
 
 
-def _hidden(q, k, key_begin, key_end, causal):
+def _hidden(q, k, key_begin, key_end, cu_seqlens, cu_seqlens_k, causal):
     """Which pairs of a query and a key do not see each other: a mask that broadcasts to [B, H, Sq, Sk]."""
     key = torch.arange(k.size(2), device=k.device)
     hidden = torch.zeros(q.size(2), k.size(2), dtype=torch.bool, device=k.device)
-    if causal:
+    if cu_seqlens is not None:
+        cu_seqlens_k = cu_seqlens if cu_seqlens_k is None else cu_seqlens_k
+        query = torch.arange(q.size(2), device=k.device)
+        document = torch.bucketize(query, cu_seqlens, right=True)  # from 1 on, and so where its end stands
+        hidden = document.unsqueeze(-1) != torch.bucketize(key, cu_seqlens_k, right=True)
+        if causal:
+            hidden = hidden | (key > (query + cu_seqlens_k[document] - cu_seqlens[document]).unsqueeze(-1))
+    elif causal:
         hidden = key > torch.arange(q.size(2), device=k.device).unsqueeze(-1) + k.size(2) - q.size(2)
     if key_begin is not None:
         hidden = hidden | (key < key_begin[:, None, None, None])
@@ -475,12 +511,12 @@ def _attention_second_backward(ctx, by_dq, by_dk, by_dv):
     """Each by_x is the gradient of x. The names of rungs.h, where attention_backward's formulas stand."""
     if rng.drops(ctx.dropout_p):
         raise NotImplementedError("attention: with dropout there are no gradients of gradients; set `dropout_p` to 0")
-    grad, q, k, v, out, lse, key_begin, key_end, grad_lse, _ = ctx.saved_tensors
+    grad, q, k, v, out, lse, key_begin, key_end, grad_lse, _, cu_seqlens, cu_seqlens_k = ctx.saved_tensors
     dtype, kv_heads = q.dtype, k.size(1)
     group = q.size(1) // kv_heads if kv_heads else 1
     grad, q, k, v, out, by_dq, by_dk, by_dv = map(wide, (grad, q, k, v, out, by_dq, by_dk, by_dv))
     with torch.autocast(q.device.type, enabled=False):  # called inside an autocast region it computes the same
-        hidden = _hidden(q, k, key_begin, key_end, ctx.causal)
+        hidden = _hidden(q, k, key_begin, key_end, cu_seqlens, cu_seqlens_k, ctx.causal)
         padding = hidden.all(-2).unsqueeze(-1)  # may hold anything, NaN too, which a weight of 0 would not make 0
         k, v, by_dk, by_dv = (t.masked_fill(padding, 0).repeat_interleave(group, 1) for t in (k, v, by_dk, by_dv))
         weight = torch.exp((ctx.scale * (q @ k.mT) - lse.unsqueeze(-1)).masked_fill(hidden, -torch.inf))
@@ -506,7 +542,7 @@ def _attention_second_backward(ctx, by_dq, by_dk, by_dv):
         by_out = by_delta * grad
         by_lse = -by_score.sum(-1)
     by_grad_lse = None if grad_lse is None else -by_delta.squeeze(-1)
-    return *(t.to(dtype) for t in (by_grad, by_q, by_k, by_v, by_out)), by_lse, None, None, by_grad_lse, None
+    return *(t.to(dtype) for t in (by_grad, by_q, by_k, by_v, by_out)), by_lse, None, None, by_grad_lse, *[None] * 3
 
 
 torch.library.register_autograd(

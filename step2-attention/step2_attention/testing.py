@@ -1,5 +1,7 @@
 """What the tests of an op and of its gradient share: inputs, formulas, how exact all must be."""
 
+import functools
+import math
 import mmap
 import pathlib
 
@@ -13,7 +15,25 @@ INFINITY = float("inf")
 NAN = float("nan")
 
 ops = torch.ops.step2_attention
-every_attention = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", "attention"))
+
+
+def every_rung_of(op, only=lambda device, rung: True):
+    """A test of each rung on each device that there is."""
+    rungs = testing.device_rungs("step2_attention", op)
+    return pytest.mark.parametrize(("device", "rung"), [p for p in rungs if only(*p.values)])
+
+
+def of_the_op(op=None):
+    """Leaves out rungs that a test of what is the op's need not run; `op` may be the test's own parameter."""
+    if op is None:
+        return testing.where(lambda op, device, rung: testing.stands_for_all("step2_attention", op, device, rung))
+    return testing.where(lambda device, rung: testing.stands_for_all("step2_attention", op, device, rung))
+
+
+every_attention = every_rung_of("attention")
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+float_and_half = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+half_types = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
@@ -83,22 +103,104 @@ def hidden_of(q, k, key_begin=None, key_end=None, causal=False):
     return hidden
 
 
-def attention_and_lse_of(q, k, v, key_begin=None, key_end=None, causal=False, scale=None):
-    """The formula, composed of PyTorch's operations. A query that sees no key gives 0, and a log-sum-exp of -inf."""
+def attention_and_lse_of(q, k, v, key_begin=None, key_end=None, causal=False, scale=None, factors=1.0):
+    """The formula, composed of PyTorch's operations. A query that sees no key gives 0, and a log-sum-exp of -inf.
+
+    factors: what dropout multiplies weights by.
+    """
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = (q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
     hidden = hidden_of(q, k, key_begin, key_end, causal)
     scores = scores.masked_fill(hidden, -INFINITY)
     wide = scores if q.dtype == torch.float64 else scores.float()
-    return torch.softmax(scores, -1).masked_fill(hidden, 0) @ v, torch.logsumexp(wide, -1)
+    weights = torch.softmax(scores, -1).masked_fill(hidden, 0)
+    return (factors * weights) @ v, torch.logsumexp(wide, -1)
 
 
 def attention_of(*inputs, **options):
     return attention_and_lse_of(*inputs, **options)[0]
 
 
-# ---- of softmax and its gradient: the mask of squares, and which memory was looked at ----
+def kept(batch, heads, q_length, k_length, p, rng_state):
+    """Which weights stay: by step 1's dropout of ones, where element 8n + j has number j of Philox's call n."""
+    import step1_simple  # where it is not built, the error gives the command
+
+    pieces = (batch * heads, -(-q_length // 16), -(-k_length // 32))
+    ones = torch.ones(math.prod(pieces) * 64, 8)
+    dropped = step1_simple.bias_dropout_residual(ones, torch.zeros(8), torch.zeros_like(ones), p, rng_state.cpu())
+    # A call: of a piece the queries i and i + 8, and the keys j, j + 8, j + 16 and j + 24.
+    numbers = dropped.ne(0).view(*pieces, 8, 8, 4, 2).permute(0, 1, 6, 3, 2, 5, 4)
+    mask = numbers.reshape(batch * heads, pieces[1] * 16, pieces[2] * 32)
+    return mask[:, :q_length, :k_length].reshape(batch, heads, q_length, k_length)
+
+
+def gradients_of(
+    grad,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    key_begin=None,
+    key_end=None,
+    grad_lse=None,
+    causal=False,
+    scale=None,
+    by_lse=True,
+    factors=1.0,
+):
+    """The formulas of kernels/attention_backward/rungs.h; without `by_lse` the weights are a softmax of the scores."""
+    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
+    hidden = hidden_of(q, k, key_begin, key_end, causal)
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = ((q @ k.mT) * scale).masked_fill(hidden, -INFINITY)
+    weights = torch.exp(scores - lse.unsqueeze(-1)) if by_lse else torch.softmax(scores, -1)
+    weights = weights.masked_fill(hidden, 0)
+    delta = (grad * out).sum(-1, keepdim=True)
+    if grad_lse is not None:
+        delta = delta - grad_lse.unsqueeze(-1).to(delta.dtype)
+    grad_scores = weights * (factors * (grad @ v.mT) - delta)
+    dk, dv = scale * grad_scores.mT @ q, (factors * weights).mT @ grad
+    dk, dv = (t.unflatten(1, (-1, group)).sum(2) for t in (dk, dv))
+    return scale * grad_scores @ k, dk, dv
+
+
+def spoil_padding(q, k, v, key_begin, key_end):
+    """Makes keys and values NaN where no key exists. Returns where: [B, Sk]."""
+    missing = hidden_of(q, k, key_begin, key_end).all(-2).squeeze(1)
+    for t in (k, v):
+        t.masked_fill_(missing[:, None, :, None], NAN)
+    return missing
+
+
+def views_of(q, k, v):
+    """The same tensors, or parts of them, by strides of all kinds."""
+    return [
+        (q[:1].expand(2, -1, -1, -1), k[:, :1].expand(-1, 2, -1, -1), v),  # strides of 0
+        (q[:, :, ::2], k[:, :, 1::3], v[:, :, 1::3]),
+        (q[..., ::2], k[..., ::2], v[..., 1::2]),  # rows not in one piece
+        (q.flip(2), k.mT.contiguous().mT, v.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)),
+    ]
+
+
+FAR = {"batch": 0, "heads": 1, "positions": 2}
+
+
+def two_along(far):
+    """A shape with two elements along this dimension."""
+    return [2 if FAR[far] == dim else 1 for dim in range(3)] + [8]
+
+
+def far_apart(t, far):
+    """A copy of which these two are 2³² elements and more apart: most of the memory nobody touches."""
+    distance = (1 << 32) + 4096  # what wraps around lands where nothing is
+    strides = [8, 8, 8, 1]
+    strides[FAR[far]] = distance
+    return testing.lazy_memory(distance + 4096, t.dtype, t.device).as_strided(t.shape, strides).copy_(t)
+
+
+# ---- of softmax and its gradient: formulas, the mask of squares, and which memory was looked at ----
 
 SQUARES = [
     (1, 1),
@@ -122,6 +224,24 @@ def hidden_of_square(x):
     return torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(x.shape[-1] - x.shape[-2] + 1)
 
 
+def softmax_of(x, scale=None, causal=False):
+    """The formula, composed of PyTorch's operations. What is hidden is 0."""
+    scores = x if scale is None else scale * x
+    if not causal:
+        return torch.softmax(scores, -1)
+    hidden = hidden_of_square(x)
+    return torch.softmax(scores.masked_fill(hidden, -INFINITY), -1).masked_fill(hidden, 0)
+
+
+def softmax_gradient_of(grad, y, scale=None, causal=False):
+    """The formula, composed of PyTorch's operations. What is hidden is 0."""
+    if causal:
+        hidden = hidden_of_square(y)
+        grad, y = grad.masked_fill(hidden, 0), y.masked_fill(hidden, 0)
+    gradient = y * (grad - (y * grad).sum(-1, keepdim=True))
+    return gradient if scale is None else scale * gradient
+
+
 def untouched_square():
     """A float64 square of zeros in memory that nobody has touched, not even for reading. A row has two pages."""
     width = 2 * mmap.PAGESIZE // 8
@@ -141,11 +261,7 @@ def touched_pages(square):
 # ---- of decode ----
 
 
-def cached(q_length, keys, dim, dtype, device, *, batch=2, heads=2, kv_heads=None, scale=1.0):
-    """q, k_cache, v_cache."""
-    q = testing.randn((batch, heads, q_length, dim), dtype, device, seed=1, scale=scale)
-    shape = (batch, kv_heads or heads, keys, dim)
-    return q, *(testing.randn(shape, dtype, device, seed=s, scale=scale) for s in (2, 3))
+cached = functools.partial(qkv, batch=2)  # q, k_cache, v_cache
 
 
 def paged(q_length, pages, block_size, dim, dtype, device, *, batch=2, heads=2, kv_heads=None):

@@ -2,48 +2,18 @@
 // without torch, so that a sanitizer or a debugger sees nothing but the kernels. Presets in the root's CMakeLists.txt:
 // simt, simt-asan, simt-tsan, cuda.
 #include <cuda_bf16.h>
-#include <gtest/gtest.h>
-#include <kf/launch.h>
 
 #include <algorithm>
-#include <cmath>
-#include <functional>
-#include <limits>
-#include <string>
-#include <vector>
 
 #include "kernels/attention/rungs.h"
 #include "kernels/attention_backward/rungs.h"
 #include "kernels/attention_decode/rungs.h"
 #include "kernels/softmax/rungs.h"
 #include "kernels/softmax_backward/rungs.h"
+#include "layer_test.h"
 
 namespace kf::KF_BACKEND {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-// `values` in the GPU's memory, with not a byte more, so that a sanitizer finds what lies one past the end.
-template <class T>
-class DeviceVector {
- public:
-  explicit DeviceVector(const std::vector<T>& values) : size_(values.size()) {
-    check(cudaMalloc(&data_, size_ * sizeof(T)), "cudaMalloc");
-    check(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  DeviceVector(const DeviceVector&) = delete;
-  ~DeviceVector() { cudaFree(data_); }
-  T* data() const { return data_; }
-  std::vector<T> values() const {
-    std::vector<T> copy(size_);
-    check(cudaMemcpy(copy.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return copy;
-  }
-
- private:
-  size_t size_;
-  T* data_ = nullptr;
-};
 
 float as_float(float x) { return x; }
 float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -72,6 +42,19 @@ void expect_near(const std::vector<T>& got, const std::vector<double>& expected,
   }
 }
 
+// Of row i of a and row j of b.
+template <class T>
+double dot(const std::vector<T>& a, int64_t i, const std::vector<T>& b, int64_t j, int64_t dim) {
+  double sum = 0;
+  for (int64_t d = 0; d < dim; ++d) sum += as_float(a[i * dim + d]) * as_float(b[j * dim + d]);
+  return sum;
+}
+
+// Where the keys end that a query sees.
+int64_t seen_by(int64_t query, int64_t q_length, int64_t k_length, int64_t begin, int64_t end, bool causal) {
+  return causal ? std::clamp<int64_t>(query + k_length - q_length + 1, begin, std::max(begin, end)) : end;
+}
+
 // In place, over begin ≤ c < end of `row`; the others become 0. Returns the log-sum-exp.
 double softmax_of(double* row, int64_t begin, int64_t end, int64_t width) {
   const double max = begin < end ? *std::max_element(row + begin, row + end) : 0;
@@ -93,7 +76,7 @@ TEST(Softmax, EveryRungMakesRowsThatAddUpToOne) {
           const int64_t seen = causal ? std::max<int64_t>(0, row % kSquare + 1 + width - kSquare) : width;
           softmax_of(&expected[row * width], 0, seen, width);
         }
-        const DeviceVector<float> device_x(x), y(std::vector<float>(x.size(), kNaN));
+        const DeviceVector device_x(x), y(x.size());
         rung.launch({device_x.data(), y.data(), kRows, width, kSquare, -0.7, causal, DType::kFloat32}, nullptr);
         expect_near(y.values(), expected, 1e-5,
                     rung.name + (" width=" + std::to_string(width)) + (causal ? " causal" : ""));
@@ -117,7 +100,7 @@ TEST(SoftmaxBackward, EveryRungMovesWeightsByWhatTheyDifferFromTheMean) {
           for (int64_t i = row * width; i < row * width + seen; ++i) sum += double{y[i]} * grad[i];
           for (int64_t i = row * width; i < row * width + seen; ++i) expected[i] = -0.7 * y[i] * (grad[i] - sum);
         }
-        const DeviceVector<float> device_grad(grad), device_y(y), grad_x(std::vector<float>(y.size(), kNaN));
+        const DeviceVector device_grad(grad), device_y(y), grad_x(y.size());
         rung.launch(
             {device_grad.data(), device_y.data(), grad_x.data(), kRows, width, kSquare, -0.7, causal, DType::kFloat32},
             nullptr);
@@ -126,6 +109,12 @@ TEST(SoftmaxBackward, EveryRungMovesWeightsByWhatTheyDifferFromTheMean) {
       }
     }
   }
+}
+
+template <class T>
+void point(attention::Args& args, const DeviceArray<T>& q, const DeviceArray<T>& k, const DeviceArray<T>& v,
+           const DeviceArray<T>& out, const DeviceVector& lse) {
+  args.q = q.data(), args.k = k.data(), args.v = v.data(), args.out = out.data(), args.lse = lse.data();
 }
 
 // An attention of one batch, whose heads share one of k and v; where its tensors lie is left to the caller.
@@ -165,35 +154,25 @@ void check_attention(const Rung<attention::Args>& rung, int64_t q_length, int64_
   for (int64_t row = 0; row < q_length * kHeads; ++row) {
     const int64_t query = row / kHeads, head = row % kHeads;
     std::vector<double> weights(k_length);
-    for (int64_t key = 0; key < k_length; ++key) {
-      for (int64_t d = 0; d < dim; ++d) weights[key] += scale * as_float(q[row * dim + d]) * as_float(k[key * dim + d]);
-    }
-    const int64_t seen =
-        causal ? std::clamp<int64_t>(query + k_length - q_length + 1, begin, std::max(begin, end)) : end;
+    for (int64_t key = 0; key < k_length; ++key) weights[key] = scale * dot(q, row, k, key, dim);
+    const int64_t seen = seen_by(query, q_length, k_length, begin, end, causal);
     expected_lse[head * q_length + query] = softmax_of(weights.data(), begin, seen, k_length);
     for (int64_t key = 0; key < k_length; ++key) {
       for (int64_t d = 0; d < dim; ++d) expected[row * dim + d] += weights[key] * as_float(v[key * dim + d]);
     }
   }
 
-  const DeviceVector<T> device_q(q), device_k(k), device_v(v), out(std::vector<T>(q.size(), from_float<T>(kNaN)));
-  const DeviceVector<float> lse(std::vector<float>(kHeads * q_length, kNaN));
-  const DeviceVector<int32_t> key_begin({static_cast<int32_t>(begin)}), key_end({static_cast<int32_t>(end)});
+  const DeviceArray<T> device_q(q), device_k(k), device_v(v), out(q.size());
+  const DeviceVector lse(kHeads * q_length);
+  const std::vector<int32_t> begins = {static_cast<int32_t>(begin)}, ends = {static_cast<int32_t>(end)};
+  const DeviceArray<int32_t> key_begin(begins), key_end(ends);
   auto args = sizes<attention::Args>(kHeads, q_length, k_length, dim, scale, causal, kHalf);
-  args.q = device_q.data();
-  args.k = device_k.data();
-  args.v = device_v.data();
-  args.out = out.data();
-  args.lse = lse.data();
-  args.key_begin = padding ? key_begin.data() : nullptr;
-  args.key_end = padding ? key_end.data() : nullptr;
+  point(args, device_q, device_k, device_v, out, lse);
+  args.key_begin = padding ? key_begin.elements() : nullptr;
+  args.key_end = padding ? key_end.elements() : nullptr;
   args.q_stride = args.out_stride = {q_length * kHeads * dim, dim, kHeads * dim};
   args.k_stride = args.v_stride = {k_length * dim, dim, dim};
-  ASSERT_EQ(rung.can_implement(args), "") << rung.name;
-  const int64_t scratch_bytes = rung.scratch_bytes ? rung.scratch_bytes(args) : 4;
-  const DeviceVector<float> scratch(std::vector<float>(scratch_bytes / sizeof(float), kNaN));
-  args.scratch = scratch.data();
-  rung.launch(args, nullptr);
+  ASSERT_NO_FATAL_FAILURE(launch(rung, args));
   const std::string what = rung.name + described(args) + (padding ? " padding" : "");
   expect_near(out.values(), expected, kHalf ? 3e-2 : 1e-5, what);  // up to 4, so half a bfloat16 is 0.008
   expect_near(lse.values(), expected_lse, 1e-4, what + ", lse");
@@ -225,11 +204,37 @@ TEST(Attention, EveryRungIsTheWeightedMean) {
   }
 }
 
+using Starts = std::vector<int32_t>;
+const std::vector<Starts> kWrongStarts = {
+    {0, 90, 20, 150}, {-9, 2147483647, 7, -2147483647 - 1, 99, 151}, {2147483647, -1}, {200, 300, 400}, {-3, -2, -1}};
+
+// Nobody can check them on a GPU without waiting for it: the output may be anything, but nothing else is read or
+// written.
+TEST(Attention, WrongStartsOfDocumentsStayWithinTheRow) {
+  constexpr int64_t kLength = 150, kDim = 64;
+  for (const auto& rung : attention::rungs()) {
+    for (const bool half : {false, true}) {
+      auto args = sizes<attention::Args>(1, kLength, kLength, kDim, 0.05, true, half);
+      const size_t n = kLength * kDim * (half ? 1 : 2);  // of float32 as many bytes
+      const DeviceArray<__nv_bfloat16> row(numbers<__nv_bfloat16>(n, 7919)), out(n);
+      const DeviceVector lse(kLength);
+      for (const Starts& starts : kWrongStarts) {
+        const DeviceArray<int32_t> cu_seqlens(starts);
+        args.q = args.k = args.v = row.data(), args.out = out.data(), args.lse = lse.data();
+        args.q_stride = args.k_stride = args.v_stride = args.out_stride = {kLength * kDim, kLength * kDim, kDim};
+        args.cu_seqlens = args.cu_seqlens_k = cu_seqlens.elements();
+        args.documents = static_cast<int64_t>(starts.size()) - 1;
+        if (rung.can_implement(args).empty()) ASSERT_NO_FATAL_FAILURE(launch(rung, args));
+      }
+    }
+  }
+}
+
 // Two heads of q share one of k and v; the first key and the last two are padding where there is `padding`. Everything
-// lies as [position, head, column].
+// lies as [position, head, column]. `starts` and `key_starts`, where there are any: of documents of a packed row.
 template <class T>
 void check_backward(const Rung<attention_backward::Args>& rung, int64_t q_length, int64_t k_length, int64_t dim,
-                    bool causal, bool padding) {
+                    bool causal, bool padding, const Starts& starts = {}, const Starts& key_starts = {}) {
   constexpr bool kHalf = !std::is_same_v<T, float>;
   constexpr int64_t kHeads = 2;
   const double scale = 0.05;
@@ -241,24 +246,23 @@ void check_backward(const Rung<attention_backward::Args>& rung, int64_t q_length
   std::vector<double> dq(q.size()), dk(k.size()), dv(k.size());
   for (int64_t row = 0; row < q_length * kHeads; ++row) {
     const int64_t query = row / kHeads, head = row % kHeads;
-    const auto dot = [&](const std::vector<T>& a, int64_t i, const std::vector<T>& b, int64_t j) {
-      double sum = 0;
-      for (int64_t d = 0; d < dim; ++d) sum += as_float(a[i * dim + d]) * as_float(b[j * dim + d]);
-      return sum;
-    };
     std::vector<double> weights(k_length);
-    for (int64_t key = 0; key < k_length; ++key) weights[key] = scale * dot(q, row, k, key);
-    const int64_t seen =
-        causal ? std::clamp<int64_t>(query + k_length - q_length + 1, begin, std::max(begin, end)) : end;
-    lse[head * q_length + query] = static_cast<float>(softmax_of(weights.data(), begin, seen, k_length));
+    for (int64_t key = 0; key < k_length; ++key) weights[key] = scale * dot(q, row, k, key, dim);
+    int64_t first = begin, seen = seen_by(query, q_length, k_length, begin, end, causal);
+    if (!starts.empty()) {
+      const int64_t next = std::upper_bound(starts.begin(), starts.end(), query) - starts.begin();
+      first = key_starts[next - 1], seen = key_starts[next];
+      if (causal) seen = std::max(first, seen - (starts[next] - 1 - query));
+    }
+    lse[head * q_length + query] = static_cast<float>(softmax_of(weights.data(), first, seen, k_length));
     for (int64_t d = 0; d < dim; ++d) {
       double sum = 0;
       for (int64_t key = 0; key < k_length; ++key) sum += weights[key] * as_float(v[key * dim + d]);
       out[row * dim + d] = from_float<T>(static_cast<float>(sum));
     }
-    const double delta = dot(grad, row, out, row) - grad_lse[head * q_length + query];
+    const double delta = dot(grad, row, out, row, dim) - grad_lse[head * q_length + query];
     for (int64_t key = 0; key < k_length; ++key) {
-      const double grad_score = weights[key] * (dot(grad, row, v, key) - delta);
+      const double grad_score = weights[key] * (dot(grad, row, v, key, dim) - delta);
       for (int64_t d = 0; d < dim; ++d) {
         dq[row * dim + d] += scale * grad_score * as_float(k[key * dim + d]);
         dk[key * dim + d] += scale * grad_score * as_float(q[row * dim + d]);
@@ -267,33 +271,34 @@ void check_backward(const Rung<attention_backward::Args>& rung, int64_t q_length
     }
   }
 
-  const DeviceVector<T> device_q(q), device_k(k), device_v(v), device_out(out), device_grad(grad);
-  const DeviceVector<T> device_dq(std::vector<T>(q.size(), from_float<T>(kNaN)));
-  const DeviceVector<T> device_dk(std::vector<T>(k.size(), from_float<T>(kNaN)));
-  const DeviceVector<T> device_dv(std::vector<T>(k.size(), from_float<T>(kNaN)));
-  const DeviceVector<float> device_lse(lse), device_grad_lse(grad_lse);
-  const DeviceVector<int32_t> key_begin({static_cast<int32_t>(begin)}), key_end({static_cast<int32_t>(end)});
+  const DeviceArray<T> device_q(q), device_k(k), device_v(v), device_out(out), device_grad(grad);
+  const DeviceArray<T> device_dq(q.size());
+  const DeviceArray<T> device_dk(k.size());
+  const DeviceArray<T> device_dv(k.size());
+  const DeviceVector device_lse(lse), device_grad_lse(grad_lse);
+  const std::vector<int32_t> begins = {static_cast<int32_t>(begin)}, ends = {static_cast<int32_t>(end)};
+  const DeviceArray<int32_t> key_begin(begins), key_end(ends);
   auto args = sizes<attention_backward::Args>(kHeads, q_length, k_length, dim, scale, causal, kHalf);
-  args.q = device_q.data();
-  args.k = device_k.data();
-  args.v = device_v.data();
-  args.out = device_out.data();
-  args.lse = device_lse.data();
+  point(args, device_q, device_k, device_v, device_out, device_lse);
   args.grad = device_grad.data();
   args.grad_lse = device_grad_lse.data();
   args.dq = device_dq.data();
   args.dk = device_dk.data();
   args.dv = device_dv.data();
-  args.key_begin = padding ? key_begin.data() : nullptr;
-  args.key_end = padding ? key_end.data() : nullptr;
+  args.key_begin = padding ? key_begin.elements() : nullptr;
+  args.key_end = padding ? key_end.elements() : nullptr;
+  const DeviceArray<int32_t> cu_seqlens(starts), cu_seqlens_k(key_starts);
+  if (!starts.empty()) {
+    args.cu_seqlens = cu_seqlens.elements();
+    args.cu_seqlens_k = cu_seqlens_k.elements();
+    args.documents = static_cast<int64_t>(starts.size()) - 1;
+    if (!rung.can_implement(args).empty()) return;
+  }
   args.q_stride = args.out_stride = args.grad_stride = args.dq_stride = {q_length * kHeads * dim, dim, kHeads * dim};
   args.k_stride = args.v_stride = args.dk_stride = args.dv_stride = {k_length * dim, dim, dim};
-  ASSERT_EQ(rung.can_implement(args), "") << rung.name;
-  const DeviceVector<float> scratch(std::vector<float>(rung.scratch_bytes(args) / sizeof(float), kNaN));
-  args.scratch = scratch.data();
-  rung.launch(args, nullptr);
+  ASSERT_NO_FATAL_FAILURE(launch(rung, args));
   const std::string what = rung.name + described(args) + (padding ? " padding" : "");
-  const auto compare = [&](const DeviceVector<T>& got, const std::vector<double>& expected, const char* name) {
+  const auto compare = [&](const DeviceArray<T>& got, const std::vector<double>& expected, const char* name) {
     double greatest = 1;
     for (const double x : expected) greatest = std::max(greatest, std::abs(x));
     expect_near(got.values(), expected, (kHalf ? 1e-2 : 1e-5) * greatest, what + ", " + name);
@@ -329,6 +334,39 @@ TEST(AttentionBackward, EveryRungIsTheFormula) {
   }
 }
 
+TEST(AttentionBackward, RungsForPackedRowsAreTheFormulaOnEachDocument) {
+  const Starts starts = {0, 20, 20, 110, 140}, key_starts = {0, 30, 70, 170, 170};
+  for (const auto& rung : attention_backward::rungs()) {
+    for (const bool causal : {false, true}) {
+      for (const int64_t dim : {24, 72}) {
+        auto half = sizes<attention_backward::Args>(2, 140, 170, dim, 1, causal, true);
+        if (!rung.can_implement(half).empty()) continue;
+        check_backward<__nv_bfloat16>(rung, 140, 170, dim, causal, false, starts, key_starts);
+      }
+    }
+  }
+}
+
+TEST(AttentionBackward, WrongStartsOfDocumentsEndAndStayWithinTheRow) {
+  constexpr int64_t kLength = 150, kDim = 64;
+  for (const auto& rung : attention_backward::rungs()) {
+    auto args = sizes<attention_backward::Args>(1, kLength, kLength, kDim, 0.05, true, rung.name[1] > '2');
+    const size_t n = kLength * kDim * 2;  // as many bytes as float32 has
+    const DeviceArray<__nv_bfloat16> row(numbers<__nv_bfloat16>(n, 7919)), dq(n), dk(n), dv(n);
+    const DeviceVector lse(numbers(kLength, 4241));
+    for (const Starts& starts : kWrongStarts) {
+      const DeviceArray<int32_t> cu_seqlens(starts);
+      args.q = args.k = args.v = args.grad = row.data(), args.out = row.data(), args.lse = lse.data();
+      args.dq = dq.data(), args.dk = dk.data(), args.dv = dv.data();
+      args.q_stride = args.k_stride = args.v_stride = args.out_stride = {kLength * kDim, kLength * kDim, kDim};
+      args.grad_stride = args.dq_stride = args.dk_stride = args.dv_stride = args.q_stride;
+      args.cu_seqlens = args.cu_seqlens_k = cu_seqlens.elements();
+      args.documents = static_cast<int64_t>(starts.size()) - 1;
+      if (rung.can_implement(args).empty()) ASSERT_NO_FATAL_FAILURE(launch(rung, args));
+    }
+  }
+}
+
 // Two batches of different lengths, two heads of q for each of k and v. `page` keys in a page, the last page of a batch
 // first in memory; 0: no pages. `missing`: the table's last entry names a page that is not there.
 template <class T>
@@ -348,54 +386,36 @@ void check_decode(const Rung<attention_decode::Args>& rung, int64_t q_length, in
   std::vector<double> expected(q.size());
   for (int64_t row = 0; row < kBatch * kHeads * q_length; ++row) {
     const int64_t batch = row / (kHeads * q_length), query = row % q_length;
-    const auto first_of = [&](int64_t key) {
-      return ((page == 0 ? batch : table[batch * pages + key / size]) * size + key % size) * dim;
+    const auto row_of = [&](int64_t key) {
+      return (page == 0 ? batch : table[batch * pages + key / size]) * size + key % size;
     };
     std::vector<double> weights(k_length);
-    for (int64_t key = 0; key < k_length; ++key) {
-      for (int64_t d = 0; d < dim; ++d)
-        weights[key] += scale * as_float(q[row * dim + d]) * as_float(k[first_of(key) + d]);
-    }
+    for (int64_t key = 0; key < k_length; ++key) weights[key] = scale * dot(q, row, k, row_of(key), dim);
     softmax_of(weights.data(), begins[batch], std::max<int64_t>(begins[batch], ends[batch] - (q_length - 1 - query)),
                k_length);
     for (int64_t key = 0; key < k_length; ++key) {
-      for (int64_t d = 0; d < dim; ++d) expected[row * dim + d] += weights[key] * as_float(v[first_of(key) + d]);
+      for (int64_t d = 0; d < dim; ++d) expected[row * dim + d] += weights[key] * as_float(v[row_of(key) * dim + d]);
     }
   }
 
   if (missing) table.back() = static_cast<int32_t>(kBatch * pages);
-  const DeviceVector<T> device_q(q), device_k(k), device_v(v), out(std::vector<T>(q.size(), from_float<T>(kNaN)));
-  const DeviceVector<float> lse(std::vector<float>(kBatch * kHeads * q_length, kNaN));
-  const DeviceVector<int32_t> device_table(table), key_begin(begins), key_end(ends);
-  attention_decode::Args args{};
-  args.q = device_q.data();
-  args.k = device_k.data();
-  args.v = device_v.data();
-  args.out = out.data();
-  args.lse = lse.data();
-  args.key_begin = key_begin.data();
-  args.key_end = key_end.data();
+  const DeviceArray<T> device_q(q), device_k(k), device_v(v), out(q.size());
+  const DeviceVector lse(kBatch * kHeads * q_length);
+  const DeviceArray<int32_t> device_table(table), key_begin(begins), key_end(ends);
+  auto args = sizes<attention_decode::Args>(kHeads, q_length, k_length, dim, scale, false, kHalf);
+  args.batch = kBatch;
+  point(args, device_q, device_k, device_v, out, lse);
+  args.key_begin = key_begin.elements();
+  args.key_end = key_end.elements();
   args.q_stride = args.out_stride = {kHeads * q_length * dim, q_length * dim, dim};
   args.k_stride = args.v_stride = {size * dim, size * dim, dim};
-  args.batch = kBatch;
-  args.kv_heads = 1;
-  args.heads = kHeads;
-  args.q_length = q_length;
-  args.k_length = k_length;
-  args.head_dim = dim;
-  args.scale = scale;
-  args.dtype = kHalf ? DType::kBFloat16 : DType::kFloat32;
-  args.block_table = page == 0 ? nullptr : device_table.data();
+  args.block_table = page == 0 ? nullptr : device_table.elements();
   args.table_stride = pages;
   args.blocks = kBatch * pages;
   args.block_size = size;
   const std::string what = rung.name + (" Sq=" + std::to_string(q_length)) + " Sk=" + std::to_string(k_length) +
                            " D=" + std::to_string(dim) + " page=" + std::to_string(page);
-  ASSERT_EQ(rung.can_implement(args), "") << what;
-  const int64_t scratch_bytes = rung.scratch_bytes ? rung.scratch_bytes(args) : 4;
-  const DeviceVector<float> scratch(std::vector<float>(scratch_bytes / sizeof(float) + 1, kNaN));
-  args.scratch = scratch.data();
-  rung.launch(args, nullptr);
+  ASSERT_NO_FATAL_FAILURE(launch(rung, args)) << what;
   std::vector<T> got = out.values();
   if (missing) {  // the last text's queries that see a key of that page: all of them
     for (size_t i = q.size() / kBatch; i < q.size(); ++i) {

@@ -12,35 +12,16 @@
 #include <string>
 #include <vector>
 
+#include "device_array.h"  // step 1's
+
 namespace kf::KF_BACKEND {
 
-// `values` in the GPU's memory, with not a byte more, so that a sanitizer finds what lies one past the end.
-class DeviceVector {
- public:
-  explicit DeviceVector(const std::vector<float>& values) : size_(values.size()) {
-    check(cudaMalloc(&data_, size_ * sizeof(float)), "cudaMalloc");
-    check(cudaMemcpy(data_, values.data(), size_ * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  // Room for n values, NaN until somebody writes them.
-  explicit DeviceVector(int64_t n) : DeviceVector(std::vector<float>(n, std::numeric_limits<float>::quiet_NaN())) {}
-  DeviceVector(const DeviceVector&) = delete;
-  ~DeviceVector() { cudaFree(data_); }
-  void* data() const { return data_; }
-  std::vector<float> values() const {
-    std::vector<float> copy(size_);
-    check(cudaMemcpy(copy.data(), data_, size_ * sizeof(float), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return copy;
-  }
-
- private:
-  size_t size_;
-  void* data_ = nullptr;
-};
+using DeviceVector = DeviceArray<float>;
 
 template <class Args>
 void launch(const Rung<Args>& rung, Args args) {
-  ASSERT_EQ(rung.can_implement(args), "");
-  const DeviceVector scratch(rung.scratch_bytes ? rung.scratch_bytes(args) / sizeof(float) : 1);
+  ASSERT_EQ(rung.can_implement(args), "") << rung.name;
+  const DeviceVector scratch(rung.scratch_bytes ? rung.scratch_bytes(args) / sizeof(float) + 1 : 1);
   args.scratch = rung.scratch_bytes ? scratch.data() : nullptr;
   rung.launch(args, nullptr);
 }
@@ -48,32 +29,27 @@ void launch(const Rung<Args>& rung, Args args) {
 // A matrix in the GPU's memory, of float or bfloat16; its values fit into both.
 class Matrix {
  public:
-  Matrix(const std::vector<float>& values, DType dtype) : half_(dtype == DType::kBFloat16), memory_(packed(values)) {}
+  Matrix(const std::vector<float>& values, DType dtype) : size_(size_of(dtype)), memory_(packed(values)) {}
   Matrix(int64_t n, DType dtype) : Matrix(std::vector<float>(n, std::numeric_limits<float>::quiet_NaN()), dtype) {}
   void* data() const { return memory_.data(); }
   std::vector<float> values() const {
-    const std::vector<float> words = memory_.values();
-    if (!half_) return words;
-    std::vector<float> values(words.size() * 2);
-    for (size_t i = 0; i < values.size(); ++i) {
-      const uint32_t bits = uint32_t{reinterpret_cast<const uint16_t*>(words.data())[i]} << 16;
-      std::memcpy(&values[i], &bits, sizeof bits);
-    }
+    const std::vector<unsigned char> bytes = memory_.values();
+    std::vector<float> values(bytes.size() / size_);
+    for (size_t i = 0; i < values.size(); ++i) std::memcpy(end_of(values[i]), &bytes[i * size_], size_);
     return values;
   }
 
  private:
-  std::vector<float> packed(const std::vector<float>& values) const {  // even counts only: two in a word
-    if (!half_) return values;
-    std::vector<float> words(values.size() / 2);
-    for (size_t i = 0; i < values.size(); ++i) {
-      std::memcpy(reinterpret_cast<char*>(words.data()) + 2 * i, reinterpret_cast<const char*>(&values[i]) + 2, 2);
-    }
-    return words;
+  // A float's last bytes are its first digits: two are the bfloat16.
+  unsigned char* end_of(float& value) const { return reinterpret_cast<unsigned char*>(&value + 1) - size_; }
+  std::vector<unsigned char> packed(std::vector<float> values) const {
+    std::vector<unsigned char> bytes(values.size() * size_);
+    for (size_t i = 0; i < values.size(); ++i) std::memcpy(&bytes[i * size_], end_of(values[i]), size_);
+    return bytes;
   }
 
-  bool half_;
-  DeviceVector memory_;
+  int64_t size_;
+  DeviceArray<unsigned char> memory_;
 };
 
 // Multiples of 1/8 from −1 on: exact in bfloat16.

@@ -9,6 +9,8 @@
 namespace kf::KF_BACKEND {
 namespace {
 
+using Cluster = On<901>;
+
 template <class... Params, class... Args>
 void launch_clusters(void (*kernel)(Params...), int cluster, int blocks, int shared, Args... args) {
   launch_in_clusters(kernel, cluster, blocks, 32, shared, nullptr, args...);
@@ -45,8 +47,7 @@ void check_reaching_into_other_blocks() {
   print_checksum(out);
 }
 
-TEST(Cluster, ReachesIntoOtherBlocks) {
-  KF_NEEDS(900);
+TEST_F(Cluster, ReachesIntoOtherBlocks) {
   check_reaching_into_other_blocks<float>();
   check_reaching_into_other_blocks<double>();
 }
@@ -86,8 +87,7 @@ void check_barriers_of_other_blocks() {
   }
 }
 
-TEST(Cluster, ArrivesAtTheBarriersOfOtherBlocks) {
-  KF_NEEDS(900);
+TEST_F(Cluster, ArrivesAtTheBarriersOfOtherBlocks) {
   check_barriers_of_other_blocks<float>();
   check_barriers_of_other_blocks<double>();
 }
@@ -112,8 +112,7 @@ __global__ void leave_kernel(const float* in, float* out) {
   cluster_sync();
 }
 
-TEST(Cluster, LeavesWhatItHasOnlyRead) {
-  KF_NEEDS(900);
+TEST_F(Cluster, LeavesWhatItHasOnlyRead) {
   const Memory<float> in(4 * 128), out(4 * 128);
   fill_whole(in, 100);
   launch_clusters(leave_kernel, 2, 4, 0, static_cast<const float*>(in.get()), out.get());
@@ -140,8 +139,7 @@ __global__ void multicast_kernel(const __grid_constant__ CUtensorMap map, uint32
   cluster_sync();
 }
 
-TEST(Cluster, LoadsOneTileForSeveralBlocks) {
-  KF_NEEDS(901);
+TEST_F(Cluster, LoadsOneTileForSeveralBlocks) {
   const Memory<uint16_t> tensor(128 * 16);
   fill_bits(tensor);
   const CUtensorMap map = make_tensor_map<uint16_t, 2>(tensor.get(), {128, 16}, {256}, {64, 8}, Swizzle::k128);

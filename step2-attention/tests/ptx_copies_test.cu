@@ -54,6 +54,8 @@ TEST(CpAsync, CopiesAllOrSomeOfSixteenBytes) {
 
 // ---- mbarrier ----
 
+using Mbarrier = On<900>;
+
 // Thread 0 hands numbers to the others through one word, 20 times: a barrier says that it is full, one that it is
 // empty.
 __global__ void phases_kernel(uint32_t* out) {
@@ -80,8 +82,7 @@ __global__ void phases_kernel(uint32_t* out) {
   if (threadIdx.x == 0) mbarrier_invalidate(&full);
 }
 
-TEST(Mbarrier, GoesThroughPhases) {
-  KF_NEEDS(900);
+TEST_F(Mbarrier, GoesThroughPhases) {
   const Memory<uint32_t> out(20 * 63);
   phases_kernel<<<1, 64>>>(out.get());
   finish();
@@ -104,8 +105,7 @@ __global__ void copies_kernel(const uint32_t* in, uint32_t* out) {
   for (int j = 0; j < 4; ++j) out[64 * j + i] = tile[64 * j + i];
 }
 
-TEST(Mbarrier, WaitsForCopies) {
-  KF_NEEDS(900);
+TEST_F(Mbarrier, WaitsForCopies) {
   const Memory<uint32_t> in(256), out(256);
   for (int i = 0; i < 256; ++i) in[i] = 7u * i + 3;
   copies_kernel<<<1, 64>>>(in.get(), out.get());
@@ -114,6 +114,8 @@ TEST(Mbarrier, WaitsForCopies) {
 }
 
 // ---- bulk copies ----
+
+using Bulk = On<900>;
 
 __global__ void bulk_kernel(const uint32_t* in, uint32_t* out, uint32_t words) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -140,8 +142,7 @@ __global__ void bulk_kernel(const uint32_t* in, uint32_t* out, uint32_t words) {
   }
 }
 
-TEST(Bulk, CopiesThereAndBack) {
-  KF_NEEDS(900);
+TEST_F(Bulk, CopiesThereAndBack) {
   const Memory<uint32_t> in(1024), out(1024);
   for (int i = 0; i < 1024; ++i) in[i] = 2654435761u * i;
   bulk_kernel<<<1, 64, 4096>>>(in.get(), out.get(), 1024);
@@ -170,8 +171,7 @@ __global__ void bulk_add_kernel(const float* in, float* out, float* seen, unsign
   tma_store_wait<0>();
 }
 
-TEST(Bulk, AddsToWhatIsThere) {
-  KF_NEEDS(900);
+TEST_F(Bulk, AddsToWhatIsThere) {
   constexpr int kBlocks = 5;
   const Memory<float> in(256), out(256), seen(512);
   const Memory<unsigned> count(1);
@@ -188,6 +188,8 @@ TEST(Bulk, AddsToWhatIsThere) {
 }
 
 // ---- TMA ----
+
+using Tma = On<900>;
 
 struct At {
   int32_t c[5];
@@ -304,30 +306,23 @@ void test_boxes(const std::array<uint64_t, kRank>& size, const std::array<uint32
   }
 }
 
-TEST(Tma, CopiesRows) {
-  KF_NEEDS(900);
-  test_boxes<1>({1000}, {128}, Swizzle::kNone, {{{0}}, {{256}}, {{-24}}, {{936}}});
-}
-TEST(Tma, CopiesTilesWithoutASwizzle) {
-  KF_NEEDS(900);
+TEST_F(Tma, CopiesRows) { test_boxes<1>({1000}, {128}, Swizzle::kNone, {{{0}}, {{256}}, {{-24}}, {{936}}}); }
+TEST_F(Tma, CopiesTilesWithoutASwizzle) {
   test_boxes<2>({72, 40}, {24, 16}, Swizzle::kNone, {{{0, 0}}, {{8, 5}}, {{-8, -3}}, {{56, 33}}, {{80, 0}}});
 }
-TEST(Tma, CopiesTilesWithEachSwizzle) {
-  KF_NEEDS(900);
+TEST_F(Tma, CopiesTilesWithEachSwizzle) {
   test_boxes<2>({72, 40}, {16, 24}, Swizzle::k32, {{{0, 0}}, {{8, 5}}, {{-8, -3}}, {{64, 33}}});
   test_boxes<2>({72, 40}, {32, 24}, Swizzle::k64, {{{0, 0}}, {{8, 5}}, {{-16, -3}}, {{64, 33}}});
   test_boxes<2>({72, 40}, {64, 24}, Swizzle::k128, {{{0, 0}}, {{8, 5}}, {{-8, -3}}, {{48, 33}}});
 }
-TEST(Tma, CopiesBoxesOfThreeToFiveDimensions) {
-  KF_NEEDS(900);
+TEST_F(Tma, CopiesBoxesOfThreeToFiveDimensions) {
   test_boxes<3>({24, 10, 6}, {16, 4, 3}, Swizzle::k32, {{{0, 0, 0}}, {{16, 7, 4}}, {{-8, -1, -1}}});
   test_boxes<4>({24, 6, 5, 4}, {8, 2, 3, 2}, Swizzle::kNone, {{{0, 0, 0, 0}}, {{16, 5, 3, 3}}, {{-8, -1, -1, -1}}});
   test_boxes<5>({16, 4, 3, 4, 3}, {8, 2, 2, 3, 2}, Swizzle::kNone,
                 {{{0, 0, 0, 0, 0}}, {{8, 3, 2, 2, 2}}, {{-8, -1, -1, -1, -1}}});
 }
 
-TEST(Tma, FillsWithNanWhereAsked) {
-  KF_NEEDS(900);
+TEST_F(Tma, FillsWithNanWhereAsked) {
   const Memory<float> tensor(32 * 8);
   fill_whole(tensor, 5);
   const CUtensorMap map = make_tensor_map<float, 2>(tensor.get(), {32, 8}, {128}, {16, 8}, Swizzle::kNone, true);
@@ -346,8 +341,7 @@ TEST(Tma, FillsWithNanWhereAsked) {
   }
 }
 
-TEST(Tma, AddsToATensor) {
-  KF_NEEDS(900);
+TEST_F(Tma, AddsToATensor) {
   const Memory<float> tensor(32 * 8), box(16 * 8), before(32 * 8);
   fill_whole(tensor, 6), fill_whole(box, 7), fill_whole(before, 6);
   const CUtensorMap map = make_tensor_map<float, 2>(tensor.get(), {32, 8}, {128}, {16, 8}, Swizzle::kNone);
@@ -363,8 +357,7 @@ TEST(Tma, AddsToATensor) {
   print_checksum(tensor);
 }
 
-TEST(Tma, RefusesMapsThatTheHardwareCannotHave) {
-  KF_NEEDS(900);
+TEST_F(Tma, RefusesMapsThatTheHardwareCannotHave) {
   const Memory<float> tensor(1024);
   const float* const t = tensor.get();
   EXPECT_NO_THROW((make_tensor_map<float, 2>(t, {32, 32}, {128}, {32, 8}, Swizzle::k128)));

@@ -61,12 +61,16 @@ inline int compiled_for() {
   }();
   return architecture;
 }
-#define KF_NEEDS(architecture)                                                                                  \
-  if (compiled_for() < architecture) {                                                                          \
-    GTEST_SKIP() << "compiled for " << compiled_for() << "; on a GPU of compute capability 9.0 configure with " \
-                 << "-D KF_CUDA_ARCHITECTURES=90a";                                                             \
-  }                                                                                                             \
-  static_assert(true, "")
+
+// Tests of what `kArchitecture` has.
+template <int kArchitecture>
+class On : public testing::Test {
+  void SetUp() override {
+    if (compiled_for() >= kArchitecture) return;
+    GTEST_SKIP() << "compiled for " << compiled_for() << "; on a GPU of compute capability 9.0 configure with "
+                 << "-D KF_CUDA_ARCHITECTURES=90a";
+  }
+};
 
 // FNV-1a over the bytes.
 template <class T>

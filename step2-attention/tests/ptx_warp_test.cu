@@ -39,25 +39,20 @@ class Mma : public testing::Test {};
 using HalfTypes = testing::Types<Bf16, __half>;
 TYPED_TEST_SUITE(Mma, HalfTypes);
 
-TYPED_TEST(Mma, MultipliesWholeNumbersExactly) {
+TYPED_TEST(Mma, MultipliesWholeNumbersExactlyAndAddsUpInFloat32) {
   using T = TypeParam;
   const Memory<T> a(16 * 16), b(16 * 8);
   const Memory<float> c(16 * 8), d(16 * 8);
+  const auto multiply = [&](double tolerance) {
+    mma_kernel<T><<<1, 32>>>(a.get(), b.get(), c.get(), d.get());
+    finish();
+    expect_product(d, product(a, b, c, 16, 8, 16), 8, tolerance);
+  };
   fill_whole(a, 1), fill_whole(b, 2), fill_whole(c, 3);
-  mma_kernel<T><<<1, 32>>>(a.get(), b.get(), c.get(), d.get());
-  finish();
-  expect_product(d, product(a, b, c, 16, 8, 16), 8, 0);
+  multiply(0);
   print_checksum(d);
-}
-
-TYPED_TEST(Mma, AddsUpInFloat32) {
-  using T = TypeParam;
-  const Memory<T> a(16 * 16), b(16 * 8);
-  const Memory<float> c(16 * 8), d(16 * 8);
   fill_normal(a, 1), fill_normal(b, 2), fill_normal(c, 3);
-  mma_kernel<T><<<1, 32>>>(a.get(), b.get(), c.get(), d.get());
-  finish();
-  expect_product(d, product(a, b, c, 16, 8, 16), 8, 1e-5);
+  multiply(1e-5);
 }
 
 TEST(MmaTf32, MultipliesWholeNumbersExactly) {
@@ -126,8 +121,20 @@ uint32_t held_by(const Memory<uint16_t>& rows, int matrix, int lane, bool transp
   return transposed ? element(2 * t, g) | element(2 * t + 1, g) << 16 : element(g, 2 * t) | element(g, 2 * t + 1) << 16;
 }
 
-template <int N, bool kTransposed>
-void test_matrices() {
+template <int kCount, bool kTurned>
+struct Matrices {
+  static constexpr int N = kCount;
+  static constexpr bool kTransposed = kTurned;
+};
+template <class Of>
+class MatricesTest : public On<900> {};
+using Counts = testing::Types<Matrices<1, false>, Matrices<2, false>, Matrices<4, false>, Matrices<1, true>,
+                              Matrices<2, true>, Matrices<4, true>>;
+TYPED_TEST_SUITE(MatricesTest, Counts);
+
+TYPED_TEST(MatricesTest, GoThereAndBack) {
+  constexpr int N = TypeParam::N;
+  constexpr bool kTransposed = TypeParam::kTransposed;
   const Memory<uint16_t> rows(32 * 8), back(32 * 8);
   const Memory<uint32_t> held(N * 32);
   fill_bits(rows);
@@ -146,30 +153,6 @@ void test_matrices() {
   }
   print_checksum(held);
   print_checksum(back);
-}
-TEST(Matrices, OneGoesThereAndBack) {
-  KF_NEEDS(900);
-  test_matrices<1, false>();
-}
-TEST(Matrices, TwoGoThereAndBack) {
-  KF_NEEDS(900);
-  test_matrices<2, false>();
-}
-TEST(Matrices, FourGoThereAndBack) {
-  KF_NEEDS(900);
-  test_matrices<4, false>();
-}
-TEST(Matrices, OneTransposedGoesThereAndBack) {
-  KF_NEEDS(900);
-  test_matrices<1, true>();
-}
-TEST(Matrices, TwoTransposedGoThereAndBack) {
-  KF_NEEDS(900);
-  test_matrices<2, true>();
-}
-TEST(Matrices, FourTransposedGoThereAndBack) {
-  KF_NEEDS(900);
-  test_matrices<4, true>();
 }
 
 }  // namespace

@@ -15,6 +15,9 @@ namespace {
 
 // ---- wgmma ----
 
+// Bytes of a row.
+__host__ __device__ constexpr uint32_t width_of(Swizzle swizzle) { return 16u << static_cast<int>(swizzle); }
+
 // Where element (row, k) of an operand lies, in bytes; `row` is a row of A or a column of B. See matrix_descriptor.
 struct Layout {
   Major major;
@@ -22,10 +25,7 @@ struct Layout {
   uint32_t leading, stride;
 
   __host__ __device__ uint32_t offset(uint32_t row, uint32_t k) const {
-    const uint32_t width = swizzle == Swizzle::kNone ? 16
-                           : swizzle == Swizzle::k32 ? 32
-                           : swizzle == Swizzle::k64 ? 64
-                                                     : 128;
+    const uint32_t width = width_of(swizzle);
     if (major == Major::kK) {
       if (swizzle == Swizzle::kNone) return k / 8 * leading + row / 8 * stride + row % 8 * 16 + k % 8 * 2;
       return swizzled_offset(row / 8 * stride + row % 8 * width + k * 2, swizzle);
@@ -38,10 +38,7 @@ struct Layout {
 
 // The tile of `rows` rows, dense.
 Layout layout_of(Major major, Swizzle swizzle, uint32_t rows) {
-  const uint32_t width = swizzle == Swizzle::kNone ? 16
-                         : swizzle == Swizzle::k32 ? 32
-                         : swizzle == Swizzle::k64 ? 64
-                                                   : 128;
+  const uint32_t width = width_of(swizzle);
   if (major == Major::kK) return {major, swizzle, rows * 16, 8 * width};
   if (swizzle == Swizzle::kNone) return {major, swizzle, 128, 256};
   return {major, swizzle, 16 * width, 8 * width};
@@ -122,55 +119,27 @@ void test_wgmma() {
   }
 }
 
-template <int N>
-void test_width() {
-  test_wgmma<N, Bf16, Major::kK, Major::kK>();
-  test_wgmma<N, Bf16, Major::kK, Major::kMN>();
+template <class Width>
+class WgmmaOfWidth : public On<901> {};
+template <int... N>
+using Widths = testing::Types<std::integral_constant<int, N>...>;
+using AllWidths = Widths<32, 64, 128, 192, 256>;
+TYPED_TEST_SUITE(WgmmaOfWidth, AllWidths);
+TYPED_TEST(WgmmaOfWidth, TakesBInEitherMajor) {
+  test_wgmma<TypeParam::value, Bf16, Major::kK, Major::kK>();
+  test_wgmma<TypeParam::value, Bf16, Major::kK, Major::kMN>();
 }
-TEST(Wgmma, Is8Wide) {
-  KF_NEEDS(901);
-  test_width<8>();
-}
-TEST(Wgmma, Is16Wide) {
-  KF_NEEDS(901);
-  test_width<16>();
-}
-TEST(Wgmma, Is32Wide) {
-  KF_NEEDS(901);
-  test_width<32>();
-}
-TEST(Wgmma, Is64Wide) {
-  KF_NEEDS(901);
-  test_width<64>();
-}
-TEST(Wgmma, Is96Wide) {
-  KF_NEEDS(901);
-  test_width<96>();
-}
-TEST(Wgmma, Is128Wide) {
-  KF_NEEDS(901);
-  test_width<128>();
-}
-TEST(Wgmma, Is192Wide) {
-  KF_NEEDS(901);
-  test_width<192>();
-}
-TEST(Wgmma, Is256Wide) {
-  KF_NEEDS(901);
-  test_width<256>();
-}
-TEST(Wgmma, TakesAInEitherMajor) {
-  KF_NEEDS(901);
+
+using Wgmma = On<901>;
+TEST_F(Wgmma, TakesAInEitherMajor) {
   test_wgmma<64, Bf16, Major::kMN, Major::kK>();
   test_wgmma<64, Bf16, Major::kMN, Major::kMN>();
 }
-TEST(Wgmma, TakesFloat16) {
-  KF_NEEDS(901);
+TEST_F(Wgmma, TakesFloat16) {
   test_wgmma<64, __half, Major::kK, Major::kK>();
   test_wgmma<128, __half, Major::kMN, Major::kMN>();
 }
-TEST(Wgmma, TakesAFromRegisters) {
-  KF_NEEDS(901);
+TEST_F(Wgmma, TakesAFromRegisters) {
   test_wgmma<64, Bf16, Major::kK, Major::kK, true>();
   test_wgmma<128, Bf16, Major::kK, Major::kMN, true>();
   test_wgmma<256, __half, Major::kK, Major::kMN, true>();
@@ -229,8 +198,8 @@ __global__ void pipeline_kernel(const __grid_constant__ CUtensorMap map_a, const
   }
 }
 
-TEST(Pipeline, MultipliesMatrices) {
-  KF_NEEDS(901);
+using PipelineTest = On<901>;
+TEST_F(PipelineTest, MultipliesMatrices) {
   const int m = 128, n = 256, k = 448;
   const Memory<Bf16> a(m * k), b(n * k);
   const Memory<float> c(m * n);

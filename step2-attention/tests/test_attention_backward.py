@@ -11,46 +11,34 @@ import torch
 import step2_attention
 from kernel_fusion import testing
 from step2_attention.testing import (
+    DTYPES,
+    INFINITY,
+    NAN,
     PADDING,
     attention_and_lse_of,
-    attention_of,
     bounds,
     can_do,
     dtype_of,
-    hidden_of,
+    every_dtype,
+    every_rung_of,
+    far_apart,
+    float_and_half,
+    gradients_of,
+    of_the_op,
+    on_each_device,
+    ops,
     qkv,
+    spoil_padding,
+    two_along,
+    with_and_without_mask,
 )
 
-DTYPES = [*testing.DTYPES, torch.float64]
-INFINITY = float("inf")
-NAN = float("nan")
 OP = "attention_backward"
-
-ops = torch.ops.step2_attention
 backward = step2_attention.attention_backward
 
 
 def varies(rung):
     return rung not in ("auto", "cpu") and step2_attention.varies(OP, rung)
-
-
-def gradients_of(
-    grad, q, k, v, out, lse, key_begin=None, key_end=None, grad_lse=None, causal=False, scale=None, by_lse=True
-):
-    """The formulas of kernels/attention_backward/rungs.h; without `by_lse` the weights are a softmax of the scores."""
-    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5 if scale is None else scale
-    hidden = hidden_of(q, k, key_begin, key_end, causal)
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = ((q @ k.mT) * scale).masked_fill(hidden, -INFINITY)
-    weights = torch.exp(scores - lse.unsqueeze(-1)) if by_lse else torch.softmax(scores, -1)
-    weights = weights.masked_fill(hidden, 0)
-    delta = (grad * out).sum(-1, keepdim=True)
-    if grad_lse is not None:
-        delta = delta - grad_lse.unsqueeze(-1).to(delta.dtype)
-    grad_scores = weights * (grad @ v.mT - delta)
-    dk, dv = scale * grad_scores.mT @ q, weights.mT @ grad
-    dk, dv = (t.unflatten(1, (-1, group)).sum(2) for t in (dk, dv))
-    return scale * grad_scores @ k, dk, dv
 
 
 def eager(*inputs, **options):
@@ -85,10 +73,7 @@ def assert_gradients(got, inputs, **options):
         torch.testing.assert_close(g.double(), e, rtol=rtol, atol=rtol * greatest)
 
 
-every_rung = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", OP))
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
-with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+every_rung = every_rung_of(OP)
 
 
 # ---- the contract of correctness ----
@@ -127,14 +112,12 @@ def test_only_keys_that_exist_take_part(padding, causal, device, rung):
     check_backward(inputs, rung, causal, layouts=False)
     got = backward(*inputs, causal=causal, rung=rung)
     _, q, k, v, _, _, begin, end, _ = inputs
-    missing = hidden_of(q, k, begin, end, False).all(-2)
-    for t in (k, v):
-        t.masked_fill_(missing.unsqueeze(-1), NAN)
+    missing = spoil_padding(q, k, v, begin, end)
     again = backward(*inputs, causal=causal, rung=rung)
     for g, a in zip(got, again, strict=True):
         assert not testing.differ(g, a, varies(rung)).any()
     for g in again[1:]:
-        assert g.masked_fill(~missing.unsqueeze(-1), 0).eq(0).all()
+        assert g.masked_fill(~missing[:, None, :, None], 0).eq(0).all()
 
 
 @every_rung
@@ -148,7 +131,7 @@ def test_heads_that_share_their_keys_add_to_one_gradient(heads, kv_heads, causal
 
 @testing.where(lambda dtype, rung: can_do(rung, 64, dtype))
 @every_rung
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@float_and_half
 def test_each_tensor_is_found_wherever_it_lies(dtype, device, rung):
     inputs = given(5, 7, 64, dtype, device, ([1, 2], [7, 6]), True, batch=2, heads=6, kv_heads=3)
     check_backward(inputs, rung, causal=True, alone=True, layouts=False)
@@ -182,10 +165,8 @@ def test_a_query_s_gradient_is_a_sum_over_many_tiles_of_keys(causal, dim, device
     shared = given(150, 400, dim, dtype_of(rung), device, ([200], [390]), causal, heads=2, kv_heads=1)
     check_backward(shared, rung, causal, layouts=False)
     _, q, k, v, _, _, begin, end, _ = shared
-    missing = hidden_of(q, k, begin, end, False).all(-2).unsqueeze(-1)
     before = backward(*shared, causal=causal, rung=rung)
-    for t in (k, v):
-        t.masked_fill_(missing, NAN)
+    spoil_padding(q, k, v, begin, end)
     after = backward(*shared, causal=causal, rung=rung)
     assert not any(testing.differ(b, a, varies(rung)).any() for b, a in zip(before, after, strict=True))
 
@@ -380,21 +361,6 @@ def test_what_another_head_left_is_not_read(dtype, device):
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-@on_each_device
-@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-@with_and_without_mask
-def test_as_exact_as_pytorchs_own_in_the_same_dtype(causal, dtype, device):
-    """FlashAttention's rule: at most three times the error of PyTorch's operations in the tensors' dtype."""
-    inputs = [t.requires_grad_() for t in qkv(129, 150, 64, dtype, device)]
-    grad = testing.randn(inputs[0].shape, dtype, device, seed=9)
-    exact_inputs = [t.detach().double().requires_grad_() for t in inputs]
-    exact = torch.autograd.grad(attention_of(*exact_inputs, causal=causal), exact_inputs, grad.double())
-    theirs = torch.autograd.grad(attention_of(*inputs, causal=causal), inputs, grad)
-    ours = torch.autograd.grad(step2_attention.attention(*inputs, causal=causal), inputs, grad)
-    for mine, other, e in zip(ours, theirs, exact, strict=True):
-        assert (mine.double() - e).abs().max() <= 3 * (other.double() - e).abs().max() + 1e-7 * e.abs().max()
-
-
 # ---- shapes and places ----
 
 
@@ -435,29 +401,19 @@ def test_gradients_are_written_where_they_lie(row, device, rung):
 @pytest.mark.parametrize("far", ["batch", "heads", "positions"])
 @pytest.mark.parametrize("which", ["grad", "q", "k", "v", "out", "dq", "dk", "dv"])
 def test_offsets_beyond_32_bits(which, far, device, rung):
-    """One tensor whose neighbours along one dimension are 2³² elements and more apart: most of it nobody touches."""
-    dim = ["batch", "heads", "positions"].index(far)
-    shape = [1, 1, 1, 8]
-    shape[dim] = 2
-    q, k, v, grad = (testing.randn(shape, torch.float16, device, seed) for seed in range(4))
+    q, k, v, grad = (testing.randn(two_along(far), torch.float16, device, seed) for seed in range(4))
     out, lse = step2_attention.attention(q, k, v, return_lse=True)
     tensors = {"grad": grad, "q": q, "k": k, "v": v, "out": out}
     tensors |= {name: torch.empty_like(q) for name in ("dq", "dk", "dv")}
     expected = gradients_of(*(t.double() for t in (grad, q, k, v, out, lse)))
-    distance = (1 << 32) + 4096  # what wraps around lands where nothing is
-    memory = testing.lazy_memory(distance + 4096, torch.float16, device)
-    strides = [8, 8, 8, 1]
-    strides[dim] = distance
-    tensors[which] = memory.as_strided(shape, strides).copy_(tensors[which])
+    tensors[which] = far_apart(tensors[which], far)
     inputs = [tensors[name] for name in ("grad", "q", "k", "v", "out")]
     got = ops.attention_backward.out(*inputs, lse, rung=rung, **{name: tensors[name] for name in ("dq", "dk", "dv")})
     for g, e in zip(got, expected, strict=True):
         torch.testing.assert_close(g.double(), e, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("device", "rung"), [p for p in testing.device_rungs("step2_attention", OP) if p.values[0] == "cuda"]
-)
+@every_rung_of(OP, lambda device, rung: device == "cuda")
 def test_memory_does_not_grow_with_the_square_of_the_length(device, rung):
     def needed(length):
         inputs = given(length, length, 64, torch.bfloat16, device, heads=1, causal=True)
@@ -474,6 +430,7 @@ def test_memory_does_not_grow_with_the_square_of_the_length(device, rung):
 # ---- as torch sees it ----
 
 
+@of_the_op(OP)
 @every_rung
 def test_it_is_registered_as_torch_wants_it(device, rung):
     dtype = dtype_of(rung)
@@ -492,15 +449,6 @@ def test_its_own_gradients(causal, device):
         tensors[5].nan_to_num_(neginf=30)  # of queries that see nothing: finite differences of −∞ are NaN
     assert torch.autograd.gradcheck(lambda *t: backward(*t, causal=causal, scale=0.7), tensors)
     assert torch.autograd.gradcheck(lambda *t: backward(*t, None, causal=causal), tensors[:8])
-
-
-@on_each_device
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_inside_autocast_it_computes_the_same(dtype, device):
-    inputs = given(6, 7, 16, dtype, device)
-    with torch.autocast(device, torch.bfloat16):
-        mixed = backward(*inputs)
-    assert all(torch.equal(a, b) for a, b in zip(mixed, backward(*inputs), strict=True))
 
 
 # ---- what is chosen, and what is refused ----

@@ -11,47 +11,33 @@ from step2_attention.testing import bounds, lse_for, on_each_device, on_tensor_c
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
 def test_attention_refuses(device):
     q, k, v = (torch.ones(1, 2, n, 8, device=device) for n in (3, 4, 4))
-    with testing.raises(ValueError, "attention: `attn_mask` must be None, got a tensor of shape (3, 4)", "causal=True"):
-        step2_attention.attention(q, k, v, attn_mask=torch.ones(3, 4, device=device))
-    with testing.raises(ValueError, "attention: `attn_mask` must be None, got 'alibi'"):
-        step2_attention.attention(q, k, v, attn_mask="alibi")
-    with testing.raises(TypeError, "attention: `key_end` must be int32, got int64"):
-        step2_attention.attention(q, k, v, key_end=torch.ones(1, dtype=torch.int64, device=device))
-    with testing.raises(ValueError, "attention: `key_begin` must have shape (1,), got (2,)"):
-        step2_attention.attention(q, k, v, key_begin=torch.ones(2, dtype=torch.int32, device=device))
-    with testing.raises(TypeError, "attention: `q` must be float32, float16, bfloat16 or float64, got int32"):
-        step2_attention.attention(q.int(), k, v)
-    with testing.raises(TypeError, "attention: `k` must have the dtype of `q` (float32), got float16"):
-        step2_attention.attention(q, k.half(), v)
-    with testing.raises(TypeError, "attention: `v` must have the dtype of `q` (float32), got float64"):
-        step2_attention.attention(q, k, v.double())
-    with testing.raises(ValueError, "attention: `q` must have 4 dimensions, got 3 (shape (2, 3, 8))"):
-        step2_attention.attention(q[0], k, v)
-    with testing.raises(ValueError, "attention: `k` must have 4 dimensions, got 3 (shape (2, 4, 8))"):
-        step2_attention.attention(q, k[0], v)
-    with testing.raises(ValueError, "attention: `v` must have 4 dimensions, got 3 (shape (2, 4, 8))"):
-        step2_attention.attention(q, k, v[0])
-    with testing.raises(ValueError, "attention: `v` must have shape (1, 1, 4, 8), got (1, 2, 4, 8)"):
-        step2_attention.attention(q, k[:, :1], v)
+    other = "meta" if device != "meta" else "cpu"
+    bad = [
+        (TypeError, "`key_end` must be int32, got int64", {"key_end": torch.ones(1, dtype=torch.int64, device=device)}),
+        (ValueError, "`key_begin` must have shape (1,), got (2,)", {"key_begin": bounds([1, 1], device)}),
+        (TypeError, "`q` must be float32, float16, bfloat16 or float64, got int32", {"q": q.int()}),
+        (TypeError, "`k` must have the dtype of `q` (float32), got float16", {"k": k.half()}),
+        (TypeError, "`v` must have the dtype of `q` (float32), got float64", {"v": v.double()}),
+        (ValueError, "`q` must have 4 dimensions, got 3 (shape (2, 3, 8))", {"q": q[0]}),
+        (ValueError, "`k` must have 4 dimensions, got 3 (shape (2, 4, 8))", {"k": k[0]}),
+        (ValueError, "`v` must have 4 dimensions, got 3 (shape (2, 4, 8))", {"v": v[0]}),
+        (ValueError, "`v` must have shape (1, 1, 4, 8), got (1, 2, 4, 8)", {"k": k[:, :1]}),
+        (ValueError, "`k` must have shape (1, 2, 4, 8), got (1, 2, 4, 7)", {"k": k[..., :7]}),
+        (ValueError, "`v` must have shape (1, 2, 4, 8), got (1, 2, 3, 8)", {"v": v[:, :, :3]}),
+        (ValueError, "the last dimension of `q` (head_dim) must not be 0, got shape (1, 2, 3, 0)", {"q": q[..., :0]}),
+        (ValueError, "`k` must be on the device of `q`", {"k": torch.ones(1, 2, 4, 8, device=other)}),
+        (ValueError, "`key_end` must be on the device of `q`", {"key_end": bounds([1], other)}),
+    ]
     for heads in (0, 3, 4):
         odd = torch.ones(1, heads, 4, 8, device=device)
-        with testing.raises(
-            ValueError, f"attention: the heads of `q` must be a multiple of those of `k`, got 2 and {heads}"
-        ):
-            step2_attention.attention(q, odd, odd)
-    with testing.raises(ValueError, "attention: `k` must have shape (1, 2, 4, 8), got (1, 2, 4, 7)"):
-        step2_attention.attention(q, k[..., :7], v)
-    with testing.raises(ValueError, "attention: `v` must have shape (1, 2, 4, 8), got (1, 2, 3, 8)"):
-        step2_attention.attention(q, k, v[:, :, :3])
-    with testing.raises(
-        ValueError, "attention: the last dimension of `q` (head_dim) must not be 0, got shape (1, 2, 3, 0)"
-    ):
-        step2_attention.attention(q[..., :0], k[..., :0], v[..., :0])
-    other = "meta" if device != "meta" else "cpu"
-    with testing.raises(ValueError, "attention: `k` must be on the device of `q`", f"got {other}"):
-        step2_attention.attention(q, torch.ones(1, 2, 4, 8, device=other), v)
-    with testing.raises(ValueError, "attention: `key_end` must be on the device of `q`", f"got {other}"):
-        step2_attention.attention(q, k, v, key_end=torch.ones(1, dtype=torch.int32, device=other))
+        text = f"the heads of `q` must be a multiple of those of `k`, got 2 and {heads}"
+        bad.append((ValueError, text, {"k": odd, "v": odd}))
+    for error, text, changed in bad:
+        with testing.raises(error, f"attention: {text}", f"got {other}" if "device" in text else ""):
+            step2_attention.attention(**({"q": q, "k": k, "v": v} | changed))
+    for mask, got in ((torch.ones(3, 4, device=device), "a tensor of shape (3, 4)"), ("alibi", "'alibi'")):
+        with testing.raises(ValueError, f"attention: `attn_mask` must be None, got {got}", "causal=True"):
+            step2_attention.attention(q, k, v, attn_mask=mask)
 
 
 @on_each_device
@@ -95,23 +81,20 @@ def test_a_bad_out_is_refused(device):
     with testing.raises(ValueError, "softmax: `out` must not share memory with `x`"):
         ops.softmax.out(x, out=x)
     q = torch.ones(1, 2, 3, 8, device=device)
-    with testing.raises(TypeError, "attention: `out` must have the dtype of `q` (float32), got float16"):
-        ops.attention.out(q, q, q, out=q.half(), lse=lse_for(q))
-    with testing.raises(ValueError, "attention: `out` must have shape (1, 2, 3, 8), got (1, 2, 3, 7)"):
-        ops.attention.out(q, q, q, out=torch.empty(1, 2, 3, 7, device=device), lse=lse_for(q))
-    with testing.raises(ValueError, "attention: the last dimension of `out` must be contiguous, got stride 3"):
-        ops.attention.out(q, q, q, out=torch.empty(1, 2, 8, 3, device=device).mT, lse=lse_for(q))
-    with testing.raises(ValueError, "attention: `out` must not be expanded"):
-        ops.attention.out(q, q, q, out=torch.empty(1, 1, 3, 8, device=device).expand(1, 2, 3, 8), lse=lse_for(q))
-    out = torch.empty_like(q)
-    with testing.raises(TypeError, "attention: `lse` must be float32, got float64"):
-        ops.attention.out(q, q, q, out=out, lse=lse_for(q).double())
+    good = {"out": torch.empty_like(q), "lse": lse_for(q)}
+    for error, text, name, value in (
+        (TypeError, "`out` must have the dtype of `q` (float32), got float16", "out", q.half()),
+        (ValueError, "`out` must have shape (1, 2, 3, 8), got (1, 2, 3, 7)", "out", q[..., 1:]),
+        (ValueError, "the last dimension of `out` must be contiguous, got stride 3", "out", q.mT.contiguous().mT),
+        (ValueError, "`out` must not be expanded", "out", q[:, :1].clone().expand(1, 2, 3, 8)),
+        (TypeError, "`lse` must be float32, got float64", "lse", lse_for(q).double()),
+        (ValueError, "`lse` must have shape (1, 2, 3), got (1, 2, 4)", "lse", torch.empty(1, 2, 4, device=device)),
+        (ValueError, "`lse` must be contiguous", "lse", torch.empty(1, 3, 2, device=device).mT),
+    ):
+        with testing.raises(error, f"attention: {text}"):
+            ops.attention.out(q, q, q, **(good | {name: value}))
     with testing.raises(TypeError, "attention: `lse` must be float64, got float32"):
-        ops.attention.out(*(q.double(),) * 3, out=out.double(), lse=lse_for(q))
-    with testing.raises(ValueError, "attention: `lse` must have shape (1, 2, 3), got (1, 2, 4)"):
-        ops.attention.out(q, q, q, out=out, lse=torch.empty(1, 2, 4, device=device))
-    with testing.raises(ValueError, "attention: `lse` must be contiguous"):
-        ops.attention.out(q, q, q, out=out, lse=torch.empty(1, 3, 2, device=device).mT)
+        ops.attention.out(*(q.double(),) * 3, out=q.double(), lse=lse_for(q))
 
 
 @on_each_device

@@ -9,14 +9,28 @@ import torch
 import step2_attention
 from kernel_fusion import testing
 from kernel_fusion.testing.accuracy import poisoned_allocations
-from step2_attention.testing import bounds, cached, lse_for, paged, takes_pages, tolerance_of
+from step2_attention.testing import (
+    INFINITY,
+    NAN,
+    bounds,
+    cached,
+    every_dtype,
+    every_rung_of,
+    far_apart,
+    half_types,
+    lse_for,
+    of_the_op,
+    on_each_device,
+    ops,
+    paged,
+    spoil_padding,
+    takes_pages,
+    tolerance_of,
+    two_along,
+    views_of,
+)
 
-DTYPES = [*testing.DTYPES, torch.float64]
-INFINITY = float("inf")
-NAN = float("nan")
 OP = "attention_decode"
-
-ops = torch.ops.step2_attention
 decode = step2_attention.attention_decode
 
 
@@ -81,12 +95,8 @@ def check_decode(inputs, rung, **options):
     )
 
 
-every_rung = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", OP))
-paged_rungs = pytest.mark.parametrize(
-    ("device", "rung"), [p for p in testing.device_rungs("step2_attention", OP) if takes_pages(p.values[1])]
-)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
+every_rung = every_rung_of(OP)
+paged_rungs = every_rung_of(OP, lambda device, rung: takes_pages(rung))
 
 
 # ---- the contract of correctness ----
@@ -155,15 +165,9 @@ def test_each_batch_has_its_own_length(lengths, q_length, device, rung):
     q, k, v = cached(q_length, 170, 64, dtype_of(rung), device, batch=4)
     check_decode((q, k, v, begin, end), rung, layouts=False)
     got = decode(q, k, v, begin, end, return_lse=True, rung=rung)
-    key = torch.arange(170, device=device)
-    for batch in range(4):
-        missing = torch.zeros(170, dtype=torch.bool, device=device)
-        missing |= key < (0 if begin is None else begin[batch])
-        missing |= key >= (170 if end is None else end[batch])
-        k[batch, :, missing], v[batch, :, missing] = NAN, NAN
-        if missing.all():
-            assert got[0][batch].eq(0).all()
-            assert got[1][batch].eq(-INFINITY).all()
+    nothing = spoil_padding(q, k, v, begin, end).all(-1)
+    assert got[0][nothing].eq(0).all()
+    assert got[1][nothing].eq(-INFINITY).all()
     again = decode(q, k, v, begin, end, return_lse=True, rung=rung)
     assert torch.equal(got[0], again[0])
     assert torch.equal(got[1], again[1])
@@ -205,14 +209,6 @@ def test_pages_of_any_size(block_size, device, rung):
             decode(q, k, v, None, end, table, rung=rung)
     else:
         check_decode((q, k, v, None, end, table), rung, layouts=False)
-
-
-@paged_rungs
-def test_paged_is_as_if_the_keys_lay_in_a_row(device, rung):
-    q, k, v, table = paged(2, 9, 32, 64, dtype_of(rung), device, heads=4, kv_heads=2)
-    end = bounds([9 * 32, 100], device)
-    whole = [unpaged(cache, table).contiguous() for cache in (k, v)]
-    assert torch.equal(decode(q, k, v, None, end, table, rung=rung), decode(q, *whole, None, end, rung=rung))
 
 
 @paged_rungs
@@ -309,19 +305,10 @@ def test_many_reruns_are_equal_to_the_last_bit(keys, device, rung):
 @pytest.mark.parametrize("far", ["batch", "heads", "positions"])
 @pytest.mark.parametrize("which", ["q", "k_cache", "v_cache", "out"])
 def test_offsets_beyond_32_bits(which, far, device, rung):
-    """One tensor whose neighbours along one dimension are 2³² elements and more apart: most of it nobody touches."""
-    dim = ["batch", "heads", "positions"].index(far)
-    shape = [1, 1, 1, 8]
-    shape[dim] = 2
     names = ["q", "k_cache", "v_cache", "out"]
-    tensors = {name: testing.randn(shape, torch.float16, device, seed) for seed, name in enumerate(names)}
-    distance = (1 << 32) + 4096  # what wraps around lands where nothing is
-    memory = testing.lazy_memory(distance + 4096, torch.float16, device)
-    strides = [8, 8, 8, 1]
-    strides[dim] = distance
+    tensors = {name: testing.randn(two_along(far), torch.float16, device, seed) for seed, name in enumerate(names)}
     expected, _ = decode_and_lse_of(*(tensors[name].double() for name in names[:3]))
-    tensors[which] = memory.as_strided(shape, strides).copy_(tensors[which])
-    q, k, v, out = (tensors[name] for name in names)
+    q, k, v, out = (tensors | {which: far_apart(tensors[which], far)}).values()
     ops.attention_decode.out(q, k, v, rung=rung, out=out, lse=lse_for(q))
     torch.testing.assert_close(out.double(), expected, rtol=1e-3, atol=1e-3)
 
@@ -351,16 +338,6 @@ def test_it_is_attention_of_the_last_queries(q_length, device, rung):
     whole, whole_lse = step2_attention.attention(q, k, v, begin, end, causal=True, return_lse=True)
     torch.testing.assert_close(out, whole, **tolerance_of(out))
     torch.testing.assert_close(lse, whole_lse, rtol=1e-4, atol=1e-4)
-
-
-@every_rung
-def test_it_is_attention_over_the_keys_before_each_length(device, rung):
-    q, k, v = cached(3, 90, 64, dtype_of(rung), device)
-    out = decode(q, k, v, None, bounds([90, 41], device), rung=rung)
-    for batch, length in enumerate((90, 41)):
-        one = [t[batch : batch + 1] for t in (q, k[:, :, :length], v[:, :, :length])]
-        expected = step2_attention.attention(*one, causal=True)
-        torch.testing.assert_close(out[batch : batch + 1], expected, **tolerance_of(out))
 
 
 @every_rung
@@ -399,13 +376,7 @@ def test_empty_tensors(device, rung):
 @every_rung
 def test_views_of_any_strides(device, rung):
     q, k, v = cached(6, 40, 16, dtype_of(rung), device)
-    views = [
-        (q[:1].expand(2, -1, -1, -1), k[:, :1].expand(-1, 2, -1, -1), v),  # strides of 0
-        (q[:, :, ::2], k[:, :, 1::3], v[:, :, 1::3]),
-        (q[..., ::2], k[..., ::2], v[..., 1::2]),  # rows not in one piece
-        (q.flip(2), k.mT.contiguous().mT, v.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)),
-    ]
-    for inputs in views:
+    for inputs in views_of(q, k, v):
         out = decode(*inputs, rung=rung)
         assert out.is_contiguous()
         assert_decodes(out, *inputs)
@@ -426,6 +397,7 @@ def test_a_cache_of_tokens_then_heads_is_read_as_it_lies(device, rung):
 # ---- as torch sees it ----
 
 
+@of_the_op("attention_decode")
 @every_rung
 def test_it_is_registered_as_torch_wants_it(device, rung):
     q, k, v = cached(3, 20, 16, dtype_of(rung), device, heads=4, kv_heads=2)
@@ -446,9 +418,7 @@ def test_it_is_registered_as_torch_wants_it(device, rung):
         assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("device", "rung"), [p for p in testing.device_rungs("step2_attention", OP) if p.values[0] == "cuda"]
-)
+@every_rung_of(OP, lambda device, rung: device == "cuda")
 def test_a_cuda_graph_is_replayed_with_other_lengths(device, rung):
     if not takes_pages(rung):
         inputs, table = cached(2, 512, 64, dtype_of(rung), device), None
@@ -468,7 +438,7 @@ def test_a_cuda_graph_is_replayed_with_other_lengths(device, rung):
 
 
 @on_each_device
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@half_types
 def test_under_autocast_it_has_autocasts_dtype(dtype, device):
     inputs = cached(1, 30, 16, torch.float32, device)
     with torch.autocast(device, dtype):

@@ -8,13 +8,10 @@ import torch
 
 import step2_attention
 from kernel_fusion import testing
-from step2_attention.testing import bounds, cached, lse_for, paged, takes_pages
+from step2_attention.testing import bounds, cached, lse_for, on_each_device, ops, paged, takes_pages
 
 OP = "attention_decode"
-
-ops = torch.ops.step2_attention
 decode = step2_attention.attention_decode
-on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 
 
 def choose(rung, dtype=torch.bfloat16, **sizes):
@@ -82,50 +79,40 @@ def test_what_is_too_large_for_the_first_rungs_is_refused():
 def test_it_refuses(device):
     q, k, v = (torch.ones(2, 2, n, 8, device=device) for n in (3, 48, 48))
     table = torch.zeros(2, 3, dtype=torch.int32, device=device)
-    with testing.raises(ValueError, "attention_decode: `q` must have at most 16 queries, got 17; `attention` takes"):
-        decode(torch.ones(2, 2, 17, 8, device=device), k, v)
-    with testing.raises(TypeError, "attention_decode: `q` must be float32, float16, bfloat16 or float64, got int32"):
-        decode(q.int(), k, v)
-    with testing.raises(ValueError, "attention_decode: `q` must have 4 dimensions, got 3 (shape (2, 3, 8))"):
-        decode(q[0], k, v)
-    with testing.raises(ValueError, "attention_decode: the last dimension of `q` (head_dim) must not be 0"):
-        decode(q[..., :0], k[..., :0], v[..., :0])
-    with testing.raises(TypeError, "attention_decode: `k_cache` must have the dtype of `q` (float32), got float16"):
-        decode(q, k.half(), v)
-    with testing.raises(TypeError, "attention_decode: `v_cache` must have the dtype of `q` (float32), got float16"):
-        decode(q, k, v.half())
-    with testing.raises(ValueError, "attention_decode: `k_cache` must have 4 dimensions, got 3 (shape (2, 48, 8))"):
-        decode(q, k[0], v)
-    with testing.raises(ValueError, "attention_decode: `v_cache` must have 4 dimensions, got 3 (shape (2, 48, 8))"):
-        decode(q, k, v[0])
-    with testing.raises(ValueError, "attention_decode: `k_cache` must have shape (2, 2, 48, 8), got (1, 2, 48, 8)"):
-        decode(q, k[:1], v)
-    with testing.raises(ValueError, "attention_decode: `k_cache` must have shape (2, 2, 48, 8), got (2, 2, 48, 7)"):
-        decode(q, k[..., :7], v)
-    with testing.raises(ValueError, "attention_decode: `v_cache` must have shape (2, 2, 48, 8), got (2, 2, 47, 8)"):
-        decode(q, k, v[:, :, 1:])
+    other = "meta" if device != "meta" else "cpu"
+    bad = [
+        (
+            ValueError,
+            "`q` must have at most 16 queries, got 17; `attention` takes",
+            {"q": q[:, :, :1].expand(2, 2, 17, 8)},
+        ),
+        (TypeError, "`q` must be float32, float16, bfloat16 or float64, got int32", {"q": q.int()}),
+        (ValueError, "`q` must have 4 dimensions, got 3 (shape (2, 3, 8))", {"q": q[0]}),
+        (ValueError, "the last dimension of `q` (head_dim) must not be 0", {"q": q[..., :0]}),
+        (TypeError, "`k_cache` must have the dtype of `q` (float32), got float16", {"k_cache": k.half()}),
+        (TypeError, "`v_cache` must have the dtype of `q` (float32), got float16", {"v_cache": v.half()}),
+        (ValueError, "`k_cache` must have 4 dimensions, got 3 (shape (2, 48, 8))", {"k_cache": k[0]}),
+        (ValueError, "`v_cache` must have 4 dimensions, got 3 (shape (2, 48, 8))", {"v_cache": v[0]}),
+        (ValueError, "`k_cache` must have shape (2, 2, 48, 8), got (1, 2, 48, 8)", {"k_cache": k[:1]}),
+        (ValueError, "`k_cache` must have shape (2, 2, 48, 8), got (2, 2, 48, 7)", {"k_cache": k[..., :7]}),
+        (ValueError, "`v_cache` must have shape (2, 2, 48, 8), got (2, 2, 47, 8)", {"v_cache": v[:, :, 1:]}),
+        (ValueError, "`v_cache` must be on the device of `q`", {"v_cache": torch.ones(2, 2, 48, 8, device=other)}),
+        (TypeError, "`block_table` must be int32, got int64", {"block_table": table.long()}),
+        (ValueError, "`block_table` must have 2 dimensions, got 1 (shape (3,))", {"block_table": table[0]}),
+        (ValueError, "`block_table` must have shape (2, 3), got (1, 3)", {"block_table": table[:1]}),
+        (ValueError, "`block_table` must be on the device of `q`", {"block_table": bounds([[0] * 3] * 2, other)}),
+    ]
     for heads in (0, 3, 4):
         odd = torch.ones(2, heads, 4, 8, device=device)
-        with testing.raises(
-            ValueError, f"decode: the heads of `q` must be a multiple of those of `k_cache`, got 2 and {heads}"
-        ):
-            decode(q, odd, odd)
+        text = f"the heads of `q` must be a multiple of those of `k_cache`, got 2 and {heads}"
+        bad.append((ValueError, text, {"k_cache": odd, "v_cache": odd}))
     for name in ("key_begin", "key_end"):
-        with testing.raises(TypeError, f"attention_decode: `{name}` must be int32, got int64"):
-            decode(q, k, v, **{name: torch.ones(2, dtype=torch.int64, device=device)})
-        with testing.raises(ValueError, f"attention_decode: `{name}` must have shape (2,), got (3,)"):
-            decode(q, k, v, **{name: torch.ones(3, dtype=torch.int32, device=device)})
-    with testing.raises(TypeError, "attention_decode: `block_table` must be int32, got int64"):
-        decode(q, k, v, block_table=table.long())
-    with testing.raises(ValueError, "attention_decode: `block_table` must have 2 dimensions, got 1 (shape (3,))"):
-        decode(q, k, v, block_table=table[0])
-    with testing.raises(ValueError, "attention_decode: `block_table` must have shape (2, 3), got (1, 3)"):
-        decode(q, k, v, block_table=table[:1])
-    other = "meta" if device != "meta" else "cpu"
-    with testing.raises(ValueError, "attention_decode: `block_table` must be on the device of `q`", f"got {other}"):
-        decode(q, k, v, block_table=torch.zeros(2, 3, dtype=torch.int32, device=other))
-    with testing.raises(ValueError, "attention_decode: `v_cache` must be on the device of `q`", f"got {other}"):
-        decode(q, k, torch.ones(2, 2, 48, 8, device=other))
+        keys = bounds([1, 1], device)
+        bad.append((TypeError, f"`{name}` must be int32, got int64", {name: keys.long()}))
+        bad.append((ValueError, f"`{name}` must have shape (2,), got (3,)", {name: bounds([1, 1, 1], device)}))
+    for error, text, changed in bad:
+        with testing.raises(error, f"attention_decode: {text}", f"got {other}" if "device" in text else ""):
+            decode(**({"q": q, "k_cache": k, "v_cache": v} | changed))
 
 
 @on_each_device

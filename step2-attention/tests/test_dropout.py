@@ -3,42 +3,32 @@
 python tests/test_dropout.py            pytest's options may follow, such as -k v2_tiled
 """
 
-import math
-
 import pytest
 import torch
 
 import step2_attention
 from kernel_fusion import testing
-from step2_attention.testing import bounds, can_do, dtype_of, hidden_of, qkv
+from step2_attention.testing import (
+    NAN,
+    attention_and_lse_of,
+    bounds,
+    can_do,
+    dtype_of,
+    every_dtype,
+    every_rung_of,
+    gradients_of,
+    kept,
+    on_each_device,
+    qkv,
+    with_and_without_mask,
+)
 
 RNG_STATE = torch.tensor([-123456789123456789, 987654321 * 4])
-INFINITY = float("inf")
-NAN = float("nan")
 
 attention, backward = step2_attention.attention, step2_attention.attention_backward
 
 
-def rungs_of(op):
-    return pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", op))
-
-
-every_rung, every_backward = rungs_of("attention"), rungs_of("attention_backward")
-on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
-with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-
-
-def kept(batch, heads, q_length, k_length, p, rng_state):
-    """Which weights stay: by step 1's dropout of ones, where element 8n + j has number j of Philox's call n."""
-    import step1_simple  # where it is not built, the error gives the command
-
-    pieces = (batch * heads, -(-q_length // 16), -(-k_length // 32))
-    ones = torch.ones(math.prod(pieces) * 64, 8)
-    dropped = step1_simple.bias_dropout_residual(ones, torch.zeros(8), torch.zeros_like(ones), p, rng_state.cpu())
-    # A call: of a piece the queries i and i + 8, and the keys j, j + 8, j + 16 and j + 24.
-    numbers = dropped.ne(0).view(*pieces, 8, 8, 4, 2).permute(0, 1, 6, 3, 2, 5, 4)
-    mask = numbers.reshape(batch * heads, pieces[1] * 16, pieces[2] * 32)
-    return mask[:, :q_length, :k_length].reshape(batch, heads, q_length, k_length)
+every_rung, every_backward = every_rung_of("attention"), every_rung_of("attention_backward")
 
 
 def factors_for(q, k, dropout_p, rng_state):
@@ -48,31 +38,15 @@ def factors_for(q, k, dropout_p, rng_state):
     return mask * (65536 / (65536 - threshold)) if threshold < 65536 else mask
 
 
-def weights_and_lse(q, k, key_begin, key_end, causal, scale=None):
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    hidden = hidden_of(q, k, key_begin, key_end, causal)
-    scores = ((q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT) * scale).masked_fill(hidden, -INFINITY)
-    return torch.softmax(scores, -1).masked_fill(hidden, 0), torch.logsumexp(
-        scores if q.dtype == torch.float64 else scores.float(), -1
-    )
-
-
 def attention_of(q, k, v, key_begin=None, key_end=None, rng_state=None, *, causal=False, dropout_p=0.0):
-    weights, lse = weights_and_lse(q, k, key_begin, key_end, causal)
-    dropped = weights * factors_for(q, k, dropout_p, rng_state)
-    return dropped @ v.repeat_interleave(q.shape[1] // k.shape[1], 1), lse
-
-
-def gradients_of(grad, q, k, v, out, lse, key_begin, key_end, grad_lse, rng_state, *, causal=False, dropout_p=0.0):
-    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
-    weights, _ = weights_and_lse(q, k, key_begin, key_end, causal)
     factors = factors_for(q, k, dropout_p, rng_state)
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    delta = (grad * out).sum(-1, keepdim=True) - grad_lse.unsqueeze(-1).to(q.dtype)
-    grad_scores = weights * (factors * (grad @ v.mT) - delta)
-    dk, dv = scale * grad_scores.mT @ q, (factors * weights).mT @ grad
-    dk, dv = (t.unflatten(1, (-1, group)).sum(2) for t in (dk, dv))
-    return scale * grad_scores @ k, dk, dv
+    return attention_and_lse_of(q, k, v, key_begin, key_end, causal, factors=factors)
+
+
+def gradients_with_dropout(grad, q, k, *others, causal=False, dropout_p=0.0):
+    *others, rng_state = others
+    factors = factors_for(q, k, dropout_p, rng_state)
+    return gradients_of(grad, q, k, *others, causal=causal, by_lse=False, factors=factors)
 
 
 def given(device, dtype, *, dim=32, padding=True, q_length=37, k_length=70):
@@ -87,7 +61,7 @@ def given(device, dtype, *, dim=32, padding=True, q_length=37, k_length=70):
 
 @testing.where(lambda dtype, rung: can_do(rung, 32, dtype))
 @every_rung
-@pytest.mark.parametrize("dtype", [*testing.DTYPES, torch.float64], ids=str)
+@every_dtype
 @with_and_without_mask
 def test_weights_are_dropped_as_step_1_would(causal, dtype, device, rung):
     testing.check_contract(
@@ -113,15 +87,6 @@ def test_the_mask_read_back(q_length, k_length, device, rung):
     out = torch.cat(outs, -1)[..., :k_length]
     assert torch.equal(out.cpu() != 0, kept(2, 3, q_length, k_length, 0.4, RNG_STATE))
     torch.testing.assert_close(out[out != 0] * k_length, torch.full_like(out[out != 0], 65536 / (65536 - 26214)))
-
-
-@every_rung
-def test_as_many_are_dropped_as_asked(device, rung):
-    p = 0.2
-    q = torch.zeros(1, 2, 512, 64, dtype=dtype_of(rung), device=device)
-    v = torch.eye(64, dtype=q.dtype, device=device).expand(1, 2, 64, 64)
-    dropped = attention(q, torch.zeros_like(v), v, rng_state=RNG_STATE, dropout_p=p, rung=rung).eq(0).double()
-    assert abs(dropped.mean().item() - p) < 5 * math.sqrt(p * (1 - p) / dropped.numel())
 
 
 @every_rung
@@ -169,7 +134,7 @@ def test_without_a_state_one_is_drawn_from_pytorchs_generator(device):
 
 @testing.where(lambda dtype, rung: can_do(rung, 32, dtype))
 @every_backward
-@pytest.mark.parametrize("dtype", [*testing.DTYPES, torch.float64], ids=str)
+@every_dtype
 @with_and_without_mask
 def test_gradients_with_the_same_mask(causal, dtype, device, rung):
     check_gradients(given(device, dtype), rung, causal)
@@ -194,8 +159,8 @@ def check_gradients(inputs, rung, causal):
         "attention_backward",
         (grad, q, k, v, out.to(q.dtype), lse.to(of_query), begin, end, grad_lse, RNG_STATE),
         rung,
-        reference=gradients_of,
-        eager=gradients_of,
+        reference=gradients_with_dropout,
+        eager=gradients_with_dropout,
         kwargs={"causal": causal, "dropout_p": 0.3},
         layouts=False,
     )

@@ -9,7 +9,6 @@ import torch
 import step2_attention
 from kernel_fusion import testing
 from step2_attention.linear_testing import (
-    DTYPES,
     HALF_TYPES,
     TENSOR_CORES,
     backward_inputs_of,
@@ -18,10 +17,9 @@ from step2_attention.linear_testing import (
     inputs_of,
     linear_of,
 )
+from step2_attention.testing import every_dtype, every_rung_of, float_and_half, of_the_op, on_each_device
 
 MOST = (1 << 31) - 1
-
-ops = torch.ops.step2_attention
 
 
 def check(inputs, rung, *, transposed=False, **options):
@@ -50,12 +48,7 @@ def check_backward(inputs, rung, *, transposed=False, **options):
     )
 
 
-every_rung = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", "linear"))
-every_backward_rung = pytest.mark.parametrize(
-    ("device", "rung"), testing.device_rungs("step2_attention", "linear_backward")
-)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
+every_rung, every_backward_rung = every_rung_of("linear"), every_rung_of("linear_backward")
 either_way = pytest.mark.parametrize("transposed", [False, True], ids=["depth-width", "width-depth"])
 
 # One tile and several, in each direction and in both sizes of tiles; multiples of 8, and not.
@@ -89,7 +82,7 @@ def test_any_shape(shape, transposed, dtype, device, rung):
 
 @every_rung
 @either_way
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@float_and_half
 def test_without_bias_and_with_several_dimensions(dtype, transposed, device, rung):
     for rows, depth, width in (((2, 2), 72, 40), ((2, 3, 5), 64, 88), ((64,), 64, 64)):
         if can_do(rung, device, 4 if rows == (2, 2) else 64, depth, width, dtype, transposed):
@@ -99,7 +92,7 @@ def test_without_bias_and_with_several_dimensions(dtype, transposed, device, run
 
 @every_rung
 @either_way
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@float_and_half
 def test_each_tensor_wherever_it_lies(dtype, transposed, device, rung):
     for rows in (4, 24):
         if can_do(rung, device, rows, 40, 56, dtype, transposed):
@@ -108,7 +101,7 @@ def test_each_tensor_wherever_it_lies(dtype, transposed, device, rung):
 
 
 @every_rung
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@float_and_half
 @pytest.mark.parametrize("shape", [(1024, 768, 2304), (1000, 3072, 768), (64, 768, 3072), (1, 768, 50257)], ids=str)
 def test_gpt2s_shapes(shape, dtype, device, rung):
     """On a GPU, where they take no time."""
@@ -172,7 +165,7 @@ def test_gradients_of_any_shape(shape, transposed, dtype, device, rung):
 
 
 @every_backward_rung
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@float_and_half
 def test_gradients_of_each_tensor_wherever_it_lies(dtype, device, rung):
     if can_do(rung, device, 24, 40, 56, dtype, False, backward=True):
         inputs = backward_inputs_of((3, 8), 40, 56, dtype, device)
@@ -289,52 +282,10 @@ def test_a_sum_of_65504_and_more_does_not_overflow_on_the_way(device, rung):
     assert y.eq(1000).all()
 
 
-# ---- what a wrong kernel would do, and how it shows ----
-
-
-def without_bias(x, weight, bias, transposed):
-    return linear_of(x, weight, None, transposed)
-
-
-def without_the_last_of_the_depth(x, weight, bias, transposed):
-    weight = weight.clone()
-    (weight.mT if transposed else weight)[-1] = 0
-    return linear_of(x, weight, bias, transposed)
-
-
-def rows_swapped(x, weight, bias, transposed):
-    return linear_of(x.flip(0), weight, bias, transposed)
-
-
-def the_last_columns_again(x, weight, bias, transposed):
-    y = linear_of(x, weight, bias, transposed)
-    y[:, -8:] = y[:, -16:-8]
-    return y
-
-
-@either_way
-@on_each_device
-@pytest.mark.parametrize("mistake", [without_bias, without_the_last_of_the_depth, rows_swapped, the_last_columns_again])
-def test_the_contract_catches(mistake, device, transposed):
-    for dtype in (torch.float32, torch.bfloat16):
-        inputs = inputs_of(4, 40, 24, dtype, device, transposed=transposed)
-        for rung in step2_attention.rungs("linear", device):
-            if can_do(rung, device, 4, 40, 24, dtype, transposed):
-                with testing.raises(AssertionError, "against float64"):
-                    testing.check_contract(
-                        step2_attention,
-                        "linear",
-                        inputs,
-                        rung,
-                        reference=mistake,
-                        eager=mistake,
-                        kwargs={"transposed": transposed},
-                    )
-
-
 # ---- as torch sees it ----
 
 
+@of_the_op("linear")
 @every_rung
 @either_way
 def test_it_is_registered_as_torch_wants_it(transposed, device, rung):
@@ -435,7 +386,7 @@ def test_a_rung_refuses_what_it_says(device):
         refused("is NVIDIA's library and runs on GPUs only", "v12_cublaslt", (8, 8, 8), torch.float32)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_dtype
 def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
     """Sizes alone decide, so no memory is needed."""
 

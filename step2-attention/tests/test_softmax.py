@@ -1,7 +1,9 @@
-"""Softmax, on every device there is: against float64, eager PyTorch and the rung before.
+"""Softmax and its gradient, on every device there is: against float64, eager PyTorch and the rung before.
 
-python tests/test_softmax.py            pytest's options may follow, such as -k v4_registers
+python tests/test_softmax.py            pytest's options may follow, such as -k v4_registers or -k softmax_backward
 """
+
+import itertools
 
 import pytest
 import torch
@@ -9,87 +11,118 @@ import torch
 import step2_attention
 from kernel_fusion import testing
 from kernel_fusion.testing.accuracy import poisoned_allocations
-from step2_attention.testing import SQUARES, hidden_of_square, needs_touched_pages, touched_pages, untouched_square
+from step2_attention.testing import (
+    INFINITY,
+    NAN,
+    SQUARES,
+    every_dtype,
+    every_rung_of,
+    float_and_half,
+    half_types,
+    hidden_of_square,
+    needs_touched_pages,
+    of_the_op,
+    on_each_device,
+    ops,
+    softmax_gradient_of,
+    softmax_of,
+    touched_pages,
+    untouched_square,
+    with_and_without_mask,
+)
 
-DTYPES = [*testing.DTYPES, torch.float64]
-INFINITY = float("inf")
-NAN = float("nan")
-
-ops = torch.ops.step2_attention
-
-
-def softmax_of(x, scale=None, causal=False):
-    """The formula, composed of PyTorch's operations. What is hidden is 0."""
-    scores = x if scale is None else scale * x
-    if not causal:
-        return torch.softmax(scores, -1)
-    hidden = hidden_of_square(x)
-    return torch.softmax(scores.masked_fill(hidden, -INFINITY), -1).masked_fill(hidden, 0)
-
-
-def can_do(rung, width, dtype):
-    return width * dtype.itemsize <= {"v4_registers": 1 << 16, "v6_cluster_registers": 1 << 19}.get(rung, 1 << 62)
-
-
-def is_exact(rung, width):
-    """Thousands of additions one after the other are not as exact as PyTorch's; nor are a hundred."""
-    return width <= {"v1_naive": 2000, "v2_block": 20000}.get(rung, width)
-
-
-def scores(shape, dtype, device):
-    return (testing.randn(shape, torch.float64, device, scale=2.5) + 0.5 * testing.staircase(shape[-1], device)).to(
-        dtype
-    )
-
-
-def check_softmax(x, rung, scale=None, causal=False, **options):
-    return testing.check_contract(
-        step2_attention,
-        "softmax",
-        (x,),
-        rung,
-        reference=softmax_of,
-        eager=softmax_of,
-        kwargs={"scale": scale, "causal": causal},
-        **options,
-    )
+# What differs between the two. Inputs: of softmax the scores, of its gradient a gradient and what softmax gave.
+FORMULAS = {"softmax": softmax_of, "softmax_backward": softmax_gradient_of}
+INPUTS = {"softmax": 1, "softmax_backward": 2}
+AUTO = {  # for wider and wider rows
+    "softmax": ("v4_registers", "v6_cluster_registers", "v5_cluster", "v3_online"),
+    "softmax_backward": ("v3_registers", "v4_cluster", "v2_block"),
+}
+MOST_BYTES = {  # of a row
+    "softmax": {"v4_registers": 1 << 16, "v5_cluster": 7 << 19, "v6_cluster_registers": 1 << 19},
+    "softmax_backward": {"v3_registers": 1 << 16, "v4_cluster": 7 << 18},
+}
+# Thousands of additions one after the other are not as exact as PyTorch's, and v1 is what v2 is compared with.
+MOST_EXACT_COLUMNS = {
+    "softmax": {"v1_naive": 2000, "v2_block": 20000},
+    "softmax_backward": {"v1_naive": 2000, "v2_block": 5000},
+}
 
 
-every_softmax = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step2_attention", "softmax"))
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-float_and_half = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
-with_and_without_mask = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def can_do(op, rung, width, dtype):
+    return width * dtype.itemsize <= MOST_BYTES[op].get(rung, 1 << 62)
+
+
+def is_exact(op, rung, width):
+    return width <= MOST_EXACT_COLUMNS[op].get(rung, width)
+
+
+def inputs_of(op, shape, dtype, device, causal=False):
+    """Hidden columns hold NaN."""
+    x, grad = (testing.randn(shape, torch.float64, "cpu", seed=seed) for seed in range(2))
+    if op == "softmax":
+        inputs = [2.5 * x + 0.5 * testing.staircase(shape[-1], "cpu")]
+    else:
+        inputs = [grad, softmax_of(3.0 * x, causal=causal)]
+    if causal:
+        inputs = [t.masked_fill(hidden_of_square(t), NAN) for t in inputs]
+    return tuple(t.to(device, dtype) for t in inputs)
+
+
+def randn(op, shape, dtype, device, first_seed=0):
+    """Inputs near 0, in hidden columns too; of the gradient, `y` need be no softmax."""
+    return tuple(testing.randn(shape, dtype, device, seed=first_seed + i) for i in range(INPUTS[op]))
+
+
+def with_options(op, **options):
+    return lambda *inputs: getattr(step2_attention, op)(*inputs, **options)
+
+
+def check(op, inputs, rung, scale=None, causal=False, **options):
+    options |= {"reference": FORMULAS[op], "eager": FORMULAS[op], "kwargs": {"scale": scale, "causal": causal}}
+    testing.check_contract(step2_attention, op, inputs, rung, **options)
+
+
+every_op = pytest.mark.parametrize("op", FORMULAS)
+every_softmax, every_backward = (every_rung_of(op) for op in FORMULAS)
+every_rung = pytest.mark.parametrize(
+    ("op", "device", "rung"),
+    [
+        pytest.param(op, *p.values, marks=p.marks, id=f"{op}-{p.id}")
+        for op in FORMULAS
+        for p in testing.device_rungs("step2_attention", op)
+    ],
+)
 
 
 # ---- the contract of correctness ----
 
 
-@every_softmax
+@every_rung
 @every_dtype
-@pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 760, 768, 1023, 1600])
-def test_softmax_of_any_width(width, dtype, device, rung):
-    check_softmax(scores((5, width), dtype, device), rung)
+@pytest.mark.parametrize("width", [1, 2, 31, 33, 64, 127, 129, 257, 760, 768, 1023, 1025, 1600])
+def test_rows_of_any_width(width, dtype, op, device, rung):
+    check(op, inputs_of(op, (5, width), dtype, device), rung)
 
 
-@every_softmax
+@every_rung
 @pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 3, 5, 8), (257, 3)], ids=str)
-def test_softmax_of_any_shape(shape, device, rung):
-    check_softmax(testing.randn(shape, torch.float32, device), rung)
+def test_rows_of_any_shape(shape, op, device, rung):
+    check(op, inputs_of(op, shape, torch.float32, device), rung)
 
 
-@testing.where(lambda width, dtype, rung: can_do(rung, width, dtype) and is_exact(rung, width))
-@every_softmax
+@testing.where(lambda width, dtype, op, rung: can_do(op, rung, width, dtype) and is_exact(op, rung, width))
+@every_rung
 @float_and_half
 @pytest.mark.parametrize(
-    "width", [384, 640, 768, 896, 1280, 1536, 1792, 2040, 2048, 2049, 4095, 4097, 8200, 16384, 32765, 32768]
+    "width", [384, 640, 768, 896, 1280, 1536, 1600, 1792, 2040, 2048, 2049, 4095, 4097, 8200, 16384, 32765, 32768]
 )
-def test_softmax_of_rows_shared_by_more_and_more_threads(width, dtype, device, rung):
-    check_softmax(scores((2, width), dtype, device), rung, layouts=dtype == torch.float32)
+def test_rows_shared_by_more_and_more_threads(width, dtype, op, device, rung):
+    check(op, inputs_of(op, (2, width), dtype, device), rung, layouts=dtype == torch.float32)
 
 
-@testing.where(lambda width, dtype, rung: can_do(rung, width, dtype) and is_exact(rung, width))
-@every_softmax
+@testing.where(lambda width, dtype, op, rung: can_do(op, rung, width, dtype) and is_exact(op, rung, width))
+@every_rung
 @pytest.mark.parametrize(
     ("width", "dtype"),
     [
@@ -108,111 +141,297 @@ def test_softmax_of_rows_shared_by_more_and_more_threads(width, dtype, device, r
     ids=str,
 )
 @with_and_without_mask
-def test_softmax_of_rows_as_wide_as_vocabularies(causal, width, dtype, device, rung):
-    x = scores((2, width), dtype, device)
-    check_softmax(x, rung, -0.5 if causal else None, causal, layouts=False)
+def test_rows_as_wide_as_vocabularies(causal, width, dtype, op, device, rung):
+    inputs = inputs_of(op, (2, width), dtype, device, causal)
+    check(op, inputs, rung, -0.5 if causal else None, causal, layouts=False)
 
 
-@testing.where(lambda width, rung: is_exact(rung, width))
-@every_softmax
+@testing.where(lambda width, op, rung: is_exact(op, rung, width))
+@every_rung
 @float_and_half
 @pytest.mark.parametrize("scale", [0.0, -1.3, 0.125, 9.0])
 @pytest.mark.parametrize("width", [1, 33, 1023, 4097])
-def test_scale_is_what_x_is_multiplied_by_first(width, scale, dtype, device, rung):
-    x = testing.randn((3, width), dtype, device)
-    check_softmax(x, rung, scale, layouts=False)
-    if scale == 0:
-        torch.testing.assert_close(
-            step2_attention.softmax(x, scale=scale, rung=rung), torch.full_like(x, 1 / width), rtol=1e-2, atol=0
-        )
+def test_scale_multiplies_scores_or_their_gradient(width, scale, dtype, op, device, rung):
+    check(op, randn(op, (3, width), dtype, device), rung, scale, layouts=False)
 
 
-@every_softmax
+@every_rung
 @every_dtype
 @pytest.mark.parametrize("shape", SQUARES, ids=str)
-def test_a_row_of_a_causal_square_sees_up_to_its_own_column(shape, dtype, device, rung):
-    check_softmax(testing.randn(shape, dtype, device, scale=3.0), rung, 0.7, causal=True, layouts=len(shape) == 3)
+def test_a_row_of_a_causal_square_sees_up_to_its_own_column(shape, dtype, op, device, rung):
+    check(op, inputs_of(op, shape, dtype, device, causal=True), rung, 0.7, causal=True, layouts=len(shape) == 3)
 
 
-@testing.where(lambda shape, dtype, rung: can_do(rung, shape[-1], dtype))
-@every_softmax
+@testing.where(lambda shape, dtype, op, rung: can_do(op, rung, shape[-1], dtype))
+@every_rung
 @float_and_half
 @pytest.mark.parametrize("shape", [(2, 9, 9), (2, 70, 64), (1, 40, 532), (1, 3, 4099), (1, 24, 50257)], ids=str)
-def test_what_is_hidden_has_no_influence_and_is_0(shape, dtype, device, rung):
-    """It may be NaN or infinite; and it is 0 where the row has no maximum as well."""
-    x = testing.randn(shape, dtype, device)
-    hidden = hidden_of_square(x).expand(shape)
-    clean = step2_attention.softmax(x, causal=True, rung=rung)
-    for anything in (NAN, INFINITY, -INFINITY):
+def test_what_is_hidden_has_no_influence_and_is_0(shape, dtype, op, device, rung):
+    """Whatever it holds; and it is 0 where what is seen is NaN, or has no maximum, as well."""
+    inputs = inputs_of(op, shape, dtype, device, causal=True)
+    hidden = hidden_of_square(inputs[0]).expand(shape)
+    function = with_options(op, causal=True, rung=rung)
+    clean = function(*inputs)
+    assert not clean.isnan().any()
+    for anything in (0.0, INFINITY, -INFINITY):
         with poisoned_allocations():
-            again = step2_attention.softmax(x.masked_fill(hidden, anything), causal=True, rung=rung)
+            again = function(*(t.masked_fill(hidden, anything) for t in inputs))
         assert torch.equal(again, clean)
-    x[..., 0] = NAN  # every row that sees anything sees it
-    spoiled = step2_attention.softmax(x, causal=True, rung=rung)
-    assert spoiled[hidden].eq(0).all()
-    assert spoiled[~hidden].isnan().all()
-    nothing = step2_attention.softmax(torch.full_like(x, -INFINITY), causal=True, rung=rung)
-    assert nothing[hidden].eq(0).all()
-    assert nothing[~hidden].isnan().all()
+    for spoiled in range(len(inputs)):
+        values = [t.clone() for t in inputs]
+        values[spoiled][..., 0] = NAN  # every row that sees anything sees it
+        got = function(*values)
+        assert got[hidden].eq(0).all()
+        assert got[~hidden].isnan().all()
+    if op == "softmax":
+        nothing = function(torch.full_like(inputs[0], -INFINITY))
+        assert nothing[hidden].eq(0).all()
+        assert nothing[~hidden].isnan().all()
 
 
 @needs_touched_pages
-@pytest.mark.parametrize(
-    ("device", "rung"), [p for p in testing.device_rungs("step2_attention", "softmax") if p.values[0] == "cpu"]
-)
-def test_what_is_hidden_is_not_even_read(device, rung):
+@testing.where(lambda device: device == "cpu")
+@every_rung
+def test_what_is_hidden_is_not_even_read(op, device, rung):
     """Memory that nobody has touched, not even for reading, has no page yet. A row has two of them."""
-    x = untouched_square()
-    width = len(x)
-    y = step2_attention.softmax(x, causal=True, rung=rung)
-    assert y[1, :3].tolist() == [0.5, 0.5, 0]
-    touched = touched_pages(x)
-    assert touched[:, 0].all()
-    assert touched[:, 1].nonzero().flatten().tolist() == list(range(width // 2, width))
+    for index in range(INPUTS[op]):
+        untouched = untouched_square()
+        width = len(untouched)
+        inputs = [torch.ones(width, width, dtype=torch.float64) for _ in range(INPUTS[op])]
+        inputs[index] = untouched
+        got = with_options(op, causal=True, rung=rung)(*inputs)
+        touched = touched_pages(untouched)
+        assert touched[:, 0].all()
+        assert touched[:, 1].nonzero().flatten().tolist() == list(range(width // 2, width))
+        torch.testing.assert_close(got, FORMULAS[op](*inputs, causal=True))
 
 
-@every_softmax
-@float_and_half
+@testing.where(lambda firsts, op: len(firsts) == INPUTS[op] + 1)
+@testing.where(lambda shape, dtype, op, rung: can_do(op, rung, shape[-1], dtype))
+@every_rung
+@every_dtype
 @with_and_without_mask
-@pytest.mark.parametrize(("x_first", "out_first"), [(0, 1), (1, 0), (3, 3), (1, 2)])
-def test_softmax_between_rows_that_begin_anywhere(x_first, out_first, causal, dtype, device, rung):
-    """Where x and the output begin equally far from a multiple of 16 bytes vectors may be stored, otherwise not."""
-    for shape in ((3, 301), (1, 10301)):
-        count = shape[0] * shape[1]
-        x = torch.full((count + 8,), NAN, dtype=dtype, device=device)
-        out = x.clone()
-        x, y = (t[first : first + count].view(shape) for t, first in ((x, x_first), (out, out_first)))
-        x.copy_(testing.randn(shape, dtype, device))
-        ops.softmax.out(x, causal=causal, rung=rung, out=y)
-        torch.testing.assert_close(y, softmax_of(x, causal=causal))
-        assert out[:out_first].isnan().all()
-        assert out[out_first + count :].isnan().all()
+@pytest.mark.parametrize("shape", [(3, 301), (1, 10301)], ids=str)
+@pytest.mark.parametrize(
+    "firsts",
+    [(0, 1), (1, 0), (3, 3), (1, 2), (0, 0, 1), (0, 1, 0), (1, 0, 0), (3, 3, 3), (1, 2, 3), (2, 1, 1)],
+    ids=str,
+)
+def test_inputs_and_the_result_may_begin_anywhere(firsts, shape, causal, dtype, op, device, rung):
+    """Where they begin equally far from a multiple of 16 bytes they go in vectors, otherwise not."""
+    count = shape[0] * shape[1]
+    wholes = [torch.full((count + 8,), NAN, dtype=dtype, device=device) for _ in firsts]
+    *inputs, out = (whole[first : first + count].view(shape) for whole, first in zip(wholes, firsts, strict=True))
+    for to, value in zip(inputs, inputs_of(op, shape, dtype, device, causal), strict=True):
+        to.copy_(value)
+    getattr(ops, op).out(*inputs, scale=0.5, causal=causal, rung=rung, out=out)
+    exact = FORMULAS[op](*(t.double() for t in inputs), 0.5, causal)
+    torch.testing.assert_close(out.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-7)
+    assert wholes[-1][: firsts[-1]].isnan().all()
+    assert wholes[-1][firsts[-1] + count :].isnan().all()
 
 
-@every_softmax
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_softmax_finds_its_tensor_wherever_it_lies(dtype, device, rung):
-    check_softmax(testing.randn((2, 3, 64), dtype, device), rung, alone=True, layouts=False)
+@testing.where(lambda shape, op, rung: is_exact(op, rung, shape[-1]))
+@every_rung
+@float_and_half
+@pytest.mark.parametrize("shape", [(2, 3, 64), (2, 8200)], ids=str)
+def test_each_tensor_is_found_wherever_it_lies(shape, dtype, op, device, rung):
+    check(op, inputs_of(op, shape, dtype, device), rung, alone=True, layouts=False)
+
+
+@every_op
+@on_each_device
+@every_dtype
+@with_and_without_mask
+def test_auto_does_gpt2_sized_rows(causal, dtype, device, op):
+    for shape in ((256, 1024), (2, 50257)):
+        check(op, inputs_of(op, shape, dtype, device, causal), "auto", causal=causal, layouts=False)
+
+
+@every_op
+@pytest.mark.parametrize("schedule", ["random:1", "random:2"])
+def test_emulated_threads_may_run_in_any_order(schedule, op, monkeypatch):
+    monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
+    for rung in step2_attention.rungs(op, "cpu"):
+        for width in (760, 97, 9001):
+            if is_exact(op, rung, width):
+                inputs = inputs_of(op, (3, width), torch.float32, "cpu", causal=width == 97)
+                check(op, inputs, rung, causal=width == 97)
+
+
+# ---- inputs that are unusual, and right ----
+
+
+@every_rung
+@pytest.mark.parametrize("width", [4, 5, 300])
+def test_a_row_with_nan_or_infinities_is_nan_as_in_pytorch_and_the_others_are_not(width, op, device, rung):
+    for place in (0, width // 2, -1):
+        inputs = inputs_of(op, (6, width), torch.float32, device)
+        first, last = inputs[0], inputs[-1]
+        first[1], first[2, place], last[3, place], first[4, place] = -INFINITY, NAN, NAN, INFINITY
+        got = with_options(op, rung=rung)(*inputs)
+        assert got.isnan().any(-1).tolist() == [False, True, True, True, True, False]
+        assert got[1:4].isnan().all()
+        assert torch.equal(got.isnan(), FORMULAS[op](*inputs).isnan())
+
+
+@every_rung
+@with_and_without_mask
+@pytest.mark.parametrize("shape", [(0, 8), (0, 3, 3), (2, 0, 3)], ids=str)
+def test_empty_tensors(shape, causal, op, device, rung):
+    inputs = [torch.empty(shape, device=device, requires_grad=True) for _ in range(INPUTS[op])]
+    out = with_options(op, causal=causal, rung=rung)(*inputs)
+    assert out.shape == shape
+    out.sum().backward()
+    assert all(t.grad.shape == shape for t in inputs)
+
+
+@testing.where(lambda rung: rung != "cpu")
+@every_rung
+@pytest.mark.parametrize("width", [1024, 1021])
+def test_more_than_2_to_32_elements(width, op, device, rung, monkeypatch):
+    """Under emulation the last blocks run, in memory that exists where they touch it; a GPU runs all."""
+    monkeypatch.setenv("KF_SIMT_LAST_BLOCKS", "4")  # two rows of clusters of two
+    monkeypatch.setenv("KF_SIMT_SCHEDULE", "forward")
+    rows = (1 << 22) + (1 << 15)
+    *inputs, out = (
+        testing.lazy_memory(rows * width, torch.bfloat16, device).view(rows, width) for _ in range(INPUTS[op] + 1)
+    )
+    for to, value in zip(inputs, inputs_of(op, (2, width), torch.bfloat16, device), strict=True):
+        to[-2:] = value
+    getattr(ops, op).out(*inputs, rung=rung, out=out)
+    exact = FORMULAS[op](*(t[-2:].double() for t in inputs))
+    torch.testing.assert_close(out[-2:].double(), exact, rtol=1e-2, atol=1e-6)
+
+
+def choose(op, rung, dtype, **sizes):
+    """Sizes alone decide, so no memory is needed."""
+    return step2_attention._C.choose(op, rung, sizes, dtype)
+
+
+MOST = (1 << 31) - 1
+
+
+@every_op
+@every_dtype
+def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype, op):
+    for rung in step2_attention.rungs(op, "cpu"):
+        if rung not in ("cpu", "v1_naive", "v6_cluster_registers"):  # v6 has two blocks a row and more
+            assert choose(op, rung, dtype, rows=MOST) == rung
+            with testing.raises(ValueError, f"{op}: rung '{rung}' takes at most {MOST} ", "can: 'v1_naive'"):
+                choose(op, rung, dtype, rows=MOST + 1)
+    assert choose(op, "auto", dtype, rows=MOST) == AUTO[op][0]
+    assert choose(op, "auto", dtype, rows=MOST + 1) == "v1_naive"
+    of_16_bytes = 16 // dtype.itemsize
+    last = (1 << 15) // dtype.itemsize
+    for rung, wider in itertools.pairwise(AUTO[op]):
+        assert choose(op, "auto", dtype, width=last) == rung
+        assert choose(op, "auto", dtype, width=last + 1) == wider
+        last = MOST_BYTES[op].get(wider, 0) // dtype.itemsize + of_16_bytes - 1
+    assert choose(op, "auto", dtype, width=1 << 40) == AUTO[op][-1]
+    for rung, most_bytes in MOST_BYTES[op].items():
+        width = most_bytes // dtype.itemsize
+        assert choose(op, rung, dtype, width=width) == rung
+        takes = f"{op}: rung '{rung}' takes rows of at most {most_bytes // 16} vectors of 16 bytes, got width"
+        for wider in (width + of_16_bytes, 1 << 40):
+            with testing.raises(ValueError, f"{takes} {wider}", f"'{AUTO[op][-1]}'"):
+                choose(op, rung, dtype, width=wider)
+
+
+@every_dtype
+@pytest.mark.parametrize(
+    ("op", "rung", "width", "blocks"),  # in half types, float32 and float64
+    [
+        ("softmax", "v5_cluster", 50257, (4, 8, 16)),
+        ("softmax", "v5_cluster", 8, (1, 1, 1)),
+        ("softmax", "v6_cluster_registers", 50257, (5, 7, 13)),
+        ("softmax", "v6_cluster_registers", 65536, (4, 8, 16)),
+        ("softmax", "v6_cluster_registers", 8, (2, 2, 2)),
+        ("softmax_backward", "v4_cluster", 50257, (8, 16, 16)),
+        ("softmax_backward", "v4_cluster", 8, (1, 1, 1)),
+    ],
+)
+def test_rows_of_more_blocks_than_a_grid_has_are_refused(op, rung, width, blocks, dtype):
+    of_a_row = dict(zip((2, 4, 8), blocks, strict=True))[dtype.itemsize]
+    rows = MOST // of_a_row
+    assert choose(op, rung, dtype, width=width, rows=rows) == rung
+    with testing.raises(ValueError, f"takes at most {MOST} blocks, got {rows + 1} rows of {of_a_row}"):
+        choose(op, rung, dtype, width=width, rows=rows + 1)
+
+
+# ---- gradients ----
+
+
+@every_rung
+@pytest.mark.parametrize(
+    ("shape", "scale", "causal"),
+    [((2, 3, 5), None, False), ((2, 3, 5), -0.7, True), ((4, 4), None, True), ((5, 3), 0.0, True), ((7,), 1.3, False)],
+    ids=str,
+)
+def test_gradients_and_their_gradients(shape, scale, causal, op, device, rung):
+    inputs = [t.requires_grad_() for t in randn(op, shape, torch.float64, device)]
+    function = with_options(op, scale=scale, causal=causal, rung=rung)
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@every_op
+@on_each_device
+@float_and_half
+def test_what_is_hidden_has_no_gradient_and_takes_none(dtype, device, op):
+    """Neither NaN in a hidden column nor NaN as its gradient comes through."""
+    inputs = [t.requires_grad_() for t in inputs_of(op, (2, 6, 4), dtype, device, causal=True)]
+    hidden = hidden_of_square(inputs[0]).expand(inputs[0].shape)
+    grad = testing.randn(hidden.shape, dtype, device, seed=2)
+    out = with_options(op, scale=0.7, causal=True)(*inputs)
+    got = torch.autograd.grad(out, inputs, grad.masked_fill(hidden, NAN))
+    exact = [t.detach().double().masked_fill(hidden, 0).requires_grad_() for t in inputs]
+    expected = torch.autograd.grad(FORMULAS[op](*exact, 0.7, True), exact, grad.double().masked_fill(hidden, 0))
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine[hidden].eq(0).all()
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-2, atol=torch.finfo(dtype).eps)
+
+
+@every_op
+@on_each_device
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+def test_second_gradients_are_as_exact_as_the_dtype_allows(dtype, device, op):
+    first_seed = {"softmax": 0, "softmax_backward": 2}[op]  # such that a second gradient computed in a half type shows
+    function, inputs = with_options(op, scale=0.7, causal=True), randn(op, (4, 9), dtype, device, first_seed)
+    testing.check_second_gradients(function, lambda *inputs: FORMULAS[op](*inputs, 0.7, True), inputs)
+    testing.check_each_input_alone(function, inputs)
 
 
 @on_each_device
 @every_dtype
 @with_and_without_mask
-def test_auto_does_gpt2_sized_rows(causal, dtype, device):
-    check_softmax(testing.randn((256, 1024), dtype, device), "auto", causal=causal, layouts=False)
-    check_softmax(testing.randn((2, 50257), dtype, device), "auto", causal=causal, layouts=False)
+def test_the_gradient_of_softmax_is_softmax_backward(causal, dtype, device):
+    """By "auto", whatever rung softmax ran by."""
+    x = testing.randn((6, 6), dtype, device).requires_grad_()
+    grad = testing.randn((6, 6), dtype, device, seed=1)
+    y = step2_attention.softmax(x, scale=0.7, causal=causal, rung=step2_attention.rungs("softmax", device)[-1])
+    before = step2_attention.launch_counts()
+    (got,) = torch.autograd.grad(y, x, grad)
+    after = step2_attention.launch_counts()
+    assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
+        "gpu" if device == "cuda" else "cpu": 1
+    }
+    assert torch.equal(got, step2_attention.softmax_backward(grad, y.detach(), scale=0.7, causal=causal))
 
 
-@pytest.mark.parametrize("schedule", ["random:1", "random:2"])
-def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
-    monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
-    for rung in step2_attention.rungs("softmax", "cpu"):
-        for width in (760, 97, 9001):
-            if is_exact(rung, width):
-                check_softmax(testing.randn((3, width), torch.float32, "cpu"), rung, causal=width == 97)
+# ---- as torch sees them ----
 
 
-# ---- inputs that are unusual, and right ----
+@of_the_op()
+@every_rung
+def test_the_op_is_registered_as_torch_wants_it(op, device, rung):
+    inputs, squares = (inputs_of(op, (4, 6), torch.float32, device, causal) for causal in (False, True))
+    testing.check_op(step2_attention, op, inputs, {"rung": rung})
+    testing.check_op(step2_attention, op, tuple(testing.transposed(t.bfloat16()) for t in inputs), {"rung": rung})
+    testing.check_op(step2_attention, op, squares, {"scale": -0.3, "causal": True, "rung": rung})
+
+
+# ---- softmax alone ----
 
 
 @every_softmax
@@ -234,20 +453,8 @@ def test_softmax_at_the_ends_of_the_range(dtype, device, rung):
 
 
 @every_softmax
-@pytest.mark.parametrize("width", [4, 5, 300])
-def test_a_row_without_a_maximum_is_nan_as_in_pytorch_and_the_others_are_not(width, device, rung):
-    x = testing.randn((5, width), torch.float32, device)
-    x[1] = -INFINITY
-    x[2, width // 2] = NAN
-    x[3, -1] = INFINITY
-    for special in (step2_attention.softmax(x, rung=rung), torch.softmax(x, -1)):
-        assert special.isnan().any(-1).tolist() == [False, True, True, True, False]
-    assert step2_attention.softmax(x, rung=rung)[1:3].isnan().all()
-
-
-@every_softmax
 @pytest.mark.parametrize("width", [1030, 65539])
-@testing.where(lambda width, rung: can_do(rung, width, torch.float32))
+@testing.where(lambda width, rung: can_do("softmax", rung, width, torch.float32))
 def test_softmax_finds_a_maximum_wherever_it_is(width, device, rung):
     """A running maximum that starts at 0, or a reduction that forgets a lane, a warp or a block, shows on rows that are
     far below 0."""
@@ -263,7 +470,7 @@ def test_softmax_finds_a_maximum_wherever_it_is(width, device, rung):
 @every_dtype
 def test_softmax_far_below_its_maximum_is_right_to_its_own_digits(dtype, device, rung):
     x = testing.randn((16, 257), dtype, device, scale=9.0)  # weights down to e^-50
-    check_softmax(x, rung, layouts=False)
+    check("softmax", (x,), rung, layouts=False)
     exact = torch.softmax(x.double(), -1)
     info = torch.finfo(dtype)
     off = (step2_attention.softmax(x, rung=rung).double() - exact).abs()
@@ -277,153 +484,15 @@ def test_softmax_far_below_its_maximum_is_right_to_its_own_digits(dtype, device,
 def test_scaled_scores_at_the_ends_of_the_range(scale, dtype, device, rung):
     """Where they leave float32 they are infinite, as PyTorch's are; where not, the greatest has all the weight."""
     x = testing.randn((4, 300), dtype, device, scale=100.0)
-    torch.testing.assert_close(
-        step2_attention.softmax(x, scale=scale, rung=rung).double(),
-        torch.softmax(scale * x.double(), -1),
-        rtol=0,
-        atol=torch.finfo(dtype).eps,
-    )
+    got, exact = step2_attention.softmax(x, scale=scale, rung=rung).double(), torch.softmax(scale * x.double(), -1)
+    torch.testing.assert_close(got, exact, rtol=0, atol=torch.finfo(dtype).eps)
     x[1, 7], x[2, 7], x[3] = INFINITY, -INFINITY, -INFINITY
     got = step2_attention.softmax(x, scale=scale, rung=rung)
     assert torch.equal(got.isnan(), torch.softmax(scale * x.double(), -1).isnan())
 
 
-@every_softmax
-@with_and_without_mask
-@pytest.mark.parametrize("shape", [(0, 8), (0, 3, 3), (2, 0, 3)], ids=str)
-def test_empty_tensors(shape, causal, device, rung):
-    x = torch.empty(shape, device=device, requires_grad=True)
-    y = step2_attention.softmax(x, causal=causal, rung=rung)
-    assert y.shape == shape
-    y.sum().backward()
-    assert x.grad.shape == shape
-
-
-@pytest.mark.parametrize(
-    ("device", "rung"), [p for p in testing.device_rungs("step2_attention", "softmax") if p.values[1] != "cpu"]
-)
-@pytest.mark.parametrize("width", [1024, 1021])
-def test_softmax_of_more_than_2_to_32_elements(width, device, rung, monkeypatch):
-    """Under emulation the last blocks run, in memory that exists where they touch it; a GPU runs all."""
-    monkeypatch.setenv("KF_SIMT_LAST_BLOCKS", "4")  # v6's clusters have two
-    monkeypatch.setenv("KF_SIMT_SCHEDULE", "forward")
-    rows = (1 << 22) + (1 << 15)
-    x, y = (testing.lazy_memory(rows * width, torch.bfloat16, device).view(rows, width) for _ in range(2))
-    x[-1] = testing.randn((width,), torch.bfloat16, device, scale=3.0)
-    ops.softmax.out(x, rung=rung, out=y)
-    torch.testing.assert_close(y[-1].double(), torch.softmax(x[-1].double(), -1), rtol=1e-2, atol=1e-6)
-    assert y[-2, 0].item() == pytest.approx(1 / width, rel=1e-2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
-    """Sizes alone decide, so no memory is needed."""
-
-    def choose(rung, **sizes):
-        return step2_attention._C.choose("softmax", rung, sizes, dtype)
-
-    most = (1 << 31) - 1
-    for rung in ("v2_block", "v3_online", "v4_registers", "v5_cluster", "auto"):
-        assert choose(rung, rows=most) == (rung if rung != "auto" else "v4_registers")
-        if rung != "auto":
-            with testing.raises(ValueError, f"softmax: rung '{rung}' takes at most {most} ", "can: 'v1_naive'"):
-                choose(rung, rows=1 << 31)
-    assert choose("auto", rows=1 << 31) == "v1_naive"
-    best_of_v4, of_16_bytes = (1 << 15) // dtype.itemsize, 16 // dtype.itemsize
-    fits = {
-        "v4_registers": (1 << 16) // dtype.itemsize,
-        "v5_cluster": 7 * (1 << 19) // dtype.itemsize,
-        "v6_cluster_registers": (1 << 19) // dtype.itemsize,
-    }
-    for width, rung in (
-        (best_of_v4, "v4_registers"),
-        (best_of_v4 + 1, "v6_cluster_registers"),
-        (fits["v6_cluster_registers"] + of_16_bytes - 1, "v6_cluster_registers"),
-        (fits["v6_cluster_registers"] + of_16_bytes, "v5_cluster"),
-        (1 << 40, "v3_online"),
-    ):
-        assert choose("auto", width=width) == rung
-    for rung, width in fits.items():
-        assert choose(rung, width=width) == rung
-        for wider in (width + of_16_bytes, 1 << 40):
-            with testing.raises(
-                ValueError,
-                f"softmax: rung '{rung}' takes rows of at most {width * dtype.itemsize // 16} vectors of 16 bytes, "
-                f"got width {wider}",
-                "'v3_online'",
-            ):
-                choose(rung, width=wider)
-    for rung, width, of_bytes in (
-        ("v5_cluster", 50257, {2: 4, 4: 8, 8: 16}),
-        ("v5_cluster", 8, {2: 1, 4: 1, 8: 1}),
-        ("v6_cluster_registers", 50257, {2: 5, 4: 7, 8: 13}),
-        ("v6_cluster_registers", 65536, {2: 4, 4: 8, 8: 16}),
-        ("v6_cluster_registers", 8, {2: 2, 4: 2, 8: 2}),
-    ):
-        blocks = of_bytes[dtype.itemsize]
-        assert choose(rung, width=width, rows=most // blocks) == rung
-        with testing.raises(ValueError, f"takes at most {most} blocks, got {most // blocks + 1} rows of {blocks}"):
-            choose(rung, width=width, rows=most // blocks + 1)
-
-
-# ---- gradients ----
-
-
-@every_softmax
-@pytest.mark.parametrize(
-    ("shape", "scale", "causal"),
-    [((2, 3, 5), None, False), ((2, 3, 5), -0.7, True), ((4, 4), None, True), ((5, 3), 0.0, True), ((7,), 1.3, False)],
-    ids=str,
-)
-def test_gradient_of_softmax(shape, scale, causal, device, rung):
-    x = testing.randn(shape, torch.float64, device).requires_grad_()
-
-    def function(x):
-        return step2_attention.softmax(x, scale=scale, causal=causal, rung=rung)
-
-    assert torch.autograd.gradcheck(function, (x,))
-    assert torch.autograd.gradgradcheck(function, (x,))
-
-
 @on_each_device
-@float_and_half
-def test_what_is_hidden_has_no_gradient_and_takes_none(dtype, device):
-    """Neither NaN in a hidden column nor NaN as its gradient comes through."""
-    x = testing.randn((2, 6, 4), dtype, device)
-    hidden = hidden_of_square(x).expand(x.shape)
-    x = x.masked_fill(hidden, NAN).requires_grad_()
-    grad = testing.randn(x.shape, dtype, device, seed=1)
-    y = step2_attention.softmax(x, scale=0.7, causal=True)
-    (got,) = torch.autograd.grad(y, x, grad.masked_fill(hidden, NAN))
-    assert got[hidden].eq(0).all()
-    exact = x.detach().double().masked_fill(hidden, 0).requires_grad_()
-    (expected,) = torch.autograd.grad(softmax_of(exact, 0.7, causal=True), exact, grad.double())
-    torch.testing.assert_close(got.double(), expected, rtol=1e-2, atol=torch.finfo(dtype).eps)
-
-
-@on_each_device
-@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-def test_second_gradients_are_as_exact_as_the_dtype_allows(dtype, device):
-    testing.check_second_gradients(
-        lambda x: step2_attention.softmax(x, scale=0.7, causal=True),
-        lambda x: softmax_of(x, 0.7, causal=True),
-        (testing.randn((4, 9), dtype, device),),
-    )
-
-
-# ---- as torch sees them ----
-
-
-@every_softmax
-def test_softmax_is_registered_as_torch_wants_it(device, rung):
-    x = testing.randn((4, 6), torch.float32, device)
-    testing.check_op(step2_attention, "softmax", (x,), {"rung": rung})
-    testing.check_op(step2_attention, "softmax", (testing.transposed(x.bfloat16()),), {"rung": rung})
-    testing.check_op(step2_attention, "softmax", (x,), {"scale": -0.3, "causal": True, "rung": rung})
-
-
-@on_each_device
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@half_types
 def test_autocast_passes_scale_and_mask_on(dtype, device):
     x = testing.randn((5, 5), dtype, device)
     with torch.autocast(device, dtype):
@@ -431,7 +500,7 @@ def test_autocast_passes_scale_and_mask_on(dtype, device):
     assert torch.equal(got, step2_attention.softmax(x.float(), scale=-2.0, causal=True))
 
 
-@pytest.mark.parametrize("device", testing.DEVICES)
+@on_each_device
 @pytest.mark.parametrize("written", ["itself", "a view of it", "what it is a view of"])
 def test_no_gradient_goes_through_a_value_that_was_written_over(written, device):
     """With that value gone autograd would take what the op wrote, and give a wrong gradient."""
@@ -448,33 +517,83 @@ def test_no_gradient_goes_through_a_value_that_was_written_over(written, device)
         loss.backward()
 
 
+# ---- its gradient alone ----
+
+
+@every_backward
+@every_dtype
+def test_gradients_at_the_ends_of_the_range(dtype, device, rung):
+    info = torch.finfo(dtype)
+    large, small = info.max / 4, info.smallest_normal
+    grad = [[large, -large, large, 0.0], [large] * 4, [small, -small, 0.0, small], [large, 1.0, -3.0, 0.0]]
+    y = [[0.25, 0.25, 0.5, 0.0], [0.25] * 4, [0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0]]
+    grad, y = (torch.tensor(rows, dtype=dtype, device=device) for rows in (grad, y))
+    got = step2_attention.softmax_backward(grad, y, rung=rung)
+    exact = softmax_gradient_of(grad.double(), y.double())
+    torch.testing.assert_close(got.double(), exact, rtol=info.eps, atol=info.tiny)
+    assert got[1].tolist() == [0] * 4  # the same gradient everywhere moves nothing: the weights add up to 1
+    assert got[3].tolist() == [0] * 4  # nor does any where one weight is 1
+
+
+@every_backward
+def test_every_column_counts_in_the_sum(device, rung):
+    """A reduction that forgets a lane, or a cut that forgets an end, shows where a single product is not 0."""
+    width = 1030
+    for place in (0, 1, 31, 32, 255, 256, 1023, 1024, width - 1):
+        grad, y = torch.zeros(1, width, device=device), torch.full((1, width), 0.5, device=device)
+        grad[0, place] = 8.0
+        expected = torch.full_like(y, -2.0)
+        expected[0, place] = 2.0
+        assert torch.equal(step2_attention.softmax_backward(grad, y, rung=rung), expected)
+
+
+@on_each_device
+@half_types
+def test_autocast_leaves_the_dtype(dtype, device):
+    """Gradients come in the dtype that softmax gave; a backward inside a region computes the same as outside."""
+    for of in (dtype, torch.float32):
+        grad, y = inputs_of("softmax_backward", (5, 5), of, device)
+        outside = step2_attention.softmax_backward(grad, y, scale=-2.0, causal=True)
+        with torch.autocast(device, dtype):
+            assert torch.equal(step2_attention.softmax_backward(grad, y, scale=-2.0, causal=True), outside)
+    x = testing.randn((5, 5), dtype, device).requires_grad_()
+    with torch.autocast(device, dtype):
+        y = step2_attention.softmax(x, scale=-2.0)
+        (inside,) = torch.autograd.grad(y, x, grad, retain_graph=True)
+    assert inside.dtype == dtype
+    assert torch.equal(inside, torch.autograd.grad(y, x, grad)[0])
+
+
 # ---- bad input ----
 
 
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
-def test_softmax_refuses(device):
+def test_what_is_refused(device):
     x = torch.ones(2, 3, device=device)
-    with testing.raises(TypeError, "softmax: `x` must be float32, float16, bfloat16 or float64, got int64"):
-        step2_attention.softmax(x.long())
-    with testing.raises(ValueError, "softmax: `x` must have at least 1 dimension, got 0 (shape ())"):
-        step2_attention.softmax(x[0, 0])
-    with testing.raises(ValueError, "softmax: the last dimension of `x` must not be 0, got shape (2, 0)"):
-        step2_attention.softmax(x[:, :0])
-    with testing.raises(
-        ValueError, "softmax: `x` must have at least 2 dimensions where `causal` is set, got 1 (shape (3,))"
+    other = x.cpu() if device == "cuda" else torch.ones(2, 3, device="meta" if device == "cpu" else "cpu")
+    dtypes, two = "must be float32, float16, bfloat16 or float64, got int64", "must have at least 2 dimensions where"
+    for error, text, inputs, causal in (
+        (TypeError, f"softmax: `x` {dtypes}", [x.long()], False),
+        (ValueError, "softmax: `x` must have at least 1 dimension, got 0 (shape ())", [x[0, 0]], False),
+        (ValueError, "softmax: the last dimension of `x` must not be 0, got shape (2, 0)", [x[:, :0]], False),
+        (ValueError, f"softmax: `x` {two} `causal` is set, got 1 (shape (3,))", [x[0]], True),
+        (TypeError, f"`grad` {dtypes}", [x.long(), x], False),
+        (TypeError, "`y` must have the dtype of `grad` (float32), got float16", [x, x.half()], False),
+        (ValueError, "`grad` must have at least 1 dimension, got 0 (shape ())", [x[0, 0], x[0, 0]], False),
+        (ValueError, "the last dimension of `grad` must not be 0, got shape (2, 0)", [x[:, :0], x[:, :0]], False),
+        (ValueError, "`y` must have shape (2, 3), got (3,)", [x, x[0]], False),
+        (ValueError, f"{two} `causal` is set, got 1 (shape (3,))", [x[0], x[0]], True),
+        (ValueError, "`y` must be on the device of `grad`", [x, other], False),
     ):
-        step2_attention.softmax(x[0], causal=True)
+        op = "softmax" if len(inputs) == 1 else "softmax_backward"
+        with testing.raises(error, f"{op}: ", text):
+            with_options(op, causal=causal)(*inputs)
 
 
 @on_each_device
-def test_a_rung_refuses_rows_that_it_cannot_hold(device):
-    x = torch.ones(1, 16388, device=device)
-    for rung in step2_attention.rungs("softmax", device):
-        if rung == "v4_registers":
-            with testing.raises(ValueError, "'v4_registers' takes rows of at most 4096 vectors", "'v5_cluster'"):
-                step2_attention.softmax(x, rung=rung)
-        else:
-            assert step2_attention.softmax(x, rung=rung).sum().item() == pytest.approx(1, rel=1e-4)
+def test_an_output_of_the_gradient_that_shares_memory_is_refused(device):
+    inputs = inputs_of("softmax_backward", (4, 12), torch.float32, device)
+    testing.check_apart(step2_attention, "softmax_backward", inputs)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,15 @@
 // The three inner loops of this step's plain C++ versions: a matrix product, softmax, a row's statistics.
 //
 // Written with the compiler's vector type (GCC and clang have it): `Pack` is 32 bytes of C, and + and * work on all of
-// them at once. On x86-64 Linux, GCC compiles each loop three times, for AVX-512, for AVX2 and for any CPU, and the
-// program takes at its start what the CPU has.
+// them at once. KF_CPU_CLONES: see step1/vectorised_cpu.h.
 #pragma once
+
+#include <step2/vectorised_cpu.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
-
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
-#define KF_FOR_EACH_CPU __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define KF_FOR_EACH_CPU
-#endif
-#define KF_INLINE inline __attribute__((always_inline))
 
 namespace kf::cpu {
 
@@ -30,11 +23,11 @@ template <class C>
 constexpr int kPackLanes = 32 / sizeof(C);
 
 template <class C>
-KF_INLINE Pack<C>& pack_at(C* p) {
+KF_CPU_INLINE Pack<C>& pack_at(C* p) {
   return *reinterpret_cast<Pack<C>*>(p);
 }
 template <class C>
-KF_INLINE const Pack<C>& pack_at(const C* p) {
+KF_CPU_INLINE const Pack<C>& pack_at(const C* p) {
   return *reinterpret_cast<const Pack<C>*>(p);
 }
 
@@ -48,7 +41,7 @@ struct Matrix {
 
 // out[i, j] += Σ_k a[i, k] · b[k, j] for kRows rows and kPacks packs of columns. All sums stay in registers.
 template <int kRows, int kPacks, class C>
-KF_INLINE void multiply_tile(Matrix<const C> a, Matrix<const C> b, C* out, int64_t out_row, int64_t depth) {
+KF_CPU_INLINE void multiply_tile(Matrix<const C> a, Matrix<const C> b, C* out, int64_t out_row, int64_t depth) {
   Pack<C> sum[kRows][kPacks] = {};
   for (int64_t k = 0; k < depth; ++k) {
     const C* from = b.data + k * b.row;
@@ -64,8 +57,8 @@ KF_INLINE void multiply_tile(Matrix<const C> a, Matrix<const C> b, C* out, int64
 }
 
 template <int kPacks, class C>
-KF_INLINE void multiply_columns(Matrix<const C> a, Matrix<const C> b, C* out, int64_t out_row, int64_t rows,
-                                int64_t depth) {
+KF_CPU_INLINE void multiply_columns(Matrix<const C> a, Matrix<const C> b, C* out, int64_t out_row, int64_t rows,
+                                    int64_t depth) {
   int64_t i = 0;
   for (; i + 4 <= rows; i += 4) {
     multiply_tile<4, kPacks>(Matrix<const C>{a.data + i * a.row, a.row, a.column}, b, out + i * out_row, out_row,
@@ -79,8 +72,8 @@ KF_INLINE void multiply_columns(Matrix<const C> a, Matrix<const C> b, C* out, in
 
 // out += a · b, out of shape [rows, columns]. The rows of b and of out are contiguous.
 template <class C>
-KF_INLINE void multiply_add_any(Matrix<const C> a, Matrix<const C> b, Matrix<C> out, int64_t rows, int64_t columns,
-                                int64_t depth) {
+KF_CPU_INLINE void multiply_add_any(Matrix<const C> a, Matrix<const C> b, Matrix<C> out, int64_t rows, int64_t columns,
+                                    int64_t depth) {
   constexpr int L = kPackLanes<C>;
   int64_t j = 0;
   for (; j + 2 * L <= columns; j += 2 * L) {
@@ -98,36 +91,13 @@ KF_INLINE void multiply_add_any(Matrix<const C> a, Matrix<const C> b, Matrix<C> 
   }
 }
 
-// exp(x) for x ≤ 0 in a form that compilers vectorise: 2^n · e^r with |r| ≤ ln 2 / 2, e^r by its series. Below −87, 0.
-KF_INLINE float exponential(float x) {
-  const float bounded = std::max(x, -87.0f);
-  const float shifted = bounded * 1.44269504f + 12582912.0f;  // + 1.5·2²³: the integer n lands in the lowest bits
-  const float n = shifted - 12582912.0f;
-  const float r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
-  float series = 1.0f / 5040;
-  series = series * r + 1.0f / 720;
-  series = series * r + 1.0f / 120;
-  series = series * r + 1.0f / 24;
-  series = series * r + 1.0f / 6;
-  series = series * r + 0.5f;
-  series = series * r + 1.0f;
-  series = series * r + 1.0f;
-  int32_t bits;
-  std::memcpy(&bits, &shifted, 4);
-  bits = static_cast<int32_t>((static_cast<uint32_t>(bits) << 23) + (127u << 23));  // 2^n
-  float power;
-  std::memcpy(&power, &bits, 4);
-  return x < -87.0f ? 0.0f : series * power;
-}
-KF_INLINE double exponential(double x) { return std::exp(x); }
-
 // Columns of a softmax side by side: kTileRows queries, whose scores for key j stand in row j of `scores`.
 constexpr int kTileRows = 32;
 
 // Replaces each column's scores by exp(score − the column's maximum), and says by what to divide, and the log-sum-exp.
 // Column r sees its first `seen[r]` keys; where it sees none, all weights and the factor are 0, and lse is −inf.
 template <class C>
-KF_INLINE void softmax_columns_any(C* scores, int64_t keys, const int64_t* seen, C* inverse, C* lse) {
+KF_CPU_INLINE void softmax_columns_any(C* scores, int64_t keys, const int64_t* seen, C* inverse, C* lse) {
   C most[kTileRows];
   C sum[kTileRows] = {};
   std::fill(most, most + kTileRows, -std::numeric_limits<C>::infinity());
@@ -145,7 +115,7 @@ KF_INLINE void softmax_columns_any(C* scores, int64_t keys, const int64_t* seen,
   }
   for (int64_t j = 0; j < keys; ++j) {
     for (int r = 0; r < kTileRows; ++r) {
-      const C weight = exponential(scores[j * kTileRows + r] - most[r]);
+      const C weight = exp_of_nonpositive(scores[j * kTileRows + r] - most[r]);
       scores[j * kTileRows + r] = weight;
       sum[r] += weight;
     }
@@ -164,7 +134,7 @@ struct Sums {
 
 // Σ (row[c] − from) and Σ (row[c] − from)², in packs: several sums side by side, added up at the end.
 template <class C>
-KF_INLINE Sums<C> sums_from(const C* row, int64_t width, C from) {
+KF_CPU_INLINE Sums<C> sums_from(const C* row, int64_t width, C from) {
   constexpr int L = kPackLanes<C>;
   constexpr int kSums = 4;
   Pack<C> values[kSums] = {};
@@ -206,7 +176,7 @@ struct NextRow {
   int64_t element_size = 0;
 
   // What corresponds to the elements from c on: a line of the cache, more than a pack.
-  KF_INLINE void prefetch(int64_t c) const {
+  KF_CPU_INLINE void prefetch(int64_t c) const {
     for (const void* operand : operands) {
       if (operand != nullptr) __builtin_prefetch(static_cast<const char*>(operand) + c * element_size);
     }
@@ -230,7 +200,7 @@ struct Statistics {
 
 // Two passes, and the second also finds the rest of the mean, as include/step3/statistics.h explains.
 template <class C>
-KF_INLINE Statistics<C> statistics_any(const C* row, int64_t width, C eps) {
+KF_CPU_INLINE Statistics<C> statistics_any(const C* row, int64_t width, C eps) {
   const C mean = sums_from(row, width, C(0)).values / C(width);
   const Sums<C> off = sums_from(row, width, mean);
   const C rest = off.values / C(width);
@@ -239,8 +209,8 @@ KF_INLINE Statistics<C> statistics_any(const C* row, int64_t width, C eps) {
 
 // out[c] = (row[c] − mean) / sqrt(variance + eps) · weight[c] + bias[c]; out may be row.
 template <class C>
-KF_INLINE MeanAndRstd<C> normalize_any(const C* row, const C* weight, const C* bias, int64_t width, C eps, C* out,
-                                       NextRow next) {
+KF_CPU_INLINE MeanAndRstd<C> normalize_any(const C* row, const C* weight, const C* bias, int64_t width, C eps, C* out,
+                                           NextRow next) {
   constexpr int64_t L = kPackLanes<C>;
   const Statistics<C> s = statistics_any(row, width, eps);
   int64_t c = 0;
@@ -266,13 +236,14 @@ struct GradientRow {
 };
 
 template <class V, class C>
-KF_INLINE V& elements_at(C* p) {
+KF_CPU_INLINE V& elements_at(C* p) {
   return *reinterpret_cast<V*>(p);
 }
 
 // The gradients of the elements from c on, as many as V holds.
 template <class V, class C>
-KF_INLINE void gradient_at(const GradientRow<C>& row, int64_t c, MeanAndRstd<C> s, C rest, C average_g, C average_gx) {
+KF_CPU_INLINE void gradient_at(const GradientRow<C>& row, int64_t c, MeanAndRstd<C> s, C rest, C average_g,
+                               C average_gx) {
   const V x_hat = (elements_at<const V>(row.x + c) - s.mean - rest) * s.rstd;
   const V grad = elements_at<const V>(row.grad + c);
   elements_at<V>(row.grad_weight + c) += grad * x_hat;
@@ -284,7 +255,7 @@ KF_INLINE void gradient_at(const GradientRow<C>& row, int64_t c, MeanAndRstd<C> 
 // The gradients of a row: grad_x[c], and what it adds to those of weight and bias. g gets grad · weight, rounded: in
 // one FMA with the subtraction of the average, what it was rounded by would remain where the two are equal, times rstd.
 template <class C>
-KF_INLINE void layer_norm_gradient_any(GradientRow<C> row, MeanAndRstd<C> s, int64_t width, NextRow next) {
+KF_CPU_INLINE void layer_norm_gradient_any(GradientRow<C> row, MeanAndRstd<C> s, int64_t width, NextRow next) {
   constexpr int64_t L = kPackLanes<C>;
   constexpr int64_t kSums = 2;   // side by side
   Pack<C> packs[3][kSums] = {};  // sums of g, of g·(x − mean) and of x − mean, which finds what the rounded mean lacks
@@ -322,21 +293,21 @@ KF_INLINE void layer_norm_gradient_any(GradientRow<C> row, MeanAndRstd<C> s, int
 }
 
 // The loops as ordinary functions, each once for every kind of CPU.
-#define KF_DEFINE_LOOPS(C)                                                                                             \
-  KF_FOR_EACH_CPU void multiply_add(Matrix<const C> a, Matrix<const C> b, Matrix<C> out, int64_t rows,                 \
-                                    int64_t columns, int64_t depth) {                                                  \
-    multiply_add_any<C>(a, b, out, rows, columns, depth);                                                              \
-  }                                                                                                                    \
-  KF_FOR_EACH_CPU void softmax_columns(C* scores, int64_t keys, const int64_t* seen, C* inverse, C* lse) {             \
-    softmax_columns_any<C>(scores, keys, seen, inverse, lse);                                                          \
-  }                                                                                                                    \
-  KF_FOR_EACH_CPU MeanAndRstd<C> normalize(const C* row, const C* weight, const C* bias, int64_t width, C eps, C* out, \
-                                           const NextRow& next) {                                                      \
-    return normalize_any<C>(row, weight, bias, width, eps, out, next);                                                 \
-  }                                                                                                                    \
-  KF_FOR_EACH_CPU void layer_norm_gradient(const GradientRow<C>& row, MeanAndRstd<C> s, int64_t width,                 \
-                                           const NextRow& next) {                                                      \
-    layer_norm_gradient_any<C>(row, s, width, next);                                                                   \
+#define KF_DEFINE_LOOPS(C)                                                                                            \
+  KF_CPU_CLONES void multiply_add(Matrix<const C> a, Matrix<const C> b, Matrix<C> out, int64_t rows, int64_t columns, \
+                                  int64_t depth) {                                                                    \
+    multiply_add_any<C>(a, b, out, rows, columns, depth);                                                             \
+  }                                                                                                                   \
+  KF_CPU_CLONES void softmax_columns(C* scores, int64_t keys, const int64_t* seen, C* inverse, C* lse) {              \
+    softmax_columns_any<C>(scores, keys, seen, inverse, lse);                                                         \
+  }                                                                                                                   \
+  KF_CPU_CLONES MeanAndRstd<C> normalize(const C* row, const C* weight, const C* bias, int64_t width, C eps, C* out,  \
+                                         const NextRow& next) {                                                       \
+    return normalize_any<C>(row, weight, bias, width, eps, out, next);                                                \
+  }                                                                                                                   \
+  KF_CPU_CLONES void layer_norm_gradient(const GradientRow<C>& row, MeanAndRstd<C> s, int64_t width,                  \
+                                         const NextRow& next) {                                                       \
+    layer_norm_gradient_any<C>(row, s, width, next);                                                                  \
   }
 namespace {
 KF_DEFINE_LOOPS(float)

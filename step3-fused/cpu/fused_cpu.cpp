@@ -22,13 +22,13 @@ constexpr int64_t kGrain = 1 << 14;  // elements below which a second thread cos
 constexpr int64_t kMostParts = 64;   // of rows that are summed one after the other
 
 template <class From, class To>
-KF_INLINE void convert_any(const From* from, int64_t n, To* to) {
+KF_CPU_INLINE void convert_any(const From* from, int64_t n, To* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(from[i]);
 }
 
 // to[i] = x[i] + y[i]; to may be x.
 template <class From, class To>
-KF_INLINE void add_any(const From* x, const From* y, int64_t n, To* to) {
+KF_CPU_INLINE void add_any(const From* x, const From* y, int64_t n, To* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<To>(x[i]) + static_cast<To>(y[i]);
 }
 
@@ -44,7 +44,7 @@ struct Front {
 // to[i] = dropout(x[i] + x_bias[i]) + y[i], one after the other in a row that is in cache: no compiler rounds two of
 // these together in vectors and apart in what is left over. `to` may be x.
 template <class X, class T, class C>
-KF_INLINE void add_behind_any(const Front<C>& front, const X* x, const T* y, int64_t n, C* to) {
+KF_CPU_INLINE void add_behind_any(const Front<C>& front, const X* x, const T* y, int64_t n, C* to) {
   convert_any(x, n, to);
   if (front.x_bias != nullptr) add_any(to, front.x_bias, n, to);
   if (front.numbers != nullptr) {
@@ -56,24 +56,24 @@ KF_INLINE void add_behind_any(const Front<C>& front, const X* x, const T* y, int
   for (int64_t i = 0; i < n; ++i) to[i] += static_cast<C>(y[i]);
 }
 
-#define KF_DEFINE_FROM(T, C)                                                                         \
-  KF_FOR_EACH_CPU void convert(const T* from, int64_t n, C* to) { convert_any(from, n, to); }        \
-  KF_FOR_EACH_CPU void add(const T* x, const T* y, int64_t n, C* to) { add_any(x, y, n, to); }       \
-  KF_FOR_EACH_CPU void add_behind(const Front<C>& front, const T* x, const T* y, int64_t n, C* to) { \
-    add_behind_any(front, x, y, n, to);                                                              \
+#define KF_DEFINE_FROM(T, C)                                                                       \
+  KF_CPU_CLONES void convert(const T* from, int64_t n, C* to) { convert_any(from, n, to); }        \
+  KF_CPU_CLONES void add(const T* x, const T* y, int64_t n, C* to) { add_any(x, y, n, to); }       \
+  KF_CPU_CLONES void add_behind(const Front<C>& front, const T* x, const T* y, int64_t n, C* to) { \
+    add_behind_any(front, x, y, n, to);                                                            \
   }
 KF_DEFINE_FROM(float, float)
 KF_DEFINE_FROM(double, double)
-KF_DEFINE_FROM(c10::Half, float)
-KF_DEFINE_FROM(c10::BFloat16, float)
+KF_DEFINE_FROM(Half, float)
+KF_DEFINE_FROM(BFloat16, float)
 #undef KF_DEFINE_FROM
-#define KF_DEFINE_TO(T)                                                                                          \
-  KF_FOR_EACH_CPU void convert(const float* from, int64_t n, T* to) { convert_any(from, n, to); }                \
-  KF_FOR_EACH_CPU void add_behind(const Front<float>& front, const float* x, const T* y, int64_t n, float* to) { \
-    add_behind_any(front, x, y, n, to);                                                                          \
+#define KF_DEFINE_TO(T)                                                                                        \
+  KF_CPU_CLONES void convert(const float* from, int64_t n, T* to) { convert_any(from, n, to); }                \
+  KF_CPU_CLONES void add_behind(const Front<float>& front, const float* x, const T* y, int64_t n, float* to) { \
+    add_behind_any(front, x, y, n, to);                                                                        \
   }
-KF_DEFINE_TO(c10::Half)
-KF_DEFINE_TO(c10::BFloat16)
+KF_DEFINE_TO(Half)
+KF_DEFINE_TO(BFloat16)
 #undef KF_DEFINE_TO
 
 template <class T>
@@ -179,7 +179,7 @@ void attend_tile(const Attention& a, int64_t batch, int64_t first_row, C* tile) 
 template <class F>
 void for_each_tile(const Attention& a, F&& f) {
   const int64_t tiles = (a.q_length + kTileRows - 1) / kTileRows;
-  at::parallel_for(0, a.batch * tiles, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, a.batch * tiles, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t first_row = i % tiles * kTileRows;
       f(i / tiles, first_row, std::min<int64_t>(kTileRows, a.q_length - first_row));
@@ -195,7 +195,7 @@ void layer_norm(const kf::layer_norm::Args& a) {
     using C = compute_t<T>;
     const std::vector<C> weight = converted<T>(a.weight, a.width);
     const std::vector<C> bias = converted<T>(a.bias, a.width);
-    at::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.width), [&](int64_t begin, int64_t end) {
+    parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.width), [&](int64_t begin, int64_t end) {
       std::vector<C> buffer(a.width);
       for (int64_t r = begin; r < end; ++r) {
         const T* x = static_cast<const T*>(a.x) + r * a.width;
@@ -216,7 +216,7 @@ void layer_norm_backward(const kf::layer_norm_backward::Args& a) {
     const int64_t rows_of_part = std::max<int64_t>({1, kGrain / a.width, (a.rows + kMostParts - 1) / kMostParts});
     const int64_t parts = (a.rows + rows_of_part - 1) / rows_of_part, sums_of_part = 2 * a.width;
     const std::unique_ptr<C[]> sums(new C[parts * sums_of_part]);
-    at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
       std::vector<C> grads(a.width), xs(a.width), others(a.width), products(a.width);
       std::fill(sums.get() + begin * sums_of_part, sums.get() + end * sums_of_part, C(0));
       for (int64_t r = begin * rows_of_part; r < std::min(end * rows_of_part, a.rows); ++r) {
@@ -239,7 +239,7 @@ void layer_norm_backward(const kf::layer_norm_backward::Args& a) {
       }
     });
     // One core does this as fast as two, unless rows are long.
-    at::parallel_for(0, sums_of_part, std::max<int64_t>(1, 16 * kGrain / parts), [&](int64_t begin, int64_t end) {
+    parallel_for(0, sums_of_part, std::max<int64_t>(1, 16 * kGrain / parts), [&](int64_t begin, int64_t end) {
       for (int64_t part = 1; part < parts; ++part) {
         add(sums.get() + begin, sums.get() + part * sums_of_part + begin, end - begin, sums.get() + begin);
       }
@@ -257,7 +257,7 @@ void residual_layer_norm(const kf::residual_layer_norm::Args& a) {
     const std::vector<C> bias = converted<T>(a.bias, a.width);
     const std::vector<C> x_bias = a.x_bias == nullptr ? std::vector<C>() : converted<T>(a.x_bias, a.width);
     const bool has_front = a.x_bias != nullptr || a.threshold != 0;
-    at::parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.width), [&](int64_t begin, int64_t end) {
+    parallel_for(0, a.rows, std::max<int64_t>(1, kGrain / a.width), [&](int64_t begin, int64_t end) {
       std::vector<C> buffer(a.width);
       std::vector<uint16_t> numbers;
       for (int64_t r = begin; r < end; ++r) {

@@ -1,11 +1,8 @@
 // From a tensor to a rung for the ops that fuse something to a matrix product: checks, allocation, dispatch.
-#include "host/linear_host.h"
-
-#include <kf/autocast.h>
-#include <kf/dropout.h>
 #include <step2/layer_host.h>
 
 #include "cpu/linear_cpu.h"
+#include "host/fused_host.h"
 #include "host/row_checks.h"
 
 namespace kf::step3 {
@@ -77,155 +74,112 @@ bool is_tanh(const char* op, std::string_view approximate) {
   return approximate == "tanh";
 }
 
-// A preactivation of `width` columns, empty where it is not kept.
-Tensor empty_kept(const Tensor& x, int64_t width, bool keep) {
-  return keep ? empty_rows(x, width) : at::empty({0}, x.options());
-}
-
-void check_kept(const char* op, const Tensor& preactivation, const Tensor& x, int64_t width, bool keep) {
+// `width` columns, empty where it is not kept.
+void make_or_check_preactivation(const char* op, Tensor& preactivation, const Tensor& x, int64_t width, bool keep) {
   const std::vector<int64_t> shape = keep ? with_width(x, width) : std::vector<int64_t>{0};
-  check_out(op, "preactivation", preactivation, shape, "x", x);
+  make_or_check_out(op, "preactivation", preactivation, shape, "x", x);
 }
 
-template <class Args>
-void set_dropout(Args& a, const PhiloxArgs& philox_args, uint32_t threshold) {
-  a.rng_state = philox_args.in_memory;
-  a.seed = philox_args.seed;
-  a.offset = philox_args.offset;
-  a.threshold = threshold;
+void make_or_check_gradients(const char* op, const Tensor& grad, const Tensor& x, const Tensor& weight, Tensor& grad_x,
+                             Tensor& grad_weight, Tensor& grad_bias, std::initializer_list<Named> more_inputs = {}) {
+  if (!grad_x.defined()) std::tie(grad_x, grad_weight, grad_bias) = empty_gradients(grad, x, weight);
+  check_gradients(op, grad, x, weight, grad_x, grad_weight, grad_bias, more_inputs);
 }
 
 }  // namespace
 
 // ---- linear_gelu ----
 
-TwoOuts linear_gelu_out(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
-                        std::string_view approximate, bool keep, std::string_view rung, Tensor& y,
-                        Tensor& preactivation) {
+void linear_gelu(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
+                 std::string_view approximate, bool keep, std::string_view rung, Tensor& y, Tensor& preactivation) {
   const char* op = "linear_gelu";
   const int64_t width = check_layer(op, x, weight, bias, transposed);
   const bool tanh = is_tanh(op, approximate);
-  check_out(op, "y", y, with_width(x, width), "x", x);
-  check_kept(op, preactivation, x, width, keep);
+  make_or_check_out(op, "y", y, with_width(x, width), "x", x);
+  make_or_check_preactivation(op, preactivation, x, width, keep);
   const std::initializer_list<Named> outs = {{"y", y}, {"preactivation", preactivation}};
   check_apart(op, outs, {{"x", x}, {"weight", weight}});
-  if (bias) check_apart(op, outs, {{"bias", *bias}});
+  check_apart_if_given(op, outs, {{"bias", bias}});
   check_rung(linear_gelu_op(), rung, x);
-  if (y.numel() == 0) return {y, preactivation};
+  if (y.numel() == 0) return;
   const Layer layer(x, weight, bias, transposed);
   auto args = layer.args<kf::linear_gelu::Args>();
   args.y = y.data_ptr();
-  args.preactivation = keep ? preactivation.data_ptr() : nullptr;
+  args.preactivation = data_if(keep, preactivation);
   args.tanh = tanh;
   run(linear_gelu_op(), rung, x, args);
-  return {y, preactivation};
 }
 
-TwoTensors linear_gelu(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
-                       std::string_view approximate, bool keep, std::string_view rung) {
-  const int64_t width = check_layer("linear_gelu", x, weight, bias, transposed);
-  Tensor y = empty_rows(x, width), preactivation = empty_kept(x, width, keep);
-  linear_gelu_out(x, weight, bias, transposed, approximate, keep, rung, y, preactivation);
-  return {y, preactivation};
-}
-
-ThreeOuts linear_gelu_backward_out(const Tensor& grad, const Tensor& preactivation, const Tensor& x,
-                                   const Tensor& weight, bool transposed, std::string_view approximate,
-                                   std::string_view rung, Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
+void linear_gelu_backward(const Tensor& grad, const Tensor& preactivation, const Tensor& x, const Tensor& weight,
+                          bool transposed, std::string_view approximate, std::string_view rung, Tensor& grad_x,
+                          Tensor& grad_weight, Tensor& grad_bias) {
   const char* op = "linear_gelu_backward";
   check_rows(op, "grad", grad);
   check_like(op, "preactivation", preactivation, "grad", grad, grad.sizes());
   check_backward(op, grad, x, weight, transposed);
   const bool tanh = is_tanh(op, approximate);
-  check_gradients(op, grad, x, weight, grad_x, grad_weight, grad_bias, {{"preactivation", preactivation}});
+  make_or_check_gradients(op, grad, x, weight, grad_x, grad_weight, grad_bias, {{"preactivation", preactivation}});
   check_rung(linear_gelu_backward_op(), rung, grad);
-  if (no_rows(grad, grad_weight, grad_bias)) return {grad_x, grad_weight, grad_bias};
+  if (no_rows(grad, grad_weight, grad_bias)) return;
   const Backward backward(grad, x, weight, transposed);
   const Tensor h = in_one_piece(preactivation);
   auto args = backward.args<kf::linear_gelu_backward::Args>(grad_x, grad_weight, grad_bias);
   args.preactivation = h.data_ptr();
   args.tanh = tanh;
   run(linear_gelu_backward_op(), rung, grad, args);
-  return {grad_x, grad_weight, grad_bias};
-}
-
-ThreeTensors linear_gelu_backward(const Tensor& grad, const Tensor& preactivation, const Tensor& x,
-                                  const Tensor& weight, bool transposed, std::string_view approximate,
-                                  std::string_view rung) {
-  check_backward("linear_gelu_backward", grad, x, weight, transposed);
-  auto [grad_x, grad_weight, grad_bias] = empty_gradients(grad, x, weight);
-  linear_gelu_backward_out(grad, preactivation, x, weight, transposed, approximate, rung, grad_x, grad_weight,
-                           grad_bias);
-  return {grad_x, grad_weight, grad_bias};
 }
 
 // ---- gelu_linear ----
 
-Tensor& gelu_linear_out(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
-                        std::string_view approximate, std::string_view rung, Tensor& y) {
+void gelu_linear(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
+                 std::string_view approximate, std::string_view rung, Tensor& y) {
   const char* op = "gelu_linear";
   const int64_t width = check_layer(op, x, weight, bias, transposed);
   const bool tanh = is_tanh(op, approximate);
-  check_out(op, "y", y, with_width(x, width), "x", x);
+  make_or_check_out(op, "y", y, with_width(x, width), "x", x);
   check_apart(op, {{"y", y}}, {{"x", x}, {"weight", weight}});
-  if (bias) check_apart(op, {{"y", y}}, {{"bias", *bias}});
+  check_apart_if_given(op, {{"y", y}}, {{"bias", bias}});
   check_rung(gelu_linear_op(), rung, x);
-  if (y.numel() == 0) return y;
+  if (y.numel() == 0) return;
   const Layer layer(x, weight, bias, transposed);
   auto args = layer.args<kf::gelu_linear::Args>();
   args.y = y.data_ptr();
   args.tanh = tanh;
   run(gelu_linear_op(), rung, x, args);
-  return y;
 }
 
-Tensor gelu_linear(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
-                   std::string_view approximate, std::string_view rung) {
-  Tensor y = empty_rows(x, check_layer("gelu_linear", x, weight, bias, transposed));
-  return gelu_linear_out(x, weight, bias, transposed, approximate, rung, y);
-}
-
-ThreeOuts gelu_linear_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight, bool transposed,
-                                   std::string_view approximate, std::string_view rung, Tensor& grad_x,
-                                   Tensor& grad_weight, Tensor& grad_bias) {
+void gelu_linear_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, bool transposed,
+                          std::string_view approximate, std::string_view rung, Tensor& grad_x, Tensor& grad_weight,
+                          Tensor& grad_bias) {
   const char* op = "gelu_linear_backward";
   check_backward(op, grad, x, weight, transposed);
   const bool tanh = is_tanh(op, approximate);
-  check_gradients(op, grad, x, weight, grad_x, grad_weight, grad_bias);
+  make_or_check_gradients(op, grad, x, weight, grad_x, grad_weight, grad_bias);
   check_rung(gelu_linear_backward_op(), rung, grad);
-  if (no_rows(grad, grad_weight, grad_bias)) return {grad_x, grad_weight, grad_bias};
+  if (no_rows(grad, grad_weight, grad_bias)) return;
   const Backward backward(grad, x, weight, transposed);
   auto args = backward.args<kf::gelu_linear_backward::Args>(grad_x, grad_weight, grad_bias);
   args.tanh = tanh;
   run(gelu_linear_backward_op(), rung, grad, args);
-  return {grad_x, grad_weight, grad_bias};
-}
-
-ThreeTensors gelu_linear_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, bool transposed,
-                                  std::string_view approximate, std::string_view rung) {
-  check_backward("gelu_linear_backward", grad, x, weight, transposed);
-  auto [grad_x, grad_weight, grad_bias] = empty_gradients(grad, x, weight);
-  gelu_linear_backward_out(grad, x, weight, transposed, approximate, rung, grad_x, grad_weight, grad_bias);
-  return {grad_x, grad_weight, grad_bias};
 }
 
 // ---- layer_norm_linear ----
 
-ThreeOuts layer_norm_linear_out(const Tensor& x, const Tensor& norm_weight, const Tensor& norm_bias,
-                                const Tensor& weight, const MaybeTensor& bias, bool transposed, double eps,
-                                std::string_view rung, Tensor& y, Tensor& mean, Tensor& rstd) {
+void layer_norm_linear(const Tensor& x, const Tensor& norm_weight, const Tensor& norm_bias, const Tensor& weight,
+                       const MaybeTensor& bias, bool transposed, double eps, std::string_view rung, Tensor& y,
+                       Tensor& mean, Tensor& rstd) {
   const char* op = "layer_norm_linear";
   const int64_t width = check_layer(op, x, weight, bias, transposed);
   check_like(op, "norm_weight", norm_weight, "x", x, {x.size(-1)});
   check_like(op, "norm_bias", norm_bias, "x", x, {x.size(-1)});
   check_eps(op, eps);
-  check_out(op, "y", y, with_width(x, width), "x", x);
-  check_statistics(op, mean, rstd, "x", x, true);
+  make_or_check_out(op, "y", y, with_width(x, width), "x", x);
+  make_or_check_statistics(op, mean, rstd, "x", x);
   const std::initializer_list<Named> outs = {{"y", y}, {"mean", mean}, {"rstd", rstd}};
   check_apart(op, outs, {{"x", x}, {"norm_weight", norm_weight}, {"norm_bias", norm_bias}, {"weight", weight}});
-  if (bias) check_apart(op, outs, {{"bias", *bias}});
+  check_apart_if_given(op, outs, {{"bias", bias}});
   check_rung(layer_norm_linear_op(), rung, x);
-  if (y.numel() == 0) return {y, mean, rstd};
+  if (y.numel() == 0) return;
   const Layer layer(x, weight, bias, transposed);
   const Tensor nw = in_one_piece(norm_weight), nb = in_one_piece(norm_bias);
   auto args = layer.args<kf::layer_norm_linear::Args>();
@@ -236,85 +190,52 @@ ThreeOuts layer_norm_linear_out(const Tensor& x, const Tensor& norm_weight, cons
   args.rstd = rstd.data_ptr();
   args.eps = eps;
   run(layer_norm_linear_op(), rung, x, args);
-  return {y, mean, rstd};
-}
-
-ThreeTensors layer_norm_linear(const Tensor& x, const Tensor& norm_weight, const Tensor& norm_bias,
-                               const Tensor& weight, const MaybeTensor& bias, bool transposed, double eps,
-                               std::string_view rung) {
-  Tensor y = empty_rows(x, check_layer("layer_norm_linear", x, weight, bias, transposed));
-  Tensor mean = empty_statistic(x), rstd = empty_statistic(x);
-  layer_norm_linear_out(x, norm_weight, norm_bias, weight, bias, transposed, eps, rung, y, mean, rstd);
-  return {y, mean, rstd};
 }
 
 // ---- linear_bias_dropout_residual ----
 
-Tensor& linear_bias_dropout_residual_out(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
-                                         const Tensor& residual, double dropout_p, const Tensor& rng_state,
-                                         bool transposed, std::string_view rung, Tensor& y) {
+void linear_bias_dropout_residual(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
+                                  const Tensor& residual, double dropout_p, const Tensor& rng_state, bool transposed,
+                                  std::string_view rung, Tensor& y) {
   const char* op = "linear_bias_dropout_residual";
   const int64_t width = check_layer(op, x, weight, bias, transposed);
   check_like(op, "residual", residual, "x", x, with_width(x, width));
-  const uint32_t threshold = threshold_of(op, "dropout_p", dropout_p);
-  const PhiloxArgs philox_args = philox_args_of(op, rng_state, x);
-  check_out(op, "y", y, with_width(x, width), "x", x);
+  const DropoutArgs dropout(op, "dropout_p", dropout_p, "rng_state", rng_state, x);
+  make_or_check_out(op, "y", y, with_width(x, width), "x", x);
   check_apart(op, {{"y", y}}, {{"x", x}, {"weight", weight}, {"residual", residual}, {"rng_state", rng_state}});
-  if (bias) check_apart(op, {{"y", y}}, {{"bias", *bias}});
+  check_apart_if_given(op, {{"y", y}}, {{"bias", bias}});
   check_rung(linear_bias_dropout_residual_op(), rung, x);
-  if (y.numel() == 0) return y;
+  if (y.numel() == 0) return;
   const Layer layer(x, weight, bias, transposed);
   const Tensor r = in_one_piece(residual);
   auto args = layer.args<kf::linear_bias_dropout_residual::Args>();
   args.residual = r.data_ptr();
   args.y = y.data_ptr();
-  set_dropout(args, philox_args, threshold);
+  dropout.set(args);
   run(linear_bias_dropout_residual_op(), rung, x, args);
-  return y;
 }
 
-Tensor linear_bias_dropout_residual(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
-                                    const Tensor& residual, double dropout_p, const Tensor& rng_state, bool transposed,
-                                    std::string_view rung) {
-  Tensor y = empty_rows(x, check_layer("linear_bias_dropout_residual", x, weight, bias, transposed));
-  return linear_bias_dropout_residual_out(x, weight, bias, residual, dropout_p, rng_state, transposed, rung, y);
-}
-
-ThreeOuts linear_bias_dropout_residual_backward_out(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                                    double dropout_p, const Tensor& rng_state, bool transposed,
-                                                    std::string_view rung, Tensor& grad_x, Tensor& grad_weight,
-                                                    Tensor& grad_bias) {
+void linear_bias_dropout_residual_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, double dropout_p,
+                                           const Tensor& rng_state, bool transposed, std::string_view rung,
+                                           Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {
   const char* op = "linear_bias_dropout_residual_backward";
   check_backward(op, grad, x, weight, transposed);
-  const uint32_t threshold = threshold_of(op, "dropout_p", dropout_p);
-  const PhiloxArgs philox_args = philox_args_of(op, rng_state, grad);
-  check_gradients(op, grad, x, weight, grad_x, grad_weight, grad_bias, {{"rng_state", rng_state}});
+  const DropoutArgs dropout(op, "dropout_p", dropout_p, "rng_state", rng_state, grad);
+  make_or_check_gradients(op, grad, x, weight, grad_x, grad_weight, grad_bias, {{"rng_state", rng_state}});
   check_rung(linear_bias_dropout_residual_backward_op(), rung, grad);
-  if (no_rows(grad, grad_weight, grad_bias)) return {grad_x, grad_weight, grad_bias};
+  if (no_rows(grad, grad_weight, grad_bias)) return;
   const Backward backward(grad, x, weight, transposed);
   auto args = backward.args<kf::linear_bias_dropout_residual_backward::Args>(grad_x, grad_weight, grad_bias);
-  set_dropout(args, philox_args, threshold);
+  dropout.set(args);
   run(linear_bias_dropout_residual_backward_op(), rung, grad, args);
-  return {grad_x, grad_weight, grad_bias};
-}
-
-ThreeTensors linear_bias_dropout_residual_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                                   double dropout_p, const Tensor& rng_state, bool transposed,
-                                                   std::string_view rung) {
-  check_backward("linear_bias_dropout_residual_backward", grad, x, weight, transposed);
-  auto [grad_x, grad_weight, grad_bias] = empty_gradients(grad, x, weight);
-  linear_bias_dropout_residual_backward_out(grad, x, weight, dropout_p, rng_state, transposed, rung, grad_x,
-                                            grad_weight, grad_bias);
-  return {grad_x, grad_weight, grad_bias};
 }
 
 // ---- mlp ----
 
-namespace {
-
-// Returns the width between the layers.
-int64_t check_mlp(const char* op, const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2,
-                  const Tensor& bias_2, const MaybeTensor& residual, bool transposed) {
+void mlp(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2, const Tensor& bias_2,
+         const MaybeTensor& residual, bool transposed, std::string_view approximate, bool keep, std::string_view rung,
+         Tensor& y, Tensor& preactivation) {
+  const char* op = "mlp";
   const int64_t width = check_rows(op, "x", x);
   const int64_t inner = check_weight(op, "weight_1", weight_1, transposed, width, "x", x);
   check_like(op, "bias_1", bias_1, "x", x, {inner});
@@ -322,25 +243,15 @@ int64_t check_mlp(const char* op, const Tensor& x, const Tensor& weight_1, const
              transposed ? at::IntArrayRef{width, inner} : at::IntArrayRef{inner, width});
   check_like(op, "bias_2", bias_2, "x", x, {width});
   if (residual) check_like(op, "residual", *residual, "x", x, x.sizes());
-  return inner;
-}
-
-}  // namespace
-
-TwoOuts mlp_out(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2,
-                const Tensor& bias_2, const MaybeTensor& residual, bool transposed, std::string_view approximate,
-                bool keep, std::string_view rung, Tensor& y, Tensor& preactivation) {
-  const char* op = "mlp";
-  const int64_t inner = check_mlp(op, x, weight_1, bias_1, weight_2, bias_2, residual, transposed);
   const bool tanh = is_tanh(op, approximate);
-  check_out(op, "y", y, x.sizes(), "x", x);
-  check_kept(op, preactivation, x, inner, keep);
+  make_or_check_out(op, "y", y, x.sizes(), "x", x);
+  make_or_check_preactivation(op, preactivation, x, inner, keep);
   const std::initializer_list<Named> outs = {{"y", y}, {"preactivation", preactivation}};
   check_apart(op, outs,
               {{"x", x}, {"weight_1", weight_1}, {"bias_1", bias_1}, {"weight_2", weight_2}, {"bias_2", bias_2}});
-  if (residual) check_apart(op, outs, {{"residual", *residual}});
+  check_apart_if_given(op, outs, {{"residual", residual}});
   check_rung(mlp_op(), rung, x);
-  if (y.numel() == 0) return {y, preactivation};
+  if (y.numel() == 0) return;
   const Tensor in = in_one_piece(x), w1 = in_one_piece(weight_1), b1 = in_one_piece(bias_1);
   const Tensor w2 = in_one_piece(weight_2), b2 = in_one_piece(bias_2);
   const Tensor r = residual ? in_one_piece(*residual) : Tensor();
@@ -352,59 +263,15 @@ TwoOuts mlp_out(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, c
   args.bias_2 = b2.data_ptr();
   args.residual = data_or_null(r);
   args.y = y.data_ptr();
-  args.preactivation = keep ? preactivation.data_ptr() : nullptr;
-  args.width = x.size(-1);
-  args.rows = x.numel() / args.width;
+  args.preactivation = data_if(keep, preactivation);
+  args.width = width;
+  args.rows = x.numel() / width;
   args.inner = inner;
   args.weight_transposed = transposed;
   args.tanh = tanh;
   args.tf32 = tf32_allowed();
   args.dtype = dtype_of(x);
   run(mlp_op(), rung, x, args);
-  return {y, preactivation};
-}
-
-TwoTensors mlp(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2,
-               const Tensor& bias_2, const MaybeTensor& residual, bool transposed, std::string_view approximate,
-               bool keep, std::string_view rung) {
-  const int64_t inner = check_mlp("mlp", x, weight_1, bias_1, weight_2, bias_2, residual, transposed);
-  Tensor y = contiguous_like(x), preactivation = empty_kept(x, inner, keep);
-  mlp_out(x, weight_1, bias_1, weight_2, bias_2, residual, transposed, approximate, keep, rung, y, preactivation);
-  return {y, preactivation};
-}
-
-// ---- autocast ----
-
-TwoTensors linear_gelu_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
-                                std::string_view approximate, bool keep, std::string_view rung) {
-  return call_in<linear_gelu>(std::nullopt, "step3_fused::linear_gelu", x, weight, bias, transposed, approximate, keep,
-                              rung);
-}
-
-Tensor gelu_linear_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& bias, bool transposed,
-                            std::string_view approximate, std::string_view rung) {
-  return call_in<gelu_linear>(std::nullopt, "step3_fused::gelu_linear", x, weight, bias, transposed, approximate, rung);
-}
-
-ThreeTensors layer_norm_linear_autocast(const Tensor& x, const Tensor& norm_weight, const Tensor& norm_bias,
-                                        const Tensor& weight, const MaybeTensor& bias, bool transposed, double eps,
-                                        std::string_view rung) {
-  return call_in<layer_norm_linear>(std::nullopt, "step3_fused::layer_norm_linear", x, norm_weight, norm_bias, weight,
-                                    bias, transposed, eps, rung);
-}
-
-Tensor linear_bias_dropout_residual_autocast(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
-                                             const Tensor& residual, double dropout_p, const Tensor& rng_state,
-                                             bool transposed, std::string_view rung) {
-  return call_in<linear_bias_dropout_residual>(std::nullopt, "step3_fused::linear_bias_dropout_residual", x, weight,
-                                               bias, residual, dropout_p, rng_state, transposed, rung);
-}
-
-TwoTensors mlp_autocast(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2,
-                        const Tensor& bias_2, const MaybeTensor& residual, bool transposed,
-                        std::string_view approximate, bool keep, std::string_view rung) {
-  return call_in<mlp>(std::nullopt, "step3_fused::mlp", x, weight_1, bias_1, weight_2, bias_2, residual, transposed,
-                      approximate, keep, rung);
 }
 
 // ---- what there is ----

@@ -7,11 +7,15 @@ from kernel_fusion.steps import load
 _C = load("step3_fused")
 
 from step3_fused.attention_ops import attention_block, attention_residual_layer_norm  # noqa: E402  _C registers the ops
-from step3_fused.layer_norm_ops import layer_norm, layer_norm_backward, residual_layer_norm  # noqa: E402
+from step3_fused.layer_norm_ops import (  # noqa: E402
+    layer_norm,
+    layer_norm_backward,
+    layer_norm_linear,
+    residual_layer_norm,
+)
 from step3_fused.linear_ops import (  # noqa: E402
     gelu_linear,
     gelu_linear_backward,
-    layer_norm_linear,
     linear_bias_dropout_residual,
     linear_bias_dropout_residual_backward,
     linear_gelu,

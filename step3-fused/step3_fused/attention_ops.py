@@ -114,23 +114,15 @@ def attention_block(
     stream, `y` into the MLP.
 
     Args:
-        q: [B, H, Sq, D]; float32, float16, bfloat16 or float64. Any strides; views whose last dimension is contiguous,
-            such as GPT-2's packed q, k and v, are read as they lie, others are copied first.
-        k, v: [B, H, Sk, D].
-        residual: [B, Sq, H·D]; column h·D + d belongs to head h.
+        q, k, v, residual, key_begin, key_end, causal, scale, eps: as in `attention_residual_layer_norm`.
         proj_weight: [H·D in, H·D out], as GPT-2's Conv1D stores it: x @ W, no transpose.
         proj_bias, weight, bias: [H·D]. All of one dtype and device.
-        key_begin, key_end: which keys exist, the rest being padding: in batch b those with
-            key_begin[b] <= j < key_end[b]. int32 [B] on the device of `q`; None for 0, and for Sk.
         rng_state, attention_rng_state: for `dropout_p`, and for `attention_dropout_p`: int64 [2], seed and offset, on
             the CPU or on q's device; default: new ones.
-        causal: query i sees keys j <= i + Sk - Sq, so that the last query sees all.
-        scale: factor for the scores; None for 1/sqrt(D).
         dropout_p: the part of the projection, with its bias, that is dropped, from 0 to 1, with the mask of step 1's
             `bias_dropout_residual`.
         attention_dropout_p: the part of attention's weights that is dropped, with the mask of step 2's `attention`.
         training: False switches dropout off.
-        eps: added to the variance, under the root.
         return_statistics: return what the way back needs, too.
         rung: "auto", or a name from `rungs("attention_block", q.device)`.
 
@@ -145,9 +137,7 @@ def attention_block(
         built.
 
     Raises:
-        TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape, device, `dropout_p` or `attention_dropout_p`, no heads, head_dim 0, negative `eps`, a
-            `rung` that is unknown or cannot do this.
+        TypeError, ValueError: as `attention_residual_layer_norm`, and for `dropout_p`.
     """
     op = "attention_block"
     dropout_p, rng_state = shared.dropout(op, "dropout_p", dropout_p, rng_state, training, q)

@@ -210,6 +210,7 @@ every_rung = pytest.mark.parametrize(("op", "device", "rung"), list(rung_of_each
 every_op = pytest.mark.parametrize("op", EPILOGUES)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
+on_a_gpu = pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
 either_way = pytest.mark.parametrize("transposed", [False, True], ids=["depth-width", "width-depth"])
 
 # These write to aligned memory only.

@@ -1,10 +1,10 @@
-"""LayerNorm, of a tensor and of a sum."""
+"""LayerNorm, of a tensor, of a sum, and in front of a product."""
 
 from typing import Any  # `Tensor | Any` is returned where a flag asks for a tuple
 
 import torch
 
-from kernel_fusion import rng
+from kernel_fusion import layers, rng
 from kernel_fusion.ops import (
     check_device,
     check_like,
@@ -84,8 +84,7 @@ def layer_norm_backward(
         sums have a fixed order: two runs give the same bits.
 
     Raises:
-        TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, width 0, a `rung` that is unknown or cannot do this.
+        TypeError, ValueError: as `layer_norm`.
     """
     return _ops.layer_norm_backward(grad, x, weight, mean, rstd, grad_sum, rung=rung)
 
@@ -115,8 +114,7 @@ def residual_layer_norm(
             `bias_dropout_residual`.
         rng_state: int64 [2], seed and offset, on the CPU or on x's device; default: a new one.
         training: False switches dropout off.
-        eps: added to the variance, under the root.
-        return_statistics: return each row's mean and rstd, too.
+        eps, return_statistics: as in `layer_norm`.
         rung: "auto", or a name from `rungs("residual_layer_norm", x.device)`.
 
     Returns:
@@ -138,7 +136,47 @@ def residual_layer_norm(
     return outputs if return_statistics else outputs[:2]
 
 
-# ---- shapes, for torch.compile and for meta tensors: the checks of fused_host.cpp, without data ----
+@without_forward_mode
+def layer_norm_linear(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor,
+    norm_bias: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    transposed: bool = False,
+    eps: float = 1e-5,
+    return_statistics: bool = False,
+    rung: str = "auto",
+) -> torch.Tensor | Any:
+    """`layer_norm(x) @ weight + bias`: in GPT-2 what leads to q, k and v.
+
+    Args:
+        x: [..., depth], any strides; float32, float16, bfloat16 or float64.
+        norm_weight, norm_bias: [depth], LayerNorm's.
+        weight: [depth, width], or, `transposed`, [width, depth].
+        bias: [width], or None. All of one dtype and device.
+        transposed: which way the weight lies.
+        eps, return_statistics: as in `layer_norm`; mean and rstd have no gradients here.
+        rung: "auto", or a name from `rungs("layer_norm_linear", x.device)`.
+
+    Returns:
+        [..., width], contiguous, of x's dtype. In half types the normalised rows are rounded before they are
+        multiplied. Under autocast all are made autocast's dtype. With `return_statistics` `(y, mean, rstd)`, the last
+        two as `layer_norm` returns them.
+
+    Raises:
+        TypeError: a dtype that is not supported or not the same.
+        ValueError: wrong shape or device, an empty row or weight, negative `eps`, a `rung` that is unknown or cannot do
+            this.
+    """
+    y, mean, rstd = _ops.layer_norm_linear(
+        x, norm_weight, norm_bias, weight, bias, transposed=transposed, eps=eps, rung=rung
+    )
+    return (y, mean, rstd) if return_statistics else y
+
+
+# ---- shapes, for torch.compile and for meta tensors: the checks of the host files, without data ----
 
 
 @torch.library.register_fake("step3_fused::layer_norm")
@@ -176,6 +214,16 @@ def _(x, residual, weight, bias, x_bias=None, dropout_p=0.0, rng_state=None, *, 
     rng.check(op, "dropout_p", dropout_p, rng_state, x)
     shared.check_eps(op, eps)
     return contiguous_like(x), contiguous_like(x), shared.a_number_a_row(x, keep), shared.a_number_a_row(x, keep)
+
+
+@torch.library.register_fake("step3_fused::layer_norm_linear")
+def _(x, norm_weight, norm_bias, weight, bias=None, *, transposed=False, eps=1e-5, rung="auto"):
+    op = "layer_norm_linear"
+    width = layers.check_layer(op, x, weight, bias, transposed)
+    for name, parameter in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
+        check_like(op, name, parameter, "x", x, x.shape[-1:])
+    shared.check_eps(op, eps)
+    return layers.empty_rows(x, width), shared.a_number_a_row(x), shared.a_number_a_row(x)
 
 
 # ---- gradients ----
@@ -220,6 +268,31 @@ def _residual_layer_norm_backward(ctx, grad_y, grad_sum, grad_mean, grad_rstd):
 
 torch.library.register_autograd(
     "step3_fused::residual_layer_norm", _residual_layer_norm_backward, setup_context=_residual_layer_norm_setup
+)
+
+
+def _layer_norm_linear_setup(ctx, inputs, keyword_only_inputs, output):
+    x, norm_weight, norm_bias, weight, bias = inputs
+    ctx.save_for_backward(x, norm_weight, norm_bias, weight)
+    ctx.has_bias, ctx.transposed = bias is not None, keyword_only_inputs["transposed"]
+    ctx.eps = keyword_only_inputs["eps"]
+    ctx.mark_non_differentiable(*output[1:])
+    shared.step_2()  # an error comes now, not in the backward
+
+
+@layers.without_autocast
+def _layer_norm_linear_backward(ctx, grad, *_):
+    x, norm_weight, norm_bias, weight = ctx.saved_tensors
+    # The rows, which the gradient of the weight needs, are normalised again. Their statistics come with them, with
+    # gradients of their own for a second pass.
+    normalised, mean, rstd = _ops.layer_norm(x, norm_weight, norm_bias, eps=ctx.eps)
+    grad_rows, *of_layer = shared.step_2().linear_backward(grad, normalised, weight, transposed=ctx.transposed)
+    of_norm = _ops.layer_norm_backward(grad_rows, x, norm_weight, mean, rstd)
+    return *of_norm, of_layer[0], of_layer[1] if ctx.has_bias else None
+
+
+torch.library.register_autograd(
+    "step3_fused::layer_norm_linear", _layer_norm_linear_backward, setup_context=_layer_norm_linear_setup
 )
 
 

@@ -7,29 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from kernel_fusion import layers, rng
-from kernel_fusion.ops import (
-    check_like,
-    check_rows,
-    contiguous_like,
-    needs_gradients,
-    without_forward_mode,
-)
+from kernel_fusion.ops import check_like, check_rows, contiguous_like, needs_gradients, without_forward_mode
 from step3_fused import shared
-from step3_fused.layer_norm_ops import layer_norm
+from step3_fused.layer_norm_ops import layer_norm, layer_norm_linear
 
 _ops = torch.ops.step3_fused
-
-__all__ = [
-    "gelu_linear",
-    "gelu_linear_backward",
-    "layer_norm_linear",
-    "linear_bias_dropout_residual",
-    "linear_bias_dropout_residual_backward",
-    "linear_gelu",
-    "linear_gelu_backward",
-    "mlp",
-    "transformer_block",
-]
 
 
 @without_forward_mode
@@ -97,9 +79,7 @@ def linear_gelu_backward(
         it is multiplied.
 
     Raises:
-        TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, an empty row, another `approximate`, a `rung` that is unknown or cannot do
-            this.
+        TypeError, ValueError: as `linear_gelu`.
     """
     return _ops.linear_gelu_backward(
         grad, preactivation, x, weight, transposed=transposed, approximate=approximate, rung=rung
@@ -119,11 +99,7 @@ def gelu_linear(
     """`gelu(x) @ weight + bias`.
 
     Args:
-        x: [..., depth], any strides; float32, float16, bfloat16 or float64.
-        weight: [depth, width], or, `transposed`, [width, depth].
-        bias: [width], or None. All of one dtype and device.
-        transposed: which way the weight lies.
-        approximate: "tanh", GPT-2's, or "none", exact.
+        x, weight, bias, transposed, approximate: as in `linear_gelu`.
         rung: "auto", or a name from `rungs("gelu_linear", x.device)`.
 
     Returns:
@@ -131,9 +107,7 @@ def gelu_linear(
         C++ does not. Under autocast all are made autocast's dtype.
 
     Raises:
-        TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, an empty row or weight, another `approximate`, a `rung` that is unknown or
-            cannot do this.
+        TypeError, ValueError: as `linear_gelu`.
     """
     return _ops.gelu_linear(x, weight, bias, transposed=transposed, approximate=approximate, rung=rung)
 
@@ -151,9 +125,7 @@ def gelu_linear_backward(
     """The gradients of x, weight and bias in `gelu_linear`.
 
     Args:
-        grad: the gradient of y; [..., width], any strides; float32, float16, bfloat16 or float64.
-        x: [..., depth], weight: as in the forward pass. All of one dtype and device.
-        transposed, approximate: the forward's.
+        grad, x, weight, transposed, approximate: as in `linear_gelu_backward`.
         rung: "auto", or a name from `rungs("gelu_linear_backward", grad.device)`.
 
     Returns:
@@ -161,52 +133,9 @@ def gelu_linear_backward(
         may round grad · weightᵀ before the slope.
 
     Raises:
-        TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, an empty row, another `approximate`, a `rung` that is unknown or cannot do
-            this.
+        TypeError, ValueError: as `linear_gelu`.
     """
     return _ops.gelu_linear_backward(grad, x, weight, transposed=transposed, approximate=approximate, rung=rung)
-
-
-@without_forward_mode
-def layer_norm_linear(
-    x: torch.Tensor,
-    norm_weight: torch.Tensor,
-    norm_bias: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    transposed: bool = False,
-    eps: float = 1e-5,
-    return_statistics: bool = False,
-    rung: str = "auto",
-) -> torch.Tensor | Any:
-    """`layer_norm(x) @ weight + bias`: in GPT-2 what leads to q, k and v.
-
-    Args:
-        x: [..., depth], any strides; float32, float16, bfloat16 or float64.
-        norm_weight, norm_bias: [depth], LayerNorm's.
-        weight: [depth, width], or, `transposed`, [width, depth].
-        bias: [width], or None. All of one dtype and device.
-        transposed: which way the weight lies.
-        eps: added to the variance, under the root.
-        return_statistics: return each row's mean and rstd, too; they have no gradients.
-        rung: "auto", or a name from `rungs("layer_norm_linear", x.device)`.
-
-    Returns:
-        [..., width], contiguous, of x's dtype. In half types the normalised rows are rounded before they are
-        multiplied. Under autocast all are made autocast's dtype. With `return_statistics` `(y, mean, rstd)`, the last
-        two as `layer_norm` returns them.
-
-    Raises:
-        TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, an empty row or weight, negative `eps`, a `rung` that is unknown or cannot do
-            this.
-    """
-    y, mean, rstd = _ops.layer_norm_linear(
-        x, norm_weight, norm_bias, weight, bias, transposed=transposed, eps=eps, rung=rung
-    )
-    return (y, mean, rstd) if return_statistics else y
 
 
 @without_forward_mode
@@ -244,12 +173,10 @@ def linear_bias_dropout_residual(
         ValueError: wrong shape, device or `dropout_p`, an empty row or weight, a `rung` that is unknown or cannot do
             this.
     """
-    if not 0 <= dropout_p <= 1:
-        raise ValueError(f"linear_bias_dropout_residual: `dropout_p` must be from 0 to 1, got {dropout_p}")
-    if not training:
-        dropout_p = 0.0
+    op = "linear_bias_dropout_residual"
+    dropout_p, rng_state = shared.dropout(op, "dropout_p", dropout_p, rng_state, training, x)
     if rng_state is None:
-        rng_state = rng.draw(_ops, x) if rng.drops(dropout_p) else rng.unused(x)
+        rng_state = rng.unused(x)
     return _ops.linear_bias_dropout_residual(
         x, weight, bias, residual, dropout_p, rng_state, transposed=transposed, rung=rung
     )
@@ -269,8 +196,7 @@ def linear_bias_dropout_residual_backward(
     """The gradients of x, weight and bias in `linear_bias_dropout_residual`; that of the residual is `grad` itself.
 
     Args:
-        grad: the gradient of y; [..., width], any strides; float32, float16, bfloat16 or float64.
-        x: [..., depth], weight: as in the forward pass. All of one dtype and device.
+        grad, x, weight: as in `linear_gelu_backward`.
         dropout_p, rng_state, transposed: the forward's; the mask is made from the state again.
         rung: "auto", or a name from `rungs("linear_bias_dropout_residual_backward", grad.device)`.
 
@@ -279,8 +205,7 @@ def linear_bias_dropout_residual_backward(
         multiplied.
 
     Raises:
-        TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape, device or `dropout_p`, an empty row, a `rung` that is unknown or cannot do this.
+        TypeError, ValueError: as `linear_bias_dropout_residual`.
     """
     return _ops.linear_bias_dropout_residual_backward(
         grad, x, weight, dropout_p, rng_state, transposed=transposed, rung=rung
@@ -309,11 +234,7 @@ def mlp(
         weight_1: [width, inner], or, `transposed`, [inner, width]. bias_1: [inner].
         weight_2: [inner, width], or, `transposed`, [width, inner]. bias_2: [width].
         residual: of x's shape, or None. All of one dtype and device.
-        transposed: which way the weights lie.
-        approximate: "tanh", GPT-2's, or "none", exact.
-        keep: write what goes into GELU, [..., inner], for the backward pass. False saves that memory, and the backward
-            pass computes the first product again. Where nothing needs a gradient nothing is written.
-        return_preactivation: return it, too.
+        transposed, approximate, keep, return_preactivation: as in `linear_gelu`; what goes into GELU is [..., inner].
         rung: "auto", or a name from `rungs("mlp", x.device)`.
 
     Returns:
@@ -321,9 +242,7 @@ def mlp(
         lies between the products, as PyTorch's operations do. Under autocast all are made autocast's dtype.
 
     Raises:
-        TypeError: a dtype that is not supported or not the same.
-        ValueError: wrong shape or device, an empty row or weight, another `approximate`, a `rung` that is unknown or
-            cannot do this.
+        TypeError, ValueError: as `linear_gelu`.
     """
     keep = return_preactivation or (keep and needs_gradients(x, weight_1, bias_1, weight_2, bias_2, residual))
     options = {"transposed": transposed, "approximate": approximate, "keep": keep, "rung": rung}
@@ -427,16 +346,6 @@ def _(grad, x, weight, *, transposed=False, approximate="tanh", rung="auto"):
     return layers.empty_gradients(grad, x, weight)
 
 
-@torch.library.register_fake("step3_fused::layer_norm_linear")
-def _(x, norm_weight, norm_bias, weight, bias=None, *, transposed=False, eps=1e-5, rung="auto"):
-    op = "layer_norm_linear"
-    width = layers.check_layer(op, x, weight, bias, transposed)
-    for name, parameter in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
-        check_like(op, name, parameter, "x", x, x.shape[-1:])
-    shared.check_eps(op, eps)
-    return layers.empty_rows(x, width), shared.a_number_a_row(x), shared.a_number_a_row(x)
-
-
 @torch.library.register_fake("step3_fused::linear_bias_dropout_residual")
 def _(x, weight, bias, residual, dropout_p, rng_state, *, transposed=False, rung="auto"):
     op = "linear_bias_dropout_residual"
@@ -531,31 +440,6 @@ def _gelu_linear_backward(ctx, grad):
 
 
 torch.library.register_autograd("step3_fused::gelu_linear", _gelu_linear_backward, setup_context=_gelu_linear_setup)
-
-
-def _layer_norm_linear_setup(ctx, inputs, keyword_only_inputs, output):
-    x, norm_weight, norm_bias, weight, bias = inputs
-    ctx.save_for_backward(x, norm_weight, norm_bias, weight)
-    ctx.has_bias, ctx.transposed = bias is not None, keyword_only_inputs["transposed"]
-    ctx.eps = keyword_only_inputs["eps"]
-    ctx.mark_non_differentiable(*output[1:])
-    shared.step_2()  # an error comes now, not in the backward
-
-
-@layers.without_autocast
-def _layer_norm_linear_backward(ctx, grad, *_):
-    x, norm_weight, norm_bias, weight = ctx.saved_tensors
-    # The rows, which the gradient of the weight needs, are normalised again. Their statistics come with them, with
-    # gradients of their own for a second pass.
-    normalised, mean, rstd = _ops.layer_norm(x, norm_weight, norm_bias, eps=ctx.eps)
-    grad_rows, *of_layer = shared.step_2().linear_backward(grad, normalised, weight, transposed=ctx.transposed)
-    of_norm = _ops.layer_norm_backward(grad_rows, x, norm_weight, mean, rstd)
-    return *of_norm, of_layer[0], of_layer[1] if ctx.has_bias else None
-
-
-torch.library.register_autograd(
-    "step3_fused::layer_norm_linear", _layer_norm_linear_backward, setup_context=_layer_norm_linear_setup
-)
 
 
 def _dropout_setup(ctx, inputs, keyword_only_inputs, output):

@@ -3,7 +3,6 @@
 python -m pytest tests/test_attention_training.py            pytest's options may follow, such as -k v2_fused
 """
 
-import functools
 import math
 
 import pytest
@@ -12,65 +11,50 @@ import torch
 import step2_attention  # whose mask attention's dropout has, and whose op is its way back
 import step3_fused
 from kernel_fusion import testing
-from kernel_fusion.testing.accuracy import as_tuple
 from step2_attention.testing import hidden_of
-from step3_fused.attention_testing import ON_TENSOR_CORES, attention_inputs, layer_norm_of
-from step3_fused.training_testing import (
+from step3_fused.attention_testing import (
+    ALONE,
     ATTENTION_RNG_STATE,
     BLOCK,
-    FORMULAS,
-    NAN,
+    ON_TENSOR_CORES,
     OUTPUTS,
     RNG_STATE,
+    attention_inputs,
+    attention_ops,
     bounds,
     can_do,
+    check,
     dtype_of,
     each_dropout,
+    every,
     every_dtype,
-    every_op,
-    every_rung,
-    every_rung_of_block,
+    every_rung_of_attention,
     given,
-    kept_of_projection,
+    kept_of_rows,
+    layer_norm_of,
     leaves_of,
-    on_each_device,
     ops,
     rungs_of,
-    statistics_of,
     with_and_without_mask,
+    with_statistics,
 )
 
 # ---- the contract of correctness ----
 
 
-def check(op, inputs, rung, **options):
-    layouts = options.pop("layouts", False)
-    return testing.check_contract(
-        step3_fused,
-        op,
-        inputs,
-        rung,
-        reference=FORMULAS[op],
-        eager=FORMULAS[op],
-        kwargs=options,
-        all_outputs={"return_statistics": True},
-        layouts=layouts,
-    )
-
-
 @testing.where(lambda rung, dtype, attention_dropout_p: can_do(rung, dtype, attention_dropout_p))
 @testing.where(lambda op, dropout_p: op == BLOCK or not dropout_p)
-@every_rung
+@every_rung_of_attention
 @every_dtype
 @each_dropout
 @with_and_without_mask
 def test_with_padding(causal, dropout_p, attention_dropout_p, dtype, op, device, rung):
     inputs, options = given(op, dtype, device, dropout_p=dropout_p, attention_dropout_p=attention_dropout_p)
-    check(op, inputs, rung, causal=causal, layouts=True, **options)
+    check(op, inputs, rung, causal=causal, **options)
 
 
 @testing.where(lambda rung, dtype: can_do(rung, dtype))
-@every_rung
+@every_rung_of_attention
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "shape", [(2, 3, 1, 1, 8), (2, 3, 5, 33, 16), (2, 2, 64, 64, 24), (1, 2, 65, 31, 40), (3, 5, 130, 200, 8)], ids=str
@@ -78,11 +62,11 @@ def test_with_padding(causal, dropout_p, attention_dropout_p, dtype, op, device,
 def test_without_padding(shape, dtype, op, device, rung):
     attention_dropout_p = 0.0 if rung in ON_TENSOR_CORES else 0.4
     inputs, options = given(op, dtype, device, shape=shape, padding=False, attention_dropout_p=attention_dropout_p)
-    check(op, inputs, rung, causal=True, **options)
+    check(op, inputs, rung, causal=True, layouts=False, **options)
 
 
 @testing.where(lambda rung, dtype: can_do(rung, dtype))
-@every_rung
+@every_rung_of_attention
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @with_and_without_mask
 @pytest.mark.parametrize(
@@ -102,51 +86,46 @@ def test_any_padding(begin, end, causal, dtype, op, device, rung):
     )
     tensors = [t for t in inputs if torch.is_tensor(t)]
     keys = [None if b is None else bounds(b, device) for b in (begin, end)]
-    check(op, (*tensors, *keys), rung, causal=causal, scale=0.4)
+    check(op, (*tensors, *keys), rung, causal=causal, scale=0.4, layouts=False)
 
 
 @pytest.mark.parametrize("schedule", ["reverse", "random:1", "random:2"])
 def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
-    for op in FORMULAS:
-        for _, device, rung in (param.values for param in rungs_of(op)):
-            if device == "cpu":
-                attention_dropout_p = 0.0 if rung in ON_TENSOR_CORES else 0.2
-                inputs, options = given(op, dtype_of(rung), device, attention_dropout_p=attention_dropout_p)
-                check(op, inputs, rung, causal=True, **options)
+    for op, device, rung in (param.values for param in rungs_of(ALONE, BLOCK)):
+        if device == "cpu":
+            attention_dropout_p = 0.0 if rung in ON_TENSOR_CORES else 0.2
+            inputs, options = given(op, dtype_of(rung), device, attention_dropout_p=attention_dropout_p)
+            check(op, inputs, rung, causal=True, layouts=False, **options)
 
 
 # ---- dropout ----
 
 
-@every_rung_of_block
+@every(BLOCK)
 def test_the_projections_mask_is_that_of_step_1(op, device, rung):
     """Of a bias of 1, a weight and a residual of 0 the sum is the scaled mask."""
     for rows, heads, dropout_p in ((70, 5, 0.5), (13, 3, 0.1), (11, 2, 0.9), (3, 17, 1.0), (3, 2, 0.0)):
-        tensors = attention_inputs(2, heads, rows, 4, 8, dtype_of(rung), device, projection=True)
+        tensors = attention_inputs(op, 2, heads, rows, 4, 8, dtype_of(rung), device)
         *qkv, residual, proj_weight, proj_bias, weight, bias = tensors
         inputs = (*qkv, 0 * residual, 0 * proj_weight, 0 * proj_bias + 1, weight, bias)
         for rng_state in (RNG_STATE, (-(1 << 63), (1 << 62) + 4)):
             options = {"rng_state": torch.tensor(rng_state), "dropout_p": dropout_p, "rung": rung}
             total = step3_fused.attention_block(*inputs, **options)[1]
-            expected = (
-                kept_of_projection(tuple(total.shape), dropout_p, rng_state) if dropout_p else torch.ones_like(total)
-            )
+            expected = kept_of_rows(tuple(total.shape), dropout_p, rng_state) if dropout_p else torch.ones_like(total)
             assert torch.equal(total, expected.to(total))
 
 
 @testing.where(lambda rung: rung not in ON_TENSOR_CORES)
-@every_rung
+@every_rung_of_attention
 def test_attentions_mask_is_that_of_step_2(op, device, rung):
     """All weights are alike and v is a part of the identity, so attention's output shows which ones are left."""
     for q_length, k_length, dropout_p in ((1, 1, 0.4), (7, 9, 0.5), (70, 33, 0.1), (40, 130, 0.9), (20, 5, 1.0)):
         for first in range(0, k_length, 40):
-            q, k, v, *rest = attention_inputs(
-                2, 3, q_length, k_length, 40, torch.float32, device, projection=op == BLOCK
-            )
+            q, k, v, *rest = attention_inputs(op, 2, 3, q_length, k_length, 40, torch.float32, device)
             v = torch.eye(k_length, first + 40, device=device)[:, first:].expand_as(k)
             rng_state = torch.tensor(ATTENTION_RNG_STATE)
-            outputs = statistics_of(
+            outputs = with_statistics(
                 op, (q * 0, k, v, *rest), rung, attention_rng_state=rng_state, attention_dropout_p=dropout_p
             )
             attended, lse = outputs[-4:-2]
@@ -164,13 +143,13 @@ def test_attentions_mask_is_that_of_step_2(op, device, rung):
             torch.testing.assert_close(lse, same_lse)  # dropped weights count in the sum
 
 
-@every_rung
+@every_rung_of_attention
 def test_what_drops_nothing_changes_nothing(op, device, rung):
     """Evaluation drops nothing, whatever state is given; nor does a part that rounds to 0. All keys are all keys."""
     inputs, _ = given(op, dtype_of(rung), device, padding=False, dropout_p=0.0, attention_dropout_p=0.0)
     tensors = [t for t in inputs if torch.is_tensor(t)]
     rng_state = torch.tensor(RNG_STATE)
-    plain = statistics_of(op, tensors, rung)
+    plain = with_statistics(op, tensors, rung)
     more = {"dropout_p": 0.7, "rng_state": rng_state} if op == BLOCK else {}
     for options in (
         {"attention_rng_state": rng_state},
@@ -180,11 +159,11 @@ def test_what_drops_nothing_changes_nothing(op, device, rung):
         {"key_begin": bounds([0, 0, 0], device)},
         {"key_begin": bounds([-3, 0, 0], device), "key_end": bounds([70, 71, 1 << 30], device)},
     ):
-        got = statistics_of(op, tensors, rung, **options)
+        got = with_statistics(op, tensors, rung, **options)
         assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True)), options
 
 
-@every_rung
+@every_rung_of_attention
 def test_dropout_of_all(op, device, rung):
     dtype = dtype_of(rung)
     inputs, _ = given(op, dtype, device, dropout_p=0.0, attention_dropout_p=0.0)
@@ -195,49 +174,15 @@ def test_dropout_of_all(op, device, rung):
         tolerance = 1e-5 if dtype == torch.float32 else 1e-2
         torch.testing.assert_close(y, layer_norm_of(total, *inputs[6:8]), rtol=tolerance, atol=tolerance)
     if can_do(rung, dtype, 1.0):
-        attended, lse = statistics_of(op, tensors, rung, attention_dropout_p=1.0)[-4:-2]
+        attended, lse = with_statistics(op, tensors, rung, attention_dropout_p=1.0)[-4:-2]
         assert attended.eq(0).all()
-        assert torch.equal(lse, statistics_of(op, tensors, rung)[-3])
-
-
-@on_each_device
-@every_op
-def test_dropout_draws_states_of_its_own(op, device):
-    inputs, _ = given(op, torch.float32, device, dropout_p=0.0, attention_dropout_p=0.0)
-    function = functools.partial(getattr(step3_fused, op), *[t for t in inputs if torch.is_tensor(t)])
-    for name in ("attention_dropout_p", "dropout_p") if op == BLOCK else ("attention_dropout_p",):
-        torch.manual_seed(3)
-        first, second = (as_tuple(function(**{name: 0.5}))[-1] for _ in range(2))
-        torch.manual_seed(3)
-        function(**{name: 0.5}, training=False)  # moves nothing on
-        function(**{name: 0.0})
-        assert torch.equal(as_tuple(function(**{name: 0.5}))[-1], first)
-        assert not torch.equal(first, second)
-
-
-@every_rung
-def test_the_same_state_gives_the_same_and_another_gives_another(op, device, rung):
-    """It is a tensor that the op reads when it is called: on the CPU, or in the GPU's memory."""
-    attention_dropout_p = 0.0 if rung in ON_TENSOR_CORES else 0.5
-    inputs, options = given(op, dtype_of(rung), device, attention_dropout_p=attention_dropout_p)
-    where = len(inputs) - (2 if op == BLOCK else 1)
-    expected = statistics_of(op, inputs, rung, **options)
-    places = ["cpu", device]
-    for place in places:
-        rng_states = [None if s is None else s.to(place, copy=True) for s in inputs[where:]]
-        for change in (0, 1, -1):
-            for rng_state in rng_states:
-                if rng_state is not None:
-                    rng_state[0] += change
-            got = statistics_of(op, (*inputs[:where], *rng_states), rung, **options)
-            equal = all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-            assert equal is (change != 1 or inputs[where:] == (None,))  # v4_heads drops nothing
+        assert torch.equal(lse, with_statistics(op, tensors, rung)[-3])
 
 
 # ---- padding ----
 
 
-@every_rung
+@every_rung_of_attention
 @with_and_without_mask
 def test_what_padding_holds_has_no_influence(causal, op, device, rung):
     inputs, options = given(
@@ -250,10 +195,10 @@ def test_what_padding_holds_has_no_influence(causal, op, device, rung):
     def run(fill):
         q, k, v, *rest = inputs
         leaves, others = leaves_of((q, k.masked_fill(padding, fill), v.masked_fill(padding, fill), *rest))
-        outputs = statistics_of(op, (*leaves, *others), rung, causal=causal, **options)
+        outputs = with_statistics(op, (*leaves, *others), rung, causal=causal, **options)
         return outputs, torch.autograd.grad(sum(o.float().square().sum() for o in outputs[: OUTPUTS[op]]), leaves)
 
-    (clean, of_clean), (dirty, of_dirty) = run(0.0), run(NAN)
+    (clean, of_clean), (dirty, of_dirty) = run(0.0), run(math.nan)
     assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(of_clean, of_dirty, strict=True))
     for gradient in of_dirty[1:3]:
@@ -267,7 +212,7 @@ def test_what_padding_holds_has_no_influence(causal, op, device, rung):
 
 
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
-@every_op
+@attention_ops
 def test_bad_options_are_refused_by_name(op, device):
     """By the Python function, and by the op itself, with and without data."""
     inputs, _ = given(op, torch.float32, device, dropout_p=0.0, attention_dropout_p=0.0)
@@ -281,7 +226,7 @@ def test_bad_options_are_refused_by_name(op, device):
                 function(*tensors, **options)
 
         for dropout_p, name in parts:
-            for value in (-0.1, 1.5, NAN):
+            for value in (-0.1, 1.5, math.nan):
                 refuses(ValueError, f"`{dropout_p}` must be from 0 to 1, got", **{dropout_p: value, name: rng_state})
             refuses(TypeError, f"`{name}` must be int64, got int32", **{dropout_p: 0.1, name: rng_state.int()})
             refuses(ValueError, f"`{name}` must have shape (2,), got (1,)", **{dropout_p: 0.1, name: rng_state[:1]})
@@ -302,13 +247,6 @@ def test_bad_options_are_refused_by_name(op, device):
             getattr(ops, op)(*tensors, **{dropout_p: 0.1})
 
 
-@on_each_device
-@every_op
-def test_an_output_that_shares_memory_with_anything_is_refused(op, device):
-    inputs, options = given(op, torch.float32, device)
-    testing.check_apart(step3_fused, op, inputs, options)
-
-
 @pytest.mark.parametrize(("rung", "op"), ON_TENSOR_CORES.items())
 def test_tensor_cores_refuse_to_drop_weights_and_name_who_can(rung, op):
     inputs, options = given(op, torch.bfloat16, "cpu")
@@ -318,15 +256,6 @@ def test_tensor_cores_refuse_to_drop_weights_and_name_who_can(rung, op):
         "these can: 'v1_separate', 'v2_fused', 'pieces'",
     ):
         getattr(step3_fused, op)(*inputs, **options, rung=rung)
-
-
-@every_op
-def test_forward_mode_is_refused(op):
-    inputs, options = given(op, torch.float32, "cpu")
-    leaves, others = leaves_of(inputs)
-    testing.check_tangents_are_refused(
-        lambda *t: getattr(step3_fused, op)(*t, *others, **options), tuple(t.detach() for t in leaves)
-    )
 
 
 def test_hidden_keys_of_the_formula():

@@ -8,32 +8,28 @@ import step1_simple  # whose mask the projection's dropout has
 import step2_attention  # whose mask attention's dropout has, and whose op is its way back
 import step3_fused
 from kernel_fusion import testing
-from kernel_fusion.testing.accuracy import as_tuple
-from step3_fused.attention_testing import ON_TENSOR_CORES, attention_inputs
-from step3_fused.training_testing import (
+from step3_fused.attention_testing import (
     ALONE,
     BLOCK,
-    FORMULAS,
     OUTPUTS,
+    attention_inputs,
+    attention_ops,
     bounds,
-    dtype_of,
-    each_dropout,
-    every_op,
-    every_rung,
+    call,
     given,
     leaves_of,
     on_a_gpu,
     on_each_device,
     ops,
-    statistics_of,
     with_and_without_mask,
+    with_statistics,
 )
 
 # ---- gradients ----
 
 
 @on_each_device
-@every_op
+@attention_ops
 @with_and_without_mask
 def test_gradients_are_those_of_the_formula(causal, op, device):
     """By finite differences, of all outputs: those of attention and the statistics, too."""
@@ -47,20 +43,20 @@ def test_gradients_are_those_of_the_formula(causal, op, device):
                 others = (bounds([0, 5, 1], device), bounds([9, 8, 8], device), *others[2:])
 
             def function(*t, others=others, options=options):
-                return statistics_of(op, (*t, *others), causal=causal, **options)
+                return with_statistics(op, (*t, *others), causal=causal, **options)
 
             # The last of three queries sees the last key, and all see the six keys before: nobody sees nothing.
             assert torch.autograd.gradcheck(function, leaves)
 
 
-@every_op
+@attention_ops
 def test_gradients_with_a_batch_that_sees_no_key(op):
     inputs, options = given(op, torch.float64, "cpu", shape=(3, 1, 2, 8, 2))
     leaves, others = leaves_of(inputs)
-    assert torch.autograd.gradcheck(lambda *t: getattr(step3_fused, op)(*t, *others, **options), leaves)
+    assert torch.autograd.gradcheck(lambda *t: call(op, (*t, *others), **options), leaves)
 
 
-@every_op
+@attention_ops
 @pytest.mark.parametrize("dropout_p", [0.0, 0.4])
 @pytest.mark.parametrize("padding", [False, True], ids=["whole", "padding"])
 def test_gradients_of_gradients(padding, dropout_p, op):
@@ -70,62 +66,28 @@ def test_gradients_of_gradients(padding, dropout_p, op):
         op, torch.float64, "cpu", shape=(2, 1, 2, 9, 2), padding=padding, dropout_p=dropout_p, attention_dropout_p=0.0
     )
     leaves, others = leaves_of(inputs)
-    assert torch.autograd.gradgradcheck(lambda *t: getattr(step3_fused, op)(*t, *others, **options), leaves)
+    assert torch.autograd.gradgradcheck(lambda *t: call(op, (*t, *others), **options), leaves)
 
 
-@every_op
+@attention_ops
 def test_gradients_of_gradients_through_attentions_dropout_are_refused(op):
     inputs, options = given(op, torch.float32, "cpu")
     leaves, others = leaves_of(inputs)
-    out = as_tuple(getattr(step3_fused, op)(*leaves, *others, **options))[0]
+    out = call(op, (*leaves, *others), **options)[0]
     first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
     with testing.raises(NotImplementedError, "with dropout there are no gradients of gradients"):
         torch.autograd.grad(first[0].sum(), leaves[0])
 
 
-@testing.where(lambda op, dropout_p: op == BLOCK or not dropout_p)
 @on_each_device
-@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-@every_op
-@each_dropout
-def test_gradients_are_as_good_as_eagers(dropout_p, attention_dropout_p, op, dtype, device):
-    inputs, options = given(
-        op, dtype, device, shape=(3, 3, 40, 70, 16), dropout_p=dropout_p, attention_dropout_p=attention_dropout_p
-    )
-
-    def gradients(function, inputs):
-        leaves, others = leaves_of(inputs)
-        outputs = as_tuple(function(*leaves, *others, causal=True, **options))[: OUTPUTS[op]]
-        grads = [testing.randn(o.shape, dtype, device, seed=20 + i).to(o.dtype) for i, o in enumerate(outputs)]
-        return torch.autograd.grad(outputs, leaves, grads)
-
-    in_float64 = tuple(t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in inputs)
-    got = gradients(getattr(step3_fused, op), inputs)
-    eager, exact = gradients(FORMULAS[op], inputs), gradients(FORMULAS[op], in_float64)
-    for g, e, x in zip(got, eager, exact, strict=True):
-        assert g.dtype == dtype
-        assert (g.double() - x).abs().max() <= 2 * (e.double() - x).abs().max() + 1e-5 * x.abs().max()
-
-
-@on_each_device
-@every_op
-def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(op, device):
-    inputs, options = given(op, torch.float32, device)
-    leaves, others = leaves_of(inputs)
-    testing.check_each_input_alone(
-        lambda *t: getattr(step3_fused, op)(*t, *others, **options), tuple(t.detach() for t in leaves)
-    )
-
-
-@on_each_device
-@every_op
+@attention_ops
 def test_a_backward_runs_no_piece_that_nobody_needs(op, device):
     inputs, options = given(op, torch.float32, device)
     leaves, others = leaves_of(inputs)
 
     def launches(needed):
         wanted = [t.detach().requires_grad_(i in needed) for i, t in enumerate(leaves)]
-        outputs = as_tuple(getattr(step3_fused, op)(*wanted, *others, **options))
+        outputs = call(op, (*wanted, *others), **options)
         steps_before = [step.launch_counts() for step in (step1_simple, step2_attention, step3_fused)]
         torch.autograd.grad(outputs, [wanted[i] for i in needed], [torch.ones_like(o) for o in outputs])
         after = [step.launch_counts() for step in (step1_simple, step2_attention, step3_fused)]
@@ -159,13 +121,13 @@ def backward_of(op, length, device):
     """One, still to be run."""
     inputs, options = given(op, torch.bfloat16, device, shape=(3, 2, length, length, 8))
     leaves, others = leaves_of(inputs)
-    outputs = as_tuple(getattr(step3_fused, op)(*leaves, *others, causal=True, **options))
+    outputs = call(op, (*leaves, *others), causal=True, **options)
     grads = [torch.ones_like(o) for o in outputs]
     return lambda: torch.autograd.grad(outputs, leaves, grads, retain_graph=True)
 
 
 @on_each_device
-@every_op
+@attention_ops
 def test_a_backward_holds_nothing_of_the_size_of_all_weights_and_no_wider_copies(op, device):
     backward = backward_of(op, 512, device)
     with Largest() as seen:
@@ -175,7 +137,7 @@ def test_a_backward_holds_nothing_of_the_size_of_all_weights_and_no_wider_copies
 
 
 @on_a_gpu
-@every_op
+@attention_ops
 def test_the_memory_of_a_backward_grows_with_the_length_alone(op, device):
     peaks = []
     for length in (1024, 2048):
@@ -190,14 +152,14 @@ def test_the_memory_of_a_backward_grows_with_the_length_alone(op, device):
     assert peaks[1] - peaks[0] < weights * (2048**2 - 1024**2) / 4
 
 
-@every_op
+@attention_ops
 def test_what_is_stored_between_forward_and_backward(op):
     """Inputs and, for each row, attended, lse, mean and rstd; of the masks nothing but their states."""
     inputs, options = given(op, torch.bfloat16, "cpu", shape=(3, 2, 16, 24, 8))
     leaves, others = leaves_of(inputs)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append((t.dtype, t.shape)) or t, lambda t: t):
-        getattr(step3_fused, op)(*leaves, *others, **options)
+        call(op, (*leaves, *others), **options)
     half, row = torch.bfloat16, (3, 16, 16)
     expected = [(half, (3, 2, 16, 8)), *[(half, (3, 2, 24, 8))] * 2, (half, (16,))]  # q, k, v, weight
     expected += [(torch.int32, (3,))] * 2 + [(torch.int64, (2,))] * (2 if op == BLOCK else 1)
@@ -208,7 +170,7 @@ def test_what_is_stored_between_forward_and_backward(op):
 
 
 @on_each_device
-@every_op
+@attention_ops
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_sees_the_same_masks_again(reentrant, op, device):
     inputs, options = given(op, torch.float32, device, dropout_p=0.0, attention_dropout_p=0.0)
@@ -216,7 +178,7 @@ def test_checkpointing_sees_the_same_masks_again(reentrant, op, device):
     options = dict.fromkeys(options, 0.3)
 
     def layer(*t):
-        return as_tuple(getattr(step3_fused, op)(*t, *others, **options))[0]
+        return call(op, (*t, *others), **options)[0]
 
     def gradients(run):
         torch.manual_seed(11)
@@ -235,14 +197,7 @@ def test_checkpointing_sees_the_same_masks_again(reentrant, op, device):
 # ---- as torch sees them ----
 
 
-@every_rung
-def test_an_op_is_registered_as_torch_wants_it(op, device, rung):
-    attention_dropout_p = 0.0 if rung in ON_TENSOR_CORES else 0.2
-    inputs, options = given(op, dtype_of(rung), device, shape=(3, 2, 5, 9, 8), attention_dropout_p=attention_dropout_p)
-    testing.check_op(step3_fused, op, inputs, {"rung": rung, "causal": True, **options})
-
-
-@every_op
+@attention_ops
 def test_without_what_is_kept_it_is_registered_as_well(op):
     inputs, options = given(op, torch.float32, "cpu", shape=(3, 2, 5, 9, 8))
     leaves, others = leaves_of(inputs)
@@ -256,27 +211,11 @@ def test_without_what_is_kept_it_is_registered_as_well(op):
         torch.testing.assert_close(a, b)
 
 
-@every_op
-def test_gradients_under_torch_compile(op):
-    inputs, options = given(op, torch.float32, "cpu")
-    leaves, others = leaves_of(inputs)
-
-    def loss(*t):
-        return sum(o.square().sum() for o in as_tuple(getattr(step3_fused, op)(*t, *others, **options)))
-
-    torch.compiler.reset()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    eager = torch.autograd.grad(loss(*leaves), leaves)
-    for got, want in zip(torch.autograd.grad(compiled(*leaves), leaves), eager, strict=True):
-        torch.testing.assert_close(got, want)
-
-
 @on_each_device
 def test_compiled_dropout_draws_anew_for_each_call_and_agrees_with_its_gradient(device):
     """Of a bias of ones the sum is the mask, and that bias's gradient the mask, added up over rows."""
-    q, k, v, residual, proj_weight, proj_bias, weight, bias = attention_inputs(
-        1, 2, 8, 8, 8, torch.float32, device, projection=True
-    )
+    tensors = attention_inputs(BLOCK, 1, 2, 8, 8, 8, torch.float32, device)
+    q, k, v, residual, proj_weight, proj_bias, weight, bias = tensors
     proj_bias = torch.ones_like(proj_bias).requires_grad_()
 
     def two(proj_bias):
@@ -294,36 +233,12 @@ def test_compiled_dropout_draws_anew_for_each_call_and_agrees_with_its_gradient(
     assert not any(torch.equal(mask, other) for i, mask in enumerate(totals) for other in totals[:i])
 
 
-@on_each_device
-@every_op
-def test_autocast_keeps_padding_and_dropout(op, device):
-    inputs, options = given(op, torch.float32, device)
-    leaves, others = leaves_of(inputs)
-    with torch.autocast(device, torch.bfloat16):
-        got = statistics_of(op, (*leaves, *others), **options)
-    expected = statistics_of(op, (*(t.bfloat16() for t in leaves), *others), **options)
-    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-    got[0].float().square().sum().backward()
-    assert all(t.grad.dtype == torch.float32 for t in leaves)
-
-
 @on_a_gpu
-@every_op
-def test_forward_and_backward_in_a_cuda_graph(op, device):
-    inputs, options = given(op, torch.bfloat16, device, shape=(3, 4, 128, 128, 64))
-    leaves, others = leaves_of([t.to(device) for t in inputs])
-    grad = testing.randn(leaves[3].shape, torch.bfloat16, device, seed=5)
-    testing.check_gradients_in_a_cuda_graph(
-        lambda *t: as_tuple(getattr(step3_fused, op)(*t, *others, **options))[0], leaves, grad
-    )
-
-
-@on_a_gpu
-@every_op
+@attention_ops
 def test_each_replay_of_a_cuda_graph_draws_anew(op, device):
     inputs, options = given(op, torch.float32, device)
     tensors = [t for t in inputs if torch.is_tensor(t)][: 10 if op == BLOCK else 8]
-    graph, (out,) = testing.capture(lambda: as_tuple(getattr(step3_fused, op)(*tensors, **options))[:1])
+    graph, (out,) = testing.capture(lambda: call(op, tensors, **options)[:1])
     seen = []
     for _ in range(2):
         torch.manual_seed(7)

@@ -1,6 +1,4 @@
-"""The ops as torch sees them: their gradients, registered, compiled, under autocast."""
-
-import functools
+"""Each op as torch sees it: its gradients, registered, compiled, under autocast, in a CUDA graph."""
 
 import pytest
 import torch
@@ -8,82 +6,93 @@ import torch
 import step2_attention
 import step3_fused
 from kernel_fusion import testing
-from kernel_fusion.testing.accuracy import as_tuple
 from step3_fused.attention_testing import (
     FORMULAS,
     attention_inputs,
     attention_ops,
+    call,
     every_op,
     every_op_and_rung,
     half_types,
     inputs_of,
+    on_a_gpu,
     on_each_device,
-    row_inputs,
+)
+from step3_fused.cases_testing import (
+    CASES,
+    NORMS,
+    differentiable,
+    every_case,
+    every_forward,
+    every_norm,
+    every_rung_of_each_case,
 )
 
 # ---- gradients ----
 
 
-def tiny_inputs(op, q_length, k_length, device):
-    """In float64, as few elements as can be: the check moves each one."""
-    if op.startswith("attention"):
-        inputs = attention_inputs(
-            1, 2, q_length, k_length, 2, torch.float64, device, projection=op == "attention_block"
-        )
-    else:
-        inputs = row_inputs((2, 3), torch.float64, device, residual=op == "residual_layer_norm")
-    return [t.requires_grad_() for t in inputs]
+@on_each_device
+@pytest.mark.parametrize(
+    "name", [name for name, case in NORMS.items() if case.op in ("layer_norm", "residual_layer_norm")]
+)
+def test_gradients_of_rows_are_those_of_finite_differences(name, device):
+    function, variables = differentiable(name, torch.float64, device)
+    assert torch.autograd.gradcheck(function, variables)
+    function, variables = differentiable(name, torch.float64, device, eps=0.1, return_statistics=True)
+    assert torch.autograd.gradcheck(function, variables)
+    if device == "cpu":
+        function, variables = differentiable(name, torch.float64, device)
+        assert torch.autograd.gradgradcheck(function, variables)
 
 
 @on_each_device
-@every_op
-def test_gradients_are_those_of_the_formula(op, device):
-    function = getattr(step3_fused, op)
-    assert torch.autograd.gradcheck(function, tiny_inputs(op, 2, 3, device))
-    assert torch.autograd.gradcheck(lambda *x: function(*x, eps=0.1), tiny_inputs(op, 2, 2, device))
-    if op.startswith("attention"):
-        options = {"causal": True, "scale": 0.7}
-        for q_length, k_length in ((2, 3), (3, 1), (3, 2)):  # of the latter, two queries and one see nothing
-            inputs = tiny_inputs(op, q_length, k_length, device)
-            assert torch.autograd.gradcheck(lambda *x: function(*x, **options), inputs)
-
-
-@every_op
-def test_gradients_of_gradients(op):
-    assert torch.autograd.gradgradcheck(getattr(step3_fused, op), tiny_inputs(op, 2, 3, "cpu"))
+@attention_ops
+def test_gradients_of_attention_are_those_of_finite_differences(op, device):
+    options = {"causal": True, "scale": 0.7}
+    # Of the last two, two queries and one see nothing.
+    for q_length, k_length, more in (
+        (2, 3, {}),
+        (2, 2, {"eps": 0.1}),
+        (2, 3, options),
+        (3, 1, options),
+        (3, 2, options),
+    ):
+        inputs = [t.requires_grad_() for t in attention_inputs(op, 1, 2, q_length, k_length, 2, torch.float64, device)]
+        assert torch.autograd.gradcheck(lambda *t: call(op, t, **more), inputs)  # noqa: B023
+        if device == "cpu" and not more:
+            assert torch.autograd.gradgradcheck(lambda *t: call(op, t), inputs)
 
 
 @on_each_device
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-@every_op
-def test_second_gradients_are_as_exact_as_the_dtype_allows(op, dtype, device):
-    cases = [(inputs_of(op, dtype, device), {"eps": 0.1})]
-    if op.startswith("attention"):  # once more, with a query that sees nothing
-        few_keys = attention_inputs(2, 3, 5, 4, 4, dtype, device, projection=op == "attention_block")
-        cases = [(inputs, {"causal": True, "scale": 0.7}) for inputs in (cases[0][0], few_keys)]
+@pytest.mark.parametrize("name", [name for name, case in NORMS.items() if not case.options.get("attention_dropout_p")])
+def test_second_gradients_are_as_exact_as_the_dtype_allows(name, dtype, device):
+    case = NORMS[name]
+    (ours, inputs), (formula, _) = (
+        differentiable(name, dtype, device, function=f, eps=0.1) for f in (None, case.formula)
+    )
     roundings = None  # gradients have parts that come by way of what was saved, and rounded
-    for inputs, options in cases:
-        ours, formula = (functools.partial(f, **options) for f in (getattr(step3_fused, op), FORMULAS[op]))
-        testing.check_second_gradients(ours, formula, inputs, roundings)
+    testing.check_second_gradients(ours, formula, tuple(inputs), roundings)
 
 
 @on_each_device
-@every_op
-def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(op, device):
-    testing.check_each_input_alone(getattr(step3_fused, op), inputs_of(op, torch.float32, device))
+@every_case
+def test_each_input_alone_gets_the_gradient_that_it_gets_beside_the_others(name, device):
+    function, variables = differentiable(name, torch.float32, device)
+    testing.check_each_input_alone(function, tuple(t.detach() for t in variables))
 
 
-@every_op
-def test_forward_mode_is_refused(op):
-    testing.check_tangents_are_refused(getattr(step3_fused, op), inputs_of(op, torch.float32, "cpu"))
+@every_case
+def test_forward_mode_is_refused(name):
+    function, variables = differentiable(name, torch.float32, "cpu")
+    testing.check_tangents_are_refused(function, tuple(t.detach() for t in variables))
 
 
 @every_op_and_rung
 def test_a_backward_is_the_same_whatever_rung_the_forward_had(op, device, rung):
     """LayerNorm's gradient by this step's kernels; attention's, and the projection's, by step 2's."""
     inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, device)]
-    outputs = getattr(step3_fused, op)(*inputs, rung=rung)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    outputs = call(op, inputs, rung)
     before, of_step_2 = step3_fused.launch_counts(), step2_attention.launch_counts()
     torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
     backend = "gpu" if device == "cuda" else "cpu"
@@ -95,25 +104,17 @@ def test_a_backward_is_the_same_whatever_rung_the_forward_had(op, device, rung):
 
 @on_each_device
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-@every_op
-def test_gradients_are_as_good_as_eagers(op, dtype, device):
-    if op.startswith("attention"):
-        inputs = attention_inputs(2, 3, 40, 40, 16, dtype, device, projection=op == "attention_block")
-        options = {"causal": True}
-    else:
-        inputs, options = row_inputs((40, 96), dtype, device, residual=op == "residual_layer_norm"), {}
-
-    def gradients(function, inputs):
-        inputs = [t.detach().clone().requires_grad_() for t in inputs]
-        outputs = function(*inputs, **options)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+@every_norm
+def test_gradients_are_as_good_as_eagers(name, dtype, device):
+    def gradients(function, dtype_of_inputs=None):
+        function, variables = differentiable(name, dtype, device, function=function, large=True)
+        variables = [t.detach().to(dtype_of_inputs or dtype).requires_grad_() for t in variables]
+        outputs = function(*variables)
         grads = [testing.randn(o.shape, dtype, device, seed=20 + i).to(o.dtype) for i, o in enumerate(outputs)]
-        return torch.autograd.grad(outputs, inputs, grads)
+        return torch.autograd.grad(outputs, variables, grads)
 
-    got = gradients(getattr(step3_fused, op), inputs)
-    eager = gradients(FORMULAS[op], inputs)
-    exact = gradients(FORMULAS[op], [t.double() for t in inputs])
-    for g, e, x in zip(got, eager, exact, strict=True):
+    formula = NORMS[name].formula
+    for g, e, x in zip(gradients(None), gradients(formula), gradients(formula, torch.float64), strict=True):
         assert g.dtype == dtype
         assert (g.double() - x).abs().max() <= 2 * (e.double() - x).abs().max() + 1e-5 * x.abs().max()
 
@@ -121,11 +122,7 @@ def test_gradients_are_as_good_as_eagers(op, dtype, device):
 @every_op
 def test_one_output_alone_has_gradients(op):
     inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, "cpu")]
-    outputs = getattr(step3_fused, op)(*inputs)
-    expected = FORMULAS[op](*inputs)
-    if isinstance(outputs, torch.Tensor):
-        outputs, expected = (outputs,), (expected,)
-    for out, want in zip(outputs, expected, strict=True):
+    for out, want in zip(call(op, inputs), FORMULAS[op](*inputs), strict=False):
         got = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True, allow_unused=True)
         right = torch.autograd.grad(want.square().sum(), inputs, retain_graph=True, allow_unused=True)
         for g, r, t in zip(got, right, inputs, strict=True):
@@ -135,33 +132,33 @@ def test_one_output_alone_has_gradients(op):
 # ---- as torch sees them ----
 
 
-@every_op_and_rung
-def test_an_op_is_registered_as_torch_wants_it(op, device, rung):
-    testing.check_op(step3_fused, op, inputs_of(op, torch.float32, device), {"rung": rung})
+@testing.where(lambda name, device, rung: testing.stands_for_all("step3_fused", CASES[name].op, device, rung))
+@every_rung_of_each_case
+def test_an_op_is_registered_as_torch_wants_it(name, device, rung, dtype):
+    case = CASES[name]
+    testing.check_op(step3_fused, case.op, case.inputs(dtype, device, False), {"rung": rung, **case.options})
 
 
 @on_each_device
-@every_op
-def test_an_op_on_transposed_tensors_is_registered_as_torch_wants_it(op, device):
-    testing.check_op(step3_fused, op, tuple(map(testing.transposed, inputs_of(op, torch.bfloat16, device))))
+@every_norm
+def test_an_op_on_transposed_tensors_is_registered_as_torch_wants_it(name, device):
+    case = NORMS[name]
+    inputs = case.inputs(torch.bfloat16, device, False)
+    transposed = (testing.transposed(t) if torch.is_tensor(t) and t.is_floating_point() else t for t in inputs)
+    testing.check_op(step3_fused, case.op, tuple(transposed), case.options)
 
 
-@on_each_device
-@attention_ops
-def test_attention_is_registered_with_its_options(op, device):
-    testing.check_op(step3_fused, op, inputs_of(op, torch.float32, device), {"causal": True, "scale": 0.3, "eps": 0.1})
+def loss_of(function):
+    return lambda *variables: sum(out.square().sum() for out in function(*variables))
 
 
-@every_op
-def test_gradients_under_torch_compile(op):
-    def loss(*inputs):
-        outputs = getattr(step3_fused, op)(*inputs)
-        return sum(o.square().sum() for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
-
-    inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, "cpu")]
-    eager = torch.autograd.grad(loss(*inputs), inputs)
-    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(*inputs), inputs)
-    for got, want in zip(compiled, eager, strict=True):
+@every_forward
+def test_gradients_under_torch_compile(name):
+    function, variables = differentiable(name, torch.float32, "cpu")
+    eager = torch.autograd.grad(loss_of(function)(*variables), variables)
+    torch.compiler.reset()
+    compiled = torch.compile(loss_of(function), fullgraph=True, backend="aot_eager")
+    for got, want in zip(torch.autograd.grad(compiled(*variables), variables), eager, strict=True):
         torch.testing.assert_close(got, want)
 
 
@@ -173,13 +170,9 @@ def test_autocast_normalises_in_float32_and_attends_in_its_own_dtype(op, dtype, 
     mixed = [inputs[0].to(dtype), *inputs[1:]]
     expected_dtype = dtype if op.startswith("attention") else torch.float32
     with torch.autocast(device, dtype):
-        outputs = getattr(step3_fused, op)(*mixed)
-        exact = getattr(step3_fused, op)(*(t.double() for t in inputs))
-    plain = getattr(step3_fused, op)(
-        *(t.to(dtype).to(expected_dtype) if t is mixed[0] else t.to(expected_dtype) for t in mixed)
-    )
-    if isinstance(outputs, torch.Tensor):
-        outputs, exact, plain = (outputs,), (exact,), (plain,)
+        outputs = call(op, mixed)
+        exact = call(op, [t.double() for t in inputs])
+    plain = call(op, [t.to(expected_dtype) for t in mixed])
     for out, want in zip(outputs, plain, strict=True):
         assert out.dtype == expected_dtype
         assert torch.equal(out, want)
@@ -189,39 +182,40 @@ def test_autocast_normalises_in_float32_and_attends_in_its_own_dtype(op, dtype, 
 
 
 @on_each_device
-@every_op
-def test_autocast_casts_each_tensor(op, device):
-    inputs, options = inputs_of(op, torch.float32, device), {"eps": 0.1}
-    to = torch.float32
-    if op.startswith("attention"):
-        to = torch.bfloat16
-        options |= {"causal": True, "scale": 0.3}
-    rounded = [t.bfloat16() for t in inputs]  # the same numbers in either dtype
-    want = as_tuple(getattr(step3_fused, op)(*(t.to(to) for t in rounded), **options))
-    for other in range(len(inputs)):
+@every_norm
+def test_autocast_casts_each_tensor_and_keeps_each_option(name, device):
+    to = torch.bfloat16 if NORMS[name].op.startswith("attention") else torch.float32
+    function, variables = differentiable(name, torch.float32, device, eps=0.1, return_statistics=True)
+    rounded = [t.detach().bfloat16() for t in variables]  # the same numbers in either dtype
+    want = function(*(t.to(to) for t in rounded))
+    for other in range(len(rounded)):
         for of, rest in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
-            mixed = [t.to(of if i == other else rest) for i, t in enumerate(rounded)]
+            mixed = [t.to(of if i == other else rest).requires_grad_() for i, t in enumerate(rounded)]
             with torch.autocast(device, torch.bfloat16):
-                got = as_tuple(getattr(step3_fused, op)(*mixed, **options))
+                got = function(*mixed)
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        grads = torch.autograd.grad(got[0].float().square().sum(), mixed, materialize_grads=True)
+        assert [g.dtype for g in grads] == [t.dtype for t in mixed]
 
 
-@every_op
-def test_a_backward_inside_autocast_computes_the_same(op):
-    inputs = [t.requires_grad_() for t in inputs_of(op, torch.float32, "cpu")]
-
-    def loss():
-        outputs = getattr(step3_fused, op)(*inputs)
-        return sum(o.square().sum() for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
-
-    outside = torch.autograd.grad(loss(), inputs)
-    value = loss()
+@every_forward
+def test_a_backward_inside_autocast_computes_the_same(name):
+    function, variables = differentiable(name, torch.float32, "cpu")
+    outside = torch.autograd.grad(loss_of(function)(*variables), variables)
+    value = loss_of(function)(*variables)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = torch.autograd.grad(value, inputs)
-    for a, b in zip(inside, outside, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
+        inside = torch.autograd.grad(value, variables)
+    assert all(torch.equal(a, b) for a, b in zip(inside, outside, strict=True))
 
 
 @pytest.mark.parametrize("overload", testing.writing_overloads("step3_fused"), ids=str)
 def test_what_an_op_writes_is_known_to_autograd(overload):
     testing.check_writes(overload)
+
+
+@on_a_gpu
+@every_forward
+def test_forward_and_backward_in_a_cuda_graph(name, device):
+    function, variables = differentiable(name, torch.bfloat16, device, large=True, on_device=True)
+    grad = testing.randn(function(*variables)[0].shape, torch.bfloat16, device, seed=5)
+    testing.check_gradients_in_a_cuda_graph(lambda *t: function(*t)[0], variables, grad)

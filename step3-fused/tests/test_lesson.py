@@ -98,7 +98,7 @@ def test_tiles_are_those_of_v9(lesson):
     assert defaults(lesson["tiles_of"]) == {"tile_rows": hopper["kConsumers"] * 64, "tile_columns": 256}
     assert defaults(lesson["width_of_tiles"]) == {
         "tile_rows": split["kSplitRows"],
-        "step": hopper["kDepth"],
+        "tile_depth": hopper["kDepth"],
         "fewest_columns": split["kFewestColumns"],
         "round_cost": split["kRoundCost"],
     }

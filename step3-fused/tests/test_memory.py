@@ -1,46 +1,55 @@
 """Where tensors lie: strides, offsets beyond 32 bits, what is not written, and what is too large."""
 
+import functools
+
 import pytest
 import torch
 
 import step3_fused
 from kernel_fusion import testing
-from kernel_fusion.testing.accuracy import as_tuple
 from step3_fused.attention_testing import (
     DTYPES,
     FORMULAS,
     attention_inputs,
     attention_ops_and_rungs,
+    call,
+    can_do,
     every_op,
+    every_op_and_rung,
+    every_rung_of_attention,
+    every_rung_of_rows,
     inputs_of,
     layer_norm_of,
     on_each_device,
     ops,
     parameters,
-    rungs_of,
+    row_inputs,
+    with_statistics,
 )
 
 
-@attention_ops_and_rungs
-def test_gpt2s_packed_q_k_v_are_read_as_they_lie(op, device, rung):
-    b, s, h, d = 2, 33, 3, 64
-    packed = testing.randn((b, s, 3 * h * d), torch.float32, device)
-    q, k, v = (t.view(b, s, h, d).transpose(1, 2) for t in packed.split(h * d, -1))
-    inputs = attention_inputs(b, h, s, s, d, torch.float32, device, projection=op == "attention_block")
-    inputs = (q, k, v, *inputs[3:])
-    out = getattr(step3_fused, op)(*inputs, causal=True, rung=rung)
-    torch.testing.assert_close(out, FORMULAS[op](*inputs, causal=True), rtol=1e-4, atol=1e-5)
+@every_rung_of_attention
+@pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
+@testing.where(lambda rung, dtype: can_do(rung, dtype))
+def test_gpt2s_packed_q_k_v_are_read_as_they_lie(dtype, op, device, rung):
+    b, s, h, d = 2, 70, 3, 64
+    packed = testing.randn((b, s, 3 * h * d), dtype, device)
+    qkv = [t.view(b, s, h, d).transpose(1, 2) for t in packed.split(h * d, -1)]
+    rest = attention_inputs(op, b, h, s, s, d, dtype, device)[3:]
+    views = with_statistics(op, (*qkv, *rest), rung, causal=True)
+    copies = with_statistics(op, (*(t.contiguous() for t in qkv), *rest), rung, causal=True)
+    assert all(torch.equal(a, b) for a, b in zip(views, copies, strict=True))
 
 
 @attention_ops_and_rungs
 def test_views_of_any_strides(op, device, rung):
-    q, k, v, *rest = attention_inputs(2, 2, 6, 10, 16, torch.float32, device, projection=op == "attention_block")
+    q, k, v, *rest = attention_inputs(op, 2, 2, 6, 10, 16, torch.float32, device)
     for views in (
         (q[:1].expand(2, -1, -1, -1), k[:, :1].expand(-1, 2, -1, -1), v),  # strides of 0
         (q.mT.contiguous().mT, k.mT.contiguous().mT, v.permute(3, 0, 1, 2).contiguous().permute(1, 2, 3, 0)),
     ):
-        out = getattr(step3_fused, op)(*views, *rest, rung=rung)
-        torch.testing.assert_close(out, FORMULAS[op](*views, *rest), rtol=1e-4, atol=1e-5)
+        got, want = with_statistics(op, (*views, *rest), rung), FORMULAS[op](*views, *rest)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @attention_ops_and_rungs
@@ -50,7 +59,7 @@ def test_attention_at_offsets_beyond_32_bits(which, far, op, device, rung):
     """One tensor whose neighbours along one dimension are 2³² elements and more apart: most of it nobody touches."""
     dim = ["batch", "heads", "positions"].index(far)
     b, h, s = (2 if i == dim else 1 for i in range(3))
-    inputs = list(attention_inputs(b, h, s, s, 8, torch.float16, device, projection=op == "attention_block"))
+    inputs = list(attention_inputs(op, b, h, s, s, 8, torch.float16, device))
     expected = FORMULAS[op](*(t.double() for t in inputs))
     distance = (1 << 32) + 4096  # what wraps around lands where nothing is
     strides = [8, 8, 8, 1]
@@ -58,20 +67,12 @@ def test_attention_at_offsets_beyond_32_bits(which, far, op, device, rung):
     index = "qkv".index(which)
     memory = testing.lazy_memory(distance + 4096, torch.float16, device)
     inputs[index] = memory.as_strided((b, h, s, 8), strides).copy_(inputs[index])
-    outputs = getattr(step3_fused, op)(*inputs, rung=rung)
-    for out, want in zip(as_tuple(outputs), as_tuple(expected), strict=True):
+    for out, want in zip(call(op, inputs, rung), expected, strict=False):
         torch.testing.assert_close(out.double(), want, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("op", "device", "rung"),
-    [
-        pytest.param(op, *param.values, marks=param.marks, id=f"{op}-{param.id}")
-        for op in ("layer_norm", "residual_layer_norm")
-        for param in rungs_of(op)
-        if param.values[1] != "cpu"
-    ],
-)
+@testing.where(lambda rung: rung != "cpu")
+@every_rung_of_rows
 @pytest.mark.parametrize("width", [4096, 4093])
 def test_layer_norm_of_more_than_2_to_32_elements(width, op, device, rung, monkeypatch):
     """Under emulation the last blocks run, in memory that exists where they touch it; a GPU runs all."""
@@ -93,22 +94,14 @@ def test_layer_norm_of_more_than_2_to_32_elements(width, op, device, rung, monke
     torch.testing.assert_close(y[-2], bias)
 
 
-@pytest.mark.parametrize(
-    ("op", "device", "rung"),
-    [
-        pytest.param(op, *param.values, marks=param.marks, id=f"{op}-{param.id}")
-        for op in FORMULAS
-        for param in rungs_of(op)
-    ],
-)
+@every_op_and_rung
 @pytest.mark.parametrize("width", [24, 4100])
 def test_statistics_that_nobody_wants_are_not_written(width, op, device, rung):
     """The rest is the same to the last bit; and who wants gradients after all has them computed anew."""
     if op.startswith("attention"):
-        inputs = attention_inputs(1, 2, 5, 7, min(width // 2, 24), torch.float32, device, projection="block" in op)
+        inputs = attention_inputs(op, 1, 2, 5, 7, min(width // 2, 24), torch.float32, device)
     else:
-        x, residual = (testing.randn((5, width), torch.float32, device, seed=seed) for seed in (1, 2))
-        inputs = [x, *([residual] if op == "residual_layer_norm" else []), *parameters(width, torch.float32, device)]
+        inputs = row_inputs(op, (5, width), torch.float32, device)
     function, nobodys = getattr(ops, op), 4 if op.startswith("attention") else 2
     kept, without = (function(*inputs, keep=keep, rung=rung) for keep in (True, False))
     outputs = without[:-nobodys]
@@ -131,15 +124,15 @@ def test_statistics_are_kept_where_a_gradient_is_wanted(op, device, monkeypatch)
     real = getattr(ops, op)
     monkeypatch.setattr(ops, op, lambda *a, keep, **k: asked.append(keep) or real(*a, keep=keep, **k))
     inputs = inputs_of(op, torch.float32, device)
-    function = getattr(step3_fused, op)
-    function(*inputs)
+    function = functools.partial(call, op)
+    function(inputs)
     kept = 4 if op.startswith("attention") else 2
-    assert len(function(*inputs, return_statistics=True)) == len(as_tuple(function(*inputs))) + kept
+    assert len(function(inputs, return_statistics=True)) == len(function(inputs)) + kept
     for position in range(len(inputs)):
         leaves = [t.clone().requires_grad_(i == position) for i, t in enumerate(inputs)]
-        function(*leaves)
+        function(leaves)
         with torch.no_grad():
-            function(*leaves)
+            function(leaves)
     assert asked == [False, True, False, *[True, False] * len(inputs)]
 
 

@@ -6,16 +6,12 @@ python -m pytest tests/test_one_launch.py
 import pytest
 import torch
 
-import step3_fused
 from kernel_fusion import testing
-from kernel_fusion.testing.accuracy import as_tuple
 from step3_fused import attention_testing
 from step3_fused.attention_testing import (
     FORMULAS,
     ON_TENSOR_CORES,
     attention_inputs,
-    can_run,
-    from_pieces,
     half_types,
     with_and_without_mask,
 )
@@ -23,15 +19,14 @@ from step3_fused.attention_testing import (
 DATAFLOW, CLUSTER, HEADS = ON_TENSOR_CORES
 
 
-def with_device(rung, param):
-    device = param.values[0]
-    skip = [] if can_run(device, rung) else [pytest.mark.skip("this GPU's compute capability is another one")]
-    return pytest.param(rung, device, marks=[*param.marks, *skip], id=f"{rung}-{device}")
-
-
 def on_devices(*rungs, only=""):
     """Rungs, and the devices that run them."""
-    params = [with_device(rung, p) for rung in rungs for p in testing.DEVICES if only in p.values[0]]
+    params = [
+        pytest.param(rung, device, marks=param.marks, id=f"{rung}-{device}")
+        for param in attention_testing.rungs_of(*FORMULAS)
+        for _, device, rung in [param.values]
+        if rung in rungs and only in device
+    ]
     return pytest.mark.parametrize(("rung", "device"), params)
 
 
@@ -40,16 +35,12 @@ each_rung = pytest.mark.parametrize("rung", ON_TENSOR_CORES)
 
 
 def inputs_of(rung, *shape, device, dtype=torch.bfloat16):
-    return attention_inputs(*shape, dtype, device, projection=ON_TENSOR_CORES[rung] == "attention_block")
-
-
-def call(rung, *inputs, **options):
-    return getattr(step3_fused, ON_TENSOR_CORES[rung])(*inputs, rung=rung, **options)
+    return attention_inputs(ON_TENSOR_CORES[rung], *shape, dtype, device)
 
 
 def outputs_of(rung, *inputs, **options):
     """All that it returns, in a tuple."""
-    return call(rung, *inputs, return_statistics=True, **options)
+    return attention_testing.with_statistics(ON_TENSOR_CORES[rung], inputs, rung, **options)
 
 
 def check(inputs, rung, **options):
@@ -147,47 +138,6 @@ def test_it_finds_each_tensor_wherever_it_lies(device, rung):
 
 
 @on_each
-@half_types
-def test_gpt2s_packed_q_k_v_are_read_as_they_lie(dtype, device, rung):
-    b, h, s, d = 2, 3, 70, 64
-    packed = testing.randn((b, s, 3 * h * d), dtype, device)
-    q, k, v = (t.unflatten(2, (h, d)).transpose(1, 2) for t in packed.split(h * d, dim=2))
-    _, _, _, *rest = inputs_of(rung, b, h, s, s, d, device=device, dtype=dtype)
-    views = outputs_of(rung, q, k, v, *rest, causal=True)
-    copies = outputs_of(rung, *(t.contiguous() for t in (q, k, v)), *rest, causal=True)
-    assert all(torch.equal(a, b) for a, b in zip(views, copies, strict=True))
-
-
-@on_each
-@with_and_without_mask
-def test_it_is_step_2s_attention_then_the_separate_pieces(causal, device, rung):
-    inputs = inputs_of(rung, 2, 3, 150, 150, 64, device=device)
-    expected = from_pieces(ON_TENSOR_CORES[rung], inputs, causal)
-    torch.testing.assert_close(call(rung, *inputs, causal=causal), expected, rtol=2e-2, atol=2e-2)
-
-
-@on_each
-def test_the_future_has_no_influence(device, rung):
-    inputs = inputs_of(rung, 1, 2, 140, 140, 16, device=device)
-    before = as_tuple(call(rung, *inputs, causal=True))[-1]  # the sum, where it is returned
-    inputs[1][:, :, 125:], inputs[2][:, :, 125:] = 1e4, -1e4
-    after = as_tuple(call(rung, *inputs, causal=True))[-1]
-    assert torch.equal(before[:, :125], after[:, :125])
-    assert not torch.allclose(before[:, 125:], after[:, 125:])
-
-
-@on_each
-@half_types
-def test_large_scores_pick_the_greatest(dtype, device, rung):
-    """Scores far beyond float16's range: a softmax that did not subtract the greatest would give NaN."""
-    q, k, *rest = inputs_of(rung, 1, 2, 70, 70, 64, device=device, dtype=dtype)
-    inputs = (q * 300, k * 300, *rest)
-    got = as_tuple(call(rung, *inputs, causal=True))
-    expected = as_tuple(FORMULAS[ON_TENSOR_CORES[rung]](*(t.double() for t in inputs), causal=True))
-    torch.testing.assert_close(got, tuple(t.to(dtype) for t in expected), rtol=2e-2, atol=2e-2)
-
-
-@on_each
 def test_rows_far_from_0(device, rung):
     """Rows whose mean is 8 times what they deviate by."""
     q, k, v, residual, *rest = inputs_of(rung, 2, 2, 70, 70, 64, device=device)
@@ -233,33 +183,16 @@ def test_queries_that_see_no_key_one_after_the_other(seed, rung, monkeypatch):
     inputs = inputs_of(rung, 3, 16, 200, 20, 8, device="cpu")
     nothing = torch.zeros(3, dtype=torch.int32)
     outputs = outputs_of(rung, *inputs, key_end=nothing)
-    expected = getattr(step3_fused, ON_TENSOR_CORES[rung])(*inputs, key_end=nothing, return_statistics=True, rung="cpu")
+    expected = attention_testing.with_statistics(ON_TENSOR_CORES[rung], inputs, "cpu", key_end=nothing)
     for got, want in zip(outputs, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
-
-
-@on_each
-def test_it_is_one_launch(device, rung):
-    inputs = inputs_of(rung, 2, 3, 70, 70, 8, device=device)
-    if device == "cuda":
-        call(rung, *inputs)
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            call(rung, *inputs)
-            torch.cuda.synchronize()
-        kernels = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-        assert len([e for e in kernels if "Memset" not in e.name]) == 1
-    else:
-        before = step3_fused.emulated_kernels()
-        call(rung, *inputs)
-        assert step3_fused.emulated_kernels() == before + 1
 
 
 @on_each
 def test_what_it_cannot_do_is_refused_by_name(device, rung):
     def refused(text, *shape, dtype=torch.bfloat16, **options):
         with testing.raises(ValueError, f"{ON_TENSOR_CORES[rung]}: rung '{rung}' {text}", "these can: "):
-            call(rung, *inputs_of(rung, *shape, device=device, dtype=dtype), **options)
+            outputs_of(rung, *inputs_of(rung, *shape, device=device, dtype=dtype), **options)
 
     refused("takes float16 or bfloat16, got float32", 1, 1, 1, 1, 8, dtype=torch.float32)
     refused("takes head_dim ≤ 64, got 72", 1, 1, 1, 1, 72)
@@ -273,18 +206,6 @@ def test_what_it_cannot_do_is_refused_by_name(device, rung):
         refused("keeps 16 rows of 100 heads in shared memory", 1, 100, 1, 1, 8)
     if rung == HEADS:
         refused("keeps 16 rows of 1700 heads in shared memory", 1, 1700, 1, 1, 64)
-
-
-@on_each
-def test_no_row_is_no_work(device, rung):
-    outputs = as_tuple(call(rung, *inputs_of(rung, 2, 3, 0, 5, 8, device=device)))
-    assert all(output.shape == (2, 0, 24) for output in outputs)
-
-
-@on_each
-def test_torch_knows_it(device, rung):
-    inputs = inputs_of(rung, 2, 3, 70, 70, 8, device=device)
-    testing.check_op(step3_fused, ON_TENSOR_CORES[rung], inputs, {"rung": rung})
 
 
 @on_devices(*ON_TENSOR_CORES, only="cuda")

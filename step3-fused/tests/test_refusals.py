@@ -6,37 +6,38 @@ import torch
 import step3_fused
 from kernel_fusion import testing
 from step3_fused.attention_testing import (
+    ALONE,
     INFINITY,
     attention_inputs,
     attention_ops,
-    attention_residual_layer_norm_of,
     check,
     every_op,
+    formula_of,
     inputs_of,
+    on_a_gpu,
     on_each_device,
     ops,
     row_inputs,
 )
+from step3_fused.cases_testing import CASES, every_case
 
 
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
 def test_layer_norm_refuses(device):
     x, w = torch.ones(2, 3, device=device), torch.ones(3, device=device)
-    with testing.raises(TypeError, "layer_norm: `x` must be float32, float16, bfloat16 or float64, got int64"):
-        step3_fused.layer_norm(x.long(), w, w)
-    with testing.raises(ValueError, "layer_norm: `x` must have at least 1 dimension, got 0 (shape ())"):
-        step3_fused.layer_norm(x[0, 0], w, w)
-    with testing.raises(ValueError, "layer_norm: the last dimension of `x` must not be 0, got shape (2, 0)"):
-        step3_fused.layer_norm(x[:, :0], w[:0], w[:0])
-    with testing.raises(TypeError, "layer_norm: `weight` must have the dtype of `x` (float32), got float16"):
-        step3_fused.layer_norm(x, w.half(), w)
-    with testing.raises(ValueError, "layer_norm: `bias` must have shape (3,), got (2,)"):
-        step3_fused.layer_norm(x, w, w[:2])
+    other = "meta" if device != "meta" else "cpu"
+    for exception, text, inputs in (
+        (TypeError, "`x` must be float32, float16, bfloat16 or float64, got int64", (x.long(), w, w)),
+        (ValueError, "`x` must have at least 1 dimension, got 0 (shape ())", (x[0, 0], w, w)),
+        (ValueError, "the last dimension of `x` must not be 0, got shape (2, 0)", (x[:, :0], w[:0], w[:0])),
+        (TypeError, "`weight` must have the dtype of `x` (float32), got float16", (x, w.half(), w)),
+        (ValueError, "`bias` must have shape (3,), got (2,)", (x, w, w[:2])),
+        (ValueError, "`weight` must be on the device of `x`", (x, torch.ones(3, device=other), w)),
+    ):
+        with testing.raises(exception, f"layer_norm: {text}"):
+            step3_fused.layer_norm(*inputs)
     with testing.raises(ValueError, "residual_layer_norm: `residual` must have shape (2, 3), got (1, 3)"):
         step3_fused.residual_layer_norm(x, x[:1], w, w)
-    other = "meta" if device != "meta" else "cpu"
-    with testing.raises(ValueError, "layer_norm: `weight` must be on the device of `x`", f"got {other}"):
-        step3_fused.layer_norm(x, torch.ones(3, device=other), w)
 
 
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
@@ -53,26 +54,29 @@ def test_attention_refuses(op, device):
             getattr(step3_fused, op)(**(good | changed))
 
     refuses(TypeError, "`q` must be float32, float16, bfloat16 or float64, got int32", q=good["q"].int())
-    refuses(ValueError, "`q` must have 4 dimensions, got 3 (shape (2, 3, 4))", q=good["q"][0])
-    refuses(ValueError, "heads and head_dim of `q` must not be 0, got shape (1, 2, 3, 0)", q=good["q"][..., :0])
-    refuses(ValueError, "heads and head_dim of `q` must not be 0, got shape (1, 0, 3, 4)", q=good["q"][:, :0])
-    refuses(ValueError, "`k` must have 4 dimensions, got 3 (shape (2, 5, 4))", k=good["k"][0])
+    other = "meta" if device != "meta" else "cpu"
     for name, tensor in good.items():
         if name != "q":
             refuses(TypeError, f"`{name}` must have the dtype of `q` (float32), got float64", **{name: tensor.double()})
-            other = "meta" if device != "meta" else "cpu"
-            refuses(
-                ValueError, f"`{name}` must be on the device of `q`", **{name: torch.ones(tensor.shape, device=other)}
-            )
-    refuses(ValueError, "`k` must have shape (1, 2, 5, 4), got (1, 1, 5, 4)", k=good["k"][:, :1])
-    refuses(ValueError, "`v` must have shape (1, 2, 5, 4), got (1, 2, 4, 4)", v=good["v"][:, :, :4])
-    refuses(ValueError, "`residual` must have shape (1, 3, 8), got (3, 8)", residual=good["residual"][0])
-    refuses(ValueError, "`residual` must have shape (1, 3, 8), got (1, 3, 4)", residual=good["residual"][..., :4])
-    refuses(ValueError, "`weight` must have shape (8,), got (4,)", weight=good["weight"][:4])
-    refuses(ValueError, "`bias` must have shape (8,), got (4,)", bias=good["bias"][:4])
-    if op == "attention_block":
-        refuses(ValueError, "`proj_weight` must have shape (8, 8), got (8, 4)", proj_weight=good["proj_weight"][:, :4])
-        refuses(ValueError, "`proj_bias` must have shape (8,), got (4,)", proj_bias=good["proj_bias"][:4])
+            elsewhere = torch.ones(tensor.shape, device=other)
+            refuses(ValueError, f"`{name}` must be on the device of `q`", **{name: elsewhere})
+    for name, text, shape in (
+        ("q", "must have 4 dimensions, got 3 (shape (2, 3, 4))", (2, 3, 4)),
+        ("k", "must have 4 dimensions, got 3 (shape (2, 5, 4))", (2, 5, 4)),
+        ("k", "must have shape (1, 2, 5, 4), got (1, 1, 5, 4)", (1, 1, 5, 4)),
+        ("v", "must have shape (1, 2, 5, 4), got (1, 2, 4, 4)", (1, 2, 4, 4)),
+        ("residual", "must have shape (1, 3, 8), got (3, 8)", (3, 8)),
+        ("residual", "must have shape (1, 3, 8), got (1, 3, 4)", (1, 3, 4)),
+        ("weight", "must have shape (8,), got (4,)", (4,)),
+        ("bias", "must have shape (8,), got (4,)", (4,)),
+        ("proj_weight", "must have shape (8, 8), got (8, 4)", (8, 4)),
+        ("proj_bias", "must have shape (8,), got (4,)", (4,)),
+    ):
+        if name in good:
+            refuses(ValueError, f"`{name}` {text}", **{name: torch.ones(shape, device=device)})
+    for shape in ((1, 2, 3, 0), (1, 0, 3, 4)):
+        text = f"heads and head_dim of `q` must not be 0, got shape {shape}"
+        refuses(ValueError, text, q=torch.ones(shape, device=device))
 
 
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
@@ -88,20 +92,6 @@ def test_bad_numbers_are_refused(op, device):
 
 
 @on_each_device
-@every_op
-def test_an_unknown_rung_is_refused(op, device):
-    inputs = inputs_of(op, torch.float32, device)
-    more_than_batch = {"weight", "bias", "proj_weight", "proj_bias"}
-    names = [a.name for a in getattr(ops, op).default._schema.arguments][: len(inputs)]
-    empty = tuple(t if name in more_than_batch else t[:0] for name, t in zip(names, inputs, strict=True))
-    getattr(step3_fused, op)(*empty)
-    for rung in ("v9", "", "V2_FUSED"):
-        for tensors in (inputs, empty):
-            with testing.raises(ValueError, f"{op}: `rung` must be 'auto' or one of", "'v2_", f"got '{rung}'"):
-                getattr(step3_fused, op)(*tensors, rung=rung)
-
-
-@on_each_device
 def test_a_rung_refuses_by_name_what_it_cannot_do_and_names_one_that_can(device):
     for op, rung, other in (
         ("layer_norm", "v2_block", "v1_naive"),
@@ -111,7 +101,7 @@ def test_a_rung_refuses_by_name_what_it_cannot_do_and_names_one_that_can(device)
     ):
         for dtype, width in ((torch.float32, 8192), (torch.float64, 4096)):
             width *= 2 if rung == "v3_registers" else 1
-            inputs = row_inputs((1, width + 1), dtype, device, residual=op == "residual_layer_norm")
+            inputs = row_inputs(op, (1, width + 1), dtype, device)
             text = f"{op}: rung '{rung}' takes width ≤ {width}, got {width + 1}; these can: '{other}'"
             with testing.raises(ValueError, text):
                 getattr(step3_fused, op)(*inputs, rung=rung)
@@ -124,7 +114,7 @@ def test_a_rung_refuses_by_name_what_it_cannot_do_and_names_one_that_can(device)
 
 @on_each_device
 def test_a_row_too_wide_for_shared_memory_is_refused_in_words(device):
-    inputs = attention_inputs(1, 1000, 1, 1, 100, torch.float16, device)
+    inputs = attention_inputs(ALONE, 1, 1000, 1, 1, 100, torch.float16, device)
     with testing.raises(
         ValueError,
         "rung 'v2_fused' keeps rows of heads·head_dim = 100000 numbers in shared memory",
@@ -133,19 +123,19 @@ def test_a_row_too_wide_for_shared_memory_is_refused_in_words(device):
     ):
         step3_fused.attention_residual_layer_norm(*inputs, rung="v2_fused")
     y = step3_fused.attention_residual_layer_norm(*inputs)  # auto takes one that can
-    torch.testing.assert_close(y, attention_residual_layer_norm_of(*inputs), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(y, formula_of(ALONE)(*inputs), rtol=1e-2, atol=1e-2)
 
 
 @on_each_device
 def test_a_head_too_wide_for_shared_memory_is_refused_in_words(device):
-    inputs = attention_inputs(1, 1, 1, 1, 2000, torch.float32, device)
+    inputs = attention_inputs(ALONE, 1, 1, 1, 1, 2000, torch.float32, device)
     with testing.raises(
         ValueError,
         "rung 'v1_separate' keeps tiles of head_dim 2000 columns in shared memory",
         "these can: 'pieces'",
     ):
         step3_fused.attention_residual_layer_norm(*inputs, rung="v1_separate")
-    check("attention_residual_layer_norm", inputs, "auto", layouts=False)
+    check(ALONE, inputs, "auto", layouts=False)
 
 
 @on_each_device
@@ -185,12 +175,30 @@ def test_a_bad_out_is_refused(device):
 
 
 @on_each_device
-@every_op
-def test_an_output_that_shares_memory_with_anything_is_refused(op, device):
-    testing.check_apart(step3_fused, op, inputs_of(op, torch.float32, device))
+@every_case
+def test_an_unknown_rung_is_refused(name, device):
+    """Of no rows as well."""
+    case = CASES[name]
+    inputs = case.inputs(torch.float32, device, False)
+    arguments = getattr(ops, case.op).default._schema.arguments
+    of_rows = {"x", "q", "k", "v", "residual", "grad", "grad_sum", "preactivation", "mean", "rstd"}
+    of_rows |= {"key_begin", "key_end"}
+    empty = [t[:0] if a.name in of_rows and t is not None else t for a, t in zip(arguments, inputs, strict=False)]
+    getattr(step3_fused, case.op)(*empty, **case.options)
+    for rung in ("v9", "", "V2_FUSED"):
+        for tensors in (inputs, empty):
+            with testing.raises(ValueError, f"{case.op}: `rung` must be 'auto' or one of", f"got '{rung}'"):
+                getattr(step3_fused, case.op)(*tensors, **case.options, rung=rung)
 
 
-@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+@on_each_device
+@every_case
+def test_an_output_that_shares_memory_with_anything_is_refused(name, device):
+    case = CASES[name]
+    testing.check_apart(step3_fused, case.op, case.inputs(torch.float32, device, False), case.options)
+
+
+@on_a_gpu
 def test_tensors_on_a_gpu_and_a_cpu_are_refused(device):
     inputs = inputs_of("attention_block", torch.float32, "cpu")
     with testing.raises(ValueError, "attention_block: `bias` must be on the device of `q` (cpu), got cuda:0"):

@@ -2,13 +2,12 @@
 #include "cpu/integration_cpu.h"
 
 #include <kf/cpu.h>
+#include <step1/rows_cpu.h>
 
 #include <algorithm>
 
 namespace kf::cpu {
 namespace {
-
-constexpr int64_t kGrain = 1 << 14;  // elements below which a second thread costs more than it brings
 
 // Rows in functions of their own: their pointers cannot overlap, nor point to `width`, and so the loops are vectorised.
 
@@ -27,11 +26,13 @@ template <class T, class Id>
 void embed(const kf::embedding::Args& a) {
   const Id* ids = static_cast<const Id*>(a.ids);
   const T* token = static_cast<const T*>(a.token);
-  const T* position = static_cast<const T*>(a.position_weight) + a.position * a.width;
-  at::parallel_for(0, a.batch * a.length, std::max<int64_t>(1, kGrain / a.width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {  // the host has checked that each id has its row
-      add_row(token + static_cast<int64_t>(ids[row]) * a.width, position + row % a.length * a.width,
-              static_cast<T*>(a.y) + row * a.width, a.width);
+  const T* position = static_cast<const T*>(a.position_weight);
+  for_rows(a.batch * a.length, a.width, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {  // the host has checked that each id, and each position, has its row
+      const int64_t first = a.position + (a.positions == nullptr ? 0 : a.positions[row / a.length]);
+      add_row(token + static_cast<int64_t>(ids[row]) * a.width,
+              position + std::max(int64_t{0}, first + row % a.length) * a.width, static_cast<T*>(a.y) + row * a.width,
+              a.width);
     }
   });
 }
@@ -39,15 +40,15 @@ void embed(const kf::embedding::Args& a) {
 template <class T>
 void append(const kf::kv_append::Args& a, const void* from, const kf::kv_append::Strides& from_strides, void* to,
             const kf::kv_append::Strides& to_strides) {
-  const int64_t grain = std::max<int64_t>(1, kGrain / (a.length * a.head_dim));
-  at::parallel_for(0, a.batch * a.heads, grain, [&](int64_t begin, int64_t end) {
+  for_rows(a.batch * a.heads, a.length * a.head_dim, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i % a.heads;
       const int64_t batch = i / a.heads;
       const T* source = static_cast<const T*>(from) + batch * from_strides.batch + head * from_strides.head;
       T* target = static_cast<T*>(to) + batch * to_strides.batch + head * to_strides.head;
+      const int64_t first = a.position + (a.positions == nullptr ? 0 : a.positions[batch]);
       for (int64_t token = 0; token < a.length; ++token) {
-        copy_row(source + token * from_strides.seq, target + (a.position + token) * to_strides.seq, a.head_dim);
+        copy_row(source + token * from_strides.seq, target + (first + token) * to_strides.seq, a.head_dim);
       }
     }
   });

@@ -6,11 +6,12 @@ import pytest
 import torch
 from generate import where_different
 from gpt2_model import GPT2
+from model.blocks import FORMS
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 HALF_TYPES = [torch.float16, torch.bfloat16]
-fused_or_separate = pytest.mark.parametrize("fused", [True, False], ids=["fused", "separate"])
+each_form = pytest.mark.parametrize("blocks", FORMS)
 
 
 def make_hf(n_embd, n_head, **options):
@@ -18,17 +19,10 @@ def make_hf(n_embd, n_head, **options):
 
     Biases are small beside the embeddings: larger ones would choose the same token at every step.
     """
-    config = GPT2Config(
-        vocab_size=97,
-        n_positions=48,
-        n_embd=n_embd,
-        n_head=n_head,
-        n_layer=2,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=None,
-        **({"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} | options),
-    )
+    sizes = {"vocab_size": 97, "n_positions": 48, "n_layer": 2, "initializer_range": 0.2}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    others = sizes | dropout | {"bos_token_id": None, "eos_token_id": None} | options
+    config = GPT2Config(n_embd=n_embd, n_head=n_head, **others)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(config).eval()
     with torch.no_grad():

@@ -20,8 +20,11 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 # ---- embedding ----
 
 
-def look_up(ids, token_weight, position_weight, position=0):
-    return F.embedding(ids, token_weight) + position_weight[position : position + ids.shape[1]]
+def look_up(ids, token_weight, position_weight, positions=None, position=0):
+    place = position + torch.arange(ids.shape[1], device=ids.device)
+    if positions is not None:
+        place = (place + positions[:, None]).clamp(min=0)
+    return F.embedding(ids, token_weight) + position_weight[place]
 
 
 def tables(batch, length, width, dtype, device, *, vocab=19, positions=None):
@@ -82,11 +85,13 @@ def cache_in_buffer(shape, dtype, device, layout):
     return buffer, buffer.as_strided(shape, strides, 105 if layout == "unaligned" else 104)
 
 
-def check_append(rung, dtype, device, *, batch=2, heads=3, length=5, dim=8, capacity=11, position=4, layout="packed"):
+def check_append(
+    rung, dtype, device, *, batch=2, heads=3, length=5, dim=8, capacity=11, position=4, layout="packed", positions=None
+):
     """Appends once to caches cut from larger buffers; every byte that should not change is compared, NaN as NaN.
 
     `layout` is that of all four tensors, or, as a dictionary, of some of them: the others are packed as GPT-2's are, or
-    contiguous if they are caches.
+    contiguous if they are caches. `positions`, numbers, are added to `position`.
     """
     names = ("k", "v", "k_cache", "v_cache")
     layouts = layout if isinstance(layout, dict) else dict.fromkeys(names, layout)
@@ -104,10 +109,12 @@ def check_append(rung, dtype, device, *, batch=2, heads=3, length=5, dim=8, capa
     for buffer, cache, t in zip(buffers, caches, (k, v), strict=True):
         expected.append(buffer.clone())
         same = expected[-1].as_strided(shape, cache.stride(), cache.storage_offset())
-        same[:, :, position : position + length] = t
+        for b, moved in enumerate(positions or [0] * batch):
+            same[b, :, position + moved : position + moved + length] = t[b]
     copies = [bits(t).clone() for t in (k, v)]
     before = step4_integration.launch_counts()
-    step4_integration.kv_append(*caches, k, v, position, rung=rung)
+    moved = positions and torch.tensor(positions, dtype=torch.int32, device=device)
+    step4_integration.kv_append(*caches, k, v, position, moved, rung=rung)
     after = step4_integration.launch_counts()
     backend = "gpu" if device == "cuda" else "cpu" if rung in ("auto", "cpu") else "emulated"
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {backend: 1}

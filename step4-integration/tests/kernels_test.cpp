@@ -1,42 +1,25 @@
 // Every rung of this step in float32, against a plain loop; without torch, so that a sanitizer or a debugger sees
 // nothing but the kernels. Presets in the root's CMakeLists.txt: simt, simt-asan, cuda.
+#include <cuda_bf16.h>
 #include <gtest/gtest.h>
-#include <kf/launch.h>
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "device_array.h"  // step 1's
+#include "kernels/cross_entropy/rungs.h"
+#include "kernels/decode_step/rungs.h"
 #include "kernels/embedding/rungs.h"
+#include "kernels/embedding_backward/rungs.h"
 #include "kernels/kv_append/rungs.h"
+#include "kernels/sample/rungs.h"
 
 namespace kf::KF_BACKEND {
 namespace {
-
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-// `values` in the GPU's memory, with not a byte more, so that a sanitizer finds what lies one past the end.
-template <class T>
-class DeviceVector {
- public:
-  explicit DeviceVector(const std::vector<T>& values) : size_(values.size()) {
-    check(cudaMalloc(&data_, size_ * sizeof(T)), "cudaMalloc");
-    check(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
-  }
-  DeviceVector(const DeviceVector&) = delete;
-  ~DeviceVector() { cudaFree(data_); }
-  void* data() const { return data_; }
-  std::vector<T> values() const {
-    std::vector<T> copy(size_);
-    check(cudaMemcpy(copy.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
-    return copy;
-  }
-
- private:
-  size_t size_;
-  void* data_ = nullptr;
-};
 
 std::vector<float> numbers(int64_t n, float first) {
   std::vector<float> values(n);
@@ -44,30 +27,33 @@ std::vector<float> numbers(int64_t n, float first) {
   return values;
 }
 
-// Two rows of ids, one of them outside the vocabulary.
+// Two rows of ids, one id of them outside the vocabulary. The second row may begin elsewhere: its first position may
+// lie before the table, which is row 0, its last past the end.
 template <class Id>
-void every_embedding_adds_two_rows(Id bad) {
-  constexpr int64_t kBatch = 2, kLength = 5, kVocab = 11, kPosition = 2;
+void every_embedding_adds_two_rows(Id bad, int32_t moved) {
+  constexpr int64_t kBatch = 2, kLength = 5, kVocab = 11, kPosition = 2, kRows = kPosition + kLength;
   for (const auto& rung : embedding::rungs()) {
     for (const int64_t width : {1, 3, 4, 31, 64, 130, 760}) {
-      const std::vector<float> token = numbers(kVocab * width, -4), place = numbers((kPosition + kLength) * width, 9);
+      const std::vector<float> token = numbers(kVocab * width, -4), place = numbers(kRows * width, 9);
       std::vector<Id> ids = {0, 10, 3, 3, 7, 1, 2, 0, 9, 10};
       ids[6] = bad;
-      const DeviceVector<Id> device_ids(ids);
-      const DeviceVector<float> device_token(token), device_place(place);
-      const DeviceVector<float> y(std::vector<float>(kBatch * kLength * width, 0));
+      const DeviceArray<Id> device_ids(ids);
+      const DeviceArray<float> device_token(token), device_place(place);
+      const DeviceArray<int32_t> positions({0, moved});
+      const DeviceArray<float> y(std::vector<float>(kBatch * kLength * width, 0));
       rung.launch({device_ids.data(), device_token.data(), device_place.data(), y.data(), kBatch, kLength, width,
-                   kVocab, kPosition, sizeof(Id) == 8, DType::kFloat32},
+                   kVocab, kRows, kPosition, moved == 0 ? nullptr : static_cast<const int32_t*>(positions.data()),
+                   sizeof(Id) == 8, DType::kFloat32},
                   nullptr);
       const std::vector<float> got = y.values();
       for (int64_t i = 0; i < static_cast<int64_t>(got.size()); ++i) {
         const int64_t row = i / width, column = i % width;
+        const int64_t at = std::max<int64_t>(0, kPosition + row % kLength + (row < kLength ? 0 : moved));
         const std::string what = rung.name + (" width " + std::to_string(width)) + ", element " + std::to_string(i);
-        if (row == 6) {
+        if (row == 6 || at >= kRows) {
           ASSERT_TRUE(std::isnan(got[i])) << what;
         } else {
-          ASSERT_EQ(got[i], token[ids[row] * width + column] + place[(kPosition + row % kLength) * width + column])
-              << what;
+          ASSERT_EQ(got[i], token[ids[row] * width + column] + place[at * width + column]) << what;
         }
       }
     }
@@ -75,32 +61,121 @@ void every_embedding_adds_two_rows(Id bad) {
 }
 
 TEST(Embedding, EveryRungAddsTwoRowsAndMarksABadId) {
-  for (const int64_t bad : {int64_t{11}, int64_t{-1}, int64_t{1} << 40}) every_embedding_adds_two_rows<int64_t>(bad);
-  for (const int32_t bad : {11, -1}) every_embedding_adds_two_rows<int32_t>(bad);
+  for (const int64_t bad : {int64_t{11}, int64_t{-1}, int64_t{1} << 40}) every_embedding_adds_two_rows<int64_t>(bad, 0);
+  for (const int32_t bad : {11, -1}) every_embedding_adds_two_rows<int32_t>(bad, 0);
 }
 
-TEST(KvAppend, EveryRungWritesItsRowsAndNothingElse) {
+// Rows that lie apart, with a good target, an ignored one and one outside; the gradient goes over the logits.
+void every_cross_entropy_writes_over_its_logits(int64_t width, int64_t bad) {
+  constexpr int64_t kRows = 3;
+  const int64_t stride = width + 3;
+  const std::vector<float> before = numbers(kRows * stride, -9);
+  const std::vector<int64_t> targets = {width - 1, -100, bad};
+  for (const auto& rung : cross_entropy::rungs()) {
+    const DeviceArray<float> logits(before), loss(std::vector<float>(kRows, 7));
+    const DeviceArray<int64_t> device_targets(targets);
+    rung.launch({logits.data(), static_cast<const int64_t*>(device_targets.data()), loss.data(), nullptr, logits.data(),
+                 kRows, width, stride, stride, -100, DType::kFloat32},
+                nullptr);
+    const std::vector<float> got = logits.values(), losses = loss.values();
+    const std::string what = rung.name + (" width " + std::to_string(width));
+    double sum = 0;
+    for (int64_t c = 0; c < width; ++c) sum += std::exp(static_cast<double>(before[c]));
+    EXPECT_NEAR(losses[0], std::log(sum) - before[width - 1], 1e-4) << what;
+    EXPECT_EQ(losses[1], 0) << what;
+    EXPECT_TRUE(std::isnan(losses[2])) << what;
+    for (int64_t c = 0; c < stride; ++c) {
+      const std::string where = what + ", column " + std::to_string(c);
+      if (c < width) {
+        const double p = std::exp(static_cast<double>(before[c])) / sum;
+        ASSERT_NEAR(got[c], c == width - 1 ? p - 1 : p, 1e-6) << where;
+        ASSERT_EQ(got[stride + c], 0) << where;
+        ASSERT_TRUE(std::isnan(got[2 * stride + c])) << where;
+      } else {
+        for (int64_t row = 0; row < kRows; ++row) ASSERT_EQ(got[row * stride + c], before[row * stride + c]) << where;
+      }
+    }
+  }
+}
+
+TEST(CrossEntropy, EveryRungWritesOverItsLogitsAndMarksABadTarget) {
+  for (const int64_t width : {1, 5, 33, 130, 4100}) {
+    for (const int64_t bad : {width, int64_t{-1}, int64_t{1} << 40}) {
+      every_cross_entropy_writes_over_its_logits(width, bad);
+    }
+  }
+}
+
+TEST(Embedding, EveryRungMovesASequenceAndMarksWhatIsPastTheTable) {
+  for (const int32_t moved : {-2, -4, 3, INT32_MIN, INT32_MAX}) every_embedding_adds_two_rows<int64_t>(-1, moved);
+}
+
+// Tokens by their ids in ascending order, some of them outside the table, and where each id's begin, as the host finds
+// them.
+TEST(EmbeddingBackward, EveryRungAddsUpEachRowsTokensAndNoOthers) {
+  constexpr int64_t kTokens = 300, kVocab = 5;
+  std::vector<int32_t> sorted;
+  for (const auto& [id, count] : {std::pair(-1, 20), {0, 1}, {1, 190}, {3, 2}, {4, 7}, {5, 80}}) {
+    sorted.insert(sorted.end(), count, id);
+  }
+  ASSERT_EQ(sorted.size(), kTokens);
+  std::vector<int64_t> order(kTokens), first(kVocab + 1);
+  for (int64_t i = 0; i < kTokens; ++i) order[i] = i * 7 % kTokens;
+  for (int64_t v = 0; v <= kVocab; ++v) first[v] = std::lower_bound(sorted.begin(), sorted.end(), v) - sorted.begin();
+  const DeviceArray<int32_t> device_sorted(sorted);
+  const DeviceArray<int64_t> device_order(order), device_first(first);
+  for (const auto& rung : embedding_backward::rungs()) {
+    for (const int64_t width : {1, 3, 4, 31, 64, 1040}) {
+      const std::vector<float> grad = numbers(kTokens * width, -4);
+      const DeviceArray<float> device_grad(grad), y(kVocab * width);
+      kf::embedding_backward::Args args{device_grad.data(),
+                                        device_sorted.elements(),
+                                        device_order.elements(),
+                                        device_first.elements(),
+                                        y.data(),
+                                        nullptr,
+                                        kTokens,
+                                        width,
+                                        kVocab,
+                                        DType::kFloat32};
+      const DeviceArray<char> scratch(std::vector<char>(rung.scratch_bytes ? rung.scratch_bytes(args) : 1, -1));
+      args.scratch = scratch.data();
+      rung.launch(args, nullptr);
+      const std::vector<float> got = y.values();
+      for (int64_t i = 0; i < kVocab * width; ++i) {
+        const int64_t v = i / width;
+        double sum = 0;
+        for (int64_t t = first[v]; t < first[v + 1]; ++t) sum += grad[order[t] * width + i % width];
+        ASSERT_NEAR(got[i], sum, 1e-5 * 190 * 40) << rung.name << " width " << width << ", element " << i;
+      }
+    }
+  }
+}
+
+// The second sequence may be moved, so that its first or last tokens stand outside the caches.
+void every_kv_append_writes_its_rows(int32_t moved) {
   constexpr int64_t kBatch = 2, kHeads = 3, kLength = 4, kCapacity = 7, kPosition = 2;
   for (const auto& rung : kv_append::rungs()) {
     for (const int64_t dim : {1, 4, 25, 31, 64}) {
       // q, k and v packed in one row, as GPT-2's c_attn gives them.
       const int64_t row = 3 * kHeads * dim;
       const std::vector<float> packed = numbers(kBatch * kLength * row, 1);
-      const DeviceVector<float> device_packed(packed);
+      const DeviceArray<float> device_packed(packed);
       const int64_t size = kBatch * kHeads * kCapacity * dim;
-      const DeviceVector<float> k_cache(std::vector<float>(size, kNaN)), v_cache(std::vector<float>(size, kNaN));
+      const DeviceArray<float> k_cache(size), v_cache(size);
+      const DeviceArray<int32_t> positions({0, moved});
       const kf::kv_append::Strides packed_strides{kLength * row, dim, row};
       const kf::kv_append::Strides cache_strides{kHeads * kCapacity * dim, kCapacity * dim, dim};
       const float* q = static_cast<const float*>(device_packed.data());
-      rung.launch(
-          {q + kHeads * dim, q + 2 * kHeads * dim, k_cache.data(), v_cache.data(), packed_strides, packed_strides,
-           cache_strides, cache_strides, kBatch, kHeads, kLength, dim, kPosition, DType::kFloat32},
-          nullptr);
+      rung.launch({q + kHeads * dim, q + 2 * kHeads * dim, k_cache.data(), v_cache.data(), packed_strides,
+                   packed_strides, cache_strides, cache_strides, kBatch, kHeads, kLength, dim, kCapacity, kPosition,
+                   moved == 0 ? nullptr : static_cast<const int32_t*>(positions.data()), DType::kFloat32},
+                  nullptr);
       for (const int64_t which : {1, 2}) {
         const std::vector<float> got = (which == 1 ? k_cache : v_cache).values();
         for (int64_t i = 0; i < size; ++i) {
           const int64_t d = i % dim, place = i / dim % kCapacity, head = i / dim / kCapacity % kHeads;
-          const int64_t batch = i / dim / kCapacity / kHeads, token = place - kPosition;
+          const int64_t batch = i / dim / kCapacity / kHeads, token = place - kPosition - (batch == 1 ? moved : 0);
           const std::string what = rung.name + (" head_dim " + std::to_string(dim)) + ", element " + std::to_string(i);
           if (token < 0 || token >= kLength) {
             ASSERT_TRUE(std::isnan(got[i])) << what;
@@ -108,6 +183,145 @@ TEST(KvAppend, EveryRungWritesItsRowsAndNothingElse) {
             ASSERT_EQ(got[i], packed[(batch * kLength + token) * row + (which * kHeads + head) * dim + d]) << what;
           }
         }
+      }
+    }
+  }
+}
+
+TEST(KvAppend, EveryRungWritesItsRowsAndNothingElse) { every_kv_append_writes_its_rows(0); }
+
+TEST(KvAppend, EveryRungMovesASequenceAndWritesNothingOutsideTheCaches) {
+  for (const int32_t moved : {1, -2, -4, 3, 9, -9, INT32_MIN, INT32_MAX}) every_kv_append_writes_its_rows(moved);
+}
+
+struct Drawn {
+  std::vector<int64_t> token, rng_state;
+  std::vector<float> log_prob;
+  std::vector<uint8_t> seen;
+};
+
+// Two rows, the second without a distribution.
+Drawn drawn_by(const Rung<kf::sample::Args>& rung, int64_t width, double temperature, int64_t top_k, double top_p) {
+  std::vector<float> logits = numbers(2 * width, -30);
+  logits[2 * width - 1] = NAN;
+  std::vector<uint8_t> seen(2 * width);
+  for (int64_t i = 0; i < 2 * width; i += 3) seen[i] = 1;
+  const DeviceArray<float> device_logits(logits), log_prob(2);
+  const DeviceArray<uint8_t> device_seen(seen);
+  const DeviceArray<int64_t> rng_state(std::vector<int64_t>{5, 1, 6, 2}), token(std::vector<int64_t>(2, -7));
+  rung.launch({device_logits.data(), rng_state.elements(), device_seen.elements(), token.elements(),
+               log_prob.elements(), 2, width, width, width, temperature, top_k, top_p, 0.01, 1.25, DType::kFloat32},
+              nullptr);
+  return {token.values(), rng_state.values(), log_prob.values(), device_seen.values()};
+}
+
+TEST(Sample, EveryRungTakesTheSameToken) {
+  for (const int64_t width : {1, 33, 700, 5000}) {
+    for (const double temperature : {0.0, 0.7}) {
+      for (const int64_t top_k : {0, 20}) {
+        for (const double top_p : {1.0, 0.8}) {
+          const Drawn first = drawn_by(*sample::rungs().begin(), width, temperature, top_k, top_p);
+          for (const auto& rung : sample::rungs()) {
+            const std::string what = rung.name + (" width " + std::to_string(width));
+            const Drawn got = drawn_by(rung, width, temperature, top_k, top_p);
+            ASSERT_GE(got.token[0], 0) << what;
+            ASSERT_LT(got.token[0], width) << what;
+            ASSERT_EQ(got.token, (std::vector<int64_t>{first.token[0], -1})) << what;
+            ASSERT_EQ(got.seen, first.seen) << what;
+            ASSERT_EQ(got.seen[got.token[0]], 1) << what;
+            ASSERT_NEAR(got.log_prob[0], first.log_prob[0], 1e-6) << what;
+            ASSERT_TRUE(std::isnan(got.log_prob[1])) << what;
+            const int64_t draws = temperature > 0;
+            ASSERT_EQ(got.rng_state, (std::vector<int64_t>{5, 1 + draws, 6, 2 + draws})) << what;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Numbers from −1 to 1 as bfloat16.
+class Halves : public DeviceArray<__nv_bfloat16> {
+ public:
+  explicit Halves(int64_t n, float scale = 1, float mean = 0) : DeviceArray(made(n, scale, mean)) {}
+
+ private:
+  static std::vector<__nv_bfloat16> made(int64_t n, float scale, float mean) {
+    static uint32_t state = 1;
+    std::vector<__nv_bfloat16> values(n);
+    for (auto& value : values) {
+      state = state * 1664525 + 1013904223;
+      value = __float2bfloat16(mean + scale * (static_cast<float>(state >> 8) / (1 << 23) - 1));
+    }
+    return values;
+  }
+};
+
+// Of four rows the second has no slot left, the third more tokens than there are positions, the last an id that is
+// none.
+TEST(DecodeStep, EveryRungMarksARowWithoutAPlaceAndWritesNothingOfIt) {
+  constexpr int64_t kLayers = 2, kBatch = 4, kWidth = 72, kHeads = 3, kInner = 200, kVocab = 67, kSlots = 40;
+  constexpr int64_t kPositions = 20, kRow = kSlots * kWidth, kCache = kLayers * kBatch * kRow;
+  const Halves token(kVocab * kWidth), position(kPositions * kWidth), norm(kWidth, 0.2f, 1), bias(kInner, 0.2f);
+  const Halves attention(3 * kWidth * kWidth, 0.1f), projection(kWidth * kWidth, 0.1f), fc(kWidth * kInner, 0.1f);
+  const Halves keys(kCache), values(kCache), attention_bias(3 * kWidth, 0.2f);
+  const kf::decode_step::Layer layer{norm.data(),       bias.data(), attention.data(), attention_bias.data(),
+                                     projection.data(), bias.data(), norm.data(),      bias.data(),
+                                     fc.data(),         bias.data(), fc.data(),        bias.data()};
+  const std::vector<kf::decode_step::Layer> layers(kLayers, layer);
+  for (const auto& rung : decode_step::rungs()) {
+    const DeviceArray<int64_t> ids({3, 5, 66, 67});
+    const DeviceArray<int32_t> end({6, 40, 39, 4}), begin({1, 30, 5, 0});
+    const DeviceArray<__nv_bfloat16> k_cache(keys.values()), v_cache(values.values());
+    const DeviceArray<__nv_bfloat16> logits(std::vector<__nv_bfloat16>(kBatch * kVocab, __float2bfloat16(7)));
+    kf::decode_step::Args args{};
+    args.ids = ids.elements();
+    args.end = end.elements();
+    args.begin = begin.elements();
+    args.token_weight = token.data();
+    args.position_weight = position.data();
+    args.weights = layers.data();
+    args.ln_weight = norm.data();
+    args.ln_bias = bias.data();
+    args.k_cache = k_cache.data();
+    args.v_cache = v_cache.data();
+    args.k_stride = args.v_stride = {kBatch * kRow, kRow, kSlots * kWidth / kHeads, kWidth / kHeads};
+    args.logits = logits.data();
+    args.layers = kLayers;
+    args.batch = kBatch;
+    args.heads = kHeads;
+    args.head_dim = kWidth / kHeads;
+    args.capacity = kSlots;
+    args.width = kWidth;
+    args.inner = kInner;
+    args.vocab = kVocab;
+    args.positions = kPositions;
+    args.scale = 0.2;
+    args.eps = 1e-5;
+    args.tanh = true;
+    args.dtype = DType::kBFloat16;
+    const std::string why_not = rung.can_implement(args);
+    if (!why_not.empty()) continue;
+    const DeviceArray<char> scratch(std::vector<char>(rung.scratch_bytes(args)));
+    args.scratch = scratch.data();
+    rung.launch(args, nullptr);
+    const std::vector<__nv_bfloat16> got = logits.values(), after = k_cache.values(), before = keys.values();
+    EXPECT_EQ(end.values(), (std::vector<int32_t>{7, 40, 39, 5})) << rung.name;
+    for (int64_t b = 0; b < kBatch; ++b) {
+      for (int64_t v = 0; v < kVocab; ++v) {
+        ASSERT_EQ(std::isnan(__bfloat162float(got[b * kVocab + v])), b > 0) << rung.name << ", row " << b;
+      }
+      int64_t changed = 0;
+      for (int64_t l = 0; l < kLayers; ++l) {
+        for (int64_t i = (l * kBatch + b) * kRow; i < (l * kBatch + b + 1) * kRow; ++i) {
+          changed += __bfloat162float(after[i]) != __bfloat162float(before[i]);  // NaN is another, too
+        }
+      }
+      if (b == 1 || b == 2) {
+        ASSERT_EQ(changed, 0) << rung.name << ", row " << b;
+      } else {
+        ASSERT_GT(changed, 0) << rung.name << ", row " << b;
+        ASSERT_LE(changed, kLayers * kWidth) << rung.name << ", row " << b;
       }
     }
   }

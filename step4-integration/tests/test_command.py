@@ -11,6 +11,7 @@ import train
 from generate import ByteTokenizer, FileTokenizer, read_tokenizer
 from generate import main as generate_main
 from gpt2_model import GPT2
+from model.blocks import FORMS
 
 from kernel_fusion import testing
 from kernel_fusion.report import results
@@ -27,7 +28,7 @@ def test_the_benchmark_of_models_writes_what_it_measured(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="0"):
         benchmark_gpt2.main()
     rows = [(row["op"], row["impl"], row["correct"]) for row in results.read(path).rows]
-    ways = ("separate", "fused", "transformers")
+    ways = (*FORMS, "transformers")
     assert rows == [(f"gpt2_{what}", way, True) for what in ("prefill", "train") for way in ways]
 
 
@@ -61,27 +62,30 @@ def test_the_commands_options_reach_the_model(tmp_path, monkeypatch, capsys):
     GPT2(dataclasses.replace(train.SMALL, n_positions=128)).save_pretrained(copy, tokenizer="bytes")
     calls = []
 
-    def spy(model, ids, tokens, *, on_token, **options):
-        calls.append((model, ids, tokens, options))
-        on_token(torch.tensor([33]))
+    def spy(model, prompts, tokens, *, on_token, **options):
+        calls.append((model, prompts, tokens, options))
+        if on_token:
+            on_token(torch.tensor([33]))
+        rows = len(prompts) * options["samples"]
+        return [torch.tensor([35, 36, 33])] * rows, torch.tensor([[-0.5]] * rows)
 
     monkeypatch.setattr("generate.generate", spy)
     required = ["--model", str(copy), "--prompt", "#$", "--device", "cpu"]
     generate_main(required)
-    generate_main(
-        [*required, "--tokens", "5", "--temperature", "0.5", "--top-k", "7", "--seed", "3", "--separate", "--dtype",
-         "bfloat16"]
-    )  # fmt: skip
-    assert capsys.readouterr().out == "#$!\n#$!\n"
-    (model, ids, tokens, options), (other, other_ids, other_tokens, other_options) = calls
-    assert ids.tolist() == other_ids.tolist() == [[35, 36]]
+    more = ["--tokens", "5", "--temperature", "0.5", "--top-k", "7", "--top-p", "0.9", "--min-p", "0.1",
+            "--repetition-penalty", "1.3", "--seed", "3", "--blocks", "v1_torch", "--dtype", "bfloat16", "--stop", "%",
+            "--samples", "2", "--window", "--log-probs", "--prompt", "x"]  # fmt: skip
+    generate_main([*required, *more])
+    said = "log-probability of its 1 new tokens: -0.500\n"
+    lines = [f"[{row}] {prompt}!\n{said}" for row, prompt in enumerate(["#$", "#$", "x", "x"], start=1)]
+    assert capsys.readouterr().out == "#$!\n" + "".join(lines)
+    (model, prompts, tokens, options), (other, other_prompts, other_tokens, other_options) = calls
+    assert (prompts, other_prompts) == ([[35, 36]], [[35, 36], [120]])
     assert (tokens, other_tokens) == (100, 5)
-    assert options == {"temperature": 0.0, "top_k": None, "seed": None}
-    assert other_options == {"temperature": 0.5, "top_k": 7, "seed": 3}
-    assert (model.config.fused, other.config.fused) == (True, False)
+    assert options == {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
+                       "seed": None, "samples": 1, "stop": [], "window": False, "return_log_probs": True}  # fmt: skip
+    assert other_options == {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3,
+                             "seed": 3, "samples": 2, "stop": [37], "window": True,
+                             "return_log_probs": True}  # fmt: skip
+    assert (model.config.blocks, other.config.blocks) == ("v4_products", "v1_torch")
     assert (model.wte.weight.dtype, other.wte.weight.dtype) == (torch.float32, torch.bfloat16)
-
-
-def test_the_command_ends_with_a_message_and_a_code(tmp_path):
-    with testing.raises(SystemExit, "generate.py:", "config.json is missing"):
-        generate_main(["--model", str(tmp_path), "--prompt", "x"])

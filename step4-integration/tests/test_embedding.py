@@ -31,6 +31,8 @@ from step4_integration.testing import (
         (1, 1023, 8),
         (2, 129, 31),
         (2, 3, 12),
+        (5, 2, 264),
+        (9, 7, 16),
     ],
 )
 def test_embedding_adds_the_token_and_its_position(batch, length, width, dtype, device, rung):
@@ -41,6 +43,57 @@ def test_embedding_adds_the_token_and_its_position(batch, length, width, dtype, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_embedding_finds_each_tensor_wherever_it_lies(dtype, device, rung):
     check_embedding(tables(2, 5, 64, dtype, device), rung, position=2, alone=True, layouts=False)
+
+
+@every_embedding
+@every_dtype
+@pytest.mark.parametrize(("length", "width"), [(7, 64), (33, 31)])
+def test_each_sequence_may_begin_at_a_position_of_its_own(length, width, dtype, device, rung):
+    """What begins before the table is padded on the left: the first position. One ends where the table does."""
+    positions = torch.tensor([-4, 1, -200, 0, -1], dtype=torch.int32, device=device)
+    inputs = (*tables(5, length, width, dtype, device), positions)
+    check_embedding(inputs, rung, position=2, alone=width == 64, layouts=width == 64)
+
+
+@pytest.mark.parametrize("rung", step4_integration.rungs("embedding", "cpu"))
+def test_positions_past_the_table_are_an_error_on_the_cpu(rung):
+    inputs = tables(2, 5, 8, torch.float32, "cpu", positions=9)
+    for positions, position, first in ((2, 3, 5), (0, 5, 5), (2**31 - 1, 0, 2**31 - 1), (2**31 - 1, 3, 2**31 + 2)):
+        says = (f"embedding: `position` ({position}) and `positions` ({positions} at 1) put 5 tokens",)
+        says += (f"at {first} to {first + 4}, outside the 9 rows of `position_weight`",)
+        moved = torch.tensor([0, positions], dtype=torch.int32) if position < 5 else torch.tensor([-1, 0]).int()
+        with testing.raises(ValueError, *says):
+            step4_integration.embedding(*inputs, moved, position=position, rung=rung)
+    with testing.raises(ValueError, "outside the 9 rows"):
+        step4_integration.embedding(*inputs, torch.tensor([0, -(2**31)]).int(), position=2**63 - 1, rung=rung)
+
+
+@pytest.mark.parametrize(
+    ("device", "rung"), [p for p in testing.device_rungs("step4_integration", "embedding") if p.values[0] == "cuda"]
+)
+def test_a_position_past_the_table_is_a_row_of_nan_on_a_gpu(device, rung):
+    inputs = tables(2, 5, 8, torch.float32, device, positions=9)
+    positions = torch.tensor([-2, 2], dtype=torch.int32, device=device)
+    token_weight = inputs[1].requires_grad_()
+    position_weight = inputs[2].requires_grad_()
+    y = step4_integration.embedding(*inputs, positions, position=4, rung=rung)
+    assert torch.equal(y.isnan().all(-1), y.isnan().any(-1))
+    assert y.isnan().any(-1).tolist() == [[False] * 5, [False] * 3 + [True] * 2]
+    y.sum().backward()
+    assert position_weight.grad[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 2, 1, 1]
+    assert token_weight.grad[:, 0].sum() == 10
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rung", step4_integration.rungs("embedding", "cuda"))
+def test_a_cuda_graph_replays_at_other_positions(rung):
+    inputs = tables(2, 1, 64, torch.float32, "cuda", positions=9)
+    positions = torch.zeros(2, dtype=torch.int32, device="cuda")
+    graph, y = testing.capture(lambda: step4_integration.embedding(*inputs, positions, rung=rung))
+    for step in range(3):
+        positions.copy_(torch.tensor([step, 2 * step - 3]))
+        graph.replay()
+        assert torch.equal(y, look_up(*inputs, positions))
 
 
 @every_embedding
@@ -60,8 +113,7 @@ def test_embedding_of_rows_beyond_32_bits(width, far, device, rung):
 
 
 @pytest.mark.parametrize(
-    ("device", "rung"),
-    [p for p in testing.device_rungs("step4_integration", "embedding") if p.values[1] != "cpu"],
+    ("device", "rung"), [p for p in testing.device_rungs("step4_integration", "embedding") if p.values[1] != "cpu"]
 )
 @pytest.mark.parametrize("width", [4096, 4095])
 def test_embedding_of_more_than_2_to_32_elements(width, device, rung, monkeypatch):
@@ -93,6 +145,14 @@ def test_auto_does_gpt2_sized_tables(dtype, device):
     check_embedding(tables(2, 1024, 768, dtype, device, vocab=2000, positions=1024), "auto", layouts=False)
 
 
+def test_a_batch_that_is_too_large_for_a_rung_is_refused():
+    ids = torch.zeros(4 * 65535 + 1, 1, dtype=torch.int32)
+    weight = torch.ones(1, 1)
+    says = "embedding: rung 'v3_batched' takes at most 262140 sequences, got 262141; these can: 'v1_naive', 'v2_vector'"
+    with testing.raises(ValueError, says):
+        step4_integration.embedding(ids, weight, weight, rung="v3_batched")
+
+
 @every_embedding
 def test_no_tokens_give_no_rows(device, rung):
     _, token_weight, position_weight = tables(1, 1, 8, torch.float32, device)
@@ -113,8 +173,7 @@ def test_a_bad_id_is_an_error_on_the_cpu(id_type, rung):
 
 
 @pytest.mark.parametrize(
-    ("device", "rung"),
-    [p for p in testing.device_rungs("step4_integration", "embedding") if p.values[0] == "cuda"],
+    ("device", "rung"), [p for p in testing.device_rungs("step4_integration", "embedding") if p.values[0] == "cuda"]
 )
 @every_dtype
 def test_a_bad_id_is_a_row_of_nan_on_a_gpu(dtype, device, rung):
@@ -131,13 +190,15 @@ def test_a_bad_id_is_a_row_of_nan_on_a_gpu(dtype, device, rung):
 
 
 @every_embedding
+@pytest.mark.parametrize("moved", [None, [2, -3]], ids=["together", "moved"])
 @pytest.mark.parametrize("id_type", [torch.int64, torch.int32], ids=str)
-def test_gradient_of_embedding(id_type, device, rung):
+def test_gradient_of_embedding(id_type, moved, device, rung):
     ids, token_weight, position_weight = tables(2, 5, 3, torch.float64, device)
     ids = ids.to(id_type)
+    positions = None if moved is None else torch.tensor(moved, dtype=torch.int32, device=device)
 
     def function(token_weight, position_weight):
-        return step4_integration.embedding(ids, token_weight, position_weight, position=1, rung=rung)
+        return step4_integration.embedding(ids, token_weight, position_weight, positions, position=1, rung=rung)
 
     weights = (token_weight.requires_grad_(), position_weight.requires_grad_())
     assert torch.autograd.gradcheck(function, weights)
@@ -147,15 +208,17 @@ def test_gradient_of_embedding(id_type, device, rung):
     before = step4_integration.launch_counts()
     torch.autograd.grad(function(*weights).sum(), weights)
     after = step4_integration.launch_counts()
-    assert sum(after.values()) - sum(before.values()) == 1  # the forward's; the backward is PyTorch's
+    assert sum(after.values()) - sum(before.values()) == (2 if moved is None else 3)  # the positions' sum is PyTorch's
 
 
 @on_each_device
+@pytest.mark.parametrize(("batch", "length"), [(1, 4000), (4000, 1)])
 @pytest.mark.parametrize("dtype", testing.DTYPES, ids=str)
-def test_gradients_of_embedding_are_as_exact_as_the_dtype_allows(dtype, device):
-    """Each of 5 tokens is used about 800 times: summed in bfloat16, its gradient would stop growing long before."""
-    ids, token_weight, position_weight = tables(1, 4000, 8, dtype, device, vocab=5)
-    grad = testing.randn((1, 4000, 8), dtype, device, seed=3).abs()
+def test_gradients_of_embedding_are_as_exact_as_the_dtype_allows(dtype, batch, length, device):
+    """Each of 5 tokens is used about 800 times: summed in bfloat16, its gradient would stop growing long before. And so
+    would that of the one position of 4000 sequences."""
+    ids, token_weight, position_weight = tables(batch, length, 8, dtype, device, vocab=5)
+    grad = testing.randn((batch, length, 8), dtype, device, seed=3).abs()
     step4_integration.embedding(ids, token_weight.requires_grad_(), position_weight.requires_grad_()).backward(grad)
 
     wide = [t.detach().double().requires_grad_() for t in (token_weight, position_weight)]
@@ -186,6 +249,8 @@ def test_embedding_is_registered_as_torch_wants_it(device, rung):
     testing.check_op(step4_integration, "embedding", inputs, {"position": 1, "rung": rung})
     transposed = tuple(map(testing.transposed, tables(2, 5, 8, torch.bfloat16, device)))
     testing.check_op(step4_integration, "embedding", transposed, {"rung": rung})
+    moved = torch.tensor([2, -3], dtype=torch.int32, device=device)
+    testing.check_op(step4_integration, "embedding", (*inputs, moved), {"position": 1, "rung": rung})
 
 
 @pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
@@ -210,6 +275,10 @@ def test_embedding_refuses(device):
     for position in (3, 2**63 - 1):  # to which no length can be added
         says = (f"embedding: `position` ({position})", "the length of `ids` (5)", "past the 7 rows")
         refused(ValueError, *says, position=position)
+    moved = torch.zeros(2, dtype=torch.int32, device=device)
+    refused(TypeError, "embedding: `positions` must be int32, got int64", positions=moved.long())
+    refused(ValueError, "embedding: `positions` must have shape (2,), got (1,)", positions=moved[:1])
+    refused(ValueError, "embedding: `position` must not be negative, got -1", positions=moved, position=-1)
     if device != "meta":
         for some_ids in (ids, ids[:0], ids[:, :0]):
             refused(

@@ -59,17 +59,6 @@ def test_kv_append_at_offsets_beyond_32_bits(which, far, device, rung):
 
 
 @every_append
-def test_kv_append_far_into_a_cache(device, rung):
-    position = (1 << 29) + 5  # · 8 elements a row: beyond 2³²
-    caches = [testing.lazy_memory((position + 1) * 8, torch.float16, device).view(1, 1, -1, 8) for _ in range(2)]
-    k, v = (testing.randn((1, 1, 1, 8), torch.float16, device, seed) for seed in (1, 2))
-    step4_integration.kv_append(*caches, k, v, position, rung=rung)
-    assert torch.equal(caches[0][:, :, -1:], k)
-    assert torch.equal(caches[1][:, :, -1:], v)
-    assert caches[0][0, 0, :64].eq(0).all()
-
-
-@every_append
 @pytest.mark.parametrize("dim", [1, 31, 33, 64, 127, 160])
 def test_kv_append_of_any_head_dim(dim, device, rung):
     check_append(rung, torch.float16, device, dim=dim)
@@ -82,15 +71,42 @@ def test_kv_append_from_the_first_to_the_last_row(length, position, capacity, de
 
 
 @every_append
-def test_caches_may_be_strided_views(device, rung):
-    whole = torch.zeros(
-        2, 2, 3, 2, 9, 12, device=device
-    )  # [layer, batch, heads, k and v, capacity, more than head_dim]
-    _, k, v = heads_of(testing.randn((2, 4, 3, 3, 8), torch.float32, device))
-    step4_integration.kv_append(whole[1, :, :, 0, :, :8], whole[1, :, :, 1, :, :8], k, v, 5, rung=rung)
-    expected = torch.zeros_like(whole)
-    expected[1, :, :, 0, 5:, :8], expected[1, :, :, 1, 5:, :8] = k, v
-    torch.testing.assert_close(whole, expected, rtol=0, atol=0)
+@every_dtype
+@pytest.mark.parametrize("dim", [8, 5])
+def test_each_sequence_may_be_appended_at_a_position_of_its_own(dim, dtype, device, rung):
+    check_append(rung, dtype, device, batch=3, dim=dim, positions=[2, -4, 0])
+
+
+@pytest.mark.parametrize("rung", step4_integration.rungs("kv_append", "cpu"))
+def test_positions_outside_the_caches_are_an_error_on_the_cpu(rung):
+    cache, k = torch.zeros(2, 3, 9, 8), torch.ones(2, 3, 4, 8)
+    for moved, first in ((4, 6), (-3, -1), (2**31 - 1, 2**31 + 1), (-(2**31), 2 - 2**31)):
+        says = (f"kv_append: `position` (2) and `positions` ({moved} at 1) put 4 tokens at {first} to {first + 3}",)
+        positions = torch.tensor([0, moved], dtype=torch.int32)
+        with testing.raises(ValueError, *says, "outside the 9 tokens of `k_cache`"):
+            step4_integration.kv_append(cache, cache.clone(), k, k, 2, positions, rung=rung)
+    assert (cache == 0).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rung", step4_integration.rungs("kv_append", "cuda"))
+def test_on_a_gpu_nothing_is_written_outside_the_caches_also_by_a_cuda_graph(rung):
+    caches = [torch.zeros(3, 2, 7, 16, device="cuda") for _ in range(2)]
+    k = testing.randn((3, 2, 3, 16), torch.float32, "cuda")
+    positions = torch.zeros(3, dtype=torch.int32, device="cuda")
+    graph, _ = testing.capture(lambda: step4_integration.kv_append(*caches, k, k, 2, positions, rung=rung))
+    for moved in ([3, -4, 0], [1, 2**31 - 1, -(2**31)], [-1, 5, 4]):
+        for cache in caches:
+            cache.zero_()
+        expected = torch.zeros_like(caches[0])
+        for b, first in enumerate(moved):
+            for j in range(3):
+                if 0 <= 2 + first + j < 7:
+                    expected[b, :, 2 + first + j] = k[b, :, j]
+        positions.copy_(torch.tensor(moved))
+        graph.replay()
+        for cache in caches:
+            assert torch.equal(cache, expected)
 
 
 @every_append
@@ -141,17 +157,20 @@ def test_kv_append_on_a_stream_of_its_own_and_in_a_cuda_graph(rung):
 def test_kv_append_is_registered_as_torch_wants_it(device, rung):
     caches = [torch.zeros(2, 3, 9, 8, device=device) for _ in range(2)]
     _, k, v = heads_of(testing.randn((2, 4, 3, 3, 8), torch.float32, device))
-    torch.library.opcheck(ops.kv_append.default, (*caches, k, v, 2), {"rung": rung})
+    moved = torch.tensor([1, -2], dtype=torch.int32, device=device)
+    for more in ((2,), (2, moved)):
+        torch.library.opcheck(ops.kv_append.default, (*caches, k, v, *more), {"rung": rung})
 
-    def append(k_cache, v_cache, k, v, position):
-        step4_integration.kv_append(k_cache, v_cache, k, v, position, rung=rung)
+    def append(k_cache, v_cache, k, v, position, positions=None):
+        step4_integration.kv_append(k_cache, v_cache, k, v, position, positions, rung=rung)
         return k_cache.sum() + v_cache.sum()
 
     expected = [cache.clone() for cache in caches]
     torch.compiler.reset()
     compiled = torch.compile(append, fullgraph=True, backend="aot_eager")
-    assert compiled(*caches, k, v, 2) == append(*expected, k, v, 2)
-    assert torch.equal(torch.stack(caches), torch.stack(expected))
+    for more in ((2,), (4, moved)):
+        assert compiled(*caches, k, v, *more) == append(*expected, k, v, *more)
+        assert torch.equal(torch.stack(caches), torch.stack(expected))
 
 
 def test_a_growing_position_compiles_once_more_and_no_further():
@@ -223,6 +242,10 @@ def test_kv_append_refuses(device):
     for position in (6, 2**63 - 1):  # to which no length can be added
         says = (f"`position` ({position})", "the length of `k` (4)", "past the caches' length 9")
         refused(ValueError, *says, position=position)
+    moved = torch.zeros(2, dtype=torch.int32, device=device)
+    refused(TypeError, "kv_append: `positions` must be int32, got int64", positions=moved.long())
+    refused(ValueError, "kv_append: `positions` must have shape (2,), got (2, 1)", positions=moved[:, None])
+    refused(ValueError, "kv_append: `position` must not be negative, got -1", positions=moved, position=-1)
     if device != "meta":
         for some in (k, k[:, :, :0]):
             refused(ValueError, "kv_append: `rung` must be 'auto' or one of", "'v9'", k=some, v=some, rung="v9")

@@ -1,4 +1,4 @@
-"""What holds for both of this step's ops."""
+"""What holds for all of this step's ops."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_tensors_on_several_devices_are_refused():
 
 
 def test_rungs_of_an_unknown_op_are_refused():
-    with testing.raises(ValueError, "rungs: `op` must be 'embedding' or 'kv_append', got 'unembedding'"):
+    with testing.raises(ValueError, "rungs: `op` must be 'embedding'", "got 'unembedding'"):
         step4_integration.rungs("unembedding")
     assert "cpu" not in step4_integration.rungs("embedding", "cuda")
 

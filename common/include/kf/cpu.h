@@ -1,9 +1,8 @@
-// For the plain C++ versions: element types and a parallel loop. Host files only.
+// For the plain C++ versions: element types and a parallel loop. No torch, so that any program can link them.
 #pragma once
 
-#include <ATen/Parallel.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
+#include <kf/half.h>
+#include <kf/parallel.h>
 #include <kf/rung.h>
 
 #include <stdexcept>
@@ -25,8 +24,8 @@ template <class F>
 void with_type(DType dtype, F&& f) {
   switch (dtype) {
     case DType::kFloat32: return f(Type<float>{});
-    case DType::kFloat16: return f(Type<c10::Half>{});
-    case DType::kBFloat16: return f(Type<c10::BFloat16>{});
+    case DType::kFloat16: return f(Type<Half>{});
+    case DType::kBFloat16: return f(Type<BFloat16>{});
     case DType::kFloat64: return f(Type<double>{});
   }
   throw std::invalid_argument("with_type: unknown dtype");

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 
 namespace kf {
 
@@ -47,6 +48,28 @@ inline PhiloxArgs philox_args_of(const char* op, const at::Tensor& rng_state, co
   if (!rng_state.is_cpu()) return {contiguous, numbers};
   return {contiguous, nullptr, static_cast<uint64_t>(numbers[0]), static_cast<uint64_t>(numbers[1])};
 }
+
+// Dropout's arguments, checked, and the memory of their state. dropout_p_name, rng_state_name: what the op calls them.
+struct DropoutArgs {
+  uint32_t threshold;
+  PhiloxArgs philox_args;
+
+  DropoutArgs(const char* op, const char* dropout_p_name, double dropout_p, const char* rng_state_name,
+              const std::optional<at::Tensor>& rng_state, const at::Tensor& first)
+      : threshold(threshold_of(op, dropout_p_name, dropout_p)) {
+    TORCH_CHECK_VALUE(threshold == 0 || rng_state, op, ": `", rng_state_name, "` must be given where `", dropout_p_name,
+                      "` is not 0");
+    if (rng_state) philox_args = philox_args_of(op, *rng_state, first, rng_state_name);
+  }
+
+  template <class Args>
+  void set(Args& args) const {
+    args.threshold = threshold;
+    args.rng_state = philox_args.in_memory;
+    args.seed = philox_args.seed;
+    args.offset = philox_args.offset;
+  }
+};
 
 // {seed, offset} for one dropout, drawn from PyTorch's generator for the device of x, which moves on. On the CPU, where
 // the launch can read it without waiting; on_device: where x lies, as a CUDA graph needs it.

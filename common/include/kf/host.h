@@ -3,11 +3,13 @@
 // Only host files (.cpp) include this; a .cu never sees torch.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 #include <kf/argument_checks.h>
+#include <kf/parallel.h>
 #include <kf/rung.h>
 
 #ifdef KF_WITH_CUDA
@@ -138,6 +140,7 @@ void run(const Op<Args>& op, std::string_view rung_name, const at::Tensor& on, A
   const bool on_gpu = on.is_cuda();
   if (!on_gpu && (rung_name == "auto" || rung_name == "cpu")) {
     launches()[kCpu]++;
+    const cpu::Threads as_torch(at::in_parallel_region() ? 1 : at::get_num_threads());
     return op.cpu(args);
   }
   void* stream = nullptr;

@@ -29,7 +29,10 @@ void for_each_tensor(const c10::OperatorHandle& op, const torch::jit::Stack& sta
   const std::vector<c10::Argument>& arguments = op.schema().arguments();
   const size_t first = stack.size() - arguments.size();
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (stack[first + i].isTensor()) f(arguments[i], stack[first + i].toTensor());
+    const c10::IValue& value = stack[first + i];
+    if (value.isTensor()) f(arguments[i], value.toTensor());
+    if (!value.isTensorList()) continue;
+    for (const at::Tensor& t : value.toTensorVector()) f(arguments[i], t);
   }
 }
 

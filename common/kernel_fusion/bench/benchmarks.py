@@ -9,7 +9,6 @@ import argparse
 import collections
 import gc
 import importlib
-import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -24,12 +23,12 @@ from kernel_fusion.bench.ceilings import Ceilings
 from kernel_fusion.bench.clock import benchmark_kernel, device_of
 from kernel_fusion.bench.journal import Journal
 from kernel_fusion.bench.measuring import Case, budget, compiled, installed, run_case
+from kernel_fusion.cli import bench_parser
 from kernel_fusion.console import UserError, make_console, milliseconds, progress
 from kernel_fusion.report import results
 
 __all__ = ["Case", "Ceilings", "benchmark_kernel", "compiled", "device_of", "installed", "main", "run_case"]
 
-SIZES = ("emulated", "cpu", "quick", "full")
 COPY_BYTES = {"cuda": [1 << n for n in (22, 24, 26, 28, 30, 33)], "cpu": [1 << n for n in (16, 20, 24, 28)]}
 
 
@@ -64,37 +63,13 @@ def percent(row: dict) -> str:
 # ---- a step's benchmark.py ----
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Times every rung of this step beside its peers.",
-        epilog="With KF_BENCHMARK_SECONDS=0.1 in the environment calls are repeated for a tenth of a second, not for "
-        "one: less time, more noise.",
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is a GPU")
-    parser.add_argument(
-        "--sizes", choices=SIZES, action="append", help="may be repeated; default: full on a GPU; cpu, then emulated"
-    )
-    parser.add_argument("--op", action="append", help="only this op; may be repeated")
-    parser.add_argument("--rung", action="append", help="only this rung, and no peers; may be repeated")
-    parser.add_argument("--no-peers", action="store_true", help="rungs only")
-    parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--no-save", action="store_true", help="do not write results/<gpu>.json")
-    parser.add_argument(
-        "--merge", action="store_true", help="with --op: put what is measured into the results file, row by row"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="go on where a run of the same command was cut off, at the next case"
-    )
-    return parser
-
-
 def main(step: str, cases: Callable[[str, str], list[Case]], arguments: list[str] | None = None) -> NoReturn:
     """The command line of a step's benchmark.py: times, prints tables, and on a GPU writes results/<gpu>.json.
 
     Results are written by a complete run on a GPU; by a run of some ops or rungs with --merge; or where --output says.
     Until then, each finished case is kept beside them, for --resume. Exits with 1 where a rung is wrong.
     """
-    parser = _parser()
+    parser = bench_parser()
     options = parser.parse_args(arguments)
     if options.merge and (not options.op or options.sizes or options.no_save):
         parser.error("--merge goes with --op, without --sizes or --no-save")
@@ -211,7 +186,9 @@ def measure(
             console.print(case_table(case.title(), found, emulated=size == "emulated"))
             rows += found
             journal.add(title, found, ceilings.as_json())
-            _free(device)
+            gc.collect()
+            if on_gpu:
+                torch.cuda.empty_cache()
     return rows, ceilings.as_json()
 
 
@@ -242,9 +219,3 @@ def heading(size: str, device: torch.device) -> str:
             "size 'emulated' on the CPU: the kernels' own code, run thread by thread; says nothing about a GPU's times"
         )
     return f"size '{size}' on the CPU, {torch.get_num_threads()} threads"
-
-
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

@@ -30,12 +30,7 @@ def mix_of(total: int, written: int) -> str:
     """The mix nearest to an op that moves `total` bytes, `written` of them to memory: "2:1" for two reads a write."""
     if written * 8 < total:
         return "1:0"
-    return min(MIXES, key=lambda name: abs(_written_part(name) - written / total))
-
-
-def _written_part(mix: str) -> float:
-    reads, writes = MIXES[mix]
-    return writes / (reads + writes)
+    return min(MIXES, key=lambda name: abs(MIXES[name][1] / sum(MIXES[name]) - written / total))
 
 
 def memory_rate(size: int, device: torch.device, mix: str = "1:1") -> float:

@@ -38,20 +38,10 @@ def benchmark_kernel(fn: Callable, inputs: tuple, warmup: int = 10, repeat: int 
 
 
 def measure(fn: Callable, inputs: tuple, warmup: int = 10, repeat: int = 100) -> Timing:
-    """Times `fn(*inputs)`.
+    """Times `fn(*inputs)`, each of `repeat` calls by itself; first `warmup` calls, while clocks and all else settle.
 
-    On CUDA tensors, events on the current stream measure each call by itself. Before it a buffer larger than the L2
-    cache is written, so that inputs come from memory, and then the GPU is kept waiting until the call is launched. On
-    CPU tensors a monotonic clock measures, caches as they are.
-
-    Args:
-        fn: what to time.
-        inputs: its positional arguments; their device decides.
-        warmup: calls before the first that counts: compilation, allocation and clocks settle.
-        repeat: calls that count.
-
-    Raises:
-        ValueError: `repeat` is not positive, or `warmup` is negative.
+    On CUDA tensors by events on the current stream, as told above; on CPU tensors by a monotonic clock, caches as they
+    are.
     """
     if repeat < 1 or warmup < 0:
         raise ValueError(
@@ -77,10 +67,7 @@ def measure_call(fn: Callable, inputs: tuple, seconds: float) -> Timing:
     For whole models, whose users wait for the CPU as well. What disturbs the CPU can last for longer than this
     measurement, so take several, with those of other implementations in between.
 
-    Args:
-        fn: what to time.
-        inputs: its positional arguments; their device decides.
-        seconds: for how long calls are repeated, after a first that does not count. One is made in any case.
+    `seconds`: for how long calls are repeated, after a first that does not count. One is made in any case.
     """
     device = device_of(inputs)
     on_gpu = device.type == "cuda"

@@ -1,10 +1,5 @@
 """Everything that only a GPU can tell, in tasks that can be resumed: build, tests, memory and race checks, benchmarks.
 
-    kernel-fusion gpu-check                  all tasks; those that passed with these sources are not repeated
-    kernel-fusion gpu-check --list           the tasks, and how each ended
-    kernel-fusion gpu-check --only test      tasks whose names start with "test"; may be given several times
-    kernel-fusion gpu-check --fresh          from the beginning
-
 Logs and the state lie in build/gpu-check/. A tool that is missing or refuses the machine is reported as not run.
 """
 
@@ -14,7 +9,6 @@ import functools
 import hashlib
 import importlib
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -24,20 +18,13 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+from rich.console import Console
 
 from kernel_fusion import steps
 from kernel_fusion.bench import measuring
-from kernel_fusion.console import (
-    CommandFailed,
-    Refused,
-    Tasks,
-    UserError,
-    duration,
-    last_lines,
-    make_console,
-    run_logged,
-)
+from kernel_fusion.console import CommandFailed, Refused, Tasks, UserError, duration, last_lines, run_logged
 from kernel_fusion.learn import tour
+from kernel_fusion.report import results
 from kernel_fusion.testing.accuracy import as_tuple
 
 ENVIRONMENT = {"KF_CUDA": "1", "KF_TEST_DEVICES": "cuda"}
@@ -71,36 +58,34 @@ def folder() -> pathlib.Path:
 
 def all_tasks() -> list[Task]:
     """The tasks in order. A step builds on the earlier ones, so it depends on their sources too."""
-    upto = [(step, steps.STEPS[: number + 1]) for number, step in enumerate(steps.STEPS)]
-    tasks = [Task(f"build-{step.folder}", needs, functools.partial(_build, step)) for step, needs in upto]
-    tasks.append(Task("test-common", (), _test_common))
-    tasks += [Task(f"test-{step.folder}", needs, functools.partial(_test, step)) for step, needs in upto]
-    for tool in SUMMARIES:
-        tasks += [
-            Task(f"{tool}-{step.folder}", needs, functools.partial(_sanitize, tool, step)) for step, needs in upto
+
+    def for_each(name: str, run: Callable) -> list[Task]:
+        return [
+            Task(f"{name}-{step.folder}", steps.STEPS[: number + 1], functools.partial(run, step))
+            for number, step in enumerate(steps.STEPS)
         ]
-    tasks += [
-        Task(f"bench-{step.folder}", needs, functools.partial(_benchmark, step, "benchmark.py")) for step, needs in upto
+
+    tasks = [
+        *for_each("build", _build),
+        Task("test-common", (), functools.partial(_pytest, ["common", "emulator"])),
+        *for_each("test", _test),
     ]
-    tasks.append(Task("bench-gpt2", steps.STEPS, functools.partial(_benchmark, steps.STEPS[-1], "benchmark_gpt2.py")))
-    return tasks
+    for tool in SUMMARIES:
+        tasks += for_each(tool, functools.partial(_sanitize, tool))
+    gpt2 = functools.partial(_benchmark, steps.STEPS[-1], script="benchmark_gpt2.py")
+    return [*tasks, *for_each("bench", _benchmark), Task("bench-gpt2", steps.STEPS, gpt2)]
 
 
 def _build(step: steps.Step, log: pathlib.Path) -> None:
     run_logged([sys.executable, "setup.py", "build_ext", "--inplace"], log, cwd=step.path, env=ENVIRONMENT)
 
 
-def _pytest(paths: list[pathlib.Path], log: pathlib.Path) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", *map(str, paths)]
-    run_logged(command, log, cwd=steps.ROOT, env=ENVIRONMENT)
-
-
-def _test_common(log: pathlib.Path) -> None:
-    _pytest([steps.ROOT / "common", steps.ROOT / "emulator"], log)
+def _pytest(folders: list[str], log: pathlib.Path) -> None:
+    run_logged([sys.executable, "-m", "pytest", "-q", *folders], log, cwd=steps.ROOT, env=ENVIRONMENT)
 
 
 def _test(step: steps.Step, log: pathlib.Path) -> None:
-    _pytest([step.path], log)
+    _pytest([step.folder], log)
     if not re.search(r"\b[1-9]\d* passed", last_lines(log, 3)):
         raise AssertionError(f"no test of {step.folder} ran on the GPU; see {log}")
 
@@ -120,7 +105,7 @@ def _sanitize(tool: str, step: steps.Step, log: pathlib.Path) -> None:
     options = ["--tool", tool, "--error-exitcode", "99", "--target-processes", "all"]
     if tool == "memcheck":  # torch probes the driver with calls that may fail; our launchers check their own
         options += ["--report-api-errors", "no"]
-    exercise = [sys.executable, "-m", "kernel_fusion.bench.gpu_check", "--exercise", step.module]
+    exercise = [sys.executable, "-m", "kernel_fusion.bench.gpu_check", step.module]
     # Without torch's cache each tensor is an allocation of its own, and what lies behind it is found.
     environment = {**ENVIRONMENT, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     failure = None
@@ -152,7 +137,7 @@ def judge_sanitizer(tool: str, log: pathlib.Path, failure: CommandFailed | None)
         raise AssertionError(f"{tool}: {summary.group(0)}; see {log}")
 
 
-def _benchmark(step: steps.Step, script: str, log: pathlib.Path) -> None:
+def _benchmark(step: steps.Step, log: pathlib.Path, script: str = "benchmark.py") -> None:
     run_logged([sys.executable, script, "--device", "cuda"], log, cwd=step.path, env=ENVIRONMENT)
 
 
@@ -186,7 +171,7 @@ def exercise(step: steps.Step) -> int:
                 continue
             torch.cuda.synchronize()
             for output in outputs:
-                error, correct = tolerance.check(tuple(t.cpu() for t in output))
+                error, correct = tolerance.check_of(rung, tuple(t.cpu() for t in output), on_cpu)
                 if not correct:
                     raise AssertionError(f"{case.title()}, {rung}: {error:.3g} off, allowed are {tolerance.text()}")
             ran += 1
@@ -201,9 +186,8 @@ def sources_key(task: Task) -> str:
     digest = hashlib.sha256()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     digest.update(f"{task.name} {gpu} {torch.__version__} {sys.version}".encode())
-    for path in sorted(
-        _sources([steps.ROOT / "common", steps.ROOT / "emulator", *(step.path for step in task.depends)])
-    ):
+    folders = [steps.ROOT / "common", steps.ROOT / "emulator", *(step.path for step in task.depends)]
+    for path in sorted(_sources(folders)):
         digest.update(str(path.relative_to(steps.ROOT)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -220,14 +204,6 @@ def _sources(folders: list[pathlib.Path]) -> Iterator[pathlib.Path]:
 def _read_state() -> dict:
     path = folder() / "state.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def _remember(name: str, entry: dict) -> None:
-    """Writes a task's outcome beside the state, then renames."""
-    state = {**_read_state(), name: entry}
-    beside = folder() / "state.json.tmp"
-    beside.write_text(json.dumps(state, indent=1), encoding="utf-8")
-    os.replace(beside, folder() / "state.json")
 
 
 def _passed_before(task: Task) -> dict | None:
@@ -254,9 +230,8 @@ def chosen(tasks: list[Task], only: list[str]) -> list[Task]:
     return [task for task in tasks if not only or any(task.name.startswith(prefix) for prefix in only)]
 
 
-def run(tasks: list[Task], *, fresh: bool) -> int:
+def run(tasks: list[Task], console: Console, *, fresh: bool = False) -> int:
     """Runs the tasks, except those that passed before and those whose build failed. Returns the exit code."""
-    console = make_console()
     console.print(tour.environment_line(), markup=False, soft_wrap=True)
     folder().mkdir(parents=True, exist_ok=True)
     progress = Tasks(console, total=len(tasks))
@@ -276,24 +251,17 @@ def run(tasks: list[Task], *, fresh: bool) -> int:
 def _run_one(task: Task, progress: Tasks) -> None:
     key, began = sources_key(task), time.monotonic()
     log = folder() / f"{task.name}.log"
-    outcome = "ok"
     with progress.task(task.name):
-        try:
-            task.run(log)
-        except Refused:
-            outcome = "not run"
-            raise
-        except Exception:
-            outcome = "failed"
-            raise
+        task.run(log)
+    refused = any(line.startswith(f"{task.name}: ") for line in progress.not_run)
     entry = {
-        "outcome": outcome,
+        "outcome": "failed" if task.name in progress.failed else "not run" if refused else "ok",
         "key": key,
         "seconds": round(time.monotonic() - began, 1),
         "log": str(log.relative_to(steps.ROOT)),
         "date": datetime.datetime.now().isoformat(timespec="minutes"),
     }
-    _remember(task.name, entry)
+    results.replace(folder() / "state.json", json.dumps({**_read_state(), task.name: entry}, indent=1))
 
 
 def show_list(tasks: list[Task]) -> int:
@@ -305,53 +273,19 @@ def show_list(tasks: list[Task]) -> int:
             print(f"{task.name:32} never run")
             continue
         stale = "" if entry["key"] == sources_key(task) else ", with other sources"
-        print(
-            f"{task.name:32} {entry['outcome']}, {duration(entry['seconds'])}, {entry['date']}{stale}, {entry['log']}"
-        )
+        when = f"{duration(entry['seconds'])}, {entry['date']}{stale}"
+        print(f"{task.name:32} {entry['outcome']}, {when}, {entry['log']}")
     return 0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, here and in `kernel-fusion gpu-check`."""
-    parser.add_argument("--only", action="append", default=[], metavar="TASK", help="tasks whose names start so")
-    parser.add_argument("--list", action="store_true", help="list the tasks and how each ended")
-    parser.add_argument("--fresh", action="store_true", help="repeat tasks that passed before")
-    parser.add_argument("--resume", action="store_true", help="do not repeat them: the default")
-
-
-def command(options: argparse.Namespace) -> int:
-    """Does what the arguments say. Returns the exit code.
-
-    Raises:
-        UserError: --only fits no task, or there is no GPU.
-    """
+def command(options: argparse.Namespace, console: Console) -> int:
     tasks = chosen(all_tasks(), options.only)
     if options.list:
         return show_list(tasks)
     if not torch.cuda.is_available():
         raise UserError(f"gpu-check needs a GPU, and torch {torch.__version__} sees none")
-    return run(tasks, fresh=options.fresh)
+    return run(tasks, console, fresh=options.fresh)
 
 
-def main() -> int:
-    """python -m kernel_fusion.bench.gpu_check"""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        prog="python -m kernel_fusion.bench.gpu_check",
-    )
-    add_arguments(parser)
-    parser.add_argument("--exercise", metavar="STEP", help="run the rungs of a step, as compute-sanitizer watches")
-    options = parser.parse_args()
-    if options.exercise:
-        print(f"exercised {exercise(steps.find(options.exercise))} rungs", flush=True)
-        return 0
-    try:
-        return command(options)
-    except UserError as error:
-        print(f"gpu-check: {error}", file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # what compute-sanitizer watches
+    print(f"exercised {exercise(steps.find(sys.argv[1]))} rungs", flush=True)

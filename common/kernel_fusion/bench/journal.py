@@ -11,13 +11,8 @@ MUST_MATCH = ("gpu", "driver", "cuda", "torch", "commit")
 class Journal:
     """Cases that were measured, with their rows, in `<results file>.partial`.
 
-    Args:
-        path: of the results file; None keeps nothing.
-        environment: where this run measures, as results have it.
-        resume: take over what an earlier run finished, if there is anything. Otherwise that is overwritten.
-
-    Raises:
-        ResultsError: the earlier run was of another environment or commit, or its file is damaged.
+    `path`: of the results file; None keeps nothing. `resume`: take over what an earlier run finished, which must be of
+    the same environment and commit; otherwise that is overwritten.
     """
 
     def __init__(self, path: pathlib.Path | None, environment: dict, *, resume: bool = False):

@@ -50,16 +50,8 @@ def layer_case(
 ) -> benchmarks.Case:
     """A case of an op around one product, or of its gradients, which are two.
 
-    Args:
-        step: the module of its step.
-        op: its name.
-        function: the same, composed.
-        sizes: rows, depth, width and dtype.
-        peers: of the case.
-        read, written: how many elements.
-        names: of the three sizes.
-        flags: what else tells cases apart.
-        more: of the case, where it is not as for `linear`.
+    `function`: the same, composed. `sizes`: rows, depth and width, which `names` names, and dtype. `read`, `written`:
+    how many elements. `flags`: what else tells cases apart. `more`: of the case, where it is not as for `linear`.
     """
     rows, depth, width, dtype = sizes
     backward = op.endswith("_backward")

@@ -34,50 +34,32 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torc
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One op at one shape and dtype.
-
-    Args:
-        op: the op's name.
-        shape: names and sizes, for the tables: {"rows": 4096, "width": 1024}.
-        dtype: of the inputs.
-        inputs: called with a device, gives the positional arguments of the rest.
-        run: called with the inputs and `rung=…`.
-        reference: called with the inputs in float64, gives the right outputs.
-        bytes: what must be read and written at the least, once each.
-        written: how many of these bytes are written; default: half, as by a copy. It chooses memory's ceiling.
-        flops: floating-point operations.
-        peers: other implementations by name, called with the inputs.
-        bound: "memory" or "arithmetic": which ceiling the op is under.
-        clock: "kernels" times the GPU's work; "call" what the caller waits for, the CPU's launching included.
-        direction: "forward" or "backward".
-        eager: PyTorch composed in the inputs' dtype, whose error sets the tolerance; default: peer "torch eager".
-        peer_reference: by name of a peer that draws random numbers of its own: called with its outputs and the inputs
-            in float64, gives what was right for those numbers, or raises RuntimeError.
-    """
+    """One op at one shape and dtype."""
 
     op: str
-    shape: dict[str, int | float]
-    dtype: torch.dtype
-    inputs: Callable[[Any], tuple]
-    run: Callable
-    reference: Callable
-    bytes: int
+    shape: dict[str, int | float]  # names and sizes, for the tables: {"rows": 4096, "width": 1024}
+    dtype: torch.dtype  # of the inputs
+    inputs: Callable[[Any], tuple]  # called with a device, gives the positional arguments of the rest
+    run: Callable  # called with the inputs and `rung=…`
+    reference: Callable  # called with the inputs in float64, gives the right outputs
+    bytes: int  # what must be read and written at the least, once each
     flops: int
-    peers: dict[str, Callable] = dataclasses.field(default_factory=dict)
-    written: int | None = None
-    bound: str = "memory"
-    clock: str = "kernels"
-    direction: str = "forward"
+    peers: dict[str, Callable] = dataclasses.field(default_factory=dict)  # by name, called with the inputs
+    written: int | None = None  # of these bytes; default: half, as by a copy. It chooses memory's ceiling
+    bound: str = "memory"  # or "arithmetic": which ceiling the op is under
+    clock: str = "kernels"  # times the GPU's work; "call" what the caller waits for, the CPU's launching included
+    direction: str = "forward"  # or "backward"
+    # PyTorch composed in the inputs' dtype, whose error sets the tolerance; default: peer "torch eager".
     eager: Callable | None = None
+    # By name of a peer, or a rung, that draws random numbers of its own: called with its outputs and the inputs in
+    # float64, gives what was right for those numbers, or raises RuntimeError.
     peer_reference: dict[str, Callable] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        if self.bound not in ("memory", "arithmetic"):
-            raise ValueError(f"Case: `bound` must be 'memory' or 'arithmetic', got {self.bound!r}")
-        if self.direction not in ("forward", "backward"):
-            raise ValueError(f"Case: `direction` must be 'forward' or 'backward', got {self.direction!r}")
-        if self.clock not in ("kernels", "call"):
-            raise ValueError(f"Case: `clock` must be 'kernels' or 'call', got {self.clock!r}")
+        either = {"bound": ("memory", "arithmetic"), "direction": ("forward", "backward"), "clock": ("kernels", "call")}
+        for name, (one, other) in either.items():
+            if getattr(self, name) not in (one, other):
+                raise ValueError(f"Case: `{name}` must be '{one}' or '{other}', got {getattr(self, name)!r}")
         if self.written is not None and not 0 <= self.written <= self.bytes:
             raise ValueError(f"Case: `written` must be from 0 to `bytes` ({self.bytes}), got {self.written}")
 
@@ -148,15 +130,9 @@ def run_case(
 
     Who refuses the case gets no row, and `say` gets the reason; so does a result that is wrong.
 
-    Args:
-        step: the step's module.
-        case: what to run.
-        device: where.
-        rungs: names; default: all that the step has for the device.
-        peers: time them too.
-        ceilings: what percent_of_ceiling refers to; default: measured here.
-        budget_s: what the repeats of one implementation may take on a CPU, or by clock "call"; default: budget().
-        say: takes a line of text.
+    `step`: the step's module. `rungs`: names; default: all that it has for the device. `ceilings`: what
+    percent_of_ceiling refers to; default: measured here. `budget_s`: what the repeats of one implementation may take on
+    a CPU, or by clock "call"; default: budget().
     """
     ceilings = ceilings or Ceilings(device)
     budget_s = budget() if budget_s is None else budget_s
@@ -190,10 +166,10 @@ def run_case(
         timed = _in_rounds if case.clock == "call" else _one_by_one
         for (name, kind, fn), own, timing in timed(attempt, impls, inputs):
             outputs = as_tuple(timing.result)
-            error, correct = tolerance.check(outputs, _own_reference(case, name, outputs, own))
+            error, correct = tolerance.check_of(name, outputs, own)
             if kind != "peer":  # once more: memory that it leaves unwritten may have held an earlier right result
                 with poisoned_allocations():
-                    correct = correct and tolerance.check(as_tuple(fn(*own)))[1]
+                    correct = correct and tolerance.check_of(name, as_tuple(fn(*own)), own)[1]
             if not correct:
                 say(f"{case.title()}: {name} is WRONG: {error:.3g} off, allowed are {tolerance.text()}")
             measured.append(Measured(_row(case, name, kind, timing, correct, ceilings), error, outputs))
@@ -220,13 +196,6 @@ def _in_rounds(attempt: Callable, impls: list[tuple], inputs: tuple) -> Iterator
             medians.append(timing.ms.median)
     for impl, own, medians, timing in turns:
         yield impl, own, timing._replace(ms=spread(medians[1:]))
-
-
-def _own_reference(case: Case, name: str, outputs: tuple, inputs: tuple) -> tuple | None:
-    """What is right for this implementation alone, where it draws random numbers of its own."""
-    if name not in case.peer_reference:
-        return None
-    return as_tuple(case.peer_reference[name](outputs, *map(in_float64, inputs)))
 
 
 def own_copy(inputs: tuple) -> tuple:
@@ -284,13 +253,14 @@ class Tolerance:
     """Says whether outputs are right: as near to float64 as the contract of `testing` asks."""
 
     def __init__(self, case: Case, inputs: tuple):
+        self.case = case
         self.references = [r.to(torch.float64) for r in as_tuple(case.reference(*map(in_float64, inputs)))]
         eager = case.eager or case.peers.get("torch eager")
         if eager:
             composed = as_tuple(eager(*own_copy(inputs)))
             self.allowed = [allowance(r, e) for r, e in zip(self.references, composed, strict=True)]
         else:
-            self.allowed = [ROUNDING[case.dtype] * _largest(r) for r in self.references]
+            self.allowed = [ROUNDING[case.dtype] * (r.abs().max().item() if r.numel() else 0) for r in self.references]
 
     def check(self, outputs: tuple[torch.Tensor, ...], references: tuple | None = None) -> tuple[float, bool]:
         """The greatest error of any output against `references`, and whether all are within what is allowed."""
@@ -298,13 +268,14 @@ class Tolerance:
         errors = [max_error(out.detach(), r) for out, r in zip(outputs, right, strict=True)]
         return max(errors), all(e <= a for e, a in zip(errors, self.allowed, strict=True))
 
+    def check_of(self, name: str, outputs: tuple[torch.Tensor, ...], inputs: tuple) -> tuple[float, bool]:
+        """The same for what the rung or peer `name` made of `inputs`, also where it draws random numbers of its own."""
+        drawn = self.case.peer_reference.get(name)
+        return self.check(outputs, as_tuple(drawn(outputs, *map(in_float64, inputs))) if drawn else None)
+
     def text(self) -> str:
         """What is allowed, output by output."""
         return ", ".join(f"{limit:.3g}" for limit in self.allowed)
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    return tensor.abs().max().item() if tensor.numel() else 0.0
 
 
 def _row(case: Case, name: str, kind: str, timing: clock.Timing, correct: bool, ceilings: Ceilings) -> dict:

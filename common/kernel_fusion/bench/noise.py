@@ -1,7 +1,4 @@
-"""When one time is shorter than another, and when the difference is noise: the rule, written once.
-
-Needs nothing but Python, so that scripts without the rest of the package can use it.
-"""
+"""When one time is shorter than another, and when the difference is noise: the rule, written once."""
 
 import statistics
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """What one call of a rung does to the GPU, as its hardware counters tell: bytes, sectors, occupancy, the busiest unit.
 
-`kernel-fusion profile OP` starts Nsight Compute (`ncu`) on a child, this module with --child. The child makes the
+`kernel-fusion profile OP` starts Nsight Compute (`ncu`) on a child, this module. The child makes the
 inputs of a case, warms each rung up, and calls it once between cudaProfilerStart and cudaProfilerStop. Before each call
 stands a kernel of torch's that no rung launches: it tells in ncu's list where the next rung begins.
 
@@ -97,6 +97,12 @@ def chosen(cases: list[measuring.Case], case: int | None, dtype: str | None) -> 
     return max(fits, key=lambda n: (cases[n].direction == "forward", cases[n].bytes, cases[n].flops))
 
 
+def _chosen_rungs(options: argparse.Namespace, known: list[str]) -> list[str]:
+    if unknown := [rung for rung in options.rung or [] if rung not in known]:
+        raise UserError(f"--rung must be one of {', '.join(known)}, got {unknown[0]!r}")
+    return options.rung or known
+
+
 def find_ncu() -> str:
     """Nsight Compute's command: from the PATH, or from where NVIDIA's packages put it.
 
@@ -120,12 +126,6 @@ def command(ncu: str, table: pathlib.Path, child: list[str]) -> list[str]:
     return [ncu, *options, "--metrics", ",".join(METRICS), sys.executable, "-m", "kernel_fusion.bench.profile", *child]
 
 
-def child_arguments(step: steps.Step, op: str, case: int, rungs: list[str], launched: pathlib.Path) -> list[str]:
-    """The arguments of the process that ncu watches."""
-    named = [word for rung in rungs for word in ("--rung", rung)]
-    return ["--child", step.module, "--op", op, "--case", str(case), *named, "--launched", str(launched)]
-
-
 def measure(step: steps.Step, op: str, case: int, rungs: list[str]) -> tuple[list[Profile], dict[str, str]]:
     """Runs ncu on one call of each rung.
 
@@ -139,7 +139,7 @@ def measure(step: steps.Step, op: str, case: int, rungs: list[str]) -> tuple[lis
     log, table, launched = (folder / f"{op}.{ending}" for ending in ("log", "csv", "json"))
     for path in (table, launched):
         path.unlink(missing_ok=True)
-    words = command(find_ncu(), table, child_arguments(step, op, case, rungs, launched))
+    words = command(find_ncu(), table, [str(launched), step.module, op, str(case), *rungs])
     failure = ""
     try:
         run_logged(words, log, cwd=steps.ROOT)
@@ -219,10 +219,7 @@ def run_on_cpu(options: argparse.Namespace, console: Console) -> None:
     step = syllabus.step_of(options.op)
     if options.save:
         raise UserError("--save writes what a GPU's counters say, and goes with --device cuda only")
-    known = [rung.name for rung in syllabus.rungs(step, options.op)]
-    for rung in options.rung or []:
-        if rung not in known:
-            raise UserError(f"--rung must be one of {', '.join(known)}, got {rung!r}")
+    rungs = _chosen_rungs(options, [rung.name for rung in syllabus.rungs(step, options.op)])
     with progress(f"building {step.folder} with kernels that count") as on_progress:
         library = rung_counts.build(step, [options.op], on_progress)
     rung_counts.use_library(step, library)
@@ -231,7 +228,7 @@ def run_on_cpu(options: argparse.Namespace, console: Console) -> None:
     title = f"case {number + 1} of {len(cases)}: {cases[number].title()}"
     console.print(title, style="bold", markup=False, soft_wrap=True)
     console.print(f"{cases[number].bytes:,} bytes must be read or written, once each", markup=False)
-    wanted = [rung_counts.Wanted(options.op, rung, number) for rung in options.rung or known]
+    wanted = [rung_counts.Wanted(options.op, rung, number) for rung in rungs]
     with progress("running") as on_progress:
         counted = rung_counts.count(step, library, wanted, lambda one: on_progress(one.rung))
     found: dict[str, list[counts.Kernel]] = {}
@@ -317,10 +314,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
     known = importlib.import_module(step.module).rungs(options.op, "cuda")
     if not known:
         raise UserError(f"{step.folder} was built without CUDA; build it where nvcc is: {steps.build_command(step)}")
-    for rung in options.rung or []:
-        if rung not in known:
-            raise UserError(f"--rung must be one of {', '.join(known)}, got {rung!r}")
-    rungs = options.rung or known
+    rungs = _chosen_rungs(options, known)
     path = results_file.path_of(step, torch.device("cuda"))
     if options.save:  # before ncu takes its time
         if not path.exists():
@@ -362,20 +356,11 @@ def show(profiles: list[Profile], case: measuring.Case, console: Console) -> Non
             console.print(f"  {line}", markup=False, soft_wrap=True)
 
 
-def main() -> int:
-    """python -m kernel_fusion.bench.profile --child …: what ncu watches."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--child", required=True, metavar="STEP", help="run rungs of this step, as ncu watches")
-    parser.add_argument("--op", required=True)
-    parser.add_argument("--case", required=True, type=int, metavar="N", help="counted from 0")
-    parser.add_argument("--rung", required=True, action="append")
-    parser.add_argument("--launched", required=True, type=pathlib.Path, metavar="FILE", help="gets what ran")
-    options = parser.parse_args()
-    step = steps.find(options.child)
-    done = exercise(cases_of(step, options.op)[options.case], options.rung)
-    results.replace(options.launched, json.dumps(done))
-    return 0
+def main(launched: str, step: str, op: str, case: str, *rungs: str) -> None:
+    """What ncu watches. `launched` gets what ran; cases are counted from 0."""
+    done = exercise(cases_of(steps.find(step), op)[int(case)], list(rungs))
+    results.replace(pathlib.Path(launched), json.dumps(done))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])

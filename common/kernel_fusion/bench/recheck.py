@@ -117,19 +117,11 @@ def measure_alone(step: steps.Step, size: str, rows: list[dict]) -> Iterator[tup
         locks = [manager.Lock() for _ in range(max(1, torch.cuda.device_count()))]
         workers = min(AT_A_TIME * len(locks), os.cpu_count() or 1)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            found = [
-                pool.submit(
-                    _in_a_process_of_its_own,
-                    context,
-                    step,
-                    size,
-                    number[results.case_key(group[0])],
-                    group,
-                    i % len(locks),
-                    locks[i % len(locks)],
-                )
-                for i, group in enumerate(groups)
-            ]
+            found = []
+            for i, group in enumerate(groups):
+                gpu = i % len(locks)
+                work = (step, size, number[results.case_key(group[0])], group, gpu, locks[gpu])
+                found.append(pool.submit(_in_a_process_of_its_own, context, *work))
             try:
                 for group, future in zip(groups, found, strict=True):
                     yield from zip(group, future.result(), strict=True)
@@ -201,15 +193,8 @@ def show(compared: list[Pair], output: pathlib.Path | None, console: Console) ->
         for column in ("first", "again", "apart", "allowed"):
             table.add_column(column, justify="right")
         for pair in differing:
-            table.add_row(
-                pair.row["op"],
-                results.case_title(pair.row),
-                pair.row["impl"],
-                milliseconds(pair.row["ms"]),
-                milliseconds(pair.again),
-                f"{pair.apart:.1%}",
-                f"{pair.allowed:.0%}",
-            )
+            numbers = milliseconds(pair.row["ms"]), milliseconds(pair.again), f"{pair.apart:.1%}", f"{pair.allowed:.0%}"
+            table.add_row(pair.row["op"], results.case_title(pair.row), pair.row["impl"], *numbers)
         console.print(table)
     for from_ms, part in ALLOWED:
         of_kind = [pair.apart for pair in judged if pair.allowed == part]

@@ -25,13 +25,10 @@ def gpu_slug(name: str) -> str:
 
 
 def environment(device: torch.device) -> dict:
-    """Where the figures come from."""
-    on_gpu = device.type == "cuda"
+    on_gpu, driver = device.type == "cuda", ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return {
         "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
-        "driver": _first_line(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-        if on_gpu
-        else None,
+        "driver": _first_line(driver) if on_gpu else None,
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -73,12 +70,9 @@ def write(path: pathlib.Path, rows: list[dict], ceilings: dict, device: torch.de
         keep_counters(rows, old, here)
         before = old.rows
     rows = results.placed(rows, before, map(results.key, rows))
-    results.write(results.Results(path, here, _of_the_machine(ceilings), rows))
-
-
-def _of_the_machine(ceilings: dict) -> dict:
-    """What a file keeps of the ceilings. Those of other mixes stand only in the rows that they are for."""
-    return {name: ceilings[name] for name in ("copy_gb_s", "matmul_tflop_s")}
+    # Ceilings of other mixes stand only in the rows that they are for.
+    kept = {name: ceilings[name] for name in ("copy_gb_s", "matmul_tflop_s")}
+    results.write(results.Results(path, here, kept, rows))
 
 
 def keep_counters(rows: list[dict], before: results.Results, here: dict) -> None:
@@ -118,12 +112,8 @@ def merge(path: pathlib.Path, rows: list[dict], ceilings: dict, device: torch.de
     Where of an op no row stays, or only such as name their run, the file's environment notes commit and date under
     "ops"; else each new row does, as its "run". Ceilings that the file has stay too, since a row has its own.
 
-    Args:
-        path: of the results file.
-        rows: what was measured.
-        ceilings: of this run, as `Ceilings.as_json` gives them.
-        device: where it measured.
-        known: the keys of all that the benchmark has, in its order.
+    `ceilings`: of this run, as `Ceilings.as_json` gives them. `known`: the keys of all that the benchmark has, in its
+    order.
 
     Returns:
         Rows of the ops measured that it has no more, and that are dropped: of other cases, or of rungs that are gone or
@@ -150,12 +140,8 @@ def merge(path: pathlib.Path, rows: list[dict], ceilings: dict, device: torch.de
     rows = [row if run.items() <= old.environment_of(row["op"]).items() else {**row, "run": run} for row in rows]
     merged = results.placed([*kept, *rows], before.rows, known)
     ops = {op: notes[op] for op in dict.fromkeys(row["op"] for row in merged) if op in notes}
-    there = {name: value for name, value in before.environment.items() if name != "ops"}
-    results.write(
-        results.Results(
-            path, {**there, **({"ops": ops} if ops else {})}, _merged_ceilings(before.ceilings, ceilings), merged
-        )
-    )
+    there = {name: value for name, value in before.environment.items() if name != "ops"} | ({"ops": ops} if ops else {})
+    results.write(results.Results(path, there, _merged_ceilings(before.ceilings, ceilings), merged))
     return dropped
 
 

@@ -1,10 +1,9 @@
 """What each rung of a step asks of memory, counted on the CPU.
 
 The step's library is linked once more, with emulated kernels that count their accesses; all else in it is what the
-step's own build compiled. A child, this module with --step, loads it and runs one rung after the other.
+step's own build compiled. A child, this module, loads it and runs one rung after the other.
 """
 
-import argparse
 import ctypes
 import functools
 import importlib.machinery
@@ -39,9 +38,16 @@ def why_not() -> str:
 
 
 def ninja_progress(tell: Callable[[str], Any], line: str) -> None:
-    """Tells how far a build is, "12/79" for instance, where `line` is ninja's that says it."""
-    if progress := re.match(r"\[(\d+/\d+)\] ", line):
-        tell(progress[1])
+    """Tells how far a build is, "12 of 79 files" for instance, where `line` is ninja's that says it."""
+    if progress := re.match(r"\[(\d+)/(\d+)\] ", line):
+        tell(f"{progress[1]} of {progress[2]} files")
+
+
+def _run(command: list[str], log: pathlib.Path, folder: pathlib.Path, on_line: Callable[[str], Any]) -> None:
+    try:
+        run_logged(command, log, cwd=folder, on_line=on_line)
+    except CommandFailed as error:
+        raise UserError(f"{last_lines(log, 15)}\n{error}") from error
 
 
 class Wanted(NamedTuple):
@@ -57,23 +63,14 @@ def build(
 ) -> pathlib.Path:
     """Builds the step's library with kernels that count, in build/counting; the installed one stays as it is.
 
-    Args:
-        step: whose library.
-        kernels: which count, "softmax/v1_naive", or "softmax" for all of an op; the others run as they always do.
-        on_progress: called with "12/79" and the like as the build goes on.
-
-    Raises:
-        UserError: it cannot be built; the text has the end of the compiler's messages.
+    `kernels`: "softmax/v1_naive", or "softmax" for all of an op; the others run as they always do. `on_progress` gets
+    "12 of 79 files" and the like as the build goes on.
     """
     counting = ",".join(sorted(set(kernels)))
     folder = steps.ROOT / "build" / "counting" / step.folder / counting_name(counting)
     log = folder / "build.log"
     command = [sys.executable, "setup.py", "build_ext", f"--counting={counting}", f"--build-lib={folder}"]
-
-    try:
-        run_logged(command, log, cwd=step.path, on_line=functools.partial(ninja_progress, on_progress))
-    except CommandFailed as error:
-        raise UserError(f"{last_lines(log, 15)}\n{error}") from error
+    _run(command, log, step.path, functools.partial(ninja_progress, on_progress))
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
     found = next((path for suffix in suffixes if (path := folder / step.module / f"_C{suffix}").exists()), None)
     if found is None:
@@ -141,17 +138,7 @@ def count(
     wanted: Iterable[Wanted],
     on_rung: Callable[[Wanted], Any] = lambda one: None,
 ) -> dict[Wanted, list[counts.Kernel] | str]:
-    """Runs these rungs once each. Returns their kernels with their counts, or why a rung refuses its case.
-
-    Args:
-        step: whose rungs they are.
-        library: as `build` gives it.
-        wanted: which rungs, on which cases.
-        on_rung: called before each.
-
-    Raises:
-        UserError: the child failed.
-    """
+    """Runs these rungs once each. Returns their kernels with their counts, or why a rung refuses its case."""
     wanted = list(wanted)
     # A folder of its own, since somebody may count with this library at the same time; it stays after a failure.
     folder = pathlib.Path(tempfile.mkdtemp(prefix="counts-", dir=library.parents[1]))
@@ -162,19 +149,8 @@ def count(
         if begins := re.fullmatch(r"rung (\d+)", line):
             on_rung(wanted[int(begins[1])])
 
-    command = [
-        sys.executable,
-        "-m",
-        "kernel_fusion.bench.rung_counts",
-        "--step",
-        step.module,
-        "--library",
-        str(library),
-    ]
-    try:
-        run_logged([*command, "--plan", str(plan)], log, cwd=steps.ROOT, on_line=read)
-    except CommandFailed as error:
-        raise UserError(f"{last_lines(log, 15)}\n{error}") from error
+    command = [sys.executable, "-m", "kernel_fusion.bench.rung_counts", step.module, str(library), str(plan)]
+    _run(command, log, steps.ROOT, read)
     refused = json.loads((folder / "refused.json").read_text(encoding="utf-8"))
     counted = {
         one: refused[str(number)] if str(number) in refused else counts.read(folder / f"{number}.json", library)
@@ -187,12 +163,14 @@ def count(
 class Moved(NamedTuple):
     """What kernels ask of global memory together: sectors a request of loads and stores, and bytes, sector by sector.
 
-    Atomics count as stores. A ratio is None where there are no such requests.
+    Atomics count as stores. A ratio is None where there are no such requests. used: the part of the loads' sectors that
+    the lanes asked for; where several asked for the same bytes, it may be more than 1.
     """
 
     load: float | None
     store: float | None
     bytes: int
+    used: float
 
 
 def moved(kernels: Iterable[counts.Kernel]) -> Moved:
@@ -203,7 +181,8 @@ def moved(kernels: Iterable[counts.Kernel]) -> Moved:
         stores.add(kernel.total["global store"])
         stores.add(kernel.total["global atomic"])
     sectors = loads.sectors + stores.sectors
-    return Moved(loads.sectors_per_request, stores.sectors_per_request, sectors * SECTOR_BYTES)
+    used = loads.bytes / SECTOR_BYTES / max(1, loads.sectors)
+    return Moved(loads.sectors_per_request, stores.sectors_per_request, sectors * SECTOR_BYTES, used)
 
 
 # ---- the child ----
@@ -248,19 +227,13 @@ def run_all(step: steps.Step, library: pathlib.Path, wanted: list[Wanted], folde
     return refused
 
 
-def main() -> int:
-    """python -m kernel_fusion.bench.rung_counts --step …: the child."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step", required=True, type=steps.find)
-    parser.add_argument("--library", required=True, type=pathlib.Path, help="the step's compiled part, with counters")
-    parser.add_argument("--plan", required=True, type=pathlib.Path, help="JSON: a list of op, rung and case")
-    options = parser.parse_args()
-    wanted = [Wanted(*one) for one in json.loads(options.plan.read_text(encoding="utf-8"))]
-    folder = options.plan.parent
-    refused = run_all(options.step, options.library, wanted, folder)
+def main(step: str, library: str, plan: str) -> None:
+    """The child. `library`: the step's compiled part, with counters. `plan`: JSON, a list of op, rung and case."""
+    wanted = [Wanted(*one) for one in json.loads(pathlib.Path(plan).read_text(encoding="utf-8"))]
+    folder = pathlib.Path(plan).parent
+    refused = run_all(steps.find(step), pathlib.Path(library), wanted, folder)
     results.replace(folder / "refused.json", json.dumps(refused))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])

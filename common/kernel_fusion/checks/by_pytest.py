@@ -37,7 +37,13 @@ def copy_of_tree(to: Path) -> None:
 
 
 def is_compiled(fault: Fault) -> bool:
-    return not fault.file.endswith(".py")
+    """Into a step's library. Of the program of step 4, cpp/, the test itself compiles what is in the copy."""
+    return not fault.file.endswith(".py") and "/cpp/" not in fault.file
+
+
+def steps_of(fault: Fault) -> list[str]:
+    """The folders of the steps that the fault's tests belong to: each links a library of its own."""
+    return sorted({test.split("/")[0] for test in fault.tests})
 
 
 # ---- a test in a copy: in a process forked from one that has imported torch, which saves seconds for each ----
@@ -79,7 +85,7 @@ class Library:
             head, *files = paragraph.splitlines()
             self.made_of[head.split(": ")[0]] = {str(Path(self.build, file.strip()).resolve()) for file in files}
 
-    def rebuild(self, file: str, tree: Path, tests: list[str]) -> None:
+    def rebuild(self, file: str, tree: Path, tests: tuple[str, ...]) -> None:
         """Links the library anew in `tree`, with the objects that are made of `file` compiled from there.
 
         Where all `tests` name a rung, other rungs stay as they are: a header of a whole ladder is compiled once, not
@@ -126,7 +132,7 @@ class Planting:
         os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
-        steps = {fault.test.split("/")[0] for fault in faults if is_compiled(fault)}
+        steps = {step for fault in faults if is_compiled(fault) for step in steps_of(fault)}
         self.libraries = {step: Library(step) for step in sorted(steps)}
         copy_of_tree(self.clean)
 
@@ -145,7 +151,9 @@ class Planting:
         path = tree / fault.file
         path.write_text(planted(fault, path.read_text(encoding="utf-8")), encoding="utf-8")
         if is_compiled(fault):
-            self.libraries[fault.test.split("/")[0]].rebuild(fault.file, tree, fault.tests)
+            for step in steps_of(fault):
+                tests = tuple(test for test in fault.tests if test.startswith(f"{step}/"))
+                self.libraries[step].rebuild(fault.file, tree, tests)
         caught, all_printed = True, ""
         for test in fault.tests:
             code, printed = self.run(tree, [test])
@@ -201,23 +209,6 @@ def plant(faults: list[Fault], jobs: int, show: bool) -> list[str]:
     return wrong
 
 
-def table(layers: dict[str, list[Fault]], word: str = "") -> str:
-    """The faults of each layer, a row each, as Markdown; only those in whose row `word` stands."""
-    parts = []
-    for layer, faults in layers.items():
-        rows = [row for row in map(row_of, faults) if word in row]
-        if rows:
-            parts.append("\n".join([f"### {layer[0].upper()}{layer[1:]}: {len(rows)}", "", HEAD, *rows]))
-    return "\n\n".join(parts)
-
-
-HEAD = "| Name | Fault | File | Caught by |\n|---|---|---|---|"
-
-
-def row_of(fault: Fault) -> str:
-    return f"| {fault.name} | {fault.what} | {fault.file} | {', '.join(fault.tests)} |"
-
-
 @functools.cache
 def has_gpu() -> bool:
     import torch
@@ -231,11 +222,7 @@ def main(doc: str, layers: dict[str, list[Fault]], slow: Collection[str], need_g
     parser = arguments(doc, list(named))
     parser.add_argument("--all", action="store_true", help=f"those in {' and '.join(slow)} too")
     parser.add_argument("--tenth", type=int, choices=range(1, 11), help="every tenth of them, beginning with this one")
-    parser.add_argument("--list", nargs="?", const="", metavar="WORD", help="print those whose row has WORD, or all")
     options = parser.parse_args()
-    if options.list is not None:
-        print(table(layers, options.list))
-        return 0
     if options.only:
         chosen = [named[name] for name in named if name in options.only]
     else:

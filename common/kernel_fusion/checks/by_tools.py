@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_fusion.checks.faults import Failure, arguments, output_of, planted, run, table_in, threads, with_table
+from kernel_fusion.checks.faults import Fault as AnyFault
 from kernel_fusion.steps import ROOT
 
 TOOL = [sys.executable, "-S", str(ROOT / "emulator")]
@@ -36,18 +37,16 @@ SECONDS = 3600  # for one run; the runtime itself ends endless loops long before
 
 
 @dataclass(frozen=True)
-class Fault:
-    name: str
-    what: str  # for the table
-    rung: str  # the source that is compiled
-    old: str
-    new: str
-    tests: str  # the GoogleTest filter that runs it
-    header: str = ""  # where the fault is, if not in the rung itself
+class Fault(AnyFault):
+    """Its test is a rung, the source that is compiled, and the GoogleTest filter that runs it."""
 
     @property
-    def file(self) -> str:
-        return self.header or self.rung
+    def rung(self) -> str:
+        return self.tests[0].split()[0]
+
+    @property
+    def filter(self) -> str:
+        return self.tests[0].split()[1]
 
     @property
     def step(self) -> str:
@@ -201,7 +200,7 @@ def table(faults: list[Fault], found: dict[str, dict[str, str]]) -> str:
 def measure(build: Path, faults: list[Fault], jobs: int, show: bool) -> dict[str, dict[str, str]]:
     presets = [Preset(name, build / name, faults, jobs) for name in PRESETS]
     found: dict[str, dict[str, str]] = {fault.name: {} for fault in faults}
-    clean = sorted({(fault.target, fault.tests) for fault in faults})
+    clean = sorted({(fault.target, fault.filter) for fault in faults})
 
     def check_clean(preset: Preset, target: str, tests: str) -> None:
         cells, text = findings(preset.name, preset.program(target), tests)
@@ -210,7 +209,7 @@ def measure(build: Path, faults: list[Fault], jobs: int, show: bool) -> dict[str
 
     def check_fault(preset: Preset, fault: Fault, folder: Path) -> None:
         program = preset.build(fault, folder / "tree", folder / preset.name)
-        cells, text = findings(preset.name, program, fault.tests)
+        cells, text = findings(preset.name, program, fault.filter)
         found[fault.name] |= cells
         if show:
             print(f"==== {fault.name}, {preset.name}\n{text[:6000]}")

@@ -59,16 +59,13 @@ def environment(**more: str) -> dict[str, str]:
 def pasted(folder: pathlib.Path, *texts: str) -> str:
     """What these commands print, in one shell at the root."""
     path = os.pathsep.join([str(commands_folder(folder)), os.environ["PATH"]])
-    command = ["bash", "-c", "\n".join(texts)]
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(PATH=path, COLUMNS="120"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ).stdout
+    return said_by(["bash", "-c", "\n".join(texts)], PATH=path, COLUMNS="120")
+
+
+def said_by(command: list[str], timeout: float | None = None, **more: str) -> str:
+    """All that a command prints, at the root; a program that hangs is ended after `timeout` seconds."""
+    streams: dict = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run(command, cwd=ROOT, env=environment(**more), timeout=timeout, **streams).stdout
 
 
 def comparable(text: str) -> list[str]:

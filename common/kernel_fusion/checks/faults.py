@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 BEGIN, END = "<!-- planted faults -->", "<!-- /planted faults -->"
 
@@ -22,10 +23,9 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: `old` stands once in `file`, `new` in its place is wrong, and `test` sees it.
+    """One fault: `old` stands once in `file`, `new` in its place is wrong, and each of `tests` sees it.
 
-    `test` is what pytest is given: a file and the test's name, perhaps with its parameters in brackets. `more` are
-    others that must see it too: of other ops which the file is part of.
+    A test is what pytest is given: a file and the test's name, perhaps with its parameters in brackets.
     """
 
     name: str
@@ -33,20 +33,25 @@ class Fault:
     file: str
     old: str
     new: str
-    test: str
-    more: tuple[str, ...] = ()
-
-    @property
-    def tests(self) -> list[str]:
-        return [self.test, *self.more]
+    tests: tuple[str, ...]
 
 
-def everywhere(name: str, what: str, *places: tuple[str, ...]) -> list[Fault]:
-    """The same fault at several places: of each the file, the old text, the new one, and the tests that see it."""
-    return [
-        Fault(f"{name}-{Path(file).parent.name}-{Path(file).stem}", what, file, old, new, test, tuple(more))
-        for file, old, new, test, *more in places
-    ]
+def read_faults(path: Path, kind: type[Any] = Fault) -> list[Any]:
+    """The faults of a list, as in tests/faults. Raises Failure with the line of an entry that is none."""
+    faults, line = [], 1
+    for entry in path.read_text(encoding="utf-8").split("\n\n"):
+        lines = [text for text in entry.splitlines() if not text.startswith("#")]
+        parts = {mark: [text[2:] for text in lines[1:] if text[:1] == mark] for mark in "@-+>"}
+        if lines:
+            name, colon, what = lines[0].partition(": ")
+            if not colon or len(parts["@"]) != 1 or not parts["-"] or not parts[">"]:
+                raise Failure(
+                    f"{path}:{line}: no fault: its lines are `name: what is wrong`, @ file, - old, + new, > test"
+                )
+            old, new = ("\n".join(parts[mark]) for mark in "-+")
+            faults.append(kind(name, what, parts["@"][0], old, new, tuple(parts[">"])))
+        line += entry.count("\n") + 2
+    return faults
 
 
 def planted(fault, text: str) -> str:

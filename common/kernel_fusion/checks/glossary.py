@@ -1,4 +1,4 @@
-"""docs/glossary.md: its terms, and the words that they took the place of."""
+"""docs/glossary.md: its terms; and tests/retired_words.md, which they took the place of."""
 
 import fnmatch
 import re
@@ -7,8 +7,8 @@ from typing import NamedTuple
 from kernel_fusion.checks.repository import ROOT, files, relative
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
-SAYS_OLD_NAMES = (GLOSSARY, ROOT / "CHANGELOG.md")
-TERMS, RETIRED = GLOSSARY.read_text(encoding="utf-8").split("\n## Retired\n")
+RETIRED = ROOT / "tests" / "retired_words.md"
+SAYS_OLD_NAMES = (GLOSSARY, RETIRED, ROOT / "CHANGELOG.md")
 
 
 class Word(NamedTuple):
@@ -32,11 +32,12 @@ class Word(NamedTuple):
 
 
 def terms() -> list[str]:
-    return re.findall(r"^- \*\*(.+?)\*\*: ", TERMS, re.MULTILINE)
+    return re.findall(r"^- \*\*(.+?)\*\*: ", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def retired() -> list[Word]:
-    return [Word(*row) for row in re.findall(r"^\| `(.+)` \| (.+?) \| (code|text) (.+?) \|$", RETIRED, re.MULTILINE)]
+    text = RETIRED.read_text(encoding="utf-8")
+    return [Word(*row) for row in re.findall(r"^\| `(.+)` \| (.+?) \| (code|text) (.+?) \|$", text, re.MULTILINE)]
 
 
 def texts() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Exercises: skeletons are cut from solutions when a reader asks for them, and nobody else writes those of a reader.
 
 A step has the solutions in `exercises/solutions`; the reader's skeletons come into `exercises/mine`, which git ignores.
+So do the puzzles, which come before the first step, in `docs/puzzles`.
 A solution is a whole program with its answer between two markers, each a comment on a line of its own:
 
     // SOLUTION: what to write here
@@ -10,7 +11,7 @@ A solution is a whole program with its answer between two markers, each a commen
 
 The skeleton has `// TODO: what to write here` and its own lines in that place. A bug hunt's marker has no text and so
 leaves no TODO: its skeleton holds the faulty lines and does not say where they are. Where a solution names its own
-place, `exercises/solutions`, the skeleton names `exercises/mine`.
+place, such as `exercises/solutions`, the skeleton names `exercises/mine`.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from kernel_fusion.report import results
 
 START, OWN_LINE, END = "// SOLUTION", "// |", "// END"
 SOLUTIONS, MINE = "exercises/solutions", "exercises/mine"
+PUZZLES = "puzzles"  # their group's name
 
 
 def cut(solution: pathlib.Path) -> str:
@@ -64,27 +66,41 @@ def cut(solution: pathlib.Path) -> str:
         raise UserError(f"{solution}:{opened}: SOLUTION without an END after it")
     if not found:
         raise UserError(f"{solution}: no line `{START}`")
-    return "\n".join(kept).replace(f"{SOLUTIONS}/", f"{MINE}/") + "\n"
+    group = solution.parent.parent.name
+    return "\n".join(kept).replace(f"{group}/solutions/", f"{group}/mine/") + "\n"
 
 
 def programs(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The solutions in a folder by their numbers, 10 after 9; hunts come last."""
+    """The solutions in a folder by their numbers, 10 after 9; then those of the ladder, then hunts; puzzles alone."""
 
-    def number(path: pathlib.Path) -> tuple[bool, int, str]:
-        digits = re.search(r"\d+", path.stem)
-        return path.stem.startswith("hunt_"), int(digits[0]) if digits else 0, path.stem
+    def number(path: pathlib.Path) -> tuple[int, int, str]:
+        kind, digits = re.match(r"[a-z]*", path.stem), re.search(r"\d+", path.stem)
+        order = ["", "puzzle", "ladder", "hunt"].index(kind[0] if kind else "")
+        return order, int(digits[0]) if digits else 0, path.stem
 
     return sorted(folder.glob("*.cu"), key=number)
 
 
+def groups() -> dict[str, pathlib.Path]:
+    """Where the exercises are, by name: the puzzles, then the steps by their folders."""
+    found = {PUZZLES: steps.ROOT / "docs" / "puzzles"}
+    return found | {step.folder: step.path / "exercises" for step in steps.STEPS}
+
+
 def solutions() -> list[pathlib.Path]:
-    """The solutions of every step, in order."""
-    return [path for step in steps.STEPS for path in programs(step.path / SOLUTIONS)]
+    """The solutions of every group, in order."""
+    return [path for folder in groups().values() for path in programs(folder / "solutions")]
+
+
+def solutions_here() -> list[pathlib.Path]:
+    """Those of the step in whose folder we are, the puzzles in docs, or else all."""
+    here = pathlib.Path.cwd()
+    return [path for path in solutions() if here.is_relative_to(path.parents[2])] or solutions()
 
 
 def copy_of(solution: pathlib.Path) -> pathlib.Path:
     """Where the reader's copy of the skeleton of `solution` stands."""
-    return solution.parents[2] / MINE / solution.name
+    return solution.parent.with_name("mine") / solution.name
 
 
 def reset(path: pathlib.Path, text: str) -> pathlib.Path | None:
@@ -113,36 +129,20 @@ def find(name: str) -> pathlib.Path:
     """The solution of the exercise called `name`, "1_grid_stride" for instance.
 
     Raises:
-        UserError: there is none, or in more than one step.
+        UserError: there is none; the text has names that are like it.
     """
     wanted = pathlib.Path(name).name.removesuffix(".cu")
-    found = [solution for solution in solutions() if solution.stem == wanted]
-    if len(found) != 1:
-        known = ", ".join(solution.stem for solution in solutions())
-        raise UserError(f"the exercise must be one of {known}, got {name!r}")
-    return found[0]
+    known = {solution.stem: solution for solution in solutions()}
+    if wanted not in known:
+        alike = [other for other in known if wanted in other] or difflib.get_close_matches(wanted, known, cutoff=0.5)
+        meant = f"did you mean {' or '.join(alike[:3])}? " if alike else ""
+        raise UserError(f"there is no exercise {name!r}; {meant}`kernel-fusion exercises` lists them")
+    return known[wanted]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `kernel-fusion exercises`."""
-    parser.add_argument(
-        "--reset",
-        action="append",
-        metavar="NAME",
-        help="begin this one anew, 1_grid_stride for instance; may be repeated. What you wrote goes to build/exercises",
-    )
-
-
-def command(options: argparse.Namespace) -> int:
-    """Runs `kernel-fusion exercises`. Returns the exit code."""
-    if options.reset:
-        for solution in [find(name) for name in options.reset]:
-            path = copy_of(solution)
-            kept = reset(path, cut(solution))
-            was = f"; what stood there is now in {kept.relative_to(steps.ROOT)}" if kept else ""
-            print(f"wrote {path.relative_to(steps.ROOT)}{was}")
-        return 0
-    for solution in solutions():
+def make(found: list[pathlib.Path]) -> None:
+    """Makes the reader's copies that are not there, and lists all."""
+    for solution in found:
         copy = copy_of(solution)
         if not copy.exists():
             results.replace(copy, cut(solution))
@@ -151,4 +151,26 @@ def command(options: argparse.Namespace) -> int:
             changed = changed_lines(solution)
             state = f"yours, {changed} line{'s' if changed > 1 else ''} changed" if changed else "not begun"
         print(f"{copy.relative_to(steps.ROOT)}: {state}")
+
+
+def command(options: argparse.Namespace) -> int:
+    """Runs `kernel-fusion exercises`. Returns the exit code."""
+    if options.names:
+        from kernel_fusion.learn import check  # which needs this module
+
+        right = True
+        for name in options.names:  # all of them, also after a wrong one
+            if name in groups():
+                make(programs(groups()[name] / "solutions"))
+            else:
+                right &= check.command(name)
+        return 0 if right else 1
+    if options.reset:
+        for solution in [find(name) for name in options.reset]:
+            path = copy_of(solution)
+            kept = reset(path, cut(solution))
+            was = f"; what stood there is now in {kept.relative_to(steps.ROOT)}" if kept else ""
+            print(f"wrote {path.relative_to(steps.ROOT)}{was}")
+        return 0
+    make(solutions_here())
     return 0

@@ -1,4 +1,5 @@
-"""A walk through the four steps: builds them, and shows of each rung what it teaches and how right it is; then GPT-2.
+"""A walk through the four steps: builds each and shows at once what its rungs teach and how right they are; a fault
+that the emulation finds; then GPT-2. What an interrupted tour was at is in build/tour/, and the next one begins there.
 
 On a GPU each rung is timed beside its fastest peer. Without one, times would be the emulation's: what can be told there
 is how the kernels ask memory for their bytes, see `rung_counts`.
@@ -10,9 +11,12 @@ import argparse
 import dataclasses
 import functools
 import importlib
+import itertools
 import os
+import pathlib
 import platform
 import shutil
+import signal
 import sys
 import types
 from collections.abc import Callable
@@ -25,18 +29,22 @@ from rich.table import Table
 
 from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks, measuring, rung_counts
-from kernel_fusion.console import Tasks, duration, make_console, milliseconds, progress, run_logged, run_shown
-from kernel_fusion.report import syllabus
+from kernel_fusion.console import Refused, Tasks, duration, make_console, milliseconds, progress, run_logged, run_shown
+from kernel_fusion.learn import pictures, planted
+from kernel_fusion.ninja_file import is_clang
+from kernel_fusion.report import results, syllabus
 from kernel_fusion.testing.accuracy import as_tuple, max_error, poisoned_allocations
 
 CPU_BUDGET_S = 0.3  # for the repeats of one implementation
-ROWS = 38  # of all steps' tables together, so that the tour stays one that is read
+ROWS = 10  # of a step's table, so that the tour stays one that is read
+STATE = steps.ROOT / "build" / "tour"
+FAULT = {"race": "a fault that the emulation finds"}
 DEMONSTRATIONS = {
     "patched_gpt2": "Hugging Face's GPT-2 with our ops under it, beside the unpatched one",
     "train_small_gpt2": "a small GPT-2 trained on this repository's documents",
 }
 # On two cores.
-BUILD_SECONDS = {"step1-simple": 30, "step2-attention": 50, "step3-fused": 105, "step4-integration": 15}
+BUILD_SECONDS = {"step1-simple": 30, "step2-attention": 60, "step3-fused": 80, "step4-integration": 35}
 SHOWING_MINUTES, FULL_MINUTES, TRAINING_MINUTES = 2, 6, 0.5
 # torch's C++ warns of rungs whose runs differ when it is told to fill memory with NaN, which every check does.
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -45,8 +53,10 @@ ON_CPU = """\
 off: the greatest difference from float64. sectors: how many pieces of 32 bytes a warp's 32 lanes touch in one request,
 loads / stores; 4 bytes a lane side by side make 4, 16 bytes make 16; at 32, no two lanes share one. bytes: all sectors
 together, over the bytes that must move at the least; caches are not counted, and inputs are small here, so that some
-move many times the least. What is further off than its dtype allows is marked WRONG; bfloat16 may be 1e-2 off.
+move many times the least. What is further off than its dtype allows is marked WRONG: bfloat16 may be off by a hundredth
+of the greatest value. Of a ladder that does not fit the last rung of the first reading is shown.
 """
+LEGEND = "off: from float64; sectors: of a request, loads / stores, 4 at the least of floats; bytes: over the least"
 ON_GPU = """\
 off: the greatest difference from float64. Times are this GPU's, caches empty. GB/s: the bytes that must move at the
 least, over the time. Below an op's rungs stands the fastest of its peers.
@@ -73,13 +83,13 @@ def environment_line() -> str:
 
 
 class Look(NamedTuple):
-    """What the functions below need to look at a step: its module, the rungs' ideas by op and name, and who is told
-    how far they are and what a reader must know besides the table."""
+    """What the functions below need to look at a step."""
 
     module: types.ModuleType
-    ideas: dict[tuple[str, str], str]
-    at: Callable[[str], Any]
-    say: Callable[[str], Any]
+    ideas: dict[tuple[str, str], str]  # by op and rung
+    first_reading: set[tuple[str, str]]  # likewise
+    at: Callable[[str], Any]  # is told how far they are
+    say: Callable[[str], Any]  # is told what a reader must know besides the table
 
 
 @dataclasses.dataclass
@@ -89,6 +99,7 @@ class Row:
     case: measuring.Case
     name: str
     idea: str
+    is_first_reading: bool = True
     error: float | None = None
     refusal: str = ""  # why the rung did not run
     correct: bool = True
@@ -98,41 +109,44 @@ class Row:
 
 
 def show_step(step: steps.Step, console: Console) -> int:
-    """Prints what the step teaches, and its share of a table of its rungs. Returns how many results were wrong.
+    """Prints what the step teaches, and a table of its rungs on a screen. Returns how many results were wrong.
 
-    Without a GPU, what the kernels of the rungs in the table ask of memory is counted, which compiles these once more.
-
-    Args:
-        step: which must be built.
-        console: where to print.
+    It must be built. Without a GPU, what the table's kernels ask of memory is counted, which compiles them once more.
     """
     benchmark, module = steps.load_benchmark(step), importlib.import_module(step.module)
     on_gpu = _has_gpu_kernels(module, benchmark)
     console.print(benchmark.TEACHES, style="italic", markup=False)
     if step == steps.STEPS[0]:
         console.print(ON_GPU if on_gpu else ON_CPU, style="dim", end="", markup=False)
-    ideas = {(op, rung.name): rung.idea for op in syllabus.ops(step) for rung in syllabus.rungs(step, op)}
+    elif not on_gpu:
+        console.print(LEGEND, style="dim", markup=False, soft_wrap=True)
+    files = {op: syllabus.rungs(step, op) for op in syllabus.ops(step)}
+    ideas = {(op, rung.name): rung.idea for op, own in files.items() for rung in own}
+    first_reading = {(op, name) for op, own in files.items() for name in syllabus.first_reading(own)}
     notes: list[str] = []
     plain = None
     with progress(step.folder) as at:
-        look = Look(module, ideas, at, notes.append)
+        look = Look(module, ideas, first_reading, at, notes.append)
         if on_gpu:
             rows = timed_rows(look, first_cases(step, benchmark, "quick", "cuda"))
         else:
             rows = checked_rows(look, first_cases(step, benchmark, "emulated", "cpu"))
-        chosen = on_a_screen(rows, share_of(step, len(rows)))
+        chosen = on_a_screen(rows, ROWS)
         if not on_gpu:
             count_rows(step, chosen, look)
-            plain = plain_cpp(look, first_cases(step, benchmark, "cpu", "cpu"))
+            ops = {row.case.op for row in chosen}
+            plain = plain_cpp(look, [case for case in first_cases(step, benchmark, "cpu", "cpu") if case.op in ops])
     console.print(table_of(chosen, on_gpu))
     if len(chosen) < len(rows):
         console.print(f"{len(rows) - len(chosen)} more rungs: kernel-fusion rungs", style="dim", markup=False)
+    if step == steps.STEPS[0]:
+        console.print(picture(chosen), markup=False, end="")
     if why_not := refusals(rows):
         console.print(why_not, markup=False)
     wrong = sum(1 for row in rows if not row.correct)
     if plain:
-        console.print(plain.words, markup=False)
-        wrong += plain.wrong
+        console.print(plain[0], markup=False, soft_wrap=True)
+        wrong += plain[1]
     for note in notes:
         console.print(note, markup=False, soft_wrap=True)
     return wrong
@@ -162,7 +176,7 @@ def checked_rows(look: Look, cases: list[measuring.Case]) -> list[Row]:
             tolerance = measuring.Tolerance(case, inputs)
         for rung in (name for name in look.module.rungs(case.op, "cpu") if name != "cpu"):
             look.at(f"{case.op} {rung}")
-            row = Row(case, rung, look.ideas.get((case.op, rung), ""))
+            row = Row(case, rung, look.ideas.get((case.op, rung), ""), (case.op, rung) in look.first_reading)
             rung_counts.take_launched(look.module)  # by what made the inputs
             check(row, inputs, tolerance, look.say)
             row.launched = rung_counts.take_launched(look.module)
@@ -184,7 +198,7 @@ def check(row: Row, inputs: tuple, tolerance: measuring.Tolerance, say: Callable
             why = str(refusal).splitlines()[0].split("; these can:")[0]  # the table shows these
             row.refusal = why.split(f"rung '{row.name}' ")[-1]
             return
-    row.error, row.correct = tolerance.check(outputs)
+    row.error, row.correct = tolerance.check_of(row.name, outputs, own)
     if not row.correct:
         say(f"{case.title()}: {row.name} is WRONG: {row.error:.3g} off, allowed are {tolerance.text()}")
 
@@ -227,19 +241,15 @@ def timed_rows(look: Look, cases: list[measuring.Case]) -> list[Row]:
         fastest = min(peers, key=lambda m: m.row["ms"], default=None)
         for m in (m for m in measured if m.row["kind"] != "peer" or m is fastest):
             idea = "(peer)" if m is fastest else look.ideas.get((case.op, m.row["impl"]), "")
-            rows.append(Row(case, m.row["impl"], idea, m.error, m.row["correct"], ms=m.row["ms"]))
+            is_first = m is fastest or (case.op, m.row["impl"]) in look.first_reading
+            rows.append(Row(case, m.row["impl"], idea, is_first, m.error, correct=m.row["correct"], ms=m.row["ms"]))
     return rows
 
 
-class PlainCpp(NamedTuple):
-    """The times of plain C++ in words, and how many of its results were wrong."""
-
-    words: str
-    wrong: int
-
-
-def plain_cpp(look: Look, cases: list[measuring.Case]) -> PlainCpp:
-    """Times the plain C++ version of each op beside its fastest peer."""
+def plain_cpp(look: Look, cases: list[measuring.Case]) -> tuple[str, int]:
+    """Times the plain C++ version of each op beside its fastest peer. Returns these in words, and how many results were
+    wrong.
+    """
     found, wrong = [], 0
     device = torch.device("cpu")
     ceilings = benchmarks.Ceilings(device)
@@ -253,38 +263,43 @@ def plain_cpp(look: Look, cases: list[measuring.Case]) -> PlainCpp:
             wrong += not own["correct"]
             beside = f" ({min(peers):.3g})" if peers else ""
             found.append(f"{case.op} {own['ms']:.3g}{beside}")
-    return PlainCpp(f"Plain C++ on {cores()} cores, in brackets PyTorch, in ms: {', '.join(found)}", wrong)
-
-
-def share_of(step: steps.Step, rows: int) -> int:
-    """How many of `ROWS` a step with so many gets: all, or an equal share of what shorter tables leave."""
-    needed = {other: sum(len(syllabus.rungs(other, op)) for op in syllabus.ops(other)) for other in steps.STEPS}
-    needed[step] = rows
-    left = ROWS
-    for before, other in enumerate(sorted(needed, key=needed.__getitem__)):
-        share = min(needed[other], left // (len(needed) - before))
-        if other == step:
-            return share
-        left -= share
-    raise ValueError(f"{step.folder} is no step")
+    few = "a few runs each, so a third more or less is noise"
+    return f"Plain C++ on {cores()} cores, in brackets PyTorch, in ms, {few}: {', '.join(found)}", wrong
 
 
 def on_a_screen(rows: list[Row], limit: int) -> list[Row]:
-    """All rows, if at most `limit`. Else all of the first ops, as long as they fit, and of each other op the last row
-    that ran.
+    """All rows, if at most `limit`. Else the ladder, as far as the first reading goes, of the first op of which that
+    takes no more than half the screen, or leaves a row for each other op; of the other ops the last row that ran, of
+    the first reading if one of it did; and as many more as fit.
 
     Rows that are wrong are always there.
     """
     by_op: dict[str, list[Row]] = {}
     for row in rows:
         by_op.setdefault(row.case.op, []).append(row)
-    chosen: list[Row] = []
-    for number, own in enumerate(by_op.values()):
-        after = len(by_op) - number - 1  # of each of these ops one row at the least
-        fits = len(chosen) + len(own) + after <= limit
-        last = next((row for row in reversed(own) if row.error is not None), own[-1])
-        chosen += [row for row in own if fits or row is last or not row.correct]
-    return chosen
+    long = max((limit + 1) // 2, limit - len(by_op) + 1)
+    ladders = ([row for row in own if row.is_first_reading] or own for own in by_op.values())
+    ladder: list[Row] = next((own for own in ladders if len(own) <= long), [])
+    lasts = [
+        max(own, key=lambda row: (row.error is not None, row.is_first_reading, own.index(row)))
+        for own in by_op.values()
+    ]
+    chosen: set[int] = set()
+    for more in (ladder, *([last] for last in lasts), *by_op.values()):
+        if len(together := chosen | {id(row) for row in more}) <= limit:
+            chosen = together
+    return [row for row in rows if id(row) in chosen or not row.correct]
+
+
+def picture(rows: list[Row]) -> str:
+    """What sets the rungs of the first ladder among `rows` apart: their loads, or on a GPU their times."""
+    op = next((one.case.op for one, other in itertools.pairwise(rows) if one.case.op == other.case.op), "")
+    ladder = [row for row in rows if row.case.op == op]
+    if loads := {row.name: (round(row.moved.load), row.moved.used) for row in ladder if row.moved and row.moved.load}:
+        title = f"What a warp of {op} loads in one request, a cell for each sector, full as far as its bytes are used:"
+        return f"{title}\n{pictures.cells(loads)}"
+    times = {row.name: row.ms for row in ladder if row.ms}
+    return f"The time of {op}:\n{pictures.bars(times)}" if times else ""
 
 
 def table_of(rows: list[Row], on_gpu: bool) -> Table:
@@ -296,7 +311,7 @@ def table_of(rows: list[Row], on_gpu: bool) -> Table:
     for row in rows:
         op = row.case.op if row.case.op != before else ""
         cells = [escape(text) for text in (op, row.name, row.idea)]
-        table.add_row(*cells, _off_cell(row), *(_time_cells(row) if on_gpu else _moved_cells(row)))
+        table.add_row(*cells, _off_cell(row), *_cells(row, on_gpu))
         before = row.case.op
     return table
 
@@ -308,12 +323,11 @@ def _off_cell(row: Row) -> str:
     return error if row.correct else f"[bold red]{error} WRONG[/]"
 
 
-def _time_cells(row: Row) -> tuple[str, str]:
-    return ("–", "–") if row.ms is None else (milliseconds(row.ms), f"{row.case.bytes / row.ms / 1e6:.3g}")
-
-
-def _moved_cells(row: Row) -> tuple[str, str]:
-    if row.moved is None:
+def _cells(row: Row, on_gpu: bool) -> tuple[str, str]:
+    """Time and rate, or what was counted."""
+    if on_gpu and row.ms is not None:
+        return milliseconds(row.ms), f"{row.case.bytes / row.ms / 1e6:.3g}"
+    if on_gpu or row.moved is None:
         return "–", "–"
     sectors = ("–" if value is None else f"{value:.3g}" for value in (row.moved.load, row.moved.store))
     return " / ".join(sectors), f"{row.moved.bytes / row.case.bytes:.3g}×"
@@ -371,49 +385,83 @@ def _difference(outputs, others) -> str:
     return "0" if worst == 0 else f"{worst:.1e}"
 
 
-def show_demonstration(name: str, console: Console) -> None:
-    """Runs one of the last step's demonstrations; it raises where what it shows does not hold."""
-    getattr(steps.load_script(steps.STEPS[-1], "demonstrations"), name)(console)
-
-
 # ---- all of it ----
 
 
-def plan(full: bool) -> str:
+def stops() -> list[str]:
+    """The parts of the tour, by name. A step's is to build it and to show it."""
+    first, *others = [step.folder for step in steps.STEPS]
+    return [first, *FAULT, *others, *DEMONSTRATIONS]
+
+
+def stops_ahead(start: steps.Step | None, state: pathlib.Path) -> list[str]:
+    """Those from `start` on; by default from where the last tour was interrupted, which is in `state`."""
+    found = stops()
+    at = start.folder if start else state.read_text(encoding="utf-8") if state.exists() else ""
+    return found[found.index(at) :] if at in found else found
+
+
+def plan(full: bool, ahead: list[str]) -> str:
     """What comes, and how long it takes."""
-    building = sum(BUILD_SECONDS.get(step.folder, 0) for step in steps.STEPS if not steps.is_built(step)) / 60
-    minutes = building + (FULL_MINUTES if full else SHOWING_MINUTES) + TRAINING_MINUTES
+    unbuilt = [step.folder for step in steps.STEPS if step.folder in ahead and not steps.is_built(step)]
+    shown = (FULL_MINUTES if full else SHOWING_MINUTES) + TRAINING_MINUTES
+    building = sum(BUILD_SECONDS.get(folder, 0) for folder in unbuilt) / 60
+    minutes = max(1, round(building + shown * len(ahead) / len(stops())))
+    text = "Each step is built, and shown rung by rung. Then GPT-2 runs on their ops, and a small one is trained.\n"
+    if len(ahead) < len(stops()):
+        text = f"It goes on at {ahead[0]}. From the start: kernel-fusion tour --from {steps.STEPS[0].folder}\n"
     return (
-        "The four steps are built, and shown rung by rung. Then GPT-2 runs on their ops, and a small one is trained.\n"
-        f"That takes about {minutes:.0f} minutes on 2 cores. Nothing is downloaded. Interrupted and begun again, "
-        "it goes on where it was." + ("" if full else "\nEvery table with times: kernel-fusion tour --full.")
+        f"{text}That takes about {minutes} minute{'s' if minutes > 1 else ''} on 2 cores. Nothing is downloaded. "
+        "Interrupted and begun again, it goes on where it was."
+        + ("" if full else "\nEvery table with times: kernel-fusion tour --full.")
     )
 
 
-def run(console: Console, *, full: bool = False) -> int:
-    """The whole tour. Returns the exit code: 1 where a task failed."""
-    tasks = Tasks(console, total=2 * len(steps.STEPS) + len(DEMONSTRATIONS))
+def command(options: argparse.Namespace, console: Console) -> int:
+    """The whole tour, or what is left of it. Returns the exit code: 1 where a task failed."""
+    state = STATE / ("next-full" if options.full else "next")
+    ahead = stops_ahead(options.start, state)
+    tasks = Tasks(console, total=len(steps.STEPS) + len(stops()))
+    tasks.number = tasks.total - len(ahead) - sum(step.folder in ahead for step in steps.STEPS)
     console.print(environment_line(), markup=False, soft_wrap=True)
-    console.print(plan(full), markup=False, soft_wrap=True)
-    for step in steps.STEPS:
+    console.print(plan(options.full, ahead), markup=False, soft_wrap=True)
+    for stop in ahead:
+        if not tasks.failed:  # else the next tour begins at what failed
+            results.replace(state, stop)
+        try:
+            visit(stop, options.full, tasks)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"make tour goes on at {state.read_text(encoding='utf-8')}") from None
+    code = tasks.finish()
+    if code == 0:
+        state.unlink()
+        console.print(NEXT, markup=False, soft_wrap=True)
+    return code
+
+
+def visit(stop: str, full: bool, tasks: Tasks) -> None:
+    """One part of the tour."""
+    if stop in FAULT:
+        with tasks.task(FAULT[stop], shows=True):
+            if is_clang(cxx := os.environ.get("CXX", "c++")):
+                raise Refused(f"the race detector needs g++, and {cxx} is clang")
+            run_shown(_part("--demonstration", stop))
+    elif stop in DEMONSTRATIONS:
+        missing = [step.folder for step in steps.STEPS if not_built(step, tasks)]
+        if missing:
+            tasks.skip(DEMONSTRATIONS[stop], f"{', '.join(missing)} not built")
+            return
+        with tasks.task(DEMONSTRATIONS[stop], shows=True):
+            run_shown(_part("--demonstration", stop), env=QUIET)
+    else:
+        step = steps.find(stop)
         build_step(step, tasks)
         name = f"{step.folder}: every rung, checked" + (" and timed" if full or torch.cuda.is_available() else "")
         if not_built(step, tasks):
             tasks.skip(name, f"{step.folder} is not built")
-            continue
+            return
         with tasks.task(name, shows=True):
             run_shown(_part("--step", step.module, *(["--full"] if full else [])), env=QUIET)
-    for function, what in DEMONSTRATIONS.items():
-        missing = [step.folder for step in steps.STEPS if not_built(step, tasks)]
-        if missing:
-            tasks.skip(what, f"{', '.join(missing)} not built")
-            continue
-        with tasks.task(what, shows=True):
-            run_shown(_part("--demonstration", function), env=QUIET)
-    code = tasks.finish()
-    if code == 0:
-        console.print(NEXT, markup=False, soft_wrap=True)
-    return code
 
 
 def _build_name(step: steps.Step) -> str:
@@ -422,7 +470,7 @@ def _build_name(step: steps.Step) -> str:
 
 def build_step(step: steps.Step, tasks: Tasks) -> None:
     """Builds a step as a task, its output in build/tour/."""
-    log = steps.ROOT / "build" / "tour" / f"build-{step.folder}.log"
+    log = STATE / f"build-{step.folder}.log"
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     seconds = 0 if steps.is_built(step) else BUILD_SECONDS.get(step.folder, 0)
     with tasks.task(_build_name(step), note=f"about {duration(seconds)}" if seconds else "") as at:
@@ -443,13 +491,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A part of the tour through the four steps.")
     part = parser.add_mutually_exclusive_group(required=True)
     part.add_argument("--step", type=steps.find, help="what is shown of this step, which must be built")
-    part.add_argument("--demonstration", choices=DEMONSTRATIONS)
+    part.add_argument("--demonstration", choices=[*FAULT, *DEMONSTRATIONS])
     parser.add_argument("--full", action="store_true", help="with --step: a table for each case")
     options = parser.parse_args()
     console = make_console()
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # by way of the ends of `with`, which erase what they showed
     try:
         if options.demonstration:
-            show_demonstration(options.demonstration, console)
+            # It raises where what it shows does not hold.
+            in_fault = options.demonstration in FAULT
+            where = planted if in_fault else steps.load_script(steps.STEPS[-1], "demonstrations")
+            getattr(where, options.demonstration)(console)
             return 0
         wrong = (show_all_cases if options.full else show_step)(options.step, console)
     except KeyboardInterrupt:

@@ -11,6 +11,9 @@ A document says with markers what stands where:
     <!-- results:softmax dtype=bfloat16 width=1024 -->                 the largest of those cases
     <!-- /results -->
 
+    <!-- best:h200 softmax width=768; attention D=64 -->               a line each: fastest rung beside fastest peer
+    <!-- /best -->
+
     <!-- models:step4-integration -->                                  what a step measured that is no op: whole models
     <!-- /models -->
 
@@ -31,8 +34,8 @@ A document says with markers what stands where:
 
 Each step that was measured also gets results/README.md, with every case and every figure.
 
-python -m kernel_fusion.report.documents writes all that, and draws the plots into results/ of their step; with --check
-it only fails where something is stale. Either way it fails where the prose claims what the results do not say
+`kernel-fusion report` writes all that, and draws the plots into results/ of their step; with --check it only fails
+where something is stale. Either way it fails where the prose claims what the results do not say
 (claims.py), and where results have rows of a rung that is gone.
 """
 
@@ -40,7 +43,6 @@ import argparse
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from emulator import counts
@@ -55,10 +57,11 @@ def _marker(name: str, words: str = "") -> re.Pattern:
 
 CONTENTS = _marker("contents")
 TABLE = _marker("results", r":(?P<op>\w+)(?P<select>[^>]*?)")
+BEST = _marker("best", r":(?P<gpu>\w+) (?P<listed>[^>]+?)")
 MODELS = _marker("models", r":(?P<step>[\w-]+)")
 PLOT = _marker("plot", r":(?P<kind>\w+) (?P<of>[^>]+?)")
 COUNTS = _marker("counts")
-MARKERS = {"contents": CONTENTS, "results": TABLE, "models": MODELS, "plot": PLOT, "counts": COUNTS}
+MARKERS = {"contents": CONTENTS, "results": TABLE, "best": BEST, "models": MODELS, "plot": PLOT, "counts": COUNTS}
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -88,6 +91,7 @@ def render(text: str, document: pathlib.Path) -> str:
             raise ReportError(f"{document}: {opened} `<!-- {name}… -->` and {closed} `<!-- /{name} -->` do not pair up")
     text = _filled(COUNTS, text, lambda m: counts.comparison())
     text = _filled(TABLE, text, lambda m: tables.compact(m["op"], _selection(m["select"], document), document))
+    text = _filled(BEST, text, lambda m: tables.best(m["gpu"], m["listed"], document))
     text = _filled(MODELS, text, lambda m: tables.models(_step(m["step"], document)))
     text = _filled(PLOT, text, lambda m: _links(_plots(m, document), document))
     return _filled(CONTENTS, text, lambda m: _contents(text[m.end() :]))
@@ -102,11 +106,6 @@ def _step(name: str, document: pathlib.Path) -> steps.Step:
         return steps.find(name)
     except ValueError as error:
         raise ReportError(f"{document}: {error}") from error
-
-
-def _folder(document: pathlib.Path) -> pathlib.Path:
-    """The step's, of its README.md or one of its pages."""
-    return document.parents[1] if document.parent.name == "pages" else document.parent
 
 
 def _contents(text: str) -> str:
@@ -136,7 +135,8 @@ def _plots(marker: re.Match, document: pathlib.Path) -> list[plots.Plot]:
     if kind == "roofline":
         return plots.rooflines(_step(of, document))
     if kind == "sectors":
-        return [plots.sectors(_patterns(of, document), _folder(document) / "results")]
+        step = document.parents[1] if document.parent.name == "pages" else document.parent
+        return [plots.sectors(_patterns(of, document), step / "results")]
     raise ReportError(f"{document}: a plot is a ladder, a roofline, bytes or sectors, not {kind!r}")
 
 
@@ -176,12 +176,18 @@ def update(paths: list[pathlib.Path], *, check: bool) -> list[pathlib.Path]:
     for path in paths:
         text = path.read_text(encoding="utf-8")
         fresh = render(text, path)
-        if fresh != text:
-            stale.append(path)
-            if not check:
-                results.replace(path, fresh)
+        stale += _written(path, fresh, check)
         stale += [plot for plot in _drawn(plots_in(text, path), check=check) if plot not in stale]
     return stale
+
+
+def _written(path: pathlib.Path, fresh: str, check: bool) -> list[pathlib.Path]:
+    """The file, if it was stale."""
+    if path.exists() and path.read_text(encoding="utf-8") == fresh:
+        return []
+    if not check:
+        results.replace(path, fresh)
+    return [path]
 
 
 def update_pages(*, check: bool) -> list[pathlib.Path]:
@@ -195,10 +201,7 @@ def update_pages(*, check: bool) -> list[pathlib.Path]:
         path, fresh = step.path / "results" / tables.PAGE, tables.page(step)
         if fresh is None:
             continue
-        if not path.exists() or path.read_text(encoding="utf-8") != fresh:
-            stale.append(path)
-            if not check:
-                results.replace(path, fresh)
+        stale += _written(path, fresh, check)
         stale += _drawn([plot for op in syllabus.ops(step) for plot in plots.ladders(op)], check=check)
     return stale
 
@@ -233,12 +236,6 @@ def unsupported(paths: list[pathlib.Path]) -> list[str]:
     return [line for path in paths for line in claims.unsupported(path.read_text(encoding="utf-8"), path)]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, here and in `kernel-fusion report`."""
-    parser.add_argument("files", nargs="*", type=pathlib.Path, metavar="FILE", help="default: all READMEs and docs")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a table or plot is stale")
-
-
 def run(options: argparse.Namespace) -> int:
     """Does what the arguments say. Returns the exit code."""
     with progress("reading results, drawing plots"):
@@ -251,18 +248,3 @@ def run(options: argparse.Namespace) -> int:
     for line in wrong:
         print(line)
     return 1 if (options.check and stale) or wrong else 0
-
-
-def main() -> int:
-    """python -m kernel_fusion.report.documents [--check] [FILE…]"""
-    parser = argparse.ArgumentParser(description="Writes tables, plots and contents into READMEs and docs.")
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args())
-    except (UserError, OSError) as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -34,19 +34,12 @@ STYLE: Any = {
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """A plot that can be drawn.
-
-    Args:
-        path: where it belongs.
-        alt: what it shows, in words.
-        data: the figures in it.
-        paint: called with `data`, gives a matplotlib figure.
-    """
+    """A plot that can be drawn."""
 
     path: pathlib.Path
-    alt: str
-    data: dict
-    paint: Callable[[dict], Any]
+    alt: str  # what it shows, in words
+    data: dict  # the figures in it
+    paint: Callable[[dict], Any]  # gives a matplotlib figure of them
 
     def digest(self) -> str:
         """Of the figures and of the form of the drawing."""
@@ -387,7 +380,7 @@ def paint_roofline(data: dict) -> Any:
     left, right = min([*intensities, ridge]) / 3, 3 * max([*intensities, ridge])
     roof = matmul or right * copy
     bottom = min([*rates, left * copy]) / 2
-    groups = places(ops)
+    groups = _near(ops, lambda op: op["intensity"], ONE_PLACE)
     labels = LABEL_HEIGHT * len(groups) + 0.05  # the part of the height above the roofs
     top = bottom * (roof / bottom) ** (1 / (1 - labels))
     figure = Figure(figsize=(8.5, 3.6 + 0.25 * len(groups)), layout="constrained")
@@ -409,7 +402,8 @@ def paint_roofline(data: dict) -> Any:
         axes.axvline(x, ymax=height, color=FAINT, linewidth=0.8, zorder=0)
         height -= LABEL_HEIGHT
         for peer, mark, colour in ((True, "s", PEER), (False, "o", RUNG)):
-            found = one_point([rate for op in group for _, kind, rate in op["points"] if (kind == "peer") == peer])
+            rates = [rate for op in group for _, kind, rate in op["points"] if (kind == "peer") == peer]
+            found = [_mean(near) for near in _near(rates, float, ONE_POINT)]
             axes.plot([x] * len(found), found, mark, color=colour, markersize=4.5)
     axes.plot([], [], "o", color=RUNG, markersize=4.5, label="our rungs")
     axes.plot([], [], "s", color=PEER, markersize=4.5, label="peers")
@@ -435,26 +429,15 @@ def _labelled(groups: list[list[dict]], left: float, right: float) -> list[tuple
     return sorted(found, key=lambda one: (one[2], -one[1] if one[2] else one[1]))
 
 
-def places(ops: list[dict]) -> list[list[dict]]:
-    """The ops, those together that share a place on the axis of intensities."""
-    groups: list[list[dict]] = []
-    for op in sorted(ops, key=lambda op: op["intensity"]):
-        if groups and op["intensity"] <= ONE_PLACE * groups[-1][0]["intensity"]:
-            groups[-1].append(op)
+def _near(ones: list, value: Callable, factor: float) -> list[list]:
+    """In their order, those together that are at most `factor` times the first of their group."""
+    groups: list[list] = []
+    for one in sorted(ones, key=value):
+        if groups and value(one) <= factor * value(groups[-1][0]):
+            groups[-1].append(one)
         else:
-            groups.append([op])
+            groups.append([one])
     return groups
-
-
-def one_point(rates: list[float]) -> list[float]:
-    """The rates, one for those that could not be told apart."""
-    groups: list[list[float]] = []
-    for rate in sorted(rates):
-        if groups and rate <= ONE_POINT * groups[-1][0]:
-            groups[-1].append(rate)
-        else:
-            groups.append([rate])
-    return [_mean(group) for group in groups]
 
 
 def _mean(values: list[float]) -> float:

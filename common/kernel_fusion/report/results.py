@@ -235,17 +235,9 @@ def case_title(row: dict) -> str:
 def behind(measured: Results, op: str, chosen: Callable[[dict], str]) -> dict[str, dict[str, float]]:
     """How the rung that a rule chooses stands against the others.
 
-    Args:
-        measured: a results file.
-        op: the op.
-        chosen: the rule: called with a row of the case, gives a rung's name.
-
-    Returns:
-        By case, and then by rung: the chosen rung's time as a multiple of that rung's. 1.0 where neither is faster
-        beyond noise.
-
-    Raises:
-        ResultsError: the file has no row of the op, or none of the rung that is chosen.
+    `chosen`: the rule: called with a row of the case, gives a rung's name.
+    Returns by case, and then by rung: the chosen rung's time as a multiple of that rung's. 1.0 where neither is faster
+    beyond noise. Raises ResultsError: the file has no row of the op, or none of the rung that is chosen.
     """
     found = {}
     for case in cases([row for row in measured.rows if row["op"] == op and is_ours(row)]):

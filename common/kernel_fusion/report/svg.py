@@ -20,13 +20,8 @@ ANCHORS = {"left": ("start", 0.0), "center": ("middle", 0.5), "right": ("end", 1
 def draw(figure: Figure, title: str, digest: str) -> str:
     """`figure` as the text of an SVG file.
 
-    Args:
-        figure: of rectangles, straight lines, round marks and text, opaque and not dashed.
-        title: what it shows, in words.
-        digest: of what it was drawn from, for the file's metadata.
-
-    Raises:
-        ValueError: the figure has another closed shape.
+    It may have rectangles, straight lines, round marks and text, opaque and not dashed. `digest`: of what it was drawn
+    from, for the file's metadata.
     """
     figure.set_dpi(72)  # a pixel is a point
     width, height = figure.get_size_inches() * 72

@@ -1,6 +1,7 @@
 """The rungs as their source files tell it: the folder listing is the syllabus. Nothing needs to be built for this."""
 
 import difflib
+import itertools
 import pathlib
 import re
 from typing import NamedTuple
@@ -28,6 +29,14 @@ class RungFile(NamedTuple):
         """How many of this file's lines are not in the rung before."""
         old, new = (r.path.read_text(encoding="utf-8").splitlines() for r in (before, self))
         return sum(line.startswith("+ ") for line in difflib.ndiff(old, new))
+
+
+def first_reading(files: list[RungFile]) -> list[str]:
+    """The names of the rungs of an op before the first one that asks for Hopper; its pieces are no rung."""
+    names = itertools.takewhile(
+        lambda rung: "compute capability 9.0" not in rung.limits and "hopper" not in rung.name, files
+    )
+    return [rung.name for rung in names if rung.name.startswith("v")]
 
 
 def ops(step: steps.Step) -> list[str]:

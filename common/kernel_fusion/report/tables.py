@@ -4,7 +4,7 @@ import os
 import pathlib
 
 from kernel_fusion import steps
-from kernel_fusion.console import byte_count, milliseconds
+from kernel_fusion.console import UserError, byte_count, milliseconds
 from kernel_fusion.report import formulas, plots, results, syllabus
 
 PAGE = "README.md"  # in a step's results/
@@ -34,13 +34,7 @@ def compact(op: str, select: dict[str, str], document: pathlib.Path) -> str:
 
     Without results it lists the rungs.
 
-    Args:
-        op: whose.
-        select: only cases with these values, by name.
-        document: where the table will stand: its links begin there.
-
-    Raises:
-        UserError: no step has the op.
+    `select`: only cases with these values, by name. `document`: where the table will stand: its links begin there.
     """
     step = syllabus.step_of(op)
     parts = []
@@ -67,6 +61,41 @@ def _compact(step: steps.Step, op: str, measured: results.Results, rows: list[di
         rung = files.get(row["impl"])
         lines.append(_line([_name(row, rung, document), rung.idea if rung else "", _time(row), _share(row), gain]))
     return "\n".join([*lines, *_footnote(rows)]) + "\n"
+
+
+def best(gpu: str, listed: str, document: pathlib.Path) -> str:
+    """A line for each case of a list: the fastest rung, the fastest peer, and how much faster the rung is.
+
+    Args:
+        gpu: whose results, "h200" for instance.
+        listed: "OP name=value …; OP …": of each op the largest case with these values.
+        document: where the table will stand: its links begin there.
+
+    Raises:
+        UserError: no step has such an op, or nobody measured such a case there.
+    """
+    lines = [
+        _line(["op", "case", "fastest rung", "time", "fastest peer", "time", ""]),
+        "|---|---|---|---:|---|---:|---:|",
+    ]
+    for item in listed.split(";"):
+        op, *words = item.split()
+        step = syllabus.step_of(op)
+        select = dict(word.split("=", 1) for word in words)
+        measured = [row for one in results.load(step) if one.path.stem == gpu for row in one.of(op) if row["correct"]]
+        rows = [row for row in measured if results.selected(row, select)]
+        if not rows:
+            raise UserError(f"{document}: nobody measured {item.strip()} on {gpu}")
+        case = results.largest(rows)
+        ours, peer = (
+            min((row for row in case if (row["kind"] == "peer") == theirs), key=lambda row: row["ms"])
+            for theirs in (False, True)
+        )
+        name = f"[{op}]({_link(step.path / 'results' / PAGE, document)}#{op})"
+        rung = _name(ours, _files(step, op).get(ours["impl"]), document)
+        gain = f"{peer['ms'] / ours['ms']:.2f}×"
+        lines.append(_line([name, results.case_title(case[0]), rung, _time(ours), peer["impl"], _time(peer), gain]))
+    return "\n" + "\n".join(lines) + "\n\n"
 
 
 def page(step: steps.Step) -> str | None:
@@ -174,14 +203,9 @@ def _matrix(cases: list[list[dict]]) -> list[str]:
     lines = [_line(["case", *impls]), "|---|" + "---:|" * len(impls)]
     for case in cases:
         by_impl = {row["impl"]: row for row in case}
-        cells = [_time_and_share(by_impl[impl]) if impl in by_impl else "" for impl in impls]
+        cells = [_time(by_impl[impl], share=True) if impl in by_impl else "" for impl in impls]
         lines.append(_line([results.case_title(case[0]), *cells]))
     return lines
-
-
-def _time_and_share(row: dict) -> str:
-    share = _share(row)
-    return f"{_time(row)} ({share})" if share else _time(row)
 
 
 def models(step: steps.Step) -> str:
@@ -245,10 +269,11 @@ def _name(row: dict, rung: syllabus.RungFile | None, document: pathlib.Path) -> 
     return f"[`{row['impl']}`]({_link(rung.path, document)})" if rung else f"`{row['impl']}`"
 
 
-def _time(row: dict) -> str:
+def _time(row: dict, share: bool = False) -> str:
     if not row["correct"]:
         return "wrong result"
-    return milliseconds(row["ms"]) + ("†" if row.get("host_bound") else "")
+    of_ceiling = f" ({_share(row)})" if share and _share(row) else ""
+    return milliseconds(row["ms"]) + ("†" if row.get("host_bound") else "") + of_ceiling
 
 
 def _share(row: dict) -> str:

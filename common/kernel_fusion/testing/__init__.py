@@ -5,6 +5,8 @@ Environment:
     KF_SIMT_SCHEDULE   forward | reverse | random:SEED: the order of an emulated block's threads between barriers.
 """
 
+# ruff: noqa: F401  this is where tests import them from
+
 from kernel_fusion.testing.contract import (
     Contract,
     ContractError,
@@ -14,7 +16,7 @@ from kernel_fusion.testing.contract import (
     check_reruns,
     differ,
 )
-from kernel_fusion.testing.devices import DEVICES, DTYPES, device_rungs, where
+from kernel_fusion.testing.devices import DEVICES, DTYPES, device_rungs, stands_for_all, where
 from kernel_fusion.testing.gradients import (
     check_each_input_alone,
     check_gradients_in_a_cuda_graph,
@@ -25,35 +27,3 @@ from kernel_fusion.testing.gradients import (
 from kernel_fusion.testing.helpers import check_not_built, main, raises, without_progress
 from kernel_fusion.testing.inputs import lazy_memory, randn, staircase, transposed
 from kernel_fusion.testing.registration import capture, check_automatic, check_op, check_writes, writing_overloads
-
-__all__ = [
-    "Contract",
-    "ContractError",
-    "DEVICES",
-    "DTYPES",
-    "capture",
-    "check_apart",
-    "check_automatic",
-    "check_contract",
-    "check_each_input_alone",
-    "check_gradients_in_a_cuda_graph",
-    "check_inside",
-    "check_not_built",
-    "check_op",
-    "check_outputs_together",
-    "check_reruns",
-    "check_second_gradients",
-    "check_tangents_are_refused",
-    "check_writes",
-    "device_rungs",
-    "differ",
-    "lazy_memory",
-    "main",
-    "raises",
-    "randn",
-    "staircase",
-    "transposed",
-    "where",
-    "without_progress",
-    "writing_overloads",
-]

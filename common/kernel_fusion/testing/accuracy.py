@@ -60,7 +60,8 @@ def allowance(reference: torch.Tensor, eager: torch.Tensor) -> float:
 
     Elements where `eager` overflows and `reference` does not say nothing about rounding and are left out.
     """
-    _same_shape(reference, eager)
+    if eager.shape != reference.shape:
+        raise ValueError(f"`eager` has shape {tuple(eager.shape)}, `reference` {tuple(reference.shape)}")
     if eager.numel() == 0 or not eager.is_floating_point():
         return 0.0
     reference = reference.to(torch.float64)
@@ -118,11 +119,6 @@ def round_as_well(out: torch.Tensor, wide: torch.Tensor, reference: torch.Tensor
     return misrounded(out, reference) & ~missed, int(missed.sum()) + max(4, int(MISROUNDED_SHARE * out.numel()))
 
 
-def _same_shape(reference: torch.Tensor, eager: torch.Tensor) -> None:
-    if eager.shape != reference.shape:
-        raise ValueError(f"`eager` has shape {tuple(eager.shape)}, `reference` {tuple(reference.shape)}")
-
-
 def _eager_error(reference: torch.Tensor, eager: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Eager's error, 0 where it overflows and says nothing; and where `reference` can be represented at all."""
     representable = reference.to(eager.dtype).isfinite()
@@ -134,13 +130,13 @@ def poisoned_allocations() -> Iterator[None]:
     """torch.empty, in C++ too, gives memory full of NaN."""
     settings: Any = torch.utils.deterministic
     filled = settings.fill_uninitialized_memory
-    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    before = torch.get_deterministic_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*[Dd]eterministic.*", category=UserWarning)
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports the compiler, for a second
         settings.fill_uninitialized_memory = True
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.set_deterministic_debug_mode(before)
             settings.fill_uninitialized_memory = filled

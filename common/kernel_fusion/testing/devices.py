@@ -22,12 +22,8 @@ def _skip(reason: str) -> list:
     return [] if os.environ.get("KF_TEST_DEVICES") == "cuda" else [pytest.mark.skip(reason=reason)]
 
 
-def _device_param(device: str):
-    needs_gpu = device == "cuda" and not torch.cuda.is_available()
-    return pytest.param(device, marks=_skip("needs a GPU") if needs_gpu else [])
-
-
-DEVICES = [_device_param(device) for device in _test_devices()]
+_LACKING = [] if torch.cuda.is_available() else _skip("needs a GPU")
+DEVICES = [pytest.param(device, marks=_LACKING if device == "cuda" else []) for device in _test_devices()]
 
 
 def device_rungs(step: str, op: str) -> list:
@@ -54,6 +50,13 @@ def device_rungs(step: str, op: str) -> list:
             emulated = [pytest.mark.emulated] if device == "cpu" and name != "cpu" else []
             params.append(pytest.param(device, name, marks=[*marks, *emulated], id=f"{device}-{name}"))
     return params
+
+
+def stands_for_all(step: str, op: str, device: str, rung: str) -> bool:
+    """Whether a test of what is the op's, whatever the rung, runs this one: plain C++, the last of the emulated rungs,
+    and on a GPU all, since a CUDA graph is captured of each.
+    """
+    return device != "cpu" or rung in ("cpu", importlib.import_module(step).rungs(op, device)[-1])
 
 
 def where(condition: Callable[..., bool]):

@@ -1,29 +1,23 @@
 """What holds for the exercises of every step; the test file beside them calls this.
 
-What is handed out fails, and says where. The solution passes in every order of the threads. The README names it, and
-both stand alone.
+What is handed out fails, and says where. The solution passes in every order of the threads. What is wrong, or right by
+another way than the lesson's, is not taken. The README names it, and it is short.
 """
 
 import pathlib
 import re
-import subprocess
 from functools import partial
 from typing import NamedTuple
 
 import pytest
 
-from emulator import programs
 from kernel_fusion import steps
-from kernel_fusion.learn import exercises
+from kernel_fusion.checks.faults import Fault, planted, read_faults
+from kernel_fusion.learn import check, exercises
 
-ORDERS = ("forward", "reverse", "random:1")
-
-
-def ran(source: pathlib.Path, order: str) -> subprocess.CompletedProcess:
-    """The program compiled for the CPU, and run with its threads in this order."""
-    program = programs.compile_program(source)
-    environment = programs.run_environment(order)  # as `kernel-fusion simt` does
-    return subprocess.run([str(program)], env=environment, capture_output=True, text=True)
+OURS = {"kf/exercise.h", "../ladder.h", "../puzzle.h"}  # headers that they may use, besides step 2's wrappers of PTX
+COUNTED = "counted "  # begins what wrong_answers.txt says of an answer that is right by another way than the lesson's
+IN_ANOTHER_ORDER = "prints something else in another order"  # said of an answer that is right in each order alone
 
 
 class Exercises(NamedTuple):
@@ -32,8 +26,6 @@ class Exercises(NamedTuple):
     Args:
         here: the folder.
         complaints: by name, what the check says before anybody has written anything: a regular expression.
-        wrong_answers: what a check must not take: the exercise, words that stand once in its solution, others in their
-            place, and what the check then says.
         orders: by name, the order of the threads in which what is handed out fails, where that is not "forward".
         errors: by name, what the emulation says on standard error where it ends what is handed out: a regular
             expression. Without one nothing is said there.
@@ -41,13 +33,17 @@ class Exercises(NamedTuple):
 
     here: pathlib.Path
     complaints: dict[str, str]
-    wrong_answers: list[tuple[str, str, str, str]]
     orders: dict[str, str] = {}
     errors: dict[str, str] = {}
 
     @property
     def solutions(self) -> list[pathlib.Path]:
         return exercises.programs(self.here / "solutions")
+
+    @property
+    def wrong_answers(self) -> list[Fault]:
+        """Those in wrong_answers.txt; the exercise's name is that of the file, and the one "test" what is said."""
+        return read_faults(self.here / "wrong_answers.txt")
 
     def checks(self) -> list:
         """All that must hold, as parameters of a test that calls each."""
@@ -58,9 +54,10 @@ class Exercises(NamedTuple):
                 (f"{path.stem}: the solution passes in every order", partial(self.check_solution, path)),
                 (f"{path.stem} is short and stands alone", partial(self.check_stands_alone, path)),
             ]
-        for number, (name, *_) in enumerate(self.wrong_answers):
-            check = partial(self.check_wrong_answer, number)
-            checks.append((f"{name}: a wrong answer is not taken, number {number}", check))
+        checks += [
+            (f"{answer.name}: {answer.what}: is not taken", partial(self.check_wrong_answer, answer))
+            for answer in self.wrong_answers
+        ]
         return [pytest.param(check, id=what) for what, check in checks]
 
     def written(self, name: str, text: str) -> pathlib.Path:
@@ -77,17 +74,18 @@ class Exercises(NamedTuple):
 
     def check_handed_out(self, solution: pathlib.Path) -> None:
         """The skeleton fails with its complaint."""
-        done = ran(self.skeleton(solution), self.orders.get(solution.stem, "forward"))
+        done = check.ran(self.skeleton(solution), solution, self.orders.get(solution.stem, "forward"))
         assert done.returncode == 1, done.stdout + done.stderr
         assert re.search(self.complaints[solution.stem], done.stdout), done.stdout
         assert "all right" not in done.stdout
         assert re.fullmatch(self.errors.get(solution.stem, ""), done.stderr), done.stderr
 
     def check_solution(self, solution: pathlib.Path) -> None:
-        """The solution passes in every order, and prints the same."""
+        """The solution passes in every order, and prints the same; the ladder's and puzzles' also without a race."""
         outputs = set()
-        for order in ORDERS:
-            done = ran(solution, order)
+        runs = [(order, "plain") for order in check.ORDERS]
+        for order, flavour in runs + [("forward", "race")] * solution.stem.startswith(("ladder", "puzzle")):
+            done = check.ran(solution, solution, order, flavour)
             assert done.returncode == 0, f"{order}: {done.stdout}{done.stderr}"
             assert done.stdout.endswith("all right\n")
             assert done.stderr == ""
@@ -99,22 +97,42 @@ class Exercises(NamedTuple):
         text = (self.here / "README.md").read_text(encoding="utf-8")
         names = [path.stem for path in self.solutions]
         assert re.findall(r"^### (\w+)\.cu: .+ · \d+ minutes$", text, re.M) == names
-        assert set(re.findall(rf"{exercises.MINE}/(\w+)\.cu", text)) <= set(names)
+        assert set(re.findall(rf"{self.here.name}/mine/(\w+)\.cu", text)) <= set(names)
         assert set(self.complaints) == set(names)
 
     def check_stands_alone(self, path: pathlib.Path) -> None:
-        """A program is short, needs none of our headers, and says how to run it; so does what is handed out."""
-        texts = {exercises.SOLUTIONS: path.read_text(encoding="utf-8"), exercises.MINE: exercises.cut(path)}
+        """A program is short, says how to run it and what is counted; so does what is handed out."""
+        group = self.here.name
+        texts = {f"{group}/solutions": path.read_text(encoding="utf-8"), f"{group}/mine": exercises.cut(path)}
+        ladder, hunt = path.stem.startswith("ladder"), path.stem.startswith("hunt")
+        answer = re.search(r"// SOLUTION.*?// END", texts[f"{group}/solutions"], re.DOTALL)
+        assert not ladder or (answer and len(answer[0].splitlines()) <= 60)
+        answers = [answer for answer in self.wrong_answers if answer.file.endswith(f"/{path.name}")]
+        assert hunt or len(answers) >= 2
+        assert check.counted_words(path) or not any(answer.tests[0].startswith(COUNTED) for answer in answers)
         for folder, text in texts.items():
             assert len(text.splitlines()) <= 130
-            assert [name for name in re.findall(r"#include [<\"](.+?)[>\"]", text) if "/" in name] == []
-            assert f"kernel-fusion simt {folder}/{path.name}" in text
+            included = {name for name in re.findall(r"#include [<\"](.+?)[>\"]", text) if "/" in name}
+            assert {name for name in included if not name.startswith("step2/")} <= OURS
+            whole, alone = rf"exercises {path.stem}\n", rf"simt (-I \S+ )?(docs/)?{folder}/{path.name}"
+            assert re.search(rf"^//   kernel-fusion {whole}//   kernel-fusion {alone}", text, re.MULTILINE)
 
-    def check_wrong_answer(self, number: int) -> None:
-        """The solution with other words in it is not taken, and the check says why."""
-        name, right, wrong, complaint = self.wrong_answers[number]
-        text = (self.here / "solutions" / f"{name}.cu").read_text(encoding="utf-8")
-        assert text.count(right) == 1
-        done = ran(self.written(f"wrong-{number}", text.replace(right, wrong)), "random:1")
-        assert done.returncode == 1, done.stdout + done.stderr
-        assert complaint in done.stdout
+    def check_wrong_answer(self, answer: Fault) -> None:
+        """The solution with the answer in it is not taken, and the check says why.
+
+        Where that is a count, the results are right.
+        """
+        solution = steps.ROOT / answer.file
+        wrong = self.written(answer.name, planted(answer, solution.read_text(encoding="utf-8")))
+        (says,) = answer.tests
+        if says.startswith(COUNTED):
+            found = check.beside_the_lesson(check.score(wrong, solution), solution)
+            assert any(line.startswith(f"{says.removeprefix(COUNTED)}: ") for line in found), found
+        elif says == IN_ANOTHER_ORDER:
+            outputs = {order: check.ran(wrong, solution, order) for order in check.ORDERS}
+            assert {done.returncode for done in outputs.values()} == {0}
+            assert len({done.stdout for done in outputs.values()}) > 1
+        else:
+            done = check.ran(wrong, solution, "random:1", "race" if says.startswith("race in") else "plain")
+            assert done.returncode != 0, done.stdout + done.stderr
+            assert says in done.stdout + done.stderr

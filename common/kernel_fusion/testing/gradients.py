@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kernel_fusion.testing.accuracy import (
-    as_tuple,
-)
+from kernel_fusion.testing.accuracy import as_tuple
 from kernel_fusion.testing.inputs import randn
 from kernel_fusion.testing.memory import bits, is_floating, same_bits
 
@@ -37,15 +35,8 @@ def check_outputs_together(function: Callable, inputs: tuple) -> None:
     """Checks the gradients of several outputs of `function` that are used together: each two, and all.
 
     `torch.autograd.gradcheck` looks at outputs one by one. Here it gets the weighted sum of all; and the gradient of
-    two must be the sum of their gradients.
-
-    Args:
-        function: returns a tuple, of whose tensors at least two have gradients.
-        inputs: its arguments, floating tensors in float64 among them.
-
-    Raises:
-        AssertionError: a gradient differs; the text names the outputs and the input.
-        ValueError: fewer than two outputs have gradients.
+    two must be the sum of their gradients. `function` returns a tuple, of whose tensors at least two have gradients, of
+    `inputs`, with floating tensors in float64 among them.
     """
     values = [v.detach().requires_grad_() if is_floating(v) else v for v in inputs]
     floating = [i for i, value in enumerate(values) if is_floating(value)]
@@ -79,12 +70,7 @@ def check_outputs_together(function: Callable, inputs: tuple) -> None:
 def check_gradients_in_a_cuda_graph(function: Callable, variables: list[torch.Tensor], grad: torch.Tensor) -> None:
     """Checks that forward and backward pass, captured into a CUDA graph, compute anew from what is there at a replay.
 
-    Args:
-        function: of the `variables`, CUDA tensors that require gradients; the first is changed.
-        grad: the gradient of what `function` returns.
-
-    Raises:
-        AssertionError: a gradient differs in a bit from one outside of the graph.
+    `variables`: CUDA tensors that require gradients; the first is changed. `grad`: of what `function` returns.
     """
 
     def call():
@@ -123,16 +109,9 @@ def check_tangents_are_refused(function: Callable, inputs: tuple) -> None:
 def check_second_gradients(function: Callable, reference: Callable, inputs: tuple, roundings: int | None = 1) -> None:
     """Checks the gradients of the gradients of `function` in the dtype of `inputs` against `reference` in float64.
 
-    Each may be off by 1e-4 of the greatest and by `roundings` to the dtype.
-
-    Args:
-        function: of all `inputs`, floating tensors.
-        reference: the same, composed of PyTorch's operations.
-        roundings: 1, the result's own; 2 where the backward saves an output, which was rounded before. None where
-            rounded parts may cancel: then up to three times the error of `reference` in the inputs' dtype is allowed.
-
-    Raises:
-        AssertionError: a second gradient is farther off, NaN or of another dtype; the text names the input.
+    Each may be off by 1e-4 of the greatest and by `roundings` to the dtype: 1, the result's own; 2 where the backward
+    saves an output, which was rounded before. None where rounded parts may cancel: then up to three times the error of
+    `reference`, composed of PyTorch's operations, in the inputs' dtype is allowed.
     """
 
     def second(function: Callable, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -1,9 +1,7 @@
 """Small helps for test files."""
 
 import contextlib
-import os
 import pathlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -11,6 +9,7 @@ from typing import Any, NoReturn
 import pytest
 
 from kernel_fusion import steps
+from kernel_fusion.console import captured
 
 
 @contextlib.contextmanager
@@ -39,13 +38,7 @@ def check_not_built(module: str, folder: pathlib.Path) -> None:
         (folder / part).mkdir(parents=True)
         for source in (steps.ROOT / part).glob("*.py"):
             (folder / part / source.name).write_bytes(source.read_bytes())
-    ran = subprocess.run(
-        [sys.executable, "-c", f"import {module}"],
-        env={**os.environ, "PYTHONPATH": steps.python_path(folder)},
-        capture_output=True,
-        text=True,
-        cwd=folder,
-    )
+    ran = captured([sys.executable, "-c", f"import {module}"], folder, PYTHONPATH=steps.python_path(folder))
     assert ran.returncode == 1
     assert f"{module} is not built" in ran.stderr
     assert f"cd {step.folder} && python setup.py build_ext --inplace" in ran.stderr

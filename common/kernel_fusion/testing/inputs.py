@@ -33,13 +33,13 @@ def transposed(value: Any) -> Any:
     return value.mT.contiguous().mT if isinstance(value, torch.Tensor) and value.dim() >= 2 else value
 
 
-def lazy_memory(elements: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+def lazy_memory(elements: int, dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:
     """A vector of zeros, on the CPU in memory that exists only where it is touched: larger than the machine's own.
 
     Skips the test where even that cannot be had, or, on a GPU, where there is too little memory.
     """
     size = elements * dtype.itemsize
-    if device == "cuda":
+    if torch.device(device).type == "cuda":
         if torch.cuda.mem_get_info()[0] < size + (1 << 30):
             pytest.skip(f"needs {size >> 30} GiB of GPU memory")
         return torch.zeros(elements, dtype=dtype, device=device)

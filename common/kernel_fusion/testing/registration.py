@@ -11,30 +11,17 @@ from torch.autograd import forward_ad
 
 from kernel_fusion import steps
 from kernel_fusion.report import results
-from kernel_fusion.testing.accuracy import (
-    as_tuple,
-)
+from kernel_fusion.testing.accuracy import as_tuple
 from kernel_fusion.testing.helpers import raises
 from kernel_fusion.testing.memory import is_floating, same_bits
 
 
-def check_op(
-    step: types.ModuleType,
-    op: str,
-    inputs: tuple,
-    kwargs: dict | None = None,
-    *,
-    compile_backend: str | None = None,
-) -> None:
+def check_op(step: types.ModuleType, op: str, inputs: tuple, kwargs: dict | None = None) -> None:
     """Checks how `op` is registered: opcheck, torch.compile without a graph break, and capture into a CUDA graph.
 
-    Args:
-        step: the step's module.
-        op: the op's name.
-        inputs: positional arguments. Floating tensors are made to require gradients for opcheck.
-        kwargs: keyword arguments, `rung` among them if one is to be named.
-        compile_backend: for torch.compile; default "inductor" on CUDA tensors, "aot_eager" on CPU tensors, where
-            inductor would only add the time of a C++ compilation.
+    Floating tensors of `inputs` are made to require gradients for opcheck. `kwargs` may have a `rung`.
+    torch.compile takes "inductor" on CUDA tensors, and "aot_eager" on CPU tensors, where inductor would only add the
+    time of a C++ compilation.
 
     Raises:
         AssertionError: results differ; torch's own exceptions where a registration is wrong.
@@ -50,7 +37,7 @@ def check_op(
     with torch.no_grad():
         expected = as_tuple(function(*inputs, **kwargs))
     torch.compiler.reset()
-    backend = compile_backend or ("inductor" if device.type == "cuda" else "aot_eager")
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
     compiled = torch.compile(lambda *args: function(*args, **kwargs), fullgraph=True, backend=backend)
     with torch.no_grad():
         same_bits(as_tuple(compiled(*inputs)), expected, f"{name} under torch.compile")
@@ -87,11 +74,7 @@ def _check_cuda_graph(function: Callable, inputs: tuple, kwargs: dict, name: str
 
 
 def check_automatic(
-    step: types.ModuleType,
-    op: str,
-    sizes: Callable[[dict], dict[str, int] | None],
-    *,
-    at_most: float = 1.15,
+    step: types.ModuleType, op: str, sizes: Callable[[dict], dict[str, int] | None], *, at_most: float = 1.15
 ) -> None:
     """Checks that what `auto` takes on a GPU is read off the step's results, where the rungs were measured.
 
@@ -101,12 +84,8 @@ def check_automatic(
     Over all cases together no rung is faster than the chosen ones, by the mean of the ratios; in a single case another
     may be ahead, by `at_most` this factor. What is noise does not count.
 
-    Args:
-        step: the step's module.
-        op: the op.
-        sizes: called with the shape of a case, gives the sizes as the op's Args have them; None leaves the case out,
-            as one in which something else than sizes decides.
-        at_most: see above.
+    `sizes`: called with the shape of a case, gives the sizes as the op's Args have them; None leaves the case out, as
+    one in which something else than sizes decides.
 
     Raises:
         AssertionError: names the case or the rung.
@@ -162,14 +141,18 @@ def check_writes(overload: torch._ops.OpOverload) -> None:
     schema = overload._schema
     written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type)]
+    lists = [a.name for a in schema.arguments if "List[Tensor]" in str(a.type)]
     numbers = {a.name: 0 for a in schema.arguments if a.name not in tensors and not a.has_default_value()}
 
     def call(**special):
-        overload(**{name: torch.empty(1, device="meta") for name in tensors} | special, **numbers)
+        given = {name: torch.empty(1, device="meta") for name in tensors} | special
+        overload(**given | {name: [given[name]] for name in lists}, **numbers)
 
     def nothing(*args, **kwargs):
-        outputs = tuple(kwargs[name] for name in written) if schema.returns else (None,)
-        return outputs if len(outputs) > 1 else outputs[0]
+        given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+        outs = iter(given[name] for name in written[len(written) - len(schema.returns) :])
+        outputs = tuple(next(outs) if r.alias_info else torch.empty(1, device="meta") for r in schema.returns)
+        return outputs if len(outputs) > 1 else outputs[0] if outputs else None
 
     library, name = overload.name().split("::")
     with torch.library._scoped_library(library, "IMPL") as changed:

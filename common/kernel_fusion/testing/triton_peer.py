@@ -7,7 +7,6 @@ the bits were whole numbers, so products of that type need a GPU.
 import importlib.metadata
 import importlib.util
 import pathlib
-import subprocess
 import sys
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from kernel_fusion import steps
-from kernel_fusion.console import child_environment
+from kernel_fusion.console import captured
 from kernel_fusion.testing.inputs import randn
 
 
@@ -59,14 +58,7 @@ def outputs(step: str, name: str, calls: list[tuple]) -> list:
 
 
 class Runner(NamedTuple):
-    """Takes calls with tensors on the CPU, and gives their outputs there.
-
-    Args:
-        step: whose kernels.
-        how: cuda | interpreter.
-        folder: for files.
-        name: of the module.
-    """
+    """Takes calls with tensors on the CPU, and gives their outputs there. `how`: cuda | interpreter."""
 
     step: str
     how: str
@@ -79,12 +71,7 @@ class Runner(NamedTuple):
             return [_moved(output, "cpu") for output in outputs(self.step, self.name, calls)]
         files = [str(self.folder / name) for name in ("calls.pt", "outputs.pt")]
         torch.save(calls, files[0])
-        done = subprocess.run(
-            [sys.executable, "-c", CHILD, self.step, self.name, *files],
-            env=child_environment(TRITON_INTERPRET="1"),
-            capture_output=True,
-            text=True,
-        )
+        done = captured([sys.executable, "-c", CHILD, self.step, self.name, *files], TRITON_INTERPRET="1")
         assert done.returncode == 0, done.stderr
         return torch.load(files[1])
 

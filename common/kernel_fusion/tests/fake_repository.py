@@ -61,33 +61,35 @@ def launched_kernels(step, addresses):
 
 def build(step, kernels, on_progress=None):
     assert kernels == {{"double/v1_good"}}
-    on_progress("1/1")
+    on_progress("1 of 1 files")
     return step.path / "library"
 
 def count(step, library, wanted, on_rung=None):
     return {{one: [one] for one in wanted}}
 
 def moved(kernels):
-    return Moved(32.0, 4.0, 2048)
+    return Moved(32.0, 4.0, 2048, 0.125)
 """
+PLANTED = 'def race(console):\n    console.print("race: found")\n'
 
 
 class FakeRepository:
-    """Made with steps step1-fake, step2-fake…; the first holds the demonstrations. It sees no GPU."""
+    """Made with steps step1-fake, step2-fake…; the last holds the demonstrations. It sees no GPU."""
 
     def __init__(self, root: pathlib.Path, count: int):
-        self.root = root
+        self.root, self.last = root, f"step{count}-fake"
         package = root / "common" / "kernel_fusion"
-        ignored = shutil.ignore_patterns("__pycache__")
+        half_written = "*.pyc.*"  # another process is about to rename it
+        ignored = shutil.ignore_patterns(half_written)
         shutil.copytree(steps.ROOT / "common" / "kernel_fusion", package, ignore=ignored)
-        shutil.copytree(
-            steps.ROOT / "emulator", root / "emulator", ignore=shutil.ignore_patterns("__pycache__", "tests")
-        )
+        ignored = shutil.ignore_patterns(half_written, "tests")
+        shutil.copytree(steps.ROOT / "emulator", root / "emulator", ignore=ignored)
         names = [(f"step{n}-fake", f"step{n}_fake") for n in range(1, count + 1)]
         rows = "".join(f'Step("{folder}", "{module}", "test.py"), ' for folder, module in names)
         source = (package / "steps.py").read_text()
         source = re.sub(r"^STEPS = \(.*?^\)", f"STEPS = ({rows})", source, flags=re.MULTILINE | re.DOTALL)
         (package / "steps.py").write_text(source)
+        (package / "learn" / "planted.py").write_text(PLANTED)
         for folder, module in names:
             (root / folder / module).mkdir(parents=True)
             (root / folder / module / "__init__.py").write_text(MODULE)
@@ -109,7 +111,7 @@ class FakeRepository:
 
     def demonstrations(self, train: str = "pass") -> None:
         """Writes demonstrations.py: how training ends."""
-        (self.root / "step1-fake" / "demonstrations.py").write_text(DEMONSTRATIONS.format(train=train))
+        (self.root / self.last / "demonstrations.py").write_text(DEMONSTRATIONS.format(train=train))
 
     def counting(self, why_not: str = "") -> None:
         """Has the emulated kernels counted, or says why they cannot be."""

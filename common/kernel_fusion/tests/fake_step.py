@@ -20,262 +20,189 @@ _calls = {"now and then": 0, "remembers": 0}
 _kept = {}  # what a rung keeps of an earlier call
 
 
-# ---- rungs of double(x) = 2x: functions (x, out) ----
+# ---- the rungs, by op ----
 
 
 def _good(x, out):
     out.copy_(x * 2)
 
 
-def _leaves_last(x, out):
-    out.view(-1)[:-1].copy_((x * 2).reshape(-1)[:-1])
-
-
-def _past_the_end(x, out):
-    _good(x, out)
-    torch.as_strided(out, (out.numel() + 1,), (1,), out.storage_offset())[-1] = 0
-
-
-def _before_the_start(x, out):
-    _good(x, out)
-    torch.as_strided(out, (1,), (1,), out.storage_offset() - 1)[0] = 0
-
-
-def _stale(x, out):
-    _calls["remembers"] += 1
-    if _calls["remembers"] % 2 == 1:  # believes that the buffer still holds the last call's result
-        _good(x, out)
-
-
-def _adds_to_out(x, out):
-    held = out.view(-1)[2] + 1  # y[i] += … in place of y[i] = …
-    _good(x, out)
-    out.view(-1)[2] = held
-
-
-def _scratch_not_written(x, out):
-    scratch = torch.empty(64, dtype=torch.uint8, device=x.device).view(out.dtype)
-    _good(x, out)
-    out.view(-1)[3] = scratch[0]
-
-
-def _nan(x, out):
-    _good(x, out)
-    out.view(-1)[0] = torch.nan
-
-
-def _off_by_a_percent(x, out):
-    out.copy_(x * 2.02)
-
-
-def _rounds_on_the_way(x, out):
-    third = (x.double() / 3).to(x.dtype)  # 6x/3: exact until it is rounded in between
-    out.copy_(third.double() * 6)
-
-
-def _run_to_run(x, out):
-    _calls["now and then"] += 1
-    out.copy_(x * 2 * (1 + 1e-7 * (_calls["now and then"] % 2)))
-
-
-def _run_to_run_by_more(x, out):
-    out.copy_(x * 2)
-    if os.environ.get("KF_SIMT_SCHEDULE", "forward") == "reverse":
-        out.view(-1)[0] += 1e-4 * out.abs().max()
-
-
-def _missing_barrier(x, out):
-    _good(x, out)
-    if os.environ.get("KF_SIMT_SCHEDULE", "forward") == "reverse":
-        out.view(-1)[0] = 0  # a thread read its neighbour's element before the neighbour wrote it
-
-
-def _threads_count(x, out):
-    out.copy_(x * 2 * (1 + 1e-7 * torch.get_num_threads()))
-
-
-def _workers_count(x, out):
-    out.copy_(x * 2 * (1 + 1e-7 * int(os.environ.get("KF_SIMT_THREADS", "0"))))
-
-
-def _remembers_its_input(x, out):
-    _good(_kept.setdefault(tuple(x.shape), x.clone()), out)
-
-
-def _modifies_input(x, out):
-    _good(x, out)
-    x.mul_(2)
-
-
-def _modifies_beside_input(x, out):
-    _good(x, out)
-    torch.as_strided(x, (1,), (1,), x.storage_offset() - 1)[0] = 0
-
-
-def _reads_past_the_end(x, out):
-    _good(x, out)
-    flat = torch.as_strided(x, (x.numel() + 1,), (1,), x.storage_offset())
-    out.view(-1)[-1] = flat[-2] * 2 + 0 * flat[-1]
-
-
-# What changes nothing: a byte beside a tensor is looked at, or written as it was.
+def _reverse():
+    return os.environ.get("KF_SIMT_SCHEDULE", "forward") == "reverse"
 
 
 def _past(tensor):
     return tensor.data_ptr() + tensor.nbytes
 
 
-def _looks_past_the_end(x, out):
-    _good(x, out)
-    ctypes.string_at(_past(x), 1)
+class Double:
+    """Of double(x) = 2x: functions (x, out)."""
 
+    cpu = v1_good = _good
 
-def _looks_before_the_start(x, out):
-    _good(x, out)
-    ctypes.string_at(x.data_ptr() - 2, 1)
+    def refuses(x, out):
+        raise ValueError("double: rung 'refuses' takes nothing; these can: 'v1_good'")
 
+    v2_good = _good
 
-def _off_and_looks(x, out):
-    _off_by_a_percent(x, out)
-    ctypes.string_at(_past(x), 1)
+    def leaves_last(x, out):
+        out.view(-1)[:-1].copy_((x * 2).reshape(-1)[:-1])
 
-
-def _keeps_what_is_past_the_end(x, out):
-    _good(x, out)
-    ctypes.memmove(_past(out), _past(out), 1)
-
-
-def _ignores_strides(x, out):
-    out.copy_(torch.as_strided(x, x.shape, out.stride(), x.storage_offset()) * 2)
-
-
-def _needs_alignment(x, out):
-    _good(x, out)
-    if x.data_ptr() % 16:
-        out.view(-1)[0] = 0
-
-
-def _out_needs_alignment(x, out):
-    _good(x, out)
-    if out.data_ptr() % 16 and not x.data_ptr() % 16:
-        out.view(-1)[0] = 0
-
-
-def _wrong_where_columns_come_first(x, out):
-    _good(x, out)
-    if x.stride(-1) != 1 and x.stride(-2) == 1:
-        out.view(-1)[0] = 0
-
-
-def _wrong_where_rows_lie_outermost_inside(x, out):
-    _good(x, out)
-    if x.stride(0) < x.stride(1):
-        out.view(-1)[0] = 0
-
-
-def _wrong_stream(x, out):
-    with torch.cuda.stream(torch.cuda.default_stream(x.device)):
+    def past_the_end(x, out):
         _good(x, out)
+        torch.as_strided(out, (out.numel() + 1,), (1,), out.storage_offset())[-1] = 0
+
+    def before_the_start(x, out):
+        _good(x, out)
+        torch.as_strided(out, (1,), (1,), out.storage_offset() - 1)[0] = 0
+
+    def stale(x, out):
+        _calls["remembers"] += 1
+        if _calls["remembers"] % 2 == 1:  # believes that the buffer still holds the last call's result
+            _good(x, out)
+
+    def adds_to_out(x, out):
+        held = out.view(-1)[2] + 1  # y[i] += … in place of y[i] = …
+        _good(x, out)
+        out.view(-1)[2] = held
+
+    def scratch_not_written(x, out):
+        scratch = torch.empty(64, dtype=torch.uint8, device=x.device).view(out.dtype)
+        _good(x, out)
+        out.view(-1)[3] = scratch[0]
+
+    def nan(x, out):
+        _good(x, out)
+        out.view(-1)[0] = torch.nan
+
+    def off_by_a_percent(x, out):
+        out.copy_(x * 2.02)
+
+    def rounds_on_the_way(x, out):
+        third = (x.double() / 3).to(x.dtype)  # 6x/3: exact until it is rounded in between
+        out.copy_(third.double() * 6)
+
+    rounds_and_says_so = rounds_on_the_way
+
+    def run_to_run(x, out):
+        _calls["now and then"] += 1
+        out.copy_(x * 2 * (1 + 1e-7 * (_calls["now and then"] % 2)))
+
+    varies_and_says_so = run_to_run
+
+    def varies_by_more_than_it_says(x, out):
+        _good(x, out)
+        if _reverse():
+            out.view(-1)[0] += 1e-4 * out.abs().max()
+
+    def missing_barrier(x, out):
+        _good(x, out)
+        if _reverse():
+            out.view(-1)[0] = 0  # a thread read its neighbour's element before the neighbour wrote it
+
+    def threads_count(x, out):
+        out.copy_(x * 2 * (1 + 1e-7 * torch.get_num_threads()))
+
+    def workers_count(x, out):
+        out.copy_(x * 2 * (1 + 1e-7 * int(os.environ.get("KF_SIMT_THREADS", "0"))))
+
+    def remembers_its_input(x, out):
+        _good(_kept.setdefault(tuple(x.shape), x.clone()), out)
+
+    def modifies_input(x, out):
+        _good(x, out)
+        x.mul_(2)
+
+    def modifies_beside_input(x, out):
+        _good(x, out)
+        torch.as_strided(x, (1,), (1,), x.storage_offset() - 1)[0] = 0
+
+    def reads_past_the_end(x, out):
+        _good(x, out)
+        flat = torch.as_strided(x, (x.numel() + 1,), (1,), x.storage_offset())
+        out.view(-1)[-1] = flat[-2] * 2 + 0 * flat[-1]
+
+    # What changes nothing: a byte beside a tensor is looked at, or written as it was.
+
+    def looks_past_the_end(x, out):
+        _good(x, out)
+        ctypes.string_at(_past(x), 1)
+
+    def looks_before_the_start(x, out):
+        _good(x, out)
+        ctypes.string_at(x.data_ptr() - 2, 1)
+
+    def off_and_looks(x, out):
+        out.copy_(x * 2.02)
+        ctypes.string_at(_past(x), 1)
+
+    def keeps_what_is_past_the_end(x, out):
+        _good(x, out)
+        ctypes.memmove(_past(out), _past(out), 1)
+
+    def ignores_strides(x, out):
+        out.copy_(torch.as_strided(x, x.shape, out.stride(), x.storage_offset()) * 2)
+
+    def needs_alignment(x, out):
+        out.copy_(x * 2 if x.data_ptr() % 16 == 0 else x)
+
+    def out_needs_alignment(x, out):
+        out.copy_(x if out.data_ptr() % 16 and not x.data_ptr() % 16 else x * 2)
+
+    def wrong_where_columns_come_first(x, out):
+        out.copy_(x if x.stride(-1) != 1 and x.stride(-2) == 1 else x * 2)
+
+    def wrong_where_rows_lie_outermost_inside(x, out):
+        out.copy_(x if x.stride(0) < x.stride(1) else x * 2)
+
+    def wrong_stream(x, out):
+        with torch.cuda.stream(torch.cuda.default_stream(x.device)):
+            _good(x, out)
+
+    def wrong_backend(x, out):
+        _good(x, out)
+        _counts["cpu"] += 1
+
+    def does_not_count(x, out):
+        _good(x, out)
+        _counts["emulated"] -= 1
+
+    returns_its_input = _good
 
 
-def _refuses(x, out):
-    raise ValueError("double: rung 'refuses' takes nothing; these can: 'v1_good'")
+class Softmax:
+    def cpu(x, out):
+        out.copy_(torch.softmax(x.float(), -1))
+
+    v1_good = cpu
+
+    def uniform(x, out):
+        out.fill_(1 / x.shape[-1])
+
+    def without_a_tail(x, out):
+        weights = torch.softmax(x.float(), -1)
+        out.copy_(torch.where(weights > 1e-6 * weights.amax(-1, keepdim=True), weights, 0))
 
 
-def _wrong_backend(x, out):
-    _good(x, out)
-    _counts["cpu"] += 1
+class Sum:
+    """Of sum(x, y) = x + y: one pointer, one stride is not another."""
+
+    def cpu(x, y, out):
+        out.copy_(x + y)
+
+    v1_good = cpu
+
+    def forgets_to_align_y(x, y, out):
+        out.copy_(x if y.data_ptr() % 16 and not x.data_ptr() % 16 else x + y)
+
+    def strides_of_x_for_y(x, y, out):
+        out.copy_(x + torch.as_strided(y, y.shape, x.stride(), y.storage_offset()))
 
 
-def _does_not_count(x, out):
-    _good(x, out)
-    _counts["emulated"] -= 1
-
-
-DOUBLE = {
-    "cpu": _good,
-    "v1_good": _good,
-    "refuses": _refuses,
-    "v2_good": _good,
-    "leaves_last": _leaves_last,
-    "past_the_end": _past_the_end,
-    "before_the_start": _before_the_start,
-    "stale": _stale,
-    "adds_to_out": _adds_to_out,
-    "scratch_not_written": _scratch_not_written,
-    "nan": _nan,
-    "off_by_a_percent": _off_by_a_percent,
-    "rounds_on_the_way": _rounds_on_the_way,
-    "rounds_and_says_so": _rounds_on_the_way,
-    "run_to_run": _run_to_run,
-    "varies_and_says_so": _run_to_run,
-    "varies_by_more_than_it_says": _run_to_run_by_more,
-    "threads_count": _threads_count,
-    "workers_count": _workers_count,
-    "remembers_its_input": _remembers_its_input,
-    "missing_barrier": _missing_barrier,
-    "modifies_input": _modifies_input,
-    "modifies_beside_input": _modifies_beside_input,
-    "reads_past_the_end": _reads_past_the_end,
-    "looks_past_the_end": _looks_past_the_end,
-    "looks_before_the_start": _looks_before_the_start,
-    "off_and_looks": _off_and_looks,
-    "keeps_what_is_past_the_end": _keeps_what_is_past_the_end,
-    "ignores_strides": _ignores_strides,
-    "needs_alignment": _needs_alignment,
-    "out_needs_alignment": _out_needs_alignment,
-    "wrong_where_columns_come_first": _wrong_where_columns_come_first,
-    "wrong_where_rows_lie_outermost_inside": _wrong_where_rows_lie_outermost_inside,
-    "wrong_stream": _wrong_stream,
-    "wrong_backend": _wrong_backend,
-    "does_not_count": _does_not_count,
-    "returns_its_input": _good,
+_OPS = {
+    of.__name__.lower(): {name: rung for name, rung in vars(of).items() if callable(rung)}
+    for of in (Double, Softmax, Sum)
 }
-
-
-# ---- rungs of softmax ----
-
-
-def _softmax(x, out):
-    out.copy_(torch.softmax(x.float(), -1))
-
-
-def _uniform(x, out):
-    out.fill_(1 / x.shape[-1])
-
-
-def _without_a_tail(x, out):
-    weights = torch.softmax(x.float(), -1)
-    out.copy_(torch.where(weights > 1e-6 * weights.amax(-1, keepdim=True), weights, 0))
-
-
-SOFTMAX = {"cpu": _softmax, "v1_good": _softmax, "uniform": _uniform, "without_a_tail": _without_a_tail}
-
-
-# ---- rungs of sum(x, y) = x + y: one pointer, one stride is not another ----
-
-
-def _sum(x, y, out):
-    out.copy_(x + y)
-
-
-def _forgets_to_align_y(x, y, out):
-    _sum(x, y, out)
-    if y.data_ptr() % 16 and not x.data_ptr() % 16:
-        out.view(-1)[0] = 0
-
-
-def _strides_of_x_for_y(x, y, out):
-    _sum(x, torch.as_strided(y, y.shape, x.stride(), y.storage_offset()), out)
-
-
-SUM = {
-    "cpu": _sum,
-    "v1_good": _sum,
-    "forgets_to_align_y": _forgets_to_align_y,
-    "strides_of_x_for_y": _strides_of_x_for_y,
-}
-_OPS = {"double": DOUBLE, "softmax": SOFTMAX, "sum": SUM}
 _INPUTS = {"double": ("x",), "softmax": ("x",), "sum": ("x", "y")}
 
 

@@ -72,9 +72,8 @@ def test_rungs_can_be_named_and_an_unknown_one_is_an_error(quick, capsys):
     assert "v1_good" in out
     assert "v2_good" in out
     assert "torch eager" not in out
-    assert "no rung 'v9' here; there are cpu, refuses, v1_good, v2_good" in run_main(
-        "--rung", "v1_good", "--rung", "v9"
-    )
+    said = run_main("--rung", "v1_good", "--rung", "v9")
+    assert "no rung 'v9' here; there are cpu, refuses, v1_good, v2_good" in said
     assert "no op 'triple' at these sizes; there are double" in run_main("--op", "double", "--op", "triple")
 
 
@@ -126,9 +125,8 @@ def test_merging_replaces_an_ops_rows_and_keeps_the_others(measured):
     measured.write_text(json.dumps(before))
     assert merge(measured, "--op", "double") == 0
     after = json.loads(measured.read_text())
-    assert [row for row in after["rows"] if row["op"] == "softmax"] == [
-        row for row in before["rows"] if row["op"] == "softmax"
-    ]
+    softmaxes = ([row for row in whose["rows"] if row["op"] == "softmax"] for whose in (before, after))
+    assert next(softmaxes) == next(softmaxes)
     doubles = [row for row in after["rows"] if row["op"] == "double"]
     assert {row["shape"]["width"] for row in doubles} == {9}
     assert after["rows"][: len(doubles)] == doubles  # where they stood before
@@ -197,35 +195,28 @@ def test_a_row_that_cannot_be_measured_any_more_is_dropped(measured, monkeypatch
     assert loaded.environment_of("double")["commit"] == "new"  # as of the row that stayed
 
 
-COUNTED = {
-    "dram_bytes": 264,
-    "sectors_per_request": {"load": 4.0, "store": 4.0},
-    "profile": {"kernels": 1, "commit": "older"},
-}
+COUNTED = {"dram_bytes": 264, "sectors_per_request": {"load": 4.0, "store": 4.0}, "profile": {"commit": "older"}}
 
 
 def test_hardware_counters_stay_when_times_are_measured_again(measured):
-    def everything(size, device):
-        return [double_case(), soft_case()] if size == "emulated" else []
-
     def counted():
         return [row for row in results.read(measured).rows if row["dram_bytes"] is not None]
 
-    assert run_main("--output", measured, cases=everything) == 0
+    assert run_main("--output", measured, cases=both) == 0
     first = json.loads(measured.read_text())
     first["rows"][0].update(COUNTED)
     measured.write_text(json.dumps(first))
-    assert run_main("--output", measured, cases=everything) == 0
+    assert run_main("--output", measured, cases=both) == 0
     (row,) = counted()
     assert (row["op"], row["impl"]) == (first["rows"][0]["op"], first["rows"][0]["impl"])
     assert {name: row[name] for name in COUNTED} == COUNTED
-    assert merge(measured, "--op", "double", cases=everything) == 0
+    assert merge(measured, "--op", "double", cases=both) == 0
     assert [one["impl"] for one in counted()] == [row["impl"]]
 
     other = json.loads(measured.read_text())
     other["environment"]["driver"] = "another"
     measured.write_text(json.dumps(other))
-    assert run_main("--output", measured, cases=everything) == 0
+    assert run_main("--output", measured, cases=both) == 0
     assert counted() == []
 
 
@@ -253,9 +244,6 @@ def test_merging_needs_a_file_and_an_op(measured, tmp_path, capsys):
 def cut_off(path: pathlib.Path, monkeypatch) -> dict:
     """A run that ends in its second case. Returns what it kept."""
 
-    def two_cases(size, device):
-        return [double_case(), double_case(shape={"rows": 4, "width": 9})] if size == "emulated" else []
-
     def ends(step, case, device, **more):
         if case.shape["width"] == 9:
             raise KeyboardInterrupt
@@ -270,8 +258,12 @@ def cut_off(path: pathlib.Path, monkeypatch) -> dict:
     return json.loads(pathlib.Path(f"{path}.partial").read_text())
 
 
-def resume(path: pathlib.Path, cases=lambda size, device: [double_case(), double_case(shape={"rows": 4, "width": 9})]):
-    return run_main("--output", path, "--resume", cases=lambda *of: cases(*of) if of[0] == "emulated" else [])
+def two_cases(size, device):
+    return [double_case(), double_case(shape={"rows": 4, "width": 9})] if size == "emulated" else []
+
+
+def resume(path: pathlib.Path):
+    return run_main("--output", path, "--resume", cases=two_cases)
 
 
 def test_what_was_measured_before_a_run_was_cut_off_is_kept_and_not_measured_again(
@@ -318,25 +310,13 @@ def test_a_run_elsewhere_is_not_gone_on_with(quick, tmp_path, monkeypatch, key, 
     assert json.loads(pathlib.Path(f"{path}.partial").read_text()) == kept
 
 
-def test_what_was_kept_and_is_damaged_is_said(quick, tmp_path):
-    path = tmp_path / "h200.json"
-    pathlib.Path(f"{path}.partial").write_text('{"environment": {}')
-    assert "h200.json.partial is damaged" in resume(path)
-
-
-def test_resuming_needs_a_file(quick, capsys):
+def test_resuming_needs_a_file_and_no_damaged_one(quick, tmp_path, capsys):
+    (tmp_path / "h200.json.partial").write_text('{"environment": {}')
+    assert "h200.json.partial is damaged" in resume(tmp_path / "h200.json")
     assert run_main("--resume") == 2
     assert "--resume goes with a run that writes results" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "slug"),
-    [
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("Tesla V100-SXM2-16GB", "v100-sxm2-16gb"),
-        ("NVIDIA H100 80GB HBM3", "h100-80gb-hbm3"),
-    ],
-)
-def test_results_files_are_named_after_the_gpu(name, slug):
-    assert results_file.gpu_slug(name) == slug
+def test_results_files_are_named_after_the_gpu():
+    names = ["NVIDIA H200", "NVIDIA GeForce RTX 4090", "Tesla V100-SXM2-16GB", "NVIDIA H100 80GB HBM3"]
+    assert [*map(results_file.gpu_slug, names)] == ["h200", "rtx-4090", "v100-sxm2-16gb", "h100-80gb-hbm3"]

@@ -19,7 +19,7 @@ from kernel_fusion.console import child_environment
 
 @pytest.fixture
 def clean_environment(monkeypatch):
-    for name in ("KF_CUDA", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "CXX", "KF_EMULATED"):
+    for name in ("KF_CUDA", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "CXX", "KF_EMULATED", "KF_HOST_FLAGS"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -38,29 +38,27 @@ def _fake_nvcc(folder: pathlib.Path, release: str = "13.0") -> str:
     return str(path)
 
 
-def test_architectures_asked_for_are_kept(clean_environment, tmp_path):
-    clean_environment.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0a+PTX")
-    assert build.architectures(_fake_nvcc(tmp_path)) == ("8.0", "9.0a+PTX")
-    clean_environment.setenv("TORCH_CUDA_ARCH_LIST", "8.0 9.0")
-    assert build.architectures(_fake_nvcc(tmp_path)) == ("8.0", "9.0a")
+@pytest.mark.parametrize(
+    ("asked", "gpus", "chosen"),
+    [
+        ("8.0;9.0a+PTX", [], ("8.0", "9.0a+PTX")),
+        ("8.0 9.0", [(7, 5)], ("8.0", "9.0a")),
+        ("", [], ("7.5", "8.0", "8.6", "9.0a", "10.0", "12.0+PTX")),  # all that nvcc knows of the default list
+        ("", [(9, 0), (8, 6)], ("8.6", "9.0a")),
+    ],
+)
+def test_what_is_asked_for_or_a_visible_gpu_decides(clean_environment, tmp_path, asked, gpus, chosen):
+    clean_environment.setenv("TORCH_CUDA_ARCH_LIST", asked)
+    clean_environment.setattr("torch.cuda.is_available", lambda: bool(gpus))
+    clean_environment.setattr("torch.cuda.device_count", lambda: len(gpus))
+    clean_environment.setattr("torch.cuda.get_device_capability", gpus.__getitem__)
+    assert build.architectures(_fake_nvcc(tmp_path)) == chosen
 
 
 def test_an_architecture_that_nvcc_does_not_know_is_named(clean_environment, tmp_path):
     clean_environment.setenv("TORCH_CUDA_ARCH_LIST", "7.0 8.0")
     with pytest.raises(build.BuildError, match=r"TORCH_CUDA_ARCH_LIST: .* cannot compile for 7\.0; it knows"):
         build.architectures(_fake_nvcc(tmp_path))
-
-
-def test_without_a_gpu_all_that_nvcc_knows_of_the_default_list_and_ptx_of_the_last(clean_environment, tmp_path):
-    clean_environment.setattr("torch.cuda.is_available", lambda: False)
-    assert build.architectures(_fake_nvcc(tmp_path)) == ("7.5", "8.0", "8.6", "9.0a", "10.0", "12.0+PTX")
-
-
-def test_a_visible_gpu_decides(clean_environment, tmp_path):
-    clean_environment.setattr("torch.cuda.is_available", lambda: True)
-    clean_environment.setattr("torch.cuda.device_count", lambda: 2)
-    clean_environment.setattr("torch.cuda.get_device_capability", lambda i: [(9, 0), (8, 6)][i])
-    assert build.architectures(_fake_nvcc(tmp_path)) == ("8.6", "9.0a")
 
 
 def test_gencode_flags():
@@ -71,12 +69,9 @@ def test_gencode_flags():
     ]
 
 
-def test_kf_cuda_0_leaves_the_gpu_out(clean_environment):
+def test_kf_cuda_0_leaves_the_gpu_out_and_1_fails_where_torch_has_no_cuda(clean_environment):
     clean_environment.setenv("KF_CUDA", "0")
     assert build.find_cuda() == (None, "KF_CUDA=0")
-
-
-def test_kf_cuda_1_fails_where_torch_has_no_cuda(clean_environment, tmp_path):
     clean_environment.setenv("KF_CUDA", "1")
     clean_environment.setattr("torch.version.cuda", None)
     with pytest.raises(build.BuildError, match="KF_CUDA=1, but torch .* is a build without CUDA"):
@@ -164,7 +159,7 @@ BUILDS = """\
 import pathlib, subprocess, sys
 from kernel_fusion import build
 folder = pathlib.Path({folder!r})
-with build.one_at_a_time(folder, "it") as holding:
+with build.one_at_a_time(folder, "the " + sys.argv[1]) as holding:
     print("begun", flush=True)
     subprocess.run(["sh", "-c", "read line; echo " + sys.argv[1] + " >> built"], cwd=folder, **holding)
 """
@@ -183,7 +178,7 @@ def test_of_two_that_build_in_a_folder_one_waits(tmp_path, killed):
     with begin("first") as first:
         assert first.stdout.readline() == "begun\n"
         with begin("second") as second:
-            assert second.stderr.readline() == "kernel-fusion: waiting for another process that compiles it …\n"
+            assert second.stderr.readline() == "kernel-fusion: waiting for another process that compiles the first …\n"
             if killed:
                 first.send_signal(signal.SIGKILL)
                 first.wait()

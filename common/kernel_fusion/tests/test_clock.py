@@ -198,13 +198,3 @@ def test_spread_is_the_median_and_the_quartiles():
 )
 def test_faster_is_what_is_beyond_noise(one, other, faster):
     assert noise.faster(noise.Spread(*one), noise.Spread(*other)) == faster
-
-
-def test_the_rule_needs_python_alone():
-    import ast
-    import pathlib
-
-    tree = ast.parse(pathlib.Path(noise.__file__).read_text())
-    names = [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
-    names += [alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names]
-    assert set(names) == {"statistics", "collections.abc", "typing"}

@@ -55,13 +55,20 @@ def test_a_step_that_fails_is_named_and_the_next_one_runs(piped):
     assert text(piped).endswith("failed: first\n")
 
 
-def test_a_tool_that_refuses_is_neither_passed_nor_failed(piped):
+@pytest.mark.parametrize(
+    ("error", "code", "ending"),
+    [
+        (Refused("compute-sanitizer is not installed"), 0, r"not run: compute-sanitizer is not installed\n"),
+        (console.UserError("install binutils"), 1, r"FAILED after [\d.]+ s\ninstall binutils\n"),
+    ],
+    ids=["neither passed nor failed", "to be mended by the user"],
+)
+def test_what_is_no_fault_of_ours_is_its_text_alone(piped, error, code, ending):
     tasks = Tasks(piped, total=1)
     with tasks.task("racecheck"):
-        raise Refused("compute-sanitizer is not installed")
-    assert tasks.finish() == 0
-    assert "[1/1] racecheck … not run: compute-sanitizer is not installed" in text(piped)
-    assert "ok" not in text(piped)
+        raise error
+    assert re.fullmatch(rf"\[1/1\] racecheck … {ending}", text(piped))
+    assert tasks.finish() == code
 
 
 def test_an_interruption_is_no_failed_step(piped):
@@ -74,9 +81,20 @@ def test_an_interruption_is_no_failed_step(piped):
 
 def test_a_piped_task_says_what_it_is_at_before_it_ends(piped):
     with Tasks(piped, total=1).task("long") as at:
-        at("1/2")
+        at("1 of 2")
         assert text(piped) == "[1/1] long … "
     assert re.fullmatch(r"\[1/1\] long … ok, [\d.]+ s\n", text(piped))
+
+
+def test_a_piped_task_is_never_silent_for_long(piped, monkeypatch):
+    monkeypatch.setattr(console, "SILENT_S", 0.01)
+    with Tasks(piped, total=1).task("long") as at:
+        _wait_for(lambda: "\n" in text(piped))  # although the body says nothing
+        at("1 of 2")
+        _wait_for(lambda: "1 of 2" in text(piped))
+    lines = re.sub(r"[\d.]+ s\b", "T s", text(piped)).splitlines()
+    assert lines[0] == "[1/1] long … T s …"
+    assert lines[-2:] == ["[1/1] long … 1 of 2, T s …", "[1/1] long … ok, T s"]
 
 
 def test_on_a_terminal_a_step_shows_how_far_it_is():
@@ -85,13 +103,6 @@ def test_on_a_terminal_a_step_shows_how_far_it_is():
         at("1/2")
         _wait_for(lambda: "[1/1] long … 1/2" in text(terminal))
     assert "[1/1] long … ok" in re.sub(r"\x1b\[[\d;]*m", "", text(terminal))
-
-
-def test_an_error_that_the_user_can_mend_is_its_text_alone(piped):
-    with Tasks(piped, total=1).task("count"):
-        raise console.UserError("install binutils")
-    assert text(piped).endswith("\ninstall binutils\n")
-    assert "Traceback" not in text(piped)
 
 
 def test_work_that_takes_long_is_announced_on_standard_error(monkeypatch, capsys):
@@ -113,12 +124,29 @@ def test_work_that_takes_long_is_announced_on_standard_error(monkeypatch, capsys
     assert [one.out for one in said] == [""] * len(said)
 
 
-def test_work_that_takes_long_says_on_the_same_line_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(console, "SILENT_S", 0.0)
+@pytest.mark.parametrize("terminal", [False, True], ids=["piped", "on a terminal"])
+def test_work_that_takes_long_says_how_far_it_is_and_how_long_it_takes(monkeypatch, capsys, terminal):
+    if terminal:
+        real = make_console
+        monkeypatch.setattr(console, "make_console", lambda **options: real(**options, force_terminal=True, width=80))
+        monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console, "SLOW_S", 0.01)
+    monkeypatch.setattr(console, "SILENT_S", 0.01)
+    said = []
+
+    def heard(words):
+        said.append(capsys.readouterr().err)
+        return words in "".join(said)
+
     with console.progress("compiling") as at:
-        at("1/2")
-        at("2/2")
-    assert capsys.readouterr() == ("", "compiling … 1/2 … 2/2 …\n")
+        at("1 of 2")
+        _wait_for(lambda: heard("compiling … 1 of 2, "))
+        at("2 of 2")
+        _wait_for(lambda: heard("compiling … 2 of 2, "))
+    heard("")
+    lines = "".join(said).split("\r\x1b[2K" if terminal else "\n")
+    pattern = r"(compiling …( [12] of 2(, [\d.]+ s)?)?)?" if terminal else r"(compiling …( [12] of 2, [\d.]+ s …)?)?"
+    assert [line for line in lines if not re.fullmatch(pattern, line)] == []
 
 
 def test_on_a_terminal_work_shows_how_far_it_is_on_one_line(monkeypatch, capsys):
@@ -201,15 +229,9 @@ def _alive(pid):
 
 @pytest.mark.parametrize(
     ("ms", "words"),
-    [
-        (0.00123, "1.23 µs"),
-        (0.0456, "45.6 µs"),
-        (0.789, "789 µs"),
-        (0.99999, "1.00 ms"),
-        (12.34, "12.3 ms"),
-        (1200, "1.20 s"),
-    ],
-)
+    [(0.00123, "1.23 µs"), (0.0456, "45.6 µs"), (0.789, "789 µs"), (0.99999, "1.00 ms"), (12.34, "12.3 ms"),
+     (1200, "1.20 s")],
+)  # fmt: skip
 def test_times_have_three_digits(ms, words):
     assert milliseconds(ms) == words
 

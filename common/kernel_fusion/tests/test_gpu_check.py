@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from kernel_fusion import steps, testing
+from kernel_fusion import cli, steps, testing
 from kernel_fusion.bench import gpu_check
-from kernel_fusion.console import CommandFailed, Refused
+from kernel_fusion.console import CommandFailed, Refused, make_console
 
 MEMCHECK_CLEAN = "exercised 12 rungs\n========= ERROR SUMMARY: 0 errors\n"
 RACECHECK_CLEAN = "exercised 12 rungs\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
@@ -24,34 +24,27 @@ def test_a_clean_run_of_the_sanitizer_passes(tmp_path):
     judge(tmp_path, "racecheck", RACECHECK_CLEAN)
 
 
-def test_a_sanitizer_that_refuses_is_not_run(tmp_path):
-    refusal = "========= Error: Device not supported. Please refer to the documentation\n"
-    with testing.raises(Refused, "Device not supported"):
-        judge(tmp_path, "memcheck", refusal, code=255)
-    with testing.raises(Refused, "Device not supported"):
-        judge(tmp_path, "racecheck", refusal)
+REFUSAL = "========= Error: Device not supported. Please refer to the documentation\n"
+WRITE = "========= Invalid __global__ write of size 4 bytes\n========= ERROR SUMMARY: 1 error\n"
 
 
 @pytest.mark.parametrize(
-    ("tool", "text", "code", "complaint"),
+    ("tool", "text", "code", "error", "complaint"),
     [
-        (
-            "memcheck",
-            "========= Invalid __global__ write of size 4 bytes\n========= ERROR SUMMARY: 1 error\n",
-            99,
-            "code 99",
-        ),
-        ("memcheck", MEMCHECK_CLEAN.replace("0 errors", "3 errors"), 0, "3 error"),
-        ("memcheck", "exercised 12 rungs\n", 0, "no summary"),
-        ("memcheck", "========= ERROR SUMMARY: 0 errors\n", 0, "no rung ran"),
-        ("memcheck", MEMCHECK_CLEAN.replace("12", "0"), 0, "no rung ran"),
-        ("racecheck", RACECHECK_CLEAN.replace("0 hazards", "2 hazards"), 0, "2 hazard"),
-        ("racecheck", MEMCHECK_CLEAN, 0, "no summary"),
-        ("memcheck", "Traceback: Device not supported by this op\n", 1, "code 1"),  # said by the program, not the tool
+        ("memcheck", REFUSAL, 255, Refused, "Device not supported"),
+        ("racecheck", REFUSAL, 0, Refused, "Device not supported"),
+        ("memcheck", WRITE, 99, CommandFailed, "code 99"),
+        ("memcheck", MEMCHECK_CLEAN.replace("0 errors", "3 errors"), 0, AssertionError, "3 error"),
+        ("memcheck", "exercised 12 rungs\n", 0, AssertionError, "no summary"),
+        ("memcheck", "========= ERROR SUMMARY: 0 errors\n", 0, AssertionError, "no rung ran"),
+        ("memcheck", MEMCHECK_CLEAN.replace("12", "0"), 0, AssertionError, "no rung ran"),
+        ("racecheck", RACECHECK_CLEAN.replace("0 hazards", "2 hazards"), 0, AssertionError, "2 hazard"),
+        ("racecheck", MEMCHECK_CLEAN, 0, AssertionError, "no summary"),
+        ("memcheck", "Traceback: Device not supported by this op\n", 1, CommandFailed, "code 1"),  # by the program
     ],
 )
-def test_anything_else_is_a_failure(tmp_path, tool, text, code, complaint):
-    with testing.raises((CommandFailed, AssertionError), complaint):
+def test_a_refusal_is_not_run_and_anything_else_a_failure(tmp_path, tool, text, code, error, complaint):
+    with testing.raises(error, complaint):
         judge(tmp_path, tool, text, code)
 
 
@@ -83,23 +76,27 @@ def repository(tmp_path, monkeypatch):
     return task, one, two, ran
 
 
+def run(tasks, **options):
+    return gpu_check.run(tasks, make_console(), **options)
+
+
 def test_steps_that_passed_are_not_repeated_until_their_sources_change(repository, capsys):
     task, one, two, ran = repository
     tasks = [task("test-step1-a", (one,)), task("test-step2-b", (one, two))]
-    assert gpu_check.run(tasks, fresh=False) == 0
-    assert gpu_check.run(tasks, fresh=False) == 0
+    assert run(tasks) == 0
+    assert run(tasks) == 0
     assert ran == ["test-step1-a", "test-step2-b"]
     assert "ok before" in capsys.readouterr().out
 
     (two.path / "kernel.cu").write_text("// changed")
     (two.path / "build").mkdir()
     (two.path / "build" / "made.cpp").write_text("made by the build, no source")
-    assert gpu_check.run(tasks, fresh=False) == 0
+    assert run(tasks) == 0
     assert ran[2:] == ["test-step2-b"]
     (steps.ROOT / "common" / "launch.h").write_text("")
-    assert gpu_check.run(tasks, fresh=False) == 0
+    assert run(tasks) == 0
     assert ran[3:] == ["test-step1-a", "test-step2-b"]
-    assert gpu_check.run(tasks, fresh=True) == 0
+    assert run(tasks, fresh=True) == 0
     assert len(ran) == 7
 
 
@@ -110,14 +107,14 @@ def test_failures_and_refusals_are_remembered_as_such_and_run_again(repository, 
         task("memcheck-step1-a", (one,), Refused("no sanitizer")),
         task("bench-step1-a", (one,)),
     ]
-    assert gpu_check.run(tasks, fresh=False) == 1
+    assert run(tasks) == 1
     out = capsys.readouterr().out
     assert "[1/3] test-step1-a … FAILED" in out
     assert "[2/3] memcheck-step1-a … not run: no sanitizer" in out
     assert "[3/3] bench-step1-a … ok" in out
     state = json.loads((gpu_check.folder() / "state.json").read_text())
     assert [entry["outcome"] for entry in state.values()] == ["failed", "not run", "ok"]
-    gpu_check.run(tasks, fresh=False)
+    run(tasks)
     assert ran[3:] == ["test-step1-a", "memcheck-step1-a"]
     gpu_check.show_list(tasks)
     listed = capsys.readouterr().out
@@ -128,8 +125,8 @@ def test_failures_and_refusals_are_remembered_as_such_and_run_again(repository, 
 def test_an_interrupted_step_is_not_taken_for_done(repository):
     task, one, _, ran = repository
     with pytest.raises(KeyboardInterrupt):
-        gpu_check.run([task("test-step1-a", (one,), KeyboardInterrupt())], fresh=False)
-    assert gpu_check.run([task("test-step1-a", (one,))], fresh=False) == 0
+        run([task("test-step1-a", (one,), KeyboardInterrupt())])
+    assert run([task("test-step1-a", (one,))]) == 0
     assert ran == ["test-step1-a", "test-step1-a"]
 
 
@@ -140,7 +137,7 @@ def test_what_needs_a_build_that_failed_is_not_run(repository, capsys):
         task("test-step1-a", (one,)),
         task("test-step2-b", (one, two)),
     ]
-    assert gpu_check.run(tasks, fresh=False) == 1
+    assert run(tasks) == 1
     assert ran == ["build-step1-a"]
     assert "[3/3] test-step2-b … not run: build-step1-a failed" in capsys.readouterr().out
 
@@ -148,8 +145,8 @@ def test_what_needs_a_build_that_failed_is_not_run(repository, capsys):
 def test_a_build_that_passed_but_lies_nowhere_is_repeated(repository):
     task, one, _, ran = repository
     tasks = [task("build-step1-a", (one,))]
-    gpu_check.run(tasks, fresh=False)
-    gpu_check.run(tasks, fresh=False)  # steps.is_built is False: the library has been removed
+    run(tasks)
+    run(tasks)  # steps.is_built is False: the library has been removed
     assert ran == ["build-step1-a", "build-step1-a"]
 
 
@@ -165,7 +162,6 @@ def test_only_chooses_by_the_beginning_of_the_name():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_without_a_gpu_it_says_so(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["gpu_check"])
-    assert gpu_check.main() == 2
+def test_without_a_gpu_it_says_so(capsys):
+    assert cli.main(["gpu-check"]) == 1
     assert "needs a GPU" in capsys.readouterr().err

@@ -29,17 +29,12 @@ def as_in_a_terminal():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def interrupt(command: list[str], marker: pathlib.Path, **options) -> None:
-    """Starts `command`, presses Ctrl-C once `marker` has the id of a process at work, and looks what is left."""
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=as_in_a_terminal,
-        **options,
-    ) as process:
+def interrupt(command: list[str], marker: pathlib.Path, how_to_go_on: str = "", **options) -> str:
+    """Starts `command`, presses Ctrl-C once `marker` has the id of a process at work, looks what is left, and returns
+    what was said.
+    """
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, preexec_fn=as_in_a_terminal, **options) as process:
         try:
             at_work = int(_wait_for(lambda: marker.exists() and marker.read_text()))
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that stand in the foreground
@@ -48,9 +43,13 @@ def interrupt(command: list[str], marker: pathlib.Path, **options) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     assert process.returncode == 130, out + err
-    assert err.endswith("kernel-fusion: interrupted\n")
+    assert err.endswith(f"kernel-fusion: interrupted{how_to_go_on}\n")
     assert "Traceback" not in out + err
     _wait_for(lambda: not _alive(at_work))
+    return out
+
+
+GO_ON = {"tour": "; make tour goes on at step1-fake"}
 
 
 @pytest.mark.parametrize("command", ["tour", "check", "bench"])
@@ -61,13 +60,18 @@ def test_what_runs_in_children_is_ended(tmp_path, command):
     (tmp_path / "step1-fake" / "test.py").write_text(f"def test_sleeps():\n    exec({sleeps!r})\n")
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\npython_files = ["test.py"]\n')
     assert repository.python("-c", "import os; os.chdir('step1-fake'); exec(open('setup.py').read())").returncode == 0
-    interrupt([sys.executable, "-m", "kernel_fusion", command], marker, cwd=tmp_path, env=repository.environment())
+    words = [sys.executable, "-m", "kernel_fusion", command]
+    interrupt(words, marker, GO_ON.get(command, ""), cwd=tmp_path, env=repository.environment())
 
 
-def test_a_build_is_ended(tmp_path):
+@pytest.mark.parametrize("command", ["tour", "profile double --device cpu"])
+def test_a_build_is_ended(tmp_path, command):
     repository, marker = FakeRepository(tmp_path, 1), tmp_path / "at-work"
     repository.step("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
-    interrupt([sys.executable, "-m", "kernel_fusion", "tour"], marker, cwd=tmp_path, env=repository.environment())
+    # Without what a fake repository puts behind it.
+    shutil.copy(rung_counts.__file__, tmp_path / "common" / "kernel_fusion" / "bench")
+    words = [sys.executable, "-m", "kernel_fusion", *command.split()]
+    interrupt(words, marker, GO_ON.get(command, ""), cwd=tmp_path, env=repository.environment())
 
 
 PROGRAM = r"""
@@ -90,14 +94,3 @@ def test_a_program_is_ended(tmp_path, option):
     marker = tmp_path / "at-work"
     command = [sys.executable, "-m", "kernel_fusion", "simt", *option, str(tmp_path / "sleeps.cu"), str(marker)]
     interrupt(command, marker, env=child_environment())
-
-
-def test_counting_is_ended(tmp_path):
-    """`profile --device cpu` while it builds."""
-    repository, marker = FakeRepository(tmp_path, 1), tmp_path / "at-work"
-    repository.step("step1-fake", build=SLEEPS.replace("{marker!r}", repr(str(marker))))
-    # Without what a fake repository puts behind it.
-    module = tmp_path / "common" / "kernel_fusion" / "bench" / "rung_counts.py"
-    shutil.copy(rung_counts.__file__, module)
-    command = [sys.executable, "-m", "kernel_fusion", "profile", "double", "--device", "cpu"]
-    interrupt(command, marker, cwd=tmp_path, env=repository.environment())

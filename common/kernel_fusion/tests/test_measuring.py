@@ -12,33 +12,31 @@ from kernel_fusion.console import UserError
 from kernel_fusion.tests.fake_step import double_case, step
 
 
+def run(case=None, **options):
+    """What is measured of a case on the CPU, in silence."""
+    quiet = {"say": lambda text: None}
+    return measuring.run_case(step, case or double_case(), torch.device("cpu"), **(quiet | options))
+
+
 def test_rows_have_exactly_the_fields_of_a_results_file(quick):
-    rows = [m.row for m in measuring.run_case(step, double_case(), torch.device("cpu"), say=lambda text: None)]
-    assert [(row["impl"], row["kind"]) for row in rows] == [
-        ("cpu", "rung"),
-        ("v1_good", "rung"),
-        ("v2_good", "rung"),
-        ("torch eager", "peer"),
-    ]
+    rows = [m.row for m in run()]
+    kinds = {row["impl"]: row["kind"] for row in rows}
+    assert kinds == {"cpu": "rung", "v1_good": "rung", "v2_good": "rung", "torch eager": "peer"}
     assert list(rows[0]) == [
         *("op", "pass", "impl", "kind", "dtype", "shape", "ms", "ms_quartiles", "host_bound", "bound"),
         *("ceiling", "bytes", "flops", "gb_s", "tflop_s"),
         *("percent_of_ceiling", "dram_bytes", "sectors_per_request", "correct"),
     ]
     row = rows[0]
-    assert (row["op"], row["pass"], row["dtype"], row["shape"]) == (
-        "double",
-        "forward",
-        "float32",
-        {"rows": 4, "width": 8},
-    )
+    known = {"op": "double", "pass": "forward", "dtype": "float32", "shape": {"rows": 4, "width": 8}}
+    assert row | known == row
     assert row["gb_s"] == pytest.approx(row["bytes"] / row["ms"] / 1e6, rel=1e-3)
     assert all(row["correct"] for row in rows)
 
 
 def test_a_rung_that_refuses_has_no_row_and_its_reason_is_said(quick):
     said = []
-    measuring.run_case(step, double_case(), torch.device("cpu"), say=said.append)
+    run(say=said.append)
     assert [line for line in said if "rung 'refuses' not run: double: rung 'refuses' takes nothing" in line]
 
 
@@ -57,7 +55,7 @@ def test_a_peer_that_raises_has_no_row_and_its_reason_is_said(error, reason, qui
 
     said = []
     peers = {"torch eager": lambda x: x * 2, "theirs": raises}
-    measured = measuring.run_case(step, double_case(peers=peers), torch.device("cpu"), say=said.append)
+    measured = run(double_case(peers=peers), say=said.append)
     assert [m.row["impl"] for m in measured if m.row["kind"] == "peer"] == ["torch eager"]
     assert [line for line in said if line.endswith(f"peer 'theirs' not run: {reason}")]
 
@@ -76,7 +74,7 @@ def test_an_error_that_is_no_refusal_is_not_swallowed(quick):
         raise RuntimeError("out of memory")
 
     with testing.raises(RuntimeError, "out of memory"):
-        measuring.run_case(step, double_case(run=broken), torch.device("cpu"))
+        run(double_case(run=broken))
 
 
 @pytest.mark.parametrize("rung", ["off_by_a_percent", "nan"])
@@ -84,7 +82,7 @@ def test_an_error_that_is_no_refusal_is_not_swallowed(quick):
 def test_a_wrong_result_is_called_wrong(quick, rung, peers):
     said = []
     case = double_case(peers=peers)
-    (found,) = measuring.run_case(step, case, torch.device("cpu"), rungs=[rung], peers=False, say=said.append)
+    (found,) = run(case, rungs=[rung], peers=False, say=said.append)
     assert found.row["correct"] is False
     assert "WRONG" in said[0]
 
@@ -95,9 +93,7 @@ def test_correctness_is_checked_on_what_the_timed_calls_gave(quick):
     def wrong_later(x, rung):
         return x * 2 if next(calls) < 2 else x
 
-    (found,) = measuring.run_case(
-        step, double_case(run=wrong_later), torch.device("cpu"), rungs=["cpu"], peers=False, say=lambda text: None
-    )
+    (found,) = run(double_case(run=wrong_later), rungs=["cpu"], peers=False)
     assert found.row["correct"] is False
 
 
@@ -110,21 +106,19 @@ def test_a_rung_that_writes_nothing_finds_no_earlier_right_result(quick):
         return torch.mul(x, 2, out=out) if rung == "v1_good" else out
 
     inputs = {"inputs": lambda device: (torch.zeros(4096), torch.ones(4096))}
-    for case in (
-        double_case(run=into_cache, reference=lambda cache, x: x, peers={}, **inputs),
-        double_case(run=into_cache, reference=lambda cache, x: x, peers={}, clock="call", **inputs),
-        double_case(run=allocated, inputs=lambda device: (torch.ones(4096),)),
-        double_case(run=allocated, inputs=lambda device: (torch.ones(4096),), clock="call"),
-    ):
-        rungs = ["v1_good", "v2_good"]
-        found = measuring.run_case(step, case, torch.device("cpu"), rungs=rungs, peers=False, say=lambda text: None)
-        assert [m.row["correct"] for m in found] == [True, False]
+    for whose in ("kernels", "call"):
+        for case in (
+            double_case(run=into_cache, reference=lambda cache, x: x, peers={}, clock=whose, **inputs),
+            double_case(run=allocated, inputs=lambda device: (torch.ones(4096),), clock=whose),
+        ):
+            found = run(case, rungs=["v1_good", "v2_good"], peers=False)
+            assert [m.row["correct"] for m in found] == [True, False]
 
 
 def test_arithmetic_is_held_against_the_matmul_ceiling(quick):
     ceilings = benchmarks.Ceilings(torch.device("cpu"))
     case = double_case(bound="arithmetic", flops=10**6)
-    (found,) = measuring.run_case(step, case, torch.device("cpu"), rungs=["cpu"], peers=False, ceilings=ceilings)
+    (found,) = run(case, rungs=["cpu"], peers=False, ceilings=ceilings)
     assert found.row["percent_of_ceiling"] == pytest.approx(
         100 * found.row["tflop_s"] / ceilings.as_json()["matmul_tflop_s"], rel=0.01
     )
@@ -142,20 +136,20 @@ def test_memorys_ceiling_is_that_of_the_bytes_and_of_what_is_written(quick, monk
     monkeypatch.setattr(ceilings, "memory_rate", lambda size, device, mix: asked.append((size, mix)) or 1e9)
     for written in (None, 0):
         case = double_case(written=written)
-        measuring.run_case(step, case, torch.device("cpu"), rungs=["cpu"], peers=False)
+        run(case, rungs=["cpu"], peers=False)
     assert asked == [(256, "1:1"), (256, "1:0")]
 
 
 def test_a_share_that_says_nothing_is_left_out(quick, monkeypatch):
     monkeypatch.setattr(ceilings.Ceilings, "memory", lambda self, size, written: None)
-    (found,) = measuring.run_case(step, double_case(), torch.device("cpu"), rungs=["cpu"], peers=False)
+    (found,) = run(rungs=["cpu"], peers=False)
     assert found.row["percent_of_ceiling"] is None
     assert benchmarks.percent(found.row) == ""
     benchmarks.case_table("no share", [found.row])
 
 
 def test_a_row_that_shows_the_host_is_marked(quick):
-    (found,) = measuring.run_case(step, double_case(), torch.device("cpu"), rungs=["cpu"], peers=False)
+    (found,) = run(rungs=["cpu"], peers=False)
     assert found.row["host_bound"] is False
     low, high = found.row["ms_quartiles"]
     assert low <= found.row["ms"] <= high
@@ -170,7 +164,7 @@ def test_a_whole_call_is_timed_by_the_callers_clock(quick, monkeypatch):
     monkeypatch.setattr(clock, "measure_call", lambda *args: calls.append(args) or measure(*args))
     for whose, count in (("kernels", 0), ("call", 1 + measuring.ROUNDS)):
         case = double_case(clock=whose)
-        measuring.run_case(step, case, torch.device("cpu"), rungs=["cpu"], peers=False)
+        run(case, rungs=["cpu"], peers=False)
         assert len(calls) == count
 
 
@@ -201,7 +195,7 @@ class Machine:
             peers={"theirs": lambda x: self.double(x, "theirs", 20)},
             clock="call",
         )
-        measured = measuring.run_case(step, case, torch.device("cpu"), rungs=["ours"], budget_s=budget_s)
+        measured = run(case, rungs=["ours"], budget_s=budget_s)
         return [m.row["ms"] for m in measured], [m.row["ms_quartiles"] for m in measured]
 
 
@@ -233,9 +227,7 @@ def test_who_refuses_a_whole_call_is_asked_no_more(quick):
 
     said = []
     case = double_case(clock="call", peers={"theirs": third_time_out_of_memory})
-    measured = measuring.run_case(
-        step, case, torch.device("cpu"), rungs=["refuses", "cpu"], budget_s=1e-9, say=said.append
-    )
+    measured = run(case, rungs=["refuses", "cpu"], budget_s=1e-9, say=said.append)
     assert [m.row["impl"] for m in measured] == ["cpu"]
     assert [line.partition("float32: ")[2] for line in said] == [
         "rung 'refuses' not run: double: rung 'refuses' takes nothing; these can: 'v1_good'",
@@ -245,10 +237,8 @@ def test_who_refuses_a_whole_call_is_asked_no_more(quick):
 
 
 def test_a_backward_op_is_called_backward_once():
-    assert double_case(direction="backward").title() == "double, backward: rows 4, width 8, float32"
-    assert (
-        double_case(direction="backward", op="double_backward").title() == "double_backward: rows 4, width 8, float32"
-    )
+    for op, title in {"double": "double, backward", "double_backward": "double_backward"}.items():
+        assert double_case(direction="backward", op=op).title() == f"{title}: rows 4, width 8, float32"
 
 
 def test_the_environment_says_how_long_repeats_take(monkeypatch):

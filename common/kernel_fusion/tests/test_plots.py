@@ -58,7 +58,10 @@ def test_times_far_apart_are_points_on_a_logarithmic_axis(repository):  # noqa: 
     assert marks == [(40.0, 0), (0.8, 1), ()]
 
 
-def test_without_a_ceiling_a_ladder_has_none(repository):  # noqa: F811
+def test_a_ceiling_of_arithmetic_is_called_one_and_without_any_a_ladder_has_none(repository):  # noqa: F811
+    write_results(repository, [row("v1_naive", 0.2, tflop_s=70.0, percent_of_ceiling=10.0, bound="arithmetic")])
+    (plot,) = plots.ladders("double")
+    assert plot.data["ceiling"] == "as many operations in a large matrix product: 20.0 µs"
     write_results(repository, [row("v1_naive", 0.2, percent_of_ceiling=None)])
     (plot,) = plots.ladders("double")
     assert "eiling" not in plot.alt
@@ -108,12 +111,6 @@ def test_a_picture_of_sectors_fills_what_lanes_read(tmp_path):
     assert len(filled) == 64
     assert len(axes.patches) - len(filled) == 32 + 4
     assert sum(patch.get_width() for patch in filled) == pytest.approx(2 * 4 * 0.88)  # 128 bytes of each
-
-
-def test_a_ceiling_of_arithmetic_is_called_one(repository):  # noqa: F811
-    write_results(repository, [row("v1_naive", 0.2, tflop_s=70.0, percent_of_ceiling=10.0, bound="arithmetic")])
-    (plot,) = plots.ladders("double")
-    assert plot.data["ceiling"] == "as many operations in a large matrix product: 20.0 µs"
 
 
 def test_a_roofline_has_every_point_of_each_ops_largest_forward_case(repository):  # noqa: F811

@@ -10,6 +10,8 @@ from kernel_fusion.bench import noise, recheck
 from kernel_fusion.report import results
 from kernel_fusion.tests.test_report import row as report_row
 
+NO_CEILINGS = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
+
 
 def row(impl: str, ms: float = 0.1, **more) -> dict:
     return report_row(impl, ms, **more)
@@ -36,9 +38,8 @@ def files(tmp_path):
     one, other = tmp_path / "one.json", tmp_path / "other.json"
 
     def compare(*changed, options=()):
-        ceilings = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
-        results.write(results.Results(one, environment, ceilings, rows))
-        results.write(results.Results(other, environment, ceilings, [*changed]))
+        results.write(results.Results(one, environment, NO_CEILINGS, rows))
+        results.write(results.Results(other, environment, NO_CEILINGS, [*changed]))
         return cli.main(["recheck", str(one), "--against", str(other), *options])
 
     compare.rows = rows
@@ -74,8 +75,7 @@ def test_rungs_are_compared_when_asked(files, capsys):
 
 def test_only_the_machine_that_was_measured_can_be_measured_again(tmp_path, capsys):
     path = tmp_path / "h900.json"
-    ceilings = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
-    results.write(results.Results(path, {"gpu": "NVIDIA H900"}, ceilings, [row("triton", kind="peer")]))
+    results.write(results.Results(path, {"gpu": "NVIDIA H900"}, NO_CEILINGS, [row("triton", kind="peer")]))
     assert cli.main(["recheck", str(path)]) == 1
     assert "was measured on NVIDIA H900" in capsys.readouterr().err
 
@@ -87,8 +87,7 @@ def test_what_was_measured_is_kept_where_the_rest_is_not(tmp_path, monkeypatch, 
     rows = [row("torch eager", kind="peer", ms=0.1), row("triton", kind="peer", ms=0.05)]
     path, output = step.path / "cpu.json", tmp_path / "both.json"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    ceilings = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
-    results.write(results.Results(path, {"gpu": gpu}, ceilings, rows))
+    results.write(results.Results(path, {"gpu": gpu}, NO_CEILINGS, rows))
 
     def interrupted(of, size, wanted):
         assert (of, size, wanted) == (step, "full", rows)
@@ -114,8 +113,7 @@ def test_the_best_of_torch_compile_is_kept(tmp_path, monkeypatch, capsys):
     ]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     path = steps.find("step1").path / "cpu.json"
-    ceilings = {"copy_gb_s": {}, "mixed_gb_s": {}, "matmul_tflop_s": None}
-    results.write(results.Results(path, {"gpu": gpu}, ceilings, rows))
+    results.write(results.Results(path, {"gpu": gpu}, NO_CEILINGS, rows))
     times = [noise.Spread(0.08, 0.07, 0.09), noise.Spread(0.2, 0.2, 0.2), noise.Spread(0.08, 0.07, 0.09)]
     monkeypatch.setattr(recheck, "measure_alone", lambda of, size, wanted: zip(wanted, times, strict=True))
     assert cli.main(["recheck", str(path)]) == 1

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kernel_fusion import steps, testing
+from kernel_fusion import cli, steps, testing
 from kernel_fusion.console import UserError
 from kernel_fusion.report import documents as report
 from kernel_fusion.report import results, syllabus, tables
@@ -24,27 +24,17 @@ V2 = V1.replace("v1_naive: a thread an element", "v2_vector: 16 bytes a thread")
 
 
 def row(impl, ms, *, kind="rung", correct=True, width=8, dtype="float32", **more):
-    return {
-        "op": "double",
-        "pass": "forward",
-        "impl": impl,
-        "kind": kind,
-        "dtype": dtype,
-        "shape": {"rows": 4, "width": width},
-        "ms": ms,
-        "ms_quartiles": [ms, ms],
-        "host_bound": False,
-        "bound": "memory",
-        "bytes": 32 * width,
-        "flops": 4 * width,
+    case = {"op": "double", "pass": "forward", "impl": impl, "kind": kind, "dtype": dtype}
+    sizes = {"shape": {"rows": 4, "width": width}, "bound": "memory", "bytes": 32 * width, "flops": 4 * width}
+    measured = {"ms": ms, "ms_quartiles": [ms, ms], "host_bound": False, "correct": correct}
+    rates = {
         "gb_s": 1234.5,
         "tflop_s": 0.5,
         "percent_of_ceiling": 61.7,
         "dram_bytes": None,
         "sectors_per_request": None,
-        "correct": correct,
-        **more,
     }
+    return {**case, **sizes, **measured, **rates, **more}
 
 
 @pytest.fixture
@@ -65,16 +55,8 @@ def repository(tmp_path, monkeypatch):
 def write_results(step, rows, name="h200", ops=None):
     folder = step.path / "results"
     folder.mkdir(exist_ok=True)
-    environment = {
-        "gpu": "NVIDIA H200",
-        "driver": "580.1",
-        "cuda": "13.0",
-        "torch": "2.11.0",
-        "python": "3.12.3",
-        "commit": "abc",
-        "date": "2026-11-20",
-        **({"ops": ops} if ops else {}),
-    }
+    environment = {"gpu": "NVIDIA H200", "driver": "580.1", "cuda": "13.0", "torch": "2.11.0", "python": "3.12.3"}
+    environment |= {"commit": "abc", "date": "2026-11-20", **({"ops": ops} if ops else {})}
     ceilings = {"copy_gb_s": {"256": 2000.0, "1024": 4000.0}, "matmul_tflop_s": 700.0}
     (folder / f"{name}.json").write_text(json.dumps({"environment": environment, "ceilings": ceilings, "rows": rows}))
 
@@ -98,15 +80,33 @@ def test_without_results_the_table_says_so_and_lists_the_rungs(repository):
 def test_a_lessons_table_has_time_share_and_what_a_rung_gained(repository):
     write_results(repository, [row("v1_naive", 0.2), row("v2_vector", 0.1), row("torch eager", 0.3, kind="peer")])
     text = rewritten(repository)
-    assert (
-        "**rows 4, width 8, float32** on NVIDIA H200, 2026-11-20. [Every case and figure](results/README.md#double)"
-        in text
-    )
+    where = "**rows 4, width 8, float32** on NVIDIA H200, 2026-11-20."
+    assert f"{where} [Every case and figure](results/README.md#double)" in text
     assert "| rung | idea | time | of the ceiling | over the rung before |" in text
     assert "| [`v1_naive`](kernels/double/v1_naive.cu) | a thread an element | 200 µs | 62 % |  |" in text
     assert "| [`v2_vector`](kernels/double/v2_vector.cu) | 16 bytes a thread | 100 µs | 62 % | 2.00× |" in text
     assert "| *torch eager* |  | 300 µs | 62 % |  |" in text
     assert "†" not in text
+
+
+def test_the_fastest_rung_stands_beside_the_fastest_peer(repository):
+    rows = [
+        row("v1_naive", 0.2),
+        row("v2_vector", 0.1),
+        row("torch eager", 0.3, kind="peer"),
+        row("triton", 0.15, kind="peer"),
+    ]
+    write_results(repository, [*rows, row("wrong", 0.01, correct=False)])
+    write_results(repository, [row("v1_naive", 0.01), row("triton", 0.02, kind="peer")], name="h100")
+    page = steps.ROOT / "docs" / "page.md"
+    text = report.render("<!-- best:h200 double width=8; double -->\n<!-- /best -->\n", page)
+    line = (
+        "| [double](../step1-fake/results/README.md#double) | rows 4, width 8, float32 "
+        "| [`v2_vector`](../step1-fake/kernels/double/v2_vector.cu) | 100 µs | triton | 150 µs | 1.50× |"
+    )
+    assert text.count(line) == 2
+    with pytest.raises(UserError, match="page.md: nobody measured double width=9 on h200"):
+        report.render("<!-- best:h200 double; double width=9 -->\n<!-- /best -->\n", page)
 
 
 def test_links_begin_where_the_document_stands(repository):
@@ -125,10 +125,7 @@ def test_the_page_of_results_has_every_figure(repository):
     write_results(repository, [row("v1_naive", 0.2), row("v2_vector", 0.1), row("torch eager", 0.3, kind="peer")])
     text = page_of(repository)
     assert "NVIDIA H200, driver 580.1, CUDA 13.0, torch 2.11.0, 2026-11-20, commit abc." in text
-    assert (
-        "| [`v1_naive`](../kernels/double/v1_naive.cu) | 2·n·sizeof(T) = 256 bytes | 200 µs | 1234 | 0.5 | 62 % |  |"
-        in text
-    )
+    assert "](../kernels/double/v1_naive.cu) | 2·n·sizeof(T) = 256 bytes | 200 µs | 1234 | 0.5 | 62 % |  |" in text
     assert "= 256 bytes | 100 µs | 1234 | 0.5 | 62 % | 2.00× |" in text
     assert "| *torch eager* |  | 300 µs |" in text
     assert "Every case:" not in text
@@ -143,10 +140,7 @@ def test_the_page_of_results_has_what_was_counted(repository):
     write_results(repository, [first, {**second, "profile": counted}])
     text = page_of(repository)
     assert "What `kernel-fusion profile` says of rows 4, width 8, float32: " in text
-    assert (
-        "| [`v2_vector`](../kernels/double/v2_vector.cu) | 62 % | 44 % |  | 30 % | 3 % |  | 19 % | 168 "
-        "| tensor cores: busy |" in text
-    )
+    assert "](../kernels/double/v2_vector.cu) | 62 % | 44 % |  | 30 % | 3 % |  | 19 % | 168 | tensor cores: bu" in text
     write_results(repository, [first, second])
     assert "kernel-fusion profile" not in page_of(repository)
 
@@ -186,24 +180,20 @@ def test_a_row_measured_later_than_its_ops_others_says_when(repository):
     rows = [row("v1_naive", 0.2), row("v2_vector", 0.1, run=run), row("v2_vector", 0.1, run=run, width=4)]
     write_results(repository, [*rows, row("triton", 0.3, kind="peer", run={**run, "commit": None})])
     for text in (rewritten(repository), page_of(repository)):
-        assert (
-            "\n\nOf another run, 2026-12-01, commit def: `v2_vector`.\n\nOf another run, 2026-12-01: `triton`.\n"
-            in text
-        )
+        assert "\n\nOf another run, 2026-12-01, commit def: `v2_vector`.\n" in text
+        assert "\n\nOf another run, 2026-12-01: `triton`.\n" in text
     assert "torch 2.11.0, 2026-11-20, commit abc." in page_of(repository)
 
 
-def test_rows_of_a_rung_that_is_gone_are_an_error(repository, monkeypatch, capsys):
+def test_rows_of_a_rung_that_is_gone_are_an_error(repository, capsys):
     here = [row("v1_naive", 0.2), row("cpu", 0.2), row("theirs", 0.1, kind="peer"), row("separate", 0.2, op="model")]
     write_results(repository, here)
     assert report.orphans() == []
     write_results(repository, [*here, row("v9_gone", 0.2), row("v9_gone", 0.2, width=4)])
     (line,) = report.orphans()
-    assert line.endswith(
-        "h200.json: double has no rung 'v9_gone' any more; to drop its rows: kernel-fusion bench --op double --merge"
-    )
-    monkeypatch.setattr("sys.argv", ["report"])
-    assert report.main() == 1
+    assert "h200.json: double has no rung 'v9_gone' any more; to drop its rows: " in line
+    assert line.endswith(": kernel-fusion bench --op double --merge")
+    assert cli.main(["report"]) == 1
     assert line in capsys.readouterr().out
 
 
@@ -220,9 +210,8 @@ def test_counters_have_columns_where_a_row_has_them(repository):
 
 
 def test_without_a_ceiling_the_cell_is_empty(repository):
-    write_results(
-        repository, [row("v1_naive", 0.2, percent_of_ceiling=None), row("v1_naive", 0.1, width=4, dtype="float16")]
-    )
+    rows = [row("v1_naive", 0.2, percent_of_ceiling=None), row("v1_naive", 0.1, width=4, dtype="float16")]
+    write_results(repository, rows)
     assert "| a thread an element | 200 µs |  |  |" in rewritten(repository)
     text = page_of(repository)
     assert "| 200 µs | 1234 | 0.5 |  |  |" in text
@@ -231,9 +220,8 @@ def test_without_a_ceiling_the_cell_is_empty(repository):
 
 
 def test_a_time_of_the_host_is_marked_and_explained(repository):
-    write_results(
-        repository, [row("v1_naive", 0.2), row("v2_vector", 0.1, host_bound=True), row("v1_naive", 0.3, width=4)]
-    )
+    rows = [row("v1_naive", 0.2), row("v2_vector", 0.1, host_bound=True), row("v1_naive", 0.3, width=4)]
+    write_results(repository, rows)
     for text in (rewritten(repository), page_of(repository)):
         assert "| 100 µs† |" in text
         assert "| 200 µs |" in text
@@ -244,9 +232,8 @@ def test_a_time_of_the_host_is_marked_and_explained(repository):
 def test_a_backward_op_is_called_backward_once(repository):
     write_results(repository, [row("v1_naive", 0.2, **{"pass": "backward"})])
     assert "**backward, rows 4, width 8, float32**" in rewritten(repository)
-    assert results.case_title(row("v1_naive", 0.2, **{"pass": "backward", "op": "double_backward"})) == (
-        "rows 4, width 8, float32"
-    )
+    named_so = row("v1_naive", 0.2, **{"pass": "backward", "op": "double_backward"})
+    assert results.case_title(named_so) == "rows 4, width 8, float32"
 
 
 def test_a_wrong_result_shows_no_time(repository):
@@ -276,19 +263,17 @@ def test_a_marker_can_select_a_case(repository):
     assert "400 µs" not in text
 
 
-def test_check_finds_a_stale_table_and_writes_nothing(repository, monkeypatch, capsys):
+def test_check_finds_a_stale_table_and_writes_nothing(repository, capsys):
     readme = repository.path / "README.md"
     before = readme.read_text()
-    monkeypatch.setattr("sys.argv", ["report", "--check"])
-    assert report.main() == 1
+    assert cli.main(["report", "--check"]) == 1
     assert "stale" in capsys.readouterr().out
     assert readme.read_text() == before
     rewritten(repository)
-    assert report.main() == 0
+    assert cli.main(["report", "--check"]) == 0
     readme.write_text(readme.read_text() + "<!-- claim: double: v1_naive > 1 -->\n")
     write_results(repository, [row("v1_naive", 0.2)])
-    monkeypatch.setattr("sys.argv", ["report"])
-    assert report.main() == 1
+    assert cli.main(["report"]) == 1
     assert "`v1_naive > 1` does not hold for double" in capsys.readouterr().out
 
 
@@ -371,16 +356,10 @@ def test_contents_are_the_headings_that_follow(repository):
     assert report.anchor("[v1](kernels/v1.cu): a thread, a chunk") == "v1-a-thread-a-chunk"
 
 
-def test_the_tables_in_this_repository_are_what_the_results_say():
+def test_this_repositorys_tables_and_prose_are_what_the_results_say_and_these_of_rungs_that_it_has():
     stale = report.update(report.documents(), check=True) + report.update_pages(check=True)
     assert stale == [], "write them anew with: kernel-fusion report"
-
-
-def test_the_prose_in_this_repository_is_borne_out_by_the_results():
     assert report.unsupported(report.documents()) == []
-
-
-def test_the_results_in_this_repository_are_of_rungs_that_it_has():
     assert report.orphans() == []
 
 

@@ -1,7 +1,7 @@
 // Scans over a tile or the coalesced threads, in the order of the ranks.
 #pragma once
 
-#include "operators.h"
+#include "reduce.h"
 
 namespace kf::simt {
 namespace cooperative_groups {

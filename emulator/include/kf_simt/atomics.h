@@ -83,12 +83,6 @@ KF_SIMT_ATOMIC_UPDATE(float, std::uint32_t, atomicAdd, old + value)
 KF_SIMT_ATOMIC_UPDATE(float, std::uint32_t, atomicExch, (static_cast<void>(old), value))
 KF_SIMT_ATOMIC_UPDATE(double, std::uint64_t, atomicAdd, old + value)
 
-#undef KF_SIMT_ATOMIC_SCOPES
-#undef KF_SIMT_ATOMIC_FETCH
-#undef KF_SIMT_ATOMIC_UPDATE
-#undef KF_SIMT_ATOMIC_CAS
-#undef KF_SIMT_ATOMIC_INTEGER
-
 // Each component for itself, as on a GPU.
 inline float2 atomicAdd(float2* address, float2 value) {
   return {atomicAdd(&address->x, value.x), atomicAdd(&address->y, value.y)};
@@ -97,12 +91,13 @@ inline float4 atomicAdd(float4* address, float4 value) {
   return {atomicAdd(&address->x, value.x), atomicAdd(&address->y, value.y), atomicAdd(&address->z, value.z),
           atomicAdd(&address->w, value.w)};
 }
+KF_SIMT_ATOMIC_SCOPES(float2, atomicAdd)
+KF_SIMT_ATOMIC_SCOPES(float4, atomicAdd)
 
-#define KF_SIMT_ATOMIC_VECTOR(T)                                                      \
-  inline T atomicAdd_block(T* address, T value) { return atomicAdd(address, value); } \
-  inline T atomicAdd_system(T* address, T value) { return atomicAdd(address, value); }
-KF_SIMT_ATOMIC_VECTOR(float2)
-KF_SIMT_ATOMIC_VECTOR(float4)
-#undef KF_SIMT_ATOMIC_VECTOR
+#undef KF_SIMT_ATOMIC_SCOPES
+#undef KF_SIMT_ATOMIC_FETCH
+#undef KF_SIMT_ATOMIC_UPDATE
+#undef KF_SIMT_ATOMIC_CAS
+#undef KF_SIMT_ATOMIC_INTEGER
 
 }  // namespace kf::simt

@@ -122,9 +122,10 @@ void warp_operation(WarpKind kind, unsigned mask, void* record, WarpWork work, c
 // The same for wrappers of warp-wide instructions (matrix products, for example) that are defined elsewhere:
 // `Work` is a stateless function object called as Work{}(Lane* const* lanes, unsigned present).
 template <class Work, class Lane>
-void warp_collective(const char* name, Lane& lane, unsigned mask = 0xffffffffu, CallSite site = CallSite::here()) {
+void warp_collective(const char* name, Lane& lane, unsigned mask = 0xffffffffu, CallSite site = CallSite::here(),
+                     WarpKind kind = WarpKind::kCollective) {
   warp_operation(
-      WarpKind::kCollective, mask, &lane,
+      kind, mask, &lane,
       [](void* const* records, unsigned present) { Work{}(reinterpret_cast<Lane* const*>(records), present); }, name,
       site);
 }
@@ -251,13 +252,13 @@ struct ReduceWork {
   }
 };
 
-#define KF_SIMT_REDUCE(name, T, expression)                                 \
-  inline T name(unsigned mask, T value, CallSite site = CallSite::here()) { \
-    struct Op {                                                             \
-      T operator()(T a, T b) const { return expression; }                   \
-    };                                                                      \
-    warp_collective<ReduceWork<T, Op>>(#name, value, mask, site);           \
-    return value;                                                           \
+#define KF_SIMT_REDUCE(name, T, expression)                                          \
+  inline T name(unsigned mask, T value, CallSite site = CallSite::here()) {          \
+    struct Op {                                                                      \
+      T operator()(T a, T b) const { return expression; }                            \
+    };                                                                               \
+    warp_collective<ReduceWork<T, Op>>(#name, value, mask, site, WarpKind::kReduce); \
+    return value;                                                                    \
   }
 KF_SIMT_REDUCE(__reduce_add_sync, unsigned, a + b)
 KF_SIMT_REDUCE(__reduce_min_sync, unsigned, a < b ? a : b)

@@ -1,10 +1,42 @@
 // What float16 and bfloat16 have in common. KF_SIMT_HALF_TYPE(T, T2) defines their arithmetic, comparison and
-// mathematical functions; KF_SIMT_HALF_OPERATORS the operators. A type brings T::from_float, T::from_double and
-// T::to_float. A sum, product or quotient of two halves is exact enough in float that rounding it again is right.
+// mathematical functions; KF_SIMT_HALF1_OPERATORS and KF_SIMT_HALF2_OPERATORS the operators. A sum, product or quotient
+// of two halves is exact enough in float that rounding it again is right.
 #pragma once
 
 #include "kf_simt/atomics.h"
 #include "kf_simt/half_bits.h"
+
+// The members of T, with its conversions of bits: to and from_float are functions for float, from_double for double.
+#define KF_SIMT_HALF_MEMBERS(T, to, from, from_exact)                 \
+  std::uint16_t bits;                                                 \
+  static T from_bits(std::uint16_t bits) {                            \
+    T h;                                                              \
+    h.bits = bits;                                                    \
+    return h;                                                         \
+  }                                                                   \
+  static std::uint16_t to_bits(T h) { return h.bits; }                \
+  static T from_float(float x) { return from_bits(from(x)); }         \
+  static T from_double(double x) { return from_bits(from_exact(x)); } \
+  static float to_float(T h) { return to(h.bits); }                   \
+  template <class Int>                                                \
+  static T from_integer(Int x) {                                      \
+    return from_double(integer_to_odd(x));                            \
+  }                                                                   \
+  T() = default;                                                      \
+  T(const T##_raw& raw) : bits(raw.x) {}                              \
+  operator T##_raw() const { return {bits}; }
+#define KF_SIMT_HALF_CONVERSIONS(T)               \
+  T(float x) : T(from_float(x)) {}                \
+  T(double x) : T(from_double(x)) {}              \
+  T(short x) : T(from_integer(x)) {}              \
+  T(unsigned short x) : T(from_integer(x)) {}     \
+  T(int x) : T(from_integer(x)) {}                \
+  T(unsigned x) : T(from_integer(x)) {}           \
+  T(long x) : T(from_integer(x)) {}               \
+  T(unsigned long x) : T(from_integer(x)) {}      \
+  T(long long x) : T(from_integer(x)) {}          \
+  T(unsigned long long x) : T(from_integer(x)) {} \
+  operator float() const { return to_float(*this); }
 
 #define KF_SIMT_HALF_UNARY(T, T2, name, expression) \
   inline T h##name(T a) {                           \
@@ -105,16 +137,9 @@
   KF_SIMT_HALF_UNARY(T, T2, floor, floorf(x))                                                                   \
   KF_SIMT_HALF_UNARY(T, T2, trunc, truncf(x))                                                                   \
   KF_SIMT_HALF_UNARY(T, T2, rint, nearbyintf(x))                                                                \
-  inline T __low2half(T2 a) { return a.x; }                                                                     \
-  inline T __high2half(T2 a) { return a.y; }                                                                    \
-  inline T2 __low2half2(T2 a) { return {a.x, a.x}; }                                                            \
-  inline T2 __high2half2(T2 a) { return {a.y, a.y}; }                                                           \
   inline float __low2float(T2 a) { return T::to_float(a.x); }                                                   \
   inline float __high2float(T2 a) { return T::to_float(a.y); }                                                  \
   inline T2 __lowhigh2highlow(T2 a) { return {a.y, a.x}; }                                                      \
-  inline T2 __lows2half2(T2 a, T2 b) { return {a.x, b.x}; }                                                     \
-  inline T2 __highs2half2(T2 a, T2 b) { return {a.y, b.y}; }                                                    \
-  inline T2 __halves2half2(T a, T b) { return {a, b}; }                                                         \
   KF_SIMT_HALF_UNARY(T, T2, tanh_approx, tanhf(x))                                                              \
   inline T2 __hcmadd(T2 a, T2 b, T2 c) {                                                                        \
     return {__hfma(__hneg(a.y), b.y, __hfma(a.x, b.x, c.x)), __hfma(a.y, b.x, __hfma(a.x, b.y, c.y))};          \
@@ -126,53 +151,41 @@
     return atomic_update<std::uint32_t>(address, [value](T2 old) { return __hadd2(old, value); });              \
   }
 
-#define KF_SIMT_HALF_OPERATORS(T)                                         \
-  inline T operator+(const T& a, const T& b) { return __hadd(a, b); }     \
-  inline T operator-(const T& a, const T& b) { return __hsub(a, b); }     \
-  inline T operator*(const T& a, const T& b) { return __hmul(a, b); }     \
-  inline T operator/(const T& a, const T& b) { return __hdiv(a, b); }     \
-  inline T& operator+=(T& a, const T& b) { return a = __hadd(a, b); }     \
-  inline T& operator-=(T& a, const T& b) { return a = __hsub(a, b); }     \
-  inline T& operator*=(T& a, const T& b) { return a = __hmul(a, b); }     \
-  inline T& operator/=(T& a, const T& b) { return a = __hdiv(a, b); }     \
-  inline T& operator++(T& a) { return a = __hadd(a, T::from_float(1)); }  \
-  inline T& operator--(T& a) { return a = __hsub(a, T::from_float(1)); }  \
-  inline T operator++(T& a, int) {                                        \
-    const T before = a;                                                   \
-    ++a;                                                                  \
-    return before;                                                        \
-  }                                                                       \
-  inline T operator--(T& a, int) {                                        \
-    const T before = a;                                                   \
-    --a;                                                                  \
-    return before;                                                        \
-  }                                                                       \
-  inline T operator+(const T& a) { return a; }                            \
-  inline T operator-(const T& a) { return __hneg(a); }                    \
-  inline bool operator==(const T& a, const T& b) { return __heq(a, b); }  \
-  inline bool operator!=(const T& a, const T& b) { return __hneu(a, b); } \
-  inline bool operator<(const T& a, const T& b) { return __hlt(a, b); }   \
-  inline bool operator<=(const T& a, const T& b) { return __hle(a, b); }  \
-  inline bool operator>(const T& a, const T& b) { return __hgt(a, b); }   \
-  inline bool operator>=(const T& a, const T& b) { return __hge(a, b); }
+#define KF_SIMT_HALF_OPERATORS(T, add, sub, mul, div, neg, lt, le, gt, ge, eq, ne) \
+  inline T operator+(const T& a, const T& b) { return add(a, b); }                 \
+  inline T operator-(const T& a, const T& b) { return sub(a, b); }                 \
+  inline T operator*(const T& a, const T& b) { return mul(a, b); }                 \
+  inline T operator/(const T& a, const T& b) { return div(a, b); }                 \
+  inline T& operator+=(T& a, const T& b) { return a = add(a, b); }                 \
+  inline T& operator-=(T& a, const T& b) { return a = sub(a, b); }                 \
+  inline T& operator*=(T& a, const T& b) { return a = mul(a, b); }                 \
+  inline T& operator/=(T& a, const T& b) { return a = div(a, b); }                 \
+  inline T operator+(const T& a) { return a; }                                     \
+  inline T operator-(const T& a) { return neg(a); }                                \
+  inline bool operator<(const T& a, const T& b) { return lt(a, b); }               \
+  inline bool operator<=(const T& a, const T& b) { return le(a, b); }              \
+  inline bool operator>(const T& a, const T& b) { return gt(a, b); }               \
+  inline bool operator>=(const T& a, const T& b) { return ge(a, b); }              \
+  inline bool operator==(const T& a, const T& b) { return eq(a, b); }              \
+  inline bool operator!=(const T& a, const T& b) { return ne(a, b); }
 
-#define KF_SIMT_HALF2_OPERATORS(T2)                                          \
-  inline T2 operator+(const T2& a, const T2& b) { return __hadd2(a, b); }    \
-  inline T2 operator-(const T2& a, const T2& b) { return __hsub2(a, b); }    \
-  inline T2 operator*(const T2& a, const T2& b) { return __hmul2(a, b); }    \
-  inline T2 operator/(const T2& a, const T2& b) { return __h2div(a, b); }    \
-  inline T2& operator+=(T2& a, const T2& b) { return a = __hadd2(a, b); }    \
-  inline T2& operator-=(T2& a, const T2& b) { return a = __hsub2(a, b); }    \
-  inline T2& operator*=(T2& a, const T2& b) { return a = __hmul2(a, b); }    \
-  inline T2& operator/=(T2& a, const T2& b) { return a = __h2div(a, b); }    \
-  inline T2 operator+(const T2& a) { return a; }                             \
-  inline T2 operator-(const T2& a) { return __hneg2(a); }                    \
-  inline bool operator<(const T2& a, const T2& b) { return __hblt2(a, b); }  \
-  inline bool operator<=(const T2& a, const T2& b) { return __hble2(a, b); } \
-  inline bool operator>(const T2& a, const T2& b) { return __hbgt2(a, b); }  \
-  inline bool operator>=(const T2& a, const T2& b) { return __hbge2(a, b); } \
-  inline bool operator==(const T2& a, const T2& b) { return __hbeq2(a, b); } \
-  inline bool operator!=(const T2& a, const T2& b) { return __hbneu2(a, b); }
+#define KF_SIMT_HALF1_OPERATORS(T)                                                                             \
+  KF_SIMT_HALF_OPERATORS(T, __hadd, __hsub, __hmul, __hdiv, __hneg, __hlt, __hle, __hgt, __hge, __heq, __hneu) \
+  inline T& operator++(T& a) { return a = __hadd(a, T::from_float(1)); }                                       \
+  inline T& operator--(T& a) { return a = __hsub(a, T::from_float(1)); }                                       \
+  inline T operator++(T& a, int) {                                                                             \
+    const T before = a;                                                                                        \
+    ++a;                                                                                                       \
+    return before;                                                                                             \
+  }                                                                                                            \
+  inline T operator--(T& a, int) {                                                                             \
+    const T before = a;                                                                                        \
+    --a;                                                                                                       \
+    return before;                                                                                             \
+  }
+#define KF_SIMT_HALF2_OPERATORS(T2)                                                                                    \
+  KF_SIMT_HALF_OPERATORS(T2, __hadd2, __hsub2, __hmul2, __h2div, __hneg2, __hblt2, __hble2, __hbgt2, __hbge2, __hbeq2, \
+                         __hbneu2)
 
 // The conversions to and from integers: KF_SIMT_HALF_INTEGER(T, half, int, int) defines __half2int_rn, __int2half_rn…
 #define KF_SIMT_HALF_INTEGER(T, name, to, To)                                                                 \
@@ -210,3 +223,31 @@ auto half_to_integer(T x) {
   KF_SIMT_HALF_ROUNDED(T, name, to, back, rd, kDown)                                                          \
   inline signed char __##name##2char_rz(T a) { return saturating_cast<signed char>(double{T::to_float(a)}); } \
   inline unsigned char __##name##2uchar_rz(T a) { return saturating_cast<unsigned char>(double{T::to_float(a)}); }
+
+// Conversions and names that differ in the type's name alone: KF_SIMT_HALF_NAMES(__half, __half2, half).
+#define KF_SIMT_HALF_NAMES(T, T2, name)                                                              \
+  inline float __##name##2float(T a) { return T::to_float(a); }                                      \
+  inline T __float2##name(float x) { return T::from_float(x); }                                      \
+  inline T __float2##name##_rn(float x) { return T::from_float(x); }                                 \
+  inline T __double2##name(double x) { return T::from_double(x); }                                   \
+  inline T2 __float2##name##2_rn(float x) { return {T::from_float(x), T::from_float(x)}; }           \
+  inline T2 __floats2##name##2_rn(float x, float y) { return {T::from_float(x), T::from_float(y)}; } \
+  inline T2 __float22##name##2_rn(float2 v) { return {T::from_float(v.x), T::from_float(v.y)}; }     \
+  inline float2 __##name##22float2(T2 v) { return {T::to_float(v.x), T::to_float(v.y)}; }            \
+  inline T2 __##name##2##name##2(T a) { return {a, a}; }                                             \
+  inline T2 make_##name##2(T x, T y) { return {x, y}; }                                              \
+  inline short __##name##_as_short(T a) { return static_cast<short>(a.bits); }                       \
+  inline T __low2##name(T2 a) { return a.x; }                                                        \
+  inline T __high2##name(T2 a) { return a.y; }                                                       \
+  inline T2 __low2##name##2(T2 a) { return {a.x, a.x}; }                                             \
+  inline T2 __high2##name##2(T2 a) { return {a.y, a.y}; }                                            \
+  inline T2 __lows2##name##2(T2 a, T2 b) { return {a.x, b.x}; }                                      \
+  inline T2 __highs2##name##2(T2 a, T2 b) { return {a.y, b.y}; }                                     \
+  inline T2 __halves2##name##2(T a, T b) { return {a, b}; }                                          \
+  inline unsigned short __##name##_as_ushort(T a) { return a.bits; }                                 \
+  inline T __short_as_##name(short bits) { return T::from_bits(static_cast<std::uint16_t>(bits)); }  \
+  inline T __ushort_as_##name(unsigned short bits) { return T::from_bits(bits); }                    \
+  template <class To> /* what the rewriter puts into a cast */                                       \
+  auto kf_integer(T x) {                                                                             \
+    return half_to_integer<To>(x);                                                                   \
+  }

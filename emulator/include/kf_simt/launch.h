@@ -121,8 +121,6 @@ class KernelCall {
     }
   }
 
-  LaunchConfig& config() { return config_; }
-
  private:
   template <class Bound>
   KF_SIMT_UNINSTRUMENTED static void invoke(void* bound) {

@@ -313,18 +313,15 @@ inline double __ull2double_rn(unsigned long long x) { return static_cast<double>
 #define KF_SIMT_MIN_MAX(A, B, R)                                                                                      \
   constexpr R min(A a, B b) { return static_cast<R>(b) < static_cast<R>(a) ? static_cast<R>(b) : static_cast<R>(a); } \
   constexpr R max(A a, B b) { return static_cast<R>(a) < static_cast<R>(b) ? static_cast<R>(b) : static_cast<R>(a); }
-KF_SIMT_MIN_MAX(int, int, int)
-KF_SIMT_MIN_MAX(unsigned, unsigned, unsigned)
-KF_SIMT_MIN_MAX(int, unsigned, unsigned)
-KF_SIMT_MIN_MAX(unsigned, int, unsigned)
-KF_SIMT_MIN_MAX(long, long, long)
-KF_SIMT_MIN_MAX(unsigned long, unsigned long, unsigned long)
-KF_SIMT_MIN_MAX(long, unsigned long, unsigned long)
-KF_SIMT_MIN_MAX(unsigned long, long, unsigned long)
-KF_SIMT_MIN_MAX(long long, long long, long long)
-KF_SIMT_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
-KF_SIMT_MIN_MAX(long long, unsigned long long, unsigned long long)
-KF_SIMT_MIN_MAX(unsigned long long, long long, unsigned long long)
+#define KF_SIMT_MIN_MAX_PAIRS(Signed, Unsigned) \
+  KF_SIMT_MIN_MAX(Signed, Signed, Signed)       \
+  KF_SIMT_MIN_MAX(Unsigned, Unsigned, Unsigned) \
+  KF_SIMT_MIN_MAX(Signed, Unsigned, Unsigned)   \
+  KF_SIMT_MIN_MAX(Unsigned, Signed, Unsigned)
+KF_SIMT_MIN_MAX_PAIRS(int, unsigned)
+KF_SIMT_MIN_MAX_PAIRS(long, unsigned long)
+KF_SIMT_MIN_MAX_PAIRS(long long, unsigned long long)
+#undef KF_SIMT_MIN_MAX_PAIRS
 #undef KF_SIMT_MIN_MAX
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }

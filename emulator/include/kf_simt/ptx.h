@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <type_traits>
 
@@ -49,28 +50,22 @@ inline void check_aligned(const void* address, unsigned bytes, const char* what,
 // ---- loads and stores ----
 
 enum class Order { kPlain, kRelaxed, kAcquire, kRelease, kBoth };
-constexpr int memory_order(Order order) {
-  switch (order) {
-    case Order::kAcquire: return __ATOMIC_ACQUIRE;
-    case Order::kRelease: return __ATOMIC_RELEASE;
-    case Order::kBoth: return __ATOMIC_ACQ_REL;
-    default: return __ATOMIC_RELAXED;
-  }
-}
 template <class T>
 using Bits = std::conditional_t<
     sizeof(T) == 8, std::uint64_t,
     std::conditional_t<sizeof(T) == 4, std::uint32_t, std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
+
+template <class T, std::size_t N>
+struct alignas(sizeof(T) * N) Whole {
+  T parts[N];
+};
 
 template <class T, int N>
 std::array<T, N> load(const void* address, Order order, CallSite site = CallSite::here()) {
   check_aligned(address, sizeof(T) * N, "a load", site);
   std::array<T, N> values;
   if (order == Order::kPlain) {
-    struct alignas(sizeof(T) * N) Whole {
-      T parts[N];
-    };
-    const Whole whole = *static_cast<const Whole*>(address);
+    const auto whole = *static_cast<const Whole<T, N>*>(address);
     std::memcpy(values.data(), &whole, sizeof(whole));
     return values;
   }
@@ -87,11 +82,9 @@ template <class T, std::size_t N>
 void store(void* address, const std::array<T, N>& values, Order order, CallSite site = CallSite::here()) {
   check_aligned(address, sizeof(T) * N, "a store", site);
   if (order == Order::kPlain) {
-    struct alignas(sizeof(T) * N) Whole {
-      T parts[N];
-    } whole;
+    Whole<T, N> whole;
     std::memcpy(&whole, values.data(), sizeof(whole));
-    *static_cast<Whole*>(address) = whole;
+    *static_cast<Whole<T, N>*>(address) = whole;
     return;
   }
   for (std::size_t i = 0; i < N; ++i) {
@@ -107,27 +100,12 @@ void store(void* address, const std::array<T, N>& values, Order order, CallSite 
 
 // ---- atomics ----
 
-struct AtomicAdd : Add {};
-struct AtomicMin : Min {};
-struct AtomicMax : Max {};
-struct AtomicAnd {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a & b;
-  }
-};
-struct AtomicOr {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a | b;
-  }
-};
-struct AtomicXor {
-  template <class T>
-  T operator()(T a, T b) const {
-    return a ^ b;
-  }
-};
+using AtomicAdd = Add;
+using AtomicMin = Min;
+using AtomicMax = Max;
+using AtomicAnd = std::bit_and<>;
+using AtomicOr = std::bit_or<>;
+using AtomicXor = std::bit_xor<>;
 struct AtomicExchange {
   template <class T>
   T operator()(T, T b) const {
@@ -206,26 +184,11 @@ inline Shuffled shuffle_lanes(Shuffle mode, std::uint32_t value, std::uint32_t b
   const unsigned lane = kf_lane_id(), clamp = control & 31, segment = control >> 8 & 31;
   const unsigned limit = (lane & segment) | (clamp & ~segment);
   b &= 31;
-  unsigned source = 0;
-  bool inside = false;
-  switch (mode) {
-    case Shuffle::kUp:
-      source = lane - b;
-      inside = static_cast<int>(source) >= static_cast<int>(limit);
-      break;
-    case Shuffle::kDown:
-      source = lane + b;
-      inside = source <= limit;
-      break;
-    case Shuffle::kXor:
-      source = lane ^ b;
-      inside = source <= limit;
-      break;
-    case Shuffle::kIndex:
-      source = (lane & segment) | (b & ~segment);
-      inside = source <= limit;
-      break;
-  }
+  const unsigned source = mode == Shuffle::kUp     ? lane - b
+                          : mode == Shuffle::kDown ? lane + b
+                          : mode == Shuffle::kXor  ? lane ^ b
+                                                   : (lane & segment) | (b & ~segment);
+  const bool inside = mode == Shuffle::kUp ? static_cast<int>(source) >= static_cast<int>(limit) : source <= limit;
   return {shuffle_from(value, static_cast<int>(inside ? source : lane), mask, "shfl.sync", site), inside};
 }
 

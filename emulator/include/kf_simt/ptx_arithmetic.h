@@ -143,48 +143,36 @@ struct Rem {
   }
 };
 // Of a NaN and a number the number; with .NaN the NaN.
-struct Min {
+#define KF_SIMT_PTX_CHOICE(name, function, op)                          \
+  struct name {                                                         \
+    template <class T>                                                  \
+    T operator()(T a, T b) const {                                      \
+      if constexpr (std::is_floating_point_v<T>) return function(a, b); \
+      return a op b ? a : b;                                            \
+    }                                                                   \
+    static double halves(double a, double b) { return function(a, b); } \
+  };
+KF_SIMT_PTX_CHOICE(Min, std::fmin, <)
+KF_SIMT_PTX_CHOICE(Max, std::fmax, >)
+#undef KF_SIMT_PTX_CHOICE
+template <class Operation>
+struct OrNan {
   template <class T>
   T operator()(T a, T b) const {
-    if constexpr (std::is_floating_point_v<T>) return std::fmin(a, b);
-    return a < b ? a : b;
-  }
-  static double halves(double a, double b) { return std::fmin(a, b); }
-};
-struct Max {
-  template <class T>
-  T operator()(T a, T b) const {
-    if constexpr (std::is_floating_point_v<T>) return std::fmax(a, b);
-    return a > b ? a : b;
-  }
-  static double halves(double a, double b) { return std::fmax(a, b); }
-};
-struct MinNan {
-  template <class T>
-  T operator()(T a, T b) const {
-    return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : Min()(a, b);
+    return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : Operation()(a, b);
   }
 };
-struct MaxNan {
-  template <class T>
-  T operator()(T a, T b) const {
-    return std::isnan(a) || std::isnan(b) ? std::numeric_limits<T>::quiet_NaN() : Max()(a, b);
-  }
-};
-struct AddSaturated {
+using MinNan = OrNan<Min>;
+using MaxNan = OrNan<Max>;
+template <class Operation>
+struct Saturated {
   std::int32_t operator()(std::int32_t a, std::int32_t b) const {
-    const std::int64_t sum = std::int64_t{a} + b;
-    return static_cast<std::int32_t>(sum > INT32_MAX ? INT32_MAX : sum < INT32_MIN ? INT32_MIN : sum);
+    const std::int64_t exact = Operation()(std::int64_t{a}, std::int64_t{b});
+    return static_cast<std::int32_t>(exact > INT32_MAX ? INT32_MAX : exact < INT32_MIN ? INT32_MIN : exact);
   }
 };
-struct SubSaturated {
-  std::int32_t operator()(std::int32_t a, std::int32_t b) const {
-    const std::int64_t difference = std::int64_t{a} - b;
-    return static_cast<std::int32_t>(difference > INT32_MAX   ? INT32_MAX
-                                     : difference < INT32_MIN ? INT32_MIN
-                                                              : difference);
-  }
-};
+using AddSaturated = Saturated<Add>;
+using SubSaturated = Saturated<Sub>;
 struct Neg {
   template <class T>
   T operator()(T a) const {
@@ -238,12 +226,6 @@ auto mul_wide(T a, T b) {
   return static_cast<Product>(static_cast<Product>(a) * static_cast<Product>(b));
 }
 template <class T>
-T mul24(T a, T b) {
-  const auto low = [](T x) { return std::is_signed_v<T> ? static_cast<T>(x << 8) >> 8 : x & 0xffffff; };
-  return Mul()(static_cast<T>(low(a)), static_cast<T>(low(b)));
-}
-
-template <class T>
 T shift_left(T a, unsigned by) {
   return by >= 8 * sizeof(T) ? T{0} : static_cast<T>(static_cast<Wide<T>>(a) << by);
 }
@@ -252,23 +234,8 @@ T shift_right(T a, unsigned by) {
   if (by >= 8 * sizeof(T)) return a < 0 ? static_cast<T>(-1) : T{0};
   return static_cast<T>(a >> by);
 }
-inline std::uint32_t funnel_left(std::uint32_t low, std::uint32_t high, unsigned by, bool clamp) {
-  by = clamp ? (by < 32 ? by : 32) : by & 31;
-  return by == 0 ? high : by == 32 ? low : high << by | low >> (32 - by);
-}
-inline std::uint32_t funnel_right(std::uint32_t low, std::uint32_t high, unsigned by, bool clamp) {
-  by = clamp ? (by < 32 ? by : 32) : by & 31;
-  return by == 0 ? low : by == 32 ? high : low >> by | high << (32 - by);
-}
-
 inline std::uint32_t leading_zeros(std::uint32_t a) { return a == 0 ? 32 : static_cast<unsigned>(__builtin_clz(a)); }
 inline std::uint32_t leading_zeros(std::uint64_t a) { return a == 0 ? 64 : static_cast<unsigned>(__builtin_clzll(a)); }
-template <class T>
-T reversed(T a) {
-  T result = 0;
-  for (unsigned i = 0; i < 8 * sizeof(T); ++i) result |= (a >> i & 1) << (8 * sizeof(T) - 1 - i);
-  return result;
-}
 // The place of the first bit that differs from the sign, or what it must be shifted by to come to the top; ~0 if none.
 template <class T>
 std::uint32_t find_leading(T a, bool amount) {
@@ -304,17 +271,6 @@ T insert_field(T a, T b, unsigned to, unsigned length) {
     b = (a >> i & 1) != 0 ? b | bit : b & ~bit;
   }
   return b;
-}
-inline std::uint32_t permute_bytes(std::uint32_t a, std::uint32_t b, std::uint32_t selectors) {
-  const std::uint64_t bytes = std::uint64_t{b} << 32 | a;
-  std::uint32_t result = 0;
-  for (unsigned i = 0; i < 4; ++i) {
-    const unsigned selector = selectors >> 4 * i & 0xf;
-    unsigned byte = static_cast<unsigned>(bytes >> 8 * (selector & 7)) & 0xff;
-    if (selector & 8) byte = byte & 0x80 ? 0xff : 0;  // its sign, eight times
-    result |= byte << 8 * i;
-  }
-  return result;
 }
 // Bit a, b, c of each place choose one of the eight bits of `table`.
 inline std::uint32_t logic3(std::uint32_t a, std::uint32_t b, std::uint32_t c, std::uint32_t table) {
@@ -355,16 +311,10 @@ inline double to_whole(double x, Way way) {
 template <class T>
 constexpr bool kIsHalf = std::is_same_v<T, F16> || std::is_same_v<T, BF16>;
 
-inline float truncated(double x) {
-  float f = static_cast<float>(x);
-  if (std::fabs(double{f}) > std::fabs(x)) f = std::nextafter(f, 0.0f);
-  return f;
-}
 template <class H>
 std::uint16_t truncated_half(float x) {
-  std::uint16_t bits = H::from_float(x);
-  if (!std::isnan(x) && std::fabs(H::to_float(bits)) > std::fabs(x)) --bits;  // the next one towards zero
-  return bits;
+  const std::uint16_t nearest = H::from_float(x);
+  return rounded_bits(nearest, H::to_float(nearest), x, RoundingDirection::kZero);
 }
 
 // To and From are F16, BF16 or C++ types. `whole`: round to an integer, whatever the type. A float becomes an integer
@@ -392,9 +342,9 @@ auto convert(Value value, Way way, bool whole) {
     } else {
       if (whole) x = to_whole(x, way);
       if constexpr (kIsHalf<To>) {
-        return way == Way::kZero && !whole ? truncated_half<To>(truncated(x)) : To::from_double(x);
+        return way == Way::kZero && !whole ? truncated_half<To>(__double2float_rz(x)) : To::from_double(x);
       } else if constexpr (std::is_same_v<To, float>) {
-        return way == Way::kZero && !whole ? truncated(x) : static_cast<float>(x);
+        return way == Way::kZero && !whole ? __double2float_rz(x) : static_cast<float>(x);
       } else {
         return x;
       }

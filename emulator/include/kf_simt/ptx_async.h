@@ -41,13 +41,18 @@ enum class Element : std::uint8_t {
 
 // A copy between global and shared memory that one thread starts and that goes on without it.
 struct Transfer {
-  enum Kind : std::uint8_t { kLoad, kStore, kLoadTensor, kStoreTensor, kValue, kCopy, kArrive } kind;
-  Reduction reduction;
-  Element element;
+  enum Kind : std::uint8_t { kLoad, kStore, kLoadTensor, kStoreTensor, kValue, kCopy, kArrive };
+
+  Transfer(Kind kind_ = kArrive, unsigned bytes_ = 0, void* shared_ = nullptr, void* other_ = nullptr)
+      : kind(kind_), bytes(bytes_), shared(shared_), other(other_) {}
+
+  Kind kind;
+  Reduction reduction = Reduction::kNone;
+  Element element = Element::kByte;
   unsigned bytes;  // what the mbarrier counts
   void* shared;
   void* other;  // global memory; of a load also shared memory
-  std::int32_t coordinates[5];
+  std::int32_t coordinates[5] = {};
   union {
     TensorMap map;
     std::uint8_t value[16];
@@ -110,12 +115,10 @@ inline void copy_async(void* to, const void* from, unsigned bytes, unsigned give
     note_copy(copy);
   }
 }
-inline void commit_copies() { close_copies(); }
 inline void wait_copies(unsigned keep) {
   Copy copy;
   while (next_copy(keep, copy)) carry_out(copy);
 }
-inline void wait_all_copies() { wait_copies(kAll); }
 
 // ---- mbarrier ----
 
@@ -125,9 +128,9 @@ constexpr unsigned kBarrierLimit = (1u << 20) - 1;
 constexpr std::uint64_t kBarrierMark = std::uint64_t{1} << 62;
 struct BarrierChange {
   unsigned arrive = 0;     // arrivals
-  unsigned expect = 0;     // arrivals more in this phase
-  bool drop = false;       // the arrivals are expected in no later phase either
   std::int64_t bytes = 0;  // expected
+  bool drop = false;       // the arrivals are expected in no later phase either
+  unsigned expect = 0;     // arrivals more in this phase
 };
 // Gives the state before. When nothing is expected any more the next phase begins.
 std::uint64_t change_barrier(void* address, const BarrierChange& change, CallSite site);
@@ -152,24 +155,16 @@ inline std::uint64_t barrier_arrive(void* address, unsigned count, unsigned byte
                                     CallSite site = CallSite::here()) {
   note_read(address, 8);
   order_release(address);
-  BarrierChange change;
-  change.arrive = count;
-  change.drop = drop;
-  change.bytes = bytes;
-  return change_barrier(address, change, site);
+  return change_barrier(address, {count, bytes, drop}, site);
 }
 inline void barrier_expect_tx(void* address, unsigned bytes, CallSite site = CallSite::here()) {
   note_read(address, 8);
-  BarrierChange change;
-  change.bytes = bytes;
-  change_barrier(address, change, site);
+  change_barrier(address, {0, bytes}, site);
 }
 inline void barrier_complete_tx(void* address, unsigned bytes, CallSite site = CallSite::here()) {
   note_read(address, 8);
   order_release(address);
-  BarrierChange change;
-  change.bytes = -std::int64_t{bytes};
-  change_barrier(address, change, site);
+  change_barrier(address, {0, -std::int64_t{bytes}}, site);
 }
 inline unsigned barrier_pending(std::uint64_t state) { return static_cast<unsigned>(state) & kBarrierLimit; }
 
@@ -192,23 +187,14 @@ inline bool barrier_try_parity(void* address, unsigned parity, CallSite site = C
     order_acquire(address);  // what the thread that started it did comes before
     carry_out(transfer, site);
     order_release(address);
-    BarrierChange change;
-    change.bytes = -std::int64_t{transfer.bytes};
-    change.arrive = transfer.kind == Transfer::kArrive ? 1 : 0;
-    change_barrier(address, change, site);
+    change_barrier(address, {transfer.kind == Transfer::kArrive, -std::int64_t{transfer.bytes}}, site);
   }
   if (any && complete()) return true;
   poll_yield();
   return false;
 }
-inline bool barrier_test_parity(void* address, unsigned parity, CallSite site = CallSite::here()) {
-  return barrier_try_parity(address, parity, site);
-}
 inline bool barrier_try(void* address, std::uint64_t state, CallSite site = CallSite::here()) {
   return barrier_try_parity(address, static_cast<unsigned>(state >> 61) & 1, site);
-}
-inline bool barrier_test(void* address, std::uint64_t state, CallSite site = CallSite::here()) {
-  return barrier_try(address, state, site);
 }
 
 // cp.async.mbarrier.arrive: one arrival when all copies of this thread have happened. `counted`: the barrier's count
@@ -216,16 +202,9 @@ inline bool barrier_test(void* address, std::uint64_t state, CallSite site = Cal
 inline void copies_arrive(void* address, bool counted, CallSite site = CallSite::here()) {
   note_read(address, 8);
   order_release(address);
-  if (counted) {
-    BarrierChange change;
-    change.expect = 1;
-    change_barrier(address, change, site);
-  }
+  if (counted) change_barrier(address, {0, 0, false, 1}, site);
   hand_over_copies(address);
-  Transfer arrive;
-  arrive.kind = Transfer::kArrive;
-  arrive.bytes = 0;
-  note_transfer(address, arrive);
+  note_transfer(address, Transfer());
 }
 
 // ---- bulk copies ----
@@ -238,9 +217,7 @@ inline void start(void* barrier, const Transfer& transfer, CallSite site) {
   if (happens_now()) {
     carry_out(transfer, site);
     order_release(barrier);
-    BarrierChange change;
-    change.bytes = -std::int64_t{transfer.bytes};
-    change_barrier(barrier, change, site);
+    change_barrier(barrier, {0, -std::int64_t{transfer.bytes}}, site);
   } else {
     note_transfer(barrier, transfer);
     note_change();
@@ -268,11 +245,7 @@ inline void check_bulk(const void* a, const void* b, unsigned bytes, CallSite si
 inline void load_bulk(void* to, const void* from, unsigned bytes, void* barrier, unsigned blocks,
                       CallSite site = CallSite::here()) {
   check_bulk(to, from, bytes, site);
-  Transfer transfer;
-  transfer.kind = Transfer::kLoad;
-  transfer.bytes = bytes;
-  transfer.shared = to;
-  transfer.other = const_cast<void*>(from);
+  Transfer transfer{Transfer::kLoad, bytes, to, const_cast<void*>(from)};
   start_each(transfer, barrier, blocks, site);
 }
 
@@ -286,16 +259,11 @@ inline void start_store(const Transfer& transfer, CallSite site) {
 inline void store_bulk(void* to, const void* from, unsigned bytes, Reduction reduction, Element element,
                        CallSite site = CallSite::here()) {
   check_bulk(to, from, bytes, site);
-  Transfer transfer;
-  transfer.kind = Transfer::kStore;
+  Transfer transfer(Transfer::kStore, bytes, const_cast<void*>(from), to);
   transfer.reduction = reduction;
   transfer.element = element;
-  transfer.bytes = bytes;
-  transfer.shared = const_cast<void*>(from);
-  transfer.other = to;
   start_store(transfer, site);
 }
-inline void commit_bulk() { close_stores(); }
 inline void wait_bulk(unsigned keep, CallSite site = CallSite::here()) {
   Transfer store;
   while (next_store(keep, store)) carry_out(store, site);
@@ -307,12 +275,10 @@ TensorMap tensor_map_at(const void* address, int rank, CallSite site);
 template <std::size_t N>
 Transfer tensor_transfer(Transfer::Kind kind, void* shared, const void* map, const std::array<std::int32_t, N>& at,
                          CallSite site) {
-  Transfer transfer;
-  transfer.kind = kind;
+  Transfer transfer{kind, 0, shared};
   transfer.map = tensor_map_at(map, static_cast<int>(N), site);
-  transfer.shared = shared;
   transfer.bytes = transfer.map.rows() * transfer.map.row_bytes();
-  for (std::size_t d = 0; d < 5; ++d) transfer.coordinates[d] = d < N ? at[d] : 0;
+  std::copy(at.begin(), at.end(), transfer.coordinates);
   // An H200 stops at both with "an illegal instruction was encountered".
   if (std::int64_t{at[0]} * transfer.map.element_bytes() % 16 != 0) {
     failure(site, "a TMA copy at element %d of the innermost dimension, which is no multiple of 16 bytes", at[0]);
@@ -350,10 +316,7 @@ void store_tensor(const void* map, const std::array<std::int32_t, N>& at, void* 
 template <class T, std::size_t N>
 void store_async(void* to, const std::array<T, N>& values, void* barrier, CallSite site = CallSite::here()) {
   check_aligned(to, sizeof(T) * N, "st.async", site);
-  Transfer transfer;
-  transfer.kind = Transfer::kValue;
-  transfer.bytes = sizeof(T) * N;
-  transfer.shared = to;
+  Transfer transfer{Transfer::kValue, sizeof(T) * N, to};
   std::memcpy(transfer.value, values.data(), sizeof(T) * N);
   start(barrier, transfer, site);
 }
@@ -365,50 +328,27 @@ void async_reduce(void* to, T value, void* barrier, CallSite site = CallSite::he
 
 // ---- how a transfer happens: plain accesses in the thread that carries it out ----
 
-template <class T>
+// One element; H is its type where T has only the bits of it.
+template <class T, class H = void>
 void reduce_one(void* to, const unsigned char* from, Reduction reduction, CallSite site) {
-  T value;
-  std::memcpy(&value, from, sizeof(T));
-  const std::array<T, 1> values{{value}};
-  switch (reduction) {
-    case Reduction::kMin: static_cast<void>(atomic<AtomicMin, T>(to, values, Order::kRelaxed, site)); return;
-    case Reduction::kMax: static_cast<void>(atomic<AtomicMax, T>(to, values, Order::kRelaxed, site)); return;
-    case Reduction::kAdd: static_cast<void>(atomic<AtomicAdd, T>(to, values, Order::kRelaxed, site)); return;
-    default: break;
-  }
-  if constexpr (std::is_integral_v<T>) {
-    switch (reduction) {
-      case Reduction::kAnd: static_cast<void>(atomic<AtomicAnd, T>(to, values, Order::kRelaxed, site)); return;
-      case Reduction::kOr: static_cast<void>(atomic<AtomicOr, T>(to, values, Order::kRelaxed, site)); return;
-      case Reduction::kXor: static_cast<void>(atomic<AtomicXor, T>(to, values, Order::kRelaxed, site)); return;
-      case Reduction::kIncrement:
-        static_cast<void>(atomic<AtomicIncrement, T>(to, values, Order::kRelaxed, site));
-        return;
-      case Reduction::kDecrement:
-        static_cast<void>(atomic<AtomicDecrement, T>(to, values, Order::kRelaxed, site));
-        return;
-      default: break;
-    }
+  std::array<T, 1> value;
+  std::memcpy(value.data(), from, sizeof(T));
+  const auto with = [&](auto operation) {
+    using Operation = decltype(operation);
+    using Of = std::conditional_t<std::is_void_v<H>, Operation, AtomicHalf<H, 1, Operation>>;
+    static_cast<void>(atomic<Of, T>(to, value, Order::kRelaxed, site));
+  };
+  if (reduction == Reduction::kAdd) return with(AtomicAdd());
+  if (reduction == Reduction::kMin) return with(AtomicMin());
+  if (reduction == Reduction::kMax) return with(AtomicMax());
+  if constexpr (std::is_integral_v<T> && std::is_void_v<H>) {
+    if (reduction == Reduction::kAnd) return with(AtomicAnd());
+    if (reduction == Reduction::kOr) return with(AtomicOr());
+    if (reduction == Reduction::kXor) return with(AtomicXor());
+    if (reduction == Reduction::kIncrement) return with(AtomicIncrement());
+    if (reduction == Reduction::kDecrement) return with(AtomicDecrement());
   }
   failure(site, "a reduction that its type does not have");
-}
-template <class H>
-void reduce_half(void* to, const unsigned char* from, Reduction reduction, CallSite site) {
-  std::uint16_t value;
-  std::memcpy(&value, from, sizeof(value));
-  const std::array<std::uint16_t, 1> values{{value}};
-  switch (reduction) {
-    case Reduction::kAdd:
-      static_cast<void>(atomic<AtomicHalf<H, 1, Add>, std::uint16_t>(to, values, Order::kRelaxed, site));
-      return;
-    case Reduction::kMin:
-      static_cast<void>(atomic<AtomicHalf<H, 1, Min>, std::uint16_t>(to, values, Order::kRelaxed, site));
-      return;
-    case Reduction::kMax:
-      static_cast<void>(atomic<AtomicHalf<H, 1, Max>, std::uint16_t>(to, values, Order::kRelaxed, site));
-      return;
-    default: failure(site, "a reduction that its type does not have");
-  }
 }
 
 // Adds, or whatever the reduction is, `bytes` bytes of elements.
@@ -424,8 +364,8 @@ inline void reduce_elements(void* to, const unsigned char* from, unsigned bytes,
     case Element::kSigned64: return each(8, reduce_one<std::int64_t>);
     case Element::kFloat32: return each(4, reduce_one<float>);
     case Element::kFloat64: return each(8, reduce_one<double>);
-    case Element::kFloat16: return each(2, reduce_half<F16>);
-    case Element::kBfloat16: return each(2, reduce_half<BF16>);
+    case Element::kFloat16: return each(2, reduce_one<std::uint16_t, F16>);
+    case Element::kBfloat16: return each(2, reduce_one<std::uint16_t, BF16>);
     case Element::kByte: break;
   }
 }

@@ -11,30 +11,21 @@
 namespace kf::simt::ptx {
 
 // Types of the elements of A and B: how many a register holds, and their values as the type that is computed with.
-struct F32 {
-  using Sum = float;
+template <class T>
+struct Plain {
+  using Sum = T;
 };
-struct I32 {
-  using Sum = std::int32_t;
-};
-struct F64 {
-  using Sum = double;
-};
+using F32 = Plain<float>;
+using I32 = Plain<std::int32_t>;
+using F64 = Plain<double>;
 struct TF32 {};
 struct S8 {};
 struct U8 {};
 
-template <class T>
-struct Packed;
-template <>
-struct Packed<F16> {
+template <class Half>
+struct Packed {
   static constexpr int kPerRegister = 2;
-  static float value(std::uint32_t bits, int i) { return F16::to_float(static_cast<std::uint16_t>(bits >> 16 * i)); }
-};
-template <>
-struct Packed<BF16> {
-  static constexpr int kPerRegister = 2;
-  static float value(std::uint32_t bits, int i) { return BF16::to_float(static_cast<std::uint16_t>(bits >> 16 * i)); }
+  static float value(std::uint32_t bits, int i) { return Half::to_float(static_cast<std::uint16_t>(bits >> 16 * i)); }
 };
 template <>
 struct Packed<TF32> {
@@ -49,16 +40,15 @@ struct Packed<Float8<kExponent, kMantissa, kHasInfinity>> {
     return Float8<kExponent, kMantissa, kHasInfinity>::to_float(static_cast<std::uint8_t>(bits >> 8 * i));
   }
 };
-template <>
-struct Packed<S8> {
+template <class Byte>
+struct PackedBytes {
   static constexpr int kPerRegister = 4;
-  static std::int32_t value(std::uint32_t bits, int i) { return static_cast<std::int8_t>(bits >> 8 * i); }
+  static std::int32_t value(std::uint32_t bits, int i) { return static_cast<Byte>(bits >> 8 * i); }
 };
 template <>
-struct Packed<U8> {
-  static constexpr int kPerRegister = 4;
-  static std::int32_t value(std::uint32_t bits, int i) { return static_cast<std::uint8_t>(bits >> 8 * i); }
-};
+struct Packed<S8> : PackedBytes<std::int8_t> {};
+template <>
+struct Packed<U8> : PackedBytes<std::uint8_t> {};
 
 // The accumulators of one lane: four floats or integers, or two registers with two halves each.
 template <class D>

@@ -11,9 +11,6 @@ namespace kf::simt::ptx {
 
 using namespace ::kf::simt;  // translated code finds all names in here, whatever the program calls its own
 
-template <class T>
-constexpr bool kIsScalar = std::is_arithmetic_v<T> || std::is_enum_v<T>;
-
 // The bits of x as a T. An integer of another size is converted.
 template <class T, class X>
 T as(X x) {
@@ -44,11 +41,6 @@ constexpr T undefined() {
   } else {
     return static_cast<T>(~T{0});
   }
-}
-
-template <class To, class T>
-void put(To& to, T value) {
-  to = as<To>(value);
 }
 
 template <class To, class Register>

@@ -28,17 +28,10 @@ struct Type {
     return quoted.size() > 2 ? quoted.substr(1, quoted.size() - 2) : quoted;
   }
 };
-struct ShiftData {
+struct Data {
   Place place;
-  const Type *left, *right;
-};
-struct DivisionData {
-  Place place;
-  const Type* type;
-};
-struct CastData {
-  Place place;
-  const Type *from, *to;
+  const Type *first,
+      *second;  // of a shift's operands, of what is converted and the result; a division has the first alone
 };
 using Value = std::uintptr_t;  // the bits, or where they are if there are more
 
@@ -59,8 +52,9 @@ std::string number(const Type& type, Value value) {
 
 // `outcome` gives what a warning says about the result. Both texts are made where they are needed: of a launch that
 // ends, nothing on this stack is destroyed.
-template <class Data, class Text, class Outcome>
-void Worker::undefined(Data* data, Text text, Outcome outcome) {
+template <class Text, class Outcome>
+void Worker::undefined(void* record, Text text, Outcome outcome) {
+  auto* const data = static_cast<Data*>(record);
   constexpr std::uint32_t kTold = ~0u;
   const bool error = launch_->settings.undefined_is_error;
   // Noted where the sanitizers' own runtime notes it too. The column itself is that of the rewritten line.
@@ -74,22 +68,22 @@ void Worker::undefined(Data* data, Text text, Outcome outcome) {
 }
 
 void Worker::undefined_shift(void* record, std::uintptr_t left, std::uintptr_t right) {
-  auto* const data = static_cast<ShiftData*>(record);
+  auto* const data = static_cast<Data*>(record);
   undefined(
-      data,
+      record,
       [&] {
-        return "shifts " + number(*data->left, left) + ", an `" + data->left->text() + "` of " +
-               std::to_string(data->left->bits()) + " bits, by " + number(*data->right, right);
+        return "shifts " + number(*data->first, left) + ", an `" + data->first->text() + "` of " +
+               std::to_string(data->first->bits()) + " bits, by " + number(*data->second, right);
       },
       [] { return std::string("A GPU shifts all bits out; this processor does not."); });
 }
 
 void Worker::undefined_division(void* record, std::uintptr_t left, std::uintptr_t right) {
-  auto* const data = static_cast<DivisionData*>(record);
+  auto* const data = static_cast<Data*>(record);
   // The processor stops at it now.
-  division_named_ = as_signed(*data->type, right) == 0 ? Division::kByZero : Division::kByMinusOne;
+  division_named_ = as_signed(*data->first, right) == 0 ? Division::kByZero : Division::kByMinusOne;
   undefined(
-      data, [&] { return "divides " + number(*data->type, left) + " by " + number(*data->type, right); },
+      record, [&] { return "divides " + number(*data->first, left) + " by " + number(*data->first, right); },
 #if defined(__x86_64__)
       [] { return std::string("The result is that of an H200."); }
 #else
@@ -99,20 +93,20 @@ void Worker::undefined_division(void* record, std::uintptr_t left, std::uintptr_
 }
 
 void Worker::undefined_cast(void* record, std::uintptr_t value) {
-  auto* const data = static_cast<CastData*>(record);
-  const bool is_double = data->from->bits() == 64;
-  if (!is_double && data->from->bits() != 32) return;
+  auto* const data = static_cast<Data*>(record);
+  const bool is_double = data->first->bits() == 64;
+  if (!is_double && data->first->bits() != 32) return;
   double x;
   if (is_double) {
     std::memcpy(&x, &value, sizeof(x));
   } else {
     x = double{bit_cast_to<float>(static_cast<unsigned>(value))};
   }
-  const Type& to = *data->to;
+  const Type& to = *data->second;
   // Both processors make 32 bits of it and take the low ones.
   if (to.bits() < 32 && x > (to.is_signed() ? -2147483649.0 : -1.0) && x < 2147483648.0) return;
   undefined(
-      data,
+      record,
       [&] {
         char text[64];
         std::snprintf(text, sizeof(text), "%.9g", x);

@@ -12,7 +12,6 @@
 // In libraries kernels work on the host's memory, so this is not there. Nor is it under sanitizers, which need memory
 // as they manage it. Under a debugger, which would stop at each first access, memory is opened as a whole.
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -131,19 +130,14 @@ std::uintptr_t top_bit() {
   return bit;
 }
 
-class Spaces {
+class Spaces : public Program {
  public:
-  static Spaces& all() {
-    static auto* const instance = new Spaces;  // until the process ends, since threads may
-    return *instance;
-  }
-
-  void* map(std::size_t bytes, bool managed) {
+  void* map(std::size_t bytes, bool managed) override {
     if (!kProtect) return nullptr;
     Worker::handle_faults();
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     const std::size_t mapped = (bytes + page - 1) / page * page;
-    const Lock lock(*this);
+    const SpinLock lock(locked_);
     if (regions_.size() >= kMostRegions || !affordable()) return nullptr;
     const Timer timer(*this);
     // Between two guards: a pointer to before the first element, or behind the last, is not one to the host's memory.
@@ -161,9 +155,9 @@ class Spaces {
     return begin;
   }
 
-  void unmap(void* memory) {
+  void unmap(void* memory) override {
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    const Lock lock(*this);
+    const SpinLock lock(locked_);
     const auto found = regions_.find(static_cast<char*>(memory));
     Region& region = found->second;
     char* const begin = region.begin - page;
@@ -180,9 +174,8 @@ class Spaces {
     }
   }
 
-  // For a call of CUDA's that reads or writes this memory.
-  void open(const void* memory, std::size_t bytes) {
-    const Lock lock(*this);
+  void open(const void* memory, std::size_t bytes) override {
+    const SpinLock lock(locked_);
     Region* const region = holding(static_cast<const char*>(memory));
     if (region == nullptr || (region->managed && !region->touched)) return;
     const Timer timer(*this);
@@ -197,8 +190,8 @@ class Spaces {
     }
   }
 
-  void close(bool synchronised) {
-    const Lock lock(*this);
+  void close(bool synchronised) override {
+    const SpinLock lock(locked_);
     if (synchronised && launches_ == 0) {
       for (Region* region : managed_) {
         if (!region->touched) continue;
@@ -213,8 +206,8 @@ class Spaces {
     reopened_.clear();
   }
 
-  void begin_launch(const LaunchConfig& config) {
-    const Lock lock(*this);
+  void begin_launch(const LaunchConfig& config) override {
+    const SpinLock lock(locked_);
     config_ = &config;
     if (launches_++ != 0 || !kProtect) return;
     if (traced_) {
@@ -227,8 +220,8 @@ class Spaces {
     watching_ = true;
   }
 
-  void end_launch() {
-    const Lock lock(*this);
+  void end_launch() override {
+    const SpinLock lock(locked_);
     if (--launches_ != 0) return;
     config_ = nullptr;
     if (traced_) {
@@ -243,9 +236,8 @@ class Spaces {
     give_back();
   }
 
-  // True if the access goes on.
-  bool take(const Fault& fault, bool by_device) {
-    const Lock lock(*this);
+  bool take(const Fault& fault, bool by_device) override {
+    const SpinLock lock(locked_);
     const auto* const address = static_cast<const char*>(fault.address);
     Region* const region = holding(address);
     if (region == nullptr || address < region->begin || address >= region->begin + region->mapped) return false;
@@ -270,9 +262,8 @@ class Spaces {
     return true;
   }
 
-  // What there is at an address that could not be accessed; it is the host's own one afterwards.
-  bool explain(Fault* fault, bool by_device, char* text, std::size_t size) {
-    const Lock lock(*this);
+  bool explain(Fault* fault, bool by_device, char* text, std::size_t size) override {
+    const SpinLock lock(locked_);
     const auto* const address = static_cast<const char*>(fault->address);
     for (const auto& [begin, bytes] : freed_) {
       if (address < begin || address >= begin + bytes) continue;
@@ -302,9 +293,11 @@ class Spaces {
     return true;
   }
 
+  void copied(void* memory, std::size_t bytes, bool to_device) override;
+
   // Whether there is memory of the device's, or was, or it begins or ends beside.
   bool has(const char* address) {
-    const Lock lock(*this);
+    const SpinLock lock(locked_);
     if (holding(address) != nullptr) return true;
     for (const auto& [begin, bytes] : freed_) {
       if (address >= begin && address < begin + bytes) return true;
@@ -313,25 +306,11 @@ class Spaces {
   }
 
  private:
-  class Lock {
-   public:
-    explicit Lock(Spaces& spaces) : spaces_(spaces) {
-      while (spaces_.locked_.test_and_set(std::memory_order_acquire)) sched_yield();
-    }
-    ~Lock() { spaces_.locked_.clear(std::memory_order_release); }
-    Lock(const Lock&) = delete;
-    Lock& operator=(const Lock&) = delete;
-
-   private:
-    Spaces& spaces_;
-  };
   // Adds to what has been spent.
-  class Timer {
+  class Timer : Pinned {
    public:
     explicit Timer(Spaces& spaces, double more = 0) : spaces_(spaces), begin_(now() - more) {}
     ~Timer() { spaces_.spent_ += now() - begin_; }
-    Timer(const Timer&) = delete;
-    Timer& operator=(const Timer&) = delete;
 
    private:
     Spaces& spaces_;
@@ -402,7 +381,7 @@ const void* seen_by_device(const void* pointer) {
     return pointer;
   cudaPointerAttributes attributes;
   cudaPointerGetAttributes(&attributes, pointer);
-  if (attributes.type != cudaMemoryTypeUnregistered || Spaces::all().has(static_cast<const char*>(pointer))) {
+  if (attributes.type != cudaMemoryTypeUnregistered || lasting<Spaces>().has(static_cast<const char*>(pointer))) {
     return pointer;
   }
   // Behind the last element of memory from elsewhere: pinned, or the heap's.
@@ -418,11 +397,6 @@ constexpr std::size_t kMostOfAStructure = 4096;
 
 class Originals {
  public:
-  static Originals& all() {
-    static auto* const instance = new Originals;
-    return *instance;
-  }
-
   void to_device(void* memory, std::size_t bytes) {
     if (bytes > kMostOfAStructure) return;
     each_word(memory, bytes, [this](const void* word) {
@@ -459,27 +433,15 @@ class Originals {
   std::set<const void*> known_;
 };
 
-const Program hooks{
-    [](std::size_t bytes, bool managed) { return Spaces::all().map(bytes, managed); },
-    [](void* memory) { Spaces::all().unmap(memory); },
-    [](const void* memory, std::size_t bytes) { Spaces::all().open(memory, bytes); },
-    [](bool synchronised) { Spaces::all().close(synchronised); },
-    [](const LaunchConfig& config) { Spaces::all().begin_launch(config); },
-    [] { Spaces::all().end_launch(); },
-    [](const Fault& fault, bool by_device) { return Spaces::all().take(fault, by_device); },
-    [](void* memory, std::size_t bytes, bool to_device) {
-      if (to_device) {
-        Originals::all().to_device(memory, bytes);
-      } else {
-        Originals::all().to_host(memory, bytes);
-      }
-    },
-    [](Fault* fault, bool by_device, char* text, std::size_t size) {
-      return Spaces::all().explain(fault, by_device, text, size);
-    },
-};
+void Spaces::copied(void* memory, std::size_t bytes, bool to_device) {
+  if (to_device) {
+    lasting<Originals>().to_device(memory, bytes);
+  } else {
+    lasting<Originals>().to_host(memory, bytes);
+  }
+}
 
-[[maybe_unused]] const bool installed = (program = &hooks, true);
+[[maybe_unused]] const bool installed = (program = &lasting<Spaces>(), true);
 
 }  // namespace
 

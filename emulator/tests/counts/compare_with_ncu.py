@@ -1,4 +1,4 @@
-"""Counts patterns.cu twice, by Nsight Compute on a GPU and on the CPU, and shows both figures side by side.
+"""Counts patterns.cu twice, by Nsight Compute on a GPU and on the CPU, and shows the figures side by side.
 
     python emulator/tests/counts/compare_with_ncu.py --out emulator/results/h200-counts.json
 
@@ -15,12 +15,10 @@ import subprocess
 import sys
 import tempfile
 
-from rich.table import Table
-
 from emulator import counts
 from kernel_fusion.bench.counters import CONFLICTS, REQUESTS, SECTORS, WAVEFRONTS, number
 from kernel_fusion.bench.profile import check_allowed, find_ncu
-from kernel_fusion.console import UserError, make_console
+from kernel_fusion.console import UserError
 from kernel_fusion.report import results
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -41,15 +39,6 @@ METRICS = {
     "shared load requests": ["smsp__sass_inst_executed_op_shared_ld.sum"],
     "shared store requests": ["smsp__sass_inst_executed_op_shared_st.sum"],
 }
-# Worth a look where figures differ: instructions as the assembler has them.
-EXTRA = [
-    "smsp__sass_inst_executed_op_global_ld.sum",
-    "smsp__sass_inst_executed_op_global_st.sum",
-    "smsp__sass_inst_executed_op_shared_atom.sum",
-    "l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum",
-    "l1tex__t_bytes_pipe_lsu_mem_global_op_st.sum",
-    "smsp__sass_branch_targets_threads_divergent.sum",
-]
 
 
 def main() -> int:
@@ -63,12 +52,12 @@ def main() -> int:
         print(f"compare_with_ncu: {error}", file=sys.stderr)
         return 1
     results.replace(options.out, results.as_text(found, levels=2))
-    make_console().print(table(found["kernels"]))
+    print(counts.comparison(options.out))
     return 0
 
 
 def compare(arch: str) -> dict:
-    """{"environment": {gpu, driver, cuda, ncu, date}, "kernels": {name: {"emulated", "ncu", "extra"}}}, without zeros.
+    """{"environment": {gpu, driver, cuda, ncu, date}, "kernels": {name: {"emulated", "ncu"}}}, without zeros.
 
     Raises:
         UserError: a tool is missing or fails; the text is its own.
@@ -77,7 +66,7 @@ def compare(arch: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "patterns"
         output(["nvcc", "-std=c++17", "-O3", "-lineinfo", f"-arch={arch}", "-o", str(program), str(SOURCE)])
-        wanted = [*(name for names in METRICS.values() for name in names), *EXTRA]
+        wanted = [name for names in METRICS.values() for name in names]
         command = [ncu, "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base"]
         said = output([*command, "--metrics", ",".join(wanted), str(program)])
     measured = by_kernel(said)
@@ -95,7 +84,6 @@ def compare(arch: str) -> dict:
         sides = {
             "emulated": {key: emulated[key] for key in METRICS},
             "ncu": {key: round(sum(values)) for key, values in compared.items()},
-            "extra": {name: round(row[name]) for name in EXTRA if name in row},
         }
         found[kernel.name] = {side: +collections.Counter(figures) for side, figures in sides.items()}
     return {"environment": environment(ncu), "kernels": found}
@@ -151,24 +139,6 @@ def output(command: list[str]) -> str:
         check_allowed(done.stdout)
         raise UserError(f"{done.stdout.strip()}\n{command[0]} ended with code {done.returncode}")
     return done.stdout
-
-
-def table(kernels: dict[str, dict]) -> Table:
-    """A line for each figure that is not 0 on both sides."""
-    shown = Table("kernel", "figure")
-    for column in ("emulated", "ncu", "difference"):
-        shown.add_column(column, justify="right")
-    for name, both in kernels.items():
-        first = True
-        for key in METRICS:
-            here, there = both["emulated"][key], both["ncu"][key]
-            if not here and not there:
-                continue
-            apart = f"{100 * (here - there) / there:+.2f} %" if there else "–"
-            shown.add_row(name if first else "", key, f"{here:,}", f"{there:,}", apart)
-            first = False
-        shown.add_section()
-    return shown
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// Instructions of PTX that move memory: what the emulation does for them counts as theirs.
+// Instructions of PTX that move memory: what the emulation does for them counts as theirs. And what lanes exchange.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -28,12 +28,22 @@ __global__ void load_matrix(unsigned* out) {
   out[threadIdx.x] = a + b + c + d;
 }
 
+__global__ void exchange(int* out) {
+  int x = static_cast<int>(threadIdx.x);
+  for (int away = 16; away > 0; away /= 2) x += __shfl_xor_sync(0xffffffffu, x, away);
+  if (threadIdx.x < 32) x = __reduce_max_sync(0xffffffffu, x);
+  if (threadIdx.x % 32 < 16) x += __shfl_down_sync(0x0000ffffu, x, 8);
+  asm volatile("redux.sync.add.s32 %0, %0, 0xffffffff;" : "+r"(x));
+  out[threadIdx.x] = x + __any_sync(0xffffffffu, x > 0);  // a vote is no shuffle
+}
+
 int main() {
   void *in, *out;
   if (cudaMalloc(&in, 4096) != cudaSuccess || cudaMalloc(&out, 4096) != cudaSuccess) return 1;
   cudaMemset(in, 0, 4096);
   copy_async<<<1, kThreads>>>(static_cast<const float4*>(in), static_cast<float4*>(out));
   load_matrix<<<1, kThreads>>>(static_cast<unsigned*>(out));
+  exchange<<<1, kThreads>>>(static_cast<int*>(out));
   std::printf("%s\n", cudaGetErrorString(cudaDeviceSynchronize()));
   return 0;
 }

@@ -1,7 +1,7 @@
 // Access patterns whose cost can be told by hand: each kernel once, on a megabyte or more.
 //
 // counts/compare_with_ncu.py compares what the emulation counts here with what an H200 counts. The numbers that each
-// kernel must give stand in kernel_fusion/tests/test_counts.py.
+// kernel must give stand in emulator/tests/test_counts.py.
 #include <cuda_runtime.h>
 
 #include <cstdio>

@@ -148,6 +148,12 @@ int main() {
   ok = ok && r->inc == 256 % 100 && r->dec == 44 && r->uxor == uexclusive && r->block == 1000 && r->system == 256;
   ok = ok && r->lladd == 256ULL << 33 && r->llcas == 2ULL << 50 && r->fadd == 64 && r->dadd == 32 && r->by_cas == 1536;
   ok = ok && r->f4.z == 768 && r->short_cas == 40000 && __half2float(r->half_add) == 128;
+  ok = ok && r->and_ == INT_MIN && r->or_ == INT_MAX && r->exch_seen == 7 && r->uadd == 768 && r->usub == -512u;
+  ok = ok && r->umin == 745 && r->umax == 1275 && r->uand == 0 && r->uor == 0xffff && r->ucas == 6;
+  ok = ok && r->llmin == (1ULL << 40) - 255 && r->llmax == (1ULL << 40) + 255 && r->smin == -(1LL << 40) - 255;
+  ok = ok && r->smax == (1LL << 40) + 255 && r->lland == 0 && r->llor == (1ULL << 48) - 1 && r->llxor == 0;
+  ok = ok && r->fexch == 2.5f && r->f2.x == 256 && r->f2.y == 128 && r->f4.w == 64 && r->shared_max == 189;
+  ok = ok && __low2float(r->half2_add) == 256 && __high2float(r->half2_add) == 64 && __high2float(r->bf162_add) == 200;
   ok = ok && __bfloat162float(r->bf16_add) == 100 && r->guarded == 12 && r->shared_sum == 12 * 2016 && r->lock == 0;
   printf("%s\n", ok ? "all right" : "WRONG");
   CHECK(cudaFree(r));

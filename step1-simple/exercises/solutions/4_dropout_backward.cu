@@ -1,7 +1,10 @@
 // Exercise 4: the backward of dropout, which computes the mask again instead of reading a stored one.
 //
+//   kernel-fusion exercises 4_dropout_backward
 //   kernel-fusion simt exercises/solutions/4_dropout_backward.cu
 //   nvcc -O3 exercises/solutions/4_dropout_backward.cu && ./a.out        with a GPU
+//
+// Counted: global load sectors, global store sectors
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -19,7 +19,7 @@ KF_CPU_CLONES static void add_row(const T* x, compute_t<T>* sum, int64_t width) 
 
 template <class F>
 void for_rows(int64_t rows, int64_t width, F&& f) {
-  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) { f(begin, end); });
+  parallel_for(0, rows, std::max<int64_t>(1, kGrain / width), [&](int64_t begin, int64_t end) { f(begin, end); });
 }
 
 // sum[c] over all rows, where add(begin, end, partial) adds rows to their part's sums. The parts depend on the shape
@@ -29,7 +29,7 @@ void sum_rows(int64_t rows, int64_t width, T* sum, F&& add) {
   using C = compute_t<T>;
   const int64_t parts = std::min<int64_t>(rows, 32);
   std::vector<C> partial(static_cast<size_t>(parts * width), C(0));
-  at::parallel_for(0, parts, std::max<int64_t>(1, kGrain * parts / (rows * width)), [&](int64_t begin, int64_t end) {
+  parallel_for(0, parts, std::max<int64_t>(1, kGrain * parts / (rows * width)), [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) {
       add(part * rows / parts, (part + 1) * rows / parts, partial.data() + part * width);
     }

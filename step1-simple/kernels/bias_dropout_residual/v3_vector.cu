@@ -56,11 +56,8 @@ void v3_vector(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     constexpr int kVector = 16 / sizeof(T);
-    if (a.width % kVector == 0 && aligned_16(a.x, a.bias, a.residual, a.y)) {
-      launch<kVector, T>(a, stream);
-    } else {
-      launch<1, T>(a, stream);
-    }
+    a.width % kVector == 0 && aligned_16(a.x, a.bias, a.residual, a.y) ? launch<kVector, T>(a, stream)
+                                                                       : launch<1, T>(a, stream);
   });
   check_launch();
 }

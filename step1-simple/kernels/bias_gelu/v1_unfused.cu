@@ -41,11 +41,8 @@ void v1_unfused(const Args& a, void* stream) {
     add_bias_kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x),
                                                                 static_cast<const T*>(a.bias), y, n, a.width);
     check_launch();
-    if (a.tanh) {
-      gelu_kernel<true><<<blocks, kThreads, 0, as_stream(stream)>>>(y, n);
-    } else {
-      gelu_kernel<false><<<blocks, kThreads, 0, as_stream(stream)>>>(y, n);
-    }
+    const auto gelu = a.tanh ? gelu_kernel<true, T> : gelu_kernel<false, T>;
+    gelu<<<blocks, kThreads, 0, as_stream(stream)>>>(y, n);
     check_launch();
   });
 }

@@ -27,20 +27,16 @@ __global__ void v2_naive_kernel(const T* __restrict__ x, const T* __restrict__ b
   y[i] = from_compute<T>(gelu_of<kTanh>(sum));
 }
 
-template <bool kTanh, class T>
-void launch(const Args& a, void* stream) {
-  const int64_t n = a.rows * a.width;
-  const auto blocks = static_cast<unsigned>(ceil_div(n, kThreads));
-  v2_naive_kernel<kTanh><<<blocks, kThreads, 0, as_stream(stream)>>>(
-      static_cast<const T*>(a.x), static_cast<const T*>(a.bias), static_cast<T*>(a.y), n, a.width);
-}
-
 }  // namespace
 
 void v2_naive(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    a.tanh ? launch<true, T>(a, stream) : launch<false, T>(a, stream);
+    const int64_t n = a.rows * a.width;
+    const auto blocks = static_cast<unsigned>(ceil_div(n, kThreads));
+    const auto kernel = a.tanh ? v2_naive_kernel<true, T> : v2_naive_kernel<false, T>;
+    kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x), static_cast<const T*>(a.bias),
+                                                       static_cast<T*>(a.y), n, a.width);
   });
   check_launch();
 }

@@ -31,12 +31,13 @@ __global__ void v4_exp_kernel(const T* __restrict__ x, const T* __restrict__ bia
   store_vector<N>(y + i, narrow<T>(value));
 }
 
-template <bool kTanh, int N, class T>
+template <int N, class T>
 void launch(const Args& a, void* stream) {
   const int64_t n = a.rows * a.width;
   const auto blocks = static_cast<unsigned>(ceil_div(n / N, kThreads));
-  v4_exp_kernel<kTanh, N><<<blocks, kThreads, 0, as_stream(stream)>>>(
-      static_cast<const T*>(a.x), static_cast<const T*>(a.bias), static_cast<T*>(a.y), n, a.width);
+  const auto kernel = a.tanh ? v4_exp_kernel<true, N, T> : v4_exp_kernel<false, N, T>;
+  kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x), static_cast<const T*>(a.bias),
+                                                     static_cast<T*>(a.y), n, a.width);
 }
 
 }  // namespace
@@ -45,11 +46,7 @@ void v4_exp(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     constexpr int kVector = 16 / sizeof(T);
-    if (a.width % kVector == 0 && aligned_16(a.x, a.bias, a.y)) {
-      a.tanh ? launch<true, kVector, T>(a, stream) : launch<false, kVector, T>(a, stream);
-    } else {
-      a.tanh ? launch<true, 1, T>(a, stream) : launch<false, 1, T>(a, stream);
-    }
+    a.width % kVector == 0 && aligned_16(a.x, a.bias, a.y) ? launch<kVector, T>(a, stream) : launch<1, T>(a, stream);
   });
   check_launch();
 }

@@ -41,24 +41,13 @@ __global__ void v5_any_width_kernel(const T* __restrict__ x, const T* __restrict
   }
 }
 
-template <bool kTanh, bool kWhole, int N, class T>
+template <bool kWhole, int N, class T>
 void launch(const Args& a, void* stream) {
   const int64_t n = a.rows * a.width;
   const auto blocks = static_cast<unsigned>(ceil_div(ceil_div(n, N), kThreads));
-  v5_any_width_kernel<kTanh, kWhole, N><<<blocks, kThreads, 0, as_stream(stream)>>>(
-      static_cast<const T*>(a.x), static_cast<const T*>(a.bias), static_cast<T*>(a.y), n, a.width, FastDivide(a.width));
-}
-
-template <bool kTanh, class T>
-void launch(const Args& a, void* stream) {
-  constexpr int kVector = 16 / sizeof(T);
-  if (!aligned_16(a.x, a.y)) {
-    launch<kTanh, false, 1, T>(a, stream);
-  } else if (a.width % kVector == 0 && aligned_16(a.bias)) {
-    launch<kTanh, true, kVector, T>(a, stream);
-  } else {
-    launch<kTanh, false, kVector, T>(a, stream);
-  }
+  const auto kernel = a.tanh ? v5_any_width_kernel<true, kWhole, N, T> : v5_any_width_kernel<false, kWhole, N, T>;
+  kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x), static_cast<const T*>(a.bias),
+                                                     static_cast<T*>(a.y), n, a.width, FastDivide(a.width));
 }
 
 }  // namespace
@@ -68,7 +57,14 @@ std::string v5_any_width_can_implement(const Args& a) { return too_large_for_fas
 void v5_any_width(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    a.tanh ? launch<true, T>(a, stream) : launch<false, T>(a, stream);
+    constexpr int kVector = 16 / sizeof(T);
+    if (!aligned_16(a.x, a.y)) {
+      launch<false, 1, T>(a, stream);
+    } else if (a.width % kVector == 0 && aligned_16(a.bias)) {
+      launch<true, kVector, T>(a, stream);
+    } else {
+      launch<false, kVector, T>(a, stream);
+    }
   });
   check_launch();
 }

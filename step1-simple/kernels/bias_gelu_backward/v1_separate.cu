@@ -26,17 +26,6 @@ __global__ void grad_x_kernel(const T* __restrict__ grad, const T* __restrict__ 
   grad_x[i] = from_compute<T>(to_compute(grad[i]) * gelu_slope<kTanh>(sum));
 }
 
-template <bool kTanh, class T>
-void launch(const Args& a, void* stream) {
-  const int64_t n = a.rows * a.width;
-  T* grad_x = static_cast<T*>(a.grad_x);
-  grad_x_kernel<kTanh><<<static_cast<unsigned>(ceil_div(n, kThreads)), kThreads, 0, as_stream(stream)>>>(
-      static_cast<const T*>(a.grad), static_cast<const T*>(a.x), static_cast<const T*>(a.bias), grad_x, n, a.width);
-  check_launch();
-
-  sum_rows(grad_x, a.scratch, a.grad_bias, a.rows, a.width, stream);
-}
-
 }  // namespace
 
 int64_t v1_separate_scratch_bytes(const Args& a) { return partial_sum_bytes(a.rows, a.width, a.dtype); }
@@ -44,7 +33,14 @@ int64_t v1_separate_scratch_bytes(const Args& a) { return partial_sum_bytes(a.ro
 void v1_separate(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    a.tanh ? launch<true, T>(a, stream) : launch<false, T>(a, stream);
+    const int64_t n = a.rows * a.width;
+    const auto blocks = static_cast<unsigned>(ceil_div(n, kThreads));
+    T* grad_x = static_cast<T*>(a.grad_x);
+    const auto kernel = a.tanh ? grad_x_kernel<true, T> : grad_x_kernel<false, T>;
+    kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.grad), static_cast<const T*>(a.x),
+                                                       static_cast<const T*>(a.bias), grad_x, n, a.width);
+    check_launch();
+    sum_rows(grad_x, a.scratch, a.grad_bias, a.rows, a.width, stream);
   });
 }
 

@@ -43,11 +43,12 @@ __global__ void v2_fused_kernel(const T* __restrict__ grad, const T* __restrict_
                        });
 }
 
-template <bool kTanh, bool kAligned, class T>
+template <bool kAligned, class T>
 void launch(const Args& a, void* stream) {
   const ColumnGrid g = column_grid_by_eight(a.rows, a.width, kWaves);
   const dim3 grid(static_cast<unsigned>(g.tiles), static_cast<unsigned>(g.parts));
-  v2_fused_kernel<kTanh, kAligned><<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
+  const auto kernel = a.tanh ? v2_fused_kernel<true, kAligned, T> : v2_fused_kernel<false, kAligned, T>;
+  kernel<<<grid, dim3(kTileLanes, kTileRows), 0, as_stream(stream)>>>(
       static_cast<const T*>(a.grad), static_cast<const T*>(a.x), static_cast<const T*>(a.bias),
       static_cast<T*>(a.grad_x), static_cast<compute_t<T>*>(a.scratch), a.rows, a.width, g.rows_per_part);
   check_launch();
@@ -61,11 +62,7 @@ int64_t v2_fused_scratch_bytes(const Args& a) { return partial_sum_bytes(a.rows,
 void v2_fused(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    if (aligned_16(a.grad, a.x, a.grad_x)) {
-      a.tanh ? launch<true, true, T>(a, stream) : launch<false, true, T>(a, stream);
-    } else {
-      a.tanh ? launch<true, false, T>(a, stream) : launch<false, false, T>(a, stream);
-    }
+    aligned_16(a.grad, a.x, a.grad_x) ? launch<true, T>(a, stream) : launch<false, T>(a, stream);
   });
 }
 

@@ -34,11 +34,11 @@ __global__ void v3_exp_kernel(const T* __restrict__ x, T* __restrict__ y, int64_
   if (tail < n) y[tail] = from_compute<T>(fast_gelu<T, kTanh>(to_compute(x[tail])));
 }
 
-template <bool kTanh, int N, class T>
+template <int N, class T>
 void launch(const Args& a, void* stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(ceil_div(a.n, N), kThreads));
-  v3_exp_kernel<kTanh, N>
-      <<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x), static_cast<T*>(a.y), a.n);
+  const auto kernel = a.tanh ? v3_exp_kernel<true, N, T> : v3_exp_kernel<false, N, T>;
+  kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x), static_cast<T*>(a.y), a.n);
 }
 
 }  // namespace
@@ -46,12 +46,7 @@ void launch(const Args& a, void* stream) {
 void v3_exp(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    constexpr int kVector = 16 / sizeof(T);
-    if (aligned_16(a.x, a.y)) {
-      a.tanh ? launch<true, kVector, T>(a, stream) : launch<false, kVector, T>(a, stream);
-    } else {
-      a.tanh ? launch<true, 1, T>(a, stream) : launch<false, 1, T>(a, stream);
-    }
+    aligned_16(a.x, a.y) ? launch<16 / sizeof(T), T>(a, stream) : launch<1, T>(a, stream);
   });
   check_launch();
 }

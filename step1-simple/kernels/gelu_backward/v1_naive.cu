@@ -23,20 +23,16 @@ __global__ void v1_naive_kernel(const T* __restrict__ grad, const T* __restrict_
   if (i < n) grad_x[i] = from_compute<T>(factor * to_compute(grad[i]) * gelu_slope<kTanh>(to_compute(x[i])));
 }
 
-template <bool kTanh, class T>
-void launch(const Args& a, void* stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(a.n, kThreads));
-  v1_naive_kernel<kTanh>
-      <<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.grad), static_cast<const T*>(a.x),
-                                                   static_cast<T*>(a.grad_x), a.n, static_cast<compute_t<T>>(a.factor));
-}
-
 }  // namespace
 
 void v1_naive(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    a.tanh ? launch<true, T>(a, stream) : launch<false, T>(a, stream);
+    const auto blocks = static_cast<unsigned>(ceil_div(a.n, kThreads));
+    const auto kernel = a.tanh ? v1_naive_kernel<true, T> : v1_naive_kernel<false, T>;
+    kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.grad), static_cast<const T*>(a.x),
+                                                       static_cast<T*>(a.grad_x), a.n,
+                                                       static_cast<compute_t<T>>(a.factor));
   });
   check_launch();
 }

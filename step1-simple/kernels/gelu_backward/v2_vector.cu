@@ -38,12 +38,13 @@ __global__ void v2_vector_kernel(const T* __restrict__ grad, const T* __restrict
   }
 }
 
-template <bool kTanh, int N, class T>
+template <int N, class T>
 void launch(const Args& a, void* stream) {
   const auto blocks = static_cast<unsigned>(ceil_div(ceil_div(a.n, N), kThreads));
-  v2_vector_kernel<kTanh, N>
-      <<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.grad), static_cast<const T*>(a.x),
-                                                   static_cast<T*>(a.grad_x), a.n, static_cast<compute_t<T>>(a.factor));
+  const auto kernel = a.tanh ? v2_vector_kernel<true, N, T> : v2_vector_kernel<false, N, T>;
+  kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.grad), static_cast<const T*>(a.x),
+                                                     static_cast<T*>(a.grad_x), a.n,
+                                                     static_cast<compute_t<T>>(a.factor));
 }
 
 }  // namespace
@@ -51,12 +52,7 @@ void launch(const Args& a, void* stream) {
 void v2_vector(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    constexpr int kVector = 16 / sizeof(T);
-    if (aligned_16(a.grad, a.x, a.grad_x)) {
-      a.tanh ? launch<true, kVector, T>(a, stream) : launch<false, kVector, T>(a, stream);
-    } else {
-      a.tanh ? launch<true, 1, T>(a, stream) : launch<false, 1, T>(a, stream);
-    }
+    aligned_16(a.grad, a.x, a.grad_x) ? launch<16 / sizeof(T), T>(a, stream) : launch<1, T>(a, stream);
   });
   check_launch();
 }

@@ -36,11 +36,8 @@ void v1_unfused(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     const T* x = static_cast<const T*>(a.x);
     T* y = static_cast<T*>(a.y);
-    if (a.tanh) {
-      gelu_kernel<true><<<blocks, kThreads, 0, as_stream(stream)>>>(x, y, a.n);
-    } else {
-      gelu_kernel<false><<<blocks, kThreads, 0, as_stream(stream)>>>(x, y, a.n);
-    }
+    const auto gelu = a.tanh ? gelu_kernel<true, T> : gelu_kernel<false, T>;
+    gelu<<<blocks, kThreads, 0, as_stream(stream)>>>(x, y, a.n);
     check_launch();
     scale_kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(y, a.n, static_cast<compute_t<T>>(a.factor));
     check_launch();

@@ -23,19 +23,15 @@ __global__ void v2_naive_kernel(const T* __restrict__ x, T* __restrict__ y, int6
   if (i < n) y[i] = from_compute<T>(factor * gelu_of<kTanh>(to_compute(x[i])));
 }
 
-template <bool kTanh, class T>
-void launch(const Args& a, void* stream) {
-  const auto blocks = static_cast<unsigned>(ceil_div(a.n, kThreads));
-  v2_naive_kernel<kTanh><<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x), static_cast<T*>(a.y),
-                                                                     a.n, static_cast<compute_t<T>>(a.factor));
-}
-
 }  // namespace
 
 void v2_naive(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    a.tanh ? launch<true, T>(a, stream) : launch<false, T>(a, stream);
+    const auto blocks = static_cast<unsigned>(ceil_div(a.n, kThreads));
+    const auto kernel = a.tanh ? v2_naive_kernel<true, T> : v2_naive_kernel<false, T>;
+    kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const T*>(a.x), static_cast<T*>(a.y), a.n,
+                                                       static_cast<compute_t<T>>(a.factor));
   });
   check_launch();
 }

@@ -53,11 +53,7 @@ void launch(const Args& a, void* stream) {
 void v6_streaming(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    if (aligned_16(a.x, a.y)) {
-      launch<16 / sizeof(T), T>(a, stream);
-    } else {
-      launch<1, T>(a, stream);
-    }
+    aligned_16(a.x, a.y) ? launch<16 / sizeof(T), T>(a, stream) : launch<1, T>(a, stream);
   });
   check_launch();
 }

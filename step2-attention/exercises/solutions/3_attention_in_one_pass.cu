@@ -1,35 +1,13 @@
 // Exercise 3: attention of one query, key after key; no score is stored, and the output is right after each key.
 //
+//   kernel-fusion exercises 3_attention_in_one_pass
 //   kernel-fusion simt exercises/solutions/3_attention_in_one_pass.cu
-//   nvcc -O3 exercises/solutions/3_attention_in_one_pass.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
+//   nvcc -O3 -I ../common/include exercises/solutions/3_attention_in_one_pass.cu && ./a.out        with a GPU
+//
+// Counted: global load requests
+#include <kf/exercise.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
 
 constexpr int kDim = 8;
 

@@ -1,36 +1,14 @@
 // Exercise 4: where the chunks of a tile lie, so that eight rows of one chunk, and eight chunks of a row, are in other
 // banks.
 //
+//   kernel-fusion exercises 4_swizzle
 //   kernel-fusion simt exercises/solutions/4_swizzle.cu
-//   nvcc -O3 exercises/solutions/4_swizzle.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
+//   nvcc -O3 -I ../common/include exercises/solutions/4_swizzle.cu && ./a.out        with a GPU
+//
+// Counted: shared load wavefronts, shared store wavefronts
+#include <kf/exercise.h>
 
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <set>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
 
 constexpr int kRows = 64, kChunks = 8;  // of 16 bytes, four banks; a row is 128 bytes, all 32 banks
 

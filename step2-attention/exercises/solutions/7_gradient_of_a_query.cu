@@ -1,35 +1,13 @@
 // Exercise 7: the gradient of attention's queries, with weights that nobody has kept.
 //
+//   kernel-fusion exercises 7_gradient_of_a_query
 //   kernel-fusion simt exercises/solutions/7_gradient_of_a_query.cu
-//   nvcc -O3 exercises/solutions/7_gradient_of_a_query.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
+//   nvcc -O3 -I ../common/include exercises/solutions/7_gradient_of_a_query.cu && ./a.out        with a GPU
+//
+// Counted: global load requests, global store requests
+#include <kf/exercise.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
 
 constexpr int kDim = 8;
 constexpr float kScale = 0.35f;

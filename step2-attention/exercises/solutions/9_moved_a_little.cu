@@ -1,34 +1,9 @@
 // Exercise 9: check a gradient without deriving it, by moving each input a little.
 //
+//   kernel-fusion exercises 9_moved_a_little
 //   kernel-fusion simt exercises/solutions/9_moved_a_little.cu
-//   nvcc -O3 exercises/solutions/9_moved_a_little.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  double* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<double>& from) : bytes(from.size() * sizeof(double)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<double>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
+//   nvcc -O3 -I ../common/include exercises/solutions/9_moved_a_little.cu && ./a.out        with a GPU
+#include <kf/exercise.h>
 
 // The loss: each output of softmax over x times a number. x[moved] counts as `by` more than it is.
 __device__ double loss(const double* x, int width, int moved, double by) {

@@ -1,34 +1,9 @@
 // Bug hunt 1: softmax, a warp a row. It is right for most rows. Which are wrong, and why?
 //
+//   kernel-fusion exercises hunt_1_cold_rows
 //   kernel-fusion simt exercises/solutions/hunt_1_cold_rows.cu
-//   nvcc -O3 exercises/solutions/hunt_1_cold_rows.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
+//   nvcc -O3 -I ../common/include exercises/solutions/hunt_1_cold_rows.cu && ./a.out        with a GPU
+#include <kf/exercise.h>
 
 __global__ void softmax(const float* x, float* y, int width) {
   const float* row = x + blockIdx.x * width;

@@ -1,35 +1,11 @@
 // Bug hunt 3: a matrix times a vector, by tiles in shared memory. It is right for short vectors.
 //
+//   kernel-fusion exercises hunt_3_fast_warps
 //   kernel-fusion simt exercises/solutions/hunt_3_fast_warps.cu
 //   kernel-fusion simt --race exercises/solutions/hunt_3_fast_warps.cu
-//   nvcc -lineinfo exercises/solutions/hunt_3_fast_warps.cu && compute-sanitizer --tool racecheck ./a.out  with a GPU
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
+//   nvcc -lineinfo -I ../common/include exercises/solutions/hunt_3_fast_warps.cu
+//   compute-sanitizer --tool racecheck ./a.out        with a GPU
+#include <kf/exercise.h>
 
 constexpr int kThreads = 64;
 

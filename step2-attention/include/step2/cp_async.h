@@ -14,52 +14,37 @@ namespace kf::KF_BACKEND {
 
 // 16 bytes past the L1 cache; both addresses are multiples of 16. PTX: cp.async.cg
 __device__ __forceinline__ void cp_async_16(void* to, const void* from) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(smem_address(to)), "l"(from) : "memory");
-#else
-  __trap();
-#endif
 }
 
 // The first `bytes` of 16 are read, and the rest becomes zero: for the edge of a matrix. With 0 nothing is read, but
 // the address must still be a multiple of 16.
 __device__ __forceinline__ void cp_async_16(void* to, const void* from, uint32_t bytes) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_address(to)), "l"(from), "r"(bytes)
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 // 4 or 8 bytes, through the L1 cache; both addresses are multiples of as many. PTX: cp.async.ca
 template <int kBytes>
 __device__ __forceinline__ void cp_async_small(void* to, const void* from) {
   static_assert(kBytes == 4 || kBytes == 8, "4 or 8 bytes");
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(smem_address(to)), "l"(from), "n"(kBytes) : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Closes a group. PTX: cp.async.commit_group
 __device__ __forceinline__ void cp_async_commit() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   asm volatile("cp.async.commit_group;" ::: "memory");
-#else
-  __trap();
-#endif
 }
 
 // PTX: cp.async.wait_group
 template <int kNewest>
 __device__ __forceinline__ void cp_async_wait() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory");
-#else
-  __trap();
-#endif
 }
 
 }  // namespace kf::KF_BACKEND

@@ -5,27 +5,22 @@
 
 #include <cuda_runtime.h>
 #include <kf/launch.h>
+#include <step2/shared_address.h>
 
 namespace kf::KF_BACKEND {
 
 // In the kernel in front: when all its blocks have said so, or ended, the next one's may begin.
 // PTX: griddepcontrol.launch_dependents
 __device__ __forceinline__ void launch_dependent_grids() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#else
-  __trap();
-#endif
 }
 
 // In the kernel behind: the one in front has ended, and what it wrote is seen. Every block must wait, or the kernel
 // after it might begin before the one in front of it has ended. PTX: griddepcontrol.wait
 __device__ __forceinline__ void wait_on_dependent_grids() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("griddepcontrol.wait;" ::: "memory");
-#else
-  __trap();
-#endif
 }
 
 // Launches a kernel that may begin when the one in front lets it.

@@ -1,4 +1,4 @@
-// Dropout of attention's weights in plain C++: which are kept, as kernels/attention/dropout.h says.
+// Dropout of attention's weights in plain C++: which are kept, as include/step2/attention/dropout.h says.
 #pragma once
 
 #include <step1/philox_cpu.h>

@@ -16,99 +16,72 @@ namespace kf::KF_BACKEND {
 // One thread does this; then mbarrier_init_fence, and a barrier of the block (or cluster), before anyone uses it.
 // PTX: mbarrier.init
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t count) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_address(barrier)), "r"(count) : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Shows initialised barriers to copies and to the other blocks of the cluster. PTX: fence.mbarrier_init
 __device__ __forceinline__ void mbarrier_init_fence() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#else
-  __trap();
-#endif
 }
 
 // Before the memory is used for something else. PTX: mbarrier.inval
 __device__ __forceinline__ void mbarrier_invalidate(uint64_t* barrier) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
-#else
-  __trap();
-#endif
 }
 
 // PTX: mbarrier.arrive
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%0]; }" ::"r"(smem_address(barrier))
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Arrives, and announces the bytes that copies will bring in this phase. PTX: mbarrier.arrive.expect_tx
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes)
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Arrives at the same barrier of another block of the cluster. PTX: mapa, mbarrier.arrive.shared::cluster
 __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t* barrier, uint32_t rank) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile(
       "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
       "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }" ::"r"(smem_address(barrier)),
       "r"(rank)
       : "memory");
-#else
-  __trap();
-#endif
 }
 
 // The same where this block has only read what the other one will overwrite: none of its writes need be seen there, so
 // there is no fence of global memory, which takes a microsecond. PTX: mapa, mbarrier.arrive.shared::cluster
 __device__ __forceinline__ void mbarrier_arrive_remote_cta(uint64_t* barrier, uint32_t rank) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile(
       "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
       "mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(smem_address(barrier)),
       "r"(rank)
       : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Arrives when all copies of cp_async that this thread has started are there; the arrival is one of `count`.
 // PTX: cp.async.mbarrier.arrive.noinc
 __device__ __forceinline__ void mbarrier_arrive_after_copies(uint64_t* barrier) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(smem_address(barrier)) : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Whether the phase of this parity is complete; the hardware may wait a while first. PTX: mbarrier.try_wait.parity
 __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t parity) {
   uint32_t complete = 0;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap(), false;
   asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
                : "=r"(complete)
                : "r"(smem_address(barrier)), "r"(parity)
                : "memory");
-#else
-  __trap();
-#endif
   return complete != 0;
 }
 
@@ -126,7 +99,7 @@ __device__ __forceinline__ void mbarrier_wait_warp(uint64_t* barrier, uint32_t p
 
 // The same where blocks of a cluster arrive: what they did before is seen afterwards.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   uint32_t complete = 0;
   while (complete == 0) {
     asm volatile(
@@ -135,9 +108,6 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_
         : "r"(smem_address(barrier)), "r"(parity)
         : "memory");
   }
-#else
-  __trap();
-#endif
 }
 
 }  // namespace kf::KF_BACKEND

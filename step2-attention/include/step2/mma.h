@@ -25,7 +25,7 @@ namespace kf::KF_BACKEND {
 template <class T>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   static_assert(std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>, "bfloat16 or float16");
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -37,9 +37,6 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
-#else
-  __trap();
-#endif
 }
 
 // Two floats as a register of such an operand, rounded to nearest even. PTX: cvt.rn.bf16x2.f32, cvt.rn.f16x2.f32
@@ -56,24 +53,18 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 //   a[0]: row g, column t     a[1]: row g + 8     a[2]: row g, column t + 4     a[3]: both
 //   b[0]: row t, column g     b[1]: row t + 4     d as above
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap();
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-  __trap();
-#endif
 }
 
 // A float as the nearest TF32, in a register for mma_m16n8k8_tf32. PTX: cvt.rna.tf32.f32
 __device__ __forceinline__ uint32_t to_tf32(float x) {
   uint32_t bits = 0;
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  if constexpr (!kHas80) return __trap(), bits;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-#else
-  __trap();
-#endif
   return bits;
 }
 
@@ -85,7 +76,7 @@ __device__ __forceinline__ uint32_t to_tf32(float x) {
 template <int N>
 __device__ __forceinline__ void ldmatrix(uint32_t (&r)[N], const void* row) {
   static_assert(N == 1 || N == 2 || N == 4, "one, two or four matrices");
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 750
+  if constexpr (!kHas75) return __trap();
   const uint32_t address = smem_address(row);
   if constexpr (N == 1) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
@@ -100,15 +91,12 @@ __device__ __forceinline__ void ldmatrix(uint32_t (&r)[N], const void* row) {
                  : "r"(address)
                  : "memory");
   }
-#else
-  __trap();
-#endif
 }
 
 template <int N>
 __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[N], const void* row) {
   static_assert(N == 1 || N == 2 || N == 4, "one, two or four matrices");
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 750
+  if constexpr (!kHas75) return __trap();
   const uint32_t address = smem_address(row);
   if constexpr (N == 1) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(address) : "memory");
@@ -123,16 +111,13 @@ __device__ __forceinline__ void ldmatrix_transposed(uint32_t (&r)[N], const void
                  : "r"(address)
                  : "memory");
   }
-#else
-  __trap();
-#endif
 }
 
 // The way back, from compute capability 9.0 on. PTX: stmatrix
 template <int N>
 __device__ __forceinline__ void stmatrix(void* row, const uint32_t (&r)[N]) {
   static_assert(N == 1 || N == 2 || N == 4, "one, two or four matrices");
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   const uint32_t address = smem_address(row);
   if constexpr (N == 1) {
     asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0]) : "memory");
@@ -144,15 +129,12 @@ __device__ __forceinline__ void stmatrix(void* row, const uint32_t (&r)[N]) {
                  "r"(r[2]), "r"(r[3])
                  : "memory");
   }
-#else
-  __trap();
-#endif
 }
 
 template <int N>
 __device__ __forceinline__ void stmatrix_transposed(void* row, const uint32_t (&r)[N]) {
   static_assert(N == 1 || N == 2 || N == 4, "one, two or four matrices");
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   const uint32_t address = smem_address(row);
   if constexpr (N == 1) {
     asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(r[0]) : "memory");
@@ -164,9 +146,6 @@ __device__ __forceinline__ void stmatrix_transposed(void* row, const uint32_t (&
                  "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
   }
-#else
-  __trap();
-#endif
 }
 
 }  // namespace kf::KF_BACKEND

@@ -63,7 +63,7 @@ template <class C>
 Grid grid_of(int64_t rows, int64_t depth, int64_t width) {
   constexpr int64_t kCopy = 8;
   const int64_t units = ceil_div(width, kUnit<C>);
-  const int64_t threads = std::min<int64_t>(at::get_num_threads(), ceil_div(rows * depth * width, kWork));
+  const int64_t threads = std::min<int64_t>(num_threads(), ceil_div(rows * depth * width, kWork));
   Grid best{1, 1, rows, units, width, kUnit<C>};
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t down = 1; down <= std::min(threads, rows); ++down) {
@@ -199,13 +199,13 @@ void product(const Product<T>& p, const Prologue& prologue = {}, const Epilogue&
   using C = compute_t<T>;
   if (p.rows <= kFewRows) {
     const int64_t work = p.rows * p.depth * kUnit<C>;
-    at::parallel_for(0, ceil_div(p.width, kUnit<C>), ceil_div(kWork, work), [&](int64_t begin, int64_t end) {
+    parallel_for(0, ceil_div(p.width, kUnit<C>), ceil_div(kWork, work), [&](int64_t begin, int64_t end) {
       multiply_few(p, prologue, epilogue, begin * kUnit<C>, std::min(p.width, end * kUnit<C>));
     });
     return;
   }
   const Grid grid = grid_of<C>(p.rows, p.depth, p.width);
-  at::parallel_for(0, grid.rows * grid.columns, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, grid.rows * grid.columns, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) multiply_part(p, prologue, epilogue, grid.part(i));
   });
 }

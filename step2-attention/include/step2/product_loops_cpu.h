@@ -440,11 +440,9 @@ struct DotColumns {
       for (int c = 0; c < kColumns; ++c) {
         C lanes[n];
         vector_at<kBytes>(lanes) = sum[r][c];
-        for (int64_t half = n / 2; half > 0; half /= 2) {
-          for (int64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-        }
-        for (int64_t k = whole; k < depth; ++k) lanes[0] += x[r * x_stride + k] * weight[(first + c) * stride + k];
-        sums[r * kColumnBlock<C> + first + c] = lanes[0];
+        C total = sum_of(lanes);
+        for (int64_t k = whole; k < depth; ++k) total += x[r * x_stride + k] * weight[(first + c) * stride + k];
+        sums[r * kColumnBlock<C> + first + c] = total;
       }
     }
   }

@@ -27,11 +27,8 @@ __host__ __device__ constexpr uint32_t swizzled_offset(uint32_t offset, Swizzle 
 
 // Fetches the map itself. PTX: prefetch.tensormap
 __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Loads. x, y, … are the element at which the box begins; x must be a multiple of 16 bytes, and a box may lie over the
@@ -39,228 +36,168 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap* map) {
 // of what lies outside of the tensor; announce them with mbarrier_arrive_expect_tx. PTX:
 // cp.async.bulk.tensor.Nd.shared::cluster.global.mbarrier
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int32_t x) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile(
       "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3}], [%2];" ::"r"(
           smem_address(to)),
       "l"(map), "r"(smem_address(barrier)), "r"(x)
       : "memory");
-#else
-  __trap();
-#endif
 }
 
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int32_t x, int32_t y) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4}], [%2];" ::"r"(
           smem_address(to)),
       "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y)
       : "memory");
-#else
-  __trap();
-#endif
 }
 
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int32_t x, int32_t y,
                                          int32_t z) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5}], [%2];" ::"r"(
           smem_address(to)),
       "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "r"(z)
       : "memory");
-#else
-  __trap();
-#endif
 }
 
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int32_t x, int32_t y,
                                          int32_t z, int32_t u) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6}], [%2];" ::
           "r"(smem_address(to)),
       "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u)
       : "memory");
-#else
-  __trap();
-#endif
 }
 
 __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint64_t* barrier, int32_t x, int32_t y,
                                          int32_t z, int32_t u, int32_t v) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6,%7}], "
       "[%2];" ::"r"(smem_address(to)),
       "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
       : "memory");
-#else
-  __trap();
-#endif
 }
 
 // The same box into the same place of several blocks of the cluster: bit r of `blocks` stands for rank r. Each of them
 // gets the bytes counted by its own barrier. Fast on 9.0 itself only: nvcc -arch=sm_90a. PTX: .multicast::cluster
 __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* map, uint64_t* barrier, uint16_t blocks,
                                                    int32_t x, int32_t y) {
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (!kHas90a) return __trap();
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
       "{%4,%5}], [%2], %3;" ::"r"(smem_address(to)),
       "l"(map), "r"(smem_address(barrier)), "h"(blocks), "r"(x), "r"(y)
       : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Stores. No coordinate may be below 0; what lies beyond the tensor is left out. What threads wrote to shared memory
 // before must be shown to TMA by tma_store_fence, by each thread that wrote, and then a barrier. Then one thread
 // stores, closes the group and waits. PTX: cp.async.bulk.tensor.Nd.global.shared::cta
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int32_t x) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%0, {%2}], [%1];" ::"l"(map),
                "r"(smem_address(from)), "r"(x)
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int32_t x, int32_t y) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2,%3}], [%1];" ::"l"(map),
                "r"(smem_address(from)), "r"(x), "r"(y)
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int32_t x, int32_t y, int32_t z) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2,%3,%4}], [%1];" ::"l"(map),
                "r"(smem_address(from)), "r"(x), "r"(y), "r"(z)
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int32_t x, int32_t y, int32_t z,
                                           int32_t u) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2,%3,%4,%5}], [%1];" ::"l"(map),
                "r"(smem_address(from)), "r"(x), "r"(y), "r"(z), "r"(u)
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* from, int32_t x, int32_t y, int32_t z,
                                           int32_t u, int32_t v) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2,%3,%4,%5,%6}], [%1];" ::"l"(map),
                "r"(smem_address(from)), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Adds the box to what the tensor holds, element by element, each addition atomic. PTX: cp.reduce.async.bulk.tensor
 __device__ __forceinline__ void tma_add(const CUtensorMap* map, const void* from, int32_t x, int32_t y) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2,%3}], [%1];" ::"l"(map),
                "r"(smem_address(from)), "r"(x), "r"(y)
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Without a map: `bytes` bytes in one piece; the addresses and `bytes` are multiples of 16. PTX: cp.async.bulk
 __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_address(to)),
       "l"(from), "r"(bytes), "r"(smem_address(barrier))
       : "memory");
-#else
-  __trap();
-#endif
 }
 
 __device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(smem_address(from)),
                "r"(bytes)
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 // The same, but adds floats to those that are there, each addition atomic. PTX: cp.reduce.async.bulk
 __device__ __forceinline__ void bulk_add(float* to, const float* from, uint32_t bytes) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                "r"(smem_address(from)), "r"(bytes)
                : "memory");
-#else
-  __trap();
-#endif
 }
 
 // PTX: fence.proxy.async
 __device__ __forceinline__ void tma_store_fence() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#else
-  __trap();
-#endif
 }
 
 // The same for global memory: orders what this thread knows to be there before its bulk copies that follow.
 __device__ __forceinline__ void tma_global_fence() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("fence.proxy.async.global;" ::: "memory");
-#else
-  __trap();
-#endif
 }
 
 // Closes a group of stores. PTX: cp.async.bulk.commit_group
 __device__ __forceinline__ void tma_store_commit() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-#else
-  __trap();
-#endif
 }
 
 // Waits until no more than the kNewest newest groups still read shared memory, which may then be used again. A thread
 // does this before it ends. PTX: cp.async.bulk.wait_group.read
 template <int kNewest>
 __device__ __forceinline__ void tma_store_wait_read() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kNewest) : "memory");
-#else
-  __trap();
-#endif
 }
 
 // Waits until they have written, too. PTX: cp.async.bulk.wait_group
 template <int kNewest>
 __device__ __forceinline__ void tma_store_wait() {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  if constexpr (!kHas90) return __trap();
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kNewest) : "memory");
-#else
-  __trap();
-#endif
 }
 
 }  // namespace kf::KF_BACKEND

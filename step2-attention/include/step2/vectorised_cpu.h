@@ -37,6 +37,15 @@ KF_CPU_INLINE float exp_of_nonpositive(float x) {
 }
 KF_CPU_INLINE double exp_of_nonpositive(double x) { return std::exp(x); }
 
+// The sum of n parts, a power of two.
+template <class C, size_t n>
+KF_CPU_INLINE C sum_of(C (&part)[n]) {
+  for (size_t half = n / 2; half > 0; half /= 2) {
+    for (size_t l = 0; l < half; ++l) part[l] += part[l + half];
+  }
+  return part[0];
+}
+
 // The greatest of n values; −inf for none.
 template <class C>
 KF_CPU_INLINE C max_of(const C* x, int64_t n) {
@@ -62,10 +71,7 @@ KF_CPU_INLINE C dot(const C* x, const C* y, int64_t n) {
     for (int64_t l = 0; l < kLanes; ++l) part[l] += x[i + l] * y[i + l];
   }
   for (; i < n; ++i) part[0] += x[i] * y[i];
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t l = 0; l < half; ++l) part[l] += part[l + half];
-  }
-  return part[0];
+  return sum_of(part);
 }
 
 // y[i] = exp(x[i] − max) for n values, max their greatest or greater; y may be x. Returns their sum.
@@ -78,10 +84,7 @@ KF_CPU_INLINE C exp_and_sum(const C* x, C* y, int64_t n, C max) {
     for (int64_t l = 0; l < kLanes; ++l) part[l] += y[i + l];
   }
   for (; i < n; ++i) part[0] += y[i];
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t l = 0; l < half; ++l) part[l] += part[l + half];
-  }
-  return part[0];
+  return sum_of(part);
 }
 
 // kBytes bytes of neighbouring elements: one register, or as many as the machine needs for it.

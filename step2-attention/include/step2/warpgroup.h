@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 #include <step2/reduce.h>
+#include <step2/shared_address.h>
 
 #include <cstdint>
 
@@ -42,19 +43,13 @@ __device__ __forceinline__ void named_barrier_arrive(int barrier, int threads) {
 // given waits for ever. PTX: setmaxnreg
 template <int kRegisters>
 __device__ __forceinline__ void warpgroup_reg_dealloc() {
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (!kHas90a) return __trap();
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-#else
-  __trap();
-#endif
 }
 template <int kRegisters>
 __device__ __forceinline__ void warpgroup_reg_alloc() {
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  if constexpr (!kHas90a) return __trap();
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-#else
-  __trap();
-#endif
 }
 
 }  // namespace kf::KF_BACKEND

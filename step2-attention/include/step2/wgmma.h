@@ -43,71 +43,52 @@ __device__ __forceinline__ uint64_t matrix_descriptor(const void* start, uint32_
          uint64_t{(stride & 0x3ffff) >> 4} << 32 | mode << 62;
 }
 
-#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define KF_HAS_WGMMA 1
-#else
-#define KF_HAS_WGMMA 0
-#endif
-
 // Orders what the threads did to registers and, after tma_store_fence, to shared memory before the products that
 // follow. PTX: wgmma.fence
 __device__ __forceinline__ void wgmma_fence() {
-#if KF_HAS_WGMMA
+  if constexpr (!kHas90a) return __trap();
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#else
-  __trap();
-#endif
 }
 
 // Closes a group of products. PTX: wgmma.commit_group
 __device__ __forceinline__ void wgmma_commit() {
-#if KF_HAS_WGMMA
+  if constexpr (!kHas90a) return __trap();
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#else
-  __trap();
-#endif
 }
 
 // Waits until no more than the kNewest newest groups are at work. PTX: wgmma.wait_group
 template <int kNewest>
 __device__ __forceinline__ void wgmma_wait() {
-#if KF_HAS_WGMMA
+  if constexpr (!kHas90a) return __trap();
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kNewest) : "memory");
-#else
-  __trap();
-#endif
 }
 
 // The accumulators as the instruction names them, and as operands: those of the next smaller N, and the rest.
-#define KF_WGMMA_TEXT_8 "%0,%1,%2,%3"
-#define KF_WGMMA_TEXT_16 KF_WGMMA_TEXT_8 ",%4,%5,%6,%7"
-#define KF_WGMMA_TEXT_32 KF_WGMMA_TEXT_16 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define KF_WGMMA_TEXT_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define KF_WGMMA_TEXT_64 KF_WGMMA_TEXT_32 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define KF_WGMMA_TEXT_96 KF_WGMMA_TEXT_64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define KF_WGMMA_TEXT_128 KF_WGMMA_TEXT_96 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define KF_WGMMA_TEXT_192                                                 \
-  KF_WGMMA_TEXT_128                                                       \
-  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80," \
-  "%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define KF_WGMMA_TEXT_256                                                    \
-  KF_WGMMA_TEXT_192                                                          \
-  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110," \
-  "%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,"   \
-  "%125,%126,%127"
-#define KF_WGMMA_DATA_8 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-#define KF_WGMMA_DATA_16 KF_WGMMA_DATA_8, "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-#define KF_WGMMA_DATA_32 \
-  KF_WGMMA_DATA_16, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+#define KF_WGMMA_TEXT_128                                                                    \
+  KF_WGMMA_TEXT_64                                                                           \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53" \
+  ",%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define KF_WGMMA_TEXT_192                                                                    \
+  KF_WGMMA_TEXT_128                                                                          \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85" \
+  ",%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define KF_WGMMA_TEXT_256                                                                            \
+  KF_WGMMA_TEXT_192                                                                                  \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115" \
+  ",%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define KF_WGMMA_DATA_32                                                                                      \
+  "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), \
+      "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
 #define KF_WGMMA_DATA_64                                                                                       \
   KF_WGMMA_DATA_32, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), \
       "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]),  \
       "+f"(d[31])
-#define KF_WGMMA_DATA_96                                                                                       \
+#define KF_WGMMA_DATA_128                                                                                      \
   KF_WGMMA_DATA_64, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), \
       "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]),  \
-      "+f"(d[47])
-#define KF_WGMMA_DATA_128                                                                                      \
-  KF_WGMMA_DATA_96, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), \
+      "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]),  \
       "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),  \
       "+f"(d[63])
 #define KF_WGMMA_DATA_192                                                                                       \
@@ -134,33 +115,9 @@ __device__ __forceinline__ void wgmma_wait() {
 template <int N, class T, Major kA = Major::kK, Major kB = Major::kK>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
   static_assert(std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>, "bfloat16 or float16");
-#if KF_HAS_WGMMA
+  if constexpr (!kHas90a) return __trap();
   constexpr bool kBrain = std::is_same_v<T, __nv_bfloat16>;
-  if constexpr (N == 8 && kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {" KF_WGMMA_TEXT_8 "}, %4, %5, p, 1, 1, %7, %8; }"
-        : KF_WGMMA_DATA_8
-        : KF_WGMMA_DESCRIBED);
-  } else if constexpr (N == 8 && !kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {" KF_WGMMA_TEXT_8 "}, %4, %5, p, 1, 1, %7, %8; }"
-        : KF_WGMMA_DATA_8
-        : KF_WGMMA_DESCRIBED);
-  } else if constexpr (N == 16 && kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %10, 0; "
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {" KF_WGMMA_TEXT_16 "}, %8, %9, p, 1, 1, %11, %12; }"
-        : KF_WGMMA_DATA_16
-        : KF_WGMMA_DESCRIBED);
-  } else if constexpr (N == 16 && !kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %10, 0; "
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {" KF_WGMMA_TEXT_16 "}, %8, %9, p, 1, 1, %11, %12; }"
-        : KF_WGMMA_DATA_16
-        : KF_WGMMA_DESCRIBED);
-  } else if constexpr (N == 32 && kBrain) {
+  if constexpr (N == 32 && kBrain) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %18, 0; "
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" KF_WGMMA_TEXT_32 "}, %16, %17, p, 1, 1, %19, %20; }"
@@ -183,18 +140,6 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b,
         "{ .reg .pred p; setp.ne.b32 p, %34, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" KF_WGMMA_TEXT_64 "}, %32, %33, p, 1, 1, %35, %36; }"
         : KF_WGMMA_DATA_64
-        : KF_WGMMA_DESCRIBED);
-  } else if constexpr (N == 96 && kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %50, 0; "
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" KF_WGMMA_TEXT_96 "}, %48, %49, p, 1, 1, %51, %52; }"
-        : KF_WGMMA_DATA_96
-        : KF_WGMMA_DESCRIBED);
-  } else if constexpr (N == 96 && !kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %50, 0; "
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" KF_WGMMA_TEXT_96 "}, %48, %49, p, 1, 1, %51, %52; }"
-        : KF_WGMMA_DATA_96
         : KF_WGMMA_DESCRIBED);
   } else if constexpr (N == 128 && kBrain) {
     asm volatile(
@@ -235,60 +180,17 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b,
         : KF_WGMMA_DATA_256
         : KF_WGMMA_DESCRIBED);
   } else {
-    static_assert(N == 0, "N is 8, 16, 32, 64, 96, 128, 192 or 256");
+    static_assert(N == 0, "N is 32, 64, 128, 192 or 256");
   }
-#else
-  __trap();
-#endif
 }
 
 // The same with A in registers: a[i] as operand a of mma_m16n8k16, each warp its 16 rows.
 template <int N, class T, Major kB = Major::kK>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   static_assert(std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>, "bfloat16 or float16");
-#if KF_HAS_WGMMA
+  if constexpr (!kHas90a) return __trap();
   constexpr bool kBrain = std::is_same_v<T, __nv_bfloat16>;
-  if constexpr (N == 8 && kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %9, 0; "
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {" KF_WGMMA_TEXT_8 "}, {%4,%5,%6,%7}, %8, p, 1, 1, %10; }"
-        : KF_WGMMA_DATA_8
-        : KF_WGMMA_REGISTERS);
-  } else if constexpr (N == 8 && !kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %9, 0; "
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {" KF_WGMMA_TEXT_8 "}, {%4,%5,%6,%7}, %8, p, 1, 1, %10; }"
-        : KF_WGMMA_DATA_8
-        : KF_WGMMA_REGISTERS);
-  } else if constexpr (N == 16 && kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %13, 0; "
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {" KF_WGMMA_TEXT_16
-        "}, {%8,%9,%10,%11}, %12, p, 1, 1, %14; }"
-        : KF_WGMMA_DATA_16
-        : KF_WGMMA_REGISTERS);
-  } else if constexpr (N == 16 && !kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %13, 0; "
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {" KF_WGMMA_TEXT_16
-        "}, {%8,%9,%10,%11}, %12, p, 1, 1, %14; }"
-        : KF_WGMMA_DATA_16
-        : KF_WGMMA_REGISTERS);
-  } else if constexpr (N == 32 && kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %21, 0; "
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" KF_WGMMA_TEXT_32
-        "}, {%16,%17,%18,%19}, %20, p, 1, 1, %22; }"
-        : KF_WGMMA_DATA_32
-        : KF_WGMMA_REGISTERS);
-  } else if constexpr (N == 32 && !kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %21, 0; "
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {" KF_WGMMA_TEXT_32
-        "}, {%16,%17,%18,%19}, %20, p, 1, 1, %22; }"
-        : KF_WGMMA_DATA_32
-        : KF_WGMMA_REGISTERS);
-  } else if constexpr (N == 64 && kBrain) {
+  if constexpr (N == 64 && kBrain) {
     asm volatile(
         "{ .reg .pred p; setp.ne.b32 p, %37, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" KF_WGMMA_TEXT_64
@@ -301,20 +203,6 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" KF_WGMMA_TEXT_64
         "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38; }"
         : KF_WGMMA_DATA_64
-        : KF_WGMMA_REGISTERS);
-  } else if constexpr (N == 96 && kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %53, 0; "
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" KF_WGMMA_TEXT_96
-        "}, {%48,%49,%50,%51}, %52, p, 1, 1, %54; }"
-        : KF_WGMMA_DATA_96
-        : KF_WGMMA_REGISTERS);
-  } else if constexpr (N == 96 && !kBrain) {
-    asm volatile(
-        "{ .reg .pred p; setp.ne.b32 p, %53, 0; "
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {" KF_WGMMA_TEXT_96
-        "}, {%48,%49,%50,%51}, %52, p, 1, 1, %54; }"
-        : KF_WGMMA_DATA_96
         : KF_WGMMA_REGISTERS);
   } else if constexpr (N == 128 && kBrain) {
     asm volatile(
@@ -359,23 +247,14 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
         : KF_WGMMA_DATA_256
         : KF_WGMMA_REGISTERS);
   } else {
-    static_assert(N == 0, "N is 8, 16, 32, 64, 96, 128, 192 or 256");
+    static_assert(N == 0, "N is 64, 128, 192 or 256");
   }
-#else
-  __trap();
-#endif
 }
 
-#undef KF_WGMMA_TEXT_8
-#undef KF_WGMMA_DATA_8
-#undef KF_WGMMA_TEXT_16
-#undef KF_WGMMA_DATA_16
 #undef KF_WGMMA_TEXT_32
 #undef KF_WGMMA_DATA_32
 #undef KF_WGMMA_TEXT_64
 #undef KF_WGMMA_DATA_64
-#undef KF_WGMMA_TEXT_96
-#undef KF_WGMMA_DATA_96
 #undef KF_WGMMA_TEXT_128
 #undef KF_WGMMA_DATA_128
 #undef KF_WGMMA_TEXT_192

@@ -5,47 +5,13 @@
 // exist, the others are padding. A query that sees no key gives 0. lse, the log-sum-exp, is the logarithm of what the
 // weights were divided by, ln Σ exp(scale · q·k) over the keys that a query sees: −inf where it sees none.
 // Fewer heads of k and v than of q: H/Hkv neighbouring heads of q share one.
+// cu_seqlens: of a packed row, batch 1, the queries cu_seqlens[d] ≤ i < cu_seqlens[d + 1] are document d's. They see
+// its keys alone, those that cu_seqlens_k names; causal is a mask within it (step2/attention/documents.h).
 #pragma once
 
-#include <kf/rung.h>
+#include <step2/attention/args.h>
 
 namespace kf::attention {
-
-// Distances in elements. The last dimension is contiguous, so a view into GPT-2's packed q, k, v needs no copy.
-struct Strides {
-  int64_t batch;
-  int64_t head;
-  int64_t seq;
-};
-
-struct Args {
-  const void* q;
-  const void* k;
-  const void* v;
-  void* out;
-  void* lse;                 // [B, H, Sq], contiguous: float32, or float64 for float64
-  const int32_t* key_begin;  // [B], or null: 0
-  const int32_t* key_end;    // [B], or null: Sk
-  Strides q_stride;
-  Strides k_stride;
-  Strides v_stride;
-  Strides out_stride;
-  int64_t batch;
-  int64_t heads;     // of q
-  int64_t kv_heads;  // of k and v: divides `heads`
-  int64_t q_length;
-  int64_t k_length;
-  int64_t head_dim;
-  double scale = 1;
-  bool causal;
-  DType dtype;
-  void* scratch = nullptr;  // for rungs that ask for it
-  // Dropout of the weights: one is kept where its random number of 16 bits is at least `threshold`; 0: all are kept.
-  uint32_t threshold = 0;
-  const int64_t* rng_state = nullptr;  // in the GPU's memory, {seed, offset}; or null: as follows
-  uint64_t seed = 0;
-  uint64_t offset = 0;
-};
 
 // What `auto` takes, measured on an H200 with its 132 multiprocessors. A tile of 64 queries that splits its keys is
 // done soonest, where each has a multiprocessor. In a long causal square they see half of the keys on average, so two
@@ -53,9 +19,10 @@ struct Args {
 // then persistent blocks.
 inline const char* automatic(const Args& a) {
   const auto tiles = [&](int64_t of) { return a.batch * a.heads * ((a.q_length + of - 1) / of); };
-  const bool half_seen = a.causal && a.q_length == a.k_length && a.q_length > 512;
+  const bool packed = a.cu_seqlens != nullptr;  // what its tiles see nobody knows here
+  const bool half_seen = !packed && a.causal && a.q_length == a.k_length && a.q_length > 512;
   if (tiles(64) <= (half_seen ? 2 : 1) * 132) return "v9_split";
-  const bool one_round = a.q_length > 256 && tiles(a.head_dim <= 64 ? 192 : 128) <= 132;
+  const bool one_round = !packed && a.q_length > 256 && tiles(a.head_dim <= 64 ? 192 : 128) <= 132;
   return one_round ? "v7_warpgroups" : "v8_persistent";
 }
 

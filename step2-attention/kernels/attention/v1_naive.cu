@@ -10,11 +10,11 @@
 //           Philox for each weight and column
 #include <kf/launch.h>
 #include <kf/numeric.h>
+#include <step2/attention/documents.h>
+#include <step2/attention/dropout.h>
 #include <step2/online_softmax.h>
 #include <step2/reduce.h>
 
-#include "dropout.h"
-#include "rows.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention {
@@ -22,20 +22,25 @@ namespace {
 
 constexpr int kThreads = 256;
 
+__device__ KeyRange keys_seen_by(const Args& a, int64_t head, int64_t query) {
+  if (a.cu_seqlens != nullptr) return Documents(a).keys_of(static_cast<int>(query));
+  return keys_seen(a, keys_of(a, head), query);
+}
+
 template <class T>
 __global__ void scores_kernel(Args a, compute_t<T>* __restrict__ scores) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= a.batch * a.heads * a.q_length * a.k_length) return;
   const int64_t key = i % a.k_length;
   const int64_t query = i / a.k_length % a.q_length;
-  const int64_t head = i / a.k_length / a.q_length;
-  const KeyRange seen = keys_seen(a, keys_of(a, head), query);
+  const HeadRows<T> head(a, i / a.k_length / a.q_length);
+  const KeyRange seen = keys_seen_by(a, head.number, query);
   if (key < seen.begin || key >= seen.end) {
     scores[i] = -INFINITY;
     return;
   }
-  const T* q = row_of(static_cast<const T*>(a.q), a.q_stride, head, a.heads, query);
-  const T* k = row_of(static_cast<const T*>(a.k), a.k_stride, kv_head_of(a, head), a.kv_heads, key);
+  const T* q = head.q().at(query);
+  const T* k = head.k().at(key);
   compute_t<T> sum = 0;
   for (int64_t d = 0; d < a.head_dim; ++d) sum += to_compute(q[d]) * to_compute(k[d]);
   scores[i] = sum * static_cast<compute_t<T>>(a.scale);
@@ -65,18 +70,18 @@ __global__ void output_kernel(Args a, const compute_t<T>* __restrict__ weights) 
   if (i >= a.batch * a.heads * a.q_length * a.head_dim) return;
   const int64_t d = i % a.head_dim;
   const int64_t query = i / a.head_dim % a.q_length;
-  const int64_t head = i / a.head_dim / a.q_length;
-  weights += (head * a.q_length + query) * a.k_length;
-  const T* v = row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, head), a.kv_heads, 0);
-  const KeyRange seen = keys_seen(a, keys_of(a, head), query);  // where no key is, v may hold anything, NaN too
+  const HeadRows<T> head(a, i / a.head_dim / a.q_length);
+  weights += (head.number * a.q_length + query) * a.k_length;
+  const Rows<const T> v = head.v();
+  const KeyRange seen = keys_seen_by(a, head.number, query);  // where no key is, v may hold anything, NaN too
   const AttentionDropout dropout(a);
   compute_t<T> sum = 0;
   for (int64_t key = seen.begin; key < seen.end; ++key) {
     compute_t<T> weight = weights[key];
-    if constexpr (kDropout) weight *= dropout.factor<compute_t<T>>(head, query, key);
-    sum += weight * to_compute(v[key * a.v_stride.seq + d]);
+    if constexpr (kDropout) weight *= dropout.factor<compute_t<T>>(head.number, query, key);
+    sum += weight * to_compute(v.at(key)[d]);
   }
-  row_of(static_cast<T*>(a.out), a.out_stride, head, a.heads, query)[d] = from_compute<T>(sum);
+  head.out().at(query)[d] = from_compute<T>(sum);
 }
 
 unsigned blocks_for(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }

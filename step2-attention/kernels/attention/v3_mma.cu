@@ -12,18 +12,14 @@
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/64⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    float16, bfloat16; D a multiple of 8 up to 128; rows that begin at multiples of 16 bytes; Sk ≤ 2³⁰;
-//           B·H·⌈Sq/64⌉ ≤ 2³¹−1; compute capability 8.0. While a tile is in flight, nobody computes.
-//           For the second product it rounds the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
+//           B·H·⌈Sq/64⌉ ≤ 2³¹−1; compute capability 8.0; no packed rows. While a tile is in flight,
+//           nobody computes. For the second product it rounds the weights
 #include <step1/vector.h>
+#include <step2/attention/tensor_cores.h>
 #include <step2/mma.h>
-#include <step2/online_softmax.h>
 #include <step2/reduce.h>
 
-#include "rows.h"
 #include "rungs.h"
-#include "tensor_cores.h"
 
 namespace kf::KF_BACKEND::attention {
 namespace {
@@ -64,11 +60,10 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a) {
   const int64_t tiles = ceil_div(a.q_length, kQueries);
   const BlockOfQueries block(a, blockIdx.x / tiles, blockIdx.x % tiles * kQueries, kQueries);
   const int end = block.seen_by(kQueries - 1);
-  const T* q_rows = row_of(static_cast<const T*>(a.q), a.q_stride, block.head, a.heads, block.first);
-  const T* k_rows =
-      row_of(static_cast<const T*>(a.k), a.k_stride, kv_head_of(a, block.head), a.kv_heads, block.first_key);
-  const T* v_rows =
-      row_of(static_cast<const T*>(a.v), a.v_stride, kv_head_of(a, block.head), a.kv_heads, block.first_key);
+  const HeadRows<T> head(a, block.head);
+  const T* q_rows = head.q().at(block.first);
+  const T* k_rows = head.k().at(block.first_key);
+  const T* v_rows = head.v().at(block.first_key);
 
   // This lane's two queries, and what it holds of them: of each 8 columns two.
   const int query[2] = {warp_row + lane / 4, warp_row + lane / 4 + 8};
@@ -155,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a) {
     softmax[r].sum = quad_sum(softmax[r].sum);
     if (query[r] >= block.queries) continue;
     const int position = block.first + query[r];
-    T* row = row_of(static_cast<T*>(a.out), a.out_stride, block.head, a.heads, position);
+    T* row = head.out().at(position);
     float inverse = softmax[r].sum == 0.0f ? 0.0f : 1.0f / softmax[r].sum;  // 0: a query that sees no key
     if constexpr (kDropout) inverse *= dropout.scale();
 #pragma unroll
@@ -163,31 +158,27 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a) {
       if (n * 8 >= a.head_dim) continue;
       store_vector(row + n * 8 + lane % 4 * 2, narrow<T>({out[n][2 * r] * inverse, out[n][2 * r + 1] * inverse}));
     }
-    if (lane % 4 == 0)
-      static_cast<float*>(a.lse)[int64_t{block.head} * a.q_length + position] = softmax[r].log_sum_exp();
+    if (lane % 4 == 0) head.lse()[position] = softmax[r].log_sum_exp();
   }
-}
-
-template <int kDim, bool kDropout, class T>
-void launch(const Args& a, void* stream) {
-  constexpr int kBytes = sizeof(Shared<kDim, T>);
-  if constexpr (kBytes > 48 * 1024) allow_shared(v3_mma_kernel<kDim, kDropout, T>, kBytes);
-  const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
-  v3_mma_kernel<kDim, kDropout, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
 }
 
 }  // namespace
 
-std::string v3_mma_can_implement(const Args& a) { return on_tensor_cores(a, kQueries); }
+std::string v3_mma_can_implement(const Args& a) {
+  const std::string why_not = takes_no_documents(a);
+  return why_not.empty() ? on_tensor_cores(a, kQueries) : why_not;
+}
 
 void v3_mma(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) {
+  with_columns(a, [&](auto type, auto columns, auto drops) {
     using T = typename decltype(type)::element;
-    with_columns(a.head_dim, [&](auto columns) {
-      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
-    });
+    constexpr int kBytes = sizeof(Shared<columns.value, T>);
+    const auto kernel = v3_mma_kernel<columns.value, drops.value, T>;
+    if constexpr (kBytes > 48 * 1024) allow_shared(kernel, kBytes);
+    const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
+    kernel<<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
+    check_launch();
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention

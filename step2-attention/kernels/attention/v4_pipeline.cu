@@ -15,17 +15,13 @@
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v3_mma. A fragment of K or V, once loaded, serves a warp's 16 queries and no others. Like v3 it rounds
 //           the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
 #include <step1/vector.h>
+#include <step2/attention/tensor_cores.h>
 #include <step2/cp_async.h>
 #include <step2/mma.h>
-#include <step2/online_softmax.h>
 #include <step2/reduce.h>
 
-#include "rows.h"
 #include "rungs.h"
-#include "tensor_cores.h"
 
 namespace kf::KF_BACKEND::attention {
 namespace {
@@ -180,26 +176,23 @@ __global__ void __launch_bounds__(kThreads) v4_pipeline_kernel(Args a) {
   }
 }
 
-template <int kDim, bool kDropout, class T>
-void launch(const Args& a, void* stream) {
-  constexpr int kBytes = sizeof(Shared<kDim, T>);
-  if constexpr (kBytes > 48 * 1024) allow_shared(v4_pipeline_kernel<kDim, kDropout, T>, kBytes);
-  const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
-  v4_pipeline_kernel<kDim, kDropout, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
-}
-
 }  // namespace
 
-std::string v4_pipeline_can_implement(const Args& a) { return on_tensor_cores(a, kQueries); }
+std::string v4_pipeline_can_implement(const Args& a) {
+  const std::string why_not = takes_no_documents(a);
+  return why_not.empty() ? on_tensor_cores(a, kQueries) : why_not;
+}
 
 void v4_pipeline(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) {
+  with_columns(a, [&](auto type, auto columns, auto drops) {
     using T = typename decltype(type)::element;
-    with_columns(a.head_dim, [&](auto columns) {
-      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
-    });
+    constexpr int kBytes = sizeof(Shared<columns.value, T>);
+    const auto kernel = v4_pipeline_kernel<columns.value, drops.value, T>;
+    if constexpr (kBytes > 48 * 1024) allow_shared(kernel, kBytes);
+    const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
+    kernel<<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
+    check_launch();
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention

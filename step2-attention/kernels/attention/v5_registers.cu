@@ -22,18 +22,14 @@
 // Limits    as v3_mma, and a scale above 0. A warp's softmax and its products take turns: only another warp can keep
 //           the tensor cores busy meanwhile. Beyond D 64 registers are spilled: up to 160 bytes a thread. Scores
 //           beyond 2²⁷ may overflow float16's weights, and beyond 2³¹ bfloat16's: scale is applied within an FMA, the
-//           maximum's rounded by itself. Like v3 it rounds the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
+//           maximum's rounded by itself. Packed rows: P = 64 or 128. Like v3 it rounds the weights
 #include <step1/vector.h>
+#include <step2/attention/packed_queries.h>
 #include <step2/cp_async.h>
 #include <step2/mma.h>
-#include <step2/online_softmax.h>
 #include <step2/reduce.h>
 
-#include "rows.h"
 #include "rungs.h"
-#include "tensor_cores.h"
 
 namespace kf::KF_BACKEND::attention {
 namespace {
@@ -81,18 +77,18 @@ __device__ __forceinline__ void issue_tile_load(T* tile, const T* first, int64_t
   }
 }
 
-template <int kDim, bool kDropout, class T>
+template <bool kPacked, int kDim, bool kDropout, class T>
 __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
   constexpr bool kKeepQ = kDim <= 64;  // beyond, there are no registers left
   extern __shared__ __align__(128) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kDim, T>*>(memory);
+  auto& shared = *reinterpret_cast<WithSeen<kPacked, Shared<kDim, T>, kQueries>*>(memory);
   const int lane = threadIdx.x % kWarpSize;
   const int warp_row = threadIdx.x / kWarpSize * 16 * kRowTiles;  // its first query in the block
   const int matrix = lane / 8, matrix_row = lane % 8;             // whose row this lane shows to ldmatrix
 
   const int64_t tiles = ceil_div(a.q_length, kQueries);
   const int64_t tile_of_queries = tiles - 1 - blockIdx.x % tiles;  // the last ones, which see most, first
-  const BlockOfQueries block(a, blockIdx.x / tiles, tile_of_queries * kQueries, kQueries);
+  const auto block = queries_of_block<kPacked, kDropout>(a, blockIdx.x / tiles, tile_of_queries * kQueries, shared);
   const int end = block.seen_by(kQueries - 1);
   const T* q_rows = row_of(static_cast<const T*>(a.q), a.q_stride, block.head, a.heads, block.first);
   const T* k_rows =
@@ -129,8 +125,9 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
     cp_async_wait<0>();  // what this thread started is there
     __syncthreads();     // and what the others did; and nobody reads the tile before any more
     issue_key_loads(first_key + kKeys, stage ^ 1);
-    if (first_key >= block.seen_by(warp_row + 16 * kRowTiles - 1))
-      continue;  // none of the warp's queries sees these keys
+    bool unseen = first_key >= block.seen_by(warp_row + 16 * kRowTiles - 1);  // by any of the warp's queries
+    if constexpr (kPacked) unseen |= first_key + kKeys <= block.seen_from(warp_row);
+    if (!kPacked && unseen) continue;
     if constexpr (kKeepQ) {
       if (first_key == 0) {
 #pragma unroll
@@ -138,7 +135,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
           load_q(i % kRowTiles, i / kRowTiles * 16, kept_q[i % kRowTiles][i / kRowTiles]);
       }
     }
-
+    if (kPacked && unseen) continue;  // no sooner: the first tile may be for other warps
     // Scores: 32 queries × 64 keys. K's rows are b's columns.
     float score[kRowTiles][kKeys / 8][4] = {};
 #pragma unroll
@@ -162,12 +159,14 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
         }
       }
     }
-    if (first_key + kKeys > block.seen_by(warp_row)) {  // the first query sees the least
+    bool masked = first_key + kKeys > block.seen_by(warp_row);  // the first query sees the least
+    if constexpr (kPacked) masked |= first_key < block.seen_from(warp_row + 16 * kRowTiles - 1);
+    if (masked) {
 #pragma unroll
       for (int i = 0; i < kRowTiles * kKeys / 8 * 4; ++i) {
         const int tile = i / (kKeys / 2), n = i / 4 % (kKeys / 8), e = i % 4;
-        const int seen = block.seen_by(warp_row + tile * 16 + lane / 4 + e / 2 * 8);
-        if (first_key + n * 8 + lane % 4 * 2 + e % 2 >= seen) score[tile][n][e] = -INFINITY;
+        const int row = warp_row + tile * 16 + lane / 4 + e / 2 * 8, key = first_key + n * 8 + lane % 4 * 2 + e % 2;
+        if (key >= block.seen_by(row) || block.begins_behind(row, key)) score[tile][n][e] = -INFINITY;
       }
     }
 
@@ -240,6 +239,7 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
   __syncthreads();
 
   // The output, in q's place: a warp's rows are its own.
+  float met[2 * kRowTiles] = {}, lses[2 * kRowTiles];  // for packed rows
 #pragma unroll
   for (int tile = 0; tile < kRowTiles; ++tile) {
 #pragma unroll
@@ -253,11 +253,21 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
         const Vector<T, 2> pair = narrow<T>({out[tile][n][2 * r] * inverse, out[tile][n][2 * r + 1] * inverse});
         store_vector(shared.q + offset_of<kDim>(row, n * 8 + lane % 4 * 2), pair);
       }
+      if constexpr (kPacked) {
+        lses[2 * tile + r] = max[tile][r] * static_cast<float>(a.scale) + logf(whole);
+#pragma unroll
+        for (int n = 0; n < kDim / 8; ++n) met[2 * tile + r] += out[tile][n][2 * r] + out[tile][n][2 * r + 1];
+      }
       if (lane % 4 == 0 && row < block.queries) {
         const float lse = max[tile][r] * static_cast<float>(a.scale) + logf(whole);
         static_cast<float*>(a.lse)[int64_t{block.head} * a.q_length + block.first + row] = lse;
       }
     }
+  }
+  if constexpr (kPacked) {
+    repair_rows<kDropout, T>(a, block, warp_row, met, lses, [&](int row, int column, T number) {
+      shared.q[offset_of<kDim>(warp_row + row, column)] = number;
+    });
   }
   __syncwarp();
   for (int i = lane; i < 16 * kRowTiles * kDim / kVector; i += kWarpSize) {
@@ -268,14 +278,6 @@ __global__ void __launch_bounds__(kThreads) v5_registers_kernel(Args a) {
   }
 }
 
-template <int kDim, bool kDropout, class T>
-void launch(const Args& a, void* stream) {
-  constexpr int kBytes = sizeof(Shared<kDim, T>);
-  if constexpr (kBytes > 48 * 1024) allow_shared(v5_registers_kernel<kDim, kDropout, T>, kBytes);
-  const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
-  v5_registers_kernel<kDim, kDropout, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
-}
-
 }  // namespace
 
 std::string v5_registers_can_implement(const Args& a) {
@@ -284,13 +286,15 @@ std::string v5_registers_can_implement(const Args& a) {
 }
 
 void v5_registers(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) {
+  with_columns_and_documents(a, [&](auto type, auto columns, auto drops, auto packed) {
     using T = typename decltype(type)::element;
-    with_columns(a.head_dim, [&](auto columns) {
-      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
-    });
+    constexpr int kBytes = sizeof(WithSeen<packed.value, Shared<columns.value, T>, kQueries>);
+    const auto kernel = v5_registers_kernel<packed.value, columns.value, drops.value, T>;
+    if constexpr (kBytes > 48 * 1024) allow_shared(kernel, kBytes);
+    const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
+    kernel<<<blocks, kThreads, kBytes, as_stream(stream)>>>(a);
+    check_launch();
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention

@@ -17,12 +17,9 @@
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v5_registers, and compute capability 9.0 only. During the softmax the tensor cores wait, and during the
 //           products everyone else does. Like v3 it rounds the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
+#include <step2/attention/hopper.h>
 
-#include "hopper.h"
 #include "rungs.h"
-#include "tensor_cores.h"
 
 namespace kf::KF_BACKEND::attention {
 namespace {
@@ -40,15 +37,15 @@ struct Shared {
   uint64_t q_full, k_full[2], v_full[2];
 };
 
-template <int kColumns, bool kDropout, class T>
+template <bool kPacked, int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid_constant__ Maps maps) {
   constexpr int kSlices = kColumns / kSlice;
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kColumns, T>*>(memory);
+  auto& shared = *reinterpret_cast<WithSeen<kPacked, Shared<kColumns, T>, kQueries>*>(memory);
   const int warpgroup = warpgroup_of_block();
   const int64_t tiles = ceil_div(a.q_length, kQueries);
   const int64_t tile_of_queries = tiles - 1 - blockIdx.x % tiles;  // the last ones, which see most, first
-  const BlockOfQueries block(a, blockIdx.x / tiles, tile_of_queries * kQueries, kQueries);
+  const auto block = queries_of_block<kPacked, kDropout>(a, blockIdx.x / tiles, tile_of_queries * kQueries, shared);
   const int end = block.seen_by(kQueries - 1);
   const float scale = static_cast<float>(a.scale * kLog2e);
 
@@ -92,7 +89,9 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
     issue_scores<kColumns, kKeys>(score, shared.q[warpgroup], shared.k[stage]);
     wgmma_wait<0>();
 
-    if (first_key + kKeys > block.seen_by(warpgroup * 64)) {  // its first query sees the least
+    bool masked = first_key + kKeys > block.seen_by(warpgroup * 64);  // its first query sees the least
+    if constexpr (kPacked) masked |= first_key < block.seen_from(warpgroup * 64 + 63);
+    if (masked) {
       mask_scores(score, block, warpgroup * 64, first_key);
     }
     float factor[2];
@@ -118,17 +117,9 @@ __global__ void __launch_bounds__(kThreads) v6_wgmma_kernel(Args a, const __grid
 
   // The output in q's place: a warpgroup's rows are its own.
   const bool leader = leads_warpgroup(warpgroup);
-  store_rows(a, block, warpgroup * 64, softmax, out, shared.q[warpgroup], &maps.out, head.head, head.batch,
-             1 + warpgroup, leader, kDropout ? dropout.scale() : 1.0f);
+  store_rows<kDropout>(a, block, warpgroup * 64, softmax, out, shared.q[warpgroup], &maps.out, head.head, head.batch,
+                       1 + warpgroup, leader, kDropout ? dropout.scale() : 1.0f);
   if (leader) tma_store_wait_read<0>();
-}
-
-template <int kColumns, bool kDropout, class T>
-void launch(const Args& a, void* stream) {
-  constexpr int kBytes = sizeof(Shared<kColumns, T>);
-  allow_shared(v6_wgmma_kernel<kColumns, kDropout, T>, kBytes);
-  const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
-  v6_wgmma_kernel<kColumns, kDropout, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
 }
 
 }  // namespace
@@ -136,13 +127,15 @@ void launch(const Args& a, void* stream) {
 std::string v6_wgmma_can_implement(const Args& a) { return on_hopper(a, kQueries); }
 
 void v6_wgmma(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) {
+  with_slices_and_documents(a, [&](auto type, auto columns, auto drops, auto packed) {
     using T = typename decltype(type)::element;
-    with_slices(a.head_dim, [&](auto columns) {
-      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
-    });
+    constexpr int kBytes = sizeof(WithSeen<packed.value, Shared<columns.value, T>, kQueries>);
+    const auto kernel = v6_wgmma_kernel<packed.value, columns.value, drops.value, T>;
+    allow_shared(kernel, kBytes);
+    const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
+    kernel<<<blocks, kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
+    check_launch();
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention

@@ -29,12 +29,9 @@
 //           into a multiprocessor, so its tensor cores wait then. ptxas (CUDA 13.0) moves the wait for the output in
 //           front of the exponentials, so that of a warpgroup's own softmax only the maxima overlap its products; the
 //           rest overlaps those of the others. Like v3 it rounds the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
+#include <step2/attention/hopper.h>
 
-#include "hopper.h"
 #include "rungs.h"
-#include "tensor_cores.h"
 
 namespace kf::KF_BACKEND::attention {
 namespace {
@@ -62,8 +59,8 @@ struct Shared {
 };
 
 // One warp of the producer.
-template <int kColumns, class T>
-__device__ void produce(const Args& a, const BlockOfQueries& block, int tiles_of_keys, Shared<kColumns, T>& shared,
+template <int kColumns, class Block, class T>
+__device__ void produce(const Args& a, const Block& block, int tiles_of_keys, Shared<kColumns, T>& shared,
                         const Maps& maps) {
   constexpr int kSlices = kColumns / kSlice;
   const bool leader = threadIdx.x % kWarpSize == 0;
@@ -97,8 +94,8 @@ __device__ void produce(const Args& a, const BlockOfQueries& block, int tiles_of
   }
 }
 
-template <int kColumns, bool kDropout, class T>
-__device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of_keys, Shared<kColumns, T>& shared,
+template <int kColumns, bool kDropout, class Block, class T>
+__device__ void consume(const Args& a, const Block& block, int tiles_of_keys, Shared<kColumns, T>& shared,
                         const Maps& maps) {
   constexpr int kConsumers = Shape<kColumns>::kConsumers;
   const int warpgroup = warpgroup_of_block();
@@ -118,14 +115,17 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
 
   PipelineState<Shape<kColumns>::kStages> ring;
   int j = tiles_of_keys - 1;
-  const int seen = first_row < block.queries ? block.seen_by(first_row + 63) : 0;
-  for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
+  const auto skip = [&] {
     pingpong_wait();
     pingpong_arrive();
     skip_tile(shared, ring, leader);
-  }
+  };
+  const int lowest = lowest_tile<kKeys>(block, first_row);
+  const int seen = first_row < block.queries ? block.seen_by(first_row + 63) : 0;
+  for (; j >= lowest && j * kKeys >= seen; --j, ring.advance())
+    skip();  // its queries see none of these, or there are none
   if (tiles_of_keys > 0) mbarrier_wait(&shared.q_full, 0);
-  if (j >= 0) {
+  if (j >= lowest) {
     {
       float score[kKeys / 2];
       shared.k_pipe.consumer_wait(ring);
@@ -168,30 +168,36 @@ __device__ void consume(const Args& a, const BlockOfQueries& block, int tiles_of
     };
     // Only the first tiles meet the mask; without it the loop is one piece, in which the compiler may move things.
     const int all_see = block.seen_by(first_row);  // its first query sees the least
-    for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
-    for (; j >= 0; --j) step(std::false_type{});
+    for (--j; j >= lowest && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
+    for (const int to = lowest_tile_for_all<kKeys>(block, first_row); j >= to; --j) step(std::false_type{});
+    for (; Block::kPacked && j >= lowest; --j) step(std::true_type{});
     shared.v_pipe.consumer_wait(ring);
     wgmma_fence();
     issue_output<kColumns, kKeys>(out, weight, shared.v[ring.index]);
     wgmma_wait<0>();
+    if constexpr (Block::kPacked) {
+      if (leader) shared.v_pipe.consumer_release(ring.index);
+      ring.advance();
+    }
   }
+  for (; Block::kPacked && j >= 0; --j, ring.advance()) skip();  // of documents before its own
   if (warpgroup == 0) pingpong_wait();  // which the last one has passed on; barriers end as they began
 
   const Head head(a, block.head);
-  store_rows(a, block, first_row, softmax, out, shared.q[warpgroup], &maps.out, head.head, head.batch,
-             1 + kConsumers + warpgroup, leader, kDropout ? dropout.scale() : 1.0f);
+  store_rows<kDropout>(a, block, first_row, softmax, out, shared.q[warpgroup], &maps.out, head.head, head.batch,
+                       1 + kConsumers + warpgroup, leader, kDropout ? dropout.scale() : 1.0f);
   if (leader) tma_store_wait_read<0>();
 }
 
-template <int kColumns, bool kDropout, class T>
+template <bool kPacked, int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     v7_warpgroups_kernel(Args a, const __grid_constant__ Maps maps) {
   using S = Shape<kColumns>;
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kColumns, T>*>(memory);
+  auto& shared = *reinterpret_cast<WithSeen<kPacked, Shared<kColumns, T>, S::kQueries>*>(memory);
   const int64_t tiles = ceil_div(a.q_length, S::kQueries);
   const int64_t tile_of_queries = tiles - 1 - blockIdx.x % tiles;  // the last ones, which see most, first
-  const BlockOfQueries block(a, blockIdx.x / tiles, tile_of_queries * S::kQueries, S::kQueries);
+  const auto block = queries_of_block<kPacked, kDropout>(a, blockIdx.x / tiles, tile_of_queries * S::kQueries, shared);
   const int tiles_of_keys = max(block.seen_by(S::kQueries - 1) + kKeys - 1, 0) / kKeys;
 
   if (threadIdx.x == 0) {
@@ -213,16 +219,6 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
   }
 }
 
-template <int kColumns, bool kDropout, class T>
-void launch(const Args& a, void* stream) {
-  using S = Shape<kColumns>;
-  constexpr int kBytes = sizeof(Shared<kColumns, T>);
-  allow_shared(v7_warpgroups_kernel<kColumns, kDropout, T>, kBytes);
-  const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, S::kQueries));
-  v7_warpgroups_kernel<kColumns, kDropout, T>
-      <<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
-}
-
 }  // namespace
 
 std::string v7_warpgroups_can_implement(const Args& a) {
@@ -230,13 +226,16 @@ std::string v7_warpgroups_can_implement(const Args& a) {
 }
 
 void v7_warpgroups(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) {
+  with_slices_and_documents(a, [&](auto type, auto columns, auto drops, auto packed) {
     using T = typename decltype(type)::element;
-    with_slices(a.head_dim, [&](auto columns) {
-      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
-    });
+    using S = Shape<columns.value>;
+    constexpr int kBytes = sizeof(WithSeen<packed.value, Shared<columns.value, T>, S::kQueries>);
+    const auto kernel = v7_warpgroups_kernel<packed.value, columns.value, drops.value, T>;
+    allow_shared(kernel, kBytes);
+    const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, S::kQueries));
+    kernel<<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
+    check_launch();
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention

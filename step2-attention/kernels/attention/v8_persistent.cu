@@ -25,17 +25,14 @@
 //           written in its place ─ TMA stores it, under the next tile's first product ─ consumer_release ─ empty
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
-// Limits    as v7_warpgroups, but for the waits. With fewer tiles than multiprocessors some stay idle. Like v3 it
-//           rounds the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
+// Limits    as v7_warpgroups, but for the waits. With fewer tiles than multiprocessors some stay idle. Packed
+//           rows take 10 KB more, for the keys that queries see and for the tiles' order. Like v3 it rounds the weights
+#include <step2/attention/hopper.h>
 
 #include <algorithm>
 
-#include "hopper.h"
 #include "rungs.h"
 #include "schedule.h"
-#include "tensor_cores.h"
 
 namespace kf::KF_BACKEND::attention {
 namespace {
@@ -53,15 +50,15 @@ struct Shape {
 };
 
 // What the producer says of the queries that it has loaded. A stage is written again after all consumers have released
-// it, in the end one thread for its warpgroup; compute-sanitizer's racecheck (CUDA 13.0)
-// does not follow that thread's order with the others and reports the second use of a stage as a race.
+// it, in the end one thread for its warpgroup; racecheck (CUDA 13.0), which does not follow that order, reports a race.
+template <class Block>
 struct Announced {
-  BlockOfQueries block;  // its head is −1: there are no more
-  int head, batch;       // for TMA
+  Block block;      // its head is −1: there are no more
+  int head, batch;  // for TMA
 };
 
-template <int kColumns, class T>
-struct Shared {
+template <bool kPacked, int kColumns, class T>
+struct SharedTiles {
   using S = Shape<kColumns>;
   T q[2][S::kConsumers][kColumns / kSlice][64 * kSlice];
   T k[S::kStages][kColumns / kSlice][S::kKeys * kSlice];
@@ -69,29 +66,39 @@ struct Shared {
   Pipeline<2> q_pipe;
   Pipeline<S::kStages> k_pipe, v_pipe;
   uint64_t v_raw;
-  Announced announced[2];  // whose queries lie in q
+  Announced<Queries<kPacked>> announced[2];  // whose queries lie in q
 };
 
-template <int kColumns>
-__device__ int tiles_of_keys(const BlockOfQueries& block) {
+// Of packed rows: what the announced queries see, and the order of the tiles.
+template <bool kPacked, int kColumns, class T>
+struct Shared : WithSeen<kPacked, SharedTiles<kPacked, kColumns, T>, Shape<kColumns>::kQueries, 2>,
+                SortedTiles<kPacked> {};
+
+template <int kColumns, class Block>
+__device__ int tiles_of_keys(const Block& block) {
   constexpr int kKeys = Shape<kColumns>::kKeys;
   return max(block.seen_by(Shape<kColumns>::kQueries - 1) + kKeys - 1, 0) / kKeys;
 }
 
 // One warp of the producer.
-template <int kColumns, class T>
-__device__ void produce(const Args& a, Order order, Shared<kColumns, T>& shared, const Maps& maps) {
-  constexpr int kSlices = kColumns / kSlice, kKeys = Shape<kColumns>::kKeys;
+template <bool kDropout, bool kPacked, int kColumns, class T>
+__device__ void produce(const Args& a, Order order, Shared<kPacked, kColumns, T>& shared, const Maps& maps) {
+  constexpr int kSlices = kColumns / kSlice, kKeys = Shape<kColumns>::kKeys, kQueries = Shape<kColumns>::kQueries;
   const bool leader = threadIdx.x % kWarpSize == 0;
   PipelineState<2> q_ring;
   PipelineState<Shape<kColumns>::kStages> ring;
   int raw_phase = 0;
-  BlockOfQueries block;
-  for (Work<Shape<kColumns>::kQueries> work(a, order); work.find(a, block); work.next(), q_ring.advance()) {
+  Queries<kPacked> block;
+  for (Work<kQueries> work(a, order); work.find(a, block, shared); work.next(), q_ring.advance()) {
+    if constexpr (kPacked) {
+      if (leader) shared.q_pipe.producer_acquire(q_ring);
+      __syncwarp();
+      block = queries_of_warp<kDropout>(a, block.head, block.first, shared.seen[q_ring.index]);
+    }
     const Head head(a, block.head);
     if (leader) {
       uint64_t* const full = &shared.q_pipe.full[q_ring.index];
-      shared.q_pipe.producer_acquire(q_ring);
+      if constexpr (!kPacked) shared.q_pipe.producer_acquire(q_ring);
       shared.announced[q_ring.index] = {block, head.head, head.batch};
       mbarrier_arrive_expect_tx(full, sizeof shared.q[0]);
       for (int w = 0; w < Shape<kColumns>::kConsumers; ++w) {
@@ -128,8 +135,8 @@ __device__ void produce(const Args& a, Order order, Shared<kColumns, T>& shared,
   }
 }
 
-template <int kColumns, bool kDropout, class T>
-__device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& maps) {
+template <bool kDropout, bool kPacked, int kColumns, class T>
+__device__ void consume(const Args& a, Shared<kPacked, kColumns, T>& shared, const Maps& maps) {
   using S = Shape<kColumns>;
   constexpr int kKeys = S::kKeys;
   const int warpgroup = warpgroup_of_block();
@@ -155,8 +162,9 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
   };
   for (;; q_ring.advance()) {
     shared.q_pipe.consumer_wait(q_ring);
-    const Announced& announced = shared.announced[q_ring.index];
-    const BlockOfQueries block = in_all_lanes(announced.block);
+    const auto& announced = shared.announced[q_ring.index];
+    Queries<kPacked> block = in_all_lanes(announced.block);
+    if constexpr (kPacked) block.rows = shared.seen[q_ring.index];
     if (block.head < 0) break;
     const int part = q_ring.index == 0 ? warpgroup : S::kConsumers - 1 - warpgroup;  // of the tile's rows
     const int first_row = part * 64;
@@ -169,13 +177,15 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
     uint32_t weight[kKeys / 16][4];
 
     int j = tiles_of_keys<kColumns>(block) - 1;
-    const int seen = first_row < block.queries ? block.seen_by(first_row + 63) : 0;
-    for (; j >= 0 && j * kKeys >= seen; --j, ring.advance()) {  // its queries see none of these, or there are none
+    const auto skip = [&] {
       pingpong_wait();
       pingpong_arrive();
       skip_tile(shared, ring, leader);
-    }
-    if (j >= 0) {
+    };
+    const int lowest = lowest_tile<kKeys>(block, first_row);
+    const int seen = first_row < block.queries ? block.seen_by(first_row + 63) : 0;
+    for (; j >= lowest && j * kKeys >= seen; --j, ring.advance()) skip();  // its queries see none of these
+    if (j >= lowest) {
       {
         float score[kKeys / 2];
         shared.k_pipe.consumer_wait(ring);
@@ -219,8 +229,9 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
       };
       // Only the first tiles meet the mask; without it the loop is one piece, in which the compiler may move things.
       const int all_see = block.seen_by(first_row);  // its first query sees the least
-      for (--j; j >= 0 && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
-      for (; j >= 0; --j) step(std::false_type{});
+      for (--j; j >= lowest && (j + 1) * kKeys > all_see; --j) step(std::true_type{});
+      for (const int to = lowest_tile_for_all<kKeys>(block, first_row); j >= to; --j) step(std::false_type{});
+      for (; kPacked && j >= lowest; --j) step(std::true_type{});
       shared.v_pipe.consumer_wait(ring);
       wgmma_fence();
       issue_output<kColumns, kKeys>(out, weight, shared.v[ring.index]);
@@ -228,22 +239,24 @@ __device__ void consume(const Args& a, Shared<kColumns, T>& shared, const Maps& 
       if (leader) shared.v_pipe.consumer_release(ring.index);
       ring.advance();
     }
-    free_stored();  // where there was no product under which it could be done
+    for (; kPacked && j >= 0; --j, ring.advance()) skip();  // of documents before its own
+    free_stored();                                          // where there was no product under which it could be done
 
-    store_rows(a, block, first_row, softmax, out, q, &maps.out, warp_uniform(announced.head),
-               warp_uniform(announced.batch), 1 + S::kConsumers + warpgroup, leader, kDropout ? dropout.scale() : 1.0f);
+    store_rows<kDropout>(a, block, first_row, softmax, out, q, &maps.out, warp_uniform(announced.head),
+                         warp_uniform(announced.batch), 1 + S::kConsumers + warpgroup, leader,
+                         kDropout ? dropout.scale() : 1.0f);
     stored = q_ring.index;
   }
   if (warpgroup == 0) pingpong_wait();  // which the last one has passed on; barriers end as they began
   if (leader) tma_store_wait_read<0>();
 }
 
-template <int kColumns, bool kDropout, class T>
+template <bool kPacked, int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     v8_persistent_kernel(Args a, const __grid_constant__ Maps maps, Order order) {
   using S = Shape<kColumns>;
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kColumns, T>*>(memory);
+  auto& shared = *reinterpret_cast<Shared<kPacked, kColumns, T>*>(memory);
   if (threadIdx.x == 0) {
     mbarrier_init(&shared.v_raw, 1);
     shared.q_pipe.init(S::kConsumers);
@@ -251,27 +264,16 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     shared.v_pipe.init(S::kConsumers);
     mbarrier_init_fence();
   }
+  shared.template sort<S::kQueries>(a);
   __syncthreads();
 
   if (warpgroup_of_block() == S::kConsumers) {
     warpgroup_reg_dealloc<S::kProducerRegisters>();
-    if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<kColumns>(a, order, shared, maps);
+    if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<kDropout>(a, order, shared, maps);
   } else {
     warpgroup_reg_alloc<S::kRegisters>();
-    consume<kColumns, kDropout>(a, shared, maps);
+    consume<kDropout>(a, shared, maps);
   }
-}
-
-template <int kColumns, bool kDropout, class T>
-void launch(const Args& a, void* stream) {
-  using S = Shape<kColumns>;
-  constexpr int kBytes = sizeof(Shared<kColumns, T>);
-  allow_shared(v8_persistent_kernel<kColumns, kDropout, T>, kBytes);
-  const int64_t tiles = ceil_div(a.q_length, S::kQueries);
-  const int64_t blocks = std::min(a.batch * a.heads * tiles, multiprocessors());
-  v8_persistent_kernel<kColumns, kDropout, T>
-      <<<static_cast<unsigned>(blocks), S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, S::kKeys),
-                                                                                  order_of(a, tiles, blocks));
 }
 
 }  // namespace
@@ -281,13 +283,18 @@ std::string v8_persistent_can_implement(const Args& a) {
 }
 
 void v8_persistent(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) {
+  with_slices_and_documents(a, [&](auto type, auto columns, auto drops, auto packed) {
     using T = typename decltype(type)::element;
-    with_slices(a.head_dim, [&](auto columns) {
-      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
-    });
+    using S = Shape<columns.value>;
+    constexpr int kBytes = sizeof(Shared<packed.value, columns.value, T>);
+    const auto kernel = v8_persistent_kernel<packed.value, columns.value, drops.value, T>;
+    allow_shared(kernel, kBytes);
+    const int64_t tiles = ceil_div(a.q_length, S::kQueries);
+    const int64_t blocks = std::min(a.batch * a.heads * tiles, multiprocessors());
+    kernel<<<static_cast<unsigned>(blocks), S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, S::kKeys),
+                                                                                      order_of(a, tiles, blocks));
+    check_launch();
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention

@@ -24,12 +24,9 @@
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v6_wgmma. Four times v8's bytes from the L2 cache (P = 128: twice), and a wait at each block's beginning
 //           and end: with enough tiles for all multiprocessors v8 is faster. Like v3 it rounds the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
+#include <step2/attention/hopper.h>
 
-#include "hopper.h"
 #include "rungs.h"
-#include "tensor_cores.h"
 
 namespace kf::KF_BACKEND::attention {
 namespace {
@@ -110,8 +107,8 @@ struct Found {
 };
 
 // One warpgroup's share of the keys.
-template <int kColumns, bool kDropout, class T>
-__device__ __forceinline__ void attend(const BlockOfQueries& block, const Head& head, int tiles_of_keys, float scale,
+template <int kColumns, bool kDropout, class Block, class T>
+__device__ __forceinline__ void attend(const Block& block, const Head& head, int tiles_of_keys, float scale,
                                        AttentionDropout& dropout, Shared<kColumns, T>& shared, const Maps& maps,
                                        Found<kColumns>& found) {
   using S = Shape<kColumns>;
@@ -182,6 +179,11 @@ __device__ __forceinline__ void attend(const BlockOfQueries& block, const Head& 
     issue_output<kColumns, kKeys>(found.out, weight, tile.v[before]);
     wgmma_wait<1>();  // the scores
     issue_load(tile.k[ring.index], &maps.k, &k_full[ring.index], j - kAround);
+    if constexpr (Block::kPacked) {  // a document may begin or end in any tile
+      if (j * kKeys < block.seen_from(kQueries - 1) || (j + 1) * kKeys > block.seen_by(0)) {
+        mask_scores(score, block, 0, j * kKeys);
+      }
+    }
     const bool raised = found.softmax.weigh(score, scale, factor);
     wgmma_wait<0>();  // the output: the weights' registers are free, and the factor may be applied
     issue_load(tile.v[before], &maps.v, &v_full[before], j + S::kWarpgroups - kAround);
@@ -198,15 +200,15 @@ __device__ __forceinline__ void attend(const BlockOfQueries& block, const Head& 
   wgmma_wait<0>();
 }
 
-template <int kColumns, bool kDropout, class T>
+template <bool kPacked, int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     v9_split_kernel(Args a, const __grid_constant__ Maps maps) {
   using S = Shape<kColumns>;
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kColumns, T>*>(memory);
+  auto& shared = *reinterpret_cast<WithSeen<kPacked, Shared<kColumns, T>, kQueries>*>(memory);
   const auto heads = static_cast<unsigned>(a.batch * a.heads);
   const int64_t tile_of_queries = (gridDim.x - 1 - blockIdx.x) / heads;  // the last ones, which see most, first
-  const BlockOfQueries block(a, blockIdx.x % heads, tile_of_queries * kQueries, kQueries);
+  const auto block = queries_of_block<kPacked, kDropout>(a, blockIdx.x % heads, tile_of_queries * kQueries, shared);
   const int tiles_of_keys = max(block.seen_by(kQueries - 1) + kKeys - 1, 0) / kKeys;
   const Head head(a, block.head);
   const float scale = static_cast<float>(a.scale * kLog2e);
@@ -222,18 +224,9 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
 #pragma unroll 1
   for (int w = 1; w < S::kWarpgroups; ++w) found.take_in(shared.own[w].part, scale);
   const bool leader = leads_warpgroup(warpgroup);
-  store_rows(a, block, 0, found.softmax, found.out, shared.q, &maps.out, head.head, head.batch, 1, leader,
-             kDropout ? dropout.scale() : 1.0f);
+  store_rows<kDropout>(a, block, 0, found.softmax, found.out, shared.q, &maps.out, head.head, head.batch, 1, leader,
+                       kDropout ? dropout.scale() : 1.0f);
   if (leader) tma_store_wait_read<0>();
-}
-
-template <int kColumns, bool kDropout, class T>
-void launch(const Args& a, void* stream) {
-  using S = Shape<kColumns>;
-  constexpr int kBytes = sizeof(Shared<kColumns, T>);
-  allow_shared(v9_split_kernel<kColumns, kDropout, T>, kBytes);
-  const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
-  v9_split_kernel<kColumns, kDropout, T><<<blocks, S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
 }
 
 }  // namespace
@@ -241,13 +234,15 @@ void launch(const Args& a, void* stream) {
 std::string v9_split_can_implement(const Args& a) { return on_hopper(a, kQueries); }
 
 void v9_split(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) {
+  with_slices_and_documents(a, [&](auto type, auto columns, auto drops, auto packed) {
     using T = typename decltype(type)::element;
-    with_slices(a.head_dim, [&](auto columns) {
-      with_dropout(a, [&](auto drops) { launch<decltype(columns)::value, decltype(drops)::value, T>(a, stream); });
-    });
+    constexpr int kBytes = sizeof(WithSeen<packed.value, Shared<columns.value, T>, kQueries>);
+    const auto kernel = v9_split_kernel<packed.value, columns.value, drops.value, T>;
+    allow_shared(kernel, kBytes);
+    const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
+    kernel<<<blocks, Shape<columns.value>::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
+    check_launch();
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention

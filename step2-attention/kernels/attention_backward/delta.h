@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "packed.h"
 #include "pairs.h"
 
 namespace kf::KF_BACKEND::attention_backward {
@@ -21,7 +22,7 @@ constexpr int64_t kMostDeltaBlocks = 1 << 20, kMostDeltaHeads = 65535;  // more 
 // Of `length` rows a head; those beyond the last query get 0. Where `lse` is not null it gets what is subtracted from a
 // query's scores in base 2, +∞ beyond the last query: weights there are 0. Loads N elements at a time.
 // `counters`, where not null: two that the kernels after this one count with, from 0. All lanes of a row call
-// more(a, head, query), for what else is to be done before those kernels.
+// more(a, head, query), for what else is to be done before those kernels; of a packed row, see BeginPackedTurns.
 template <int N, class T, class More>
 __global__ void delta_kernel(Args a, float* __restrict__ delta, float* __restrict__ lse, int64_t length,
                              unsigned* counters, More more) {
@@ -34,6 +35,7 @@ __global__ void delta_kernel(Args a, float* __restrict__ delta, float* __restric
     const T* const outs = row_of(static_cast<const T*>(a.out), a.out_stride, head, a.heads, 0);
     for (int64_t first = int64_t{blockIdx.x} * kDeltaRows; first < length; first += gridDim.x * kDeltaRows) {
       float sum[kDeltaRounds] = {}, its_lse[kDeltaRounds] = {};
+      [[maybe_unused]] bool unsound[2] = {};  // of the first half of the rows, of the second
 #pragma unroll
       for (int round = 0; round < kDeltaRounds; ++round) {  // all loads are in flight before the first is used
         const int64_t row = first + round * blockDim.y + threadIdx.y;
@@ -56,20 +58,42 @@ __global__ void delta_kernel(Args a, float* __restrict__ delta, float* __restric
         const int64_t row = first + round * blockDim.y + threadIdx.y;
         if (row >= length) continue;
         more(a, head, row);
+        if constexpr (More::kPacked) {
+          if (row < a.q_length && its_lse[round] == -INFINITY) more.blind(a, head, row);
+        }
         if (threadIdx.x != 0) continue;
         const bool exists = row < a.q_length;
         if (exists && a.grad_lse != nullptr) {
           sum[round] -= static_cast<const float*>(a.grad_lse)[head * a.q_length + row];
         }
+        if constexpr (More::kPacked) {
+          if (exists && !(is_finite(sum[round]) && is_finite(its_lse[round]))) {
+            unsound[round * 2 / kDeltaRounds] = true;
+            if (its_lse[round] == -INFINITY) {
+              sum[round] = 0.0f;
+            } else {
+              its_lse[round] = NAN;
+            }
+          }
+        }
         delta[head * length + row] = sum[round];
         if (lse == nullptr) continue;
         lse[head * length + row] = exists ? subtracted(its_lse[round]) * static_cast<float>(kLog2e) : INFINITY;
+      }
+      if constexpr (More::kPacked) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const bool any = __syncthreads_or(unsound[half]) != 0;
+          if (threadIdx.x == 0 && threadIdx.y == 0) more.unsound(a, head, first + half * (kDeltaRows / 2), any);
+        }
       }
     }
   }
 }
 
 struct NothingMore {
+  static constexpr bool kPacked = false;
+
   __device__ void operator()(const Args&, int64_t, int64_t) const {}
 };
 

@@ -14,6 +14,7 @@
 
 #include "delta.h"
 #include "hopper.h"
+#include "packed.h"
 
 namespace kf::KF_BACKEND::attention_backward {
 
@@ -37,6 +38,10 @@ struct Five {
   static constexpr int kProducerRegisters = 40;
   static constexpr int kThreads = (kConsumers + 2) * kWarpgroupSize;
 };
+
+__host__ __device__ inline int tiles_of_queries(const Args& a) {  // of a head
+  return static_cast<int>((a.q_length + Five::kTile - 1) / Five::kTile);
+}
 
 // What a block works on, computed by its producer, which has the time: some ten divisions of 64 bits.
 struct Unit {
@@ -71,6 +76,28 @@ struct Part {
     seen = warp_uniform((first_query(a, from) - unit.base) / Five::kTile);
     if (last - from == 63) whole = warp_uniform((first_query(a, last) - unit.base + Five::kTile - 1) / Five::kTile);
   }
+
+  __device__ bool is_whole(int tile) const { return tile >= whole; }
+};
+
+// The same of a packed row: from `seen` on and before `seen_end`, and likewise `whole`. A tile that ends in another
+// document, or behind the last query, is not whole.
+struct PackedPart {
+  int seen, seen_end, whole = 0, whole_end = 0;
+
+  __device__ PackedPart(const Args& a, const Unit& unit, int first) : seen(unit.count), seen_end(unit.count) {
+    const int last = min(first + 64, unit.end) - 1;
+    if (first > last) return;
+    const Documents documents(a);
+    const Seen of_first = documents.queries_of(first), of_last = documents.queries_of(last);
+    seen = warp_uniform((of_first.begin - unit.base) / Five::kTile);
+    seen_end = warp_uniform((of_last.end - unit.base + Five::kTile - 1) / Five::kTile);
+    if (last - first < 63) return;
+    whole = warp_uniform((of_last.begin - unit.base + Five::kTile - 1) / Five::kTile);
+    whole_end = warp_uniform((of_first.end - unit.base) / Five::kTile);
+  }
+
+  __device__ bool is_whole(int tile) const { return tile >= whole && tile < whole_end; }
 };
 
 // What is to be done with a sum of dq.
@@ -83,6 +110,7 @@ struct Job {
 
 template <class T>
 struct Block : Shared<Five, T> {
+  using Element = T;
   alignas(1024) T grad_score[2][Five::kConsumers][64 * kSlice];  // two stages; rows of keys, columns of queries
   T dk[Five::kConsumers][1][64 * kSlice];                        // on its way out; k's stage is still read then
   float dq[Five::kSenders][kTileFloats];                         // sums on their way out, in the order of lane_of_tile
@@ -99,20 +127,49 @@ struct Block : Shared<Five, T> {
   }
 };
 
+// B, for packed rows too.
+template <class B>
+struct PackedBlock : B {
+  int queries_end[Five::kOwned];  // of those that see each key; read by the warp that has written it
+};
+template <bool kPacked, class B>
+using BlockOf = std::conditional_t<kPacked, PackedBlock<B>, B>;
+
 // ---- the producer, one warp ----
 
-__device__ inline Unit unit_of(const Args& a, int64_t tile) {
-  const Role<true, void> role(a, tile, Five::kOwned);
-  const Walk<true, Five::kTile, Five::kTile> walk(role);
-  return {walk.count,
-          walk.base,
-          warp_uniform(static_cast<int>(role.first)),
-          warp_uniform(static_cast<int>(role.exist.begin)),
-          warp_uniform(static_cast<int>(max(role.exist.end, int64_t{0}))),
-          warp_uniform(static_cast<int>(role.keys.begin)),
-          warp_uniform(static_cast<int>(role.keys.end)),
-          warp_uniform(role.batch()),
-          warp_uniform(role.head_of_batch())};
+template <bool kPacked>
+__device__ Unit unit_of(const Args& a, int64_t tile) {
+  if constexpr (kPacked) {
+    const int tiles = static_cast<int>((a.k_length + Five::kOwned - 1) / Five::kOwned);
+    const int head = static_cast<int>(tile) / tiles, first = static_cast<int>(tile) % tiles * Five::kOwned;
+    const int end = min(first + Five::kOwned, static_cast<int>(a.k_length));
+    const Documents documents(a);
+    const int base = documents.queries_of(first).begin / Five::kTile * Five::kTile;
+    const int rows = max(documents.queries_of(end - 1).end - base, 0);
+    const int count = (rows + Five::kTile - 1) / Five::kTile;
+    return in_all_lanes({count, base, first, first, end, 0, static_cast<int>(a.k_length), 0, head});
+  } else {
+    const Role<true, void> role(a, tile, Five::kOwned);
+    const Walk<true, Five::kTile, Five::kTile> walk(role);
+    return {walk.count,
+            walk.base,
+            warp_uniform(static_cast<int>(role.first)),
+            warp_uniform(static_cast<int>(role.exist.begin)),
+            warp_uniform(static_cast<int>(max(role.exist.end, int64_t{0}))),
+            warp_uniform(static_cast<int>(role.keys.begin)),
+            warp_uniform(static_cast<int>(role.keys.end)),
+            warp_uniform(role.batch()),
+            warp_uniform(role.head_of_batch())};
+  }
+}
+
+// Whether a document ends before it begins, which the host could not know. The whole warp asks.
+__device__ inline bool starts_fall(const Args& a) {
+  bool falls = false;
+  for (int64_t d = threadIdx.x % kWarpSize; d < a.documents; d += kWarpSize) {
+    falls |= a.cu_seqlens[d + 1] < a.cu_seqlens[d] || a.cu_seqlens_k[d + 1] < a.cu_seqlens_k[d];
+  }
+  return __any_sync(kFullWarp, falls);
 }
 
 // B: the block's shared memory, of shape S.
@@ -158,13 +215,18 @@ struct KeysProducer {
     });
   }
 
-  __device__ void load_walked(const Unit& unit) {
+  // `unsound`: PackedTurns', where the row is packed.
+  template <bool kPacked>
+  __device__ void load_walked(const Unit& unit, const unsigned* unsound) {
     const int heads_together = static_cast<int>(a.heads) / static_cast<int>(a.kv_heads);
     for (int i = 0; i < heads_together; ++i) {
       const int head = unit.head * heads_together + i;
+      [[maybe_unused]] const bool careful = kPacked && any_unsound(unit, head, unsound);
       for (int tile = unit.count - 1; tile >= 0; --tile, ring.advance()) {
         const int stage = ring.index, row = unit.base + tile * S::kTile;
-        const int early = tile == 0 ? first_query(a, unit.begin) - row : 0;  // rows that see no key of the block
+        int early;  // rows that see no key of the block, or, of a packed row, those to look at
+        if constexpr (kPacked) early = careful ? S::kTile : 0;
+        if constexpr (!kPacked) early = tile == 0 ? first_query(a, unit.begin) - row : 0;
         uint64_t* const full = early > 0 ? &shared.raw : &shared.pipe.full[stage];
         if (lane == 0) {
           shared.pipe.producer_acquire(ring);
@@ -178,20 +240,44 @@ struct KeysProducer {
         }
         if (early <= 0) continue;
         clear(&shared.pipe.full[stage], [&] {
-          attention::clear_rows<S::kSlices, S::kTile>(shared.x[stage], 0, lane, kWarpSize, early);
-          attention::clear_rows<S::kSlices, S::kTile>(shared.y[stage], 0, lane, kWarpSize, early);
+          if constexpr (kPacked) {
+            clear_unsound(stage, min(early, static_cast<int>(a.q_length) - row));
+          } else {
+            attention::clear_rows<S::kSlices, S::kTile>(shared.x[stage], 0, lane, kWarpSize, early);
+            attention::clear_rows<S::kSlices, S::kTile>(shared.y[stage], 0, lane, kWarpSize, early);
+          }
         });
       }
     }
   }
+
+  // Whether a query of the unit's tiles may hold what is not finite.
+  __device__ bool any_unsound(const Unit& unit, int head, const unsigned* unsound) const {
+    bool any = false;
+    for (int tile = lane; tile < unit.count; tile += kWarpSize) {
+      any |= unsound[head * tiles_of_queries(a) + unit.base / S::kTile + tile] != 0;
+    }
+    return __any_sync(kFullWarp, any);
+  }
+
+  // Zeros in those of a tile's rows whose lse is not finite.
+  __device__ void clear_unsound(int stage, int rows) {
+    for (int i = 0; i < rows; ++i) {
+      if (is_finite(shared.lse[stage][i])) continue;
+      attention::clear_rows<S::kSlices, S::kTile>(shared.x[stage], i, lane, kWarpSize, i + 1);
+      attention::clear_rows<S::kSlices, S::kTile>(shared.y[stage], i, lane, kWarpSize, i + 1);
+    }
+  }
 };
 
-template <class S, class B>
-__device__ void produce(const Args& a, const Queue& queue, B& shared, const Inputs& in) {
+template <class S, bool kPacked, class B>
+__device__ void produce(const Args& a, const Queue& queue, B& shared, const Inputs& in, const unsigned* unsound) {
   KeysProducer<S, B> producer{a, shared, in};
   const bool leader = producer.lane == 0;
   PipelineState<S::kBuffers> buffers;
-  for (;; buffers.advance()) {
+  // Where a document ends before it begins, turns would be waited for that never come.
+  const bool none = kPacked && starts_fall(a);
+  for (; !none; buffers.advance()) {
     unsigned number = 0;
     if (leader) {
       shared.own_pipe.producer_acquire(buffers);
@@ -199,10 +285,10 @@ __device__ void produce(const Args& a, const Queue& queue, B& shared, const Inpu
     }
     number = warp_uniform(number);
     if (number >= queue.tiles * queue.heads) break;
-    const Unit unit = unit_of(a, queue.tile(number));
+    const Unit unit = unit_of<kPacked>(a, queue.tile(number));
     if (leader) shared.unit[buffers.index] = unit;
     producer.load_own(unit, buffers.index);
-    producer.load_walked(unit);
+    producer.template load_walked<kPacked>(unit, unsound);
   }
   if (leader) {
     shared.unit[buffers.index].count = -1;
@@ -239,6 +325,26 @@ struct KeysOfLane {
   }
 };
 
+// The same of a packed row, where later queries are of other documents. Where they end lies in shared memory, to be
+// read where a tile needs a mask: there are no registers left for it. Rows behind the last key are not stored.
+struct PackedKeysOfLane {
+  int begin[2];
+  bool exists[2] = {true, true};
+  int* const end;  // of its two keys, 8 apart; its quad has the same ones
+
+  __device__ PackedKeysOfLane(const Args& a, const Unit& unit, int first, int* end) : end(end) {
+    const Documents documents(a);
+    __syncwarp();
+    for (int r = 0; r < 2; ++r) {
+      const int key = first + 8 * r;
+      const Seen queries = key < unit.end ? documents.queries_of(key) : Seen{0, 0};
+      begin[r] = queries.begin;
+      if (threadIdx.x % 4 == 0) end[8 * r] = queries.end;
+    }
+    __syncwarp();
+  }
+};
+
 // What each of a lane's queries of a tile has, lse or Δ; `first` is where the first one's lies. Shared memory takes its
 // time while products read it: so this is asked for before a product is waited for, where there are registers for it.
 template <int N>
@@ -252,16 +358,58 @@ struct OfQueries {
   __device__ __forceinline__ float of(int i) const { return of_two[i / 4].element[i % 2]; }  // of score i of a lane
 };
 
+template <bool kPacked>
+using PartOf = std::conditional_t<kPacked, PackedPart, Part>;
+
+// Of the lane whose first key is `key`.
+template <bool kPacked, class B>
+__device__ auto keys_of_lane(const Args& a, const Unit& unit, int key, B& shared) {
+  if constexpr (kPacked) {
+    return PackedKeysOfLane(a, unit, key, shared.queries_end + (key - unit.first));
+  } else {
+    return KeysOfLane(a, unit, key);
+  }
+}
+
+// Zeros where a warpgroup's keys of a packed row are not finite: in dq a key meets queries of other documents with a
+// gradient of 0, and 0 times NaN is NaN. Its own queries learn of it from their lse, which is NaN then.
+template <int kSlices, class T>
+__device__ void clear_unsound(T (&keys)[kSlices][64 * kSlice], int barrier) {
+  for (auto& slice : keys) {
+    for (int i = threadIdx.x % kWarpgroupSize * 8; i < 64 * kSlice; i += kWarpgroupSize * 8) {
+      Vector<T, 8> eight = load_vector<8>(slice + i);
+      bool sound = true;
+      for (T& element : eight.element) {
+        if (is_finite(to_compute(element))) continue;
+        element = T(0.0f);
+        sound = false;
+      }
+      if (!sound) store_vector(slice + i, eight);
+    }
+  }
+  tma_store_fence();
+  named_barrier_sync(barrier, kWarpgroupSize);
+}
+
 // Scores become weights. `query`: the number of the lane's first query of the tile. `whole`: each query sees each key.
-template <int N>
+template <int N, class Keys>
 __device__ __forceinline__ void weigh(float (&score)[N], const OfQueries<N>& lse, float scale, bool whole, int query,
-                                      const KeysOfLane& keys) {
+                                      const Keys& keys) {
 #pragma unroll
   for (int i = 0; i < N; ++i) score[i] = exp2_approx(score[i] * scale - lse.of(i));
   if (whole) return;
+  if constexpr (std::is_same_v<Keys, PackedKeysOfLane>) {
+    const int end[2] = {keys.end[0], keys.end[8]};
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    if (query + i / 4 * 8 + i % 2 < keys.begin[i / 2 % 2]) score[i] = 0.0f;
+    for (int i = 0; i < N; ++i) {
+      const int at = query + i / 4 * 8 + i % 2, r = i / 2 % 2;
+      if (at < keys.begin[r] || at >= end[r]) score[i] = 0.0f;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (query + i / 4 * 8 + i % 2 < keys.begin[i / 2 % 2]) score[i] = 0.0f;
+    }
   }
 }
 
@@ -308,8 +456,9 @@ __device__ __forceinline__ void issue_dq(float (&sum)[kSlice / 2], const T (&gra
   wgmma_commit();
 }
 
-template <bool kDropout, class T>
-__device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
+template <bool kDropout, bool kPacked, class B>
+__device__ void consume(const Args& a, B& shared, const Inputs& in) {
+  using T = typename B::Element;
   constexpr int kTile = Five::kTile;
   using Scores = float[kTile / 2];  // a lane's, of 64 keys against a tile
   const int warpgroup = warpgroup_of_block();
@@ -337,9 +486,10 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
     const Unit unit = in_all_lanes(shared.unit[buffers.index]);
     if (unit.count < 0) break;
     const int first = unit.first + warpgroup * 64;
-    const Part part(a, unit, first);
+    if constexpr (kPacked) clear_unsound(shared.a[buffers.index][warpgroup], 1 + warpgroup);
+    const PartOf<kPacked> part(a, unit, first);
 
-    const KeysOfLane keys(a, unit, first + lane.key);
+    const auto keys = keys_of_lane<kPacked>(a, unit, first + lane.key, shared);
 
     float dk[kSlice / 2] = {}, dv[kSlice / 2] = {};
     uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
@@ -354,13 +504,13 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
     using PerQuery = OfQueries<kTile / 2>;
     const auto weigh_tile = [&](Scores& score, const PerQuery& lse, int tile) {
       const int query = unit.base + tile * kTile + lane.query;
-      weigh(score, lse, scale, tile >= part.whole, query, keys);
+      weigh(score, lse, scale, part.is_whole(tile), query, keys);
     };
     const auto differentiate_tile = [&](Scores& weights, Scores& grad, const PerQuery& delta, int tile, int64_t head) {
       uint64_t kept = 0;
       if constexpr (kDropout)
         kept = drop_gradients<true>(dropout, grad, head, first + lane.key, unit.base + tile * kTile + lane.query);
-      differentiate(weights, grad, delta, tile >= part.whole);
+      differentiate(weights, grad, delta, part.is_whole(tile));
       if constexpr (kDropout) attention::AttentionDropout::drop(weights, kept);  // as v met them
     };
     const auto hand_over = [&] {  // gives grad_score to dq's warpgroup
@@ -370,11 +520,27 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
       if (threadIdx.x % kWarpSize == 0) shared.scores_pipe.producer_commit(handed);
       handed.advance();
     };
+    const auto hand_over_zeros = [&] {  // its keys are seen by none of the tile
+      pingpong_wait();
+      pingpong_arrive();
+      if (leader) {
+        shared.pipe.consumer_wait(ring);
+        shared.pipe.consumer_release(ring.index);
+      }
+      __syncwarp();
+      for (auto& of_16 : grad_score) {
+        for (uint32_t& two : of_16) two = 0;
+      }
+      hand_over();
+    };
 
     const int64_t first_head = kDropout ? (unit.batch * a.kv_heads + unit.head) * heads_together : 0;
     for (int i = 0; i < heads_together; ++i) {
       const int64_t head = first_head + i;
       int tile = unit.count - 1;
+      if constexpr (kPacked) {
+        for (; tile >= part.seen_end; --tile, ring.advance()) hand_over_zeros();
+      }
       if (tile >= part.seen) {
         {
           Scores score, grad;
@@ -423,19 +589,7 @@ __device__ void consume(const Args& a, Block<T>& shared, const Inputs& in) {
         if (leader) shared.pipe.consumer_release(ring.index);
         ring.advance();
       }
-      for (; tile >= 0; --tile, ring.advance()) {  // its keys are seen by none of these
-        pingpong_wait();
-        pingpong_arrive();
-        if (leader) {
-          shared.pipe.consumer_wait(ring);
-          shared.pipe.consumer_release(ring.index);
-        }
-        __syncwarp();
-        for (auto& of_16 : grad_score) {
-          for (uint32_t& two : of_16) two = 0;
-        }
-        hand_over();
-      }
+      for (; tile >= 0; --tile, ring.advance()) hand_over_zeros();
     }
     free_stored();  // where there was no product under which it could be done
 
@@ -460,8 +614,8 @@ __device__ inline int lane_of_tile(int i) {
 
 // For each tile of queries: its sum over this block's keys, given to prepare(unit, head, row, sum, stage), with `head`
 // of all heads of q, which puts it into its stage and returns what is to be done with it.
-template <class T, class Prepare>
-__device__ void sum_queries(const Args& a, Block<T>& shared, Prepare&& prepare) {
+template <class B, class Prepare>
+__device__ void sum_queries(const Args& a, B& shared, Prepare&& prepare) {
   const bool leader = leads_warpgroup(Five::kConsumers);
   const int heads_together = static_cast<int>(a.heads) / static_cast<int>(a.kv_heads);
   PipelineState<2> buffers, handed;
@@ -545,22 +699,22 @@ __device__ void send_sums(const Args& a, B& shared, const CUtensorMap* dq, int s
 // ---- a block ----
 
 // Splits the block's threads. dq: its map, if `prepare` returns jobs of kFinish.
-template <bool kDropout, class T, class Prepare, class Send>
-__device__ void run_five_products(const Args& a, const Queue& queue, Block<T>& shared, const Inputs& in,
-                                  const CUtensorMap* dq, Prepare&& prepare, Send&& send) {
+template <bool kDropout, bool kPacked, class B, class Prepare, class Send>
+__device__ void run_five_products(const Args& a, const Queue& queue, B& shared, const Inputs& in, const CUtensorMap* dq,
+                                  const unsigned* unsound, Prepare&& prepare, Send&& send) {
   if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
   const int warpgroup = warpgroup_of_block();
   if (warpgroup < Five::kConsumers) {
     warpgroup_reg_alloc<Five::kRegisters>();
-    consume<kDropout>(a, shared, in);
+    consume<kDropout, kPacked>(a, shared, in);
   } else if (warpgroup == Five::kConsumers) {
     warpgroup_reg_dealloc<Five::kSumRegisters>();
     sum_queries(a, shared, prepare);
   } else {
     warpgroup_reg_dealloc<Five::kProducerRegisters>();
     const int warp = warp_uniform(static_cast<int>(threadIdx.x / kWarpSize)) - (Five::kConsumers + 1) * 4;
-    if (warp == 0) produce<Five>(a, queue, shared, in);
+    if (warp == 0) produce<Five, kPacked>(a, queue, shared, in, unsound);
     if (warp > 0 && warp <= Five::kSenders && threadIdx.x % kWarpSize == 0) {
       send_sums(a, shared, dq, warp - 1, 0, send);
     }
@@ -569,9 +723,6 @@ __device__ void run_five_products(const Args& a, const Queue& queue, Block<T>& s
 
 // ---- on the host, and sizes ----
 
-__host__ __device__ inline int tiles_of_queries(const Args& a) {  // of a head
-  return static_cast<int>((a.q_length + Five::kTile - 1) / Five::kTile);
-}
 inline int64_t tiles_of(const Args& a) { return a.batch * a.heads * tiles_of_queries(a); }
 inline int64_t sum_bytes(const Args& a) { return tiles_of(a) * kTileFloats * int64_t{sizeof(float)}; }
 

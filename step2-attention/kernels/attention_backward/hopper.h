@@ -1,7 +1,8 @@
 // What the rungs for Hopper share: the tiles that a block walks over, who loads them, and the way out.
 #pragma once
 
-#include "../attention/hopper.h"
+#include <step2/attention/hopper.h>
+
 #include "roles.h"
 #include "rungs.h"
 
@@ -228,7 +229,7 @@ __device__ void store_gradient(const float (&sum)[N], float factor, const bool (
 // Rows a head that Δ and lse have: the last tile may begin at the last query.
 inline int64_t padded_length(const Args& a) { return ceil_div(a.q_length, kAligned) * kAligned + 64; }
 
-// v5 and later: Δ and lse, `padded_length` rows a head, and two counters.
+// From v4 on: Δ and lse, `padded_length` rows a head, and, from v5 on, two counters.
 struct Scratch {
   float *delta, *lse;
   unsigned* counter;

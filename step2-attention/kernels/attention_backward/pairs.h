@@ -1,10 +1,11 @@
 // Which query sees which key, and how a rung meets the log-sum-exp of a query that sees none.
 #pragma once
 
+#include <step2/attention/rows.h>
+
 #include <cmath>
 #include <cstdint>
 
-#include "../attention/rows.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_backward {
@@ -14,6 +15,8 @@ using attention::keys_of;
 using attention::keys_seen;
 using attention::kv_head_of;
 using attention::row_of;
+using attention::Rows;
+using attention::rows_of;
 using attention::Strides;
 
 // Whether `query` sees `key`, of the keys that exist.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "packed.h"
 #include "pairs.h"
 #include "rungs.h"
 
@@ -14,15 +15,6 @@ namespace kf::KF_BACKEND::attention_backward {
 
 // Neighbouring rows, begin ≤ i < end.
 using Range = KeyRange;
-
-// A head's rows.
-template <class T>
-struct Rows {
-  T* first;
-  int64_t stride;
-
-  __device__ T* at(int64_t row) const { return first + row * stride; }
-};
 
 // A block owns rows a and b, walks over rows x and y, and writes rows da and, if it owns keys, db:
 //
@@ -79,25 +71,36 @@ struct Role {
   __device__ Rows<const T> x(int64_t q_head) const { return kOwnsKeys ? q(q_head) : k(); }
   __device__ Rows<const T> y(int64_t q_head) const { return kOwnsKeys ? grad(q_head) : v(); }
   __device__ Rows<T> da() const {
-    return kOwnsKeys ? rows<T>(args.dk, args.dk_stride, head, args.kv_heads)
-                     : rows<T>(args.dq, args.dq_stride, head, args.heads);
+    return kOwnsKeys ? rows_of<T>(args.dk, args.dk_stride, head, args.kv_heads)
+                     : rows_of<T>(args.dq, args.dq_stride, head, args.heads);
   }
-  __device__ Rows<T> db() const { return rows<T>(args.dv, args.dv_stride, head, args.kv_heads); }
+  __device__ Rows<T> db() const { return rows_of<T>(args.dv, args.dv_stride, head, args.kv_heads); }
 
  private:
-  template <class U>
-  static __device__ Rows<U> rows(void* tensor, const Strides& stride, int64_t head, int64_t heads) {
-    return {row_of(static_cast<U*>(tensor), stride, head, heads, 0), stride.seq};
-  }
-  template <class U>
-  static __device__ Rows<U> rows(const void* tensor, const Strides& stride, int64_t head, int64_t heads) {
-    return {row_of(static_cast<U*>(tensor), stride, head, heads, 0), stride.seq};
-  }
   __device__ int64_t kv_head() const { return kOwnsKeys ? head : head / group; }
-  __device__ Rows<const T> q(int64_t of) const { return rows<const T>(args.q, args.q_stride, of, args.heads); }
-  __device__ Rows<const T> grad(int64_t of) const { return rows<const T>(args.grad, args.grad_stride, of, args.heads); }
-  __device__ Rows<const T> k() const { return rows<const T>(args.k, args.k_stride, kv_head(), args.kv_heads); }
-  __device__ Rows<const T> v() const { return rows<const T>(args.v, args.v_stride, kv_head(), args.kv_heads); }
+  __device__ Rows<const T> q(int64_t of) const { return rows_of<const T>(args.q, args.q_stride, of, args.heads); }
+  __device__ Rows<const T> grad(int64_t of) const {
+    return rows_of<const T>(args.grad, args.grad_stride, of, args.heads);
+  }
+  __device__ Rows<const T> k() const { return rows_of<const T>(args.k, args.k_stride, kv_head(), args.kv_heads); }
+  __device__ Rows<const T> v() const { return rows_of<const T>(args.v, args.v_stride, kv_head(), args.kv_heads); }
+};
+
+// Role of a packed row: it walks from the partners of its first row to those of its last.
+template <bool kOwnsKeys, class T>
+struct PackedRole : Role<kOwnsKeys, T> {
+  __device__ PackedRole(const Args& a, int64_t block, int64_t count) : Role<kOwnsKeys, T>(a, block, count) {
+    const Range& exist = this->exist;
+    this->walked = {partners_of(exist.begin).begin, partners_of(exist.end - 1).end};
+  }
+
+  __device__ Range partners_of(int64_t row) const {
+    if (!this->exists(row)) return {0, 0};
+    const Documents documents(this->args);
+    const int own = static_cast<int>(row);
+    const Seen partners = kOwnsKeys ? documents.queries_of(own) : documents.keys_of(own);
+    return {partners.begin, partners.end};
+  }
 };
 
 // How many blocks there are that own `rows` rows each.

@@ -7,14 +7,14 @@
 //   dk[j] = scale · Σ_i grad_score[i][j]·q[i]
 //   dv[j] = Σ_i weight[i][j]·grad[i]
 //
-// With dropout, z being what a weight was multiplied by (../attention/dropout.h): z·grad[i]·v[j] in grad_score, and
+// With dropout, z being what a weight was multiplied by (step2/attention/dropout.h): z·grad[i]·v[j] in grad_score, and
 // z·weight in dv.
 //
 // Where a query does not see a key, weight and grad_score are 0, and what the key's row holds is not used. Heads of q
 // that share a head of k and v add to the same dk and dv, one after the other.
 #pragma once
 
-#include "../attention/rungs.h"
+#include <step2/attention/args.h>
 
 namespace kf::attention_backward {
 

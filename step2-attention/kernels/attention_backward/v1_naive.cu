@@ -12,9 +12,10 @@
 //           With dropout a call of Philox for each weight
 #include <kf/launch.h>
 #include <kf/numeric.h>
+#include <step2/attention/dropout.h>
 #include <step2/online_softmax.h>
 
-#include "../attention/dropout.h"
+#include "packed.h"
 #include "pairs.h"
 #include "rungs.h"
 
@@ -36,7 +37,7 @@ __global__ void delta_kernel(Args a, compute_t<T>* __restrict__ delta) {
   delta[i] = sum;
 }
 
-template <class T>
+template <bool kPacked, class T>
 __global__ void scores_kernel(Args a, const compute_t<T>* __restrict__ delta, compute_t<T>* __restrict__ weights,
                               compute_t<T>* __restrict__ grad_scores) {
   using C = compute_t<T>;
@@ -46,7 +47,14 @@ __global__ void scores_kernel(Args a, const compute_t<T>* __restrict__ delta, co
   const int64_t row = i / a.k_length;  // of all queries
   const int64_t query = row % a.q_length, head = row / a.q_length;
   C weight = 0, grad_score = 0;
-  if (sees(a, keys_of(a, head), query, key)) {
+  bool seen;
+  if constexpr (kPacked) {
+    const Seen keys = Documents(a).keys_of(static_cast<int>(query));
+    seen = key >= keys.begin && key < keys.end;
+  } else {
+    seen = sees(a, keys_of(a, head), query, key);
+  }
+  if (seen) {
     const T* q = row_of(static_cast<const T*>(a.q), a.q_stride, head, a.heads, query);
     const T* grad = row_of(static_cast<const T*>(a.grad), a.grad_stride, head, a.heads, query);
     const T* k = row_of(static_cast<const T*>(a.k), a.k_stride, kv_head_of(a, head), a.kv_heads, key);
@@ -63,7 +71,7 @@ __global__ void scores_kernel(Args a, const compute_t<T>* __restrict__ delta, co
   grad_scores[i] = grad_score;
 }
 
-template <class T>
+template <bool kPacked, class T>
 __global__ void dq_kernel(Args a, const compute_t<T>* __restrict__ grad_scores) {
   using C = compute_t<T>;
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -72,7 +80,11 @@ __global__ void dq_kernel(Args a, const compute_t<T>* __restrict__ grad_scores) 
   const int64_t row = i / a.head_dim;
   const int64_t query = row % a.q_length, head = row / a.q_length;
   const T* k = row_of(static_cast<const T*>(a.k), a.k_stride, kv_head_of(a, head), a.kv_heads, 0);
-  const KeyRange seen = keys_seen(a, keys_of(a, head), query);  // where no key is, k may hold anything, NaN too
+  KeyRange seen = keys_seen(a, keys_of(a, head), query);  // where no key is, k may hold anything, NaN too
+  if constexpr (kPacked) {
+    const Seen keys = Documents(a).keys_of(static_cast<int>(query));
+    seen = {keys.begin, keys.end};
+  }
   C sum = 0;
   for (int64_t key = seen.begin; key < seen.end; ++key) {
     sum += grad_scores[row * a.k_length + key] * to_compute(k[key * a.k_stride.seq + d]);
@@ -80,7 +92,7 @@ __global__ void dq_kernel(Args a, const compute_t<T>* __restrict__ grad_scores) 
   row_of(static_cast<T*>(a.dq), a.dq_stride, head, a.heads, query)[d] = from_compute<T>(sum * static_cast<C>(a.scale));
 }
 
-template <class T>
+template <bool kPacked, class T>
 __global__ void dk_dv_kernel(Args a, const compute_t<T>* __restrict__ weights,
                              const compute_t<T>* __restrict__ grad_scores) {
   using C = compute_t<T>;
@@ -90,12 +102,18 @@ __global__ void dk_dv_kernel(Args a, const compute_t<T>* __restrict__ weights,
   const int64_t key = i / a.head_dim % a.k_length, kv_head = i / a.head_dim / a.k_length;
   const int64_t group = a.heads / a.kv_heads;
   const KeyRange keys = keys_of(a, kv_head * group);
-  const int64_t first = key >= keys.begin && key < keys.end ? first_to_see(a, key) : a.q_length;
+  int64_t first = key >= keys.begin && key < keys.end ? first_to_see(a, key) : a.q_length;
+  [[maybe_unused]] int64_t end = 0;  // of a packed row
+  if constexpr (kPacked) {
+    const Seen queries = Documents(a).queries_of(static_cast<int>(key));
+    first = queries.begin, end = queries.end;
+  }
   C dk = 0, dv = 0;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     const T* q = row_of(static_cast<const T*>(a.q), a.q_stride, head, a.heads, 0);
     const T* grad = row_of(static_cast<const T*>(a.grad), a.grad_stride, head, a.heads, 0);
-    for (int64_t query = first; query < a.q_length; ++query) {  // the others may be padding, and hold NaN
+    for (int64_t query = first; query < (kPacked ? end : a.q_length);
+         ++query) {  // the others may be padding, and hold NaN
       const int64_t score = (head * a.q_length + query) * a.k_length + key;
       dk += grad_scores[score] * to_compute(q[query * a.q_stride.seq + d]);
       dv += weights[score] * to_compute(grad[query * a.grad_stride.seq + d]);
@@ -124,13 +142,16 @@ void v1_naive(const Args& a, void* stream) {
     C *weights = delta + rows, *grad_scores = weights + scores;
     delta_kernel<T><<<blocks_for(rows), kThreads, 0, as_stream(stream)>>>(a, delta);
     check_launch();
-    scores_kernel<T><<<blocks_for(scores), kThreads, 0, as_stream(stream)>>>(a, delta, weights, grad_scores);
-    check_launch();
-    dq_kernel<T><<<blocks_for(rows * a.head_dim), kThreads, 0, as_stream(stream)>>>(a, grad_scores);
-    check_launch();
-    const int64_t elements = a.batch * a.kv_heads * a.k_length * a.head_dim;
-    dk_dv_kernel<T><<<blocks_for(elements), kThreads, 0, as_stream(stream)>>>(a, weights, grad_scores);
-    check_launch();
+    with_packing(a, [&](auto packs) {
+      constexpr bool kPacked = decltype(packs)::value;
+      scores_kernel<kPacked, T><<<blocks_for(scores), kThreads, 0, as_stream(stream)>>>(a, delta, weights, grad_scores);
+      check_launch();
+      dq_kernel<kPacked, T><<<blocks_for(rows * a.head_dim), kThreads, 0, as_stream(stream)>>>(a, grad_scores);
+      check_launch();
+      const int64_t elements = a.batch * a.kv_heads * a.k_length * a.head_dim;
+      dk_dv_kernel<kPacked, T><<<blocks_for(elements), kThreads, 0, as_stream(stream)>>>(a, weights, grad_scores);
+      check_launch();
+    });
   });
 }
 

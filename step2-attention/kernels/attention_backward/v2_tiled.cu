@@ -16,10 +16,8 @@
 //           With dropout a call of Philox for each weight, by each of the G lanes
 #include <kf/launch.h>
 #include <kf/numeric.h>
-#include <step2/online_softmax.h>
-#include <step2/reduce.h>
+#include <step2/attention/dropout.h>
 
-#include "../attention/dropout.h"
 #include "../attention/float_tile.h"
 #include "delta.h"
 #include "roles.h"
@@ -32,21 +30,19 @@ constexpr int kThreads = 128;
 constexpr int kColumns = 16;  // of each row, a thread
 constexpr int kTogether = 2;  // rows walked over whose scores a thread computes side by side
 
-template <bool kOwnsKeys, int kGroup, bool kDropout, class T>
+template <bool kOwnsKeys, int kGroup, bool kDropout, bool kPacked, class T>
 __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const float* __restrict__ delta) {
   using attention::Four;
-  constexpr int kDim = kColumns * kGroup;
   constexpr int kWalked = kGroup < 16 ? 32 : 16;  // rows of a tile
   constexpr int kOwned = kThreads / kGroup;
-  constexpr int kFours = kColumns / 4;
-  __shared__ Four x_tile[kWalked * kDim / 4];
-  __shared__ Four y_tile[kWalked * kDim / 4];
+  using Tile = attention::FloatTile<kWalked, kGroup, kColumns, kThreads>;
+  __shared__ Tile x_tile, y_tile;
   __shared__ float lse_tile[kWalked], delta_tile[kWalked];  // of queries walked over
 
-  const Role<kOwnsKeys, T> role(a, blockIdx.x, kOwned);
+  const std::conditional_t<kPacked, PackedRole<kOwnsKeys, T>, Role<kOwnsKeys, T>> role(a, blockIdx.x, kOwned);
   const int64_t own = role.first + threadIdx.x / kGroup;
   const int part = threadIdx.x % kGroup;
-  const auto column = [&](int c) { return (c / 4 * kGroup + part) * 4 + c % 4; };  // of this lane's c-th value
+  const auto column = [&](int c) { return Tile::column(part, c); };
   const bool exists = role.exists(own);
   const Range partners = role.partners_of(own);
   const float* const lse = static_cast<const float*>(a.lse);
@@ -66,8 +62,8 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
     const Rows<const T> x = role.x(head), y = role.y(head);
     for (int64_t first = role.walked.begin; first < role.walked.end; first += kWalked) {
       __syncthreads();  // nobody reads the tile before any more
-      attention::load_tile<kWalked, kDim, kThreads>(x_tile, x.first, x.stride, first, role.walked.end, a.head_dim);
-      attention::load_tile<kWalked, kDim, kThreads>(y_tile, y.first, y.stride, first, role.walked.end, a.head_dim);
+      x_tile.load(x, first, role.walked.end, a.head_dim);
+      y_tile.load(y, first, role.walked.end, a.head_dim);
       if (kOwnsKeys && threadIdx.x < kWalked && first + threadIdx.x < role.walked.end) {
         lse_tile[threadIdx.x] = subtracted(lse[head * a.q_length + first + threadIdx.x]);
         delta_tile[threadIdx.x] = delta[head * a.q_length + first + threadIdx.x];
@@ -75,13 +71,12 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
       __syncthreads();  // the tile is complete
 #pragma unroll 1        // else the compiler holds more rows at once than it has registers for
       for (int row = 0; row < kWalked; row += kTogether) {
-        const Four* x_row = x_tile + row * kDim / 4 + part;
-        const Four* y_row = y_tile + row * kDim / 4 + part;
         float weight[kTogether] = {}, grad_score[kTogether] = {};  // at first a·x and b·y
+        [[maybe_unused]] bool sees[kTogether] = {};
 #pragma unroll
-        for (int f = 0; f < kFours; ++f) {
+        for (int f = 0; f < Tile::kFours; ++f) {
           for (int j = 0; j < kTogether; ++j) {
-            const Four xs = x_row[j * kDim / 4 + f * kGroup], ys = y_row[j * kDim / 4 + f * kGroup];
+            const Four xs = x_tile.at(row + j, part, f), ys = y_tile.at(row + j, part, f);
             for (int e = 0; e < 4; ++e) weight[j] += own_a[f * 4 + e] * xs.element[e];
             for (int e = 0; e < 4; ++e) grad_score[j] += own_b[f * 4 + e] * ys.element[e];
           }
@@ -94,6 +89,7 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
           }
           const int64_t other = first + row + j;
           const bool paired = other >= partners.begin && other < partners.end;
+          if constexpr (kPacked) sees[j] = paired;
           const float its_lse = kOwnsKeys ? lse_tile[row + j] : own_lse;
           const float its_delta = kOwnsKeys ? delta_tile[row + j] : own_delta;
           weight[j] = paired ? exponential(weight[j] * scale - its_lse) : 0.0f;
@@ -103,9 +99,10 @@ __global__ void __launch_bounds__(kThreads, 2) v2_tiled_kernel(Args a, const flo
           weight[j] *= factor;  // as v met it
         }
 #pragma unroll
-        for (int f = 0; f < kFours; ++f) {
+        for (int f = 0; f < Tile::kFours; ++f) {
           for (int j = 0; j < kTogether; ++j) {
-            const Four xs = x_row[j * kDim / 4 + f * kGroup], ys = y_row[j * kDim / 4 + f * kGroup];
+            const Four xs = x_tile.at(row + j, part, f), ys = y_tile.at(row + j, part, f);
+            if (kPacked && !sees[j]) continue;  // another document's, where 0 times NaN would be NaN
             for (int e = 0; e < 4; ++e) da[f * 4 + e] += grad_score[j] * xs.element[e];
             for (int e = 0; e < 4; ++e) db[f * 4 + e] += weight[j] * ys.element[e];  // unused if it owns queries
           }
@@ -128,17 +125,25 @@ void launch(const Args& a, const float* delta, void* stream) {
     kernel<<<static_cast<unsigned>(blocks), kThreads, 0, as_stream(stream)>>>(a, delta);
     check_launch();
   };
-  const bool drops = a.threshold != 0;
-  launch_role(drops ? v2_tiled_kernel<false, kGroup, true, T> : v2_tiled_kernel<false, kGroup, false, T>,
-              blocks_of<false>(a, kThreads / kGroup));
-  launch_role(drops ? v2_tiled_kernel<true, kGroup, true, T> : v2_tiled_kernel<true, kGroup, false, T>,
-              blocks_of<true>(a, kThreads / kGroup));
+  const int64_t queries = blocks_of<false>(a, kThreads / kGroup), keys = blocks_of<true>(a, kThreads / kGroup);
+  if (a.cu_seqlens == nullptr) {
+    const bool drops = a.threshold != 0;
+    launch_role(
+        drops ? v2_tiled_kernel<false, kGroup, true, false, T> : v2_tiled_kernel<false, kGroup, false, false, T>,
+        queries);
+    launch_role(drops ? v2_tiled_kernel<true, kGroup, true, false, T> : v2_tiled_kernel<true, kGroup, false, false, T>,
+                keys);
+  } else if constexpr (kGroup >= 4 && std::is_same_v<T, float>) {  // compiled once, with dropout and for D up to 64
+    launch_role(v2_tiled_kernel<false, kGroup, true, true, T>, queries);
+    launch_role(v2_tiled_kernel<true, kGroup, true, true, T>, keys);
+  }
 }
 
 }  // namespace
 
 std::string v2_tiled_can_implement(const Args& a) {
   const std::string why_not = attention::can_implement_float_tile(a);
+  if (a.cu_seqlens != nullptr && a.dtype != DType::kFloat32) return "takes packed rows (`cu_seqlens`) in float32 only";
   return why_not.empty() ? at_most_blocks(a, 8) : why_not;  // at its smallest, a block owns 8 rows
 }
 int64_t v2_tiled_scratch_bytes(const Args& a) { return delta_bytes(a); }
@@ -147,11 +152,12 @@ void v2_tiled(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     if constexpr (!std::is_same_v<T, double>) {
-      const auto launch_group = a.head_dim <= 16    ? launch<1, T>
-                                : a.head_dim <= 32  ? launch<2, T>
-                                : a.head_dim <= 64  ? launch<4, T>
-                                : a.head_dim <= 128 ? launch<8, T>
-                                                    : launch<16, T>;
+      const bool packed = a.cu_seqlens != nullptr;
+      const auto launch_group = a.head_dim <= 16 && !packed   ? launch<1, T>
+                                : a.head_dim <= 32 && !packed ? launch<2, T>
+                                : a.head_dim <= 64            ? launch<4, T>
+                                : a.head_dim <= 128           ? launch<8, T>
+                                                              : launch<16, T>;
       launch_group(a, launch_delta<1, T>(a, stream), stream);
     }
   });

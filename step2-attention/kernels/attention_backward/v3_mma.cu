@@ -13,16 +13,11 @@
 // Limits    float16, bfloat16; D a multiple of 8 up to 128; rows that begin at multiples of 16 bytes; Sq, Sk ≤ 2³⁰; at
 //           most 2³¹−1 blocks; compute capability 8.0. While a tile is in flight, nobody computes. In float16 gradients
 //           of scores beyond 65504 overflow. For the second products it rounds the weights and their gradients
-#include <kf/launch.h>
-#include <kf/numeric.h>
-#include <step1/vector.h>
+#include <step2/attention/tensor_cores.h>
 #include <step2/mma.h>
-#include <step2/online_softmax.h>
-#include <step2/reduce.h>
 
-#include "../attention/tensor_cores.h"
 #include "delta.h"
-#include "pairs.h"
+#include "packed.h"
 #include "roles.h"
 #include "rungs.h"
 
@@ -184,9 +179,10 @@ __global__ void __launch_bounds__(kThreads) v3_mma_kernel(Args a, const float* _
 template <bool kOwnsKeys, int kDim, bool kDropout, class T>
 void launch(const Args& a, const float* delta, void* stream) {
   constexpr int kBytes = sizeof(Shared<kDim, T>);
-  if constexpr (kBytes > 48 * 1024) allow_shared(v3_mma_kernel<kOwnsKeys, kDim, kDropout, T>, kBytes);
+  const auto kernel = v3_mma_kernel<kOwnsKeys, kDim, kDropout, T>;
+  if constexpr (kBytes > 48 * 1024) allow_shared(kernel, kBytes);
   const auto blocks = static_cast<unsigned>(blocks_of<kOwnsKeys>(a, kOwned));
-  v3_mma_kernel<kOwnsKeys, kDim, kDropout, T><<<blocks, kThreads, kBytes, as_stream(stream)>>>(a, delta);
+  kernel<<<blocks, kThreads, kBytes, as_stream(stream)>>>(a, delta);
   check_launch();
 }
 
@@ -194,7 +190,8 @@ void launch(const Args& a, const float* delta, void* stream) {
 
 std::string v3_mma_can_implement(const Args& a) {
   using attention::has_aligned_rows;
-  std::string why_not = attention::on_tensor_cores(a, kOwned);
+  std::string why_not = attention::takes_no_documents(a);
+  if (why_not.empty()) why_not = attention::on_tensor_cores(a, kOwned);
   if (!why_not.empty()) return why_not;
   if (!has_aligned_rows(a, a.grad, a.grad_stride, a.heads, a.q_length) ||
       !has_aligned_rows(a, a.dq, a.dq_stride, a.heads, a.q_length) ||
@@ -208,17 +205,11 @@ std::string v3_mma_can_implement(const Args& a) {
 int64_t v3_mma_scratch_bytes(const Args& a) { return delta_bytes(a); }
 
 void v3_mma(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) {
+  attention::with_columns(a, [&](auto type, auto columns, auto drops) {
     using T = typename decltype(type)::element;
     const float* delta = launch_delta<8, T>(a, stream);
-    attention::with_columns(a.head_dim, [&](auto columns) {
-      attention::with_dropout(a, [&](auto drops) {
-        constexpr int kDim = decltype(columns)::value;
-        constexpr bool kDropout = decltype(drops)::value;
-        launch<false, kDim, kDropout, T>(a, delta, stream);
-        launch<true, kDim, kDropout, T>(a, delta, stream);
-      });
-    });
+    launch<false, columns.value, drops.value, T>(a, delta, stream);
+    launch<true, columns.value, drops.value, T>(a, delta, stream);
   });
 }
 

@@ -21,9 +21,6 @@
 // Limits    As v3_mma, but compute capability 9.0. A block begins with a wait for its first tiles and ends with its
 //           sums, and nothing runs beside it. Operand a is read from shared memory again for each tile. Scratch of
 //           8·B·H·(Sq + 67) bytes at most. It rounds the weights and their gradients
-#include <kf/launch.h>
-#include <kf/numeric.h>
-
 #include "delta.h"
 #include "hopper.h"
 #include "rungs.h"
@@ -229,19 +226,12 @@ int64_t v4_warpgroups_scratch_bytes(const Args& a) {
 }
 
 void v4_warpgroups(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) {
+  attention::with_slices(a, [&](auto type, auto columns, auto drops) {
     using T = typename decltype(type)::element;
-    auto* const delta = static_cast<float*>(a.scratch);
-    float* const lse = delta + a.batch * a.heads * padded_length(a);
-    launch_delta<8, T>(a, delta, lse, padded_length(a), nullptr, stream);
-    attention::with_slices(a.head_dim, [&](auto columns) {
-      attention::with_dropout(a, [&](auto drops) {
-        constexpr int kColumns = decltype(columns)::value;
-        constexpr bool kDropout = decltype(drops)::value;
-        launch<false, kColumns, kDropout, T>(a, lse, delta, stream);
-        launch<true, kColumns, kDropout, T>(a, lse, delta, stream);
-      });
-    });
+    const Scratch scratch(a, a.scratch);
+    launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), nullptr, stream);
+    launch<false, columns.value, drops.value, T>(a, scratch.lse, scratch.delta, stream);
+    launch<true, columns.value, drops.value, T>(a, scratch.lse, scratch.delta, stream);
   });
 }
 

@@ -25,9 +25,6 @@
 // Limits    float16, bfloat16; D ≤ 128, a multiple of 8; compute capability 9.0. A tile a multiprocessor,
 //           or less, is no faster than in v4: there is no next one. Beyond D 64 operand a is read from shared memory
 //           for each tile. Scratch of 8·B·H·(Sq + 67) + 8 bytes at most. It rounds the weights and their gradients
-#include <kf/launch.h>
-#include <kf/numeric.h>
-
 #include <algorithm>
 
 #include "delta.h"
@@ -276,18 +273,12 @@ int64_t v5_persistent_scratch_bytes(const Args& a) {
 }
 
 void v5_persistent(const Args& a, void* stream) {
-  with_half_type(a.dtype, [&](auto type) {
+  attention::with_slices(a, [&](auto type, auto columns, auto drops) {
     using T = typename decltype(type)::element;
     const Scratch scratch(a, a.scratch);
     launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream);
-    attention::with_slices(a.head_dim, [&](auto columns) {
-      attention::with_dropout(a, [&](auto drops) {
-        constexpr int kColumns = decltype(columns)::value;
-        constexpr bool kDropout = decltype(drops)::value;
-        launch<false, kColumns, kDropout, T>(a, scratch.lse, scratch.delta, scratch.counter, stream);
-        launch<true, kColumns, kDropout, T>(a, scratch.lse, scratch.delta, scratch.counter + 1, stream);
-      });
-    });
+    launch<false, columns.value, drops.value, T>(a, scratch.lse, scratch.delta, scratch.counter, stream);
+    launch<true, columns.value, drops.value, T>(a, scratch.lse, scratch.delta, scratch.counter + 1, stream);
   });
 }
 

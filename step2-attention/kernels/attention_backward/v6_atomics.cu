@@ -16,9 +16,6 @@
 // Limits    float16, bfloat16; D ≤ 64, a multiple of 8; compute capability 9.0. With dropout registers spill. No two
 //           runs need be the same: it refuses where torch wants deterministic algorithms, and `auto` never takes it.
 //           Scratch of 256 bytes a query more than v5's. It rounds the weights and their gradients
-#include <kf/launch.h>
-#include <kf/numeric.h>
-
 #include "five_products.h"
 #include "rungs.h"
 
@@ -27,6 +24,7 @@ namespace {
 
 // What the kernel for Δ does besides: sums begin at 0.
 struct ClearSums {
+  static constexpr bool kPacked = false;
   float* sums;
   int64_t tiles;  // of a head
 
@@ -55,7 +53,7 @@ __global__ void __launch_bounds__(Five::kThreads, 1)
     tma_store_wait_read<0>();
     free();
   };
-  run_five_products<kDropout>(a, queue, shared, in, nullptr, prepare, send);
+  run_five_products<kDropout, false>(a, queue, shared, in, nullptr, nullptr, prepare, send);
 }
 
 // dq, rounded, of the tile that the block is for.

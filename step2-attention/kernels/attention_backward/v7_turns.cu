@@ -6,7 +6,8 @@
 //           follows a tile or two behind, at the same speed, and finds its turn come. The first one stores its share,
 //           so nothing is cleared; the last one takes the sum, adds its own, and writes dq.
 // Since v6  Turns. No zeros before, no kernel for rounding afterwards.
-// Launch    As v6, but Δ's kernel sets counters to 0, and dq of queries that see nothing; and no kernel for rounding
+// Launch    As v6, but Δ's kernel sets counters to 0, and dq of queries that see nothing; and no kernel for rounding.
+//           Of a packed row Δ's kernel also finds which tiles of keys a tile of queries meets
 // Roles     warpgroups 0 and 1, 192 registers: consumers of 64 keys each. Warpgroup 2, 88: dq. Warpgroup 3, 40: warp 0
 //           is the producer, a thread of each of warps 1 and 2 sends sums of dq
 // Barriers  own_pipe and pipe: full 1 arrival and the bytes; empty 3, the leaders' of consumers and of dq's warpgroup,
@@ -22,36 +23,33 @@
 // Limits    float16, bfloat16; D ≤ 64, a multiple of 8; compute capability 9.0. With dropout registers spill. Few heads
 //           of many keys wait at the beginning, a tile of keys for the one before. Scratch as v6, and a counter a tile.
 //           It rounds the weights and their gradients
-#include <kf/launch.h>
-#include <kf/numeric.h>
-
 #include "rungs.h"
 #include "turns.h"
 
 namespace kf::KF_BACKEND::attention_backward {
 namespace {
 
-template <bool kDropout, class T>
+template <bool kDropout, bool kPacked, class T>
 __global__ void __launch_bounds__(Five::kThreads, 1)
     v7_turns_kernel(Args a, const __grid_constant__ Inputs in, const __grid_constant__ CUtensorMap dq, Queue queue,
-                    Turns turns) {
+                    TurnsOf<kPacked> turns) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Block<T>*>(memory);
+  auto& shared = *reinterpret_cast<BlockOf<kPacked, Block<T>>*>(memory);
   const auto prepare = [&](const Unit& unit, int head, int row, float (&sum)[kSlice / 2], float* stage) {
     const Job job = turns.job_of(a, unit, head, row, 0);
-    turns.put<T>(a, job, sum, stage, leads_warpgroup(Five::kConsumers), kSumBarrier);
+    turns.template put<T>(a, job, sum, stage, leads_warpgroup(Five::kConsumers), kSumBarrier);
     return job;
   };
   const auto send = [&](const Job& job, const float* sum, auto&& free) { turns.send(job, sum, free); };
-  run_five_products<kDropout>(a, queue, shared, in, &dq, prepare, send);
+  run_five_products<kDropout, kPacked>(a, queue, shared, in, &dq, unsound_of(turns), prepare, send);
 }
 
 }  // namespace
 
-std::string v7_turns_can_implement(const Args& a) { return v6_atomics_can_implement(a); }
+std::string v7_turns_can_implement(const Args& a) { return v6_atomics_can_implement(without_documents(a)); }
 
 int64_t v7_turns_scratch_bytes(const Args& a) {
-  return v6_atomics_scratch_bytes(a) + tiles_of(a) * static_cast<int64_t>(sizeof(unsigned));
+  return v6_atomics_scratch_bytes(a) + tiles_of(a) * static_cast<int64_t>(sizeof(unsigned)) + PackedTurns::bytes(a);
 }
 
 void v7_turns(const Args& a, void* stream) {
@@ -59,16 +57,21 @@ void v7_turns(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     auto* const sums = static_cast<float*>(a.scratch);
     const Scratch scratch(a, sums + sum_bytes(a) / sizeof(float));
-    const Turns turns{sums, scratch.counter + 2, 1};
-    launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream, BeginTurns<T>{turns});
-    const auto in = inputs_of<true, Five::kTile, T>(a, scratch.lse, scratch.delta);
-    const Queue queue = queue_of_keys(a, scratch.counter);
-    attention::with_dropout(a, [&](auto drops) {
-      constexpr bool kDropout = decltype(drops)::value;
-      allow_shared(v7_turns_kernel<kDropout, T>, sizeof(Block<T>));
-      v7_turns_kernel<kDropout, T><<<blocks_of_queue(queue), Five::kThreads, sizeof(Block<T>), as_stream(stream)>>>(
-          a, in, map_of_dq<T>(a), queue, turns);
-      check_launch();
+    with_packing(a, [&](auto packs) {
+      constexpr bool kPacked = decltype(packs)::value;
+      const auto turns = turns_of<kPacked>(a, {sums, scratch.counter + 2, 1});
+      launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream,
+                         Begin<kPacked, T>{turns});
+      const auto in = inputs_of<true, Five::kTile, T>(a, scratch.lse, scratch.delta);
+      const Queue queue = queue_of_keys(a, scratch.counter);
+      attention::with_dropout(a, [&](auto drops) {
+        const auto kernel = v7_turns_kernel<decltype(drops)::value, kPacked, T>;
+        constexpr int kBytes = sizeof(BlockOf<kPacked, Block<T>>);
+        allow_shared(kernel, kBytes);
+        kernel<<<blocks_of_queue(queue), Five::kThreads, kBytes, as_stream(stream)>>>(a, in, map_of_dq<T>(a), queue,
+                                                                                      turns);
+        check_launch();
+      });
     });
   });
 }

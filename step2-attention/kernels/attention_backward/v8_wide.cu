@@ -22,10 +22,6 @@
 //           cache; 10·B·H·Sq·Sk·128 FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    float16, bfloat16; D ≤ 128, a multiple of 8; compute capability 9.0. Registers spill, with dropout many.
 //           Scratch: twice v7's sums. It rounds the weights and their gradients
-#include <kf/launch.h>
-#include <kf/numeric.h>
-
-#include "hopper.h"
 #include "rungs.h"
 #include "turns.h"
 
@@ -68,8 +64,9 @@ struct WideBlock : Shared<Wide, T> {
   }
 };
 
-template <bool kDropout, class T>
-__device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& in, const Turns& turns) {
+template <bool kDropout, bool kPacked, class T>
+__device__ void consume_wide(const Args& a, BlockOf<kPacked, WideBlock<T>>& shared, const Inputs& in,
+                             const TurnsOf<kPacked>& turns) {
   constexpr int kTile = Wide::kTile, kColumns = Wide::kColumns;
   using PerQuery = OfQueries<kTile / 2>;
   using Scores = float[kTile / 2];  // a lane's, of 64 keys against a tile; or of dq, 64 queries and 64 columns
@@ -98,8 +95,9 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
     const Unit unit = in_all_lanes(shared.unit[0]);
     if (unit.count < 0) break;
     const int first = unit.first + warpgroup * 64;
-    const Part part(a, unit, first);
-    const KeysOfLane keys(a, unit, first + lane.key);
+    if constexpr (kPacked) clear_unsound(shared.a[0][warpgroup], kOwnBarrier + warpgroup);
+    const PartOf<kPacked> part(a, unit, first);
+    const auto keys = keys_of_lane<kPacked>(a, unit, first + lane.key, shared);
     auto& k = shared.a[0][warpgroup];
     auto& v = shared.b[0][warpgroup];
     float dk[kColumns / 2] = {}, dv[kColumns / 2] = {};
@@ -118,7 +116,7 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
     const auto send = [&](Scores& sum, int head, int tile) {
       wait_for_stage();
       const Job job = turns.job_of(a, unit, head, unit.base + tile * kTile, warpgroup);
-      turns.put<T>(a, job, sum, shared.dq[warpgroup], leader, kOwnBarrier + warpgroup);
+      turns.template put<T>(a, job, sum, shared.dq[warpgroup], leader, kOwnBarrier + warpgroup);
       give(job);
     };
 
@@ -127,7 +125,9 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
       // Both consumers compute every tile, seen or not: dq needs both.
       for (int tile = unit.count - 1; tile >= 0; --tile, ring.advance()) {
         const int query = unit.base + tile * kTile + lane.query;
-        const bool whole = tile >= part.whole, has_before = tile < unit.count - 1;
+        const bool has_before = tile < unit.count - 1;
+        bool whole = tile >= part.whole;
+        if constexpr (kPacked) whole = part.is_whole(tile);
         Scores score, grad;
         shared.pipe.consumer_wait(ring);
         {
@@ -191,22 +191,22 @@ __device__ void consume_wide(const Args& a, WideBlock<T>& shared, const Inputs& 
   give(Job{});
 }
 
-template <bool kDropout, class T>
+template <bool kDropout, bool kPacked, class T>
 __global__ void __launch_bounds__(Wide::kThreads, 1)
     v8_wide_kernel(Args a, const __grid_constant__ Inputs in, const __grid_constant__ CUtensorMap dq, Queue queue,
-                   Turns turns) {
+                   TurnsOf<kPacked> turns) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<WideBlock<T>*>(memory);
+  auto& shared = *reinterpret_cast<BlockOf<kPacked, WideBlock<T>>*>(memory);
   if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
   if (warpgroup_of_block() < Wide::kConsumers) {
     warpgroup_reg_alloc<Wide::kRegisters>();
-    consume_wide<kDropout>(a, shared, in, turns);
+    consume_wide<kDropout, kPacked, T>(a, shared, in, turns);
     return;
   }
   warpgroup_reg_dealloc<Wide::kProducerRegisters>();
   const int warp = warp_uniform(static_cast<int>(threadIdx.x / kWarpSize)) - Wide::kConsumers * 4;
-  if (warp == 0) produce<Wide>(a, queue, shared, in);
+  if (warp == 0) produce<Wide, kPacked>(a, queue, shared, in, unsound_of(turns));
   if (warp > 0 && warp <= Wide::kConsumers && threadIdx.x % kWarpSize == 0) {
     const auto send = [&](const Job& job, const float* sum, auto&& free) { turns.send(job, sum, free); };
     send_sums(a, shared, &dq, warp - 1, (warp - 1) * kSlice, send);
@@ -215,11 +215,11 @@ __global__ void __launch_bounds__(Wide::kThreads, 1)
 
 }  // namespace
 
-std::string v8_wide_can_implement(const Args& a) { return v4_warpgroups_can_implement(a); }
+std::string v8_wide_can_implement(const Args& a) { return v4_warpgroups_can_implement(without_documents(a)); }
 
 int64_t v8_wide_scratch_bytes(const Args& a) {
   return Wide::kSlices * (sum_bytes(a) + tiles_of(a) * static_cast<int64_t>(sizeof(unsigned))) +
-         v5_persistent_scratch_bytes(a);
+         v5_persistent_scratch_bytes(a) + PackedTurns::bytes(a);
 }
 
 void v8_wide(const Args& a, void* stream) {
@@ -227,16 +227,22 @@ void v8_wide(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     auto* const sums = static_cast<float*>(a.scratch);
     const Scratch scratch(a, sums + Wide::kSlices * sum_bytes(a) / sizeof(float));
-    const Turns turns{sums, scratch.counter + 2, Wide::kSlices};
-    launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream, BeginTurns<T>{turns});
-    const auto in = inputs_of<true, Wide::kTile, T>(a, scratch.lse, scratch.delta);
-    const Queue queue = queue_of_keys(a, scratch.counter);
-    attention::with_dropout(a, [&](auto drops) {
-      constexpr bool kDropout = decltype(drops)::value;
-      allow_shared(v8_wide_kernel<kDropout, T>, sizeof(WideBlock<T>));
-      v8_wide_kernel<kDropout, T><<<blocks_of_queue(queue), Wide::kThreads, sizeof(WideBlock<T>), as_stream(stream)>>>(
-          a, in, map_of_dq<T>(a), queue, turns);
-      check_launch();
+    with_packing(a, [&](auto packs) {
+      constexpr bool kPacked = decltype(packs)::value;
+      const auto turns = turns_of<kPacked>(a, {sums, scratch.counter + 2, Wide::kSlices});
+      launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream,
+                         Begin<kPacked, T>{turns});
+      const auto in = inputs_of<true, Wide::kTile, T>(a, scratch.lse, scratch.delta);
+      const Queue queue = queue_of_keys(a, scratch.counter);
+      attention::with_dropout(a, [&](auto drops) {
+        const auto kernel = v8_wide_kernel<decltype(drops)::value, kPacked, T>;
+        constexpr int kBytes = sizeof(BlockOf<kPacked, WideBlock<T>>);
+        static_assert(kBytes <= 227 * 1024);
+        allow_shared(kernel, kBytes);
+        kernel<<<blocks_of_queue(queue), Wide::kThreads, kBytes, as_stream(stream)>>>(a, in, map_of_dq<T>(a), queue,
+                                                                                      turns);
+        check_launch();
+      });
     });
   });
 }

@@ -1,10 +1,8 @@
 // Parts in the shared memory of a cluster's blocks: the end of v5_cluster and v6_paged.
 #pragma once
 
+#include <step2/attention_decode/ring.h>
 #include <step2/cluster.h>
-
-#include "fragments.h"
-#include "ring.h"
 
 namespace kf::KF_BACKEND::attention_decode {
 

@@ -1,8 +1,8 @@
 // Parts of blocks in global memory, which the block that comes last puts together: the end of v3_mma and v4_pipeline.
 #pragma once
 
-#include "fragments.h"
-#include "parts.h"
+#include <step2/attention_decode/fragments.h>
+
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_decode {
@@ -39,6 +39,16 @@ __device__ __forceinline__ void write_by_memory(const Args& a, const Sharing& sh
     const auto of_split = [&](int s) { return parts.load(s, query_row.row(a), column); };
     write_out<Of2, T>(a, query_row, column, put_together<Of2, float>(splits, of_split));
   }
+}
+
+// A kernel whose blocks do so: `blocks` of them for each multiprocessor.
+inline void launch_by_memory(void (*kernel)(Args, Sharing, int), int64_t shared, int64_t blocks, const Args& a,
+                             void* stream) {
+  if (shared > 48 * 1024) allow_shared(kernel, shared);
+  const int splits = splits_of(a, blocks);
+  clear_counters(a, groups_of(a), splits, stream);
+  kernel<<<grid_for(a, splits), kWarps * kWarpSize, shared, as_stream(stream)>>>(a, Sharing(a), splits);
+  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention_decode

@@ -8,19 +8,11 @@
 // log-sum-exp, scale and shared heads are attention's, see ../attention/rungs.h.
 #pragma once
 
-#include "../attention/rungs.h"
+#include <step2/attention_decode/args.h>
 
 namespace kf::attention_decode {
 
 constexpr int kMostQueries = 16;
-
-// Paged: k_stride.batch and v_stride.batch lead from page to page, and k_length is what a row of the table can hold.
-struct Args : kf::attention::Args {
-  const int32_t* block_table;  // or null
-  int64_t table_stride;        // from a batch's row of the table to the next, in elements
-  int64_t blocks;              // pages of the cache
-  int64_t block_size;          // keys of a page; k_length without a table
-};
 
 // What `auto` takes on a GPU, read off results/h200.json. For a cache in one piece it is no slower than v5.
 inline const char* automatic(const Args&) { return "v6_paged"; }

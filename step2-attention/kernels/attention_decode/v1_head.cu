@@ -8,11 +8,8 @@
 //           that share them, from a cache; 4·B·H·Sq·Sk·D FLOPs, B·H·Sq·Sk exponentials
 // Limits    D ≤ 256; B·H ≤ 2³¹−1. GPT-2 has 12 heads: at batch 1, 12 multiprocessors of an H200 work and 120 do not.
 //           A warp waits for each key's page, key and sum before it asks for the next
-#include <kf/launch.h>
-#include <kf/numeric.h>
-#include <step2/reduce.h>
+#include <step2/attention_decode/parts.h>
 
-#include "parts.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_decode {

@@ -12,12 +12,9 @@
 //           share them, mostly from a cache; parts: 2·splits·B·H·Sq·(D + 2)·4; FLOPs and exponentials as v1
 // Limits    float32, float16, bfloat16; rows of whole vectors of 16 bytes, at most 32 of them; no block_table;
 //           B·H·Sq·64 ≤ 2³¹−1. Queries and heads that share keys read them anew
-#include <kf/launch.h>
-#include <kf/numeric.h>
 #include <step1/vector.h>
-#include <step2/reduce.h>
+#include <step2/attention_decode/parts.h>
 
-#include "parts.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_decode {

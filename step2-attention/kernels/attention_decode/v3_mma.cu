@@ -13,12 +13,7 @@
 //           Sk ≤ 2³⁰; B, H ≤ 65535; compute capability 8.0. While a warp computes, it has asked memory for nothing. A
 //           value that is not finite reaches the queries before its own, as 0 times it. For the second product it
 //           rounds the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
-
-#include "fragments.h"
 #include "memory_parts.h"
-#include "parts.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_decode {
@@ -53,16 +48,6 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) v3_mma_kernel(Args a, Shari
                                [&](int w, int row) -> RowPart<kColumns>& { return part[w * kRows + row]; });
 }
 
-template <int kColumns, class T>
-void launch(const Args& a, void* stream) {
-  constexpr int kBytes = kShared<kColumns>;
-  if constexpr (kBytes > 48 * 1024) allow_shared(v3_mma_kernel<kColumns, T>, kBytes);
-  const int splits = splits_of(a, kBlocks);
-  clear_counters(a, groups_of(a), splits, stream);
-  v3_mma_kernel<kColumns, T>
-      <<<grid_for(a, splits), kWarps * kWarpSize, kBytes, as_stream(stream)>>>(a, Sharing(a), splits);
-}
-
 }  // namespace
 
 std::string v3_mma_can_implement(const Args& a) {
@@ -76,10 +61,9 @@ int64_t v3_mma_scratch_bytes(const Args& a) { return parts_bytes(a, groups_of(a)
 void v3_mma(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    const auto launch_columns = a.head_dim <= 64 ? launch<64, T> : launch<128, T>;
-    launch_columns(a, stream);
+    a.head_dim <= 64 ? launch_by_memory(v3_mma_kernel<64, T>, kShared<64>, kBlocks, a, stream)
+                     : launch_by_memory(v3_mma_kernel<128, T>, kShared<128>, kBlocks, a, stream);
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention_decode

@@ -14,13 +14,9 @@
 //           shared memory and out of it; FLOPs and exponentials as v3
 // Limits    as v3_mma. The memset, the parts in global memory and the last block's reading them are a fixed cost,
 //           which at a thousand keys is much of the whole. Like v3 it rounds the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
+#include <step2/attention_decode/ring.h>
 
-#include "fragments.h"
 #include "memory_parts.h"
-#include "parts.h"
-#include "ring.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_decode {
@@ -46,16 +42,6 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) v4_pipeline_kernel(Args a, 
                                [&](int w, int row) -> RowPart<kColumns>& { return warps[w].part[row]; });
 }
 
-template <int kColumns, class T>
-void launch(const Args& a, void* stream) {
-  constexpr int kBytes = kShared<kColumns>;
-  allow_shared(v4_pipeline_kernel<kColumns, T>, kBytes);
-  const int splits = splits_of(a, kBlocks);
-  clear_counters(a, groups_of(a), splits, stream);
-  v4_pipeline_kernel<kColumns, T>
-      <<<grid_for(a, splits), kWarps * kWarpSize, kBytes, as_stream(stream)>>>(a, Sharing(a), splits);
-}
-
 }  // namespace
 
 std::string v4_pipeline_can_implement(const Args& a) {
@@ -68,10 +54,9 @@ int64_t v4_pipeline_scratch_bytes(const Args& a) { return parts_bytes(a, groups_
 void v4_pipeline(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    const auto launch_columns = a.head_dim <= 64 ? launch<64, T> : launch<128, T>;
-    launch_columns(a, stream);
+    a.head_dim <= 64 ? launch_by_memory(v4_pipeline_kernel<64, T>, kShared<64>, kBlocks, a, stream)
+                     : launch_by_memory(v4_pipeline_kernel<128, T>, kShared<128>, kBlocks, a, stream);
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention_decode

@@ -15,13 +15,7 @@
 // Moves     (2·B·Hkv·Sk·⌈R/16⌉ + 2·B·H·Sq)·D·2 + 4·B·H·Sq bytes; 64·B·Hkv·⌈R/16⌉·Sk·P FLOPs; exponentials as v1
 // Limits    as v3_mma, but compute capability 9.0. A single text of a single kv head keeps 8 multiprocessors busy.
 //           Like v3 it rounds the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
-
 #include "cluster_parts.h"
-#include "fragments.h"
-#include "parts.h"
-#include "ring.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_decode {
@@ -42,11 +36,6 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) v5_cluster_kernel(Args a, S
   shared.template write<T>(a, group);
 }
 
-template <int kColumns, class T>
-void launch(const Args& a, void* stream) {
-  launch_clusters<kColumns>(v5_cluster_kernel<kColumns, T>, a, stream);
-}
-
 }  // namespace
 
 std::string v5_cluster_can_implement(const Args& a) {
@@ -57,10 +46,9 @@ std::string v5_cluster_can_implement(const Args& a) {
 void v5_cluster(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    const auto launch_columns = a.head_dim <= 64 ? launch<64, T> : launch<128, T>;
-    launch_columns(a, stream);
+    a.head_dim <= 64 ? launch_clusters<64>(v5_cluster_kernel<64, T>, a, stream)
+                     : launch_clusters<128>(v5_cluster_kernel<128, T>, a, stream);
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention_decode

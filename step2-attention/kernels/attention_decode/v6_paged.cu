@@ -13,13 +13,7 @@
 // Moves     (2·B·Hkv·Sk·⌈R/16⌉ + 2·B·H·Sq)·D·2 + 4·B·H·Sq bytes, and 4 of the table for each 16 keys; FLOPs and
 //           exponentials as v5
 // Limits    as v5_cluster, but with a block_table, if block_size is a multiple of 16. Like v3 it rounds the weights
-#include <kf/launch.h>
-#include <kf/numeric.h>
-
 #include "cluster_parts.h"
-#include "fragments.h"
-#include "parts.h"
-#include "ring.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::attention_decode {
@@ -60,11 +54,6 @@ __global__ void __launch_bounds__(kWarps* kWarpSize) v6_paged_kernel(Args a, Sha
   shared.template write<T>(a, group);
 }
 
-template <int kColumns, class T>
-void launch(const Args& a, void* stream) {
-  launch_clusters<kColumns>(v6_paged_kernel<kColumns, T>, a, stream);
-}
-
 }  // namespace
 
 std::string v6_paged_can_implement(const Args& a) {
@@ -77,10 +66,9 @@ std::string v6_paged_can_implement(const Args& a) {
 void v6_paged(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    const auto launch_columns = a.head_dim <= 64 ? launch<64, T> : launch<128, T>;
-    launch_columns(a, stream);
+    a.head_dim <= 64 ? launch_clusters<64>(v6_paged_kernel<64, T>, a, stream)
+                     : launch_clusters<128>(v6_paged_kernel<128, T>, a, stream);
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::attention_decode

@@ -20,18 +20,11 @@
 
 #include <type_traits>
 
-#include "row.h"
+#include "registers.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::softmax {
 namespace {
-
-constexpr int64_t kMostVectors = 4096;  // of a row: 8 of each of 512 threads
-
-template <int kThreads, int kVectors>  // of a row, and of each of them
-constexpr int kRowsOfBlock = kThreads > kWarpSize ? 1
-                             : kVectors > 2       ? 2
-                                                  : 4;
 
 // For how many blocks a multiprocessor shall have registers: enough that some load while others compute. A thread has
 // then up to 80 of them for 64 values of a half type, or 64 for 32 floats. 512 threads of a half type are alone, with
@@ -41,14 +34,14 @@ constexpr int kBlocksBeside = kThreads == kWarpSize ? 1 : (sizeof(T) == 2 ? 768 
 
 // `alike`: y's rows begin as far from a multiple of 16 bytes as x's do, so that vectors can be stored, too.
 template <int kThreads, int kVectors, class T>
-__global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads, kVectors>, kBlocksBeside<kThreads, T>)
+__global__ void __launch_bounds__(kThreads* RowShape<kThreads, kVectors>::kRows, kBlocksBeside<kThreads, T>)
     v4_registers_kernel(const T* __restrict__ x, T* __restrict__ y, int64_t rows, int width, int64_t q_length,
                         compute_t<T> scale, bool alike) {
   constexpr int N = 16 / sizeof(T);
   using C = compute_t<T>;
   constexpr bool kWarpARow = kThreads == kWarpSize;
   __shared__ C shared[kWarpARow ? 1 : kWarpSize];
-  const int64_t row = int64_t{blockIdx.x} * kRowsOfBlock<kThreads, kVectors> + threadIdx.y;
+  const int64_t row = int64_t{blockIdx.x} * RowShape<kThreads, kVectors>::kRows + threadIdx.y;
   if (row >= rows) return;  // a whole warp; a block that takes a row has one
   x += row * width;
   y += row * width;
@@ -112,42 +105,20 @@ __global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads, kVectors>, kB
   take(std::integral_constant<int, 0>{});
 }
 
-template <int kThreads, int kVectors, class T>
-void launch(const Args& a, void* stream) {
-  constexpr int kRows = kRowsOfBlock<kThreads, kVectors>;
-  v4_registers_kernel<kThreads, kVectors>
-      <<<static_cast<unsigned>(ceil_div(a.rows, kRows)), dim3(kThreads, kRows), 0, as_stream(stream)>>>(
-          static_cast<const T*>(a.x), static_cast<T*>(a.y), a.rows, static_cast<int>(a.width), mask_of(a),
-          static_cast<compute_t<T>>(a.scale), alike(a.x, a.y));
-}
-
 }  // namespace
 
-std::string v4_registers_can_implement(const Args& a) {
-  if (a.rows > INT32_MAX) return "takes at most 2147483647 rows, got " + std::to_string(a.rows);
-  if (vectors_of(a) > kMostVectors) {
-    return "takes rows of at most 4096 vectors of 16 bytes, got width " + std::to_string(a.width);
-  }
-  return "";
-}
+std::string v4_registers_can_implement(const Args& a) { return can_implement_in_registers(a); }
 
 void v4_registers(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    const int64_t vectors = vectors_of(a);
-    const auto launch_shape = vectors <= 32     ? launch<32, 1, T>
-                              : vectors <= 64   ? launch<32, 2, T>
-                              : vectors <= 96   ? launch<32, 3, T>
-                              : vectors <= 128  ? launch<32, 4, T>
-                              : vectors <= 160  ? launch<32, 5, T>
-                              : vectors <= 192  ? launch<32, 6, T>
-                              : vectors <= 224  ? launch<32, 7, T>
-                              : vectors <= 256  ? launch<32, 8, T>
-                              : vectors <= 512  ? launch<128, 4, T>
-                              : vectors <= 1024 ? launch<128, 8, T>
-                              : vectors <= 2048 ? launch<256, 8, T>
-                                                : launch<512, 8, T>;
-    launch_shape(a, stream);
+    with_shape(vectors_of(a), [&](auto shape) {
+      using S = decltype(shape);
+      v4_registers_kernel<S::kThreads, S::kVectors>
+          <<<static_cast<unsigned>(ceil_div(a.rows, S::kRows)), dim3(S::kThreads, S::kRows), 0, as_stream(stream)>>>(
+              static_cast<const T*>(a.x), static_cast<T*>(a.y), a.rows, static_cast<int>(a.width), mask_of(a),
+              static_cast<compute_t<T>>(a.scale), alike(a.x, a.y));
+    });
   });
   check_launch();
 }

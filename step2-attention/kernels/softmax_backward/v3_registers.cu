@@ -18,18 +18,16 @@
 
 #include <type_traits>
 
+#include "../softmax/registers.h"
 #include "row.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::softmax_backward {
 namespace {
 
-constexpr int64_t kMostVectors = 4096;  // of a row: 8 of each of 512 threads
-
-template <int kThreads, int kVectors>  // of a row, and of each of them
-constexpr int kRowsOfBlock = kThreads > kWarpSize ? 1
-                             : kVectors > 2       ? 2
-                                                  : 4;
+using softmax::can_implement_in_registers;
+using softmax::RowShape;
+using softmax::with_shape;
 
 // A thread's 16 vectors are 64 registers. With 128 for each a multiprocessor has room for 512 threads: several rows,
 // of which some are loaded while others are computed.
@@ -46,15 +44,15 @@ __device__ __forceinline__ void as_if_new(int4& bits) {
 
 // `grad_alike`, `out_alike`: rows of grad or of grad_x begin as far from a multiple of 16 bytes as those of y do.
 template <int kThreads, int kVectors, class T>
-__global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads, kVectors>,
-                                  kThreadsBeside / (kThreads * kRowsOfBlock<kThreads, kVectors>))
+__global__ void __launch_bounds__(kThreads* RowShape<kThreads, kVectors>::kRows,
+                                  kThreadsBeside / (kThreads * RowShape<kThreads, kVectors>::kRows))
     v3_registers_kernel(const T* __restrict__ grad, const T* __restrict__ y, T* __restrict__ grad_x, int64_t rows,
                         int width, int64_t q_length, compute_t<T> scale, bool grad_alike, bool out_alike) {
   constexpr int N = 16 / sizeof(T);
   using C = compute_t<T>;
   constexpr bool kWarpARow = kThreads == kWarpSize;
   __shared__ C shared[kWarpARow ? 1 : kWarpSize];
-  const int64_t row = int64_t{blockIdx.x} * kRowsOfBlock<kThreads, kVectors> + threadIdx.y;
+  const int64_t row = int64_t{blockIdx.x} * RowShape<kThreads, kVectors>::kRows + threadIdx.y;
   if (row >= rows) return;  // a whole warp; a block that takes a row has one
   grad += row * width;
   y += row * width;
@@ -112,43 +110,21 @@ __global__ void __launch_bounds__(kThreads* kRowsOfBlock<kThreads, kVectors>,
   take(std::integral_constant<int, 0>{});
 }
 
-template <int kThreads, int kVectors, class T>
-void launch(const Args& a, void* stream) {
-  constexpr int kRows = kRowsOfBlock<kThreads, kVectors>;
-  v3_registers_kernel<kThreads, kVectors>
-      <<<static_cast<unsigned>(ceil_div(a.rows, kRows)), dim3(kThreads, kRows), 0, as_stream(stream)>>>(
-          static_cast<const T*>(a.grad), static_cast<const T*>(a.y), static_cast<T*>(a.grad_x), a.rows,
-          static_cast<int>(a.width), mask_of(a), static_cast<compute_t<T>>(a.scale), alike(a.grad, a.y),
-          alike(a.grad_x, a.y));
-}
-
 }  // namespace
 
-std::string v3_registers_can_implement(const Args& a) {
-  if (a.rows > INT32_MAX) return "takes at most 2147483647 rows, got " + std::to_string(a.rows);
-  if (vectors_of(a) > kMostVectors) {
-    return "takes rows of at most 4096 vectors of 16 bytes, got width " + std::to_string(a.width);
-  }
-  return "";
-}
+std::string v3_registers_can_implement(const Args& a) { return can_implement_in_registers(a); }
 
 void v3_registers(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    const int64_t vectors = vectors_of(a);
-    const auto launch_shape = vectors <= 32     ? launch<32, 1, T>
-                              : vectors <= 64   ? launch<32, 2, T>
-                              : vectors <= 96   ? launch<32, 3, T>
-                              : vectors <= 128  ? launch<32, 4, T>
-                              : vectors <= 160  ? launch<32, 5, T>
-                              : vectors <= 192  ? launch<32, 6, T>
-                              : vectors <= 224  ? launch<32, 7, T>
-                              : vectors <= 256  ? launch<32, 8, T>
-                              : vectors <= 512  ? launch<128, 4, T>
-                              : vectors <= 1024 ? launch<128, 8, T>
-                              : vectors <= 2048 ? launch<256, 8, T>
-                                                : launch<512, 8, T>;
-    launch_shape(a, stream);
+    with_shape(vectors_of(a), [&](auto shape) {
+      using S = decltype(shape);
+      v3_registers_kernel<S::kThreads, S::kVectors>
+          <<<static_cast<unsigned>(ceil_div(a.rows, S::kRows)), dim3(S::kThreads, S::kRows), 0, as_stream(stream)>>>(
+              static_cast<const T*>(a.grad), static_cast<const T*>(a.y), static_cast<T*>(a.grad_x), a.rows,
+              static_cast<int>(a.width), mask_of(a), static_cast<compute_t<T>>(a.scale), alike(a.grad, a.y),
+              alike(a.grad_x, a.y));
+    });
   });
   check_launch();
 }

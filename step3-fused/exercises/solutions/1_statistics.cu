@@ -1,34 +1,11 @@
 // Exercise 1: mean and variance of a row, in one warp: what LayerNorm needs.
 //
+//   kernel-fusion exercises 1_statistics
 //   kernel-fusion simt exercises/solutions/1_statistics.cu
-//   nvcc -O3 exercises/solutions/1_statistics.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
+//   nvcc -O3 -I ../common/include exercises/solutions/1_statistics.cu && ./a.out        with a GPU
+//
+// Counted: global load requests, shared load requests, shuffles
+#include <kf/exercise.h>
 
 // The sum of what the lanes have, in all lanes.
 __device__ float warp_sum(float x) {

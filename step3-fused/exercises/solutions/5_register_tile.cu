@@ -1,34 +1,11 @@
 // Exercise 5: a product of matrices, 8 x 8 outputs a thread: few reads of shared memory for many products.
 //
+//   kernel-fusion exercises 5_register_tile
 //   kernel-fusion simt exercises/solutions/5_register_tile.cu
-//   nvcc -O3 exercises/solutions/5_register_tile.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
+//   nvcc -O3 -I ../common/include exercises/solutions/5_register_tile.cu && ./a.out        with a GPU
+//
+// Counted: shared load requests
+#include <kf/exercise.h>
 
 constexpr int kTile = 64, kDepth = 16;  // a block's outputs: 64 x 64; 16 of the depth at a time
 constexpr int kEach = 8, kApart = kTile / kEach, kThreads = kApart * kApart;  // a thread's: 8 x 8, 8 apart

@@ -1,35 +1,12 @@
 // Exercise 7: a product of few outputs and a great depth, which blocks share; the last one adds up, in order.
 //
+//   kernel-fusion exercises 7_split_depth
 //   kernel-fusion simt exercises/solutions/7_split_depth.cu
 //   kernel-fusion simt --race exercises/solutions/7_split_depth.cu
-//   nvcc -O3 exercises/solutions/7_split_depth.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
+//   nvcc -O3 -I ../common/include exercises/solutions/7_split_depth.cu && ./a.out        with a GPU
+//
+// Counted: global load sectors, global atomic requests
+#include <kf/exercise.h>
 
 constexpr int kParts = 5, kThreads = 32, kMaxTiles = 64;
 

@@ -1,35 +1,12 @@
 // Exercise 8: a tile that another block reads in the same launch: published by a counter, and waited for.
 //
+//   kernel-fusion exercises 8_publish
 //   kernel-fusion simt exercises/solutions/8_publish.cu
 //   kernel-fusion simt --race exercises/solutions/8_publish.cu
-//   nvcc -O3 exercises/solutions/8_publish.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
+//   nvcc -O3 -I ../common/include exercises/solutions/8_publish.cu && ./a.out        with a GPU
+//
+// Counted: barriers
+#include <kf/exercise.h>
 
 constexpr int kHeads = 4, kDim = 16, kWidth = kHeads * kDim;  // a thread a column
 constexpr int kRows = 4, kMaxBands = 16;                      // rows of a band

@@ -1,34 +1,9 @@
 // Bug hunt 2: LayerNorm, a warp a row. It is right for most rows. Which are wrong, and why?
 //
+//   kernel-fusion exercises hunt_2_far_from_0
 //   kernel-fusion simt exercises/solutions/hunt_2_far_from_0.cu
-//   nvcc -O3 exercises/solutions/hunt_2_far_from_0.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
+//   nvcc -O3 -I ../common/include exercises/solutions/hunt_2_far_from_0.cu && ./a.out        with a GPU
+#include <kf/exercise.h>
 
 // The sum of what the lanes have, in all lanes.
 __device__ float warp_sum(float x) {

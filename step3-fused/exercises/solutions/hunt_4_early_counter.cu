@@ -1,35 +1,10 @@
 // Bug hunt 4: two warps of a block attend, one normalises what they announce. It is right in some orders of the warps.
 //
+//   kernel-fusion exercises hunt_4_early_counter
 //   kernel-fusion simt exercises/solutions/hunt_4_early_counter.cu
 //   KF_SIMT_SCHEDULE=reverse kernel-fusion simt exercises/solutions/hunt_4_early_counter.cu
-//   nvcc -O3 exercises/solutions/hunt_4_early_counter.cu && ./a.out        with a GPU
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
+//   nvcc -O3 -I ../common/include exercises/solutions/hunt_4_early_counter.cu && ./a.out        with a GPU
+#include <kf/exercise.h>
 
 constexpr int kWidth = 64, kRows = 4, kTiles = 8, kBlocks = 3;  // a block has kTiles tiles of kRows rows
 

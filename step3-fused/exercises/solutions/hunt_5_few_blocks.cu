@@ -1,35 +1,10 @@
 // Bug hunt 5: persistent blocks draw heads of attention and tiles of the projection from one queue. Four blocks are
 // right.
 //
+//   kernel-fusion exercises hunt_5_few_blocks
 //   kernel-fusion simt exercises/solutions/hunt_5_few_blocks.cu
-//   nvcc -O3 exercises/solutions/hunt_5_few_blocks.cu && timeout 10 ./a.out        with a GPU
-#include <cuda_runtime.h>
-
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <vector>
-
-#define CHECK(call)                                                                       \
-  do {                                                                                    \
-    const cudaError_t error = (call);                                                     \
-    if (error != cudaSuccess) {                                                           \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)); \
-      std::exit(1);                                                                       \
-    }                                                                                     \
-  } while (0)
-
-// A copy on the GPU, which is freed where it goes out of scope.
-struct OnGpu {
-  float* data;
-  size_t bytes;
-  explicit OnGpu(const std::vector<float>& from) : bytes(from.size() * sizeof(float)) {
-    CHECK(cudaMalloc(&data, bytes));
-    CHECK(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
-  }
-  ~OnGpu() { CHECK(cudaFree(data)); }
-  void read(std::vector<float>& to) const { CHECK(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost)); }
-};
+//   nvcc -O3 -I ../common/include exercises/solutions/hunt_5_few_blocks.cu && timeout 10 ./a.out        with a GPU
+#include <kf/exercise.h>
 
 constexpr int kHeads = 4, kDim = 8, kWidth = kHeads * kDim, kBands = 6;  // a band: one row, for short
 constexpr int kParts = 3, kColumns = 8, kOut = kParts * kColumns;        // of the projection

@@ -4,11 +4,11 @@
 // has one block go through all heads and keeps their results side by side, for what comes next.
 #pragma once
 
-#include <attention/dropout.h>
-#include <attention/rows.h>
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/vector.h>
+#include <step2/attention/dropout.h>
+#include <step2/attention/rows.h>
 #include <step2/online_softmax.h>
 #include <step2/reduce.h>
 #include <step3/attention.h>

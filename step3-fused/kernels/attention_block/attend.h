@@ -5,7 +5,7 @@
 
 #include <kf/numeric.h>
 
-#include <attention/hopper.h>
+#include <step2/attention/hopper.h>
 
 #include "order.h"
 

@@ -5,8 +5,8 @@
 // of a head where its keys were.
 #pragma once
 
-#include <attention/tensor_cores.h>
-#include <attention_decode/ring.h>
+#include <step2/attention/tensor_cores.h>
+#include <step2/attention_decode/ring.h>
 
 namespace kf::KF_BACKEND::attention_block {
 
@@ -34,10 +34,10 @@ __device__ __forceinline__ int weight_slot() { return key_slot(KeyTile::kVectors
 // A warp's shared memory: tiles of keys and values in flight; what it has found for a head; weights of the
 // projection in flight, four vectors a lane for 16 of the depth.
 union alignas(128) WarpMemory {
-  static constexpr int kSteps = kStages * KeyTile::kVectors / 4;
+  static constexpr int kWeightStages = kStages * KeyTile::kVectors / 4;
   Words key[kStages][KeyTile::kVectors][kWarpSize];
   Part part[kRows];
-  Words weight[kSteps][4][kWarpSize];
+  Words weight[kWeightStages][4][kWarpSize];
 };
 
 // What a warp knows of 16 queries of a head. Lane (g, t) = (lane / 4, lane % 4) holds rows g and g + 8.

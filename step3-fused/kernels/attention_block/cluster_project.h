@@ -22,30 +22,30 @@ constexpr int kGroup = 64;  // columns that a warp projects at once
 // with values; as there, it waits for its own copies only.
 template <class T>
 struct WarpProjection {
-  static constexpr int kAhead = WarpMemory::kSteps;
+  static constexpr int kAhead = WarpMemory::kWeightStages;
   const int g = threadIdx.x % kWarpSize / 4, t = threadIdx.x % 4;
   WarpMemory& memory;
-  const int head_dim, width, steps;  // a step: 16 of the depth, or the last ones of a head
-  const int head, column;            // where the first one begins
-  int in_head;                       // where the one to be asked for next begins
-  const T* from;                     // this lane's part of it
-  float sum[8][4] = {};              // [e][j]: row g + 8·(j / 2), column 8·(2t + j % 2) + e of the 64
+  const int head_dim, width, k_tiles;  // a tile of the depth: 16 of the depth, or the last ones of a head
+  const int head, column;              // where the first one begins
+  int in_head;                         // where the one to be asked for next begins
+  const T* from;                       // this lane's part of it
+  float sum[8][4] = {};                // [e][j]: row g + 8·(j / 2), column 8·(2t + j % 2) + e of the 64
 
   // To columns `to` and following. Those beyond the last are read as column 0, and their sums are nobody's.
   __device__ __forceinline__ WarpProjection(WarpMemory& memory, const T* weight, int head_dim, int width, int head,
-                                            int column, int steps, int to)
+                                            int column, int k_tiles, int to)
       : memory(memory),
         head_dim(head_dim),
         width(width),
-        steps(steps),
+        k_tiles(k_tiles),
         head(head),
         column(column),
         in_head(column),
         from(weight + int64_t{head * head_dim + column + 2 * t} * width + (to + g * 8 < width ? to + g * 8 : 0)) {}
 
-  __device__ __forceinline__ void issue_load(int step) {
-    if (step < steps) {
-      Words(&stage)[4][kWarpSize] = memory.weight[step % kAhead];
+  __device__ __forceinline__ void issue_load(int k_tile) {
+    if (k_tile < k_tiles) {
+      Words(&stage)[4][kWarpSize] = memory.weight[k_tile % kAhead];
       const bool whole = in_head + 8 < head_dim;  // or the last 8 of 16 become 0, as what they are multiplied by
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -62,13 +62,13 @@ struct WarpProjection {
   template <class Ready>
   __device__ __forceinline__ void run(const T* rows, Ready ready) {
 #pragma unroll 1
-    for (int step = 0; step < kAhead; ++step) issue_load(step);
+    for (int k_tile = 0; k_tile < kAhead; ++k_tile) issue_load(k_tile);
     ready();
     const int matrix = threadIdx.x % kWarpSize / 8, matrix_row = threadIdx.x % 8;
     const T* of_head = rows + (head * kRows + matrix % 2 * 8 + matrix_row) * kRowStride + matrix / 2 * 8;
     int c = column;
 #pragma unroll 2
-    for (int step = 0; step < steps; ++step) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       cp_async_wait<kAhead - 1>();
       uint32_t a[4];
       ldmatrix<4>(a, of_head + c);
@@ -76,14 +76,14 @@ struct WarpProjection {
       if (c >= head_dim) of_head += kRows * kRowStride, c = 0;
       Words w[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) w[i] = memory.weight[step % kAhead][i][weight_slot()];
+      for (int i = 0; i < 4; ++i) w[i] = memory.weight[k_tile % kAhead][i][weight_slot()];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         const unsigned halves = e % 2 == 0 ? 0x5410 : 0x7632;
         const auto pair = [&](int i) { return __byte_perm(w[i].element[e / 2], w[i + 1].element[e / 2], halves); };
         mma_m16n8k16<T>(sum[e], a, {pair(0), pair(2)});
       }
-      issue_load(step + kAhead);
+      issue_load(k_tile + kAhead);
     }
   }
 

@@ -20,8 +20,8 @@ struct Shares {
   int blocks;         // of a cluster
   int heads, groups;  // of a block; a group has 64 columns
   // Groups are projected in rounds, one a warp; where they are fewer than warps, 2, 4 or 8 warps share a group, and
-  // each has a part of the depth: so many steps, of 16 or what a head has left.
-  int rounds, log_parts, steps_of_part;
+  // each has a part of the depth: so many tiles of the depth, of 16 or what a head has left.
+  int rounds, log_parts, k_tiles_of_part;
 
   __host__ __device__ int parts() const { return 1 << log_parts; }
   // From a row of sums to the next, in floats.
@@ -59,7 +59,7 @@ inline Shares shares_with(const Attention& t, int warps, int64_t heads) {
   s.groups = static_cast<int>(ceil_div(ceil_div(width, kGroup), blocks));
   s.rounds = (s.groups + warps - 1) / warps;
   s.log_parts = log_warps_of_each(s.groups, warps);
-  s.steps_of_part = static_cast<int>(ceil_div(t.heads * ceil_div(t.head_dim, 16), s.parts()));
+  s.k_tiles_of_part = static_cast<int>(ceil_div(t.heads * ceil_div(t.head_dim, 16), s.parts()));
   return s;
 }
 

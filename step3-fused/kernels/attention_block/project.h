@@ -14,7 +14,7 @@
 #include <step2/wgmma.h>
 #include <step3/dropout.h>
 
-#include <attention/hopper.h>
+#include <step2/attention/hopper.h>
 
 #include "order.h"
 #include "rungs.h"
@@ -85,7 +85,7 @@ struct ProjectProducer {
   PipelineState<kStages> ring;
 
   __device__ void issue_loads(const Tile& tile) {
-    const int steps = static_cast<int>(ceil_div(width, kDepth));
+    const int k_tiles = static_cast<int>(ceil_div(width, kDepth));
     const int column = tile.column * kWidth, row = tile.group.group * kGroupRows;
     const unsigned* const attended = counters.attended + order.number_of(tile.group);
     const auto heads = static_cast<unsigned>(order.heads);
@@ -106,7 +106,7 @@ struct ProjectProducer {
       tma_global_fence();
       there = true;
     };
-    for (int k = 0; k < steps; ++k, ring.advance()) {
+    for (int k = 0; k < k_tiles; ++k, ring.advance()) {
       if (k == kStages) wait_for_rows();  // no stage will be free before
       if (there) issue_row_loads(k);
       shared.pipe.producer_acquire(ring);
@@ -120,7 +120,7 @@ struct ProjectProducer {
       if (there) issue_row_loads(k + 1);
     }
     wait_for_rows();
-    issue_row_loads(steps);
+    issue_row_loads(k_tiles);
     Stage<T>& stage = shared.stage[ring.index];
     const uint32_t bias_bytes = min(kWidth, width - column) * static_cast<int>(sizeof(T));
     shared.pipe.producer_acquire(ring, sizeof stage.b + bias_bytes);
@@ -182,8 +182,8 @@ struct Project {
   ProjectShared<T>& shared;
   const int rows, width;
   const ElementwiseDropout<float>& dropout;
-  const int number;                                             // of this warpgroup
-  const int steps = static_cast<int>(ceil_div(width, kDepth));  // stages along the depth
+  const int number;  // of this warpgroup
+  const int k_tiles = static_cast<int>(ceil_div(width, kDepth));
   const bool leader = leads_warpgroup(number);
   const int lane = threadIdx.x % kWarpSize, warp = static_cast<int>(threadIdx.x) / kWarpSize % 4;
   PipelineState<kStages> ring;
@@ -207,7 +207,7 @@ struct Project {
       if (leader && in_use >= 0) shared.pipe.consumer_release(in_use);
       in_use = -1;
     };
-    for (int k = 0; k < steps; ++k) {
+    for (int k = 0; k < k_tiles; ++k) {
       shared.pipe.consumer_wait(ring);
       Stage<T>& stage = shared.stage[ring.index];
       const uint64_t of_a = matrix_descriptor(stage.a, 0, 1024, Swizzle::k128);

@@ -85,9 +85,10 @@ __global__ void __launch_bounds__(256, 2)
   });
   // This block's columns of the projection. A round's sums take the place of what the warps have read.
   const int parts = shares.parts(), warp = threadIdx.x / kWarpSize, warps = shares.warps;
-  const int group = warp >> shares.log_parts, part = warp & (parts - 1), first_step = part * shares.steps_of_part;
-  const int steps_of_head = (head_dim + 15) / 16, steps = static_cast<int>(a.heads) * steps_of_head;
-  const int head_of_part = first_step / steps_of_head, column = (first_step - head_of_part * steps_of_head) * 16;
+  const int group = warp >> shares.log_parts, part = warp & (parts - 1), first_k_tile = part * shares.k_tiles_of_part;
+  const int k_tiles_of_head = (head_dim + 15) / 16, k_tiles = static_cast<int>(a.heads) * k_tiles_of_head;
+  const int head_of_part = first_k_tile / k_tiles_of_head,
+            column = (first_k_tile - head_of_part * k_tiles_of_head) * 16;
   const int first_of_lanes = threadIdx.x / kRowLanes, rows_at_once = blockDim.x / kRowLanes;
   RowColumns<T> of_round{rest, sums, shares.sum_stride(), parts, 0, 0, preloaded};
 #pragma unroll 1
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(256, 2)
     of_round.first = first, of_round.columns = max(min(own_end - first, warps * kGroup), 0);
     const bool works = group * kGroup < of_round.columns;
     WarpProjection<T> own(of_warps[warp], rest.proj_weight, head_dim, width, head_of_part, column,
-                          works ? min(shares.steps_of_part, steps - first_step) : 0, first + group * kGroup);
+                          works ? min(shares.k_tiles_of_part, k_tiles - first_k_tile) : 0, first + group * kGroup);
     own.run(rows, rows_are_there);
     cp_async_wait<0>();  // what was loaded for the rows' ends, too
     __syncthreads();

@@ -2,24 +2,12 @@
 #pragma once
 
 #include <kf/rung.h>
+#include <linear/rungs.h>
 
 namespace kf::gelu_linear {
 
-struct Args {
-  const void* x;       // [rows, depth]
-  const void* weight;  // [depth, width], or, transposed, [width, depth]
-  const void* bias;    // [width], or null
-
-  void* y;
+struct Args : kf::linear::Args {
   bool tanh;  // GELU as GPT-2 approximates it, else exact
-
-  int64_t rows;
-  int64_t depth;
-  int64_t width;
-  bool weight_transposed;
-  bool tf32;  // float32 may be rounded to TF32 before it is multiplied
-  DType dtype;
-  void* scratch = nullptr;
 };
 
 // What `auto` takes on a GPU, read off results/h200.json.

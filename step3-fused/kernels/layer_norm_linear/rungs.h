@@ -2,28 +2,16 @@
 #pragma once
 
 #include <kf/rung.h>
+#include <linear/rungs.h>
 
 namespace kf::layer_norm_linear {
 
-struct Args {
-  const void* x;       // [rows, depth]
-  const void* weight;  // [depth, width], or, transposed, [width, depth]
-  const void* bias;    // [width], or null
-
+struct Args : kf::linear::Args {
   const void* norm_weight;  // [depth]
   const void* norm_bias;    // [depth]
-  void* y;
-  void* mean;  // of each row, float (double for float64): for the backward pass
+  void* mean;               // of each row, float (double for float64): for the backward pass
   void* rstd;
   double eps;
-
-  int64_t rows;
-  int64_t depth;
-  int64_t width;
-  bool weight_transposed;
-  bool tf32;  // float32 may be rounded to TF32 before it is multiplied
-  DType dtype;
-  void* scratch = nullptr;
 };
 
 // What `auto` takes on a GPU, read off results/h200.json.

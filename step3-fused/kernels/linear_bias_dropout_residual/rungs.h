@@ -3,28 +3,16 @@
 #pragma once
 
 #include <kf/rung.h>
+#include <linear/rungs.h>
 
 namespace kf::linear_bias_dropout_residual {
 
-struct Args {
-  const void* x;       // [rows, depth]
-  const void* weight;  // [depth, width], or, transposed, [width, depth]
-  const void* bias;    // [width], or null
-
-  const void* residual;  // [rows, width]
-  void* y;
+struct Args : kf::linear::Args {
+  const void* residual;      // [rows, width]
   const int64_t* rng_state;  // {seed, offset} in the GPU's memory; null: the next two members hold them
   uint64_t seed;
   uint64_t offset;
   uint32_t threshold;  // an element is kept where its 16-bit random number is at least this
-
-  int64_t rows;
-  int64_t depth;
-  int64_t width;
-  bool weight_transposed;
-  bool tf32;  // float32 may be rounded to TF32 before it is multiplied
-  DType dtype;
-  void* scratch = nullptr;
 };
 
 // What `auto` takes, read off results/h200.json; few rows are measured as mlp's, without dropout.

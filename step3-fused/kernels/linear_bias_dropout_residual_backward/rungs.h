@@ -4,28 +4,15 @@
 #pragma once
 
 #include <kf/rung.h>
+#include <linear_backward/rungs.h>
 
 namespace kf::linear_bias_dropout_residual_backward {
 
-struct Args {
-  const void* grad;    // [rows, width]
-  const void* x;       // [rows, depth]
-  const void* weight;  // [depth, width], or, transposed, [width, depth]
-  void* grad_x;
-  void* grad_weight;
-  void* grad_bias;
+struct Args : kf::linear_backward::Args {
   const int64_t* rng_state;  // {seed, offset} in the GPU's memory; null: the next two members hold them
   uint64_t seed;
   uint64_t offset;
   uint32_t threshold;  // an element is kept where its 16-bit random number is at least this
-
-  int64_t rows;
-  int64_t depth;
-  int64_t width;
-  bool weight_transposed;
-  bool tf32;  // float32 may be rounded to TF32 before it is multiplied
-  DType dtype;
-  void* scratch = nullptr;
 };
 
 // What `auto` takes on a GPU, read off results/h200.json.

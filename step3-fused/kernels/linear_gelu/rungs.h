@@ -2,25 +2,13 @@
 #pragma once
 
 #include <kf/rung.h>
+#include <linear/rungs.h>
 
 namespace kf::linear_gelu {
 
-struct Args {
-  const void* x;       // [rows, depth]
-  const void* weight;  // [depth, width], or, transposed, [width, depth]
-  const void* bias;    // [width], or null
-
-  void* y;
+struct Args : kf::linear::Args {
   void* preactivation;  // for the backward pass, or null
   bool tanh;            // GELU as GPT-2 approximates it, else exact
-
-  int64_t rows;
-  int64_t depth;
-  int64_t width;
-  bool weight_transposed;
-  bool tf32;  // float32 may be rounded to TF32 before it is multiplied
-  DType dtype;
-  void* scratch = nullptr;
 };
 
 // What `auto` takes, read off results/h200.json: linear_gelu's at 16384 rows, mlp's at 1024. Few rows that the library

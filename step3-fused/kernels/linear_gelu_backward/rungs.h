@@ -3,26 +3,13 @@
 #pragma once
 
 #include <kf/rung.h>
+#include <linear_backward/rungs.h>
 
 namespace kf::linear_gelu_backward {
 
-struct Args {
-  const void* grad;           // [rows, width]
+struct Args : kf::linear_backward::Args {
   const void* preactivation;  // [rows, width]
-  const void* x;              // [rows, depth]
-  const void* weight;         // [depth, width], or, transposed, [width, depth]
-  void* grad_x;
-  void* grad_weight;
-  void* grad_bias;
-  bool tanh;  // GELU as GPT-2 approximates it, else exact
-
-  int64_t rows;
-  int64_t depth;
-  int64_t width;
-  bool weight_transposed;
-  bool tf32;  // float32 may be rounded to TF32 before it is multiplied
-  DType dtype;
-  void* scratch = nullptr;
+  bool tanh;                  // GELU as GPT-2 approximates it, else exact
 };
 
 // What `auto` takes on a GPU, read off results/h200.json.

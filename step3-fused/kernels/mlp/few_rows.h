@@ -18,10 +18,10 @@ struct Shared {
   uint64_t full[kStages];
 };
 
-// How the blocks share a layer: `group` neighbours the depth of a tile, `each` of its `steps`. In a round each group
+// How the blocks share a layer: `group` neighbours the depth of a tile, `each` of its `k_tiles`. In a round each group
 // has a tile; in the last one some may have none.
 struct Share {
-  int tiles, steps, group, each, rounds;
+  int tiles, k_tiles, group, each, rounds;
 };
 
 // A layer's operands and how they are shared.
@@ -37,35 +37,35 @@ template <Major kWeight, class T>
 struct Multiplier {
   Shared<T>& shared;
   const LayerOf<T> layer;
-  int rank, groups, steps, done;  // of its group; how many there are; its steps of a tile; those of the layer before
+  int rank, groups, k_tiles, done;  // of its group; how many there are; its share of k_tiles; that of the layer before
 
   __device__ Multiplier(Shared<T>& shared, const LayerOf<T>& layer, int done)
       : shared(shared),
         layer(layer),
         rank(static_cast<int>(cluster_rank_of_block()) % layer.share.group),
         groups(static_cast<int>(gridDim.x) / layer.share.group),
-        steps(max(min(layer.share.each, layer.share.steps - rank * layer.share.each), 0)),
+        k_tiles(max(min(layer.share.each, layer.share.k_tiles - rank * layer.share.each), 0)),
         done(done) {}
 
   __device__ int tile_of(int round) const { return static_cast<int>(blockIdx.x) / layer.share.group + round * groups; }
-  __device__ int steps_of(int round) const { return tile_of(round) < layer.share.tiles ? steps : 0; }
-  __device__ int k_of(int step) const { return (rank * layer.share.each + step) * hopper::kDepth; }
+  __device__ int k_tiles_of(int round) const { return tile_of(round) < layer.share.tiles ? k_tiles : 0; }
+  __device__ int k_of(int k_tile) const { return (rank * layer.share.each + k_tile) * hopper::kDepth; }
 
-  // By one thread: the weight of a step, and the announcement of what else comes to its stage; then x.
-  __device__ void issue_weight_load(int round, int step) const {
-    const int stage = (done + step) % kStages, column = tile_of(round) * kTile;
+  // By one thread: the weight of a tile of the depth, and the announcement of what else comes to its stage; then x.
+  __device__ void issue_weight_load(int round, int k_tile) const {
+    const int stage = (done + k_tile) % kStages, column = tile_of(round) * kTile;
     mbarrier_arrive_expect_tx(&shared.full[stage], sizeof shared.x[0] + sizeof shared.weight[0]);
-    tma_load(shared.weight[stage], layer.weight, &shared.full[stage], kWeight == Major::kK ? k_of(step) : column,
-             kWeight == Major::kK ? column : k_of(step));
+    tma_load(shared.weight[stage], layer.weight, &shared.full[stage], kWeight == Major::kK ? k_of(k_tile) : column,
+             kWeight == Major::kK ? column : k_of(k_tile));
   }
-  __device__ void issue_x_load(int step) const {
-    const int stage = (done + step) % kStages;
-    tma_load(shared.x[stage], layer.x, &shared.full[stage], k_of(step), 0);
+  __device__ void issue_x_load(int k_tile) const {
+    const int stage = (done + k_tile) % kStages;
+    tma_load(shared.x[stage], layer.x, &shared.full[stage], k_of(k_tile), 0);
   }
 
-  // Before x is there: the weights of the first round's first steps.
+  // Before x is there: the weights of the first round's first tiles of the depth.
   __device__ void begin() const {
-    for (int step = 0; step < min(steps_of(0), kStages); ++step) issue_weight_load(0, step);
+    for (int k_tile = 0; k_tile < min(k_tiles_of(0), kStages); ++k_tile) issue_weight_load(0, k_tile);
   }
 
   // All rounds; `epilogue(row, column, sums of eight neighbours)`. The loads of the first weights have been issued by
@@ -73,22 +73,22 @@ struct Multiplier {
   template <class Epilogue>
   __device__ __forceinline__ void run(int rows, Epilogue epilogue) {
     for (int round = 0; round < layer.share.rounds; ++round) {
-      const int count = steps_of(round);
+      const int count = k_tiles_of(round);
       if (threadIdx.x == 0) {
-        for (int step = 0; step < min(count, kStages); ++step) {
-          if (round > 0) issue_weight_load(round, step);
-          issue_x_load(step);
+        for (int k_tile = 0; k_tile < min(count, kStages); ++k_tile) {
+          if (round > 0) issue_weight_load(round, k_tile);
+          issue_x_load(k_tile);
         }
       }
-      float sum[kTile / 2] = {};  // a block without a step adds 0
-      for (int step = 0; step < count; ++step) {
-        const int stage = (done + step) % kStages;
-        mbarrier_wait(&shared.full[stage], (done + step) / kStages % 2);
+      float sum[kTile / 2] = {};  // a block without a tile of the depth adds 0
+      for (int k_tile = 0; k_tile < count; ++k_tile) {
+        const int stage = (done + k_tile) % kStages;
+        mbarrier_wait(&shared.full[stage], (done + k_tile) / kStages % 2);
         hopper::multiply<hopper::Tile<kTile, Major::kK, kWeight, 1>>(sum, shared.x[stage], shared.weight[stage], true);
         wgmma_wait<0>();
-        if (step + kStages < count) {
+        if (k_tile + kStages < count) {
           __syncthreads();  // all have read the stage
-          if (threadIdx.x == 0) issue_weight_load(round, step + kStages), issue_x_load(step + kStages);
+          if (threadIdx.x == 0) issue_weight_load(round, k_tile + kStages), issue_x_load(k_tile + kStages);
         }
       }
       done += count;
@@ -126,16 +126,16 @@ struct Multiplier {
   }
 };
 
-// The sharing with which the busiest block has the fewest steps; of two that are alike, the smaller groups.
+// The sharing with which the busiest block has the fewest k_tiles; of two that are alike, the smaller groups.
 inline Share share_of(int64_t width, int64_t depth, int64_t blocks) {
   Share best{};
   int64_t fewest = INT64_MAX;
   for (int64_t group = 1; group <= kCluster; group *= 2) {
-    const int64_t tiles = ceil_div(width, kTile), steps = ceil_div(depth, hopper::kDepth);
-    const int64_t each = ceil_div(steps, group), rounds = ceil_div(tiles * group, blocks);
+    const int64_t tiles = ceil_div(width, kTile), k_tiles = ceil_div(depth, hopper::kDepth);
+    const int64_t each = ceil_div(k_tiles, group), rounds = ceil_div(tiles * group, blocks);
     if (each * rounds >= fewest) continue;
     fewest = each * rounds;
-    best = {static_cast<int>(tiles), static_cast<int>(steps), static_cast<int>(group), static_cast<int>(each),
+    best = {static_cast<int>(tiles), static_cast<int>(k_tiles), static_cast<int>(group), static_cast<int>(each),
             static_cast<int>(rounds)};
   }
   return best;

@@ -41,7 +41,7 @@ struct Plan {
   int rows, width;
   int clusters, columns;  // columns: of a block in the first layer
   int tiles;              // they are so many of kColumns
-  int steps;              // of x
+  int k_tiles;            // of x
   int slice_pieces;       // of a slice's depth
   int stages;             // of a group, for weights; those after all groups' hold the activation
   int x_rows;             // that are loaded
@@ -57,16 +57,16 @@ struct InnerArgs {
   float* parts;  // [clusters, rows, width]
 };
 
-// The pieces of weights of one group, in the order in which they go round its ring: of the first layer every third step
-// of x, each with all tiles; then of the second layer every third tile of y, counted from the other end, so that no
-// group has one more of both.
+// The pieces of weights of one group, in the order in which they go round its ring: of the first layer every third
+// k_tile of x, each with all tiles; then of the second layer every third tile of y, counted from the other end, so that
+// no group has one more of both.
 struct Pieces {
   const Plan& plan;
   int rank, cluster, group;
 
   __device__ static int each_third(int first, int count) { return (count - first + kGroups - 1) / kGroups; }
   __device__ int first_tile() const { return kGroups - 1 - group; }
-  __device__ int first_layer() const { return each_third(group, plan.steps) * kXPieces * plan.tiles; }
+  __device__ int first_layer() const { return each_third(group, plan.k_tiles) * kXPieces * plan.tiles; }
   __device__ int tiles_of_y() const {  // of this block: rank, rank + 8, …
     return ((plan.width + kColumns - 1) / kColumns - rank + kCluster - 1) / kCluster;
   }
@@ -114,9 +114,9 @@ __device__ __forceinline__ void multiply_piece(float (&sum)[kColumns / 2], const
   for (int box = 0; box < boxes; ++box) {
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kBox / 16; ++step) {  // descriptors count in 16 bytes
-      wgmma<kColumns, T, Major::kK, kWeight>(sum, of_a + step * (32 >> 4),
-                                             of_b + step * ((kAlong ? 32 : 16 * kColumns * 2) >> 4), true);
+    for (int k = 0; k < kBox / 16; ++k) {  // descriptors count in 16 bytes
+      wgmma<kColumns, T, Major::kK, kWeight>(sum, of_a + k * (32 >> 4),
+                                             of_b + k * ((kAlong ? 32 : 16 * kColumns * 2) >> 4), true);
     }
     wgmma_commit();
     of_a += kBox * kMostRows * 2 >> 4, of_b += kBox * kColumns * 2 >> 4;
@@ -147,8 +147,8 @@ __device__ __forceinline__ void multiply_both(InnerShared<T>& shared, const Piec
   };
 
   float sum[kTiles][kColumns / 2] = {};
-  for (int step = group; step < plan.steps; step += kGroups) {
-    mbarrier_wait_cluster(&shared.x_full[group], step / kGroups % 2);
+  for (int k_tile = group; k_tile < plan.k_tiles; k_tile += kGroups) {
+    mbarrier_wait_cluster(&shared.x_full[group], k_tile / kGroups % 2);
     for (int i = 0; i < kXPieces; ++i) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void multiply_both(InnerShared<T>& shared, const Piec
       }
     }
     // Not after the last one, which nobody waits for: that block may have ended.
-    if (step + kGroups < plan.steps && lane < kCluster) mbarrier_arrive_remote_cta(&shared.x_empty[group], lane);
+    if (k_tile + kGroups < plan.k_tiles && lane < kCluster) mbarrier_arrive_remote_cta(&shared.x_empty[group], lane);
   }
 
   const auto sums_of = [&](int of_group) { return reinterpret_cast<float*>(shared.x[of_group]); };
@@ -251,7 +251,7 @@ inline Plan plan_of(const Args& a, int64_t at_once) {
   plan.columns = static_cast<int>(std::clamp<int64_t>(fair, kColumns, kTiles * kColumns));
   plan.clusters = static_cast<int>(ceil_div(a.inner, plan.slice()));
   plan.tiles = static_cast<int>(ceil_div(plan.columns, kColumns));
-  plan.steps = static_cast<int>(ceil_div(a.width, kXDeep));
+  plan.k_tiles = static_cast<int>(ceil_div(a.width, kXDeep));
   plan.slice_pieces = static_cast<int>(ceil_div(plan.slice(), kDeep));
   plan.stages = (kStages - static_cast<int>(ceil_div(plan.slice() * kMostRows, kPiece))) / kGroups;
   plan.x_rows = static_cast<int>(ceil_div(a.rows, 16)) * 16;

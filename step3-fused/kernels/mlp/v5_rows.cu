@@ -7,7 +7,7 @@
 // Since     pieces: one launch; between the layers a barrier of the whole grid, and loads that do not wait for it.
 // Launch    clusters of 8 blocks, as many as are needed and fit at once, each block 128 threads, 114 KB of shared
 //           memory. A tile is 64 rows by 64 columns; 1, 2, 4 or 8 neighbours of a cluster share its depth: so many that
-//           the busiest block has the fewest steps of 64. For GPT-2's 768 and 3072 pairs, then all eight
+//           the busiest block has the fewest tiles of the depth of 64. For GPT-2's 768 and 3072 pairs, then all eight
 // Moves     (2·rows·width + 2·width·inner + width + inner)·sizeof(T) bytes at the least; the activation, and residual
 //           and preactivation if there are any, besides; 4·rows·width·inner FLOPs
 // Limits    compute capability 9.0; float16 and bfloat16; rows ≤ 64, width and inner multiples of 8, x and weights at

@@ -83,21 +83,21 @@ __global__ void __launch_bounds__(kInnerThreads, 1)
     multiply_both<kWeight>(shared, pieces, args);
   } else if (loads && loader < kGroups) {
     // The second layer's weights would come before x, which is needed earlier. Where x comes at once, wait for it.
-    if (plan.steps <= kGroups && loader < plan.steps) mbarrier_wait_cluster(&shared.x_full[loader], 0);
+    if (plan.k_tiles <= kGroups && loader < plan.k_tiles) mbarrier_wait_cluster(&shared.x_full[loader], 0);
     for (int piece = at_first; piece < pieces.count(); ++piece) {
       const int round = pieces.round(piece);
       if (round > 0) mbarrier_wait(&shared.empty[pieces.stage(piece)], (round - 1) % 2);
       issue_piece_load<kWeight>(shared, pieces, piece, &map_1, &map_2);
     }
   } else if (loads) {
-    // Of each step this block loads one eighth, half the rows of a box, for all.
+    // Of each tile of the depth this block loads one eighth, half the rows of a box, for all.
     const int column = pieces.rank / 2 * kBox, row = pieces.rank % 2 * (plan.x_rows / 2);
-    for (int step = 0; step < plan.steps; ++step) {
-      const int group = step % kGroups, round = step / kGroups;
+    for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
+      const int group = k_tile % kGroups, round = k_tile / kGroups;
       if (round > 0) mbarrier_wait_cluster(&shared.x_empty[group], (round - 1) % 2);
       mbarrier_arrive_expect_tx(&shared.x_full[group], plan.x_rows * kXDeep * sizeof(T));
       tma_load_multicast(shared.x[group] + column * kMostRows + row * kBox, &map_x, &shared.x_full[group],
-                         (1 << kCluster) - 1, step * kXDeep + column, row);
+                         (1 << kCluster) - 1, k_tile * kXDeep + column, row);
     }
   }
 }

@@ -3,8 +3,9 @@
 // Idea      Separately, each look-up writes its rows and the addition reads both back. Here the two rows meet in a
 //           register. Thread i owns element i of y; i / width is its token, i mod width its column. Neighbouring
 //           threads read neighbouring columns of one row, so a gather by rows is coalesced.
-// Bad ids   An id outside the vocabulary must not be read: its row becomes NaN. The host checks ids on the CPU; on the
-//           GPU a check there would wait for the stream, and NaN reaches the loss by itself.
+// Bad ids   An id outside the vocabulary must not be read: its row becomes NaN, and so where the position table ends.
+//           The host checks ids on the CPU; on the GPU a check there would wait for the stream, and NaN reaches the
+//           loss by itself.
 // Launch    grid ⌈batch·length·width/256⌉, block 256, no shared memory
 // Moves     (2·batch + 1)·length·width·sizeof(T) + batch·length·sizeof(id) bytes (the positions' rows come from cache
 //           after the first sequence); batch·length·width FLOPs
@@ -12,6 +13,7 @@
 #include <kf/launch.h>
 #include <kf/numeric.h>
 
+#include "place.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::embedding {
@@ -20,17 +22,17 @@ namespace {
 constexpr int kThreads = 256;
 
 template <class T, class Id>
-__global__ void v1_naive_kernel(const Id* __restrict__ ids, const T* __restrict__ token,
-                                const T* __restrict__ position_weight, T* __restrict__ y, int64_t n, int64_t length,
-                                int64_t width, int64_t vocab) {
+__global__ void v1_naive_kernel(const Args a, const Id* __restrict__ ids, const T* __restrict__ token,
+                                const T* __restrict__ position_weight, T* __restrict__ y, int64_t n) {
   const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  const int64_t row = i / width;
-  const int64_t column = i % width;
+  const int64_t row = i / a.width;
+  const int64_t column = i % a.width;
   const int64_t id = ids[row];
+  const int64_t place = place_of(a, row / a.length, row % a.length);
   auto sum = compute_t<T>(NAN);
-  if (id >= 0 && id < vocab) {
-    sum = to_compute(token[id * width + column]) + to_compute(position_weight[row % length * width + column]);
+  if (id >= 0 && id < a.vocab && place < a.position_rows) {
+    sum = to_compute(token[id * a.width + column]) + to_compute(position_weight[place * a.width + column]);
   }
   y[i] = from_compute<T>(sum);
 }
@@ -42,9 +44,8 @@ void launch(const Args& a, void* stream) {
     const int64_t n = a.batch * a.length * a.width;
     const auto blocks = static_cast<unsigned>(ceil_div(n, kThreads));
     v1_naive_kernel<<<blocks, kThreads, 0, as_stream(stream)>>>(
-        static_cast<const Id*>(a.ids), static_cast<const T*>(a.token),
-        static_cast<const T*>(a.position_weight) + a.position * a.width, static_cast<T*>(a.y), n, a.length, a.width,
-        a.vocab);
+        a, static_cast<const Id*>(a.ids), static_cast<const T*>(a.token), static_cast<const T*>(a.position_weight),
+        static_cast<T*>(a.y), n);
   });
 }
 

@@ -13,6 +13,7 @@
 #include <kf/numeric.h>
 #include <step1/vector.h>
 
+#include "place.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::embedding {
@@ -21,18 +22,19 @@ namespace {
 constexpr int kThreads = 256;
 
 template <int N, class T, class Id>
-__global__ void v2_vector_kernel(const Id* __restrict__ ids, const T* __restrict__ token,
-                                 const T* __restrict__ position_weight, T* __restrict__ y, int64_t n, int64_t length,
-                                 int64_t width, int64_t vocab) {
+__global__ void v2_vector_kernel(const Args a, const Id* __restrict__ ids, const T* __restrict__ token,
+                                 const T* __restrict__ position_weight, T* __restrict__ y, int64_t n) {
   const int64_t i = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * N;
   if (i >= n) return;
-  const int64_t row = i / width;
-  const int64_t column = i % width;
+  const int64_t row = i / a.width;
+  const int64_t column = i % a.width;
   const int64_t id = ids[row];
-  const bool valid = id >= 0 && id < vocab;
-  const Vector<T, N> p = load_vector<N>(position_weight + row % length * width + column);
+  const int64_t place = place_of(a, row / a.length, row % a.length);
+  const bool valid = id >= 0 && id < a.vocab && place < a.position_rows;
+  Vector<T, N> p{};
+  if (place < a.position_rows) p = load_vector<N>(position_weight + place * a.width + column);  // without the id
   Vector<T, N> v = p;
-  if (valid) v = load_vector<N>(token + id * width + column);
+  if (valid) v = load_vector<N>(token + id * a.width + column);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
     const auto sum = to_compute(v.element[j]) + to_compute(p.element[j]);
@@ -42,12 +44,12 @@ __global__ void v2_vector_kernel(const Id* __restrict__ ids, const T* __restrict
 }
 
 template <int N, class T, class Id>
-void launch(const Args& a, const T* position_weight, void* stream) {
+void launch(const Args& a, void* stream) {
   const int64_t n = a.batch * a.length * a.width;
   const auto blocks = static_cast<unsigned>(ceil_div(n / N, kThreads));
-  v2_vector_kernel<N><<<blocks, kThreads, 0, as_stream(stream)>>>(static_cast<const Id*>(a.ids),
-                                                                  static_cast<const T*>(a.token), position_weight,
-                                                                  static_cast<T*>(a.y), n, a.length, a.width, a.vocab);
+  v2_vector_kernel<N>
+      <<<blocks, kThreads, 0, as_stream(stream)>>>(a, static_cast<const Id*>(a.ids), static_cast<const T*>(a.token),
+                                                   static_cast<const T*>(a.position_weight), static_cast<T*>(a.y), n);
 }
 
 template <class Id>
@@ -55,12 +57,8 @@ void launch_for(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     constexpr int kVector = 16 / sizeof(T);
-    const T* position_weight = static_cast<const T*>(a.position_weight) + a.position * a.width;
-    if (a.width % kVector == 0 && aligned_16(a.token, position_weight, a.y)) {
-      launch<kVector, T, Id>(a, position_weight, stream);
-    } else {
-      launch<1, T, Id>(a, position_weight, stream);
-    }
+    a.width % kVector == 0 && aligned_16(a.token, a.position_weight, a.y) ? launch<kVector, T, Id>(a, stream)
+                                                                          : launch<1, T, Id>(a, stream);
   });
 }
 

@@ -1,4 +1,5 @@
-// kv_append: k_cache[b, h, position + s, d] = k[b, h, s, d], and the same for v.
+// kv_append: k_cache[b, h, position + positions[b] + s, d] = k[b, h, s, d], and the same for v. Where the cache has no
+// such token, nothing is written.
 #pragma once
 
 #include <kf/rung.h>
@@ -15,7 +16,7 @@ struct Strides {
 struct Args {
   const void* k;  // [batch, heads, length, head_dim], usually a view into GPT-2's packed q, k, v
   const void* v;
-  void* k_cache;  // [batch, heads, more than length, head_dim]
+  void* k_cache;  // [batch, heads, capacity, head_dim]
   void* v_cache;
   Strides k_strides;
   Strides v_strides;
@@ -25,7 +26,9 @@ struct Args {
   int64_t heads;
   int64_t length;
   int64_t head_dim;
-  int64_t position;  // the first token to write
+  int64_t capacity;
+  int64_t position;          // the first token to write
+  const int32_t* positions;  // [batch], added to it; null for zeros
   DType dtype;
 };
 

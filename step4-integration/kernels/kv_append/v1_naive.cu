@@ -30,9 +30,11 @@ __global__ void v1_naive_kernel(const Args a, int64_t n) {
   const int64_t token = i / a.head_dim % a.length;
   const int64_t head = i / a.head_dim / a.length % a.heads;
   const int64_t batch = i / a.head_dim / a.length / a.heads;
-  static_cast<T*>(a.k_cache)[offset(a.k_cache_strides, batch, head, a.position + token) + d] =
+  const int64_t place = a.position + token + (a.positions == nullptr ? 0 : a.positions[batch]);
+  if (place < 0 || place >= a.capacity) return;
+  static_cast<T*>(a.k_cache)[offset(a.k_cache_strides, batch, head, place) + d] =
       static_cast<const T*>(a.k)[offset(a.k_strides, batch, head, token) + d];
-  static_cast<T*>(a.v_cache)[offset(a.v_cache_strides, batch, head, a.position + token) + d] =
+  static_cast<T*>(a.v_cache)[offset(a.v_cache_strides, batch, head, place) + d] =
       static_cast<const T*>(a.v)[offset(a.v_strides, batch, head, token) + d];
 }
 

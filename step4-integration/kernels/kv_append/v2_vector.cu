@@ -32,10 +32,12 @@ __global__ void v2_vector_kernel(const Args a, int64_t n) {
   const int64_t token = i / a.head_dim % a.length;
   const int64_t head = i / a.head_dim / a.length % a.heads;
   const int64_t batch = i / a.head_dim / a.length / a.heads;
+  const int64_t place = a.position + token + (a.positions == nullptr ? 0 : a.positions[batch]);
+  if (place < 0 || place >= a.capacity) return;
   const Vector<T, N> k = load_vector<N>(static_cast<const T*>(a.k) + offset(a.k_strides, batch, head, token) + d);
   const Vector<T, N> v = load_vector<N>(static_cast<const T*>(a.v) + offset(a.v_strides, batch, head, token) + d);
-  store_vector<N>(static_cast<T*>(a.k_cache) + offset(a.k_cache_strides, batch, head, a.position + token) + d, k);
-  store_vector<N>(static_cast<T*>(a.v_cache) + offset(a.v_cache_strides, batch, head, a.position + token) + d, v);
+  store_vector<N>(static_cast<T*>(a.k_cache) + offset(a.k_cache_strides, batch, head, place) + d, k);
+  store_vector<N>(static_cast<T*>(a.v_cache) + offset(a.v_cache_strides, batch, head, place) + d, v);
 }
 
 bool divides(int64_t n, const Strides& strides) {
@@ -55,13 +57,10 @@ void v2_vector(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
     constexpr int kVector = 16 / sizeof(T);
-    if (a.head_dim % kVector == 0 && divides(kVector, a.k_strides) && divides(kVector, a.v_strides) &&
-        divides(kVector, a.k_cache_strides) && divides(kVector, a.v_cache_strides) &&
-        aligned_16(a.k, a.v, a.k_cache, a.v_cache)) {
-      launch<kVector, T>(a, stream);
-    } else {
-      launch<1, T>(a, stream);
-    }
+    const bool wide = a.head_dim % kVector == 0 && divides(kVector, a.k_strides) && divides(kVector, a.v_strides) &&
+                      divides(kVector, a.k_cache_strides) && divides(kVector, a.v_cache_strides) &&
+                      aligned_16(a.k, a.v, a.k_cache, a.v_cache);
+    wide ? launch<kVector, T>(a, stream) : launch<1, T>(a, stream);
   });
   check_launch();
 }

@@ -1,0 +1,204 @@
+// decode_step: checks, allocation, dispatch.
+#include "host/decode_step_host.h"
+
+#include <ATen/ops/empty.h>
+
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cpu/decode_step_cpu.h"
+
+namespace kf::step4 {
+namespace {
+
+using kf::decode_step::CacheStrides;
+using kf::decode_step::kMostRows;
+using kf::decode_step::kOfLayer;
+using kf::decode_step::Layer;
+
+Op<kf::decode_step::Args> decode_step_op() {
+  return {"decode_step",
+          cpu::decode_step,
+          emulated::decode_step::rungs(),
+          gpu::decode_step::rungs(),
+          kf::decode_step::automatic,
+          "what lies between products"};
+}
+
+// Read, or written, where it lies at every token: it is not copied.
+void check_whole(const std::string& name, const at::Tensor& t) {
+  TORCH_CHECK_VALUE(t.is_contiguous(), "decode_step: `", name, "` must be contiguous");
+}
+
+void check_cache(const char* name, const at::Tensor& cache) {
+  TORCH_CHECK_VALUE(cache.stride(4) == 1 || cache.size(4) == 1, "decode_step: `", name,
+                    "` must have stride 1 along its last dimension, got ", cache.stride(4));
+  for (int64_t dim = 0; dim < 4; ++dim) {
+    TORCH_CHECK_VALUE(cache.stride(dim) != 0 || cache.size(dim) <= 1, "decode_step: `", name,
+                      "` must not be an expanded tensor: dimension ", dim, " has stride 0");
+  }
+}
+
+void check_row(const char* name, const at::Tensor& t, at::ScalarType type, const at::Tensor& token_weight,
+               int64_t batch) {
+  check_type("decode_step", name, t, type);
+  check_device("decode_step", name, t, "token_weight", token_weight);
+  check_shape("decode_step", name, t, {batch});
+  check_whole(name, t);
+}
+
+// CPU tensors only: a GPU gives NaN.
+void check_places(const at::Tensor& ids, const at::Tensor& end, const at::Tensor& begin, int64_t vocab,
+                  int64_t positions, int64_t capacity) {
+  for (int64_t b = 0; b < ids.numel(); ++b) {
+    const int64_t id = ids.const_data_ptr<int64_t>()[b];
+    const int64_t last = end.const_data_ptr<int32_t>()[b], first = begin.const_data_ptr<int32_t>()[b];
+    TORCH_CHECK_VALUE(id >= 0 && id < vocab, "decode_step: `ids` must be from 0 to ", vocab - 1,
+                      ", the rows of `token_weight`, got ", id, " at ", b);
+    TORCH_CHECK_VALUE(first >= 0 && first <= last, "decode_step: `begin` must be from 0 to `end` (", last, "), got ",
+                      first, " at ", b);
+    TORCH_CHECK_VALUE(last < capacity, "decode_step: `end` (", last, " at ", b, ") has reached the caches' capacity, ",
+                      capacity);
+    TORCH_CHECK_VALUE(last - first < positions, "decode_step: `end` − `begin` (", last - first, " at ", b,
+                      ") has reached the ", positions, " rows of `position_weight`");
+  }
+}
+
+// Each of `weights` by the name that GPT-2 gives it, and its shape.
+void check_weights(at::TensorList weights, const at::Tensor& token_weight, int64_t layers, int64_t width,
+                   int64_t inner) {
+  const std::vector<int64_t> of_width{width};
+  const std::array<std::vector<int64_t>, kOfLayer> shapes{{of_width,
+                                                           of_width,
+                                                           {width, 3 * width},
+                                                           {3 * width},
+                                                           {width, width},
+                                                           of_width,
+                                                           of_width,
+                                                           of_width,
+                                                           {width, inner},
+                                                           {inner},
+                                                           {inner, width},
+                                                           of_width}};
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const std::string name = "weights[" + std::to_string(i) + "]";
+    const bool of_layer = static_cast<int64_t>(i) < layers * kOfLayer;
+    check_like("decode_step", name.c_str(), weights[i], "token_weight", token_weight,
+               of_layer ? shapes[i % kOfLayer] : of_width);
+    check_whole(name, weights[i]);
+  }
+}
+
+CacheStrides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2), t.stride(3)}; }
+
+}  // namespace
+
+at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Tensor& begin,
+                            const at::Tensor& token_weight, const at::Tensor& position_weight, at::TensorList weights,
+                            at::Tensor& k_cache, at::Tensor& v_cache, std::optional<double> scale, bool scale_by_layer,
+                            double eps, std::string_view approximate, std::string_view rung, at::Tensor& logits) {
+  check_floating("decode_step", "token_weight", token_weight);
+  check_dim("decode_step", "token_weight", token_weight, 2);
+  const int64_t vocab = token_weight.size(0), width = token_weight.size(1);
+  TORCH_CHECK_VALUE(vocab > 0 && width > 0, "decode_step: `token_weight` must not be empty, got shape ",
+                    shape_text(token_weight));
+  check_whole("token_weight", token_weight);
+  check_like("decode_step", "position_weight", position_weight, "token_weight", token_weight);
+  check_dim("decode_step", "position_weight", position_weight, 2);
+  check_shape("decode_step", "position_weight", position_weight, {position_weight.size(0), width});
+  check_whole("position_weight", position_weight);
+  check_like("decode_step", "k_cache", k_cache, "token_weight", token_weight);
+  check_dim("decode_step", "k_cache", k_cache, 5);
+  check_like("decode_step", "v_cache", v_cache, "token_weight", token_weight, k_cache.sizes());
+  const int64_t layers = k_cache.size(0), batch = k_cache.size(1), heads = k_cache.size(2), capacity = k_cache.size(3),
+                head_dim = k_cache.size(4);
+  TORCH_CHECK_VALUE(layers > 0, "decode_step: `k_cache` must have at least one layer, got shape ", shape_text(k_cache));
+  TORCH_CHECK_VALUE(heads * head_dim == width, "decode_step: `k_cache` must have heads of ", width,
+                    " columns together, the width of `token_weight`, got shape ", shape_text(k_cache));
+  TORCH_CHECK_VALUE(batch <= kMostRows, "decode_step: `k_cache` must have at most ", kMostRows, " rows, got ", batch);
+  check_cache("k_cache", k_cache);
+  check_cache("v_cache", v_cache);
+  check_row("ids", ids, at::kLong, token_weight, batch);
+  check_row("end", end, at::kInt, token_weight, batch);
+  check_row("begin", begin, at::kInt, token_weight, batch);
+  TORCH_CHECK_VALUE(static_cast<int64_t>(weights.size()) == layers * kOfLayer + 2,
+                    "decode_step: `weights` must be 12 for each of the caches' ", layers,
+                    " layers, and 2: ", layers * kOfLayer + 2, ", got ", weights.size());
+  const int64_t inner = weights[9].numel();
+  TORCH_CHECK_VALUE(inner > 0, "decode_step: `weights[9]` must not be empty");
+  check_weights(weights, token_weight, layers, width, inner);
+  TORCH_CHECK_VALUE(!scale || std::isfinite(*scale), "decode_step: `scale` must be finite, got ", *scale);
+  TORCH_CHECK_VALUE(eps >= 0 && std::isfinite(eps), "decode_step: `eps` must be finite and not negative, got ", eps);
+  TORCH_CHECK_VALUE(approximate == "tanh" || approximate == "none",
+                    "decode_step: `approximate` must be 'tanh' or 'none', got '", approximate, "'");
+  check_out("decode_step", "logits", logits, {batch, vocab}, "token_weight", token_weight);
+  const auto apart = [&](const char* name, const at::Tensor& written) {
+    check_apart("decode_step", {{name, written}},
+                {{"ids", ids}, {"begin", begin}, {"token_weight", token_weight}, {"position_weight", position_weight}});
+    for (size_t i = 0; i < weights.size(); ++i) {
+      check_apart("decode_step", {{name, written}}, {{("weights[" + std::to_string(i) + "]").c_str(), weights[i]}});
+    }
+  };
+  apart("end", end);
+  apart("k_cache", k_cache);
+  apart("v_cache", v_cache);
+  apart("logits", logits);
+  check_apart("decode_step", {{"logits", logits}, {"v_cache", v_cache}, {"k_cache", k_cache}, {"end", end}}, {});
+  check_rung(decode_step_op(), rung, token_weight);
+  if (batch == 0) return logits;
+  if (token_weight.is_cpu()) check_places(ids, end, begin, vocab, position_weight.size(0), capacity);
+  std::vector<Layer> layer_weights;
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    const at::Tensor* w = &weights[static_cast<size_t>(layer * kOfLayer)];
+    layer_weights.push_back({w[0].data_ptr(), w[1].data_ptr(), w[2].data_ptr(), w[3].data_ptr(), w[4].data_ptr(),
+                             w[5].data_ptr(), w[6].data_ptr(), w[7].data_ptr(), w[8].data_ptr(), w[9].data_ptr(),
+                             w[10].data_ptr(), w[11].data_ptr()});
+  }
+  kf::decode_step::Args args{};
+  args.ids = ids.const_data_ptr<int64_t>();
+  args.end = end.data_ptr<int32_t>();
+  args.begin = begin.const_data_ptr<int32_t>();
+  args.token_weight = token_weight.data_ptr();
+  args.position_weight = position_weight.data_ptr();
+  args.weights = layer_weights.data();
+  args.ln_weight = weights[weights.size() - 2].data_ptr();
+  args.ln_bias = weights[weights.size() - 1].data_ptr();
+  args.k_cache = k_cache.data_ptr();
+  args.v_cache = v_cache.data_ptr();
+  args.k_stride = strides_of(k_cache);
+  args.v_stride = strides_of(v_cache);
+  args.logits = logits.data_ptr();
+  args.layers = layers;
+  args.batch = batch;
+  args.heads = heads;
+  args.head_dim = head_dim;
+  args.capacity = capacity;
+  args.width = width;
+  args.inner = inner;
+  args.vocab = vocab;
+  args.positions = position_weight.size(0);
+  args.scale = scale.value_or(1 / std::sqrt(static_cast<double>(head_dim)));
+  args.scale_by_layer = scale_by_layer;
+  args.eps = eps;
+  args.tanh = approximate == "tanh";
+  args.dtype = dtype_of(token_weight);
+  run(decode_step_op(), rung, token_weight, args);
+  return logits;
+}
+
+at::Tensor decode_step(const at::Tensor& ids, at::Tensor& end, const at::Tensor& begin, const at::Tensor& token_weight,
+                       const at::Tensor& position_weight, at::TensorList weights, at::Tensor& k_cache,
+                       at::Tensor& v_cache, std::optional<double> scale, bool scale_by_layer, double eps,
+                       std::string_view approximate, std::string_view rung) {
+  check_dim("decode_step", "token_weight", token_weight, 2);
+  check_dim("decode_step", "k_cache", k_cache, 5);
+  at::Tensor logits = at::empty({k_cache.size(1), token_weight.size(0)}, token_weight.options());
+  return decode_step_out(ids, end, begin, token_weight, position_weight, weights, k_cache, v_cache, scale,
+                         scale_by_layer, eps, approximate, rung, logits);
+}
+
+OpInfo decode_step_info() { return describe(decode_step_op()); }
+
+}  // namespace kf::step4

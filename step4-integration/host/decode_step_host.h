@@ -1,0 +1,24 @@
+// decode_step on torch tensors; pybind.cpp registers it.
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <kf/host.h>
+
+#include <optional>
+#include <string_view>
+
+namespace kf::step4 {
+
+at::Tensor decode_step(const at::Tensor& ids, at::Tensor& end, const at::Tensor& begin, const at::Tensor& token_weight,
+                       const at::Tensor& position_weight, at::TensorList weights, at::Tensor& k_cache,
+                       at::Tensor& v_cache, std::optional<double> scale, bool scale_by_layer, double eps,
+                       std::string_view approximate, std::string_view rung);
+at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Tensor& begin,
+                            const at::Tensor& token_weight, const at::Tensor& position_weight, at::TensorList weights,
+                            at::Tensor& k_cache, at::Tensor& v_cache, std::optional<double> scale, bool scale_by_layer,
+                            double eps, std::string_view approximate, std::string_view rung, at::Tensor& logits);
+
+OpInfo decode_step_info();
+
+}  // namespace kf::step4

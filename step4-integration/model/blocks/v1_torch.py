@@ -1,0 +1,39 @@
+"""A block of PyTorch's own operations, one for each line of the formula: what the others are held against.
+
+About 10 launches a block on a GPU. Between any two the whole tensor goes to memory and comes back.
+"""
+
+import torch
+from torch.nn import functional as F
+
+from model.blocks.shared import join_heads, keys_of, scale_of, split_heads
+
+
+def block(weights, y, x, norm, config, layer, cache):
+    eps = config.layer_norm_epsilon
+    q, k, v = split_heads(product(y, weights.attn.c_attn), config)
+    attended = attention(q, keys_of(cache, layer, k, v), scale_of(config, layer))
+    x = x + product(join_heads(attended), weights.attn.c_proj)
+    y = F.layer_norm(x, x.shape[-1:], weights.ln_2.weight, weights.ln_2.bias, eps)
+    hidden = F.gelu(product(y, weights.mlp.c_fc), approximate=config.gelu)
+    x = x + product(hidden, weights.mlp.c_proj)
+    return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, eps), x
+
+
+def product(x, weights):
+    """`x @ weight + bias`; the weight lies [in, out]."""
+    return F.linear(x, weights.weight.T, weights.bias)
+
+
+def attention(q, keys, scale):
+    """PyTorch's, with a mask where its own causal one, aligned to the first key, is not what is meant."""
+    queries, count = q.shape[2], keys.k.shape[2]
+    if keys.causal and queries == count:
+        return F.scaled_dot_product_attention(q, keys.k, keys.v, is_causal=True, scale=scale)
+    j = torch.arange(count, device=q.device)
+    seen = torch.ones(queries, count, dtype=torch.bool, device=q.device)
+    if keys.causal:
+        seen = j <= torch.arange(queries, device=q.device)[:, None] + count - queries
+    if keys.end is not None:
+        seen = seen & (j < keys.end[:, None, None, None])
+    return F.scaled_dot_product_attention(q, keys.k, keys.v, attn_mask=seen, scale=scale)

@@ -1,0 +1,88 @@
+"""Keys and values of the tokens so far, in place for a whole context: a static cache."""
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+
+from step4_integration import kv_append
+
+
+class Keys(NamedTuple):
+    """What the queries of one call attend to, in one layer."""
+
+    k: torch.Tensor  # [batch, heads, keys, head_dim]
+    v: torch.Tensor
+    end: torch.Tensor | None  # int32 [batch]: how many of the keys exist; None for all
+    causal: bool  # the last query sees all keys, each query before it one less
+
+
+class KVCache:
+    """Keys and values of each layer, [layers, batch, heads, capacity, head_dim], and how many of them there are.
+
+    Row b holds keys 0 to `end[b]`. `end` lies on the device, where a captured CUDA graph reads it: one graph then
+    serves every length. Rows may be of different lengths. `length`, on the host, is the longest that a row can be.
+    """
+
+    def __init__(
+        self, config: Any, batch: int, capacity: int | None = None, *, dtype=torch.float32, device: Any = "cpu"
+    ):
+        """`config`: a `gpt2_model.Config`. `capacity`: in tokens; None for all of the model's positions."""
+        capacity = config.n_positions if capacity is None else capacity
+        shape = (config.n_layer, batch, config.n_head, capacity, config.n_embd // config.n_head)
+        # Zeros, for v1_torch: PyTorch's attention multiplies the values of masked keys by 0, and 0 · NaN is NaN. So
+        # model/runner.py zeroes them again for each text. The project's ops do not look at masked keys.
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.end = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.next_end = self.end
+        self.length, self.ragged = 0, False
+        self.rung = config.rung("kv_append")
+
+    @property
+    def batch(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        return self.k.shape[3]
+
+    def first(self, batch: int) -> "KVCache":
+        """The first rows as a cache of their own, in the same memory but for its lengths."""
+        part = copy.copy(self)
+        part.k, part.v = self.k[:, :batch], self.v[:, :batch]
+        part.end = torch.zeros_like(self.end[:batch])
+        part.clear()
+        return part
+
+    def clear(self) -> None:
+        self.end.zero_()
+        self.length, self.ragged = 0, False
+
+    def open(self, new: int) -> None:
+        """Begins a call that adds `new` tokens to every row."""
+        if self.length + new > self.capacity:
+            raise ValueError(f"KVCache: {new} tokens after {self.length} are more than the capacity, {self.capacity}")
+        if self.ragged and new > 1:
+            raise ValueError(f"KVCache: rows of different lengths take one token at a time, got {new}")
+        self.next_end = self.end + new
+
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> Keys:
+        """Adds the new tokens' k and v, [batch, heads, new, head_dim], behind each row's keys.
+
+        A prompt that begins a text meets its own keys alone. A single token meets all that the cache can hold, and is
+        told on the device how many of them exist. Only a prompt's further parts need the host's `length`.
+        """
+        kv_append(self.k[layer], self.v[layer], k, v, 0, self.end, rung=self.rung)
+        new = k.shape[2]
+        if self.length == 0:
+            return Keys(k, v, None, causal=True)
+        if new == 1:
+            return Keys(self.k[layer], self.v[layer], self.next_end, causal=False)
+        end = self.length + new
+        return Keys(self.k[layer, :, :, :end], self.v[layer, :, :, :end], None, causal=True)
+
+    def close(self, new: int) -> None:
+        """Ends the call: all layers have the new tokens."""
+        self.end.copy_(self.next_end)
+        self.length += new

@@ -1,0 +1,237 @@
+"""Prompts read and tokens added for a number of rows: by CUDA graphs on a GPU, by plain calls elsewhere.
+
+A graph is a list of launches that was recorded once. Replaying it costs the CPU some microseconds where calling the
+ops one by one costs milliseconds. It is recorded with addresses, so ids, lengths and the cache stay where they are,
+and what changes from token to token lies in the device's memory.
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from model.cache import KVCache
+from step4_integration import decode_step
+
+SHORTEST = 16  # prompts are read as if they were of 16, 32, 64 or 128 tokens, or of a multiple of 128: few graphs
+MOST_ROWS = 32  # of decode_step
+PROMPT_TOKENS = 1 << 15  # more are read in parts, so that their activations need less memory
+
+
+def read_as(length: int, most: int) -> int:
+    """How many tokens a prompt of `length` is padded to, at most `most`."""
+    padded = -(-length // 128) * 128 if length > 64 else max(SHORTEST, 1 << (length - 1).bit_length())
+    return min(padded, most)
+
+
+class Runner:
+    """A model with the buffers for `rows` texts. `logits` [rows, vocab] are those of the tokens that come next."""
+
+    def __init__(self, model: Any, rows: int):
+        self.config, weight = model.config, model.wte.weight
+        self._rungs = dict(model.config.rungs)
+        self.cache = KVCache(model.config, rows, dtype=weight.dtype, device=weight.device)
+        self.token = torch.zeros(rows, dtype=torch.int64, device=weight.device)
+        self.logits = torch.empty(rows, self.config.vocab_size, dtype=weight.dtype, device=weight.device)
+        self._begin = torch.zeros(rows, dtype=torch.int32, device=weight.device)
+        self._device = weight.device
+        self.model = weakref.ref(model)  # which need not live as long as its buffers
+        self._weights = Weights(model)
+        self._prompts: dict[tuple[int, int], Prompt] = {}
+        self._step: torch.cuda.CUDAGraph | None = None
+        on_gpu = self._device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        # Graphs of a pool share its memory only where they are recorded on one stream. It must be of this device:
+        # torch's own, where none is given, is of the device that recorded first.
+        self._stream = torch.cuda.Stream(self._device) if on_gpu else None
+        self._done = torch.cuda.Event() if on_gpu else None
+
+    def is_of(self, model: Any) -> bool:
+        """Whether the recorded graphs still are those of the model: its weights lie where they lay."""
+        same_config = model.config is self.config and model.config.rungs == self._rungs
+        return same_config and self._weights.are_unchanged(model)
+
+    def begin_call(self) -> None:
+        """What is launched from here on waits for the call before, which may have been on another stream."""
+        if self._done:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+
+    def end_call(self) -> None:
+        if self._done:
+            self._done.record(torch.cuda.current_stream(self._device))
+
+    def read(self, ids: torch.Tensor, lengths: list[int]) -> None:
+        """Begins anew with prompts [batch, length], of `lengths` tokens each; the rows of the runner are `rows/batch`
+        for each. What stands in `ids` behind a prompt does not matter, if it is in the vocabulary."""
+        batch, length = ids.shape
+        whole = batch * length <= PROMPT_TOKENS
+        padded = read_as(length, self.config.n_positions) if whole and self._pool else length
+        prompt = self._prompts.get((batch, padded))
+        if prompt is None:
+            prompt = Prompt(self, batch, padded)
+            if whole and self._pool:  # one that is read in parts takes so long that its launching does not count
+                prompt.graph = self.recorded(prompt.run)
+                self._prompts[batch, padded] = prompt
+        if self.config.blocks == "v1_torch":  # see KVCache: what an earlier text left may be NaN
+            self.cache.k.zero_()
+            self.cache.v.zero_()
+        prompt.ids[:, :length].copy_(ids, non_blocking=prompt.ids.is_cuda)
+        prompt.ids[:, length:].zero_()  # an id outside the vocabulary would be NaN, which no mask hides
+        if min(lengths) == max(lengths):
+            prompt.lengths.fill_(lengths[0])
+        else:
+            prompt.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
+        if prompt.graph:
+            prompt.graph.replay()
+        else:
+            prompt.run()
+        if batch < self.cache.batch:
+            samples = self.cache.batch // batch
+            for cache in (self.cache.k, self.cache.v):
+                cache[:, :, :, :length] = cache[:, :batch, :, :length].repeat_interleave(samples, dim=1)
+            self.cache.end.copy_(prompt.lengths.repeat_interleave(samples))
+            self.logits.copy_(prompt.logits.repeat_interleave(samples, dim=0))
+        self.cache.length, self.cache.ragged = max(lengths), min(lengths) < max(lengths)
+
+    def step(self) -> None:
+        """Adds `token` to each row, and computes the logits after it."""
+        if self._step is None and self._pool:
+            end, length = self.cache.end.clone(), self.cache.length
+            self._step = self.recorded(self._run_step)
+            self.cache.end.copy_(end)  # recording ran it; the slot that it wrote is written again
+            self.cache.length = length
+        if self._step:
+            self._step.replay()
+            self.cache.length += 1
+        else:
+            self._run_step()
+
+    def _run_step(self) -> None:
+        model, config, cache = self.model(), self.config, self.cache
+        if config.blocks == "v4_products" and cache.batch <= MOST_ROWS:
+            logits = decode_step(
+                self.token, cache.end, self._begin, model.wte.weight, model.wpe.weight, model.step_weights(),
+                cache.k, cache.v, scale=None if config.scale_attn_weights else 1.0,
+                scale_by_layer=config.scale_attn_by_inverse_layer_idx, eps=config.layer_norm_epsilon,
+                approximate=config.gelu, rung=config.rung("decode_step"),
+            )  # fmt: skip
+            cache.length += 1
+        else:
+            logits = model.logits(model.hidden(self.token[:, None], cache)[:, 0])
+        self.logits.copy_(logits)
+
+    def recorded(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """`run` as a graph. It runs once before: what is set up at first use is no launch of the graph's."""
+        with _recording, torch.cuda.device(self._device):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                run()
+            torch.cuda.current_stream().wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: what other threads call meanwhile, such as a loader of data, is none of the graph's.
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                run()
+        return graph
+
+
+class Prompt:
+    """Buffers for a batch of prompts of one padded length, and what is done with them."""
+
+    def __init__(self, runner: Runner, batch: int, length: int):
+        whole = batch == runner.cache.batch
+        self._model, self._cache = runner.model, runner.cache if whole else runner.cache.first(batch)
+        self.logits = runner.logits if whole else torch.empty_like(runner.logits[:batch])
+        device = self.logits.device
+        self.ids = torch.zeros(batch, length, dtype=torch.int64, device=device)
+        self.lengths = torch.ones(batch, dtype=torch.int32, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._rows = torch.arange(batch, device=device)
+
+    def run(self) -> None:
+        """Reads the prompts into an empty cache, and computes the logits after the last token of each.
+
+        Later tokens are not seen by earlier ones, so what stands behind a prompt's end changes nothing: its keys are
+        written, and written over.
+        """
+        model, cache, last = self._model(), self._cache, self.lengths - 1
+        cache.clear()
+        batch, length = self.ids.shape
+        part = max(1, PROMPT_TOKENS // batch)
+        hidden = None
+        for begin in range(0, length, part):
+            ids = self.ids[:, begin : begin + part]
+            among = model.hidden(ids, cache)[self._rows, (last - begin).clamp(0, ids.shape[1] - 1)]
+            hidden = among if hidden is None else torch.where((last >= begin)[:, None], among, hidden)
+        self.logits.copy_(model.logits(hidden))
+        cache.end.copy_(self.lengths)
+
+
+class Weights:
+    """The parameters of a model and where they lie, to be compared with later. The model itself is not held."""
+
+    def __init__(self, model: nn.Module):
+        self._below = list(model.modules())[1:]
+        self._children = [list(module._modules.values()) for module in (model, *self._below)]
+        self._parameters = [list(module._parameters.values()) for module in (model, *self._below)]
+        self._places = self._places_now()
+
+    def are_unchanged(self, model: nn.Module) -> bool:
+        modules = (model, *self._below)
+        return (
+            all(map(_are_the_same, (module._modules.values() for module in modules), self._children))
+            and all(map(_are_the_same, (module._parameters.values() for module in modules), self._parameters))
+            and self._places_now() == self._places
+        )
+
+    def _places_now(self) -> list[Any]:
+        every = (p for parameters in self._parameters for p in parameters if p is not None)
+        return [(p.data_ptr(), p.dtype, p.shape, p.stride()) for p in every]
+
+
+def _are_the_same(some: Collection[Any], others: Collection[Any]) -> bool:
+    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
+
+
+KEPT = 2  # runners of a model; each holds a cache for all positions
+_lock, _recording = threading.Lock(), threading.Lock()
+_runners: weakref.WeakKeyDictionary[nn.Module, dict[int, Runner]] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def runner_of(model: Any, rows: int) -> Iterator[Runner]:
+    """The model's runner for so many rows, for one call: the one of the last calls, where the model is as it was.
+
+    Who calls meanwhile, another thread or an `on_token`, gets one of their own. A call that fails keeps none: nobody
+    knows what it left.
+    """
+    with _lock:
+        kept = _runners.setdefault(model, {})
+        runner = kept.pop(rows, None)
+        if runner is None or not runner.is_of(model):
+            runner = None  # its memory goes before there is another
+            for other in [other for other, old in kept.items() if not old.is_of(model)]:
+                del kept[other]  # it would hold weights that are no longer the model's
+            make_room(kept)
+    runner = runner or Runner(model, rows)
+    runner.begin_call()
+    yield runner
+    runner.end_call()
+    with _lock:
+        kept.pop(rows, None)
+        make_room(kept)
+        kept[rows] = runner
+
+
+def make_room(kept: dict[int, Runner]) -> None:
+    """Lets go of the runners that were not used for longest, so that another may come."""
+    while len(kept) >= KEPT:
+        del kept[next(iter(kept))]
+
+
+def forget(model: Any) -> None:
+    """Gives back the memory of the model's caches and graphs."""
+    _runners.pop(model, None)

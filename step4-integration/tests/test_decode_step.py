@@ -1,0 +1,419 @@
+"""decode_step, on every device: a token of GPT-2 in one call."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import step4_integration
+from kernel_fusion import testing
+from kernel_fusion.testing.fences import Fences
+from kernel_fusion.testing.memory import relaid
+from step4_integration.testing import every_dtype, on_each_device, ops
+
+every_rung = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step4_integration", "decode_step"))
+HALF = [torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+class Model:
+    """A GPT-2 of random weights, with caches of random keys for rows of the given lengths."""
+
+    def __init__(self, dtype, device="cpu", *, width=64, heads=1, layers=2, inner=None, vocab=67, positions=24,
+                 capacity=40, begin=(0,), end=(5,), seed=0):  # fmt: skip
+        inner = 4 * width if inner is None else inner
+        generator = torch.Generator().manual_seed(seed)
+
+        def randn(*shape, scale=1.0, mean=0.0):
+            return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale + mean).to(dtype).to(device)
+
+        def norm():
+            return [randn(width, scale=0.2, mean=1), randn(width, scale=0.2)]
+
+        def product(depth, columns):
+            return [randn(depth, columns, scale=depth**-0.5), randn(columns, scale=0.2)]
+
+        self.token_weight, self.position_weight = randn(vocab, width), randn(positions, width, scale=0.5)
+        self.weights = []
+        for _ in range(layers):
+            self.weights += [*norm(), *product(width, 3 * width), *product(width, width)]
+            self.weights += [*norm(), *product(width, inner), *product(inner, width)]
+        self.weights += norm()
+        batch = len(end)
+        shape = (layers, batch, heads, capacity, width // heads)
+        self.k_cache, self.v_cache = randn(*shape), randn(*shape)
+        self.begin = torch.tensor(begin, dtype=torch.int32, device=device)
+        self.end = torch.tensor(end, dtype=torch.int32, device=device)
+        self.ids = torch.randint(vocab, (batch,), generator=generator).to(device)
+        for b in range(batch):  # what nobody may read
+            for cache in (self.k_cache, self.v_cache):
+                cache[:, b, :, : begin[b]] = math.nan
+                cache[:, b, :, max(0, end[b]) :] = math.nan
+
+    def arguments(self):
+        return (self.ids, self.end, self.begin, self.token_weight, self.position_weight, self.weights, self.k_cache,
+                self.v_cache)  # fmt: skip
+
+    def step(self, **options):
+        return step4_integration.decode_step(*self.arguments(), **options)
+
+    def rows(self, *which):
+        """The same model with some of the rows, in that order."""
+        part = object.__new__(Model)
+        part.__dict__.update(self.__dict__)
+        for name in ("ids", "end", "begin"):
+            setattr(part, name, getattr(self, name)[list(which)].clone())
+        part.k_cache, part.v_cache = self.k_cache[:, list(which)].clone(), self.v_cache[:, list(which)].clone()
+        return part
+
+
+def reference(model, *, scale=None, scale_by_layer=False, eps=1e-5, approximate="tanh"):
+    """Logits, and the keys and values of the new tokens, [layers, batch, heads, head_dim], in float64 on the CPU."""
+    weights = [weight.double().cpu() for weight in model.weights]
+    token_weight, position_weight = model.token_weight.double().cpu(), model.position_weight.double().cpu()
+    layers, batch, heads, _, dim = model.k_cache.shape
+    width, begin, end = heads * dim, model.begin.tolist(), model.end.tolist()
+    x = token_weight[model.ids.cpu()] + position_weight[[e - b for b, e in zip(begin, end, strict=True)]]
+    new = []
+    for layer in range(layers):
+        ln_1, ln_1_bias, qkv, qkv_bias, projection, projection_bias, *mlp = weights[12 * layer : 12 * layer + 12]
+        ln_2, ln_2_bias, fc, fc_bias, second, second_bias = mlp
+        y = F.layer_norm(x, (width,), ln_1, ln_1_bias, eps)
+        q, k, v = (y @ qkv + qkv_bias).view(batch, 3, heads, dim).unbind(1)
+        factor = dim**-0.5 if scale is None else scale
+        factor = factor / (layer + 1) if scale_by_layer else factor
+        attended = []
+        for b in range(batch):
+            cache = [c[layer, b, :, begin[b] : end[b]].double().cpu() for c in (model.k_cache, model.v_cache)]
+            keys, values = (torch.cat((old, now[b][:, None]), 1) for old, now in zip(cache, (k, v), strict=True))
+            weight = (q[b][:, None] @ keys.mT * factor).softmax(-1)
+            attended.append((weight @ values)[:, 0].reshape(width))
+        x = x + torch.stack(attended) @ projection + projection_bias
+        y = F.layer_norm(x, (width,), ln_2, ln_2_bias, eps)
+        x = x + F.gelu(y @ fc + fc_bias, approximate=approximate) @ second + second_bias
+        new.append((k, v))
+    y = F.layer_norm(x, (width,), *weights[-2:], eps)
+    return y @ token_weight.T, *(torch.stack(of) for of in zip(*new, strict=True))
+
+
+def check(model, rung="auto", **options):
+    """A step against the reference: logits, the caches, `end`, and nothing else written."""
+    logits, k, v = reference(model, **options)
+    before = [tensor.clone() for tensor in (model.k_cache, model.v_cache)]
+    end = model.end.clone()
+    got = model.step(rung=rung, **options)
+    tolerance = TOLERANCE[got.dtype]
+    most = tolerance * logits.abs().max().item()
+    torch.testing.assert_close(got.double().cpu(), logits, rtol=tolerance, atol=most)
+    assert torch.equal(model.end, end + 1)
+    for cache, old, new in ((model.k_cache, before[0], k), (model.v_cache, before[1], v)):
+        for b, slot in enumerate(end.tolist()):
+            written = cache[:, b, :, slot]
+            torch.testing.assert_close(written.double().cpu(), new[:, b], rtol=tolerance, atol=tolerance * 4)
+            old[:, b, :, slot] = written
+        assert torch.equal(cache.nan_to_num(7), old.nan_to_num(7))
+    return got
+
+
+def can(rung, dtype):
+    return rung != "v2_dependent" or dtype in HALF
+
+
+@every_rung
+@every_dtype
+@pytest.mark.parametrize(("width", "heads"), [(64, 1), (128, 2), (160, 2)])
+def test_decode_step(width, heads, dtype, device, rung):
+    if can(rung, dtype):
+        check(Model(dtype, device, width=width, heads=heads), rung)
+
+
+@every_rung
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 17, 32])
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_decode_step_of_rows_of_any_lengths(rows, dtype, device, rung):
+    end = [(7 * b + 3) % 23 + b for b in range(rows)]
+    model = Model(dtype, device, width=128, heads=2, begin=range(rows), end=end, capacity=64)
+    check(model, rung)
+
+
+@every_rung
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"width": 128, "heads": 16, "end": (300,), "positions": 301, "capacity": 301},  # rings go round, of keys
+        {"width": 640, "heads": 8, "inner": 5120, "layers": 1, "vocab": 20},  # and of weights
+        {"width": 64, "heads": 2, "layers": 1, "vocab": 2100},  # several tiles of logits a warp
+        {"width": 128, "heads": 1, "end": (70,), "positions": 71, "capacity": 100},  # 128 columns a head
+        {"width": 72, "heads": 3, "inner": 200, "vocab": 1},  # widths that no tile divides
+        {"width": 40, "heads": 5, "inner": 8, "end": (0,), "capacity": 1, "positions": 1},  # nothing before
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_decode_step_of_any_shape(options, device, rung):
+    check(Model(torch.bfloat16, device, **options), rung)
+
+
+@every_rung
+@pytest.mark.parametrize(
+    "options",
+    [{"scale": 0.3}, {"scale": 0.0}, {"scale_by_layer": True}, {"eps": 0.5}, {"approximate": "none"}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_decode_step_with_options(options, dtype, device, rung):
+    if can(rung, dtype):
+        check(Model(dtype, device, width=128, heads=2, layers=3), rung, **options)
+
+
+@every_rung
+def test_a_rows_logits_do_not_depend_on_the_other_rows(device, rung):
+    """To the last bit, nor on how many there are, nor on their order; and neither does a second run."""
+    model = Model(torch.bfloat16, device, width=128, heads=2, begin=range(9), end=range(3, 21, 2), capacity=30)
+    shuffled = [8, 3, 5, 0, 1, 7, 2, 4, 6]
+    again, other, pair, alone = (model.rows(*rows) for rows in (range(9), shuffled, (4, 5), (4,)))
+    pair.k_cache[:, 1], pair.ids[1] = torch.inf, 0
+    logits = model.step(rung=rung)
+    assert torch.equal(again.step(rung=rung), logits)
+    assert torch.equal(other.step(rung=rung), logits[shuffled])
+    assert torch.equal(pair.step(rung=rung)[0], logits[4])
+    assert torch.equal(alone.step(rung=rung)[0], logits[4])
+    assert torch.equal(alone.k_cache[:, 0].nan_to_num(7), model.k_cache[:, 4].nan_to_num(7))
+
+
+@every_rung
+def test_steps_follow_each_other(device, rung):
+    """Each sees what the ones before have written."""
+    model = Model(torch.float16, device, width=64, heads=2, begin=(0, 2), end=(0, 2), capacity=9)
+    for _ in range(4):
+        check(model, rung)
+
+
+@every_rung
+def test_large_residuals_lose_no_digits(device, rung):
+    """A mean far from 0: the variance is no difference of large numbers."""
+    model = Model(torch.float16, device, width=128, heads=2, layers=1)
+    model.token_weight += 1000
+    check(model, rung)
+
+
+@every_rung
+def test_caches_may_be_parts_of_larger_ones(device, rung):
+    """The first rows, and not the first slots: strides are those of the whole."""
+    model = Model(torch.bfloat16, device, width=64, heads=2, end=(3, 4, 5), begin=(0, 1, 0), capacity=12)
+    expected = model.rows(0, 1).step(rung=rung)
+    for name in ("ids", "end", "begin"):
+        setattr(model, name, getattr(model, name)[:2].clone())
+    model.k_cache, model.v_cache = (F.pad(c, (0, 0, 3, 1))[:, :2, :, 3:-1] for c in (model.k_cache, model.v_cache))
+    assert not model.k_cache.is_contiguous()
+    check(model.rows(0, 1), rung)
+    assert torch.equal(model.step(rung=rung), expected)
+    assert (model.k_cache[:, 0, :, 3] == model.k_cache[:, 0, :, 3]).all()
+
+
+@every_rung
+def test_unaligned_tensors_are_not_for_vectors(device, rung):
+    model = Model(torch.bfloat16, device, width=64)
+    cache = F.pad(model.k_cache.reshape(-1), (1, 0))[1:].view(model.k_cache.shape)
+    model.k_cache = cache
+    if rung == "v2_dependent":
+        with testing.raises(
+            ValueError, "rung 'v2_dependent' takes", "multiples of 16 bytes", "these can: 'v1_launches'"
+        ):
+            model.step(rung=rung)
+    else:
+        check(model, rung)
+
+
+@pytest.mark.parametrize("rung", step4_integration.rungs("decode_step", "cpu"))
+def test_decode_step_accesses_nothing_beside_its_tensors(rung):
+    model = Model(
+        torch.bfloat16, width=72, heads=3, inner=200, layers=1, vocab=17, begin=(0, 1), end=(3, 5), capacity=6
+    )
+    names = ("ids", "end", "begin", "token_weight", "position_weight", "k_cache", "v_cache")
+    model.end += torch.tensor([2, 0], dtype=torch.int32)  # both rows take the last slot
+    for at_end in (True, False):
+        part = model.rows(0, 1)
+        with Fences(step4_integration, torch.device("cpu")) as fences:
+            for name in names:
+                setattr(part, name, relaid(fences, name, getattr(part, name), "aligned", at_end=at_end))
+            part.weights = [
+                relaid(fences, f"weights[{i}]", weight, "aligned", at_end=at_end)
+                for i, weight in enumerate(part.weights)
+            ]
+            part.step(rung=rung)
+            fences.look("step4_integration")
+            assert not fences.found, fences.found[0]
+
+
+@pytest.mark.parametrize("rung", step4_integration.rungs("decode_step", "cpu"))
+def test_a_row_without_a_place_is_an_error_on_the_cpu(rung):
+    for what, options, says in (
+        ("end", {"end": (3, 9), "begin": (0, 0), "capacity": 9}, "`end` (9 at 1) has reached the caches' capacity, 9"),
+        ("end", {"end": (3, 9), "begin": (0, 0), "positions": 9}, "has reached the 9 rows of `position_weight`"),
+        ("begin", {"end": (3, 3), "begin": (0, 4)}, "`begin` must be from 0 to `end` (3), got 4 at 1"),
+        ("begin", {"end": (3, 3), "begin": (0, -1)}, "`begin` must be from 0 to `end` (3), got -1 at 1"),
+    ):
+        model = Model(torch.bfloat16, **(options | {"begin": (0, 0)}))
+        model.begin.copy_(torch.tensor(options["begin"]))
+        before = model.k_cache.clone()
+        with testing.raises(ValueError, "decode_step: ", says):
+            model.step(rung=rung)
+        assert torch.equal(model.k_cache.nan_to_num(7), before.nan_to_num(7)), what
+    for bad in (-1, 67):
+        model = Model(torch.bfloat16)
+        model.ids[0] = bad
+        with testing.raises(ValueError, "decode_step: `ids` must be from 0 to 66", f"got {bad} at 0"):
+            model.step(rung=rung)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rung", step4_integration.rungs("decode_step", "cuda"))
+def test_on_a_gpu_a_row_without_a_place_is_nan_and_writes_nothing(rung):
+    options = {"width": 128, "heads": 2, "begin": (0, 0, 3, 0), "end": (3, 9, 5, 4), "capacity": 10}
+    model = Model(torch.bfloat16, "cuda", **options)
+    good, _, _ = reference(model)
+    model.end[1], model.begin[2] = 10, 6  # no slot; begins after its end
+    model.ids[3] = 67
+    before = model.k_cache.clone()
+    logits = model.step(rung=rung)
+    torch.testing.assert_close(logits[0].double().cpu(), good[0], rtol=0.03, atol=0.1)
+    assert logits[1:].isnan().all()
+    assert model.end.tolist() == [4, 10, 5, 5]
+    for b in (1, 2):
+        assert torch.equal(model.k_cache[:, b].nan_to_num(7), before[:, b].nan_to_num(7))
+    assert model.k_cache[1, 3, :, 4].isnan().all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rung", step4_integration.rungs("decode_step", "cuda"))
+@pytest.mark.parametrize("rows", [1, 8, 32])
+def test_a_cuda_graph_replays_at_lengths_that_have_changed(rows, rung):
+    model = Model(
+        torch.bfloat16, "cuda", width=768, heads=12, layers=4, end=(5,) * rows, begin=(0,) * rows, positions=40
+    )
+    eager = model.rows(*range(rows))
+    start = model.end.clone()
+    graph, logits = testing.capture(lambda: model.step(rung=rung))
+    model.end.copy_(start)
+    for _ in range(6):
+        graph.replay()
+        assert torch.equal(logits, eager.step(rung=rung))
+        assert torch.equal(model.k_cache.nan_to_num(7), eager.k_cache.nan_to_num(7))
+    assert torch.equal(model.end, start + 6)
+
+
+@pytest.mark.parametrize("schedule", ["reverse", "random:1", "random:2"])
+def test_emulated_threads_of_a_step_may_run_in_any_order(schedule, monkeypatch):
+    monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
+    for rung in step4_integration.rungs("decode_step", "cpu"):
+        check(
+            Model(torch.bfloat16, width=72, heads=3, layers=1, begin=(0, 1), end=(40, 3), positions=41, capacity=41),
+            rung,
+        )
+
+
+# ---- beside transformers ----
+
+
+@on_each_device
+def test_decode_step_is_transformers_gpt2(hf, device):
+    hf = hf.to(device)
+    inner = hf.transformer
+    weights = [parameter.detach() for block in inner.h for parameter in block.parameters()]
+    weights += [parameter.detach() for parameter in inner.ln_f.parameters()]
+    ids = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(1)).to(device)
+    caches = torch.zeros(2, 2, 2, 3, 12, 32, device=device)
+    end, begin = (torch.zeros(2, dtype=torch.int32, device=device) for _ in range(2))
+    with torch.no_grad():
+        expected = hf(ids).logits
+        for i in range(ids.shape[1]):
+            logits = step4_integration.decode_step(
+                ids[:, i].contiguous(), end, begin, inner.wte.weight, inner.wpe.weight, weights, *caches
+            )
+            torch.testing.assert_close(logits, expected[:, i], rtol=1e-4, atol=1e-4)
+    hf.cpu()
+
+
+# ---- the op as torch sees it ----
+
+
+@every_rung
+def test_decode_step_is_registered_as_torch_wants_it(device, rung):
+    model = Model(torch.bfloat16, device, begin=(0, 1), end=(5, 4), capacity=9, layers=1)
+    torch.library.opcheck(ops.decode_step.default, model.rows(0, 1).arguments(), {"rung": rung})
+    logits = torch.full((2, 67), torch.nan, dtype=torch.bfloat16, device=device)
+    expected = model.rows(0, 1).step(rung=rung)
+    assert ops.decode_step.out(*model.rows(0, 1).arguments(), rung=rung, logits=logits) is logits
+    assert torch.equal(logits, expected)
+    torch.compiler.reset()
+    compiled = torch.compile(step4_integration.decode_step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*model.arguments(), rung=rung), expected)
+    assert model.end.tolist() == [6, 5]
+
+
+@pytest.mark.parametrize("which", ["token_weight", "position_weight", "k_cache", "v_cache", "weights[3]"])
+def test_decode_step_needs_gradients_to_be_off(which):
+    model = Model(torch.float32)
+    (model.weights[3] if which == "weights[3]" else getattr(model, which)).requires_grad_()
+    name = which.split("[")[0]
+    with testing.raises(RuntimeError, f"decode_step: `{name}` must not require gradients", "torch.no_grad()"):
+        model.step()
+    assert model.end.tolist() == [5]
+    with torch.no_grad():
+        model.step()
+    assert model.end.tolist() == [6]
+
+
+def test_no_rows_are_no_work():
+    model = Model(torch.float32, begin=(), end=())
+    assert model.step().shape == (0, 67)
+
+
+@pytest.mark.parametrize("device", [*testing.DEVICES, "meta"])
+def test_decode_step_refuses(device):
+    def refused(exception, *fragments, rung="auto", options=None, **changed):
+        model = Model(torch.float32, begin=(0, 0), end=(5, 4), capacity=9)
+        for name in ("ids", "end", "begin", "token_weight", "position_weight", "k_cache", "v_cache"):
+            value = changed.get(name, lambda t: t)(getattr(model, name))
+            setattr(model, name, value.to(device) if value.device.type != device else value)
+        model.weights = [weight.to(device) for weight in changed.get("weights", lambda w: w)(model.weights)]
+        with testing.raises(exception, *fragments):
+            model.step(rung=rung, **(options or {}))
+
+    def weight(i, change):
+        return lambda weights: [change(w) if i == j else w for j, w in enumerate(weights)]
+
+    refused(TypeError, "decode_step: `token_weight` must be float32", "int64", token_weight=torch.Tensor.long)
+    refused(ValueError, "`token_weight` must have 2 dimensions", token_weight=lambda t: t[0])
+    refused(ValueError, "`position_weight` must have shape (24, 64), got (24, 63)", position_weight=lambda t: t[:, 1:])
+    refused(TypeError, "`k_cache` must have the dtype of `token_weight`", k_cache=torch.Tensor.half)
+    refused(ValueError, "`k_cache` must have 5 dimensions", k_cache=lambda t: t[0])
+    refused(ValueError, "`k_cache` must have heads of 64 columns together", *[],
+            k_cache=lambda t: t[..., 1:], v_cache=lambda t: t[..., 1:])  # fmt: skip
+    refused(ValueError, "`v_cache` must have shape (2, 2, 1, 9, 64)", v_cache=lambda t: t[:, :1])
+    refused(TypeError, "`ids` must be int64, got int32", ids=torch.Tensor.int)
+    refused(TypeError, "`end` must be int32, got int64", end=torch.Tensor.long)
+    refused(ValueError, "`begin` must have shape (2,), got (1,)", begin=lambda t: t[:1])
+    refused(
+        ValueError, "`weights` must be 12 for each of the caches' 2 layers, and 2: 26, got 25", weights=lambda w: w[1:]
+    )
+    refused(
+        ValueError,
+        "`weights[14]` must have shape (64, 192), got (192, 64)",
+        weights=weight(14, lambda t: t.T.contiguous()),
+    )
+    refused(TypeError, "`weights[25]` must have the dtype of `token_weight`", weights=weight(25, torch.Tensor.double))
+    refused(ValueError, "`scale` must be finite, got nan", options={"scale": math.nan})
+    refused(ValueError, "`eps` must be finite and not negative, got -1", options={"eps": -1.0})
+    refused(ValueError, "`approximate` must be 'tanh' or 'none', got 'erf'", options={"approximate": "erf"})
+    many = torch.zeros(2, 33, 1, 9, 64)
+    refused(ValueError, "`k_cache` must have at most 32 rows, got 33", k_cache=lambda t: many, v_cache=lambda t: many)
+    none = torch.zeros(0, 2, 1, 9, 64)
+    refused(ValueError, "`k_cache` must have at least one layer", k_cache=lambda t: none, v_cache=lambda t: none)
+    if device == "cpu":
+        refused(ValueError, "`weights[2]` must be contiguous", weights=weight(2, lambda t: t.T.contiguous().T))
+        refused(ValueError, "`rung` must be 'auto' or one of", "'v9'", rung="v9")
+        refused(ValueError, "`v_cache` must not be an expanded tensor: dimension 3 has stride 0",
+                v_cache=lambda t: t[:, :, :, :1].expand(t.shape))  # fmt: skip
+        refused(ValueError, "stride 1 along its last dimension", k_cache=lambda t: t.mT.contiguous().mT)

@@ -1,0 +1,214 @@
+"""A step of training: AdamW written out by hand, parts of a batch, autocast, recomputing, a CUDA graph; and that many
+steps follow plain PyTorch.
+"""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+import train
+from gpt2_model import GPT2
+from torch.utils._python_dispatch import TorchDispatchMode
+from training import step as steps
+from training.batches import Batches, Tokens
+from training.documents import as_bytes
+from training.optimizer import optimizer_of, schedule
+from training.run import Run
+
+from kernel_fusion import testing
+from step4_integration.gpt2_testing import each_form
+from step4_integration.testing import on_each_device
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TINY = dataclasses.replace(train.SMALL, n_positions=16, n_layer=2, n_embd=32, n_head=2)
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def some_windows(batch=4, number=0, length=16, vocab_size=256):
+    return torch.randint(vocab_size, (batch, length + 1), generator=torch.Generator().manual_seed(number))
+
+
+@each_form
+@pytest.mark.parametrize("clipped", [True, False], ids=["clipped", "not clipped"])
+def test_steps_of_training_are_adamws_written_out(clipped, blocks):
+    torch.manual_seed(0)
+    model = GPT2(dataclasses.replace(TINY, n_layer=1, blocks=blocks, initializer_range=0.02)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # decay would not show on biases of 0
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    by_hand = copy.deepcopy(model)
+    optimizer = optimizer_of(model, 1.0)  # each step brings its own rate
+    first = {name: torch.zeros_like(p) for name, p in by_hand.named_parameters()}
+    second = {name: torch.zeros_like(p) for name, p in by_hand.named_parameters()}
+
+    for number, rate in enumerate([2e-3, 5e-3, 1e-3], start=1):
+        windows = some_windows(2 if clipped else 60, number)
+        loss = steps.cross_entropy(by_hand, windows)
+        gradients = dict(zip(first, torch.autograd.grad(loss, [p for _, p in by_hand.named_parameters()]), strict=True))
+        norm = math.sqrt(sum(g.square().sum().item() for g in gradients.values()))
+        assert (norm > 1) == clipped
+        with torch.no_grad():
+            for name, parameter in by_hand.named_parameters():
+                gradient = gradients[name] * (1 / (norm + 1e-6) if clipped else 1)
+                first[name] = 0.9 * first[name] + 0.1 * gradient
+                second[name] = 0.95 * second[name] + 0.05 * gradient**2
+                decay = 0.1 if parameter.dim() == 2 else 0.0  # of matrices alone
+                mean, mean_of_squares = first[name] / (1 - 0.9**number), second[name] / (1 - 0.95**number)
+                parameter -= rate * (decay * parameter + mean / (mean_of_squares.sqrt() + 1e-8))
+
+        assert steps.step(model, optimizer, [windows], rate).item() == pytest.approx(loss.item(), rel=1e-12)
+        for (name, got), want in zip(model.named_parameters(), by_hand.parameters(), strict=True):
+            difference = (got - want).abs().max().item()
+            assert difference < 1e-6 * rate, f"step {number}: `{name}` is {difference:.2g} off"
+
+
+@each_form
+@on_each_device
+def test_a_few_steps_of_training_lower_the_loss(device, blocks):
+    torch.manual_seed(0)
+    model = GPT2(dataclasses.replace(train.SMALL, n_positions=32, n_embd=64, n_head=2, blocks=blocks)).to(device)
+    text = as_bytes(b"the kernel reads what the kernel before it wrote, " * 40).numpy()
+    batches = Batches(Tokens([text], ["text"]), 32, 4, vocab_size=256, seed=0)
+    optimizer = optimizer_of(model, 3e-3)
+    losses = [steps.step(model, optimizer, [batches.at(n).to(device)], 3e-3).item() for n in range(25)]
+    assert losses[0] > 5
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_thirty_steps_follow_plain_pytorch():
+    torch.manual_seed(0)
+    ours = GPT2(TINY)
+    theirs = GPT2(dataclasses.replace(TINY, blocks="v1_torch"))
+    theirs.load_state_dict(ours.state_dict())
+    optimizer = optimizer_of(ours, 1e-3)
+    groups = [
+        {"params": [p for p in theirs.parameters() if p.dim() == 2]},
+        {"params": [p for p in theirs.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    reference = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    run = Run(steps=30, rate=1e-3)
+    for number in range(30):
+        windows = some_windows(8, number)
+        loss = steps.step(ours, optimizer, [windows[:4], windows[4:]], run.rate_of(number))
+        expected = F.cross_entropy(theirs(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        reference.zero_grad()
+        expected.backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        for group in reference.param_groups:
+            group["lr"] = run.rate_of(number)
+        reference.step()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5), number
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_of_a_batch_add_up_to_it(dtype):
+    torch.manual_seed(0)
+    model = GPT2(TINY)
+    whole, parts = copy.deepcopy(model), copy.deepcopy(model)
+    windows = some_windows(6)
+    losses = [steps.backward(whole, [windows], dtype), steps.backward(parts, windows.split(2), dtype)]
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=tolerance)
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        assert (one.grad - other.grad).norm() <= tolerance * one.grad.norm()
+
+
+class Casts(TorchDispatchMode):
+    """How often a tensor of each shape is cast to bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.of = {}
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        out = function(*arguments, **(options or {}))
+        if function is torch.ops.aten._to_copy.default and out.dtype == torch.bfloat16:
+            self.of[tuple(out.shape)] = self.of.get(tuple(out.shape), 0) + 1
+        return out
+
+
+def test_weights_are_cast_once_a_step_and_anew_in_the_next():
+    torch.manual_seed(0)
+    model = GPT2(dataclasses.replace(TINY, n_layer=1))
+    optimizer = optimizer_of(model, 0.1)
+    for _ in range(2):
+        with Casts() as casts:
+            steps.step(model, optimizer, some_windows(6).split(3), 0.1, dtype=torch.bfloat16)
+        assert [casts.of[shape] for shape in [(32, 96), (32, 32), (32, 128), (128, 32)]] == [1] * 4
+    assert model.h[0].mlp.c_fc.weight.dtype == model.h[0].mlp.c_fc.weight.grad.dtype == torch.float32
+    with steps.autocast(model, torch.bfloat16):
+        fresh = model.loss(some_windows()[:, :-1], some_windows()[:, 1:])
+    assert steps.backward(model, [some_windows()], torch.bfloat16).item() == fresh.item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_form
+def test_what_is_computed_again_gives_the_same_bits_and_is_not_kept(blocks, dtype):
+    torch.manual_seed(0)
+    kept = GPT2(dataclasses.replace(TINY, blocks=blocks))
+    recomputed = copy.deepcopy(kept)
+    recomputed.recompute = True
+    saved = []
+    for model in (kept, recomputed):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, sizes=sizes: (sizes.append(t.numel()), t)[1], lambda t: t
+        ):
+            with steps.autocast(model, dtype):
+                steps.cross_entropy(model, some_windows())
+        saved.append(sum(sizes))
+        steps.backward(model, some_windows().split(2), dtype)
+    assert saved[1] < 0.6 * saved[0]
+    for one, other in zip(kept.parameters(), recomputed.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+@on_gpu
+def test_a_step_in_a_graph_is_the_step():
+    results = []
+    for take in (steps.step, steps.GraphStep(torch.device("cuda", 0))):
+        torch.manual_seed(0)
+        model = GPT2(TINY).cuda()
+        optimizer = optimizer_of(model, 1e-3, in_a_graph=take is not steps.step)
+        run = Run(steps=12, rate=1e-3)
+        losses = [
+            take(model, optimizer, some_windows(4, n).cuda().split(2), run.rate_of(n), dtype=torch.bfloat16)
+            for n in range(12)
+        ]
+        results.append(torch.stack(losses))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+
+
+def test_the_schedule_rises_and_falls():
+    assert schedule(0.0) == 0
+    assert schedule(0.01) == pytest.approx(0.2)
+    assert schedule(0.0499) == pytest.approx(0.998)
+    assert schedule(0.05) == pytest.approx(1)
+    assert schedule(0.05 + 0.95 / 4) == pytest.approx(0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2)
+    assert schedule(0.525) == pytest.approx(0.55)
+    assert schedule(1.0) == pytest.approx(0.1)
+    assert schedule(7.0) == pytest.approx(0.1)
+    run = Run(steps=100, warm_up=20, rate=2.0)
+    assert [run.rate_of(n) for n in (0, 9, 19, 59, 99)] == pytest.approx([0.1, 1.0, 2.0, 1.1, 0.2])
+    assert Run(steps=100, warm_up=0, rate=2.0).rate_of(0) == pytest.approx(2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"accumulate": 3}, "train: `accumulate` must divide `batch`, for its parts are of one size, got 3 and 8"),
+        ({"accumulate": 0}, "train: `accumulate` must be at least 1, got 0"),
+        ({"context": 0}, "train: `context` must be at least 1, got 0"),
+        ({"rate": float("nan")}, "train: `rate` must be a number above 0, got nan"),
+        ({"clip": 0.0}, "train: `clip` must be a number above 0, got 0"),
+        ({"weight_decay": -0.1}, "train: `weight_decay` must be a number from 0 up, got -0.1"),
+        ({"warm_up": 1500}, "train: `warm_up` must be from 0 to 1499, `steps` - 1, got 1500"),
+        ({"dtype": "float16"}, "train: `dtype` must be float32 or bfloat16, got 'float16'"),
+    ],
+)
+def test_a_run_refuses(options, says):
+    with testing.raises(ValueError, says):
+        Run(**options)

@@ -1,1 +1,0 @@
-"""Lists of faults to plant, a file a layer or an op."""
