@@ -55,11 +55,11 @@ def page(monkeypatch):
 @pytest.mark.parametrize(
     ("measured", "yardsticks", "found"),
     [
-        (61, [R, R], 0), (359, [R, R], 0), (58, [R, R], 1), (363, [R, R], 1),
-        (700, [2 * R, 2 * R], 0), (110, [2 * R, 2 * R], 1), (32, [R / 2, R / 2], 0),
+        (31, [R, R], 0), (539, [R, R], 0), (29, [R, R], 1), (541, [R, R], 1),
+        (1070, [2 * R, 2 * R], 0), (59, [2 * R, 2 * R], 1), (16, [R / 2, R / 2], 0),
     ],
 )  # fmt: skip
-def test_a_time_may_be_off_by_a_factor_of_two_on_a_machine_as_fast_as_the_yardstick_says(
+def test_a_time_may_be_off_by_so_much_on_a_machine_as_fast_as_the_yardstick_says(
     page, measured, yardsticks, found
 ):
     said = times.problems({"tour": measured}, yardsticks)
