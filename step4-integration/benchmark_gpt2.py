@@ -6,7 +6,8 @@ python benchmark_gpt2.py --only decode --profile      and where the GPU's time g
 
 prefill: `generate` reads a prompt and takes one token. decode: `generate` takes NEW tokens after a prompt, which it
 reads too. train: forward, backward and an AdamW step under bfloat16 autocast, at a learning rate of 0, so that each
-repeat is the same. A time is what the caller waits for, the CPU's launching included.
+repeat is the same. A time is what the caller waits for, the CPU's launching included. "v4_products graph" is the same
+step as one CUDA graph.
 
 The peers: "transformers" is its GPT2LMHeadModel in eager mode, with PyTorch's SDPA; "transformers compiled" the same
 under torch.compile with CUDA graphs, greedy, with a static cache whose prompt has been read before the clock starts;
@@ -51,6 +52,7 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, StaticCache
 from kernel_fusion.bench import benchmarks, measuring, results_file  # not installed? pip install -e ..
 from kernel_fusion.console import make_console, milliseconds
 
+GRAPH = " graph"  # behind a form's name
 NEW = {"cpu": 4, "quick": 64, "full": 128}  # tokens that a decode case takes
 # what, model, batch, tokens (of the prompt, or of a row to train on)
 CASES = {
@@ -164,13 +166,35 @@ def decode(models: Models, new: int) -> tuple[Callable, dict[str, Callable], Cal
     return ours, peers, exact
 
 
+def as_graph(run: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`run` as a CUDA graph for ids of this shape."""
+    own, stream = ids.clone(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run(own)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = run(own)
+
+    def replay(ids: torch.Tensor) -> torch.Tensor:
+        own.copy_(ids)
+        graph.replay()
+        return result.clone()
+
+    return replay
+
+
 def train(models: Models, new: int) -> tuple[Callable, dict[str, Callable], Callable]:
     """As `prefill`."""
     optimizers: dict[str, torch.optim.Optimizer] = {}
+    graphs: dict[str, Callable] = {}
 
     def step(key, model, loss_of):
         if key not in optimizers:
-            optimizers[key] = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+            in_a_graph = key.endswith(GRAPH)
+            optimizers[key] = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True, capturable=in_a_graph)
         optimizers[key].zero_grad(set_to_none=True)
         with torch.autocast(models.hf.device.type, torch.bfloat16):
             loss = loss_of()
@@ -185,8 +209,16 @@ def train(models: Models, new: int) -> tuple[Callable, dict[str, Callable], Call
         return lambda ids: step(name, models.hf, lambda: from_logits(model(ids, use_cache=False).logits, ids))
 
     def ours(ids, rung):
-        model = models.ours[rung]
-        return step(rung, model, lambda: model.loss(ids[:, :-1], ids[:, 1:]))
+        model = models.ours[rung.removesuffix(GRAPH)]
+
+        def run(ids):
+            return step(rung, model, lambda: model.loss(ids[:, :-1], ids[:, 1:]))
+
+        if not rung.endswith(GRAPH):
+            return run(ids)
+        if rung not in graphs:
+            graphs[rung] = as_graph(run, ids)
+        return graphs[rung](ids)
 
     def exact(ids):
         with torch.no_grad():
@@ -271,7 +303,7 @@ def look_closer(case: benchmarks.Case, rows: list[dict], device: torch.device, c
     with torch.set_grad_enabled(case.direction == "backward"):
         names = [row["impl"] for row in rows]
         calls = {name: case.peers.get(name) or functools.partial(case.run, rung=name) for name in names}
-        for row in rows:
+        for row in rows if case.direction == "backward" else []:  # generation's memory stays from call to call
             row["peak_bytes"] = peak_bytes(calls[row["impl"]], ids)
         if console:
             last = [row["impl"] for row in rows if row["kind"] == "rung"][-1]
@@ -290,13 +322,17 @@ def main() -> None:
         if options.only and what[0] not in options.only:
             continue
         case = case_of(*what, NEW[size], device)
-        measured = measuring.run_case(None, case, device, rungs=forms, peers=not options.no_peers, ceilings=ceilings)
+        rungs = list(forms)
+        if what[0] == "train" and device.type == "cuda" and "v4_products" in forms:
+            rungs.append("v4_products" + GRAPH)
+        measured = measuring.run_case(None, case, device, rungs=rungs, peers=not options.no_peers, ceilings=ceilings)
         found = [m.row for m in measured]
         if device.type == "cuda":
             look_closer(case, found, device, console if options.profile else None)
         console.print(table_of(case, found))
         rows += found
         del case, measured
+        torch._dynamo.reset()  # and what compiled peers hold
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -74,11 +74,20 @@ void run_rows(const Op<kf::cross_entropy::Args>& op, std::string_view rung, cons
 
 // ---- behind a product ----
 
-// Rows of logits, of which each begins at a multiple of 16 bytes: products write and read such rows faster, and so
-// does the kernel. GPT-2's 50257 columns get 7 more, which nobody sees.
-Tensor padded_rows(int64_t rows, int64_t width, const Tensor& like) {
+// So many columns of logits have rows of whole 16 bytes: GPT-2's 50257 get 7 more. It is not enough that rows begin
+// there: for a product whose sizes are odd cuBLAS takes a kernel that loads element by element, six times as slow.
+int64_t padded(int64_t vocab, const Tensor& like) {
   const int64_t vector = 16 / like.element_size();
-  return at::empty({rows, (width + vector - 1) / vector * vector}, like.options()).narrow(1, 0, width);
+  return (vocab + vector - 1) / vector * vector;
+}
+
+// With rows of 0 below, for those columns.
+Tensor with_more_rows(const Tensor& weight, int64_t rows) {
+  if (rows == weight.size(0)) return weight;
+  const Tensor taller = at::empty({rows, weight.size(1)}, weight.options());
+  taller.narrow(0, 0, weight.size(0)).copy_(weight);
+  taller.narrow(0, weight.size(0), rows - weight.size(0)).zero_();
+  return taller;
 }
 
 // total += dlogitsᵀ·hidden, total in float32 where these are of a half type. On a GPU the product comes in float32 from
@@ -166,18 +175,21 @@ void linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tens
   const int64_t step =
       std::max<int64_t>(1, std::min(chunk.value_or(default_chunk(rows, vocab, hidden.element_size())), rows));
   const Tensor losses = at::empty({rows}, loss.options());
-  const Tensor logits = padded_rows(std::min(step, rows), vocab, hidden);
+  const Tensor head = with_more_rows(weight, padded(vocab, hidden));
+  const Tensor logits = at::empty({std::min(step, rows), head.size(0)}, hidden.options());
   if (keep_weight && (rows == 0 || grad_weight.scalar_type() != hidden.scalar_type())) grad_weight.zero_();
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t count = std::min(step, rows - begin);
     const Tensor inputs = hidden.narrow(0, begin, count);
-    Tensor of_chunk = logits.narrow(0, 0, count);
-    at::mm_out(of_chunk, inputs, weight.t());
+    Tensor whole = logits.narrow(0, 0, count);
+    at::mm_out(whole, inputs, head.t());
+    whole.narrow(1, vocab, head.size(0) - vocab).zero_();  // and not NaN, where a row of hidden is
+    const Tensor of_chunk = whole.narrow(1, 0, vocab);
     run_rows(op, rung, of_chunk, whole_targets.narrow(0, begin, count), ignore_index, losses.narrow(0, begin, count),
              {}, keep_hidden || keep_weight ? of_chunk : Tensor());
     if (keep_hidden) {
       Tensor of_inputs = grad_hidden.narrow(0, begin, count);
-      at::mm_out(of_inputs, of_chunk, weight);
+      at::mm_out(of_inputs, whole, head);
     }
     if (keep_weight) add_product(grad_weight, of_chunk, inputs, begin == 0);
   }

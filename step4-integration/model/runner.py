@@ -6,9 +6,11 @@ and what changes from token to token lies in the device's memory.
 """
 
 import contextlib
+import itertools
+import operator
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from model.cache import KVCache
 from step4_integration import decode_step
 
 SHORTEST = 16  # prompts are read as if they were of 16, 32, 64 or 128 tokens, or of a multiple of 128: few graphs
-MOST_ROWS = 32  # of decode_step
+MOST_ROWS = 8  # by decode_step; it takes up to 32, but from 12 on the block's ops are faster
 PROMPT_TOKENS = 1 << 15  # more are read in parts, so that their activations need less memory
 
 
@@ -53,7 +55,7 @@ class Runner:
     def is_of(self, model: Any) -> bool:
         """Whether the recorded graphs still are those of the model: its weights lie where they lay."""
         same_config = model.config is self.config and model.config.rungs == self._rungs
-        return same_config and self._weights.are_unchanged(model)
+        return same_config and self._weights.are_unchanged()
 
     def begin_call(self) -> None:
         """What is launched from here on waits for the call before, which may have been on another stream."""
@@ -80,7 +82,8 @@ class Runner:
             self.cache.k.zero_()
             self.cache.v.zero_()
         prompt.ids[:, :length].copy_(ids, non_blocking=prompt.ids.is_cuda)
-        prompt.ids[:, length:].zero_()  # an id outside the vocabulary would be NaN, which no mask hides
+        if length < padded:
+            prompt.ids[:, length:].zero_()  # an id outside the vocabulary would be NaN, which no mask hides
         if min(lengths) == max(lengths):
             prompt.lengths.fill_(lengths[0])
         else:
@@ -171,29 +174,31 @@ class Prompt:
 
 
 class Weights:
-    """The parameters of a model and where they lie, to be compared with later. The model itself is not held."""
+    """The parameters of a model and where they lie, to be compared with later. The model itself is not held.
+
+    Compared before each call, so by functions that run in C.
+    """
 
     def __init__(self, model: nn.Module):
-        self._below = list(model.modules())[1:]
-        self._children = [list(module._modules.values()) for module in (model, *self._below)]
-        self._parameters = [list(module._parameters.values()) for module in (model, *self._below)]
+        self._holders = [each for m in model.modules() for each in (m._modules, m._parameters)]
+        self._held = self._held_now()
+        self._parameters = [held for held in self._held if isinstance(held, torch.Tensor)]
         self._places = self._places_now()
 
-    def are_unchanged(self, model: nn.Module) -> bool:
-        modules = (model, *self._below)
-        return (
-            all(map(_are_the_same, (module._modules.values() for module in modules), self._children))
-            and all(map(_are_the_same, (module._parameters.values() for module in modules), self._parameters))
-            and self._places_now() == self._places
-        )
+    def are_unchanged(self) -> bool:
+        held = self._held_now()
+        same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
+        return same and self._places_now() == self._places
 
-    def _places_now(self) -> list[Any]:
-        every = (p for parameters in self._parameters for p in parameters if p is not None)
-        return [(p.data_ptr(), p.dtype, p.shape, p.stride()) for p in every]
+    def _held_now(self) -> list[Any]:
+        """What each module holds: the modules below it, and its parameters."""
+        return list(itertools.chain.from_iterable(map(operator.methodcaller("values"), self._holders)))
+
+    def _places_now(self) -> list[list[Any]]:
+        return [list(map(of, self._parameters)) for of in PLACE]
 
 
-def _are_the_same(some: Collection[Any], others: Collection[Any]) -> bool:
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
+PLACE = (torch.Tensor.data_ptr, operator.attrgetter("dtype"), torch.Tensor.size, torch.Tensor.stride)
 
 
 KEPT = 2  # runners of a model; each holds a cache for all positions

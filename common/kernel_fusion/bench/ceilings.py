@@ -21,6 +21,7 @@ from kernel_fusion.report import results
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}
 # Below this a GPU's copy takes about twice as long as a kernel that does nothing: no measure of memory.
 SMALLEST = {"cuda": 4_000_000, "cpu": 0}
+LARGEST = 1 << 33  # bytes: more are moved at the same rate, and have no room
 MIXES = {"1:1": (1, 1), "2:1": (2, 1), "3:1": (3, 1), "1:0": (1, 0)}  # tensors read : tensors written
 WAYS = ((512, 4), (1024, 4), (1024, 8), (2048, 8), (2048, 16), (4096, 8))  # elements of a block, warps
 POLICIES = ("", "evict_last")  # of the loads
@@ -107,7 +108,7 @@ class Ceilings:
         """GB/s at `size` bytes, `written` of which are written. None where that is too few to tell."""
         if size < SMALLEST[self.device.type]:
             return None
-        mix = mix_of(size, written)
+        mix, size = mix_of(size, written), min(size, LARGEST)
         of_mix = self.rates.setdefault(mix, {})
         if size not in of_mix:
             of_mix[size] = memory_rate(size, self.device, mix)

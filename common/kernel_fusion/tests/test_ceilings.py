@@ -65,6 +65,11 @@ def test_ceilings_are_measured_once_and_kept_by_mix(monkeypatch):
     }
 
 
+def test_more_bytes_than_a_gpu_has_room_for_have_the_ceiling_of_many(monkeypatch):
+    monkeypatch.setattr(ceilings, "memory_rate", lambda size, device, mix: size)
+    assert ceilings.Ceilings(torch.device("cuda")).memory(1 << 40, 1 << 39) == ceilings.LARGEST < 1 << 34
+
+
 def test_too_few_bytes_have_no_ceiling(monkeypatch):
     monkeypatch.setattr(ceilings, "memory_rate", lambda *args: pytest.fail("measured"))
     assert ceilings.Ceilings(torch.device("cuda")).memory(1 << 20, 1 << 19) is None
