@@ -147,9 +147,7 @@ def attend(q, k, v, mask: CausalMask, scale: float, dropout: float) -> torch.Ten
     if mask.cu_seqlens is not None:
         check_packed(q, k)
         rows = (in_one_row(t) for t in (q, k, v))
-        out = step2_attention.attention(
-            *rows, cu_seqlens=mask.cu_seqlens, causal=True, scale=scale, dropout_p=dropout
-        )
+        out = step2_attention.attention(*rows, cu_seqlens=mask.cu_seqlens, causal=True, scale=scale, dropout_p=dropout)
         return out[0].unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1)
     if q.shape[2] == 1 and not dropout and not needs_gradients(q, k, v):
         return step2_attention.attention_decode(q, k, v, mask.key_begin, mask.key_end, scale=scale)

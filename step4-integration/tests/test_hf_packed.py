@@ -35,7 +35,7 @@ def positions_that_start_again(batch=2):
 
 
 def alone(model, device="cpu"):
-    """The logits of each sequence by itself, side by side, and the mean loss of all their tokens that have one before."""
+    """The logits of each sequence by itself, side by side, and the mean loss of all tokens that have one before."""
     logits, losses = [], []
     for sequence in sequences():
         ids = torch.tensor([sequence["input_ids"]], device=device)
