@@ -36,6 +36,7 @@ from kernel_fusion.ops import needs_gradients
 NAME = "kernel_fusion"
 TESTED = ("5.0.0", "5.23.0")  # the oldest and the newest version of transformers that the tests ran with
 _BEFORE = "_before_kernel_fusion"  # of a patched model: what `remove` gives back
+FLASH = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # FlashAttention's, of packed sequences
 # What a call may hand on to attention that changes what attention is.
 NOT_OURS = ("head_mask", "position_bias", "softcap", "s_aux", "sliding_window", "cache")
 
@@ -54,7 +55,7 @@ class CausalMask:
         cu_seqlens: of packed sequences, where each begins, all texts one behind the other; as `attention` takes it.
     """
 
-    ndim = 4  # what transformers hands on as it is
+    ndim, shape = 4, (0, 0, 0, 0)  # what transformers hands on as it is
 
     def __init__(self, key_begin=None, key_end=None, keys=None, holes=None, cu_seqlens=None):
         self.key_begin, self.key_end, self.keys, self.holes = key_begin, key_end, keys, holes
@@ -101,25 +102,11 @@ def check_layer(module, attention_mask, kwargs) -> None:
             )
     if not (module.is_causal and kwargs.get("is_causal") in (None, True)):
         raise ValueError(f"{NAME}: `is_causal` must be True, of a layer and of the call: the patch is causal attention")
+    if kwargs.get("cu_seq_lens_q") is not None:  # `take_documents` has not seen it
+        raise ValueError(f"{NAME}: `cu_seq_lens_q` must be given to a call of the model, not of its `forward`")
     for name in NOT_OURS:
         if kwargs.get(name) is not None:
             raise ValueError(f"{NAME}: `{name}` must be None: step 2's attention has no such thing")
-
-
-def mask_of(module, attention_mask, kwargs) -> CausalMask:
-    """A layer's mask. FlashAttention's arguments, which say where packed sequences begin, become a part of it."""
-    check_layer(module, attention_mask, kwargs)
-    mask = CausalMask() if attention_mask is None else attention_mask
-    starts, of_keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
-    if starts is None and of_keys is None:
-        return mask
-    if starts is None or of_keys is None or starts.shape != of_keys.shape:
-        raise ValueError(f"{NAME}: `cu_seq_lens_q` and `cu_seq_lens_k` must both be given, and be the same")
-    if module.layer_idx == 0 and can_look(starts.device) and not torch.equal(starts, of_keys):
-        raise ValueError(f"{NAME}: `cu_seq_lens_k` must be `cu_seq_lens_q`: a sequence attends to itself")
-    if mask.key_begin is not None or mask.key_end is not None:
-        raise ValueError(f"{NAME}: `attention_mask` must hide nothing where `cu_seq_lens_q` is given")
-    return CausalMask(keys=mask.keys, cu_seqlens=starts.int())
 
 
 def in_one_row(x: torch.Tensor) -> torch.Tensor:
@@ -156,7 +143,8 @@ def attend(q, k, v, mask: CausalMask, scale: float, dropout: float) -> torch.Ten
 
 def attention_forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
     """What transformers calls in each GPT2Attention: q, k, v [batch, heads, length, head_dim], views of packed rows."""
-    mask = mask_of(module, attention_mask, kwargs)
+    check_layer(module, attention_mask, kwargs)
+    mask = CausalMask() if attention_mask is None else attention_mask
     scale = scale_of(module) if scaling is None else scaling  # before 5.4 there is none
     out = attend(*mask.applied(module, query, key, value), mask, scale, dropout)
     return out.transpose(1, 2), None
@@ -392,7 +380,8 @@ def compute_block(block: GPT2Block, *args, **kwargs):
     if given.pop("encoder_hidden_states", None) is not None:
         raise ValueError(f"{NAME}: `encoder_hidden_states` must be None: the model has no cross-attention")
     if is_plain(block.attn, GPT2Attention) and block.attn.config._attn_implementation == NAME:
-        x, y = attention_part(block, x, cache, mask_of(block.attn, mask, given), cache_position)
+        check_layer(block.attn, mask, given)
+        x, y = attention_part(block, x, cache, CausalMask() if mask is None else mask, cache_position)
     else:
         if cache_position is not None:
             given["cache_position"] = cache_position
@@ -423,6 +412,23 @@ def refuse_weights(model, args, kwargs) -> None:
     asked = kwargs.get("output_attentions")
     if asked or (asked is None and model.config.output_attentions):
         raise ValueError(f"{NAME}: `output_attentions` must be False: step 2's attention never holds the weights")
+
+
+def take_documents(model, args, kwargs):
+    """Before each call of a patched model: FlashAttention's arguments, which say where packed sequences begin, become
+    a mask. Not every version of transformers hands them on to the layers."""
+    starts, of_keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
+    if starts is None and of_keys is None:
+        return None
+    given = dict(zip(list(inspect.signature(type(model).forward).parameters)[1:], args, strict=False)) | kwargs
+    if starts is None or of_keys is None or starts.shape != of_keys.shape:
+        raise ValueError(f"{NAME}: `cu_seq_lens_q` and `cu_seq_lens_k` must both be given, and be the same")
+    if can_look(starts.device) and not torch.equal(starts, of_keys):
+        raise ValueError(f"{NAME}: `cu_seq_lens_k` must be `cu_seq_lens_q`: a sequence attends to itself")
+    if given.get("attention_mask") is not None:
+        raise ValueError(f"{NAME}: `attention_mask` must be None where `cu_seq_lens_q` is given")
+    others = {name: value for name, value in given.items() if name not in FLASH}
+    return (), others | {"attention_mask": CausalMask(cu_seqlens=starts.int())}
 
 
 def configs(model: GPT2PreTrainedModel) -> list[GPT2Config]:
@@ -485,6 +491,8 @@ def apply(model: GPT2PreTrainedModel, blocks: bool = False) -> None:
     for module in model.modules():
         if id(getattr(module, "config", None)) in own:
             module.config = own[id(module.config)]
+        if isinstance(module, GPT2PreTrainedModel):
+            hooks.append(module.register_forward_pre_hook(take_documents, with_kwargs=True))
         if isinstance(module, GPT2Model):
             hooks.append(module.register_forward_pre_hook(refuse_weights, with_kwargs=True))
     setattr(model, _BEFORE, ([(config, config._attn_implementation) for config in own.values()], hooks))

@@ -2,12 +2,13 @@
 
 import contextlib
 import functools
+import inspect
 import math
 
 import hf_patch
 import pytest
 import torch
-from transformers import DataCollatorWithFlattening, DynamicCache
+from transformers import DataCollatorWithFlattening, DynamicCache, GPT2Model
 from transformers.masking_utils import and_masks, causal_mask_function, sliding_window_causal_mask_function
 
 from kernel_fusion import testing
@@ -136,19 +137,23 @@ def test_what_is_no_packed_row_is_refused(blocks):
     both = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
     other = starts.clone()
     other[1] += 1
-    padded = torch.ones_like(ids)
-    padded[:, :2] = 0
     cache = DynamicCache(config=model.config)
+    before_mask = [None] * (list(inspect.signature(GPT2Model.forward).parameters).index("attention_mask") - 3)
     with torch.no_grad(), hf_patch.patched(model, blocks):
         for text, given in (
             ("`cu_seq_lens_q` and `cu_seq_lens_k` must both be given", {"cu_seq_lens_q": starts}),
             ("`cu_seq_lens_q` and `cu_seq_lens_k` must both be given", {"cu_seq_lens_k": starts}),
             ("`cu_seq_lens_q` and `cu_seq_lens_k` must both", both | {"cu_seq_lens_k": starts[:-1]}),
             ("`cu_seq_lens_k` must be `cu_seq_lens_q`", both | {"cu_seq_lens_k": other}),
-            ("`attention_mask` must hide nothing where `cu_seq_lens_q` is given", both | {"attention_mask": padded}),
+            ("`attention_mask` must be None where `cu_seq_lens_q` is given", both | {"attention_mask": ids > 0}),
         ):
             with testing.raises(ValueError, f"kernel_fusion: {text}"):
                 model(ids, **given)
+        with testing.raises(ValueError, "kernel_fusion: `attention_mask` must be None where `cu_seq_lens_q` is given"):
+            model.transformer(ids, None, *before_mask, ids > 0, **both)
+        layer, q = model.transformer.h[0].attn, torch.randn(1, 2, 3, 8)
+        with testing.raises(ValueError, "kernel_fusion: `cu_seq_lens_q` must be given to a call of the model"):
+            hf_patch.attention_forward(layer, q, q, q, None, **both)
         model(tokens(1, 5), past_key_values=cache)
         with testing.raises(ValueError, "kernel_fusion: `past_key_values` must be empty where sequences are packed"):
             model(tokens(1, 5), past_key_values=cache, cu_seq_lens_q=starts, cu_seq_lens_k=starts)
