@@ -283,7 +283,8 @@ void attention_block(const Tensor& q, const Tensor& k, const Tensor& v, const Te
                      const MaybeTensor& key_begin, const MaybeTensor& key_end, const MaybeTensor& rng_state,
                      const MaybeTensor& attention_rng_state, const MaybeTensor& cu_seqlens, bool causal,
                      std::optional<double> scale, double eps, double dropout_p, double attention_dropout_p, bool keep,
-                     std::string_view rung, Tensor& y, Tensor& sum, Tensor& attended, Tensor& lse, Tensor& mean, Tensor& rstd) {
+                     std::string_view rung, Tensor& y, Tensor& sum, Tensor& attended, Tensor& lse, Tensor& mean,
+                     Tensor& rstd) {
   const char* op = "attention_block";
   check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps);
   check_documents(op, q, k, key_begin, key_end, cu_seqlens, {});
