@@ -2,6 +2,7 @@
 // products'.
 #include "host/fused_host.h"
 
+#include <kf/documents.h>
 #include <kf/key_bounds.h>
 
 #include <cmath>
@@ -280,11 +281,13 @@ void attention_residual_layer_norm(const Tensor& q, const Tensor& k, const Tenso
 void attention_block(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
                      const Tensor& proj_weight, const Tensor& proj_bias, const Tensor& weight, const Tensor& bias,
                      const MaybeTensor& key_begin, const MaybeTensor& key_end, const MaybeTensor& rng_state,
-                     const MaybeTensor& attention_rng_state, bool causal, std::optional<double> scale, double eps,
-                     double dropout_p, double attention_dropout_p, bool keep, std::string_view rung, Tensor& y,
-                     Tensor& sum, Tensor& attended, Tensor& lse, Tensor& mean, Tensor& rstd) {
+                     const MaybeTensor& attention_rng_state, const MaybeTensor& cu_seqlens, bool causal,
+                     std::optional<double> scale, double eps, double dropout_p, double attention_dropout_p, bool keep,
+                     std::string_view rung, Tensor& y, Tensor& sum, Tensor& attended, Tensor& lse, Tensor& mean,
+                     Tensor& rstd) {
   const char* op = "attention_block";
   check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps);
+  check_documents(op, q, k, key_begin, key_end, cu_seqlens, {});
   const int64_t width = residual.size(2);
   check_like(op, "proj_weight", proj_weight, "q", q, {width, width});
   check_like(op, "proj_bias", proj_bias, "q", q, {width});
@@ -301,8 +304,10 @@ void attention_block(const Tensor& q, const Tensor& k, const Tensor& v, const Te
   check_apart(op, outs, {{"q", q}, {"k", k}, {"v", v}, {"residual", residual}, {"weight", weight}, {"bias", bias}});
   check_apart(op, outs, {{"proj_weight", proj_weight}, {"proj_bias", proj_bias}});
   check_apart_if_given(op, outs, {{"key_begin", key_begin}, {"key_end", key_end}, {"rng_state", rng_state}});
-  check_apart_if_given(op, outs, {{"attention_rng_state", attention_rng_state}});
+  check_apart_if_given(op, outs, {{"attention_rng_state", attention_rng_state}, {"cu_seqlens", cu_seqlens}});
   check_rung(attention_block_op(), rung, q);
+  const Tensor starts = cu_seqlens ? cu_seqlens->contiguous() : Tensor();
+  if (cu_seqlens) check_starts(op, "cu_seqlens", starts, q.size(2));
   if (y.numel() == 0) return;
   const AttentionTensors attention(q, k, v, key_begin, key_end, of_weights, causal, scale, data_if(keep, lse));
   const Tensor r = in_one_piece(residual), pw = in_one_piece(proj_weight), pb = in_one_piece(proj_bias);
@@ -310,6 +315,10 @@ void attention_block(const Tensor& q, const Tensor& k, const Tensor& v, const Te
   const AlignedOut to_y(y), to_sum(sum), to_attended(attended);
   kf::attention_block::Args args{};
   args.attention = attention.args;
+  if (cu_seqlens) {
+    args.attention.cu_seqlens = starts.const_data_ptr<int32_t>();
+    args.attention.documents = starts.size(0) - 1;
+  }
   args.residual = r.data_ptr();
   args.proj_weight = pw.data_ptr();
   args.proj_bias = pb.data_ptr();

@@ -36,8 +36,8 @@ TORCH_LIBRARY(step3_fused, m) {
   step.define<attention_block>(
       "attention_block(Tensor q, Tensor k, Tensor v, Tensor residual, Tensor proj_weight, Tensor proj_bias, "
       "Tensor weight, Tensor bias, Tensor? key_begin=None, Tensor? key_end=None, Tensor? rng_state=None, "
-      "Tensor? attention_rng_state=None, *, bool causal=False, float? scale=None, float eps=1e-05, "
-      "float dropout_p=0.0, float attention_dropout_p=0.0, bool keep=True",
+      "Tensor? attention_rng_state=None, Tensor? cu_seqlens=None, *, bool causal=False, float? scale=None, "
+      "float eps=1e-05, float dropout_p=0.0, float attention_dropout_p=0.0, bool keep=True",
       {"y", "sum", "attended", "lse", "mean", "rstd"}, Autocast::kToItsDtype);
   step.define<linear_gelu>(
       "linear_gelu(Tensor x, Tensor weight, Tensor? bias=None, *, bool transposed=False, "

@@ -100,6 +100,14 @@ SIZES = {
 }
 
 
+def positions_of(ids: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Where each token of a packed row stands in its document, int32 [length]; nobody waits for the starts."""
+    if ids.shape[0] != 1:
+        raise ValueError(f"GPT2: `ids` must have batch 1 where `cu_seqlens` is given, got {ids.shape[0]}")
+    places = torch.arange(ids.shape[1], dtype=torch.int32, device=ids.device)
+    return places - cu_seqlens[torch.bucketize(places, cu_seqlens, right=True) - 1]
+
+
 class Weights(nn.Module):
     """A weight, and perhaps a bias, under the names Hugging Face stores them by. Matrices are [in, out], as stored."""
 
@@ -160,14 +168,21 @@ class GPT2(nn.Module):
             else:
                 parameter.normal_(std=std)
 
-    def hidden(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+    def hidden(
+        self, ids: torch.Tensor, cache: KVCache | None = None, cu_seqlens: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The normalised last hidden state [batch, length, n_embd] of `ids`, which follow the tokens in `cache`."""
         config = self.config
         length = ids.shape[1]
         if cache is not None:
+            if cu_seqlens is not None:
+                raise ValueError("GPT2: `cache` must be None where `cu_seqlens` is given: it has one text in a row")
             cache.open(length)
-        positions = None if cache is None else cache.end
-        x = embedding(ids, self.wte.weight, self.wpe.weight, positions, rung=config.rung("embedding"))
+        tables, rung = (self.wte.weight, self.wpe.weight), config.rung("embedding")
+        if cu_seqlens is None:
+            x = embedding(ids, *tables, None if cache is None else cache.end, rung=rung)
+        else:  # each token is a sequence of its own, and has its position
+            x = embedding(ids.mT, *tables, positions_of(ids, cu_seqlens), rung=rung).transpose(0, 1)
         # Each LayerNorm belongs to the op that makes its input: ln_2 to the attention before it, a block's ln_1 to the
         # residual sum that ends the block before. Only the very first stands alone.
         first = self.h[0].ln_1
@@ -175,7 +190,7 @@ class GPT2(nn.Module):
         following = [*(block.ln_1 for block in self.h[1:]), self.ln_f]
         form = recomputed(FORMS[config.blocks]) if self.recompute else FORMS[config.blocks]
         for layer, (block, norm) in enumerate(zip(self.h, following, strict=True)):
-            y, x = form(block, y, x, norm, config, layer, cache)
+            y, x = form(block, y, x, norm, config, layer, cache, cu_seqlens)
         if cache is not None:
             cache.close(length)
         return y
@@ -195,23 +210,27 @@ class GPT2(nn.Module):
         ]
         return [tensor for part in [*modules, self.ln_f] for tensor in (part.weight, part.bias)]
 
-    def forward(self, ids: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, cache: KVCache | None = None, cu_seqlens: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Logits [batch, length, vocab_size].
 
         Args:
             ids: [batch, length], int64 or int32.
             cache: keys and values of the tokens before; `ids` are added to it. Only without gradients.
+            cu_seqlens: of a packed row, batch 1, where its documents begin: int32 [documents + 1], 0 first, `length`
+                last. Positions count within each, and none sees another. Not together with `cache`.
         """
-        return self.logits(self.hidden(ids, cache))
+        return self.logits(self.hidden(ids, cache, cu_seqlens))
 
-    def loss(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(self, ids: torch.Tensor, targets: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> torch.Tensor:
         """Mean cross-entropy in nats of `targets`, given `ids`; the logits are never in memory in float32.
 
         Args:
-            ids: [batch, length], int64 or int32.
+            ids, cu_seqlens: as `forward` takes them.
             targets: [batch, length], int64; those of -100 do not count.
         """
-        hidden = self.hidden(ids).flatten(0, 1)
+        hidden = self.hidden(ids, None, cu_seqlens).flatten(0, 1)
         rung = self.config.rung("cross_entropy")
         return linear_cross_entropy(hidden, self.wte.weight, targets.flatten(), rung=rung)
 

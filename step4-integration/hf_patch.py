@@ -36,6 +36,7 @@ from kernel_fusion.ops import needs_gradients
 NAME = "kernel_fusion"
 TESTED = ("5.0.0", "5.23.0")  # the oldest and the newest version of transformers that the tests ran with
 _BEFORE = "_before_kernel_fusion"  # of a patched model: what `remove` gives back
+FLASH = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # FlashAttention's, of packed sequences
 # What a call may hand on to attention that changes what attention is.
 NOT_OURS = ("head_mask", "position_bias", "softcap", "s_aux", "sliding_window", "cache")
 
@@ -51,12 +52,14 @@ class CausalMask:
         keys: which keys are given to it, so that the queries are the last of them and none is hidden in between: the
             first so many, or those of these indices, [B or 1, number]. None for all.
         holes: which texts' masks are no run of ones, bool [B], where nobody could look. They become NaN.
+        cu_seqlens: of packed sequences, where each begins, all texts one behind the other; as `attention` takes it.
     """
 
-    ndim = 4  # what transformers hands on as it is
+    ndim, shape = 4, (0, 0, 0, 0)  # what transformers hands on as it is
 
-    def __init__(self, key_begin=None, key_end=None, keys=None, holes=None):
+    def __init__(self, key_begin=None, key_end=None, keys=None, holes=None, cu_seqlens=None):
         self.key_begin, self.key_end, self.keys, self.holes = key_begin, key_end, keys, holes
+        self.cu_seqlens = cu_seqlens
 
     def contiguous(self):
         return self
@@ -99,9 +102,23 @@ def check_layer(module, attention_mask, kwargs) -> None:
             )
     if not (module.is_causal and kwargs.get("is_causal") in (None, True)):
         raise ValueError(f"{NAME}: `is_causal` must be True, of a layer and of the call: the patch is causal attention")
+    if kwargs.get("cu_seq_lens_q") is not None:  # `take_documents` has not seen it
+        raise ValueError(f"{NAME}: `cu_seq_lens_q` must be given to a call of the model, not of its `forward`")
     for name in NOT_OURS:
         if kwargs.get(name) is not None:
             raise ValueError(f"{NAME}: `{name}` must be None: step 2's attention has no such thing")
+
+
+def in_one_row(x: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, length, head_dim] as one text [1, heads, batch * length, head_dim]: a view, as GPT-2 has them."""
+    return x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
+
+
+def check_packed(q: torch.Tensor, k: torch.Tensor) -> None:
+    if q.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"{NAME}: `past_key_values` must be empty where sequences are packed, holds {k.shape[2] - q.shape[2]} keys"
+        )
 
 
 def scale_of(module: GPT2Attention) -> float:
@@ -114,6 +131,11 @@ def attend(q, k, v, mask: CausalMask, scale: float, dropout: float) -> torch.Ten
 
     It covers a prompt, a prompt in chunks, and a single new token, for which there is an op of its own.
     """
+    if mask.cu_seqlens is not None:
+        check_packed(q, k)
+        rows = (in_one_row(t) for t in (q, k, v))
+        out = step2_attention.attention(*rows, cu_seqlens=mask.cu_seqlens, causal=True, scale=scale, dropout_p=dropout)
+        return out[0].unflatten(1, (q.shape[0], q.shape[2])).transpose(0, 1)
     if q.shape[2] == 1 and not dropout and not needs_gradients(q, k, v):
         return step2_attention.attention_decode(q, k, v, mask.key_begin, mask.key_end, scale=scale)
     return step2_attention.attention(q, k, v, mask.key_begin, mask.key_end, causal=True, scale=scale, dropout_p=dropout)
@@ -142,6 +164,32 @@ def runs_of_ones(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
 def hidden_first(seen: torch.Tensor) -> torch.Tensor:
     """The keys' indices, hidden ones first and each kind in its order. A single query does not care for the order."""
     return seen.byte().argsort(dim=-1, stable=True)
+
+
+# What transformers makes the mask of packed sequences of, besides `causal_mask_function`.
+PACKING = ("and_masks", "packed_sequence_mask_function", "remap_positions_for_packed_sequence")
+
+
+def is_packing(mask_function: Callable) -> bool:
+    """Whether a mask is made of the causal one and of packed sequences, and of nothing else."""
+    if mask_function is causal_mask_function:
+        return True
+    held = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+    parts = [part for one in held for part in (one if isinstance(one, tuple | list) else [one]) if callable(part)]
+    maker = getattr(mask_function, "__qualname__", "").partition(".")[0]
+    return maker in PACKING and all(is_packing(part) for part in parts)
+
+
+def starts_of(mask_function: Callable, batch: int, length: int, device: torch.device) -> torch.Tensor:
+    """Where packed sequences begin, all rows one behind the other: where a token does not see the one before it.
+
+    Nobody waits for their number: there is room for one that begins at each token, and what is left over is empty.
+    """
+    row, query = torch.arange(batch, device=device)[:, None], torch.arange(1, length, device=device)
+    begins = nn.functional.pad(~mask_function(row, row.new_zeros(()), query, query - 1), (1, 0), value=True)
+    places = torch.arange(batch * length, dtype=torch.int32, device=device)
+    starts = places.masked_fill(~begins.expand(batch, -1).flatten(), batch * length).sort().values
+    return nn.functional.pad(starts, (0, 1), value=batch * length)
 
 
 def can_look(device: torch.device) -> bool:
@@ -177,11 +225,11 @@ def causal_mask(
             f"{NAME}: `is_causal` must be True, of the config and of the call: the patch is causal attention"
         )
     if mask_function is not causal_mask_function:
-        raise ValueError(
-            f"{NAME}: packed sequences (`position_ids` that start again) and masks other than the causal one are not "
-            f"supported; step 2's attention knows only the causal mask. Where torch.compile cannot tell whether "
-            f"sequences are packed, give an `attention_mask` of ones"
-        )
+        # torch.compile cannot look into a function, nor at positions: there GPT-2 takes all for packed sequences.
+        if not torch.compiler.is_compiling() and not is_packing(mask_function):
+            raise ValueError(f"{NAME}: masks other than the causal one and packed sequences are not supported")
+        device = kwargs["device"] if cache_position is None else cache_position.device
+        return CausalMask(cu_seqlens=starts_of(mask_function, batch_size, q_length, device))
     if isinstance(q_offset, torch.Tensor) and q_length > 1 and can_look(q_offset.device):
         q_offset = int(q_offset)
     keys = q_offset + q_length - kv_offset  # so many exist; a static cache has room for more
@@ -284,12 +332,16 @@ def attention_part(block: GPT2Block, x, cache, mask, cache_position):
     q, k, v = mask.applied(attn, q, k, v)
     scale, attention_dropout_p = scale_of(attn), attn.attn_dropout.p if attn.training else 0.0
     if q.dtype == x.dtype and residual_is_ours(attn.c_proj, dropout, x) and is_ours(norm, nn.LayerNorm, x):
+        rows = (q, k, v, x)
+        if mask.cu_seqlens is not None:
+            check_packed(q, k)
+            rows = (*(in_one_row(t) for t in (q, k, v)), x.reshape(1, -1, width))
         y, x = step3_fused.attention_block(
-            q, k, v, x, attn.c_proj.weight, attn.c_proj.bias, norm.weight, norm.bias, mask.key_begin, mask.key_end,
-            causal=True, scale=scale, dropout_p=dropout.p, attention_dropout_p=attention_dropout_p,
-            training=attn.training, eps=norm.eps,
+            *rows, attn.c_proj.weight, attn.c_proj.bias, norm.weight, norm.bias, mask.key_begin, mask.key_end,
+            cu_seqlens=mask.cu_seqlens, causal=True, scale=scale, dropout_p=dropout.p,
+            attention_dropout_p=attention_dropout_p, training=attn.training, eps=norm.eps,
         )  # fmt: skip
-        return x, y
+        return x.view(batch, length, width), y.view(batch, length, width)
     heads = attend(q, k, v, mask, scale, attention_dropout_p).transpose(1, 2).reshape(batch, length, width)
     x = x + dropout(product(attn.c_proj, heads))
     return x, layer_norm(norm, x)
@@ -362,6 +414,23 @@ def refuse_weights(model, args, kwargs) -> None:
         raise ValueError(f"{NAME}: `output_attentions` must be False: step 2's attention never holds the weights")
 
 
+def take_documents(model, args, kwargs):
+    """Before each call of a patched model: FlashAttention's arguments, which say where packed sequences begin, become
+    a mask. Not every version of transformers hands them on to the layers."""
+    starts, of_keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
+    if starts is None and of_keys is None:
+        return None
+    given = dict(zip(list(inspect.signature(type(model).forward).parameters)[1:], args, strict=False)) | kwargs
+    if starts is None or of_keys is None or starts.shape != of_keys.shape:
+        raise ValueError(f"{NAME}: `cu_seq_lens_q` and `cu_seq_lens_k` must both be given, and be the same")
+    if can_look(starts.device) and not torch.equal(starts, of_keys):
+        raise ValueError(f"{NAME}: `cu_seq_lens_k` must be `cu_seq_lens_q`: a sequence attends to itself")
+    if given.get("attention_mask") is not None:
+        raise ValueError(f"{NAME}: `attention_mask` must be None where `cu_seq_lens_q` is given")
+    others = {name: value for name, value in given.items() if name not in FLASH}
+    return (), others | {"attention_mask": CausalMask(cu_seqlens=starts.int())}
+
+
 def configs(model: GPT2PreTrainedModel) -> list[GPT2Config]:
     """What the model and its layers look into, each once: as a rule one object."""
     of_all = [getattr(module, "config", None) for module in model.modules()]
@@ -422,6 +491,8 @@ def apply(model: GPT2PreTrainedModel, blocks: bool = False) -> None:
     for module in model.modules():
         if id(getattr(module, "config", None)) in own:
             module.config = own[id(module.config)]
+        if isinstance(module, GPT2PreTrainedModel):
+            hooks.append(module.register_forward_pre_hook(take_documents, with_kwargs=True))
         if isinstance(module, GPT2Model):
             hooks.append(module.register_forward_pre_hook(refuse_weights, with_kwargs=True))
     setattr(model, _BEFORE, ([(config, config._attn_implementation) for config in own.values()], hooks))

@@ -13,12 +13,13 @@ held-out text better. Your own data, and how to go on after a crash: pages/train
 # ruff: noqa: E402  arguments are read first, so that --help needs no build
 import argparse
 import dataclasses
+import itertools
 import math
 import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from training.command import FINE_RATE, OUT, RATE, SIZES, SMALL_RATE, make_parser
@@ -33,13 +34,13 @@ from gpt2_model import SIZES as CONFIGS
 from model import weights as weight_files
 from rich.console import Console
 from training import checkpoint
-from training.batches import Batches, Tokens
+from training.batches import Batches, Packed, Tokens, packed
 from training.data import Data, read
-from training.documents import Bigram, read_documents, split
+from training.documents import Bigram, read_documents, split, split_starts
 from training.optimizer import optimizer_of
 from training.progress import Board, Speed, in_words, shown, threads_for
 from training.run import Run
-from training.step import GraphStep, autocast, cross_entropy, step
+from training.step import GraphStep, Part, autocast, cross_entropy, each_tensor, step
 
 from kernel_fusion.console import make_console  # not installed? pip install -e ..
 
@@ -67,26 +68,36 @@ def evaluate(
     *,
     length: int | None = None,
     dtype: torch.dtype = torch.float32,
+    begins: torch.Tensor | None = None,
 ) -> float:
     """Nats a token on `text`, its first one aside. A token's context begins with its window, of `length` tokens: all of
-    the model's positions where that is None."""
+    the model's positions where that is None. Or with its document, if `begins` says which tokens begin one, a bool for
+    each; they are left aside then."""
     if len(text) < 2:
         raise ValueError(f"evaluate: `text` must hold at least 2 tokens, got {len(text)}")
     if (largest := int(text.max())) >= model.config.vocab_size:
         raise ValueError(f"evaluate: `text` must be of tokens below {model.config.vocab_size}, has {largest}")
     length = length or model.config.n_positions
     device = model.wte.weight.device
-    total = torch.zeros((), dtype=torch.float64, device=device)
+    total, counted = torch.zeros((), dtype=torch.float64, device=device), 0
     whole = (len(text) - 1) // length
     starts = range(0, whole * length, length)
-    with autocast(model, dtype):
+
+    def windows_of(x: torch.Tensor) -> Iterator[torch.Tensor]:
         for group in (starts[i : i + batch] for i in range(0, whole, batch)):
-            part = torch.stack([text[i : i + length + 1] for i in group])  # a window's last token is the next's first
-            total += cross_entropy(model, part.to(device)) * (part.shape[0] * length)
-        rest = text[whole * length :]
-        if len(rest) > 1:
-            total += cross_entropy(model, rest[None].to(device)) * (len(rest) - 1)
-    return total.item() / (len(text) - 1)
+            yield torch.stack([x[i : i + length + 1] for i in group])  # a window's last token is the next's first
+        if len(rest := x[whole * length :]) > 1:
+            yield rest[None]
+
+    with autocast(model, dtype):
+        flags = itertools.repeat(None) if begins is None else windows_of(begins)
+        for windows, begun in zip(windows_of(text), flags, strict=False):
+            part = windows if begun is None else packed(windows.long(), begun)
+            count = int((part.targets != -100).sum()) if isinstance(part, Packed) else windows[:, 1:].numel()
+            if count:
+                total += cross_entropy(model, on_device(part, device)) * count
+                counted += count
+    return total.item() / max(1, counted)
 
 
 def documents_of(documents: list[bytes], config: Config, console: Console) -> tuple[Data, float]:
@@ -98,7 +109,10 @@ def documents_of(documents: list[bytes], config: Config, console: Console) -> tu
     bar = bigram.loss(held_out)
     weights = ", ".join(f"{weight:.3f}" for weight in bigram.weights.tolist())
     console.print(f"bigram, weights {weights} (pair, single, uniform): held-out loss {bar:.3f}")
-    parts = (Tokens([part.numpy()], ["the documents"]) for part in (text, held_out))
+    parts = (
+        Tokens([part.numpy()], ["the documents"], starts=[places])
+        for part, places in zip((text, held_out), split_starts(documents), strict=True)
+    )
     return Data(*parts, vocab_size=256, tokenizer="bytes"), bar
 
 
@@ -113,13 +127,24 @@ def check_fits(data: Data, config: Config, run: Run, device: str) -> None:
             f"train: the model's `vocab_size` must be at least {data.vocab_size}, as many as the tokenizer has, "
             f"got {config.vocab_size}"
         )
+    if run.packed and data.train.starts is None:
+        end = data.train.end_of_text
+        if end is None:
+            raise ValueError("train: `packed` needs data that says where its documents begin")
+        if not 0 <= end < config.vocab_size:
+            raise ValueError(
+                f"--end-of-text must be below the model's `vocab_size`, {config.vocab_size}, got {end}: with --packed "
+                f"it is the token that ends a document"
+            )
     if run.graph and torch.device(device).type != "cuda":
         raise ValueError(f"train: `graph` needs a GPU, for a CUDA graph is captured there, got device {device}")
 
 
-def on_device(windows: torch.Tensor, device: torch.device) -> torch.Tensor:
+def on_device(part: Part, device: torch.device) -> Part:
     """Copied there; to a GPU without a wait, from memory that it reads by itself."""
-    return windows.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else windows
+    if device.type != "cuda":
+        return part
+    return each_tensor(lambda t: t.pin_memory().to(device, non_blocking=True), part)
 
 
 def train(
@@ -180,8 +205,9 @@ def train(
     check_fits(data, config, run, device)
     length = run.context or config.n_positions
     part = run.batch // run.accumulate
-    batches = Batches(data.train, length, part, vocab_size=config.vocab_size, seed=run.seed)
+    batches = Batches(data.train, length, part, vocab_size=config.vocab_size, seed=run.seed, packed=run.packed)
     held_out = data.held_out.first(eval_tokens)
+    begins = data.held_out.first_begins(eval_tokens) if run.packed else None
     console.print(f"{len(data.train):,} tokens to train on, {len(data.held_out):,} held out")
 
     torch.manual_seed(run.seed)
@@ -194,7 +220,7 @@ def train(
     take = GraphStep(where) if run.graph else step
     about = {
         "run": dataclasses.asdict(run) | {"context": length}, "config": dataclasses.asdict(config),
-        "data": data.train.digest(),
+        "data": data.train.digest(run.packed),
     }  # fmt: skip
     begin = 0
     if last:
@@ -230,7 +256,7 @@ def train(
                 show(number / run.steps, f"step {number}, loss {loss.item():.3f}{beside}")
                 board.add(number, loss=loss.item(), rate=run.rate_of(number), **found)
             if eval_every and done % eval_every == 0 and done < run.steps:
-                value = evaluate(model, held_out, length=length, dtype=run.torch_dtype)
+                value = evaluate(model, held_out, length=length, dtype=run.torch_dtype, begins=begins)
                 console.print(f"after {done} steps: held-out loss {value:.3f}")
                 board.add(number, held_out_loss=value)
                 speed.pause()
@@ -240,7 +266,7 @@ def train(
                 speed.pause()
             elif not save_every and 4 * done // run.steps > 4 * number // run.steps and done < run.steps:
                 model.save_pretrained(out, **entries)
-        final = evaluate(model, held_out, length=length, dtype=run.torch_dtype)
+        final = evaluate(model, held_out, length=length, dtype=run.torch_dtype, begins=begins)
     board.add(run.steps, held_out_loss=final)
     board.close()
     model.save_pretrained(out, **entries)
@@ -312,13 +338,14 @@ def main(arguments: list[str] | None = None) -> None:
         check_device(options.device)
         data = None
         if options.data:
-            data = read(options.data, tokenizer=options.tokenizer, token_bytes=options.token_bytes)
+            ways = {"tokenizer": options.tokenizer, "token_bytes": options.token_bytes}
+            data = read(options.data, end_of_text=options.end_of_text if options.packed else None, **ways)
         if options.rate is None:
             options.rate = SMALL_RATE if not options.model else RATE if options.model in SIZES else FINE_RATE
         passed = (
-            "steps", "batch", "accumulate", "context", "rate", "warm_up", "weight_decay", "clip", "seed", "dtype",
-            "recompute", "graph", "device", "out", "log_every", "eval_every", "eval_tokens", "save_every", "keep",
-            "resume", "tensorboard",
+            "steps", "batch", "accumulate", "context", "packed", "rate", "warm_up", "weight_decay", "clip", "seed",
+            "dtype", "recompute", "graph", "device", "out", "log_every", "eval_every", "eval_tokens", "save_every",
+            "keep", "resume", "tensorboard",
         )  # fmt: skip
         chosen = {name: getattr(options, name) for name in passed}
         result = train(console, data=data, **model_of(options, data), **chosen)

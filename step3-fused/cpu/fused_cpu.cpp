@@ -121,14 +121,29 @@ Matrix<const C> rows_of(const T* from, int64_t row_stride, int64_t rows, int64_t
   }
 }
 
-// Attention of all heads for up to kTileRows queries, side by side in tile[r · width + h · head_dim + d].
+// Where a text's queries end, and which keys exist for them: those of a batch, or of a packed row's document.
+struct Text {
+  int64_t queries_end, begin, end;
+
+  Text(const Attention& a, int64_t batch, int64_t query) {
+    if (a.cu_seqlens == nullptr) {
+      queries_end = a.q_length;
+      begin = a.key_begin == nullptr ? 0 : std::clamp<int64_t>(a.key_begin[batch], 0, a.k_length);
+      end = a.key_end == nullptr ? a.k_length : std::min<int64_t>(a.key_end[batch], a.k_length);
+      return;
+    }
+    const int32_t* const next = std::upper_bound(a.cu_seqlens, a.cu_seqlens + a.documents, query);
+    begin = next[-1];
+    queries_end = end = *next;
+  }
+};
+
+// Attention of all heads for up to kTileRows queries of a text, side by side in tile[r · width + h · head_dim + d].
 template <class T, class C>
-void attend_tile(const Attention& a, int64_t batch, int64_t first_row, C* tile) {
+void attend_rows(const Attention& a, int64_t batch, int64_t first_row, int64_t rows, const Text& text, C* tile) {
   const int64_t width = a.heads * a.head_dim;
-  const int64_t rows = std::min<int64_t>(kTileRows, a.q_length - first_row);
   // The keys that exist are counted from the first one.
-  const int64_t begin = a.key_begin == nullptr ? 0 : std::clamp<int64_t>(a.key_begin[batch], 0, a.k_length);
-  const int64_t end = a.key_end == nullptr ? a.k_length : std::min<int64_t>(a.key_end[batch], a.k_length);
+  const int64_t begin = text.begin, end = text.end;
   int64_t seen[kTileRows];  // how many keys each query sees
   for (int64_t r = 0; r < kTileRows; ++r) {
     const int64_t row = first_row + std::min(r, rows - 1);
@@ -141,7 +156,7 @@ void attend_tile(const Attention& a, int64_t batch, int64_t first_row, C* tile) 
   std::vector<C> scores(keys * kTileRows);  // turned: element (j, r), so that a column's neighbours are other rows
   std::vector<C> key_copy, value_copy, factors(a.threshold == 0 ? 0 : keys);
   C inverse[kTileRows], lse[kTileRows];
-  std::fill(tile, tile + kTileRows * width, C(0));
+  std::fill(tile, tile + rows * width, C(0));
 
   for (int64_t head = 0; head < a.heads; ++head) {
     const auto base = [&](const TensorRef& x, int64_t row) {
@@ -172,6 +187,18 @@ void attend_tile(const Attention& a, int64_t batch, int64_t first_row, C* tile) 
       for (int64_t d = 0; d < a.head_dim; ++d) out[r * width + d] *= inverse[r];
     }
     if (a.lse != nullptr) std::copy_n(lse, rows, static_cast<C*>(a.lse) + head_of_all * a.q_length + first_row);
+  }
+}
+
+// The same for a tile, in which several documents may lie: each is multiplied by itself, for 0 times another's NaN is
+// NaN.
+template <class T, class C>
+void attend_tile(const Attention& a, int64_t batch, int64_t first_row, int64_t rows, C* tile) {
+  for (int64_t row = first_row; row < first_row + rows;) {
+    const Text text(a, batch, row);
+    const int64_t end = std::min(first_row + rows, text.queries_end);
+    attend_rows<T>(a, batch, row, end - row, text, tile + (row - first_row) * a.heads * a.head_dim);
+    row = end;
   }
 }
 
@@ -296,7 +323,7 @@ void attention_residual_layer_norm(const kf::attention_residual_layer_norm::Args
     const std::vector<C> bias = converted<T>(a.bias, width);
     for_each_tile(a.attention, [&](int64_t batch, int64_t first_row, int64_t rows) {
       std::vector<C> tile(kTileRows * width);
-      attend_tile<T>(a.attention, batch, first_row, tile.data());
+      attend_tile<T>(a.attention, batch, first_row, rows, tile.data());
       const int64_t first = batch * a.attention.q_length + first_row;
       if (a.attended != nullptr) convert(tile.data(), rows * width, static_cast<T*>(a.attended) + first * width);
       for (int64_t r = 0; r < rows; ++r) {
@@ -325,7 +352,7 @@ void attention_block(const kf::attention_block::Args& a) {
     for_each_tile(a.attention, [&](int64_t batch, int64_t first_row, int64_t rows) {
       std::vector<C> tile(kTileRows * width), sums(rows * width);
       std::vector<uint16_t> numbers;
-      attend_tile<T>(a.attention, batch, first_row, tile.data());
+      attend_tile<T>(a.attention, batch, first_row, rows, tile.data());
       const int64_t first = batch * a.attention.q_length + first_row;
       if (a.attended != nullptr) convert(tile.data(), rows * width, static_cast<T*>(a.attended) + first * width);
 

@@ -38,9 +38,10 @@ void attention_residual_layer_norm(const Tensor& q, const Tensor& k, const Tenso
 void attention_block(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& residual,
                      const Tensor& proj_weight, const Tensor& proj_bias, const Tensor& weight, const Tensor& bias,
                      const MaybeTensor& key_begin, const MaybeTensor& key_end, const MaybeTensor& rng_state,
-                     const MaybeTensor& attention_rng_state, bool causal, std::optional<double> scale, double eps,
-                     double dropout_p, double attention_dropout_p, bool keep, std::string_view rung, Tensor& y,
-                     Tensor& sum, Tensor& attended, Tensor& lse, Tensor& mean, Tensor& rstd);
+                     const MaybeTensor& attention_rng_state, const MaybeTensor& cu_seqlens, bool causal,
+                     std::optional<double> scale, double eps, double dropout_p, double attention_dropout_p, bool keep,
+                     std::string_view rung, Tensor& y, Tensor& sum, Tensor& attended, Tensor& lse, Tensor& mean,
+                     Tensor& rstd);
 
 // Of all that follow: x [..., depth], weight [depth, width] or, transposed, [width, depth], bias [width]; y
 // [..., width].

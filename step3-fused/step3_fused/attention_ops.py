@@ -7,6 +7,7 @@ import torch
 from kernel_fusion import rng
 from kernel_fusion.ops import (
     check_dim,
+    check_documents,
     check_floating,
     check_key_bounds,
     check_like,
@@ -98,6 +99,7 @@ def attention_block(
     key_end: torch.Tensor | None = None,
     rng_state: torch.Tensor | None = None,
     attention_rng_state: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -119,6 +121,9 @@ def attention_block(
         proj_bias, weight, bias: [H·D]. All of one dtype and device.
         rng_state, attention_rng_state: for `dropout_p`, and for `attention_dropout_p`: int64 [2], seed and offset, on
             the CPU or on q's device; default: new ones.
+        cu_seqlens: where documents begin in a packed row, as step 2's `attention` has it: int32 [n + 1] on the device
+            of `q`, 0 first, never falling, Sq last. B is 1, k and v are as long as q, no document sees another, and
+            `causal` counts within each. None: one document a batch. Not together with `key_begin` or `key_end`.
         dropout_p: the part of the projection, with its bias, that is dropped, from 0 to 1, with the mask of step 1's
             `bias_dropout_residual`.
         attention_dropout_p: the part of attention's weights that is dropped, with the mask of step 2's `attention`.
@@ -137,7 +142,9 @@ def attention_block(
         built.
 
     Raises:
-        TypeError, ValueError: as `attention_residual_layer_norm`, and for `dropout_p`.
+        TypeError, ValueError: as `attention_residual_layer_norm`, and for `dropout_p`; for CPU tensors, also starts of
+            documents that are none. For CUDA tensors a check would wait for the GPU; with such starts the outputs may
+            be anything.
     """
     op = "attention_block"
     dropout_p, rng_state = shared.dropout(op, "dropout_p", dropout_p, rng_state, training, q)
@@ -154,7 +161,8 @@ def attention_block(
     }
     inputs = (q, k, v, residual, proj_weight, proj_bias, weight, bias)
     keep = return_statistics or needs_gradients(*inputs)  # the way back wants them, too
-    outputs = _ops.attention_block(*inputs, key_begin, key_end, rng_state, attention_rng_state, keep=keep, **options)
+    others = (key_begin, key_end, rng_state, attention_rng_state, cu_seqlens)
+    outputs = _ops.attention_block(*inputs, *others, keep=keep, **options)
     return outputs if return_statistics else outputs[:2]
 
 
@@ -229,6 +237,7 @@ def _(
     key_end=None,
     rng_state=None,
     attention_rng_state=None,
+    cu_seqlens=None,
     *,
     causal=False,
     scale=None,
@@ -241,6 +250,7 @@ def _(
     op = "attention_block"
     parameters = {"proj_weight": proj_weight, "proj_bias": proj_bias, "weight": weight, "bias": bias}
     _check_attention(op, q, k, v, residual, key_begin, key_end, scale, eps, **parameters)
+    check_documents(op, q, k, key_begin, key_end, cu_seqlens, None)
     rng.check(op, "dropout_p", dropout_p, rng_state, q)
     rng.check(op, "attention_dropout_p", attention_dropout_p, attention_rng_state, q, "attention_rng_state")
     return contiguous_like(residual), contiguous_like(residual), *_kept_of_attention(q, residual, keep)
@@ -254,42 +264,42 @@ def _heads(x, heads):
     return x.unflatten(2, (heads, x.shape[2] // heads)).transpose(1, 2)
 
 
-def _save_for_attention(ctx, options, tensors, bounds, rng_states, kept):
-    """`tensors`, then what may be None: key_begin, key_end and the states; then, if they are kept, attended to rstd."""
+def _save_for_attention(ctx, options, tensors, optional, kept):
+    """`tensors`, then what may be None: key_begin, key_end and so on; then, if they are kept, attended to rstd."""
     ctx.eps, ctx.keeps = options["eps"], options["keep"]
     ctx.attention = {
         "causal": options["causal"],
         "scale": options["scale"],
         "dropout_p": options["attention_dropout_p"],
     }
-    ctx.save_for_backward(*tensors, *bounds, *rng_states, *(kept if ctx.keeps else ()))
+    ctx.save_for_backward(*tensors, *optional, *(kept if ctx.keeps else ()))
     ctx.set_materialize_grads(False)
     shared.step_2()  # an error comes now, not in the backward
 
 
-def _attended(ctx, q, k, v, bounds, rng_state, kept):
+def _attended(ctx, q, k, v, bounds, rng_state, kept, cu_seqlens=None):
     """Attention's output, side by side, and log-sum-exp: kept, or computed again."""
     if ctx.keeps:
         return kept[:2]
-    out, lse = shared.step_2().attention(q, k, v, *bounds, rng_state, **ctx.attention)
+    out, lse = shared.step_2().attention(q, k, v, *bounds, rng_state, cu_seqlens, **ctx.attention)
     return out.transpose(1, 2).flatten(2), lse
 
 
-def _attention_gradients(ctx, grad, given, q, k, v, attended, lse, grad_lse, bounds, rng_state):
+def _attention_gradients(ctx, grad, given, q, k, v, attended, lse, grad_lse, bounds, rng_state, cu_seqlens=None):
     """Of q, k and v. `grad`: of attention's output, side by side; `given`: what more, where somebody used it."""
     if given is not None and ctx.keeps:
         grad = grad + given
     heads = q.shape[1]
     rows = _heads(grad, heads), q, k, v, _heads(attended, heads), lse
     return shared.step_2().attention_backward(
-        *rows, *bounds, grad_lse if ctx.keeps else None, rng_state, **ctx.attention
+        *rows, *bounds, grad_lse if ctx.keeps else None, rng_state, cu_seqlens, **ctx.attention
     )
 
 
 def _attention_residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
     q, k, v, residual, weight, _, key_begin, key_end, rng_state = inputs
     tensors = q, k, v, residual, weight
-    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end), (rng_state,), output[1:])
+    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end, rng_state), output[1:])
 
 
 def _attention_residual_layer_norm_backward(ctx, grad, grad_attended, grad_lse, grad_mean, grad_rstd):
@@ -314,32 +324,31 @@ torch.library.register_autograd(
 
 
 def _attention_block_setup(ctx, inputs, keyword_only_inputs, output):
-    q, k, v, _, proj_weight, _, weight, _, key_begin, key_end, rng_state, attention_rng_state = inputs
+    q, k, v, _, proj_weight, _, weight, _, *optional = inputs
     _, total, *kept = output
     ctx.dropout_p = keyword_only_inputs["dropout_p"]
-    tensors, rng_states = (q, k, v, proj_weight, weight, total), (rng_state, attention_rng_state)
-    _save_for_attention(ctx, keyword_only_inputs, tensors, (key_begin, key_end), rng_states, kept)
+    _save_for_attention(ctx, keyword_only_inputs, (q, k, v, proj_weight, weight, total), optional, kept)
     if rng.drops(ctx.dropout_p):
         shared.step_1()
 
 
 def _attention_block_backward(ctx, grad_y, grad_sum, grad_attended, grad_lse, grad_mean, grad_rstd):
-    q, k, v, proj_weight, weight, total, key_begin, key_end, rng_state, attention_rng_state, *kept = ctx.saved_tensors
-    bounds = key_begin, key_end
+    q, k, v, proj_weight, weight, total, key_begin, key_end, *others = ctx.saved_tensors
+    (rng_state, attention_rng_state, cu_seqlens, *kept), bounds = others, (key_begin, key_end)
     with torch.autocast(q.device.type, enabled=False):  # a backward inside an autocast region computes the same
         rows = (total, weight, *kept[2:])
         grad_total, *rest = shared.gradients_of_rows(ctx, rows, grad_y, grad_sum, grad_mean, grad_rstd)
         grad_qkv, grad_proj = (None, None, None), (None, None)
         if any(ctx.needs_input_grad[:3]) or any(ctx.needs_input_grad[4:6]):
-            attended, lse = _attended(ctx, q, k, v, bounds, attention_rng_state, kept)
+            attended, lse = _attended(ctx, q, k, v, bounds, attention_rng_state, kept, cu_seqlens)
             grad_projected = grad_total
             if rng.drops(ctx.dropout_p):
                 grad_projected, _ = shared.step_1().bias_dropout_residual_backward(grad_total, ctx.dropout_p, rng_state)
             grad, *grad_proj = shared.step_2().linear_backward(grad_projected, attended, proj_weight)
             if any(ctx.needs_input_grad[:3]):
                 of_attention = grad, grad_attended, q, k, v, attended, lse, grad_lse
-                grad_qkv = _attention_gradients(ctx, *of_attention, bounds, attention_rng_state)
-    return *grad_qkv, grad_total, *grad_proj, *rest, None, None, None, None
+                grad_qkv = _attention_gradients(ctx, *of_attention, bounds, attention_rng_state, cu_seqlens)
+    return *grad_qkv, grad_total, *grad_proj, *rest, *[None] * 5
 
 
 torch.library.register_autograd(

@@ -1,6 +1,7 @@
 """What the tests of LayerNorm's ops, and of attention with what follows it, share: formulas, inputs, rungs."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -77,10 +78,13 @@ def residual_layer_norm_formula(
 
 
 def attention_and_lse_of(
-    q, k, v, key_begin=None, key_end=None, rng_state=None, causal=False, scale=None, dropout_p=0.0
+    q, k, v, key_begin=None, key_end=None, rng_state=None, causal=False, scale=None, dropout_p=0.0, cu_seqlens=None
 ):
     """Heads side by side: [B, Sq, H·D]; and the log-sum-exp. A query that sees no key gives 0, and -inf."""
     hidden = hidden_of(q, k, key_begin, key_end, causal)
+    if cu_seqlens is not None:
+        document = torch.bucketize(torch.arange(q.shape[2], device=q.device), cu_seqlens, right=True)
+        hidden = hidden | (document[:, None] != document)
     scores = ((q @ k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)).masked_fill(hidden, -INFINITY)
     weights = torch.softmax(scores, -1).masked_fill(hidden, 0)
     if round(65536 * dropout_p) > 0:
@@ -111,6 +115,7 @@ def block_formula(
     end=None,
     rng_state=None,
     attention_rng_state=None,
+    cu_seqlens=None,
     *,
     causal=False,
     scale=None,
@@ -119,7 +124,7 @@ def block_formula(
     eps=1e-5,
 ):
     attended, lse = attention_and_lse_of(
-        q, k, v, begin, end, attention_rng_state, causal, scale, dropout_p=attention_dropout_p
+        q, k, v, begin, end, attention_rng_state, causal, scale, attention_dropout_p, cu_seqlens
     )
     total = residual + dropped(attended @ proj_weight + proj_bias, dropout_p, rng_state)
     statistics = statistics_of(total, eps, kept_more_exactly=True)
@@ -203,6 +208,13 @@ def given(op, dtype, device, *, shape=(3, 2, 37, 70, 8), padding=True, dropout_p
     return (*tensors, *(padded if padding else (None, None)), *rng_states), options
 
 
+def packed(lengths, dtype, device, *, heads=2, dim=8, **parts):
+    """Inputs of attention_block with documents of these lengths in a row, and the options of dropout."""
+    rows = sum(lengths)
+    inputs, options = given(BLOCK, dtype, device, shape=(1, heads, rows, rows, dim), padding=False, **parts)
+    return (*inputs, bounds([0, *itertools.accumulate(lengths)], device)), options
+
+
 def leaves_of(inputs):
     """The floating tensors, which require gradients, and the others behind them."""
     leaves = [t.detach().requires_grad_() for t in inputs if torch.is_tensor(t) and t.is_floating_point()]
@@ -227,6 +239,10 @@ def can_do(rung, dtype, attention_dropout_p=0.0):
     if rung in ON_TENSOR_CORES:
         return dtype in (torch.float16, torch.bfloat16) and not attention_dropout_p
     return rung != "v2_fused" or dtype != torch.float64
+
+
+def takes_packed_rows(rung):
+    return rung in ("auto", "cpu", "pieces")
 
 
 def dtype_of(rung):

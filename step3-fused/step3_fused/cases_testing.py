@@ -46,6 +46,15 @@ def padded(op, dropout_p, attention_dropout_p):
     return Case(op, lambda *a: given(*a)[0], formula_of(op), options)
 
 
+def packed(dropout_p, attention_dropout_p):
+    def given(dtype, device, large):
+        parts = {"dropout_p": dropout_p, "attention_dropout_p": attention_dropout_p}
+        return attention_testing.packed([13, 0, 33, 4] if large else [2, 0, 3, 1], dtype, device, **parts)
+
+    options = {"causal": True} | given(torch.float32, "cpu", False)[1]
+    return Case(BLOCK, lambda *a: given(*a)[0], formula_of(BLOCK), options)
+
+
 def layer_norm_backward_inputs(dtype, device, large):
     x, weight, bias = attention_testing.row_inputs("layer_norm", (3, 8), dtype, device)
     statistics = step3_fused.layer_norm(x, weight, bias, return_statistics=True)[1:]
@@ -70,6 +79,7 @@ NORMS |= {
 NORMS |= {f"{op} padding": padded(op, 0.0, 0.0) for op in (ALONE, BLOCK)}
 NORMS |= {f"{op} padding, weights dropped": padded(op, 0.0, 0.2) for op in (ALONE, BLOCK)}
 NORMS |= {f"{BLOCK} padding, dropout": padded(BLOCK, 0.3, 0.0), f"{BLOCK} padding, both": padded(BLOCK, 0.3, 0.2)}
+NORMS |= {f"{BLOCK} packed": packed(0.0, 0.0), f"{BLOCK} packed, both": packed(0.3, 0.2)}
 PRODUCTS = {f"{op} {i}": epilogue(op, case) for op, cases in EPILOGUES.items() for i, case in enumerate(cases[:2])}
 CASES = NORMS | PRODUCTS | {"layer_norm_backward": Case("layer_norm_backward", layer_norm_backward_inputs)}
 FORWARD = [name for name, case in CASES.items() if "backward" not in case.op]
@@ -108,6 +118,7 @@ def rungs_of_cases():
                 dtype = attention_testing.dtype_of(rung)
                 dropped = case.options.get("attention_dropout_p", 0.0)
                 able = attention_testing.can_do(rung, dtype, dropped) and attention_testing.can_run(device, rung)
+                able = able and ("packed" not in name or attention_testing.takes_packed_rows(rung))
             elif name in PRODUCTS:
                 dtype = torch.bfloat16 if rung in epilogue_testing.TENSOR_CORES else torch.float32
                 drops = epilogue_testing.drops(case.op, rung) or "dropout" not in case.op or name.endswith("0")

@@ -184,6 +184,8 @@ def test_an_unknown_rung_is_refused(name, device):
     of_rows = {"x", "q", "k", "v", "residual", "grad", "grad_sum", "preactivation", "mean", "rstd"}
     of_rows |= {"key_begin", "key_end"}
     empty = [t[:0] if a.name in of_rows and t is not None else t for a, t in zip(arguments, inputs, strict=False)]
+    if name.startswith("attention_block packed"):
+        empty[-1] = None  # documents want a row to lie in
     getattr(step3_fused, case.op)(*empty, **case.options)
     for rung in ("v9", "", "V2_FUSED"):
         for tensors in (inputs, empty):

@@ -15,6 +15,7 @@ class Keys(NamedTuple):
     v: torch.Tensor
     end: torch.Tensor | None  # int32 [batch]: how many of the keys exist; None for all
     causal: bool  # the last query sees all keys, each query before it one less
+    cu_seqlens: torch.Tensor | None = None  # of a packed row, where its documents begin: `causal` counts within each
 
 
 class KVCache:

@@ -31,14 +31,15 @@ TINY = dataclasses.replace(train.SMALL, vocab_size=100, n_positions=8, n_layer=1
 
 def some_data(seed=0, count=3000):
     tokens = np.random.default_rng(seed).integers(0, 100, count).astype(np.uint16)
-    return Data(Tokens([tokens[:-200]], ["tokens"]), Tokens([tokens[-200:]], ["held out"]))
+    parts = ("tokens", tokens[:-200]), ("held out", tokens[-200:])
+    return Data(*(Tokens([part], [name], end_of_text=7) for name, part in parts))
 
 
 class Dropping(GPT2):
     """A model with dropout, PyTorch's and ours."""
 
-    def hidden(self, ids, cache=None):
-        y = F.dropout(super().hidden(ids, cache), 0.1, self.training)
+    def hidden(self, *given):
+        y = F.dropout(super().hidden(*given), 0.1, self.training)
         return step1_simple.bias_dropout_residual(y, torch.zeros(y.shape[-1]), torch.zeros_like(y), 0.1)
 
 
@@ -70,6 +71,7 @@ def stopped_at(number, out, **options):
         {},
         {"accumulate": 2, "eval_every": 3},
         {"dtype": "bfloat16", "recompute": True, "accumulate": 4},
+        {"packed": True, "accumulate": 2, "eval_every": 3},
     ],
     ids=lambda options: ",".join(options) or "plain",
 )
@@ -133,12 +135,13 @@ def test_without_resume_checkpoints_of_before_are_not_written_over(tmp_path):
         ({"rate": 2e-2}, "`rate` must be 0.01, as it was, got 0.02"),
         ({"steps": 20}, "`steps` must be 10, as it was, got 20"),
         ({"context": 4}, "`context` must be 8, as it was, got 4"),
+        ({"packed": True}, "`packed` must be False, as it was, got True"),
         ({"seed": 1}, "`seed` must be 0, as it was, got 1"),
         ({"model": None, "config": dataclasses.replace(TINY, n_layer=2)}, "`n_layer` must be 1, as it was, got 2"),
         ({"data": some_data(1)}, "the data must be those that it has seen; these are others, or have changed"),
         ({"data": some_data(count=3001)}, "the data must be those that it has seen"),
     ],
-    ids=["batch", "rate", "steps", "context", "seed", "config", "data", "more data"],
+    ids=["batch", "rate", "steps", "context", "packed", "seed", "config", "data", "more data"],
 )
 def test_another_training_is_not_gone_on_with(options, says, tmp_path):
     stopped_at(4, tmp_path, save_every=3)

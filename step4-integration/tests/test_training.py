@@ -103,6 +103,15 @@ def test_the_split_is_the_same_each_time_and_holds_a_tenth_out():
     assert len(text) + len(held_out) == sum(map(len, texts))
 
 
+def test_documents_of_the_split_begin_where_files_do_and_behind_gaps():
+    texts = [numbered(12), b"", numbered(20)]
+    begins = [
+        [int(bytes(text[start : start + 7].tolist())) for start in starts]
+        for text, starts in zip(documents.split(texts), documents.split_starts(texts), strict=True)
+    ]
+    assert begins == [[0, 10, 0, 7, 17], [9, 6, 16]]
+
+
 def test_nothing_of_the_held_out_text_is_trained_on():
     text, held_out = documents.split([numbered(700)])
     assert len(held_out) == 24 * documents.PIECE  # of 70 pieces, spread over all of the text
@@ -146,6 +155,25 @@ def test_evaluate_is_the_mean_loss_of_every_byte(length, blocks):
             losses.append(F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="none"))
     assert train.evaluate(model, text, batch=2) == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
     assert len(torch.cat(losses)) == len(text) - 1
+
+
+@each_form
+def test_evaluate_of_documents_is_that_of_each_alone(blocks):
+    """But where a window ends."""
+    torch.manual_seed(0)
+    model = GPT2(dataclasses.replace(TINY, blocks=blocks))
+    text = as_text("no document sees another, nor is its first byte predicted")
+    begins = torch.zeros(len(text), dtype=torch.bool)
+    begins[[0, 3, 16, 17, 32, 40]] = True
+    parts = [(0, 3), (3, 16), (17, 32), (32, 40), (40, 49), (48, 57)]  # 48: as a target, and then as an input
+    with torch.no_grad():
+        losses = [
+            F.cross_entropy(model(text[None, a : b - 1].long())[0], text[a + 1 : b].long(), reduction="none")
+            for a, b in parts
+        ]
+    assert train.evaluate(model, text, batch=2, begins=begins) == pytest.approx(
+        torch.cat(losses).mean().item(), rel=1e-5
+    )
 
 
 def test_evaluate_needs_a_byte_to_predict():

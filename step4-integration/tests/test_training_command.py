@@ -41,16 +41,16 @@ def test_the_commands_options_reach_the_training(monkeypatch, tmp_path):
         "clip": 2.5, "seed": 3, "dtype": "bfloat16", "device": "meta", "out": tmp_path, "log_every": 4,
         "eval_every": 9, "eval_tokens": 99, "save_every": 8, "keep": 5,
     }  # fmt: skip
-    flags = ["--recompute", "--graph", "--resume", "--tensorboard"]
+    flags = ["--packed", "--recompute", "--graph", "--resume", "--tensorboard"]
     words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     train.main(words + flags)
     defaults = {
         "steps": 1500, "batch": 8, "accumulate": 1, "context": None, "rate": 3e-3, "warm_up": None,
         "weight_decay": 0.1, "clip": 1.0, "seed": 0, "dtype": "float32", "device": "cpu", "out": train.OUT,
         "log_every": 0, "eval_every": 0, "eval_tokens": 65536, "save_every": 0, "keep": 2, "recompute": False,
-        "graph": False, "resume": False, "tensorboard": False, "data": None, "config": train.SMALL,
+        "graph": False, "resume": False, "tensorboard": False, "data": None, "config": train.SMALL, "packed": False,
     }  # fmt: skip
-    flagged = dict.fromkeys(["recompute", "graph", "resume", "tensorboard"], True)
+    flagged = dict.fromkeys(["packed", "recompute", "graph", "resume", "tensorboard"], True)
     config = dataclasses.replace(train.SMALL, n_positions=5)
     assert calls == [
         defaults, ("result", "cpu"), defaults | given | flagged | {"config": config}, ("result", "meta"),
@@ -124,6 +124,7 @@ def some_data(**options):
     [
         ({"context": 65}, "train: `context` must be at most 64, the model's `n_positions`, got 65"),
         ({"data": some_data(vocab_size=300)}, "train: the model's `vocab_size` must be at least 300, as many as the"),
+        ({"packed": True}, "train: `packed` needs data that says where its documents begin"),
         ({"graph": True}, "train: `graph` needs a GPU, for a CUDA graph is captured there, got device cpu"),
         ({"keep": 0}, "train: `keep` must be at least 1, got 0"),
         ({"save_every": -1}, "train: `save_every` must be at least 0, got -1"),
@@ -134,6 +135,17 @@ def some_data(**options):
 def test_training_refuses(options, says, tmp_path):
     with testing.raises(ValueError, says):
         train.train(Console(quiet=True), **{"data": some_data(), "steps": 3, "out": tmp_path} | options)
+
+
+def test_packed_training_on_tokens_looks_for_the_token_that_ends_a_document(tokens, tmp_path, capsys):
+    words = ["--data", str(tokens), "--steps", "2", "--batch", "4", *SMALL, "--packed", "--out", str(tmp_path / "out")]
+    with testing.raises(SystemExit, "train.py: --end-of-text must be below the model's `vocab_size`, 300, got 50256"):
+        train.main(words)
+    losses = []
+    for end_of_text in ("7", "299"):
+        train.main([*words, "--end-of-text", end_of_text])
+        losses.append(capsys.readouterr().out.split("held-out loss, nats a token: ")[1].split()[0])
+    assert len(set(losses)) == 2
 
 
 def test_tensorboard_is_refused_where_it_is_not_installed(tmp_path, monkeypatch):

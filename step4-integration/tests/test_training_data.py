@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from training.batches import Batches, Tokens, shuffled
+from training.batches import Batches, Tokens, packed, shuffled
 from training.data import read
 
 from kernel_fusion import testing
@@ -105,6 +105,57 @@ def test_a_digest_tells_tokens_apart():
     assert halves.digest() != same.digest()
 
 
+# ---- documents ----
+
+
+def documents_of(row):
+    """The ids of each document of a packed row, and its targets."""
+    starts = row.cu_seqlens.unique().tolist()
+    return [(row.ids[0, a:b].tolist(), row.targets[0, a:b].tolist()) for a, b in zip(starts, starts[1:], strict=False)]
+
+
+def test_a_window_is_packed_as_the_documents_in_it():
+    windows = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+    begins = torch.tensor([[0, 0, 1, 0, 0], [1, 1, 1, 0, 1]]).bool()
+    row = packed(windows, begins)
+    assert documents_of(row) == [
+        ([1, 2], [2, -100]), ([3, 4], [4, 5]), ([6], [-100]), ([7], [-100]), ([8, 9], [9, -100]),
+    ]  # fmt: skip
+    assert row.cu_seqlens.tolist() == [0, 2, 4, 5, 6, 8, 8, 8, 8]
+    assert (row.cu_seqlens.dtype, row.ids.shape) == (torch.int32, (1, 8))
+
+
+@pytest.mark.parametrize("told", ["starts", "end_of_text"])
+def test_packed_batches_are_the_same_windows_and_no_document_goes_on_behind_its_end(told):
+    """Each token is its place in its document, which is of 7 tokens, and the last array's of 3 or 7."""
+    arrays = [np.arange(70) % 7, np.concatenate([np.arange(30) % 3 + 4, np.arange(70) % 7])]
+    starts = [np.arange(0, 70, 7), np.concatenate([np.arange(0, 30, 3), np.arange(30, 100, 7)])]
+    tokens = Tokens(arrays, ["a", "b"], **{"starts": starts} if told == "starts" else {"end_of_text": 6})
+    rows = batches_of(tokens, packed=True)
+    for number in range(12):
+        row, windows = rows.at(number), batches_of(tokens).at(number)
+        assert torch.equal(row.ids.view(4, 10), windows[:, :-1])
+        documents = documents_of(row)
+        assert len(documents) >= 8
+        for ids, targets in documents:
+            assert ids == list(range(ids[0], ids[0] + len(ids)))
+            assert targets[:-1] == ids[1:]
+            assert targets[-1] == (-100 if ids[-1] == 6 else ids[-1] + 1)
+    assert torch.equal(rows.at(3).ids, batches_of(tokens, packed=True).at(3).ids)
+
+
+def test_where_documents_begin_of_the_first_tokens():
+    arrays = [np.array([5, 6, 5, 6]), np.array([6, 5, 5])]
+    tokens = Tokens(arrays, ["a", "b"], end_of_text=6)
+    assert tokens.first_begins(99).int().tolist() == [1, 0, 1, 0, 1, 1, 0]
+    assert tokens.first_begins(5).int().tolist() == [1, 0, 1, 0, 1]
+    assert tokens.first_begins(3).int().tolist() == [1, 0, 1]
+    digests = {Tokens(arrays, ["a", "b"], end_of_text=end).digest(True) for end in (5, 6)}
+    digests |= {Tokens(arrays, ["a", "b"], starts=[np.array([0]), np.array(n)]).digest(True) for n in ([0], [0, 1])}
+    assert len(digests) == 4
+    assert tokens.digest() == Tokens(arrays, ["a", "b"], end_of_text=5).digest()
+
+
 # ---- files of tokens ----
 
 
@@ -188,6 +239,7 @@ def test_a_text_byte_by_byte(tmp_path):
     data = read(tmp_path / "text.txt", tokenizer="bytes")
     assert bytes(data.train.first(6).tolist()).decode() == "grün "
     assert (len(data.train), len(data.held_out)) == (570, 30)
+    assert [part.starts[0].tolist() for part in data[:2]] == [[0], []]
     assert (data.vocab_size, data.tokenizer) == (256, "bytes")
 
 
@@ -204,6 +256,8 @@ def test_a_folder_of_texts_and_a_tokenizer(tmp_path, bpe):
     got = data.train.first(10**6).tolist() + data.held_out.first(10**6).tolist()
     assert got in (expected + tokenizer.encode("kernel, the").ids, tokenizer.encode("kernel, the").ids + expected)
     assert (data.vocab_size, data.tokenizer) == (tokenizer.get_vocab_size(), bpe)
+    starts = [*data.train.starts[0], *(data.held_out.starts[0] + len(data.train))]
+    assert starts in ([0, len(expected)], [0, len(got) - len(expected)])
 
 
 def test_texts_are_parted_where_the_tokenizer_has_a_token_for_it(tmp_path, bpe):
@@ -266,8 +320,12 @@ def test_a_dataset_of_tokens(saved):
     data = read(path)
     assert data.train.first(5).tolist() == [1, 2, 3, 1, 2]
     assert (len(data.train), len(data.held_out)) == (1710, 90)
+    places = np.arange(1800).reshape(600, 3)[:, [0, 2]].flatten()
+    assert data.train.starts[0].tolist() == places[places < 1710].tolist()
+    assert data.held_out.starts[0].tolist() == (places[places >= 1710] - 1710).tolist()
     put({"train": Part("input_ids", [[1, 2]] * 3), "test": Part("input_ids", [[7]] * 3)})
     assert read(path).held_out.first(9).tolist() == [7, 7, 7]
+    assert read(path).held_out.starts[0].tolist() == [0, 1, 2]
 
 
 def test_a_dataset_of_texts(saved):

@@ -4,6 +4,7 @@ steps follow plain PyTorch.
 
 import copy
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -13,7 +14,7 @@ import train
 from gpt2_model import GPT2
 from torch.utils._python_dispatch import TorchDispatchMode
 from training import step as steps
-from training.batches import Batches, Tokens
+from training.batches import Batches, Tokens, packed
 from training.documents import as_bytes
 from training.optimizer import optimizer_of, schedule
 from training.run import Run
@@ -116,6 +117,38 @@ def test_parts_of_a_batch_add_up_to_it(dtype):
         assert (one.grad - other.grad).norm() <= tolerance * one.grad.norm()
 
 
+def some_rows(number=0, device="cpu"):
+    """Packed windows, of which the first two have one document each, and the last two many."""
+    windows = some_windows(4, number)
+    begins = torch.rand(4, 17, generator=torch.Generator().manual_seed(number)) < 0.4
+    begins[:2] = False
+    return [packed(w.to(device), b.to(device)) for w, b in zip(windows.split(2), begins.split(2), strict=True)]
+
+
+@each_form
+def test_the_loss_of_a_packed_step_is_that_of_its_documents_alone(blocks):
+    """And so are its gradients, where its parts have different numbers of tokens to predict."""
+    torch.manual_seed(0)
+    model = GPT2(dataclasses.replace(TINY, blocks=blocks)).double()
+    alone = copy.deepcopy(model)
+    rows = some_rows()
+    loss = steps.backward(model, rows, torch.float32)
+    losses = []
+    for row in rows:
+        starts = row.cu_seqlens.unique().tolist()
+        for begin, end in itertools.pairwise(starts):
+            targets = row.targets[0, begin:end]
+            logits = alone(row.ids[:, begin:end])[0]
+            losses += F.cross_entropy(logits[targets != -100], targets[targets != -100], reduction="none")
+    counts = [(row.targets != -100).sum().item() for row in rows]
+    assert counts[0] == 32 > counts[1]
+    assert len(losses) == sum(counts)
+    torch.stack(losses).mean().backward()
+    torch.testing.assert_close(loss, torch.stack(losses).mean())
+    for (name, got), want in zip(model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
 class Casts(TorchDispatchMode):
     """How often a tensor of each shape is cast to bfloat16."""
 
@@ -167,17 +200,15 @@ def test_what_is_computed_again_gives_the_same_bits_and_is_not_kept(blocks, dtyp
 
 
 @on_gpu
-def test_a_step_in_a_graph_is_the_step():
+@pytest.mark.parametrize("parts_of", [lambda n: some_windows(4, n).cuda().split(2), lambda n: some_rows(n, "cuda")])
+def test_a_step_in_a_graph_is_the_step(parts_of):
     results = []
     for take in (steps.step, steps.GraphStep(torch.device("cuda", 0))):
         torch.manual_seed(0)
         model = GPT2(TINY).cuda()
         optimizer = optimizer_of(model, 1e-3, in_a_graph=take is not steps.step)
         run = Run(steps=12, rate=1e-3)
-        losses = [
-            take(model, optimizer, some_windows(4, n).cuda().split(2), run.rate_of(n), dtype=torch.bfloat16)
-            for n in range(12)
-        ]
+        losses = [take(model, optimizer, parts_of(n), run.rate_of(n), dtype=torch.bfloat16) for n in range(12)]
         results.append(torch.stack(losses))
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
 

@@ -7,6 +7,7 @@ from kernel_fusion import steps  # not installed? pip install -e ..
 
 OUT = steps.ROOT / "out" / "small-gpt2"
 STEPS = 1500
+END_OF_TEXT = 50256  # of GPT-2
 SIZES = {"124M": "gpt2", "355M": "gpt2-medium", "774M": "gpt2-large", "1558M": "gpt2-xl"}
 SMALL_RATE, RATE, FINE_RATE = 3e-3, 6e-4, 5e-5
 
@@ -33,6 +34,15 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--tokenizer", metavar="FOLDER", help="of texts: a folder with tokenizer.json, or `bytes`")
     add("--token-bytes", type=int, choices=(2, 4), default=2, help="of a token in a .bin without a header (default: 2)")
+
+    add("--packed", action="store_true", help="documents in one window do not see each other, nor predict the next one")
+    add(
+        "--end-of-text",
+        type=int,
+        default=END_OF_TEXT,
+        metavar="ID",
+        help=f"with --packed, of a .bin: the token that ends a document (default: {END_OF_TEXT}, GPT-2's)",
+    )
 
     part = parser.add_argument_group("model")
     add = part.add_argument

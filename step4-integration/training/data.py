@@ -2,7 +2,7 @@
 
 import importlib
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,9 @@ class Data(NamedTuple):
     tokenizer: pathlib.Path | str | None = None  # its file, or "bytes"
 
 
-def read(path: pathlib.Path, *, tokenizer: str | None = None, token_bytes: int = 2) -> Data:
+def read(
+    path: pathlib.Path, *, tokenizer: str | None = None, token_bytes: int = 2, end_of_text: int | None = None
+) -> Data:
     """The data at `path`.
 
     Args:
@@ -35,6 +37,7 @@ def read(path: pathlib.Path, *, tokenizer: str | None = None, token_bytes: int =
             are held out; a folder that `datasets` has saved; else a text or a folder of texts.
         tokenizer: "bytes", or a folder with tokenizer.json; for texts.
         token_bytes: of a token in a file without a header, 2 or 4.
+        end_of_text: the token that ends a document, in files of tokens; of other data each text or row is one.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -48,24 +51,39 @@ def read(path: pathlib.Path, *, tokenizer: str | None = None, token_bytes: int =
         return with_held_out(
             *([map_file(file, token_bytes) for file in files if (file in held_out) == out] for out in (False, True)),
             names=[str(file) for file in files if file not in held_out],
+            end_of_text=end_of_text,
         )
     if path.is_dir() and ((path / "dataset_dict.json").exists() or (path / "state.json").exists()):
         return read_dataset(path, tokenizer)
     encoder, found = tokenizer_of(tokenizer)
-    return with_held_out([encoded(encoder, read_texts(path))], [], names=[str(path)])._replace(**found)
+    tokens, starts = joined(encoded(encoder, read_texts(path)))
+    return with_held_out([tokens], [], names=[str(path)], starts=[starts])._replace(**found)
 
 
-def with_held_out(train: list[np.ndarray], held_out: list[np.ndarray], *, names: list[str]) -> Data:
-    """Where nothing is held out yet, the end of the last array is."""
+def with_held_out(
+    train: list[np.ndarray],
+    held_out: list[np.ndarray],
+    *,
+    names: list[str],
+    starts: list[np.ndarray] | None = None,
+    end_of_text: int | None = None,
+) -> Data:
+    """Where nothing is held out yet, the end of the last array is. `starts`: of documents in all arrays."""
     if not train:
         raise ValueError("--data: all files are held out, by their names; at least one must be to train on")
     if not held_out:
         kept = len(train[-1]) - len(train[-1]) // HELD_OUT
         train, held_out = [*train[:-1], train[-1][:kept]], [train[-1][kept:]]
+        if starts:
+            starts = [*starts[:-1], starts[-1][starts[-1] < kept], starts[-1][starts[-1] >= kept] - kept]
     for part, what in ((train, "to train on"), (held_out, "held out")):
         if not sum(map(len, part)):
             raise ValueError(f"--data: {names[-1]}: no tokens {what}")
-    return Data(Tokens(train, names), Tokens(held_out, ["the held-out tokens"] * len(held_out)))
+    of_train, of_held_out = (starts[: len(train)], starts[len(train) :]) if starts else (None, None)
+    return Data(
+        Tokens(train, names, starts=of_train, end_of_text=end_of_text),
+        Tokens(held_out, ["the held-out tokens"] * len(held_out), starts=of_held_out, end_of_text=end_of_text),
+    )
 
 
 def map_file(path: pathlib.Path, token_bytes: int) -> np.ndarray:
@@ -117,13 +135,28 @@ def read_texts(path: pathlib.Path) -> Iterable[str]:
             raise ValueError(f"--data: {one} is no text in UTF-8: {error}") from error
 
 
-def encoded(tokenizer: ByteTokenizer | FileTokenizer, texts: Iterable[str]) -> np.ndarray:
-    """The tokens of the texts, one behind the other, a token for the end of each where the tokenizer has one."""
+Documents = tuple[np.ndarray, np.ndarray]  # tokens, and where documents begin in them
+
+
+def document(tokens: Sequence[int]) -> Documents:
+    return np.asarray(tokens, np.uint32), np.zeros(1, np.int64)
+
+
+def joined(parts: Iterable[Documents]) -> Documents:
+    """All of them, one behind the other."""
+    tokens, starts, length = [np.zeros(0, np.uint32)], [np.zeros(0, np.int64)], 0
+    for part, begins in parts:
+        tokens.append(part)
+        starts.append(begins + length)
+        length += len(part)
+    return np.concatenate(tokens), np.concatenate(starts)
+
+
+def encoded(tokenizer: ByteTokenizer | FileTokenizer, texts: Iterable[str]) -> Iterator[Documents]:
+    """The tokens of each text, and a token for its end where the tokenizer has one."""
     end = None if isinstance(tokenizer, ByteTokenizer) else tokenizer.tokenizer.token_to_id(END_OF_TEXT)
-    parts = [np.zeros(0, np.uint32)]
     for text in texts:
-        parts.append(np.array(tokenizer.encode(text) + ([] if end is None else [end]), np.uint32))
-    return np.concatenate(parts)
+        yield document(tokenizer.encode(text) + ([] if end is None else [end]))
 
 
 def read_dataset(path: pathlib.Path, tokenizer: str | None) -> Data:
@@ -143,22 +176,24 @@ def read_dataset(path: pathlib.Path, tokenizer: str | None) -> Data:
     about: dict = {}
     if "input_ids" in columns:
 
-        def arrays(rows: list) -> np.ndarray:
-            return np.concatenate([np.zeros(0, np.uint32), *(np.asarray(row, np.uint32) for row in rows)])
+        def documents(rows: list) -> Iterable[Documents]:
+            return map(document, rows)
 
         column = "input_ids"
     elif "text" in columns:
         encoder, about = tokenizer_of(tokenizer)
 
-        def arrays(rows: list) -> np.ndarray:
+        def documents(rows: list) -> Iterable[Documents]:
             return encoded(encoder, rows)
 
         column = "text"
     else:
         raise ValueError(f"--data: {path} must have a column `input_ids` or `text`, has {', '.join(columns)}")
 
-    def tokens(part) -> np.ndarray:
-        return np.concatenate([arrays(part[begin : begin + ROWS][column]) for begin in range(0, len(part), ROWS)])
+    def tokens(part) -> Documents:
+        return joined(joined(documents(part[begin : begin + ROWS][column])) for begin in range(0, len(part), ROWS))
 
-    held_out = [tokens(parts[name]) for name in ("validation", "test") if name in parts][:1]
-    return with_held_out([tokens(parts["train"])], held_out, names=[str(path)])._replace(**about)
+    found = [tokens(parts["train"])]
+    found += [tokens(parts[name]) for name in ("validation", "test") if name in parts][:1]
+    arrays, starts = ([pair[i] for pair in found] for i in range(2))
+    return with_held_out(arrays[:1], arrays[1:], names=[str(path)], starts=starts)._replace(**about)

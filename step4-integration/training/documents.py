@@ -1,9 +1,12 @@
 """This repository's own texts, byte by byte, and a bar for those who learn them: an interpolated bigram model."""
 
+import itertools
 import math
 import os
 import pathlib
+from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from kernel_fusion import steps
@@ -25,14 +28,34 @@ def read_documents(root: pathlib.Path = steps.ROOT) -> list[bytes]:
     return [path.read_bytes() for path in sorted(paths)]
 
 
-def split(documents: list[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Training text and held-out text, each a tensor of bytes. The same documents always give the same split."""
-    pieces = [text[start : start + PIECE] for text in documents for start in range(0, len(text), PIECE)]
+def parts_of(documents: list[bytes]) -> list[list[tuple[bytes, bool]]]:
+    """Pieces to train on and pieces that are held out, and of each whether the one before it does not stand before it
+    in its document."""
+    pieces = [(text[start : start + PIECE], start == 0) for text in documents for start in range(0, len(text), PIECE)]
     if len(pieces) < 20:
         raise ValueError(f"split: `documents` must hold at least 20 pieces of {PIECE} bytes, got {len(pieces)}")
+    pieces = [(piece, first or number % 10 == 0) for number, (piece, first) in enumerate(pieces)]  # 9 is held out
     train = [piece for number, piece in enumerate(pieces) if number % 10 != 9]
     held_out = pieces[9::10]
-    return as_bytes(b"".join(train)), as_bytes(b"".join(held_out[:: math.ceil(len(held_out) / EVALUATED)]))
+    return [train, [(piece, True) for piece, _ in held_out[:: math.ceil(len(held_out) / EVALUATED)]]]
+
+
+def split(documents: list[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Training text and held-out text, each a tensor of bytes. The same documents always give the same split."""
+    train, held_out = (as_bytes(b"".join(piece for piece, _ in part)) for part in parts_of(documents))
+    return train, held_out
+
+
+def split_starts(documents: list[bytes]) -> list[np.ndarray]:
+    """Where in either of these texts a document begins, or goes on after a gap."""
+    return [
+        np.array([place for place, (_, begins) in zip(places_of(part), part, strict=False) if begins])
+        for part in parts_of(documents)
+    ]
+
+
+def places_of(part: list[tuple[bytes, bool]]) -> Iterator[int]:
+    return itertools.accumulate((len(piece) for piece, _ in part), initial=0)
 
 
 def as_bytes(text: bytes) -> torch.Tensor:

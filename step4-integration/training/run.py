@@ -15,13 +15,15 @@ class Run:
     """A checkpoint holds this, and `resume` compares it.
 
     `batch` windows of `context` tokens make a step, computed in `accumulate` parts; where `context` is None it is all
-    of the model's positions. `warm_up`, in steps, is a twentieth of them where it is None.
+    of the model's positions. `packed`: no document in a window sees another. `warm_up`, in steps, is a twentieth of
+    them where it is None.
     """
 
     steps: int = STEPS
     batch: int = 8
     accumulate: int = 1
     context: int | None = None
+    packed: bool = False
     rate: float = SMALL_RATE
     warm_up: int | None = None
     weight_decay: float = 0.1

@@ -1,19 +1,25 @@
 """One step of training: forward and backward of each part of the batch, clipping, AdamW. Nothing waits for the GPU."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from gpt2_model import GPT2
 
+from training.batches import Packed
 from training.optimizer import set_rate
 
 WARM_UP = 3  # steps before one is captured: libraries get their memory, AdamW its moments
 
 
-def cross_entropy(model: GPT2, windows: torch.Tensor) -> torch.Tensor:
-    """Mean loss in nats of each token of `windows` [batch, length + 1] but the first, given those before it."""
-    windows = windows.long()
+Part = torch.Tensor | Packed  # windows [batch, length + 1], or these as a row of documents
+
+
+def cross_entropy(model: GPT2, part: Part) -> torch.Tensor:
+    """Mean loss in nats of each token but the first, of a window or of a document, given those before it."""
+    if isinstance(part, Packed):
+        return model.loss(*part)
+    windows = part.long()
     return model.loss(windows[:, :-1], windows[:, 1:])
 
 
@@ -29,13 +35,24 @@ def weights_cast_once(model: GPT2) -> contextlib.AbstractContextManager:
     return torch.autocast(model.wte.weight.device.type, enabled=False)
 
 
-def backward(model: GPT2, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def each_tensor(function: Callable, part: Part, *others: Part) -> Part:
+    """A part of which each tensor is what `function` makes of it, and of those of others beside it."""
+    return Packed(*map(function, part, *others)) if isinstance(part, Packed) else function(part, *others)
+
+
+def weights_of(parts: Sequence[Part]) -> Sequence[int | torch.Tensor]:
+    """How much each part's mean counts: as many as it has tokens to predict, which packed ones have more or less of."""
+    return [(part.targets != -100).sum() if isinstance(part, Packed) else 1 for part in parts]
+
+
+def backward(model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
     """Adds the gradient of the mean loss of all parts, which are of one size, to the parameters'. Returns that loss."""
     total = torch.zeros((), device=model.wte.weight.device, dtype=model.wte.weight.dtype)
+    weights = weights_of(parts)
     with weights_cast_once(model):
-        for windows in parts:
+        for part, weight in zip(parts, weights, strict=True):
             with autocast(model, dtype):
-                loss = cross_entropy(model, windows) / len(parts)
+                loss = cross_entropy(model, part) * weight / sum(weights)
             loss.backward()
             total += loss.detach()
     return total
@@ -44,7 +61,7 @@ def backward(model: GPT2, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> 
 def step(
     model: GPT2,
     optimizer: torch.optim.Optimizer,
-    parts: Sequence[torch.Tensor],
+    parts: Sequence[Part],
     rate: float,
     *,
     dtype: torch.dtype = torch.float32,
@@ -53,7 +70,7 @@ def step(
     """One step of training; returns the loss, not waited for.
 
     Args:
-        parts: the batch in parts [batch, length + 1] of one size, each with a forward and a backward pass of its own.
+        parts: the batch in parts of one size, each with a forward and a backward pass of its own.
         rate: this step's learning rate.
         dtype: bfloat16 for autocast.
         clip: the greatest norm that all gradients together keep.
@@ -63,7 +80,7 @@ def step(
 
 
 def _step(
-    model: GPT2, optimizer: torch.optim.Optimizer, parts: Sequence[torch.Tensor], dtype: torch.dtype, clip: float
+    model: GPT2, optimizer: torch.optim.Optimizer, parts: Sequence[Part], dtype: torch.dtype, clip: float
 ) -> torch.Tensor:
     optimizer.zero_grad(set_to_none=True)
     loss = backward(model, parts, dtype)
@@ -86,7 +103,7 @@ class GraphStep:
         self,
         model: GPT2,
         optimizer: torch.optim.Optimizer,
-        parts: Sequence[torch.Tensor],
+        parts: Sequence[Part],
         rate: float,
         *,
         dtype: torch.dtype = torch.float32,
@@ -102,12 +119,12 @@ class GraphStep:
                 torch.cuda.current_stream().wait_stream(self.stream)
                 return loss.clone()
             if self.graph is None:
-                self.parts = [torch.empty_like(part) for part in parts]
+                self.parts = [each_tensor(torch.empty_like, part) for part in parts]
                 self.graph = torch.cuda.CUDAGraph()
                 optimizer.zero_grad(set_to_none=True)  # gradients get their memory within the graph
                 with torch.cuda.graph(self.graph, stream=self.stream):
                     self.loss = _step(model, optimizer, self.parts, dtype, clip)
             for own, part in zip(self.parts, parts, strict=True):
-                own.copy_(part)
+                each_tensor(torch.Tensor.copy_, own, part)
             self.graph.replay()
             return self.loss.clone()

@@ -17,7 +17,8 @@ struct TensorRef {
 // out[b, i, h·D + d] = Σ_j softmax_j(scale · q[b, h, i] · k[b, h, j]) v[b, h, j, d]: the heads side by side, as a model
 // needs them next. Causal: query i sees the keys j ≤ i + k_length − q_length. key_begin, key_end: in batch b only the
 // keys key_begin[b] ≤ j < key_end[b] exist, the others are padding. A query that sees no key gets 0. lse, the
-// log-sum-exp, is the logarithm of what the weights were divided by: −inf where a query sees no key.
+// log-sum-exp, is the logarithm of what the weights were divided by: −inf where a query sees no key. cu_seqlens: the
+// queries cu_seqlens[d] ≤ i < cu_seqlens[d + 1] see the keys of these numbers alone, as if document d were the row.
 struct Attention {
   TensorRef q;
   TensorRef k;
@@ -36,6 +37,9 @@ struct Attention {
   uint32_t threshold = 0;
   const int64_t* rng_state = nullptr;  // in the GPU's memory, {seed, offset}; or null: as follows
   uint64_t seed = 0, offset = 0;
+  // Of a packed row, batch 1, where its documents begin, and where the last ends: [documents + 1]; null: one a batch.
+  const int32_t* cu_seqlens = nullptr;
+  int64_t documents = 0;
 };
 
 }  // namespace kf

@@ -23,6 +23,7 @@ inline attention::Args attention_args(const Attention& a, DType dtype, void* out
   args.q_length = a.q_length, args.k_length = a.k_length, args.head_dim = a.head_dim;
   args.scale = a.scale, args.causal = a.causal, args.dtype = dtype;
   args.key_begin = a.key_begin, args.key_end = a.key_end;
+  args.cu_seqlens = args.cu_seqlens_k = a.cu_seqlens, args.documents = a.documents;
   args.threshold = a.threshold, args.rng_state = a.rng_state, args.seed = a.seed, args.offset = a.offset;
   return args;
 }

@@ -78,6 +78,7 @@ inline Shares shares_of(const Args& a, int64_t most) {
 // For `can_implement`: why there is no way, or "".
 inline std::string can_implement_shares(const Args& a) {
   const Attention& t = a.attention;
+  if (t.cu_seqlens != nullptr) return kf::attention_block::kNoPackedRows;
   const std::string why_not = can_implement_few_rows(t, a.dtype);
   if (!why_not.empty()) return why_not;
   if (!aligned_16(a.residual, a.proj_weight, a.proj_bias, a.weight, a.bias, a.sum, a.y, a.attended)) {

@@ -44,16 +44,20 @@ inline kf::residual_layer_norm::Args normalisation(const Args& a, const void* pr
   return rows;
 }
 
+// Why a rung with an attention of its own refuses them.
+constexpr const char* kNoPackedRows = "takes no packed rows (`cu_seqlens`)";
+
 // What `auto` takes, read off results/h200.json: one launch for few rows of GPT-2 small, and for one text of
 // GPT-2 medium; the best launches one after the other elsewhere. GPT-2 XL's one new token is between the two: v5 is
 // ahead with 128 keys, and behind with 1024. Where the GPU has no clusters v5's is one block, and nobody has measured
-// it.
+// it. Packed rows are step 2's attention's, in `pieces` alone.
 inline const char* automatic(const Args& a, bool clusters) {
   const Attention& t = a.attention;
   const int64_t rows = t.batch * t.q_length, width = t.heads * t.head_dim;
   const bool few = rows <= 128 && t.k_length <= 1024 && (width <= 768 ? t.batch <= 32 : width <= 1024 && t.batch == 1);
   const bool one = width <= 1600 && rows == 1 && t.k_length <= 512;
-  return (few || one) && clusters && size_of(a.dtype) == 2 ? "v5_cluster" : "pieces";
+  const bool packed = t.cu_seqlens != nullptr;
+  return (few || one) && !packed && clusters && size_of(a.dtype) == 2 ? "v5_cluster" : "pieces";
 }
 
 }  // namespace kf::attention_block

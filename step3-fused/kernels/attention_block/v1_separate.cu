@@ -48,7 +48,10 @@ __global__ void project_kernel(const T* __restrict__ in, const T* __restrict__ p
 
 }  // namespace
 
-std::string v1_separate_can_implement(const Args& a) { return can_implement_attend_kernel(a.attention, a.dtype); }
+std::string v1_separate_can_implement(const Args& a) {
+  if (a.attention.cu_seqlens != nullptr) return kf::attention_block::kNoPackedRows;
+  return can_implement_attend_kernel(a.attention, a.dtype);
+}
 
 int64_t v1_separate_scratch_bytes(const Args& a) { return one_or_two_outputs(a.attention, a.attended, a.dtype); }
 

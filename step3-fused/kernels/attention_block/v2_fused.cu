@@ -134,6 +134,7 @@ void launch(const Args& a, void* stream) {
 }  // namespace
 
 std::string v2_fused_can_implement(const Args& a) {
+  if (a.attention.cu_seqlens != nullptr) return kf::attention_block::kNoPackedRows;
   if (a.dtype == DType::kFloat64) return "takes float32, float16 and bfloat16, got float64";
   const int64_t rows = a.attention.batch * a.attention.q_length;  // a block each, at the least
   if (rows > INT32_MAX) return "takes batch·q_length ≤ 2³¹−1, got " + std::to_string(rows);

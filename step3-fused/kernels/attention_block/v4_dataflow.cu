@@ -134,6 +134,7 @@ void launch(const Args& a, void* stream) {
 
 std::string v4_dataflow_can_implement(const Args& a) {
   const Attention& t = a.attention;
+  if (t.cu_seqlens != nullptr) return kf::attention_block::kNoPackedRows;
   const int64_t width = t.heads * t.head_dim;
   const std::string why_not = attention::on_hopper(attention_args(t, a.dtype, nullptr, nullptr), kGroupRows);
   if (!why_not.empty()) return why_not;

@@ -1,9 +1,10 @@
 """The forms of GPT-2's block: a ladder as of a kernel, each file one idea further than the one before.
 
-A form is a function `block(weights, y, x, norm, config, layer, cache)`. `y` is the block's input, normalised, and `x`
-the residual stream, both [batch, length, n_embd]; `norm` is the LayerNorm that stands after the block: the next
-block's first, or the model's last. It returns the next `y`, normalised by `norm`, and the next `x`. All forms compute
-the same, and the tests hold each against the one before.
+A form is a function `block(weights, y, x, norm, config, layer, cache, cu_seqlens)`. `y` is the block's input,
+normalised, and `x` the residual stream, both [batch, length, n_embd]; `norm` is the LayerNorm that stands after the
+block: the next block's first, or the model's last; `cu_seqlens` says where a packed row's documents begin, or is None.
+It returns the next `y`, normalised by `norm`, and the next `x`. All forms compute the same, and the tests hold each
+against the one before.
 """
 
 from collections.abc import Callable

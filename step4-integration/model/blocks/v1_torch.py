@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from model.blocks.shared import join_heads, keys_of, scale_of, split_heads
 
 
-def block(weights, y, x, norm, config, layer, cache):
+def block(weights, y, x, norm, config, layer, cache, cu_seqlens):
     eps = config.layer_norm_epsilon
     q, k, v = split_heads(product(y, weights.attn.c_attn), config)
-    attended = attention(q, keys_of(cache, layer, k, v), scale_of(config, layer))
+    attended = attention(q, keys_of(cache, layer, k, v, cu_seqlens), scale_of(config, layer))
     x = x + product(join_heads(attended), weights.attn.c_proj)
     y = F.layer_norm(x, x.shape[-1:], weights.ln_2.weight, weights.ln_2.bias, eps)
     hidden = F.gelu(product(y, weights.mlp.c_fc), approximate=config.gelu)
@@ -28,7 +28,7 @@ def product(x, weights):
 def attention(q, keys, scale):
     """PyTorch's, with a mask where its own causal one, aligned to the first key, is not what is meant."""
     queries, count = q.shape[2], keys.k.shape[2]
-    if keys.causal and queries == count:
+    if keys.causal and queries == count and keys.cu_seqlens is None:
         return F.scaled_dot_product_attention(q, keys.k, keys.v, is_causal=True, scale=scale)
     j = torch.arange(count, device=q.device)
     seen = torch.ones(queries, count, dtype=torch.bool, device=q.device)
@@ -36,4 +36,7 @@ def attention(q, keys, scale):
         seen = j <= torch.arange(queries, device=q.device)[:, None] + count - queries
     if keys.end is not None:
         seen = seen & (j < keys.end[:, None, None, None])
+    if keys.cu_seqlens is not None:
+        document = torch.bucketize(j, keys.cu_seqlens, right=True)
+        seen = seen & (document[:, None] == document)
     return F.scaled_dot_product_attention(q, keys.k, keys.v, attn_mask=seen, scale=scale)

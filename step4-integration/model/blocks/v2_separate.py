@@ -11,9 +11,9 @@ from step2_attention import attention, attention_decode, linear
 from step3_fused import residual_layer_norm
 
 
-def block(weights, y, x, norm, config, layer, cache):
+def block(weights, y, x, norm, config, layer, cache, cu_seqlens):
     q, k, v = split_heads(product(y, weights.attn.c_attn, config), config)
-    attended = attend(q, keys_of(cache, layer, k, v), scale_of(config, layer), config)
+    attended = attend(q, keys_of(cache, layer, k, v, cu_seqlens), scale_of(config, layer), config)
     y, x = add_and_norm(product(join_heads(attended), weights.attn.c_proj, config), x, weights.ln_2, config)
     raw = linear(y, weights.mlp.c_fc.weight, rung=config.rung("linear"))
     hidden = bias_gelu(raw, weights.mlp.c_fc.bias, approximate=config.gelu, rung=config.rung("bias_gelu"))
@@ -28,7 +28,9 @@ def product(x, weights, config):
 def attend(q, keys, scale, config):
     if keys.end is not None:  # one query a row, over a cache
         return attention_decode(q, keys.k, keys.v, None, keys.end, scale=scale, rung=config.rung("attention_decode"))
-    return attention(q, keys.k, keys.v, causal=keys.causal, scale=scale, rung=config.rung("attention"))
+    return attention(
+        q, keys.k, keys.v, cu_seqlens=keys.cu_seqlens, causal=keys.causal, scale=scale, rung=config.rung("attention")
+    )
 
 
 def add_and_norm(update, x, norm, config):

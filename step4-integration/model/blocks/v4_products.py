@@ -8,8 +8,8 @@ from model.blocks.v3_attention_block import attend_and_norm
 from step3_fused import layer_norm, mlp  # not installed? pip install -e ..
 
 
-def block(weights, y, x, norm, config, layer, cache):
-    y, x = attend_and_norm(weights, y, x, config, layer, cache)
+def block(weights, y, x, norm, config, layer, cache, cu_seqlens):
+    y, x = attend_and_norm(weights, y, x, config, layer, cache, cu_seqlens)
     first, second = weights.mlp.c_fc, weights.mlp.c_proj
     x = mlp(
         y, first.weight, first.bias, second.weight, second.bias, x, approximate=config.gelu, rung=config.rung("mlp")
