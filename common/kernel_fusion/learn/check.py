@@ -133,16 +133,16 @@ def counting(source: pathlib.Path, solution: pathlib.Path) -> str:
 
 
 # How a program names the first element that is wrong, and the launch before it.
-ELEMENT = re.compile(r"(\w+)((?:\[\d+\])+) is (-?(?:nan|inf|[\d.e+-]+)), must be (-?(?:inf|[\d.e+-]+))(.*)")
+ELEMENT = re.compile(r"(?:\w((?:\[\d+\])+)|\w+ \d+) is (-?(?:nan|inf|[\d.e+-]+)), must be (-?(?:inf|[\d.e+-]+))(.*)")
 LAUNCH = re.compile(r"(\d+) blocks? of (\d+)")
 
 
 def likely_cause(printed: str) -> str:
     """Why the first element that a program calls wrong may be so, as far as its numbers tell; else ""."""
     found = ELEMENT.search(printed)
-    if not found or re.match(r"[:;] \w", found[5]):  # the program says why
+    if not found or re.match(r"[:;] \w", found[4]):  # the program says why
         return ""
-    name, index, got, want = found[1], found[2], float(found[3]), float(found[4])
+    index, got, want = found[1] or "", float(found[2]), float(found[3])
     launch = LAUNCH.search(printed[: found.start()].rpartition("\n")[2])
     first = int(index[1:-1]) if index.count("[") == 1 else None
     if launch and first and first == int(launch[1]) * int(launch[2]):
@@ -150,7 +150,7 @@ def likely_cause(printed: str) -> str:
     if launch and first and first == int(launch[2]):
         return f"{first} is the first of block 1: what tells a thread its block?"
     if math.isnan(got):
-        return f"NaN lay there before: {name}{index} was never written, or comes of what was not"
+        return "never written, if NaN lay there before; else made of a NaN, or of 0 / 0 or inf - inf"
     if want and got == 0:
         return "nothing was added to it"
     for factor, words in ((2, "twice what it must be"), (0.5, "half of what it must be"), (-1, "the sign is turned")):

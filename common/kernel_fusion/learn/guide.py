@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import pathlib
+import textwrap
 import time
 from collections.abc import Callable
 
@@ -49,14 +50,11 @@ def record(solution: pathlib.Path, **facts: object) -> None:
     """Adds what is now known of an exercise. Another `learn`, a `watch` for instance, may do so at the same time."""
     path = _progress_file()
     path.parent.mkdir(exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         known = progress()
         known[solution.stem] = known.get(solution.stem, {}) | facts
         results.replace(path, json.dumps(known, indent=1) + "\n")
-    finally:
-        os.close(folder)
 
 
 def upcoming(known: dict[str, dict], among: list[pathlib.Path] | None = None) -> pathlib.Path | None:
@@ -172,7 +170,7 @@ def hint(names: list[str]) -> int:
     hints = exercises.said_of(solution).hints
     read = min(progress().get(solution.stem, {}).get("hints", 0) + 1, len(hints))
     for number, text in enumerate(hints[:read], start=1):
-        print(f"{solution.stem}, hint {number} of {len(hints)}: {text}")
+        print(textwrap.fill(f"{solution.stem}, hint {number} of {len(hints)}: {text}", 100))
     record(solution, hints=read)
     if read == len(hints):
         print(f"That was the last one. The answer: `kernel-fusion learn solution {solution.stem}`")

@@ -426,6 +426,7 @@ def test_git_and_the_checks_of_layout_pass_copies_by():
         ("WRONG: y[3] is 6.5, must be 13\n", "half of what"),
         ("WRONG: y[3] is -0.13, must be 0.13\n", "sign"),
         ("WRONG: y[3] is 0, must be 0.13\n", "nothing was added"),
+        ("WRONG: 63 rows of 33: the sum of column 0 is 26, must be 13\n", "twice what"),
         ("n = 99, 2 blocks of 32 threads: y[64] is nan, must be 1\n", "64 is the first that 2 blocks of 32 threads"),
         ("n = 99, 2 blocks of 32 threads: y[32] is 7, must be 1\n", "32 is the first of block 1"),
         ("n = 99, 2 blocks of 32 threads: y[33] is 7, must be 1\n", ""),
