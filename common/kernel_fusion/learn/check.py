@@ -133,7 +133,8 @@ def counting(source: pathlib.Path, solution: pathlib.Path) -> str:
 
 
 # How a program names the first element that is wrong, and the launch before it.
-ELEMENT = re.compile(r"(?:\w((?:\[\d+\])+)|\w+ \d+) is (-?(?:nan|inf|[\d.e+-]+)), must be (-?(?:inf|[\d.e+-]+))(.*)")
+NUMBER = r"(-?(?:nan|inf|\d+(?:\.\d+)?(?:e[+-]\d+)?))"
+ELEMENT = re.compile(rf"(?:\w((?:\[\d+\])+)|\w+ \d+) is {NUMBER}, must be {NUMBER}(.*)")
 LAUNCH = re.compile(r"(\d+) blocks? of (\d+)")
 
 

@@ -420,6 +420,7 @@ def test_git_and_the_checks_of_layout_pass_copies_by():
     ("printed", "cause"),
     [
         ("WRONG: n = 5: y[3] is 14, must be 13\n", ""),
+        ("WRONG: y[3] is 3, must be even\n", ""),
         ("WRONG: y[3] is 26, must be 13: off by one\n", ""),  # said already
         ("WRONG: y[2][3] is -nan, must be 13\n", "never written"),
         ("WRONG: y[3] is 26, must be 13 and more\n", "twice what"),
