@@ -30,7 +30,7 @@ PROCESSES := $(if $(shell command -v nvidia-smi),,$(XDIST))
 OPENMP := OMP_WAIT_POLICY=passive
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build tour test bench lint tidy gpu-check jupyter tensorboard dev
+.PHONY: help setup build tour learn test bench lint tidy gpu-check jupyter tensorboard dev
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ build: $(READY) ## build what changed in the four steps
 tour: $(READY) ## a walk through the four steps: builds, checks and times every rung, then GPT-2
 	@$(KF) tour
 
+learn: $(READY) ## the exercises in their order, and what is next; ARGS="check" and others: kernel-fusion learn --help
+	@$(KF) learn $(ARGS)
+
 test: build ## all that can be tested on this machine
 	$(OPENMP) "$(PYTHON)" -m pytest $(PROCESSES) --times --schedules=$(SCHEDULES) -m "not long" tests emulator common $(STEPS)
 
@@ -67,7 +70,7 @@ lint: $(READY) ## layout, mistakes, types: ruff, mypy, clang-format
 	"$(PYTHON)" -m ruff check .
 	"$(PYTHON)" -m ruff format --check .
 	"$(PYTHON)" -m mypy
-	find . \( -name build -o -name mine -o -name '.?*' \) -prune -o \( -name '*.cu' -o -name '*.cpp' -o -name '*.h' \) -print0 \
+	find . \( -name build -o -name my -o -name '.?*' \) -prune -o \( -name '*.cu' -o -name '*.cpp' -o -name '*.h' \) -print0 \
 	  | xargs -0 "$(PYTHON)" -c 'import clang_format; clang_format.clang_format()' --dry-run -Werror
 
 tidy: build ## mistakes in the host's C++: clang-tidy, a minute on two cores

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from kernel_fusion import steps
 from kernel_fusion.console import CommandFailed, UserError, make_console, run_shown
-from kernel_fusion.learn import exercises
+from kernel_fusion.learn import exercises, guide
 from kernel_fusion.report import documents as report
 from kernel_fusion.report import syllabus
 
@@ -209,26 +209,21 @@ def make_parser() -> argparse.ArgumentParser:
     # In one list, because argparse would drop a -- between the file and its arguments.
     simt.add_argument("words", nargs=argparse.PARSER, metavar="FILE.cu", help="the program, and its own arguments")
 
-    exercise = add(
-        "exercises",
-        "Makes the files of the exercises in which you write, and lists them; or checks those that you name.",
+    learn = add(
+        "learn",
+        "Guides through the exercises: what is next, whether your answer is right, hints, how far you are.",
         [
-            "In a step's folder these are its own exercises, in docs the puzzles, elsewhere all. "
-            "A file that is there stays as it is; only --reset writes over it. An answer must be right in every order "
-            "of the threads, and ask no more of the hardware than its lesson allows.",
-            f"A group, {', '.join(exercises.groups())}, makes and lists its own.",
-            f"NAME: {', '.join(solution.stem for solution in exercises.solutions())}.",
+            "WHAT: " + "; ".join(f"{what}: {text}" for what, (*_, text) in guide.WHAT.items()) + ".",
+            "Your files and how far you are lie in my/, which nothing writes over. An answer must be right in every "
+            "order of the threads, and ask no more of the hardware than its lesson allows.",
+            f"NAME: {', '.join(exercises.NAMES)}. For `next`, `hint` and `watch` also a group, of which it takes the "
+            f"next one: {', '.join(exercises.groups())}.",
         ],
-        ["exercises", "exercises puzzles", "exercises 1_grid_stride", "exercises --reset 1_grid_stride"],
-        exercises.command,
+        ["learn", "learn next", "learn check", "learn check 1_grid_stride", "learn watch", "learn reset 1_grid_stride"],
+        guide.command,
     )
-    exercise.add_argument("names", nargs="*", metavar="NAME", help="check your answer to this one")
-    exercise.add_argument(
-        "--reset",
-        action="append",
-        metavar="NAME",
-        help="begin this one anew, 1_grid_stride for instance; may be repeated. What you wrote goes to build/exercises",
-    )
+    learn.add_argument("what", nargs="?", choices=guide.WHAT, default="status", metavar="WHAT", help="default: status")
+    learn.add_argument("names", nargs="*", metavar="NAME", help="of an exercise; a path to its file will do")
 
     reports = add(
         "report",

@@ -1,4 +1,4 @@
-"""`kernel-fusion exercises NAME`: an answer to an exercise is right, and does what its lesson is about.
+"""`kernel-fusion learn check`: an answer to an exercise is right, and does what its lesson is about.
 
 Results alone do not tell: where every thread does all of the work, they are right, too. So the head of a solution says
 what counts in it,
@@ -10,6 +10,7 @@ and of each of these an answer may take a fifth more than the solution, counted 
 """
 
 import functools
+import math
 import os
 import pathlib
 import re
@@ -26,6 +27,7 @@ from kernel_fusion.ninja_file import is_clang
 ORDERS = ("forward", "reverse", "random:1")
 COUNTED, SCORED = (re.compile(rf"^// {what}: (.+)$", re.MULTILINE) for what in ("Counted", "Scored"))
 MORE = 1.2  # times what the solution takes
+UNORDERED = "Nothing says which of the two comes first: another order of the threads, another result."
 
 
 def measures(kernels: list[counts.Kernel]) -> dict[str, int]:
@@ -130,26 +132,90 @@ def counting(source: pathlib.Path, solution: pathlib.Path) -> str:
     return shlex.join([*words, os.path.relpath(source)])
 
 
+# How a program names the first element that is wrong, and the launch before it.
+NUMBER = r"(-?(?:nan|inf|\d+(?:\.\d+)?(?:e[+-]\d+)?))"
+ELEMENT = re.compile(rf"(?:\w((?:\[\d+\])+)|\w+ \d+) is {NUMBER}, must be {NUMBER}(.*)")
+LAUNCH = re.compile(r"(\d+) blocks? of (\d+)")
+
+
+def likely_cause(printed: str) -> str:
+    """Why the first element that a program calls wrong may be so, as far as its numbers tell; else ""."""
+    found = ELEMENT.search(printed)
+    if not found or re.match(r"[:;] \w", found[4]):  # the program says why
+        return ""
+    index, got, want = found[1] or "", float(found[2]), float(found[3])
+    launch = LAUNCH.search(printed[: found.start()].rpartition("\n")[2])
+    first = int(index[1:-1]) if index.count("[") == 1 else None
+    if launch and first and first == int(launch[1]) * int(launch[2]):
+        return f"{first} is the first that {launch[0]} threads do not reach, an element each"
+    if launch and first and first == int(launch[2]):
+        return f"{first} is the first of block 1: what tells a thread its block?"
+    if math.isnan(got):
+        return "never written, if NaN lay there before; else made of a NaN, or of 0 / 0 or inf - inf"
+    if want and got == 0:
+        return "nothing was added to it"
+    for factor, words in ((2, "twice what it must be"), (0.5, "half of what it must be"), (-1, "the sign is turned")):
+        if want and math.isclose(got, factor * want, rel_tol=1e-4):
+            return words
+    return ""
+
+
+def why_more(word: str, found: dict[str, tuple[int, int]]) -> str:
+    """Why an answer may take more of one thing than it may; "" where the counts do not tell."""
+    theirs, ours = found[word]
+    times = theirs / ours if ours else 0
+    kind, _, what = word.rpartition(" ")
+    requests = found.get(f"{kind} requests")
+    if what == "sectors" and requests and requests[0] <= MORE * requests[1]:
+        return "as many requests, and each takes more sectors: the lanes of a warp do not take neighbours"
+    if what in ("conflicts", "wavefronts"):
+        return "lanes of a warp want different words of one bank"
+    if times > 16:
+        return f"{times:.0f} times as many: does every thread do the work of all?"
+    return f"{times:.2g} times as many" if times else ""
+
+
+def _say_race(source: pathlib.Path, solution: pathlib.Path, say: Callable[[str], None]) -> None:
+    """Where the order counts: the two lines of a race, if there is one. Not in a hunt, which is about finding them."""
+    if solution.stem.startswith("hunt") or not _has_race_detector():
+        return
+    done = ran(source, solution, ORDERS[0], "race")
+    if _is_race(done):
+        say(said_by(done, source).rstrip())
+
+
+def _is_race(done: subprocess.CompletedProcess) -> bool:
+    return "race in " in done.stderr
+
+
+def _has_race_detector() -> bool:
+    return not is_clang(os.environ.get("CXX", "c++"))  # it is g++'s
+
+
 def check(source: pathlib.Path, solution: pathlib.Path, say: Callable[[str], None] = print) -> bool:
-    """Checks an answer, and says what it finds."""
-    puzzle = solution.parent.parent.name == exercises.PUZZLES
-    # The race detector is g++'s.
-    flavour = "race" if puzzle and not is_clang(os.environ.get("CXX", "c++")) else "plain"
+    """Checks an answer, and says what it finds: what is wrong first, and where that can be told, why."""
+    puzzle = exercises.group_of(solution) == exercises.PUZZLES
+    flavour = "race" if puzzle and _has_race_detector() else "plain"
     printed = None
     for order in ORDERS:
         done = ran(source, solution, order, flavour)
         if done.returncode != 0:
             say(said_by(done, source).rstrip())
-            if "race in " in done.stderr:
-                say("Nothing says which of the two comes first: another order of the threads, another result.")
-            elif order != ORDERS[0]:
+            if _is_race(done):
+                say(UNORDERED)
+                return False
+            if cause := likely_cause(done.stdout):
+                say(f"Likely: {cause}.")
+            if order != ORDERS[0]:
                 say(
                     f"So it is in another order of the threads, KF_SIMT_SCHEDULE={order}; in the usual one it is right."
                 )
+                _say_race(source, solution, say)
             return False
         if printed not in (None, done.stdout):
             say(f"{printed}In another order of the threads, KF_SIMT_SCHEDULE={order}, the same program prints:")
             say(f"{done.stdout}So its results depend on the order in which its threads come.")
+            _say_race(source, solution, say)
             return False
         printed = done.stdout
     found = score(source, solution)
@@ -157,6 +223,8 @@ def check(source: pathlib.Path, solution: pathlib.Path, say: Callable[[str], Non
         say("The results are right, but this is not what the exercise is about:")
         for line in more:
             say(f"  {line}")
+            if cause := why_more(line.partition(":")[0], found):
+                say(f"    likely: {cause}")
         say(f"By which lines? {counting(source, solution)}")
         return False
     verdict = f"all right, in {len(ORDERS)} orders of the threads"
@@ -167,17 +235,3 @@ def check(source: pathlib.Path, solution: pathlib.Path, say: Callable[[str], Non
         words = counted_words(solution)
         say(verdict + (f"; counted: {', '.join(words)}" if words else ""))
     return True
-
-
-def command(name: str) -> bool:
-    """Checks the reader's answer to an exercise, and says what it finds.
-
-    Raises:
-        UserError: there is no such exercise, or nothing of the reader's yet.
-    """
-    solution = exercises.find(name)
-    source = exercises.copy_of(solution)
-    if not source.exists():
-        raise UserError(f"{source.relative_to(steps.ROOT)} is not there; `kernel-fusion exercises` makes it")
-    print(f"{source.relative_to(steps.ROOT)}:", flush=True)
-    return check(source, solution)

@@ -93,19 +93,30 @@ class Exercises(NamedTuple):
         assert len(outputs) == 1
 
     def check_readme(self) -> None:
-        """Each exercise is a heading, once, with the minutes that it takes; commands name what is there."""
+        """Each exercise is a heading, once, with its minutes and three hints, and has its place in the order of all.
+
+        Commands name what is there.
+        """
         text = (self.here / "README.md").read_text(encoding="utf-8")
         names = [path.stem for path in self.solutions]
-        assert re.findall(r"^### (\w+)\.cu: .+ · \d+ minutes$", text, re.M) == names
-        assert set(re.findall(rf"{self.here.name}/mine/(\w+)\.cu", text)) <= set(names)
+        assert sorted(re.findall(r"^### (\w+)\.cu: .+ · \d+ minutes$", text, re.M)) == sorted(names)
+        assert set(re.findall(rf"{exercises.MY}/[\w-]+/(\w+)\.cu", text)) <= set(names)
         assert set(self.complaints) == set(names)
+        assert set(names) <= set(exercises.NAMES)
+        for path in self.solutions:
+            hints = exercises.said_of(path).hints
+            assert len(set(hints)) == len(exercises.HINTS), path.stem
+            assert max(map(len, hints)) <= 400
 
     def check_stands_alone(self, path: pathlib.Path) -> None:
         """A program is short, says how to run it and what is counted; so does what is handed out."""
-        group = self.here.name
-        texts = {f"{group}/solutions": path.read_text(encoding="utf-8"), f"{group}/mine": exercises.cut(path)}
+        theirs, ours = path.read_text(encoding="utf-8"), exercises.cut(path)
+        group = exercises.group_of(path)
+        is_puzzle = group == exercises.PUZZLES
+        folders = ("docs/puzzles/solutions", "my/puzzles") if is_puzzle else ("exercises/solutions", f"../my/{group}")
+        texts = dict(zip(folders, (theirs, ours), strict=True))
         ladder, hunt = path.stem.startswith("ladder"), path.stem.startswith("hunt")
-        answer = re.search(r"// SOLUTION.*?// END", texts[f"{group}/solutions"], re.DOTALL)
+        answer = re.search(r"// SOLUTION.*?// END", theirs, re.DOTALL)
         assert not ladder or (answer and len(answer[0].splitlines()) <= 60)
         answers = [answer for answer in self.wrong_answers if answer.file.endswith(f"/{path.name}")]
         assert hunt or len(answers) >= 2
@@ -113,8 +124,9 @@ class Exercises(NamedTuple):
         for folder, text in texts.items():
             assert len(text.splitlines()) <= 130
             included = {name for name in re.findall(r"#include [<\"](.+?)[>\"]", text) if "/" in name}
-            assert {name for name in included if not name.startswith("step2/")} <= OURS
-            whole, alone = rf"exercises {path.stem}\n", rf"simt (-I \S+ )?(docs/)?{folder}/{path.name}"
+            own = {f"../{pathlib.Path(name).name}" if name.startswith("../") else name for name in included}
+            assert {name for name in own if not name.startswith("step2/")} <= OURS
+            whole, alone = rf"learn check {path.stem}\n", rf"simt (-I \S+ )?{re.escape(folder)}/{path.name}"
             assert re.search(rf"^//   kernel-fusion {whole}//   kernel-fusion {alone}", text, re.MULTILINE)
 
     def check_wrong_answer(self, answer: Fault) -> None:

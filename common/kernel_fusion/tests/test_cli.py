@@ -33,7 +33,7 @@ def help_of(command: str, capsys) -> str:
 
 
 def test_every_command_says_what_it_does_with_examples(capsys):
-    assert {"tour", "check", "bench", "profile", "rungs", "simt", "exercises", "report", "gpu-check"} <= set(commands())
+    assert {"tour", "check", "bench", "profile", "rungs", "simt", "learn", "report", "gpu-check"} <= set(commands())
     for command in commands():
         text = help_of(command, capsys)
         assert f"usage: kernel-fusion {command}" in text
@@ -55,7 +55,7 @@ def test_every_example_is_taken(command, parser):
             for op in [options.op] if isinstance(options.op, str) else options.op:
                 known = [rung.name for rung in syllabus.rungs(syllabus.step_of(op), op)]
                 assert set(getattr(options, "rung", None) or []) <= set(known)
-        for name in getattr(options, "reset", None) or []:
+        for name in getattr(options, "names", []):
             exercises.find(name)
 
 
@@ -66,7 +66,7 @@ def test_help_names_the_values_of_arguments(capsys):
     names = "linear, softmax, attention, softmax_backward, linear_backward, attention_decode, attention_backward"
     assert f"step2-attention: {names};" in bench
     assert "emulated (small enough" in bench
-    assert "1_grid_stride, 2_vector_loads" in help_of("exercises", capsys)
+    assert "1_grid_stride, 2_vector_loads" in help_of("learn", capsys)
     for argument in (action for parser in commands().values() for action in parser._actions):
         assert argument.help or argument.dest == "op", argument.dest  # the op's names are below
 

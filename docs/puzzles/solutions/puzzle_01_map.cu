@@ -1,6 +1,6 @@
 // Puzzle 1, map: y[i] = x[i] + 10, by as many threads as there are numbers, all in one block.
 //
-//   kernel-fusion exercises puzzle_01_map
+//   kernel-fusion learn check puzzle_01_map
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_01_map.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_01_map.cu && ./a.out        with a GPU
 //

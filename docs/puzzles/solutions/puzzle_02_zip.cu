@@ -1,6 +1,6 @@
 // Puzzle 2, zip: y[i] = a[i] + b[i], by as many threads as there are numbers, all in one block.
 //
-//   kernel-fusion exercises puzzle_02_zip
+//   kernel-fusion learn check puzzle_02_zip
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_02_zip.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_02_zip.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Puzzle 3, guard: y[i] = x[i] + 10 for n numbers, by a block that has more threads than that.
 //
-//   kernel-fusion exercises puzzle_03_guard
+//   kernel-fusion learn check puzzle_03_guard
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_03_guard.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_03_guard.cu && ./a.out        with a GPU
 //

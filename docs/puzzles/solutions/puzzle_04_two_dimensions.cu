@@ -1,6 +1,6 @@
 // Puzzle 4, two dimensions: y = x + 10 for a matrix whose rows lie one after the other, by a block of 32 x 32 threads.
 //
-//   kernel-fusion exercises puzzle_04_two_dimensions
+//   kernel-fusion learn check puzzle_04_two_dimensions
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_04_two_dimensions.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_04_two_dimensions.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Puzzle 5, blocks: y[i] = x[i] + 10 for n numbers, by as many blocks as that takes.
 //
-//   kernel-fusion exercises puzzle_05_blocks
+//   kernel-fusion learn check puzzle_05_blocks
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_05_blocks.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_05_blocks.cu && ./a.out        with a GPU
 //

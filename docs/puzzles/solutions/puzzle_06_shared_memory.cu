@@ -1,7 +1,7 @@
 // Puzzle 6, shared memory: y[i] = x[i - 1] + x[i] + x[i + 1], where each x is loaded once. Beside the line there are
 // zeros.
 //
-//   kernel-fusion exercises puzzle_06_shared_memory
+//   kernel-fusion learn check puzzle_06_shared_memory
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_06_shared_memory.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_06_shared_memory.cu && ./a.out        with a GPU
 //

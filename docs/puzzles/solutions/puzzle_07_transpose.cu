@@ -1,6 +1,6 @@
 // Puzzle 7, transpose: y[col][row] = x[row][col]. Whole sectors are loaded and stored, and no bank is waited for.
 //
-//   kernel-fusion exercises puzzle_07_transpose
+//   kernel-fusion learn check puzzle_07_transpose
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_07_transpose.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_07_transpose.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Puzzle 8, block sum: y[b] is the sum of the numbers that the threads of block b have, one each.
 //
-//   kernel-fusion exercises puzzle_08_block_sum
+//   kernel-fusion learn check puzzle_08_block_sum
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_08_block_sum.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_08_block_sum.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Puzzle 9, scan: y[i] = x[0] + x[1] + ... + x[i].
 //
-//   kernel-fusion exercises puzzle_09_scan
+//   kernel-fusion learn check puzzle_09_scan
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_09_scan.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_09_scan.cu && ./a.out        with a GPU
 //

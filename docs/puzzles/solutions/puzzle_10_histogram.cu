@@ -1,6 +1,6 @@
 // Puzzle 10, histogram: counts[b] is how many of n numbers, 0 to 7, are b. It is 0 before the launch.
 //
-//   kernel-fusion exercises puzzle_10_histogram
+//   kernel-fusion learn check puzzle_10_histogram
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_10_histogram.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_10_histogram.cu && ./a.out        with a GPU
 //

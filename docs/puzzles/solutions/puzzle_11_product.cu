@@ -1,6 +1,6 @@
 // Puzzle 11, tiled product: c = a * b for matrices of n rows and n columns; a block loads each tile that it needs once.
 //
-//   kernel-fusion exercises puzzle_11_product
+//   kernel-fusion learn check puzzle_11_product
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_11_product.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_11_product.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Puzzle 12, one-pass softmax: y = exp(x - largest) / sum of these, in each row; largest and sum are found in one pass.
 //
-//   kernel-fusion exercises puzzle_12_softmax
+//   kernel-fusion learn check puzzle_12_softmax
 //   kernel-fusion simt docs/puzzles/solutions/puzzle_12_softmax.cu
 //   nvcc -std=c++17 -I common/include docs/puzzles/solutions/puzzle_12_softmax.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 1: out[i] = factor * x[i] + y[i] by a grid of any size, with fewer threads than elements or with more.
 //
-//   kernel-fusion exercises 1_grid_stride
+//   kernel-fusion learn check 1_grid_stride
 //   kernel-fusion simt exercises/solutions/1_grid_stride.cu
 //   nvcc -O3 exercises/solutions/1_grid_stride.cu && ./a.out        with a GPU
 //

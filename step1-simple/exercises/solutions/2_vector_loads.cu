@@ -1,6 +1,6 @@
 // Exercise 2: y[i] = factor * x[i], four numbers by one 128-bit load and one 128-bit store wherever that is possible.
 //
-//   kernel-fusion exercises 2_vector_loads
+//   kernel-fusion learn check 2_vector_loads
 //   kernel-fusion simt exercises/solutions/2_vector_loads.cu
 //   nvcc -O3 exercises/solutions/2_vector_loads.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 3: y = residual + gelu(x + bias) in one launch instead of three.
 //
-//   kernel-fusion exercises 3_fuse
+//   kernel-fusion learn check 3_fuse
 //   kernel-fusion simt exercises/solutions/3_fuse.cu
 //   nvcc -O3 exercises/solutions/3_fuse.cu && ./a.out        with a GPU
 //

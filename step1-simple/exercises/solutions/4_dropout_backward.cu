@@ -1,6 +1,6 @@
 // Exercise 4: the backward of dropout, which computes the mask again instead of reading a stored one.
 //
-//   kernel-fusion exercises 4_dropout_backward
+//   kernel-fusion learn check 4_dropout_backward
 //   kernel-fusion simt exercises/solutions/4_dropout_backward.cu
 //   nvcc -O3 exercises/solutions/4_dropout_backward.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 5: the sum of each column, in two stages without atomics, so that every run gives the same bits.
 //
-//   kernel-fusion exercises 5_column_sum
+//   kernel-fusion learn check 5_column_sum
 //   kernel-fusion simt exercises/solutions/5_column_sum.cu        also with KF_SIMT_SCHEDULE=reverse before it
 //   nvcc -O3 exercises/solutions/5_column_sum.cu && ./a.out        with a GPU
 //

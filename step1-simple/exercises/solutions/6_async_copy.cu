@@ -1,6 +1,6 @@
 // Exercise 6: the next elements are on their way while these are computed.
 //
-//   kernel-fusion exercises 6_async_copy
+//   kernel-fusion learn check 6_async_copy
 //   kernel-fusion simt exercises/solutions/6_async_copy.cu
 //   nvcc -O3 -arch=native -I ../common/include exercises/solutions/6_async_copy.cu && ./a.out        from an A100 on
 //

@@ -1,6 +1,6 @@
 // Exercise 7: one thread copies a row, and a barrier in shared memory tells all that it is there.
 //
-//   kernel-fusion exercises 7_bulk_copy
+//   kernel-fusion learn check 7_bulk_copy
 //   kernel-fusion simt exercises/solutions/7_bulk_copy.cu
 //   nvcc -O3 -arch=sm_90 -I ../common/include exercises/solutions/7_bulk_copy.cu && ./a.out        with an H100
 //

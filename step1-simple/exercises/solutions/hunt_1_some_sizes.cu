@@ -1,6 +1,6 @@
 // Bug hunt 1: y[i] = factor * x[i] by 128-bit loads. Most sizes are right. Which are not, and why?
 //
-//   kernel-fusion exercises hunt_1_some_sizes
+//   kernel-fusion learn check hunt_1_some_sizes
 //   kernel-fusion simt exercises/solutions/hunt_1_some_sizes.cu
 //   nvcc -O3 exercises/solutions/hunt_1_some_sizes.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>

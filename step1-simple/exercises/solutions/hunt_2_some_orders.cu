@@ -1,6 +1,6 @@
 // Bug hunt 2: every row divided by its sum, a block a row. It is right in one order of the threads, wrong in others.
 //
-//   kernel-fusion exercises hunt_2_some_orders
+//   kernel-fusion learn check hunt_2_some_orders
 //   kernel-fusion simt exercises/solutions/hunt_2_some_orders.cu
 //   KF_SIMT_SCHEDULE=random:1 kernel-fusion simt exercises/solutions/hunt_2_some_orders.cu
 //   nvcc -lineinfo exercises/solutions/hunt_2_some_orders.cu && compute-sanitizer --tool racecheck ./a.out  with a GPU

@@ -1,6 +1,6 @@
 // Bug hunt 3: the backward of dropout gets another mask than its forward, but only where it is launched otherwise.
 //
-//   kernel-fusion exercises hunt_3_other_launch
+//   kernel-fusion learn check hunt_3_other_launch
 //   kernel-fusion simt exercises/solutions/hunt_3_other_launch.cu
 //   nvcc -O3 exercises/solutions/hunt_3_other_launch.cu && ./a.out        with a GPU
 #include <cuda_runtime.h>

@@ -1,6 +1,6 @@
 // Exercise 10: a warp that loads, a warp that computes, and between them a ring of stages with two barriers each.
 //
-//   kernel-fusion exercises 10_ring
+//   kernel-fusion learn check 10_ring
 //   kernel-fusion simt -I include exercises/solutions/10_ring.cu
 //   nvcc -O3 -arch=sm_90 -I include -I ../common/include exercises/solutions/10_ring.cu && ./a.out        with an H100
 //

@@ -1,6 +1,6 @@
 // Exercise 11: a product of floats on tensor cores, right to seven digits.
 //
-//   kernel-fusion exercises 11_three_products
+//   kernel-fusion learn check 11_three_products
 //   kernel-fusion simt -I include exercises/solutions/11_three_products.cu
 //   nvcc -O3 -arch=native -I include -I ../common/include exercises/solutions/11_three_products.cu && ./a.out    from
 //   an A100 on

@@ -1,6 +1,6 @@
 // Exercise 1: a warp finds the greatest number of a row, and all 32 lanes know it.
 //
-//   kernel-fusion exercises 1_lanes_agree
+//   kernel-fusion learn check 1_lanes_agree
 //   kernel-fusion simt exercises/solutions/1_lanes_agree.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/1_lanes_agree.cu && ./a.out        with a GPU
 //

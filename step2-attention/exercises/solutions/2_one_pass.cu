@@ -1,7 +1,7 @@
 // Exercise 2: the softmax of a row, and each number of it is read twice: once for maximum and sum, once for the
 // weights.
 //
-//   kernel-fusion exercises 2_one_pass
+//   kernel-fusion learn check 2_one_pass
 //   kernel-fusion simt exercises/solutions/2_one_pass.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/2_one_pass.cu && ./a.out        with a GPU
 //

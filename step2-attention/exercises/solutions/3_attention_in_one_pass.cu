@@ -1,6 +1,6 @@
 // Exercise 3: attention of one query, key after key; no score is stored, and the output is right after each key.
 //
-//   kernel-fusion exercises 3_attention_in_one_pass
+//   kernel-fusion learn check 3_attention_in_one_pass
 //   kernel-fusion simt exercises/solutions/3_attention_in_one_pass.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/3_attention_in_one_pass.cu && ./a.out        with a GPU
 //

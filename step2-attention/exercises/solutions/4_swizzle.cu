@@ -1,7 +1,7 @@
 // Exercise 4: where the chunks of a tile lie, so that eight rows of one chunk, and eight chunks of a row, are in other
 // banks.
 //
-//   kernel-fusion exercises 4_swizzle
+//   kernel-fusion learn check 4_swizzle
 //   kernel-fusion simt exercises/solutions/4_swizzle.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/4_swizzle.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 5: keys shared out among four threads, whose results become one: how a decode step uses many blocks.
 //
-//   kernel-fusion exercises 5_merge
+//   kernel-fusion learn check 5_merge
 //   kernel-fusion simt exercises/solutions/5_merge.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/5_merge.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

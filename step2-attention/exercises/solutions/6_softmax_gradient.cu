@@ -1,6 +1,6 @@
 // Exercise 6: the gradient of softmax, from its output; a warp a row.
 //
-//   kernel-fusion exercises 6_softmax_gradient
+//   kernel-fusion learn check 6_softmax_gradient
 //   kernel-fusion simt exercises/solutions/6_softmax_gradient.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/6_softmax_gradient.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 7: the gradient of attention's queries, with weights that nobody has kept.
 //
-//   kernel-fusion exercises 7_gradient_of_a_query
+//   kernel-fusion learn check 7_gradient_of_a_query
 //   kernel-fusion simt exercises/solutions/7_gradient_of_a_query.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/7_gradient_of_a_query.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 8: gradients of values, the same to the last bit in whatever order blocks come.
 //
-//   kernel-fusion exercises 8_one_owner
+//   kernel-fusion learn check 8_one_owner
 //   kernel-fusion simt exercises/solutions/8_one_owner.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/8_one_owner.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 9: check a gradient without deriving it, by moving each input a little.
 //
-//   kernel-fusion exercises 9_moved_a_little
+//   kernel-fusion learn check 9_moved_a_little
 //   kernel-fusion simt exercises/solutions/9_moved_a_little.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/9_moved_a_little.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

@@ -1,6 +1,6 @@
 // Bug hunt 1: softmax, a warp a row. It is right for most rows. Which are wrong, and why?
 //
-//   kernel-fusion exercises hunt_1_cold_rows
+//   kernel-fusion learn check hunt_1_cold_rows
 //   kernel-fusion simt exercises/solutions/hunt_1_cold_rows.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_1_cold_rows.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

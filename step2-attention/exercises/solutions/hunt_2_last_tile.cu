@@ -1,6 +1,6 @@
 // Bug hunt 2: attention by tiles of 16 keys. It is right for many lengths.
 //
-//   kernel-fusion exercises hunt_2_last_tile
+//   kernel-fusion learn check hunt_2_last_tile
 //   kernel-fusion simt exercises/solutions/hunt_2_last_tile.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_2_last_tile.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

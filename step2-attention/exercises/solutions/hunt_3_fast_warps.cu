@@ -1,6 +1,6 @@
 // Bug hunt 3: a matrix times a vector, by tiles in shared memory. It is right for short vectors.
 //
-//   kernel-fusion exercises hunt_3_fast_warps
+//   kernel-fusion learn check hunt_3_fast_warps
 //   kernel-fusion simt exercises/solutions/hunt_3_fast_warps.cu
 //   kernel-fusion simt --race exercises/solutions/hunt_3_fast_warps.cu
 //   nvcc -lineinfo -I ../common/include exercises/solutions/hunt_3_fast_warps.cu

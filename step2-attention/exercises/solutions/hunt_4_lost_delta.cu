@@ -1,6 +1,6 @@
 // Bug hunt 4: the gradient of attention's scores. It is right where there are at least as many keys as queries.
 //
-//   kernel-fusion exercises hunt_4_lost_delta
+//   kernel-fusion learn check hunt_4_lost_delta
 //   kernel-fusion simt exercises/solutions/hunt_4_lost_delta.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_4_lost_delta.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

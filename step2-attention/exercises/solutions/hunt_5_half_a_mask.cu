@@ -1,6 +1,6 @@
 // Bug hunt 5: the gradients of keys and values, with a causal mask. One of the two is right.
 //
-//   kernel-fusion exercises hunt_5_half_a_mask
+//   kernel-fusion learn check hunt_5_half_a_mask
 //   kernel-fusion simt exercises/solutions/hunt_5_half_a_mask.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_5_half_a_mask.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

@@ -1,7 +1,7 @@
 // Ladder 1: attention in one launch; keys and values come through shared memory, a tile at a time. Lengths here are
 // multiples of 64, and there is no mask.
 //
-//   kernel-fusion exercises ladder_1_tiled
+//   kernel-fusion learn check ladder_1_tiled
 //   kernel-fusion simt exercises/solutions/ladder_1_tiled.cu
 //   nvcc -O3 -arch=native -I ../common/include exercises/solutions/ladder_1_tiled.cu && ./a.out        with a GPU
 //

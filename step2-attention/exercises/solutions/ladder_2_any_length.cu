@@ -1,6 +1,6 @@
 // Ladder 2: any length, and a causal mask.
 //
-//   kernel-fusion exercises ladder_2_any_length
+//   kernel-fusion learn check ladder_2_any_length
 //   kernel-fusion simt exercises/solutions/ladder_2_any_length.cu
 //   nvcc -O3 -arch=native -I ../common/include exercises/solutions/ladder_2_any_length.cu && ./a.out        with a GPU
 //

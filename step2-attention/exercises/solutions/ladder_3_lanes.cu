@@ -1,6 +1,6 @@
 // Ladder 3: four lanes share a query.
 //
-//   kernel-fusion exercises ladder_3_lanes
+//   kernel-fusion learn check ladder_3_lanes
 //   kernel-fusion simt exercises/solutions/ladder_3_lanes.cu
 //   nvcc -O3 -arch=native -I ../common/include exercises/solutions/ladder_3_lanes.cu && ./a.out        with a GPU
 //

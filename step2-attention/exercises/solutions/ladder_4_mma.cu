@@ -1,6 +1,6 @@
 // Ladder 4: one product on tensor cores, 16 × 8 scores of depth 16, by one warp.
 //
-//   kernel-fusion exercises ladder_4_mma
+//   kernel-fusion learn check ladder_4_mma
 //   kernel-fusion simt -I include exercises/solutions/ladder_4_mma.cu
 //   nvcc -O3 -arch=native -I include -I ../common/include exercises/solutions/ladder_4_mma.cu && ./a.out    with a GPU
 //

@@ -1,6 +1,6 @@
 // Ladder 5: attention, both products on tensor cores.
 //
-//   kernel-fusion exercises ladder_5_attention_mma
+//   kernel-fusion learn check ladder_5_attention_mma
 //   kernel-fusion simt -I include exercises/solutions/ladder_5_attention_mma.cu
 //   nvcc -O3 -arch=native -I include -I ../common/include exercises/solutions/ladder_5_attention_mma.cu && ./a.out
 //

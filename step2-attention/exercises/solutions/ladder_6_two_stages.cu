@@ -1,6 +1,6 @@
 // Ladder 6: while a tile is multiplied, the next one is on its way.
 //
-//   kernel-fusion exercises ladder_6_two_stages
+//   kernel-fusion learn check ladder_6_two_stages
 //   kernel-fusion simt -I include exercises/solutions/ladder_6_two_stages.cu
 //   nvcc -O3 -arch=native -I include -I ../common/include exercises/solutions/ladder_6_two_stages.cu && ./a.out
 //

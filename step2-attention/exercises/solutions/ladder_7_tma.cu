@@ -1,6 +1,6 @@
 // Ladder 7: a tile that one thread loads. Two tiles of 64 rows by TMA; their product is plain.
 //
-//   kernel-fusion exercises ladder_7_tma
+//   kernel-fusion learn check ladder_7_tma
 //   kernel-fusion simt -I include exercises/solutions/ladder_7_tma.cu
 //   nvcc -O3 -arch=sm_90a -I include -I ../common/include exercises/solutions/ladder_7_tma.cu && ./a.out    on an H100
 //

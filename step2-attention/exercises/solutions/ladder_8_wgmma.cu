@@ -1,6 +1,6 @@
 // Ladder 8: the same product by a warpgroup, which reads both tiles where TMA left them.
 //
-//   kernel-fusion exercises ladder_8_wgmma
+//   kernel-fusion learn check ladder_8_wgmma
 //   kernel-fusion simt -I include exercises/solutions/ladder_8_wgmma.cu
 //   nvcc -O3 -arch=sm_90a -I include -I ../common/include exercises/solutions/ladder_8_wgmma.cu && ./a.out    on an
 //   H100

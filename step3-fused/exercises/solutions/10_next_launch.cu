@@ -1,6 +1,6 @@
 // Exercise 10: a queue and its counters, which a launch leaves as it found them, so that none needs a memset before it.
 //
-//   kernel-fusion exercises 10_next_launch
+//   kernel-fusion learn check 10_next_launch
 //   kernel-fusion simt exercises/solutions/10_next_launch.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/10_next_launch.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

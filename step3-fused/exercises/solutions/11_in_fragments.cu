@@ -1,6 +1,6 @@
 // Exercise 11: an epilogue where mma left the sums: bias, residual, and two numbers a store.
 //
-//   kernel-fusion exercises 11_in_fragments
+//   kernel-fusion learn check 11_in_fragments
 //   kernel-fusion simt -I ../step2-attention/include exercises/solutions/11_in_fragments.cu
 //   nvcc -O3 -arch=native -I ../step2-attention/include -I ../common/include exercises/solutions/11_in_fragments.cu &&
 //   ./a.out

@@ -1,6 +1,6 @@
 // Exercise 12: two blocks of a cluster share a row, and each tells the other what it has found.
 //
-//   kernel-fusion exercises 12_across_blocks
+//   kernel-fusion learn check 12_across_blocks
 //   kernel-fusion simt -I ../step2-attention/include exercises/solutions/12_across_blocks.cu
 //   nvcc -O3 -arch=sm_90 -I ../step2-attention/include -I ../common/include exercises/solutions/12_across_blocks.cu &&
 //   ./a.out

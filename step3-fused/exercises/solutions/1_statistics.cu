@@ -1,6 +1,6 @@
 // Exercise 1: mean and variance of a row, in one warp: what LayerNorm needs.
 //
-//   kernel-fusion exercises 1_statistics
+//   kernel-fusion learn check 1_statistics
 //   kernel-fusion simt exercises/solutions/1_statistics.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/1_statistics.cu && ./a.out        with a GPU
 //

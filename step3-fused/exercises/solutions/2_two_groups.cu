@@ -1,6 +1,6 @@
 // Exercise 2: mean and variance of two groups, merged into those of both: a row is read once, and by parts.
 //
-//   kernel-fusion exercises 2_two_groups
+//   kernel-fusion learn check 2_two_groups
 //   kernel-fusion simt exercises/solutions/2_two_groups.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/2_two_groups.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

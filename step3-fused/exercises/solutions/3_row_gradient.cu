@@ -1,6 +1,6 @@
 // Exercise 3: LayerNorm's gradient of a row, from two averages; a warp a row.
 //
-//   kernel-fusion exercises 3_row_gradient
+//   kernel-fusion learn check 3_row_gradient
 //   kernel-fusion simt exercises/solutions/3_row_gradient.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/3_row_gradient.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 4: the gradient of LayerNorm's weight, by blocks, and the same bits in whatever order they come.
 //
-//   kernel-fusion exercises 4_columns_in_order
+//   kernel-fusion learn check 4_columns_in_order
 //   kernel-fusion simt exercises/solutions/4_columns_in_order.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/4_columns_in_order.cu && ./a.out        with a GPU
 //

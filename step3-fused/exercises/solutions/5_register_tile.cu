@@ -1,6 +1,6 @@
 // Exercise 5: a product of matrices, 8 x 8 outputs a thread: few reads of shared memory for many products.
 //
-//   kernel-fusion exercises 5_register_tile
+//   kernel-fusion learn check 5_register_tile
 //   kernel-fusion simt exercises/solutions/5_register_tile.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/5_register_tile.cu && ./a.out        with a GPU
 //

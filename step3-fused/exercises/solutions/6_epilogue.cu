@@ -1,6 +1,6 @@
 // Exercise 6: bias and GELU at the end of a product, while its sums are still in registers.
 //
-//   kernel-fusion exercises 6_epilogue
+//   kernel-fusion learn check 6_epilogue
 //   kernel-fusion simt exercises/solutions/6_epilogue.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/6_epilogue.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 7: a product of few outputs and a great depth, which blocks share; the last one adds up, in order.
 //
-//   kernel-fusion exercises 7_split_depth
+//   kernel-fusion learn check 7_split_depth
 //   kernel-fusion simt exercises/solutions/7_split_depth.cu
 //   kernel-fusion simt --race exercises/solutions/7_split_depth.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/7_split_depth.cu && ./a.out        with a GPU

@@ -1,6 +1,6 @@
 // Exercise 8: a tile that another block reads in the same launch: published by a counter, and waited for.
 //
-//   kernel-fusion exercises 8_publish
+//   kernel-fusion learn check 8_publish
 //   kernel-fusion simt exercises/solutions/8_publish.cu
 //   kernel-fusion simt --race exercises/solutions/8_publish.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/8_publish.cu && ./a.out        with a GPU

@@ -1,6 +1,6 @@
 // Exercise 9: the order of a queue of which no tile waits for a later one, and hardly any waits at all.
 //
-//   kernel-fusion exercises 9_queue
+//   kernel-fusion learn check 9_queue
 //   kernel-fusion simt exercises/solutions/9_queue.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/9_queue.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

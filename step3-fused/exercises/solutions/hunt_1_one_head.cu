@@ -1,6 +1,6 @@
 // Bug hunt 1: what follows attention: the residual, then LayerNorm. With one head it is right.
 //
-//   kernel-fusion exercises hunt_1_one_head
+//   kernel-fusion learn check hunt_1_one_head
 //   kernel-fusion simt exercises/solutions/hunt_1_one_head.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_1_one_head.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

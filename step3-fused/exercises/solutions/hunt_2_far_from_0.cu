@@ -1,6 +1,6 @@
 // Bug hunt 2: LayerNorm, a warp a row. It is right for most rows. Which are wrong, and why?
 //
-//   kernel-fusion exercises hunt_2_far_from_0
+//   kernel-fusion learn check hunt_2_far_from_0
 //   kernel-fusion simt exercises/solutions/hunt_2_far_from_0.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_2_far_from_0.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

@@ -1,6 +1,6 @@
 // Bug hunt 3: the sums of the columns of normalised rows. It is right for some numbers of rows.
 //
-//   kernel-fusion exercises hunt_3_last_rows
+//   kernel-fusion learn check hunt_3_last_rows
 //   kernel-fusion simt exercises/solutions/hunt_3_last_rows.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_3_last_rows.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

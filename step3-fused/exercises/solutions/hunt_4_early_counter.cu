@@ -1,6 +1,6 @@
 // Bug hunt 4: two warps of a block attend, one normalises what they announce. It is right in some orders of the warps.
 //
-//   kernel-fusion exercises hunt_4_early_counter
+//   kernel-fusion learn check hunt_4_early_counter
 //   kernel-fusion simt exercises/solutions/hunt_4_early_counter.cu
 //   KF_SIMT_SCHEDULE=reverse kernel-fusion simt exercises/solutions/hunt_4_early_counter.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_4_early_counter.cu && ./a.out        with a GPU

@@ -1,7 +1,7 @@
 // Bug hunt 5: persistent blocks draw heads of attention and tiles of the projection from one queue. Four blocks are
 // right.
 //
-//   kernel-fusion exercises hunt_5_few_blocks
+//   kernel-fusion learn check hunt_5_few_blocks
 //   kernel-fusion simt exercises/solutions/hunt_5_few_blocks.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_5_few_blocks.cu && timeout 10 ./a.out        with a GPU
 #include <kf/exercise.h>

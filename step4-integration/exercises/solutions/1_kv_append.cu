@@ -1,6 +1,6 @@
 // Exercise 1: keys and values of the new tokens go into the cache, each row of the batch at a position of its own.
 //
-//   kernel-fusion exercises 1_kv_append
+//   kernel-fusion learn check 1_kv_append
 //   kernel-fusion simt exercises/solutions/1_kv_append.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/1_kv_append.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 2: one query a row, over a cache in which each row begins and ends elsewhere.
 //
-//   kernel-fusion exercises 2_left_padding
+//   kernel-fusion learn check 2_left_padding
 //   kernel-fusion simt exercises/solutions/2_left_padding.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/2_left_padding.cu && ./a.out        with a GPU
 //

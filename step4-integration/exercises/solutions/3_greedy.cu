@@ -1,6 +1,6 @@
 // Exercise 3: the greedy token: where the largest logit of a row stands.
 //
-//   kernel-fusion exercises 3_greedy
+//   kernel-fusion learn check 3_greedy
 //   kernel-fusion simt exercises/solutions/3_greedy.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/3_greedy.cu && ./a.out        with a GPU
 //

@@ -1,6 +1,6 @@
 // Exercise 4: cross-entropy of a row, over chunks of the vocabulary; the gradient takes the place of the logits.
 //
-//   kernel-fusion exercises 4_chunked_loss
+//   kernel-fusion learn check 4_chunked_loss
 //   kernel-fusion simt exercises/solutions/4_chunked_loss.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/4_chunked_loss.cu && ./a.out        with a GPU
 //

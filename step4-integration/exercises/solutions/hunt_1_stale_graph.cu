@@ -1,6 +1,6 @@
 // Bug hunt 1: tokens are right when each kernel is launched anew, and wrong when the same launches are replayed.
 //
-//   kernel-fusion exercises hunt_1_stale_graph
+//   kernel-fusion learn check hunt_1_stale_graph
 //   kernel-fusion simt exercises/solutions/hunt_1_stale_graph.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_1_stale_graph.cu && ./a.out        with a GPU
 #include <kf/exercise.h>

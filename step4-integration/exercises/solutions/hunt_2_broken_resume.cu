@@ -1,6 +1,6 @@
 // Bug hunt 2: a training that is stopped and goes on still learns, and is not the one that was not stopped.
 //
-//   kernel-fusion exercises hunt_2_broken_resume
+//   kernel-fusion learn check hunt_2_broken_resume
 //   kernel-fusion simt exercises/solutions/hunt_2_broken_resume.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/hunt_2_broken_resume.cu && ./a.out      with a GPU
 #include <kf/exercise.h>
