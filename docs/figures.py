@@ -1,4 +1,4 @@
-"""Draws the pages' figures into docs/figures, as SVG: `python docs/figures.py`. A test compares them with what it draws.
+"""Draws the pages' figures into docs/figures, as SVG: `python docs/figures.py`. A test compares them.
 
 They follow the reader's light or dark page. Nothing in them is measured.
 """
@@ -41,7 +41,9 @@ class Drawing:
         named = f' class="{kind}"' if kind else ""
         self.lines.append(f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{named}>{escape(words)}</text>')
 
-    def box(self, x: float, y: float, wide: float, high: float, kind: str, words: str = "", small: bool = False) -> None:
+    def box(
+        self, x: float, y: float, wide: float, high: float, kind: str, words: str = "", small: bool = False
+    ) -> None:
         self.height = max(self.height, y + high + 2)
         self.lines.append(f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{high:g}" class="{kind}"/>')
         if words:
@@ -69,12 +71,16 @@ def grid(draw: Drawing) -> None:
             if i < count:
                 draw.line(x + cell / 2, 48, x + cell / 2, 78)
                 draw.box(x, 78, cell, 24, "green", str(i))
-    draw.text(8, 122, "above: threadIdx.x, from 0 in each block; below: i = blockIdx.x · 8 + threadIdx.x, the thread's element")
+    draw.text(
+        8,
+        122,
+        "above: threadIdx.x, from 0 in each block; below: i = blockIdx.x · 8 + threadIdx.x, the thread's element",
+    )
     draw.text(8, 140, "n = 20: the last four threads have no element, so if (i < n) keeps them out")
 
 
 def coalescing(draw: Drawing) -> None:
-    """Which sectors the 32 lanes of a warp touch: neighbours 4, shifted by one 5, every second element 8, far apart 32"""
+    """Sectors that a warp's 32 lanes touch: neighbours 4, shifted by one 5, every second element 8, far apart 32"""
     word, shown = 8, 8  # pixels; sectors
     ways: list[tuple[str, Callable[[int], int]]] = [
         ("neighbours", lambda lane: lane),
@@ -114,7 +120,11 @@ def banks(draw: Drawing) -> None:
         said = "column 0: all in bank 0, 8 turns" if not padding else "column 0: one in each bank, 1 turn"
         draw.text(left, 258, said)
     draw.text(8, 34, "bank")
-    draw.text(8, 278, "Eight banks in place of 32. A word lies in the bank of its address; grey is padding, which nobody reads.")
+    draw.text(
+        8,
+        278,
+        "Eight banks in place of 32. A word lies in the bank of its address; grey is padding, which nobody reads.",
+    )
 
 
 def online_softmax(draw: Drawing) -> None:
@@ -133,7 +143,11 @@ def online_softmax(draw: Drawing) -> None:
         draw.text(x, 88, f"+ {' + '.join(f'exp({score} − {greatest})' for score in tile)}", kind="small")
         draw.box(x, 98, 94, 26, "red" if greatest > before else "grey", f"max {greatest}")
         draw.box(x + 98, 98, 110, 26, "blue", f"sum {total:.3f}")
-    draw.text(8, 146, "Red: the greatest score has changed, so what was added up before is multiplied by exp(old max − new max).")
+    draw.text(
+        8,
+        146,
+        "Red: the greatest score has changed, so what was added up before is multiplied by exp(old max − new max).",
+    )
 
 
 def fragments(draw: Drawing) -> None:
@@ -145,12 +159,18 @@ def fragments(draw: Drawing) -> None:
             for pair in range(4):
                 lane = row % 8 * 4 + pair
                 kind = {0: "blue", 5: "red", 31: "green"}.get(lane, "none")
-                draw.box(left + pair * 2 * wide * 2, 40 + row * high, 2 * wide * 2, high, kind, f"lane {lane}", small=True)
+                draw.box(
+                    left + pair * 2 * wide * 2, 40 + row * high, 2 * wide * 2, high, kind, f"lane {lane}", small=True
+                )
         draw.text(left, 16, f"result of product {half}: keys {8 * half} to {8 * half + 7}")
         draw.text(left, 32, f"operand a: columns {8 * half} to {8 * half + 7}")
     for row in (0, 8):
         draw.text(8, 40 + (row + 4.5) * high, f"rows {row}–{row + 7}", kind="small")
-    draw.text(8, 332, "A box is two neighbouring columns, in one register pair of that lane. Lanes 0, 5 and 31 are coloured: a lane has")
+    draw.text(
+        8,
+        332,
+        "A box is two neighbouring columns, side by side in that lane. Lanes 0, 5 and 31 are coloured: a lane has",
+    )
     draw.text(8, 350, "the same places in both, so what it has computed is what it must hand on, without any exchange.")
 
 

@@ -77,10 +77,12 @@ def test_declarations_are_read_with_the_comments_above():
 template <class T>
 __device__ T doubled(T x) {
   // A note on a statement.
-  return x + x;
+  return twice(x);
 }
 // ---- a part ----
 inline int plain() { return 0; }
+// Three.
+inline int three() { return 3; }
 // Two of them.
 struct Pair {
   int first;
@@ -93,6 +95,7 @@ struct Pair {
     said = [(one.comment, one.code) for one in found]
     assert said == [
         (["Doubles."], "template <class T>\n__device__ T doubled(T x)"),
+        (["Three."], "inline int three()"),
         (["Two of them."], "struct Pair"),
         (["The other one."], "int second = 0;"),
     ]

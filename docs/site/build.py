@@ -33,7 +33,9 @@ def dead_links(folder: pathlib.Path) -> list[str]:
             parts = urllib.parse.urlsplit(html.unescape(address))
             if parts.scheme or parts.netloc:
                 continue
-            target = pathlib.Path(os.path.normpath(path.parent / urllib.parse.unquote(parts.path))) if parts.path else path
+            target = (
+                pathlib.Path(os.path.normpath(path.parent / urllib.parse.unquote(parts.path))) if parts.path else path
+            )
             anchor = urllib.parse.unquote(parts.fragment)
             if not target.is_file() or (anchor and target in names and anchor not in names[target]):
                 found.append(f"{path.relative_to(folder)}: {address}")

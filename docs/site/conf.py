@@ -18,6 +18,8 @@ myst_heading_anchors = 6
 myst_heading_slug_func = "kernel_fusion.report.documents.anchor"  # links are written for GitHub
 myst_linkify_fuzzy_links = False
 
+smartquotes = False  # options begin with --
+
 html_theme = "furo"
 html_title = "kernel-fusion"
 html_static_path = ["static", "../../build/site-pages/scripts"]

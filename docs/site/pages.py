@@ -165,7 +165,7 @@ def header_fields(text: str) -> tuple[list[tuple[str, list[str]]], int]:
     lines = text.splitlines()
     count = next((number for number, line in enumerate(lines) if not line.startswith("//")), len(lines))
     for line in lines[2:count]:
-        label, rest = line[2:12].strip(), line[12:]
+        label, rest = line[2:13].strip(), line[13:]
         if label:
             fields.append((label, []))
         if fields:
@@ -280,7 +280,9 @@ def results_script(step: steps.Step) -> str:
                 {
                     "impl": row["impl"],
                     "ours": results.is_ours(row),
-                    "page": f"{relative(folder)}/{row['impl']}.cu.html" if (folder / f"{row['impl']}.cu").exists() else "",
+                    "page": f"{relative(folder)}/{row['impl']}.cu.html"
+                    if (folder / f"{row['impl']}.cu").exists()
+                    else "",
                     **{name: row[name] for name in ("ms", "gb_s", "tflop_s", "percent_of_ceiling", "correct")},
                 }
                 for row in case

@@ -65,7 +65,7 @@ def declarations(text: str) -> tuple[list[str], list[Declared]]:
     found, comment = [], []
     for number in range(top, len(lines)):
         line = lines[number]
-        if re.match(r" *// ?(?!----)", line):
+        if re.match(r" *//(?! ?----)", line):
             comment.append(re.sub(r"^ *// ?", "", line))
             continue
         if comment and re.match(r" {0,4}[A-Za-z_]", line) and not line.strip().startswith(("return", "if", "for")):
@@ -84,7 +84,7 @@ def declaration(lines: list[str]) -> str:
             break
     indent = re.match(r" *", found[0])[0]
     text = "\n".join(line.removeprefix(indent) for line in found)
-    head = re.split(r" ?\{\s*(?:\n|$)", text)[0].rstrip()
+    head = re.split(r"(?<=[)\w]) \{", text)[0].rstrip()
     is_one = re.match(
         r"(template|struct|class|enum|using|constexpr|inline|static|__device__|__global__|__host__|extern|"
         r"[\w:<>, *&]+ \**&?\w+\(|[\w:<>,]+ \w+( =|;|\[))",
@@ -100,7 +100,14 @@ def header_page(folder: Path, page: Path) -> str:
         source = pages.as_path(path)
         top, found = declarations(path.read_text(encoding="utf-8"))
         name = source.relative_to(folder.parent)
-        said += [f"## {pages.escaped(str(name))}", "", f"[Code](../../{pages.page_of(source)})", "", pages.prose(top), ""]
+        said += [
+            f"## {pages.escaped(str(name))}",
+            "",
+            f"[Code](../../{pages.page_of(source)})",
+            "",
+            pages.prose(top),
+            "",
+        ]
         for one in found:
             said += [pages.fenced(one.code, "cuda"), pages.prose(one.comment), ""]
     return "\n".join(said)

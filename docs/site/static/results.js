@@ -13,7 +13,7 @@
     made.append(...children);
     return made;
   }
-  const time = (ms) => (ms >= 1 ? `${+ms.toPrecision(3)} ms` : `${+(1000 * ms).toPrecision(3)} µs`);
+  const time = (ms) => (ms >= 1 ? `${ms < 1000 ? ms.toPrecision(3) : Math.round(ms)} ms` : `${(1000 * ms).toPrecision(3)} µs`);
   const figure = (value) => (value == null ? "–" : `${+value.toPrecision(3)}`);
   const described = (row) =>
     `${row.impl}: ${row.correct ? time(row.ms) : "wrong result"}, ${figure(row.gb_s)} GB/s, ` +
@@ -27,6 +27,8 @@
     for (const event of ["pointerenter", "focus"]) mark.addEventListener(event, () => (said.textContent = text));
     return mark;
   }
+
+  const scrolled = (inside) => element("div", { class: "scroll" }, inside);
 
   // A bar for each rung and peer of a case.
   function bars(one) {
@@ -92,7 +94,7 @@
     });
     const made = element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
     makeSortable(made);
-    return element("div", { class: "scroll" }, made);
+    return scrolled(made);
   }
 
   const shown = element("div");
@@ -119,7 +121,8 @@
     const one = cases.find((other) => other.case === choices.case);
     const alike = cases.filter((other) => other.bound === one.bound);
     said.textContent = `${one.moved} have to move. Blue: our rungs, grey: peers.`;
-    shown.replaceChildren(...inputs, bars(one), said, table(one), ...(alike.length > 1 ? [lines(alike, one.bound)] : []));
+    const more = alike.length > 1 ? [scrolled(lines(alike, one.bound))] : [];
+    shown.replaceChildren(...inputs, scrolled(bars(one)), said, table(one), ...more);
   }
   document.addEventListener("DOMContentLoaded", () => {
     place.replaceChildren(shown);

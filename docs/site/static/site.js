@@ -31,6 +31,11 @@ function makeSortable(table) {
 }
 
 document.addEventListener("DOMContentLoaded", () => {
+  // What the theme leaves without a name.
+  for (const caption of document.querySelectorAll(".caption[role=heading]")) caption.ariaLevel = "2";
+  for (const [drawer, name] of [[".sidebar-drawer", "All pages"], [".toc-drawer", "On this page"]]) {
+    document.querySelector(drawer)?.setAttribute("aria-label", name);
+  }
   if (/\/results\/index\.html$/.test(location.pathname)) document.querySelectorAll("article table").forEach(makeSortable);
   for (const one of document.querySelectorAll("article pre, article .table-wrapper, article .scroll")) {
     if (one.scrollWidth > one.clientWidth) one.tabIndex = 0;
