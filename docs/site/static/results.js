@@ -14,6 +14,7 @@
     return made;
   }
   const time = (ms) => (ms >= 1 ? `${ms < 1000 ? ms.toPrecision(3) : Math.round(ms)} ms` : `${(1000 * ms).toPrecision(3)} µs`);
+  const dtype = (one) => one.case.split(", ").at(-1);
   const figure = (value) => (value == null ? "–" : `${+value.toPrecision(3)}`);
   const described = (row) =>
     `${row.impl}: ${row.correct ? time(row.ms) : "wrong result"}, ${figure(row.gb_s)} GB/s, ` +
@@ -46,7 +47,7 @@
     return svg;
   }
 
-  // A line for each rung and peer through all cases with the same bound, by the bytes that they move.
+  // A line for each rung and peer through all cases with the same bound and dtype, by the bytes that they move.
   function lines(cases, bound) {
     const rate = bound === "memory" ? "gb_s" : "tflop_s";
     const unit = bound === "memory" ? "GB/s" : "TFLOP/s";
@@ -119,7 +120,7 @@
     const largest = cases.reduce((a, b) => (b.bytes > a.bytes ? b : a));
     inputs.push(choice("case", cases.map((one) => one.case), choices.case ?? largest.case));
     const one = cases.find((other) => other.case === choices.case);
-    const alike = cases.filter((other) => other.bound === one.bound);
+    const alike = cases.filter((other) => other.bound === one.bound && dtype(other) === dtype(one));
     said.textContent = `${one.moved} have to move. Blue: our rungs, grey: peers.`;
     const more = alike.length > 1 ? [scrolled(lines(alike, one.bound))] : [];
     shown.replaceChildren(...inputs, scrolled(bars(one)), said, table(one), ...more);
