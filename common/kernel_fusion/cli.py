@@ -310,7 +310,12 @@ def _add_simt_options(parser: argparse.ArgumentParser) -> dict[str, bool]:
         ),
         add("--count", action="store_true", help="count accesses, sectors and bank conflicts by source line"),
         add("--json", type=pathlib.Path, metavar="PATH", help="with --count: write the counts there too"),
-        add("--trace", type=pathlib.Path, metavar="PATH", help="record a launch, thread by thread: .html steps through it"),
+        add(
+            "--trace",
+            type=pathlib.Path,
+            metavar="PATH",
+            help="record a launch, thread by thread: .html steps through it",
+        ),
         add("--trace-blocks", type=span, metavar="A-B", help="with --trace: which blocks; default: 0-1"),
         add("--trace-threads", type=span, metavar="A-B", help="with --trace: which of their threads; default: all"),
         add("--trace-launch", type=threads, metavar="N", help="with --trace: which launch; default: the first"),

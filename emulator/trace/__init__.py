@@ -27,6 +27,10 @@ TYPES = {
     "long long int": "q", "long long unsigned int": "Q", "short int": "h", "short unsigned int": "H", "char": "b",
     "signed char": "b", "unsigned char": "B", "bool": "B", "__half": "e",
 }  # fmt: skip
+VARIABLE = re.compile(
+    r"\b__(?:constant|device)__\b(?:\s+(?:static|const|constexpr|volatile|inline))*"
+    r"\s+([\w: ]+?)\s*\b(\w+)\s*[\[;={]"
+)
 UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 PRECISION = {"e": 5, "f": 7, "d": 15, "bf16": 4}
 # What orders threads and is not seen here: where a program has it, no access is called unordered.
@@ -58,11 +62,14 @@ class Array:
         elif len(raw) % self.element:
             return [raw.hex()]
         letter = "f" if self.letter == "bf16" else self.letter
-        return [readable(value, self.letter) for value in struct.unpack(f"<{len(raw) // struct.calcsize(letter)}{letter}", raw)]
+        return [
+            readable(value, self.letter)
+            for value in struct.unpack(f"<{len(raw) // struct.calcsize(letter)}{letter}", raw)
+        ]
 
     def as_json(self) -> dict:
         cells = [[index, value] for index, value in sorted(self.cells.items())]
-        found = {"name": self.name, "space": self.space, "type": self.type, "cells": cells}
+        found: dict = {"name": self.name, "space": self.space, "type": self.type, "cells": cells}
         if self.space == "shared":
             found |= {"block": self.block, "shape": self.shape or [self.bytes // max(self.element, 1)]}
         return found
@@ -151,13 +158,15 @@ class _Reader:
         self.chains = chains
         self.parameters = parameters(texts, counts.plain_name(raw["kernel"].split(" [")[0]))
         self.variables = variables(program, texts)
-        self.letters = {}
+        self.letters: dict[tuple[int, int], Array] = {}
         for block, name, begin, size, type_text in raw["shared"]:
             dynamic = not name
             found = re.search(r"extern\s+__shared__[^;]*?\b(\w+)\s*\[\s*\]", "\n".join(texts)) if dynamic else None
             name = name or (found[1] if found else "shared")
             type_text = template_type(type_text).replace(" []", "") if dynamic else template_type(type_text)
-            self.add(self.shared, (block, int(begin, 16)), Array(name, "shared", int(begin, 16), size, type_text, block))
+            self.add(
+                self.shared, (block, int(begin, 16)), Array(name, "shared", int(begin, 16), size, type_text, block)
+            )
 
     def add(self, where: dict, key: object, array: Array) -> None:
         if key not in where:
@@ -199,6 +208,7 @@ class _Reader:
 
     def trace(self) -> dict:
         events = [found for event in self.raw["events"] for found in self.event(event)]
+        put_loads_first(events)
         if not any(OTHER_ORDER.search(text) for text in self.texts):
             mark_unordered(events)
         text = self.file.read_text(encoding="utf-8", errors="replace")
@@ -286,9 +296,10 @@ def variables(program: pathlib.Path, texts: list[str]) -> list[tuple[int, int, s
     """The device's variables: address in the file, size, name, type."""
     declared = {}
     for text in texts:
-        pattern = r"\b__(?:constant|device)__\b(?:\s+(?:static|const|constexpr|volatile|inline))*\s+([\w: ]+?)\s*\b(\w+)\s*([\[;={])"
-        for found in re.finditer(pattern, text):
-            type_text = {"unsigned": "unsigned int", "unsigned long long": "long long unsigned int"}.get(found[1], found[1])
+        for found in VARIABLE.finditer(text):
+            type_text = {"unsigned": "unsigned int", "unsigned long long": "long long unsigned int"}.get(
+                found[1], found[1]
+            )
             declared[found[2]] = type_text
     if not declared:
         return []
@@ -296,6 +307,14 @@ def variables(program: pathlib.Path, texts: list[str]) -> list[tuple[int, int, s
     known = [words for words in listed if len(words) == 4 and words[3].split("::")[-1] in declared]
     names = ((begin, size, name.split("::")[-1]) for begin, size, _, name in known)
     return [(int(begin, 16), int(size, 16), name, declared[name]) for begin, size, name in names]
+
+
+def put_loads_first(events: list[dict]) -> None:
+    """Where a structure is copied, the compiler announces the store before the load."""
+    for i, (first, second) in enumerate(zip(events, events[1:], strict=False)):
+        copied = first["what"] == "write" and second["what"] == "read" and len(first["values"]) > 1
+        if copied and all(first[key] == second[key] for key in ("block", "thread", "line", "values")):
+            events[i : i + 2] = [second, first]
 
 
 def mark_unordered(events: list[dict]) -> None:

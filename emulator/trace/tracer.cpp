@@ -6,10 +6,11 @@
 namespace kf::simt {
 namespace {
 
-// The last store of this OS thread: it happens after the call that announces it.
+// The last store of this OS thread, and its event. It happens after the call that announces it; where a structure is
+// copied, only after that which announces the load.
 struct Pending {
   Address address = 0;
-  std::size_t size = 0;
+  std::size_t size = 0, event = 0;
 };
 __thread Pending pending;
 
@@ -61,7 +62,7 @@ const Observer Tracer::kObserver{
       Tracer& self = instance();
       self.settle();
       const std::lock_guard<std::recursive_mutex> lock(self.mutex_);
-      if (self.watches() && self.fresh("exit") != nullptr) self.events_ += "]";
+      if (self.watches()) self.fresh("exit");
     },
     [](const char* name, CallSite site, const ShuffleLane* lane) { instance().wait(name, site, lane); },
     [](CallSite) {
@@ -156,13 +157,13 @@ void Tracer::shared(const char* name, const void* address, std::size_t bytes, co
   if (shared_known_.insert(one).second) shared_ += (shared_.empty() ? "" : ",\n") + one;
 }
 
-// Begins an event of the running thread, which the caller ends with ]. Null where there are too many.
-std::string* Tracer::fresh(const char* kind) {
+// Begins an event of the running thread. False where there are too many.
+bool Tracer::fresh(const char* kind) {
   kernel_ = entered_kernel;
-  if (++count_ > most_) return nullptr;
-  events_ += (events_.empty() ? "[\"" : ",\n[\"") + std::string(kind) + "\", " + std::to_string(block_number()) + ", " +
-             std::to_string(thread_number());
-  return &events_;
+  if (++count_ > most_) return false;
+  events_.push_back("[\"" + std::string(kind) + "\", " + std::to_string(block_number()) + ", " +
+                    std::to_string(thread_number()));
+  return true;
 }
 
 void Tracer::enter(Address call) {
@@ -189,7 +190,7 @@ void Tracer::access(Address pc, Kind kind, Reading, Address address, std::size_t
   const std::lock_guard<std::recursive_mutex> lock(mutex_);
   Worker& worker = *Worker::in_kernel();
   const Worker::Inside inside(worker);
-  settle();
+  if (kind != Kind::kLoad) settle();
   if (entered_kernel == nullptr) return;
   const Space space = AccessCounter::mine().space_of(worker, address);
   if (space == Space::kNone) return;
@@ -201,15 +202,12 @@ void Tracer::access(Address pc, Kind kind, Reading, Address address, std::size_t
   const std::vector<Address>& calls = calls_[{block_number(), thread_number()}];
   chain.insert(chain.end(), calls.rbegin(), calls.rend());
   const std::size_t id = chains_.emplace(chain, chains_.size()).first->second;
-  if (fresh(kKindNames[static_cast<int>(kind)]) == nullptr) return;
-  events_ += ", " + std::to_string(id) + ", \"" + (variable ? "variable" : kSpaceNames[static_cast<int>(space)]) +
-             "\", " + hex(variable ? address - lasting<Ranges>().base : address) + ", " + std::to_string(size) + ", " +
-             (known ? bytes_at(address, size) : "\"\"");
-  if (kind == Kind::kLoad || kind == Kind::kAtomicLoad || !known) {
-    events_ += "]";
-  } else {
-    pending = {address, size};
-  }
+  if (!fresh(kKindNames[static_cast<int>(kind)])) return;
+  events_.back() += ", " + std::to_string(id) + ", \"" +
+                    (variable ? "variable" : kSpaceNames[static_cast<int>(space)]) + "\", " +
+                    hex(variable ? address - lasting<Ranges>().base : address) + ", " + std::to_string(size) + ", " +
+                    (known ? bytes_at(address, size) : "\"\"");
+  if (kind != Kind::kLoad && kind != Kind::kAtomicLoad && known) pending = {address, size, events_.size() - 1};
   if (!variable && array.begin != 0 && space == Space::kGlobal && known_.emplace(array.begin, array.bytes).second) {
     allocations_ += (allocations_.empty() ? "[" : ", [") + hex(array.begin) + ", " + std::to_string(array.bytes) + "]";
   }
@@ -218,26 +216,27 @@ void Tracer::access(Address pc, Kind kind, Reading, Address address, std::size_t
 // What the last store has left.
 void Tracer::settle() {
   if (pending.address == 0) return;
-  events_ += ", " + bytes_at(pending.address, pending.size) + "]";
+  events_[pending.event] += ", " + bytes_at(pending.address, pending.size);
   pending = {};
 }
 
 void Tracer::wait(const char* name, CallSite site, const ShuffleLane* lane) {
   const std::lock_guard<std::recursive_mutex> lock(mutex_);
   settle();
-  if (!watches() || fresh("wait") == nullptr) return;
-  events_ += ", " + quoted(name) + ", " + quoted(site.file) + ", " + std::to_string(site.line);
+  if (!watches() || !fresh("wait")) return;
+  events_.back() += ", " + quoted(name) + ", " + quoted(site.file) + ", " + std::to_string(site.line);
   if (lane != nullptr) {
-    events_ += ", " + std::to_string(lane->source) + ", " + bytes_at(reinterpret_cast<Address>(&lane->value), 8) +
-               ", " + quoted(lane->type == nullptr ? "" : lane->type);
+    events_.back() += ", " + std::to_string(lane->source) + ", " +
+                      bytes_at(reinterpret_cast<Address>(&lane->value), 8) + ", " +
+                      quoted(lane->type == nullptr ? "" : lane->type);
     waiting_[{block_number(), thread_number()}] = lane;
   }
   // The chain of calls: a wait in a function of a header belongs to the line that calls it.
-  events_ += ", [";
+  events_.back() += ", [";
   const std::vector<Address>& calls = calls_[{block_number(), thread_number()}];
   for (auto call = calls.rbegin(); call != calls.rend(); ++call)
-    events_ += (call == calls.rbegin() ? "" : ",") + hex(*call - 1 - lasting<Ranges>().base);
-  events_ += "]]";
+    events_.back() += (call == calls.rbegin() ? "" : ",") + hex(*call - 1 - lasting<Ranges>().base);
+  events_.back() += "]";
 }
 
 void Tracer::go_on(const std::vector<unsigned>& threads) {
@@ -252,8 +251,8 @@ void Tracer::go_on(const std::vector<unsigned>& threads) {
     values += (values.empty() ? "" : ", ") + bytes_at(reinterpret_cast<Address>(&lane->second->value), 8);
     waiting_.erase(lane);
   }
-  if (listed.empty() || fresh("go on") == nullptr) return;
-  events_ += ", [" + listed + "], [" + values + "]]";
+  if (listed.empty() || !fresh("go on")) return;
+  events_.back() += ", [" + listed + "], [" + values + "]";
 }
 
 // Addresses of code are relative to where the program was loaded, and lie within the calling instruction.
@@ -269,11 +268,13 @@ void Tracer::write(const std::string& error) const {
     for (const Address pc : *chain) one += (one.empty() ? "" : ",") + hex(pc - 1 - base);
     chains += (chains.empty() ? "[" : ",\n[") + one + "]";
   }
+  std::string events;
+  for (const std::string& event : events_) events += (events.empty() ? "" : ",\n") + event + "]";
   const std::string out =
       "{" + head_ + ", \"kernel\": " + quoted(kernel_ == nullptr ? "" : short_name(kernel_->signature).c_str()) +
       ", \"error\": " + quoted(error.c_str()) + ", \"count\": " + std::to_string(count_) + ",\n\"arguments\": [" +
       arguments_ + "], \"allocations\": [" + allocations_ + "],\n\"shared\": [" + shared_ + "],\n\"chains\": [" +
-      chains + "],\n\"events\": [" + events_ + "]}\n";
+      chains + "],\n\"events\": [" + events + "]}\n";
   const bool whole = std::fwrite(out.data(), 1, out.size(), file) == out.size();
   if (std::fclose(file) != 0 || !whole) std::fprintf(stderr, "KF_SIMT_TRACE: cannot write %s\n", path_);
 }

@@ -47,7 +47,7 @@ class Tracer {
   bool watches() const;
   bool watches_block() const;
   Array array_of(Address address, Space space) const;
-  std::string* fresh(const char* kind);
+  bool fresh(const char* kind);
   void settle();
   void wait(const char* name, CallSite site, const ShuffleLane* lane);
   void go_on(const std::vector<unsigned>& threads);
@@ -63,7 +63,8 @@ class Tracer {
   bool open_ = false;       // a launch is under way
   bool recording_ = false;  // and it is the one
   const KernelInfo* kernel_ = nullptr;
-  std::string head_, arguments_, allocations_, shared_, events_;
+  std::string head_, arguments_, allocations_, shared_;
+  std::vector<std::string> events_;       // without their ]
   std::map<Address, std::size_t> known_;  // allocations that were used
   std::set<std::string> shared_known_;
   std::uint64_t count_ = 0;

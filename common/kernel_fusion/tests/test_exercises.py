@@ -7,7 +7,7 @@ import pytest
 
 from kernel_fusion import cli, steps, testing
 from kernel_fusion.console import UserError
-from kernel_fusion.learn import check, exercises
+from kernel_fusion.learn import check, exercises, traces
 
 SOLUTION = """\
 int twice(int x) {
@@ -310,3 +310,25 @@ def test_each_of_several_answers_is_named(solution, monkeypatch, capsys):
 def test_an_answer_that_is_not_there(solution):
     with pytest.raises(UserError, match="mine/1_twice.cu is not there; `kernel-fusion exercises` makes it"):
         check.command("1_twice")
+
+
+def test_puzzles_and_the_exercises_of_steps_1_to_3_are_recorded():
+    names = [solution.stem for solution in traces.solutions()]
+    assert {"puzzle_01_map", "1_grid_stride", "1_lanes_agree", "1_statistics"} <= set(names)
+    assert "1_kv_append" not in names
+    assert set(traces.PARTS) <= set(names)
+
+
+def test_a_solution_is_recorded_when_asked_for():
+    found = traces.make(exercises.find("puzzle_05_blocks"))
+    assert (found["kernel"], found["grid"], found["block"]) == ("blocks", [2, 1, 1], [4, 1, 1])
+    assert [array["name"] for array in found["arrays"]] == ["x", "y"]
+    assert len(found["events"]) == 8 * 3  # a read, a write and an exit each
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("solution", traces.solutions(), ids=lambda solution: solution.stem)
+def test_every_solution_can_be_recorded(solution):
+    found = traces.make(solution)
+    assert not found["error"]
+    assert all(event["line"] > 0 for event in found["events"] if "line" in event)
