@@ -476,7 +476,7 @@ struct Observer {
   void (*launch_begins)(const LaunchConfig& config);  // again if the kernel itself says that it has clusters
   void (*launch_ended)(std::exception_ptr error);
   void (*block_begins)();
-  void (*block_ended)();  // blockIdx and entered_kernel are still those of the block
+  void (*block_ended)();   // blockIdx and entered_kernel are still those of the block
   void (*thread_ended)();  // the running one
   // The running thread waits, or would if it were not the last. A shuffle has its lane, which gets its value later.
   void (*waits)(const char* name, CallSite site, const ShuffleLane* lane);
