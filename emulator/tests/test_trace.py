@@ -248,9 +248,27 @@ def data_of(page: str) -> dict:
     return json.loads(found[1], parse_constant=pytest.fail)
 
 
-def test_a_page_holds_the_trace_and_needs_nothing_else(recorded):
-    found = recorded(1)
-    found["source"]["lines"][0] = "</script><b>&"
+@pytest.mark.parametrize(
+    ("wait", "second", "what", "marked"),
+    [
+        ("__syncthreads", 40, "read", False), ("__syncwarp", 1, "read", False), ("__syncwarp", 40, "read", True),
+        ("__shfl_sync", 1, "read", True), (None, 1, "write", True), (None, 0, "write", False), (None, 1, "atomic", True),
+    ],
+)  # fmt: skip
+def test_what_orders_two_accesses(wait, second, what, marked):
+    at = {"array": 0, "index": 5, "values": [1]}
+    events = [{"what": "write", "block": 0, "thread": 0, **at}]
+    if wait:
+        events += [{"what": "wait", "block": 0, "thread": thread, "name": wait} for thread in (0, second)]
+        events.append({"what": "go on", "block": 0, "threads": [0, second]})
+    events.append({"what": what, "block": 0, "thread": second, **at})
+    trace.mark_unordered(events)
+    assert ("unordered" in events[-1]) == marked
+
+
+def test_a_page_holds_the_trace_and_needs_nothing_else():
+    source = {"name": "f.cu", "lines": ["</script><b>&"]}
+    found = {"kernel": "f<int>", "grid": [1, 1, 1], "block": [1, 1, 1], "source": source, "arrays": [], "events": []}
     page = trace.page(found)
     assert data_of(page) == found
     assert "http" not in page.replace(page[page.index("{") : page.rindex("}")], "")
