@@ -252,7 +252,8 @@ def data_of(page: str) -> dict:
     ("wait", "second", "what", "marked"),
     [
         ("__syncthreads", 40, "read", False), ("__syncwarp", 1, "read", False), ("__syncwarp", 40, "read", True),
-        ("__shfl_sync", 1, "read", True), (None, 1, "write", True), (None, 0, "write", False), (None, 1, "atomic", True),
+        ("__shfl_sync", 1, "read", True), (None, 1, "write", True), (None, 0, "write", False),
+        (None, 1, "atomic", True),
     ],
 )  # fmt: skip
 def test_what_orders_two_accesses(wait, second, what, marked):
