@@ -15,9 +15,16 @@ COUNTING = [
 ]  # fmt: skip
 
 
-def runtime_sources(*, counting: bool = False) -> list[pathlib.Path]:
+# And with these at each access as the source has it, one after the other, for recorded runs.
+TRACING = ["-O0", "-g", "-fsanitize=thread", "-DKF_SIMT_INSTRUMENTED", "-Wno-tsan"]
+
+
+def runtime_sources(*, counting: bool = False, tracing: bool = False) -> list[pathlib.Path]:
     """The sources that are linked to emulated kernels."""
-    return [*sorted((FOLDER / "src").glob("*.cpp")), *(sorted((FOLDER / "count").glob("*.cpp")) if counting else [])]
+    tools = sorted((FOLDER / "count").glob("*.cpp")) if counting else []
+    if tracing:
+        tools = [FOLDER / "count" / "callbacks.cpp", FOLDER / "trace" / "tracer.cpp"]
+    return [*sorted((FOLDER / "src").glob("*.cpp")), *tools]
 
 
 def rewriter_files() -> list[pathlib.Path]:

@@ -150,14 +150,14 @@ def read(written: pathlib.Path, binary: pathlib.Path) -> list[Kernel]:
     if not written.exists():
         raise UserError(f"{binary} wrote no counts: it did not come to its end")
     raw = json.loads(written.read_text(encoding="utf-8"))
-    frames = _frames(binary, {pc for place in raw["places"] for pc in place["pc"]})
+    frames = frames_of(binary, {pc for place in raw["places"] for pc in place["pc"]})
     kernels = [Kernel(_without_aliases(one["name"]), one["launches"], one["blocks"]) for one in raw["kernels"]]
     for place in raw["places"]:
         kernel = kernels[place["kernel"]]
-        chain = _within(kernel.name, [frame for pc in place["pc"] for frame in frames[pc]])
+        chain = within_kernel(kernel.name, [frame for pc in place["pc"] for frame in frames[pc]])
         counts = _counts(place, chain)
         if counts is not None:
-            theirs = [frame for frame in chain if not _is_ours(frame.file)] or chain[-1:]
+            theirs = [frame for frame in chain if not is_emulation(frame.file)] or chain[-1:]
             kernel.places.setdefault(tuple(theirs), Counts()).add(counts)
     for kernel, one in zip(kernels, raw["kernels"], strict=True):
         for event in ("barriers", "shuffles"):
@@ -180,11 +180,11 @@ def _without_aliases(name: str) -> str:
 
 def _counts(place: dict, chain: list[Frame]) -> Counts | None:
     """What a place adds; None where it is the emulation's own doing: the launch, or a step of an atomic."""
-    if not chain or (_is_ours(chain[0].file) and place["kind"] == "branch"):
+    if not chain or (is_emulation(chain[0].file) and place["kind"] == "branch"):
         return None
     if place["kind"] == "branch":
         return Counts(divergent_branches=place["partial"]) if place["partial"] else None
-    if place["reading"] == ("members" if _is_ours(chain[0].file) else "whole"):
+    if place["reading"] == ("members" if is_emulation(chain[0].file) else "whole"):
         return None
     kind = place["kind"]
     if kind == "atomic load":  # the first step of an atomic that is made of a loop; else a load
@@ -196,11 +196,11 @@ def _counts(place: dict, chain: list[Frame]) -> Counts | None:
     return Counts({f"{place['space']} {kind}": access})
 
 
-def _is_ours(file: str) -> bool:
+def is_emulation(file: str) -> bool:
     return file.startswith(f"{emulator.FOLDER / 'include'}{os.sep}")
 
 
-def _within(kernel: str, chain: list[Frame]) -> list[Frame]:
+def within_kernel(kernel: str, chain: list[Frame]) -> list[Frame]:
     """The chain up to the kernel; nothing if it does not come there, as what copies a kernel's arguments."""
     name = plain_name(kernel.split(" [")[0])
     for number, frame in enumerate(chain):
@@ -216,7 +216,7 @@ def plain_name(function: str) -> str:
     return before[-1].split("::")[-1] if before else ""
 
 
-def _frames(binary: pathlib.Path, addresses: set[str]) -> dict[str, list[Frame]]:
+def frames_of(binary: pathlib.Path, addresses: set[str]) -> dict[str, list[Frame]]:
     """For each address the functions it stands in, innermost first; more than one where they were inlined."""
     if not addresses:
         return {}

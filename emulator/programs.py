@@ -23,9 +23,14 @@ FLAVOURS = {
     "asan": ["-O1", "-g", "-fsanitize=address,alignment", "-fno-sanitize-recover=alignment"],
     "race": ["-O1", "-g", "-DKF_SIMT_TSAN", "-DKF_SIMT_INSTRUMENTED"],
     "count": ["-O2", "-g"],
+    "trace": ["-O2", "-g", "-DKF_SIMT_TRACE"],
 }
 # Those for the program alone: the emulation is not instrumented where it tells a tool itself what happens.
-INSTRUMENTED = {"race": ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1"], "count": emulator.COUNTING}
+INSTRUMENTED = {
+    "race": ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1"],
+    "count": emulator.COUNTING,
+    "trace": emulator.TRACING,
+}
 # What C++ leaves undefined and a GPU does not: src/checks says so, with the line. Not where accesses
 # and branches are counted, which the checks would add to.
 CHECKED = ["-fsanitize=shift-exponent,integer-divide-by-zero,float-cast-overflow"]
@@ -55,7 +60,7 @@ def compile_program(
     Args:
         source: the .cu file.
         flavour: "plain", "debug" (for gdb: no optimisation), "asan" (AddressSanitizer), "race" (the race detector)
-            or "count" (accesses are counted, see `counts`).
+            "count" (accesses are counted, see `counts`) or "trace" (they are written down, see `trace`).
         include_dirs: where `#include` looks, besides the program's own folder and common/include.
         compiler_flags: for the compiler and the linker, such as "-fopenmp".
 
@@ -100,7 +105,7 @@ def _compile(
     flags = ["-std=c++17", *FLAVOURS[flavour], "-fstack-clash-protection", "-fno-strict-aliasing", "-ffp-contract=off"]
     flags += ["-DKF_BACKEND=emulated", f"-I{emulator.FOLDER / 'include'}"]
     flags += ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"] * shared
-    checks = [] if flavour == "count" else CHECKED
+    checks = [] if flavour in ("count", "trace") else CHECKED
     if not is_clang(cxx):
         checks = [*checks, LEFT_TO_THE_PROCESSOR]
     alike = [cxx, *flags, *INSTRUMENTED.get(flavour, []), *checks, *(["-DKF_SIMT_PROGRAM"] * (not shared))]
@@ -118,7 +123,7 @@ def _compile(
     compile_one = f"{shell_words([cxx, *flags])} -MD -MF $out.d -MT $out -c $in -o $out.tmp && mv -f $out.tmp $out"
     emulation.rule("runtime", compile_one, "compile $in")
     objects = []
-    parts = emulator.runtime_sources(counting=flavour == "count")
+    parts = emulator.runtime_sources(counting=flavour == "count", tracing=flavour == "trace")
     for more in ("checks", *(["program"] * (not shared))):
         parts += sorted((emulator.FOLDER / "src" / more).glob("*.cpp"))
     for part in parts:

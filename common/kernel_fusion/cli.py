@@ -32,6 +32,14 @@ def threads(text: str) -> int:
     return int(text)
 
 
+def span(text: str) -> str:
+    """Blocks or threads by their numbers, as an argument."""
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
+    if not found or int(found[2] or found[1]) < int(found[1]):
+        raise argparse.ArgumentTypeError(f"must be N or FIRST-LAST, counted from 0, got {text!r}")
+    return text
+
+
 def step(text: str) -> steps.Step:
     """A step, as an argument."""
     try:
@@ -201,6 +209,7 @@ def make_parser() -> argparse.ArgumentParser:
             "simt --race step1-simple/simple_kernel.cu -- 100000",
             "simt --schedule random:1 program.cu",
             "simt --count --json counts.json program.cu",
+            "simt --trace run.html program.cu",
         ],
         _simt,
         usage="kernel-fusion simt [OPTION…] FILE.cu [OPTION…] [--] [ARGUMENT…]",
@@ -277,7 +286,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-SIMT_MODES = ("race", "asan", "gdb", "count")  # each compiles the program in its own way, so one at a time
+SIMT_MODES = ("race", "asan", "gdb", "count", "trace")  # each compiles the program in its own way, so one at a time
 
 
 def _add_simt_options(parser: argparse.ArgumentParser) -> dict[str, bool]:
@@ -296,6 +305,15 @@ def _add_simt_options(parser: argparse.ArgumentParser) -> dict[str, bool]:
         ),
         add("--count", action="store_true", help="count accesses, sectors and bank conflicts by source line"),
         add("--json", type=pathlib.Path, metavar="PATH", help="with --count: write the counts there too"),
+        add(
+            "--trace",
+            type=pathlib.Path,
+            metavar="PATH",
+            help="record a launch, thread by thread: .html steps through it",
+        ),
+        add("--trace-blocks", type=span, metavar="A-B", help="with --trace: which blocks; default: 0-1"),
+        add("--trace-threads", type=span, metavar="A-B", help="with --trace: which of their threads; default: all"),
+        add("--trace-launch", type=threads, metavar="N", help="with --trace: which launch; default: the first"),
         add("--schedule", type=schedule, metavar="S", help="the threads' order"),
         add("--threads", type=threads, metavar="N", help="OS threads of a launch; default: the cores"),
         add(
@@ -437,6 +455,11 @@ def _simt(options: argparse.Namespace) -> int:
         raise UserError(f"--{modes[0]} and --{modes[1]} exclude each other")
     if options.json and not options.count:
         raise UserError("--json needs --count")
+    chosen = [name for name in ("blocks", "threads", "launch") if getattr(options, f"trace_{name}")]
+    if chosen and not options.trace:
+        raise UserError(f"--trace-{chosen[0]} needs --trace")
+    if options.trace and options.threads:
+        raise UserError("--trace and --threads exclude each other: a recorded program has one OS thread")
     if options.gdb_ex and not options.gdb:
         raise UserError("--gdb-ex needs --gdb")
     if options.count and not options.only_compile:
@@ -445,6 +468,10 @@ def _simt(options: argparse.Namespace) -> int:
         code = counts.command(options, make_console())
         _say_whose_times(options.file)
         return code
+    if options.trace and not options.only_compile:
+        from emulator import trace
+
+        return trace.command(options, make_console())
     flavour = {"gdb": "debug"}.get(modes[0], modes[0]) if modes else "plain"
     program = programs.compile_program(
         options.file, flavour=flavour, include_dirs=tuple(options.include), compiler_flags=tuple(options.compiler_flags)

@@ -148,6 +148,11 @@ inline void count_wavefronts(const Request& request, unsigned size, Totals& tota
 struct Ranges {
   Address base = 0;  // where this program or library was loaded
   std::vector<std::pair<Address, Address>> constant;
+  std::vector<std::pair<Address, Address>> loaded;  // all of its code and variables
+
+  bool holds(Address address) const {
+    return std::any_of(loaded.begin(), loaded.end(), [=](auto& r) { return address >= r.first && address < r.second; });
+  }
 
   Ranges() {
     dl_iterate_phdr(
@@ -161,8 +166,10 @@ struct Ranges {
           }
           for (int i = 0; ours && i < module->dlpi_phnum; ++i) {
             const auto& s = module->dlpi_phdr[i];
+            const Address begin = module->dlpi_addr + s.p_vaddr;
+            if (s.p_type == PT_LOAD) self.loaded.emplace_back(begin, begin + s.p_memsz);
             if ((s.p_type == PT_LOAD && !(s.p_flags & PF_W)) || s.p_type == PT_GNU_RELRO) {
-              self.add(module->dlpi_addr + s.p_vaddr, s.p_memsz);
+              self.add(begin, s.p_memsz);
             }
           }
           if (ours) self.base = module->dlpi_addr;
@@ -226,6 +233,13 @@ class AccessCounter {
     return worker != nullptr && worker->in_user_code() ? &mine() : nullptr;
   }
 
+  static const Observer kObserver;
+
+  // At the process's end: writes the counts where the environment says so.
+  static void end() {
+    if (const char* const path = std::getenv("KF_SIMT_COUNT")) write(path);
+  }
+
   void begin_block() {
     std::fill(std::begin(context_of_), std::end(context_of_), &root_);
     std::fill(std::begin(branch_of_), std::end(branch_of_), Branch{});
@@ -286,6 +300,22 @@ class AccessCounter {
     if (far_ahead(stream)) wait_for_lanes(stream, worker);
   }
 
+  // The compiler reports a structure in one piece if it is larger than 16 bytes, or no power of two, or less aligned
+  // than its size would need. In the last case its members are smaller, of 4 bytes most often. But where the emulation
+  // itself moves memory for an instruction, it is one access. Who reads the counts knows whose code it was.
+  void access_range(Address pc, Kind kind, Address address, std::size_t size) {
+    // The largest piece that an instruction can move at once, up to 16 bytes: a power of two that divides address and
+    // size.
+    const std::size_t all = address | size | 16;
+    const auto widest = static_cast<unsigned>(all & ~(all - 1));
+    const auto pieces = [&](unsigned piece, Reading reading) {
+      for (std::size_t at = 0; at < size; at += piece) access(pc, kind, reading, address + at, piece);
+    };
+    if (widest != size || size == 1) return pieces(widest, Reading::kSure);
+    pieces(size > 4 ? 4 : widest / 2, Reading::kMembers);
+    pieces(widest, Reading::kWhole);
+  }
+
   // A comparison may be what the next branch depends on.
   void compare(Address pc) {
     Worker& worker = *Worker::in_kernel();
@@ -304,6 +334,25 @@ class AccessCounter {
     Worker& worker = *Worker::in_kernel();
     const Worker::Inside inside(worker);
     resolve(worker, pc);
+  }
+
+  static unsigned thread() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
+
+  Space space_of(const Worker& worker, Address address) const {
+    const auto within = [address](const void* begin, const void* end) {
+      return address >= reinterpret_cast<Address>(begin) && address < reinterpret_cast<Address>(end);
+    };
+    if (worker.in_arena(reinterpret_cast<const void*>(address))) return Space::kShared;
+    const Fiber& fiber = *worker.fiber_of_[thread()];
+    if (within(fiber.stack, fiber.stack + fiber.size)) return Space::kNone;
+    if (address >= thread_locals_begin_ && address < thread_locals_end_) return Space::kNone;
+    for (const auto& slab : worker.slabs_) {  // another thread's stack
+      if (within(slab->begin(), slab->end())) return Space::kNone;
+    }
+    for (const auto& range : constants_.constant) {
+      if (address >= range.first && address < range.second) return Space::kConstant;
+    }
+    return Space::kGlobal;
   }
 
   static void write(const char* path);
@@ -332,25 +381,6 @@ class AccessCounter {
     }
   };
   static Registry& all() { return lasting<Registry>(); }
-
-  static unsigned thread() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
-
-  Space space_of(const Worker& worker, Address address) const {
-    const auto within = [address](const void* begin, const void* end) {
-      return address >= reinterpret_cast<Address>(begin) && address < reinterpret_cast<Address>(end);
-    };
-    if (worker.in_arena(reinterpret_cast<const void*>(address))) return Space::kShared;
-    const Fiber& fiber = *worker.fiber_of_[thread()];
-    if (within(fiber.stack, fiber.stack + fiber.size)) return Space::kNone;
-    if (address >= thread_locals_begin_ && address < thread_locals_end_) return Space::kNone;
-    for (const auto& slab : worker.slabs_) {  // another thread's stack
-      if (within(slab->begin(), slab->end())) return Space::kNone;
-    }
-    for (const auto& range : constants_.constant) {
-      if (address >= range.first && address < range.second) return Space::kConstant;
-    }
-    return Space::kGlobal;
-  }
 
   Stream& stream_at(Address pc, Kind kind, Space space, Reading reading, unsigned size) {
     const unsigned thread_number = thread();
@@ -479,6 +509,18 @@ class AccessCounter {
   std::unordered_map<const KernelInfo*, KernelTotals> kernels_;
   Address thread_locals_begin_, thread_locals_end_;
   const Ranges& constants_ = lasting<Ranges>();
+};
+
+inline const Observer AccessCounter::kObserver{
+    [](const LaunchConfig&) {},
+    [](std::exception_ptr) {},
+    [] { mine().begin_block(); },
+    [] { mine().end_block(); },
+    [] {},
+    [](const char*, CallSite, const ShuffleLane*) {},
+    [](CallSite site) { mine().pass_barrier(site); },
+    [](CallSite site) { mine().shuffle(site); },
+    [](unsigned warp, unsigned lanes) { mine().meet(warp, lanes); },
 };
 
 }  // namespace kf::simt

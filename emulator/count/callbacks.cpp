@@ -6,7 +6,11 @@
 //
 // Where the environment's KF_SIMT_COUNT names a file, it gets the counts when the process ends. Who loads this as a
 // library can have those of each call, by kf_simt_write_counts.
+#ifdef KF_SIMT_TRACE
+#include "../trace/tracer.h"
+#else
 #include "access_counter.h"
+#endif
 
 #ifdef __clang__
 #error counting needs g++ (CXX=g++): clang adds its calls to loops that it has vectorised, and joins what lanes do apart
@@ -15,51 +19,22 @@
 namespace kf::simt {
 namespace {
 
-const Observer counting{
-    [] { AccessCounter::mine().begin_block(); },
-    [] { AccessCounter::mine().end_block(); },
-    [](CallSite site) { AccessCounter::mine().pass_barrier(site); },
-    [](CallSite site) { AccessCounter::mine().shuffle(site); },
-    [](unsigned warp, unsigned lanes) { AccessCounter::mine().meet(warp, lanes); },
-};
+#ifdef KF_SIMT_TRACE
+using Tool = Tracer;  // each access is written down
+#else
+using Tool = AccessCounter;
+#endif
 
 struct Start {
-  Start() { observer = &counting; }
-  ~Start() {
-    if (const char* const path = std::getenv("KF_SIMT_COUNT")) AccessCounter::write(path);
-  }
+  Start() { observer = &Tool::kObserver; }
+  ~Start() { Tool::end(); }
 } start;
 
 Address address_of(const volatile void* pointer) { return reinterpret_cast<Address>(pointer); }
 
-inline void note(const void* pc, Kind kind, const volatile void* address, unsigned size,
-                 Reading reading = Reading::kSure) {
-  if (AccessCounter* const counter = AccessCounter::running())
-    counter->access(address_of(pc), kind, reading, address_of(address), size);
-}
-
-// The largest piece that an instruction can move at once, up to 16 bytes: a power of two that divides address and size.
-unsigned widest(Address address, std::size_t size) {
-  const std::size_t both = address | size | 16;
-  return static_cast<unsigned>(both & ~(both - 1));
-}
-
-void note_pieces(const void* pc, Kind kind, const void* address, std::size_t size, unsigned piece, Reading reading) {
-  for (std::size_t at = 0; at < size; at += piece) {
-    note(pc, kind, static_cast<const char*>(address) + at, piece, reading);
-  }
-}
-
-// The compiler reports a structure in one piece if it is larger than 16 bytes, or no power of two, or less aligned than
-// its size would need. In the last case its members are smaller, of 4 bytes most often. But where the emulation itself
-// moves memory for an instruction, it is one access. Who reads the counts knows whose code it was.
-void note_structure(const void* pc, Kind kind, const void* address, std::size_t size) {
-  const unsigned piece = widest(address_of(address), size);
-  if (piece != size || size == 1) {
-    note_pieces(pc, kind, address, size, piece, Reading::kSure);
-  } else {
-    note_pieces(pc, kind, address, size, size > 4 ? 4 : piece / 2, Reading::kMembers);
-    note_pieces(pc, kind, address, size, piece, Reading::kWhole);
+inline void note(const void* pc, Kind kind, const volatile void* address, unsigned size) {
+  if (Tool* const tool = Tool::running()) {
+    tool->access(address_of(pc), kind, Reading::kSure, address_of(address), size);
   }
 }
 
@@ -69,26 +44,28 @@ void note_structure(const void* pc, Kind kind, const void* address, std::size_t 
 // What instrumented code calls. `__builtin_return_address(0)` is the place that called.
 
 #define KF_HERE __builtin_return_address(0)
-using kf::simt::AccessCounter;
 using kf::simt::Kind;
+using kf::simt::Tool;
 
 extern "C" {
 
+#ifndef KF_SIMT_TRACE
 // Writes what has been counted since the last call. No launch may be under way.
 __attribute__((visibility("default"))) void kf_simt_write_counts(const char* path) {
-  AccessCounter::write(path);
-  AccessCounter::clear();
+  kf::simt::AccessCounter::write(path);
+  kf::simt::AccessCounter::clear();
 }
+#endif
 
 void __tsan_init() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 
 void __tsan_func_entry(void* call) {
-  if (AccessCounter* const counter = AccessCounter::running()) counter->enter(reinterpret_cast<std::uintptr_t>(call));
+  if (Tool* const tool = Tool::running()) tool->enter(reinterpret_cast<std::uintptr_t>(call));
 }
 void __tsan_func_exit() {
-  if (AccessCounter* const counter = AccessCounter::running()) counter->leave();
+  if (Tool* const tool = Tool::running()) tool->leave();
 }
 
 #define KF_ACCESS(size)                                                                          \
@@ -101,10 +78,12 @@ KF_ACCESS(8)
 KF_ACCESS(16)
 
 void __tsan_read_range(void* address, unsigned long size) {
-  kf::simt::note_structure(KF_HERE, Kind::kLoad, address, size);
+  if (Tool* const tool = Tool::running())
+    tool->access_range(kf::simt::address_of(KF_HERE), Kind::kLoad, kf::simt::address_of(address), size);
 }
 void __tsan_write_range(void* address, unsigned long size) {
-  kf::simt::note_structure(KF_HERE, Kind::kStore, address, size);
+  if (Tool* const tool = Tool::running())
+    tool->access_range(kf::simt::address_of(KF_HERE), Kind::kStore, kf::simt::address_of(address), size);
 }
 // Atomics are done here, and counted. Their order is the strongest, whatever was asked for.
 #define KF_FETCH(T, bits, name)                                             \
@@ -146,13 +125,11 @@ void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); 
 void __tsan_atomic_signal_fence(int) {}
 
 void __sanitizer_cov_trace_pc() {
-  if (AccessCounter* const counter = AccessCounter::running())
-    counter->enter_basic_block(reinterpret_cast<std::uintptr_t>(KF_HERE));
+  if (Tool* const tool = Tool::running()) tool->enter_basic_block(reinterpret_cast<std::uintptr_t>(KF_HERE));
 }
-#define KF_COMPARE(name, ...)                                      \
-  void __sanitizer_cov_trace_##name(__VA_ARGS__) {                 \
-    if (AccessCounter* const counter = AccessCounter::running())   \
-      counter->compare(reinterpret_cast<std::uintptr_t>(KF_HERE)); \
+#define KF_COMPARE(name, ...)                                                                         \
+  void __sanitizer_cov_trace_##name(__VA_ARGS__) {                                                    \
+    if (Tool* const tool = Tool::running()) tool->compare(reinterpret_cast<std::uintptr_t>(KF_HERE)); \
   }
 KF_COMPARE(cmp1, std::uint8_t, std::uint8_t)
 KF_COMPARE(cmp2, std::uint16_t, std::uint16_t)

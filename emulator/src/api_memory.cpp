@@ -138,6 +138,13 @@ cudaError_t set(void* memory, int value, std::size_t bytes) {
 
 }  // namespace
 
+Allocated allocation_of(const void* address) {
+  Allocations& known = lasting<Allocations>();
+  const std::lock_guard<std::mutex> lock(known.mutex);
+  const auto found = holding(known.all, static_cast<const char*>(address));
+  return found == known.all.end() ? Allocated{nullptr, 0} : Allocated{found->first, found->second.bytes};
+}
+
 std::size_t memory_total() {
   return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
 }

@@ -61,6 +61,7 @@ inline void Worker::arrive_at_barrier(const char* name, CallSite site, BarrierVo
     warn_of_other_barrier(name, site);
   }
   note_event();
+  if (__builtin_expect(observer != nullptr, 0)) observer->waits(name, site, nullptr);
   wait_[current_] = Wait::kBarrier;
   ++arrived_;
 }
@@ -133,6 +134,7 @@ void Worker::named_barrier(unsigned id, unsigned threads, bool wait, CallSite si
     });
   }
   note_event();
+  if (__builtin_expect(observer != nullptr, 0)) observer->waits(name, site, nullptr);
   if (race::kOn) barrier.token->release();
   ++barrier.arrived;
   // A warp counts as a whole, also where the block ends within it.

@@ -290,6 +290,7 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
   const Settings settings = current_settings();
   Launch launch(config, invoke, context, settings);
   if (program != nullptr) program->begin_launch(config);
+  if (observer != nullptr) observer->launch_begins(config);
   const std::unique_ptr<Program, void (*)(Program*)> at_the_end(program, [](Program* of) { of->end_launch(); });
   if (settings.last_blocks != 0 && settings.last_blocks < launch.blocks && !config.cooperative) {
     launch.next = (launch.blocks - settings.last_blocks) / launch.cluster_size * launch.cluster_size;
@@ -339,6 +340,7 @@ void run(const LaunchConfig& config, void (*invoke)(void*), void* context) {
     again.cluster = launch.kernel_cluster;
     return run(again, invoke, context);
   }
+  if (observer != nullptr) observer->launch_ended(launch.error);
   if (launch.refused != 0) return set_last_error(launch.refused);
   launches.fetch_add(1);
   {

@@ -239,6 +239,7 @@ class Worker : Pinned {
 
  private:
   friend class AccessCounter;  // count/access_counter.h
+  friend class Tracer;         // trace/tracer.h
   struct WarpOperation {
     unsigned mask, arrived;
     WarpKind kind;
@@ -463,10 +464,22 @@ struct Program {
 };
 extern Program* program;
 
+// What cudaMalloc and its like have given that holds the address; nothing where none does.
+struct Allocated {
+  const char* begin;
+  std::size_t bytes;
+};
+Allocated allocation_of(const void* address);
+
 // What a tool that watches the emulation is told. Called on the OS thread that runs the block.
 struct Observer {
+  void (*launch_begins)(const LaunchConfig& config);  // again if the kernel itself says that it has clusters
+  void (*launch_ended)(std::exception_ptr error);
   void (*block_begins)();
-  void (*block_ended)();  // blockIdx and entered_kernel are still those of the block
+  void (*block_ended)();   // blockIdx and entered_kernel are still those of the block
+  void (*thread_ended)();  // the running one
+  // The running thread waits, or would if it were not the last. A shuffle has its lane, which gets its value later.
+  void (*waits)(const char* name, CallSite site, const ShuffleLane* lane);
   void (*barrier_passed)(CallSite site);
   void (*shuffled)(CallSite site);  // a warp, once for a shuffle or a reduction of its lanes
   // Those of the warp's threads that were in a warp operation go on.

@@ -197,6 +197,7 @@ void Worker::execute() {
     error = std::current_exception();
   }
   enter_runtime();
+  if (__builtin_expect(observer != nullptr, 0)) observer->thread_ended();
   if (error) launch_->fail(error);
 }
 

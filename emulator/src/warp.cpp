@@ -30,6 +30,9 @@ inline void Worker::warp_operation(WarpKind kind, unsigned mask, void* record, W
       return std::string("calls ") + name + " (" + text_of(site) + ") while a lane of its warp is in another operation";
     });
   }
+  if (__builtin_expect(observer != nullptr, 0)) {
+    observer->waits(name, site, kind == WarpKind::kShuffle ? static_cast<const ShuffleLane*>(record) : nullptr);
+  }
   operation.arrived |= bit;
   operation.records[lane] = record;
   if ((mask & warp.lanes & ~warp.exited & ~operation.arrived) == 0) complete(warp, i);

@@ -37,8 +37,9 @@ def copy_of_tree(to: Path) -> None:
 
 
 def is_compiled(fault: Fault) -> bool:
-    """Into a step's library. Of the program of step 4, cpp/, the test itself compiles what is in the copy."""
-    return not fault.file.endswith(".py") and "/cpp/" not in fault.file
+    """Into a step's library. Of the program of step 4, cpp/, and of a recorded run the test itself compiles what is in
+    the copy."""
+    return not fault.file.endswith(".py") and "/cpp/" not in fault.file and not fault.file.startswith("emulator/")
 
 
 def steps_of(fault: Fault) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from kernel_fusion import cli, steps, testing
 from kernel_fusion.console import UserError, child_environment
-from kernel_fusion.learn import check, exercises, guide
+from kernel_fusion.learn import check, exercises, guide, traces
 
 SOLUTION = """\
 int twice(int x) {
@@ -524,3 +524,25 @@ def test_each_of_several_answers_is_named_and_noted(solution, monkeypatch, capsy
     assert guide.progress() == {"1_twice": {"solved": True}}
     assert cli.main(["learn", "check", "1_twice"]) == 0
     assert capsys.readouterr().out.endswith("Next: 3_fuse, 10 minutes; `kernel-fusion learn next`\n")
+
+
+def test_puzzles_and_the_exercises_of_steps_1_to_3_are_recorded():
+    names = [solution.stem for solution in traces.solutions()]
+    assert {"puzzle_01_map", "1_grid_stride", "1_lanes_agree", "1_statistics"} <= set(names)
+    assert "1_kv_append" not in names
+    assert set(traces.PARTS) <= set(names)
+
+
+def test_a_solution_is_recorded_when_asked_for():
+    found = traces.make(exercises.find("puzzle_05_blocks"))
+    assert (found["kernel"], found["grid"], found["block"]) == ("blocks", [2, 1, 1], [4, 1, 1])
+    assert [array["name"] for array in found["arrays"]] == ["x", "y"]
+    assert len(found["events"]) == 8 * 3  # a read, a write and an exit each
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("solution", traces.solutions(), ids=lambda solution: solution.stem)
+def test_every_solution_can_be_recorded(solution):
+    found = traces.make(solution)
+    assert not found["error"]
+    assert all(event["line"] > 0 for event in found["events"] if "line" in event)

@@ -137,6 +137,9 @@ inline void __syncwarp(unsigned mask = 0xffffffffu, CallSite site = CallSite::he
 struct ShuffleLane {
   std::uint64_t value;  // in: what this lane offers; out: what it got
   int source;           // the lane that it reads
+#ifdef KF_SIMT_TRACE
+  const char* type = nullptr;  // the name of a function that has it
+#endif
 };
 void shuffle(ShuffleLane& lane, unsigned mask, const char* name, CallSite site);
 
@@ -157,6 +160,9 @@ T shuffle_from(T value, int source, unsigned mask, const char* name, CallSite si
   static_assert(sizeof(T) <= sizeof(std::uint64_t), "a shuffle moves at most 8 bytes");
   ShuffleLane lane{0, source};
   std::memcpy(&lane.value, &value, sizeof(T));
+#ifdef KF_SIMT_TRACE
+  lane.type = __PRETTY_FUNCTION__;
+#endif
   shuffle(lane, mask, name, site);
   std::memcpy(static_cast<void*>(&value), &lane.value, sizeof(T));
   return value;

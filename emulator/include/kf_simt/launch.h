@@ -48,6 +48,23 @@ struct LaunchConfig {
 // Runs invoke(context) once for each thread of the grid, and returns when all have finished.
 void run(const LaunchConfig& config, void (*invoke)(void*), void* context);
 
+// For recorded runs (../trace): what the next launch's arguments, a kernel's shared variables and a shuffled value are.
+#ifdef KF_SIMT_TRACE
+template <class T>
+KF_SIMT_UNINSTRUMENTED const char* kf_type() {
+  return __PRETTY_FUNCTION__;
+}
+void kf_trace_arguments(std::size_t count, const void* const* pointers, const char* const* types);
+void kf_trace_shared(const char* name, const void* address, std::size_t bytes, const char* type);
+template <class T>
+KF_SIMT_UNINSTRUMENTED const void* kf_pointer([[maybe_unused]] const T& argument) {
+  if constexpr (std::is_pointer_v<T> && !std::is_function_v<std::remove_pointer_t<T>>) {
+    return const_cast<const void*>(static_cast<const volatile void*>(argument));
+  }
+  return nullptr;
+}
+#endif
+
 // In a stand-alone program, a pointer to the host's memory that a kernel gets as an argument, or within one, points
 // nowhere: see src/program/spaces.cpp.
 #ifdef KF_SIMT_PROGRAM
@@ -107,6 +124,11 @@ class KernelCall {
 #ifdef KF_SIMT_PROGRAM
     (kf_pass_to_device(args), ...);
 #endif
+#ifdef KF_SIMT_TRACE
+    const void* const pointers[] = {kf_pointer(args)..., nullptr};
+    const char* const types[] = {kf_type<std::remove_cv_t<std::remove_pointer_t<Args>>>()..., nullptr};
+    kf_trace_arguments(sizeof...(Args), pointers, types);
+#endif
     auto bound = [&]() KF_SIMT_UNINSTRUMENTED { kernel_(args...); };
     run(config_, invoke<decltype(bound)>, &bound);
   }
@@ -153,11 +175,18 @@ void* dynamic_shared_address();
 
 template <class T>
 T& static_shared(SharedSlot& slot) {
-  return *reinterpret_cast<T*>(static_shared_address(slot));
+  T& variable = *reinterpret_cast<T*>(static_shared_address(slot));
+#ifdef KF_SIMT_TRACE
+  kf_trace_shared(slot.name, &variable, sizeof(T), kf_type<T>());
+#endif
+  return variable;
 }
 
 template <class Array>
 Array& dynamic_shared() {
+#ifdef KF_SIMT_TRACE
+  kf_trace_shared(nullptr, dynamic_shared_address(), 0, kf_type<Array>());
+#endif
   return *reinterpret_cast<Array*>(dynamic_shared_address());
 }
 
