@@ -15,6 +15,7 @@ COMPLAINTS = {
     "2_left_padding": r"\AWRONG: keys 3 to 7 of 7: out\[1\]\[0\] is -?nan, must be \S+; lse is -?nan, must be ",
     "3_greedy": r"\AWRONG: 1 logits, all 1 but -?nan at 0 and 0: token 1, must be -1\n",
     "4_chunked_loss": r"\AWRONG: 1 logits from -5 on: the gradient of logit 0 of row 0, target 0, is -5, must be 0\n",
+    "5_fused_head": r"\AWRONG: 17 rows: 850 floats of scratch at once, must be at most 800, logits of 16 rows\n",
     "hunt_1_stale_graph": r"\Alaunched anew: right\na graph, replayed: WRONG: token 1 is \S+, must be (.*\n)*Hint: ",
     "hunt_2_broken_resume": r"\Astopped after 1 steps: WRONG: the loss of step 1 is \S+, must be (.*\n)*Hint: ",
 }
