@@ -59,9 +59,7 @@ def page(monkeypatch):
         (1070, [2 * R, 2 * R], 0), (59, [2 * R, 2 * R], 1), (16, [R / 2, R / 2], 0),
     ],
 )  # fmt: skip
-def test_a_time_may_be_off_by_so_much_on_a_machine_as_fast_as_the_yardstick_says(
-    page, measured, yardsticks, found
-):
+def test_a_time_may_be_off_by_so_much_on_a_machine_as_fast_as_the_yardstick_says(page, measured, yardsticks, found):
     said = times.problems({"tour": measured}, yardsticks)
     assert len(said) == found
     assert all(line.startswith("a page: tour takes two to three minutes, it says, and it took") for line in said)
