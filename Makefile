@@ -41,7 +41,7 @@ setup: $(READY) ## make .venv and install setup/dependencies.txt; look at the ma
 	"$(PYTHON)" setup/check_env.py
 
 # No ready file: an installation that never finished, so start from nothing. An old one: bring .venv up to date.
-.venv/ready: setup/dependencies.txt setup/install.py pyproject.toml
+.venv/ready: setup/dependencies.txt setup/install.py pyproject.toml setup.py setup/backend.py
 	@if [ -f $@ ]; then rm $@; else \
 	  python3 -m venv --clear .venv || { echo "make: python3 -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }; fi
 	@.venv/bin/python setup/install.py

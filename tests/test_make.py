@@ -17,7 +17,14 @@ def house(tmp_path):
     (folder / "setup").mkdir(parents=True)
     commands.mkdir()
     shutil.copy(ROOT / "Makefile", folder)
-    for name in ("setup/dependencies.txt", "setup/extras.txt", "setup/install.py", "pyproject.toml"):
+    for name in (
+        "setup/dependencies.txt",
+        "setup/extras.txt",
+        "setup/install.py",
+        "setup/backend.py",
+        "setup.py",
+        "pyproject.toml",
+    ):
         (folder / name).write_text("")
     python3 = commands / "python3"
     python3.write_text(

@@ -269,8 +269,8 @@ def write_ninja(
         header = folder / "precompiled" / rule / "precompiled.h"
         includes_all = "".join(f"#include <{name}>\n" for name in emulator.PRECOMPILED)
         needed[rule] = [*emulator.rewriter_files(), *precompile(ninja, compiler, header, includes_all)]
-        # -S: without what site-packages may start.
-        command = shell_words([sys.executable, "-S", emulator.FOLDER, "compile", "--rewrite"])
+        # -S: without what site-packages may start. The real path: what `python` compiled, `python3` need not.
+        command = shell_words([os.path.realpath(sys.executable), "-S", emulator.FOLDER, "compile", "--rewrite"])
         command += f" $rewritten {shell_words([*compiler, '-include', header])} $includes"
         ninja.rule(rule, f"{command} {depfile} -c $in -o $out", "c++ $in")
 

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -22,6 +23,12 @@ class Step(NamedTuple):
     @property
     def path(self) -> pathlib.Path:
         return ROOT / self.folder
+
+    @property
+    def package(self) -> pathlib.Path:
+        """Where its Python module lies: in the step's folder, or beside this package where a wheel brought both."""
+        in_tree = self.path / self.module
+        return in_tree if in_tree.is_dir() else pathlib.Path(__file__).resolve().parents[1] / self.module
 
 
 STEPS = (
@@ -61,8 +68,7 @@ def build_command(step: Step) -> str:
 
 def is_built(step: Step) -> bool:
     """True where the step's library for this Python lies in its place."""
-    folder = step.path / step.module
-    return any((folder / f"_C{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+    return any((step.package / f"_C{suffix}").exists() for suffix in importlib.machinery.EXTENSION_SUFFIXES)
 
 
 def load_script(step: Step, name: str) -> types.ModuleType:
@@ -92,15 +98,32 @@ def load_benchmark(step: Step) -> types.ModuleType:
     return load_script(step, "benchmark")
 
 
+def check_torch(version: str) -> None:
+    """Refuses a torch that is not the one for which the installed wheel was built.
+
+    Raises:
+        ImportError: `version` is of another minor version than the wheel's metadata ask for.
+    """
+    needed = next(r for r in importlib.metadata.requires("kernel-fusion") or [] if r.startswith("torch=="))
+    built = needed.removeprefix("torch==").removesuffix(".*")
+    if not version.startswith(f"{built}."):
+        raise ImportError(
+            f"kernel-fusion was built for torch {built}, and this is torch {version}; "
+            f"pip install '{needed}', or build it for this torch: pip install --no-build-isolation . in its repository"
+        )
+
+
 def load(module: str) -> types.ModuleType:
     """The compiled part of a step, `<module>._C`.
 
     Raises:
-        ImportError: the step is not built; the text gives the command.
+        ImportError: the step is not built, or it came in a wheel for another torch; the text says what to do.
     """
     step = find(module)
     if f"{module}._C" not in sys.modules and not is_built(step):  # `profile` on the CPU loads another build of it
         raise ImportError(f"{module} is not built for this Python; build it with: {build_command(step)}")
-    import torch  # noqa: F401  its libraries must be loaded before the extension that links to them
+    import torch  # its libraries must be loaded before the extension that links to them
 
+    if not step.path.is_dir():
+        check_torch(torch.__version__)
     return importlib.import_module(f"{module}._C")
