@@ -136,26 +136,26 @@ def decode(models: Models, new: int) -> tuple[Callable, dict[str, Callable], Cal
             token = models.hf(token, past_key_values=cache, use_cache=True).logits[:, -1].argmax(-1, keepdim=True)
         return likeliest(first.float())
 
-    caches: dict[tuple, StaticCache] = {}
+    read: dict[tuple, tuple[StaticCache, torch.Tensor]] = {}
 
-    def step(token, cache, position):
-        logits = models.hf(token, past_key_values=cache, cache_position=position, use_cache=True).logits
+    def step(token, cache):
+        logits = models.hf(token, past_key_values=cache, use_cache=True).logits
         return logits[:, -1].argmax(-1, keepdim=True)
 
     compiled = torch.compile(step, mode="reduce-overhead", dynamic=False, fullgraph=True)
 
     def compiled_theirs(ids):
         key = tuple(ids.shape)
-        if key not in caches:
-            caches[key] = StaticCache(config=models.hf.config, max_cache_len=models.hf.config.n_positions)
-            positions = torch.arange(ids.shape[1], device=ids.device)
-            read = models.hf(ids, past_key_values=caches[key], cache_position=positions, use_cache=True)
-            caches["first"] = read.logits[:, -1]
-        token = caches["first"].argmax(-1, keepdim=True)
-        for i in range(new):
-            position = torch.tensor([ids.shape[1] + i], device=ids.device)
-            token = compiled(token.clone(), caches[key], position)
-        return likeliest(caches["first"].float())
+        if key not in read:
+            cache = StaticCache(config=models.hf.config, max_cache_len=models.hf.config.n_positions)
+            read[key] = cache, models.hf(ids, past_key_values=cache, use_cache=True).logits[:, -1]
+        cache, first = read[key]
+        for layer in cache.layers:  # it counts its tokens itself: those of the call before go
+            layer.cumulative_length.fill_(ids.shape[1])
+        token = first.argmax(-1, keepdim=True)
+        for _ in range(new):
+            token = compiled(token.clone(), cache)
+        return likeliest(first.float())
 
     def exact(ids):
         return likeliest(models.exact()(ids, logits_to_keep=1, use_cache=False).logits[:, -1])
