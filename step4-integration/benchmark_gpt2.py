@@ -51,6 +51,7 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, StaticCache
 
 from kernel_fusion.bench import benchmarks, measuring, results_file  # not installed? pip install -e ..
 from kernel_fusion.console import make_console, milliseconds
+from kernel_fusion.report import results
 
 GRAPH = " graph"  # behind a form's name
 NEW = {"cpu": 4, "quick": 64, "full": 128}  # tokens that a decode case takes
@@ -303,8 +304,9 @@ def look_closer(case: benchmarks.Case, rows: list[dict], device: torch.device, c
     with torch.set_grad_enabled(case.direction == "backward"):
         names = [row["impl"] for row in rows]
         calls = {name: case.peers.get(name) or functools.partial(case.run, rung=name) for name in names}
-        for row in rows if case.direction == "backward" else []:  # generation's memory stays from call to call
-            row["peak_bytes"] = peak_bytes(calls[row["impl"]], ids)
+        # A graph's memory, and that of generation, stays from call to call.
+        for row in [row for row in rows if case.direction == "backward" and not row["impl"].endswith(GRAPH)]:
+            row["peak_bytes"] = results.rounded(peak_bytes(calls[row["impl"]], ids))
         if console:
             last = [row["impl"] for row in rows if row["kind"] == "rung"][-1]
             console.print(profile_of(calls[last], ids), soft_wrap=True)
