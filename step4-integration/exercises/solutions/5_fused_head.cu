@@ -1,6 +1,6 @@
 // Exercise 5: the loss behind the LM head with the gradients of hidden and weight; logits of 16 rows exist at a time.
 //
-//   kernel-fusion exercises 5_fused_head
+//   kernel-fusion learn check 5_fused_head
 //   kernel-fusion simt exercises/solutions/5_fused_head.cu
 //   nvcc -O3 -I ../common/include exercises/solutions/5_fused_head.cu && ./a.out        with a GPU
 //
