@@ -70,7 +70,7 @@ lint: $(READY) ## layout, mistakes, types: ruff, mypy, clang-format
 	"$(PYTHON)" -m ruff check .
 	"$(PYTHON)" -m ruff format --check .
 	"$(PYTHON)" -m mypy
-	find . \( -name build -o -name my -o -name '.?*' \) -prune -o \( -name '*.cu' -o -name '*.cpp' -o -name '*.h' \) -print0 \
+	find . \( -name build -o -name my -o -name mine -o -name '.?*' \) -prune -o \( -name '*.cu' -o -name '*.cpp' -o -name '*.h' \) -print0 \
 	  | xargs -0 "$(PYTHON)" -c 'import clang_format; clang_format.clang_format()' --dry-run -Werror
 
 tidy: build ## mistakes in the host's C++: clang-tidy, a minute on two cores

@@ -59,7 +59,7 @@ def compile_program(
 
     Args:
         source: the .cu file.
-        flavour: "plain", "debug" (for gdb: no optimisation), "asan" (AddressSanitizer), "race" (the race detector)
+        flavour: "plain", "debug" (for gdb: no optimisation), "asan" (AddressSanitizer), "race" (the race detector),
             "count" (accesses are counted, see `counts`) or "trace" (they are written down, see `trace`).
         include_dirs: where `#include` looks, besides the program's own folder and common/include.
         compiler_flags: for the compiler and the linker, such as "-fopenmp".

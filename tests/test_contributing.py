@@ -13,7 +13,7 @@ from kernel_fusion.checks.repository import ROOT, STEPS, run
 from kernel_fusion.checks.text import fences
 
 OPS = [(step, path.name) for step in STEPS for path in sorted((ROOT / step / "kernels").iterdir()) if path.is_dir()]
-NOT_COPIED = shutil.ignore_patterns("build", "results", "__pycache__", ".*", "*.so", "*.egg-info", "my")
+NOT_COPIED = shutil.ignore_patterns("build", "results", "__pycache__", ".*", "*.so", "*.egg-info", "my", "mine")
 KERNEL_FUSION = (sys.executable, "-m", "kernel_fusion")
 # A launch of the rung by itself: what the step's library does, which takes a minute to build.
 PROGRAM = """

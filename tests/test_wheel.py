@@ -60,7 +60,7 @@ if __name__ == "__main__":
 def unpacked(tmp_path_factory):
     """What the source archive holds, which is made in a copy: setuptools writes beside its sources."""
     folder = tmp_path_factory.mktemp("archive")
-    ignored = shutil.ignore_patterns("build", ".git", ".venv", "__pycache__", "*.egg-info", "out", "mine")
+    ignored = shutil.ignore_patterns("build", ".git", ".venv", "__pycache__", "*.egg-info", "out", "my")
     shutil.copytree(ROOT, folder / "tree", ignore=ignored)
     run(sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(folder), cwd=folder / "tree")
     (archive,) = folder.glob("*.tar.gz")

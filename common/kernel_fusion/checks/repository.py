@@ -15,7 +15,7 @@ def files(*suffixes: str, under: str = ".") -> list[pathlib.Path]:
     """The repository's own files with one of these endings: nothing hidden, built or installed."""
     found = []
     for folder, subfolders, names in os.walk(ROOT / under):
-        skipped = ("build", "out", "__pycache__", "my")
+        skipped = ("build", "out", "__pycache__", "my", "mine")
         subfolders[:] = sorted(d for d in subfolders if not d.startswith(".") and d not in skipped)
         found += [pathlib.Path(folder, name) for name in sorted(names) if name.endswith(suffixes)]
     return found

@@ -1,4 +1,4 @@
-"""Recorded runs of the puzzles and of the exercises of steps 1 to 3, made when a page asks for them."""
+"""Recorded runs of the puzzles and of the exercises of steps 1 to 3, made when somebody asks for them."""
 
 import pathlib
 import subprocess
