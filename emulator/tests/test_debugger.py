@@ -394,7 +394,8 @@ def test_a_kernel_that_never_ends_can_be_interrupted_and_looked_at(program):
     loop = line("polls: loop")
     assert "received signal SIGINT" in out[3]
     states = [row[3] for row in table(out[4])]
-    assert states[:2] == [f"gave way at prog.cu:{loop}", f"runs at prog.cu:{loop}"]
+    # The signal finds one of the two at work, whichever it is.
+    assert sorted(states[:2]) == [f"gave way at prog.cu:{loop}", f"runs at prog.cu:{loop}"]
     assert "result 0 0" in out[7]
 
 
