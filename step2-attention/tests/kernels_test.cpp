@@ -224,7 +224,9 @@ TEST(Attention, WrongStartsOfDocumentsStayWithinTheRow) {
         args.q_stride = args.k_stride = args.v_stride = args.out_stride = {kLength * kDim, kLength * kDim, kDim};
         args.cu_seqlens = args.cu_seqlens_k = cu_seqlens.elements();
         args.documents = static_cast<int64_t>(starts.size()) - 1;
-        if (rung.can_implement(args).empty()) ASSERT_NO_FATAL_FAILURE(launch(rung, args));
+        if (rung.can_implement(args).empty()) {
+          ASSERT_NO_FATAL_FAILURE(launch(rung, args));
+        }
       }
     }
   }
@@ -362,7 +364,9 @@ TEST(AttentionBackward, WrongStartsOfDocumentsEndAndStayWithinTheRow) {
       args.grad_stride = args.dq_stride = args.dk_stride = args.dv_stride = args.q_stride;
       args.cu_seqlens = args.cu_seqlens_k = cu_seqlens.elements();
       args.documents = static_cast<int64_t>(starts.size()) - 1;
-      if (rung.can_implement(args).empty()) ASSERT_NO_FATAL_FAILURE(launch(rung, args));
+      if (rung.can_implement(args).empty()) {
+        ASSERT_NO_FATAL_FAILURE(launch(rung, args));
+      }
     }
   }
 }
