@@ -92,7 +92,7 @@ PACKED = {
         (16384, 12, 64, True, 1024, torch.bfloat16),
         (16384, 12, 64, True, 0, torch.bfloat16),
         (16384, 12, 64, False, 0, torch.bfloat16),
-        (65536, 12, 64, True, 0, torch.bfloat16),
+        (32768, 12, 64, True, 0, torch.bfloat16),
         (16384, 16, 128, True, 0, torch.bfloat16),
     ],
 }

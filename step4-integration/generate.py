@@ -113,13 +113,15 @@ def generate(
     ends = check_stop(stop, model.config.vocab_size)
     positions = model.config.n_positions
     most = positions + 1  # tokens of a text: the last one is not read
-    longest = max(len(row) for row in rows)
+    lengths = [rows.shape[1]] * rows.shape[0] if isinstance(rows, torch.Tensor) else [len(row) for row in rows]
+    longest = max(lengths)
     if window and max_new_tokens > positions:
         raise ValueError(
             f"generate: `max_new_tokens` must be from 0 to {positions}, the model's positions, got {max_new_tokens}"
         )
     if window:
         rows = [row[-min(positions, most - max_new_tokens) :] for row in rows]
+        lengths = [len(row) for row in rows]
     elif longest > positions:
         raise ValueError(
             f"generate: `prompts` must have at most {positions} tokens, the model's positions, got {longest}; "
@@ -133,7 +135,7 @@ def generate(
     device = model.wte.weight.device
     borrowed = runner_of(model, len(rows) * samples) if use_cache else contextlib.nullcontext()
     with torch.autocast(device.type, enabled=False), borrowed as runner:
-        reader = Cached(runner, rows) if use_cache else Uncached(model, rows, samples)
+        reader = Cached(runner, rows, lengths) if use_cache else Uncached(model, rows, samples)
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                    "repetition_penalty": repetition_penalty, "rung": model.config.rung("sample")}  # fmt: skip
         new, log_probs = add_tokens(reader, rows, max_new_tokens, options, seed, ends, samples, on_token)
@@ -245,9 +247,9 @@ def padded(rows: Any) -> torch.Tensor:
 class Cached:
     """Texts whose keys and values are kept: `logits` are those of the next tokens, `step` adds tokens."""
 
-    def __init__(self, runner: Runner, rows: Any):
+    def __init__(self, runner: Runner, rows: Any, lengths: list[int]):
         self.runner = runner
-        self.runner.read(padded(rows), [len(row) for row in rows])
+        self.runner.read(padded(rows), lengths)
         self.logits = self.runner.logits
 
     def step(self, token: torch.Tensor) -> None:

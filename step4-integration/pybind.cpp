@@ -1,10 +1,12 @@
 // Schemas, implementations for each device, and what Python asks about the extension.
 #include <kf/define_op.h>
 #include <kf/python.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "host/cross_entropy_host.h"
 #include "host/decode_step_host.h"
@@ -12,7 +14,36 @@
 #include "host/integration_host.h"
 #include "host/sample_host.h"
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { kf::define_questions(m, kf::step4::ops()); }
+namespace {
+// What dictionaries hold, in order: each value's address, and of a tensor its memory, dtype, sizes and strides. As
+// bytes, since it is only ever compared: before each prompt, for all modules of a model.
+pybind11::bytes places(const std::vector<pybind11::dict>& holders) {
+  std::string found;
+  const auto add = [&](const auto* values, size_t count) {
+    found.append(reinterpret_cast<const char*>(values), count * sizeof *values);
+  };
+  for (const pybind11::dict& holder : holders) {
+    for (const auto& [name, value] : holder) {
+      const PyObject* address = value.ptr();
+      add(&address, 1);
+      if (!THPVariable_Check(value.ptr())) continue;
+      const at::Tensor& tensor = THPVariable_Unpack(value.ptr());
+      const void* memory = tensor.const_data_ptr();
+      const at::ScalarType dtype = tensor.scalar_type();
+      add(&memory, 1);
+      add(&dtype, 1);
+      add(tensor.sizes().data(), tensor.sizes().size());
+      add(tensor.strides().data(), tensor.strides().size());
+    }
+  }
+  return found;
+}
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  kf::define_questions(m, kf::step4::ops());
+  m.def("places", places, "what dictionaries hold and where tensors among it lie, as bytes to compare");
+}
 
 // `position` grows with every generated token. As a SymInt it may change without torch.compile compiling again.
 TORCH_LIBRARY(step4_integration, m) {

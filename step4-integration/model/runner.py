@@ -6,8 +6,6 @@ and what changes from token to token lies in the device's memory.
 """
 
 import contextlib
-import itertools
-import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ import torch
 from torch import nn
 
 from model.cache import KVCache
-from step4_integration import decode_step
+from step4_integration import decode_step, places
 
 SHORTEST = 16  # prompts are read as if they were of 16, 32, 64 or 128 tokens, or of a multiple of 128: few graphs
 MOST_ROWS = 8  # by decode_step; it takes up to 32, but from 12 on the block's ops are faster
@@ -81,13 +79,7 @@ class Runner:
         if self.config.blocks == "v1_torch":  # see KVCache: what an earlier text left may be NaN
             self.cache.k.zero_()
             self.cache.v.zero_()
-        prompt.ids[:, :length].copy_(ids, non_blocking=prompt.ids.is_cuda)
-        if length < padded:
-            prompt.ids[:, length:].zero_()  # an id outside the vocabulary would be NaN, which no mask hides
-        if min(lengths) == max(lengths):
-            prompt.lengths.fill_(lengths[0])
-        else:
-            prompt.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
+        prompt.take(ids, lengths)
         if prompt.graph:
             prompt.graph.replay()
         else:
@@ -96,7 +88,7 @@ class Runner:
             samples = self.cache.batch // batch
             for cache in (self.cache.k, self.cache.v):
                 cache[:, :, :, :length] = cache[:, :batch, :, :length].repeat_interleave(samples, dim=1)
-            self.cache.end.copy_(prompt.lengths.repeat_interleave(samples))
+            self.cache.end.copy_(prompt.cache.end.repeat_interleave(samples))
             self.logits.copy_(prompt.logits.repeat_interleave(samples, dim=0))
         self.cache.length, self.cache.ragged = max(lengths), min(lengths) < max(lengths)
 
@@ -146,13 +138,24 @@ class Prompt:
 
     def __init__(self, runner: Runner, batch: int, length: int):
         whole = batch == runner.cache.batch
-        self._model, self._cache = runner.model, runner.cache if whole else runner.cache.first(batch)
+        self._model, self.cache = runner.model, runner.cache if whole else runner.cache.first(batch)
         self.logits = runner.logits if whole else torch.empty_like(runner.logits[:batch])
         device = self.logits.device
         self.ids = torch.zeros(batch, length, dtype=torch.int64, device=device)
-        self.lengths = torch.ones(batch, dtype=torch.int32, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
+        self._lengths = [1] * batch
+        self._last = torch.zeros(batch, dtype=torch.int64, device=device)  # of each prompt, where its last token is
         self._rows = torch.arange(batch, device=device)
+
+    def take(self, ids: torch.Tensor, lengths: list[int]) -> None:
+        """The prompts to be read, [batch, length], of `lengths` tokens each."""
+        length = ids.shape[1]
+        (self.ids if length == self.ids.shape[1] else self.ids[:, :length]).copy_(ids, non_blocking=self.ids.is_cuda)
+        if length < self.ids.shape[1]:
+            self.ids[:, length:].zero_()  # an id outside the vocabulary would be NaN, which no mask hides
+        if lengths != self._lengths:
+            self._last.copy_(torch.tensor([length - 1 for length in lengths], device="cpu"))
+            self._lengths = lengths
 
     def run(self) -> None:
         """Reads the prompts into an empty cache, and computes the logits after the last token of each.
@@ -160,45 +163,30 @@ class Prompt:
         Later tokens are not seen by earlier ones, so what stands behind a prompt's end changes nothing: its keys are
         written, and written over.
         """
-        model, cache, last = self._model(), self._cache, self.lengths - 1
+        model, cache = self._model(), self.cache
         cache.clear()
         batch, length = self.ids.shape
         part = max(1, PROMPT_TOKENS // batch)
         hidden = None
         for begin in range(0, length, part):
             ids = self.ids[:, begin : begin + part]
-            among = model.hidden(ids, cache)[self._rows, (last - begin).clamp(0, ids.shape[1] - 1)]
-            hidden = among if hidden is None else torch.where((last >= begin)[:, None], among, hidden)
+            last = self._last if part >= length else (self._last - begin).clamp(0, ids.shape[1] - 1)
+            among = model.hidden(ids, cache)[self._rows, last]
+            hidden = among if hidden is None else torch.where((self._last >= begin)[:, None], among, hidden)
         self.logits.copy_(model.logits(hidden))
-        cache.end.copy_(self.lengths)
+        torch.add(self._last, 1, out=cache.end)
 
 
 class Weights:
-    """The parameters of a model and where they lie, to be compared with later. The model itself is not held.
-
-    Compared before each call, so by functions that run in C.
-    """
+    """The parameters of a model and where they lie, to be compared with later. The model itself is not held."""
 
     def __init__(self, model: nn.Module):
         self._holders = [each for m in model.modules() for each in (m._modules, m._parameters)]
-        self._held = self._held_now()
-        self._parameters = [held for held in self._held if isinstance(held, torch.Tensor)]
-        self._places = self._places_now()
+        self._held = [list(holder.values()) for holder in self._holders]  # no other object gets their addresses
+        self._places = places(self._holders)
 
     def are_unchanged(self) -> bool:
-        held = self._held_now()
-        same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
-        return same and self._places_now() == self._places
-
-    def _held_now(self) -> list[Any]:
-        """What each module holds: the modules below it, and its parameters."""
-        return list(itertools.chain.from_iterable(map(operator.methodcaller("values"), self._holders)))
-
-    def _places_now(self) -> list[list[Any]]:
-        return [list(map(of, self._parameters)) for of in PLACE]
-
-
-PLACE = (torch.Tensor.data_ptr, operator.attrgetter("dtype"), torch.Tensor.size, torch.Tensor.stride)
+        return places(self._holders) == self._places
 
 
 KEPT = 2  # runners of a model; each holds a cache for all positions

@@ -34,13 +34,14 @@ __all__ = [
     "kv_append",
     "launch_counts",
     "linear_cross_entropy",
+    "places",
     "rounds",
     "rungs",
     "sample",
     "varies",
 ]
 
-launch_counts, rounds, varies = _C.launch_counts, _C.rounds, _C.varies
+launch_counts, places, rounds, varies = _C.launch_counts, _C.places, _C.rounds, _C.varies
 
 
 def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
