@@ -23,7 +23,7 @@ struct Args {
 };
 
 // What `auto` takes on a GPU, read off results/h200.json.
-inline const char* automatic(const Args&) { return "v2_vector"; }
+inline const char* automatic(const Args& a) { return a.batch < 8 ? "v2_vector" : "v3_batched"; }
 
 }  // namespace kf::embedding
 

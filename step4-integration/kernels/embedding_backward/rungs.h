@@ -21,7 +21,8 @@ struct Args {
   DType dtype;
 };
 
-// What `auto` takes on a GPU until there are results: the rung that does not wait for one token's long row.
+// What `auto` takes on a GPU. By results/h200.json v1 takes 0.5 to 0.9 of v2's time where tokens differ, and 9 times
+// as long where all are the same, as in a batch of padding: the rung whose time does not depend on the text.
 inline const char* automatic(const Args&) { return "v2_windows"; }
 
 }  // namespace kf::embedding_backward
