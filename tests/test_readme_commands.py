@@ -39,6 +39,17 @@ SHOWN = (
 ACTIVATE = ROOT / ".venv" / "bin" / "activate"
 
 
+# What is marked ```sh is not pasted here: which test runs it, or what it needs that a machine for tests does not have.
+NOT_PASTED = {
+    "CONTRIBUTING.md": "tests/test_contributing.py",
+    **{f"{step.folder}/README.md": "tests/test_contributing.py" for step in steps.STEPS},
+    "docs/debugging.md": "a GPU, cuda-gdb and ncu",
+    "docs/performance.md": "a GPU whose counters may be read",
+    "step4-integration/pages/cpp.md": "step4-integration/tests/test_gpt2_program.py; nvcc and a GPU",
+    "step4-integration/pages/decode_step.md": "a GPU and Nsight Systems",
+}
+
+
 def blocks(document: pathlib.Path) -> list[Fence]:
     """The document's blocks of commands."""
     return [fence for fence in fences(document) if fence.language == "bash"]
@@ -185,6 +196,12 @@ def test_a_blocks_seconds_are_those_up_to_the_next_one(page):
     found = spent(output, {1: "sleep 2", 2: ":"})
     assert found["sleep 2"] in range(2, 60)
     assert set(found) == {"sleep 2", ":"}
+
+
+def test_of_every_command_it_is_known_where_it_runs():
+    shells = {"sh", "shell", "console", "zsh"}
+    found = {relative(path) for path in files(".md") for fence in fences(path) if fence.language in shells}
+    assert found == set(NOT_PASTED)
 
 
 def test_no_block_hides_an_error():

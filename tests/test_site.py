@@ -5,10 +5,13 @@ import re
 import pytest
 
 from kernel_fusion import steps
-from kernel_fusion.checks.repository import ROOT, files
+from kernel_fusion.checks.repository import ROOT, files, relative
+from kernel_fusion.console import UserError
+from kernel_fusion.learn import exercises, traces
 from kernel_fusion.report import syllabus
 from kernel_fusion.testing import raises
 
+runs = steps.load_file("runs", ROOT / "docs" / "site" / "runs.py")
 pages = steps.load_file("pages", ROOT / "docs" / "site" / "pages.py")
 reference = steps.load_file("reference", ROOT / "docs" / "site" / "reference.py")
 build = steps.load_file("build", ROOT / "docs" / "site" / "build.py")
@@ -62,6 +65,62 @@ def test_a_rungs_page_shows_all_of_its_code_and_what_changed():
     (marked,) = re.findall(r":emphasize-lines: (\S+)", page)
     added = re.findall(r"^\+(?!\+\+)(.*\S.*)$", page.split("{code-block} diff")[1], re.MULTILINE)
     assert [source.splitlines()[count:][int(number) - 1] for number in marked.split(",")] == added
+
+
+@pytest.mark.parametrize("page", sorted({exercises.page_of(one) for one in traces.solutions()}), ids=relative)
+def test_each_exercise_leads_to_the_recorded_run_of_its_answer(page):
+    source = pages.as_path(page)
+    text, found = pages.linked(pages.with_runs(page.read_text(encoding="utf-8"), source), source)
+    for solution in (one for one in traces.solutions() if exercises.page_of(one) == page):
+        section = text.split(f"### {solution.name}: ")[1].split("\n##")[0]
+        assert section.rstrip().endswith(f"\n\n[The answer, run thread by thread](solutions/{solution.name}.md)")
+        assert pages.as_path(solution) in found
+        assert pages.run_page(solution).count(runs.place(solution)) == 1
+
+
+def test_a_page_without_recorded_runs_stays_as_it_is():
+    text = (ROOT / "step4-integration" / "exercises" / "README.md").read_text(encoding="utf-8")
+    assert pages.with_runs(text, pages.Path("step4-integration/exercises/README.md")) == text
+
+
+@pytest.fixture
+def recording(monkeypatch, tmp_path):
+    """Two solutions, whose traces are made up; returns them and the names of those that were made."""
+    found, made = [tmp_path / "a.cu", tmp_path / "b.cu"], []
+    for solution in found:
+        solution.write_text("1")
+    monkeypatch.setattr(runs, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(runs.traces, "solutions", lambda: found)
+    monkeypatch.setattr(runs.traces, "make", lambda solution: made.append(solution.stem) or solution.stem)
+    monkeypatch.setattr(runs.trace, "html", lambda found: f"<p>{found}</p>")
+    return found, made
+
+
+def test_runs_are_kept_until_what_they_are_made_of_changes(recording, monkeypatch):
+    (first, second), made = recording
+    assert (runs.main(), runs.main(), made) == (0, 0, ["a", "b"])
+    second.write_text("2")
+    assert (runs.main(), made) == (0, ["a", "b", "b"])
+    assert sorted(runs.KEPT.iterdir()) == sorted([runs.kept(first), runs.kept(second)])
+    before = runs.shared()
+    runs.shared.cache_clear()
+    monkeypatch.setattr(runs, "files", lambda *endings, under="": [first])
+    assert runs.shared() != before
+    runs.shared.cache_clear()
+    page = first.with_suffix(".html")
+    page.write_text(f"x{runs.place(first)}y")
+    runs.kept(first).write_text("<p>a</p>")
+    runs.put(first, page)
+    assert page.read_text() == "x<p>a</p>y"
+
+
+def test_a_run_that_cannot_be_recorded_is_named(recording, monkeypatch, capsys):
+    def refused(solution):
+        raise UserError("needs g++")
+
+    monkeypatch.setattr(runs.traces, "make", refused)
+    assert runs.main() == 1
+    assert capsys.readouterr().err == "docs: the run of a.cu cannot be recorded: needs g++\n"
 
 
 def test_results_have_every_figure_once():

@@ -104,6 +104,30 @@ def test_steps_show_their_results():
     assert [p for p in measured if "<!-- results:" not in (p / "README.md").read_text(encoding="utf-8")] == []
 
 
+# ---- questions ----
+
+QUESTION = re.compile(
+    r"^<details><summary>Predict first: (.*?)</summary>(.*?)</details>\n(.*)", re.MULTILINE | re.DOTALL
+)
+
+
+def questions(text: str) -> list[tuple[str, str, str]]:
+    """Each question that a reader answers before he sees the figure: it, the answer, the line behind."""
+    parts = text.split("<details>")
+    found = [QUESTION.match(f"<details>{part}") for part in parts[1:] if part.startswith("<summary>Predict")]
+    return [(one[1], one[2], one[3].partition("\n")[0]) if one else ("", "", "") for one in found]
+
+
+def test_an_answer_with_figures_is_borne_out_by_results():
+    found = {relative(page): questions(page.read_text(encoding="utf-8")) for page in MARKDOWN}
+    asked = [(page, *one) for page, own in found.items() for one in own]
+    assert len(asked) >= 5
+    for page, question, answer, behind in asked:
+        assert question.endswith("?"), page
+        assert re.search(r"\d", answer), page
+        assert behind.startswith("<!-- claim: "), page
+
+
 # ---- pages that can be read ----
 
 STEP_PAGES = [path for step in STEPS for path in [ROOT / step / "README.md", *sorted((ROOT / step).glob("pages/*.md"))]]

@@ -247,11 +247,11 @@ def make_parser() -> argparse.ArgumentParser:
     notebooks = add(
         "notebooks",
         "Writes the lessons' notebooks from their scripts and runs them, so that they are stored with their pictures.",
-        ["After a change of a lesson.py, on a CPU. The step must be built.", STEP_NAMES],
+        ["After a change of a lesson.py or notebooks/tour.py, on a CPU. The step must be built.", STEP_NAMES],
         ["notebooks", "notebooks step2"],
         _command_of("learn.notebooks"),
     )
-    notebooks.add_argument("steps", nargs="*", type=step, metavar="STEP", help="default: all")
+    notebooks.add_argument("steps", nargs="*", type=step, metavar="STEP", help="default: all, and the tour")
 
     again = add(
         "recheck",

@@ -1,7 +1,8 @@
 """Makes the site: `make docs`, which installs what this needs; then open build/site/index.html.
 
-The pages are written into build/site-pages, Sphinx makes HTML of them, and all links between files are followed. A
-warning, or a link that leads nowhere, is an error, and then the site of before stays as it is.
+The pages are written into build/site-pages, Sphinx makes HTML of them, all links between files are followed, and the
+recorded runs are put into their pages. A warning, or a link that leads nowhere, is an error, and then the site of
+before stays as it is.
 """
 
 import html
@@ -9,12 +10,15 @@ import os
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import urllib.parse
 
-from pages import SiteError, stage
+import runs
+from pages import SiteError, as_path, page_of, stage
 from reference import headers, reference
 
+from kernel_fusion.learn import traces
 from kernel_fusion.steps import ROOT
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -44,6 +48,16 @@ def dead_links(folder: pathlib.Path) -> list[str]:
 
 def main() -> int:
     """Makes the site. Returns the exit code."""
+    recording = subprocess.Popen([sys.executable, str(HERE / "runs.py")])  # which takes as long as all else
+    try:
+        return made(recording)
+    finally:
+        recording.terminate()
+        recording.wait()
+
+
+def made(recording: subprocess.Popen) -> int:
+    """Makes the site with the runs that `recording` makes meanwhile. Returns the exit code."""
     from sphinx.cmd.build import build_main  # not for the tests of what is above
 
     work, beside = SITE.with_name("site-pages"), SITE.with_name("site.new")
@@ -61,6 +75,10 @@ def main() -> int:
     if dead := dead_links(beside):
         print("\n".join(["docs: links that lead nowhere:", *dead]), file=sys.stderr)
         return 1
+    if code := recording.wait():
+        return code
+    for solution in traces.solutions():
+        runs.put(solution, (beside / page_of(as_path(solution))).with_suffix(".html"))
     shutil.rmtree(SITE, ignore_errors=True)
     beside.rename(SITE)
     print(f"{len(list(SITE.rglob('*.html')))} pages, from {SITE / 'index.html'} on")

@@ -6,6 +6,7 @@ None of it is stored. `stage` writes it into a folder that build.py hands to Sph
     a notebook                      a page with its pictures
     kernels/<op>                    the op: its rungs, its headers, its results
     kernels/<op>/v4_vector.cu       the rung: its header, its code, what changed since the rung before
+    a puzzle's or exercise's answer its recorded run, its code
     what else a page links to       its code, or of a folder what is in it
 """
 
@@ -17,10 +18,13 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 
+import runs
+
 from kernel_fusion import steps
 from kernel_fusion.checks.repository import files, relative
 from kernel_fusion.checks.text import steps_pages
 from kernel_fusion.console import byte_count
+from kernel_fusion.learn import exercises, traces
 from kernel_fusion.report import results, syllabus
 from kernel_fusion.report.documents import FENCE
 from kernel_fusion.steps import ROOT
@@ -136,7 +140,7 @@ class Stage:
 
     def markdown(self, source: Path, more: str = "") -> None:
         """The page of a Markdown file, with `more` behind it."""
-        text, found = linked((ROOT / source).read_text(encoding="utf-8"), source)
+        text, found = linked(with_runs((ROOT / source).read_text(encoding="utf-8"), source), source)
         self.wanted |= found
         self.add(page_of(source), text + more)
 
@@ -242,6 +246,29 @@ def source_page(source: Path) -> str:
     return f"# {escaped(source.name)}\n\n`{source}`\n\n{fenced(text.rstrip(), language(source), ':linenos:')}"
 
 
+def run_page(solution: pathlib.Path) -> str:
+    """A solution: its recorded run, and its code."""
+    source = as_path(solution)
+    page, text = page_of(source), solution.read_text(encoding="utf-8")
+    back, emulation = link(page, as_path(exercises.page_of(solution))), link(page, Path("emulator/README.md"))
+    return (
+        f"# {escaped(source.name)}: a recorded run\n\n[back]({back}) · [code](#the-program)\n\n"
+        f"The answer's first launch, as [the emulation]({emulation}#recorded-runs) ran it. "
+        f"A step is what one thread reads, writes or waits for.\n\n{runs.place(solution)}\n\n"
+        f"## The program\n\n{fenced(text.rstrip(), language(source), ':linenos:')}"
+    )
+
+
+def with_runs(text: str, source: Path) -> str:
+    """The Markdown of `source`, if it is a page of exercises with a link below each whose run is recorded."""
+    recorded = {one.name for one in traces.solutions() if as_path(exercises.page_of(one)) == source}
+
+    def more(part: re.Match) -> str:
+        return part[0] + f"\n[The answer, run thread by thread](solutions/{part[1]})\n\n" * (part[1] in recorded)
+
+    return re.sub(r"^### (\w+\.cu): .*?(?=^##|\Z)", more, text, flags=re.MULTILINE | re.DOTALL)
+
+
 def folder_page(folder: Path, known: set[Path]) -> str:
     """What is in a folder of the repository; `known`: pages, to which it may link."""
     inside = [as_path(path) for path in files("", under=str(folder)) if not path.name.endswith((".so", ".tmp"))]
@@ -327,6 +354,8 @@ def stage(folder: pathlib.Path, api: Iterator[tuple[Path, str]], more_sources: s
         stage_step(site, step)
     for page, text in api:
         site.add(page, text)
+    for solution in traces.solutions():
+        site.add(page_of(as_path(solution)), run_page(solution))
     site.add(Path("results.md"), f"# Results\n\n{results_view(Path('results.md'), list(steps.STEPS))}")
     chapters = {"Steps": [f"{step.folder}/README.md" for step in steps.STEPS], **CHAPTERS}
     index = Path("index.md")

@@ -39,6 +39,7 @@ __global__ void block_sum(const int* x, int* y) {
 __global__ void lanes(float* y) {
   const float next = __shfl_down_sync(0xffffffffu, 1.5f * threadIdx.x, 1);
   if (threadIdx.x < 2) y[threadIdx.x] = next;
+  for (int poll = 0; threadIdx.x == 31 && poll < 3; ++poll) atomicAdd(&came, 0);
   if (threadIdx.x == 31) atomicAdd(&came, 5);
 }
 
@@ -202,9 +203,10 @@ def test_shuffles_and_atomics_have_their_values(recorded):
     assert [(event["gives"], event["from"]) for event in waits] == [(1.5 * t, min(t + 1, 31)) for t in range(32)]
     meeting = next(event for event in events if event["what"] == "go on")
     assert meeting["gets"] == [1.5 * min(t + 1, 31) for t in range(32)]
-    atomic = next(event for event in events if event["what"] == "atomic")
-    assert found["arrays"][atomic["array"]]["name"] == "came"
-    assert (atomic["thread"], atomic["before"], atomic["values"]) == (31, [0], [5])
+    atomics = [event for event in events if event["what"] == "atomic"]
+    assert {found["arrays"][event["array"]]["name"] for event in atomics} == {"came"}
+    said = [(event["thread"], event["before"], event["values"]) for event in atomics]
+    assert said == [(31, [0], [0]), (31, [0], [5])]  # of several looks that find the same, one
 
 
 def test_a_vector_is_one_access_of_four_cells(recorded):

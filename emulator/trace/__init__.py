@@ -355,7 +355,7 @@ def html(trace: dict) -> str:
     data = json.dumps(trace, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("viewer.css", "viewer.js"))
     return (
-        f'<div class="kf-trace" tabindex="0">\n<style>\n{style}</style>\n'
+        f'<div class="kf-trace" tabindex="0" role="group" aria-label="recorded run">\n<style>\n{style}</style>\n'
         f'<script type="application/json">{data}</script>\n<script>\n{script}</script>\n</div>\n'
     )
 

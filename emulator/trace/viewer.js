@@ -130,11 +130,17 @@
   slider.setAttribute("aria-label", "event");
   slider.oninput = () => go(Number(slider.value));
   const count = add(bar, "span", "kf-note");
+  const picker = add(bar, "select");
+  picker.setAttribute("aria-label", "threads whose events the arrows visit");
+  picker.onchange = () => { chosen = picker.value; redraw(); };
+  add(picker, "option", "", "all threads").value = "";
   const said = add(bar, "div", "kf-said");
   said.setAttribute("aria-live", "polite");
   if (trace.error) add(root, "p", "kf-error", trace.error);
   const sides = add(root, "div", "kf-sides");
   const source = add(sides, "pre");
+  source.tabIndex = 0;
+  source.setAttribute("aria-label", trace.source.name);
   const lines = trace.source.lines.map((text, i) => {
     const line = add(source, "div", "", text || " ");
     line.dataset.n = i + 1;
@@ -142,29 +148,37 @@
   });
   const state = add(sides, "div");
 
+  const scrolled = (name) => {
+    const box = add(state, "div", "kf-scroll");
+    box.tabIndex = 0;
+    box.setAttribute("role", "group");
+    box.setAttribute("aria-label", name);
+    return box;
+  };
   const drawn = new Map();  // "t…" and "c…": elements
   for (const of of blocks) {
-    add(state, "h4", "", `Threads of block ${place(of, grid)}`);
-    const box = add(add(state, "div", "kf-scroll"), "div", "kf-threads");
+    add(state, "h2", "", `Threads of block ${place(of, grid)}`);
+    const box = add(scrolled(`threads of block ${place(of, grid)}`), "div", "kf-threads");
     box.style.gridTemplateColumns = `repeat(${Math.min(32, block[1] > 1 ? block[0] : 32, perBlock)}, 16px)`;
     for (let t = 0; t < perBlock; ++t) {
       const one = add(box, "button");
       one.type = "button";
       one.tabIndex = -1;
       one.style.setProperty("--hue", hue(t));
-      one.onclick = () => { chosen = chosen === `${of}.${t}` ? "" : `${of}.${t}`; root.focus(); redraw(); };
+      add(picker, "option", "", nameOf(of, t)).value = `${of}.${t}`;
+      one.onclick = () => { picker.value = chosen = chosen === `${of}.${t}` ? "" : `${of}.${t}`; root.focus(); redraw(); };
       drawn.set(`t${of}.${t}`, one);
     }
   }
   arrays.forEach((array, a) => {
     const where = array.space === "shared" ? `shared, of block ${place(array.block, grid)}` : "global";
-    add(state, "h4", "", `${array.name}: ${array.type}, ${where}`);
+    add(state, "h2", "", `${array.name}: ${array.type}, ${where}`);
     const shape = array.shape || [];
     const size = shape.reduce((product, n) => product * n, 1);
     const whole = shape.length && size <= 4096;
     const across = shape.length > 1 ? size / shape[0] : 16;
     const indices = whole ? [...Array(size).keys()] : array.cells.map(([index]) => index);
-    const box = add(add(state, "div", "kf-scroll"), "div", "kf-cells");
+    const box = add(scrolled(`${array.name}, ${where}`), "div", "kf-cells");
     const columns = Math.max(1, Math.min(across, indices.length));
     box.style.gridTemplateColumns = `auto repeat(${columns}, auto)`;
     indices.forEach((index, i) => {
@@ -184,7 +198,7 @@
   legend("kf-exited kf-running", "has ended");
   legend("kf-running", "cell: colour of the thread that wrote it");
   legend("", "below: that read it", "border-bottom: 3px solid hsl(210 70% 50%)");
-  add(state, "p", "kf-note", "Arrows step, down and up go from meeting to meeting. Click a thread: the arrows then visit its events alone.");
+  add(state, "p", "kf-note", "Arrows step, down and up go from meeting to meeting. Choose a thread, above or by a click: they then visit its events alone.");
 
   const draw = (name) => {
     const one = drawn.get(name);
@@ -201,7 +215,8 @@
     const cell = cells.get(name.slice(1));
     if (!cell) return;
     one.textContent = typeof cell.value === "number" ? Number(cell.value.toPrecision(4)) : cell.value;
-    one.style.background = cell.writer < 0 ? "" : `hsl(${hue(cell.writer)} var(--sat) var(--light))`;
+    one.style.setProperty("--hue", hue(cell.writer));
+    one.style.background = cell.writer < 0 ? "" : "var(--mine)";
     one.style.borderBottomColor = cell.reader < 0 ? "" : `hsl(${hue(cell.reader)} 70% 50%)`;
     one.title = `${cell.value}` + (cell.writer < 0 ? "" : `, written by thread ${place(cell.writer, block)}`) +
       (cell.reader < 0 ? "" : `, read by thread ${place(cell.reader, block)}`);
@@ -248,7 +263,7 @@
     for (const name of touched(event)) mark(drawn.get(`c${name}`), "kf-on");
   };
   root.addEventListener("keydown", (pressed) => {
-    if (pressed.target === slider || pressed.ctrlKey || pressed.altKey || pressed.metaKey) return;
+    if ([slider, picker].includes(pressed.target) || pressed.ctrlKey || pressed.altKey || pressed.metaKey) return;
     const acts = {
       ArrowRight: () => next(1, takesPart), ArrowLeft: () => next(-1, takesPart),
       ArrowDown: () => next(1, meeting), ArrowUp: () => next(-1, meeting),

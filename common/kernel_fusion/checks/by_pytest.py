@@ -39,7 +39,8 @@ def copy_of_tree(to: Path) -> None:
 def is_compiled(fault: Fault) -> bool:
     """Into a step's library. Of the program of step 4, cpp/, and of a recorded run the test itself compiles what is in
     the copy."""
-    return not fault.file.endswith(".py") and "/cpp/" not in fault.file and not fault.file.startswith("emulator/")
+    read = fault.file.endswith((".py", ".md"))
+    return not read and "/cpp/" not in fault.file and not fault.file.startswith("emulator/")
 
 
 def steps_of(fault: Fault) -> list[str]:

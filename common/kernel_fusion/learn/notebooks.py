@@ -1,5 +1,5 @@
-"""`kernel-fusion notebooks`: each lesson.ipynb anew from its lesson.py, and run, so that who only looks at it sees the
-pictures, too."""
+"""`kernel-fusion notebooks`: each lesson.ipynb anew from its lesson.py, and tour.ipynb, and run, so that who only looks
+at it sees the pictures, too."""
 
 import argparse
 import copy
@@ -10,6 +10,8 @@ from rich.console import Console
 
 from kernel_fusion import steps
 from kernel_fusion.console import UserError
+
+TOUR = steps.ROOT / "notebooks" / "tour.py"
 
 
 def run(notebook: Any, folder: pathlib.Path) -> Any:
@@ -44,18 +46,21 @@ def renewed(script: pathlib.Path) -> Any:
 
 
 def command(options: argparse.Namespace, console: Console) -> int:
-    """Writes the notebooks of `options.steps`, or all.
+    """Writes the notebooks of `options.steps`, or all and the tour's.
 
     Raises:
         UserError: a step is not built: its notebook would show less.
     """
     import nbformat
 
+    scripts = []
     for step in options.steps or steps.STEPS:
         if not steps.is_built(step):
             raise UserError(f"{step.folder} is not built for this Python; build it with: {steps.build_command(step)}")
-        notebook = renewed(step.path / "lesson.py")
-        path = step.path / "lesson.ipynb"
+        scripts.append(step.path / "lesson.py")
+    for script in scripts if options.steps else [*scripts, TOUR]:
+        notebook = renewed(script)
+        path = script.with_suffix(".ipynb")
         nbformat.write(notebook, path)
         console.print(f"written: {path.relative_to(steps.ROOT)}, {path.stat().st_size / 1024:.0f} KB")
     return 0

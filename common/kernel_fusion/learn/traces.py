@@ -10,8 +10,8 @@ from kernel_fusion.learn import check, exercises
 PARTS: dict[str, dict] = {
     **dict.fromkeys(("ladder_1_tiled", "ladder_2_any_length", "ladder_3_lanes"), {"blocks": "0", "threads": "0-3"}),
     **dict.fromkeys(("ladder_5_attention_mma", "ladder_6_two_stages"), {"blocks": "0", "threads": "0-31"}),
-    "5_register_tile": {"blocks": "0", "threads": "0-31"},
-    "8_publish": {"blocks": "0", "threads": "0-3"},
+    **dict.fromkeys(("5_register_tile", "8_publish"), {"blocks": "0", "threads": "0-3"}),
+    "hunt_4_early_counter": {"threads": "0-31"},
 }
 
 

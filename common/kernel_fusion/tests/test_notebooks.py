@@ -46,3 +46,17 @@ def test_without_a_build_nothing_is_written(monkeypatch, capsys):
     monkeypatch.delattr(notebooks, "renewed")
     assert cli.main(["notebooks", "1"]) == 1
     assert "build it with: cd step1-simple && python setup.py build_ext --inplace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("asked", "tours"), [([], 1), (["step1"], 0)])
+def test_all_notebooks_are_those_of_the_steps_and_the_tour(monkeypatch, capsys, asked, tours):
+    written = {}
+    monkeypatch.setattr(steps, "is_built", lambda step: True)
+    monkeypatch.setattr(notebooks, "renewed", lambda script: script)
+    monkeypatch.setattr(nbformat, "write", lambda script, path: written.update({path: script}))
+    assert cli.main(["notebooks", *asked]) == 0
+    assert all(path == script.with_suffix(".ipynb") for path, script in written.items())
+    assert [path.name for path in written] == ["lesson.ipynb"] * (1 if asked else len(steps.STEPS)) + [
+        "tour.ipynb"
+    ] * tours
+    assert capsys.readouterr().out.count("written: ") == len(written)

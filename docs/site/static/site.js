@@ -36,6 +36,9 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const [drawer, name] of [[".sidebar-drawer", "All pages"], [".toc-drawer", "On this page"]]) {
     document.querySelector(drawer)?.setAttribute("aria-label", name);
   }
+  for (const heading of document.querySelectorAll("article th")) {
+    if (!heading.textContent.trim()) heading.replaceWith(document.createElement("td"));
+  }
   if (/\/results\/index\.html$/.test(location.pathname)) document.querySelectorAll("article table").forEach(makeSortable);
   for (const one of document.querySelectorAll("article pre, article .table-wrapper, article .scroll")) {
     if (one.scrollWidth > one.clientWidth) one.tabIndex = 0;

@@ -1,6 +1,7 @@
-"""notebooks/hosted_gpu.ipynb is hosted_gpu.py, runs without a GPU, and chooses what a machine has need of."""
+"""notebooks/: each is its script and runs without a GPU; hosted_gpu.ipynb chooses what a machine has need of."""
 
 import pathlib
+import re
 import types
 
 import pytest
@@ -14,8 +15,8 @@ nbformat = pytest.importorskip("nbformat", reason="pip install -r setup/dependen
 SCRIPT = ROOT / "notebooks" / "hosted_gpu.py"
 
 
-def stored():
-    return nbformat.read(SCRIPT.with_suffix(".ipynb"), as_version=4)
+def stored(script: pathlib.Path = SCRIPT):
+    return nbformat.read(script.with_suffix(".ipynb"), as_version=4)
 
 
 def code(words: str) -> str:
@@ -24,13 +25,38 @@ def code(words: str) -> str:
     return found
 
 
-def test_the_notebook_is_the_script_not_run():
-    notebook, script = stored(), jupytext.read(SCRIPT)
-    renew = "after a change: jupytext --sync notebooks/hosted_gpu.py"
-    cells = [[(cell.cell_type, cell.source) for cell in one.cells] for one in (notebook, script)]
-    assert cells[0] == cells[1], renew
-    assert all(not cell.outputs for cell in notebook.cells if cell.cell_type == "code")
-    assert notebook.metadata.accelerator == "GPU"  # which Colab then offers
+@pytest.mark.parametrize(
+    ("script", "renew"),
+    [(SCRIPT, "jupytext --sync notebooks/hosted_gpu.py"), (notebooks.TOUR, "kernel-fusion notebooks")],
+    ids=lambda given: getattr(given, "stem", ""),
+)
+def test_a_notebook_is_its_script(script, renew):
+    cells = [[(cell.cell_type, cell.source) for cell in one.cells] for one in (stored(script), jupytext.read(script))]
+    assert cells[0] == cells[1], f"after a change: {renew}"
+
+
+def test_the_notebook_for_a_gpu_is_stored_as_not_run():
+    assert all(not cell.outputs for cell in stored().cells if cell.cell_type == "code")
+    assert stored().metadata.accelerator == "GPU"  # which Colab then offers
+
+
+def of_the_tour(notebook) -> tuple[list[bool], str]:
+    """Of each cell with code whether it shows a picture; and all that they say."""
+    outputs = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    pictures = [any("image/png" in output.get("data", {}) for output in own) for own in outputs]
+    return pictures, "".join(output.get("text", "") for own in outputs for output in own)
+
+
+def test_the_tour_is_stored_as_run_and_runs():
+    pytest.importorskip("ipykernel", reason="pip install -r setup/dependencies.txt")
+    pictures, said = of_the_tour(stored(notebooks.TOUR))
+    assert str(ROOT) not in said
+    found, told = of_the_tour(notebooks.run(stored(notebooks.TOUR), notebooks.TOUR.parent))
+    assert found == pictures == [False, True, True, False, True, True, True]
+    for one in (said, told):
+        assert "race in shared memory, `mean`" in one
+        assert re.search(r"^v9_split +off by \d", one, re.MULTILINE)
+        assert "loss at first 5." in one
 
 
 def test_far_from_the_project_it_asks_for_an_address(tmp_path, monkeypatch):
