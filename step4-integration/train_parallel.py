@@ -43,9 +43,10 @@ if __name__ == "__main__":
 import sys
 
 import torch.distributed as dist
+from model.processes import process_group
 from rich.console import Console
 from train import report, train_as_told
-from training.parallel import Parallel, Replicated, Sharded, process_group
+from training.parallel import Parallel, Replicated, Sharded
 
 from kernel_fusion.console import make_console  # not installed? pip install -e ..
 
@@ -61,7 +62,7 @@ def worker_of(options: argparse.Namespace, device) -> Parallel:
 def main(arguments: list[str] | None = None) -> None:
     options = make_parser().parse_args(arguments)
     try:
-        with process_group("train_parallel.py", options.timeout) as device:
+        with process_group("train_parallel.py", options.device, timeout=options.timeout) as device:
             worker = worker_of(options, device)
             worker.check_same({f"--{name.replace('_', '-')}": value for name, value in vars(options).items()})
             options.device = str(device)

@@ -133,7 +133,7 @@ def finish(folder: pathlib.Path, number: int, entries: dict[str, Any], keep: int
     remove_older(folder, keep)
 
 
-def failure(folder: pathlib.Path, number: int, error: Exception) -> OSError:
+def failure(folder: pathlib.Path, number: int, error: BaseException) -> OSError:
     """What to raise where it could not be written, of which nothing is left then."""
     path = place(folder, number)
     with contextlib.suppress(OSError):

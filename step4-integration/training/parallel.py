@@ -6,12 +6,6 @@ of one worker that has the whole batch.
 """
 
 import contextlib
-import datetime
-import os
-import pathlib
-import signal
-import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -32,8 +26,6 @@ from training.optimizer import set_rate
 from training.run import Run
 from training.step import Part, autocast, cross_entropy, weights_cast_once, weights_of
 from training.worker import Found, Worker
-
-KINDS = ("ddp", "fsdp2", "tensor", "tensor+ddp")
 
 
 class Parallel(Worker):
@@ -197,9 +189,7 @@ class Replicated(Parallel):
         whole = model.whole if isinstance(model, TensorParallel) else checkpoint.as_it_is
         tensors = checkpoint.tensors_of(model, optimizer, whole)
         entries, parameters = whole_of(model)
-        self.first(
-            lambda: checkpoint.write(out, number, entries | config, parameters, tensors, about, keep=keep)
-        )
+        self.first(lambda: checkpoint.write(out, number, entries | config, parameters, tensors, about, keep=keep))
 
     def load(self, path, model, optimizer):
         if not isinstance(model, TensorParallel):
@@ -277,7 +267,7 @@ class Sharded(Parallel):
         return self.mesh.get_group("data")
 
     def save(self, out, number, model, optimizer, about, *, keep, config):
-        from torch.distributed.checkpoint import FileSystemWriter, save
+        from torch.distributed.checkpoint import CheckpointException, FileSystemWriter, save
 
         path = checkpoint.beside(checkpoint.place(out, number))
         try:
@@ -285,12 +275,13 @@ class Sharded(Parallel):
             model.reshard()
             with quiet():
                 save(self.state(model, optimizer), storage_writer=FileSystemWriter(path / checkpoint.SHARDS))
-            self.first(lambda: checkpoint.finish(out, number, about | {"config.json": config}, keep))
-        except Exception as error:
-            self.first(lambda: fail(checkpoint.failure(out, number, in_a_line(error))))
+            self.first(lambda: checkpoint.finish(out, number, about, keep))
+        except (Exception, CheckpointException) as error:  # on all workers; the latter is no Exception
+            failed = checkpoint.failure(out, number, in_a_line(error)) if self.rank == 0 else None
+            self.agree(failed)
 
     def load(self, path, model, optimizer):
-        from torch.distributed.checkpoint import FileSystemReader, load
+        from torch.distributed.checkpoint import CheckpointException, FileSystemReader, load
 
         if not (path / checkpoint.SHARDS).exists():
             raise ValueError(f"train: {path} is not of shards: train.py, or another --parallel, goes on from it")
@@ -299,8 +290,11 @@ class Sharded(Parallel):
             optimizer.state[parameter] = {"step": zero if self.device.type == "cpu" else zero.to(self.device)} | {
                 key: torch.zeros_like(parameter) for key in checkpoint.STATE[1:]
             }
-        with quiet():
-            load(self.state(model, optimizer), storage_reader=FileSystemReader(path / checkpoint.SHARDS))
+        try:
+            with quiet():
+                load(self.state(model, optimizer), storage_reader=FileSystemReader(path / checkpoint.SHARDS))
+        except CheckpointException as error:
+            raise ValueError(f"train: {path / checkpoint.SHARDS} cannot be read: {in_a_line(error)}") from error
         return checkpoint.entries_of(path)["step"]
 
     def save_model(self, out, model, entries):
@@ -317,11 +311,7 @@ class Sharded(Parallel):
         return found
 
 
-def fail(error: Exception) -> None:
-    raise error
-
-
-def in_a_line(error: Exception) -> Exception:
+def in_a_line(error: BaseException) -> BaseException:
     """The first worker's error, where torch.distributed.checkpoint tells those of all, with all that was called."""
     for rank, (reason, _) in sorted(getattr(error, "failures", {}).items()):
         return OSError(f"worker {rank}: {reason}")
@@ -334,64 +324,3 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-# ---- the processes ----
-
-
-@contextlib.contextmanager
-def process_group(program: str, timeout: float) -> Iterator[torch.device]:
-    """This process as one of torchrun's workers, on a GPU of its own where there are GPUs, which talk by NCCL, else by
-    gloo. Where one fails, or is ended, one line says so, and all end.
-
-    Args:
-        program: whose name stands before the line.
-        timeout: in seconds; a worker that waits longer for another gives up.
-    """
-    if "RANK" not in os.environ:
-        raise ValueError("it is started by torchrun: torchrun --standalone --nproc-per-node 2 " + program + " …")
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=timeout), device_id=device if on_gpu else None
-    )
-    store = dist.distributed_c10d._get_default_store()
-    rank = dist.get_rank()
-
-    def tell(text: str) -> None:
-        with contextlib.suppress(Exception):  # the store may be gone as well
-            if store.add("told", 1) > 1:
-                return
-        print(f"{program}: {text}", file=sys.stderr, flush=True)
-
-    end_when_told(lambda: tell("another worker has ended, so all end; --resume goes on from the last checkpoint"))
-    try:
-        yield device
-    except (OSError, RuntimeError, ValueError) as error:
-        lost = isinstance(error, dist.DistError) or "Connection closed by peer" in str(error) or "Connection reset" in str(error)
-        if lost:
-            tell(f"worker {rank} has lost another one, so all end; --resume goes on from the last checkpoint")
-        else:
-            tell(str(error))
-        sys.stdout.flush()
-        os._exit(1)  # a process group that is broken cannot be taken down in order
-    dist.destroy_process_group()
-
-
-def end_when_told(tell: Callable[[], None]) -> None:
-    """torchrun ends the others where one has ended. A worker may be waiting for it then, in a call that no handler of
-    Python's interrupts: the signal wakes a thread, and that ends the process."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
-    signal.set_wakeup_fd(writer)
-
-    def wait() -> None:
-        while True:
-            if signal.SIGTERM in os.read(reader, 1):
-                tell()
-                os._exit(128 + signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True).start()
