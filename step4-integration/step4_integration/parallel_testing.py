@@ -284,7 +284,7 @@ def share_a_model(folder, device):
                 )
                 generated.append([[text.tolist() for text in texts], log_probs.tolist()])
         found[f"{blocks} generated"] = generated
-        _, parameters = whole_of(shared)
+        _, parameters = whole_of(shared, keep=True)
         found[f"{blocks} bits"] = all(torch.equal(parameters[name], p) for name, p in model.named_parameters())
     return found
 

@@ -186,9 +186,8 @@ class Replicated(Parallel):
         return isinstance(model, TensorParallel) and model.is_split(name)
 
     def save(self, out, number, model, optimizer, about, *, keep, config):
-        whole = model.whole if isinstance(model, TensorParallel) else checkpoint.as_it_is
-        tensors = checkpoint.tensors_of(model, optimizer, whole)
-        entries, parameters = whole_of(model)
+        entries, parameters = whole_of(model, self.rank == 0)
+        tensors = checkpoint.tensors_of(model, optimizer, gathering(model, self.rank == 0))
         self.first(lambda: checkpoint.write(out, number, entries | config, parameters, tensors, about, keep=keep))
 
     def load(self, path, model, optimizer):
@@ -199,18 +198,29 @@ class Replicated(Parallel):
         return checkpoint.load(path, model, optimizer, model.share, whole)
 
     def save_model(self, out, model, entries):
-        sizes, parameters = whole_of(model)
+        sizes, parameters = whole_of(model, self.rank == 0)
         self.first(lambda: weight_files.write(out, sizes | entries, parameters))
 
 
-def whole_of(model: GPT2) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The entries of the model's config and its parameters, which come together on each worker."""
-    parameters = dict(model.named_parameters())
-    if isinstance(model, TensorParallel):
-        parameters = {name: model.whole(name, share) for name, share in parameters.items()}
-        return model.whole_config.entries(), parameters
-    parameters = {name: p.full_tensor() if isinstance(p, DTensor) else p for name, p in parameters.items()}
-    return model.config.entries(), parameters
+def gathering(model: GPT2, keep: bool) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """What makes all of a worker's part of a parameter, or of what belongs to it. All workers call it: one after the
+    other each comes together on every worker, and stays, in the host's memory, where `keep` is true."""
+
+    def gather(name: str, part: torch.Tensor) -> torch.Tensor:
+        if isinstance(part, DTensor):
+            part = part.full_tensor()
+        elif isinstance(model, TensorParallel):
+            part = model.whole(name, part)
+        return part.detach().cpu() if keep else part.new_empty(0)
+
+    return gather
+
+
+def whole_of(model: GPT2, keep: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The entries of the model's config and its whole parameters, by `gathering`."""
+    config = model.whole_config if isinstance(model, TensorParallel) else model.config
+    gather = gathering(model, keep)
+    return config.entries(), {name: gather(name, part) for name, part in model.named_parameters()}
 
 
 class Loss(nn.Module):
@@ -275,7 +285,7 @@ class Sharded(Parallel):
             model.reshard()
             with quiet():
                 save(self.state(model, optimizer), storage_writer=FileSystemWriter(path / checkpoint.SHARDS))
-            self.first(lambda: checkpoint.finish(out, number, about, keep))
+            self.first(lambda: checkpoint.finish(out, number, about, keep, (checkpoint.SHARDS,)))
         except (Exception, CheckpointException) as error:  # on all workers; the latter is no Exception
             failed = checkpoint.failure(out, number, in_a_line(error)) if self.rank == 0 else None
             self.agree(failed)
@@ -299,7 +309,7 @@ class Sharded(Parallel):
 
     def save_model(self, out, model, entries):
         model.reshard()
-        sizes, parameters = whole_of(model)
+        sizes, parameters = whole_of(model, self.rank == 0)
         self.first(lambda: weight_files.write(out, sizes | entries, parameters))
 
     @staticmethod
