@@ -13,6 +13,7 @@ import argparse
 from training.command import make_parser as parser_of_train
 
 TIMEOUT = 600
+HINT = "; --resume goes on from the last checkpoint"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -62,7 +63,7 @@ def worker_of(options: argparse.Namespace, device) -> Parallel:
 def main(arguments: list[str] | None = None) -> None:
     options = make_parser().parse_args(arguments)
     try:
-        with process_group("train_parallel.py", options.device, timeout=options.timeout) as device:
+        with process_group("train_parallel.py", options.device, timeout=options.timeout, hint=HINT) as device:
             worker = worker_of(options, device)
             worker.check_same({f"--{name.replace('_', '-')}": value for name, value in vars(options).items()})
             options.device = str(device)

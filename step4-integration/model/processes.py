@@ -16,7 +16,9 @@ LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", 
 
 
 @contextlib.contextmanager
-def process_group(program: str, kind: str | None = None, *, timeout: float = TIMEOUT) -> Iterator[torch.device]:
+def process_group(
+    program: str, kind: str | None = None, *, timeout: float = TIMEOUT, hint: str = ""
+) -> Iterator[torch.device]:
     """This process as one of torchrun's workers, on a GPU of its own, which talk by NCCL, or on the CPU, by gloo. Where
     one fails, or is ended, one line says so, and all end.
 
@@ -24,6 +26,7 @@ def process_group(program: str, kind: str | None = None, *, timeout: float = TIM
         program: whose name stands before the line.
         kind: of device, "cuda" or "cpu"; None takes GPUs where there are any.
         timeout: in seconds; a worker that waits longer for another gives up.
+        hint: behind the line that says that a worker has ended.
 
     Raises:
         ValueError: torchrun has not started it; another device; fewer GPUs than workers.
@@ -53,12 +56,12 @@ def process_group(program: str, kind: str | None = None, *, timeout: float = TIM
                 return
         print(f"{program}: {text}", file=sys.stderr, flush=True)
 
-    end_when_told(lambda: tell("another worker has ended, so all end; --resume goes on from the last checkpoint"))
+    end_when_told(lambda: tell(f"another worker has ended, so all end{hint}"))
     try:
         yield device
     except (OSError, RuntimeError, ValueError) as error:
         if isinstance(error, dist.DistError) or any(sign in str(error) for sign in LOST):
-            tell(f"worker {rank} has lost another one, so all end; --resume goes on from the last checkpoint")
+            tell(f"worker {rank} has lost another one, so all end{hint}")
         else:
             tell(str(error))
         sys.stdout.flush()

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import train
+import train_parallel
 from generate import generate
 from gpt2_model import GPT2, Config
 from model import tensor_parallel
@@ -328,7 +329,7 @@ def four(folder: pathlib.Path, device: torch.device) -> dict:
 
 def main(work: str, folder: pathlib.Path, kind: str) -> None:
     torch.set_num_threads(1)
-    with process_group("parallel_testing", kind) as device:
+    with process_group("parallel_testing", kind, hint=train_parallel.HINT) as device:
         found = globals()[work](folder, device)
         (folder / f"{work}-{dist.get_rank()}.json").write_text(json.dumps(found))
 

@@ -110,7 +110,7 @@ class Parallel(Worker):
         """As `training.step.backward`, of all workers' parts. Gradients move once, behind the last part."""
         group = self.mesh.get_group("data")
         weights = weights_of(parts)
-        counted = torch.as_tensor(sum(weights), device=self.device, dtype=torch.float32).clone()
+        counted = torch.zeros((), device=self.device) + sum(weights)  # a copy from the host would wait for the GPU
         dist.all_reduce(counted, group=group)
         total = torch.zeros((), device=self.device)
         with weights_cast_once(model):
@@ -142,10 +142,12 @@ class Parallel(Worker):
         for name, parameter in model.named_parameters():
             grad = parameter.grad
             grads[self.is_split(model, name)].append(grad.to_local() if isinstance(grad, DTensor) else grad)
-        split, whole = (nn.utils.get_total_norm(grads[kind]).to(self.device).square() for kind in (True, False))
+        square = nn.utils.get_total_norm(grads[False]).square()
         if grads[True]:
+            split = nn.utils.get_total_norm(grads[True]).square()
             dist.all_reduce(split, group=self.splitting())
-        factor = (most / ((split + whole).sqrt() + 1e-6)).clamp(max=1.0)
+            square = square + split
+        factor = (most / (square.sqrt() + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(grads[True] + grads[False], factor)
 
     def splitting(self) -> dist.ProcessGroup:
