@@ -24,7 +24,6 @@ from step3_fused import linear_gelu  # not installed? pip install -e ..
 from step4_integration import cross_entropy
 
 CHUNK_BYTES = 1 << 30  # of logits in float32 that exist at a time
-ONE_SHOT_BYTES = 1 << 18  # a sum of so many costs latency, not bytes
 # Of each worker a tensor, into one tensor: 2.13 has a new name for it.
 all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
@@ -127,24 +126,8 @@ def copied(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def summed(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sum of the workers' `x`, which is contiguous, and may be written over: an all-reduce. Each worker's has the
-    sum's gradient."""
-    size = x.numel() * x.itemsize
-    if x.is_cuda and size <= ONE_SHOT_BYTES and size % 16 == 0 and not torch.is_grad_enabled():
-        buffer = symmetric_buffer(group.group_name, x.device, x.dtype)[: x.numel()]
-        return torch.ops.symm_mem.one_shot_all_reduce_copy(buffer, x.flatten(), "sum", group.group_name).view_as(x)
+    """The sum of the workers' `x`, contiguous, written over it: an all-reduce. Each worker's has the sum's gradient."""
     return _Summed.apply(x, group)
-
-
-@functools.cache
-def symmetric_buffer(group: str, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Memory that all workers of the group reach by NVLink: each reads the others' and adds up by itself, in one
-    launch."""
-    from torch.distributed import _symmetric_memory as symmetric_memory
-
-    buffer = symmetric_memory.empty(ONE_SHOT_BYTES // dtype.itemsize, dtype=dtype, device=device)
-    symmetric_memory.rendezvous(buffer, group)
-    return buffer
 
 
 def gathered(x: torch.Tensor, dim: int, group: dist.ProcessGroup) -> list[torch.Tensor]:
