@@ -2,15 +2,19 @@
 
 python generate.py --model ../out/small-gpt2 --prompt "The kernel"          what train.py made
 python generate.py --model gpt2 --prompt "The kernel" --temperature 0.8     fetched by name from the hub
+torchrun --standalone --nproc-per-node 2 generate.py --model …              each worker has a share of the model
 """
 
 # ruff: noqa: E402  arguments are read first, so that --help needs no build
 import argparse
 import codecs
 import contextlib
+import io
 import math
 import operator
+import os
 import pathlib
+import secrets
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -47,7 +51,7 @@ if __name__ == "__main__":
 import torch
 from gpt2_model import GPT2, Config
 from model import weights as weight_files
-from model.runner import Runner, runner_of
+from model.runner import Runner, forget, runner_of
 
 from step4_integration import sample  # not installed? pip install -e ..
 
@@ -490,45 +494,71 @@ def encode(tokenizer: ByteTokenizer | FileTokenizer, option: str, prompt: str, v
 
 def main(arguments: list[str] | None = None) -> None:
     options = make_parser().parse_args(arguments)
-    options.device = options.device or default_device()
+    several = int(os.environ.get("WORLD_SIZE", 1)) > 1
     try:
+        if several:
+            return generate_together(options)
+        options.device = options.device or default_device()
         check_device(options.device)
-        folder = weight_files.find(options.model)
-        tokenizer = read_tokenizer(folder)
-        dtype = getattr(torch, options.dtype) if options.dtype else None
-        model = GPT2.from_pretrained(folder, blocks=options.blocks or Config.blocks, dtype=dtype, device=options.device)
-        vocab_size = model.config.vocab_size
-        prompts = [encode(tokenizer, "--prompt", prompt, vocab_size) for prompt in options.prompt]
-        stop = [encode(tokenizer, "--stop", text, vocab_size) for text in options.stop]
-        if any(len(ids) > 1 for ids in stop):
-            raise ValueError(f"--stop must be one token, got {options.stop}")
-        most = model.config.n_positions + 1 - max(len(ids) for ids in prompts)
-        alone = len(prompts) * options.samples == 1  # then the text is shown as it comes
-        show = tokenizer.stream()
-        untold = iter(options.prompt)  # is printed with the first token, so that a refusal has a line of its own
-
-        def tell(token: torch.Tensor) -> None:
-            print(next(untold, ""), show(token.item()), sep="", end="", flush=True)
-
-        texts, log_probs = generate(
-            model, prompts, min(TOKENS, max(0, most)) if options.tokens is None else options.tokens,
-            temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, min_p=options.min_p,
-            repetition_penalty=options.repetition_penalty, seed=options.seed, samples=options.samples,
-            stop=[ids[0] for ids in stop], window=options.window, return_log_probs=True,
-            on_token=tell if alone else None,
-        )  # fmt: skip
-        if alone:
-            print(next(untold, ""))
-        for row, (text, log_prob) in enumerate(zip(texts, log_probs, strict=True)):
-            prompt = row // options.samples
-            if not alone:
-                show = tokenizer.stream()
-                new = text[len(text) - len(log_prob) :].tolist()
-                print(f"[{row + 1}] {options.prompt[prompt]}{''.join(show(token) for token in new)}")
-            if options.log_probs:
-                print(f"log-probability of its {len(log_prob)} new tokens: {log_prob.sum().item():.3f}")
+        run(options, lambda model: model)
     except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f"generate.py: {error}")
+
+
+def generate_together(options: argparse.Namespace) -> None:
+    """As one of torchrun's workers, of which each has a share of the model."""
+    import torch.distributed as dist
+    from model.processes import process_group
+    from model.tensor_parallel import TensorParallel
+
+    with process_group("generate.py", options.device) as device, contextlib.ExitStack() as stack:
+        options.device = "cpu"  # where the whole model is read
+        told = [secrets.randbits(62) if options.seed is None else options.seed]
+        dist.broadcast_object_list(told, src=0)
+        options.seed = told[0]  # all draw the same tokens
+        if dist.get_rank():
+            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        run(options, lambda model: TensorParallel(model, dist.group.WORLD, device))
+
+
+def run(options: argparse.Namespace, place: Callable[[GPT2], GPT2]) -> None:
+    """The command, by what `place` makes of the model."""
+    folder = weight_files.find(options.model)
+    tokenizer = read_tokenizer(folder)
+    dtype = getattr(torch, options.dtype) if options.dtype else None
+    model = GPT2.from_pretrained(folder, blocks=options.blocks or Config.blocks, dtype=dtype, device=options.device)
+    model = place(model)
+    vocab_size = model.config.vocab_size
+    prompts = [encode(tokenizer, "--prompt", prompt, vocab_size) for prompt in options.prompt]
+    stop = [encode(tokenizer, "--stop", text, vocab_size) for text in options.stop]
+    if any(len(ids) > 1 for ids in stop):
+        raise ValueError(f"--stop must be one token, got {options.stop}")
+    most = model.config.n_positions + 1 - max(len(ids) for ids in prompts)
+    alone = len(prompts) * options.samples == 1  # then the text is shown as it comes
+    show = tokenizer.stream()
+    untold = iter(options.prompt)  # is printed with the first token, so that a refusal has a line of its own
+
+    def tell(token: torch.Tensor) -> None:
+        print(next(untold, ""), show(token.item()), sep="", end="", flush=True)
+
+    texts, log_probs = generate(
+        model, prompts, min(TOKENS, max(0, most)) if options.tokens is None else options.tokens,
+        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty, seed=options.seed, samples=options.samples,
+        stop=[ids[0] for ids in stop], window=options.window, return_log_probs=True,
+        on_token=tell if alone else None,
+    )  # fmt: skip
+    if alone:
+        print(next(untold, ""))
+    for row, (text, log_prob) in enumerate(zip(texts, log_probs, strict=True)):
+        prompt = row // options.samples
+        if not alone:
+            show = tokenizer.stream()
+            new = text[len(text) - len(log_prob) :].tolist()
+            print(f"[{row + 1}] {options.prompt[prompt]}{''.join(show(token) for token in new)}")
+        if options.log_probs:
+            print(f"log-probability of its {len(log_prob)} new tokens: {log_prob.sum().item():.3f}")
+    forget(model)  # graphs that hold communicators go before these
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import argparse
 import dataclasses
 import math
 import os
+from collections.abc import Callable
+from typing import Any
 
 if __name__ == "__main__":  # --help needs no build
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
@@ -81,6 +83,16 @@ class Config:
     def rung(self, op: str) -> str:
         return self.rungs.get(op, "auto")
 
+    def entries(self) -> dict[str, Any]:
+        """What config.json says of it: what the model is, not how to run it."""
+        entries = dataclasses.asdict(self)
+        del entries["blocks"], entries["rungs"]
+        return entries
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
     @property
     def gelu(self) -> str:
         """What the ops call the formula of GELU."""
@@ -140,6 +152,10 @@ class Block(nn.Module):
         self.ln_2 = Weights(config.n_embd)
         self.mlp = MLP(config)
 
+    def forward(self, form: Callable, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """`form` with these weights: a call of the module, which is where FSDP gathers them."""
+        return form(self, *inputs)
+
 
 class GPT2(nn.Module):
     """GPT-2 with its output head tied to the token embedding. Parameters carry Hugging Face's names."""
@@ -168,6 +184,18 @@ class GPT2(nn.Module):
             else:
                 parameter.normal_(std=std)
 
+    def form(self) -> Callable:
+        """How a block is computed."""
+        return FORMS[self.config.blocks]
+
+    def embedded(self, ids: torch.Tensor, cache: KVCache | None, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+        """What the first block adds to, [batch, length, n_embd]."""
+        tables, rung = (self.wte.weight, self.wpe.weight), self.config.rung("embedding")
+        if cu_seqlens is None:
+            return embedding(ids, *tables, None if cache is None else cache.end, rung=rung)
+        # each token is a sequence of its own, and has its position
+        return embedding(ids.mT, *tables, positions_of(ids, cu_seqlens), rung=rung).transpose(0, 1)
+
     def hidden(
         self, ids: torch.Tensor, cache: KVCache | None = None, cu_seqlens: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -178,19 +206,15 @@ class GPT2(nn.Module):
             if cu_seqlens is not None:
                 raise ValueError("GPT2: `cache` must be None where `cu_seqlens` is given: it has one text in a row")
             cache.open(length)
-        tables, rung = (self.wte.weight, self.wpe.weight), config.rung("embedding")
-        if cu_seqlens is None:
-            x = embedding(ids, *tables, None if cache is None else cache.end, rung=rung)
-        else:  # each token is a sequence of its own, and has its position
-            x = embedding(ids.mT, *tables, positions_of(ids, cu_seqlens), rung=rung).transpose(0, 1)
+        x = self.embedded(ids, cache, cu_seqlens)
         # Each LayerNorm belongs to the op that makes its input: ln_2 to the attention before it, a block's ln_1 to the
         # residual sum that ends the block before. Only the very first stands alone.
         first = self.h[0].ln_1
         y = layer_norm(x, first.weight, first.bias, eps=config.layer_norm_epsilon, rung=config.rung("layer_norm"))
         following = [*(block.ln_1 for block in self.h[1:]), self.ln_f]
-        form = recomputed(FORMS[config.blocks]) if self.recompute else FORMS[config.blocks]
+        form = recomputed(self.form()) if self.recompute else self.form()
         for layer, (block, norm) in enumerate(zip(self.h, following, strict=True)):
-            y, x = form(block, y, x, norm, config, layer, cache, cu_seqlens)
+            y, x = block(form, y, x, norm, config, layer, cache, cu_seqlens)
         if cache is not None:
             cache.close(length)
         return y
@@ -279,8 +303,7 @@ class GPT2(nn.Module):
 
     def save_pretrained(self, folder: str | os.PathLike, **extra) -> None:
         """Writes `config.json` (with `extra` entries) and `model.safetensors`, readable here and by transformers."""
-        sizes = dataclasses.asdict(self.config)
-        del sizes["blocks"], sizes["rungs"]
+        sizes = self.config.entries()
         weight_files.write(folder, sizes | extra, dict(self.named_parameters()))
 
 

@@ -40,7 +40,8 @@ from training.documents import Bigram, read_documents, split, split_starts
 from training.optimizer import optimizer_of
 from training.progress import Board, Speed, in_words, shown, threads_for
 from training.run import Run
-from training.step import GraphStep, Part, autocast, cross_entropy, each_tensor, step
+from training.step import Part, autocast, cross_entropy, each_tensor
+from training.worker import Worker
 
 from kernel_fusion.console import make_console  # not installed? pip install -e ..
 
@@ -163,6 +164,7 @@ def train(
     keep: int = 2,
     resume: bool = False,
     tensorboard: bool = False,
+    worker: Worker | None = None,
     on_loss: Callable[[int, torch.Tensor], Any] = lambda number, loss: None,
     **options: Any,
 ) -> Result:
@@ -174,6 +176,7 @@ def train(
         log_every, eval_every, save_every: steps between two lines, losses on held-out data, checkpoints. 0 stands for
             few lines, one loss at the end, and no checkpoints but the model alone at each quarter.
         keep: so many checkpoints, the last ones.
+        worker: one of several, which all call this; None is alone.
         resume: goes on from the last checkpoint in `out`, if there is one.
         on_loss: is called with each step's number and loss, which is not waited for.
         options: of `Run`.
@@ -190,9 +193,15 @@ def train(
     ):  # fmt: skip
         if number < least:
             raise ValueError(f"train: `{name}` must be at least {least}, got {number}")
-    weight_files.check_writable(out)  # now, and not when there is something to lose
+    worker = worker or Worker()
+    worker.check(run)
     began = time.monotonic()
-    checkpoint.clear_up(out)
+
+    def look() -> None:
+        weight_files.check_writable(out)  # now, and not when there is something to lose
+        checkpoint.clear_up(out)
+
+    worker.first(look)
     last = next(iter(checkpoint.whole(out)[::-1]), None)
     if last and not resume:
         raise ValueError(
@@ -204,8 +213,11 @@ def train(
         data, bar = documents_of(read_documents() if documents is None else documents, config, console)
     check_fits(data, config, run, device)
     length = run.context or config.n_positions
-    part = run.batch // run.accumulate
-    batches = Batches(data.train, length, part, vocab_size=config.vocab_size, seed=run.seed, packed=run.packed)
+    part = run.batch // run.accumulate // worker.shares
+    batches = Batches(
+        data.train, length, part, vocab_size=config.vocab_size, seed=run.seed, rank=worker.share, world=worker.shares,
+        packed=run.packed,
+    )  # fmt: skip
     held_out = data.held_out.first(eval_tokens)
     begins = data.held_out.first_begins(eval_tokens) if run.packed else None
     console.print(f"{len(data.train):,} tokens to train on, {len(data.held_out):,} held out")
@@ -216,22 +228,24 @@ def train(
     where = model.wte.weight.device
     parameters = sum(p.numel() for p in model.parameters())
     console.print(f"GPT-2, {config.n_layer} layers, width {config.n_embd}: {parameters:,} parameters, on {device}")
-    optimizer = optimizer_of(model, run.rate, weight_decay=run.weight_decay, in_a_graph=run.graph)
-    take = GraphStep(where) if run.graph else step
     about = {
         "run": dataclasses.asdict(run) | {"context": length}, "config": dataclasses.asdict(config),
         "data": data.train.digest(run.packed),
     }  # fmt: skip
+    worker.check_same(about | {"out": str(out), "checkpoint": str(last), "save_every": save_every})
+    speed = Speed(model, length, run.torch_dtype, worker.workers)
+    model = worker.place(model, run)
+    optimizer = optimizer_of(model, run.rate, weight_decay=run.weight_decay, in_a_graph=run.graph)
+    take = worker.step(run, where)
     begin = 0
     if last:
         checkpoint.check_same(last, about)
-        begin = checkpoint.load(last, model, optimizer)
-        checkpoint.remove_older(out, keep)  # as the last save would have, had it not been killed
+        begin = worker.load(last, model, optimizer)
+        worker.first(lambda: checkpoint.remove_older(out, keep))  # as the last save would have, had it not been killed
         console.print(f"goes on from {last}, after {begin} steps")
     elif resume:
         console.print(f"no checkpoint in {out} yet: begins at the first step")
-    speed = Speed(model, length, run.torch_dtype)
-    board = Board(out / "tensorboard" if tensorboard else None, begin)
+    board = Board(out / "tensorboard" if tensorboard and worker.rank == 0 else None, begin)
     entries = BYTES if data.tokenizer == "bytes" else {}
     losses, loss = torch.zeros((), device=where), torch.zeros((), device=where)
 
@@ -240,6 +254,7 @@ def train(
         if not math.isfinite(losses.item()):
             raise RuntimeError(f"train: the loss of step {number} is {loss.item()}")
 
+    speed.pause()
     with threads_for(config), shown(console, every=log_every > 0) as show:
         for number in range(begin, run.steps):
             first = number * run.accumulate
@@ -262,15 +277,15 @@ def train(
                 speed.pause()
             if save_every and (done % save_every == 0 or done == run.steps):
                 check_losses(number)
-                checkpoint.save(out, done, model, optimizer, about, keep=keep, config=entries)
+                worker.save(out, done, model, optimizer, about, keep=keep, config=entries)
                 speed.pause()
             elif not save_every and 4 * done // run.steps > 4 * number // run.steps and done < run.steps:
-                model.save_pretrained(out, **entries)
+                worker.save_model(out, model, entries)
         final = evaluate(model, held_out, length=length, dtype=run.torch_dtype, begins=begins)
     board.add(run.steps, held_out_loss=final)
     board.close()
-    model.save_pretrained(out, **entries)
-    if isinstance(data.tokenizer, pathlib.Path):
+    worker.save_model(out, model, entries)
+    if isinstance(data.tokenizer, pathlib.Path) and worker.rank == 0:
         shutil.copyfile(data.tokenizer, out / "tokenizer.json")
     return Result(final, bar, run.steps, time.monotonic() - began, out)
 
@@ -330,26 +345,30 @@ def model_of(options: argparse.Namespace, data: Data | None) -> dict[str, Any]:
     return {"config": dataclasses.replace(SMALL, **sizes, **blocks)}
 
 
+def train_as_told(options: argparse.Namespace, console: Console, **others: Any) -> Result:
+    """`train` as the options say, and `others` besides."""
+    check_device(options.device)
+    data = None
+    if options.data:
+        ways = {"tokenizer": options.tokenizer, "token_bytes": options.token_bytes}
+        data = read(options.data, end_of_text=options.end_of_text if options.packed else None, **ways)
+    if options.rate is None:
+        options.rate = SMALL_RATE if not options.model else RATE if options.model in SIZES else FINE_RATE
+    passed = (
+        "steps", "batch", "accumulate", "context", "packed", "rate", "warm_up", "weight_decay", "clip", "seed",
+        "dtype", "recompute", "graph", "device", "out", "log_every", "eval_every", "eval_tokens", "save_every",
+        "keep", "resume", "tensorboard",
+    )  # fmt: skip
+    chosen = {name: getattr(options, name) for name in passed}
+    return train(console, data=data, **model_of(options, data), **chosen, **others)
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = make_parser().parse_args(arguments)
     options.device = options.device or default_device()
     console = make_console()
     try:
-        check_device(options.device)
-        data = None
-        if options.data:
-            ways = {"tokenizer": options.tokenizer, "token_bytes": options.token_bytes}
-            data = read(options.data, end_of_text=options.end_of_text if options.packed else None, **ways)
-        if options.rate is None:
-            options.rate = SMALL_RATE if not options.model else RATE if options.model in SIZES else FINE_RATE
-        passed = (
-            "steps", "batch", "accumulate", "context", "packed", "rate", "warm_up", "weight_decay", "clip", "seed",
-            "dtype", "recompute", "graph", "device", "out", "log_every", "eval_every", "eval_tokens", "save_every",
-            "keep", "resume", "tensorboard",
-        )  # fmt: skip
-        chosen = {name: getattr(options, name) for name in passed}
-        result = train(console, data=data, **model_of(options, data), **chosen)
-        report(console, result, options.device)
+        report(console, train_as_told(options, console), options.device)
     except (OSError, RuntimeError, ValueError) as error:
         sys.exit(f"train.py: {error}")
 

@@ -15,9 +15,11 @@ SCRIPTS = {
     "step4-integration": {
         "benchmark.py": [],
         "benchmark_gpt2.py": [],
+        "benchmark_parallel.py": [],
         "gpt2_model.py": [],
         "generate.py": ["--model", "none", "--prompt", "The kernel"],
         "train.py": [],
+        "train_parallel.py": [],
     },
 }
 COMMANDS = tuple(f"; build it with: {steps.build_command(step)}" for step in steps.STEPS)

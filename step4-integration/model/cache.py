@@ -30,7 +30,7 @@ class KVCache:
     ):
         """`config`: a `gpt2_model.Config`. `capacity`: in tokens; None for all of the model's positions."""
         capacity = config.n_positions if capacity is None else capacity
-        shape = (config.n_layer, batch, config.n_head, capacity, config.n_embd // config.n_head)
+        shape = (config.n_layer, batch, config.n_head, capacity, config.head_dim)
         # Zeros, for v1_torch: PyTorch's attention multiplies the values of masked keys by 0, and 0 · NaN is NaN. So
         # model/runner.py zeroes them again for each text. The project's ops do not look at masked keys.
         self.k = torch.zeros(shape, dtype=dtype, device=device)

@@ -20,7 +20,7 @@ from generate import main as generate_main
 from gpt2_model import GPT2
 from rich.console import Console
 from rich.progress import Progress
-from training import documents, progress
+from training import documents, progress, worker
 from training.optimizer import schedule
 from transformers import GPT2LMHeadModel
 
@@ -192,7 +192,7 @@ class Loop:
         self.rates, self.windows, self.threads, self.saves, self.models = [], [], [], [], []
         clock = itertools.count(100)
         monkeypatch.setattr(train, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
-        step, save = train.step, GPT2.save_pretrained
+        step, save = worker.step, GPT2.save_pretrained
 
         def spy_on_step(model, optimizer, parts, rate, **options):
             self.models.append(copy.deepcopy(model))
@@ -205,7 +205,7 @@ class Loop:
             self.saves.append(len(self.rates))
             save(model, *arguments, **entries)
 
-        monkeypatch.setattr(train, "step", spy_on_step)
+        monkeypatch.setattr(worker, "step", spy_on_step)
         monkeypatch.setattr(GPT2, "save_pretrained", spy_on_save)
         options = {"steps": 20, "config": TINY, "batch": 3, "seed": 5, "rate": 2e-3} | options
         self.result = train.train(Console(width=120), **options, out=tmp_path / "small", documents=self.documents)

@@ -512,7 +512,7 @@ def test_train_refuses(options, says, tmp_path):
 
 
 def test_training_looks_whether_it_can_save_before_it_trains(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "step", None)
+    monkeypatch.setattr(train, "optimizer_of", None)
     (tmp_path / "file").write_text("")
     with testing.raises(SystemExit, "train.py: ", f"{tmp_path / 'file' / 'below'} could not be written"):
         train.main(["--steps", "1", "--device", "cpu", "--out", str(tmp_path / "file" / "below")])

@@ -13,6 +13,7 @@ import json
 import pathlib
 import re
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from model import weights as weight_files
 from model.weights import beside, old, sync
 
 TENSORS, ENTRIES = "training.safetensors", "training.json"
+SHARDS = "shards"  # in place of the tensors, where several workers have saved their own
 STATE = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of each parameter
 
 
@@ -76,44 +78,90 @@ def save(
     Raises:
         OSError: it could not be written, and nothing of it is left; the text says which one is whole.
     """
+    config = model.config.entries() | (config or {})
+    return write(
+        folder, number, config, dict(model.named_parameters()), tensors_of(model, optimizer), entries, keep=keep
+    )
+
+
+def write(
+    folder: pathlib.Path,
+    number: int,
+    config: dict[str, Any],
+    parameters: dict[str, torch.Tensor],
+    tensors: dict[str, torch.Tensor],
+    entries: dict[str, Any],
+    *,
+    keep: int,
+) -> pathlib.Path:
+    """`save` of a model's parameters and of what `tensors_of` gives."""
     from safetensors.torch import save_file
 
     path = place(folder, number)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        clear_up(folder)
-        beside(path).mkdir()
-        model.save_pretrained(beside(path), **config or {})
-        save_file(tensors_of(model, optimizer), beside(path) / TENSORS)
-        text = json.dumps({"step": number} | entries, indent=2)
-        (beside(path) / ENTRIES).write_text(text + "\n", encoding="utf-8")
-        for name in (TENSORS, ENTRIES):
-            sync(beside(path) / name)
-        sync(beside(path))
-        if path.exists():
-            path.replace(old(path))
-        beside(path).replace(path)
-        sync(folder)
-        clear_up(folder)
-        remove_older(folder, keep)
+        begin(folder, number)
+        weight_files.write(beside(path), config, parameters)
+        save_file(tensors, beside(path) / TENSORS)
+        finish(folder, number, entries, keep, (TENSORS,))
     except Exception as error:  # safetensors has errors of its own
-        with contextlib.suppress(OSError):
-            clear_up(folder)
-        there = whole(folder)
-        kept = f"; {there[-1]} is whole, --resume goes on from it" if there else "; there is none before it"
-        raise OSError(f"train: the checkpoint {path} could not be written: {error}{kept}") from error
+        raise failure(folder, number, error) from error
     return path
 
 
-def tensors_of(model: GPT2, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """What a training goes on from besides the weights, by name."""
+def begin(folder: pathlib.Path, number: int) -> pathlib.Path:
+    """Makes the folder that becomes the checkpoint of step `number`, empty."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = place(folder, number)
+    clear_up(folder)
+    beside(path).mkdir()
+    return beside(path)
+
+
+def finish(folder: pathlib.Path, number: int, entries: dict[str, Any], keep: int, written: Sequence[str] = ()) -> None:
+    """Makes a checkpoint of it. `written`: files in it that may not be on the disk yet."""
+    path = place(folder, number)
+    text = json.dumps({"step": number} | entries, indent=2)
+    (beside(path) / ENTRIES).write_text(text + "\n", encoding="utf-8")
+    for name in (*written, ENTRIES):
+        sync(beside(path) / name)
+    sync(beside(path))
+    if path.exists():
+        path.replace(old(path))
+    beside(path).replace(path)
+    sync(folder)
+    clear_up(folder)
+    remove_older(folder, keep)
+
+
+def failure(folder: pathlib.Path, number: int, error: BaseException) -> OSError:
+    """What to raise where it could not be written, of which nothing is left then."""
+    path = place(folder, number)
+    with contextlib.suppress(OSError):
+        clear_up(folder)
+    there = whole(folder)
+    kept = f"; {there[-1]} is whole, --resume goes on from it" if there else "; there is none before it"
+    return OSError(f"train: the checkpoint {path} could not be written: {error}{kept}")
+
+
+def as_it_is(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """What a worker alone has of a parameter: all."""
+    return tensor
+
+
+def tensors_of(
+    model: GPT2, optimizer: torch.optim.Optimizer, whole: Callable[[str, torch.Tensor], torch.Tensor] = as_it_is
+) -> dict[str, torch.Tensor]:
+    """What a training goes on from besides the weights, by name. `whole` makes of a worker's part of a moment all."""
     device = model.wte.weight.device
     found = {"random.cpu": torch.get_rng_state()}
     if device.type == "cuda":
         found["random.cuda"] = torch.cuda.get_rng_state(device)
     states = optimizer.state_dict()["state"]
     for number, name in enumerate(names_of(model, optimizer)):
-        found |= {f"{key}.{name}": torch.as_tensor(states[number][key]).contiguous() for key in STATE}
+        state = {key: torch.as_tensor(states[number][key]) for key in STATE}
+        found |= {
+            f"{key}.{name}": (whole(name, value) if value.dim() else value).contiguous() for key, value in state.items()
+        }
     return found
 
 
@@ -147,20 +195,33 @@ def check_same(path: pathlib.Path, own: dict[str, Any]) -> None:
 
 
 @torch.no_grad()
-def load(path: pathlib.Path, model: GPT2, optimizer: torch.optim.Optimizer) -> int:
+def load(
+    path: pathlib.Path,
+    model: GPT2,
+    optimizer: torch.optim.Optimizer,
+    share: Callable[[str, torch.Tensor], torch.Tensor] = as_it_is,
+    whole: Mapping[str, torch.Tensor] | None = None,
+) -> int:
     """Puts all back as it was when the checkpoint was written. Returns how many steps had been taken.
+
+    Args:
+        share: makes of a whole parameter or moment what this model has of it.
+        whole: the whole parameters' shapes, where the model's are not.
 
     Raises:
         FileNotFoundError, ValueError: a file is missing, or no longer what was written.
     """
     parameters = dict(model.named_parameters())
-    for name, value in weight_files.read_tensors(path, parameters).items():
-        parameters[name].copy_(value)
+    for name, value in weight_files.read_tensors(path, parameters if whole is None else whole).items():
+        parameters[name].copy_(share(name, value))
     tensors = weight_files.read_safetensors(path / TENSORS)
     names = names_of(model, optimizer)
     needed = [f"{key}.{name}" for name in names for key in STATE] + ["random.cpu"]
     if missing := [name for name in needed if name not in tensors]:
         raise ValueError(f"train: {path / TENSORS}: the tensor `{missing[0]}` is missing")
+    for name in names:
+        for key in STATE[1:]:
+            tensors[f"{key}.{name}"] = share(name, tensors[f"{key}.{name}"])
     state = {number: {key: tensors[f"{key}.{name}"] for key in STATE} for number, name in enumerate(names)}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     torch.set_rng_state(tensors["random.cpu"])

@@ -73,7 +73,8 @@ def flops_of_token(model: GPT2, length: int) -> int:
 class Speed:
     """Tokens a second since the last look, memory and MFU, in words and numbers."""
 
-    def __init__(self, model: GPT2, length: int, dtype: torch.dtype):
+    def __init__(self, model: GPT2, length: int, dtype: torch.dtype, workers: int = 1):
+        self.workers = workers  # that compute these tokens together
         self.flops, self.device = flops_of_token(model, length), model.wte.weight.device
         on_gpu = self.device.type == "cuda"
         self.peak = peak_of(torch.cuda.get_device_name(self.device)) if on_gpu and dtype == torch.bfloat16 else None
@@ -88,7 +89,7 @@ class Speed:
         seconds = max(1e-9, time.perf_counter() - self.began)
         found = {"tokens a second": self.tokens / seconds}
         if self.peak:
-            found["MFU"] = found["tokens a second"] * self.flops / self.peak
+            found["MFU"] = found["tokens a second"] * self.flops / (self.peak * self.workers)
         if self.device.type == "cuda":
             found["memory"] = torch.cuda.max_memory_allocated(self.device)
         self.pause()

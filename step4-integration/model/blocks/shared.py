@@ -28,5 +28,5 @@ def keys_of(
 
 def scale_of(config: Any, layer: int) -> float:
     """The factor of attention's scores."""
-    scale = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
+    scale = config.head_dim**-0.5 if config.scale_attn_weights else 1.0
     return scale / (layer + 1) if config.scale_attn_by_inverse_layer_idx else scale

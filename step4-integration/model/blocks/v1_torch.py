@@ -10,19 +10,21 @@ from model.blocks.shared import join_heads, keys_of, scale_of, split_heads
 
 
 def block(weights, y, x, norm, config, layer, cache, cu_seqlens):
-    eps = config.layer_norm_epsilon
     q, k, v = split_heads(product(y, weights.attn.c_attn), config)
     attended = attention(q, keys_of(cache, layer, k, v, cu_seqlens), scale_of(config, layer))
-    x = x + product(join_heads(attended), weights.attn.c_proj)
-    y = F.layer_norm(x, x.shape[-1:], weights.ln_2.weight, weights.ln_2.bias, eps)
+    y, x = add_and_norm(product(join_heads(attended), weights.attn.c_proj), x, weights.ln_2, config)
     hidden = F.gelu(product(y, weights.mlp.c_fc), approximate=config.gelu)
-    x = x + product(hidden, weights.mlp.c_proj)
-    return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, eps), x
+    return add_and_norm(product(hidden, weights.mlp.c_proj), x, norm, config)
 
 
 def product(x, weights):
     """`x @ weight + bias`; the weight lies [in, out]."""
     return F.linear(x, weights.weight.T, weights.bias)
+
+
+def add_and_norm(update, x, norm, config):
+    x = x + update
+    return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, config.layer_norm_epsilon), x
 
 
 def attention(q, keys, scale):

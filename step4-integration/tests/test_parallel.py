@@ -1,0 +1,274 @@
+"""Several workers: their steps are one worker's, whatever the strategy; what is saved goes on; failures are told.
+
+One start of two workers on the CPU does all that step4_integration/parallel_testing.py has; each test looks at a part.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import train_parallel
+from gpt2_model import GPT2, SIZES
+from model.tensor_parallel import bounds, split_of
+from training.optimizer import optimizer_of
+from training.parallel import Sharded
+from training.run import Run
+
+from kernel_fusion import steps, testing
+from step4_integration import parallel_testing as workers
+
+each_kind = pytest.mark.parametrize("kind", workers.KINDS)
+
+
+def torchrun(work, folder, count=2, device="cpu"):
+    """Runs parallel_testing.py with so many workers. Returns torchrun's code and errors, and what each has found."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    command += ["-m", "step4_integration.parallel_testing", work, str(folder), device]
+    paths = os.pathsep.join(str(steps.ROOT / part) for part in ("step4-integration", "common"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    found = [folder / f"{work}-{rank}.json" for rank in range(count)]
+    return done.returncode, done.stderr, [json.loads(path.read_text()) for path in found if path.exists()]
+
+
+@pytest.fixture
+def alone():
+    """This process as the only one of its group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield torch.device("cpu")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where workers find what one worker has saved: the checkpoint `one`, of shards."""
+    folder = tmp_path_factory.mktemp("workers")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        worker = Sharded(torch.device("cpu"))
+        model = worker.place(workers.model_of(), Run())
+        optimizer = optimizer_of(model, 1e-2)
+        windows = torch.randint(97, (2, 17), generator=torch.Generator().manual_seed(0))
+        for _ in range(5):
+            worker.step(Run(), worker.device)(model, optimizer, [windows], 1e-2)
+        worker.save(folder / "one", 5, model, optimizer, {}, keep=1, config={})
+        (folder / "one.digest").write_text(workers.digest_of(model, optimizer))
+    finally:
+        dist.destroy_process_group()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed(folder):
+    """torchrun's code and errors where worker 1 was killed."""
+    return torchrun("killed", folder)
+
+
+@pytest.fixture(scope="module")
+def found(folder, killed):
+    code, errors, found = torchrun("several", folder)
+    assert code == 0, errors[:4000]
+    assert json.dumps(found[0]) == json.dumps(found[1])  # both workers have the same losses, tokens and errors
+    return found[0]
+
+
+def alone_trained(out, **options):
+    return json.loads(json.dumps(workers.trained(out, **options)))
+
+
+# ---- steps ----
+
+
+@each_kind
+def test_a_hundred_steps_of_two_workers_are_those_of_one(kind, found, tmp_path):
+    one = alone_trained(tmp_path, **workers.MANY)
+    two = found[f"{kind} 100 steps"]
+    assert len(two["losses"]) == 100
+    assert one["losses"]["99"] < one["losses"]["0"]
+    for number, loss in one["losses"].items():
+        assert two["losses"][number] == pytest.approx(loss, abs=1e-5), number
+    assert two["held out"] == pytest.approx(one["held out"], abs=1e-5)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("case", "options", "allowed"),
+    [
+        ("packed", {"packed": True, "steps": 6}, 1e-5),
+        ("bfloat16", {"dtype": "bfloat16", "recompute": True, "steps": 4}, 2e-2),
+    ],
+    ids=["packed", "bfloat16"],
+)
+def test_other_steps_of_two_workers_are_those_of_one(kind, case, options, allowed, found, tmp_path):
+    """Packed parts have more or fewer tokens to predict, and count by their number over all workers."""
+    one = alone_trained(tmp_path, **options)
+    assert found[f"{kind} {case}"]["losses"] == {
+        number: pytest.approx(loss, abs=allowed) for number, loss in one["losses"].items()
+    }
+
+
+def test_gradients_move_once_a_step_whatever_the_number_of_parts(found):
+    parameters = sum(p.numel() for p in GPT2(workers.CONFIG).parameters())
+    for parts in (1, 3):
+        assert found[f"ddp moves with {parts}"]["numbers"] == parameters
+    assert [found[f"fsdp2 moves with {parts}"]["reduce_scatter"] for parts in (1, 3)] == [3, 3]  # two blocks, the rest
+
+
+def test_a_block_that_is_shared_moves_two_sums_each_way(found):
+    """And the embedding one, the loss's gradient one; the counts of tokens, the loss and the norm one a step."""
+    for parts in (1, 3):
+        moves = found[f"tensor moves with {parts}"]
+        assert moves["all_reduce"] == parts * (4 * workers.CONFIG.n_layer + 2) + 3
+
+
+# ---- a model that is shared ----
+
+
+@pytest.mark.parametrize("blocks", ["v1_torch", "v4_products"])
+def test_a_shared_model_gives_the_whole_ones_logits_loss_and_gradients(blocks, found):
+    whole, shared = found[f"{blocks} logits"]
+    assert shared <= 2 * whole + 1e-6
+    loss, exact, worst, gathered = found[f"{blocks} loss"]
+    assert loss == pytest.approx(exact, abs=1e-5)
+    assert worst < 1e-5
+    assert gathered <= 2 * 2 * 27  # numbers: of each worker two a row, and no logits
+    assert found[f"{blocks} bits"]
+
+
+@pytest.mark.parametrize("blocks", ["v1_torch", "v4_products"])
+def test_a_shared_model_generates_what_the_whole_one_does(blocks, found):
+    greedy, drawn, shared_greedy, shared_drawn = found[f"{blocks} generated"]
+    for one, other in ((greedy, shared_greedy), (drawn, shared_drawn)):
+        assert one[0] == other[0]
+        assert torch.tensor(one[1]) == pytest.approx(torch.tensor(other[1]), abs=1e-4)
+    assert greedy[0] != drawn[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7])
+def test_shares_that_are_joined_are_the_whole_bit_for_bit(count):
+    config = dataclasses.replace(workers.CONFIG, n_embd=50, n_head=25)
+    for name, parameter in GPT2(config).named_parameters():
+        if split := split_of(name, config):
+            shares = [split.share(parameter, worker, count) for worker in range(count)]
+            assert torch.equal(split.joined(shares), parameter), name
+
+
+def test_what_does_not_divide_is_shared_as_equally_as_it_can_be():
+    def shares(count, workers):
+        return [end - begin for begin, end in itertools.pairwise(bounds(count, workers))]
+
+    assert [shares(25, 2), shares(25, 4), shares(50257, 4)] == [[13, 12], [7, 6, 6, 6], [12565, 12564, 12564, 12564]]
+    split = split_of("h.0.mlp.c_fc.weight", SIZES["gpt2-xl"])
+    assert [length for worker in range(3) for _, length in split.pieces(worker, 3)] == [2136, 2136, 2128]
+
+
+# ---- checkpoints ----
+
+
+@each_kind
+def test_workers_that_go_on_are_the_uninterrupted_ones(kind, found):
+    whole, rest = found[f"{kind} whole"], found[f"{kind} rest"]
+    assert rest["losses"] == {number: whole["losses"][number] for number in map(str, range(6, 12))}
+    assert (rest["held out"], rest["weights"]) == (whole["held out"], whole["weights"])
+
+
+def test_one_worker_goes_on_from_what_two_have_saved(found, folder, tmp_path):
+    for kind in ("ddp", "tensor"):
+        last = tmp_path / kind / "step-000009"
+        (tmp_path / kind).mkdir()
+        os.symlink(folder / kind / "step-000009", last)
+        rest = alone_trained(tmp_path / kind, save_every=3, eval_every=4)
+        expected = found[f"{kind} whole"]["losses"]
+        assert rest["losses"] == {number: pytest.approx(expected[number], abs=1e-5) for number in ("9", "10", "11")}
+
+
+def test_shards_are_read_by_another_number_of_workers_bit_for_bit(found, folder, alone):
+    digest = (folder / "one.digest").read_text()
+    assert found["one read by two"] == [5, digest]
+    worker = Sharded(alone)
+    model = worker.place(workers.model_of(seed=2), Run())
+    optimizer = optimizer_of(model, 1.0)
+    assert worker.load(folder / "two" / "step-000005", model, optimizer) == 5
+    assert workers.digest_of(model, optimizer) == digest
+
+
+# ---- failures ----
+
+
+def test_a_killed_worker_ends_all_with_a_line_and_its_steps_are_repeated(killed, found):
+    code, errors, _ = killed
+    assert code == 1
+    told = [line for line in errors.splitlines() if line.startswith("parallel_testing: ")]
+    assert len(told) == 1
+    assert "--resume goes on from the last checkpoint" in told[0]
+    expected = found["ddp whole"]["losses"]
+    assert found["killed rest"]["losses"] == {number: expected[number] for number in map(str, range(6, 12))}
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("other rate", "`rate` must be the same on all workers, is 0.01 on worker 0 and 0.02 on worker 1"),
+        ("other data", "`data` must be the same on all workers, is "),
+        ("odd batch", "`batch` must be a multiple of 4, `accumulate` times the workers that share it, got 6"),
+        ("graph", "`graph` must be false where several workers train"),
+        ("too many shares", "--tensor must divide 2, the number of workers, got 3"),
+        ("few heads", "`n_head` must be at least 2, the workers, got 1"),
+        ("shards by ddp", "is of shards: train_parallel.py --parallel fsdp2 goes on from it"),
+        ("tensors by fsdp2", "is not of shards: train.py, or another --parallel, goes on from it"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_its_name(case, text, found):
+    assert text in found[case]
+    assert found[case].startswith("ValueError: ")
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
+def test_a_disk_that_is_full_for_one_worker_loses_nothing(kind, found):
+    failed = found[f"full {kind}"]
+    assert failed.startswith("OSError: train: the checkpoint ")
+    assert "step-000006 could not be written: " in failed
+    assert failed.endswith("step-000003 is whole, --resume goes on from it")
+    assert ("worker 1: " in failed) == (kind == "fsdp2")
+    assert [name for name in found[f"full {kind} left"] if "step" in name] == ["step-000003"]
+    whole = found[f"{kind} whole"]["losses"]
+    assert found[f"full {kind} rest"]["losses"] == {number: whole[number] for number in map(str, range(3, 12))}
+
+
+def test_the_command_says_that_torchrun_starts_it(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with testing.raises(SystemExit, "train_parallel.py: it is started by torchrun: torchrun --standalone"):
+        train_parallel.main([])
+    monkeypatch.setenv("RANK", "0")
+    with testing.raises(SystemExit, "train_parallel.py: --device must be cuda or cpu, where each worker has its own"):
+        train_parallel.main(["--device", "cuda:1"])
+
+
+# ---- more workers, and GPUs ----
+
+
+@pytest.mark.long
+def test_four_workers(folder):
+    code, errors, found = torchrun("four", folder, 4)
+    assert code == 0, errors[:4000]
+    assert [each["heads"] for each in found] == [7, 6, 6, 6]
+    assert max(each["error"] for each in found) < 1e-5
+    one = alone_trained(folder / "one-of-four", **workers.MANY)
+    for each in found:
+        assert each["one read by four"] == [5, (folder / "one.digest").read_text()]
+        assert each["two by two"]["losses"] == {n: pytest.approx(loss, abs=1e-5) for n, loss in one["losses"].items()}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_workers_on_gpus(count, folder):
+    if torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs, there are {torch.cuda.device_count()}")
+    code, errors, found = torchrun("four" if count == 4 else "several", folder, count, "cuda")
+    assert code == 0, errors[:4000]
+    assert len(found) == count

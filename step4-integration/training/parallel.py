@@ -1,0 +1,338 @@
+"""Several workers that train together, one a process: by data parallelism, FSDP2 or tensor parallelism.
+
+A worker of `Replicated` has all of the model or, where a group of them shares it, a part; of `Sharded` it has a part of
+each matrix, which FSDP2 gathers when it is needed. Both take their own windows of each batch, and all steps are those
+of one worker that has the whole batch.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from gpt2_model import GPT2
+from model import weights as weight_files
+from model.tensor_parallel import TensorParallel
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from training import checkpoint
+from training.optimizer import set_rate
+from training.run import Run
+from training.step import Part, autocast, cross_entropy, weights_cast_once, weights_of
+from training.worker import Found, Worker
+
+
+class Parallel(Worker):
+    """One of the workers of this process group: in a mesh of `shares` groups that have their own part of a batch, each
+    of `tensor` workers that share a model."""
+
+    def __init__(self, device: torch.device, tensor: int = 1):
+        self.rank, self.workers = dist.get_rank(), dist.get_world_size()
+        if self.workers % tensor:
+            raise ValueError(f"--tensor must divide {self.workers}, the number of workers, got {tensor}")
+        self.device, self.tensor = device, tensor
+        self.share, self.shares = self.rank // tensor, self.workers // tensor
+        shape, names = (self.shares, tensor), ("data", "tensor")
+        self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+
+    # ---- what all must agree about ----
+
+    def check(self, run: Run) -> None:
+        if run.batch % (run.accumulate * self.shares):
+            raise ValueError(
+                f"train: `batch` must be a multiple of {run.accumulate * self.shares}, `accumulate` times the workers "
+                f"that share it, got {run.batch}"
+            )
+        if run.graph:
+            raise ValueError("train: `graph` must be false where several workers train: no step of theirs is captured")
+
+    def check_same(self, about: dict[str, Any]) -> None:
+        own = dict(flat(about))
+        every: list[Any] = [None] * self.workers
+        dist.all_gather_object(every, own)
+        for name in own:
+            for rank, others in enumerate(every):
+                if others.get(name) != every[0].get(name):
+                    raise ValueError(
+                        f"train: `{name}` must be the same on all workers, is {every[0].get(name)!r} on worker 0 and "
+                        f"{others.get(name)!r} on worker {rank}"
+                    )
+
+    def first(self, work: Callable[[], Found]) -> Found | None:
+        found, failed = None, None
+        if self.rank == 0:
+            try:
+                found = work()
+            except Exception as error:
+                failed = error
+        self.agree(failed)
+        return found
+
+    def agree(self, failed: Exception | None) -> None:
+        """Raises on all workers what has failed on one; waits for all."""
+        kind = next((kind for kind in (OSError, ValueError) if isinstance(failed, kind)), RuntimeError)
+        every: list[Any] = [None] * self.workers
+        dist.all_gather_object(every, None if failed is None else (kind, str(failed)))
+        for rank, error in enumerate(every):
+            if error:
+                kind, text = error
+                raise kind(text if rank == 0 else f"worker {rank}: {text}") from failed
+
+    # ---- a step ----
+
+    def step(self, run: Run, device: torch.device) -> Callable[..., torch.Tensor]:
+        return self._step
+
+    def _step(
+        self,
+        model: GPT2,
+        optimizer: torch.optim.Optimizer,
+        parts: Sequence[Part],
+        rate: float,
+        *,
+        dtype: torch.dtype = torch.float32,
+        clip: float = 1.0,
+    ) -> torch.Tensor:
+        set_rate(optimizer, rate)
+        optimizer.zero_grad(set_to_none=True)
+        loss = self.backward(model, parts, dtype)
+        self.clip(model, clip)
+        optimizer.step()
+        return loss
+
+    def backward(self, model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
+        """As `training.step.backward`, of all workers' parts. Gradients move once, behind the last part."""
+        group = self.mesh.get_group("data")
+        weights = weights_of(parts)
+        counted = torch.zeros((), device=self.device) + sum(weights)  # a copy from the host would wait for the GPU
+        dist.all_reduce(counted, group=group)
+        total = torch.zeros((), device=self.device)
+        with weights_cast_once(model):
+            for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+                with self.moving(model, number == len(parts) - 1):
+                    with autocast(model, dtype):
+                        loss = self.loss(model, part) * weight / counted
+                    (loss * self.factor).backward()
+                total += loss.detach()
+        dist.all_reduce(total, group=group)
+        return total
+
+    factor = 1.0  # of gradients, where the workers' are not added up but averaged
+
+    def loss(self, model: GPT2, part: Part) -> torch.Tensor:
+        return cross_entropy(model, part)
+
+    def moving(self, model: GPT2, last: bool) -> contextlib.AbstractContextManager:
+        """In it, a backward pass adds up the workers' gradients only if it is the last."""
+        raise NotImplementedError
+
+    def is_split(self, model: GPT2, name: str) -> bool:
+        """Whether a worker has a part of this parameter only."""
+        raise NotImplementedError
+
+    def clip(self, model: GPT2, most: float) -> None:
+        """As `clip_grad_norm_`: a split parameter's square is a sum over workers, a whole one's is not."""
+        grads: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+        for name, parameter in model.named_parameters():
+            grad = parameter.grad
+            grads[self.is_split(model, name)].append(grad.to_local() if isinstance(grad, DTensor) else grad)
+        square = nn.utils.get_total_norm(grads[False]).square()
+        if grads[True]:
+            split = nn.utils.get_total_norm(grads[True]).square()
+            dist.all_reduce(split, group=self.splitting())
+            square = square + split
+        factor = (most / (square.sqrt() + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_(grads[True] + grads[False], factor)
+
+    def splitting(self) -> dist.ProcessGroup:
+        """The workers over which parameters are split."""
+        return self.mesh.get_group("tensor")
+
+
+def flat(about: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Entries of dicts in it in place of these."""
+    for name, value in about.items():
+        yield from flat(value) if isinstance(value, dict) else [(name, value)]
+
+
+class Replicated(Parallel):
+    """Data parallel, and tensor parallel where more than one worker shares a model. Checkpoints are those of train.py:
+    they hold whole tensors, and any number of workers goes on from them."""
+
+    ddp: nn.Module | None = None
+
+    def place(self, model: GPT2, run: Run) -> GPT2:
+        if self.tensor > 1:
+            model = TensorParallel(model, self.mesh.get_group("tensor"))
+        if self.shares > 1:
+            group = self.mesh.get_group("data")
+            with warnings.catch_warnings():  # of a mesh's group that has no device: it is the model's
+                warnings.simplefilter("ignore")
+                self.ddp = DistributedDataParallel(Loss(model), process_group=group, gradient_as_bucket_view=True)
+            self.factor = float(self.shares)
+        return model
+
+    def loss(self, model: GPT2, part: Part) -> torch.Tensor:
+        return self.ddp(part) if self.ddp else cross_entropy(model, part)
+
+    def moving(self, model: GPT2, last: bool) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if last or not self.ddp else self.ddp.no_sync()
+
+    def is_split(self, model: GPT2, name: str) -> bool:
+        return isinstance(model, TensorParallel) and model.is_split(name)
+
+    def save(self, out, number, model, optimizer, about, *, keep, config):
+        entries, parameters = whole_of(model, self.rank == 0)
+        tensors = checkpoint.tensors_of(model, optimizer, gathering(model, self.rank == 0))
+        self.first(lambda: checkpoint.write(out, number, entries | config, parameters, tensors, about, keep=keep))
+
+    def load(self, path, model, optimizer):
+        if not isinstance(model, TensorParallel):
+            return super().load(path, model, optimizer)
+        with torch.device("meta"):
+            whole = dict(GPT2(model.whole_config).named_parameters())
+        return checkpoint.load(path, model, optimizer, model.share, whole)
+
+    def save_model(self, out, model, entries):
+        sizes, parameters = whole_of(model, self.rank == 0)
+        self.first(lambda: weight_files.write(out, sizes | entries, parameters))
+
+
+def gathering(model: GPT2, keep: bool) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """What makes all of a worker's part of a parameter, or of what belongs to it. All workers call it: one after the
+    other each comes together on every worker, and stays, in the host's memory, where `keep` is true."""
+
+    def gather(name: str, part: torch.Tensor) -> torch.Tensor:
+        if isinstance(part, DTensor):
+            part = part.full_tensor()
+        elif isinstance(model, TensorParallel):
+            part = model.whole(name, part)
+        return part.detach().cpu() if keep else part.new_empty(0)
+
+    return gather
+
+
+def whole_of(model: GPT2, keep: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The entries of the model's config and its whole parameters, by `gathering`."""
+    config = model.whole_config if isinstance(model, TensorParallel) else model.config
+    gather = gathering(model, keep)
+    return config.entries(), {name: gather(name, part) for name, part in model.named_parameters()}
+
+
+class Loss(nn.Module):
+    """DDP sees a forward pass where its module is called."""
+
+    def __init__(self, model: GPT2):
+        super().__init__()
+        self.model = model
+
+    def forward(self, part: Part) -> torch.Tensor:
+        return cross_entropy(self.model, part)
+
+
+class Sharded(Parallel):
+    """FSDP2. Each worker has a part of each matrix, of its gradient and of its moments; a block's are gathered when the
+    block is computed. Vectors are a thousandth of a model, and whole everywhere, in float32.
+
+    Checkpoints are of shards, by torch.distributed.checkpoint: each worker writes its own, and any number reads them.
+    """
+
+    def place(self, model: GPT2, run: Run) -> GPT2:
+        half = run.torch_dtype != torch.float32
+        policy = MixedPrecisionPolicy(
+            param_dtype=run.torch_dtype if half else None, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+        self.vectors = [p for p in model.parameters() if p.dim() < 2]
+        options = {"mesh": self.mesh["data"], "mp_policy": policy, "ignored_params": set(self.vectors)}
+        for block in model.h:
+            fully_shard(block, **options)
+        fully_shard(model, **options)
+        for module in (model, *model.h):  # a sum: the loss is divided already
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        register_fsdp_forward_method(model, "loss")
+        return model
+
+    def backward(self, model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
+        total = super().backward(model, parts, dtype)
+        grads = [p.grad for p in self.vectors]
+        together = torch.cat(grads)
+        dist.all_reduce(together, group=self.mesh.get_group("data"))
+        torch._foreach_copy_(grads, list(together.split([len(grad) for grad in grads])))
+        return total
+
+    @contextlib.contextmanager
+    def moving(self, model: GPT2, last: bool) -> Iterator[None]:
+        model.set_requires_gradient_sync(last)
+        yield
+
+    def is_split(self, model: GPT2, name: str) -> bool:
+        return isinstance(model.get_parameter(name), DTensor)
+
+    def splitting(self) -> dist.ProcessGroup:
+        return self.mesh.get_group("data")
+
+    def save(self, out, number, model, optimizer, about, *, keep, config):
+        from torch.distributed.checkpoint import CheckpointException, FileSystemWriter, save
+
+        path = checkpoint.beside(checkpoint.place(out, number))
+        try:
+            self.first(lambda: checkpoint.begin(out, number))
+            model.reshard()
+            with quiet():
+                save(self.state(model, optimizer), storage_writer=FileSystemWriter(path / checkpoint.SHARDS))
+            self.first(lambda: checkpoint.finish(out, number, about, keep, (checkpoint.SHARDS,)))
+        except (Exception, CheckpointException) as error:  # on all workers; the latter is no Exception
+            failed = checkpoint.failure(out, number, in_a_line(error)) if self.rank == 0 else None
+            self.agree(failed)
+
+    def load(self, path, model, optimizer):
+        from torch.distributed.checkpoint import CheckpointException, FileSystemReader, load
+
+        if not (path / checkpoint.SHARDS).exists():
+            raise ValueError(f"train: {path} is not of shards: train.py, or another --parallel, goes on from it")
+        for parameter in model.parameters():
+            zero = torch.zeros((), device="cpu")
+            optimizer.state[parameter] = {"step": zero if self.device.type == "cpu" else zero.to(self.device)} | {
+                key: torch.zeros_like(parameter) for key in checkpoint.STATE[1:]
+            }
+        try:
+            with quiet():
+                load(self.state(model, optimizer), storage_reader=FileSystemReader(path / checkpoint.SHARDS))
+        except CheckpointException as error:
+            raise ValueError(f"train: {path / checkpoint.SHARDS} cannot be read: {in_a_line(error)}") from error
+        return checkpoint.entries_of(path)["step"]
+
+    def save_model(self, out, model, entries):
+        model.reshard()
+        sizes, parameters = whole_of(model, self.rank == 0)
+        self.first(lambda: weight_files.write(out, sizes | entries, parameters))
+
+    @staticmethod
+    def state(model: GPT2, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        """Parameters and moments by name, as this worker has them: what is read is read into these."""
+        found = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            found |= {f"{key}.{name}": optimizer.state[parameter][key] for key in checkpoint.STATE}
+        return found
+
+
+def in_a_line(error: BaseException) -> BaseException:
+    """The first worker's error, where torch.distributed.checkpoint tells those of all, with all that was called."""
+    for rank, (reason, _) in sorted(getattr(error, "failures", {}).items()):
+        return OSError(f"worker {rank}: {reason}")
+    return error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of torch.distributed.checkpoint about itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
