@@ -40,7 +40,7 @@ from training.documents import Bigram, read_documents, split, split_starts
 from training.optimizer import optimizer_of
 from training.progress import Board, Speed, in_words, shown, threads_for
 from training.run import Run
-from training.step import GraphStep, Part, autocast, cross_entropy, each_tensor, step
+from training.step import GraphStep, Part, cross_entropy, each_tensor, step, weights_in
 
 from kernel_fusion.console import make_console  # not installed? pip install -e ..
 
@@ -89,7 +89,7 @@ def evaluate(
         if len(rest := x[whole * length :]) > 1:
             yield rest[None]
 
-    with autocast(model, dtype):
+    with weights_in(model, dtype):
         flags = itertools.repeat(None) if begins is None else windows_of(begins)
         for windows, begun in zip(windows_of(text), flags, strict=False):
             part = windows if begun is None else packed(windows.long(), begun)
