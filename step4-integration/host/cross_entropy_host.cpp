@@ -74,8 +74,9 @@ void run_rows(const Op<kf::cross_entropy::Args>& op, std::string_view rung, cons
 
 // ---- behind a product ----
 
-// So many columns of logits have rows of whole 128 bytes: GPT-2's 50257 get 47 more in half types. It is not enough that
-// rows begin there: for a product of which a size is odd cuBLAS takes an older kernel, on an H200 1.6 to 6 times as slow.
+// So many columns of logits have rows of whole 128 bytes: GPT-2's 50257 get 47 more in half types. It is not enough
+// that rows begin there: for a product of which a size is odd cuBLAS takes an older kernel, on an H200 1.6 to 6 times
+// as slow.
 int64_t padded(int64_t vocab, const Tensor& like) {
   const int64_t line = 128 / like.element_size();
   return (vocab + line - 1) / line * line;
