@@ -16,7 +16,8 @@ def split_heads(packed: torch.Tensor, config: Any) -> tuple[torch.Tensor, torch.
 
 def _parts(packed: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     batch, length, width = packed.shape
-    return packed.view(batch, length, 3, heads, width // (3 * heads)).permute(2, 0, 3, 1, 4).unbind()
+    parts = packed.view(batch, length, 3, heads, width // (3 * heads))
+    return parts.permute(2, 0, 3, 1, 4).unbind()
 
 
 class _Split(torch.autograd.Function):
