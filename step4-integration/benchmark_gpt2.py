@@ -5,9 +5,9 @@ python benchmark_gpt2.py --sizes quick
 python benchmark_gpt2.py --only decode --profile      and where the GPU's time goes, kernel by kernel
 
 prefill: `generate` reads a prompt and takes one token. decode: `generate` takes NEW tokens after a prompt, which it
-reads too. train: forward, backward and an AdamW step under bfloat16 autocast, at a learning rate of 0, so that each
-repeat is the same. A time is what the caller waits for, the CPU's launching included. "v4_products graph" is the same
-step as one CUDA graph.
+reads too. train: forward, backward and an AdamW step in bfloat16, with weights in float32, at a learning rate of 0, so
+that each repeat is the same; ours as train.py does it, peers under autocast. A time is what the caller waits for, the
+CPU's launching included. "v4_products graph" is the same step as one CUDA graph.
 
 The peers: "transformers" is its GPT2LMHeadModel in eager mode, with PyTorch's SDPA; "transformers compiled" the same
 under torch.compile with CUDA graphs, greedy, with a static cache whose prompt has been read before the clock starts;
@@ -47,6 +47,7 @@ from model.blocks import FORMS
 from rich.console import Console
 from rich.table import Table
 from torch.nn import functional as F
+from training.step import backward
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, StaticCache
 
 from kernel_fusion.bench import benchmarks, measuring, results_file  # not installed? pip install -e ..
@@ -192,28 +193,32 @@ def train(models: Models, new: int) -> tuple[Callable, dict[str, Callable], Call
     optimizers: dict[str, torch.optim.Optimizer] = {}
     graphs: dict[str, Callable] = {}
 
-    def step(key, model, loss_of):
+    def step(key, model, backward_of):
         if key not in optimizers:
             in_a_graph = key.endswith(GRAPH)
             optimizers[key] = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True, capturable=in_a_graph)
         optimizers[key].zero_grad(set_to_none=True)
-        with torch.autocast(models.hf.device.type, torch.bfloat16):
-            loss = loss_of()
-        loss.backward()
+        loss = backward_of()
         optimizers[key].step()
-        return loss.detach()
+        return loss
 
     def from_logits(logits, ids):
         return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
-    def theirs(name, model):
-        return lambda ids: step(name, models.hf, lambda: from_logits(model(ids, use_cache=False).logits, ids))
+    def theirs(name, model, logits_of):
+        def backward_of(ids):
+            with torch.autocast(models.hf.device.type, torch.bfloat16):
+                loss = from_logits(logits_of(ids), ids)
+            loss.backward()
+            return loss.detach()
+
+        return lambda ids: step(name, model, lambda: backward_of(ids))
 
     def ours(ids, rung):
         model = models.ours[rung.removesuffix(GRAPH)]
 
         def run(ids):
-            return step(rung, model, lambda: model.loss(ids[:, :-1], ids[:, 1:]))
+            return step(rung, model, lambda: backward(model, [ids], torch.bfloat16))
 
         if not rung.endswith(GRAPH):
             return run(ids)
@@ -225,12 +230,14 @@ def train(models: Models, new: int) -> tuple[Callable, dict[str, Callable], Call
         with torch.no_grad():
             return from_logits(models.exact()(ids).logits, ids)
 
-    peers = {"transformers": theirs("hf", models.hf)}
+    def logits_of_hf(model):
+        return lambda ids: model(ids, use_cache=False).logits
+
+    peers = {"transformers": theirs("hf", models.hf, logits_of_hf(models.hf))}
     if models.hf.device.type == "cuda":
-        peers["transformers compiled"] = theirs("hf compiled", torch.compile(models.hf, dynamic=False))
-        plain = models.ours["v1_torch"]
-        forward = torch.compile(plain, dynamic=False)
-        peers["v1_torch compiled"] = lambda ids: step("plain", plain, lambda: from_logits(forward(ids), ids))
+        compiled, plain = torch.compile(models.hf, dynamic=False), models.ours["v1_torch"]
+        peers["transformers compiled"] = theirs("hf compiled", models.hf, logits_of_hf(compiled))
+        peers["v1_torch compiled"] = theirs("plain", plain, torch.compile(plain, dynamic=False))
     return ours, peers, exact
 
 

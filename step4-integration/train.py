@@ -40,7 +40,7 @@ from training.documents import Bigram, read_documents, split, split_starts
 from training.optimizer import optimizer_of
 from training.progress import Board, Speed, in_words, shown, threads_for
 from training.run import Run
-from training.step import Part, autocast, cross_entropy, each_tensor
+from training.step import Part, cross_entropy, each_tensor
 from training.worker import Worker
 
 from kernel_fusion.console import make_console  # not installed? pip install -e ..
@@ -70,6 +70,7 @@ def evaluate(
     length: int | None = None,
     dtype: torch.dtype = torch.float32,
     begins: torch.Tensor | None = None,
+    worker: Worker | None = None,
 ) -> float:
     """Nats a token on `text`, its first one aside. A token's context begins with its window, of `length` tokens: all of
     the model's positions where that is None. Or with its document, if `begins` says which tokens begin one, a bool for
@@ -90,7 +91,7 @@ def evaluate(
         if len(rest := x[whole * length :]) > 1:
             yield rest[None]
 
-    with autocast(model, dtype):
+    with (worker or Worker()).computing(model, dtype):
         flags = itertools.repeat(None) if begins is None else windows_of(begins)
         for windows, begun in zip(windows_of(text), flags, strict=False):
             part = windows if begun is None else packed(windows.long(), begun)
@@ -271,7 +272,7 @@ def train(
                 show(number / run.steps, f"step {number}, loss {loss.item():.3f}{beside}")
                 board.add(number, loss=loss.item(), rate=run.rate_of(number), **found)
             if eval_every and done % eval_every == 0 and done < run.steps:
-                value = evaluate(model, held_out, length=length, dtype=run.torch_dtype, begins=begins)
+                value = evaluate(model, held_out, length=length, dtype=run.torch_dtype, begins=begins, worker=worker)
                 console.print(f"after {done} steps: held-out loss {value:.3f}")
                 board.add(number, held_out_loss=value)
                 speed.pause()
@@ -281,7 +282,7 @@ def train(
                 speed.pause()
             elif not save_every and 4 * done // run.steps > 4 * number // run.steps and done < run.steps:
                 worker.save_model(out, model, entries)
-        final = evaluate(model, held_out, length=length, dtype=run.torch_dtype, begins=begins)
+        final = evaluate(model, held_out, length=length, dtype=run.torch_dtype, begins=begins, worker=worker)
     board.add(run.steps, held_out_loss=final)
     board.close()
     worker.save_model(out, model, entries)

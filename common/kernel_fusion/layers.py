@@ -7,7 +7,7 @@ import functools
 
 import torch
 
-from kernel_fusion.ops import check_dim, check_like, check_rows, check_shape, contiguous_like, wide
+from kernel_fusion.ops import check_dim, check_like, check_rows, check_shape, contiguous_like, register_autograd, wide
 
 
 def check_weight(op, name, weight, transposed, depth, first_name, first):
@@ -103,4 +103,4 @@ def register_second_gradient(op, formula, tensors):
         ]
         return *first, *(None for _ in others)
 
-    torch.library.register_autograd(op, backward, setup_context=setup)
+    register_autograd(op, backward, setup_context=setup)

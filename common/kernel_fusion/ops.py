@@ -7,7 +7,7 @@ ValueError, raised so that torch.compile understands it.
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -172,3 +172,50 @@ def without_forward_mode(op: Callable[Arguments, Result]) -> Callable[Arguments,
         return op(*args, **kwargs)
 
     return checked
+
+
+_libraries: dict[str, torch.library.Library] = {}  # what is registered lives as long as these
+
+
+def register_autograd(name: str, backward: Callable, *, setup_context: Callable) -> None:
+    """torch.library.register_autograd for an op "library::name" that returns tensors and takes no lists of them.
+
+    PyTorch's own asks the schema for each argument's default anew in each call, which for twenty arguments takes longer
+    than the rest of the call; here they are asked for once.
+    """
+    namespace, op_name = name.split("::")
+    op = getattr(getattr(torch.ops, namespace), op_name).default
+    positional = tuple(a.default_value for a in op._schema.arguments if not a.kwarg_only)
+    keyword_only = {a.name: a.default_value for a in op._schema.arguments if a.kwarg_only}
+
+    def below(keyset: Any, inputs: Sequence, options: dict[str, Any]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *inputs, **options)
+
+    def forward(ctx: Any, *given: Any) -> Any:
+        *inputs, (keyset, options) = given
+        output = below(keyset, inputs, options)
+        # PyTorch leaves out what is equal to its default.
+        setup_context(ctx, (*inputs, *positional[len(inputs) :]), keyword_only | options, output)
+        return output
+
+    def backward_of(ctx: Any, *gradients: Any) -> tuple:
+        needed = ctx.needs_input_grad
+        ctx.needs_input_grad = needed[:-1]
+        try:
+            found = backward(ctx, *gradients)
+        finally:
+            ctx.needs_input_grad = needed
+        # Its last inputs may have been left out, and behind them all is (keyset, options).
+        return *(found if isinstance(found, tuple) else (found,))[: len(needed) - 1], None
+
+    of_op = {"forward": staticmethod(forward), "backward": staticmethod(backward_of)}
+    function: Any = type(f"{namespace}_{op_name}", (torch.autograd.Function,), of_op)
+
+    def call(keyset: Any, *inputs: Any, **options: Any) -> Any:
+        if needs_gradients(*(x for x in inputs if isinstance(x, torch.Tensor))):
+            return function.apply(*inputs, (keyset, options))
+        return below(keyset, inputs, options)
+
+    library = _libraries.setdefault(namespace, torch.library.Library(namespace, "FRAGMENT"))
+    library.impl(op_name, call, "Autograd", with_keyset=True)

@@ -3,7 +3,15 @@
 import torch
 
 from kernel_fusion import rng
-from kernel_fusion.ops import check_floating, check_like, check_rows, contiguous_like, wide, without_forward_mode
+from kernel_fusion.ops import (
+    check_floating,
+    check_like,
+    check_rows,
+    contiguous_like,
+    register_autograd,
+    wide,
+    without_forward_mode,
+)
 from kernel_fusion.steps import load
 
 _C = load("step1_simple")
@@ -366,7 +374,7 @@ def _scale_backward(ctx, grad):
     return _ops.scale(grad, ctx.factor, rung=ctx.rung), None
 
 
-torch.library.register_autograd("step1_simple::scale", _scale_backward, setup_context=_scale_setup)
+register_autograd("step1_simple::scale", _scale_backward, setup_context=_scale_setup)
 
 
 def _gelu_setup(ctx, inputs, keyword_only_inputs, output):
@@ -383,8 +391,8 @@ def _gelu_scale_backward(ctx, grad):
     return _gelu_backward(ctx, grad), None
 
 
-torch.library.register_autograd("step1_simple::gelu", _gelu_backward, setup_context=_gelu_setup)
-torch.library.register_autograd("step1_simple::gelu_scale", _gelu_scale_backward, setup_context=_gelu_setup)
+register_autograd("step1_simple::gelu", _gelu_backward, setup_context=_gelu_setup)
+register_autograd("step1_simple::gelu_scale", _gelu_scale_backward, setup_context=_gelu_setup)
 
 
 def _bias_gelu_setup(ctx, inputs, keyword_only_inputs, output):
@@ -396,7 +404,7 @@ def _bias_gelu_backward(ctx, grad):
     return _ops.bias_gelu_backward(grad, *ctx.saved_tensors, approximate=ctx.approximate)
 
 
-torch.library.register_autograd("step1_simple::bias_gelu", _bias_gelu_backward, setup_context=_bias_gelu_setup)
+register_autograd("step1_simple::bias_gelu", _bias_gelu_backward, setup_context=_bias_gelu_setup)
 
 
 def _dropout_setup(ctx, inputs, keyword_only_inputs, output):
@@ -409,7 +417,7 @@ def _dropout_backward(ctx, grad):
     return grad_x, grad_bias, grad, None, None
 
 
-torch.library.register_autograd("step1_simple::bias_dropout_residual", _dropout_backward, setup_context=_dropout_setup)
+register_autograd("step1_simple::bias_dropout_residual", _dropout_backward, setup_context=_dropout_setup)
 
 
 def _column_sum_setup(ctx, inputs, keyword_only_inputs, output):
@@ -420,7 +428,7 @@ def _column_sum_backward(ctx, grad):
     return grad.expand(ctx.shape)
 
 
-torch.library.register_autograd("step1_simple::column_sum", _column_sum_backward, setup_context=_column_sum_setup)
+register_autograd("step1_simple::column_sum", _column_sum_backward, setup_context=_column_sum_setup)
 
 
 # ---- gradients of gradients, rarely asked for: PyTorch's operations, in float32 for half types ----
@@ -454,9 +462,7 @@ def _gelu_backward_backward(ctx, grad_grad):
     return to_grad.to(grad.dtype), to_x.to(x.dtype)
 
 
-torch.library.register_autograd(
-    "step1_simple::gelu_backward", _gelu_backward_backward, setup_context=_gelu_backward_setup
-)
+register_autograd("step1_simple::gelu_backward", _gelu_backward_backward, setup_context=_gelu_backward_setup)
 
 
 def _bias_gelu_backward_backward(ctx, to_grad_x, to_grad_bias):
@@ -469,9 +475,7 @@ def _bias_gelu_backward_backward(ctx, to_grad_x, to_grad_bias):
     return to_grad.to(grad.dtype), to_x.to(x.dtype), to_bias.to(bias.dtype)
 
 
-torch.library.register_autograd(
-    "step1_simple::bias_gelu_backward", _bias_gelu_backward_backward, setup_context=_bias_gelu_setup
-)
+register_autograd("step1_simple::bias_gelu_backward", _bias_gelu_backward_backward, setup_context=_bias_gelu_setup)
 
 
 def _dropout_backward_setup(ctx, inputs, keyword_only_inputs, output):
@@ -485,6 +489,6 @@ def _dropout_backward_backward(ctx, to_grad_x, to_grad_bias):
     return _ops.bias_dropout_residual_backward(weight, ctx.dropout_p, ctx.saved_tensors[0])[0], None, None
 
 
-torch.library.register_autograd(
+register_autograd(
     "step1_simple::bias_dropout_residual_backward", _dropout_backward_backward, setup_context=_dropout_backward_setup
 )

@@ -14,6 +14,7 @@ from kernel_fusion.ops import (
     check_shape,
     check_type,
     contiguous_like,
+    register_autograd,
     wide,
     without_forward_mode,
 )
@@ -435,7 +436,7 @@ def _softmax_backward(ctx, grad):
     return _ops.softmax_backward(grad, ctx.saved_tensors[0], scale=ctx.scale, causal=ctx.causal)
 
 
-torch.library.register_autograd("step2_attention::softmax", _softmax_backward, setup_context=_softmax_setup)
+register_autograd("step2_attention::softmax", _softmax_backward, setup_context=_softmax_setup)
 
 
 def _softmax_backward_setup(ctx, inputs, keyword_only_inputs, output):
@@ -454,7 +455,7 @@ def _softmax_backward_backward(ctx, grad_grad):
     return to_grad, (to_y if ctx.scale is None else ctx.scale * to_y).to(dtype)
 
 
-torch.library.register_autograd(
+register_autograd(
     "step2_attention::softmax_backward", _softmax_backward_backward, setup_context=_softmax_backward_setup
 )
 
@@ -466,15 +467,31 @@ def _attention_setup(ctx, inputs, keyword_only_inputs, output):
     ctx.set_materialize_grads(False)
 
 
+def gradients(*inputs, **options):
+    """attention_backward's, which lie in one tensor [B, S, 3, H, D] where q, k and v seem to, as in GPT-2: it is the
+    gradient of what q, k and v were taken from, and needs no copy. Not under torch.compile, which takes outputs of an
+    op for separate tensors; nor where gradients of gradients may follow."""
+    q, k, v = inputs[1:4]
+    batch, heads, length, head_dim = q.shape
+    packed = (3 * length * heads * head_dim, head_dim, 3 * heads * head_dim, 1)
+    if (
+        torch.is_grad_enabled()
+        or any(type(x) is not torch.Tensor or x.shape != q.shape or x.stride() != packed for x in (q, k, v))
+    ):  # fmt: skip
+        return _ops.attention_backward(*inputs, **options)
+    dq, dk, dv = q.new_empty(batch, length, 3, heads, head_dim).permute(2, 0, 3, 1, 4).unbind()
+    return _ops.attention_backward.out(*inputs, **options, dq=dq, dk=dk, dv=dv)
+
+
 def _attention_backward(ctx, grad, grad_lse):
     q, k, v, out, lse, key_begin, key_end, rng_state, *documents = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(q)
     given = (grad, q, k, v, out, lse, key_begin, key_end, grad_lse, rng_state, *documents)
-    return *_ops.attention_backward(*given, **ctx.options), *[None] * 5
+    return *gradients(*given, **ctx.options), *[None] * 5
 
 
-torch.library.register_autograd("step2_attention::attention", _attention_backward, setup_context=_attention_setup)
+register_autograd("step2_attention::attention", _attention_backward, setup_context=_attention_setup)
 
 
 # The gradients of these gradients are few people's need: they are PyTorch's operations, with all scores in memory.
@@ -545,6 +562,6 @@ def _attention_second_backward(ctx, by_dq, by_dk, by_dv):
     return *(t.to(dtype) for t in (by_grad, by_q, by_k, by_v, by_out)), by_lse, None, None, by_grad_lse, *[None] * 3
 
 
-torch.library.register_autograd(
+register_autograd(
     "step2_attention::attention_backward", _attention_second_backward, setup_context=_attention_backward_setup
 )

@@ -3,7 +3,7 @@
 import torch
 
 from kernel_fusion import layers
-from kernel_fusion.ops import without_forward_mode
+from kernel_fusion.ops import register_autograd, without_forward_mode
 
 _ops = torch.ops.step2_attention
 
@@ -90,6 +90,6 @@ def _linear_backward(ctx, grad):
     return layers.biased(ctx, _ops.linear_backward(grad, *ctx.saved_tensors, transposed=ctx.transposed))
 
 
-torch.library.register_autograd("step2_attention::linear", _linear_backward, setup_context=_linear_setup)
+register_autograd("step2_attention::linear", _linear_backward, setup_context=_linear_setup)
 
 layers.register_second_gradient("step2_attention::linear_backward", layers.formula_of_backward, 3)

@@ -70,6 +70,22 @@ def qkv(q_length, k_length, dim, dtype, device, *, batch=1, heads=2, kv_heads=No
     return q, k, v
 
 
+def check_packed_gradients(function, inputs):
+    """Of q, k and v that are slices of one tensor: the same bits as of others, in slices of one tensor."""
+    packed = torch.stack(inputs).permute(1, 3, 0, 2, 4).contiguous()
+    found = []
+    for leaves in (inputs, packed.permute(2, 0, 3, 1, 4).unbind()):
+        leaves = [t.detach().requires_grad_() for t in leaves]
+        out = function(*leaves)
+        found.append(torch.autograd.grad(out, leaves, testing.randn(out.shape, out.dtype, out.device, seed=9)))
+    for apart, together, place in zip(*found, range(3), strict=True):
+        assert torch.equal(apart, together)
+        assert apart.is_contiguous()
+        assert together._base is found[1][0]._base
+        assert together.data_ptr() == together._base[:, :, place].data_ptr()
+    assert found[1][0]._base.shape == packed.shape
+
+
 def on_tensor_cores(rung):
     return rung not in ("auto", "cpu", "v1_naive", "v2_tiled")
 

@@ -11,6 +11,7 @@ from step2_attention.testing import (
     attention_of,
     bounds,
     can_do,
+    check_packed_gradients,
     dtype_of,
     every_attention,
     half_types,
@@ -93,6 +94,13 @@ def test_gradients_are_as_exact_as_the_dtype_allows(causal, dtype, device):
         if device == "cuda":
             allowed = torch.maximum(allowed, 2 * (e.double() - exact).abs().max())
         assert (g.double() - exact).abs().max() <= allowed
+
+
+@on_each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_lie_side_by_side_where_q_k_and_v_do(dtype, device):
+    inputs = qkv(70, 70, 16, dtype, device, batch=2, heads=3)
+    check_packed_gradients(lambda q, k, v: step2_attention.attention(q, k, v, causal=True), inputs)
 
 
 @on_each_device

@@ -14,6 +14,7 @@ from kernel_fusion.ops import (
     check_shape,
     contiguous_like,
     needs_gradients,
+    register_autograd,
     without_forward_mode,
 )
 from step3_fused import shared
@@ -291,7 +292,7 @@ def _attention_gradients(ctx, grad, given, q, k, v, attended, lse, grad_lse, bou
         grad = grad + given
     heads = q.shape[1]
     rows = _heads(grad, heads), q, k, v, _heads(attended, heads), lse
-    return shared.step_2().attention_backward(
+    return shared.attention_gradients(
         *rows, *bounds, grad_lse if ctx.keeps else None, rng_state, cu_seqlens, **ctx.attention
     )
 
@@ -316,7 +317,7 @@ def _attention_residual_layer_norm_backward(ctx, grad, grad_attended, grad_lse, 
     return *grad_qkv, grad_total, *rest, None, None, None
 
 
-torch.library.register_autograd(
+register_autograd(
     "step3_fused::attention_residual_layer_norm",
     _attention_residual_layer_norm_backward,
     setup_context=_attention_residual_layer_norm_setup,
@@ -351,6 +352,4 @@ def _attention_block_backward(ctx, grad_y, grad_sum, grad_attended, grad_lse, gr
     return *grad_qkv, grad_total, *grad_proj, *rest, *[None] * 5
 
 
-torch.library.register_autograd(
-    "step3_fused::attention_block", _attention_block_backward, setup_context=_attention_block_setup
-)
+register_autograd("step3_fused::attention_block", _attention_block_backward, setup_context=_attention_block_setup)

@@ -13,6 +13,7 @@ from kernel_fusion.ops import (
     check_type,
     contiguous_like,
     needs_gradients,
+    register_autograd,
     wide,
     without_forward_mode,
 )
@@ -240,7 +241,7 @@ def _layer_norm_backward(ctx, grad, grad_mean, grad_rstd):
     return shared.gradients_of_rows(ctx, ctx.saved_tensors, grad, None, grad_mean, grad_rstd)
 
 
-torch.library.register_autograd("step3_fused::layer_norm", _layer_norm_backward, setup_context=_layer_norm_setup)
+register_autograd("step3_fused::layer_norm", _layer_norm_backward, setup_context=_layer_norm_setup)
 
 
 def _residual_layer_norm_setup(ctx, inputs, keyword_only_inputs, output):
@@ -266,7 +267,7 @@ def _residual_layer_norm_backward(ctx, grad_y, grad_sum, grad_mean, grad_rstd):
     return grad_x, grad_total, *rest, grad_x_bias if ctx.has_x_bias else None, None, None
 
 
-torch.library.register_autograd(
+register_autograd(
     "step3_fused::residual_layer_norm", _residual_layer_norm_backward, setup_context=_residual_layer_norm_setup
 )
 
@@ -291,9 +292,7 @@ def _layer_norm_linear_backward(ctx, grad, *_):
     return *of_norm, of_layer[0], of_layer[1] if ctx.has_bias else None
 
 
-torch.library.register_autograd(
-    "step3_fused::layer_norm_linear", _layer_norm_linear_backward, setup_context=_layer_norm_linear_setup
-)
+register_autograd("step3_fused::layer_norm_linear", _layer_norm_linear_backward, setup_context=_layer_norm_linear_setup)
 
 
 # The gradients of these gradients are few people's need: they are PyTorch's operations.
@@ -319,7 +318,7 @@ def _layer_norm_gradients_backward(ctx, *grads):
     return *(f.to(t.dtype) for f, t in zip(found, ctx.saved_tensors[:5], strict=True)), of_sum
 
 
-torch.library.register_autograd(
+register_autograd(
     "step3_fused::layer_norm_backward",
     _layer_norm_gradients_backward,
     setup_context=_layer_norm_gradients_setup,

@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 
 from kernel_fusion import layers, rng
-from kernel_fusion.ops import check_like, check_rows, contiguous_like, needs_gradients, without_forward_mode
+from kernel_fusion.ops import (
+    check_like,
+    check_rows,
+    contiguous_like,
+    needs_gradients,
+    register_autograd,
+    without_forward_mode,
+)
 from step3_fused import shared
 from step3_fused.layer_norm_ops import layer_norm, layer_norm_linear
 
@@ -424,7 +431,7 @@ def _linear_gelu_backward(ctx, grad, grad_preactivation):
     return (None, None, None) if grads is None else layers.biased(ctx, grads)
 
 
-torch.library.register_autograd("step3_fused::linear_gelu", _linear_gelu_backward, setup_context=_linear_gelu_setup)
+register_autograd("step3_fused::linear_gelu", _linear_gelu_backward, setup_context=_linear_gelu_setup)
 
 
 def _gelu_linear_setup(ctx, inputs, keyword_only_inputs, output):
@@ -439,7 +446,7 @@ def _gelu_linear_backward(ctx, grad):
     return layers.biased(ctx, _ops.gelu_linear_backward(grad, *ctx.saved_tensors, **ctx.options))
 
 
-torch.library.register_autograd("step3_fused::gelu_linear", _gelu_linear_backward, setup_context=_gelu_linear_setup)
+register_autograd("step3_fused::gelu_linear", _gelu_linear_backward, setup_context=_gelu_linear_setup)
 
 
 def _dropout_setup(ctx, inputs, keyword_only_inputs, output):
@@ -462,9 +469,7 @@ def _dropout_backward(ctx, grad):
     return *layers.biased(ctx, grads), grad, None, None
 
 
-torch.library.register_autograd(
-    "step3_fused::linear_bias_dropout_residual", _dropout_backward, setup_context=_dropout_setup
-)
+register_autograd("step3_fused::linear_bias_dropout_residual", _dropout_backward, setup_context=_dropout_setup)
 
 
 def _mlp_setup(ctx, inputs, keyword_only_inputs, output):
@@ -493,7 +498,7 @@ def _mlp_backward(ctx, grad, grad_preactivation):
     return *of_first, *of_second, grad_residual
 
 
-torch.library.register_autograd("step3_fused::mlp", _mlp_backward, setup_context=_mlp_setup)
+register_autograd("step3_fused::mlp", _mlp_backward, setup_context=_mlp_setup)
 
 
 # The gradients of these gradients are few people's need: they are PyTorch's operations on the formulas.

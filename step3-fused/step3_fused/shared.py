@@ -74,3 +74,10 @@ def step_2():
     import step2_attention  # noqa: F401
 
     return torch.ops.step2_attention
+
+
+def attention_gradients(*inputs, **options):
+    """Step 2's `gradients` of attention."""
+    from step2_attention import gradients
+
+    return gradients(*inputs, **options)

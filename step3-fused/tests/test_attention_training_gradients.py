@@ -8,6 +8,7 @@ import step1_simple  # whose mask the projection's dropout has
 import step2_attention  # whose mask attention's dropout has, and whose op is its way back
 import step3_fused
 from kernel_fusion import testing
+from step2_attention.testing import check_packed_gradients
 from step3_fused.attention_testing import (
     ALONE,
     BLOCK,
@@ -47,6 +48,13 @@ def test_gradients_are_those_of_the_formula(causal, op, device):
 
             # The last of three queries sees the last key, and all see the six keys before: nobody sees nothing.
             assert torch.autograd.gradcheck(function, leaves)
+
+
+@on_each_device
+@attention_ops
+def test_gradients_lie_side_by_side_where_q_k_and_v_do(op, device):
+    (q, k, v, *others), options = given(op, torch.float32, device, shape=(2, 3, 70, 70, 16), padding=False)
+    check_packed_gradients(lambda *qkv: call(op, (*qkv, *others), causal=True, **options)[0], (q, k, v))
 
 
 @attention_ops

@@ -74,11 +74,12 @@ void run_rows(const Op<kf::cross_entropy::Args>& op, std::string_view rung, cons
 
 // ---- behind a product ----
 
-// So many columns of logits have rows of whole 16 bytes: GPT-2's 50257 get 7 more. It is not enough that rows begin
-// there: for a product whose sizes are odd cuBLAS takes a kernel that loads element by element, six times as slow.
+// So many columns of logits have rows of whole 128 bytes: GPT-2's 50257 get 47 more in half types. It is not enough
+// that rows begin there: for a product of which a size is odd cuBLAS takes an older kernel, on an H200 1.6 to 6 times
+// as slow.
 int64_t padded(int64_t vocab, const Tensor& like) {
-  const int64_t vector = 16 / like.element_size();
-  return (vocab + vector - 1) / vector * vector;
+  const int64_t line = 128 / like.element_size();
+  return (vocab + line - 1) / line * line;
 }
 
 // With rows of 0 below, for those columns.
@@ -102,7 +103,8 @@ void add_product(Tensor& total, const Tensor& dlogits, const Tensor& hidden, boo
       total.add_(at::mm(dlogits.t(), hidden, at::kFloat));
     }
   } else {
-    total.add_(at::mm(dlogits.t(), hidden));
+    const Tensor product = at::mm(dlogits.t(), hidden);
+    first ? total.copy_(product) : total.add_(product);
   }
 }
 
@@ -164,8 +166,15 @@ void linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tens
   make_or_check_loss(name, "loss", loss, {}, hidden);
   make_or_check_loss(name, "scale", scale, {}, hidden);
   make_or_check_out(name, "grad_hidden", grad_hidden, keep_hidden ? hidden.sizes() : kNone, "hidden", hidden);
-  // In the losses' type: the sum over all rows is rounded once, when it has been scaled.
-  make_or_check_loss(name, "grad_weight", grad_weight, keep_weight ? weight.sizes() : kNone, hidden);
+  // In the losses' type: the sum over all rows is rounded once, when it has been scaled. One that is made here has at
+  // first a row for each column of logits.
+  const int64_t columns = padded(vocab, hidden);
+  const bool given = grad_weight.defined();
+  if (!given && keep_weight) {
+    grad_weight = at::empty({columns, width}, loss.options());
+  } else {
+    make_or_check_loss(name, "grad_weight", grad_weight, keep_weight ? weight.sizes() : kNone, hidden);
+  }
   check_apart(name, {{"loss", loss}, {"scale", scale}, {"grad_hidden", grad_hidden}, {"grad_weight", grad_weight}},
               {{"hidden", hidden}, {"weight", weight}, {"targets", targets}});
   check_rung(op, rung, hidden);
@@ -175,15 +184,16 @@ void linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tens
   const int64_t step =
       std::max<int64_t>(1, std::min(chunk.value_or(default_chunk(rows, vocab, hidden.element_size())), rows));
   const Tensor losses = at::empty({rows}, loss.options());
-  const Tensor head = with_more_rows(weight, padded(vocab, hidden));
-  const Tensor logits = at::empty({std::min(step, rows), head.size(0)}, hidden.options());
-  if (keep_weight && (rows == 0 || grad_weight.scalar_type() != hidden.scalar_type())) grad_weight.zero_();
+  const Tensor head = with_more_rows(weight, columns);
+  const Tensor logits = at::empty({std::min(step, rows), columns}, hidden.options());
+  Tensor total = given && keep_weight && columns != vocab ? at::empty({columns, width}, loss.options()) : grad_weight;
+  if (rows == 0) total.zero_();
   for (int64_t begin = 0; begin < rows; begin += step) {
     const int64_t count = std::min(step, rows - begin);
     const Tensor inputs = hidden.narrow(0, begin, count);
     Tensor whole = logits.narrow(0, 0, count);
     at::mm_out(whole, inputs, head.t());
-    whole.narrow(1, vocab, head.size(0) - vocab).zero_();  // and not NaN, where a row of hidden is
+    whole.narrow(1, vocab, columns - vocab).zero_();  // and not NaN, where a row of hidden is
     const Tensor of_chunk = whole.narrow(1, 0, vocab);
     run_rows(op, rung, of_chunk, whole_targets.narrow(0, begin, count), ignore_index, losses.narrow(0, begin, count),
              {}, keep_hidden || keep_weight ? of_chunk : Tensor());
@@ -191,7 +201,12 @@ void linear_cross_entropy(const Tensor& hidden, const Tensor& weight, const Tens
       Tensor of_inputs = grad_hidden.narrow(0, begin, count);
       at::mm_out(of_inputs, whole, head);
     }
-    if (keep_weight) add_product(grad_weight, of_chunk, inputs, begin == 0);
+    if (keep_weight) add_product(total, whole, inputs, begin == 0);
+  }
+  if (!total.is_same(grad_weight)) {
+    grad_weight.copy_(total.narrow(0, 0, vocab));
+  } else if (keep_weight) {
+    grad_weight.resize_({vocab, width});  // smaller: it stays where it is
   }
   const Tensor count = whole_targets.ne(ignore_index).sum().to(loss.scalar_type());
   loss.copy_(losses.sum().div(count));           // of none: NaN, as in PyTorch

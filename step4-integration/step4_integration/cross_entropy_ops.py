@@ -14,6 +14,7 @@ from kernel_fusion.ops import (
     check_type,
     contiguous_like,
     needs_gradients,
+    register_autograd,
     without_forward_mode,
 )
 
@@ -223,9 +224,7 @@ def _cross_entropy_backward(ctx, grad_loss, *_):
     return _times(gradient, grad_loss, gradient.dtype), None
 
 
-torch.library.register_autograd(
-    "step4_integration::cross_entropy", _cross_entropy_backward, setup_context=_cross_entropy_setup
-)
+register_autograd("step4_integration::cross_entropy", _cross_entropy_backward, setup_context=_cross_entropy_setup)
 
 
 def _linear_cross_entropy_setup(ctx, inputs, keyword_only_inputs, output):
@@ -249,7 +248,7 @@ def _linear_cross_entropy_backward(ctx, grad_loss, *_):
     return *found, None
 
 
-torch.library.register_autograd(
+register_autograd(
     "step4_integration::linear_cross_entropy",
     _linear_cross_entropy_backward,
     setup_context=_linear_cross_entropy_setup,

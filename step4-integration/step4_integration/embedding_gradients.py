@@ -9,6 +9,7 @@ from kernel_fusion.ops import (
     check_floating,
     check_shape,
     check_type,
+    register_autograd,
     wide,
     without_forward_mode,
 )
@@ -76,7 +77,7 @@ def _embedding_backward(ctx, grad):
     return None, grad_token, grad_position, None
 
 
-torch.library.register_autograd("step4_integration::embedding", _embedding_backward, setup_context=_embedding_setup)
+register_autograd("step4_integration::embedding", _embedding_backward, setup_context=_embedding_setup)
 
 
 def _backward_setup(ctx, inputs, keyword_only_inputs, output):
@@ -93,6 +94,4 @@ def _backward_backward(ctx, grad_table):
     return looked_up.masked_fill(outside[..., None], 0), None, None
 
 
-torch.library.register_autograd(
-    "step4_integration::embedding_backward", _backward_backward, setup_context=_backward_setup
-)
+register_autograd("step4_integration::embedding_backward", _backward_backward, setup_context=_backward_setup)

@@ -352,19 +352,20 @@ def test_no_more_logits_exist_than_a_chunk_in_the_dtype_of_hidden():
     rows, width, vocab, chunk = 64, 8, 1003, 16
     hidden, weight, targets = layer(rows, width, vocab, torch.bfloat16, "cpu")
     assert rows * vocab * 4 in allocations(lambda: linear_composed(hidden, weight, targets))
-    of_all_rows = {rows * width * size for width in (vocab, 1008) for size in (2, 4)}
+    columns = 1024  # rows of whole 128 bytes
+    of_all_rows = {rows * width * size for width in (vocab, columns) for size in (2, 4)}
     for given, most in ((chunk, chunk), (None, rows)):
         found = allocations(lambda: linear_cross_entropy(hidden, weight, targets, chunk=given))  # noqa: B023
-        assert found.count(1008 * most * 2) == 1
-        assert not of_all_rows.intersection(found) - {1008 * most * 2}
+        assert found.count(columns * most * 2) == 1
+        assert not of_all_rows.intersection(found) - {columns * most * 2}
 
     # With gradients; in float32, for which the CPU's products need no memory of their own.
     inputs = hidden.float(), weight.float(), targets
     found = allocations(lambda: with_gradients(linear_cross_entropy, *inputs, chunk=chunk))
-    logits, weight_of_whole_vectors, grad_weight = 1004 * chunk * 4, 1004 * width * 4, vocab * width * 4
+    logits, head, grad_weight = columns * chunk * 4, columns * width * 4, vocab * width * 4
     largest = sorted((size for size in found if size >= grad_weight), reverse=True)
-    assert largest[:2] == [logits, weight_of_whole_vectors]
-    assert set(largest[2:]) == {grad_weight}
+    assert largest[:3] == [logits, head, head]  # the weight with more rows, and its gradient
+    assert set(largest[3:]) == {grad_weight}
 
 
 @on_each_device

@@ -40,7 +40,7 @@ class Dropping(GPT2):
 
     def hidden(self, *given):
         y = F.dropout(super().hidden(*given), 0.1, self.training)
-        return step1_simple.bias_dropout_residual(y, torch.zeros(y.shape[-1]), torch.zeros_like(y), 0.1)
+        return step1_simple.bias_dropout_residual(y, y.new_zeros(y.shape[-1]), torch.zeros_like(y), 0.1)
 
 
 def trained(out, **options):

@@ -2,6 +2,7 @@
 steps follow plain PyTorch.
 """
 
+import collections
 import copy
 import dataclasses
 import itertools
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import train
 from gpt2_model import GPT2
+from model.blocks.shared import join_heads, split_heads
 from torch.utils._python_dispatch import TorchDispatchMode
 from training import step as steps
 from training.batches import Batches, Tokens, packed
@@ -149,32 +151,94 @@ def test_the_loss_of_a_packed_step_is_that_of_its_documents_alone(blocks):
         torch.testing.assert_close(got.grad, want.grad, msg=lambda text, name=name: f"{name}: {text}")
 
 
-class Casts(TorchDispatchMode):
-    """How often a tensor of each shape is cast to bfloat16."""
+class Made(TorchDispatchMode):
+    """How often a tensor of each shape and dtype is made from one of another, and by how many operations."""
 
     def __init__(self):
         super().__init__()
-        self.of = {}
+        self.of, self.operations = collections.Counter(), 0
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         out = function(*arguments, **(options or {}))
-        if function is torch.ops.aten._to_copy.default and out.dtype == torch.bfloat16:
-            self.of[tuple(out.shape)] = self.of.get(tuple(out.shape), 0) + 1
+        cast = [out] if function is torch.ops.aten._to_copy.default else []
+        cast = arguments[0] if function is torch.ops.aten._foreach_copy_.default else cast
+        self.of.update((tuple(t.shape), t.dtype) for t in cast)
+        self.operations += bool(cast)
         return out
 
 
-def test_weights_are_cast_once_a_step_and_anew_in_the_next():
+def test_weights_are_copied_at_once_a_step_and_anew_in_the_next():
     torch.manual_seed(0)
     model = GPT2(dataclasses.replace(TINY, n_layer=1))
     optimizer = optimizer_of(model, 0.1)
+    parameters = [*model.parameters()]
+    shapes = collections.Counter(tuple(p.shape) for p in model.h[0].parameters() if p.dim() == 2)
     for _ in range(2):
-        with Casts() as casts:
-            steps.step(model, optimizer, some_windows(6).split(3), 0.1, dtype=torch.bfloat16)
-        assert [casts.of[shape] for shape in [(32, 96), (32, 32), (32, 128), (128, 32)]] == [1] * 4
-    assert model.h[0].mlp.c_fc.weight.dtype == model.h[0].mlp.c_fc.weight.grad.dtype == torch.float32
-    with steps.autocast(model, torch.bfloat16):
-        fresh = model.loss(some_windows()[:, :-1], some_windows()[:, 1:])
-    assert steps.backward(model, [some_windows()], torch.bfloat16).item() == fresh.item()
+        in_bfloat16 = copy.deepcopy(model).bfloat16()
+        with Made() as made:
+            loss = steps.step(model, optimizer, some_windows(6).split(3), 0.1, dtype=torch.bfloat16)
+        for shape, count in shapes.items():
+            assert made.of[shape, torch.bfloat16] == count
+            assert made.of[shape, torch.float32] == 2 * count  # gradients of each part
+        assert made.operations < 20
+        assert loss.item() == sum(steps.cross_entropy(in_bfloat16, part) / 2 for part in some_windows(6).split(3))
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    assert {p.dtype for p in parameters} == {p.grad.dtype for p in parameters} == {torch.float32}
+
+
+def test_weights_are_back_after_an_error():
+    model = GPT2(TINY)
+    parameters = [*model.parameters()]
+    with pytest.raises(IndexError):
+        steps.backward(model, [torch.zeros(1, dtype=torch.int64)], torch.bfloat16)
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+
+
+def test_gradients_in_bfloat16_are_as_good_as_autocasts():
+    torch.manual_seed(0)
+    model = GPT2(dataclasses.replace(TINY, initializer_range=0.1))
+    exact, ours, autocasts = copy.deepcopy(model).double(), copy.deepcopy(model), copy.deepcopy(model)
+    windows = some_windows(16)
+    losses = [steps.backward(m, [windows], dtype) for m, dtype in ((exact, torch.float64), (ours, torch.bfloat16))]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = steps.cross_entropy(autocasts, windows)
+    loss.backward()
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-3)
+    for (name, right), got, theirs in zip(
+        exact.named_parameters(), ours.parameters(), autocasts.parameters(), strict=True
+    ):
+        error, allowed = ((p.grad - right.grad).norm().item() for p in (got, theirs))
+        assert error <= 2 * allowed, f"the gradient of `{name}` is {error:.2g} off, autocast's {allowed:.2g}"
+
+
+def test_gradients_of_q_k_and_v_are_copied_only_where_they_lie_apart():
+    packed = torch.randn(2, 5, 96, requires_grad=True)
+    room = torch.randn(2, 6, 3, 2, 16)
+    whole, part = room[:, :5].contiguous(), room[:, :5]
+    together, of_larger = (rows.permute(2, 0, 3, 1, 4).unbind() for rows in (whole, part))
+    apart, turned = [t.contiguous() for t in together], together[::-1]
+    for gradients, stay in ((together, True), (apart, False), (turned, False), (of_larger, False)):
+        (found,) = torch.autograd.grad(split_heads(packed, TINY), packed, gradients)
+        assert torch.equal(found, torch.cat([join_heads(g) for g in gradients], -1))
+        assert (found.data_ptr() == whole.data_ptr()) == stay
+    (found,) = torch.autograd.grad(
+        split_heads(packed, TINY), packed, [t.requires_grad_() for t in together], create_graph=True
+    )
+    assert found.requires_grad
+
+
+@each_form
+def test_attention_puts_the_gradients_of_q_k_and_v_together(blocks):
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            seen.add(function)
+            return function(*arguments, **(options or {}))
+
+    seen = set()
+    torch.manual_seed(0)
+    with Seen():
+        steps.backward(GPT2(dataclasses.replace(TINY, blocks=blocks)), [some_windows()], torch.float32)
+    assert bool(seen & {torch.ops.aten.cat.default, torch.ops.aten.stack.default}) == (blocks == "v1_torch")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -190,7 +254,7 @@ def test_what_is_computed_again_gives_the_same_bits_and_is_not_kept(blocks, dtyp
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t, sizes=sizes: (sizes.append(t.numel()), t)[1], lambda t: t
         ):
-            with steps.autocast(model, dtype):
+            with steps.weights_in(model, dtype):
                 steps.cross_entropy(model, some_windows())
         saved.append(sum(sizes))
         steps.backward(model, some_windows().split(2), dtype)

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training import checkpoint
 from training.optimizer import set_rate
 from training.run import Run
-from training.step import Part, autocast, cross_entropy, weights_cast_once, weights_of
+from training.step import Part, cross_entropy, weights_of
 from training.worker import Found, Worker
 
 
@@ -86,6 +86,10 @@ class Parallel(Worker):
 
     # ---- a step ----
 
+    def computing(self, model: GPT2, dtype: torch.dtype) -> contextlib.AbstractContextManager:
+        """By autocast: DDP and FSDP2 watch the parameters themselves, which `weights_in` puts copies in place of."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
+
     def step(self, run: Run, device: torch.device) -> Callable[..., torch.Tensor]:
         return self._step
 
@@ -113,10 +117,11 @@ class Parallel(Worker):
         counted = torch.zeros((), device=self.device) + sum(weights)  # a copy from the host would wait for the GPU
         dist.all_reduce(counted, group=group)
         total = torch.zeros((), device=self.device)
-        with weights_cast_once(model):
+        # Autocast keeps a weight that it has cast until its outermost region ends: one, for all parts of a batch.
+        with torch.autocast(self.device.type, enabled=False):
             for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
                 with self.moving(model, number == len(parts) - 1):
-                    with autocast(model, dtype):
+                    with self.computing(model, dtype):
                         loss = self.loss(model, part) * weight / counted
                     (loss * self.factor).backward()
                 total += loss.detach()

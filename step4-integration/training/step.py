@@ -1,7 +1,8 @@
 """One step of training: forward and backward of each part of the batch, clipping, AdamW. Nothing waits for the GPU."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from gpt2_model import GPT2
@@ -23,16 +24,41 @@ def cross_entropy(model: GPT2, part: Part) -> torch.Tensor:
     return model.loss(windows[:, :-1], windows[:, 1:])
 
 
-def autocast(model: GPT2, dtype: torch.dtype) -> torch.autocast:
-    """Ops in bfloat16, if `dtype` is that; the weights themselves stay in float32."""
-    return torch.autocast(model.wte.weight.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
+class _Copies(torch.autograd.Function):
+    """Tensors in another dtype, all in a few launches, and their gradients back in the tensors' own."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.dtype = tensors[0].dtype
+        return _copies(tensors, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, *_copies(gradients, ctx.dtype)
 
 
-def weights_cast_once(model: GPT2) -> contextlib.AbstractContextManager:
-    """Autocast keeps a weight that it has cast until its outermost region ends. This is one around all parts of a
-    batch, in which nothing is cast, so that backward passes, which belong outside of autocast, find it as they should.
+def _copies(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    copies = tuple(torch.empty_like(tensor, dtype=dtype) for tensor in tensors)
+    torch._foreach_copy_(copies, tensors)
+    return copies
+
+
+@contextlib.contextmanager
+def weights_in(model: GPT2, dtype: torch.dtype) -> Iterator[None]:
+    """Within it the model computes in bfloat16, if `dtype` is that, with copies of its weights, all made at once. The
+    backward pass belongs within it, too, for it may compute again; it adds to the gradients of the weights themselves.
     """
-    return torch.autocast(model.wte.weight.device.type, enabled=False)
+    places = [(module._parameters, name) for module in model.modules() for name in module._parameters]
+    places = [(parameters, name) for parameters, name in places if parameters[name] is not None]
+    weights = [parameters[name] for parameters, name in places]
+    try:
+        if dtype == torch.bfloat16:
+            for (parameters, name), copy in zip(places, _Copies.apply(dtype, *weights), strict=True):
+                parameters[name] = copy
+        yield
+    finally:
+        for (parameters, name), weight in zip(places, weights, strict=True):
+            parameters[name] = weight
 
 
 def each_tensor(function: Callable, part: Part, *others: Part) -> Part:
@@ -49,10 +75,9 @@ def backward(model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Te
     """Adds the gradient of the mean loss of all parts, which are of one size, to the parameters'. Returns that loss."""
     total = torch.zeros((), device=model.wte.weight.device, dtype=model.wte.weight.dtype)
     weights = weights_of(parts)
-    with weights_cast_once(model):
+    with weights_in(model, dtype):
         for part, weight in zip(parts, weights, strict=True):
-            with autocast(model, dtype):
-                loss = cross_entropy(model, part) * weight / sum(weights)
+            loss = cross_entropy(model, part) * (weight / sum(weights))
             loss.backward()
             total += loss.detach()
     return total

@@ -1,5 +1,6 @@
 """A process that trains, alone: what of a training is done otherwise where there are several, see parallel.py."""
 
+import contextlib
 import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from gpt2_model import GPT2
 
 from training import checkpoint
 from training.run import Run
-from training.step import GraphStep, step
+from training.step import GraphStep, step, weights_in
 
 Found = TypeVar("Found")
 
@@ -33,6 +34,10 @@ class Worker:
     def place(self, model: GPT2, run: Run) -> GPT2:
         """What this worker has of the model, the same on all before."""
         return model
+
+    def computing(self, model: GPT2, dtype: torch.dtype) -> contextlib.AbstractContextManager:
+        """In it the model computes in bfloat16, if `dtype` is that."""
+        return weights_in(model, dtype)
 
     def step(self, run: Run, device: torch.device) -> Callable[..., torch.Tensor]:
         """What takes a step, called as `training.step.step`."""

@@ -9,9 +9,36 @@ from model.cache import Keys, KVCache
 
 def split_heads(packed: torch.Tensor, config: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q, k and v, side by side in each row of `packed`, as views [batch, heads, length, head_dim]: no copy."""
+    if packed.requires_grad and not torch.compiler.is_compiling():
+        return _Split.apply(packed, config.n_head)
+    return _parts(packed, config.n_head)
+
+
+def _parts(packed: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     batch, length, width = packed.shape
-    parts = packed.view(batch, length, 3, config.n_head, width // (3 * config.n_head))
-    return tuple(parts.permute(2, 0, 3, 1, 4).unbind())
+    parts = packed.view(batch, length, 3, heads, width // (3 * heads))
+    return parts.permute(2, 0, 3, 1, 4).unbind()
+
+
+class _Split(torch.autograd.Function):
+    """`_parts`, whose gradient is there already where attention's backward pass has put its three side by side."""
+
+    @staticmethod
+    def forward(ctx: Any, packed: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return _parts(packed, heads)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        base, heads = gradients[0]._base, gradients[0].shape[1]
+        if base is not None and base.shape[2:4] == (3, heads) and base.is_contiguous() and not torch.is_grad_enabled():
+            rows = base.flatten(2)
+            if [*map(_place, gradients)] == [*map(_place, _parts(rows, heads))]:
+                return rows, None
+        return torch.stack([gradient.transpose(1, 2) for gradient in gradients], 2).flatten(2), None
+
+
+def _place(x: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return x.data_ptr(), x.shape, x.stride()
 
 
 def join_heads(x: torch.Tensor) -> torch.Tensor:
