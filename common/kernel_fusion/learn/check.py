@@ -19,10 +19,10 @@ import subprocess
 from collections.abc import Callable
 
 from emulator import counts, programs
+from emulator.ninja_file import is_clang
 from kernel_fusion import steps
 from kernel_fusion.console import UserError
 from kernel_fusion.learn import exercises
-from kernel_fusion.ninja_file import is_clang
 
 ORDERS = ("forward", "reverse", "random:1")
 COUNTED, SCORED = (re.compile(rf"^// {what}: (.+)$", re.MULTILINE) for what in ("Counted", "Scored"))
