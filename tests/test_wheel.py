@@ -160,11 +160,11 @@ def alone(tmp_path_factory):
 
 
 def simt(alone: pathlib.Path, *words: str) -> subprocess.CompletedProcess:
-    """Runs the command that the wheel has installed."""
+    """Runs the command that the wheel has installed, or with -c its Python."""
     (script,) = alone.glob("venv/lib/python*/site-packages/bin/simt")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KF_"))}
     environment["XDG_CACHE_HOME"] = str(alone / "cache")
-    command = [alone / "venv" / "bin" / "python", script, *words]
+    command = [alone / "venv" / "bin" / "python", *(words if words[0] == "-c" else (script, *words))]
     return subprocess.run(command, cwd=alone, env=environment, capture_output=True, text=True)
 
 
@@ -177,6 +177,8 @@ def test_the_emulators_wheel_holds_all_that_it_compiles(alone):
     done = simt(alone, "--help")
     assert done.stdout.startswith("usage: simt [OPTION…] FILE.cu")
     assert "  simt --race program.cu -- 100000\n" in done.stdout
+    done = simt(alone, "-c", "from emulator import programs; print(programs.BUILD)")
+    assert done.stdout.startswith(f"{alone / 'cache' / 'simt'}/")
     done = simt(alone, "missing.cu")
     assert (done.returncode, done.stderr) == (1, f"simt: no such file: {alone / 'missing.cu'}\n")
 

@@ -177,6 +177,8 @@ def why_more(word: str, found: dict[str, tuple[int, int]]) -> str:
         return "lanes of a warp want different words of one bank"
     if times > 16:
         return f"{times:.0f} times as many: does every thread do the work of all?"
+    if what == "requests":
+        return "the same is asked for more than once, or by fewer lanes of a warp or fewer bytes at a time"
     return ""
 
 

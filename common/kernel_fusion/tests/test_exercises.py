@@ -129,7 +129,7 @@ def test_next_makes_a_copy_that_names_its_own_place_and_finds_its_header(solutio
     said = capsys.readouterr().out
     assert said.startswith("1_twice: `x`, twice, 20 minutes\n  file   my/step2-attention/1_twice.cu\n")
     assert "  page   step2-attention/exercises/README.md\n" in said
-    assert "Write in place of TODO" in said
+    assert "Commands in its head are for a shell in step2-attention.\nWrite in place of TODO" in said
     assert cli.main(["learn", "next"]) == 0
     assert "1_twice.cu, as you left it\n" in capsys.readouterr().out
 
@@ -449,6 +449,7 @@ def test_a_likely_cause_is_told_by_the_first_wrong_element(printed, cause):
         ("global load sectors", 256, 64, (32, 8), ""),
         ("global load sectors", 1674, 212, (69, 55), "do not take neighbours"),
         ("global load requests", 256, 8, (256, 8), "32 times as many: does every thread do the work of all?"),
+        ("global load requests", 16, 8, (16, 8), "or fewer bytes at a time"),
         ("shared load conflicts", 31, 0, (1, 1), "one bank"),
         ("barriers", 5, 4, (1, 1), ""),
         ("shuffles", 5, 0, (1, 1), ""),
