@@ -127,8 +127,8 @@ __device__ __forceinline__ void write_gradient(const Row<T>& row, compute_t<T> (
 // The end of a row whose whole vectors are `kept` in shared memory, each by the thread that reads it here: `max` and
 // `sum` of a thread's columns, `alone` its single logit or −∞, become the row's loss, and its gradient is made of them.
 template <class T>
-__device__ __forceinline__ void finish_kept_row(const Row<T>& row, const Cut<T>& cut, const T* kept,
-                                                compute_t<T> alone, compute_t<T> max, compute_t<T> sum, bool alike) {
+__device__ __forceinline__ void finish_kept_row(const Row<T>& row, const Cut<T>& cut, const T* kept, compute_t<T> alone,
+                                                compute_t<T> max, compute_t<T> sum, bool alike) {
   using C = compute_t<T>;
   constexpr int N = Cut<T>::N;
   __shared__ C shared[kWarpSize];

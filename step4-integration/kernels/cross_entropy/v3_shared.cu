@@ -72,9 +72,7 @@ __global__ void __launch_bounds__(kThreads, 2) v3_shared_kernel(Rows<T> a, bool 
 
 }  // namespace
 
-std::string v3_shared_can_implement(const Args& a) {
-  return can_implement_a_kept_row(a);
-}
+std::string v3_shared_can_implement(const Args& a) { return can_implement_a_kept_row(a); }
 
 void v3_shared(const Args& a, void* stream) {
   with_type(a.dtype, [&](auto type) {
