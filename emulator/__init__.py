@@ -2,6 +2,7 @@
 
 import pathlib
 
+__version__ = "0.1.0"  # of both wheels
 FOLDER = pathlib.Path(__file__).resolve().parent
 # Headers that every emulated source reads, compiled once: of a small source they take half of the time.
 PRECOMPILED = ("cuda_runtime.h", "cuda_bf16.h", "cuda_fp16.h", "kf_simt/ptx.h", "stdexcept", "string")

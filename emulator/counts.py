@@ -23,8 +23,8 @@ from rich.text import Text
 
 import emulator
 from emulator import programs
+from emulator.console import UserError
 from emulator.rewriter.rewrite import Rewriter
-from kernel_fusion.console import UserError
 
 KINDS = [f"{space} {kind}" for space in ("global", "shared") for kind in ("load", "store", "atomic")]
 NEAR = 6  # lines between two that count, which the listing still shows
@@ -455,7 +455,7 @@ def run_program(
 
 
 def command(options: argparse.Namespace, console: Console) -> int:
-    """`kernel-fusion simt FILE.cu --count [--json PATH]`. Returns the program's exit code."""
+    """`simt FILE.cu --count [--json PATH]`. Returns the program's exit code."""
     code, kernels = run_program(
         options.file,
         options.arguments,

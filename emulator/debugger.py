@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 
 import emulator
-from kernel_fusion.console import UserError
+from emulator.console import UserError
 
 COMMANDS = emulator.FOLDER / "gdb" / "cuda.py"
 

@@ -4,17 +4,25 @@ import hashlib
 import os
 import pathlib
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 
 import emulator
-from kernel_fusion.console import UserError, progress
-from kernel_fusion.ninja_file import NinjaFile, is_clang, one_at_a_time, precompile, shell_words
+from emulator.console import UserError, progress
+from emulator.ninja_file import NinjaFile, is_clang, one_at_a_time, precompile, shell_words
 
-BUILD = emulator.FOLDER.parent / "build"  # where what is compiled lies
-EMULATION = BUILD  # and where the emulation does, also for tests that put their programs elsewhere
 KF_HEADERS = emulator.FOLDER.parent / "common" / "include"  # which a program may use: <kf/…>
+# Where what is compiled lies: beside the emulator in its repository, else, as its own wheel, in the user's cache.
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "simt")
+BUILD = (
+    emulator.FOLDER.parent / "build"
+    if KF_HEADERS.is_dir()
+    else CACHE / hashlib.sha256(str(emulator.FOLDER).encode()).hexdigest()[:8]
+)
+EMULATION = BUILD  # and where the emulation does, also for tests that put their programs elsewhere
 
 # The compiler's flags for the program and the emulation.
 FLAVOURS = {
@@ -68,8 +76,8 @@ def compile_program(
         The executable's path.
 
     Raises:
-        SimtError: there is no such file; or it uses what is not emulated, and the text has a line for each such place;
-            or it cannot be rewritten or compiled, and the text is the tools' own.
+        SimtError: there is no such file, or no compiler; or it uses what is not emulated, and the text has a line for
+            each such place; or it cannot be rewritten or compiled, and the text is the tools' own.
     """
     return _compile(source, flavour, include_dirs, compiler_flags, shared=False)
 
@@ -99,6 +107,8 @@ def _compile(
     own = BUILD / kind / flavour / f"{source.stem}-{digest}"
 
     cxx = os.environ.get("CXX", "c++")
+    if not shutil.which(shlex.split(cxx)[0]):
+        raise SimtError(f"no C++ compiler {cxx}; Debian, Ubuntu: apt install g++; or CXX=… names another one")
     found = [f"-I{path}" for path in [source.parent, *includes]]
     searched = [*found, *(flag for flag in compiler_flags if flag.startswith("-I"))]
     # -fstack-clash-protection: a frame larger than the guard below a thread's stack does not step over it.
@@ -219,5 +229,5 @@ def run_program(
     code = subprocess.run([str(program), *arguments], env=environment, stdout=stdout).returncode
     if code < 0 and -code != signal.SIGINT:
         name = signal.Signals(-code).name
-        print(f"kernel-fusion: {program.name} was ended by {name}; --gdb stops where it comes", file=sys.stderr)
+        print(f"{program.name} was ended by {name}; --gdb stops where it comes", file=sys.stderr)
     return code if code >= 0 else 128 - code

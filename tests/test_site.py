@@ -164,6 +164,13 @@ def test_a_module_that_cannot_be_imported_says_so():
     assert "cannot be imported here: No module named 'no\\_such\\_module'" in reference.module("no_such_module")
 
 
+def test_a_module_that_fails_fails_the_site(tmp_path, monkeypatch):
+    (tmp_path / "fails.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        reference.module("fails")
+
+
 def test_links_that_lead_nowhere_are_found(tmp_path):
     (tmp_path / "a.html").write_text('<a href="b.html#there">, <a class="x" href="b.html#not">, <img src="none.svg">')
     (tmp_path / "b.html").write_text('<p id="there"><a href="https://pytorch.org"><a href="#there">')

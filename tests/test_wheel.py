@@ -1,15 +1,20 @@
-"""`pip install .`: what goes into the source archive and the wheel, and whom the installed wheel refuses."""
+"""`pip install .` and `pip install ./emulator`: what is in the archive and the wheels, and whom they refuse."""
 
 import importlib.metadata
+import importlib.util
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 
 import pytest
 import torch
+import yaml
 
+import emulator
 from kernel_fusion import steps
 from kernel_fusion.checks.repository import ROOT, files, relative, run
 
@@ -54,6 +59,9 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(work, (sys.argv[1],), nprocs=2)
     print(step1_simple.__file__)
 """
+
+
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +112,12 @@ def test_another_torch_is_refused_by_name(monkeypatch, version):
 def test_a_wheel_from_the_archive_works_where_the_tree_is_not(unpacked, tmp_path):
     """The emulation's objects are those of this tree's build: they do not depend on where they are linked."""
     built = max((ROOT / "build").glob("temp.*"), key=os.path.getmtime)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     settings = {"KF_CUDA": "0", "KF_EMULATED": str(built), "KF_HOST_FLAGS": "-O0", "MAX_JOBS": "2"}
-    wheel = (*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(unpacked))
+    wheel = (*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(unpacked))
     run(*wheel, **settings)
     (path,) = tmp_path.glob("*.whl")
     site = tmp_path / "site"
-    run(*pip, "install", "--no-deps", "--target", str(site), str(path))
+    run(*PIP, "install", "--no-deps", "--target", str(site), str(path))
 
     (metadata,) = site.glob("*.dist-info/METADATA")
     minor = ".".join(torch.__version__.split(".")[:2])
@@ -129,3 +136,68 @@ def test_a_wheel_from_the_archive_works_where_the_tree_is_not(unpacked, tmp_path
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True
     )
     assert f"built for torch 1.0, and this is torch {torch.__version__}" in done.stderr
+
+
+# ---- the emulator's ----
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A folder with an environment that has the emulator's wheel, rich and ninja, and nothing else."""
+    folder = tmp_path_factory.mktemp("simt")
+    shutil.copytree(ROOT / "emulator", folder / "emulator", ignore=shutil.ignore_patterns("__pycache__", "build"))
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(folder / "emulator"))
+    (wheel,) = folder.glob(f"kernel_fusion_simt-{emulator.__version__}-*.whl")
+    venv.create(folder / "venv", symlinks=True)
+    (site,) = folder.glob("venv/lib/python*/site-packages")
+    run(*PIP, "install", "--no-deps", "--target", str(site), str(wheel))
+    for package in ("rich", "pygments", "markdown_it", "mdurl", "ninja"):
+        there = pathlib.Path(importlib.util.find_spec(package).origin).parent
+        (site / package).symlink_to(there)
+    (folder / "venv" / "bin" / "ninja").symlink_to(shutil.which("ninja", path=pathlib.Path(sys.executable).parent))
+
+    return folder
+
+
+def simt(alone: pathlib.Path, *words: str) -> subprocess.CompletedProcess:
+    """Runs the command that the wheel has installed, or with -c its Python."""
+    (script,) = alone.glob("venv/lib/python*/site-packages/bin/simt")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KF_"))}
+    environment["XDG_CACHE_HOME"] = str(alone / "cache")
+    command = [alone / "venv" / "bin" / "python", *(words if words[0] == "-c" else (script, *words))]
+    return subprocess.run(command, cwd=alone, env=environment, capture_output=True, text=True)
+
+
+def test_the_emulators_wheel_holds_all_that_it_compiles(alone):
+    (package,) = alone.glob("venv/lib/python*/site-packages/emulator")
+    own = files(".py", ".cpp", ".h", ".css", ".js", under="emulator")
+    wanted = [path.relative_to(ROOT / "emulator") for path in own if "tests" not in path.parts]
+    assert len(wanted) > 90
+    assert [str(path) for path in wanted if not (package / path).is_file()] == []
+    done = simt(alone, "--help")
+    assert done.stdout.startswith("usage: simt [OPTION…] FILE.cu")
+    assert "  simt --race program.cu -- 100000\n" in done.stdout
+    done = simt(alone, "-c", "from emulator import programs; print(programs.BUILD)")
+    assert done.stdout.startswith(f"{alone / 'cache' / 'simt'}/")
+    done = simt(alone, "missing.cu")
+    assert (done.returncode, done.stderr) == (1, f"simt: no such file: {alone / 'missing.cu'}\n")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", [[], ["--count"]], ids=["plain", "count"])
+def test_a_strangers_program_runs_where_the_tree_is_not(alone, mode):
+    shutil.copy(ROOT / "emulator" / "tests" / "programs" / "layer_norm.cu", alone)
+    done = simt(alone, *mode, "layer_norm.cu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") >= 3
+    (cache,) = (alone / "cache" / "simt").iterdir()
+    assert [path.name for path in cache.iterdir()] == ["programs"]
+
+
+def test_both_wheels_and_the_citation_have_one_version():
+    for project in (ROOT, ROOT / "emulator"):
+        text = (project / "pyproject.toml").read_text(encoding="utf-8")
+        assert '\nversion = { attr = "emulator.__version__" }\n' in text
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == emulator.__version__
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)  # what the format demands

@@ -32,8 +32,8 @@ from setuptools import Extension
 from setuptools.command.build_ext import build_ext as _build_ext
 
 import emulator
+from emulator.ninja_file import NinjaFile, ninja_path, one_at_a_time, precompile, shell_words
 from kernel_fusion import rung_tables
-from kernel_fusion.ninja_file import NinjaFile, ninja_path, one_at_a_time, precompile, shell_words
 
 COMMON = pathlib.Path(__file__).resolve().parents[1]
 DEFAULT_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0a", "10.0", "12.0")

@@ -3,41 +3,17 @@
 import argparse
 import functools
 import importlib
-import os
 import pathlib
-import re
-import shlex
 import sys
-import textwrap
 from collections.abc import Callable
 
+from emulator import command as simt
+from emulator.console import described, exit_code
 from kernel_fusion import steps
 from kernel_fusion.console import CommandFailed, UserError, make_console, run_shown
 from kernel_fusion.learn import exercises, guide
 from kernel_fusion.report import documents as report
 from kernel_fusion.report import syllabus
-
-
-def schedule(text: str) -> str:
-    """An order of emulated threads, as an argument."""
-    if not re.fullmatch(r"forward|reverse|random:\d+", text):
-        raise argparse.ArgumentTypeError(f"must be forward, reverse or random:SEED, got {text!r}")
-    return text
-
-
-def threads(text: str) -> int:
-    """A number of OS threads, as an argument."""
-    if not text.isdecimal() or not 1 <= int(text) <= 4096:
-        raise argparse.ArgumentTypeError(f"must be a number from 1 to 4096, got {text!r}")
-    return int(text)
-
-
-def span(text: str) -> str:
-    """Blocks or threads by their numbers, as an argument."""
-    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
-    if not found or int(found[2] or found[1]) < int(found[1]):
-        raise argparse.ArgumentTypeError(f"must be N or FIRST-LAST, counted from 0, got {text!r}")
-    return text
 
 
 def step(text: str) -> steps.Step:
@@ -49,10 +25,6 @@ def step(text: str) -> steps.Step:
 
 
 STEP_NAMES = "STEP: step1-simple, step2-attention, step3-fused or step4-integration; or its number, 1 to 4."
-SCHEDULES = (
-    "The threads' order, S: forward (thread 0 first), reverse, or random:SEED with any number as SEED, random:1 for "
-    "instance. Between barriers the order must not matter; a missing barrier shows in one of them."
-)
 SIZES = (
     "Sizes: emulated (small enough for the kernels to run thread by thread on the CPU), cpu (for plain C++), quick and "
     "full (for a GPU)."
@@ -67,18 +39,9 @@ def _op_names() -> str:
 def _add(
     commands, name: str, sentence: str, more: list[str], examples: list[str], run: Callable[..., int], **options
 ) -> argparse.ArgumentParser:
-    """Adds a command: what it does in a sentence, `more` paragraphs on what is to be known and the values of its
-    arguments, examples without "kernel-fusion", and what does it and returns the exit code.
-    """
-    lines = "\n".join(f"  kernel-fusion {example}" for example in examples)
-    parser = commands.add_parser(
-        name,
-        help=sentence[0].lower() + sentence[1:].removesuffix("."),
-        description=textwrap.fill(sentence, 100),
-        epilog="\n\n".join([*(textwrap.fill(text, 100) for text in more), f"for example:\n{lines}"]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        **options,
-    )
+    """Adds a command: `described` by a sentence, more and examples, and what does it and returns the exit code."""
+    options |= described("kernel-fusion", sentence, more, examples)
+    parser = commands.add_parser(name, help=sentence[0].lower() + sentence[1:].removesuffix("."), **options)
     parser.set_defaults(run=run)
     return parser
 
@@ -144,13 +107,15 @@ def make_parser() -> argparse.ArgumentParser:
     check = add(
         "check",
         "Runs the steps' tests.",
-        ["They must be built.", STEP_NAMES, SCHEDULES],
+        ["They must be built.", STEP_NAMES, simt.SCHEDULES],
         ["check", "check step2 --device cpu -k softmax", "check 1 --schedule random:7"],
         _check,
     )
     check.add_argument("steps", nargs="*", type=step, metavar="STEP", help="default: all four")
     check.add_argument("--device", choices=("cpu", "cuda"), help="only this device")
-    check.add_argument("--schedule", type=schedule, metavar="S", help="only emulated tests, threads in this order")
+    check.add_argument(
+        "--schedule", type=simt.schedule, metavar="S", help="only emulated tests, in this order of threads"
+    )
     check.add_argument("-k", dest="keyword", metavar="EXPRESSION", help="only tests whose names match, as pytest -k")
 
     bench = add(
@@ -196,27 +161,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     rungs.add_argument("op", nargs="?", metavar="OP", help="default: all of them")
 
-    simt = add(
+    program = add(
         "simt",
-        "Compiles and runs a stand-alone CUDA program on the CPU.",
-        [
-            "What it uses and the emulation lacks is named before it runs.",
-            SCHEDULES,
-            "After FILE.cu, the first word that is none of these options, or --, begins the program's arguments.",
-        ],
-        [
-            "simt step1-simple/simple_kernel.cu",
-            "simt --race step1-simple/simple_kernel.cu -- 100000",
-            "simt --schedule random:1 program.cu",
-            "simt --count --json counts.json program.cu",
-            "simt --trace run.html program.cu",
-        ],
-        _simt,
-        usage="kernel-fusion simt [OPTION…] FILE.cu [OPTION…] [--] [ARGUMENT…]",
+        simt.SENTENCE,
+        simt.MORE,
+        ["simt step1-simple/simple_kernel.cu", *(f"simt {example}" for example in simt.EXAMPLES[1:])],
+        simt.run,
     )
-    _add_simt_options(simt)
-    # In one list, because argparse would drop a -- between the file and its arguments.
-    simt.add_argument("words", nargs=argparse.PARSER, metavar="FILE.cu", help="the program, and its own arguments")
+    simt.add_arguments(program)
 
     learn = add(
         "learn",
@@ -284,75 +236,6 @@ def make_parser() -> argparse.ArgumentParser:
     gpu_check.add_argument("--fresh", action="store_true", help="repeat tasks that passed before")
     gpu_check.add_argument("--resume", action="store_true", help="do not repeat them: the default")
     return parser
-
-
-SIMT_MODES = ("race", "asan", "gdb", "count", "trace")  # each compiles the program in its own way, so one at a time
-
-
-def _add_simt_options(parser: argparse.ArgumentParser) -> dict[str, bool]:
-    """The options of `simt`, which stand before FILE.cu or after it. Returns which of them take a value."""
-    add = parser.add_argument
-    options = [
-        add("--race", action="store_true", help="report races between threads, with both lines"),
-        add("--asan", action="store_true", help="stop at an access out of bounds (AddressSanitizer)"),
-        add("--gdb", action="store_true", help="start gdb, with commands for blocks and threads"),
-        add(
-            "--gdb-ex",
-            action="append",
-            default=[],
-            metavar="COMMAND",
-            help="with --gdb: carry out COMMAND and end; may be repeated",
-        ),
-        add("--count", action="store_true", help="count accesses, sectors and bank conflicts by source line"),
-        add("--json", type=pathlib.Path, metavar="PATH", help="with --count: write the counts there too"),
-        add(
-            "--trace",
-            type=pathlib.Path,
-            metavar="PATH",
-            help="record a launch, thread by thread: .html steps through it",
-        ),
-        add("--trace-blocks", type=span, metavar="A-B", help="with --trace: which blocks; default: 0-1"),
-        add("--trace-threads", type=span, metavar="A-B", help="with --trace: which of their threads; default: all"),
-        add("--trace-launch", type=threads, metavar="N", help="with --trace: which launch; default: the first"),
-        add("--schedule", type=schedule, metavar="S", help="the threads' order"),
-        add("--threads", type=threads, metavar="N", help="OS threads of a launch; default: the cores"),
-        add(
-            "-I",
-            dest="include",
-            action="append",
-            default=[],
-            type=pathlib.Path,
-            metavar="DIR",
-            help="look there for what is included; may be repeated",
-        ),
-        add(
-            "--compiler-flags",
-            type=shlex.split,
-            default=[],
-            metavar="FLAGS",
-            help="more flags for the C++ compiler, in one word: --compiler-flags='-fopenmp -DN=8'",
-        ),
-        add("--only-compile", action="store_true", help="print the program's path instead of running it"),
-    ]
-    return {name: option.nargs is None for option in options for name in option.option_strings}
-
-
-def _read_words(options: argparse.Namespace) -> None:
-    """Splits `options.words` into the file, our options after it, and `options.arguments`, which are the program's."""
-    parser = argparse.ArgumentParser(prog="kernel-fusion simt", add_help=False, allow_abbrev=False)
-    takes_value = _add_simt_options(parser)
-    options.file = pathlib.Path(options.words[0])
-    words = options.words[1:]
-    ours = 0
-    while ours < len(words):
-        word = words[ours]
-        name = word.split("=")[0] if word.startswith("--") else word[:2]
-        if name not in takes_value:
-            break
-        ours += 2 if takes_value[name] and word == name else 1
-    parser.parse_args(words[:ours], options)
-    rest = words[ours:]
-    options.arguments = rest[1:] if rest[:1] == ["--"] else rest
 
 
 def _command_of(module: str) -> Callable[[argparse.Namespace], int]:
@@ -446,58 +329,6 @@ def _rungs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _simt(options: argparse.Namespace) -> int:
-    from emulator import programs
-
-    _read_words(options)
-    modes = [mode for mode in SIMT_MODES if getattr(options, mode)]
-    if len(modes) > 1:
-        raise UserError(f"--{modes[0]} and --{modes[1]} exclude each other")
-    if options.json and not options.count:
-        raise UserError("--json needs --count")
-    chosen = [name for name in ("blocks", "threads", "launch") if getattr(options, f"trace_{name}")]
-    if chosen and not options.trace:
-        raise UserError(f"--trace-{chosen[0]} needs --trace")
-    if options.trace and options.threads:
-        raise UserError("--trace and --threads exclude each other: a recorded program has one OS thread")
-    if options.gdb_ex and not options.gdb:
-        raise UserError("--gdb-ex needs --gdb")
-    if options.count and not options.only_compile:
-        from emulator import counts
-
-        code = counts.command(options, make_console())
-        _say_whose_times(options.file)
-        return code
-    if options.trace and not options.only_compile:
-        from emulator import trace
-
-        return trace.command(options, make_console())
-    flavour = {"gdb": "debug"}.get(modes[0], modes[0]) if modes else "plain"
-    program = programs.compile_program(
-        options.file, flavour=flavour, include_dirs=tuple(options.include), compiler_flags=tuple(options.compiler_flags)
-    )
-    if options.only_compile:
-        print(program)
-        return 0
-    if options.gdb:
-        from emulator import debugger
-
-        os.environ.update(programs.run_environment(options.schedule, options.threads))
-        return debugger.debug(program, options.arguments, options.gdb_ex)
-    code = programs.run_program(program, options.arguments, schedule=options.schedule, threads=options.threads)
-    _say_whose_times(options.file)
-    return code
-
-
-WHOSE_TIMES = "emulated: times are the CPU's, and say nothing about a GPU"
-
-
-def _say_whose_times(source: pathlib.Path) -> None:
-    """Below what a program has printed, if it takes times."""
-    if "cudaEventElapsedTime" in source.read_text(encoding="utf-8", errors="replace"):
-        print(WHOSE_TIMES, file=sys.stderr)
-
-
 def _shown(command: list[str], folder: pathlib.Path, environment: dict[str, str]) -> int:
     """Runs a command, its output where ours goes, and returns its code as ours. An interruption ends it."""
     try:
@@ -510,14 +341,7 @@ def _shown(command: list[str], folder: pathlib.Path, environment: dict[str, str]
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command. Returns the exit code."""
     options = make_parser().parse_args(arguments)
-    try:
-        return options.run(options)
-    except KeyboardInterrupt as interrupt:  # a command may have said in it how to go on
-        print("; ".join(["kernel-fusion: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
-        return 130
-    except (UserError, OSError) as error:
-        print(f"kernel-fusion: {error}", file=sys.stderr)
-        return 1
+    return exit_code("kernel-fusion", lambda: options.run(options))
 
 
 if __name__ == "__main__":

@@ -43,10 +43,10 @@ def modules(package: str) -> list[str]:
 
 
 def module(name: str) -> str:
-    """What Sphinx is to say of a module; where it cannot be imported, why not."""
+    """What Sphinx is to say of a module; where what it imports is not installed, that. Another failure is raised."""
     try:
         importlib.import_module(name)
-    except (Exception, pytest.skip.Exception) as error:  # whatever an import may raise; tests' helpers skip
+    except (ImportError, pytest.skip.Exception) as error:  # tests' helpers skip
         return f"```{{note}}\nNot shown, since it cannot be imported here: {pages.escaped(str(error))}\n```\n"
     return f"```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n   :member-order: bysource\n```\n"
 

@@ -90,6 +90,12 @@ def test_a_library_that_does_not_compile_says_where(house):
         programs.compile_library(house / "missing.cu")
 
 
+def test_a_compiler_that_is_not_there_is_named(house, monkeypatch):
+    monkeypatch.setenv("CXX", "nothing++ -w")
+    with testing.raises(programs.SimtError, "no C++ compiler nothing++ -w; Debian, Ubuntu: apt install g++"):
+        programs.compile_library(written(house, "fill.cu"))
+
+
 # What other people's programs take for granted.
 
 STRANGERS = """\
@@ -182,7 +188,7 @@ def test_a_build_that_waits_for_another_says_for_what(house, talks, command):
         said = iter(waiting.stderr.readline, "")
         # The emulation itself others may compile just now.
         first = next(line for line in said if "waiting" in line and "the emulation" not in line)
-        assert first == "kernel-fusion: waiting for another process that compiles it talks.cu …\n"
+        assert first == "waiting for another process that compiles it talks.cu …\n"
     assert waiting.wait() == 0
     waiting.stderr.close()
 

@@ -8,7 +8,8 @@ import sys
 import pytest
 import torch
 
-from kernel_fusion import cli, testing
+from emulator.command import WHOSE_TIMES
+from kernel_fusion import testing
 from kernel_fusion.console import child_environment
 
 PROGRAMS = sorted((pathlib.Path(__file__).parent / "programs").glob("*.cu"))
@@ -19,7 +20,7 @@ def emulated(program: pathlib.Path, *options: str) -> str:
     command = [sys.executable, "-m", "kernel_fusion", "simt", *options, str(program)]
     done = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert testing.without_progress(done.stderr) in ("", f"{cli.WHOSE_TIMES}\n")
+    assert testing.without_progress(done.stderr) in ("", f"{WHOSE_TIMES}\n")
     return done.stdout
 
 

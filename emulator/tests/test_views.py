@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from emulator.ninja_file import is_clang
 from emulator.rewriter import views
-from kernel_fusion.ninja_file import is_clang
 
 SIMT = Path(__file__).resolve().parents[1]
 WORDS = [f"-D__{word}__=__kf_{word}__" for word in ("global", "device", "host")]

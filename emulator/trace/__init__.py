@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from rich.console import Console
 
 from emulator import counts, programs
-from kernel_fusion.console import UserError
+from emulator.console import UserError
 
 MOST = 50_000  # events of a trace: a page of 10 MB
 NEAR = 1024  # bytes beside an array
@@ -229,7 +229,6 @@ class _Reader:
         frames = self.chains[chain]
         if not frames:  # the launch itself, as it copies the arguments
             return []
-        atomic = what.startswith("atomic")
         if what == "atomic load" and any(counts.plain_name(frame.function) == "atomic_update" for frame in frames):
             return []  # the first step of an atomic that is made of a loop
         array = self.array(block, space, int(address, 16), size)
@@ -248,8 +247,6 @@ class _Reader:
         if len(values) > 1:
             found["before"] = before
         found["values"] = array.numbers(bytes.fromhex(values[-1])) or ["outside"] * max(1, size // array.element)
-        if atomic:
-            found["what"] = "read" if what == "atomic load" else "atomic"
         return [found]
 
     def waiting(self, found: dict, rest: list) -> dict:
@@ -380,7 +377,7 @@ def save(trace: dict, path: pathlib.Path) -> None:
 
 
 def command(options: argparse.Namespace, console: Console) -> int:
-    """`kernel-fusion simt FILE.cu --trace PATH`. Returns the program's exit code."""
+    """`simt FILE.cu --trace PATH`. Returns the program's exit code."""
     if options.trace.suffix not in (".json", ".html"):
         raise UserError(f"--trace: {options.trace} must end in .json or .html")
     code, trace = record(

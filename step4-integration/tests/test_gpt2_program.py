@@ -14,8 +14,8 @@ import torch
 from generate import generate
 from gpt2_model import GPT2, Config
 
+from emulator.ninja_file import one_at_a_time
 from kernel_fusion.checks.repository import ROOT
-from kernel_fusion.ninja_file import one_at_a_time
 
 BUILD = ROOT / "build" / "gpt2"  # of its own: another process may build the preset
 TINY = Config(vocab_size=256, n_positions=64, n_embd=48, n_layer=2, n_head=3, initializer_range=0.2)

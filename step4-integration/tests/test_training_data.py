@@ -144,6 +144,12 @@ def test_packed_batches_are_the_same_windows_and_no_document_goes_on_behind_its_
     assert torch.equal(rows.at(3).ids, batches_of(tokens, packed=True).at(3).ids)
 
 
+def test_a_packed_batch_without_a_target_is_refused():
+    """Its mean loss would be NaN, and so would all weights after it."""
+    with testing.raises(ValueError, "train: with `packed` batch 2 has no token to predict"):
+        batches_of(Tokens([np.full(100, 6)], ["a"], end_of_text=6), packed=True).at(2)
+
+
 def test_where_documents_begin_of_the_first_tokens():
     arrays = [np.array([5, 6, 5, 6]), np.array([6, 5, 5])]
     tokens = Tokens(arrays, ["a", "b"], end_of_text=6)

@@ -133,7 +133,8 @@ class Batches:
         """Batch `number`, [batch, length + 1], int64, or packed.
 
         Raises:
-            ValueError: a token that the vocabulary does not have; the text names it.
+            ValueError: a token that the vocabulary does not have; the text names it. Or a packed batch without a
+                target, of which no mean loss can be taken.
         """
         begin = (number * self.world + self.rank) * self.batch
         places = [self._place(index) for index in range(begin, begin + self.batch)]
@@ -141,7 +142,12 @@ class Batches:
         if not self.packed:
             return windows
         begins = [self.tokens.begins(*place, self.length + 1) for place in places]
-        return packed(windows, torch.from_numpy(np.stack(begins)))
+        row = packed(windows, torch.from_numpy(np.stack(begins)))
+        if not (row.targets >= 0).any():
+            raise ValueError(
+                f"train: with `packed` batch {number} has no token to predict: its documents are of one token each"
+            )
+        return row
 
     def _place(self, index: int) -> tuple[int, int]:
         """In which array a window lies, and where it begins there."""

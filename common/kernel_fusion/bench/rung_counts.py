@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from emulator import counts
+from emulator.ninja_file import is_clang
 from kernel_fusion import steps
 from kernel_fusion.build import counting_name
 from kernel_fusion.console import CommandFailed, UserError, last_lines, run_logged
-from kernel_fusion.ninja_file import is_clang
 from kernel_fusion.report import results
 
 SECTOR_BYTES = 32

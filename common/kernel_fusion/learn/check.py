@@ -17,12 +17,13 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from emulator import counts, programs
+from emulator.ninja_file import is_clang
 from kernel_fusion import steps
 from kernel_fusion.console import UserError
 from kernel_fusion.learn import exercises
-from kernel_fusion.ninja_file import is_clang
 
 ORDERS = ("forward", "reverse", "random:1")
 COUNTED, SCORED = (re.compile(rf"^// {what}: (.+)$", re.MULTILINE) for what in ("Counted", "Scored"))
@@ -66,7 +67,10 @@ def ran(
     source: pathlib.Path, solution: pathlib.Path, order: str, flavour: str = "plain"
 ) -> subprocess.CompletedProcess:
     """`source`, an answer to the exercise of `solution`, run with its threads in this order; its output as text."""
-    program = programs.compile_program(source, flavour=flavour, include_dirs=include_dirs(solution))
+    return _run(programs.compile_program(source, flavour=flavour, include_dirs=include_dirs(solution)), order)
+
+
+def _run(program: pathlib.Path, order: str) -> subprocess.CompletedProcess:
     environment = programs.run_environment(order)  # as `kernel-fusion simt` does
     return subprocess.run([str(program)], env=environment, capture_output=True, text=True)
 
@@ -127,6 +131,7 @@ def said_by(done: subprocess.CompletedProcess, source: pathlib.Path) -> str:
 def counting(source: pathlib.Path, solution: pathlib.Path) -> str:
     """The command that counts line by line."""
     included = re.findall(r'^#include [<"](.+)[>"]', source.read_text(encoding="utf-8"), re.MULTILINE)
+    included = [name for name in included if not (source.parent / name).exists()]
     folders = [folder for folder in include_dirs(solution) if any((folder / name).exists() for name in included)]
     words = ["kernel-fusion", "simt", "--count", *(f"-I{os.path.relpath(folder)}" for folder in folders)]
     return shlex.join([*words, os.path.relpath(source)])
@@ -166,13 +171,15 @@ def why_more(word: str, found: dict[str, tuple[int, int]]) -> str:
     times = theirs / ours if ours else 0
     kind, _, what = word.rpartition(" ")
     requests = found.get(f"{kind} requests")
-    if what == "sectors" and requests and requests[0] <= MORE * requests[1]:
-        return "as many requests, and each takes more sectors: the lanes of a warp do not take neighbours"
+    if what == "sectors" and requests and ours and theirs / requests[0] > MORE * ours / requests[1]:
+        return "each request takes more sectors: the lanes of a warp do not take neighbours"
     if what in ("conflicts", "wavefronts"):
         return "lanes of a warp want different words of one bank"
     if times > 16:
         return f"{times:.0f} times as many: does every thread do the work of all?"
-    return f"{times:.2g} times as many" if times else ""
+    if what == "requests":
+        return "the same is asked for more than once, or by fewer lanes of a warp or fewer bytes at a time"
+    return ""
 
 
 def _say_race(source: pathlib.Path, solution: pathlib.Path, say: Callable[[str], None]) -> None:
@@ -196,9 +203,13 @@ def check(source: pathlib.Path, solution: pathlib.Path, say: Callable[[str], Non
     """Checks an answer, and says what it finds: what is wrong first, and where that can be told, why."""
     puzzle = exercises.group_of(solution) == exercises.PUZZLES
     flavour = "race" if puzzle and _has_race_detector() else "plain"
+    program = programs.compile_program(source, flavour=flavour, include_dirs=include_dirs(solution))
+    with ThreadPoolExecutor() as pool:
+        runs = pool.map(functools.partial(_run, program), ORDERS)
+        if counted_words(solution) + counted_words(solution, SCORED):  # meanwhile what `score` needs
+            programs.compile_program(source, flavour="count", include_dirs=include_dirs(solution))
     printed = None
-    for order in ORDERS:
-        done = ran(source, solution, order, flavour)
+    for order, done in zip(ORDERS, runs, strict=True):
         if done.returncode != 0:
             say(said_by(done, source).rstrip())
             if _is_race(done):

@@ -138,6 +138,8 @@ def begin(names: list[str]) -> int:
     print(f"{solution.stem}: {said.title}, {said.minutes} minutes")
     print(f"  file   {_shown(exercises.copy_of(solution))}{'' if made else ', as you left it'}")
     print(f"  page   {_shown(exercises.page_of(solution))}")
+    if (group := exercises.group_of(solution)) != exercises.PUZZLES:
+        print(f"Commands in its head are for a shell in {group}.")
     hunt = solution.stem.startswith("hunt")
     print("Find the fault; nothing is marked." if hunt else "Write in place of TODO.")
     print(f"  kernel-fusion learn check {solution.stem}")

@@ -27,11 +27,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from emulator.ninja_file import is_clang
 from kernel_fusion import steps
 from kernel_fusion.bench import benchmarks, measuring, rung_counts
 from kernel_fusion.console import Refused, Tasks, duration, make_console, milliseconds, progress, run_logged, run_shown
 from kernel_fusion.learn import pictures, planted
-from kernel_fusion.ninja_file import is_clang
 from kernel_fusion.report import results, syllabus
 from kernel_fusion.testing.accuracy import as_tuple, max_error, poisoned_allocations
 

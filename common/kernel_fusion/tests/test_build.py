@@ -178,7 +178,7 @@ def test_of_two_that_build_in_a_folder_one_waits(tmp_path, killed):
     with begin("first") as first:
         assert first.stdout.readline() == "begun\n"
         with begin("second") as second:
-            assert second.stderr.readline() == "kernel-fusion: waiting for another process that compiles the first …\n"
+            assert second.stderr.readline() == "waiting for another process that compiles the first …\n"
             if killed:
                 first.send_signal(signal.SIGKILL)
                 first.wait()

@@ -8,6 +8,7 @@ import sysconfig
 
 import pytest
 
+from emulator import command as emulated
 from emulator import programs
 from kernel_fusion import cli, steps
 from kernel_fusion.console import captured
@@ -50,7 +51,7 @@ def test_every_example_is_taken(command, parser):
         options = cli.make_parser().parse_args(shlex.split(example))
         assert options.command == command
         if command == "simt":
-            cli._read_words(options)
+            emulated._read_words(options)
         if getattr(options, "op", None):
             for op in [options.op] if isinstance(options.op, str) else options.op:
                 known = [rung.name for rung in syllabus.rungs(syllabus.step_of(op), op)]
@@ -113,8 +114,12 @@ def test_rungs_lists_an_op_in_the_order_of_the_lesson_and_what_each_can_implemen
         (["simt", "--trace", "run.json", "missing.cu", "--threads", "2"], "--trace and --threads exclude each other"),
         (["simt", "missing.cu", "--trace-blocks", "0"], "--trace-blocks needs --trace"),
         (["simt", "--trace-threads", "4-3", "missing.cu"], "must be N or FIRST-LAST, counted from 0, got '4-3'"),
-        (["simt", "missing.cu", "--threads", "0"], "must be a number from 1 to 4096, got '0'"),
-        (["simt", "--threads", "many", "missing.cu"], "must be a number from 1 to 4096, got 'many'"),
+        (["simt", "missing.cu", "--threads", "0"], "must be a number of threads from 1 to 4096, got '0'"),
+        (["simt", "--threads", "many", "missing.cu"], "must be a number of threads from 1 to 4096, got 'many'"),
+        (
+            ["simt", "missing.cu", "--trace-launch", "0"],
+            "must be the number of a launch, from 1 to 1000000000, got '0'",
+        ),
         (["simt", "missing.cu", "--schedule", "sideways"], "must be forward, reverse or random:SEED, got 'sideways'"),
         (["simt", "missing.cu", "--schedule"], "--schedule: expected one argument"),
         (["gpu-check", "--only", "coffee"], "--only coffee: no task starts so"),
@@ -220,7 +225,7 @@ def test_a_program_that_does_not_compile_says_where(program, capsys):
 def test_a_program_ended_by_a_signal_gives_the_shells_code_and_a_word(capsys):
     script = pathlib.Path("/bin/sh")
     assert programs.run_program(script, ["-c", "kill -SEGV $$"]) == 128 + 11
-    assert capsys.readouterr().err == "kernel-fusion: sh was ended by SIGSEGV; --gdb stops where it comes\n"
+    assert capsys.readouterr().err == "sh was ended by SIGSEGV; --gdb stops where it comes\n"
     assert programs.run_program(script, ["-c", "exit 4"]) == 4
 
 

@@ -11,8 +11,18 @@ import time
 
 import pytest
 
-from kernel_fusion import console, testing
-from kernel_fusion.console import CommandFailed, Refused, Tasks, duration, make_console, milliseconds, run_logged
+from emulator import console
+from kernel_fusion import testing
+from kernel_fusion.console import (
+    CommandFailed,
+    Refused,
+    Tasks,
+    child_environment,
+    duration,
+    make_console,
+    milliseconds,
+    run_logged,
+)
 
 HANGS_S = 1800
 
@@ -200,9 +210,7 @@ def test_an_interruption_ends_the_command_and_what_it_started(tmp_path, number):
         "signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"run_logged([sys.executable, '-c', {child!r}], pathlib.Path({str(tmp_path / 'log')!r}))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", parent], env=console.child_environment(), stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([sys.executable, "-c", parent], env=child_environment(), stderr=subprocess.DEVNULL)
     pid = _wait_for(lambda: marker.exists() and marker.read_text())
     process.send_signal(number)
     assert process.wait(timeout=HANGS_S) != 0

@@ -129,7 +129,7 @@ def test_next_makes_a_copy_that_names_its_own_place_and_finds_its_header(solutio
     said = capsys.readouterr().out
     assert said.startswith("1_twice: `x`, twice, 20 minutes\n  file   my/step2-attention/1_twice.cu\n")
     assert "  page   step2-attention/exercises/README.md\n" in said
-    assert "Write in place of TODO" in said
+    assert "Commands in its head are for a shell in step2-attention.\nWrite in place of TODO" in said
     assert cli.main(["learn", "next"]) == 0
     assert "1_twice.cu, as you left it\n" in capsys.readouterr().out
 
@@ -370,18 +370,19 @@ def test_a_puzzle_may_not_race_and_what_is_scored_is_only_shown(
 ):
     runs, said = [], []
 
-    def ran(source, solution, order, flavour="plain"):
-        runs.append((order, flavour))
+    def run(program, order):
+        runs.append((order, program))
         return subprocess.CompletedProcess([], 0, "as drawn\nall right\n", "")
 
     answer = tmp_path / puzzle.name
     answer.touch()
     monkeypatch.setenv("CXX", "g++")
-    monkeypatch.setattr(check, "ran", ran)
+    monkeypatch.setattr(check.programs, "compile_program", lambda source, flavour, include_dirs: flavour)
+    monkeypatch.setattr(check, "_run", run)
     counts = {answer: {"barriers": barriers, "shuffles": shuffles}, puzzle: {"barriers": 4, "shuffles": 2}}
     monkeypatch.setattr(check, "counted", lambda source, solution: counts[source])
     assert check.check(answer, puzzle, said.append) == right
-    assert runs == [(order, "race") for order in check.ORDERS]
+    assert sorted(runs) == sorted((order, "race") for order in check.ORDERS)
     if right:
         drawn, table = said
         assert drawn == "as drawn\nall right, in 3 orders of the threads and without a race"
@@ -401,7 +402,8 @@ def test_of_a_crash_under_the_race_detector_the_readers_line_is_said():
 @pytest.mark.parametrize(("error", "hint"), [("race in shared memory", True), ("another error", False)])
 def test_a_race_is_explained(puzzle, error, hint, monkeypatch):
     said = []
-    monkeypatch.setattr(check, "ran", lambda *_: subprocess.CompletedProcess([], 66, "", f"{error}\n"))
+    monkeypatch.setattr(check.programs, "compile_program", lambda *_, **__: puzzle)
+    monkeypatch.setattr(check, "_run", lambda *_: subprocess.CompletedProcess([], 66, "", f"{error}\n"))
     assert not check.check(puzzle, puzzle, said.append)
     assert said[0] == error
     assert ["which of the two comes first" in line for line in said[1:]] == [True] * hint
@@ -444,10 +446,12 @@ def test_a_likely_cause_is_told_by_the_first_wrong_element(printed, cause):
     ("word", "theirs", "ours", "requests", "cause"),
     [
         ("global load sectors", 256, 64, (8, 8), "do not take neighbours"),
-        ("global load sectors", 256, 64, (32, 8), "4 times as many"),
+        ("global load sectors", 256, 64, (32, 8), ""),
+        ("global load sectors", 1674, 212, (69, 55), "do not take neighbours"),
         ("global load requests", 256, 8, (256, 8), "32 times as many: does every thread do the work of all?"),
+        ("global load requests", 16, 8, (16, 8), "or fewer bytes at a time"),
         ("shared load conflicts", 31, 0, (1, 1), "one bank"),
-        ("barriers", 5, 4, (1, 1), "1.2 times as many"),
+        ("barriers", 5, 4, (1, 1), ""),
         ("shuffles", 5, 0, (1, 1), ""),
     ],
 )
@@ -488,6 +492,13 @@ def test_an_answer_is_checked(right, wrong, says, tmp_path, capsys):
     answer.write_text(LANES.read_text().replace(right, wrong, 1))
     assert check.check(answer, LANES) == (not right)
     assert re.search(says, capsys.readouterr().out)
+
+
+def test_the_command_that_counts_has_the_folders_that_the_program_needs():
+    puzzle = exercises.find("puzzle_04_two_dimensions")
+    assert re.fullmatch(r"kernel-fusion simt --count \S+/puzzle_04_two_dimensions.cu", check.counting(puzzle, puzzle))
+    ladder = exercises.find("ladder_4_mma")
+    assert "-Istep2-attention/include step2" in check.counting(ladder, ladder)
 
 
 def test_what_only_another_order_shows_is_said_so(tmp_path, capsys):

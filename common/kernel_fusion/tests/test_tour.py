@@ -114,7 +114,7 @@ def test_what_fails_is_named_and_the_rest_is_shown(tmp_path):
 
 
 def test_a_build_and_a_rung_that_say_nothing_are_not_silent(repository):
-    source = repository.root / "common" / "kernel_fusion" / "console.py"
+    source = repository.root / "emulator" / "console.py"
     quick = re.sub(r"^(SLOW|SILENT)_S = .*", r"\1_S = 0.1", source.read_text(), flags=re.MULTILINE)
     source.write_text(quick)
     repository.step("step1-fake", build=f"import time\n{BUILDS}time.sleep(1)\n", run="waits", before=WAITS)

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <kf/launch.h>
 #include <kf/numeric.h>
 #include <kf/rung.h>
 #include <step1/vector.h>
 #include <step2/online_softmax.h>
+#include <step2/reduce.h>
 
 #include <cstdint>
 #include <string>
@@ -122,6 +124,38 @@ __device__ __forceinline__ void write_gradient(const Row<T>& row, compute_t<T> (
   store_values<kAligned>(row.grad + first, value);
 }
 
+// The end of a row whose whole vectors are `kept` in shared memory, each by the thread that reads it here: `max` and
+// `sum` of a thread's columns, `alone` its single logit or −∞, become the row's loss, and its gradient is made of them.
+template <class T>
+__device__ __forceinline__ void finish_kept_row(const Row<T>& row, const Cut<T>& cut, const T* kept, compute_t<T> alone,
+                                                compute_t<T> max, compute_t<T> sum, bool alike) {
+  using C = compute_t<T>;
+  constexpr int N = Cut<T>::N;
+  __shared__ C shared[kWarpSize];
+  const int threads = blockDim.x, thread = threadIdx.x;
+  const int vectors = (cut.end - cut.begin) / N, single = cut.single(thread);
+  const C of_thread = max;
+  max = finite(block_max(of_thread, shared));
+  sum = block_sum(sum * weight_of(of_thread, max), shared);
+
+  row.write_loss(max, sum);
+  if (row.grad == nullptr) return;
+  const C factor = row.weight / sum;
+#pragma unroll 2
+  for (int i = thread; i < vectors; i += threads) {
+    C value[N];
+    widen(load_vector<N>(kept + i * N), value);
+#pragma unroll
+    for (int j = 0; j < N; ++j) value[j] = weight_of(value[j], max);
+    alike ? write_gradient<true>(row, value, cut.begin + i * N, factor)
+          : write_gradient<false>(row, value, cut.begin + i * N, factor);
+  }
+  if (single < cut.width) {
+    C value[1] = {weight_of(alone, max)};
+    write_gradient<false>(row, value, single, factor);
+  }
+}
+
 // Whether gradients can be stored in vectors where logits are loaded so.
 inline bool alike(const Args& a) {
   const int64_t apart = reinterpret_cast<intptr_t>(a.grad) - reinterpret_cast<intptr_t>(a.logits);
@@ -133,6 +167,16 @@ inline std::string can_implement_a_block_a_row(const Args& a) {
   if (a.rows > INT32_MAX) return "takes at most 2147483647 rows, got " + std::to_string(a.rows);
   if (a.width > INT32_MAX / 2) return "takes rows of at most 1073741823 logits, got " + std::to_string(a.width);
   return "";
+}
+
+// The whole vectors of a row, wherever it begins.
+inline int64_t kept_bytes(const Args& a) { return a.width * size_of(a.dtype) / 16 * 16; }
+
+// Besides, why a row does not fit into shared memory.
+inline std::string can_implement_a_kept_row(const Args& a) {
+  const std::string why_not = can_implement_a_block_a_row(a);
+  constexpr int64_t kReductions = kWarpSize * sizeof(double);
+  return why_not.empty() ? too_much_shared_memory(kept_bytes(a) + kReductions, "a row") : why_not;
 }
 
 }  // namespace kf::KF_BACKEND::cross_entropy

@@ -12,7 +12,6 @@
 // Limits    compute capability 8.0; v3's
 #include <kf/launch.h>
 #include <step2/cp_async.h>
-#include <step2/reduce.h>
 
 #include <algorithm>
 
@@ -30,7 +29,6 @@ __global__ void __launch_bounds__(kThreads, 2) v4_async_kernel(Rows<T> a, bool a
   using C = compute_t<T>;
   constexpr int N = Cut<T>::N;
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ C shared[kWarpSize];
   const Row<T> row(a, blockIdx.x);
   if (row.skip()) return;
   const int width = static_cast<int>(row.width), threads = blockDim.x, thread = threadIdx.x;
@@ -77,38 +75,14 @@ __global__ void __launch_bounds__(kThreads, 2) v4_async_kernel(Rows<T> a, bool a
       for (int j = 0; j < N; ++j) sum += weight_of(value[j], finite(max));
     }
   }
-  const C of_thread = max;
-  max = finite(block_max(of_thread, shared));
-  sum = block_sum(sum * weight_of(of_thread, max), shared);
-
-  row.write_loss(max, sum);
-  if (row.grad == nullptr) return;
-  const C factor = row.weight / sum;
-#pragma unroll 2
-  for (int i = thread; i < vectors; i += threads) {
-    C value[N];
-    widen(load_vector<N>(kept + i * N), value);
-#pragma unroll
-    for (int j = 0; j < N; ++j) value[j] = weight_of(value[j], max);
-    alike ? write_gradient<true>(row, value, cut.begin + i * N, factor)
-          : write_gradient<false>(row, value, cut.begin + i * N, factor);
-  }
-  if (single < width) {
-    C value[1] = {weight_of(alone, max)};
-    write_gradient<false>(row, value, single, factor);
-  }
+  finish_kept_row(row, cut, kept, alone, max, sum, alike);
 }
-
-// Of the whole vectors of a row, wherever it begins.
-int64_t shared_bytes(const Args& a) { return a.width * size_of(a.dtype) / 16 * 16; }
 
 }  // namespace
 
 std::string v4_async_can_implement(const Args& a) {
   if (compute_capability() < 80) return "needs a GPU of compute capability 8.0 or newer";
-  const std::string why_not = can_implement_a_block_a_row(a);
-  constexpr int64_t kReductions = kWarpSize * sizeof(double);
-  return why_not.empty() ? too_much_shared_memory(shared_bytes(a) + kReductions, "a row") : why_not;
+  return can_implement_a_kept_row(a);
 }
 
 void v4_async(const Args& a, void* stream) {
@@ -116,8 +90,8 @@ void v4_async(const Args& a, void* stream) {
     using T = typename decltype(type)::element;
     const auto threads = std::min(kThreads, kWarpSize * ceil_div(ceil_div(a.width, Cut<T>::N), kWarpSize));
     const auto kernel = v4_async_kernel<T>;
-    allow_shared(kernel, shared_bytes(a));
-    kernel<<<static_cast<unsigned>(a.rows), static_cast<unsigned>(threads), shared_bytes(a), as_stream(stream)>>>(
+    allow_shared(kernel, kept_bytes(a));
+    kernel<<<static_cast<unsigned>(a.rows), static_cast<unsigned>(threads), kept_bytes(a), as_stream(stream)>>>(
         Rows<T>(a), alike(a));
   });
   check_launch();

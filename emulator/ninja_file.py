@@ -72,7 +72,7 @@ def one_at_a_time(folder: pathlib.Path, what: str) -> Iterator[dict]:
         except BlockingIOError:
             lock.seek(0)
             theirs = lock.read() or what
-            print(f"kernel-fusion: waiting for another process that compiles {theirs} …", file=sys.stderr, flush=True)
+            print(f"waiting for another process that compiles {theirs} …", file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         lock.truncate(0)
         lock.write(what)
