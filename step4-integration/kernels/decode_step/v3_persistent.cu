@@ -1,0 +1,757 @@
+// decode_step v3_persistent: one launch, whose blocks send each other messages
+//
+// Idea      Between two launches, dependent ones too, lie two microseconds. Here a block a multiprocessor stays from
+//           the embedding to the logits. A result goes to all blocks as messages (messages.h): who has polled one knows
+//           that it is there and has it, so a hop costs a store and a load. Weights do not wait for x: each warp asks
+//           for its own six or so steps ahead, across all hops, into a ring in shared memory.
+// Since v2  One launch. A block has columns of its own: q k v and fc whole, projection and second product a half of
+//           the depth. Every thread keeps four columns of x, and adds what comes. LayerNorm is applied to the sums:
+//           Σ (x − mean)/σ·g·w = (Σ x·g·w − mean·Σ g·w)/σ, and Σ g·w is made before x is there. x is centred once, so
+//           that its mean is small. Float32 products without tensor cores: a step's weights are in registers when x
+//           comes, and what counts is not their number but how long the chain is behind it
+// Launch    cooperative, a block a multiprocessor, ⌈width/128⌉ warps, all of shared memory
+// A layer   schedule.h: LayerNorm, q k v · attention · projection · LayerNorm, fc, GELU · second product; five hops
+// Moves     weights, keys and values once; 16 bytes for four values of each result to each block
+// Limits    compute capability 9.0; one row; float16 and bfloat16; width a multiple of 16 up to 2048, inner of 8;
+//           head_dim a multiple of 8 up to 128; 64 layers; all tensors and rows at multiples of 16 bytes. It rounds
+//           what attention sends
+#include <kf/launch.h>
+#include <step1/gelu.h>
+
+#include <string>
+
+#include "messages.h"
+#include "one_query.h"
+#include "rungs.h"
+#include "schedule.h"
+
+namespace kf::KF_BACKEND::decode_step {
+namespace {
+
+using kf::decode_step::Job;
+using kf::decode_step::kGranule;
+using kf::decode_step::kLogitRows;
+using kf::decode_step::kMostAhead;
+using kf::decode_step::kMostGranules;
+using kf::decode_step::kMostJobs;
+using kf::decode_step::kMostParts;
+using kf::decode_step::kMostSplits;
+using kf::decode_step::kOfMessage;
+using kf::decode_step::kRounds;
+using kf::decode_step::kTileGranules;
+using kf::decode_step::Range;
+using kf::decode_step::Schedule;
+
+constexpr int kMostLayers = 64;
+constexpr int kLanes = 8;  // of a key
+constexpr int kDeep = 2;   // messages that a thread of the second product takes at once
+
+struct Token {
+  Args a;
+  Schedule s;
+  Layer layer[kMostLayers];
+  float scale[kMostLayers];  // of scores, times log₂e
+};
+
+// The warp's sums of N values of each lane: lane l gets that of value l·N/32.
+template <int N>
+__device__ __forceinline__ float sum_of_lanes(float (&value)[N]) {
+  const int lane = threadIdx.x % kWarpSize;
+  int away = kWarpSize / 2;
+#pragma unroll
+  for (int half = N / 2; half > 0; half /= 2, away /= 2) {
+    const bool upper = lane & away;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float other = upper ? value[i] : value[i + half];
+      value[i] = (upper ? value[i + half] : value[i]) + __shfl_xor_sync(kFullWarp, other, away);
+    }
+  }
+  for (; away > 0; away /= 2) value[0] += __shfl_xor_sync(kFullWarp, value[0], away);
+  return value[0];
+}
+
+__device__ __forceinline__ void wait_for_copies(int newest) {
+  switch (newest) {
+    case 0: return cp_async_wait<0>();
+    case 1: return cp_async_wait<1>();
+    case 2: return cp_async_wait<2>();
+    case 3: return cp_async_wait<3>();
+    case 4: return cp_async_wait<4>();
+    case 5: return cp_async_wait<5>();
+    case 6: return cp_async_wait<6>();
+    default: return cp_async_wait<7>();
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void widen(const Vector16& bits, float (&value)[8]) {
+  Vector<T, 8> vector;
+  memcpy(&vector, &bits, sizeof vector);
+  kf::KF_BACKEND::widen(vector, value);
+}
+
+template <class T>
+__device__ __forceinline__ Vector16 rounded(const float (&value)[8]) {
+  const Vector<T, 8> vector = narrow<T>(value);
+  Vector16 bits;
+  memcpy(&bits, &vector, sizeof bits);
+  return bits;
+}
+
+template <class T>
+struct Block {
+  const Token& token;
+  const Args& a = token.a;
+  const Schedule& s = token.s;
+  const int thread = threadIdx.x, lane = thread % kWarpSize, warp = thread / kWarpSize;
+  const int block = blockIdx.x;
+  Message* const messages = static_cast<Message*>(a.scratch);
+  Waiting waiting{reinterpret_cast<Failure*>(messages)};
+  float* const sums;  // [2][product, Σ g·w, Σ b·w][warps][columns], and the warps' Σ x, Σ x²
+  float* const hidden;
+  float* const parts;  // [warps][head_dim], and the warps' maxima and sums
+  Job* const jobs;
+  Vector16* const ring;
+
+  // The step that is done, and the one whose weights are asked for next: their numbers, and where the ring begins.
+  int step = 0, ring_at = 0, asked_layer = 0, asked_step = 0, asked_at = 0;
+  float x[kOfMessage];  // columns 4·thread to 4·thread + 3
+  int slot, before, begin;
+  int keys, splits;  // of a split at most; splits in use
+
+  __device__ __forceinline__ Block(const Token& t, unsigned char* memory)
+      : token(t),
+        sums(reinterpret_cast<float*>(memory)),
+        hidden(sums + 2 * s.sums_floats()),
+        parts(hidden + s.width),
+        jobs(reinterpret_cast<Job*>(parts + s.warps() * (s.head_dim + 2))),
+        ring(reinterpret_cast<Vector16*>(memory + s.fixed_bytes())) {}
+
+  __device__ __forceinline__ Vector16& in_ring(int at, int of_thread) const {
+    return ring[(at < s.ring ? at : at - s.ring) * s.threads + of_thread];
+  }
+
+  // ---- weights on their way ----
+
+  // Rows of `columns` granules. A warp's lanes ask for neighbouring granules, so that each sector comes once; they land
+  // where the lane that has the row finds them.
+  __device__ __forceinline__ void ask_for_product(const T* weight, int64_t width, const Job& job) {
+    if (job.count == 0) return;
+    const int granules = job.count;
+    for (int chunk = 0; chunk * s.threads * kOfMessage < job.depth; ++chunk) {
+      const int of_warp = (chunk * s.threads + warp * kWarpSize) * kOfMessage;
+      const T* from = weight + static_cast<int64_t>(job.depth_first + of_warp) * width + job.first * kGranule;
+      for (int v = 0; v < granules; ++v) {
+        const int number = v * kWarpSize + lane;
+        const int row = granules == 3 ? number / 3 : (granules == 2 ? number / 2 : number);
+        const int granule = number - row * granules;
+#pragma unroll
+        for (int i = 0; i < kOfMessage; ++i) {
+          const int k = row + i * kWarpSize;
+          const bool wanted = of_warp + k < job.depth;
+          const int at = asked_at + (chunk * kOfMessage + k % kOfMessage) * granules + granule;
+          cp_async_16(&in_ring(at, warp * kWarpSize + k / kOfMessage),
+                      wanted ? from + k * width + granule * kGranule : weight, wanted ? 16 : 0);
+        }
+      }
+    }
+  }
+
+  // The first key after those of a split.
+  __device__ __forceinline__ int last_key(int split) const { return min(before, (split + 1) * keys); }
+  __device__ __forceinline__ int key_of(int split, int round) const {
+    const int of_warp = kWarpSize / kLanes;
+    return split * keys + (round * s.warps() + warp) * of_warp + lane / kLanes;
+  }
+  __device__ __forceinline__ const T* in_k(int layer, int head) const {
+    return in_cache<const T>(a.k_cache, a.k_stride, layer, 0, head, begin) + lane % kLanes * 8;
+  }
+  __device__ __forceinline__ const T* in_v(int layer, int head) const {
+    return in_cache<const T>(a.v_cache, a.v_stride, layer, 0, head, begin) + lane % kLanes * 8;
+  }
+
+  __device__ __forceinline__ void ask_for_keys(int layer, const Job& job) {
+    if (job.count == 0 || job.depth_first >= splits) return;
+    const T *k = in_k(layer, job.first), *v = in_v(layer, job.first);
+    const bool has_columns = lane % kLanes * 8 < s.head_dim;
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int key = key_of(job.depth_first, round);
+      const bool wanted = key < last_key(job.depth_first) && has_columns;
+      const int64_t at = wanted ? key : 0;
+      const uint32_t bytes = wanted ? 16 : 0;
+      cp_async_16(&in_ring(asked_at + round, thread), wanted ? k + at * a.k_stride.slot : static_cast<const T*>(a.k_cache), bytes);
+      cp_async_16(&in_ring(asked_at + kRounds + round, thread), wanted ? v + at * a.v_stride.slot : static_cast<const T*>(a.v_cache), bytes);
+    }
+  }
+
+  __device__ __forceinline__ int logit_row(int turn) const {
+    return s.logits_of(block).first + (turn * s.warps() + warp) * kLogitRows;
+  }
+
+  __device__ __forceinline__ void ask_for_logits(int turn) {
+    const int first = logit_row(turn), last = s.logits_of(block).last, vectors = s.vectors[kf::decode_step::kKinds] / kLogitRows;
+    const T* weight = static_cast<const T*>(a.token_weight);
+    for (int r = 0; r < kLogitRows; ++r) {
+      for (int j = 0; j < vectors; ++j) {
+        const int k = (j * kWarpSize + lane) * kGranule;
+        const bool wanted = first + r < last && k < s.width;
+        cp_async_16(&in_ring(asked_at + r * vectors + j, thread),
+                    weight + (wanted ? static_cast<int64_t>(first + r) * s.width + k : 0), wanted ? 16 : 0);
+      }
+    }
+  }
+
+  // The next step's, which make a group, as none at all do.
+  __device__ __forceinline__ void ask() {
+    __syncwarp();  // other lanes have read what is overwritten
+    int vectors = s.vectors[kf::decode_step::kKinds];
+    if (asked_layer < s.layers) {
+      const Job job = jobs[asked_step];
+      const Layer& w = token.layer[asked_layer];
+      vectors = s.vectors[static_cast<int>(job.kind)];
+      const int64_t width = s.width;
+      switch (job.kind) {
+        case Kind::kAttention: ask_for_keys(asked_layer, job); break;
+        case Kind::kQkv: ask_for_product(static_cast<const T*>(w.attention_weight), 3 * width, job); break;
+        case Kind::kProjection: ask_for_product(static_cast<const T*>(w.projection_weight), width, job); break;
+        case Kind::kFc: ask_for_product(static_cast<const T*>(w.fc_weight), s.inner, job); break;
+        default: ask_for_product(static_cast<const T*>(w.second_weight), width, job); break;
+      }
+      if (++asked_step == s.steps_of_layer()) {
+        asked_step = 0;
+        ++asked_layer;
+      }
+    } else if (asked_step < s.logit_steps) {
+      ask_for_logits(asked_step++);
+    }
+    cp_async_commit();
+    asked_at += vectors;
+    if (asked_at >= s.ring) asked_at -= s.ring;
+  }
+
+  __device__ __forceinline__ void wait_for_weights() const {
+    wait_for_copies(s.ahead - 1);
+    __syncwarp();  // other lanes asked for some
+  }
+
+  __device__ __forceinline__ void end_of_step(int vectors) {
+    ask();
+    ring_at += vectors;
+    if (ring_at >= s.ring) ring_at -= s.ring;
+    ++step;
+  }
+
+  // ---- x ----
+
+  __device__ __forceinline__ bool has_columns() const { return thread * kOfMessage < s.width; }
+
+  // What the product in front has added.
+  __device__ __forceinline__ void add_to_x(int at, uint32_t tag, Kind kind) {
+    const Message* from[kMostParts];
+    bool needed[kMostParts];
+    Message message[kMostParts];
+#pragma unroll
+    for (int p = 0; p < kMostParts; ++p) {
+      from[p] = messages + at + p * (s.width / kOfMessage) + thread;
+      needed[p] = p < s.parts && has_columns();
+    }
+    waiting.wait(from, needed, message, tag, kind);
+#pragma unroll
+    for (int p = 0; p < kMostParts; ++p) {
+      if (!needed[p]) continue;
+      float value[kOfMessage];
+      values_of(message[p], value);
+#pragma unroll
+      for (int i = 0; i < kOfMessage; ++i) x[i] += value[i];
+    }
+  }
+
+  // ---- products ----
+
+  // Sums of this step: the warps' of the columns of granule `g`, of product 0, or of what LayerNorm needs, 1 and 2.
+  __device__ __forceinline__ float* sums_of(int which, int of_warp) const {
+    return sums + step % 2 * s.sums_floats() + (which * s.warps() + of_warp) * (kMostGranules * kGranule);
+  }
+  __device__ __forceinline__ float* moments(int of_warp) const {
+    return sums + step % 2 * s.sums_floats() + 3 * s.warps() * (kMostGranules * kGranule) + 2 * of_warp;
+  }
+  __device__ __forceinline__ void keep(int which, int g, float (&of_lane)[kGranule]) const {
+    const float sum = sum_of_lanes(of_lane);
+    if (lane % 4 == 0) sums_of(which, warp)[g * kGranule + lane / 4] = sum;
+  }
+  __device__ __forceinline__ float sum_of_warps(int which, int column) const {
+    float sum = 0;
+    for (int w = 0; w < s.warps(); ++w) sum += sums_of(which, w)[column];
+    return sum;
+  }
+
+  // Columns `first` to `first` + 8·granules; each of the first warp's lanes has one.
+  __device__ __forceinline__ void send(int at, int granules, float value, uint32_t tag) const {
+    float four[kOfMessage] = {value};
+#pragma unroll
+    for (int i = 1; i < kOfMessage; ++i) four[i] = __shfl_down_sync(kFullWarp, value, i);
+    if (lane < granules * kGranule && lane % kOfMessage == 0) {
+      store_message(messages + at + lane / kOfMessage, message_of(four, tag));
+    }
+  }
+
+  // Keys and values are rounded, and go to the cache as well.
+  __device__ __forceinline__ float in_cache_too(int column, int layer, float sum, bool exists) const {
+    const int part = column / s.width, within = column - part * s.width, head = within / s.head_dim;
+    if (part == 0) return sum;
+    const T value = from_compute<T>(sum);
+    if (slot >= 0 && exists) {
+      T* to = part == 1 ? in_cache<T>(a.k_cache, a.k_stride, layer, 0, head, slot)
+                        : in_cache<T>(a.v_cache, a.v_stride, layer, 0, head, slot);
+      to[within - head * s.head_dim] = value;
+    }
+    return to_compute(value);
+  }
+
+  // LayerNorm and a product. wait() brings x; finish(column, sum) makes of a sum what is sent.
+  template <class Wait, class Finish>
+  __device__ __forceinline__ void normed_product(const Job& job, const void* ln_weight, const void* ln_bias,
+                                                 const void* bias, int to, uint32_t tag, Wait wait, Finish finish) {
+    float w[kMostGranules][kOfMessage][kGranule];
+    float scale[kOfMessage] = {}, shift[kOfMessage] = {};
+    if (has_columns()) {
+      kf::KF_BACKEND::widen(load_vector<kOfMessage>(static_cast<const T*>(ln_weight) + thread * kOfMessage), scale);
+      kf::KF_BACKEND::widen(load_vector<kOfMessage>(static_cast<const T*>(ln_bias) + thread * kOfMessage), shift);
+    }
+    const int column = job.first * kGranule + lane;
+    const float of_bias = warp == 0 && lane < job.count * kGranule ? to_compute(static_cast<const T*>(bias)[column]) : 0;
+#pragma unroll
+    for (int g = 0; g < kMostGranules; ++g) {
+      if (g >= job.count) break;
+      float of_scale[kGranule] = {}, of_shift[kGranule] = {};
+#pragma unroll
+      for (int i = 0; i < kOfMessage; ++i) {
+        widen<T>(in_ring(ring_at + i * job.count + g, thread), w[g][i]);
+#pragma unroll
+        for (int j = 0; j < kGranule; ++j) {
+          of_shift[j] += shift[i] * w[g][i][j];
+          w[g][i][j] *= scale[i];
+          of_scale[j] += w[g][i][j];
+        }
+      }
+      keep(1, g, of_scale);
+      keep(2, g, of_shift);
+    }
+
+    wait();
+    float moment[2] = {};
+#pragma unroll
+    for (int i = 0; i < kOfMessage; ++i) {
+      moment[0] += x[i];
+      moment[1] += x[i] * x[i];
+    }
+#pragma unroll
+    for (int g = 0; g < kMostGranules; ++g) {
+      if (g >= job.count) break;
+      float sum[kGranule] = {};
+#pragma unroll
+      for (int i = 0; i < kOfMessage; ++i) {
+#pragma unroll
+        for (int j = 0; j < kGranule; ++j) sum[j] += x[i] * w[g][i][j];
+      }
+      keep(0, g, sum);
+    }
+    const float of_warp = sum_of_lanes(moment);
+    if (lane % 16 == 0) moments(warp)[lane / 16] = of_warp;
+    __syncthreads();
+    if (warp == 0) {
+      float sum = 0, squares = 0;
+      for (int i = 0; i < s.warps(); ++i) {
+        sum += moments(i)[0];
+        squares += moments(i)[1];
+      }
+      const float mean = sum / static_cast<float>(s.width);
+      const float factor =
+          rsqrtf(fmaxf(squares / static_cast<float>(s.width) - mean * mean, 0.0f) + static_cast<float>(a.eps));
+      const int of_lane = min(lane, kMostGranules * kGranule - 1);
+      const float y = factor * (sum_of_warps(0, of_lane) - mean * sum_of_warps(1, of_lane)) + sum_of_warps(2, of_lane);
+      send(to + job.first * kGranule / kOfMessage, job.count, finish(column, y + of_bias), tag);
+    }
+  }
+
+  // A part of a product's depth, of which a thread takes kAtOnce messages at a time; input(number, wanted, value) waits
+  // for them. Its sums are added to x.
+  template <int kAtOnce, class Input>
+  __device__ __forceinline__ void part_product(const Job& job, const void* bias, int to, uint32_t tag, Input input) {
+    if (job.count > 0) {
+      const int column = job.first * kGranule + lane;
+      const float of_bias = warp == 0 && lane < kTileGranules * kGranule && job.depth_first == 0
+                                ? to_compute(static_cast<const T*>(bias)[column])
+                                : 0;
+      float sum[kTileGranules][kGranule] = {};
+      for (int chunk = 0; chunk * s.threads * kOfMessage < job.depth; chunk += kAtOnce) {
+        float w[kAtOnce][kOfMessage][kTileGranules][kGranule];
+        const int here = chunk * s.threads + thread;
+        bool wanted[kAtOnce];
+#pragma unroll
+        for (int m = 0; m < kAtOnce; ++m) {
+          wanted[m] = (here + m * s.threads) * kOfMessage < job.depth;
+          if (!wanted[m]) continue;
+          const int at = ring_at + (chunk + m) * kOfMessage * kTileGranules;
+#pragma unroll
+          for (int i = 0; i < kOfMessage; ++i) {
+#pragma unroll
+            for (int g = 0; g < kTileGranules; ++g) widen<T>(in_ring(at + i * kTileGranules + g, thread), w[m][i][g]);
+          }
+        }
+        float value[kAtOnce][kOfMessage];
+        input(job.depth_first / kOfMessage + here, wanted, value);
+#pragma unroll
+        for (int m = 0; m < kAtOnce; ++m) {
+          if (!wanted[m]) continue;
+#pragma unroll
+          for (int i = 0; i < kOfMessage; ++i) {
+#pragma unroll
+            for (int g = 0; g < kTileGranules; ++g) {
+#pragma unroll
+              for (int j = 0; j < kGranule; ++j) sum[g][j] += value[m][i] * w[m][i][g][j];
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int g = 0; g < kTileGranules; ++g) keep(0, g, sum[g]);
+      __syncthreads();
+      if (warp == 0) {
+        const float y = sum_of_warps(0, min(lane, kTileGranules * kGranule - 1)) + of_bias;
+        const int part = job.depth_first / job.depth;
+        send(to + part * (s.width / kOfMessage) + job.first * kGranule / kOfMessage, kTileGranules, y, tag);
+      }
+    }
+  }
+
+  // ---- attention ----
+
+  __device__ __forceinline__ void attend(const Job& job, int layer, uint32_t tag) {
+    const int head = job.first, split = job.depth_first;
+    if (job.count > 0 && split < splits) {
+      const int column = lane % kLanes * 8, of_head = s.head_dim / kOfMessage;
+      const bool with_columns = column < s.head_dim;
+      Vector16 k[kRounds], v[kRounds];
+#pragma unroll
+      for (int round = 0; round < kRounds; ++round) {
+        k[round] = in_ring(ring_at + round, thread);
+        v[round] = in_ring(ring_at + kRounds + round, thread);
+      }
+      // Of q, and for one group of all lanes of the newest key and value.
+      const bool newest = warp == 0 && split == splits - 1;
+      const Message* from[6];
+      bool needed[6];
+      Message message[6];
+#pragma unroll
+      for (int i = 0; i < 6; ++i) {
+        from[i] = messages + s.qkv_at() + (i / 2 * s.heads + head) * of_head + column / kOfMessage + i % 2;
+        needed[i] = with_columns && (i < 2 || newest);
+      }
+      waiting.wait(from, needed, message, tag, Kind::kQkv);
+      float of[3][8] = {};
+#pragma unroll
+      for (int i = 0; i < 6; ++i) {
+        float value[kOfMessage];
+        values_of(message[i], value);
+#pragma unroll
+        for (int j = 0; j < kOfMessage; ++j) of[i / 2][i % 2 * kOfMessage + j] = needed[i] ? value[j] : 0;
+      }
+      Attending own;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) own.q[j] = of[0][j] * token.scale[layer];
+      const auto over_key = [](float part) {
+#pragma unroll
+        for (int away = kLanes / 2; away > 0; away /= 2) part += __shfl_xor_sync(kFullWarp, part, away);
+        return part;
+      };
+      const int last = last_key(split);
+      const auto take = [&](int first_round) {
+        float score[kRounds];
+#pragma unroll
+        for (int round = 0; round < kRounds; ++round) {
+          score[round] = over_key(own.product<T>(k[round]));
+          if (key_of(split, first_round + round) >= last) score[round] = -INFINITY;
+        }
+        own.take<T>(score, v);
+      };
+      take(0);
+      for (int round = kRounds; key_of(split, round) - lane / kLanes < last; round += kRounds) {
+#pragma unroll
+        for (int i = 0; i < kRounds; ++i) {
+          const int key = key_of(split, round + i);
+          k[i] = v[i] = Vector16{};
+          if (key >= last || !with_columns) continue;
+          k[i] = load_vector<4>(reinterpret_cast<const uint32_t*>(in_k(layer, head) + key * a.k_stride.slot));
+          v[i] = load_vector<4>(reinterpret_cast<const uint32_t*>(in_v(layer, head) + key * a.v_stride.slot));
+        }
+        take(round);
+      }
+      const float of_newest[1] = {over_key(own.product<T>(rounded<T>(of[1])))};
+      const Vector16 newest_v[1] = {rounded<T>(of[2])};
+      if (newest && lane < kLanes) own.take<T>(of_newest, newest_v);
+      own.merge<kLanes>();
+      if (lane < kLanes && with_columns) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) parts[warp * s.head_dim + column + j] = own.out[j];
+      }
+      float* const of_warps = parts + s.warps() * s.head_dim;
+      if (lane == 0) {
+        of_warps[2 * warp] = own.max;
+        of_warps[2 * warp + 1] = own.sum;
+      }
+      __syncthreads();
+      if (warp == 0 && lane < of_head) {
+        float max = -INFINITY, sum = 0, out[kOfMessage] = {};
+        for (int w = 0; w < s.warps(); ++w) max = fmaxf(max, of_warps[2 * w]);
+        for (int w = 0; w < s.warps(); ++w) {
+          const float weight = exp2_approx(of_warps[2 * w] - (max == -INFINITY ? 0.0f : max));
+          sum += weight * of_warps[2 * w + 1];
+#pragma unroll
+          for (int i = 0; i < kOfMessage; ++i) out[i] += weight * parts[w * s.head_dim + lane * kOfMessage + i];
+        }
+#pragma unroll
+        for (int i = 0; i < kOfMessage; ++i) out[i] /= sum;
+        const Vector<T, kOfMessage> four = narrow<T>(out);
+        Message m{{0, 0, __float_as_uint(max + log2f(sum)), tag}};
+        memcpy(&m, &four, sizeof four);
+        store_message(messages + s.attended_at() + (head * s.splits + split) * of_head + lane, m);
+      }
+    }
+  }
+
+  // Of four columns: the splits of their head, put together.
+  __device__ __forceinline__ void attended(int number, float (&value)[kOfMessage], uint32_t tag) {
+    const int of_head = s.head_dim / kOfMessage, head = number / of_head;
+    const Message* from[kMostSplits];
+    bool needed[kMostSplits];
+    Message message[kMostSplits];
+#pragma unroll
+    for (int i = 0; i < kMostSplits; ++i) {
+      from[i] = messages + s.attended_at() + (head * s.splits + i) * of_head + number % of_head;
+      needed[i] = i < splits;
+    }
+    waiting.wait(from, needed, message, tag, Kind::kAttention);
+    float max = -INFINITY, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kMostSplits; ++i) {
+      if (needed[i]) max = fmaxf(max, __uint_as_float(message[i].element[2]));
+    }
+#pragma unroll
+    for (int j = 0; j < kOfMessage; ++j) value[j] = 0;
+#pragma unroll
+    for (int i = 0; i < kMostSplits; ++i) {
+      if (!needed[i]) continue;
+      const float weight = exp2_approx(__uint_as_float(message[i].element[2]) - max);
+      Vector<T, kOfMessage> four;
+      memcpy(&four, &message[i], sizeof four);
+      float of_split[kOfMessage];
+      kf::KF_BACKEND::widen(four, of_split);
+      sum += weight;
+#pragma unroll
+      for (int j = 0; j < kOfMessage; ++j) value[j] += weight * of_split[j];
+    }
+#pragma unroll
+    for (int j = 0; j < kOfMessage; ++j) value[j] /= sum;
+  }
+
+  // ---- the token ----
+
+  __device__ __forceinline__ float sum_of_block(float value) {
+    value = warp_sum(value);
+    __syncthreads();
+    if (lane == 0) hidden[warp] = value;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < s.warps(); ++w) sum += hidden[w];
+    return sum;
+  }
+
+  __device__ __forceinline__ void begin_token() {
+    for (int i = thread; i < s.steps_of_layer(); i += s.threads) jobs[i] = s.job(block, i);
+    const Place place(a, 0);
+    begin = place.begin;
+    slot = place.slot;
+    before = place.before();
+    splits = min(s.splits, max(1, (before + kKeysOfSplit - 1) / kKeysOfSplit));
+    keys = (before + splits - 1) / splits;
+    const Tokens<T> tokens(a, 0);
+    __syncthreads();
+    for (int i = 0; i < s.ahead; ++i) ask();
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kOfMessage; ++i) {
+      x[i] = has_columns() ? tokens.at(thread * kOfMessage + i) : 0;
+      sum += x[i];
+    }
+    const float mean = sum_of_block(sum) / static_cast<float>(s.width);
+#pragma unroll
+    for (int i = 0; i < kOfMessage; ++i) x[i] = has_columns() ? x[i] - mean : 0;
+  }
+  static constexpr int kKeysOfSplit = 64;
+
+  __device__ __forceinline__ void run_step(const Job& job, bool first, int layer) {
+    const Layer& w = token.layer[layer];
+    const uint32_t tag = layer + 1;
+    switch (job.kind) {
+      case Kind::kQkv:
+      case Kind::kFc: {
+        const bool qkv = job.kind == Kind::kQkv;
+        const auto add = [&] {
+          if (!first || (qkv && layer == 0)) return;
+          add_to_x(qkv ? s.second_at() : s.projected_at(), qkv ? tag - 1 : tag, qkv ? Kind::kSecond : Kind::kProjection);
+        };
+        const auto finish = [&](int column, float sum) {
+          if (!qkv) return a.tanh ? fast_gelu<T, true>(sum) : fast_gelu<T, false>(sum);
+          return in_cache_too(column, layer, sum, lane < job.count * kGranule);
+        };
+        return normed_product(job, qkv ? w.ln_1_weight : w.ln_2_weight, qkv ? w.ln_1_bias : w.ln_2_bias,
+                              qkv ? w.attention_bias : w.fc_bias, qkv ? s.qkv_at() : s.hidden_at(), tag, add, finish);
+      }
+      case Kind::kAttention: return attend(job, layer, tag);
+      case Kind::kProjection:
+        return part_product<1>(job, w.projection_bias, s.projected_at(), tag,
+                               [&](int number, const bool(&wanted)[1], float(&value)[1][kOfMessage]) {
+                                 if (wanted[0]) attended(number, value[0], tag);
+                               });
+      default:
+        return part_product<kDeep>(job, w.second_bias, s.second_at(), tag,
+                                   [&](int number, const bool(&wanted)[kDeep], float(&value)[kDeep][kOfMessage]) {
+                                     const Message* from[kDeep];
+                                     Message message[kDeep];
+#pragma unroll
+                                     for (int m = 0; m < kDeep; ++m) {
+                                       from[m] = messages + s.hidden_at() + number + m * s.threads;
+                                     }
+                                     waiting.wait(from, wanted, message, tag, Kind::kFc);
+#pragma unroll
+                                     for (int m = 0; m < kDeep; ++m) values_of(message[m], value[m]);
+                                   });
+    }
+  }
+
+  __device__ __forceinline__ void run_layers() {
+#pragma unroll 1
+    for (int i = 0, layer = 0; layer < s.layers;) {
+      const Job job = jobs[i];
+      wait_for_weights();
+      run_step(job, i == s.begin[static_cast<int>(job.kind)], layer);
+      end_of_step(s.vectors[static_cast<int>(job.kind)]);
+      if (++i == s.steps_of_layer()) {
+        i = 0;
+        ++layer;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void logits() {
+    add_to_x(s.second_at(), s.layers, Kind::kSecond);
+    const float width = static_cast<float>(s.width);
+    float sum = 0, squares = 0;
+#pragma unroll
+    for (int i = 0; i < kOfMessage; ++i) sum += x[i];
+    const float mean = sum_of_block(sum) / width;
+#pragma unroll
+    for (int i = 0; i < kOfMessage; ++i) {
+      x[i] = has_columns() ? x[i] - mean : 0;
+      squares += x[i] * x[i];
+    }
+    const float factor = rsqrtf(sum_of_block(squares) / width + static_cast<float>(a.eps));
+    __syncthreads();
+    if (has_columns()) {
+#pragma unroll
+      for (int i = 0; i < kOfMessage; ++i) {
+        const int column = thread * kOfMessage + i;
+        hidden[column] = x[i] * factor * to_compute(static_cast<const T*>(a.ln_weight)[column]) +
+                         to_compute(static_cast<const T*>(a.ln_bias)[column]);
+      }
+    }
+    __syncthreads();
+    const int vectors = s.vectors[kf::decode_step::kKinds] / kLogitRows, last = s.logits_of(block).last;
+#pragma unroll 1
+    for (int turn = 0; turn < s.logit_steps; ++turn) {
+      wait_for_weights();
+      float of_row[kLogitRows] = {};
+      for (int j = 0; j < vectors; ++j) {
+        const int k = (j * kWarpSize + lane) * kGranule;
+        if (k >= s.width) break;
+        float h[kGranule];
+#pragma unroll
+        for (int i = 0; i < kGranule; ++i) h[i] = hidden[k + i];
+#pragma unroll
+        for (int r = 0; r < kLogitRows; ++r) {
+          float w[kGranule];
+          widen<T>(in_ring(ring_at + r * vectors + j, thread), w);
+#pragma unroll
+          for (int i = 0; i < kGranule; ++i) of_row[r] += h[i] * w[i];
+        }
+      }
+      const float of_lane = sum_of_lanes(of_row);
+      const int row = logit_row(turn) + lane / (kWarpSize / kLogitRows);
+      if (lane % (kWarpSize / kLogitRows) == 0 && row < last) static_cast<T*>(a.logits)[row] = from_compute<T>(of_lane);
+      end_of_step(s.vectors[kf::decode_step::kKinds]);
+    }
+    // All blocks have read it: without their keys there would be no x.
+    if (block == 0 && thread == 0 && slot >= 0 && !waiting.gave_up) *static_cast<volatile int32_t*>(a.end) = slot + 1;
+  }
+};
+
+template <class T, int kMostThreads>
+__global__ void __launch_bounds__(kMostThreads, 1) token_kernel(const __grid_constant__ Token token) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Block<T> block(token, memory);
+  block.begin_token();
+  block.run_layers();
+  block.logits();
+  cp_async_wait<0>();
+}
+
+Schedule schedule_of(const Args& a) {
+  return Schedule(static_cast<int>(a.width), static_cast<int>(a.inner), static_cast<int>(a.heads),
+                  static_cast<int>(a.head_dim), static_cast<int>(a.vocab), static_cast<int>(a.layers),
+                  static_cast<int>(multiprocessors()), static_cast<int>(shared_memory_limit()));
+}
+
+template <class T, int kMostThreads>
+void launch_token(const Token& token, void* stream) {
+  const int shared = token.s.shared_bytes();
+  allow_shared(token_kernel<T, kMostThreads>, shared);
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(token.s.blocks);
+  config.blockDim = dim3(token.s.threads);
+  config.dynamicSmemBytes = shared;
+  config.stream = as_stream(stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, token_kernel<T, kMostThreads>, token), "cudaLaunchKernelEx");
+}
+
+}  // namespace
+
+std::string v3_persistent_can_implement(const Args& a) { return ""; }
+
+int64_t v3_persistent_scratch_bytes(const Args& a) { return int64_t{schedule_of(a).messages()} * sizeof(Message); }
+
+void v3_persistent(const Args& a, void* stream) {
+  Token token{a, schedule_of(a), {}, {}};
+  for (int64_t layer = 0; layer < a.layers; ++layer) {
+    token.layer[layer] = a.weights[layer];
+    token.scale[layer] = static_cast<float>(scale_of(a, layer) * kLog2e);
+  }
+  check(cudaMemsetAsync(a.scratch, 0, v3_persistent_scratch_bytes(a), as_stream(stream)), "cudaMemsetAsync");
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    if (token.s.threads <= 256) {
+      launch_token<T, 256>(token, stream);
+    } else {
+      launch_token<T, 416>(token, stream);
+    }
+  });
+}
+
+}  // namespace kf::KF_BACKEND::decode_step
