@@ -57,7 +57,7 @@ struct Schedule {
   int begin[kKinds + 1];  // the first step of each kind in a layer, and their number
   int logit_steps;
   int vectors[kKinds + 1];  // of 16 bytes, of a thread, in a step of each kind
-  int ahead;                // steps that weights are asked for ahead
+  int ahead = 0;            // steps that weights are asked for ahead
   int ring;                 // vectors of a thread
 
   Schedule() = default;
@@ -85,9 +85,9 @@ struct Schedule {
     vectors[3] = product(width, wide_fc);
     vectors[4] = product(inner / parts, kTileGranules);
     vectors[5] = kLogitRows * up(width, 32 * kGranule);
+    if (steps_of_layer() > kMostJobs) return;  // the table of jobs has no place for them
     ring = (shared_bytes - fixed_bytes()) / (16 * threads);
     // As many steps as fit into the ring wherever one begins.
-    ahead = 0;
     for (bool fits = true; fits && ahead <= kMostAhead;) {
       for (int first = 0; first < steps_of_layer(); ++first) {
         int sum = 0;
@@ -109,10 +109,10 @@ struct Schedule {
   }
   int vectors_of(int step) const { return vectors[static_cast<int>(kind_of(step))]; }
 
-  // Beside the ring: sums of warps, twice; the last hidden state; parts of attention.
+  // Beside the ring: rows of x for tensor cores; sums of warps, twice; the last hidden state; parts of attention.
   KF_BOTH int sums_floats() const { return 3 * warps() * kMostGranules * kGranule + 2 * warps(); }
   KF_BOTH int fixed_bytes() const {
-    const int floats = 2 * sums_floats() + width + warps() * (head_dim + 2);
+    const int floats = 128 * warps() + 2 * sums_floats() + width + warps() * (head_dim + 2);
     const int bytes = 4 * floats + kMostJobs * static_cast<int>(sizeof(Job));
     return (bytes + 15) / 16 * 16;
   }

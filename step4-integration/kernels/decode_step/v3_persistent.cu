@@ -12,11 +12,12 @@
 // Launch    cooperative, a block a multiprocessor, ⌈width/128⌉ warps, all of shared memory
 // A layer   schedule.h: LayerNorm, q k v · attention · projection · LayerNorm, fc, GELU · second product; five hops
 // Moves     weights, keys and values once; 16 bytes for four values of each result to each block
-// Limits    compute capability 9.0; one row; float16 and bfloat16; width a multiple of 16 up to 2048, inner of 8;
-//           head_dim a multiple of 8 up to 128; 64 layers; all tensors and rows at multiples of 16 bytes. It rounds
+// Limits    compute capability 9.0; one row; float16 and bfloat16; width a multiple of 16 up to 1664, inner of 8;
+//           head_dim a multiple of 8 up to 64; 64 layers; all tensors and rows at multiples of 16 bytes. It rounds
 //           what attention sends
 #include <kf/launch.h>
 #include <step1/gelu.h>
+#include <step2/mma.h>
 
 #include <string>
 
@@ -43,6 +44,7 @@ using kf::decode_step::Range;
 using kf::decode_step::Schedule;
 
 constexpr int kMostLayers = 64;
+constexpr int64_t kMostWidthHere = 13 * 128;  // 128 a warp
 constexpr int kLanes = 8;  // of a key
 constexpr int kDeep = 2;   // messages that a thread of the second product takes at once
 
@@ -99,7 +101,7 @@ __device__ __forceinline__ Vector16 rounded(const float (&value)[8]) {
   return bits;
 }
 
-template <class T>
+template <class T, int kMostWarps>
 struct Block {
   const Token& token;
   const Args& a = token.a;
@@ -108,6 +110,7 @@ struct Block {
   const int block = blockIdx.x;
   Message* const messages = static_cast<Message*>(a.scratch);
   Waiting waiting{reinterpret_cast<Failure*>(messages)};
+  T* const operand;   // [warps][2][128]
   float* const sums;  // [2][product, Σ g·w, Σ b·w][warps][columns], and the warps' Σ x, Σ x²
   float* const hidden;
   float* const parts;  // [warps][head_dim], and the warps' maxima and sums
@@ -122,7 +125,8 @@ struct Block {
 
   __device__ __forceinline__ Block(const Token& t, unsigned char* memory)
       : token(t),
-        sums(reinterpret_cast<float*>(memory)),
+        operand(reinterpret_cast<T*>(memory) + warp * 256),
+        sums(reinterpret_cast<float*>(memory) + 128 * s.warps()),
         hidden(sums + 2 * s.sums_floats()),
         parts(hidden + s.width),
         jobs(reinterpret_cast<Job*>(parts + s.warps() * (s.head_dim + 2))),
@@ -270,6 +274,57 @@ struct Block {
 
   // ---- products ----
 
+  // Two rows of operand a, of the warp's 128 of the depth. Lane l has k = 4l + i; of those with the same i tensor cores
+  // take lanes 0 to 15 first, and the weights lie so. In words: [t][i][which 16][which 8].
+  struct Rows {
+    uint32_t word[16];
+  };
+  __device__ __forceinline__ void put(int row, int i, T value) const {
+    operand[row * 128 + ((lane % 8 / 2 * 16 + i * 4 + lane / 8) * 2) + lane % 2] = value;
+  }
+  __device__ __forceinline__ Rows rows() const {
+    Rows rows{};
+    if (lane < 8) {
+      const uint32_t* from = reinterpret_cast<const uint32_t*>(operand + lane / 4 * 128) + lane % 4 * 16;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Vector16 four = load_vector<4>(from + 4 * i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) rows.word[4 * i + j] = four.element[j];
+      }
+    }
+    return rows;
+  }
+  // A number as the sum of two T: together they have its digits.
+  __device__ __forceinline__ Rows rows_of(const float (&value)[kOfMessage]) const {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kOfMessage; ++i) {
+      const T high = from_compute<T>(value[i]);
+      put(0, i, high);
+      put(1, i, from_compute<T>(value[i] - to_compute(high)));
+    }
+    __syncwarp();
+    return rows();
+  }
+
+  // Operand b of a granule and one i: 32 of the depth.
+  using Weights = uint32_t[4];
+  __device__ __forceinline__ void load_weights(Weights& w, int at) const {
+    ldmatrix_transposed<4>(w, &in_ring(at, thread));
+  }
+  template <int kGranules>
+  struct Sums {
+    float of[kGranules][2][4] = {};  // two chains each: a product waits for the one before
+    __device__ __forceinline__ void add(int g, const Weights& w, const Rows& rows, int i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        mma_m16n8k16<T>(of[g][h], {rows.word[4 * i + 2 * h], 0, rows.word[4 * i + 2 * h + 1], 0}, {w[2 * h], w[2 * h + 1]});
+      }
+    }
+    __device__ __forceinline__ float at(int g, int e) const { return of[g][0][e] + of[g][1][e]; }
+  };
+
   // Sums of this step: the warps' of the columns of granule `g`, of product 0, or of what LayerNorm needs, 1 and 2.
   __device__ __forceinline__ float* sums_of(int which, int of_warp) const {
     return sums + step % 2 * s.sums_floats() + (which * s.warps() + of_warp) * (kMostGranules * kGranule);
@@ -277,13 +332,18 @@ struct Block {
   __device__ __forceinline__ float* moments(int of_warp) const {
     return sums + step % 2 * s.sums_floats() + 3 * s.warps() * (kMostGranules * kGranule) + 2 * of_warp;
   }
-  __device__ __forceinline__ void keep(int which, int g, float (&of_lane)[kGranule]) const {
-    const float sum = sum_of_lanes(of_lane);
-    if (lane % 4 == 0) sums_of(which, warp)[g * kGranule + lane / 4] = sum;
+  // The two rows together.
+  __device__ __forceinline__ void keep(int g, float first, float second) const {
+    first += __shfl_xor_sync(kFullWarp, first, 4);
+    second += __shfl_xor_sync(kFullWarp, second, 4);
+    if (lane < 4) store_vector(sums_of(0, warp) + g * kGranule + 2 * lane, Vector<float, 2>{{first, second}});
   }
   __device__ __forceinline__ float sum_of_warps(int which, int column) const {
     float sum = 0;
-    for (int w = 0; w < s.warps(); ++w) sum += sums_of(which, w)[column];
+#pragma unroll
+    for (int w = 0; w < kMostWarps; ++w) {
+      if (w < s.warps()) sum += sums_of(which, w)[column];
+    }
     return sum;
   }
 
@@ -297,82 +357,96 @@ struct Block {
     }
   }
 
-  // Keys and values are rounded, and go to the cache as well.
-  __device__ __forceinline__ float in_cache_too(int column, int layer, float sum, bool exists) const {
+  // Where in the cache a column of q k v goes, or nowhere.
+  __device__ __forceinline__ T* cached(int column, int layer, bool exists) const {
     const int part = column / s.width, within = column - part * s.width, head = within / s.head_dim;
-    if (part == 0) return sum;
-    const T value = from_compute<T>(sum);
-    if (slot >= 0 && exists) {
-      T* to = part == 1 ? in_cache<T>(a.k_cache, a.k_stride, layer, 0, head, slot)
-                        : in_cache<T>(a.v_cache, a.v_stride, layer, 0, head, slot);
-      to[within - head * s.head_dim] = value;
-    }
-    return to_compute(value);
+    if (part == 0 || slot < 0 || !exists) return nullptr;
+    return (part == 1 ? in_cache<T>(a.k_cache, a.k_stride, layer, 0, head, slot)
+                      : in_cache<T>(a.v_cache, a.v_stride, layer, 0, head, slot)) +
+           (within - head * s.head_dim);
   }
 
-  // LayerNorm and a product. wait() brings x; finish(column, sum) makes of a sum what is sent.
-  template <class Wait, class Finish>
+  // LayerNorm and a product. wait() brings x; finish(prepare(column), sum) makes of a sum what is sent.
+  template <class Prepare, class Wait, class Finish>
   __device__ __forceinline__ void normed_product(const Job& job, const void* ln_weight, const void* ln_bias,
-                                                 const void* bias, int to, uint32_t tag, Wait wait, Finish finish) {
-    float w[kMostGranules][kOfMessage][kGranule];
-    float scale[kOfMessage] = {}, shift[kOfMessage] = {};
-    if (has_columns()) {
-      kf::KF_BACKEND::widen(load_vector<kOfMessage>(static_cast<const T*>(ln_weight) + thread * kOfMessage), scale);
-      kf::KF_BACKEND::widen(load_vector<kOfMessage>(static_cast<const T*>(ln_bias) + thread * kOfMessage), shift);
-    }
-    const int column = job.first * kGranule + lane;
-    const float of_bias = warp == 0 && lane < job.count * kGranule ? to_compute(static_cast<const T*>(bias)[column]) : 0;
-#pragma unroll
-    for (int g = 0; g < kMostGranules; ++g) {
-      if (g >= job.count) break;
-      float of_scale[kGranule] = {}, of_shift[kGranule] = {};
+                                                 const void* bias, int to, uint32_t tag, Prepare prepare, Wait wait,
+                                                 Finish finish) {
+    Weights w[kMostGranules][kOfMessage];
+    float scale[kOfMessage] = {};
+    __syncwarp();
+    {
+      Vector<T, kOfMessage> weights{}, biases{};
+      if (has_columns()) {
+        weights = load_vector<kOfMessage>(static_cast<const T*>(ln_weight) + thread * kOfMessage);
+        biases = load_vector<kOfMessage>(static_cast<const T*>(ln_bias) + thread * kOfMessage);
+      }
+      kf::KF_BACKEND::widen(weights, scale);
 #pragma unroll
       for (int i = 0; i < kOfMessage; ++i) {
-        widen<T>(in_ring(ring_at + i * job.count + g, thread), w[g][i]);
+        put(0, i, weights.element[i]);
+        put(1, i, biases.element[i]);
+      }
+    }
+    __syncwarp();
+    const int column = job.first * kGranule + lane;
+    const float of_bias = warp == 0 && lane < job.count * kGranule ? to_compute(static_cast<const T*>(bias)[column]) : 0;
+    const auto target = prepare(column);
+    {
+      const Rows of_norm = rows();
+      Sums<kMostGranules> sum;
 #pragma unroll
-        for (int j = 0; j < kGranule; ++j) {
-          of_shift[j] += shift[i] * w[g][i][j];
-          w[g][i][j] *= scale[i];
-          of_scale[j] += w[g][i][j];
+      for (int g = 0; g < kMostGranules; ++g) {
+        if (g >= job.count) break;
+#pragma unroll
+        for (int i = 0; i < kOfMessage; ++i) {
+          load_weights(w[g][i], ring_at + i * job.count + g);
+          sum.add(g, w[g][i], of_norm, i);
+        }
+        if (lane < 8) {
+          store_vector(sums_of(1 + lane / 4, warp) + g * kGranule + lane % 4 * 2,
+                       Vector<float, 2>{{sum.at(g, 0), sum.at(g, 1)}});
         }
       }
-      keep(1, g, of_scale);
-      keep(2, g, of_shift);
     }
 
     wait();
-    float moment[2] = {};
+    float moment[2] = {}, scaled[kOfMessage];
 #pragma unroll
     for (int i = 0; i < kOfMessage; ++i) {
       moment[0] += x[i];
       moment[1] += x[i] * x[i];
+      scaled[i] = x[i] * scale[i];
     }
+    const Rows of_x = rows_of(scaled);
+    Sums<kMostGranules> sum;
 #pragma unroll
-    for (int g = 0; g < kMostGranules; ++g) {
-      if (g >= job.count) break;
-      float sum[kGranule] = {};
+    for (int i = 0; i < kOfMessage; ++i) {
 #pragma unroll
-      for (int i = 0; i < kOfMessage; ++i) {
-#pragma unroll
-        for (int j = 0; j < kGranule; ++j) sum[j] += x[i] * w[g][i][j];
+      for (int g = 0; g < kMostGranules; ++g) {
+        if (g < job.count) sum.add(g, w[g][i], of_x, i);
       }
-      keep(0, g, sum);
     }
     const float of_warp = sum_of_lanes(moment);
     if (lane % 16 == 0) moments(warp)[lane / 16] = of_warp;
+#pragma unroll
+    for (int g = 0; g < kMostGranules; ++g) {
+      if (g < job.count) keep(g, sum.at(g, 0), sum.at(g, 1));
+    }
     __syncthreads();
     if (warp == 0) {
-      float sum = 0, squares = 0;
-      for (int i = 0; i < s.warps(); ++i) {
-        sum += moments(i)[0];
+      float total = 0, squares = 0;
+#pragma unroll
+      for (int i = 0; i < kMostWarps; ++i) {
+        if (i >= s.warps()) break;
+        total += moments(i)[0];
         squares += moments(i)[1];
       }
-      const float mean = sum / static_cast<float>(s.width);
+      const float mean = total / static_cast<float>(s.width);
       const float factor =
           rsqrtf(fmaxf(squares / static_cast<float>(s.width) - mean * mean, 0.0f) + static_cast<float>(a.eps));
       const int of_lane = min(lane, kMostGranules * kGranule - 1);
       const float y = factor * (sum_of_warps(0, of_lane) - mean * sum_of_warps(1, of_lane)) + sum_of_warps(2, of_lane);
-      send(to + job.first * kGranule / kOfMessage, job.count, finish(column, y + of_bias), tag);
+      send(to + job.first * kGranule / kOfMessage, job.count, finish(target, y + of_bias), tag);
     }
   }
 
@@ -385,39 +459,39 @@ struct Block {
       const float of_bias = warp == 0 && lane < kTileGranules * kGranule && job.depth_first == 0
                                 ? to_compute(static_cast<const T*>(bias)[column])
                                 : 0;
-      float sum[kTileGranules][kGranule] = {};
+      Sums<kTileGranules> sum;
       for (int chunk = 0; chunk * s.threads * kOfMessage < job.depth; chunk += kAtOnce) {
-        float w[kAtOnce][kOfMessage][kTileGranules][kGranule];
+        Weights w[kAtOnce][kOfMessage][kTileGranules];
         const int here = chunk * s.threads + thread;
         bool wanted[kAtOnce];
 #pragma unroll
         for (int m = 0; m < kAtOnce; ++m) {
           wanted[m] = (here + m * s.threads) * kOfMessage < job.depth;
-          if (!wanted[m]) continue;
+          if ((chunk + m) * s.threads * kOfMessage >= job.depth) continue;
           const int at = ring_at + (chunk + m) * kOfMessage * kTileGranules;
 #pragma unroll
           for (int i = 0; i < kOfMessage; ++i) {
 #pragma unroll
-            for (int g = 0; g < kTileGranules; ++g) widen<T>(in_ring(at + i * kTileGranules + g, thread), w[m][i][g]);
+            for (int g = 0; g < kTileGranules; ++g) load_weights(w[m][i][g], at + i * kTileGranules + g);
           }
         }
         float value[kAtOnce][kOfMessage];
         input(job.depth_first / kOfMessage + here, wanted, value);
 #pragma unroll
         for (int m = 0; m < kAtOnce; ++m) {
-          if (!wanted[m]) continue;
+          if ((chunk + m) * s.threads * kOfMessage >= job.depth) continue;
+#pragma unroll
+          for (int i = 0; i < kOfMessage; ++i) value[m][i] = wanted[m] ? value[m][i] : 0;
+          const Rows of_input = rows_of(value[m]);
 #pragma unroll
           for (int i = 0; i < kOfMessage; ++i) {
 #pragma unroll
-            for (int g = 0; g < kTileGranules; ++g) {
-#pragma unroll
-              for (int j = 0; j < kGranule; ++j) sum[g][j] += value[m][i] * w[m][i][g][j];
-            }
+            for (int g = 0; g < kTileGranules; ++g) sum.add(g, w[m][i][g], of_input, i);
           }
         }
       }
 #pragma unroll
-      for (int g = 0; g < kTileGranules; ++g) keep(0, g, sum[g]);
+      for (int g = 0; g < kTileGranules; ++g) keep(g, sum.at(g, 0), sum.at(g, 1));
       __syncthreads();
       if (warp == 0) {
         const float y = sum_of_warps(0, min(lane, kTileGranules * kGranule - 1)) + of_bias;
@@ -603,12 +677,17 @@ struct Block {
           if (!first || (qkv && layer == 0)) return;
           add_to_x(qkv ? s.second_at() : s.projected_at(), qkv ? tag - 1 : tag, qkv ? Kind::kSecond : Kind::kProjection);
         };
-        const auto finish = [&](int column, float sum) {
+        const auto prepare = [&](int column) {
+          return qkv ? cached(column, layer, warp == 0 && lane < job.count * kGranule) : nullptr;
+        };
+        const auto finish = [&](T* in_cache, float sum) {
           if (!qkv) return a.tanh ? fast_gelu<T, true>(sum) : fast_gelu<T, false>(sum);
-          return in_cache_too(column, layer, sum, lane < job.count * kGranule);
+          if (in_cache == nullptr) return sum;
+          *in_cache = from_compute<T>(sum);  // keys and values are rounded for this token as for later ones
+          return to_compute(from_compute<T>(sum));
         };
         return normed_product(job, qkv ? w.ln_1_weight : w.ln_2_weight, qkv ? w.ln_1_bias : w.ln_2_bias,
-                              qkv ? w.attention_bias : w.fc_bias, qkv ? s.qkv_at() : s.hidden_at(), tag, add, finish);
+                              qkv ? w.attention_bias : w.fc_bias, qkv ? s.qkv_at() : s.hidden_at(), tag, prepare, add, finish);
       }
       case Kind::kAttention: return attend(job, layer, tag);
       case Kind::kProjection:
@@ -698,10 +777,10 @@ struct Block {
   }
 };
 
-template <class T, int kMostThreads>
-__global__ void __launch_bounds__(kMostThreads, 1) token_kernel(const __grid_constant__ Token token) {
+template <class T, int kMostWarps>
+__global__ void __launch_bounds__(kMostWarps * kWarpSize, 1) token_kernel(const __grid_constant__ Token token) {
   extern __shared__ __align__(128) unsigned char memory[];
-  Block<T> block(token, memory);
+  Block<T, kMostWarps> block(token, memory);
   block.begin_token();
   block.run_layers();
   block.logits();
@@ -714,10 +793,10 @@ Schedule schedule_of(const Args& a) {
                   static_cast<int>(multiprocessors()), static_cast<int>(shared_memory_limit()));
 }
 
-template <class T, int kMostThreads>
+template <class T, int kMostWarps>
 void launch_token(const Token& token, void* stream) {
   const int shared = token.s.shared_bytes();
-  allow_shared(token_kernel<T, kMostThreads>, shared);
+  allow_shared(token_kernel<T, kMostWarps>, shared);
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
@@ -728,12 +807,33 @@ void launch_token(const Token& token, void* stream) {
   config.stream = as_stream(stream);
   config.attrs = &attribute;
   config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, token_kernel<T, kMostThreads>, token), "cudaLaunchKernelEx");
+  check(cudaLaunchKernelEx(&config, token_kernel<T, kMostWarps>, token), "cudaLaunchKernelEx");
 }
 
 }  // namespace
 
-std::string v3_persistent_can_implement(const Args& a) { return ""; }
+std::string v3_persistent_can_implement(const Args& a) {
+  const auto got = [](int64_t value) { return ", got " + std::to_string(value); };
+  if (a.dtype == DType::kFloat32) return "takes float16 or bfloat16, got float32";
+  if (a.dtype == DType::kFloat64) return "takes float16 or bfloat16, got float64";
+  if (a.batch != 1) return "takes one row" + got(a.batch);
+  if (a.head_dim % 8 != 0 || a.head_dim > 64) return "takes head_dim that is a multiple of 8 up to 64" + got(a.head_dim);
+  if (a.width % 16 != 0 || a.width > kMostWidthHere) {
+    return "takes a width that is a multiple of 16 up to " + std::to_string(kMostWidthHere) + got(a.width);
+  }
+  if (a.inner % 8 != 0 || a.inner > 16 * a.width) {
+    return "takes an inner width that is a multiple of 8 up to 16 widths" + got(a.inner);
+  }
+  if (a.layers > kMostLayers) return "takes at most " + std::to_string(kMostLayers) + " layers" + got(a.layers);
+  if (!all_aligned(a)) return "takes weights, and rows of the caches, that begin at multiples of 16 bytes";
+  if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
+  const Schedule s = schedule_of(a);
+  if (s.steps_of_layer() > kMostJobs || s.ahead == 0) {
+    return "needs more multiprocessors, or shared memory, for these widths than the " + std::to_string(multiprocessors()) +
+           " here";
+  }
+  return "";
+}
 
 int64_t v3_persistent_scratch_bytes(const Args& a) { return int64_t{schedule_of(a).messages()} * sizeof(Message); }
 
@@ -746,10 +846,10 @@ void v3_persistent(const Args& a, void* stream) {
   check(cudaMemsetAsync(a.scratch, 0, v3_persistent_scratch_bytes(a), as_stream(stream)), "cudaMemsetAsync");
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    if (token.s.threads <= 256) {
-      launch_token<T, 256>(token, stream);
+    if (token.s.warps() <= 8) {
+      launch_token<T, 8>(token, stream);
     } else {
-      launch_token<T, 416>(token, stream);
+      launch_token<T, 13>(token, stream);
     }
   });
 }
