@@ -100,13 +100,16 @@ class Planted : public ::testing::Test {
     EXPECT_NE(at, actions.end());
     return at;
   }
-  void expect(const std::string& says) { EXPECT_NE(fault_in_any_order(program, s).find(says), std::string::npos) << fault_in_any_order(program, s); }
+  void expect(const std::string& says) {
+    EXPECT_NE(fault_in_any_order(program, s).find(says), std::string::npos) << fault_in_any_order(program, s);
+  }
   void remove_wait(int first, int last, int tag) {
     for (int block = 0; block < s.blocks; ++block) {
       auto& actions = program[block];
       for (size_t i = actions.size(); i-- > 0;) {
         const Action& a = actions[i];
-        if (a.what == Action::kWait && a.first >= first && a.first < last && a.tag == tag) actions.erase(actions.begin() + i);
+        if (a.what == Action::kWait && a.first >= first && a.first < last && a.tag == tag)
+          actions.erase(actions.begin() + i);
       }
     }
   }
@@ -160,8 +163,10 @@ TEST_F(Planted, ABlockSendsBeforeItHasReceived) {
 }
 TEST_F(Planted, APlaceOfTheRingIsFreedEarly) {
   auto& actions = program[1];
-  const auto use = std::find_if(actions.begin(), actions.end(), [](const Action& a) { return a.what == Action::kUse && a.tag == 1; });
-  const auto bring = std::find_if(actions.begin(), actions.end(), [](const Action& a) { return a.what == Action::kBring && a.tag == 3; });
+  const auto use = std::find_if(actions.begin(), actions.end(),
+                                [](const Action& a) { return a.what == Action::kUse && a.tag == 1; });
+  const auto bring = std::find_if(actions.begin(), actions.end(),
+                                  [](const Action& a) { return a.what == Action::kBring && a.tag == 3; });
   const Action moved = *bring;
   actions.erase(bring);
   actions.insert(actions.begin() + (use - actions.begin()) - 2, moved);
@@ -169,7 +174,9 @@ TEST_F(Planted, APlaceOfTheRingIsFreedEarly) {
 }
 TEST_F(Planted, WeightsOfAnotherStepAreUsed) {
   auto& actions = program[1];
-  std::find_if(actions.begin(), actions.end(), [](const Action& a) { return a.what == Action::kUse && a.tag == 4; })->first += 1;
+  std::find_if(actions.begin(), actions.end(), [](const Action& a) {
+    return a.what == Action::kUse && a.tag == 4;
+  })->first += 1;
   expect("uses weights that are not there");
 }
 

@@ -152,7 +152,13 @@ def test_decode_step_of_rows_of_any_lengths(rows, dtype, device, rung):
         {"width": 128, "heads": 16, "end": (300,), "positions": 301, "capacity": 301},  # rings go round, of keys
         {"width": 640, "heads": 8, "inner": 5120, "layers": 1, "vocab": 20},  # and of weights
         {"width": 64, "heads": 2, "layers": 1, "vocab": 2100},  # several tiles of logits a warp
-        {"width": 640, "heads": 16, "end": (210,), "positions": 211, "capacity": 300},  # more keys than are asked for ahead
+        {
+            "width": 640,
+            "heads": 16,
+            "end": (210,),
+            "positions": 211,
+            "capacity": 300,
+        },  # more keys than are asked for ahead
         {"width": 64, "heads": 8, "inner": 8, "layers": 3},  # one block, which does all
         {"width": 128, "heads": 1, "end": (70,), "positions": 71, "capacity": 100},  # 128 columns a head
         {"width": 72, "heads": 3, "inner": 200, "vocab": 1},  # widths that no tile divides

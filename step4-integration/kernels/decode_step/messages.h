@@ -80,7 +80,8 @@ struct Waiting {
   Failure* failure;
   bool gave_up = false;
 
-  // Until all messages that are needed have the tag. Those that are not, or that nobody sends in time, come as NaN.
+  // Until all messages that a warp's lanes need have the tag: the warp goes on together. Those that are not, or that
+  // nobody sends in time, come as NaN.
   template <int N>
   __device__ __forceinline__ void wait(const Message* const (&from)[N], const bool (&needed)[N], Message (&message)[N],
                                        uint32_t tag, Kind kind) {
@@ -94,8 +95,9 @@ struct Waiting {
       }
 #pragma unroll
       for (int i = 0; i < N; ++i) all = all && message[i].element[3] == tag;
-      if (all) return;
-      if (polls % kPollsBetweenLooks == 0 && give_up(failure, polls, tag - 1, kind)) break;
+      if (__all_sync(0xffffffffu, all)) return;
+      const bool looks = polls % kPollsBetweenLooks == 0;
+      if (looks && __any_sync(0xffffffffu, give_up(failure, polls, tag - 1, kind))) break;
     }
     gave_up = true;
 #pragma unroll

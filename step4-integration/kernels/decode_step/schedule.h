@@ -15,16 +15,16 @@
 
 namespace kf::decode_step {
 
-constexpr int kGranule = 8;          // columns that lie in 16 bytes
-constexpr int kMostGranules = 3;     // of a block at once, of q k v and of fc
-constexpr int kTileGranules = 2;     // of projection and second product: 32 bytes, a sector
-constexpr int kMostParts = 2;        // of those two's depth
-constexpr int kMostSplits = 8;       // of a head's keys
-constexpr int kOfMessage = 4;        // values in a message
-constexpr int kRounds = 4;           // of keys that are asked for ahead
-constexpr int kLogitRows = 4;        // of a warp at once
-constexpr int kMostJobs = 32;        // of a block in a layer
-constexpr int kMostAhead = 8;        // steps
+constexpr int kGranule = 8;       // columns that lie in 16 bytes
+constexpr int kMostGranules = 3;  // of a block at once, of q k v and of fc
+constexpr int kTileGranules = 2;  // of projection and second product: 32 bytes, a sector
+constexpr int kMostParts = 2;     // of those two's depth
+constexpr int kMostSplits = 8;    // of a head's keys
+constexpr int kOfMessage = 4;     // values in a message
+constexpr int kRounds = 4;        // of keys that are asked for ahead
+constexpr int kLogitRows = 4;     // of a warp at once
+constexpr int kMostJobs = 32;     // of a block in a layer
+constexpr int kMostAhead = 8;     // steps
 
 enum class Kind { kQkv, kAttention, kProjection, kFc, kSecond, kLogits };
 constexpr int kKinds = 5;  // of a layer
@@ -52,8 +52,8 @@ struct Job {
 struct Schedule {
   int width, inner, heads, head_dim, vocab, layers;
   int blocks, threads;
-  int parts;   // of the depth of projection and second product
-  int splits;  // of a head's keys, at most
+  int parts;              // of the depth of projection and second product
+  int splits;             // of a head's keys, at most
   int begin[kKinds + 1];  // the first step of each kind in a layer, and their number
   int logit_steps;
   int vectors[kKinds + 1];  // of 16 bytes, of a thread, in a step of each kind
@@ -77,7 +77,9 @@ struct Schedule {
     begin[0] = 0;
     for (int k = 0; k < kKinds; ++k) begin[k + 1] = begin[k] + steps[k];
     logit_steps = up(up(vocab, blocks), kLogitRows * threads / 32);
-    const auto product = [&](int depth, int granules) { return kOfMessage * granules * up(depth, kOfMessage * threads); };
+    const auto product = [&](int depth, int granules) {
+      return kOfMessage * granules * up(depth, kOfMessage * threads);
+    };
     const int wide = least(kMostGranules, up(of_qkv, blocks)), wide_fc = least(kMostGranules, up(of_fc, blocks));
     vectors[0] = product(width, wide);
     vectors[1] = 2 * kRounds;

@@ -44,9 +44,10 @@ using kf::decode_step::Range;
 using kf::decode_step::Schedule;
 
 constexpr int kMostLayers = 64;
-constexpr int64_t kMostWidthHere = 13 * 128;  // 128 a warp
-constexpr int kLanes = 8;  // of a key
-constexpr int kDeep = 2;   // messages that a thread of the second product takes at once
+constexpr int kWarpsOfAnyWidth = 13;
+constexpr int64_t kMostWidthHere = kWarpsOfAnyWidth * 128;  // 128 a warp
+constexpr int kLanes = 8;                                   // of a key
+constexpr int kDeep = 2;  // messages that a thread of the second product takes at once
 
 struct Token {
   Args a;
@@ -101,8 +102,9 @@ __device__ __forceinline__ Vector16 rounded(const float (&value)[8]) {
   return bits;
 }
 
-template <class T, int kMostWarps>
+template <class T, int kWidth>
 struct Block {
+  static constexpr int kMostWarps = kWidth == 0 ? kWarpsOfAnyWidth : kWidth / 128;
   const Token& token;
   const Args& a = token.a;
   const Schedule& s = token.s;
@@ -132,8 +134,15 @@ struct Block {
         jobs(reinterpret_cast<Job*>(parts + s.warps() * (s.head_dim + 2))),
         ring(reinterpret_cast<Vector16*>(memory + s.fixed_bytes())) {}
 
+  // What is known when the kernel is compiled, if kWidth is not 0: divisions and addresses cost little then.
+  __device__ __forceinline__ int width() const { return kWidth == 0 ? s.width : kWidth; }
+  __device__ __forceinline__ int inner() const { return kWidth == 0 ? s.inner : 4 * kWidth; }
+  __device__ __forceinline__ int head_dim() const { return kWidth == 0 ? s.head_dim : 64; }
+  __device__ __forceinline__ int warps() const { return kWidth == 0 ? s.warps() : kMostWarps; }
+  __device__ __forceinline__ int threads() const { return warps() * kWarpSize; }
+
   __device__ __forceinline__ Vector16& in_ring(int at, int of_thread) const {
-    return ring[(at < s.ring ? at : at - s.ring) * s.threads + of_thread];
+    return ring[(at < s.ring ? at : at - s.ring) * threads() + of_thread];
   }
 
   // ---- weights on their way ----
@@ -143,9 +152,11 @@ struct Block {
   __device__ __forceinline__ void ask_for_product(const T* weight, int64_t width, const Job& job) {
     if (job.count == 0) return;
     const int granules = job.count;
-    for (int chunk = 0; chunk * s.threads * kOfMessage < job.depth; ++chunk) {
-      const int of_warp = (chunk * s.threads + warp * kWarpSize) * kOfMessage;
+#pragma unroll 1
+    for (int chunk = 0; chunk * threads() * kOfMessage < job.depth; ++chunk) {
+      const int of_warp = (chunk * threads() + warp * kWarpSize) * kOfMessage;
       const T* from = weight + static_cast<int64_t>(job.depth_first + of_warp) * width + job.first * kGranule;
+#pragma unroll 1
       for (int v = 0; v < granules; ++v) {
         const int number = v * kWarpSize + lane;
         const int row = granules == 3 ? number / 3 : (granules == 2 ? number / 2 : number);
@@ -166,7 +177,7 @@ struct Block {
   __device__ __forceinline__ int last_key(int split) const { return min(before, (split + 1) * keys); }
   __device__ __forceinline__ int key_of(int split, int round) const {
     const int of_warp = kWarpSize / kLanes;
-    return split * keys + (round * s.warps() + warp) * of_warp + lane / kLanes;
+    return split * keys + (round * warps() + warp) * of_warp + lane / kLanes;
   }
   __device__ __forceinline__ const T* in_k(int layer, int head) const {
     return in_cache<const T>(a.k_cache, a.k_stride, layer, 0, head, begin) + lane % kLanes * 8;
@@ -178,61 +189,67 @@ struct Block {
   __device__ __forceinline__ void ask_for_keys(int layer, const Job& job) {
     if (job.count == 0 || job.depth_first >= splits) return;
     const T *k = in_k(layer, job.first), *v = in_v(layer, job.first);
-    const bool has_columns = lane % kLanes * 8 < s.head_dim;
+    const bool has_columns = lane % kLanes * 8 < head_dim();
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
       const int key = key_of(job.depth_first, round);
       const bool wanted = key < last_key(job.depth_first) && has_columns;
       const int64_t at = wanted ? key : 0;
       const uint32_t bytes = wanted ? 16 : 0;
-      cp_async_16(&in_ring(asked_at + round, thread), wanted ? k + at * a.k_stride.slot : static_cast<const T*>(a.k_cache), bytes);
-      cp_async_16(&in_ring(asked_at + kRounds + round, thread), wanted ? v + at * a.v_stride.slot : static_cast<const T*>(a.v_cache), bytes);
+      cp_async_16(&in_ring(asked_at + round, thread),
+                  wanted ? k + at * a.k_stride.slot : static_cast<const T*>(a.k_cache), bytes);
+      cp_async_16(&in_ring(asked_at + kRounds + round, thread),
+                  wanted ? v + at * a.v_stride.slot : static_cast<const T*>(a.v_cache), bytes);
     }
   }
 
   __device__ __forceinline__ int logit_row(int turn) const {
-    return s.logits_of(block).first + (turn * s.warps() + warp) * kLogitRows;
+    return s.logits_of(block).first + (turn * warps() + warp) * kLogitRows;
   }
 
   __device__ __forceinline__ void ask_for_logits(int turn) {
-    const int first = logit_row(turn), last = s.logits_of(block).last, vectors = s.vectors[kf::decode_step::kKinds] / kLogitRows;
+    const int first = logit_row(turn), last = s.logits_of(block).last,
+              vectors = s.vectors[kf::decode_step::kKinds] / kLogitRows;
     const T* weight = static_cast<const T*>(a.token_weight);
     for (int r = 0; r < kLogitRows; ++r) {
       for (int j = 0; j < vectors; ++j) {
         const int k = (j * kWarpSize + lane) * kGranule;
-        const bool wanted = first + r < last && k < s.width;
+        const bool wanted = first + r < last && k < width();
         cp_async_16(&in_ring(asked_at + r * vectors + j, thread),
-                    weight + (wanted ? static_cast<int64_t>(first + r) * s.width + k : 0), wanted ? 16 : 0);
+                    weight + (wanted ? static_cast<int64_t>(first + r) * width() + k : 0), wanted ? 16 : 0);
       }
     }
   }
 
-  // The next step's, which make a group, as none at all do.
-  __device__ __forceinline__ void ask() {
-    __syncwarp();  // other lanes have read what is overwritten
-    int vectors = s.vectors[kf::decode_step::kKinds];
-    if (asked_layer < s.layers) {
-      const Job job = jobs[asked_step];
-      const Layer& w = token.layer[asked_layer];
-      vectors = s.vectors[static_cast<int>(job.kind)];
-      const int64_t width = s.width;
-      switch (job.kind) {
-        case Kind::kAttention: ask_for_keys(asked_layer, job); break;
-        case Kind::kQkv: ask_for_product(static_cast<const T*>(w.attention_weight), 3 * width, job); break;
-        case Kind::kProjection: ask_for_product(static_cast<const T*>(w.projection_weight), width, job); break;
-        case Kind::kFc: ask_for_product(static_cast<const T*>(w.fc_weight), s.inner, job); break;
-        default: ask_for_product(static_cast<const T*>(w.second_weight), width, job); break;
-      }
-      if (++asked_step == s.steps_of_layer()) {
-        asked_step = 0;
-        ++asked_layer;
-      }
-    } else if (asked_step < s.logit_steps) {
-      ask_for_logits(asked_step++);
-    }
+  // What is asked for makes a group, as nothing at all does.
+  __device__ __forceinline__ void close(int vectors) {
     cp_async_commit();
     asked_at += vectors;
     if (asked_at >= s.ring) asked_at -= s.ring;
+  }
+  __device__ __forceinline__ void ask_for_next_logits() {
+    __syncwarp();  // other lanes have read what is overwritten
+    if (asked_step < s.logit_steps) ask_for_logits(asked_step++);
+    close(s.vectors[kf::decode_step::kKinds]);
+  }
+  __device__ __forceinline__ void ask() {
+    if (asked_layer == s.layers) return ask_for_next_logits();
+    __syncwarp();
+    const Job job = jobs[asked_step];
+    const Layer& w = token.layer[asked_layer];
+    if (job.kind == Kind::kAttention) {
+      ask_for_keys(asked_layer, job);
+    } else {  // one call: its code is long
+      const bool qkv = job.kind == Kind::kQkv, fc = job.kind == Kind::kFc, second = job.kind == Kind::kSecond;
+      const void* weight =
+          qkv ? w.attention_weight : (fc ? w.fc_weight : (second ? w.second_weight : w.projection_weight));
+      ask_for_product(static_cast<const T*>(weight), qkv ? 3 * width() : (fc ? inner() : width()), job);
+    }
+    close(s.vectors[static_cast<int>(job.kind)]);
+    if (++asked_step == s.steps_of_layer()) {
+      asked_step = 0;
+      ++asked_layer;
+    }
   }
 
   __device__ __forceinline__ void wait_for_weights() const {
@@ -241,7 +258,6 @@ struct Block {
   }
 
   __device__ __forceinline__ void end_of_step(int vectors) {
-    ask();
     ring_at += vectors;
     if (ring_at >= s.ring) ring_at -= s.ring;
     ++step;
@@ -249,7 +265,7 @@ struct Block {
 
   // ---- x ----
 
-  __device__ __forceinline__ bool has_columns() const { return thread * kOfMessage < s.width; }
+  __device__ __forceinline__ bool has_columns() const { return thread * kOfMessage < width(); }
 
   // What the product in front has added.
   __device__ __forceinline__ void add_to_x(int at, uint32_t tag, Kind kind) {
@@ -258,7 +274,7 @@ struct Block {
     Message message[kMostParts];
 #pragma unroll
     for (int p = 0; p < kMostParts; ++p) {
-      from[p] = messages + at + p * (s.width / kOfMessage) + thread;
+      from[p] = messages + at + p * (width() / kOfMessage) + thread;
       needed[p] = p < s.parts && has_columns();
     }
     waiting.wait(from, needed, message, tag, kind);
@@ -319,7 +335,8 @@ struct Block {
     __device__ __forceinline__ void add(int g, const Weights& w, const Rows& rows, int i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        mma_m16n8k16<T>(of[g][h], {rows.word[4 * i + 2 * h], 0, rows.word[4 * i + 2 * h + 1], 0}, {w[2 * h], w[2 * h + 1]});
+        mma_m16n8k16<T>(of[g][h], {rows.word[4 * i + 2 * h], 0, rows.word[4 * i + 2 * h + 1], 0},
+                        {w[2 * h], w[2 * h + 1]});
       }
     }
     __device__ __forceinline__ float at(int g, int e) const { return of[g][0][e] + of[g][1][e]; }
@@ -327,10 +344,10 @@ struct Block {
 
   // Sums of this step: the warps' of the columns of granule `g`, of product 0, or of what LayerNorm needs, 1 and 2.
   __device__ __forceinline__ float* sums_of(int which, int of_warp) const {
-    return sums + step % 2 * s.sums_floats() + (which * s.warps() + of_warp) * (kMostGranules * kGranule);
+    return sums + step % 2 * s.sums_floats() + (which * warps() + of_warp) * (kMostGranules * kGranule);
   }
   __device__ __forceinline__ float* moments(int of_warp) const {
-    return sums + step % 2 * s.sums_floats() + 3 * s.warps() * (kMostGranules * kGranule) + 2 * of_warp;
+    return sums + step % 2 * s.sums_floats() + 3 * warps() * (kMostGranules * kGranule) + 2 * of_warp;
   }
   // The two rows together.
   __device__ __forceinline__ void keep(int g, float first, float second) const {
@@ -342,7 +359,7 @@ struct Block {
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < kMostWarps; ++w) {
-      if (w < s.warps()) sum += sums_of(which, w)[column];
+      if (w < warps()) sum += sums_of(which, w)[column];
     }
     return sum;
   }
@@ -359,11 +376,11 @@ struct Block {
 
   // Where in the cache a column of q k v goes, or nowhere.
   __device__ __forceinline__ T* cached(int column, int layer, bool exists) const {
-    const int part = column / s.width, within = column - part * s.width, head = within / s.head_dim;
+    const int part = column / width(), within = column - part * width(), head = within / head_dim();
     if (part == 0 || slot < 0 || !exists) return nullptr;
     return (part == 1 ? in_cache<T>(a.k_cache, a.k_stride, layer, 0, head, slot)
                       : in_cache<T>(a.v_cache, a.v_stride, layer, 0, head, slot)) +
-           (within - head * s.head_dim);
+           (within - head * head_dim());
   }
 
   // LayerNorm and a product. wait() brings x; finish(prepare(column), sum) makes of a sum what is sent.
@@ -389,17 +406,18 @@ struct Block {
     }
     __syncwarp();
     const int column = job.first * kGranule + lane;
-    const float of_bias = warp == 0 && lane < job.count * kGranule ? to_compute(static_cast<const T*>(bias)[column]) : 0;
+    const float of_bias =
+        warp == 0 && lane < job.count * kGranule ? to_compute(static_cast<const T*>(bias)[column]) : 0;
     const auto target = prepare(column);
     {
       const Rows of_norm = rows();
       Sums<kMostGranules> sum;
 #pragma unroll
       for (int g = 0; g < kMostGranules; ++g) {
-        if (g >= job.count) break;
+        const int here = max(0, min(g, job.count - 1));  // one that is not there is another once more: no branch
 #pragma unroll
         for (int i = 0; i < kOfMessage; ++i) {
-          load_weights(w[g][i], ring_at + i * job.count + g);
+          load_weights(w[g][i], ring_at + i * job.count + here);
           sum.add(g, w[g][i], of_norm, i);
         }
         if (lane < 8) {
@@ -423,27 +441,27 @@ struct Block {
     for (int i = 0; i < kOfMessage; ++i) {
 #pragma unroll
       for (int g = 0; g < kMostGranules; ++g) {
-        if (g < job.count) sum.add(g, w[g][i], of_x, i);
+        sum.add(g, w[g][i], of_x, i);
       }
     }
     const float of_warp = sum_of_lanes(moment);
     if (lane % 16 == 0) moments(warp)[lane / 16] = of_warp;
 #pragma unroll
     for (int g = 0; g < kMostGranules; ++g) {
-      if (g < job.count) keep(g, sum.at(g, 0), sum.at(g, 1));
+      keep(g, sum.at(g, 0), sum.at(g, 1));
     }
     __syncthreads();
     if (warp == 0) {
       float total = 0, squares = 0;
 #pragma unroll
       for (int i = 0; i < kMostWarps; ++i) {
-        if (i >= s.warps()) break;
+        if (i >= warps()) continue;
         total += moments(i)[0];
         squares += moments(i)[1];
       }
-      const float mean = total / static_cast<float>(s.width);
-      const float factor =
-          rsqrtf(fmaxf(squares / static_cast<float>(s.width) - mean * mean, 0.0f) + static_cast<float>(a.eps));
+      const float inverse = 1.0f / static_cast<float>(width());
+      const float mean = total * inverse;
+      const float factor = rsqrtf(fmaxf(squares * inverse - mean * mean, 0.0f) + static_cast<float>(a.eps));
       const int of_lane = min(lane, kMostGranules * kGranule - 1);
       const float y = factor * (sum_of_warps(0, of_lane) - mean * sum_of_warps(1, of_lane)) + sum_of_warps(2, of_lane);
       send(to + job.first * kGranule / kOfMessage, job.count, finish(target, y + of_bias), tag);
@@ -453,21 +471,23 @@ struct Block {
   // A part of a product's depth, of which a thread takes kAtOnce messages at a time; input(number, wanted, value) waits
   // for them. Its sums are added to x.
   template <int kAtOnce, class Input>
-  __device__ __forceinline__ void part_product(const Job& job, const void* bias, int to, uint32_t tag, Input input) {
+  __device__ __forceinline__ void part_product(const Job& job, int depth, const void* bias, int to, uint32_t tag,
+                                               Input input) {
     if (job.count > 0) {
       const int column = job.first * kGranule + lane;
       const float of_bias = warp == 0 && lane < kTileGranules * kGranule && job.depth_first == 0
                                 ? to_compute(static_cast<const T*>(bias)[column])
                                 : 0;
       Sums<kTileGranules> sum;
-      for (int chunk = 0; chunk * s.threads * kOfMessage < job.depth; chunk += kAtOnce) {
+#pragma unroll 1
+      for (int chunk = 0; chunk * threads() * kOfMessage < depth; chunk += kAtOnce) {
         Weights w[kAtOnce][kOfMessage][kTileGranules];
-        const int here = chunk * s.threads + thread;
+        const int here = chunk * threads() + thread;
         bool wanted[kAtOnce];
 #pragma unroll
         for (int m = 0; m < kAtOnce; ++m) {
-          wanted[m] = (here + m * s.threads) * kOfMessage < job.depth;
-          if ((chunk + m) * s.threads * kOfMessage >= job.depth) continue;
+          wanted[m] = (here + m * threads()) * kOfMessage < depth;
+          if ((chunk + m) * threads() * kOfMessage >= depth) continue;
           const int at = ring_at + (chunk + m) * kOfMessage * kTileGranules;
 #pragma unroll
           for (int i = 0; i < kOfMessage; ++i) {
@@ -479,7 +499,7 @@ struct Block {
         input(job.depth_first / kOfMessage + here, wanted, value);
 #pragma unroll
         for (int m = 0; m < kAtOnce; ++m) {
-          if ((chunk + m) * s.threads * kOfMessage >= job.depth) continue;
+          if ((chunk + m) * threads() * kOfMessage >= depth) continue;
 #pragma unroll
           for (int i = 0; i < kOfMessage; ++i) value[m][i] = wanted[m] ? value[m][i] : 0;
           const Rows of_input = rows_of(value[m]);
@@ -495,8 +515,8 @@ struct Block {
       __syncthreads();
       if (warp == 0) {
         const float y = sum_of_warps(0, min(lane, kTileGranules * kGranule - 1)) + of_bias;
-        const int part = job.depth_first / job.depth;
-        send(to + part * (s.width / kOfMessage) + job.first * kGranule / kOfMessage, kTileGranules, y, tag);
+        const int part = job.depth_first / depth;
+        send(to + part * (width() / kOfMessage) + job.first * kGranule / kOfMessage, kTileGranules, y, tag);
       }
     }
   }
@@ -506,8 +526,8 @@ struct Block {
   __device__ __forceinline__ void attend(const Job& job, int layer, uint32_t tag) {
     const int head = job.first, split = job.depth_first;
     if (job.count > 0 && split < splits) {
-      const int column = lane % kLanes * 8, of_head = s.head_dim / kOfMessage;
-      const bool with_columns = column < s.head_dim;
+      const int column = lane % kLanes * 8, of_head = head_dim() / kOfMessage;
+      const bool with_columns = column < head_dim();
       Vector16 k[kRounds], v[kRounds];
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) {
@@ -569,9 +589,9 @@ struct Block {
       own.merge<kLanes>();
       if (lane < kLanes && with_columns) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) parts[warp * s.head_dim + column + j] = own.out[j];
+        for (int j = 0; j < 8; ++j) parts[warp * head_dim() + column + j] = own.out[j];
       }
-      float* const of_warps = parts + s.warps() * s.head_dim;
+      float* const of_warps = parts + warps() * head_dim();
       if (lane == 0) {
         of_warps[2 * warp] = own.max;
         of_warps[2 * warp + 1] = own.sum;
@@ -579,15 +599,15 @@ struct Block {
       __syncthreads();
       if (warp == 0 && lane < of_head) {
         float max = -INFINITY, sum = 0, out[kOfMessage] = {};
-        for (int w = 0; w < s.warps(); ++w) max = fmaxf(max, of_warps[2 * w]);
-        for (int w = 0; w < s.warps(); ++w) {
+        for (int w = 0; w < warps(); ++w) max = fmaxf(max, of_warps[2 * w]);
+        for (int w = 0; w < warps(); ++w) {
           const float weight = exp2_approx(of_warps[2 * w] - (max == -INFINITY ? 0.0f : max));
           sum += weight * of_warps[2 * w + 1];
 #pragma unroll
-          for (int i = 0; i < kOfMessage; ++i) out[i] += weight * parts[w * s.head_dim + lane * kOfMessage + i];
+          for (int i = 0; i < kOfMessage; ++i) out[i] += weight * parts[w * head_dim() + lane * kOfMessage + i];
         }
 #pragma unroll
-        for (int i = 0; i < kOfMessage; ++i) out[i] /= sum;
+        for (int i = 0; i < kOfMessage; ++i) out[i] *= reciprocal_approx(sum);
         const Vector<T, kOfMessage> four = narrow<T>(out);
         Message m{{0, 0, __float_as_uint(max + log2f(sum)), tag}};
         memcpy(&m, &four, sizeof four);
@@ -597,15 +617,15 @@ struct Block {
   }
 
   // Of four columns: the splits of their head, put together.
-  __device__ __forceinline__ void attended(int number, float (&value)[kOfMessage], uint32_t tag) {
-    const int of_head = s.head_dim / kOfMessage, head = number / of_head;
+  __device__ __forceinline__ void attended(int number, bool wanted, float (&value)[kOfMessage], uint32_t tag) {
+    const int of_head = head_dim() / kOfMessage, head = number / of_head;
     const Message* from[kMostSplits];
     bool needed[kMostSplits];
     Message message[kMostSplits];
 #pragma unroll
     for (int i = 0; i < kMostSplits; ++i) {
       from[i] = messages + s.attended_at() + (head * s.splits + i) * of_head + number % of_head;
-      needed[i] = i < splits;
+      needed[i] = wanted && i < splits;
     }
     waiting.wait(from, needed, message, tag, Kind::kAttention);
     float max = -INFINITY, sum = 0;
@@ -628,7 +648,7 @@ struct Block {
       for (int j = 0; j < kOfMessage; ++j) value[j] += weight * of_split[j];
     }
 #pragma unroll
-    for (int j = 0; j < kOfMessage; ++j) value[j] /= sum;
+    for (int j = 0; j < kOfMessage; ++j) value[j] *= reciprocal_approx(sum);
   }
 
   // ---- the token ----
@@ -639,12 +659,12 @@ struct Block {
     if (lane == 0) hidden[warp] = value;
     __syncthreads();
     float sum = 0;
-    for (int w = 0; w < s.warps(); ++w) sum += hidden[w];
+    for (int w = 0; w < warps(); ++w) sum += hidden[w];
     return sum;
   }
 
   __device__ __forceinline__ void begin_token() {
-    for (int i = thread; i < s.steps_of_layer(); i += s.threads) jobs[i] = s.job(block, i);
+    for (int i = thread; i < s.steps_of_layer(); i += threads()) jobs[i] = s.job(block, i);
     const Place place(a, 0);
     begin = place.begin;
     slot = place.slot;
@@ -653,6 +673,7 @@ struct Block {
     keys = (before + splits - 1) / splits;
     const Tokens<T> tokens(a, 0);
     __syncthreads();
+#pragma unroll 1
     for (int i = 0; i < s.ahead; ++i) ask();
     float sum = 0;
 #pragma unroll
@@ -660,7 +681,7 @@ struct Block {
       x[i] = has_columns() ? tokens.at(thread * kOfMessage + i) : 0;
       sum += x[i];
     }
-    const float mean = sum_of_block(sum) / static_cast<float>(s.width);
+    const float mean = sum_of_block(sum) / static_cast<float>(width());
 #pragma unroll
     for (int i = 0; i < kOfMessage; ++i) x[i] = has_columns() ? x[i] - mean : 0;
   }
@@ -675,7 +696,8 @@ struct Block {
         const bool qkv = job.kind == Kind::kQkv;
         const auto add = [&] {
           if (!first || (qkv && layer == 0)) return;
-          add_to_x(qkv ? s.second_at() : s.projected_at(), qkv ? tag - 1 : tag, qkv ? Kind::kSecond : Kind::kProjection);
+          add_to_x(qkv ? s.second_at() : s.projected_at(), qkv ? tag - 1 : tag,
+                   qkv ? Kind::kSecond : Kind::kProjection);
         };
         const auto prepare = [&](int column) {
           return qkv ? cached(column, layer, warp == 0 && lane < job.count * kGranule) : nullptr;
@@ -687,22 +709,23 @@ struct Block {
           return to_compute(from_compute<T>(sum));
         };
         return normed_product(job, qkv ? w.ln_1_weight : w.ln_2_weight, qkv ? w.ln_1_bias : w.ln_2_bias,
-                              qkv ? w.attention_bias : w.fc_bias, qkv ? s.qkv_at() : s.hidden_at(), tag, prepare, add, finish);
+                              qkv ? w.attention_bias : w.fc_bias, qkv ? s.qkv_at() : s.hidden_at(), tag, prepare, add,
+                              finish);
       }
       case Kind::kAttention: return attend(job, layer, tag);
       case Kind::kProjection:
-        return part_product<1>(job, w.projection_bias, s.projected_at(), tag,
-                               [&](int number, const bool(&wanted)[1], float(&value)[1][kOfMessage]) {
-                                 if (wanted[0]) attended(number, value[0], tag);
+        return part_product<1>(job, width() / s.parts, w.projection_bias, s.projected_at(), tag,
+                               [&](int number, const bool (&wanted)[1], float (&value)[1][kOfMessage]) {
+                                 attended(wanted[0] ? number : 0, wanted[0], value[0], tag);
                                });
       default:
-        return part_product<kDeep>(job, w.second_bias, s.second_at(), tag,
-                                   [&](int number, const bool(&wanted)[kDeep], float(&value)[kDeep][kOfMessage]) {
+        return part_product<kDeep>(job, inner() / s.parts, w.second_bias, s.second_at(), tag,
+                                   [&](int number, const bool (&wanted)[kDeep], float (&value)[kDeep][kOfMessage]) {
                                      const Message* from[kDeep];
                                      Message message[kDeep];
 #pragma unroll
                                      for (int m = 0; m < kDeep; ++m) {
-                                       from[m] = messages + s.hidden_at() + number + m * s.threads;
+                                       from[m] = messages + s.hidden_at() + number + m * threads();
                                      }
                                      waiting.wait(from, wanted, message, tag, Kind::kFc);
 #pragma unroll
@@ -717,6 +740,7 @@ struct Block {
       const Job job = jobs[i];
       wait_for_weights();
       run_step(job, i == s.begin[static_cast<int>(job.kind)], layer);
+      ask();
       end_of_step(s.vectors[static_cast<int>(job.kind)]);
       if (++i == s.steps_of_layer()) {
         i = 0;
@@ -727,17 +751,17 @@ struct Block {
 
   __device__ __forceinline__ void logits() {
     add_to_x(s.second_at(), s.layers, Kind::kSecond);
-    const float width = static_cast<float>(s.width);
+    const float inverse = 1.0f / static_cast<float>(width());
     float sum = 0, squares = 0;
 #pragma unroll
     for (int i = 0; i < kOfMessage; ++i) sum += x[i];
-    const float mean = sum_of_block(sum) / width;
+    const float mean = sum_of_block(sum) * inverse;
 #pragma unroll
     for (int i = 0; i < kOfMessage; ++i) {
       x[i] = has_columns() ? x[i] - mean : 0;
       squares += x[i] * x[i];
     }
-    const float factor = rsqrtf(sum_of_block(squares) / width + static_cast<float>(a.eps));
+    const float factor = rsqrtf(sum_of_block(squares) * inverse + static_cast<float>(a.eps));
     __syncthreads();
     if (has_columns()) {
 #pragma unroll
@@ -755,7 +779,7 @@ struct Block {
       float of_row[kLogitRows] = {};
       for (int j = 0; j < vectors; ++j) {
         const int k = (j * kWarpSize + lane) * kGranule;
-        if (k >= s.width) break;
+        if (k >= width()) break;
         float h[kGranule];
 #pragma unroll
         for (int i = 0; i < kGranule; ++i) h[i] = hidden[k + i];
@@ -770,6 +794,7 @@ struct Block {
       const float of_lane = sum_of_lanes(of_row);
       const int row = logit_row(turn) + lane / (kWarpSize / kLogitRows);
       if (lane % (kWarpSize / kLogitRows) == 0 && row < last) static_cast<T*>(a.logits)[row] = from_compute<T>(of_lane);
+      ask_for_next_logits();
       end_of_step(s.vectors[kf::decode_step::kKinds]);
     }
     // All blocks have read it: without their keys there would be no x.
@@ -777,10 +802,11 @@ struct Block {
   }
 };
 
-template <class T, int kMostWarps>
-__global__ void __launch_bounds__(kMostWarps * kWarpSize, 1) token_kernel(const __grid_constant__ Token token) {
+template <class T, int kWidth>
+__global__ void __launch_bounds__(Block<T, kWidth>::kMostWarps* kWarpSize, 1)
+    token_kernel(const __grid_constant__ Token token) {
   extern __shared__ __align__(128) unsigned char memory[];
-  Block<T, kMostWarps> block(token, memory);
+  Block<T, kWidth> block(token, memory);
   block.begin_token();
   block.run_layers();
   block.logits();
@@ -793,10 +819,10 @@ Schedule schedule_of(const Args& a) {
                   static_cast<int>(multiprocessors()), static_cast<int>(shared_memory_limit()));
 }
 
-template <class T, int kMostWarps>
+template <class T, int kWidth>
 void launch_token(const Token& token, void* stream) {
   const int shared = token.s.shared_bytes();
-  allow_shared(token_kernel<T, kMostWarps>, shared);
+  allow_shared(token_kernel<T, kWidth>, shared);
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
@@ -807,7 +833,7 @@ void launch_token(const Token& token, void* stream) {
   config.stream = as_stream(stream);
   config.attrs = &attribute;
   config.numAttrs = 1;
-  check(cudaLaunchKernelEx(&config, token_kernel<T, kMostWarps>, token), "cudaLaunchKernelEx");
+  check(cudaLaunchKernelEx(&config, token_kernel<T, kWidth>, token), "cudaLaunchKernelEx");
 }
 
 }  // namespace
@@ -817,7 +843,8 @@ std::string v3_persistent_can_implement(const Args& a) {
   if (a.dtype == DType::kFloat32) return "takes float16 or bfloat16, got float32";
   if (a.dtype == DType::kFloat64) return "takes float16 or bfloat16, got float64";
   if (a.batch != 1) return "takes one row" + got(a.batch);
-  if (a.head_dim % 8 != 0 || a.head_dim > 64) return "takes head_dim that is a multiple of 8 up to 64" + got(a.head_dim);
+  if (a.head_dim % 8 != 0 || a.head_dim > 64)
+    return "takes head_dim that is a multiple of 8 up to 64" + got(a.head_dim);
   if (a.width % 16 != 0 || a.width > kMostWidthHere) {
     return "takes a width that is a multiple of 16 up to " + std::to_string(kMostWidthHere) + got(a.width);
   }
@@ -829,8 +856,8 @@ std::string v3_persistent_can_implement(const Args& a) {
   if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
   const Schedule s = schedule_of(a);
   if (s.steps_of_layer() > kMostJobs || s.ahead == 0) {
-    return "needs more multiprocessors, or shared memory, for these widths than the " + std::to_string(multiprocessors()) +
-           " here";
+    return "needs more multiprocessors, or shared memory, for these widths than the " +
+           std::to_string(multiprocessors()) + " here";
   }
   return "";
 }
@@ -846,10 +873,10 @@ void v3_persistent(const Args& a, void* stream) {
   check(cudaMemsetAsync(a.scratch, 0, v3_persistent_scratch_bytes(a), as_stream(stream)), "cudaMemsetAsync");
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    if (token.s.warps() <= 8) {
-      launch_token<T, 8>(token, stream);
+    if (a.width == 768 && a.inner == 4 * 768 && a.head_dim == 64) {
+      launch_token<T, 768>(token, stream);
     } else {
-      launch_token<T, 13>(token, stream);
+      launch_token<T, 0>(token, stream);
     }
   });
 }
