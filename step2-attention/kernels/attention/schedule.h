@@ -99,14 +99,12 @@ inline Order order_of(const Args& a, int64_t tiles, int64_t blocks) {
 template <int kQueries, bool kApart>  // of a tile; SortedTiles'
 struct Work {
   const unsigned tiles, heads;  // tiles of a head, heads of all batches
-  const unsigned together;      // heads of a group; one group is done after the other
   const Order order;
   unsigned round = 0;
 
   __device__ Work(const Args& a, Order order)
       : tiles(static_cast<unsigned>(kApart ? places_of<kQueries>(a) : ceil_div(a.q_length, kQueries))),
         heads(static_cast<unsigned>(a.batch * a.heads)),
-        together(kApart ? heads_together(a) : heads),
         order(order) {}
 
   __device__ void next() { ++round; }
@@ -123,12 +121,6 @@ struct Work {
   }
 
  private:
-  // Heads of a long row whose keys and values the L2 cache holds.
-  __device__ static unsigned heads_together(const Args& a) {
-    constexpr int64_t kBytes = 24 << 20;
-    return static_cast<unsigned>(min(max(kBytes / (a.k_length * a.head_dim * 4), int64_t{1}), a.heads));
-  }
-
   template <class Block>
   __device__ bool find_place(const Args& a, Block& block, const SortedTiles<Block::kPacked || kApart>& sorted) {
     unsigned head, tile;
@@ -141,18 +133,12 @@ struct Work {
       }
       head = pair / pairs;
       tile = round % 2 == 0 ? tiles - 1 - pair % pairs : pair % pairs;
-    } else if (order == Order::kHeads) {
-      const unsigned number = round * gridDim.x + blockIdx.x;
-      head = number / tiles;
-      tile = number % tiles;
     } else {
       // Back and forth, so that who had the heaviest of one round has the lightest of the next.
-      const unsigned number = round * gridDim.x + (round % 2 == 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-      const unsigned first = number / (tiles * together) * together, size = min(together, heads - min(first, heads));
-      if (size == 0) return false;
-      const unsigned in_group = number % (tiles * together);
-      head = first + in_group % size;
-      tile = tiles - 1 - in_group / size;
+      const bool back = order == Order::kHeaviestFirst && round % 2 == 1;
+      const unsigned number = round * gridDim.x + (back ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+      head = order == Order::kHeaviestFirst ? number % heads : number / tiles;
+      tile = order == Order::kHeaviestFirst ? tiles - 1 - number / heads : number % tiles;
     }
     if (head >= heads || tile >= tiles) return false;
     if constexpr (kApart) {

@@ -246,8 +246,8 @@ __device__ void consume(const Args& a, Shared<kPacked, kApart, kColumns, T>& sha
     free_stored();                                          // where there was no product under which it could be done
 
     store_rows<kDropout, kApart>(a, block, first_row, softmax, out, q, &maps.out, warp_uniform(announced.head),
-                         warp_uniform(announced.batch), 1 + S::kConsumers + warpgroup, leader,
-                         kDropout ? dropout.scale() : 1.0f);
+                                 warp_uniform(announced.batch), 1 + S::kConsumers + warpgroup, leader,
+                                 kDropout ? dropout.scale() : 1.0f);
     stored = q_ring.index;
   }
   if (warpgroup == 0) pingpong_wait();  // which the last one has passed on; barriers end as they began
