@@ -208,7 +208,10 @@ SIZES = {"B": "batch", "H": "heads", "Sq": "q_length", "Sk": "k_length", "D": "h
 
 @pytest.mark.parametrize("op", ["softmax", "attention"])
 def test_auto_is_read_off_the_results(op):
-    testing.check_automatic(step2_attention, op, lambda shape: {SIZES.get(k, k): n for k, n in shape.items()})
+    def sizes(shape):  # of a packed row the documents' lengths decide, too
+        return None if "documents" in shape else {SIZES.get(k, k): n for k, n in shape.items()}
+
+    testing.check_automatic(step2_attention, op, sizes)
 
 
 @pytest.mark.parametrize("schedule", ["random:1", "random:2"])
@@ -473,6 +476,13 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         (128, 17, 1024, 1024, False, "v8_persistent"),
     ):
         sizes = {"heads": heads, "q_length": length, "k_length": keys, "head_dim": dim, "causal": causal}
+        assert choose("attention", "auto", **sizes) == (rung if half else "v2_tiled"), sizes
+    for length, documents, rung in (
+        (4096, 16, "v8_persistent"),
+        (4095, 16, "v6_wgmma"),
+        (704, 16, "v9_split"),
+    ):
+        sizes = {"heads": 12, "q_length": length, "k_length": length, "head_dim": 64, "documents": documents}
         assert choose("attention", "auto", **sizes) == (rung if half else "v2_tiled"), sizes
     for rung in filter(on_tensor_cores, step2_attention.rungs("attention")):
         if not can_do(rung, 64, dtype):

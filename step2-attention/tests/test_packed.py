@@ -148,6 +148,15 @@ def test_more_tiles_of_documents_than_multiprocessors(dim, device, rung):
     assert_attends_packed(attend_packed(*inputs, causal=True, rung=rung), *inputs, causal=True)
 
 
+@every_rung_of("attention", lambda device, rung: rung == "v8_persistent")
+def test_more_places_than_are_sorted(device, rung):
+    """A block has room for the order of 1024 tiles; of more it takes the last one first, and most here are none."""
+    lengths = [0] * 900 + [3, 130] + [0] * 130 + [20]
+    q, k, v = qkv(sum(lengths), sum(lengths), 64, torch.bfloat16, device, heads=1)
+    documents = starts(lengths, device)
+    assert_attends_packed(attend_packed(q, k, v, documents, causal=True, rung=rung), q, k, v, documents, causal=True)
+
+
 @packed_rungs
 def test_dropout_goes_by_the_place_in_the_row(device, rung):
     """v is a part of the identity and all weights of a query are alike, so the output shows which ones are left."""

@@ -184,8 +184,8 @@ struct OpInfo {
 };
 
 namespace detail {
-// Gives each size that Args has its number of `left`, and takes it out; 1 where it is not named, but 0 for dropout's
-// threshold and for what is true or false: causal, transposed, and keep, whether the preactivation is wanted.
+// Gives each size that Args has its number of `left`, and takes it out; 1 where it is not named, but 0 for documents,
+// dropout's threshold and what is true or false: causal, transposed, and keep, whether the preactivation is wanted.
 template <class Args>
 void take_sizes(Args& args, Sizes& left) {
 #define KF_TAKE(member) \
@@ -205,6 +205,8 @@ void take_sizes(Args& args, Sizes& left) {
 #undef KF_TAKE
   if constexpr (requires { args.threshold; })
     args.threshold = left.count("threshold") ? left.extract("threshold").mapped() : 0;
+  if constexpr (requires { args.documents; })
+    args.documents = left.count("documents") ? left.extract("documents").mapped() : 0;
   const auto flag = [&](const char* name) { return left.count(name) && left.extract(name).mapped() != 0; };
   if constexpr (requires { args.causal; }) args.causal = flag("causal");
   if constexpr (requires { args.weight_transposed; }) args.weight_transposed = flag("transposed");

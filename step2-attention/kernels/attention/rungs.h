@@ -16,12 +16,14 @@ namespace kf::attention {
 // What `auto` takes, measured on an H200 with its 132 multiprocessors. A tile of 64 queries that splits its keys is
 // done soonest, where each has a multiprocessor. In a long causal square they see half of the keys on average, so two
 // rounds, the heaviest first, take about as long as the heaviest alone. Then v7's tiles, if they need no second round,
-// then persistent blocks.
+// then persistent blocks. Of a packed row whose documents are shorter than a tile of these, 256 queries, most would be
+// empty: v6's may have several documents.
 inline const char* automatic(const Args& a) {
   const auto tiles = [&](int64_t of) { return a.batch * a.heads * ((a.q_length + of - 1) / of); };
-  const bool packed = a.cu_seqlens != nullptr;  // what its tiles see nobody knows here
+  const bool packed = a.documents > 0;  // what its tiles see nobody knows here
   const bool half_seen = !packed && a.causal && a.q_length == a.k_length && a.q_length > 512;
   if (tiles(64) <= (half_seen ? 2 : 1) * 132) return "v9_split";
+  if (packed && a.q_length < 256 * a.documents) return "v6_wgmma";
   const bool one_round = !packed && a.q_length > 256 && tiles(a.head_dim <= 64 ? 192 : 128) <= 132;
   return one_round ? "v7_warpgroups" : "v8_persistent";
 }

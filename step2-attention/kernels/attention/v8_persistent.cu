@@ -25,8 +25,10 @@
 //           written in its place ─ TMA stores it, under the next tile's first product ─ consumer_release ─ empty
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
-// Limits    as v7_warpgroups, but for the waits. With fewer tiles than multiprocessors some stay idle. Packed
-//           rows take 10 KB more, for the keys that queries see and for the tiles' order. Like v3 it rounds the weights
+//           Of packed rows each document has tiles of its own (schedule.h), without dropout
+// Limits    as v7_warpgroups, but for the waits. With fewer tiles than multiprocessors some stay idle. Packed rows take
+//           6 KB more, for the tiles' order, and with dropout 4 KB for the keys that queries see. Like v3 it rounds the
+//           weights
 #include <step2/attention/hopper.h>
 
 #include <algorithm>
@@ -69,10 +71,11 @@ struct SharedTiles {
   Announced<Queries<kPacked>> announced[2];  // whose queries lie in q
 };
 
-// Of packed rows: what the announced queries see, and the order of the tiles.
-template <bool kPacked, int kColumns, class T>
+// Of packed rows: what the announced queries see, where tiles straddle documents, and the order of the tiles.
+// kApart: the row is packed, and documents have tiles of their own. kPacked: tiles straddle them.
+template <bool kPacked, bool kApart, int kColumns, class T>
 struct Shared : WithSeen<kPacked, SharedTiles<kPacked, kColumns, T>, Shape<kColumns>::kQueries, 2>,
-                SortedTiles<kPacked> {};
+                SortedTiles<kPacked || kApart> {};
 
 template <int kColumns, class Block>
 __device__ int tiles_of_keys(const Block& block) {
@@ -81,15 +84,15 @@ __device__ int tiles_of_keys(const Block& block) {
 }
 
 // One warp of the producer.
-template <bool kDropout, bool kPacked, int kColumns, class T>
-__device__ void produce(const Args& a, Order order, Shared<kPacked, kColumns, T>& shared, const Maps& maps) {
+template <bool kDropout, bool kPacked, bool kApart, int kColumns, class T>
+__device__ void produce(const Args& a, Order order, Shared<kPacked, kApart, kColumns, T>& shared, const Maps& maps) {
   constexpr int kSlices = kColumns / kSlice, kKeys = Shape<kColumns>::kKeys, kQueries = Shape<kColumns>::kQueries;
   const bool leader = threadIdx.x % kWarpSize == 0;
   PipelineState<2> q_ring;
   PipelineState<Shape<kColumns>::kStages> ring;
   int raw_phase = 0;
   Queries<kPacked> block;
-  for (Work<kQueries> work(a, order); work.find(a, block, shared); work.next(), q_ring.advance()) {
+  for (Work<kQueries, kApart> work(a, order); work.find(a, block, shared); work.next(), q_ring.advance()) {
     if constexpr (kPacked) {
       if (leader) shared.q_pipe.producer_acquire(q_ring);
       __syncwarp();
@@ -135,8 +138,8 @@ __device__ void produce(const Args& a, Order order, Shared<kPacked, kColumns, T>
   }
 }
 
-template <bool kDropout, bool kPacked, int kColumns, class T>
-__device__ void consume(const Args& a, Shared<kPacked, kColumns, T>& shared, const Maps& maps) {
+template <bool kDropout, bool kPacked, bool kApart, int kColumns, class T>
+__device__ void consume(const Args& a, Shared<kPacked, kApart, kColumns, T>& shared, const Maps& maps) {
   using S = Shape<kColumns>;
   constexpr int kKeys = S::kKeys;
   const int warpgroup = warpgroup_of_block();
@@ -242,21 +245,21 @@ __device__ void consume(const Args& a, Shared<kPacked, kColumns, T>& shared, con
     for (; kPacked && j >= 0; --j, ring.advance()) skip();  // of documents before its own
     free_stored();                                          // where there was no product under which it could be done
 
-    store_rows<kDropout>(a, block, first_row, softmax, out, q, &maps.out, warp_uniform(announced.head),
-                         warp_uniform(announced.batch), 1 + S::kConsumers + warpgroup, leader,
-                         kDropout ? dropout.scale() : 1.0f);
+    store_rows<kDropout, kApart>(a, block, first_row, softmax, out, q, &maps.out, warp_uniform(announced.head),
+                                 warp_uniform(announced.batch), 1 + S::kConsumers + warpgroup, leader,
+                                 kDropout ? dropout.scale() : 1.0f);
     stored = q_ring.index;
   }
   if (warpgroup == 0) pingpong_wait();  // which the last one has passed on; barriers end as they began
   if (leader) tma_store_wait_read<0>();
 }
 
-template <bool kPacked, int kColumns, bool kDropout, class T>
+template <bool kPacked, bool kApart, int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     v8_persistent_kernel(Args a, const __grid_constant__ Maps maps, Order order) {
   using S = Shape<kColumns>;
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<kPacked, kColumns, T>*>(memory);
+  auto& shared = *reinterpret_cast<Shared<kPacked, kApart, kColumns, T>*>(memory);
   if (threadIdx.x == 0) {
     mbarrier_init(&shared.v_raw, 1);
     shared.q_pipe.init(S::kConsumers);
@@ -264,7 +267,7 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     shared.v_pipe.init(S::kConsumers);
     mbarrier_init_fence();
   }
-  shared.template sort<S::kQueries>(a);
+  shared.template sort<S::kQueries, kApart>(a);
   __syncthreads();
 
   if (warpgroup_of_block() == S::kConsumers) {
@@ -286,10 +289,12 @@ void v8_persistent(const Args& a, void* stream) {
   with_slices_and_documents(a, [&](auto type, auto columns, auto drops, auto packed) {
     using T = typename decltype(type)::element;
     using S = Shape<columns.value>;
-    constexpr int kBytes = sizeof(Shared<packed.value, columns.value, T>);
-    const auto kernel = v8_persistent_kernel<packed.value, columns.value, drops.value, T>;
+    // Dropout's numbers are of 16 rows by 32 keys, counted from the row's beginning: there tiles lie as in any row.
+    constexpr bool kApart = packed.value && !drops.value, kStraddle = packed.value && drops.value;
+    constexpr int kBytes = sizeof(Shared<kStraddle, kApart, columns.value, T>);
+    const auto kernel = v8_persistent_kernel<kStraddle, kApart, columns.value, drops.value, T>;
     allow_shared(kernel, kBytes);
-    const int64_t tiles = ceil_div(a.q_length, S::kQueries);
+    const int64_t tiles = kApart ? places_of<S::kQueries>(a) : ceil_div(a.q_length, S::kQueries);
     const int64_t blocks = std::min(a.batch * a.heads * tiles, multiprocessors());
     kernel<<<static_cast<unsigned>(blocks), S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, S::kKeys),
                                                                                       order_of(a, tiles, blocks));

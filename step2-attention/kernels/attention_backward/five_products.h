@@ -728,12 +728,13 @@ inline int64_t sum_bytes(const Args& a) { return tiles_of(a) * kTileFloats * int
 
 // Tiles of keys, heads in groups. Two of a head's tiles, or a few, are then at work at the same time, and what a group
 // reads and adds to stays in the L2 cache. Measured on an H200: half as many rows are up to 18 % slower, twice as many
-// up to 5 %.
+// up to 5 %. In a packed row tiles that wait for each other's turn lie side by side: the more heads between two of
+// them, the less they wait. 12 heads of 16384 rows are up to 5 % faster than 6, and up to 9 % faster than 4.
 inline Queue queue_of_keys(const Args& a, unsigned* counter) {
-  constexpr int64_t kRowsTogether = 65536;
+  const int64_t together = a.cu_seqlens == nullptr ? 65536 / a.k_length : 12;
   const int64_t heads = a.batch * a.kv_heads;
   return {counter, static_cast<unsigned>(ceil_div(a.k_length, Five::kOwned)), static_cast<unsigned>(heads),
-          static_cast<unsigned>(std::clamp<int64_t>(kRowsTogether / a.k_length, 1, heads)), false};
+          static_cast<unsigned>(std::clamp<int64_t>(together, 1, heads)), false};
 }
 inline unsigned blocks_of_queue(const Queue& queue) {
   return static_cast<unsigned>(std::min(int64_t{queue.tiles} * queue.heads, multiprocessors()));

@@ -31,12 +31,27 @@ struct Documents {
     return {begin, max(begin, end)};
   }
 
+  // All of a document's. Where starts fall it may end before it begins.
+  __device__ Seen queries_in(int document) const { return {start(document), start(document + 1)}; }
+  __device__ Seen keys_in(int document) const { return {key_start(document), key_start(document + 1)}; }
+
   // Queries that see `key`.
   __device__ Seen queries_of(int key) const {
     const int document = find(a.cu_seqlens_k, key), end = start(document + 1);
     int begin = start(document);
     if (a.causal) begin = max(begin, end - max(key_start(document + 1) - key, 0));
     return {min(begin, end), end};
+  }
+
+  // The last document for which `begun(document)` is true, as it is for those before it; or the first one.
+  template <class Begun>
+  __device__ int last(const Begun& begun) const {
+    int low = 0;
+    for (int high = static_cast<int>(a.documents); high - low > 1;) {
+      const int middle = (low + high) / 2;
+      (begun(middle) ? low : high) = middle;
+    }
+    return low;
   }
 
  private:
@@ -48,12 +63,7 @@ struct Documents {
 
   // The last document that begins at `position` or before it: those before it that do, too, end there or are empty.
   __device__ int find(const int32_t* first, int position) const {
-    int low = 0;
-    for (int high = static_cast<int>(a.documents); high - low > 1;) {
-      const int middle = (low + high) / 2;
-      (first[middle] <= position ? low : high) = middle;
-    }
-    return low;
+    return last([&](int document) { return first[document] <= position; });
   }
 };
 

@@ -231,11 +231,26 @@ __device__ void pack_weights(const float (&score)[N], uint32_t (&weight)[N / 8][
   for (int i = 0; i < N; i += 2) weight[i / 8][i / 4 % 2 * 2 + i / 2 % 2] = pack<T>(score[i], score[i + 1]);
 }
 
+// The first `rows` of 64 rows of an output, which lie in `tile` as TMA would take them. The whole warpgroup does this.
+template <class T, int kSlices>
+__device__ void copy_rows(const Args& a, const BlockOfQueries& block, int first_row, int rows,
+                          const T (*tile)[64 * kSlice], std::integral_constant<int, kSlices>) {
+  constexpr int kVector = 8, kVectors = kSlices * kSlice / kVector;  // elements of 16 bytes; of a row
+  const Rows<T> out = rows_of<T>(a.out, a.out_stride, block.head, a.heads);
+  for (int i = threadIdx.x % kWarpgroupSize; i < rows * kVectors; i += kWarpgroupSize) {
+    const int row = i / kVectors, column = i % kVectors * kVector;
+    if (column >= a.head_dim) continue;
+    const int at = swizzled_offset((row * kSlice + column % kSlice) * int{sizeof(T)}, Swizzle::k128) / int{sizeof(T)};
+    store_vector(out.at(block.first + first_row + row) + column, load_vector<kVector>(tile[column / kSlice] + at));
+  }
+}
+
 // The end of a warpgroup's 64 rows, which begin at `first_row` of the block: the output goes into `tile`, slices of 64
 // rows, swizzled, and from there by TMA to where it belongs; the log-sum-exp goes there directly. `head`: of its batch.
 // `barrier`: one of this warpgroup's own. `factor`: the output is multiplied by it. Before `tile` is used again, its
-// leader must wait by tma_store_wait_read.
-template <bool kDropout, class T, class Block, int N>
+// leader must wait by tma_store_wait_read. kApart: behind the block's queries another document's may follow, and TMA
+// knows no end but the row's.
+template <bool kDropout, bool kApart = false, class T, class Block, int N>
 __device__ __forceinline__ void store_rows(const Args& a, const Block& block, int first_row, RowsSoftmax& softmax,
                                            const float (&out)[N], T (*tile)[64 * kSlice], const CUtensorMap* map,
                                            int head, int batch, int barrier, bool leader, float factor = 1.0f) {
@@ -266,7 +281,10 @@ __device__ __forceinline__ void store_rows(const Args& a, const Block& block, in
   }
   tma_store_fence();
   named_barrier_sync(barrier, kWarpgroupSize);
-  if (leader) {
+  if (kApart && block.queries - first_row < 64) {
+    copy_rows<T>(a, block, first_row, block.queries - first_row, tile, std::integral_constant<int, N / 32>{});
+    named_barrier_sync(barrier, kWarpgroupSize);  // all have read the tile
+  } else if (leader) {
     for (int slice = 0; slice < N / 32; ++slice) {
       tma_store(map, tile[slice], slice * kSlice, block.first + first_row, head, batch);
     }
