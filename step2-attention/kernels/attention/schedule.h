@@ -13,22 +13,22 @@ enum class Order {
   kHeaviestFirst,  // the last tiles of all heads, then those before them …: what is left at the end is small
 };
 
-// Places for tiles of a packed row, where each document has tiles of its own: its first one has place
+// Slots for tiles of a packed row, where each document has tiles of its own: its first one has slot
 // start / kQueries + its number. So there are enough up to the next document's, and one too many at the most; and whose
-// a place is a search among the starts tells, without adding up lengths.
+// a slot is a search among the starts tells, without adding up lengths.
 template <int kQueries>
-__host__ __device__ int64_t places_of(const Args& a) {
+__host__ __device__ int64_t slots_of(const Args& a) {
   return a.q_length / kQueries + a.documents;
 }
 
-// The queries at `place`; none (0 or less) if it is one too many.
+// The queries at `slot`; none (0 or less) if it is one too many.
 template <int kQueries>
-__device__ BlockOfQueries queries_at(const Args& a, int head, int place) {
+__device__ BlockOfQueries queries_at(const Args& a, int head, int slot) {
   const Documents documents(a);
-  const auto first_place = [&](int document) { return documents.queries_in(document).begin / kQueries + document; };
-  const int document = documents.last([&](int of) { return first_place(of) <= place; });
+  const auto first_slot = [&](int document) { return documents.queries_in(document).begin / kQueries + document; };
+  const int document = documents.last([&](int of) { return first_slot(of) <= slot; });
   const Seen queries = documents.queries_in(document), keys = documents.keys_in(document);
-  const int length = queries.end - queries.begin, tile = place - first_place(document);
+  const int length = queries.end - queries.begin, tile = slot - first_slot(document);
   const bool exists = tile >= 0 && tile <= length / kQueries;
   const int before = exists ? tile * kQueries : 0;  // of the document's queries
   BlockOfQueries block;
@@ -53,7 +53,7 @@ struct SortedTiles {
   // By all threads of a block, which wait at a barrier before they ask. kApart: documents have tiles of their own.
   template <int kQueries, bool kApart>
   __device__ void sort(const Args& a) {
-    const auto tiles = static_cast<int>(kApart ? places_of<kQueries>(a) : ceil_div(a.q_length, kQueries));
+    const auto tiles = static_cast<int>(kApart ? slots_of<kQueries>(a) : ceil_div(a.q_length, kQueries));
     if (tiles > kMost) return;
     const Documents documents(a);
     for (int i = threadIdx.x; i < tiles; i += blockDim.x) {
@@ -85,7 +85,7 @@ struct SortedTiles<false> {
   __device__ void sort(const Args&) {}
 };
 
-// Measured on an H200: with two tiles a head, or where pairs leave more than a tenth of all rounds' places empty, the
+// Measured on an H200: with two tiles a head, or where pairs leave more than a tenth of all rounds' slots empty, the
 // heaviest ones first are better, by up to 17 %; elsewhere pairs, by up to 9 % at D 128.
 inline Order order_of(const Args& a, int64_t tiles, int64_t blocks) {
   if (a.cu_seqlens != nullptr) return Order::kHeaviestFirst;
@@ -103,7 +103,7 @@ struct Work {
   unsigned round = 0;
 
   __device__ Work(const Args& a, Order order)
-      : tiles(static_cast<unsigned>(kApart ? places_of<kQueries>(a) : ceil_div(a.q_length, kQueries))),
+      : tiles(static_cast<unsigned>(kApart ? slots_of<kQueries>(a) : ceil_div(a.q_length, kQueries))),
         heads(static_cast<unsigned>(a.batch * a.heads)),
         order(order) {}
 
@@ -142,8 +142,8 @@ struct Work {
     }
     if (head >= heads || tile >= tiles) return false;
     if constexpr (kApart) {
-      const auto place = static_cast<int>(sorted.at(tiles - 1 - tile, tiles));
-      block = queries_at<kQueries>(a, static_cast<int>(head), place);
+      const auto slot = static_cast<int>(sorted.at(tiles - 1 - tile, tiles));
+      block = queries_at<kQueries>(a, static_cast<int>(head), slot);
     } else if constexpr (Block::kPacked) {
       block.head = static_cast<int>(head);
       block.first = static_cast<int>(sorted.at(tiles - 1 - tile, tiles)) * kQueries;

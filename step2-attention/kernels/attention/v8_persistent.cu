@@ -1,23 +1,20 @@
 // attention v8_persistent: blocks stay, and the next queries are there before these are done
 //
 // Idea      v7's blocks each begin with a wait and end with a store, and the last ones leave multiprocessors idle. Here
-//           one block for each multiprocessor stays until all is done: its producer runs ahead into the next tile of
-//           queries, for which there is a second stage, and an output leaves by TMA under the next tile's first
-//           product.
+//           a block for each multiprocessor stays until all is done: its producer runs ahead into the next tile of
+//           queries, which has a second stage, and an output leaves by TMA under the next tile's first product.
 // Since v7  A loop over tiles of queries, in an order that gives all blocks the same work (schedule.h). The
 //           producer works out which tile is next and hands it on beside the queries: it has the time, and a
 //           consumer's instructions are what the tensor cores wait for. Consumers exchange their rows from one tile
 //           of queries to the next: under a causal mask the last rows cost most. Up to D 64: four consumers and 64 keys
-//           a tile, without turns, since four fill each other's gaps.
-//
+//           a tile, without turns, since four fill each other's gaps. Of a packed row, without dropout, each document
+//           has tiles of its own (schedule.h).
 //           producer      Q0 K V K V K V Q1 K V K V K V Q2 …
 //           consumers          tile 0      │      tile 1     │ …
 //           store                          └ output of tile 0, under tile 1's first product
-//
 // Launch    grid min(tiles, multiprocessors). P = 64 columns (D ≤ 64): block 640, 4 consumers, Q = 256, 64 keys a tile,
 //           8 stages, 192 KB of shared memory; P = 128: block 384, 2 consumers, Q = 128, 128 keys, 2 stages, 192 KB
-// Roles     the last warpgroup: one warp is the producer, of 32 registers (P = 128: 40). The others, 112 (232):
-//           consumers of 64 queries each
+// Roles     the last warpgroup: one warp, the producer, 32 registers (P = 128: 40). The others: 64 queries, 112 (232)
 // Barriers  q_pipe.full, k_pipe.full, v_pipe.full: 1 arrival and the bytes (q_pipe.full at the end: 1, there are no
 //           more); q_pipe.empty, k_pipe.empty, v_pipe.empty: 4 (2), the consumers' leaders'. v_raw as in v7. Named:
 //           turns as in v7 (P = 128 only); an output is written, 128
@@ -25,10 +22,8 @@
 //           written in its place ─ TMA stores it, under the next tile's first product ─ consumer_release ─ empty
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
-//           Of packed rows each document has tiles of its own (schedule.h), without dropout
 // Limits    as v7_warpgroups, but for the waits. With fewer tiles than multiprocessors some stay idle. Packed rows take
-//           6 KB more, for the tiles' order, and with dropout 4 KB for the keys that queries see. Like v3 it rounds the
-//           weights
+//           6 KB more, for the tiles' order, with dropout 10. Like v3 it rounds the weights
 #include <step2/attention/hopper.h>
 
 #include <algorithm>
@@ -294,7 +289,7 @@ void v8_persistent(const Args& a, void* stream) {
     constexpr int kBytes = sizeof(Shared<kStraddle, kApart, columns.value, T>);
     const auto kernel = v8_persistent_kernel<kStraddle, kApart, columns.value, drops.value, T>;
     allow_shared(kernel, kBytes);
-    const int64_t tiles = kApart ? places_of<S::kQueries>(a) : ceil_div(a.q_length, S::kQueries);
+    const int64_t tiles = kApart ? slots_of<S::kQueries>(a) : ceil_div(a.q_length, S::kQueries);
     const int64_t blocks = std::min(a.batch * a.heads * tiles, multiprocessors());
     kernel<<<static_cast<unsigned>(blocks), S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, S::kKeys),
                                                                                       order_of(a, tiles, blocks));
