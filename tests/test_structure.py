@@ -113,7 +113,6 @@ LONGER = {
     "attention_backward v6_atomics": 870,  # the same, which v7 and v8 take
     "attention_block v4_dataflow": 930,  # three parts that run side by side
     "decode_step v2_dependent": 1090,  # all of GPT-2
-    "decode_step v3_persistent": 1300,  # the same, and its schedule
 }
 
 

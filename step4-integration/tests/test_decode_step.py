@@ -14,7 +14,6 @@ from step4_integration.testing import every_dtype, on_each_device, ops
 
 every_rung = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step4_integration", "decode_step"))
 HALF = [torch.float16, torch.bfloat16]
-FOR_HALF = ("v2_dependent", "v3_persistent")
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -117,22 +116,15 @@ def check(model, rung="auto", **options):
     return got
 
 
-def can(rung, dtype=torch.bfloat16, rows=1, *, width=64, heads=1, **_):
-    if rung == "v3_persistent" and (rows > 1 or width % 16 or width // heads > 64):
-        return False
-    return rung not in FOR_HALF or dtype in HALF
-
-
-def first_row_at_most(model, rung):
-    """All rows, or the first where the rung takes one."""
-    return model if can(rung, rows=len(model.end)) else model.rows(0)
+def can(rung, dtype):
+    return rung != "v2_dependent" or dtype in HALF
 
 
 @every_rung
 @every_dtype
-@pytest.mark.parametrize(("width", "heads"), [(64, 1), (128, 2), (160, 2), (160, 4)])
+@pytest.mark.parametrize(("width", "heads"), [(64, 1), (128, 2), (160, 2)])
 def test_decode_step(width, heads, dtype, device, rung):
-    if can(rung, dtype, width=width, heads=heads):
+    if can(rung, dtype):
         check(Model(dtype, device, width=width, heads=heads), rung)
 
 
@@ -141,8 +133,8 @@ def test_decode_step(width, heads, dtype, device, rung):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_decode_step_of_rows_of_any_lengths(rows, dtype, device, rung):
     end = [(7 * b + 3) % 23 + b for b in range(rows)]
-    if can(rung, dtype, rows):
-        check(Model(dtype, device, width=128, heads=2, begin=range(rows), end=end, capacity=64), rung)
+    model = Model(dtype, device, width=128, heads=2, begin=range(rows), end=end, capacity=64)
+    check(model, rung)
 
 
 @every_rung
@@ -152,14 +144,6 @@ def test_decode_step_of_rows_of_any_lengths(rows, dtype, device, rung):
         {"width": 128, "heads": 16, "end": (300,), "positions": 301, "capacity": 301},  # rings go round, of keys
         {"width": 640, "heads": 8, "inner": 5120, "layers": 1, "vocab": 20},  # and of weights
         {"width": 64, "heads": 2, "layers": 1, "vocab": 2100},  # several tiles of logits a warp
-        {
-            "width": 640,
-            "heads": 16,
-            "end": (210,),
-            "positions": 211,
-            "capacity": 300,
-        },  # more keys than are asked for ahead
-        {"width": 64, "heads": 8, "inner": 8, "layers": 3},  # one block, which does all
         {"width": 128, "heads": 1, "end": (70,), "positions": 71, "capacity": 100},  # 128 columns a head
         {"width": 72, "heads": 3, "inner": 200, "vocab": 1},  # widths that no tile divides
         {"width": 40, "heads": 5, "inner": 8, "end": (0,), "capacity": 1, "positions": 1},  # nothing before
@@ -167,8 +151,7 @@ def test_decode_step_of_rows_of_any_lengths(rows, dtype, device, rung):
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_decode_step_of_any_shape(options, device, rung):
-    if can(rung, **options):
-        check(Model(torch.bfloat16, device, **options), rung)
+    check(Model(torch.bfloat16, device, **options), rung)
 
 
 @every_rung
@@ -186,11 +169,6 @@ def test_decode_step_with_options(options, dtype, device, rung):
 @every_rung
 def test_a_rows_logits_do_not_depend_on_the_other_rows(device, rung):
     """To the last bit, nor on how many there are, nor on their order; and neither does a second run."""
-    if not can(rung, rows=2):
-        model = Model(torch.bfloat16, device, width=128, heads=2, end=(19,))
-        again = model.rows(0)
-        assert torch.equal(again.step(rung=rung), model.step(rung=rung))
-        return
     model = Model(torch.bfloat16, device, width=128, heads=2, begin=range(9), end=range(3, 21, 2), capacity=30)
     shuffled = [8, 3, 5, 0, 1, 7, 2, 4, 6]
     again, other, pair, alone = (model.rows(*rows) for rows in (range(9), shuffled, (4, 5), (4,)))
@@ -206,8 +184,7 @@ def test_a_rows_logits_do_not_depend_on_the_other_rows(device, rung):
 @every_rung
 def test_steps_follow_each_other(device, rung):
     """Each sees what the ones before have written."""
-    model = Model(torch.float16, device, width=64, heads=2, begin=(2, 0), end=(2, 0), capacity=9)
-    model = first_row_at_most(model, rung)
+    model = Model(torch.float16, device, width=64, heads=2, begin=(0, 2), end=(0, 2), capacity=9)
     for _ in range(4):
         check(model, rung)
 
@@ -224,31 +201,14 @@ def test_large_residuals_lose_no_digits(device, rung):
 def test_caches_may_be_parts_of_larger_ones(device, rung):
     """The first rows, and not the first slots: strides are those of the whole."""
     model = Model(torch.bfloat16, device, width=64, heads=2, end=(3, 4, 5), begin=(0, 1, 0), capacity=12)
-    rows = 2 if can(rung, rows=2) else 1
-    expected = model.rows(*range(rows)).step(rung=rung)
+    expected = model.rows(0, 1).step(rung=rung)
     for name in ("ids", "end", "begin"):
-        setattr(model, name, getattr(model, name)[:rows].clone())
-    model.k_cache, model.v_cache = (F.pad(c, (0, 0, 3, 1))[:, :rows, :, 3:-1] for c in (model.k_cache, model.v_cache))
+        setattr(model, name, getattr(model, name)[:2].clone())
+    model.k_cache, model.v_cache = (F.pad(c, (0, 0, 3, 1))[:, :2, :, 3:-1] for c in (model.k_cache, model.v_cache))
     assert not model.k_cache.is_contiguous()
-    check(model.rows(*range(rows)), rung)
+    check(model.rows(0, 1), rung)
     assert torch.equal(model.step(rung=rung), expected)
     assert (model.k_cache[:, 0, :, 3] == model.k_cache[:, 0, :, 3]).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"end": (5, 4), "begin": (0, 0)}, "takes one row, got 2"),
-        ({"width": 72}, "takes head_dim that is a multiple of 8 up to 64, got 72"),
-        ({"width": 40, "heads": 5}, "takes a width that is a multiple of 16 up to 1664, got 40"),
-        ({"heads": 8, "inner": 2000}, "takes an inner width that is a multiple of 8 up to 16 widths, got 2000"),
-        ({"heads": 8, "layers": 65}, "takes at most 64 layers, got 65"),
-    ],
-    ids=lambda of: of if isinstance(of, str) else "",
-)
-def test_a_token_in_one_launch_refuses(options, says):
-    with testing.raises(ValueError, f"rung 'v3_persistent' {says}"):
-        Model(torch.bfloat16, **options).step(rung="v3_persistent")
 
 
 @every_rung
@@ -256,8 +216,10 @@ def test_unaligned_tensors_are_not_for_vectors(device, rung):
     model = Model(torch.bfloat16, device, width=64)
     cache = F.pad(model.k_cache.reshape(-1), (1, 0))[1:].view(model.k_cache.shape)
     model.k_cache = cache
-    if rung in FOR_HALF:
-        with testing.raises(ValueError, f"rung '{rung}' takes", "multiples of 16 bytes", "these can: 'v1_launches'"):
+    if rung == "v2_dependent":
+        with testing.raises(
+            ValueError, "rung 'v2_dependent' takes", "multiples of 16 bytes", "these can: 'v1_launches'"
+        ):
             model.step(rung=rung)
     else:
         check(model, rung)
@@ -265,12 +227,13 @@ def test_unaligned_tensors_are_not_for_vectors(device, rung):
 
 @pytest.mark.parametrize("rung", step4_integration.rungs("decode_step", "cpu"))
 def test_decode_step_accesses_nothing_beside_its_tensors(rung):
-    options = {"width": 72, "heads": 3} if can(rung, width=72) else {"width": 80, "heads": 5}
-    model = Model(torch.bfloat16, **options, inner=200, layers=1, vocab=17, begin=(0, 1), end=(3, 5), capacity=6)
+    model = Model(
+        torch.bfloat16, width=72, heads=3, inner=200, layers=1, vocab=17, begin=(0, 1), end=(3, 5), capacity=6
+    )
     names = ("ids", "end", "begin", "token_weight", "position_weight", "k_cache", "v_cache")
     model.end += torch.tensor([2, 0], dtype=torch.int32)  # both rows take the last slot
     for at_end in (True, False):
-        part = first_row_at_most(model.rows(0, 1), rung)
+        part = model.rows(0, 1)
         with Fences(step4_integration, torch.device("cpu")) as fences:
             for name in names:
                 setattr(part, name, relaid(fences, name, getattr(part, name), "aligned", at_end=at_end))
@@ -309,15 +272,6 @@ def test_a_row_without_a_place_is_an_error_on_the_cpu(rung):
 def test_on_a_gpu_a_row_without_a_place_is_nan_and_writes_nothing(rung):
     options = {"width": 128, "heads": 2, "begin": (0, 0, 3, 0), "end": (3, 9, 5, 4), "capacity": 10}
     model = Model(torch.bfloat16, "cuda", **options)
-    if not can(rung, rows=4):
-        for end, begin, token in ((10, 0, 0), (5, 6, 0), (4, 0, 67)):
-            row = model.rows(0)
-            row.end[0], row.begin[0], row.ids[0] = end, begin, token
-            before = row.k_cache.clone()
-            assert row.step(rung=rung).isnan().all()
-            assert row.end.item() == (end if token == 0 else end + 1)
-            assert token == 67 or torch.equal(row.k_cache.nan_to_num(7), before.nan_to_num(7))
-        return
     good, _, _ = reference(model)
     model.end[1], model.begin[2] = 10, 6  # no slot; begins after its end
     model.ids[3] = 67
@@ -335,8 +289,6 @@ def test_on_a_gpu_a_row_without_a_place_is_nan_and_writes_nothing(rung):
 @pytest.mark.parametrize("rung", step4_integration.rungs("decode_step", "cuda"))
 @pytest.mark.parametrize("rows", [1, 8, 32])
 def test_a_cuda_graph_replays_at_lengths_that_have_changed(rows, rung):
-    if not can(rung, rows=rows):
-        return
     model = Model(
         torch.bfloat16, "cuda", width=768, heads=12, layers=4, end=(5,) * rows, begin=(0,) * rows, positions=40
     )
@@ -355,9 +307,10 @@ def test_a_cuda_graph_replays_at_lengths_that_have_changed(rows, rung):
 def test_emulated_threads_of_a_step_may_run_in_any_order(schedule, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
     for rung in step4_integration.rungs("decode_step", "cpu"):
-        shape = {"width": 72, "heads": 3} if can(rung, width=72) else {"width": 80, "heads": 5}
-        model = Model(torch.bfloat16, **shape, layers=2, begin=(0, 1), end=(40, 3), positions=41, capacity=41)
-        check(first_row_at_most(model, rung), rung)
+        check(
+            Model(torch.bfloat16, width=72, heads=3, layers=1, begin=(0, 1), end=(40, 3), positions=41, capacity=41),
+            rung,
+        )
 
 
 # ---- beside transformers ----
@@ -388,17 +341,15 @@ def test_decode_step_is_transformers_gpt2(hf, device):
 @every_rung
 def test_decode_step_is_registered_as_torch_wants_it(device, rung):
     model = Model(torch.bfloat16, device, begin=(0, 1), end=(5, 4), capacity=9, layers=1)
-    model = first_row_at_most(model, rung)
-    rows = range(len(model.end))
-    torch.library.opcheck(ops.decode_step.default, model.rows(*rows).arguments(), {"rung": rung})
-    logits = torch.full((len(rows), 67), torch.nan, dtype=torch.bfloat16, device=device)
-    expected = model.rows(*rows).step(rung=rung)
-    assert ops.decode_step.out(*model.rows(*rows).arguments(), rung=rung, logits=logits) is logits
+    torch.library.opcheck(ops.decode_step.default, model.rows(0, 1).arguments(), {"rung": rung})
+    logits = torch.full((2, 67), torch.nan, dtype=torch.bfloat16, device=device)
+    expected = model.rows(0, 1).step(rung=rung)
+    assert ops.decode_step.out(*model.rows(0, 1).arguments(), rung=rung, logits=logits) is logits
     assert torch.equal(logits, expected)
     torch.compiler.reset()
     compiled = torch.compile(step4_integration.decode_step, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*model.arguments(), rung=rung), expected)
-    assert model.end.tolist() == [6, 5][: len(rows)]
+    assert model.end.tolist() == [6, 5]
 
 
 @pytest.mark.parametrize("which", ["token_weight", "position_weight", "k_cache", "v_cache", "weights[3]"])

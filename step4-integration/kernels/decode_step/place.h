@@ -18,9 +18,7 @@ using kf::decode_step::Layer;
 struct Place {
   int begin, slot;
 
-  // `end` is read as volatile: in one launch another block may have raised it for the next token.
-  __device__ Place(const Args& a, int row)
-      : begin(a.begin[row]), slot(*static_cast<const volatile int32_t*>(a.end + row)) {
+  __device__ Place(const Args& a, int row) : begin(a.begin[row]), slot(a.end[row]) {
     const bool exists = begin >= 0 && begin <= slot && slot < a.capacity && slot - begin < a.positions;
     if (exists) return;
     begin = 0;
@@ -54,23 +52,5 @@ struct Tokens {
     return to_compute(token[column]) + to_compute(position[column]);
   }
 };
-
-// Whether vectors of 16 bytes fit everywhere.
-inline bool all_aligned(const Args& a) {
-  const auto aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
-  bool all = aligned(a.token_weight) && aligned(a.position_weight) && aligned(a.ln_weight) && aligned(a.ln_bias) &&
-             aligned(a.k_cache) && aligned(a.v_cache);
-  for (const CacheStrides& s : {a.k_stride, a.v_stride}) {
-    all = all && s.layer % 8 == 0 && s.batch % 8 == 0 && s.head % 8 == 0 && s.slot % 8 == 0;
-  }
-  for (int64_t layer = 0; layer < a.layers; ++layer) {
-    const Layer& w = a.weights[layer];
-    for (const void* weight : {w.ln_1_weight, w.ln_1_bias, w.attention_weight, w.projection_weight, w.ln_2_weight,
-                               w.ln_2_bias, w.fc_weight, w.second_weight}) {
-      all = all && aligned(weight);
-    }
-  }
-  return all;
-}
 
 }  // namespace kf::KF_BACKEND::decode_step

@@ -76,8 +76,7 @@ inline const char* automatic(const Args&) { return "v2_dependent"; }
 }  // namespace kf::decode_step
 
 #define KF_OP decode_step
-#define KF_RUNGS(RUNG)                                                           \
-  RUNG(v1_launches, can_implement, scratch_bytes)                                \
-  RUNG(v2_dependent, can_implement, scratch_bytes, "what lies between products") \
-  RUNG(v3_persistent, can_implement, scratch_bytes, "what attention sends")
+#define KF_RUNGS(RUNG)                            \
+  RUNG(v1_launches, can_implement, scratch_bytes) \
+  RUNG(v2_dependent, can_implement, scratch_bytes, "what lies between products")
 #include <kf/rung_list.h>

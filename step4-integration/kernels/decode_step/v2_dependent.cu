@@ -193,6 +193,23 @@ struct Step {
   }
 };
 
+bool all_aligned(const Args& a) {
+  const auto aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
+  bool all = aligned(a.token_weight) && aligned(a.position_weight) && aligned(a.ln_weight) && aligned(a.ln_bias) &&
+             aligned(a.k_cache) && aligned(a.v_cache);
+  for (const CacheStrides& s : {a.k_stride, a.v_stride}) {
+    all = all && s.layer % 8 == 0 && s.batch % 8 == 0 && s.head % 8 == 0 && s.slot % 8 == 0;
+  }
+  for (int64_t layer = 0; layer < a.layers; ++layer) {
+    const Layer& w = a.weights[layer];
+    for (const void* weight : {w.ln_1_weight, w.ln_1_bias, w.attention_weight, w.projection_weight, w.ln_2_weight,
+                               w.ln_2_bias, w.fc_weight, w.second_weight}) {
+      all = all && aligned(weight);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 std::string v2_dependent_can_implement(const Args& a) {
