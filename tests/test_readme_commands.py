@@ -47,6 +47,7 @@ NOT_PASTED = {
     "docs/performance.md": "a GPU whose counters may be read",
     "step4-integration/pages/cpp.md": "step4-integration/tests/test_gpt2_program.py; nvcc and a GPU",
     "step4-integration/pages/decode_step.md": "a GPU and Nsight Systems",
+    "step4-integration/pages/parallel.md": "several GPUs",
 }
 
 
