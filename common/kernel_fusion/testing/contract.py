@@ -148,7 +148,8 @@ class _Subject:
 
     def passed(self, inputs) -> tuple[torch.Tensor, ...] | None:
         """The outputs for these very inputs, if they were checked a moment ago."""
-        same = (p for p in _passed if p.rung == self._key() and all(map(_same, p.inputs, inputs)))
+        these = [p for p in _passed if p.rung == self._key() and len(p.inputs) == len(inputs)]
+        same = (p for p in these if all(map(_same, p.inputs, inputs)))
         return next((p.outputs for p in same), None)
 
     def keep(self, inputs, outputs) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernel_fusion import steps, testing
+from kernel_fusion.testing import contract
 from kernel_fusion.testing.accuracy import allowance, allowances, errors, max_error, misrounded, round_as_well
 from kernel_fusion.tests.fake_step import step
 
@@ -312,3 +313,12 @@ def test_a_half_result_may_miss_what_float32_misses_and_little_else():
     wrong, allowed = round_as_well(wide, wide, exact)
     assert (wrong.sum(), allowed) == (0, 150)
     assert round_as_well(exact.half() + 1, wide, exact)[0].sum() == 9900
+
+
+def test_what_was_checked_without_an_optional_input_is_not_what_is_compared_with():
+    """The rung before was checked without `residual` a moment ago: its outputs there are of other inputs."""
+    inputs = (torch.randn(3, 8), torch.ones(8))
+    before = contract._Subject(step, "double", "v1_good", torch.device("cpu"), {}, None)
+    before.keep(inputs, (torch.zeros(3, 8),))
+    assert before.passed(inputs) is not None
+    assert before.passed((*inputs, torch.randn(3, 8))) is None
