@@ -72,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--warm-up", type=int, metavar="N", help="steps (default: a twentieth); then a cosine, down to a tenth")
     add("--weight-decay", type=float, default=0.1, metavar="X", help="of matrices (default: 0.1)")
     add("--clip", type=float, default=1.0, metavar="X", help="the gradients' greatest norm (default: 1)")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16: by autocast (default: float32)")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="to compute in (default: float32)")
     add("--recompute", action="store_true", help="activations of a block are computed again in its backward pass")
     add("--graph", action="store_true", help="the whole step as one CUDA graph")
 

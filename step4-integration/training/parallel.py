@@ -6,6 +6,7 @@ of one worker that has the whole batch.
 """
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,9 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from training import checkpoint
-from training.optimizer import set_rate
 from training.run import Run
-from training.step import Part, cross_entropy, weights_of
+from training.step import Part, cross_entropy, step, weights_of
 from training.worker import Found, Worker
 
 
@@ -91,24 +91,7 @@ class Parallel(Worker):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
     def step(self, run: Run, device: torch.device) -> Callable[..., torch.Tensor]:
-        return self._step
-
-    def _step(
-        self,
-        model: GPT2,
-        optimizer: torch.optim.Optimizer,
-        parts: Sequence[Part],
-        rate: float,
-        *,
-        dtype: torch.dtype = torch.float32,
-        clip: float = 1.0,
-    ) -> torch.Tensor:
-        set_rate(optimizer, rate)
-        optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(model, parts, dtype)
-        self.clip(model, clip)
-        optimizer.step()
-        return loss
+        return functools.partial(step, backward=self.backward, clip_gradients=self.clip)
 
     def backward(self, model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
         """As `training.step.backward`, of all workers' parts. Gradients move once, behind the last part."""
@@ -142,7 +125,7 @@ class Parallel(Worker):
         raise NotImplementedError
 
     def clip(self, model: GPT2, most: float) -> None:
-        """As `clip_grad_norm_`: a split parameter's square is a sum over workers, a whole one's is not."""
+        """As `training.step.clip_gradients`: a split parameter's square is a sum over workers, a whole one's is not."""
         grads: dict[bool, list[torch.Tensor]] = {True: [], False: []}
         for name, parameter in model.named_parameters():
             grad = parameter.grad

@@ -83,6 +83,11 @@ def backward(model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Te
     return total
 
 
+def clip_gradients(model: GPT2, most: float) -> None:
+    """Makes all gradients together of the norm `most`, where theirs is greater."""
+    torch.nn.utils.clip_grad_norm_(model.parameters(), most)
+
+
 def step(
     model: GPT2,
     optimizer: torch.optim.Optimizer,
@@ -91,25 +96,34 @@ def step(
     *,
     dtype: torch.dtype = torch.float32,
     clip: float = 1.0,
+    backward: Callable[..., torch.Tensor] = backward,
+    clip_gradients: Callable[[GPT2, float], Any] = clip_gradients,
 ) -> torch.Tensor:
     """One step of training; returns the loss, not waited for.
 
     Args:
         parts: the batch in parts of one size, each with a forward and a backward pass of its own.
         rate: this step's learning rate.
-        dtype: bfloat16 for autocast.
+        dtype: bfloat16 to compute in it.
         clip: the greatest norm that all gradients together keep.
+        backward, clip_gradients: called as those of this module; several workers have their own.
     """
     set_rate(optimizer, rate)
-    return _step(model, optimizer, parts, dtype, clip)
+    return _step(model, optimizer, parts, dtype, clip, backward, clip_gradients)
 
 
 def _step(
-    model: GPT2, optimizer: torch.optim.Optimizer, parts: Sequence[Part], dtype: torch.dtype, clip: float
+    model: GPT2,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[Part],
+    dtype: torch.dtype,
+    clip: float,
+    backward: Callable[..., torch.Tensor] = backward,
+    clip_gradients: Callable[[GPT2, float], Any] = clip_gradients,
 ) -> torch.Tensor:
     optimizer.zero_grad(set_to_none=True)
     loss = backward(model, parts, dtype)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    clip_gradients(model, clip)
     optimizer.step()
     return loss
 
