@@ -56,6 +56,7 @@ U8, U16, U32, U64 = "std::uint8_t", "std::uint16_t", "std::uint32_t", "std::uint
 S8, S16, S32, S64 = "std::int8_t", "std::int16_t", "std::int32_t", "std::int64_t"
 TYPES = {
     "pred": "bool",
+    "b128": "kf_ptx::Bits128",
     **{f"{letter}{bits}": f"std::uint{bits}_t" for letter in "ub" for bits in (8, 16, 32, 64)},
     **{f"s{bits}": f"std::int{bits}_t" for bits in (8, 16, 32, 64)},
     "f32": "float",

@@ -45,6 +45,26 @@ std::uint64_t global_timer() {
   return static_cast<std::uint64_t>(t.tv_sec) * 1000000000u + static_cast<std::uint64_t>(t.tv_nsec);
 }
 
+// ---- registers of 128 bits ----
+
+namespace {
+std::atomic_flag wide_locks[64];
+std::atomic_flag& wide_lock(const void* address) {
+  return wide_locks[reinterpret_cast<std::uintptr_t>(address) / sizeof(Bits128) % 64];
+}
+}  // namespace
+
+KF_SIMT_UNINSTRUMENTED Bits128 load_wide(const void* address) {
+  const SpinLock lock(wide_lock(address));
+  Bits128 value;
+  std::memcpy(&value, address, sizeof(value));
+  return value;
+}
+KF_SIMT_UNINSTRUMENTED void store_wide(void* address, Bits128 value) {
+  const SpinLock lock(wide_lock(address));
+  std::memcpy(address, &value, sizeof(value));
+}
+
 // ---- the copies of each thread ----
 
 namespace {

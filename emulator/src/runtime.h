@@ -396,6 +396,7 @@ class Worker : Pinned {
   CallSite active_site_[kMaxThreads];
   Wait wait_[kMaxThreads];
   Fiber* fiber_of_[kMaxThreads + 1];  // the last stays null
+  PollState polls_[kMaxThreads];      // of the threads that do not run
   uint3 index_of_[kMaxThreads];
   Warp warp_[kMaxWarps];
 

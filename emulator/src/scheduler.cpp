@@ -296,6 +296,7 @@ bool Worker::next_round() {
   }
   if (progress) {
     pulse.idle.store(0, std::memory_order_relaxed);
+    if (yielded) sched_yield();  // a warp that polls and votes makes events, too
   } else if (yielded && !interrupted) {
     if (spun) pulse.idle.store(pulse.idle.load(std::memory_order_relaxed) + 20, std::memory_order_relaxed);
     idle_round();
@@ -320,6 +321,7 @@ void Worker::yield(const char* name, CallSite site) {
   const Inside inside(*this);
   polled_ = {name, site};
   if (poll_state.changed) note_event();
+  poll_state.count = kPolls - 4;  // who has polled so often gives way sooner
   polling_ = current_;
   warp_[current_ / warpSize].yielded |= 1u << current_ % warpSize;
   suspend();

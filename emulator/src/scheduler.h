@@ -45,11 +45,16 @@ inline void Worker::check_barrier() {
 }
 
 inline void Worker::begin(unsigned thread) {
+  polls_[current_] = poll_state;
   current_ = thread;
   current_lane = thread % warpSize;
   threadIdx = index_of_[thread];
-  poll_state.count = poll_state.changed = 0;
-  if (fiber_of_[thread] == nullptr) fiber_of_[thread] = take_fiber();
+  poll_state = polls_[thread];
+  poll_state.changed = 0;
+  if (fiber_of_[thread] == nullptr) {
+    fiber_of_[thread] = take_fiber();
+    poll_state = {};
+  }
   if (race::kOn) {
     race_.run(thread);
     stack_begin = fiber_of_[thread]->stack;

@@ -143,6 +143,33 @@ TEST(Flags, VolatileWithinABlock) {
 }
 #endif
 
+// A lane a word, and a vote after each round: a warp of which some lane can always go on. The other warp must have its
+// turn.
+__global__ void poll_and_vote(int* words) {
+  const int lane = threadIdx.x % 32;
+  if (threadIdx.x >= 32) {
+    atomicExch(words + lane, 1);
+    return;
+  }
+  bool there = false;
+  while (!__all_sync(0xffffffffu, there)) {
+    unsigned value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(words + lane) : "memory");
+    there = value == 1;
+  }
+}
+
+TEST(Flags, PolledByAWarpThatVotes) {
+  Memory<int> words(32);
+  for (const char* schedule : {"forward", "reverse", "random:1"}) {
+    for (int i = 0; i < 32; ++i) words[i] = 0;
+    kf::simt::set_schedule(schedule);
+    poll_and_vote<<<1, 64>>>(words.get());
+    kf::simt::set_schedule("");
+    EXPECT_EQ(words[31], 1);
+  }
+}
+
 __global__ void spin_lock(int* lock, int* counter) {
   bool done = false;
   while (!done) {

@@ -179,6 +179,34 @@ TEST(Ptx, LoadsStoresAndAtomics) {
   for (int i = 0; i < 7; ++i) EXPECT_EQ(out[i], expected[i]) << "result " << i;
 }
 
+// One block writes messages whose halves agree, the other reads until the last is there. A torn one would differ.
+__global__ void wide(unsigned long long* message, unsigned* torn) {
+  unsigned long long low = 0, high = 0;
+  for (unsigned long long i = 1; i <= 2000 && high < 2000; ++i) {
+    if (blockIdx.x == 0) {
+      asm volatile("{ .reg .b128 m; mov.b128 m, {%1, %1}; st.relaxed.gpu.global.b128 [%0], m; }" ::"l"(message), "l"(i)
+                   : "memory");
+      continue;
+    }
+    i = 1;
+    asm volatile("{ .reg .b128 m; ld.relaxed.gpu.global.b128 m, [%2]; mov.b128 {%0, %1}, m; }"
+                 : "=l"(low), "=l"(high)
+                 : "l"(message)
+                 : "memory");
+    *torn += low != high;
+  }
+}
+
+TEST(Ptx, LoadsAndStoresOf128BitsAreNotTorn) {
+  Memory<unsigned long long> message(2);
+  Memory<unsigned> torn(1);
+  message[0] = message[1] = 0;
+  torn[0] = 0;
+  wide<<<2, 1>>>(message.get(), torn.get());
+  EXPECT_EQ(torn[0], 0u);
+  EXPECT_EQ(message[1], 2000u);
+}
+
 __global__ void warps(std::uint32_t* out) {
   std::uint32_t lane, below, sum, from, elected, ballot, inside;
   asm("mov.u32 %0, %laneid;" : "=r"(lane));

@@ -289,7 +289,7 @@ def test_a_browser_shows_an_event(recorded, tmp_path):
     number = next(i for i, event in enumerate(events, 1) if event.get("values") == ["nan"])
     command = [browser, "--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
     address = f"{(tmp_path / 'run.html').as_uri()}#event={number}"
-    shown = subprocess.run([*command, address], capture_output=True, text=True, timeout=60).stdout
+    shown = subprocess.run([*command, address], capture_output=True, text=True, timeout=1800).stdout
     assert "thread (1, 0) reads nan from tile[1][0]" in shown
     assert "Nobody has written it yet." in shown
     assert re.search(

@@ -286,7 +286,9 @@ inline void __brkpt() {}
 [[noreturn]] void assert_failed(const char* expression, const char* file, unsigned line, const char* function);
 
 // A thread that reads memory in a loop until another thread changes it must let the others run. Reads that return to
-// one of the two places read last are such a loop; a stream of reads is not.
+// one of the two places read last are such a loop; a stream of reads is not. Each thread counts for itself: the lanes
+// of a warp may poll a place each, and vote in between.
+constexpr unsigned kPolls = 32;
 struct PollState {
   unsigned count;
   unsigned changed;  // this thread has changed memory since it last gave way
@@ -297,7 +299,7 @@ void poll_yield();
 void poll_yield(const char* name, CallSite site);  // names what is waited for, should it never come
 
 KF_SIMT_UNINSTRUMENTED inline void note_poll() {
-  if (++poll_state.count >= 32) poll_yield();
+  if (++poll_state.count >= kPolls) poll_yield();
 }
 
 KF_SIMT_UNINSTRUMENTED inline void note_poll(const void* address) {

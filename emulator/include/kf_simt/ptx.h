@@ -49,6 +49,11 @@ inline void check_aligned(const void* address, unsigned bytes, const char* what,
 
 // ---- loads and stores ----
 
+// A register of 128 bits. It is loaded and stored at once, which few processors do: a lock stands in for that.
+using Bits128 = unsigned __int128;
+Bits128 load_wide(const void* address);
+void store_wide(void* address, Bits128 value);
+
 enum class Order { kPlain, kRelaxed, kAcquire, kRelease, kBoth };
 template <class T>
 using Bits = std::conditional_t<
@@ -69,11 +74,18 @@ std::array<T, N> load(const void* address, Order order, CallSite site = CallSite
     std::memcpy(values.data(), &whole, sizeof(whole));
     return values;
   }
-  note_poll(address);
-  for (int i = 0; i < N; ++i) {
-    const auto* const from = static_cast<const Bits<T>*>(address) + i;
-    values[i] = as<T>(order == Order::kAcquire ? __atomic_load_n(from, __ATOMIC_ACQUIRE)
-                                               : __atomic_load_n(from, __ATOMIC_RELAXED));
+  if constexpr (sizeof(T) == 16) {
+    note_poll();  // messages are polled many at a time
+    const auto* const halves = static_cast<const std::uint64_t*>(address);
+    for (int i = 0; i < 2; ++i) (void)__atomic_load_n(halves + i, __ATOMIC_RELAXED);  // for a race detector
+    values[0] = load_wide(address);
+  } else {
+    note_poll(address);
+    for (int i = 0; i < N; ++i) {
+      const auto* const from = static_cast<const Bits<T>*>(address) + i;
+      values[i] = as<T>(order == Order::kAcquire ? __atomic_load_n(from, __ATOMIC_ACQUIRE)
+                                                 : __atomic_load_n(from, __ATOMIC_RELAXED));
+    }
   }
   return values;
 }
@@ -87,12 +99,18 @@ void store(void* address, const std::array<T, N>& values, Order order, CallSite 
     *static_cast<Whole<T, N>*>(address) = whole;
     return;
   }
-  for (std::size_t i = 0; i < N; ++i) {
-    auto* const to = static_cast<Bits<T>*>(address) + i;
-    if (order == Order::kRelease) {
-      __atomic_store_n(to, as<Bits<T>>(values[i]), __ATOMIC_RELEASE);
-    } else {
-      __atomic_store_n(to, as<Bits<T>>(values[i]), __ATOMIC_RELAXED);
+  if constexpr (sizeof(T) == 16) {
+    auto* const halves = static_cast<std::uint64_t*>(address);
+    for (int i = 0; i < 2; ++i) (void)__atomic_fetch_or(halves + i, 0, __ATOMIC_RELAXED);  // for a race detector
+    store_wide(address, values[0]);
+  } else {
+    for (std::size_t i = 0; i < N; ++i) {
+      auto* const to = static_cast<Bits<T>*>(address) + i;
+      if (order == Order::kRelease) {
+        __atomic_store_n(to, as<Bits<T>>(values[i]), __ATOMIC_RELEASE);
+      } else {
+        __atomic_store_n(to, as<Bits<T>>(values[i]), __ATOMIC_RELAXED);
+      }
     }
   }
   note_change();
