@@ -2,7 +2,7 @@
 
 import torch
 
-from kernel_fusion import rng
+from kernel_fusion import rng, sharding
 from kernel_fusion.ops import (
     check_device,
     check_dim,
@@ -564,4 +564,32 @@ def _attention_second_backward(ctx, by_dq, by_dk, by_dv):
 
 register_autograd(
     "step2_attention::attention_backward", _attention_second_backward, setup_context=_attention_backward_setup
+)
+
+
+# ---- which parts of DTensors an op takes ----
+
+
+def _split_of_attention(q, k, rng_state):
+    if rng_state is not None:  # a mask belongs to places of the whole tensor
+        return ""
+    together = q.shape[1] == k.shape[1] or k.shape[1] % q.mesh.size() == 0  # a query's head, and its key's
+    return "bh" if together else "b"
+
+
+sharding.register(
+    "step2_attention",
+    {
+        "linear": lambda bias: "...d, dw', w -> ...w+d | ...w" + ("d" if bias is None else ""),
+        "linear_backward": "...w, ...d, dw' -> ...d+w, dw'+..., w+... | ...dw",
+        "softmax": lambda causal: "...qw -> ...qw | ..." if causal else "...w -> ...w | ...",
+        "softmax_backward": lambda causal: "...qw, ...qw -> ...qw | ..." if causal else "...w, ...w -> ...w | ...",
+        "attention": lambda q, k, rng_state: (
+            "bhqd, bhkd, bhkd, b, b, _, _, _ -> bhqd, bhq | " + _split_of_attention(q, k, rng_state)
+        ),
+        "attention_backward": lambda q, k, rng_state: (
+            "bhqd, bhqd, bhkd, bhkd, bhqd, bhq, b, b, bhq, _, _, _ -> bhqd, bhkd, bhkd | "
+            + _split_of_attention(q, k, rng_state)
+        ),
+    },
 )

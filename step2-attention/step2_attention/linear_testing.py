@@ -39,7 +39,7 @@ def backward_inputs_of(rows, depth, width, dtype, device, *, transposed=False):
 # ---- which rungs can do what; test_a_rung_refuses_what_it_says holds the rungs to it ----
 
 TENSOR_CORES = (
-    *("v5_mma", "v6_wgmma", "v7_persistent", "v8_cluster", "v9_split", "v10_rows"),
+    *("v5_mma", "v6_wgmma", "v7_persistent", "v8_cluster", "v9_split", "v10_rows", "v13_dependent"),
     *("v2_mma", "v3_hopper"),  # of linear_backward
 )
 

@@ -52,6 +52,29 @@ def bounds(keys, device):
     return torch.tensor(keys, dtype=torch.int32, device=device)
 
 
+# FlashAttention's, of its tests of varlen: (queries, keys) of a document at the most, and head_dims.
+VARLEN = [(1, 147), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024)]
+VARLEN += [(1024, 1023), (2048, 2048)]
+VARLEN_DIMS = [32, 64, 96, 128]
+
+
+def of_varlen(test):
+    """A test of (queries, keys) and a head_dim: on a GPU all, on a CPU each of the short ones with one head_dim."""
+
+    def runs(device, longest, dim):
+        return device == "cuda" or (max(longest) <= 256 and dim == VARLEN_DIMS[VARLEN.index(longest) % 4])
+
+    test = pytest.mark.parametrize("dim", VARLEN_DIMS)(testing.where(runs)(test))
+    return pytest.mark.parametrize("longest", VARLEN, ids=str)(test)
+
+
+def varlen(most, without):
+    """Lengths of documents, up to `most`: some are 1, and number `without` is 0."""
+    lengths = [most, 1, max(1, most - 20), max(1, most - most // 3), 2, max(1, most - 7)]
+    lengths[without] = 0
+    return lengths
+
+
 def lse_for(q):
     """The second output, of which nothing is written yet."""
     return torch.empty(q.shape[:3], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)

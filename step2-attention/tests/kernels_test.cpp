@@ -208,6 +208,7 @@ using Starts = std::vector<int32_t>;
 const std::vector<Starts> kWrongStarts = {
     {0, 90, 20, 150}, {-9, 2147483647, 7, -2147483647 - 1, 99, 151}, {2147483647, -1}, {200, 300, 400}, {-3, -2, -1}};
 
+#ifndef KF_SIMT_TSAN  // documents that overlap are written twice, by blocks that race
 // Nobody can check them on a GPU without waiting for it: the output may be anything, but nothing else is read or
 // written.
 TEST(Attention, WrongStartsOfDocumentsStayWithinTheRow) {
@@ -231,6 +232,7 @@ TEST(Attention, WrongStartsOfDocumentsStayWithinTheRow) {
     }
   }
 }
+#endif
 
 // Two heads of q share one of k and v; the first key and the last two are padding where there is `padding`. Everything
 // lies as [position, head, column]. `starts` and `key_starts`, where there are any: of documents of a packed row.

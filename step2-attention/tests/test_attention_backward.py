@@ -137,7 +137,7 @@ def test_each_tensor_is_found_wherever_it_lies(dtype, device, rung):
     check_backward(inputs, rung, causal=True, alone=True, layouts=False)
 
 
-@testing.where(lambda dim, rung: can_do(rung, dim, dtype_of(rung)))
+@testing.where(lambda dim, rung: can_do(rung, dim, dtype_of(rung)) and rung not in ("cpu", "v1_naive", "v2_tiled"))
 @every_rung
 @pytest.mark.parametrize("dim", [16, 104])
 @with_and_without_mask
@@ -216,8 +216,8 @@ def test_emulated_threads_may_run_in_any_order(schedule, monkeypatch):
         check_backward(given(70, 90, 64, dtype_of(rung), "cpu", causal=True), rung, True, layouts=False)
         if can_do(rung, 104, dtype_of(rung)):
             check_backward(given(70, 130, 104, dtype_of(rung), "cpu"), rung, layouts=False)
-        if rung in ("v6_atomics", "v7_turns", "v8_wide"):  # blocks wait for each other
-            check_backward(given(70, 400, 16, dtype_of(rung), "cpu"), rung, layouts=False)
+        if rung in ("v6_atomics", "v7_turns", "v8_wide"):  # blocks wait for each other, and have several units
+            check_backward(given(130, 400, 16, dtype_of(rung), "cpu", heads=8), rung, layouts=False)
         shared = given(40, 70, 32, dtype_of(rung), "cpu", ([3], [66]), True, heads=4, kv_heads=2)
         check_backward(shared, rung, True, layouts=False)
 
@@ -443,7 +443,7 @@ def test_it_is_registered_as_torch_wants_it(device, rung):
 @with_and_without_mask
 def test_its_own_gradients(causal, device):
     """Of each input by itself, `out` and `lse` too: attention's second gradient goes through them."""
-    inputs = given(4, 5, 3, torch.float64, device, ([0, 1, 3], [5, 4, 3]), causal, batch=3, heads=4, kv_heads=2)
+    inputs = given(4, 5, 3, torch.float64, device, ([0, 1, 3], [5, 4, 3]), causal, batch=3, heads=2, kv_heads=1)
     tensors = [t.requires_grad_() if t.is_floating_point() else t for t in inputs]
     with torch.no_grad():
         tensors[5].nan_to_num_(neginf=30)  # of queries that see nothing: finite differences of −∞ are NaN

@@ -352,6 +352,22 @@ def test_forward_and_backward_in_a_cuda_graph(device):
     testing.check_gradients_in_a_cuda_graph(step2_attention.linear, variables, grad)
 
 
+@pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
+def test_a_launch_that_may_begin_early_waits_for_what_it_reads(device):
+    x, weight, _ = inputs_of(128, 768, 768, torch.bfloat16, device)
+
+    def chain(between):
+        torch.cuda._sleep(20_000_000)  # meanwhile they queue up
+        y = x
+        for _ in range(100):
+            y = step2_attention.linear(y, weight, rung="v13_dependent")
+            between()
+        return y
+
+    if can_do("v13_dependent", device, 128, 768, 768, torch.bfloat16, False):
+        assert torch.equal(chain(lambda: None), chain(torch.cuda.synchronize))
+
+
 @pytest.mark.parametrize("op", ["linear", "linear_backward"])
 def test_auto_is_read_off_the_results(op):
     testing.check_automatic(step2_attention, op, lambda shape: shape)
@@ -371,9 +387,9 @@ def test_a_rung_refuses_what_it_says(device):
         with testing.raises(ValueError, f"linear: rung '{rung}' {text}"):
             step2_attention.linear(*inputs, transposed=transposed, rung=rung)
 
-    for rung in ("v6_wgmma", "v7_persistent", "v8_cluster", "v9_split", "v10_rows"):
+    for rung in ("v6_wgmma", "v7_persistent", "v8_cluster", "v9_split", "v10_rows", "v13_dependent"):
         refused("takes float16 or bfloat16", rung, (8, 8, 8), torch.float32)
-    for rung in ("v5_mma", "v6_wgmma", "v7_persistent", "v8_cluster", "v9_split", "v10_rows"):
+    for rung in ("v5_mma", "v6_wgmma", "v7_persistent", "v8_cluster", "v9_split", "v10_rows", "v13_dependent"):
         refused("takes a depth that is a multiple of 8, got 12", rung, (8, 12, 8), torch.bfloat16)
         refused("takes a width that is a multiple of 8, got 12", rung, (8, 8, 12), torch.bfloat16)
         refused("takes a depth that is a multiple of 8, got 12", rung, (8, 12, 8), torch.bfloat16, True)
@@ -405,6 +421,9 @@ def test_what_is_too_large_for_a_rung_is_refused_and_auto_takes_another(dtype):
         with testing.raises(ValueError, f"rung '{rung}' takes width ≤ {most_width}, got {most_width + 1}"):
             choose(rung, width=most_width + 1)
     if dtype in HALF_TYPES:
+        assert choose("v13_dependent", depth=6144) == "v13_dependent"
+        with testing.raises(ValueError, "rung 'v13_dependent' takes a depth ≤ 6144, got 6152"):
+            choose("v13_dependent", depth=6152)
         most = 1 << 30
         for rung in ("v6_wgmma", "v7_persistent", "v8_cluster", "v9_split"):
             for name in ("rows", "depth", "width"):

@@ -15,9 +15,11 @@ from step2_attention.testing import (
     every_dtype,
     every_rung_of,
     kept,
+    of_varlen,
     on_each_device,
     qkv,
     tolerance_of,
+    varlen,
     with_and_without_mask,
 )
 
@@ -123,17 +125,11 @@ def test_no_document_sees_another(value, device, rung):
         torch.testing.assert_close(t, expected, **exact)
 
 
-# FlashAttention's, of its tests of varlen: (queries, keys) at the most, of four documents.
-VARLEN = [(1, 147), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024)]
-VARLEN += [(1024, 1023), (2048, 2048)]
-
-
-@testing.where(lambda device, longest: device == "cuda" or max(longest) < 256)
+@of_varlen
 @packed_rungs
-@pytest.mark.parametrize("longest", VARLEN, ids=str)
-def test_lengths_of_flash_attention_s_varlen(longest, device, rung):
-    lengths, key_lengths = ([max(1, most - cut) for cut in (0, 20, 7, most // 3)] for most in longest)
-    q, k, v = qkv(sum(lengths), sum(key_lengths), 64, dtype_of(rung), device, heads=1)
+def test_lengths_of_flash_attention_s_varlen(longest, dim, device, rung):
+    lengths, key_lengths = varlen(longest[0], 4), varlen(longest[1], 1)
+    q, k, v = qkv(sum(lengths), sum(key_lengths), dim, dtype_of(rung), device, heads=1)
     documents = starts(lengths, device), starts(key_lengths, device)
     outputs = attend_packed(q, k, v, *documents, causal=True, rung=rung)
     assert_attends_packed(outputs, q, k, v, *documents, causal=True)
@@ -149,12 +145,22 @@ def test_more_tiles_of_documents_than_multiprocessors(dim, device, rung):
 
 
 @every_rung_of("attention", lambda device, rung: rung == "v8_persistent")
-def test_more_places_than_are_sorted(device, rung):
-    """A block has room for the order of 1024 tiles; of more it takes the last one first, and most here are none."""
+def test_more_slots_than_a_launch_takes(device, rung):
+    """A block sorts at most 384 tiles of a head; most slots here are of none."""
     lengths = [0] * 900 + [3, 130] + [0] * 130 + [20]
     q, k, v = qkv(sum(lengths), sum(lengths), 64, torch.bfloat16, device, heads=1)
     documents = starts(lengths, device)
     assert_attends_packed(attend_packed(q, k, v, documents, causal=True, rung=rung), q, k, v, documents, causal=True)
+
+
+@every_rung_of("attention", lambda device, rung: rung == "v8_persistent")
+def test_groups_of_heads(device, rung):
+    """Where keys and values are too many for the L2 cache; most are of a document without queries."""
+    lengths, key_lengths = [3, 0, 5], [4, 2100, 6]
+    q = testing.randn((1, 64, sum(lengths), 128), torch.bfloat16, device)
+    k = testing.randn((1, 64, sum(key_lengths), 128), torch.bfloat16, device, seed=1)
+    documents = starts(lengths, device), starts(key_lengths, device)
+    assert_attends_packed(attend_packed(q, k, k, *documents, rung=rung), q, k, k, *documents)
 
 
 @packed_rungs

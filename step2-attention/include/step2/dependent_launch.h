@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 #include <kf/launch.h>
+#include <step2/cluster.h>
 #include <step2/shared_address.h>
 
 namespace kf::KF_BACKEND {
@@ -36,6 +37,21 @@ void launch_dependent(void (*kernel)(Params...), dim3 grid, dim3 block, void* st
   config.attrs = &attribute;
   config.numAttrs = 1;
   check(cudaLaunchKernelEx(&config, kernel, arguments...), "cudaLaunchKernelEx");
+}
+
+// The same for clusters of `cluster` neighbours in x.
+template <class... Params, class... Arguments>
+void launch_dependent_in_clusters(void (*kernel)(Params...), int64_t cluster, dim3 grid, int block, int64_t shared,
+                                  void* stream, Arguments... arguments) {
+  with_clusters(kernel, cluster, grid, block, shared, [&](auto& config) {
+    cudaLaunchAttribute attributes[2] = {config.attrs[0]};
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attributes;
+    config.numAttrs = 2;
+    config.stream = as_stream(stream);
+    check(cudaLaunchKernelEx(&config, kernel, arguments...), "cudaLaunchKernelEx");
+  });
 }
 
 }  // namespace kf::KF_BACKEND

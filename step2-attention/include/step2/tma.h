@@ -83,6 +83,13 @@ __device__ __forceinline__ void tma_load(void* to, const CUtensorMap* map, uint6
       : "memory");
 }
 
+// Asks for the box to come to the L2 cache, and waits for nothing. What is there when it is read counts, so it may be
+// asked for before it is written. PTX: cp.async.bulk.prefetch.tensor
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map, int32_t x, int32_t y) {
+  if constexpr (!kHas90) return __trap();
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
+}
+
 // The same box into the same place of several blocks of the cluster: bit r of `blocks` stands for rank r. Each of them
 // gets the bytes counted by its own barrier. Fast on 9.0 itself only: nvcc -arch=sm_90a. PTX: .multicast::cluster
 __device__ __forceinline__ void tma_load_multicast(void* to, const CUtensorMap* map, uint64_t* barrier, uint16_t blocks,

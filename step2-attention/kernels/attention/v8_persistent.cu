@@ -23,7 +23,7 @@
 // Moves     B·H·((2·Sq + 2·Sk·⌈Sq/Q⌉)·D·2 + 4·Sq) bytes, most of K and V from the L2 cache;
 //           4·B·H·Sq·Sk·P FLOPs (causal: half at Sq = Sk), B·H·Sq·Sk exponentials
 // Limits    as v7_warpgroups, but for the waits. With fewer tiles than multiprocessors some stay idle. Packed rows take
-//           6 KB more, for the tiles' order, with dropout 10. Like v3 it rounds the weights
+//           14 KB more, for the tiles' order, with dropout 18. Like v3 it rounds the weights
 #include <step2/attention/hopper.h>
 
 #include <algorithm>
@@ -44,14 +44,6 @@ struct Shape {
   static constexpr int kProducerRegisters = kColumns == 64 ? 32 : 40;
   static constexpr bool kPingpong = kColumns != 64;
   static constexpr int kThreads = (kConsumers + 1) * kWarpgroupSize;
-};
-
-// What the producer says of the queries that it has loaded. A stage is written again after all consumers have released
-// it, in the end one thread for its warpgroup; racecheck (CUDA 13.0), which does not follow that order, reports a race.
-template <class Block>
-struct Announced {
-  Block block;      // its head is −1: there are no more
-  int head, batch;  // for TMA
 };
 
 template <bool kPacked, int kColumns, class T>
@@ -80,14 +72,19 @@ __device__ int tiles_of_keys(const Block& block) {
 
 // One warp of the producer.
 template <bool kDropout, bool kPacked, bool kApart, int kColumns, class T>
-__device__ void produce(const Args& a, Order order, Shared<kPacked, kApart, kColumns, T>& shared, const Maps& maps) {
+__device__ void produce(const Args& a, Order order, const PackedPart& packed,
+                        Shared<kPacked, kApart, kColumns, T>& shared, const Maps& maps) {
   constexpr int kSlices = kColumns / kSlice, kKeys = Shape<kColumns>::kKeys, kQueries = Shape<kColumns>::kQueries;
   const bool leader = threadIdx.x % kWarpSize == 0;
   PipelineState<2> q_ring;
   PipelineState<Shape<kColumns>::kStages> ring;
   int raw_phase = 0;
   Queries<kPacked> block;
-  for (Work<kQueries, kApart> work(a, order); work.find(a, block, shared); work.next(), q_ring.advance()) {
+  auto work = [&] {
+    if constexpr (kPacked || kApart) return PackedWork(a, shared, packed);
+    if constexpr (!kPacked && !kApart) return Work<kQueries>(a, order);
+  }();
+  for (; work.find(a, block); work.next(), q_ring.advance()) {
     if constexpr (kPacked) {
       if (leader) shared.q_pipe.producer_acquire(q_ring);
       __syncwarp();
@@ -251,7 +248,7 @@ __device__ void consume(const Args& a, Shared<kPacked, kApart, kColumns, T>& sha
 
 template <bool kPacked, bool kApart, int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
-    v8_persistent_kernel(Args a, const __grid_constant__ Maps maps, Order order) {
+    v8_persistent_kernel(Args a, const __grid_constant__ Maps maps, Order order, PackedPart packed) {
   using S = Shape<kColumns>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<kPacked, kApart, kColumns, T>*>(memory);
@@ -262,12 +259,12 @@ __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     shared.v_pipe.init(S::kConsumers);
     mbarrier_init_fence();
   }
-  shared.template sort<S::kQueries, kApart>(a);
+  shared.template sort<S::kQueries, kApart>(a, packed);
   __syncthreads();
 
   if (warpgroup_of_block() == S::kConsumers) {
     warpgroup_reg_dealloc<S::kProducerRegisters>();
-    if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<kDropout>(a, order, shared, maps);
+    if (threadIdx.x / kWarpSize == S::kConsumers * 4) produce<kDropout>(a, order, packed, shared, maps);
   } else {
     warpgroup_reg_alloc<S::kRegisters>();
     consume<kDropout>(a, shared, maps);
@@ -289,11 +286,14 @@ void v8_persistent(const Args& a, void* stream) {
     constexpr int kBytes = sizeof(Shared<kStraddle, kApart, columns.value, T>);
     const auto kernel = v8_persistent_kernel<kStraddle, kApart, columns.value, drops.value, T>;
     allow_shared(kernel, kBytes);
-    const int64_t tiles = kApart ? slots_of<S::kQueries>(a) : ceil_div(a.q_length, S::kQueries);
-    const int64_t blocks = std::min(a.batch * a.heads * tiles, multiprocessors());
-    kernel<<<static_cast<unsigned>(blocks), S::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, S::kKeys),
-                                                                                      order_of(a, tiles, blocks));
-    check_launch();
+    const auto maps = maps_of<T>(a, S::kKeys);
+    const auto run = [&](int64_t tiles, const PackedPart& part) {
+      const int64_t blocks = std::min(a.batch * a.heads * tiles, multiprocessors());
+      kernel<<<static_cast<unsigned>(blocks), S::kThreads, kBytes, as_stream(stream)>>>(
+          a, maps, order_of(a, tiles, blocks), part);
+      check_launch();
+    };
+    in_parts<packed.value>(a, kApart ? slots_of(a, a.q_length, S::kQueries) : ceil_div(a.q_length, S::kQueries), run);
   });
 }
 

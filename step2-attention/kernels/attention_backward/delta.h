@@ -19,27 +19,47 @@ constexpr int kDeltaRows = 128;  // of a block at a time
 constexpr int kDeltaRounds = 4;  // in which it takes them
 constexpr int64_t kMostDeltaBlocks = 1 << 20, kMostDeltaHeads = 65535;  // more are taken one after the other
 
+// Neighbouring rows of Δ: row i is of query first + i, or, where that is not among begin ≤ i < end, of none.
+struct RowsOfQueries {
+  int64_t first, begin, end;
+
+  __device__ int64_t at(int i) const { return first + i >= begin && first + i < end ? first + i : -1; }
+};
+
+// Rows are those of queries.
+struct QueryRows {
+  static constexpr bool kPacked = false;
+
+  __device__ static RowsOfQueries rows(const Args& a, int64_t first) { return {first, 0, a.q_length}; }
+};
+
 // Of `length` rows a head; those beyond the last query get 0. Where `lse` is not null it gets what is subtracted from a
 // query's scores in base 2, +∞ beyond the last query: weights there are 0. Loads N elements at a time.
 // `counters`, where not null: two that the kernels after this one count with, from 0. All lanes of a row call
 // more(a, head, query), for what else is to be done before those kernels; of a packed row, see BeginPackedTurns.
 template <int N, class T, class More>
-__global__ void delta_kernel(Args a, float* __restrict__ delta, float* __restrict__ lse, int64_t length,
-                             unsigned* counters, More more) {
+__global__ void __launch_bounds__(kDeltaLanes* kDeltaRows / kDeltaRounds, 4)
+    delta_kernel(Args a, float* __restrict__ delta, float* __restrict__ lse, int64_t length, unsigned* counters,
+                 More more) {
   if (counters != nullptr && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < 2 && threadIdx.y == 0) {
     counters[threadIdx.x] = 0;
   }
+  if constexpr (More::kPacked) more.find_units(a);
   const int64_t heads = a.batch * a.heads;
   for (int64_t head = blockIdx.y; head < heads; head += gridDim.y) {
     const T* const grads = row_of(static_cast<const T*>(a.grad), a.grad_stride, head, a.heads, 0);
     const T* const outs = row_of(static_cast<const T*>(a.out), a.out_stride, head, a.heads, 0);
     for (int64_t first = int64_t{blockIdx.x} * kDeltaRows; first < length; first += gridDim.x * kDeltaRows) {
       float sum[kDeltaRounds] = {}, its_lse[kDeltaRounds] = {};
-      [[maybe_unused]] bool unsound[2] = {};  // of the first half of the rows, of the second
+      const RowsOfQueries halves[] = {more.rows(a, first), more.rows(a, first + kDeltaRows / 2)};
+      const auto query_of = [&](int round) {
+        constexpr int kRounds = kDeltaRounds / 2, kRows = kDeltaRows / kDeltaRounds;
+        return halves[round / kRounds].at(round % kRounds * kRows + static_cast<int>(threadIdx.y));
+      };
 #pragma unroll
       for (int round = 0; round < kDeltaRounds; ++round) {  // all loads are in flight before the first is used
-        const int64_t row = first + round * blockDim.y + threadIdx.y;
-        if (row >= a.q_length) continue;
+        const int64_t row = query_of(round);
+        if (row < 0) continue;
         if (lse != nullptr) its_lse[round] = static_cast<const float*>(a.lse)[head * a.q_length + row];
         for (int64_t d = threadIdx.x * N; d < a.head_dim; d += kDeltaLanes * N) {
           float g[N], o[N];
@@ -57,43 +77,25 @@ __global__ void delta_kernel(Args a, float* __restrict__ delta, float* __restric
         }
         const int64_t row = first + round * blockDim.y + threadIdx.y;
         if (row >= length) continue;
+        const int64_t query = query_of(round);
+        const bool exists = query >= 0;
         more(a, head, row);
         if constexpr (More::kPacked) {
-          if (row < a.q_length && its_lse[round] == -INFINITY) more.blind(a, head, row);
+          if (exists && its_lse[round] == -INFINITY) more.blind(a, head, query);
         }
         if (threadIdx.x != 0) continue;
-        const bool exists = row < a.q_length;
         if (exists && a.grad_lse != nullptr) {
-          sum[round] -= static_cast<const float*>(a.grad_lse)[head * a.q_length + row];
-        }
-        if constexpr (More::kPacked) {
-          if (exists && !(is_finite(sum[round]) && is_finite(its_lse[round]))) {
-            unsound[round * 2 / kDeltaRounds] = true;
-            if (its_lse[round] == -INFINITY) {
-              sum[round] = 0.0f;
-            } else {
-              its_lse[round] = NAN;
-            }
-          }
+          sum[round] -= static_cast<const float*>(a.grad_lse)[head * a.q_length + query];
         }
         delta[head * length + row] = sum[round];
         if (lse == nullptr) continue;
         lse[head * length + row] = exists ? subtracted(its_lse[round]) * static_cast<float>(kLog2e) : INFINITY;
       }
-      if constexpr (More::kPacked) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const bool any = __syncthreads_or(unsound[half]) != 0;
-          if (threadIdx.x == 0 && threadIdx.y == 0) more.unsound(a, head, first + half * (kDeltaRows / 2), any);
-        }
-      }
     }
   }
 }
 
-struct NothingMore {
-  static constexpr bool kPacked = false;
-
+struct NothingMore : QueryRows {
   __device__ void operator()(const Args&, int64_t, int64_t) const {}
 };
 

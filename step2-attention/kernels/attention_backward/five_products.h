@@ -26,7 +26,7 @@ constexpr int kSumBarrier = 3, kTurnBarrier = 4;
 // Numbers are of warpgroups in this order: consumers, dq's, the producer's.
 struct Five {
   static constexpr int kConsumers = 2;
-  static constexpr int kReaders = 3;  // of own rows
+  static constexpr int kReaders = kConsumers + 4;  // of own rows and of the unit: dq's warps read both to their end
   static constexpr int kBuffers = 2;
   static constexpr int kOwned = kConsumers * 64;
   static constexpr int kTile = 64;
@@ -39,7 +39,10 @@ struct Five {
   static constexpr int kThreads = (kConsumers + 2) * kWarpgroupSize;
 };
 
-__host__ __device__ inline int tiles_of_queries(const Args& a) {  // of a head
+static_assert(Five::kTile == DocumentTiles::kQueries && Five::kOwned == DocumentTiles::kKeys);
+
+__host__ __device__ inline int tiles_of_queries(const Args& a) {  // of a head; of a packed row slots for them
+  if (a.cu_seqlens != nullptr) return static_cast<int>(slots_of(a, a.q_length, Five::kTile));
   return static_cast<int>((a.q_length + Five::kTile - 1) / Five::kTile);
 }
 
@@ -60,9 +63,84 @@ __device__ inline Unit in_all_lanes(const Unit& unit) {
           warp_uniform(unit.keys_end), warp_uniform(unit.batch), warp_uniform(unit.head)};
 }
 
-// The first query that sees `key`.
-__device__ inline int first_query(const Args& a, int key) {
+// Of a packed row: keys of one document, and the tiles of its queries.
+struct PackedUnit : Unit {
+  int queries_begin, queries_end;  // of the document
+  int slot;                        // of tile 0
+  int number;                      // which of its tiles of keys
+};
+template <bool kPacked>
+using UnitOf = std::conditional_t<kPacked, PackedUnit, Unit>;
+
+__device__ inline PackedUnit in_all_lanes(const PackedUnit& unit) {
+  Unit same = in_all_lanes(static_cast<const Unit&>(unit));
+  same.batch = 0;
+  return {same, warp_uniform(unit.queries_begin), warp_uniform(unit.queries_end), warp_uniform(unit.slot),
+          warp_uniform(unit.number)};
+}
+
+// The units of a head of a packed row, those first whose documents have most work left: in memory, since only the GPU
+// knows the documents. Units of a document are in the order of their keys, as dq's turns want it.
+struct PackedUnits {
+  unsigned* count;
+  unsigned* together;  // heads at a time, at least
+  PackedUnit* units;
+
+  __host__ __device__ explicit PackedUnits(unsigned* memory)
+      : count(memory), together(memory + 1), units(reinterpret_cast<PackedUnit*>(memory + 2)) {}
+
+  __host__ __device__ static int most(const Args& a) { return static_cast<int>(slots_of(a, a.k_length, Five::kOwned)); }
+  static int64_t bytes(const Args& a) {
+    return a.cu_seqlens == nullptr ? 0 : most(a) * int64_t{sizeof(PackedUnit)} + 2 * int64_t{sizeof(unsigned)};
+  }
+
+  // A kernel before writes them, each warp some. Which place a unit has it finds by counting those before it.
+  __device__ void find(const Args& a, int warp, int warps) const {
+    const int lane = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x) % kWarpSize;
+    const Documents documents(a);
+    for (int slot = warp; slot < most(a); slot += warps) {
+      const int document = documents.of_key_slot(slot, Five::kOwned);
+      const DocumentTiles own(a, document);
+      const int number = slot - own.key_slot, seeing = own.seeing(number);
+      const int64_t left = own.left(number);
+      int before = 0, all = 0;
+      int64_t work = 0, most_work = 0;  // of all documents, of the one with most
+      bool falls = false;               // a document ends before it begins: turns would be waited for that never come
+      for (int d = lane; d < a.documents; d += kWarpSize) {
+        const DocumentTiles other(a, d);
+        falls |= other.queries.end < other.queries.begin || other.keys.end < other.keys.begin;
+        all += other.key_tiles;
+        work += other.left(0);
+        most_work = max(most_work, other.left(0));
+        before += d == document ? number : other.with_left(d < document ? left : left + 1);
+      }
+      before = warp_sum(before);
+      all = __any_sync(kFullWarp, falls) != 0 ? 0 : warp_sum(all);
+      work = warp_sum(work), most_work = warp_max(most_work);
+      if (lane != 0) continue;
+      if (slot == 0) {
+        *count = static_cast<unsigned>(all);
+        // A document that is nearly all has neighbours at work that wait for each other, in one head or in all.
+        *together = static_cast<unsigned>(ceil_div(12 * most_work, max(work, int64_t{1})));
+      }
+      if (number >= own.key_tiles || before < 0 || before >= all) continue;  // below 0: starts that are none
+      const int first = own.first_key + number * Five::kOwned, tile = own.query_tiles - seeing;
+      units[before] = {{seeing, own.first_query + tile * Five::kTile, first, max(first, own.keys.begin),
+                        min(first + Five::kOwned, own.keys.end), own.keys.begin, own.keys.end, 0, 0},
+                       own.queries.begin,
+                       own.queries.end,
+                       own.query_slot + tile,
+                       number};
+    }
+  }
+};
+
+// The first query that sees `key` of the unit.
+__device__ inline int first_query(const Args& a, const Unit&, int key) {
   return a.causal ? max(0, key - static_cast<int>(a.k_length - a.q_length)) : 0;
+}
+__device__ inline int first_query(const Args& a, const PackedUnit& unit, int key) {
+  return a.causal ? max(unit.queries_begin, key - unit.keys_end + unit.queries_end) : unit.queries_begin;
 }
 
 // The tiles of a unit that the 64 keys from `first` on have a part in: from `seen` on; from `whole` on each query sees
@@ -70,34 +148,16 @@ __device__ inline int first_query(const Args& a, int key) {
 struct Part {
   int seen, whole;
 
+  template <class Unit>
   __device__ Part(const Args& a, const Unit& unit, int first) : seen(unit.count), whole(unit.count) {
     const int from = max(first, unit.begin), last = min(first + 64, unit.end) - 1;
     if (from > last) return;
-    seen = warp_uniform((first_query(a, from) - unit.base) / Five::kTile);
-    if (last - from == 63) whole = warp_uniform((first_query(a, last) - unit.base + Five::kTile - 1) / Five::kTile);
+    seen = warp_uniform((first_query(a, unit, from) - unit.base) / Five::kTile);
+    if (last - from < 63) return;
+    whole = warp_uniform((first_query(a, unit, last) - unit.base + Five::kTile - 1) / Five::kTile);
   }
 
   __device__ bool is_whole(int tile) const { return tile >= whole; }
-};
-
-// The same of a packed row: from `seen` on and before `seen_end`, and likewise `whole`. A tile that ends in another
-// document, or behind the last query, is not whole.
-struct PackedPart {
-  int seen, seen_end, whole = 0, whole_end = 0;
-
-  __device__ PackedPart(const Args& a, const Unit& unit, int first) : seen(unit.count), seen_end(unit.count) {
-    const int last = min(first + 64, unit.end) - 1;
-    if (first > last) return;
-    const Documents documents(a);
-    const Seen of_first = documents.queries_of(first), of_last = documents.queries_of(last);
-    seen = warp_uniform((of_first.begin - unit.base) / Five::kTile);
-    seen_end = warp_uniform((of_last.end - unit.base + Five::kTile - 1) / Five::kTile);
-    if (last - first < 63) return;
-    whole = warp_uniform((of_last.begin - unit.base + Five::kTile - 1) / Five::kTile);
-    whole_end = warp_uniform((of_first.end - unit.base) / Five::kTile);
-  }
-
-  __device__ bool is_whole(int tile) const { return tile >= whole && tile < whole_end; }
 };
 
 // What is to be done with a sum of dq.
@@ -106,9 +166,10 @@ struct Job {
   int batch = 0, head = 0, row = 0;               // of q; a head of all
   int64_t tile = 0;                               // of all; v8_wide: a half of one
   unsigned turn = 0;                              // v7, v8: how many come before
+  int begin = 0, end = 64;                        // its rows; of a packed row the others may be another document's
 };
 
-template <class T>
+template <bool kPacked, class T>
 struct Block : Shared<Five, T> {
   using Element = T;
   alignas(1024) T grad_score[2][Five::kConsumers][64 * kSlice];  // two stages; rows of keys, columns of queries
@@ -117,7 +178,7 @@ struct Block : Shared<Five, T> {
   Job job[Five::kSenders];
   Pipeline<2> scores_pipe;
   Pipeline<Five::kSenders> sums_pipe;
-  Unit unit[Five::kBuffers];
+  UnitOf<kPacked> unit[Five::kBuffers];
 
   __device__ void init_barriers() {
     Shared<Five, T>::init_barriers();
@@ -127,49 +188,20 @@ struct Block : Shared<Five, T> {
   }
 };
 
-// B, for packed rows too.
-template <class B>
-struct PackedBlock : B {
-  int queries_end[Five::kOwned];  // of those that see each key; read by the warp that has written it
-};
-template <bool kPacked, class B>
-using BlockOf = std::conditional_t<kPacked, PackedBlock<B>, B>;
-
 // ---- the producer, one warp ----
 
-template <bool kPacked>
-__device__ Unit unit_of(const Args& a, int64_t tile) {
-  if constexpr (kPacked) {
-    const int tiles = static_cast<int>((a.k_length + Five::kOwned - 1) / Five::kOwned);
-    const int head = static_cast<int>(tile) / tiles, first = static_cast<int>(tile) % tiles * Five::kOwned;
-    const int end = min(first + Five::kOwned, static_cast<int>(a.k_length));
-    const Documents documents(a);
-    const int base = documents.queries_of(first).begin / Five::kTile * Five::kTile;
-    const int rows = max(documents.queries_of(end - 1).end - base, 0);
-    const int count = (rows + Five::kTile - 1) / Five::kTile;
-    return in_all_lanes({count, base, first, first, end, 0, static_cast<int>(a.k_length), 0, head});
-  } else {
-    const Role<true, void> role(a, tile, Five::kOwned);
-    const Walk<true, Five::kTile, Five::kTile> walk(role);
-    return {walk.count,
-            walk.base,
-            warp_uniform(static_cast<int>(role.first)),
-            warp_uniform(static_cast<int>(role.exist.begin)),
-            warp_uniform(static_cast<int>(max(role.exist.end, int64_t{0}))),
-            warp_uniform(static_cast<int>(role.keys.begin)),
-            warp_uniform(static_cast<int>(role.keys.end)),
-            warp_uniform(role.batch()),
-            warp_uniform(role.head_of_batch())};
-  }
-}
-
-// Whether a document ends before it begins, which the host could not know. The whole warp asks.
-__device__ inline bool starts_fall(const Args& a) {
-  bool falls = false;
-  for (int64_t d = threadIdx.x % kWarpSize; d < a.documents; d += kWarpSize) {
-    falls |= a.cu_seqlens[d + 1] < a.cu_seqlens[d] || a.cu_seqlens_k[d + 1] < a.cu_seqlens_k[d];
-  }
-  return __any_sync(kFullWarp, falls);
+__device__ inline Unit unit_of(const Args& a, int64_t tile) {
+  const Role<true, void> role(a, tile, Five::kOwned);
+  const Walk<true, Five::kTile, Five::kTile> walk(role);
+  return {walk.count,
+          walk.base,
+          warp_uniform(static_cast<int>(role.first)),
+          warp_uniform(static_cast<int>(role.exist.begin)),
+          warp_uniform(static_cast<int>(max(role.exist.end, int64_t{0}))),
+          warp_uniform(static_cast<int>(role.keys.begin)),
+          warp_uniform(static_cast<int>(role.keys.end)),
+          warp_uniform(role.batch()),
+          warp_uniform(role.head_of_batch())};
 }
 
 // B: the block's shared memory, of shape S.
@@ -194,6 +226,7 @@ struct KeysProducer {
     if (lane == 0) mbarrier_arrive(full);
   }
 
+  template <class Unit>
   __device__ void load_own(const Unit& unit, int buffer) {
     const int before = unit.begin - unit.first, after = unit.end - unit.first;  // rows between exist
     const bool has_padding = unit.count > 0 && (before > 0 || after < S::kOwned);
@@ -215,82 +248,76 @@ struct KeysProducer {
     });
   }
 
-  // `unsound`: PackedTurns', where the row is packed.
-  template <bool kPacked>
-  __device__ void load_walked(const Unit& unit, const unsigned* unsound) {
+  // Of a packed row what lies behind the document's last query, and before its first one, is others'.
+  template <class Unit>
+  __device__ void load_walked(const Unit& unit) {
+    constexpr bool kPacked = std::is_same_v<Unit, PackedUnit>;
     const int heads_together = static_cast<int>(a.heads) / static_cast<int>(a.kv_heads);
     for (int i = 0; i < heads_together; ++i) {
       const int head = unit.head * heads_together + i;
-      [[maybe_unused]] const bool careful = kPacked && any_unsound(unit, head, unsound);
       for (int tile = unit.count - 1; tile >= 0; --tile, ring.advance()) {
         const int stage = ring.index, row = unit.base + tile * S::kTile;
-        int early;  // rows that see no key of the block, or, of a packed row, those to look at
-        if constexpr (kPacked) early = careful ? S::kTile : 0;
-        if constexpr (!kPacked) early = tile == 0 ? first_query(a, unit.begin) - row : 0;
-        uint64_t* const full = early > 0 ? &shared.raw : &shared.pipe.full[stage];
+        const int early = tile == 0 ? first_query(a, unit, unit.begin) - row : 0;  // rows that see no key of the block
+        int end = S::kTile, first_row = row;                                       // of lse and Δ
+        if constexpr (kPacked) end = unit.queries_end - row, first_row = (unit.slot + tile) * S::kTile;
+        const bool clears = early > 0 || (kPacked && end < S::kTile);
+        uint64_t* const full = clears ? &shared.raw : &shared.pipe.full[stage];
         if (lane == 0) {
           shared.pipe.producer_acquire(ring);
           mbarrier_arrive_expect_tx(
               full, sizeof shared.x[0] + sizeof shared.y[0] + sizeof shared.lse[0] + sizeof shared.delta[0]);
           attention::load_slices<S::kSlices, S::kTile>(shared.x[stage], &in.x, full, row, head, unit.batch);
           attention::load_slices<S::kSlices, S::kTile>(shared.y[stage], &in.y, full, row, head, unit.batch);
-          const int64_t query = (unit.batch * a.heads + head) * in.length + row;
+          const int64_t query = (unit.batch * a.heads + head) * in.length + first_row;
           bulk_load(shared.lse[stage], in.lse + query, sizeof shared.lse[0], full);
           bulk_load(shared.delta[stage], in.delta + query, sizeof shared.delta[0], full);
         }
-        if (early <= 0) continue;
+        if (!clears) continue;
         clear(&shared.pipe.full[stage], [&] {
+          attention::clear_rows<S::kSlices, S::kTile>(shared.x[stage], 0, lane, kWarpSize, early);
+          attention::clear_rows<S::kSlices, S::kTile>(shared.y[stage], 0, lane, kWarpSize, early);
           if constexpr (kPacked) {
-            clear_unsound(stage, min(early, static_cast<int>(a.q_length) - row));
-          } else {
-            attention::clear_rows<S::kSlices, S::kTile>(shared.x[stage], 0, lane, kWarpSize, early);
-            attention::clear_rows<S::kSlices, S::kTile>(shared.y[stage], 0, lane, kWarpSize, early);
+            attention::clear_rows<S::kSlices, S::kTile>(shared.x[stage], end, lane, kWarpSize);
+            attention::clear_rows<S::kSlices, S::kTile>(shared.y[stage], end, lane, kWarpSize);
           }
         });
       }
     }
   }
-
-  // Whether a query of the unit's tiles may hold what is not finite.
-  __device__ bool any_unsound(const Unit& unit, int head, const unsigned* unsound) const {
-    bool any = false;
-    for (int tile = lane; tile < unit.count; tile += kWarpSize) {
-      any |= unsound[head * tiles_of_queries(a) + unit.base / S::kTile + tile] != 0;
-    }
-    return __any_sync(kFullWarp, any);
-  }
-
-  // Zeros in those of a tile's rows whose lse is not finite.
-  __device__ void clear_unsound(int stage, int rows) {
-    for (int i = 0; i < rows; ++i) {
-      if (is_finite(shared.lse[stage][i])) continue;
-      attention::clear_rows<S::kSlices, S::kTile>(shared.x[stage], i, lane, kWarpSize, i + 1);
-      attention::clear_rows<S::kSlices, S::kTile>(shared.y[stage], i, lane, kWarpSize, i + 1);
-    }
-  }
 };
 
 template <class S, bool kPacked, class B>
-__device__ void produce(const Args& a, const Queue& queue, B& shared, const Inputs& in, const unsigned* unsound) {
+__device__ void produce(const Args& a, Queue queue, B& shared, const Inputs& in, const PackedUnits& packed) {
   KeysProducer<S, B> producer{a, shared, in};
   const bool leader = producer.lane == 0;
   PipelineState<S::kBuffers> buffers;
-  // Where a document ends before it begins, turns would be waited for that never come.
-  const bool none = kPacked && starts_fall(a);
-  for (; !none; buffers.advance()) {
-    unsigned number = 0;
+  if constexpr (kPacked) {
+    queue.tiles = *packed.count;
+    queue.together = min(queue.heads, max(queue.together, *packed.together));
+  }
+  for (;; buffers.advance()) {
+    // The next unit is found while the consumers still work on the one before.
+    const unsigned number = warp_uniform(leader ? atomicAdd(queue.next, 1u) : 0u);
+    if (number >= queue.tiles * queue.heads) break;
+    const int64_t tile = queue.tile(number);
+    UnitOf<kPacked> unit;
+    if constexpr (kPacked) {
+      const auto of_all = static_cast<unsigned>(tile);
+      unit = in_all_lanes(packed.units[of_all % queue.tiles]);
+      unit.head = warp_uniform(static_cast<int>(of_all / queue.tiles));
+    } else {
+      unit = unit_of(a, tile);
+    }
     if (leader) {
       shared.own_pipe.producer_acquire(buffers);
-      number = atomicAdd(queue.next, 1u);
+      shared.unit[buffers.index] = unit;
     }
-    number = warp_uniform(number);
-    if (number >= queue.tiles * queue.heads) break;
-    const Unit unit = unit_of<kPacked>(a, queue.tile(number));
-    if (leader) shared.unit[buffers.index] = unit;
+    __syncwarp();
     producer.load_own(unit, buffers.index);
-    producer.template load_walked<kPacked>(unit, unsound);
+    producer.load_walked(unit);
   }
   if (leader) {
+    shared.own_pipe.producer_acquire(buffers);
     shared.unit[buffers.index].count = -1;
     shared.own_pipe.producer_commit(buffers);
   }
@@ -316,32 +343,13 @@ struct KeysOfLane {
   int begin[2];
   bool exists[2];
 
+  template <class Unit>
   __device__ KeysOfLane(const Args& a, const Unit& unit, int first) {
     for (int r = 0; r < 2; ++r) {
       const int key = first + 8 * r;
       exists[r] = key >= unit.begin && key < unit.end;
-      begin[r] = exists[r] ? first_query(a, key) : INT_MAX;
+      begin[r] = exists[r] ? first_query(a, unit, key) : INT_MAX;
     }
-  }
-};
-
-// The same of a packed row, where later queries are of other documents. Where they end lies in shared memory, to be
-// read where a tile needs a mask: there are no registers left for it. Rows behind the last key are not stored.
-struct PackedKeysOfLane {
-  int begin[2];
-  bool exists[2] = {true, true};
-  int* const end;  // of its two keys, 8 apart; its quad has the same ones
-
-  __device__ PackedKeysOfLane(const Args& a, const Unit& unit, int first, int* end) : end(end) {
-    const Documents documents(a);
-    __syncwarp();
-    for (int r = 0; r < 2; ++r) {
-      const int key = first + 8 * r;
-      const Seen queries = key < unit.end ? documents.queries_of(key) : Seen{0, 0};
-      begin[r] = queries.begin;
-      if (threadIdx.x % 4 == 0) end[8 * r] = queries.end;
-    }
-    __syncwarp();
   }
 };
 
@@ -358,58 +366,16 @@ struct OfQueries {
   __device__ __forceinline__ float of(int i) const { return of_two[i / 4].element[i % 2]; }  // of score i of a lane
 };
 
-template <bool kPacked>
-using PartOf = std::conditional_t<kPacked, PackedPart, Part>;
-
-// Of the lane whose first key is `key`.
-template <bool kPacked, class B>
-__device__ auto keys_of_lane(const Args& a, const Unit& unit, int key, B& shared) {
-  if constexpr (kPacked) {
-    return PackedKeysOfLane(a, unit, key, shared.queries_end + (key - unit.first));
-  } else {
-    return KeysOfLane(a, unit, key);
-  }
-}
-
-// Zeros where a warpgroup's keys of a packed row are not finite: in dq a key meets queries of other documents with a
-// gradient of 0, and 0 times NaN is NaN. Its own queries learn of it from their lse, which is NaN then.
-template <int kSlices, class T>
-__device__ void clear_unsound(T (&keys)[kSlices][64 * kSlice], int barrier) {
-  for (auto& slice : keys) {
-    for (int i = threadIdx.x % kWarpgroupSize * 8; i < 64 * kSlice; i += kWarpgroupSize * 8) {
-      Vector<T, 8> eight = load_vector<8>(slice + i);
-      bool sound = true;
-      for (T& element : eight.element) {
-        if (is_finite(to_compute(element))) continue;
-        element = T(0.0f);
-        sound = false;
-      }
-      if (!sound) store_vector(slice + i, eight);
-    }
-  }
-  tma_store_fence();
-  named_barrier_sync(barrier, kWarpgroupSize);
-}
-
 // Scores become weights. `query`: the number of the lane's first query of the tile. `whole`: each query sees each key.
-template <int N, class Keys>
+template <int N>
 __device__ __forceinline__ void weigh(float (&score)[N], const OfQueries<N>& lse, float scale, bool whole, int query,
-                                      const Keys& keys) {
+                                      const KeysOfLane& keys) {
 #pragma unroll
   for (int i = 0; i < N; ++i) score[i] = exp2_approx(score[i] * scale - lse.of(i));
   if (whole) return;
-  if constexpr (std::is_same_v<Keys, PackedKeysOfLane>) {
-    const int end[2] = {keys.end[0], keys.end[8]};
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const int at = query + i / 4 * 8 + i % 2, r = i / 2 % 2;
-      if (at < keys.begin[r] || at >= end[r]) score[i] = 0.0f;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (query + i / 4 * 8 + i % 2 < keys.begin[i / 2 % 2]) score[i] = 0.0f;
-    }
+  for (int i = 0; i < N; ++i) {
+    if (query + i / 4 * 8 + i % 2 < keys.begin[i / 2 % 2]) score[i] = 0.0f;
   }
 }
 
@@ -456,6 +422,21 @@ __device__ __forceinline__ void issue_dq(float (&sum)[kSlice / 2], const T (&gra
   wgmma_commit();
 }
 
+// A gradient of 64 of the unit's keys, from `first` on, by `tile`. Of a packed row the rows behind these may be another
+// document's, and TMA knows no end but the row's: then they are copied.
+template <bool kPacked, class Unit, class T, int N>
+__device__ void store_of_keys(const Args& a, const Unit& unit, int first, const float (&sum)[N], float factor,
+                              const bool (&exists)[2], T (*tile)[64 * kSlice], const CUtensorMap* map, void* to,
+                              const Strides& stride, int barrier, bool leader) {
+  const int begin = max(unit.begin - first, 0), end = min(unit.end - first, 64);
+  const bool partly = kPacked && (begin > 0 || end < 64);
+  store_gradient(sum, factor, exists, tile, map, first, unit.head, unit.batch, barrier, leader, partly);
+  if (!partly) return;
+  const Rows<T> rows = rows_of_packed<T>(to, stride, unit.head);
+  attention::copy_rows<N / 32>(tile, begin, end, rows, first, a.head_dim, threadIdx.x % kWarpgroupSize, kWarpgroupSize);
+  named_barrier_sync(barrier, kWarpgroupSize);  // all have read the tile
+}
+
 template <bool kDropout, bool kPacked, class B>
 __device__ void consume(const Args& a, B& shared, const Inputs& in) {
   using T = typename B::Element;
@@ -483,13 +464,11 @@ __device__ void consume(const Args& a, B& shared, const Inputs& in) {
   };
   for (;; buffers.advance()) {
     shared.own_pipe.consumer_wait(buffers);
-    const Unit unit = in_all_lanes(shared.unit[buffers.index]);
+    const auto unit = in_all_lanes(shared.unit[buffers.index]);
     if (unit.count < 0) break;
     const int first = unit.first + warpgroup * 64;
-    if constexpr (kPacked) clear_unsound(shared.a[buffers.index][warpgroup], 1 + warpgroup);
-    const PartOf<kPacked> part(a, unit, first);
-
-    const auto keys = keys_of_lane<kPacked>(a, unit, first + lane.key, shared);
+    const Part part(a, unit, first);
+    const KeysOfLane keys(a, unit, first + lane.key);
 
     float dk[kSlice / 2] = {}, dv[kSlice / 2] = {};
     uint32_t weight[kTile / 16][4], grad_score[kTile / 16][4];
@@ -538,9 +517,6 @@ __device__ void consume(const Args& a, B& shared, const Inputs& in) {
     for (int i = 0; i < heads_together; ++i) {
       const int64_t head = first_head + i;
       int tile = unit.count - 1;
-      if constexpr (kPacked) {
-        for (; tile >= part.seen_end; --tile, ring.advance()) hand_over_zeros();
-      }
       if (tile >= part.seen) {
         {
           Scores score, grad;
@@ -594,11 +570,13 @@ __device__ void consume(const Args& a, B& shared, const Inputs& in) {
     free_stored();  // where there was no product under which it could be done
 
     named_barrier_sync(1 + warpgroup, kWarpgroupSize);  // dk's last store has left its stage, as its leader knows
-    const auto store = [&](const auto& sum, float factor, T(*tile)[64 * kSlice], const CUtensorMap* map) {
-      store_gradient(sum, factor, keys.exists, tile, map, first, unit.head, unit.batch, 1 + warpgroup, leader);
+    const auto store = [&](const auto& sum, float factor, auto* tile, const CUtensorMap* map, void* to,
+                           const Strides& stride) {
+      const auto& of_unit = shared.unit[buffers.index];  // once more: registers are few
+      store_of_keys<kPacked>(a, of_unit, first, sum, factor, keys.exists, tile, map, to, stride, 1 + warpgroup, leader);
     };
-    store(dk, static_cast<float>(a.scale), shared.dk[warpgroup], &in.da);
-    store(dv, kDropout ? dropout.scale() : 1.0f, shared.b[buffers.index][warpgroup], &in.db);
+    store(dk, static_cast<float>(a.scale), shared.dk[warpgroup], &in.da, a.dk, a.dk_stride);
+    store(dv, kDropout ? dropout.scale() : 1.0f, shared.b[buffers.index][warpgroup], &in.db, a.dv, a.dv_stride);
     stored = buffers.index;
   }
   if (warpgroup == 0) pingpong_wait();
@@ -630,7 +608,7 @@ __device__ void sum_queries(const Args& a, B& shared, Prepare&& prepare) {
   };
   for (;; buffers.advance()) {
     shared.own_pipe.consumer_wait(buffers);
-    const Unit unit = in_all_lanes(shared.unit[buffers.index]);
+    const auto unit = in_all_lanes(shared.unit[buffers.index]);
     if (unit.count < 0) break;
     const int first_head = (unit.batch * static_cast<int>(a.kv_heads) + unit.head) * heads_together;
     for (int head = first_head; head < first_head + heads_together; ++head) {
@@ -642,12 +620,12 @@ __device__ void sum_queries(const Args& a, B& shared, Prepare&& prepare) {
         wgmma_wait<0>();
         if (leader) shared.scores_pipe.consumer_release(handed.index);
         shared.sums_pipe.producer_acquire(sum_ring);
-        hand_over(prepare(unit, head, unit.base + tile * Five::kTile, sum, shared.dq[sum_ring.index]));
+        const auto& of_unit = shared.unit[buffers.index];
+        hand_over(prepare(of_unit, head, unit.base + tile * Five::kTile, sum, shared.dq[sum_ring.index]));
       }
     }
-    // Its warps have met in products, but not where there was none: one that lags would find the next rows' phase.
-    if (unit.count == 0) named_barrier_sync(kSumBarrier, kWarpgroupSize);
-    if (leader) shared.own_pipe.consumer_release(buffers.index);
+    // Each warp for itself: they met in products, but one that lags has yet to read where its sum belongs.
+    if (threadIdx.x % kWarpSize == 0) shared.own_pipe.consumer_release(buffers.index);
   }
   for (int i = 0; i < Five::kSenders; ++i) {
     shared.sums_pipe.producer_acquire(sum_ring);
@@ -673,17 +651,32 @@ __device__ inline void add_sum(float (&sum)[kSlice / 2], const float* there) {
   }
 }
 
-// ---- a thread that sends sums, those of its stage ----
+// ---- a thread that sends sums, those of its stage; of a packed row a warp ----
 
 // Calls send(job) for each that is to be added. free() is to be called as soon as its stage may be written again.
 // `column`: where its columns begin in dq.
-template <class B, class Send>
+template <bool kPacked, class B, class Send>
 __device__ void send_sums(const Args& a, B& shared, const CUtensorMap* dq, int stage, int column, Send&& send) {
+  using T = typename B::Element;
+  const int lane = threadIdx.x % kWarpSize;
+  if (!kPacked && lane != 0) return;
   for (int phase = 0;; phase ^= 1) {
     mbarrier_wait(&shared.sums_pipe.full[stage], phase);
     const Job job = shared.job[stage];
     if (job.kind == Job::kEnd) return;
     const auto free = [&] { shared.sums_pipe.consumer_release(stage); };
+    if constexpr (kPacked) {
+      const bool partly = job.kind == Job::kFinish && (job.begin > 0 || job.end < 64);
+      if (partly) {
+        const auto* const tile = reinterpret_cast<const T(*)[64 * kSlice]>(shared.dq[stage]);
+        Rows<T> rows = rows_of_packed<T>(a.dq, a.dq_stride, job.head);
+        rows.first += column;
+        attention::copy_rows<1>(tile, job.begin, job.end, rows, job.row, a.head_dim - column, lane, kWarpSize);
+      }
+      __syncwarp();  // all have read the job, and the tile
+      if (partly && lane == 0) free();
+      if (partly || lane != 0) continue;
+    }
     if (job.kind == Job::kAdd) {
       send(job, shared.dq[stage], free);
     } else {
@@ -701,7 +694,7 @@ __device__ void send_sums(const Args& a, B& shared, const CUtensorMap* dq, int s
 // Splits the block's threads. dq: its map, if `prepare` returns jobs of kFinish.
 template <bool kDropout, bool kPacked, class B, class Prepare, class Send>
 __device__ void run_five_products(const Args& a, const Queue& queue, B& shared, const Inputs& in, const CUtensorMap* dq,
-                                  const unsigned* unsound, Prepare&& prepare, Send&& send) {
+                                  const PackedUnits& packed, Prepare&& prepare, Send&& send) {
   if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
   const int warpgroup = warpgroup_of_block();
@@ -714,9 +707,9 @@ __device__ void run_five_products(const Args& a, const Queue& queue, B& shared, 
   } else {
     warpgroup_reg_dealloc<Five::kProducerRegisters>();
     const int warp = warp_uniform(static_cast<int>(threadIdx.x / kWarpSize)) - (Five::kConsumers + 1) * 4;
-    if (warp == 0) produce<Five, kPacked>(a, queue, shared, in, unsound);
-    if (warp > 0 && warp <= Five::kSenders && threadIdx.x % kWarpSize == 0) {
-      send_sums(a, shared, dq, warp - 1, 0, send);
+    if (warp == 0) produce<Five, kPacked>(a, queue, shared, in, packed);
+    if (warp > 0 && warp <= Five::kSenders) {
+      send_sums<kPacked>(a, shared, dq, warp - 1, 0, send);
     }
   }
 }
@@ -728,13 +721,12 @@ inline int64_t sum_bytes(const Args& a) { return tiles_of(a) * kTileFloats * int
 
 // Tiles of keys, heads in groups. Two of a head's tiles, or a few, are then at work at the same time, and what a group
 // reads and adds to stays in the L2 cache. Measured on an H200: half as many rows are up to 18 % slower, twice as many
-// up to 5 %. In a packed row tiles that wait for each other's turn lie side by side: the more heads between two of
-// them, the less they wait. 12 heads of 16384 rows are up to 5 % faster than 6, and up to 9 % faster than 4.
+// up to 5 %.
 inline Queue queue_of_keys(const Args& a, unsigned* counter) {
-  const int64_t together = a.cu_seqlens == nullptr ? 65536 / a.k_length : 12;
   const int64_t heads = a.batch * a.kv_heads;
-  return {counter, static_cast<unsigned>(ceil_div(a.k_length, Five::kOwned)), static_cast<unsigned>(heads),
-          static_cast<unsigned>(std::clamp<int64_t>(together, 1, heads)), false};
+  const int64_t tiles = a.cu_seqlens == nullptr ? ceil_div(a.k_length, Five::kOwned) : PackedUnits::most(a);
+  return {counter, static_cast<unsigned>(tiles), static_cast<unsigned>(heads),
+          static_cast<unsigned>(std::clamp<int64_t>(65536 / a.k_length, 1, heads)), false};
 }
 inline unsigned blocks_of_queue(const Queue& queue) {
   return static_cast<unsigned>(std::min(int64_t{queue.tiles} * queue.heads, multiprocessors()));

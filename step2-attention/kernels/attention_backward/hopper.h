@@ -214,20 +214,24 @@ __device__ __forceinline__ void put_gradient(const float (&sum)[N], float factor
   tma_store_fence();
 }
 
-// 64 rows of a gradient, by `tile`, to where they belong.
+// 64 rows of a gradient, by `tile`, to where they belong; where `stays`, only into it.
 template <class T, int N>
 __device__ void store_gradient(const float (&sum)[N], float factor, const bool (&exists)[2], T (*tile)[64 * kSlice],
-                               const CUtensorMap* map, int row, int head, int batch, int barrier, bool leader) {
+                               const CUtensorMap* map, int row, int head, int batch, int barrier, bool leader,
+                               bool stays = false) {
   put_gradient(sum, factor, exists, tile);
   named_barrier_sync(barrier, kWarpgroupSize);
-  if (leader) {
+  if (leader && !stays) {
     for (int slice = 0; slice < N / 32; ++slice) tma_store(map, tile[slice], slice * kSlice, row, head, batch);
     tma_store_commit();
   }
 }
 
-// Rows a head that Δ and lse have: the last tile may begin at the last query.
-inline int64_t padded_length(const Args& a) { return ceil_div(a.q_length, kAligned) * kAligned + 64; }
+// Rows a head that Δ and lse have: the last tile may begin at the last query. Of a packed row those of all slots.
+inline int64_t padded_length(const Args& a) {
+  if (a.cu_seqlens != nullptr) return slots_of(a, a.q_length, DocumentTiles::kQueries) * DocumentTiles::kQueries;
+  return ceil_div(a.q_length, kAligned) * kAligned + 64;
+}
 
 // From v4 on: Δ and lse, `padded_length` rows a head, and, from v5 on, two counters.
 struct Scratch {

@@ -25,15 +25,32 @@ struct Turns {
     const int64_t tile = (int64_t{head} * tiles_of_queries(a) + row / 64) * parts + part;
     return {mine == last ? Job::kFinish : Job::kAdd, unit.batch, head, row, tile, static_cast<unsigned>(mine - first)};
   }
+  // The same, where tiles are counted from the document's first one.
+  __device__ Job job_of(const Args& a, const PackedUnit& unit, int head, int row, int part) const {
+    const int last_query = min(row + 64, unit.queries_end) - 1;
+    const int keys_end = a.causal ? last_query - unit.queries_end + unit.keys_end + 1 : unit.keys_end;
+    const int last = (keys_end - 1 - unit.first) / Five::kOwned;  // from this one on
+    const int slot = unit.slot + (row - unit.base) / 64;
+    const int64_t tile = (head * slots_of(a, a.q_length, Five::kTile) + slot) * parts + part;
+    return {last == 0 ? Job::kFinish : Job::kAdd,
+            0,
+            head,
+            row,
+            tile,
+            static_cast<unsigned>(unit.number),
+            max(unit.queries_begin - row, 0),
+            min(unit.queries_end - row, 64)};
+  }
 
   // Puts the sum into `stage`, from where it is sent: a share to be added, or, in the last turn, dq itself, rounded.
   // `leader`, one thread of the warpgroup, waits for the turn; the others wait for it at the named barrier.
-  template <class T>
-  __device__ void put(const Args& a, const Job& job, float (&sum)[kSlice / 2], float* stage, bool leader,
-                      int barrier) const {
+  template <class T, class Unit>
+  __device__ Job put(const Args& a, const Unit& unit, int head, int row, int part, float (&sum)[kSlice / 2],
+                     float* stage, bool leader, int barrier) const {
+    const Job job = job_of(a, unit, head, row, part);
     if (job.kind == Job::kAdd) {
       put_sum(sum, stage);
-      return;
+      return job;
     }
     if (job.turn > 0) {
       if (leader) wait_for_counter(added + job.tile, job.turn);
@@ -42,6 +59,7 @@ struct Turns {
     }
     const bool all[2] = {true, true};
     put_gradient(sum, static_cast<float>(a.scale), all, reinterpret_cast<T(*)[64 * kSlice]>(stage));
+    return job;
   }
 
   // What a thread that sends does with a share.
@@ -73,8 +91,7 @@ __device__ void clear_dq(const Args& a, int64_t head, int64_t query) {
 // What the kernel for Δ does besides: nobody has added anything yet, and dq of a query that sees nothing is 0. If all
 // queries of a tile see nothing, no block comes to it.
 template <class T>
-struct BeginTurns {
-  static constexpr bool kPacked = false;
+struct BeginTurns : QueryRows {
   Turns turns;
 
   __device__ void operator()(const Args& a, int64_t head, int64_t query) const {
@@ -89,88 +106,44 @@ struct BeginTurns {
   }
 };
 
-// Of a packed row: a tile of queries meets the keys of its documents, of which the host knows nothing.
-struct PackedTurns : Turns {
-  int* first;  // of keys, the first that a tile of queries meets: [⌈Sq/64⌉], of each head the same
-  int* last;
-  unsigned* unsound;  // of a tile of queries, all heads: not 0 if a query's lse is not finite
-
-  // The memory for them lies behind that of `turns`.
-  PackedTurns(const Args& a, const Turns& turns) : Turns(turns) {
-    unsound = added + turns.parts * tiles_of(a);
-    first = reinterpret_cast<int*>(unsound + a.heads * tiles_of_queries(a));
-    last = first + tiles_of_queries(a);
-  }
-  static int64_t bytes(const Args& a) {
-    return a.cu_seqlens == nullptr ? 0 : (a.heads + 2) * tiles_of_queries(a) * int64_t{sizeof(unsigned)};
-  }
-
-  __device__ Job job_of(const Args& a, const Unit& unit, int head, int row, int part) const {
-    const int of_head = row / Five::kTile, mine = unit.first / Five::kOwned;
-    const int64_t tile = (int64_t{head} * tiles_of_queries(a) + of_head) * parts + part;
-    return {mine == last[of_head] ? Job::kFinish : Job::kAdd, 0, head, row, tile,
-            static_cast<unsigned>(mine - first[of_head])};
-  }
-
-  // Writes first and last of the tile that begins at `query`. Two threads do this. Neither end of the queries that see
-  // a key falls from key to key, so a tile meets neighbours: from the first that has not ended before it to the last
-  // that has begun before its end. In between none is left out, one that no query sees neither: its queries, none, lie
-  // within this tile, and it adds zeros.
-  __device__ void find_tiles(const Args& a, int query) const {
-    const Documents documents(a);
-    const int k_length = static_cast<int>(a.k_length);
-    const bool for_last = threadIdx.x == 1;
-    // How many are before the first, or how many there are up to the last.
-    int low = 0, high = (k_length + Five::kOwned - 1) / Five::kOwned;
-    while (low < high) {
-      const int tile = (low + high) / 2, key = tile * Five::kOwned;
-      const bool before = for_last ? documents.queries_of(key).begin < query + Five::kTile
-                                   : documents.queries_of(min(key + Five::kOwned, k_length) - 1).end <= query;
-      (before ? low : high) = before ? tile + 1 : tile;
-    }
-    if (for_last) {
-      last[query / Five::kTile] = low - 1;
-    } else {
-      first[query / Five::kTile] = low;
-    }
-  }
-};
-
-// BeginTurns of a packed row.
+// Of a packed row: rows are those of slots, 64 each. It also finds the units.
 template <class T>
 struct BeginPackedTurns {
   static constexpr bool kPacked = true;
-  PackedTurns turns;
+  Turns turns;
+  PackedUnits packed;
 
-  __device__ void operator()(const Args& a, int64_t head, int64_t query) const {
-    const int64_t tiles = tiles_of_queries(a);
-    if (query % Five::kTile != 0 || query >= tiles * Five::kTile) return;
-    if (threadIdx.x < turns.parts) turns.added[(head * tiles + query / Five::kTile) * turns.parts + threadIdx.x] = 0;
-    if (head == 0 && threadIdx.x < 2) turns.find_tiles(a, static_cast<int>(query));
+  __device__ void operator()(const Args& a, int64_t head, int64_t row) const {
+    if (row % 64 != 0 || threadIdx.x >= turns.parts) return;
+    turns.added[(head * tiles_of_queries(a) + row / 64) * turns.parts + threadIdx.x] = 0;
+  }
+
+  __device__ static RowsOfQueries rows(const Args& a, int64_t first) {
+    const auto slot = static_cast<int>(first / DocumentTiles::kQueries);
+    const DocumentTiles own = DocumentTiles::of_query_slot(a, slot);
+    const int tile = slot - own.query_slot;
+    return {own.first_query + tile * DocumentTiles::kQueries, own.queries.begin,
+            tile < own.query_tiles ? own.queries.end : 0};
   }
 
   // A query that sees nothing.
   __device__ void blind(const Args& a, int64_t head, int64_t query) const { clear_dq<T>(a, head, query); }
 
-  __device__ void unsound(const Args& a, int64_t head, int64_t query, bool any) const {
-    if (query < a.q_length) turns.unsound[head * tiles_of_queries(a) + query / Five::kTile] = any;
+  __device__ void find_units(const Args& a) const {
+    const int threads = static_cast<int>(blockDim.x * blockDim.y), warps = threads / kWarpSize;
+    const int block = static_cast<int>(blockIdx.y * gridDim.x + blockIdx.x),
+              blocks = static_cast<int>(gridDim.x * gridDim.y);
+    packed.find(a, block * warps + static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x) / kWarpSize,
+                blocks * warps);
   }
 };
 
-__device__ inline const unsigned* unsound_of(const Turns&) { return nullptr; }
-__device__ inline const unsigned* unsound_of(const PackedTurns& turns) { return turns.unsound; }
-
-template <bool kPacked>
-using TurnsOf = std::conditional_t<kPacked, PackedTurns, Turns>;
 template <bool kPacked, class T>
-using Begin = std::conditional_t<kPacked, BeginPackedTurns<T>, BeginTurns<T>>;
-
-template <bool kPacked>
-TurnsOf<kPacked> turns_of(const Args& a, const Turns& turns) {
+auto begin_of(const Turns& turns, const PackedUnits& packed) {
   if constexpr (kPacked) {
-    return {a, turns};
+    return BeginPackedTurns<T>{turns, packed};
   } else {
-    return turns;
+    return BeginTurns<T>{{}, turns};
   }
 }
 

@@ -23,8 +23,7 @@ namespace kf::KF_BACKEND::attention_backward {
 namespace {
 
 // What the kernel for Δ does besides: sums begin at 0.
-struct ClearSums {
-  static constexpr bool kPacked = false;
+struct ClearSums : QueryRows {
   float* sums;
   int64_t tiles;  // of a head
 
@@ -41,7 +40,7 @@ template <bool kDropout, class T>
 __global__ void __launch_bounds__(Five::kThreads, 1)
     v6_atomics_kernel(Args a, const __grid_constant__ Inputs in, Queue queue, float* sums) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Block<T>*>(memory);
+  auto& shared = *reinterpret_cast<Block<false, T>*>(memory);
   const int q_tiles = tiles_of_queries(a);
   const auto prepare = [&](const Unit& unit, int head, int row, float (&sum)[kSlice / 2], float* stage) {
     put_sum(sum, stage);
@@ -53,7 +52,7 @@ __global__ void __launch_bounds__(Five::kThreads, 1)
     tma_store_wait_read<0>();
     free();
   };
-  run_five_products<kDropout, false>(a, queue, shared, in, nullptr, nullptr, prepare, send);
+  run_five_products<kDropout, false>(a, queue, shared, in, nullptr, PackedUnits(nullptr), prepare, send);
 }
 
 // dq, rounded, of the tile that the block is for.
@@ -88,14 +87,14 @@ void v6_atomics(const Args& a, void* stream) {
     auto* const sums = static_cast<float*>(a.scratch);
     const Scratch scratch(a, sums + sum_bytes(a) / sizeof(float));
     launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream,
-                       ClearSums{sums, tiles_of_queries(a)});
+                       ClearSums{{}, sums, tiles_of_queries(a)});
     const auto in = inputs_of<true, Five::kTile, T>(a, scratch.lse, scratch.delta);
     const Queue queue = queue_of_keys(a, scratch.counter);
     attention::with_dropout(a, [&](auto drops) {
       constexpr bool kDropout = decltype(drops)::value;
-      allow_shared(v6_atomics_kernel<kDropout, T>, sizeof(Block<T>));
+      allow_shared(v6_atomics_kernel<kDropout, T>, sizeof(Block<false, T>));
       v6_atomics_kernel<kDropout, T>
-          <<<blocks_of_queue(queue), Five::kThreads, sizeof(Block<T>), as_stream(stream)>>>(a, in, queue, sums);
+          <<<blocks_of_queue(queue), Five::kThreads, sizeof(Block<false, T>), as_stream(stream)>>>(a, in, queue, sums);
       check_launch();
     });
     v6_atomics_round_kernel<T>

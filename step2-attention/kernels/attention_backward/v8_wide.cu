@@ -47,14 +47,15 @@ static_assert(Wide::kOwned == Five::kOwned && Wide::kTile == Five::kTile, "turns
 constexpr int kOwnBarrier = 1, kBothBarrier = 3;
 
 // Of arrays of kConsumers each consumer has one: of dq a slice of its columns.
-template <class T>
+template <bool kPacked, class T>
 struct WideBlock : Shared<Wide, T> {
+  using Element = T;
   alignas(1024) T grad_score[2][Wide::kConsumers][64 * kSlice];  // two stages; rows of keys, columns of queries
   float dq[Wide::kConsumers][kTileFloats];                       // on its way out, in the order of lane_of_tile
   Job job[Wide::kConsumers];
   uint64_t scores_full[2];
   Pipeline<Wide::kConsumers> sums_pipe;
-  Unit unit[Wide::kBuffers];
+  UnitOf<kPacked> unit[Wide::kBuffers];
 
   __device__ void init_barriers() {
     Shared<Wide, T>::init_barriers();
@@ -65,8 +66,7 @@ struct WideBlock : Shared<Wide, T> {
 };
 
 template <bool kDropout, bool kPacked, class T>
-__device__ void consume_wide(const Args& a, BlockOf<kPacked, WideBlock<T>>& shared, const Inputs& in,
-                             const TurnsOf<kPacked>& turns) {
+__device__ void consume_wide(const Args& a, WideBlock<kPacked, T>& shared, const Inputs& in, const Turns& turns) {
   constexpr int kTile = Wide::kTile, kColumns = Wide::kColumns;
   using PerQuery = OfQueries<kTile / 2>;
   using Scores = float[kTile / 2];  // a lane's, of 64 keys against a tile; or of dq, 64 queries and 64 columns
@@ -92,12 +92,11 @@ __device__ void consume_wide(const Args& a, BlockOf<kPacked, WideBlock<T>>& shar
   };
   for (;; buffer.advance()) {
     mbarrier_wait(&shared.own_pipe.full[0], buffer.phase);
-    const Unit unit = in_all_lanes(shared.unit[0]);
+    const auto unit = in_all_lanes(shared.unit[0]);
     if (unit.count < 0) break;
     const int first = unit.first + warpgroup * 64;
-    if constexpr (kPacked) clear_unsound(shared.a[0][warpgroup], kOwnBarrier + warpgroup);
-    const PartOf<kPacked> part(a, unit, first);
-    const auto keys = keys_of_lane<kPacked>(a, unit, first + lane.key, shared);
+    const Part part(a, unit, first);
+    const KeysOfLane keys(a, unit, first + lane.key);
     auto& k = shared.a[0][warpgroup];
     auto& v = shared.b[0][warpgroup];
     float dk[kColumns / 2] = {}, dv[kColumns / 2] = {};
@@ -115,9 +114,8 @@ __device__ void consume_wide(const Args& a, BlockOf<kPacked, WideBlock<T>>& shar
     };
     const auto send = [&](Scores& sum, int head, int tile) {
       wait_for_stage();
-      const Job job = turns.job_of(a, unit, head, unit.base + tile * kTile, warpgroup);
-      turns.template put<T>(a, job, sum, shared.dq[warpgroup], leader, kOwnBarrier + warpgroup);
-      give(job);
+      give(turns.put<T>(a, shared.unit[0], head, unit.base + tile * kTile, warpgroup, sum, shared.dq[warpgroup], leader,
+                        kOwnBarrier + warpgroup));
     };
 
     const int first_head = (unit.batch * static_cast<int>(a.kv_heads) + unit.head) * heads_together;
@@ -126,8 +124,7 @@ __device__ void consume_wide(const Args& a, BlockOf<kPacked, WideBlock<T>>& shar
       for (int tile = unit.count - 1; tile >= 0; --tile, ring.advance()) {
         const int query = unit.base + tile * kTile + lane.query;
         const bool has_before = tile < unit.count - 1;
-        bool whole = tile >= part.whole;
-        if constexpr (kPacked) whole = part.is_whole(tile);
+        const bool whole = part.is_whole(tile);
         Scores score, grad;
         shared.pipe.consumer_wait(ring);
         {
@@ -176,12 +173,13 @@ __device__ void consume_wide(const Args& a, BlockOf<kPacked, WideBlock<T>>& shar
     }
     // Gradients go out through the stages of k and v, when dq of both consumers needs no k any more.
     named_barrier_sync(kBothBarrier, Wide::kConsumers * kWarpgroupSize);
-    const auto store = [&](const auto& sum, float factor, T(*tile)[64 * kSlice], const CUtensorMap* map) {
-      const int barrier = kOwnBarrier + warpgroup;
-      store_gradient(sum, factor, keys.exists, tile, map, first, unit.head, unit.batch, barrier, leader);
+    const auto store = [&](const auto& sum, float factor, auto* tile, const CUtensorMap* map, void* to,
+                           const Strides& stride) {
+      store_of_keys<kPacked>(a, shared.unit[0], first, sum, factor, keys.exists, tile, map, to, stride,
+                             kOwnBarrier + warpgroup, leader);
     };
-    store(dk, static_cast<float>(a.scale), k, &in.da);
-    store(dv, kDropout ? dropout.scale() : 1.0f, v, &in.db);
+    store(dk, static_cast<float>(a.scale), k, &in.da, a.dk, a.dk_stride);
+    store(dv, kDropout ? dropout.scale() : 1.0f, v, &in.db, a.dv, a.dv_stride);
     if (leader) {
       tma_store_wait_read<0>();
       mbarrier_arrive(&shared.own_pipe.empty[0]);
@@ -194,9 +192,9 @@ __device__ void consume_wide(const Args& a, BlockOf<kPacked, WideBlock<T>>& shar
 template <bool kDropout, bool kPacked, class T>
 __global__ void __launch_bounds__(Wide::kThreads, 1)
     v8_wide_kernel(Args a, const __grid_constant__ Inputs in, const __grid_constant__ CUtensorMap dq, Queue queue,
-                   TurnsOf<kPacked> turns) {
+                   Turns turns, PackedUnits packed) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<BlockOf<kPacked, WideBlock<T>>*>(memory);
+  auto& shared = *reinterpret_cast<WideBlock<kPacked, T>*>(memory);
   if (threadIdx.x == 0) shared.init_barriers();
   __syncthreads();
   if (warpgroup_of_block() < Wide::kConsumers) {
@@ -206,10 +204,10 @@ __global__ void __launch_bounds__(Wide::kThreads, 1)
   }
   warpgroup_reg_dealloc<Wide::kProducerRegisters>();
   const int warp = warp_uniform(static_cast<int>(threadIdx.x / kWarpSize)) - Wide::kConsumers * 4;
-  if (warp == 0) produce<Wide, kPacked>(a, queue, shared, in, unsound_of(turns));
-  if (warp > 0 && warp <= Wide::kConsumers && threadIdx.x % kWarpSize == 0) {
+  if (warp == 0) produce<Wide, kPacked>(a, queue, shared, in, packed);
+  if (warp > 0 && warp <= Wide::kConsumers) {
     const auto send = [&](const Job& job, const float* sum, auto&& free) { turns.send(job, sum, free); };
-    send_sums(a, shared, &dq, warp - 1, (warp - 1) * kSlice, send);
+    send_sums<kPacked>(a, shared, &dq, warp - 1, (warp - 1) * kSlice, send);
   }
 }
 
@@ -219,7 +217,7 @@ std::string v8_wide_can_implement(const Args& a) { return v4_warpgroups_can_impl
 
 int64_t v8_wide_scratch_bytes(const Args& a) {
   return Wide::kSlices * (sum_bytes(a) + tiles_of(a) * static_cast<int64_t>(sizeof(unsigned))) +
-         v5_persistent_scratch_bytes(a) + PackedTurns::bytes(a);
+         v5_persistent_scratch_bytes(a) + PackedUnits::bytes(a);
 }
 
 void v8_wide(const Args& a, void* stream) {
@@ -229,18 +227,19 @@ void v8_wide(const Args& a, void* stream) {
     const Scratch scratch(a, sums + Wide::kSlices * sum_bytes(a) / sizeof(float));
     with_packing(a, [&](auto packs) {
       constexpr bool kPacked = decltype(packs)::value;
-      const auto turns = turns_of<kPacked>(a, {sums, scratch.counter + 2, Wide::kSlices});
+      const Turns turns{sums, scratch.counter + 2, Wide::kSlices};
+      const PackedUnits packed(turns.added + Wide::kSlices * tiles_of(a));
       launch_delta<8, T>(a, scratch.delta, scratch.lse, padded_length(a), scratch.counter, stream,
-                         Begin<kPacked, T>{turns});
+                         begin_of<kPacked, T>(turns, packed));
       const auto in = inputs_of<true, Wide::kTile, T>(a, scratch.lse, scratch.delta);
       const Queue queue = queue_of_keys(a, scratch.counter);
       attention::with_dropout(a, [&](auto drops) {
         const auto kernel = v8_wide_kernel<decltype(drops)::value, kPacked, T>;
-        constexpr int kBytes = sizeof(BlockOf<kPacked, WideBlock<T>>);
+        constexpr int kBytes = sizeof(WideBlock<kPacked, T>);
         static_assert(kBytes <= 227 * 1024);
         allow_shared(kernel, kBytes);
         kernel<<<blocks_of_queue(queue), Wide::kThreads, kBytes, as_stream(stream)>>>(a, in, map_of_dq<T>(a), queue,
-                                                                                      turns);
+                                                                                      turns, packed);
         check_launch();
       });
     });

@@ -22,6 +22,13 @@ struct Args {
   void* scratch = nullptr;
 };
 
+// Whether v13_dependent, and what step 3 makes of it, is for these: 65 to 128 rows, and all blocks, one for each 64
+// columns and 384 of the depth, resident at once on 128 multiprocessors.
+inline bool few_rows_fit(const Args& a) {
+  const int64_t blocks = (a.width + 63) / 64 * ((a.depth + 383) / 384);
+  return a.rows > 64 && a.rows <= 128 && size_of(a.dtype) == 2 && blocks <= 128;
+}
+
 // What `auto` takes, read off results as far as their cases go: h200.json's, and for few rows h100-80gb-hbm3.json's. Of
 // few outputs the library can share the depth out; but with a vocabulary's weight, [width, depth], it is slow where the
 // width is no multiple of 8.
@@ -31,6 +38,7 @@ inline const char* automatic(const Args& a) {
   if (a.dtype == DType::kFloat32 || a.x_transposed) return "v12_cublaslt";
   if (a.rows <= 64 && a.depth >= 2 * a.width && a.width <= 960) return "v10_rows";  // 15 tiles, clusters of up to 8
   if (a.rows <= 64 && a.width >= 2 * a.depth && a.width <= 8192) return "v9_split";
+  if (a.width <= 1024 && few_rows_fit(a)) return "v13_dependent";
   if (a.rows <= 64 || a.rows * a.width < 3 << 21) {
     return a.weight_transposed && a.width % 8 != 0 ? "v7_persistent" : "v12_cublaslt";
   }
@@ -40,17 +48,18 @@ inline const char* automatic(const Args& a) {
 }  // namespace kf::linear
 
 #define KF_OP linear
-#define KF_RUNGS(RUNG)                           \
-  RUNG(v1_naive, can_implement, no_scratch)      \
-  RUNG(v2_tiled, can_implement, no_scratch)      \
-  RUNG(v3_registers, can_implement, no_scratch)  \
-  RUNG(v4_vector, can_implement, no_scratch)     \
-  RUNG(v5_mma, can_implement, no_scratch)        \
-  RUNG(v6_wgmma, can_implement, no_scratch)      \
-  RUNG(v7_persistent, can_implement, no_scratch) \
-  RUNG(v8_cluster, can_implement, no_scratch)    \
-  RUNG(v9_split, can_implement, no_scratch)      \
-  RUNG(v10_rows, can_implement, no_scratch)      \
-  RUNG(v11_gemv, can_implement, no_scratch)      \
-  RUNG(v12_cublaslt, can_implement, scratch_bytes, "sums of parts, at some sizes")
+#define KF_RUNGS(RUNG)                                                             \
+  RUNG(v1_naive, can_implement, no_scratch)                                        \
+  RUNG(v2_tiled, can_implement, no_scratch)                                        \
+  RUNG(v3_registers, can_implement, no_scratch)                                    \
+  RUNG(v4_vector, can_implement, no_scratch)                                       \
+  RUNG(v5_mma, can_implement, no_scratch)                                          \
+  RUNG(v6_wgmma, can_implement, no_scratch)                                        \
+  RUNG(v7_persistent, can_implement, no_scratch)                                   \
+  RUNG(v8_cluster, can_implement, no_scratch)                                      \
+  RUNG(v9_split, can_implement, no_scratch)                                        \
+  RUNG(v10_rows, can_implement, no_scratch)                                        \
+  RUNG(v11_gemv, can_implement, no_scratch)                                        \
+  RUNG(v12_cublaslt, can_implement, scratch_bytes, "sums of parts, at some sizes") \
+  RUNG(v13_dependent, can_implement, no_scratch)
 #include <kf/rung_list.h>

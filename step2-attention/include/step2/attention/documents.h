@@ -15,6 +15,12 @@ struct Seen {
   __device__ operator KeyRange() const { return {begin, end}; }
 };
 
+// Slots for tiles of `rows` rows: a document's first one has slot start / rows + its number. So there are enough up to
+// the next document's, and one too many at the most; and whose a slot is a search tells, without adding up lengths.
+__host__ __device__ inline int64_t slots_of(const Args& a, int64_t length, int rows) {
+  return length / rows + a.documents;
+}
+
 // Starts that the host could not check are cut at the row's ends, so that nothing is read beyond them.
 struct Documents {
   const Args& a;
@@ -43,6 +49,15 @@ struct Documents {
     return {min(begin, end), end};
   }
 
+  // Whose slot this is.
+  __device__ int of_query_slot(int slot, int rows) const {
+    return last([&](int document) { return start(document) / rows + document <= slot; });
+  }
+  __device__ int of_key_slot(int slot, int rows) const {
+    return last([&](int document) { return key_start(document) / rows + document <= slot; });
+  }
+
+ private:
   // The last document for which `begun(document)` is true, as it is for those before it; or the first one.
   template <class Begun>
   __device__ int last(const Begun& begun) const {
@@ -54,10 +69,7 @@ struct Documents {
     return low;
   }
 
- private:
-  __device__ static int cut(int64_t start, int64_t length) {
-    return static_cast<int>(min(max(start, int64_t{0}), length));
-  }
+  __device__ static int cut(int start, int64_t length) { return min(max(start, 0), static_cast<int>(length)); }
   __device__ int start(int document) const { return cut(a.cu_seqlens[document], a.q_length); }
   __device__ int key_start(int document) const { return cut(a.cu_seqlens_k[document], a.k_length); }
 

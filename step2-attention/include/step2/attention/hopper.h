@@ -231,17 +231,18 @@ __device__ void pack_weights(const float (&score)[N], uint32_t (&weight)[N / 8][
   for (int i = 0; i < N; i += 2) weight[i / 8][i / 4 % 2 * 2 + i / 2 % 2] = pack<T>(score[i], score[i + 1]);
 }
 
-// The first `rows` of 64 rows of an output, which lie in `tile` as TMA would take them. The whole warpgroup does this.
-template <class T, int kSlices>
-__device__ void copy_rows(const Args& a, const BlockOfQueries& block, int first_row, int rows,
-                          const T (*tile)[64 * kSlice], std::integral_constant<int, kSlices>) {
+// Rows begin ≤ i < end of the 64 that lie in `tile` as TMA would take them, to row first + i of a head. Thread `thread`
+// of `threads` does its part.
+template <int kSlices, class T>
+__device__ void copy_rows(const T (*tile)[64 * kSlice], int begin, int end, const Rows<T>& head, int64_t first,
+                          int64_t columns, int thread, int threads) {
   constexpr int kVector = 8, kVectors = kSlices * kSlice / kVector;  // elements of 16 bytes; of a row
-  const Rows<T> out = rows_of<T>(a.out, a.out_stride, block.head, a.heads);
-  for (int i = threadIdx.x % kWarpgroupSize; i < rows * kVectors; i += kWarpgroupSize) {
-    const int row = i / kVectors, column = i % kVectors * kVector;
-    if (column >= a.head_dim) continue;
+#pragma unroll 1
+  for (int first_vector = 0; first_vector < 64 * kVectors; first_vector += threads) {  // all threads as often
+    const int row = (first_vector + thread) / kVectors, column = (first_vector + thread) % kVectors * kVector;
+    if (row < begin || row >= end || column >= columns) continue;
     const int at = swizzled_offset((row * kSlice + column % kSlice) * int{sizeof(T)}, Swizzle::k128) / int{sizeof(T)};
-    store_vector(out.at(block.first + first_row + row) + column, load_vector<kVector>(tile[column / kSlice] + at));
+    store_vector(head.at(first + row) + column, load_vector<kVector>(tile[column / kSlice] + at));
   }
 }
 
@@ -282,7 +283,9 @@ __device__ __forceinline__ void store_rows(const Args& a, const Block& block, in
   tma_store_fence();
   named_barrier_sync(barrier, kWarpgroupSize);
   if (kApart && block.queries - first_row < 64) {
-    copy_rows<T>(a, block, first_row, block.queries - first_row, tile, std::integral_constant<int, N / 32>{});
+    const Rows<T> rows = rows_of<T>(a.out, a.out_stride, block.head, a.heads);
+    copy_rows<N / 32>(tile, 0, block.queries - first_row, rows, block.first + first_row, a.head_dim,
+                      threadIdx.x % kWarpgroupSize, kWarpgroupSize);
     named_barrier_sync(barrier, kWarpgroupSize);  // all have read the tile
   } else if (leader) {
     for (int slice = 0; slice < N / 32; ++slice) {
