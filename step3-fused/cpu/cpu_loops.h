@@ -276,6 +276,8 @@ KF_CPU_INLINE void layer_norm_gradient_any(GradientRow<C> row, MeanAndRstd<C> s,
     const Pack<C> both = packs[k][0] + packs[k][1];
     for (int64_t j = 0; j < L; ++j) sums[k] += both[j];
   }
+  // Else the compiler makes two loops, one for arrays that touch, which round differently; where arrays lie is chance.
+#pragma GCC ivdep
   for (; c < width; ++c) {
     const C off = row.x[c] - s.mean;
     row.g[c] = row.grad[c] * row.weight[c];

@@ -2,6 +2,7 @@
 
 import torch
 
+from kernel_fusion import sharding
 from kernel_fusion.steps import load
 
 _C = load("step3_fused")
@@ -69,3 +70,33 @@ def varies(op: str, rung: str) -> bool:
 def needs_scratch(op: str, rung: str) -> bool:
     """Whether `rung` of `op` needs global memory between its launches. One that is fused into one launch does not."""
     return _C.needs_scratch(op, rung)
+
+
+# ---- which parts of DTensors an op takes; where something is dropped, none: a mask belongs to the whole tensor ----
+
+_LAYER, _LAYER_BACKWARD = "...d, dw', w -> ...w", "...d, dw' -> ...d+w, dw'+..., w+... | ...dw"
+
+sharding.register(
+    "step3_fused",
+    {
+        "layer_norm": "...w, w, w -> ...w, ...?, ...? | ...",
+        "layer_norm_backward": "...w, ...w, w, ..., ..., ...w -> ...w, w+..., w+... | ...",
+        "residual_layer_norm": lambda rng_state: (
+            "...w, ...w, w, w, w, _ -> ...w, ...w, ...?, ...? | " + ("..." if rng_state is None else "")
+        ),
+        "layer_norm_linear": "...d, d, d, dw', w -> ...w, ..., ... | ...w",
+        "linear_gelu": f"{_LAYER}, ...w? | ...w",
+        "linear_gelu_backward": f"...w, ...w, {_LAYER_BACKWARD}",
+        "gelu_linear": lambda bias: f"{_LAYER}+d | ...w" + ("d" if bias is None else ""),
+        "gelu_linear_backward": f"...w, {_LAYER_BACKWARD}",
+        "mlp": "...w, wi', i, iw', w, ...w -> ...w, ...i? | ...",
+        "attention_residual_layer_norm": lambda attention_rng_state: (
+            "bhqd, bhkd, bhkd, bqw, w, w, b, b, _ -> bqw, bqw?, bhq?, bq?, bq? | "
+            + ("b" if attention_rng_state is None else "")
+        ),
+        "attention_block": lambda rng_state, attention_rng_state: (
+            "bhqd, bhkd, bhkd, bqw, _, w, w, w, b, b, _, _, _ -> bqw, bqw, bqw?, bhq?, bq?, bq? | "
+            + ("b" if rng_state is None and attention_rng_state is None else "")
+        ),
+    },
+)

@@ -156,7 +156,9 @@ def rung_of_each_op():
             yield pytest.param(op, *param.values, marks=param.marks, id=f"{op}-{param.id}")
 
 
-TENSOR_CORES = ("v2_mma", "v3_hopper", "v5_in_place", "v5_rows", "v6_one_launch", "v7_inner")
+TENSOR_CORES = (
+    *("v2_mma", "v3_hopper", "v5_in_place", "v5_rows", "v6_one_launch", "v7_inner", "v5_dependent", "v6_dependent"),
+)
 
 
 # test_a_rung_refuses_what_it_says holds the rungs to it.
@@ -190,7 +192,7 @@ def drops(op, rung):
 
 def check(op, case, inputs, rung, *, transposed=False, options=None, **more):
     if op == "linear_bias_dropout_residual" and not drops(op, rung) and inputs[4] > 0:
-        with testing.raises(ValueError, "takes p = 0 only"):
+        with testing.raises(ValueError, "takes dropout_p = 0 only"):
             step3_fused.linear_bias_dropout_residual(*inputs, transposed=transposed, rung=rung)
         return None
     return testing.check_contract(

@@ -15,8 +15,9 @@ struct Args : kf::linear::Args {
   uint32_t threshold;  // an element is kept where its 16-bit random number is at least this
 };
 
-// What `auto` takes, read off results/h200.json; few rows are measured as mlp's, without dropout.
+// What `auto` takes, read off results/h200.json; few rows are measured as the end of an MLP, without dropout.
 inline const char* automatic(const Args& a) {
+  if (a.threshold == 0 && a.depth > a.width && few_rows_fit(a)) return "v6_dependent";
   if (a.threshold == 0) return a.rows >= 8192 ? "v5_in_place" : "v4_cublaslt";
   return a.rows <= 64 ? "v1_separate" : "v3_hopper";
 }
@@ -29,5 +30,6 @@ inline const char* automatic(const Args& a) {
   RUNG(v1_separate, can_implement, scratch_bytes, "the product")                  \
   RUNG(v3_hopper, can_implement, no_scratch, "the product")                       \
   RUNG(v4_cublaslt, can_implement, scratch_bytes, "sums of parts, at some sizes") \
-  RUNG(v5_in_place, can_implement, no_scratch, "the product")
+  RUNG(v5_in_place, can_implement, no_scratch, "the product")                     \
+  RUNG(v6_dependent, can_implement, no_scratch, "the product")
 #include <kf/rung_list.h>

@@ -12,7 +12,7 @@
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 
 std::string v4_cublaslt_can_implement(const Args& a) {
-  if (a.threshold != 0) return "takes p = 0 only";
+  if (a.threshold != 0) return "takes dropout_p = 0 only";
   return cublaslt::can_implement(product_of(a), Major::kK, major_of_weight(a), a.dtype, a.tf32,
                                  cublaslt::Epilogue::kNone, a.residual, a.y);
 }

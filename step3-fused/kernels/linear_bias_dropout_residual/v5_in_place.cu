@@ -23,7 +23,7 @@
 namespace kf::KF_BACKEND::linear_bias_dropout_residual {
 
 std::string v5_in_place_can_implement(const Args& a) {
-  if (a.threshold != 0) return "takes p = 0 only";
+  if (a.threshold != 0) return "takes dropout_p = 0 only";
   const std::string why_not = v3_hopper_can_implement(a);
   if (!why_not.empty()) return why_not;
   return aligned_16(a.y) ? "" : "takes a y that begins at a multiple of 16 bytes";

@@ -15,15 +15,17 @@ struct Args : kf::linear::Args {
 // refuses are fastest apart.
 inline const char* automatic(const Args& a) {
   if (a.rows <= 64 && (!a.tanh || size_of(a.dtype) != 2 || a.width % 8 != 0)) return "v1_separate";
+  if (few_rows_fit(a)) return "v5_dependent";
   return a.preactivation == nullptr || a.rows * a.width < 1 << 24 ? "v4_cublaslt" : "v3_hopper";
 }
 
 }  // namespace kf::linear_gelu
 
 #define KF_OP linear_gelu
-#define KF_RUNGS(RUNG)                                           \
-  RUNG(v1_separate, can_implement, scratch_bytes, "the product") \
-  RUNG(v2_mma, can_implement, no_scratch, "the product")         \
-  RUNG(v3_hopper, can_implement, no_scratch, "the product")      \
-  RUNG(v4_cublaslt, can_implement, scratch_bytes, "sums of parts, at some sizes")
+#define KF_RUNGS(RUNG)                                                            \
+  RUNG(v1_separate, can_implement, scratch_bytes, "the product")                  \
+  RUNG(v2_mma, can_implement, no_scratch, "the product")                          \
+  RUNG(v3_hopper, can_implement, no_scratch, "the product")                       \
+  RUNG(v4_cublaslt, can_implement, scratch_bytes, "sums of parts, at some sizes") \
+  RUNG(v5_dependent, can_implement, no_scratch, "the product")
 #include <kf/rung_list.h>
