@@ -50,7 +50,8 @@ from torch.nn import functional as F
 from training.step import backward
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, StaticCache
 
-from kernel_fusion.bench import benchmarks, measuring, results_file  # not installed? pip install -e ..
+from kernel_fusion import testing  # not installed? pip install -e ..
+from kernel_fusion.bench import benchmarks, measuring, results_file
 from kernel_fusion.console import make_console, milliseconds
 from kernel_fusion.report import results
 
@@ -170,15 +171,8 @@ def decode(models: Models, new: int) -> tuple[Callable, dict[str, Callable], Cal
 
 def as_graph(run: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """`run` as a CUDA graph for ids of this shape."""
-    own, stream = ids.clone(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run(own)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        result = run(own)
+    own = ids.clone()
+    graph, result = testing.capture(lambda: run(own), warm_ups=3)
 
     def replay(ids: torch.Tensor) -> torch.Tensor:
         own.copy_(ids)

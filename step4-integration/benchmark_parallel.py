@@ -8,6 +8,9 @@ parallelism, whose workers have the same rows, of all together. Beside it one GP
 tensor parallelism, the same workers leave their sums out: what a step takes more than that is communication that
 computing does not hide.
 decode: `new` tokens after a prompt, one text, in bfloat16.
+all_reduce: the end of a half block of so many rows, in bfloat16; on GPUs 20 of them in a CUDA graph, each waiting for
+the one before. "v1_nccl" is torch.distributed's sum and step 3's residual_layer_norm, "torch one_shot" and "two_shot"
+the sums of torch's symmetric memory and the same LayerNorm.
 
 "v1_torch" is plain PyTorch under the same strategy, "v1_torch compiled" the same with each block under torch.compile.
 Embedding, the first LayerNorm and the loss are this project's in all of them.
@@ -32,6 +35,7 @@ if __name__ == "__main__":
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import statistics
 import sys
@@ -44,6 +48,7 @@ import torch
 import torch.distributed as dist
 from generate import generate
 from gpt2_model import GPT2, Config
+from model.all_reduce import PeerMemory
 from model.blocks import FORMS
 from model.processes import process_group
 from model.runner import forget
@@ -56,9 +61,12 @@ from training.progress import PEAK, flops_of_token
 from training.run import Run
 from training.step import step
 
-from kernel_fusion.bench import results_file  # not installed? pip install -e ..
+from kernel_fusion import testing  # not installed? pip install -e ..
+from kernel_fusion.bench import results_file
 from kernel_fusion.console import byte_count, make_console, milliseconds
 from kernel_fusion.report import results
+from step3_fused import residual_layer_norm
+from step4_integration import rungs
 
 COMPILED, APART = " compiled", " without sums"  # behind a form's name
 
@@ -72,18 +80,23 @@ class Case(NamedTuple):
 
     @property
     def op(self) -> str:
+        if self.what == "all_reduce":
+            return self.what
         return "gpt2_decode_tensor" if self.what == "decode" else f"gpt2_train_{self.what}"
 
 
 TINY = Config(vocab_size=97, n_positions=64, n_embd=32, n_layer=2, n_head=4)
 CASES = {
-    "cpu": [Case(kind, "tiny", 2, 32) for kind in ("ddp", "fsdp2", "tensor")] + [Case("decode", "tiny", 1, 32, 8)],
+    "cpu": [Case(kind, "tiny", 2, 32) for kind in ("ddp", "fsdp2", "tensor")]
+    + [Case("decode", "tiny", 1, 32, 8)]
+    + [Case("all_reduce", "tiny", 1, 4)],
     "full": [
         Case("ddp", "gpt2", 16, 1024),
         Case("fsdp2", "gpt2", 16, 1024),
         Case("tensor", "gpt2", 16, 1024),
         Case("fsdp2", "gpt2-xl", 4, 1024),
         Case("decode", "gpt2-xl", 1, 512, 64),
+        *(Case("all_reduce", "gpt2-xl", 1, rows) for rows in (1, 5, 20, 80, 327, 1310, 5243, 20972)),
     ],
 }
 REPEATS, ROUNDS = 5, 5
@@ -230,6 +243,51 @@ def decode_rows(case: Case, impls: list[str], device: torch.device) -> Iterator[
             clear(device)
 
 
+def all_reduce_rows(case: Case, impls: list[str], device: torch.device) -> Iterator[dict]:
+    """A row for each rung, and with peers for the same by NCCL, or gloo, and by torch's symmetric memory."""
+    width = TINY.n_embd if case.model == "tiny" else gpt2_model.SIZES[case.model].n_embd
+    dtype, group = torch.bfloat16 if device.type == "cuda" else torch.float32, dist.group.WORLD
+    x, residual = torch.zeros(2, case.tokens, width, dtype=dtype, device=device)
+    norm = torch.nn.LayerNorm(width, dtype=dtype, device=device).requires_grad_(False)
+    memory = PeerMemory(group, width, device)
+
+    def after(total: torch.Tensor):
+        return residual_layer_norm(total, residual, norm.weight, norm.bias, norm.bias)
+
+    def nccl():
+        dist.all_reduce(x)
+        return after(x)
+
+    works: dict[str, Callable[[], object]] = {
+        rung: functools.partial(memory.end, x, norm.bias, residual, norm, 1e-5, rung)
+        for rung in rungs("all_reduce", device)
+    }
+    if len(impls) > 1:
+        works = {"v1_nccl": nccl} | works
+    if len(impls) > 1 and device.type == "cuda":
+        from torch.distributed import _symmetric_memory as symmetric
+
+        own = symmetric.empty(x.shape, dtype=dtype, device=device).zero_()
+        symmetric.rendezvous(own, group)
+        sums = torch.ops.symm_mem
+        works["torch one_shot"] = lambda: after(sums.one_shot_all_reduce(own, "sum", group.group_name))
+        works["torch two_shot"] = lambda: after(sums.two_shot_all_reduce_(own, "sum", group.group_name))
+    calls = 20 if device.type == "cuda" else 1
+    for impl, work in works.items():
+        run = work
+        if device.type == "cuda":
+            graph, _ = testing.capture(lambda work=work: [work() for _ in range(calls)])
+            run = graph.replay
+        times = [each / calls for each in timed(run, device)]
+        shape = {"rows": case.tokens, "width": width, "gpus": dist.get_world_size()}
+        quartiles = [results.rounded(each) for each in statistics.quantiles(times, n=4, method="inclusive")[::2]]
+        yield {
+            "op": case.op, "pass": "forward", "shape": shape, "dtype": str(dtype).removeprefix("torch."), "impl": impl,
+            "ms": results.rounded(statistics.median(times)), "ms_quartiles": quartiles, "bound": "memory",
+            "bytes": x.nbytes * 5, "flops": 0,
+        }  # fmt: skip
+
+
 def clear(device: torch.device) -> None:
     torch._dynamo.reset()
     gc.collect()
@@ -241,6 +299,11 @@ def clear(device: torch.device) -> None:
 def table_of(case: Case, rows: list[dict]) -> Table:
     table = Table(title=f"{case.op}: {case.model}, {case.batch} × {case.tokens}", title_justify="left")
     table.add_column("implementation")
+    if case.what == "all_reduce":
+        table.add_column("time", justify="right")
+        for row in rows:
+            table.add_row(row["impl"], milliseconds(row["ms"]))
+        return table
     for column in ("GPUs", "time", "tokens/s", "MFU", "over alone", "peak memory"):
         table.add_column(column, justify="right")
     alone = {
@@ -281,7 +344,7 @@ def measure(options: argparse.Namespace, device: torch.device) -> None:
         impls = ["v4_products"] if options.no_peers else ["v4_products", "v1_torch"]
         if on_gpu and not options.no_peers and case.what in ("ddp", "fsdp2"):
             impls.append("v1_torch" + COMPILED)
-        rows_of = decode_rows if case.what == "decode" else train_rows
+        rows_of = {"decode": decode_rows, "all_reduce": all_reduce_rows}.get(case.what, train_rows)
         found = list(rows_of(case, impls, device))
         console.print(table_of(case, found))
         rows += found

@@ -83,7 +83,8 @@ def generate(
     The first step reads the prompts; each later one a single token, whose query meets the keys and values that the
     steps before left in the cache. On a GPU both are CUDA graphs, recorded at the first call for a number of rows, and
     the next token is chosen there: the host does not wait between tokens. The cache holds all of the model's positions
-    and stays until the model is deleted; `model.runner.forget` gives its memory back.
+    and stays until the model is deleted; `model.runner.forget` gives its memory back; also
+    that of the second copy of the weights, 254 MB, by which a GPU adds to a long text of one row of the 124M model.
 
     Args:
         prompts: ids [batch, length], int64 or int32; or a list of prompts, each a list of ids or a tensor [length], of
@@ -139,15 +140,16 @@ def generate(
     device = model.wte.weight.device
     borrowed = runner_of(model, len(rows) * samples) if use_cache else contextlib.nullcontext()
     with torch.autocast(device.type, enabled=False), borrowed as runner:
-        reader = Cached(runner, rows, lengths) if use_cache else Uncached(model, rows, samples)
+        reader = Cached(runner, rows, lengths, max_new_tokens) if use_cache else Uncached(model, rows, samples)
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                    "repetition_penalty": repetition_penalty, "rung": model.config.rung("sample")}  # fmt: skip
         new, log_probs = add_tokens(reader, rows, max_new_tokens, options, seed, ends, samples, on_token)
-    lines = [row for row in rows for _ in range(samples)]
     if isinstance(prompts, torch.Tensor):
-        ids = torch.stack(lines).to(prompts.device, prompts.dtype)
+        ids = rows if isinstance(rows, torch.Tensor) else torch.stack(rows)
+        ids = ids if samples == 1 else ids.repeat_interleave(samples, dim=0)
         texts = torch.cat([ids, new.to(prompts.device, prompts.dtype)], dim=1)
     else:
+        lines = [row for row in rows for _ in range(samples)]
         texts = [torch.cat([row.to(device), added]) for row, added in zip(lines, new, strict=True)]
     return (texts, log_probs) if return_log_probs else texts
 
@@ -251,9 +253,9 @@ def padded(rows: Any) -> torch.Tensor:
 class Cached:
     """Texts whose keys and values are kept: `logits` are those of the next tokens, `step` adds tokens."""
 
-    def __init__(self, runner: Runner, rows: Any, lengths: list[int]):
+    def __init__(self, runner: Runner, rows: Any, lengths: list[int], new_tokens: int):
         self.runner = runner
-        self.runner.read(padded(rows), lengths)
+        self.runner.read(padded(rows), lengths, new_tokens)
         self.logits = self.runner.logits
 
     def step(self, token: torch.Tensor) -> None:
@@ -297,8 +299,8 @@ def add_tokens(
     """
     count, vocab = reader.logits.shape
     device = reader.logits.device
-    tokens = torch.empty(most, count, dtype=torch.int64, device=device)
-    log_probs = torch.empty(most, count, dtype=torch.float32, device=device)
+    none = torch.empty(count, 0, dtype=torch.int64, device=device)
+    added = [(none, none.float())]  # a column a step
     rng_state = seen = None
     if options["temperature"] > 0:
         key = (
@@ -320,20 +322,20 @@ def add_tokens(
     done = most
     for i in range(most):
         token, log_prob = sample(reader.logits, rng_state, seen, **options)
-        tokens[i], log_probs[i] = token, log_prob
+        added.append((token[:, None], log_prob[:, None]))
         if i + 1 < most:
             reader.step(token)
-        if watcher and watcher.look(tokens[i]):
+        if watcher and watcher.look(token):
             break
     if watcher:
         watcher.finish()
         done = min(most, max(watcher.ended) + 1) if all(end is not None for end in watcher.ended) else most
-    tokens, log_probs = tokens[:done].T, log_probs[:done].T
+    tokens, log_probs = (torch.cat(each[: done + 1], dim=1) for each in zip(*added, strict=True))
     for row, end in enumerate(watcher.ended if watcher else []):
         if end is not None:
             tokens[row, end + 1 :] = tokens[row, end].clone()
             log_probs[row, end + 1 :] = 0
-    return tokens.contiguous(), log_probs.contiguous()
+    return tokens, log_probs
 
 
 class Watcher:

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "cpu/integration_cpu.h"
+#include "host/all_reduce_host.h"
 #include "host/cross_entropy_host.h"
 #include "host/decode_step_host.h"
 #include "host/embedding_backward_host.h"
@@ -176,7 +177,8 @@ std::vector<OpInfo> ops() {
           describe(kv_append_op()),
           describe_cross_entropy(),
           sample_info(),
-          decode_step_info()};
+          decode_step_info(),
+          all_reduce_info()};
 }
 
 }  // namespace kf::step4

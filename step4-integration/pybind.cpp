@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "host/all_reduce_host.h"
 #include "host/cross_entropy_host.h"
 #include "host/decode_step_host.h"
 #include "host/embedding_backward_host.h"
@@ -43,6 +44,9 @@ pybind11::bytes places(const std::vector<pybind11::dict>& holders) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   kf::define_questions(m, kf::step4::ops());
   m.def("places", places, "what dictionaries hold and where tensors among it lie, as bytes to compare");
+  m.def("all_reduce_bytes", kf::step4::all_reduce_bytes, "how large a worker's buffer must be");
+  m.def("all_reduce_header", kf::step4::all_reduce_header, "how many of its bytes begin as zeros");
+  m.def("all_reduce_most", kf::step4::all_reduce_most, "how many workers there may be, and numbers in a row");
 }
 
 // `position` grows with every generated token. As a SymInt it may change without torch.compile compiling again.
@@ -67,13 +71,22 @@ TORCH_LIBRARY(step4_integration, m) {
     m.def((name + arguments + out + ") -> " + returned).c_str());
   }
   for (const auto& [name, out, returned] :
-       {std::tuple("decode_step", "", "Tensor"), std::tuple("decode_step.out", ", Tensor(d!) logits", "Tensor(d!)")}) {
+       {std::tuple("decode_step", "", "Tensor"), std::tuple("decode_step.out", ", Tensor(e!) logits", "Tensor(e!)")}) {
     const std::string arguments =
         "(Tensor ids, Tensor(a!) end, Tensor begin, Tensor token_weight, Tensor position_weight, Tensor[] weights, "
-        "Tensor(b!) k_cache, Tensor(c!) v_cache, *, float? scale=None, bool scale_by_layer=False, float eps=1e-05, "
+        "Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor(d!)? packed=None, *, float? scale=None, bool "
+        "scale_by_layer=False, float eps=1e-05, "
         "str approximate=\"tanh\", str rung=\"auto\"";
     m.def((name + arguments + out + ") -> " + returned).c_str());
   }
+  m.def(
+      "all_reduce(Tensor x, Tensor x_bias, Tensor residual, Tensor weight, Tensor bias, Tensor(a!) buffer, int[] "
+      "peers, "
+      "int rank, *, float eps=1e-05, float patience=60.0, str rung=\"auto\") -> (Tensor, Tensor)");
+  m.def("decode_pack(Tensor token_weight, Tensor[] weights) -> Tensor");
+  m.def("decode_pack.out(Tensor token_weight, Tensor[] weights, *, Tensor(a!) packed) -> Tensor(a!)");
+  m.def("decode_pack_refusal(Tensor token_weight, Tensor[] weights) -> str");
+  m.def("decode_check(Tensor(a!) packed) -> ()");
   const kf::Ops step{m, "step4_integration"};
   step.define<kf::step4::cross_entropy>(
       "cross_entropy(Tensor logits, Tensor targets, *, int ignore_index=-100, bool keep=True", {"loss", "lse", "grad"});
@@ -95,6 +108,11 @@ void register_all(torch::Library& m) {
   m.impl("kv_append", kf::step4::kv_append);
   m.impl("decode_step", kf::step4::decode_step);
   m.impl("decode_step.out", kf::step4::decode_step_out);
+  m.impl("all_reduce", kf::step4::all_reduce);
+  m.impl("decode_pack", kf::step4::decode_pack);
+  m.impl("decode_pack.out", kf::step4::decode_pack_out);
+  m.impl("decode_pack_refusal", kf::step4::decode_pack_refusal);
+  m.impl("decode_check", kf::step4::decode_check);
   m.impl("sample", kf::step4::sample);
   m.impl("sample.out", kf::step4::sample_out);
   m.impl("cross_entropy_backward_", kf::step4::cross_entropy_backward_);

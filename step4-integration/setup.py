@@ -18,7 +18,7 @@ setup(
             "step4_integration._C",
             host=["integration_host.cpp", "pybind.cpp", *sorted(glob("host/*.cpp")), *sorted(glob("cpu/*.cpp"))],
             kernels=sorted(glob("kernels/*/*.cu")),  # compiled by nvcc, and for the emulation
-            include_dirs=[".", "../step1-simple/include", "../step2-attention/include"],
+            include_dirs=[".", *(f"../{step}/include" for step in ("step1-simple", "step2-attention", "step3-fused"))],
             cxx_flags=["-O3"],
             nvcc_flags=["-O3", "-lineinfo"],
         )

@@ -2,6 +2,7 @@
 #include <kf/best.h>
 #include <kf/launch.h>
 
+#include "kernels/decode_step/packed.h"
 #include "model.h"
 
 namespace kf::KF_BACKEND {
@@ -12,6 +13,8 @@ class Kernels : public gpt2::Backend {
   const Rung<decode_step::Args>* step_ = nullptr;
   const Rung<sample::Args>* sample_ = nullptr;
   void* scratch_ = nullptr;
+  void* packed_ = nullptr;
+  int64_t packed_bytes_ = 0;
 
  public:
   ~Kernels() override {
@@ -41,11 +44,31 @@ class Kernels : public gpt2::Backend {
   }
   void step(kf::decode_step::Args args) override {
     if (step_ == nullptr) {
+      pack(args);
       step_ = &best_rung(decode_step::rungs(), kf::decode_step::automatic(args), args);
       scratch_ = allocate(static_cast<size_t>(scratch_bytes_of(*step_, args)));
     }
     args.scratch = scratch_;
+    args.packed = packed_;
+    args.packed_bytes = packed_bytes_;
     step_->launch(args, nullptr);
+  }
+  std::string failure() override {
+    if (packed_ == nullptr) return "";
+    kf::decode_step::State state;
+    copy_out(&state, packed_, sizeof state);
+    return decode_step::failure(state);
+  }
+
+ private:
+  // For v3_persistent, where that takes these weights: a prompt is read by the same launches, so it soon pays.
+  void pack(kf::decode_step::Args& args) {
+    std::string why_not;
+    packed_bytes_ = decode_step::packed_bytes(args, why_not);
+    if (!why_not.empty()) return;
+    args.packed = packed_ = allocate(static_cast<size_t>(packed_bytes_));
+    args.packed_bytes = packed_bytes_;
+    decode_step::pack_weights(args, nullptr);
   }
 };
 

@@ -91,8 +91,9 @@ int64_t Text::choose() {
   backend_.sample(sample_);
   int64_t token;
   backend_.copy_out(&token, token_, sizeof token);
-  if (token < 0) throw Error("the model's logits are no numbers: are these its weights?");
-  return token;
+  if (token >= 0) return token;
+  const std::string said = backend_.failure();
+  throw Error(!said.empty() ? said : "the model's logits are no numbers: are these its weights?");
 }
 
 }  // namespace gpt2

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "files.h"
@@ -21,6 +22,7 @@ class Backend {
   virtual const void* weights(const void* from, size_t bytes) = 0;  // where they lie, or a copy
   virtual void sample(const kf::sample::Args& args) = 0;
   virtual void step(kf::decode_step::Args args) = 0;
+  virtual std::string failure() { return ""; }  // what went wrong in a step, if its logits are NaN for that
   // Reads a prompt, an id at `args.ids` after the other, into an empty cache. Leaves the logits after the last.
   virtual void read(const kf::decode_step::Args& args, const std::vector<int64_t>& prompt);
 };

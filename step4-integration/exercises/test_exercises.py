@@ -18,6 +18,7 @@ COMPLAINTS = {
     "5_fused_head": r"\AWRONG: 17 rows: 850 floats of scratch at once, must be at most 800, logits of 16 rows\n",
     "hunt_1_stale_graph": r"\Alaunched anew: right\na graph, replayed: WRONG: token 1 is \S+, must be (.*\n)*Hint: ",
     "hunt_2_broken_resume": r"\Astopped after 1 steps: WRONG: the loss of step 1 is \S+, must be (.*\n)*Hint: ",
+    "hunt_3_overtaken": r"\AWRONG: in order 0 block 5 warp 0 overwrites what is still to be read \(5, tag 2\)\nHint: ",
 }
 
 HERE = pathlib.Path(__file__).resolve().parent

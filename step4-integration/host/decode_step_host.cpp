@@ -5,10 +5,12 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "cpu/decode_step_cpu.h"
+#include "kernels/decode_step/packed.h"
 
 namespace kf::step4 {
 namespace {
@@ -17,6 +19,10 @@ using kf::decode_step::CacheStrides;
 using kf::decode_step::kMostRows;
 using kf::decode_step::kOfLayer;
 using kf::decode_step::Layer;
+using kf::decode_step::State;
+using kf::decode_step::Wanted;
+
+constexpr int64_t kStateBytes = sizeof(State);
 
 Op<kf::decode_step::Args> decode_step_op() {
   return {"decode_step",
@@ -28,8 +34,8 @@ Op<kf::decode_step::Args> decode_step_op() {
 }
 
 // Read, or written, where it lies at every token: it is not copied.
-void check_whole(const std::string& name, const at::Tensor& t) {
-  TORCH_CHECK_VALUE(t.is_contiguous(), "decode_step: `", name, "` must be contiguous");
+void check_whole(const char* op, const std::string& name, const at::Tensor& t) {
+  TORCH_CHECK_VALUE(t.is_contiguous(), op, ": `", name, "` must be contiguous");
 }
 
 void check_cache(const char* name, const at::Tensor& cache) {
@@ -46,7 +52,7 @@ void check_row(const char* name, const at::Tensor& t, at::ScalarType type, const
   check_type("decode_step", name, t, type);
   check_device("decode_step", name, t, "token_weight", token_weight);
   check_shape("decode_step", name, t, {batch});
-  check_whole(name, t);
+  check_whole("decode_step", name, t);
 }
 
 // CPU tensors only: a GPU gives NaN.
@@ -67,8 +73,8 @@ void check_places(const at::Tensor& ids, const at::Tensor& end, const at::Tensor
 }
 
 // Each of `weights` by the name that GPT-2 gives it, and its shape.
-void check_weights(at::TensorList weights, const at::Tensor& token_weight, int64_t layers, int64_t width,
-                   int64_t inner) {
+void check_weights(const char* op, at::TensorList weights, const at::Tensor& token_weight, int64_t layers,
+                   int64_t width, int64_t inner) {
   const std::vector<int64_t> of_width{width};
   const std::array<std::vector<int64_t>, kOfLayer> shapes{{of_width,
                                                            of_width,
@@ -85,30 +91,132 @@ void check_weights(at::TensorList weights, const at::Tensor& token_weight, int64
   for (size_t i = 0; i < weights.size(); ++i) {
     const std::string name = "weights[" + std::to_string(i) + "]";
     const bool of_layer = static_cast<int64_t>(i) < layers * kOfLayer;
-    check_like("decode_step", name.c_str(), weights[i], "token_weight", token_weight,
-               of_layer ? shapes[i % kOfLayer] : of_width);
-    check_whole(name, weights[i]);
+    check_like(op, name.c_str(), weights[i], "token_weight", token_weight, of_layer ? shapes[i % kOfLayer] : of_width);
+    check_whole(op, name, weights[i]);
   }
 }
 
+std::vector<Layer> layers_of(at::TensorList weights) {
+  std::vector<Layer> layers;
+  for (size_t i = 0; i + kOfLayer < weights.size(); i += kOfLayer) {
+    const at::Tensor* w = &weights[i];
+    layers.push_back({w[0].data_ptr(), w[1].data_ptr(), w[2].data_ptr(), w[3].data_ptr(), w[4].data_ptr(),
+                      w[5].data_ptr(), w[6].data_ptr(), w[7].data_ptr(), w[8].data_ptr(), w[9].data_ptr(),
+                      w[10].data_ptr(), w[11].data_ptr()});
+  }
+  return layers;
+}
+
+void check_packed(const char* op, const at::Tensor& packed, const at::Tensor& token_weight) {
+  check_type(op, "packed", packed, at::kByte);
+  check_device(op, "packed", packed, "token_weight", token_weight);
+  check_dim(op, "packed", packed, 1);
+  check_whole(op, "packed", packed);
+  TORCH_CHECK_VALUE(packed.numel() >= kStateBytes, op, ": `packed` must be what `decode_pack` gives, got ",
+                    packed.numel(), " bytes");
+}
+
+// Of a launch of v3_persistent that has given up.
+void throw_failure(const State& state) {
+  const std::string said = emulated::decode_step::failure(state);
+  TORCH_CHECK_VALUE(state.wanted < static_cast<uint32_t>(Wanted::kLabel), "decode_step: ", said);
+  TORCH_CHECK(said.empty(), "decode_step: ", said);
+}
+
+// The state of packed weights, with which the next launch begins anew.
+State take_state(const at::Tensor& packed) {
+  const at::Tensor bytes = packed.slice(0, 0, kStateBytes), here = bytes.to(at::kCPU);
+  State state;
+  std::memcpy(&state, here.const_data_ptr(), sizeof state);
+  if (state.wanted != 0) bytes.slice(0, sizeof state.epoch).zero_();
+  return state;
+}
+
 CacheStrides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1), t.stride(2), t.stride(3)}; }
+
+// What decode_pack is asked for, on the device of `token_weight`, which it makes the current one.
+class Packing {
+  std::vector<Layer> layers_;
+  void* stream_ = nullptr;
+  bool on_gpu_;
+#ifdef KF_WITH_CUDA
+  c10::OptionalDeviceGuard guard_;
+#endif
+
+ public:
+  kf::decode_step::Args args{};
+  int64_t bytes = 0;
+  std::string why_not;  // it cannot be done
+
+  Packing(const at::Tensor& token_weight, at::TensorList weights) : on_gpu_(token_weight.is_cuda()) {
+    check_dim("decode_pack", "token_weight", token_weight, 2);
+    TORCH_CHECK_VALUE(weights.size() > 2 && weights.size() % kOfLayer == 2,
+                      "decode_pack: `weights` must be 12 for each layer, and 2, got ", weights.size());
+    TORCH_CHECK_VALUE(token_weight.numel() > 0, "decode_pack: `token_weight` must not be empty, got shape ",
+                      shape_text(token_weight));
+    TORCH_CHECK_VALUE(weights[9].numel() > 0, "decode_pack: `weights[9]` must not be empty");
+    const int64_t layers = static_cast<int64_t>(weights.size()) / kOfLayer, width = token_weight.size(1);
+    check_weights("decode_pack", weights, token_weight, layers, width, weights[9].numel());
+    check_whole("decode_pack", "token_weight", token_weight);
+    layers_ = layers_of(weights);
+    args.token_weight = token_weight.data_ptr();
+    args.weights = layers_.data();
+    args.ln_weight = weights[weights.size() - 2].data_ptr();
+    args.ln_bias = weights[weights.size() - 1].data_ptr();
+    args.layers = layers;
+    args.width = width;
+    args.inner = weights[9].numel();
+    args.vocab = token_weight.size(0);
+    args.dtype = dtype_of(token_weight);
+#ifdef KF_WITH_CUDA
+    if (on_gpu_) {
+      guard_.reset_device(token_weight.device());
+      stream_ = c10::cuda::getCurrentCUDAStream(token_weight.device().index()).stream();
+      bytes = gpu::decode_step::packed_bytes(args, why_not);
+      return;
+    }
+#endif
+    bytes = emulated::decode_step::packed_bytes(args, why_not);
+  }
+
+  void into(const at::Tensor& packed) {
+    args.packed = packed.data_ptr();
+#ifdef KF_WITH_CUDA
+    if (on_gpu_) return gpu::decode_step::pack_weights(args, stream_);
+#endif
+    emulated::decode_step::pack_weights(args, stream_);
+  }
+};
+
+at::Tensor packed_by(const at::Tensor& token_weight, at::TensorList weights, at::Tensor* out) {
+  Packing packing(token_weight, weights);
+  TORCH_CHECK_VALUE(packing.why_not.empty(), "decode_pack: rung 'v3_persistent' ", packing.why_not);
+  if (out != nullptr) {
+    check_packed("decode_pack", *out, token_weight);
+    check_shape("decode_pack", "packed", *out, {packing.bytes});
+  }
+  const at::Tensor packed = out != nullptr ? *out : at::empty({packing.bytes}, token_weight.options().dtype(at::kByte));
+  packing.into(packed);
+  return packed;
+}
 
 }  // namespace
 
 at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Tensor& begin,
                             const at::Tensor& token_weight, const at::Tensor& position_weight, at::TensorList weights,
-                            at::Tensor& k_cache, at::Tensor& v_cache, std::optional<double> scale, bool scale_by_layer,
-                            double eps, std::string_view approximate, std::string_view rung, at::Tensor& logits) {
+                            at::Tensor& k_cache, at::Tensor& v_cache, const std::optional<at::Tensor>& packed,
+                            std::optional<double> scale, bool scale_by_layer, double eps, std::string_view approximate,
+                            std::string_view rung, at::Tensor& logits) {
   check_floating("decode_step", "token_weight", token_weight);
   check_dim("decode_step", "token_weight", token_weight, 2);
   const int64_t vocab = token_weight.size(0), width = token_weight.size(1);
   TORCH_CHECK_VALUE(vocab > 0 && width > 0, "decode_step: `token_weight` must not be empty, got shape ",
                     shape_text(token_weight));
-  check_whole("token_weight", token_weight);
+  check_whole("decode_step", "token_weight", token_weight);
   check_like("decode_step", "position_weight", position_weight, "token_weight", token_weight);
   check_dim("decode_step", "position_weight", position_weight, 2);
   check_shape("decode_step", "position_weight", position_weight, {position_weight.size(0), width});
-  check_whole("position_weight", position_weight);
+  check_whole("decode_step", "position_weight", position_weight);
   check_like("decode_step", "k_cache", k_cache, "token_weight", token_weight);
   check_dim("decode_step", "k_cache", k_cache, 5);
   check_like("decode_step", "v_cache", v_cache, "token_weight", token_weight, k_cache.sizes());
@@ -128,7 +236,7 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
                     " layers, and 2: ", layers * kOfLayer + 2, ", got ", weights.size());
   const int64_t inner = weights[9].numel();
   TORCH_CHECK_VALUE(inner > 0, "decode_step: `weights[9]` must not be empty");
-  check_weights(weights, token_weight, layers, width, inner);
+  check_weights("decode_step", weights, token_weight, layers, width, inner);
   TORCH_CHECK_VALUE(!scale || std::isfinite(*scale), "decode_step: `scale` must be finite, got ", *scale);
   TORCH_CHECK_VALUE(eps >= 0 && std::isfinite(eps), "decode_step: `eps` must be finite and not negative, got ", eps);
   TORCH_CHECK_VALUE(approximate == "tanh" || approximate == "none",
@@ -145,17 +253,16 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
   apart("k_cache", k_cache);
   apart("v_cache", v_cache);
   apart("logits", logits);
+  if (packed) {
+    check_packed("decode_step", *packed, token_weight);
+    apart("packed", *packed);
+    check_apart("decode_step", {{"packed", *packed}}, {{"k_cache", k_cache}, {"v_cache", v_cache}, {"end", end}});
+  }
   check_apart("decode_step", {{"logits", logits}, {"v_cache", v_cache}, {"k_cache", k_cache}, {"end", end}}, {});
   check_rung(decode_step_op(), rung, token_weight);
   if (batch == 0) return logits;
   if (token_weight.is_cpu()) check_places(ids, end, begin, vocab, position_weight.size(0), capacity);
-  std::vector<Layer> layer_weights;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    const at::Tensor* w = &weights[static_cast<size_t>(layer * kOfLayer)];
-    layer_weights.push_back({w[0].data_ptr(), w[1].data_ptr(), w[2].data_ptr(), w[3].data_ptr(), w[4].data_ptr(),
-                             w[5].data_ptr(), w[6].data_ptr(), w[7].data_ptr(), w[8].data_ptr(), w[9].data_ptr(),
-                             w[10].data_ptr(), w[11].data_ptr()});
-  }
+  const std::vector<Layer> layer_weights = layers_of(weights);
   kf::decode_step::Args args{};
   args.ids = ids.const_data_ptr<int64_t>();
   args.end = end.data_ptr<int32_t>();
@@ -184,19 +291,42 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
   args.eps = eps;
   args.tanh = approximate == "tanh";
   args.dtype = dtype_of(token_weight);
+  if (packed) {
+    args.packed = packed->data_ptr();
+    args.packed_bytes = packed->numel();
+  }
   run(decode_step_op(), rung, token_weight, args);
+  if (packed && packed->is_cpu()) throw_failure(take_state(*packed));
   return logits;
 }
 
 at::Tensor decode_step(const at::Tensor& ids, at::Tensor& end, const at::Tensor& begin, const at::Tensor& token_weight,
                        const at::Tensor& position_weight, at::TensorList weights, at::Tensor& k_cache,
-                       at::Tensor& v_cache, std::optional<double> scale, bool scale_by_layer, double eps,
-                       std::string_view approximate, std::string_view rung) {
+                       at::Tensor& v_cache, const std::optional<at::Tensor>& packed, std::optional<double> scale,
+                       bool scale_by_layer, double eps, std::string_view approximate, std::string_view rung) {
   check_dim("decode_step", "token_weight", token_weight, 2);
   check_dim("decode_step", "k_cache", k_cache, 5);
   at::Tensor logits = at::empty({k_cache.size(1), token_weight.size(0)}, token_weight.options());
-  return decode_step_out(ids, end, begin, token_weight, position_weight, weights, k_cache, v_cache, scale,
+  return decode_step_out(ids, end, begin, token_weight, position_weight, weights, k_cache, v_cache, packed, scale,
                          scale_by_layer, eps, approximate, rung, logits);
+}
+
+at::Tensor& decode_pack_out(const at::Tensor& token_weight, at::TensorList weights, at::Tensor& packed) {
+  (void)packed_by(token_weight, weights, &packed);
+  return packed;
+}
+
+at::Tensor decode_pack(const at::Tensor& token_weight, at::TensorList weights) {
+  return packed_by(token_weight, weights, nullptr);
+}
+
+std::string decode_pack_refusal(const at::Tensor& token_weight, at::TensorList weights) {
+  return Packing(token_weight, weights).why_not;
+}
+
+void decode_check(at::Tensor& packed) {
+  check_type("decode_check", "packed", packed, at::kByte);
+  throw_failure(take_state(packed));
 }
 
 OpInfo decode_step_info() { return describe(decode_step_op()); }

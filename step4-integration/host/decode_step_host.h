@@ -6,18 +6,25 @@
 #include <kf/host.h>
 
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace kf::step4 {
 
 at::Tensor decode_step(const at::Tensor& ids, at::Tensor& end, const at::Tensor& begin, const at::Tensor& token_weight,
                        const at::Tensor& position_weight, at::TensorList weights, at::Tensor& k_cache,
-                       at::Tensor& v_cache, std::optional<double> scale, bool scale_by_layer, double eps,
-                       std::string_view approximate, std::string_view rung);
+                       at::Tensor& v_cache, const std::optional<at::Tensor>& packed, std::optional<double> scale,
+                       bool scale_by_layer, double eps, std::string_view approximate, std::string_view rung);
 at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Tensor& begin,
                             const at::Tensor& token_weight, const at::Tensor& position_weight, at::TensorList weights,
-                            at::Tensor& k_cache, at::Tensor& v_cache, std::optional<double> scale, bool scale_by_layer,
-                            double eps, std::string_view approximate, std::string_view rung, at::Tensor& logits);
+                            at::Tensor& k_cache, at::Tensor& v_cache, const std::optional<at::Tensor>& packed,
+                            std::optional<double> scale, bool scale_by_layer, double eps, std::string_view approximate,
+                            std::string_view rung, at::Tensor& logits);
+
+at::Tensor decode_pack(const at::Tensor& token_weight, at::TensorList weights);
+at::Tensor& decode_pack_out(const at::Tensor& token_weight, at::TensorList weights, at::Tensor& packed);
+std::string decode_pack_refusal(const at::Tensor& token_weight, at::TensorList weights);
+void decode_check(at::Tensor& packed);
 
 OpInfo decode_step_info();
 

@@ -7,6 +7,9 @@ import torch
 
 from step4_integration import kv_append
 
+# Up to so many rows one launch appends a prompt's keys and values of all layers; of more each layer has its own.
+AT_ONCE = 1024
+
 
 class Keys(NamedTuple):
     """What the queries of one call attend to, in one layer."""
@@ -39,6 +42,7 @@ class KVCache:
         self.next_end = self.end
         self.length, self.ragged = 0, False
         self.rung = config.rung("kv_append")
+        self.rows: torch.Tensor | None = None  # what all layers have left in `rows_of`, until the call ends
 
     @property
     def batch(self) -> int:
@@ -67,6 +71,18 @@ class KVCache:
         if self.ragged and new > 1:
             raise ValueError(f"KVCache: rows of different lengths take one token at a time, got {new}")
         self.next_end = self.end + new
+        self.rows = None
+
+    def rows_of(self, layer: int, length: int) -> torch.Tensor | None:
+        """Where a layer of a prompt that begins a text leaves its packed q, k and v, [batch, length, 3 * width], so
+        that `close` appends those of all layers in one launch; None where `append` does so, layer by layer."""
+        layers, batch, heads, _, head_dim = self.k.shape
+        side_by_side = batch == 1 or self.k.stride(0) == batch * self.k.stride(1)
+        if self.length or batch * length > AT_ONCE or not side_by_side or torch.is_grad_enabled():
+            return None
+        if self.rows is None:
+            self.rows = self.k.new_empty(layers, batch, length, 3 * heads * head_dim)
+        return self.rows[layer]
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> Keys:
         """Adds the new tokens' k and v, [batch, heads, new, head_dim], behind each row's keys.
@@ -74,7 +90,8 @@ class KVCache:
         A prompt that begins a text meets its own keys alone. A single token meets all that the cache can hold, and is
         told on the device how many of them exist. Only a prompt's further parts need the host's `length`.
         """
-        kv_append(self.k[layer], self.v[layer], k, v, 0, self.end, rung=self.rung)
+        if self.rows is None:
+            kv_append(self.k[layer], self.v[layer], k, v, 0, self.end, rung=self.rung)
         new = k.shape[2]
         if self.length == 0:
             return Keys(k, v, None, causal=True)
@@ -85,5 +102,10 @@ class KVCache:
 
     def close(self, new: int) -> None:
         """Ends the call: all layers have the new tokens."""
+        if self.rows is not None:
+            heads, head_dim = self.k.shape[2], self.k.shape[4]
+            rows = self.rows.view(-1, new, 3, heads, head_dim).permute(2, 0, 3, 1, 4)
+            kv_append(self.k.flatten(0, 1), self.v.flatten(0, 1), rows[1], rows[2], 0, rung=self.rung)
+            self.rows = None
         self.end.copy_(self.next_end)
         self.length += new

@@ -6,12 +6,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
 TIMEOUT = 600.0
+GIVE_UP = 3  # seconds within which those who wait for the same worker end their waits
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")  # gloo's words
 
 
@@ -56,17 +59,36 @@ def process_group(
                 return
         print(f"{program}: {text}", file=sys.stderr, flush=True)
 
+    def tell_who() -> None:
+        silent = " and ".join(f"worker {other}" for other in silent_of(store, rank))
+        tell(f"{silent or 'another worker'} has ended or hangs; others have waited for it, so all end{hint}")
+
     end_when_told(lambda: tell(f"another worker has ended, so all end{hint}"))
+    finished = threading.Event()
+    if on_gpu:
+        end_when_stuck(device, tell_who, finished)
     try:
         yield device
     except (OSError, RuntimeError, ValueError) as error:
         if isinstance(error, dist.DistError) or any(sign in str(error) for sign in LOST):
-            tell(f"worker {rank} has lost another one, so all end{hint}")
+            tell_who()
         else:
             tell(str(error))
         sys.stdout.flush()
         os._exit(1)  # a process group that is broken cannot be taken down in order
+    finished.set()
     dist.destroy_process_group()
+
+
+def silent_of(store: dist.Store, rank: int) -> list[int]:
+    """The workers that have lost nobody: for them the others have waited. Those gave up at about the same time."""
+    store.set(f"{rank} has lost another", "")
+    for _ in range(10 * GIVE_UP):
+        silent = [n for n in range(dist.get_world_size()) if not store.check([f"{n} has lost another"])]
+        if not silent:
+            break
+        time.sleep(0.1)
+    return silent
 
 
 def end_when_told(tell: Callable[[], None]) -> None:
@@ -84,3 +106,22 @@ def end_when_told(tell: Callable[[], None]) -> None:
                 os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def end_when_stuck(device: torch.device, tell: Callable[[], None], finished: threading.Event) -> None:
+    """Who waits inside NCCL gets no exception. NCCL's watchdog notes that a sum has not come in time, and ends the
+    process a minute later, with much text and no name: this thread looks at its note, and is earlier."""
+
+    def wait() -> None:
+        while not finished.wait(0.5):
+            if gave_up(device):
+                tell()
+                os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def gave_up(device: torch.device) -> bool:
+    """Whether a group of this process has waited too long, or lost a worker."""
+    groups = list(dist.distributed_c10d._world.pg_map)
+    return any(group._get_backend(device).get_error() != ErrorType.SUCCESS for group in groups)

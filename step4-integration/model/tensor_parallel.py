@@ -17,6 +17,7 @@ from gpt2_model import GPT2, Config, positions_of
 from torch import nn
 from torch.nn import functional as F
 
+from model.all_reduce import MOST_WIDTH, MOST_WORKERS, PeerMemory, see_each_other
 from model.blocks import v1_torch, v2_separate
 from model.blocks.shared import join_heads, keys_of, scale_of, split_heads
 from model.cache import KVCache
@@ -174,15 +175,23 @@ OURS = types.SimpleNamespace(
 )
 
 
-def block(group, ops, weights, y, x, norm, config, layer, cache, cu_seqlens):
-    """A form as those of model/blocks/, of their parts: `ops` are PyTorch's or the project's."""
+def end(group, ops, memory, update, bias, x, norm, config):
+    """The end of a half block: the sum over workers, bias, residual and LayerNorm; and the sum."""
+    if memory is not None and memory.takes(update, bias, x, norm.weight):
+        return memory.end(update, bias, x, norm, config.layer_norm_epsilon)
+    return ops.add_and_norm(summed(update, group) + bias, x, norm, config)
+
+
+def block(group, ops, memory, weights, y, x, norm, config, layer, cache, cu_seqlens):
+    """A form as those of model/blocks/, of their parts: `ops` are PyTorch's or the project's; `memory` is the workers'
+    or None."""
     q, k, v = split_heads(ops.product(copied(y, group), weights.attn.c_attn, config), config)
     attended = ops.attend(q, keys_of(cache, layer, k, v, cu_seqlens), scale_of(config, layer), config)
-    update = summed(ops.product(join_heads(attended), Part(weights.attn.c_proj.weight), config), group)
-    y, x = ops.add_and_norm(update + weights.attn.c_proj.bias, x, weights.ln_2, config)
+    update = ops.product(join_heads(attended), Part(weights.attn.c_proj.weight), config)
+    y, x = end(group, ops, memory, update, weights.attn.c_proj.bias, x, weights.ln_2, config)
     inner = ops.inner(copied(y, group), weights.mlp.c_fc, config)
-    update = summed(ops.product(inner, Part(weights.mlp.c_proj.weight), config), group)
-    return ops.add_and_norm(update + weights.mlp.c_proj.bias, x, norm, config)
+    update = ops.product(inner, Part(weights.mlp.c_proj.weight), config)
+    return end(group, ops, memory, update, weights.mlp.c_proj.bias, x, norm, config)
 
 
 # ---- the loss ----
@@ -296,8 +305,18 @@ class TensorParallel(GPT2):
     def is_split(self, name: str) -> bool:
         return split_of(name, self.whole_config) is not None
 
+    @functools.cached_property
+    def memory(self) -> PeerMemory | None:
+        """Through which the workers' sums go where that is faster than NCCL, or None. All workers must ask together."""
+        few = dist.get_world_size(self.group) <= MOST_WORKERS and self.config.n_embd <= MOST_WIDTH
+        device = self.wte.weight.device
+        if self.ops is PLAIN or not few or not see_each_other(self.group, device):
+            return None
+        return PeerMemory(self.group, self.config.n_embd, device)
+
     def form(self) -> Callable:
-        return functools.partial(block, self.group, self.ops)
+        # Training has its sums by NCCL: they have gradients, and are longer than what is summed faster here.
+        return functools.partial(block, self.group, self.ops, None if torch.is_grad_enabled() else self.memory)
 
     def embedded(self, ids: torch.Tensor, cache: KVCache | None, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
         """Each worker has the rows of its own tokens; the sum has all."""

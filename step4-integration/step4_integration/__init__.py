@@ -2,6 +2,7 @@
 
 import torch
 
+from kernel_fusion import sharding
 from kernel_fusion.ops import (
     check_device,
     check_dim,
@@ -16,18 +17,31 @@ from kernel_fusion.steps import load
 _C = load("step4_integration")
 _ops = torch.ops.step4_integration
 
+from step4_integration.all_reduce_ops import all_reduce  # noqa: E402  _C registers the op
 from step4_integration.cross_entropy_ops import (  # noqa: E402  _C registers the ops
     cross_entropy,
     cross_entropy_backward_,
     linear_cross_entropy,
 )
-from step4_integration.decode_step_ops import decode_step  # noqa: E402  _C registers the op
+from step4_integration.decode_step_ops import (  # noqa: E402  _C registers the ops
+    decode_check,
+    decode_pack,
+    decode_pack_refusal,
+    decode_step,
+)
 from step4_integration.embedding_gradients import embedding_backward  # noqa: E402  _C registers the op
 from step4_integration.sample_ops import sample  # noqa: E402  _C registers the op
 
 __all__ = [
+    "all_reduce",
+    "all_reduce_bytes",
+    "all_reduce_header",
+    "all_reduce_most",
     "cross_entropy",
     "cross_entropy_backward_",
+    "decode_check",
+    "decode_pack",
+    "decode_pack_refusal",
     "decode_step",
     "embedding",
     "embedding_backward",
@@ -42,6 +56,7 @@ __all__ = [
 ]
 
 launch_counts, places, rounds, varies = _C.launch_counts, _C.places, _C.rounds, _C.varies
+all_reduce_bytes, all_reduce_header, all_reduce_most = _C.all_reduce_bytes, _C.all_reduce_header, _C.all_reduce_most
 
 
 def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:
@@ -175,3 +190,15 @@ def _(k_cache, v_cache, k, v, position, positions=None, *, rung="auto"):
         _check_position("kv_append", position, length, capacity, of)
     else:
         _check_positions("kv_append", position, positions, "k_cache", k_cache, batch)
+
+
+# ---- which parts of DTensors an op takes ----
+
+sharding.register(
+    "step4_integration",
+    {
+        "cross_entropy": "rv, r -> r, r, rv? | r",
+        "embedding": "bl, vw, pw, b -> blw | bw",
+        "embedding_backward": "blw, bl -> vw+bl | blw",
+    },
+)

@@ -30,6 +30,7 @@ def decode_step(
     weights: list[torch.Tensor],
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
+    packed: torch.Tensor | None = None,
     *,
     scale: float | None = None,
     scale_by_layer: bool = False,
@@ -57,6 +58,9 @@ def decode_step(
             then `ln_f.weight` and `ln_f.bias`.
         k_cache, v_cache: [layers, batch, heads, capacity, head_dim], heads * head_dim = width, stride 1 along head_dim;
             written in place.
+        packed: None, or what `decode_pack` made of `token_weight` and `weights`, for the rung `v3_persistent`, which is
+            then what "auto" takes of one row on a GPU; weights that have changed since are not seen. It keeps what
+            tells one launch's messages from the next one's, and is written in place: one call at a time may have it.
         scale: factor of attention's scores; None for 1 / sqrt(head_dim).
         scale_by_layer: whether layer l divides it by l + 1.
         eps: what the LayerNorms add to the variance.
@@ -72,7 +76,8 @@ def decode_step(
             id outside the vocabulary or a row that has reached the caches' capacity or the last position. For CUDA
             tensors a check would wait for the GPU: logits of such a row are NaN. Where there is no slot or no position
             for it, nothing of it is written, and its `end` stays.
-        RuntimeError: gradients are being recorded for a weight or a cache; a cache passes none on.
+        RuntimeError: gradients are being recorded for a weight or a cache; a cache passes none on. For CPU tensors also
+            what `decode_check` raises.
     """
     return _ops.decode_step(
         ids,
@@ -83,12 +88,60 @@ def decode_step(
         weights,
         k_cache,
         v_cache,
+        packed,
         scale=scale,
         scale_by_layer=scale_by_layer,
         eps=eps,
         approximate=approximate,
         rung=rung,
     )
+
+
+@without_forward_mode
+def decode_pack(
+    token_weight: torch.Tensor, weights: list[torch.Tensor], packed: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The weights once more, in the order in which `decode_step`'s rung `v3_persistent` reads them on this device.
+
+    As many bytes as the weights have, and a little: 254 MB for GPT-2 of 124M, 3.4 GB for 1558M. Weights that are
+    changed later are packed again.
+
+    Args:
+        token_weight, weights: as of `decode_step`; float16 or bfloat16.
+        packed: the memory, where an earlier call's is to be used again.
+
+    Returns:
+        uint8 [bytes]; `packed`, if that was given.
+
+    Raises:
+        TypeError, ValueError: as of `decode_step`, or shapes that the rung cannot do on this device; the text says
+            which.
+    """
+    if packed is None:
+        return _ops.decode_pack(token_weight, weights)
+    return _ops.decode_pack.out(token_weight, weights, packed=packed)
+
+
+def decode_pack_refusal(token_weight: torch.Tensor, weights: list[torch.Tensor]) -> str:
+    """Why `decode_pack` would refuse these shapes or this device, or "" where it would not.
+
+    Raises:
+        TypeError, ValueError: `token_weight` and `weights` are not a model's; as of `decode_step`.
+    """
+    return _ops.decode_pack_refusal(token_weight, weights)
+
+
+def decode_check(packed: torch.Tensor) -> None:
+    """Waits for the device, and raises what went wrong in a launch that was given `packed`.
+
+    Blocks of `v3_persistent` wait for each other, some seconds at most. Where one gives up, so do all: the logits are
+    NaN, `end` stays, and the next call works again.
+
+    Raises:
+        RuntimeError: a block waited in vain; for what, in which layer.
+        ValueError: `packed` was made of weights of other shapes or another dtype, of as many bytes.
+    """
+    _ops.decode_check(packed)
 
 
 @torch.library.register_fake("step4_integration::decode_step")
@@ -101,6 +154,7 @@ def _(
     weights,
     k_cache,
     v_cache,
+    packed=None,
     *,
     scale=None,
     scale_by_layer=False,
@@ -174,6 +228,10 @@ def _(
         *((f"weights[{i}]", weight) for i, weight in enumerate(weights)),
     ):
         torch._check_value(tensor.is_contiguous(), lambda name=name: f"{op}: `{name}` must be contiguous")
+    if packed is not None:
+        check_type(op, "packed", packed, (torch.uint8,))
+        check_device(op, "packed", packed, *like)
+        check_dim(op, "packed", packed, 1)
     torch._check_value(scale is None or math.isfinite(scale), lambda: f"{op}: `scale` must be finite, got {scale}")
     torch._check_value(0 <= eps < math.inf, lambda: f"{op}: `eps` must be finite and not negative, got {eps}")
     torch._check_value(

@@ -1,18 +1,23 @@
 """What test_parallel.py has several workers do, started by torchrun; each writes what came of it as JSON.
 
-python -m step4_integration.parallel_testing WORK FOLDER DEVICE      WORK is the name of a function here
+python -m step4_integration.parallel_testing WORK FOLDER DEVICE      WORK is the name of a function here, and numbers
+                                                                     for it: killed-1-7
 """
 
 import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
 import resource
 import signal
 import sys
+import time
+import types
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,14 +27,25 @@ import train_parallel
 from generate import generate
 from gpt2_model import GPT2, Config
 from model import tensor_parallel
+from model.all_reduce import PeerMemory
 from model.processes import process_group
 from model.tensor_parallel import TensorParallel
 from rich.console import Console
+from torch._dynamo.backends.registry import lookup_backend
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn import functional as F
 from training.batches import Tokens
 from training.data import Data
 from training.optimizer import optimizer_of
 from training.parallel import Parallel, Replicated, Sharded, whole_of
 from training.run import Run
+
+import step1_simple
+import step2_attention
+import step3_fused
+from kernel_fusion import testing
+from step4_integration import cross_entropy, embedding, linear_cross_entropy, rungs
 
 # Five heads, 97 tokens and nine times eight columns: two workers cannot share them equally.
 CONFIG = Config(
@@ -72,7 +88,7 @@ def trained(out: pathlib.Path, worker: Parallel | None = None, stop: int | None 
 def failure(work) -> str:
     try:
         work()
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # of which NotImplementedError is one
         return f"{type(error).__name__}: {error}"
     return "none"
 
@@ -107,7 +123,8 @@ def model_of(config: Config = CONFIG, seed: int = 0) -> GPT2:
 
 def several(folder: pathlib.Path, device: torch.device) -> dict:
     found = {}
-    for work in (same_steps, go_on, shards, refuse, full_disks, moved, share_a_model):
+    works = same_steps, go_on, rest, shards, refuse, full_disks, moved, share_a_model, half_blocks, split_ops, compiled
+    for work in works:
         found |= work(folder, device)
     return found
 
@@ -134,7 +151,6 @@ def go_on(folder, device):
         trained(folder / kind, worker_of(kind, device), 7, **options)
         dist.barrier()
         found[f"{kind} rest"] = trained(folder / kind, worker_of(kind, device), **options)
-    found["killed rest"] = trained(folder / "killed", worker_of("ddp", device), device=device, save_every=3)
     return found
 
 
@@ -290,22 +306,182 @@ def share_a_model(folder, device):
     return found
 
 
-def killed(folder: pathlib.Path, device: torch.device) -> dict:
-    """Worker 1 is killed in step 7; there is a checkpoint after 6."""
+def half_blocks(folder, device):
+    """The end of one by each rung, through memory that the workers share: how far it is from that by their group's sum,
+    and its bits. On GPUs also by a graph, which is replayed."""
+    memory = PeerMemory(dist.group.WORLD, 40, device)
+    same, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + dist.get_rank())
+    x_bias, residual, weight, bias = (torch.randn(shape, generator=same).to(device) for shape in (40, (3, 40), 40, 40))
+    norm = types.SimpleNamespace(weight=weight, bias=bias)
+    found = {}
+    for rung in rungs("all_reduce", device):
+        x = torch.randn(3, 40, generator=own).to(device)
+        total = x.double()
+        dist.all_reduce(total)
+        exact = total + x_bias.double() + residual.double()
+        y, ended = memory.end(x, x_bias, residual, norm, 1e-5, rung)
+        if device.type == "cuda":
+            graph, (y, ended) = testing.capture(functools.partial(memory.end, x, x_bias, residual, norm, 1e-5, rung))
+            for _ in range(5):
+                graph.replay()
+        wanted = F.layer_norm(exact, (40,), weight.double(), bias.double())
+        errors = [(one.double() - other).abs().max().item() for one, other in ((ended, exact), (y, wanted))]
+        found[rung] = [max(errors), torch.stack((y, ended)).tolist()]
+    return {"half blocks": found}
+
+
+IDS = torch.arange(24).reshape(4, 6) % 11
+QKV = ((2, 5, 7, 4),) * 3
+# An op, its tensors or their shapes, where each is split: along a dimension, or not (-); then so of its results and of
+# the gradients of its inputs, where + is a sum over the workers. 5 rows and 5 heads are 3 and 2.
+SPLIT_OPS: dict[str, tuple[Callable, tuple, str, str, str]] = {
+    "bias_gelu": (step1_simple.bias_gelu, ((5, 6, 8), (8,)), "20", "2", "20"),
+    "linear by rows": (step2_attention.linear, ((5, 6, 8), (8, 8), (8,)), "0--", "0", "0++"),
+    "linear by columns": (step2_attention.linear, ((5, 6, 8), (8, 8), (8,)), "-10", "2", "+10"),
+    "linear by columns, transposed": (
+        functools.partial(step2_attention.linear, transposed=True), ((5, 6, 8), (8, 8), (8,)), "-00", "2", "+00",
+    ),
+    "linear by its depth": (step2_attention.linear, ((5, 6, 8), (8, 8)), "20", "+", "20"),
+    "softmax": (step2_attention.softmax, ((5, 6, 8),), "1", "1", "1"),
+    "softmax, causal": (functools.partial(step2_attention.softmax, causal=True), ((5, 6, 8),), "1", "-", "-"),
+    "attention by sequences": (functools.partial(step2_attention.attention, causal=True), QKV, "000", "0", "000"),
+    "attention by heads": (functools.partial(step2_attention.attention, causal=True), QKV, "111", "1", "111"),
+    "attention by heads, grouped": (
+        step2_attention.attention, ((2, 8, 7, 4), (2, 4, 7, 4), (2, 4, 7, 4)), "111", "1", "111",
+    ),
+    "attention by heads, which part groups": (
+        step2_attention.attention, ((2, 6, 7, 4), (2, 3, 7, 4), (2, 3, 7, 4)), "111", "-", "---",
+    ),
+    "layer_norm": (step3_fused.layer_norm, ((5, 6, 8), (8,), (8,)), "1--", "1", "1++"),
+    "layer_norm of split rows": (step3_fused.layer_norm, ((5, 6, 8), (8,), (8,)), "2--", "-", "---"),
+    "residual_layer_norm": (
+        step3_fused.residual_layer_norm, ((5, 6, 8), (5, 6, 8), (8,), (8,), (8,)), "00---", "00", "00+++",
+    ),
+    "layer_norm_linear": (step3_fused.layer_norm_linear, ((5, 6, 8), (8,), (8,), (8, 12)), "0---", "0", "0+++"),
+    "linear_gelu by rows": (step3_fused.linear_gelu, ((5, 6, 8), (8, 12), (12,)), "1--", "1", "1++"),
+    "linear_gelu by columns": (step3_fused.linear_gelu, ((5, 6, 8), (8, 12), (12,)), "-10", "2", "+10"),
+    "linear_gelu, nothing kept": (
+        functools.partial(step3_fused.linear_gelu, keep=False), ((5, 6, 8), (8, 12), (12,)), "1--", "1", "1++",
+    ),
+    "gelu_linear": (step3_fused.gelu_linear, ((5, 6, 8), (8, 12)), "20", "+", "20"),
+    "mlp": (step3_fused.mlp, ((5, 6, 8), (8, 12), (12,), (12, 8), (8,), (5, 6, 8)), "0----0", "0", "0++++0"),
+    "attention_residual_layer_norm": (
+        step3_fused.attention_residual_layer_norm, (*QKV, (2, 7, 20), (20,), (20,)), "0000--", "0", "0000++",
+    ),
+    "attention_block": (
+        step3_fused.attention_block, (*QKV, (2, 7, 20), (20, 20), (20,), (20,), (20,)), "0000----", "00", "0000++++",
+    ),
+    "embedding by sequences": (embedding, (IDS, (11, 8), (9, 8)), "0--", "0", "++"),
+    "embedding, another table": (embedding, (IDS, (13, 8), (9, 8)), "0--", "0", "++"),
+    "embedding by columns": (embedding, (IDS, (11, 8), (9, 8)), "-11", "2", "11"),
+    "cross_entropy": (cross_entropy, ((5, 11), IDS[0, :5]), "00", "00", "0"),
+}  # fmt: skip
+
+
+def split_ops(folder, device):
+    """Ops of DTensors: how far they and their gradients are from those of whole tensors, and how they are split."""
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    generator = torch.Generator().manual_seed(0)
+
+    def split(x, place):
+        return distribute_tensor(x.detach(), mesh, [Shard(int(place)) if place.isdigit() else Replicate()])
+
+    def unsummed(y):
+        return y.redistribute(mesh, [Replicate()]) if y.placements[0].is_partial() else y
+
+    def places(results):
+        return "".join(str(p.dim) if p.is_shard() else "+" if p.is_partial() else "-" for (p,) in results)
+
+    def with_gradients(op, inputs, grad):
+        inputs = [x.requires_grad_() if x.is_floating_point() else x for x in inputs]
+        results = op(*inputs)
+        results = results if isinstance(results, tuple) else (results,)
+        grads = torch.autograd.grad(results[0], [x for x in inputs if x.requires_grad], grad(results[0]))
+        return results, grads
+
+    found = {}
+    for name, (op, given, where, _, _) in SPLIT_OPS.items():
+        tensors = [x if isinstance(x, torch.Tensor) else torch.randn(x, generator=generator) for x in given]
+        tensors = [x.to(device) for x in tensors]
+        results, grads = with_gradients(op, [x.clone() for x in tensors], torch.cos)
+        parts = [split(x, place) for x, place in zip(tensors, where, strict=True)]
+        got, got_grads = with_gradients(op, parts, lambda y: torch.cos(unsummed(y)))
+        pairs = zip((*results, *grads), (*got, *got_grads), strict=True)
+        error = max((one - other.full_tensor()).abs().max().item() for one, other in pairs)
+        found[name] = [error, *(places(each.placements for each in some) for some in (got, got_grads))]
+    x, weight = split(torch.ones(4, 8), "0"), split(torch.ones(8), "-")
+    whole, square = split(torch.ones(4, 8), "-"), torch.randn(8, 8, generator=generator).to(device)
+    for transposed in (False, True):  # all else is the same
+        y = step2_attention.linear(whole, split(square, "1"), transposed=transposed).full_tensor()
+        expected = step2_attention.linear(whole.to_local(), square, transposed=transposed)
+        found[f"transposed {transposed}"] = (y - expected).abs().max().item()
+    step3_fused.layer_norm(x, weight, weight)
+    found["kept"] = list(step3_fused.layer_norm(x, weight, weight, return_statistics=True)[1].full_tensor().shape)
+    for name, refused in (
+        ("no rule", lambda: linear_cross_entropy(x, x, split(IDS[0, :4], "0"))),
+        ("dropped", lambda: step3_fused.residual_layer_norm(x, x, weight, weight, dropout_p=0.5)),
+        ("whole beside parts", lambda: step3_fused.layer_norm(x, torch.ones(8), torch.ones(8))),
+    ):
+        found[name] = failure(refused)
+    return {"split": found}
+
+
+def compiled(folder, device):
+    """Two steps, compiled or not: their losses, and our ops that the compiler has seen."""
+    found, config = {}, dataclasses.replace(CONFIG, n_layer=1, blocks="v4_products")
+    windows = torch.randint(97, (2, 17), generator=torch.Generator().manual_seed(dist.get_rank())).to(device)
+    for kind in ("ddp", "fsdp2"):
+        for compiles in (False, True):
+            worker = worker_of(kind, device)
+            model = worker.place(model_of(config).to(device), Run())
+            seen: set[str] = set()
+
+            def note(graph, inputs, seen=seen):
+                seen |= {str(node.target) for node in graph.graph.nodes if "step" in str(node.target)}
+                return lookup_backend("aot_eager")(graph, inputs)
+
+            for module in ([worker.ddp] if kind == "ddp" else model.h) if compiles else ():
+                module.compile(backend=note)
+            optimizer = optimizer_of(model, 1e-2)
+            losses = [worker.step(Run(), device)(model, optimizer, [windows], 1e-2).item() for _ in range(2)]
+            found[f"{kind} {'compiled' if compiles else 'eager'}"] = [losses, sorted(seen)]
+    return {"compile": found}
+
+
+def killed(folder: pathlib.Path, device: torch.device, rank: int, number: int) -> dict:
+    """A worker is killed before a step; there is a checkpoint after each third."""
 
     class Dying(Replicated):
         def step(self, run, device):
-            take, taken = super().step(run, device), []
+            take, numbers = super().step(run, device), itertools.count()
 
             def counted(*given, **options):
-                taken.append(1)
-                if len(taken) == 8 and self.rank == 1:
+                if next(numbers) == number and self.rank == rank:
+                    (folder / f"{rank} at {number}").write_text(str(time.time()))
                     os.kill(os.getpid(), signal.SIGKILL)
                 return take(*given, **options)
 
             return counted
 
-    return {"killed": trained(folder / "killed", Dying(device), device=device, save_every=3)}
+    out = folder / f"killed-{rank}-{number}"
+    return {"killed": trained(out, Dying(device), device=device, save_every=3)}
+
+
+def rest(folder: pathlib.Path, device: torch.device) -> dict:
+    """All trainings that were killed go on."""
+    outs = sorted(folder.glob("killed-?-*/"))
+    return {out.name: trained(out, worker_of("ddp", device), device=device, save_every=3) for out in outs}
+
+
+def hanging(folder: pathlib.Path, device: torch.device) -> dict:
+    """Worker 1 does not come to the second sum."""
+    for _ in range(2):
+        total = torch.ones(1, device=device)
+        dist.all_reduce(total)
+        total.item()
+        if dist.get_rank() == 1:
+            time.sleep(300)
+    return {}
 
 
 def four(folder: pathlib.Path, device: torch.device) -> dict:
@@ -329,8 +505,10 @@ def four(folder: pathlib.Path, device: torch.device) -> dict:
 
 def main(work: str, folder: pathlib.Path, kind: str) -> None:
     torch.set_num_threads(1)
-    with process_group("parallel_testing", kind, hint=train_parallel.HINT) as device:
-        found = globals()[work](folder, device)
+    timeout = (20 if kind == "cuda" else 3) if work == "hanging" else 1800
+    name, *numbers = work.split("-")
+    with process_group("parallel_testing", kind, timeout=timeout, hint=train_parallel.HINT) as device:
+        found = globals()[name](folder, device, *map(int, numbers))
         (folder / f"{work}-{dist.get_rank()}.json").write_text(json.dumps(found))
 
 

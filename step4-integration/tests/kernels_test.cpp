@@ -12,6 +12,7 @@
 
 #include "device_array.h"  // step 1's
 #include "kernels/cross_entropy/rungs.h"
+#include "kernels/decode_step/packed.h"
 #include "kernels/decode_step/rungs.h"
 #include "kernels/embedding/rungs.h"
 #include "kernels/embedding_backward/rungs.h"
@@ -257,49 +258,62 @@ class Halves : public DeviceArray<__nv_bfloat16> {
   }
 };
 
+// A model of random weights, and what `decode_step` is told of it. Caches, places and logits are the test's.
+struct Gpt2 {
+  int64_t layers, width, inner, vocab, slots;
+  static constexpr int64_t kPositions = 20;
+  Halves token{vocab * width}, position{kPositions * width}, norm{width, 0.2f, 1},
+      bias{std::max(inner, 3 * width), 0.2f};
+  Halves attention{3 * width * width, 0.1f}, projection{width * width, 0.1f}, fc{width * inner, 0.1f};
+  std::vector<kf::decode_step::Layer> of_layers{
+      static_cast<size_t>(layers),
+      {norm.data(), bias.data(), attention.data(), bias.data(), projection.data(), bias.data(), norm.data(),
+       bias.data(), fc.data(), bias.data(), fc.data(), bias.data()}};
+
+  kf::decode_step::Args args(int64_t batch, int64_t heads, double scale) const {
+    kf::decode_step::Args args{};
+    args.token_weight = token.data();
+    args.position_weight = position.data();
+    args.weights = of_layers.data();
+    args.ln_weight = norm.data();
+    args.ln_bias = bias.data();
+    args.k_stride = args.v_stride = {batch * slots * width, slots * width, slots * width / heads, width / heads};
+    args.layers = layers;
+    args.batch = batch;
+    args.heads = heads;
+    args.head_dim = width / heads;
+    args.capacity = slots;
+    args.width = width;
+    args.inner = inner;
+    args.vocab = vocab;
+    args.positions = kPositions;
+    args.scale = scale;
+    args.eps = 1e-5;
+    args.tanh = true;
+    args.dtype = DType::kBFloat16;
+    return args;
+  }
+};
+
 // Of four rows the second has no slot left, the third more tokens than there are positions, the last an id that is
 // none.
 TEST(DecodeStep, EveryRungMarksARowWithoutAPlaceAndWritesNothingOfIt) {
   constexpr int64_t kLayers = 2, kBatch = 4, kWidth = 72, kHeads = 3, kInner = 200, kVocab = 67, kSlots = 40;
-  constexpr int64_t kPositions = 20, kRow = kSlots * kWidth, kCache = kLayers * kBatch * kRow;
-  const Halves token(kVocab * kWidth), position(kPositions * kWidth), norm(kWidth, 0.2f, 1), bias(kInner, 0.2f);
-  const Halves attention(3 * kWidth * kWidth, 0.1f), projection(kWidth * kWidth, 0.1f), fc(kWidth * kInner, 0.1f);
-  const Halves keys(kCache), values(kCache), attention_bias(3 * kWidth, 0.2f);
-  const kf::decode_step::Layer layer{norm.data(),       bias.data(), attention.data(), attention_bias.data(),
-                                     projection.data(), bias.data(), norm.data(),      bias.data(),
-                                     fc.data(),         bias.data(), fc.data(),        bias.data()};
-  const std::vector<kf::decode_step::Layer> layers(kLayers, layer);
+  constexpr int64_t kRow = kSlots * kWidth, kCache = kLayers * kBatch * kRow;
+  const Gpt2 model{kLayers, kWidth, kInner, kVocab, kSlots};
+  const Halves keys(kCache), values(kCache);
   for (const auto& rung : decode_step::rungs()) {
     const DeviceArray<int64_t> ids({3, 5, 66, 67});
     const DeviceArray<int32_t> end({6, 40, 39, 4}), begin({1, 30, 5, 0});
     const DeviceArray<__nv_bfloat16> k_cache(keys.values()), v_cache(values.values());
     const DeviceArray<__nv_bfloat16> logits(std::vector<__nv_bfloat16>(kBatch * kVocab, __float2bfloat16(7)));
-    kf::decode_step::Args args{};
+    kf::decode_step::Args args = model.args(kBatch, kHeads, 0.2);
     args.ids = ids.elements();
     args.end = end.elements();
     args.begin = begin.elements();
-    args.token_weight = token.data();
-    args.position_weight = position.data();
-    args.weights = layers.data();
-    args.ln_weight = norm.data();
-    args.ln_bias = bias.data();
     args.k_cache = k_cache.data();
     args.v_cache = v_cache.data();
-    args.k_stride = args.v_stride = {kBatch * kRow, kRow, kSlots * kWidth / kHeads, kWidth / kHeads};
     args.logits = logits.data();
-    args.layers = kLayers;
-    args.batch = kBatch;
-    args.heads = kHeads;
-    args.head_dim = kWidth / kHeads;
-    args.capacity = kSlots;
-    args.width = kWidth;
-    args.inner = kInner;
-    args.vocab = kVocab;
-    args.positions = kPositions;
-    args.scale = 0.2;
-    args.eps = 1e-5;
-    args.tanh = true;
-    args.dtype = DType::kBFloat16;
     const std::string why_not = rung.can_implement(args);
     if (!why_not.empty()) continue;
     const DeviceArray<char> scratch(std::vector<char>(rung.scratch_bytes(args)));
@@ -325,6 +339,54 @@ TEST(DecodeStep, EveryRungMarksARowWithoutAPlaceAndWritesNothingOfIt) {
       }
     }
   }
+}
+
+// The same of the rung that takes one row, and packed weights.
+void a_token_in_one_launch_without_a_place_writes_nothing(int64_t width, int64_t inner) {
+  constexpr int64_t kVocab = 67;
+  const int64_t cache = 2 * 40 * width;
+  const Gpt2 model{2, width, inner, kVocab, 40};
+  const Halves keys(cache);
+  const DeviceArray<int64_t> ids(std::vector<int64_t>{3});
+  const DeviceArray<__nv_bfloat16> logits(std::vector<__nv_bfloat16>(kVocab, __float2bfloat16(7)));
+  kf::decode_step::Args args = model.args(1, width / 64, 0.125);
+  args.ids = ids.elements();
+  args.logits = logits.data();
+  std::string why_not;
+  args.packed_bytes = decode_step::packed_bytes(args, why_not);
+  if (!why_not.empty()) GTEST_SKIP() << why_not;
+  const DeviceArray<char> packed(std::vector<char>(args.packed_bytes, 1));
+  args.packed = packed.data();
+  decode_step::pack_weights(args, nullptr);
+  struct Row {
+    int32_t begin, end;
+    bool exists;
+  };
+  for (const Row row : {Row{1, 6, true}, Row{30, 40, false}, Row{5, 39, false}, Row{7, 3, false}, Row{0, 19, true}}) {
+    const DeviceArray<int32_t> end(std::vector<int32_t>{row.end}), begin(std::vector<int32_t>{row.begin});
+    const DeviceArray<__nv_bfloat16> k_cache(keys.values()), v_cache(keys.values());
+    args.end = end.elements();
+    args.begin = begin.elements();
+    args.k_cache = k_cache.data();
+    args.v_cache = v_cache.data();
+    ASSERT_EQ(decode_step::v3_persistent_can_implement(args), "");
+    decode_step::v3_persistent(args, nullptr);
+    const std::vector<__nv_bfloat16> got = logits.values(), after = k_cache.values(), before = keys.values();
+    EXPECT_EQ(end.values()[0], row.end + (row.exists ? 1 : 0));
+    for (const __nv_bfloat16 each : got) ASSERT_EQ(std::isnan(__bfloat162float(each)), !row.exists) << row.end;
+    int64_t changed = 0;
+    for (int64_t i = 0; i < cache; ++i) changed += __bfloat162float(after[i]) != __bfloat162float(before[i]);
+    EXPECT_EQ(changed > 0, row.exists) << row.end;
+  }
+}
+
+TEST(DecodeStep, ATokenInOneLaunchWithoutAPlaceWritesNothing) {
+  a_token_in_one_launch_without_a_place_writes_nothing(64, 80);
+}
+
+// On few multiprocessors: in passes over the depth, and groups of rows.
+TEST(DecodeStep, AWideTokenInOneLaunchWithoutAPlaceWritesNothing) {
+  a_token_in_one_launch_without_a_place_writes_nothing(320, 800);
 }
 
 }  // namespace

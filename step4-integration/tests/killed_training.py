@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 
 import numpy as np
 import torch
@@ -45,6 +46,8 @@ def in_a_child(work, answer):
         except OSError as error:
             answer.write_text(json.dumps({"error": str(error)}))
             code = 7
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return pid

@@ -15,10 +15,11 @@ import pytest
 import torch
 from generate import generate
 from gpt2_model import GPT2, Config
-from model import runner
+from model import cache, runner
 from model.blocks import FORMS
 
 from kernel_fusion import testing
+from step4_integration import decode_pack_refusal
 from step4_integration.gpt2_testing import check_tokens, copy_of, each_form, tokens
 from step4_integration.testing import on_each_device
 
@@ -98,6 +99,30 @@ def test_tokens_are_shown_in_order_and_stop_with_the_text(device, folder):
     for row, alone in zip(text[:, 4:].tolist(), free.tolist(), strict=True):
         end = next(i for i, token in enumerate(alone) if token in stop)
         assert row == [*alone[: end + 1], *[alone[end]] * (len(row) - end - 1)]
+
+
+@on_each_device
+@pytest.mark.parametrize(("rows", "batch"), [(1, 1), (2, 2), (3, 1), (3, 2)])
+def test_keys_of_all_layers_are_appended_at_once_or_one_by_one(rows, batch, device, folder, monkeypatch):
+    """Those of a short prompt take one launch, where the layers' rows lie at one distance; the same is written."""
+    model, launches, written = GPT2.from_pretrained(folder, device=device), [], []
+    layers, append = model.config.n_layer, cache.kv_append
+    monkeypatch.setattr(cache, "kv_append", lambda *args, **kwargs: launches.append(append(*args, **kwargs)))
+    ids = tokens(batch, 9, device)
+    for at_once in (batch * 9, batch * 9 - 1):
+        monkeypatch.setattr(cache, "AT_ONCE", at_once)
+        keys = cache.KVCache(model.config, rows, device=device)
+        part = keys if rows == batch else keys.first(batch)
+        launches.clear()
+        with torch.no_grad():
+            model(ids, part)
+            prompt = len(launches)
+            logits = [model(ids[:, :1], part), model(ids[:, :3], part)]
+        one = at_once == batch * 9 and batch in (1, rows)
+        assert (prompt, len(launches) - prompt) == (1 if one else layers, 2 * layers)
+        written.append((keys.k, keys.v, *logits))
+    assert all(torch.equal(a, b) for a, b in zip(*written, strict=True))
+    assert keys.k[:, :batch, :, :13].ne(0).all()
 
 
 @on_each_device
@@ -421,3 +446,51 @@ def test_the_host_does_not_wait_between_tokens(folder):
         generate(model, ids, 9, temperature=0.8, seed=1)
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+def half_model(positions: int = 24) -> GPT2:
+    """One that a launch a token takes, and no two of whose logits are nearly the same."""
+    config = Config(vocab_size=67, n_positions=positions, n_embd=64, n_layer=2, n_head=1, blocks="v4_products")
+    torch.manual_seed(1)
+    model = GPT2(config).to(torch.bfloat16).eval()
+    model.wte.weight.data.mul_(20)
+    return model
+
+
+def test_a_token_in_one_launch_follows_the_weights():
+    """Which it reads from a copy: training and load_state_dict write them where they are."""
+    model, ids = half_model(), tokens(1, 5, "cpu") % 67
+    config = model.config
+    for _ in range(2):
+        config.rungs.clear()
+        expected = generate(model, ids, 6)
+        config.rungs["decode_step"] = "v3_persistent"
+        assert torch.equal(generate(model, ids, 6), expected)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(weight.roll(1, 0))
+    with testing.raises(ValueError, "rung 'v3_persistent' takes one row, got 2"):
+        generate(model, ids.repeat(2, 1), 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_long_text_of_one_row_takes_one_launch_a_token_where_that_can_be():
+    model, ids = half_model(positions=96).cuda(), tokens(1, 5, "cuda") % 67
+    able = not decode_pack_refusal(model.wte.weight, model.step_weights())
+    model.config.rungs["decode_step"] = "v2_dependent"
+    expected = generate(model, ids, 40)[0]
+    del model.config.rungs["decode_step"]
+
+    def packs(count: int, rows: int = 1) -> bool:
+        for text in generate(model, ids.repeat(rows, 1), count):
+            assert torch.equal(text, expected[: len(text)])
+        with runner.runner_of(model, rows) as kept:
+            return kept._packed is not None
+
+    assert packs(runner.PACKED_FOR) == able
+    assert not packs(runner.PACKED_FOR - 1)
+    assert packs(40) == able  # by graphs that were recorded for the texts before
+    assert not packs(40, rows=2)
+    model.float()  # which it cannot take
+    assert decode_pack_refusal(model.wte.weight, model.step_weights()) == "takes float16 or bfloat16, got float32"
+    assert generate(model, ids, runner.PACKED_FOR).shape == (1, 5 + runner.PACKED_FOR)

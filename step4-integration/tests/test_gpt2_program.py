@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import shlex
 import shutil
 import subprocess
 import unicodedata
@@ -16,26 +17,29 @@ from gpt2_model import GPT2, Config
 
 from emulator.ninja_file import one_at_a_time
 from kernel_fusion.checks.repository import ROOT
+from kernel_fusion.checks.text import fences
 
 BUILD = ROOT / "build" / "gpt2"  # of its own: another process may build the preset
 TINY = Config(vocab_size=256, n_positions=64, n_embd=48, n_layer=2, n_head=3, initializer_range=0.2)
 PROMPT = "The kernel é→"
+CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.tools
 
 
-def build(target: str) -> pathlib.Path:
+def build(target: str, preset: str = "simt") -> pathlib.Path:
     """The program `target`; skips where CMake, ninja or what it needs is missing."""
+    folder = BUILD / preset
     if not shutil.which("cmake") or not shutil.which("ninja"):
         pytest.skip("cmake and ninja are not installed")
-    with one_at_a_time(BUILD, target):  # tests of several processes want the same folder
-        said = subprocess.run(["cmake", "--preset", "simt", "-B", BUILD], cwd=ROOT, capture_output=True, text=True)
+    with one_at_a_time(folder, target):  # tests of several processes want the same folder
+        said = subprocess.run(["cmake", "--preset", preset, "-B", folder], cwd=ROOT, capture_output=True, text=True)
         if "gpt2 is left out" in said.stdout or "GoogleTest is not installed" in said.stderr:
             pytest.skip((said.stdout + said.stderr).strip().splitlines()[-1])
         assert said.returncode == 0, said.stdout + said.stderr
-        made = subprocess.run(["cmake", "--build", BUILD, "--target", target], capture_output=True, text=True)
+        made = subprocess.run(["cmake", "--build", folder, "--target", target], capture_output=True, text=True)
     assert made.returncode == 0, made.stdout + made.stderr
-    return BUILD / "step4-integration" / target
+    return folder / "step4-integration" / target
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +74,9 @@ def bytes_folder(tmp_path_factory):
     return folder
 
 
-def continued(folder: pathlib.Path, ids: list[int], tokens: int, **options) -> list[int]:
+def continued(folder: pathlib.Path, ids: list[int], tokens: int, device: torch.device = CPU, **options) -> list[int]:
     """What `generate` adds."""
-    return generate(GPT2.from_pretrained(folder), [ids], tokens, **options)[0].tolist()[len(ids) :]
+    return generate(GPT2.from_pretrained(folder).to(device), [ids], tokens, **options)[0].tolist()[len(ids) :]
 
 
 RULES = {
@@ -84,11 +88,15 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
-@pytest.mark.parametrize("backend", ["cpu", "emulated"])
-def test_the_program_and_generate_give_the_same_tokens(backend, rule, program, bytes_folder):
+@pytest.mark.parametrize("backend", ["cpu", "emulated", "gpu"])
+def test_the_program_and_generate_give_the_same_tokens(backend, rule, bytes_folder):
+    device = torch.device("cuda" if backend == "gpu" else "cpu")
+    if backend == "gpu" and not (torch.cuda.is_available() and shutil.which("nvcc")):
+        pytest.skip("needs a GPU and nvcc")
     options = [word for name, value in rule.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    program = build("gpt2", "cuda" if backend == "gpu" else "simt")
     said = run(program, bytes_folder, "--tokens", "40", "--backend", backend, *options)
-    assert list(said) == continued(bytes_folder, list(PROMPT.encode()), 40, **rule)
+    assert list(said) == continued(bytes_folder, list(PROMPT.encode()), 40, device=device, **rule)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -97,6 +105,16 @@ def test_weights_of_every_dtype(dtype, program, tmp_path):
     model_of(config, 4, dtype).save_pretrained(tmp_path, tokenizer="bytes")
     said = run(program, tmp_path, "--tokens", "30")
     assert list(said) == continued(tmp_path, list(PROMPT.encode()), 30)
+
+
+def test_a_token_in_one_launch(program, tmp_path):
+    """Its weights are packed, and it gives the tokens of the other rungs."""
+    config = dataclasses.replace(TINY, n_embd=64, n_head=1)
+    model = model_of(config, 6, torch.bfloat16)
+    model.wte.weight.data.mul_(20)  # so that no two logits are nearly the same
+    model.save_pretrained(tmp_path, tokenizer="bytes")
+    said = run(program, tmp_path, "--tokens", "8", "--backend", "emulated")
+    assert list(said) == continued(tmp_path, list(PROMPT.encode()), 8)
 
 
 def test_the_last_position_is_used_and_no_more(program, bytes_folder):
@@ -226,6 +244,16 @@ def test_help_names_every_option(program):
     said = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
     assert said.startswith("usage: gpt2 --model FOLDER --prompt TEXT")
     assert all(f"--{name.replace('_', '-')} " in said for name in RULES["nucleus"])
+
+
+def test_the_pages_command_runs(program, bytes_folder):
+    page = ROOT / "step4-integration" / "pages" / "cpp.md"
+    first = next(fence.text for fence in fences(page) if fence.language == "sh")
+    built, (name, *words) = first.splitlines()[0], shlex.split(first.splitlines()[1])
+    assert built == "cmake --preset simt && cmake --build --preset simt --target gpt2"  # as `build` has it
+    assert name.endswith("/step4-integration/gpt2")
+    words[words.index("--model") + 1] = str(bytes_folder)
+    assert subprocess.run([program, *words], capture_output=True).stdout.startswith(b"The kernel ")
 
 
 def test_logits_that_are_no_numbers_end_it(program, tmp_path):

@@ -193,11 +193,18 @@ def test_a_hole_that_nobody_could_wait_for_is_nan(device, blocks):
     assert logits[2, -1].isnan().all()
 
 
-@attention_or_blocks
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("size", HEADS)
-@pytest.mark.parametrize("padding", ["whole", "left"])
+@pytest.mark.parametrize(
+    ("padding", "blocks"),
+    [
+        pytest.param("whole", False, id="whole-attention"),
+        pytest.param("left", True, id="left-blocks"),
+        pytest.param("whole", True, id="whole-blocks", marks=pytest.mark.long),
+        pytest.param("left", False, id="left-attention", marks=pytest.mark.long),
+    ],
+)
 def test_two_hundred_tokens_of_each_size(padding, size, blocks, tmp_path):
     """After a save and a load, with each cache."""
     sized(size).save_pretrained(tmp_path)

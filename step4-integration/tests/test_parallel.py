@@ -7,22 +7,32 @@ import dataclasses
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
+import threading
+import time
+import types
 
 import pytest
 import torch
 import torch.distributed as dist
 import train_parallel
 from gpt2_model import GPT2, SIZES
+from model import processes
 from model.tensor_parallel import bounds, split_of
+from torch._C._distributed_c10d import ErrorType
 from training.optimizer import optimizer_of
 from training.parallel import Sharded
 from training.run import Run
 
-from kernel_fusion import steps, testing
+from kernel_fusion import testing
+from kernel_fusion.console import child_environment
 from step4_integration import parallel_testing as workers
 
+# Ten random moments, as (worker, step). The others' trainings end, and go on, with the mark `long`.
+MOMENTS = random.Random(31).sample(list(itertools.product(range(2), range(12))), 10)
+HANGS_S = 1800
 each_kind = pytest.mark.parametrize("kind", workers.KINDS)
 
 
@@ -30,9 +40,8 @@ def torchrun(work, folder, count=2, device="cpu"):
     """Runs parallel_testing.py with so many workers. Returns torchrun's code and errors, and what each has found."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
     command += ["-m", "step4_integration.parallel_testing", work, str(folder), device]
-    paths = os.pathsep.join(str(steps.ROOT / part) for part in ("step4-integration", "common"))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    environment = child_environment(OMP_NUM_THREADS="1")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS_S)
     found = [folder / f"{work}-{rank}.json" for rank in range(count)]
     return done.returncode, done.stderr, [json.loads(path.read_text()) for path in found if path.exists()]
 
@@ -64,10 +73,31 @@ def folder(tmp_path_factory):
     return folder
 
 
+def kill(folder, rank, number):
+    """A training of which a worker is killed: torchrun's code, the lines told, and how long it took all to end."""
+    code, errors, _ = torchrun(f"killed-{rank}-{number}", folder)
+    seconds = time.time() - float((folder / f"{rank} at {number}").read_text())
+    return code, told_in(errors), seconds
+
+
+def told_in(errors):
+    return [line for line in errors.splitlines() if line.startswith("parallel_testing: ")]
+
+
+def check_kills(kills, folder, rests, whole):
+    """Each ended all its workers soon, with a line, and went on from its last checkpoint with the same losses."""
+    for (rank, number), (code, told, seconds) in kills.items():
+        assert code == 1
+        assert len(told) == 1, told
+        assert "--resume goes on from the last checkpoint" in told[0]
+        assert seconds < 30
+        expected = {str(n): whole[str(n)] for n in range(number // 3 * 3, 12)}
+        assert rests[f"killed-{rank}-{number}"]["losses"] == expected
+
+
 @pytest.fixture(scope="module")
 def killed(folder):
-    """torchrun's code and errors where worker 1 was killed."""
-    return torchrun("killed", folder)
+    return {moment: kill(folder, *moment) for moment in MOMENTS[:2]}
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +180,13 @@ def test_a_shared_model_generates_what_the_whole_one_does(blocks, found):
     assert greedy[0] != drawn[0]
 
 
+def test_half_blocks_end_right_through_memory_that_workers_share(found):
+    """And all workers' have the same bits, as all that is found."""
+    assert len(found["half blocks"]) == 3
+    for error, _ in found["half blocks"].values():
+        assert error < 2e-6
+
+
 @pytest.mark.parametrize("count", [1, 2, 4, 7])
 def test_shares_that_are_joined_are_the_whole_bit_for_bit(count):
     config = dataclasses.replace(workers.CONFIG, n_embd=50, n_head=25)
@@ -198,17 +235,99 @@ def test_shards_are_read_by_another_number_of_workers_bit_for_bit(found, folder,
     assert workers.digest_of(model, optimizer) == digest
 
 
+# ---- ops of DTensors, and compiled ----
+
+
+@pytest.mark.parametrize("case", workers.SPLIT_OPS)
+def test_an_op_of_parts_is_that_of_the_whole_and_gathers_nothing_without_need(case, found):
+    *_, results, gradients = workers.SPLIT_OPS[case]
+    error, *places = found["split"][case]
+    assert error < 2e-5
+    assert places == [results, gradients]
+
+
+def test_what_was_found_for_other_options_is_not_taken(found):
+    """DTensor remembers what it has found for tensors of these shapes."""
+    assert max(found["split"][f"transposed {transposed}"] for transposed in (False, True)) < 2e-5
+    assert found["split"]["kept"] == [4]
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        (
+            "no rule",
+            "NotImplementedError: linear_cross_entropy: there is no sharding rule for it, so it takes no DTensor; ",
+        ),
+        (
+            "dropped",
+            "NotImplementedError: dropout: there is no sharding rule for it, so it takes no DTensor; pass the ",
+        ),
+        ("whole beside parts", "RuntimeError: step3_fused.layer_norm.default"),
+    ],
+    ids=["no rule", "dropped", "whole beside parts"],
+)
+def test_an_op_that_takes_no_parts_says_so_by_name(case, text, found):
+    assert text in found["split"][case]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_compiled_steps_are_the_others(kind, found):
+    expected, none = found["compile"][f"{kind} eager"]
+    losses, seen = found["compile"][f"{kind} compiled"]
+    assert losses == pytest.approx(expected, abs=1e-5)
+    assert not none
+    assert {"step2_attention.linear", "step3_fused.attention_block", "step3_fused.mlp"} <= set(seen), seen
+
+
+def test_rules_wait_until_dtensors_are_imported():
+    """To import them takes as long as to import torch."""
+    code = """
+import sys, torch, step3_fused
+assert "torch.distributed.tensor" not in sys.modules
+from torch.distributed.tensor import DTensor
+assert torch.ops.step3_fused.layer_norm.default in DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=child_environment())
+
+
 # ---- failures ----
 
 
-def test_a_killed_worker_ends_all_with_a_line_and_its_steps_are_repeated(killed, found):
-    code, errors, _ = killed
+def test_a_killed_worker_ends_all_with_a_line_and_its_steps_are_repeated(killed, found, folder):
+    check_kills(killed, folder, found, found["ddp whole"]["losses"])
+
+
+@pytest.mark.long
+def test_workers_that_are_killed_at_more_moments(found, folder):
+    kills = {moment: kill(folder, *moment) for moment in MOMENTS[2:]}
+    code, errors, (rests, _) = torchrun("rest", folder)
+    assert code == 0, errors[:4000]
+    check_kills(kills, folder, rests, found["ddp whole"]["losses"])
+
+
+@pytest.mark.parametrize(("device", "count"), [("cpu", 3), ("cuda", 2)])
+def test_a_worker_that_hangs_is_named(device, count, folder):
+    if device == "cuda" and torch.cuda.device_count() < count:
+        pytest.skip(f"needs {count} GPUs, there are {torch.cuda.device_count()}")
+    code, errors, _ = torchrun("hanging", folder, count, device)
     assert code == 1
-    told = [line for line in errors.splitlines() if line.startswith("parallel_testing: ")]
-    assert len(told) == 1
-    assert "--resume goes on from the last checkpoint" in told[0]
-    expected = found["ddp whole"]["losses"]
-    assert found["killed rest"]["losses"] == {number: expected[number] for number in map(str, range(6, 12))}
+    (told,) = told_in(errors)
+    assert "parallel_testing: worker 1 has ended or hangs; others have waited for it, so all end" in told
+
+
+def test_what_nccls_watchdog_notes_ends_a_process(monkeypatch):
+    """Here of groups that are none; with NCCL in the test above."""
+    noted, told, finished = ErrorType.SUCCESS, threading.Event(), threading.Event()
+    backend = types.SimpleNamespace(get_error=lambda: noted)
+    group = type("Group", (), {"_get_backend": lambda self, device: backend})()
+    monkeypatch.setattr(dist.distributed_c10d, "_pg_map", {group: None})
+    monkeypatch.setattr(os, "_exit", lambda code: finished.set())
+    processes.end_when_stuck(torch.device("cuda"), told.set, finished)
+    assert not told.wait(0.7)
+    noted = ErrorType.TIMEOUT
+    assert finished.wait(10)
+    assert told.is_set()
 
 
 @pytest.mark.parametrize(
@@ -272,3 +391,6 @@ def test_workers_on_gpus(count, folder):
     code, errors, found = torchrun("four" if count == 4 else "several", folder, count, "cuda")
     assert code == 0, errors[:4000]
     assert len(found) == count
+    if count == 2:
+        test_half_blocks_end_right_through_memory_that_workers_share(found[0])
+        assert found[0]["half blocks"] == found[1]["half blocks"]

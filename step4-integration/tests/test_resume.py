@@ -282,8 +282,9 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, mon
 def children(work, folder, every):
     """What tests/killed_training.py finds."""
     command = [sys.executable, str(HERE / "killed_training.py"), work, str(folder), str(every)]
-    paths = os.pathsep.join(str(steps.ROOT / part) for part in ("step4-integration", "common"))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    paths = [str(steps.ROOT / part) for part in ("step4-integration", "common")]
+    paths = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)

@@ -92,7 +92,7 @@ def packed(windows: torch.Tensor, begins: torch.Tensor) -> Packed:
     targets = windows[:, 1:].masked_fill(begins[:, 1:], -100)
     begins = begins[:, :-1].clone()
     begins[:, 0] = True
-    cu_seqlens = torch.full((targets.numel() + 1,), targets.numel(), dtype=torch.int32)
+    cu_seqlens = torch.full((targets.numel() + 1,), targets.numel(), dtype=torch.int32, device=windows.device)
     starts = begins.flatten().nonzero()[:, 0]
     cu_seqlens[: len(starts)] = starts
     return Packed(windows[:, :-1].reshape(1, -1), targets.reshape(1, -1), cu_seqlens)

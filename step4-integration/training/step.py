@@ -75,9 +75,10 @@ def backward(model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Te
     """Adds the gradient of the mean loss of all parts, which are of one size, to the parameters'. Returns that loss."""
     total = torch.zeros((), device=model.wte.weight.device, dtype=model.wte.weight.dtype)
     weights = weights_of(parts)
+    whole = sum(weights)
     with weights_in(model, dtype):
         for part, weight in zip(parts, weights, strict=True):
-            loss = cross_entropy(model, part) * (weight / sum(weights))
+            loss = cross_entropy(model, part) * (weight / whole)
             loss.backward()
             total += loss.detach()
     return total

@@ -18,7 +18,9 @@ using kf::decode_step::Layer;
 struct Place {
   int begin, slot;
 
-  __device__ Place(const Args& a, int row) : begin(a.begin[row]), slot(a.end[row]) {
+  // `end` is read as volatile: in one launch another block may have raised it for the next token.
+  __device__ Place(const Args& a, int row)
+      : begin(a.begin[row]), slot(*static_cast<const volatile int32_t*>(a.end + row)) {
     const bool exists = begin >= 0 && begin <= slot && slot < a.capacity && slot - begin < a.positions;
     if (exists) return;
     begin = 0;

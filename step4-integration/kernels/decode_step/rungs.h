@@ -61,6 +61,8 @@ struct Args {
   double eps;
   bool tanh;
   DType dtype;
+  void* packed = nullptr;  // what decode_pack made of the weights, or null
+  int64_t packed_bytes = 0;
   void* scratch = nullptr;
 };
 
@@ -70,13 +72,14 @@ inline double scale_of(const Args& a, int64_t layer) {
   return a.scale_by_layer ? a.scale / static_cast<double>(layer + 1) : a.scale;
 }
 
-// What `auto` takes on a GPU, read off results/h200.json.
-inline const char* automatic(const Args&) { return "v2_dependent"; }
+// What `auto` takes on a GPU, read off results/h200.json. Who packs the weights is to have them read so.
+inline const char* automatic(const Args& a) { return a.packed != nullptr ? "v3_persistent" : "v2_dependent"; }
 
 }  // namespace kf::decode_step
 
 #define KF_OP decode_step
-#define KF_RUNGS(RUNG)                            \
-  RUNG(v1_launches, can_implement, scratch_bytes) \
-  RUNG(v2_dependent, can_implement, scratch_bytes, "what lies between products")
+#define KF_RUNGS(RUNG)                                                           \
+  RUNG(v1_launches, can_implement, scratch_bytes)                                \
+  RUNG(v2_dependent, can_implement, scratch_bytes, "what lies between products") \
+  RUNG(v3_persistent, can_implement, no_scratch, "hidden values, and what attention sends")
 #include <kf/rung_list.h>

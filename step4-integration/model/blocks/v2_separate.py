@@ -5,6 +5,8 @@ and a single new token is attended to by `attention_decode`, which shares a row'
 The products are step 2's `linear`.
 """
 
+import torch
+
 from model.blocks.shared import join_heads, keys_of, scale_of, split_heads
 from step1_simple import bias_gelu  # not installed? pip install -e ..
 from step2_attention import attention, attention_decode, linear
@@ -20,8 +22,10 @@ def block(weights, y, x, norm, config, layer, cache, cu_seqlens):
     return add_and_norm(product(hidden, weights.mlp.c_proj, config), x, norm, config)
 
 
-def product(x, weights, config):
-    """`x @ weight + bias`."""
+def product(x, weights, config, out=None):
+    """`x @ weight + bias`, in `out` if that is given."""
+    if out is not None:
+        return torch.ops.step2_attention.linear.out(x, weights.weight, weights.bias, rung=config.rung("linear"), y=out)
     return linear(x, weights.weight, weights.bias, rung=config.rung("linear"))
 
 

@@ -19,7 +19,8 @@ def block(weights, y, x, norm, config, layer, cache, cu_seqlens):
 
 def attend_and_norm(weights, y, x, config, layer, cache, cu_seqlens):
     """The block's first half: adds attention over `y` to `x`. Returns the sum's LayerNorm by ln_2, and the sum."""
-    q, k, v = split_heads(product(y, weights.attn.c_attn, config), config)
+    rows = None if cache is None else cache.rows_of(layer, y.shape[1])
+    q, k, v = split_heads(product(y, weights.attn.c_attn, config, rows), config)
     keys = keys_of(cache, layer, k, v, cu_seqlens)
     projection, norm = weights.attn.c_proj, weights.ln_2
     return attention_block(

@@ -1,0 +1,202 @@
+// GPT-2's weights once more, as v3_persistent reads them: for each block a stream of tiles in the order of use.
+//
+// The copy is written in order, 16 bytes a thread. What a warp's lanes read for it are eight neighbouring columns of
+// four rows: half sectors, which the L1 cache gives to the next lanes. A row's two numbers for LayerNorm are sums along
+// the depth, a warp each.
+#pragma once
+
+#include <kf/launch.h>
+#include <kf/numeric.h>
+#include <step1/vector.h>
+#include <step2/reduce.h>
+
+#include <type_traits>
+
+#include "rungs.h"
+#include "schedule.h"
+
+namespace kf::decode_step {
+
+struct Spot {
+  int row, depth;
+};
+
+// Of a tile's element `i`: its row in the block, and its place along the depth. A lane t of four has eight neighbours
+// of a chunk of 32; word w of its 16 bytes is element 2w and 2w + 1 here.
+KF_BOTH Spot spot_of(const Body& b, int i) {
+  const int of_16 = b.of_16() * 16 * b.depth, e = i % 2, word = i / 2 % 4;
+  if (i < of_16) {  // words: rows g, g + 8, twice
+    const int lane = i / 8 % 32, chunk_half = i / 256;
+    return {b.row + lane / 4 + word % 2 * 8,
+            b.place + chunk_half / 2 * 32 + lane % 4 * 8 + chunk_half % 2 * 4 + word / 2 * 2 + e};
+  }
+  i -= of_16;
+  const int t = i / 8 % 4, rows = b.rest(), row = b.row + b.of_16() * 16 + i / 32 % rows, chunk = i / (32 * rows);
+  if (!b.second) {  // words: both halves of the chunk, twice
+    return {row, b.place + chunk * 32 + t * 8 + word % 2 * 4 + word / 2 * 2 + e};
+  }
+  return {row,  // words: two chunks, twice
+          b.place + (chunk / 2 * 2 + word % 2) * 32 + t * 8 + chunk % 2 * 4 + word / 2 * 2 + e};
+}
+
+// A product as it is packed: where column `row` of the weights lies for the depth's place `s`, or −1: a zero.
+struct Source {
+  Kind kind;
+  int depth, columns;  // of the weights [depth, columns]; of the last product's [vocab, depth] the other way round
+  bool logits;
+  int whole;  // units of the depth
+
+  KF_BOTH int column_of(int row) const {
+    if (logits) return row;
+    return kind == Kind::kQkv ? column_of_qkv(row, depth) : row;
+  }
+  KF_BOTH int64_t at(int row, int s) const {
+    const int k =
+        kind == Kind::kProjection ? s : (kind == Kind::kSecond ? column_of_hidden(s, whole) : column_of_x(s, whole));
+    if (k >= depth || row >= columns) return -1;
+    return logits ? static_cast<int64_t>(row) * depth + k : static_cast<int64_t>(k) * columns + column_of(row);
+  }
+  // The same weight by its own column of x.
+  KF_BOTH int64_t of(int row, int k) const {
+    return logits ? static_cast<int64_t>(row) * depth + k : static_cast<int64_t>(k) * columns + column_of(row);
+  }
+};
+
+}  // namespace kf::decode_step
+
+namespace kf::KF_BACKEND::decode_step {
+
+using namespace kf::decode_step;  // NOLINT: the schedule's names
+
+constexpr int kPackThreads = 256, kPackWarps = kPackThreads / kWarpSize;
+
+// What tells one shape's packed weights from another's of as many bytes. It stands behind the state.
+template <class T>
+__device__ __forceinline__ uint4 label(const Schedule& s) {
+  const uint32_t blocks_and_type = static_cast<uint32_t>(s.blocks) << 1 | std::is_same_v<T, __half>;
+  return {static_cast<uint32_t>(s.width), static_cast<uint32_t>(s.inner), static_cast<uint32_t>(s.vocab),
+          static_cast<uint32_t>(s.layers) << 16 | blocks_and_type};
+}
+__device__ __forceinline__ uint4* label_of(const Schedule& s, unsigned char* packed) {
+  return reinterpret_cast<uint4*>(packed) + s.label_at;
+}
+
+template <class T>
+struct Matrix {
+  const T *weight, *bias, *gain, *shift;  // the last two: LayerNorm's, or null
+  Source source;
+};
+
+// A product's rows in a block, from their constants on.
+template <class T>
+__device__ __forceinline__ void pack_product(const Product& p, const Matrix<T>& m, unsigned char* to) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpSize;
+  const int depth = m.source.depth;
+  for (int row = thread / kWarpSize; row < p.rows; row += kPackWarps) {
+    const bool exists = p.first + row < m.source.columns;
+    float of_gain = 0, of_shift = 0;
+    if (p.normed && exists) {
+      for (int k = lane; k < depth; k += kWarpSize) {
+        const float weight = to_compute(m.weight[m.source.of(p.first + row, k)]);
+        of_gain += weight * to_compute(m.gain[k]);
+        of_shift += weight * to_compute(m.shift[k]);
+      }
+      of_gain = warp_sum(of_gain);
+      of_shift = warp_sum(of_shift);
+    }
+    if (m.bias != nullptr && exists) of_shift += to_compute(m.bias[m.source.column_of(p.first + row)]);
+    if (lane != 0) continue;
+    float* const constants = reinterpret_cast<float*>(to) + (p.normed ? 2 * row : row);
+    if (p.normed) {
+      constants[0] = of_gain;
+      constants[1] = of_shift;
+    } else {
+      constants[0] = of_shift;
+    }
+  }
+  to += p.body_at() - p.gain_bytes();
+  for (int tile = 0; tile < p.tiles(); ++tile) {
+    const Body body = p.body(tile);
+    for (int v = thread; v < body.bytes() / 16; v += kPackThreads) {
+      Vector<T, 8> out;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const Spot spot = spot_of(body, v * 8 + e);
+        const int64_t at = spot.row < p.rows ? m.source.at(p.first + spot.row, spot.depth) : -1;
+        out.element[e] = at < 0 ? from_compute<T>(0) : m.weight[at];
+      }
+      store_vector(reinterpret_cast<T*>(to) + v * 8, out);
+    }
+    to += body.bytes();
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kPackThreads)
+    pack_layer_kernel(const Schedule s, const Layer w, int layer, unsigned char* packed) {
+  const int block = blockIdx.x;
+  const Kind kind = static_cast<Kind>(blockIdx.y);
+  const auto element = [](const void* pointer) { return static_cast<const T*>(pointer); };
+  unsigned char* to = packed + s.streams_at + block * s.stride + static_cast<int64_t>(layer) * s.layer_bytes(block);
+  for (int k = 0; k < static_cast<int>(kind); ++k) to += s.in_stream(block, static_cast<Kind>(k));
+  const int width = s.width, inner = s.inner;
+  const Matrix<T> of_kind[kKinds] = {{element(w.attention_weight),
+                                      element(w.attention_bias),
+                                      element(w.ln_1_weight),
+                                      element(w.ln_1_bias),
+                                      {kind, width, 3 * width, false, s.whole}},
+                                     {element(w.projection_weight),
+                                      element(w.projection_bias),
+                                      nullptr,
+                                      nullptr,
+                                      {kind, width, width, false, s.whole}},
+                                     {element(w.fc_weight),
+                                      element(w.fc_bias),
+                                      element(w.ln_2_weight),
+                                      element(w.ln_2_bias),
+                                      {kind, width, inner, false, s.whole}},
+                                     {element(w.second_weight),
+                                      element(w.second_bias),
+                                      nullptr,
+                                      nullptr,
+                                      {kind, inner, width, false, s.hidden_whole}}};
+  pack_product(s.product(block, kind), of_kind[static_cast<int>(kind)], to);
+  if (block > 0 || (kind != Kind::kQkv && kind != Kind::kFc)) return;
+  const int norm = 2 * layer + (kind == Kind::kFc ? 1 : 0);
+  T* const gains = reinterpret_cast<T*>(packed + s.gains_at + s.gains_of(norm));
+  const T* const from = element(kind == Kind::kFc ? w.ln_2_weight : w.ln_1_weight);
+  for (int k = threadIdx.x; k < s.depth; k += kPackThreads) gains[k] = k < width ? from[k] : from_compute<T>(0);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kPackThreads)
+    pack_logits_kernel(const Schedule s, const T* weight, const T* gain, const T* shift, unsigned char* packed) {
+  const int block = blockIdx.x, group = static_cast<int>(blockIdx.y);
+  if (group < s.logit_groups(block)) {
+    const Matrix<T> matrix{weight, nullptr, gain, shift, {Kind::kQkv, s.width, s.vocab, true, s.whole}};
+    pack_product(s.logit_group(block, group), matrix,
+                 packed + s.streams_at + block * s.stride + static_cast<int64_t>(s.layers) * s.layer_bytes(block) +
+                     static_cast<int64_t>(group) * s.logit_group_bytes());
+  }
+  if (block > 0 || group > 0) return;
+  if (threadIdx.x == 0) *label_of(s, packed) = label<T>(s);
+  T* const gains = reinterpret_cast<T*>(packed + s.gains_at + s.gains_of(2 * s.layers));
+  for (int k = threadIdx.x; k < s.depth; k += kPackThreads) gains[k] = k < s.width ? gain[k] : from_compute<T>(0);
+}
+
+template <class T>
+void pack_all(const Args& a, const Schedule& s, void* stream) {
+  unsigned char* const packed = static_cast<unsigned char*>(a.packed);
+  const auto element = [](const void* pointer) { return static_cast<const T*>(pointer); };
+  check(cudaMemsetAsync(packed, 0, s.gains_at, as_stream(stream)), "cudaMemsetAsync");  // state and messages
+  for (int layer = 0; layer < s.layers; ++layer) {
+    pack_layer_kernel<T>
+        <<<dim3(s.blocks, kKinds), kPackThreads, 0, as_stream(stream)>>>(s, a.weights[layer], layer, packed);
+    check_launch();
+  }
+  pack_logits_kernel<T><<<dim3(s.blocks, up(up(s.vocab, s.blocks), kLogitRows)), kPackThreads, 0, as_stream(stream)>>>(
+      s, element(a.token_weight), element(a.ln_weight), element(a.ln_bias), packed);
+  check_launch();
+}
+
+}  // namespace kf::KF_BACKEND::decode_step

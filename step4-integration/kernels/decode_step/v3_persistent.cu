@@ -1,0 +1,184 @@
+// decode_step v3_persistent: one launch, whose blocks send each other messages
+//
+// Idea      Between two launches, dependent ones too, lie two microseconds. Here a block a multiprocessor stays from
+//           the embedding to the logits. A result goes to all blocks as messages (messages.h): who has polled one knows
+//           that it is there and has it, so a hop costs a store and a load. Weights do not wait for x: all that a block
+//           reads lies in one stream (decode_pack), and one thread has it copied into a ring in shared memory, 64 KB
+//           and more ahead, across all hops.
+// Since v2  One launch; weights in a second copy, in the order in which tensor cores take them. A block has rows of its
+//           own of each product, at full depth: its eight warps share that, and one adds up and sends. LayerNorm is
+//           applied to the sums: Σ (x − mean)/σ·g·w = (Σ x·g·w − mean·Σ g·w)/σ, and Σ g·w is packed with the weights.
+//           x is two numbers of half precision, both columns of operand b, so that products are nearly of float32
+// Sizes     Up to a width of 768 a warp has its part of x in one piece; up to 2304 it takes the depth in up to three
+//           passes, and rows in groups, a tile each (schedule.h)
+// Launch    cooperative, a block a multiprocessor, 320 threads: eight warps, a producer and a helper; 217 or 226 KB
+// A layer   schedule.h: LayerNorm, q k v · attention · projection · LayerNorm, fc, GELU · second product; five hops
+// Moves     weights, keys and values once; 16 bytes for three values of each result to each block
+// Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
+//           head_dim 64; width up to 2304, inner up to 9216, and at most 60 rows of a product to a block, 30 of those
+//           added to x, 448 of the logits; 256 keys of each of the parts that the blocks allow a head; slots of a
+//           head's cache are neighbours. It rounds hidden values, and what attention sends
+#include <kf/launch.h>
+#include <step2/online_softmax.h>
+
+#include <algorithm>
+#include <string>
+
+#include "pack.h"
+#include "packed.h"
+#include "rungs.h"
+#include "token_consumer.h"
+
+namespace kf::KF_BACKEND::decode_step {
+namespace {
+
+// Every block finds the same: nobody is waited for.
+template <class T>
+__device__ __noinline__ void refuse(const Token& token) {
+  const Range own = token.s.logits(blockIdx.x);
+  for (int row = own.first + static_cast<int>(threadIdx.x); row < own.last; row += kTokenThreads) {
+    static_cast<T*>(token.a.logits)[row] = from_compute<T>(NAN);
+  }
+  if (blockIdx.x > 0 || threadIdx.x > 0) return;
+  reinterpret_cast<volatile State*>(token.packed)->wanted = static_cast<uint32_t>(Wanted::kLabel);
+}
+
+template <class T, bool kWide, bool kTrace>
+__global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(const __grid_constant__ Token token) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  Shared<kWide>& shared = *reinterpret_cast<Shared<kWide>*>(memory);
+  const int thread = static_cast<int>(threadIdx.x), warp = warp_uniform(thread / kWarpSize);
+  const Place place(token.a, 0);
+  const uint32_t epoch = reinterpret_cast<const volatile State*>(token.packed)->epoch;
+  const uint4 own = label<T>(token.s), got = __ldcg(label_of(token.s, token.packed));
+  if (thread == 0) {
+    for (int i = 0; i < kSlots; ++i) {
+      mbarrier_init(&shared.full[i], 1);
+      mbarrier_init(&shared.empty[i], kConsumers);
+    }
+    mbarrier_init_fence();
+    tma_store_fence();
+  }
+  if (thread <= kConsumers) shared.peaks[thread] = {-INFINITY, 0};
+  if (thread < kHead) shared.newest[thread] = 0;
+  if (thread < kKinds) {
+    const Product p = token.s.product(blockIdx.x, static_cast<Kind>(thread));
+    const Body body = p.body(0);
+    shared.lines[thread] = {p.first,          p.rows,      p.tiles(),
+                            body.of_16(),     body.rest(), body.depth / kChunk,
+                            p.constants_at(), p.body_at(), p.body_at() + body.rest_at(),
+                            p.tile_bytes(0)};
+  }
+  __syncthreads();
+  if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token);
+  if (warp == kProducerWarp) {
+    if (thread % kWarpSize == 0) Producer<T, kWide>(token, shared, place, epoch).run();
+  } else if (warp == kHelperWarp) {
+    Helper<T, kWide>(token, shared, place, epoch).run();
+  } else {
+    Consumer<T, kWide, kTrace>(token, shared, place, epoch, warp).run();
+  }
+}
+
+constexpr int kMostWidth = Limits<true>::kPasses * kConsumers * kUnit;
+constexpr int kMostInner = Limits<true>::kPasses * kConsumers * kHiddenUnit;
+
+Schedule schedule_of(const Args& a) { return Schedule(a.width, a.inner, a.vocab, a.layers, multiprocessors()); }
+
+std::string got(int64_t value) { return ", got " + std::to_string(value); }
+
+// Whether weights of these shapes can be packed.
+std::string cannot_pack(const Args& a) {
+  if (a.dtype == DType::kFloat32) return "takes float16 or bfloat16, got float32";
+  if (a.dtype == DType::kFloat64) return "takes float16 or bfloat16, got float64";
+  if (a.width % kHead != 0) return "takes a width that is a multiple of 64" + got(a.width);
+  if (a.width > kMostWidth) return "takes a width up to " + std::to_string(kMostWidth) + got(a.width);
+  if (a.inner > kMostInner) return "takes an inner width up to " + std::to_string(kMostInner) + got(a.inner);
+  if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
+  if (!schedule_of(a).fits()) {
+    return "needs more multiprocessors for these widths than the " + std::to_string(multiprocessors()) + " here";
+  }
+  return too_much_shared_memory(std::max(sizeof(Shared<false>), sizeof(Shared<true>)), "weights on their way");
+}
+
+// trace: null, or [blocks, trace_of_block].
+template <bool kTrace>
+void launch_token(const Args& a, void* stream, long long* trace) {
+  const Token token{a,
+                    schedule_of(a),
+                    static_cast<unsigned char*>(a.packed),
+                    static_cast<float>(a.scale * kLog2e),
+                    static_cast<float>(a.eps),
+                    trace};
+  const auto launch = [&](auto* kernel, int64_t shared) {
+    allow_shared(kernel, shared);
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(token.s.blocks));
+    config.blockDim = dim3(kTokenThreads);
+    config.dynamicSmemBytes = shared;
+    config.stream = as_stream(stream);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    check(cudaLaunchKernelEx(&config, kernel, token), "cudaLaunchKernelEx");
+  };
+  with_half_type(a.dtype, [&](auto type) {
+    using T = typename decltype(type)::element;
+    if (token.s.wide) {
+      launch(token_kernel<T, true, kTrace>, sizeof(Shared<true>));
+    } else {
+      launch(token_kernel<T, false, kTrace>, sizeof(Shared<false>));
+    }
+  });
+}
+
+}  // namespace
+
+int64_t packed_bytes(const Args& a, std::string& why_not) {
+  why_not = cannot_pack(a);
+  return why_not.empty() ? schedule_of(a).bytes() : 0;
+}
+
+void pack_weights(const Args& a, void* stream) {
+  with_half_type(a.dtype, [&](auto type) { pack_all<typename decltype(type)::element>(a, schedule_of(a), stream); });
+}
+
+std::string failure(const State& state) {
+  static constexpr const char* kWanted[] = {"x",       "q, k and v",      "attention's output", "hidden values",
+                                            "weights", "room for weights"};
+  const Wanted wanted{state.wanted};
+  if (wanted == Wanted::kNothing) return "";
+  if (wanted >= Wanted::kLabel) {
+    return "`packed` must be what `decode_pack` made of weights of this dtype and these shapes; the logits are NaN";
+  }
+  return "v3_persistent gave up: block " + std::to_string(state.block) + " waited in vain for " +
+         kWanted[state.wanted - 1] + (wanted < Wanted::kWeights ? " of layer " : " of tile ") +
+         std::to_string(state.where) + "; its logits are NaN. The next token may be tried";
+}
+
+std::string v3_persistent_can_implement(const Args& a) {
+  if (a.batch != 1) return "takes one row" + got(a.batch);
+  if (a.head_dim != kHead) return "takes a head_dim of 64" + got(a.head_dim);
+  if (const std::string why_not = cannot_pack(a); !why_not.empty()) return why_not;
+  const auto aligned = [](const void* pointer, const CacheStrides& s) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && s.layer % 8 == 0 && s.head % 8 == 0 && s.slot == kHead;
+  };
+  if (!aligned(a.k_cache, a.k_stride) || !aligned(a.v_cache, a.v_stride)) {
+    return "takes caches whose slots are neighbours, and whose rows begin at multiples of 16 bytes";
+  }
+  const Schedule s = schedule_of(a);
+  const int64_t most = s.most_keys(), keys = a.capacity < a.positions ? a.capacity : a.positions;
+  if (keys - 1 > most) return "takes at most " + std::to_string(most) + " keys before the new one" + got(keys - 1);
+  if (a.packed == nullptr) return "takes weights packed by decode_pack; `packed` is None";
+  if (a.packed_bytes != s.bytes()) {
+    return "takes weights packed by decode_pack for this device and these shapes, " + std::to_string(s.bytes()) +
+           " bytes" + got(a.packed_bytes);
+  }
+  return "";
+}
+
+void v3_persistent(const Args& a, void* stream) { launch_token<false>(a, stream, nullptr); }
+
+}  // namespace kf::KF_BACKEND::decode_step

@@ -1,0 +1,252 @@
+// The schedule of decode_step v3_persistent: it is right for any number of blocks, and thirteen faults are found.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "kernels/decode_step/schedule_check.h"
+
+namespace kf::decode_step {
+namespace {
+
+std::string fault_in_any_order(const Program& program) {
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    const std::string fault = fault_of(program, seed);
+    if (!fault.empty()) return fault;
+  }
+  return "";
+}
+
+TEST(Schedule, IsRightForAnyNumberOfBlocks) {
+  struct Size {
+    int width, inner, vocab;
+  };
+  int checked = 0;
+  for (const Size& size : {Size{64, 256, 67}, {64, 80, 20}, {128, 384, 300}, {192, 100, 500}, {320, 960, 300}}) {
+    for (const int processors : {1, 8, 11, 16, 31}) {
+      const Schedule s(size.width, size.inner, size.vocab, 4, processors);
+      if (!s.fits()) continue;  // refused
+      ++checked;
+      for (const int keys : {0, 200, s.most_keys()}) {
+        ASSERT_EQ(fault_of(program_of(s, keys), 0), "") << size.width << " on " << processors << ", " << keys;
+        ASSERT_EQ(fault_of(program_of(s, keys), 7), "") << size.width << " on " << processors << ", " << keys;
+      }
+    }
+  }
+  EXPECT_GE(checked, 6);
+}
+
+// The four sizes of GPT-2, on as many multiprocessors as an H200 has, and as an H100 of PCIe.
+struct Model {
+  int width, inner;
+};
+constexpr Model kModels[] = {{768, 3072}, {1024, 4096}, {1280, 5120}, {1600, 6400}};
+
+TEST(Schedule, IsRightForGpt2) {
+  for (const Model& model : kModels) {
+    for (const int processors : {100, 114, 132}) {
+      const Schedule s(model.width, model.inner, 50257, 2, processors);
+      ASSERT_EQ(s.fits(), processors >= 114);
+      if (!s.fits()) continue;
+      ASSERT_EQ(s.wide, model.width > 768 || processors < 128);
+      EXPECT_EQ(fault_of(program_of(s, 1023), 3), "") << model.width << " on " << processors;
+    }
+  }
+}
+
+// While a tile is in use, those behind it for which there is room: 64 KB and more, in any block.
+TEST(Schedule, KeepsBytesOnTheirWay) {
+  for (const Model& model : kModels) {
+    const Schedule s(model.width, model.inner, 50257, 2, 132);
+    for (const int block : {0, 50, 131}) {
+      std::vector<Tile> tiles;
+      int end = 0, held = 0;
+      Program program = program_of(s, 1023);
+      for (const Action& a : program.of(block, kConsumers + 1)) {
+        if (a.what != Action::kBring) continue;
+        const Tile tile{a.tag, a.first, a.first + a.count};
+        for (; held < static_cast<int>(tiles.size()) && in_the_way(tiles[static_cast<size_t>(held)], tile, end);
+             ++held) {
+          int bytes = 0;
+          for (size_t i = static_cast<size_t>(held) + 1; i < tiles.size(); ++i) bytes += tiles[i].last - tiles[i].first;
+          EXPECT_GE(bytes, 64 * 1024) << model.width << ", block " << block << ", tile " << a.tag;
+        }
+        tiles.push_back(tile);
+        end = tile.last;
+      }
+    }
+  }
+}
+
+// Each row of each product belongs to one block, each of its weights to one tile, and each of a head's keys to a part.
+TEST(Schedule, LeavesNothingOut) {
+  for (const Model& model : kModels) {
+    for (const int processors : {114, 132, 148, 200}) {
+      const Schedule s(model.width, model.inner, 50257, 12, processors);
+      for (int kind = 0; kind < kKinds; ++kind) {
+        const int rows = kind == 0 ? 3 * s.width : (kind == 2 ? s.inner : s.width);
+        const int granule = kind == 2 ? kOfHidden : kOfMessage;
+        std::vector<int> blocks_of(static_cast<size_t>(up(rows, granule) * granule), 0);
+        int tiles = 0;
+        for (int block = 0; block < s.blocks; ++block) {
+          const Product p = s.product(block, static_cast<Kind>(kind));
+          EXPECT_GT(p.rows, 0);
+          for (int row = 0; row < p.rows; ++row) ++blocks_of[static_cast<size_t>(p.first + row)];
+          int weights = 0;
+          for (int tile = 0; tile < p.tiles(); ++tile) {
+            const Body body = p.body(tile);
+            weights += body.rows * body.depth;
+            EXPECT_EQ(body.bytes(), body.rows * body.depth * 2);
+          }
+          EXPECT_EQ(weights, p.rows * p.depth);
+          tiles += s.logit_groups(block);
+        }
+        EXPECT_EQ(blocks_of, std::vector<int>(blocks_of.size(), 1)) << kind;
+        EXPECT_GE(tiles * kLogitRows, s.vocab);
+      }
+      for (const int keys : {0, 1, 63, 64, 65, 511, 1023, s.most_keys()}) {
+        std::vector<int> seen(static_cast<size_t>(s.heads), 0), parts(seen);
+        for (int block = 0; block < s.blocks; ++block) {
+          const Part part = s.part(block, keys);
+          if (part.head < 0) continue;
+          EXPECT_LE(part.count, s.most_keys() / s.splits);
+          seen[static_cast<size_t>(part.head)] += part.count;
+          ++parts[static_cast<size_t>(part.head)];
+        }
+        EXPECT_EQ(seen, std::vector<int>(seen.size(), keys)) << keys;
+        EXPECT_EQ(parts, std::vector<int>(seen.size(), s.splits_of(keys))) << keys;
+      }
+    }
+  }
+}
+
+// ---- faults ----
+
+// Two wait for each other, a third one only reads: however many turns messages take, it can be overtaken.
+TEST(Schedule, AReaderThatNobodyWaitsForIsOvertaken) {
+  constexpr int kTurns = 16;
+  Program program;
+  program.words = 2 * kTurns;
+  program.warps.resize(3);
+  for (int tag = 1; tag <= 10 * kTurns; ++tag) {
+    const int place = 2 * (tag % kTurns);
+    for (int warp = 0; warp < 3; ++warp) {
+      auto& actions = program.warps[static_cast<size_t>(warp)];
+      if (warp < 2) actions.push_back({Action::kWrite, place + warp, 1, tag});
+      actions.push_back({Action::kWait, place, 2, tag});
+      actions.push_back({Action::kRead, place, 2, tag});
+    }
+  }
+  EXPECT_NE(fault_in_any_order(program), "");
+}
+
+class Planted : public ::testing::Test {
+ protected:
+  Schedule s{128, 384, 67, 6, 16};  // its rings' slots go round
+  static constexpr int kKeys = 100;
+  Program program;
+  void SetUp() override {
+    ASSERT_TRUE(s.fits());
+    program = program_of(s, kKeys);
+    ASSERT_EQ(fault_in_any_order(program), "");
+  }
+  // Of a warp, its action of this kind on a word from `first` on, below `last`.
+  std::vector<Action>::iterator find(int block, int warp, Action::What what, int first, int last, int tag) {
+    auto& actions = program.of(block, warp);
+    const auto at = std::find_if(actions.begin(), actions.end(), [&](const Action& a) {
+      return a.what == what && a.first >= first && a.first < last && a.tag == tag;
+    });
+    EXPECT_NE(at, actions.end());
+    return at;
+  }
+  void remove_waits(int first, int last, int tag) {
+    for (auto& actions : program.warps) {
+      drop(actions, [&](const Action& a) {
+        return a.what == Action::kWait && a.first >= first && a.first < last && a.tag == tag;
+      });
+    }
+  }
+  void expect(const std::string& says) {
+    const std::string fault = fault_in_any_order(program);
+    EXPECT_NE(fault, "");
+    EXPECT_NE(fault.find(says), std::string::npos) << fault;
+  }
+};
+
+TEST_F(Planted, NoWaitForQkv) {
+  remove_waits(s.qkv_at, s.attended_at, 2);
+  expect("reads what is not there");
+}
+TEST_F(Planted, NoWaitForAttention) {
+  remove_waits(s.attended_at, s.hidden_at, 1);
+  expect("reads what is not there");
+}
+TEST_F(Planted, NoWaitForTheProjection) {
+  remove_waits(s.x_middle_at, s.qkv_at, 2);
+  expect("reads what is not there");
+}
+TEST_F(Planted, NoWaitForTheHiddenLayer) {
+  remove_waits(s.hidden_at, s.messages, 3);
+  expect("reads what is not there");
+}
+TEST_F(Planted, TagsAreOneTooHigh) {
+  find(3, 0, Action::kWait, s.hidden_at, s.messages, 2)->tag = 3;
+  expect("waits for ever");
+}
+TEST_F(Planted, TagsAreOneTooLow) {
+  find(3, 0, Action::kWait, s.x_middle_at, s.qkv_at, 2)->tag = 1;
+  expect("");
+}
+TEST_F(Planted, AMessageIsNotSent) {
+  program.of(2, 0).erase(find(2, 0, Action::kWrite, s.hidden_at, s.messages, 1));
+  expect("waits for ever");
+}
+TEST_F(Planted, ABlockSendsBeforeItHasReceived) {
+  auto& actions = program.of(0, 0);
+  const auto write = find(0, 0, Action::kWrite, s.hidden_at, s.messages, 2);
+  const Action moved = *write;
+  actions.erase(write);
+  actions.insert(find(0, 0, Action::kWait, s.x_at, s.x_middle_at, 1), moved);
+  expect("overwrites what is still to be read");
+}
+TEST_F(Planted, SumsHaveOneBuffer) {
+  for (auto& actions : program.warps) {
+    for (Action& a : actions) {
+      for (int block = 0; block < s.blocks; ++block) {
+        const int first = Local(s, block).sums(0);
+        if (a.first >= first && a.first < first + 4 * kConsumers) a.first = first + (a.first - first) % kConsumers;
+      }
+    }
+  }
+  expect("");
+}
+TEST_F(Planted, AWarpWithoutColumnsDoesNotWait) {
+  for (int block = 0; block < s.blocks; ++block) {
+    for (int warp = 2; warp < kConsumers; ++warp) {  // x has 128 columns: two warps
+      drop(program.of(block, warp), [&](const Action& a) {
+        const bool is_local = a.first >= s.messages;
+        return (a.what == Action::kWait || a.what == Action::kRead) && !is_local;
+      });
+    }
+  }
+  expect("");
+}
+TEST_F(Planted, APlaceOfTheRingIsFreedEarly) {
+  auto& actions = program.of(1, 5);
+  for (size_t i = 1; i < actions.size(); ++i) {  // the word says so before the weights are used
+    if (actions[i - 1].what == Action::kUse && actions[i].what == Action::kWrite) std::swap(actions[i - 1], actions[i]);
+  }
+  auto& producer = program.of(1, kConsumers + 1);
+  drop(producer, [&](const Action& a) { return a.what == Action::kWait && a.tag == 4; });
+  expect("");
+}
+TEST_F(Planted, TheWeightsOfAnotherStepAreUsed) {
+  const auto at = std::find_if(program.of(1, 2).begin(), program.of(1, 2).end(),
+                               [](const Action& a) { return a.what == Action::kUse && a.tag == 4; });
+  at->first += 16;
+  expect("uses a tile that is not there");
+}
+
+}  // namespace
+}  // namespace kf::decode_step
