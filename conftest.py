@@ -1,6 +1,7 @@
 """For every test in the repository: which run, in how many processes, in which order of emulated threads."""
 
 import collections
+import gc
 import inspect
 import os
 import re
@@ -116,6 +117,11 @@ def pytest_collection_modifyitems(config, items):
     left_out = set(items) - set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish():
+    """All that is there by now stays: to look through it for garbage takes half a second each time."""
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

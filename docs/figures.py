@@ -1,10 +1,15 @@
 """Draws the pages' figures into docs/figures, as SVG: `python docs/figures.py`. A test compares them.
 
-They follow the reader's light or dark page. Nothing in them is measured.
+They follow the reader's light or dark page. Nothing in them is measured. What is read from C++ is compiled for it.
 """
 
+import json
 import math
+import os
 import pathlib
+import shlex
+import subprocess
+import tempfile
 from collections.abc import Callable
 from html import escape
 
@@ -227,7 +232,88 @@ def one_launch(draw: Drawing) -> None:
     draw.text(200, 250, "A2.1: attention, head 1 of band 2; R2: projection and LayerNorm of band 2", kind="small")
 
 
-FIGURES = (grid, coalescing, banks, online_softmax, fragments, ring, one_launch)
+HOPS = """\
+#include <cstdio>
+#include "kernels/decode_step/schedule_check.h"
+using namespace kf::decode_step;
+int main() {
+  const Schedule s(768, 3072, 50257, 3, 132);
+  const Program program = program_of(s, 512);
+  const char* separator = "[";
+  for (size_t warp = 0; warp < program.warps.size(); ++warp) {
+    for (const Action& a : program.warps[warp]) {
+      if (a.first >= s.messages || a.tag != 2 || (a.what != Action::kWrite && a.what != Action::kRead)) continue;
+      const int hop = a.first >= s.hidden_at ? 3 : a.first >= s.attended_at ? 1 : a.first >= s.qkv_at ? 0 : 2;
+      std::printf("%s[%d, %d, %d, %d, %d]", separator, a.first < s.x_middle_at ? 4 : hop, a.what == Action::kWrite,
+                  static_cast<int>(warp) / (kConsumers + 2), a.first, a.count);
+      separator = ", ";
+    }
+  }
+  std::printf("]");
+}
+"""
+
+
+def hops() -> list[set[tuple[int, int]]]:
+    """Of GPT-2 124M on 132 blocks, from v3_persistent's schedule: for each hop of a layer, who reads from whom."""
+    command = [*shlex.split(os.environ.get("CXX", "c++")), "-std=c++17", "-x", "c++", "-", "-o"]
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "hops"
+        step = FOLDER.parents[1] / "step4-integration"
+        subprocess.run([*command, str(program), f"-I{step}"], input=HOPS, text=True, check=True)
+        accesses = json.loads(subprocess.run([str(program)], capture_output=True, check=True).stdout)
+    writer: dict[int, int] = {}
+    for _, writes, block, first, count in accesses:
+        if writes:
+            writer |= dict.fromkeys(range(first, first + count), block)
+    pairs: list[set[tuple[int, int]]] = [set() for _ in range(5)]
+    for hop, writes, block, first, count in accesses:
+        if not writes:
+            pairs[hop] |= {(block, writer[word]) for word in range(first, first + count)}
+    return pairs
+
+
+def five_hops(draw: Drawing) -> None:
+    """A layer of GPT-2 124M on 132 blocks: which block reads what from whom, at each of five hops"""
+    names = ("q k v", "attention", "x, projection", "hidden layer", "x, second product")
+    readers = ("attention", "projection", "fc", "second product", "next q k v")
+    blocks = 132
+    dark = "@media (prefers-color-scheme: dark) { .fill { fill: #7db4f5; } }"
+    draw.lines.append(f"<style>.fill {{ fill: #1f5fa8; }} {dark}</style>")
+    for number, (sent, read, pairs) in enumerate(zip(names, readers, hops(), strict=True)):
+        left, top = 8 + number * 143, 40
+        draw.text(left, 16, f"{number + 1}: {sent}")
+        draw.text(left, 32, f"→ {read}", kind="small")
+        of_reader: dict[int, list[int]] = {}
+        for reader, sender in sorted(pairs):
+            of_reader.setdefault(reader, []).append(sender)
+        # Neighbouring readers of the same messages, and neighbouring senders, are one box.
+        begin = 0
+        for reader in range(1, blocks + 1):
+            if of_reader.get(reader) == of_reader.get(begin) and reader < blocks:
+                continue
+            senders = of_reader.get(begin, [])
+            starts = [sender for sender in senders if sender - 1 not in senders]
+            ends = [sender for sender in senders if sender + 1 not in senders]
+            for first, last in zip(starts, ends, strict=True):
+                draw.lines.append(
+                    f'<rect x="{left + first}" y="{top + begin}" width="{last + 1 - first}" height="{reader - begin}" '
+                    'class="fill"/>'
+                )
+            begin = reader
+        draw.box(left, top, blocks, blocks, "none")
+        each = [len(senders) for senders in of_reader.values()]
+        draw.text(left, top + blocks + 16, f"{len(of_reader)} blocks read,", kind="small")
+        least, most = min(each), max(each)
+        draw.text(
+            left, top + blocks + 29, f"each from {least if least == most else f'{least} to {most}'}", kind="small"
+        )
+    draw.text(
+        8, 220, "across: the block that sends, 0 to 131; down: the block that reads. 512 tokens are in the cache."
+    )
+
+
+FIGURES = (grid, coalescing, banks, online_softmax, fragments, ring, one_launch, five_hops)
 
 
 def figure(paint: Callable[[Drawing], None]) -> str:

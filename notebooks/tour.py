@@ -42,13 +42,15 @@ print("torch", torch.__version__)
 
 
 def ladder(step, op):
-    """Runs every rung of an op: its name, how far it is off from float64, its idea. Then what each took on an H200."""
+    """Runs every rung of an op: how far it is off from float64, and may be; its idea; what each took on an H200."""
     look = tour.Look(importlib.import_module(step.module), {}, set(), at=lambda text: None, say=print)
     cases = tour.first_cases(step, steps.load_benchmark(step), "emulated", "cpu")
+    (case,) = (case for case in cases if case.op == op)
+    print(case.title())
     ideas = {rung.name: rung.idea for rung in syllabus.rungs(step, op)}
-    for row in tour.checked_rows(look, [case for case in cases if case.op == op]):
-        off = f"off by {row.error:.1e}" if row.error is not None else row.refusal
-        print(f"{row.name:13} {off:14} {ideas[row.name]}")
+    for row in tour.checked_rows(look, [case]):
+        off = f"off by {row.error:.1e}, allowed {row.allowed:.1e}" if row.error is not None else row.refusal
+        print(f"{row.name:13} {off:32} {ideas[row.name]}")
         assert row.correct
     show(op, plots.ladders(op)[0].figure())
 

@@ -130,6 +130,14 @@ def test_the_longest_silence_of_a_tour_is_measured(tmp_path):
     assert int((tmp_path / "build" / "ci" / "tour.silence").read_text()) in range(1, 60)
 
 
+@pytest.mark.parametrize(("yardstick", "silent"), [(250, 20), (600, 20), (1900, 57)])
+def test_a_slow_machine_may_be_silent_for_longer(tmp_path, yardstick, silent):
+    (tmp_path / "build" / "ci" / "yardstick").mkdir(parents=True)
+    (tmp_path / "build" / "ci" / "yardstick" / "seconds").write_text(f"9999\n{yardstick}\n")
+    done = captured(["bash", "-c", f"set -eu\n{function('silence')}\nsilence"], tmp_path)
+    assert done.stdout == f"{silent}\n", done.stderr
+
+
 def test_an_unknown_argument_is_refused():
     done = captured([ROOT / ".ci" / "run", "--lnog"])
     assert (done.returncode, done.stderr) == (2, "usage: .ci/run [--long]\n")

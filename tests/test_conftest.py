@@ -78,7 +78,7 @@ def test_a_crash_ends_the_run_of_make_test_and_is_named(tmp_path):
     options[options.index("-n") + 1] = "2"
     (tmp_path / "test_probe.py").write_text(CRASH, encoding="utf-8")
     done = pytest(
-        "-q", "-p", "conftest", "-p", "no:cacheprovider", *options, str(tmp_path / "test_probe.py"), timeout=120
+        "-q", "-p", "conftest", "-p", "no:cacheprovider", *options, str(tmp_path / "test_probe.py"), timeout=1800
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"crashed while running '\S*test_probe\[31\]'", done.stdout)

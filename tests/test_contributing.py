@@ -12,6 +12,7 @@ from kernel_fusion import steps
 from kernel_fusion.checks.repository import ROOT, STEPS, run
 from kernel_fusion.checks.text import fences
 
+ABSENT = {"all_reduce": ["`cpu/*.cpp`"]}  # on the CPU its workers sum by torch.distributed
 OPS = [(step, path.name) for step in STEPS for path in sorted((ROOT / step / "kernels").iterdir()) if path.is_dir()]
 NOT_COPIED = shutil.ignore_patterns("build", "results", "__pycache__", ".*", "*.so", "*.egg-info", "my", "mine")
 KERNEL_FUSION = (sys.executable, "-m", "kernel_fusion")
@@ -121,7 +122,7 @@ def test_an_op_has_the_places_of_the_page(step, op):
         found = [path.read_text(encoding="utf-8") for glob in globs for path in (ROOT / step).glob(glob)]
         if not any(re.search(rf"(?<![a-z]){op}(?![a-z])", text) for text in found):
             absent.append(row)
-    assert absent == []
+    assert absent == ABSENT.get(op, [])
 
 
 def test_a_tool_has_one_version():

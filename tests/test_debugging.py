@@ -101,11 +101,20 @@ def test_of_the_mended_program_the_tool_says_nothing(fault):
     assert not re.search(fault.said, done.stdout)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--schedule", "reverse"),
+        ("--race",),
+        pytest.param(("--schedule", "random:1"), marks=pytest.mark.long),
+        pytest.param(("--asan",), marks=pytest.mark.long),
+    ],
+    ids=" ".join,
+)
 @pytest.mark.parametrize("name", RIGHT)
-def test_the_mended_program_is_right_in_every_order_and_has_no_other_fault(name):
-    for options in (["--schedule", "reverse"], ["--schedule", "random:1"], ["--race"], ["--asan"]):
-        done = emulated(name, *options, mended=True)
-        assert (done.returncode, done.stdout, without_progress(done.stderr)) == (0, RIGHT[name], ""), options
+def test_the_mended_program_is_right_in_every_order_and_has_no_other_fault(name, options):
+    done = emulated(name, *options, mended=True)
+    assert (done.returncode, done.stdout, without_progress(done.stderr)) == (0, RIGHT[name], "")
 
 
 def test_order_does_not_hide_what_the_race_detector_sees():

@@ -31,10 +31,12 @@ def test_each_fault_has_a_name_of_its_own():
     assert [name for name, times in names.items() if times > 1] == []
 
 
-def test_each_fault_has_a_test_that_exists():
-    """With these very parameters. pytest names those that it does not find."""
-    done = repository.pytest("--collect-only", "-q", *sorted({test for fault in FAULTS for test in fault.tests}))
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_each_fault_has_a_test_that_exists(request):
+    """With these very parameters. pytest names those that it does not find, asked for those that do not run now."""
+    here = {item.nodeid for item in request.session.items}
+    if elsewhere := {test for fault in FAULTS for test in fault.tests} - here:
+        done = repository.pytest("--collect-only", "-q", *sorted(elsewhere))
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_all_layers_have_faults():

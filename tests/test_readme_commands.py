@@ -33,9 +33,7 @@ TO_GET = {
 MAY_FAIL = ["set +e; trap 'code=$?; [ $code = 1 ] || exit $code' ERR"]
 MARK = r"^== (.*), after (\d+) s$"  # as `mark` writes it
 HANGS_S = 3600  # no document takes a tenth of it
-SHOWN = (
-    ROOT / "docs" / "debugging.md"
-)  # its blocks that need a tool test_debugging.py pastes, and looks what is printed
+SHOWN = ROOT / "docs" / "debugging.md"  # test_debugging.py pastes its blocks, and looks what is printed
 ACTIVATE = ROOT / ".venv" / "bin" / "activate"
 
 
@@ -108,7 +106,8 @@ def marked(document: pathlib.Path):
     """The document as a parameter, marked where some of its blocks need what not every machine has."""
     tools = any(TO_GET.keys() & set(fence.tags) for fence in blocks(document))
     marks = [pytest.mark.tools] if tools and document != SHOWN else []
-    if document.name == "README.md" and document.parent in (ROOT, *(step.path for step in steps.STEPS)):
+    is_whole = document.name == "README.md" and document.parent in (ROOT, *(step.path for step in steps.STEPS))
+    if is_whole or document == SHOWN:
         marks.append(pytest.mark.long)
     return pytest.param(document, marks=marks, id=relative(document))
 
@@ -199,10 +198,29 @@ def test_a_blocks_seconds_are_those_up_to_the_next_one(page):
     assert set(found) == {"sleep 2", ":"}
 
 
+# What only a command begins with; a program's output or a table does not.
+PROGRAMS = "docker|cmake|nvcc|ncu|nsys|torchrun|python3?|pip3?"
+COMMAND = rf"^ *(?:\$ |\./|(?:make|git|kernel-fusion) [a-z]|(?:{PROGRAMS}) )"
+
+
+def is_commands(fence: Fence) -> bool:
+    """Whether a reader would type what stands in this block, by its language or its first words."""
+    by_words = fence.language in ("", "text") and re.search(COMMAND, fence.text, re.MULTILINE)
+    return bool(by_words) or fence.language in {"sh", "shell", "console", "zsh"}
+
+
 def test_of_every_command_it_is_known_where_it_runs():
-    shells = {"sh", "shell", "console", "zsh"}
-    found = {relative(path) for path in files(".md") for fence in fences(path) if fence.language in shells}
+    found = {relative(path) for path in files(".md") for fence in fences(path) if is_commands(fence)}
     assert found == set(NOT_PASTED)
+    tests = {word for words in NOT_PASTED.values() for word in re.findall(r"\S+\.py", words)}
+    assert {test: (ROOT / test).exists() for test in tests} == dict.fromkeys(tests, True)
+    assert is_commands(Fence("text", (), "first:\nmake setup", 1, ""))
+    assert not is_commands(Fence("text", (), "all right", 1, ""))
+
+
+def test_no_block_is_indented_so_that_all_are_found():
+    lines = [(path, line) for path in files(".md") for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [f"{relative(path)}: {line}" for path, line in lines if re.match(r"\s+```|\s*~~~", line)] == []
 
 
 def test_no_block_hides_an_error():

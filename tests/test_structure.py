@@ -1,5 +1,6 @@
 """The rules that keep the house in order: who may know whom, and the form of steps and rungs."""
 
+import functools
 import pathlib
 import re
 
@@ -108,25 +109,30 @@ TENSOR_CORES = {"mma.h", "wgmma.h"}
 # Lines of a rung's file, and of it with the headers that nobody before it in the ladder includes.
 PLAIN, WITH_TENSOR_CORES = (170, 400), (300, 720)
 LONGER = {
-    "attention v1_naive": 410,  # packed rows
+    "attention v1_naive": 422,  # packed rows
     "attention_backward v2_tiled": 430,  # packed rows
     "attention_backward v6_atomics": 870,  # the same, which v7 and v8 take
     "attention_block v4_dataflow": 930,  # three parts that run side by side
     "decode_step v2_dependent": 1090,  # all of GPT-2
+    "decode_step v3_persistent": 1850,  # the same, its schedule, the packing of its weights, and its recording
 }
+
+
+@functools.cache
+def included(path: pathlib.Path) -> list[pathlib.Path]:
+    """The steps' headers that stand in a file's #include lines."""
+    folders = [path.parent, *(ROOT / step / room for room in ("include", "kernels") for step in STEPS)]
+    found = (next((full for folder in folders if (full := folder / name).exists()), None) for name in includes(path))
+    return [header.resolve() for header in found if header]
 
 
 def headers(path) -> set[pathlib.Path]:
     """The steps' headers that a file includes, and those that they include."""
     found, unread = set(), [path]
     while unread:
-        own = unread.pop()
-        folders = [own.parent, *(ROOT / step / room for room in ("include", "kernels") for step in STEPS)]
-        for name in includes(own):
-            header = next((full for folder in folders if (full := (folder / name).resolve()).exists()), None)
-            if header is not None and header not in found:
-                found.add(header)
-                unread.append(header)
+        new = set(included(unread.pop())) - found
+        found |= new
+        unread += new
     return found
 
 

@@ -47,7 +47,7 @@ def read(terminal: int) -> bytes:
         return b""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_counting
 def test_a_step_leaves_as_many_lines_on_a_terminal_as_in_a_pipe():
     step = steps.STEPS[-1]

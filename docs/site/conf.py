@@ -22,6 +22,7 @@ smartquotes = False  # options begin with --
 
 html_theme = "furo"
 html_title = "kernel-fusion"
+html_favicon = "static/icon.svg"
 html_static_path = ["static", "../../build/site-pages/scripts"]
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]

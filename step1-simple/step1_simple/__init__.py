@@ -2,7 +2,7 @@
 
 import torch
 
-from kernel_fusion import rng
+from kernel_fusion import rng, sharding
 from kernel_fusion.ops import (
     check_floating,
     check_like,
@@ -491,4 +491,20 @@ def _dropout_backward_backward(ctx, to_grad_x, to_grad_bias):
 
 register_autograd(
     "step1_simple::bias_dropout_residual_backward", _dropout_backward_backward, setup_context=_dropout_backward_setup
+)
+
+
+# ---- which parts of DTensors an op takes; dropout's masks belong to places of the whole tensor ----
+
+sharding.register(
+    "step1_simple",
+    {
+        "scale": "... -> ... | ...",
+        "gelu": "... -> ... | ...",
+        "gelu_scale": "... -> ... | ...",
+        "gelu_backward": "..., ... -> ... | ...",
+        "bias_gelu": "...w, w -> ...w | ...w",
+        "bias_gelu_backward": "...w, ...w, w -> ...w, w+... | ...w",
+        "column_sum": "...w -> w+... | ...w",
+    },
 )

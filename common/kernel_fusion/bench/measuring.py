@@ -108,10 +108,11 @@ def reason(refusal: Exception) -> str:
 
 
 class Measured(NamedTuple):
-    """A row of the results, the greatest error behind its `correct`, and what the last timed call returned."""
+    """A row of the results, the greatest error behind its `correct`, what is allowed there, and the last outputs."""
 
     row: dict
     error: float
+    allowed: float
     outputs: tuple[torch.Tensor, ...]
 
 
@@ -166,13 +167,13 @@ def run_case(
         timed = _in_rounds if case.clock == "call" else _one_by_one
         for (name, kind, fn), own, timing in timed(attempt, impls, inputs):
             outputs = as_tuple(timing.result)
-            error, correct = tolerance.check_of(name, outputs, own)
+            error, allowed, correct = tolerance.check_of(name, outputs, own)
             if kind != "peer":  # once more: memory that it leaves unwritten may have held an earlier right result
                 with poisoned_allocations():
-                    correct = correct and tolerance.check_of(name, as_tuple(fn(*own)), own)[1]
+                    correct = correct and tolerance.check_of(name, as_tuple(fn(*own)), own)[-1]
             if not correct:
                 say(f"{case.title()}: {name} is WRONG: {error:.3g} off, allowed are {tolerance.text()}")
-            measured.append(Measured(_row(case, name, kind, timing, correct, ceilings), error, outputs))
+            measured.append(Measured(_row(case, name, kind, timing, correct, ceilings), error, allowed, outputs))
             del own  # its memory is free when the next one is timed
     return measured
 
@@ -262,13 +263,14 @@ class Tolerance:
         else:
             self.allowed = [ROUNDING[case.dtype] * (r.abs().max().item() if r.numel() else 0) for r in self.references]
 
-    def check(self, outputs: tuple[torch.Tensor, ...], references: tuple | None = None) -> tuple[float, bool]:
-        """The greatest error of any output against `references`, and whether all are within what is allowed."""
+    def check(self, outputs: tuple[torch.Tensor, ...], references: tuple | None = None) -> tuple[float, float, bool]:
+        """The greatest error of any output against `references`, what is allowed there, and whether all are right."""
         right = references or self.references
         errors = [max_error(out.detach(), r) for out, r in zip(outputs, right, strict=True)]
-        return max(errors), all(e <= a for e, a in zip(errors, self.allowed, strict=True))
+        worst = max(range(len(errors)), key=errors.__getitem__)
+        return errors[worst], self.allowed[worst], all(e <= a for e, a in zip(errors, self.allowed, strict=True))
 
-    def check_of(self, name: str, outputs: tuple[torch.Tensor, ...], inputs: tuple) -> tuple[float, bool]:
+    def check_of(self, name: str, outputs: tuple[torch.Tensor, ...], inputs: tuple) -> tuple[float, float, bool]:
         """The same for what the rung or peer `name` made of `inputs`, also where it draws random numbers of its own."""
         drawn = self.case.peer_reference.get(name)
         return self.check(outputs, as_tuple(drawn(outputs, *map(in_float64, inputs))) if drawn else None)

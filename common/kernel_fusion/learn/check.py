@@ -203,11 +203,14 @@ def check(source: pathlib.Path, solution: pathlib.Path, say: Callable[[str], Non
     """Checks an answer, and says what it finds: what is wrong first, and where that can be told, why."""
     puzzle = exercises.group_of(solution) == exercises.PUZZLES
     flavour = "race" if puzzle and _has_race_detector() else "plain"
-    program = programs.compile_program(source, flavour=flavour, include_dirs=include_dirs(solution))
+    # All at once, since a reader waits. The race detector takes long to begin, and sees a race in any order: in the
+    # others runs what `score` needs.
+    flavours = [flavour, *["count"] * bool(counted_words(solution) + counted_words(solution, SCORED))]
     with ThreadPoolExecutor() as pool:
-        runs = pool.map(functools.partial(_run, program), ORDERS)
-        if counted_words(solution) + counted_words(solution, SCORED):  # meanwhile what `score` needs
-            programs.compile_program(source, flavour="count", include_dirs=include_dirs(solution))
+        compiles = functools.partial(programs.compile_program, source, include_dirs=include_dirs(solution))
+        program, *for_score = pool.map(lambda one: compiles(flavour=one), flavours)
+        others = for_score[0] if flavour == "race" and for_score else program
+        runs = pool.map(_run, [program, others, others], ORDERS)
     printed = None
     for order, done in zip(ORDERS, runs, strict=True):
         if done.returncode != 0:

@@ -44,6 +44,7 @@ ladder_1_tiled ladder_2_any_length ladder_3_lanes ladder_4_mma ladder_5_attentio
 (8_publish hunt_4_early_counter 9_queue hunt_5_few_blocks 10_next_launch 11_in_fragments 12_across_blocks)
 
 1_kv_append 2_left_padding 3_greedy hunt_1_stale_graph 4_chunked_loss 5_fused_head hunt_2_broken_resume
+(hunt_3_overtaken)
 """
 NAMES = re.findall(r"\w+", ORDER)
 LATER = {name for names in re.findall(r"\((.*?)\)", ORDER, re.DOTALL) for name in names.split()}

@@ -1,7 +1,8 @@
 """`kernel-fusion learn`: what is next among the exercises, whether an answer is right, a hint, and how far you are.
 
 How far is in `my/progress.json`, by name: `solved`, how many `hints` were read, and how often the solution was `asked`
-for. An exercise that is not solved, and whose file is not as it was handed out, is tried.
+for. Last in it stands the one that the reader was at last. An exercise that is not solved, and whose file is not as it
+was handed out, is tried.
 """
 
 import argparse
@@ -47,13 +48,13 @@ def progress() -> dict[str, dict]:
 
 
 def record(solution: pathlib.Path, **facts: object) -> None:
-    """Adds what is now known of an exercise. Another `learn`, a `watch` for instance, may do so at the same time."""
+    """Adds what is now known of an exercise, and that it is at hand. Another `learn` may do so at the same time."""
     path = _progress_file()
     path.parent.mkdir(exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         known = progress()
-        known[solution.stem] = known.get(solution.stem, {}) | facts
+        known[solution.stem] = known.pop(solution.stem, {}) | facts
         results.replace(path, json.dumps(known, indent=1) + "\n")
 
 
@@ -61,6 +62,12 @@ def upcoming(known: dict[str, dict], among: list[pathlib.Path] | None = None) ->
     """The first exercise that is not solved: of the core path, or where that is done, of the others."""
     left = [one for one in among or exercises.solutions() if not known.get(one.stem, {}).get("solved")]
     return next((one for one in left if one.stem not in exercises.LATER), left[0] if left else None)
+
+
+def _at_hand(known: dict[str, dict]) -> pathlib.Path | None:
+    """The exercise that was begun or checked last, by name or not, unless it is solved."""
+    name = next(reversed(known), "")
+    return next((one for one in exercises.solutions() if one.stem == name and not known[name].get("solved")), None)
 
 
 # ---- what is said ----
@@ -79,12 +86,13 @@ def _say_where_old_answers_go() -> None:
             print(f"  mkdir -p {new} && mv -i {old}/*.cu {new}/")
 
 
-def _next_or(names: list[str]) -> pathlib.Path:
-    """The exercise of this name, the next one of this group, or the next one."""
+def _meant(names: list[str]) -> pathlib.Path:
+    """The exercise of this name, the next one of this group, or the one at hand, else the next one."""
     if names and names[0] not in exercises.groups():
         return exercises.find(names[0])
     among = exercises.programs(exercises.groups()[names[0]] / "solutions") if names else None
-    if solution := upcoming(progress(), among):
+    known = progress()
+    if solution := (None if names else _at_hand(known)) or upcoming(known, among):
         return solution
     raise UserError(f"all of {names[0] if names else 'them'} are solved; NAME takes one up again")
 
@@ -129,12 +137,13 @@ def status(names: list[str]) -> int:
 
 def begin(names: list[str]) -> int:
     """Makes the file of an exercise, and says what to do with it."""
-    if not names and upcoming(progress()) is None:
+    solution = _meant(names) if names else upcoming(progress())
+    if solution is None:
         print("All are solved; `kernel-fusion learn next NAME` takes one up again")
         return 0
-    solution = _next_or(names)
     said = exercises.said_of(solution)
     made = exercises.make(solution)
+    record(solution)
     print(f"{solution.stem}: {said.title}, {said.minutes} minutes")
     print(f"  file   {_shown(exercises.copy_of(solution))}{'' if made else ', as you left it'}")
     print(f"  page   {_shown(exercises.page_of(solution))}")
@@ -153,8 +162,9 @@ def check(names: list[str], say: Callable[[str], None] = print) -> int:
     from kernel_fusion.learn import check as checking  # which needs a compiler
 
     right = True
-    for solution in [exercises.find(name) for name in names] or [_next_or([])]:  # all of them, also after a wrong one
+    for solution in [exercises.find(name) for name in names] or [_meant([])]:  # all of them, also after a wrong one
         exercises.make(solution)
+        record(solution)
         source = exercises.copy_of(solution)
         say(f"{_shown(source)}:")
         if checking.check(source, solution, say):
@@ -168,7 +178,7 @@ def check(names: list[str], say: Callable[[str], None] = print) -> int:
 
 def hint(names: list[str]) -> int:
     """The hints so far, and one more."""
-    solution = _next_or(names)
+    solution = _meant(names)
     hints = exercises.said_of(solution).hints
     read = min(progress().get(solution.stem, {}).get("hints", 0) + 1, len(hints))
     for number, text in enumerate(hints[:read], start=1):
@@ -212,7 +222,7 @@ def _saved(path: pathlib.Path) -> tuple[int, int] | None:
 
 def watch(names: list[str]) -> int:
     """Checks an exercise whenever it is saved. Without a name it goes on to the next one; else it ends with it."""
-    solution = _next_or(names)
+    solution = _meant(names)
     begin([solution.stem])
     while True:
         saved = _saved(exercises.copy_of(solution))
@@ -238,8 +248,8 @@ def watch(names: list[str]) -> int:
 WHAT: dict[str, tuple[Callable[[list[str]], int], range, str]] = {
     "status": (status, range(1), "a line an exercise, and how long the core path still is; so without any word"),
     "next": (begin, range(2), "makes the file of the next one, or of NAME, and says what to do"),
-    "check": (check, range(1000), "checks the next one, or each NAME"),
-    "hint": (hint, range(2), "a hint for the next one, or for NAME: three, the last nearly the answer"),
+    "check": (check, range(1000), "checks the one that you are at, or each NAME"),
+    "hint": (hint, range(2), "a hint for the one that you are at, or for NAME: three, the last nearly the answer"),
     "watch": (watch, range(2), "checks whenever you save, and goes on to the next one; with NAME, ends with it"),
     "solution": (answer, range(1, 2), "the answer to NAME, once it is solved, or asked for twice"),
     "reset": (reset, range(1, 1000), "begins each NAME anew, and keeps your file beside it, numbered"),

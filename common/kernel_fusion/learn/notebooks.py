@@ -23,6 +23,7 @@ def run(notebook: Any, folder: pathlib.Path) -> Any:
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
+        coalesce_streams=True,
         extra_arguments=["--log-level=ERROR"],  # it warns that it talks to this process over TCP
     )
     return client.execute()

@@ -48,18 +48,22 @@ BUILD_SECONDS = {"step1-simple": 30, "step2-attention": 60, "step3-fused": 80, "
 SHOWING_MINUTES, FULL_MINUTES, TRAINING_MINUTES = 2, 6, 0.5
 # torch's C++ warns of rungs whose runs differ when it is told to fill memory with NaN, which every check does.
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-NEXT = "\nNext: the first lesson, step1-simple/README.md. Its commands need the environment: source .venv/bin/activate"
+NEXT = """
+Next: source .venv/bin/activate
+The first puzzle, if you have done none: kernel-fusion learn next. Or the first lesson: step1-simple/README.md"""
 ON_CPU = """\
-off: the greatest difference from float64. sectors: how many pieces of 32 bytes a warp's 32 lanes touch in one request,
-loads / stores; 4 bytes a lane side by side make 4, 16 bytes make 16; at 32, no two lanes share one. bytes: all sectors
-together, over the bytes that must move at the least; caches are not counted, and inputs are small here, so that some
-move many times the least. What is further off than its dtype allows is marked WRONG: bfloat16 may be off by a hundredth
-of the greatest value. Of a ladder that does not fit the last rung of the first reading is shown.
+off: the greatest difference from float64. allowed: twice PyTorch's own in the same dtype, or where there is none to
+compare with, what rounding takes of the greatest value: a hundredth in bfloat16. An op without a dtype is in float32.
+sectors: how many pieces of 32 bytes a warp's 32 lanes touch in one request, loads / stores; 4 bytes a lane side by side
+make 4, 16 bytes make 16; at 32, no two lanes share one. bytes: all sectors together, over the bytes that must move at
+the least; caches are not counted, and inputs are small here, so that some move many times the least. Of a ladder that
+does not fit the last rung of the first reading is shown.
 """
-LEGEND = "off: from float64; sectors: of a request, loads / stores, 4 at the least of floats; bytes: over the least"
+LEGEND = "off: from float64; sectors: of a request, loads / stores; bytes: over the least; no dtype named: float32"
 ON_GPU = """\
-off: the greatest difference from float64. Times are this GPU's, caches empty. GB/s: the bytes that must move at the
-least, over the time. Below an op's rungs stands the fastest of its peers.
+off: the greatest difference from float64. allowed: twice PyTorch's own in the same dtype. An op without a dtype is in
+float32. Times are this GPU's, caches empty. GB/s: the bytes that must move at the least, over the time. Below an op's
+rungs stands the fastest of its peers.
 """
 
 
@@ -101,6 +105,7 @@ class Row:
     idea: str
     is_first_reading: bool = True
     error: float | None = None
+    allowed: float = 0.0  # of the output that has this error
     refusal: str = ""  # why the rung did not run
     correct: bool = True
     launched: tuple[int, ...] = ()  # as `rung_counts.take_launched` gives them
@@ -198,7 +203,7 @@ def check(row: Row, inputs: tuple, tolerance: measuring.Tolerance, say: Callable
             why = str(refusal).splitlines()[0].split("; these can:")[0]  # the table shows these
             row.refusal = why.split(f"rung '{row.name}' ")[-1]
             return
-    row.error, row.correct = tolerance.check_of(row.name, outputs, own)
+    row.error, row.allowed, row.correct = tolerance.check_of(row.name, outputs, own)
     if not row.correct:
         say(f"{case.title()}: {row.name} is WRONG: {row.error:.3g} off, allowed are {tolerance.text()}")
 
@@ -242,7 +247,9 @@ def timed_rows(look: Look, cases: list[measuring.Case]) -> list[Row]:
         for m in (m for m in measured if m.row["kind"] != "peer" or m is fastest):
             idea = "(peer)" if m is fastest else look.ideas.get((case.op, m.row["impl"]), "")
             is_first = m is fastest or (case.op, m.row["impl"]) in look.first_reading
-            rows.append(Row(case, m.row["impl"], idea, is_first, m.error, correct=m.row["correct"], ms=m.row["ms"]))
+            rows.append(
+                Row(case, m.row["impl"], idea, is_first, m.error, m.allowed, correct=m.row["correct"], ms=m.row["ms"])
+            )
     return rows
 
 
@@ -303,24 +310,26 @@ def picture(rows: list[Row]) -> str:
 
 
 def table_of(rows: list[Row], on_gpu: bool) -> Table:
-    """The rows as a table; an op is named once."""
+    """The rows as a table; an op is named once, with its dtype where that is not float32."""
     table = Table("op", "rung", "what it teaches", box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for column in ("off", *(("time", "GB/s") if on_gpu else ("sectors", "bytes"))):
+    for column in ("off", "allowed", *(("time", "GB/s") if on_gpu else ("sectors", "bytes"))):
         table.add_column(column, justify="right", no_wrap=True)
     before = None
     for row in rows:
-        op = row.case.op if row.case.op != before else ""
+        dtype = "" if row.case.dtype == torch.float32 else f" {measuring.dtype_name(row.case.dtype)}"
+        op = f"{row.case.op}{dtype}" if row.case.op != before else ""
         cells = [escape(text) for text in (op, row.name, row.idea)]
-        table.add_row(*cells, _off_cell(row), *_cells(row, on_gpu))
+        table.add_row(*cells, *_off_cells(row), *_cells(row, on_gpu))
         before = row.case.op
     return table
 
 
-def _off_cell(row: Row) -> str:
+def _off_cells(row: Row) -> tuple[str, str]:
+    """How far off a row is, and how far it may be."""
     if row.error is None:
-        return "–"
-    error = f"{row.error:.1e}" if row.error else "0"
-    return error if row.correct else f"[bold red]{error} WRONG[/]"
+        return "–", "–"
+    error, allowed = (f"{value:.1e}" if value else "0" for value in (row.error, row.allowed))
+    return error if row.correct else f"[bold red]{error} WRONG[/]", allowed
 
 
 def _cells(row: Row, on_gpu: bool) -> tuple[str, str]:

@@ -91,7 +91,7 @@ def _cases(claim: re.Match, where: str) -> list[list[list[dict]]]:
     if not measured:
         syllabus.step_of(claim["op"])  # an unknown op is an error
     for one in measured:
-        rows = [row for row in one.of(claim["op"]) if results.selected(row, select)]
+        rows = one.select(claim["op"], select)
         if rows and gpu in (None, one.path.stem):
             found.append(results.cases(rows) if select else [results.largest(rows)])
     if measured and not found:

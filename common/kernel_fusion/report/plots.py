@@ -330,14 +330,17 @@ def rooflines(step: steps.Step) -> list[Plot]:
     ops = syllabus.ops(step)
     shown = []
     for measured in results.load(step):
-        rows = [row for row in measured.rows if row["op"] in ops and row["pass"] == "forward" and row["flops"]]
-        if rows:
-            shown.append(_roofline(measured, step, rows))
+        cases = [
+            results.largest(rows)
+            for op in dict.fromkeys(row["op"] for row in measured.rows)
+            if op in ops and (rows := [row for row in measured.of(op) if row["pass"] == "forward" and row["flops"]])
+        ]
+        if cases:
+            shown.append(_roofline(measured, step, cases))
     return shown
 
 
-def _roofline(measured: results.Results, step: steps.Step, rows: list[dict]) -> Plot:
-    cases = [results.largest([row for row in rows if row["op"] == op]) for op in dict.fromkeys(r["op"] for r in rows)]
+def _roofline(measured: results.Results, step: steps.Step, cases: list[list[dict]]) -> Plot:
     copies = {int(size): rate for size, rate in measured.ceilings["copy_gb_s"].items()}
     data = {
         "gpu": measured.gpu,

@@ -48,9 +48,22 @@ class Results(NamedTuple):
         """The GPU's name, for people."""
         return self.environment["gpu"] or "CPU"
 
-    def of(self, op: str) -> list[dict]:
-        """The rows of `op`."""
-        return [row for row in self.rows if row["op"] == op]
+    def of(self, op: str, packed: bool = False) -> list[dict]:
+        """The rows of `op`: those of packed rows, whose shape has `documents`, or the others.
+
+        Both may have the same H and D. Who asks for these means a batch, if nothing is said of documents.
+        """
+        return [row for row in self.rows if row["op"] == op and ("documents" in row["shape"]) == packed]
+
+    def select(self, op: str, values: dict[str, str]) -> list[dict]:
+        """The rows of `op` with these values: of the shape, the dtype, the pass. Packed rows, if `documents` is one."""
+
+        def has_them(row: dict) -> bool:
+            sizes = {name: str(size) for name, size in row["shape"].items()}
+            known = {"dtype": row["dtype"], "pass": row["pass"], **sizes}
+            return all(known.get(name) == value for name, value in values.items())
+
+        return [row for row in self.of(op, packed="documents" in values) if has_them(row)]
 
     def environment_of(self, op: str) -> dict:
         """Where the figures of `op` come from: a run that measured only some ops has a commit and a date of its own.
@@ -219,12 +232,6 @@ def largest(rows: list[dict]) -> list[dict]:
     return max(cases(rows), key=lambda case: (case[0]["pass"] == "forward", case[0]["bytes"], case[0]["flops"]))
 
 
-def selected(row: dict, select: dict[str, str]) -> bool:
-    """Whether the row has these values: of its shape, its dtype, its pass."""
-    known = {"dtype": row["dtype"], "pass": row["pass"], **{name: str(size) for name, size in row["shape"].items()}}
-    return all(known.get(name) == value for name, value in select.items())
-
-
 def case_title(row: dict) -> str:
     """ "rows 4096, width 1024, bfloat16". It says "backward" where the op's name does not."""
     sizes = ", ".join(f"{name} {size}" for name, size in row["shape"].items())
@@ -240,7 +247,7 @@ def behind(measured: Results, op: str, chosen: Callable[[dict], str]) -> dict[st
     beyond noise. Raises ResultsError: the file has no row of the op, or none of the rung that is chosen.
     """
     found = {}
-    for case in cases([row for row in measured.rows if row["op"] == op and is_ours(row)]):
+    for case in cases([row for row in measured.of(op) if is_ours(row)]):
         rungs = {row["impl"]: spread(row) for row in case}
         name = chosen(case[0])
         if name not in rungs:

@@ -32,11 +32,25 @@ class RungFile(NamedTuple):
 
 
 def first_reading(files: list[RungFile]) -> list[str]:
-    """The names of the rungs of an op before the first one that asks for Hopper; its pieces are no rung."""
+    """The names of the rungs of an op before the first one that asks for Hopper, or is linked in a paragraph of its
+    step's README.md that says "second reading"; its pieces are no rung.
+    """
     names = itertools.takewhile(
-        lambda rung: "compute capability 9.0" not in rung.limits and "hopper" not in rung.name, files
+        lambda rung: (
+            "compute capability 9.0" not in rung.limits
+            and "hopper" not in rung.name
+            and f"(kernels/{rung.op}/{rung.name}.cu)" not in _second_reading(rung.step)
+        ),
+        files,
     )
     return [rung.name for rung in names if rung.name.startswith("v")]
+
+
+def _second_reading(step: steps.Step) -> str:
+    """The paragraphs of the step's README.md that say "second reading"."""
+    readme = step.path / "README.md"
+    paragraphs = readme.read_text(encoding="utf-8").split("\n\n") if readme.exists() else []
+    return "\n\n".join(text for text in paragraphs if "second reading" in text.lower())
 
 
 def ops(step: steps.Step) -> list[str]:

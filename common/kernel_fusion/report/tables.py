@@ -39,7 +39,7 @@ def compact(op: str, select: dict[str, str], document: pathlib.Path) -> str:
     step = syllabus.step_of(op)
     parts = []
     for measured in results.load(step):
-        rows = [row for row in measured.of(op) if results.selected(row, select)]
+        rows = measured.select(op, select)
         if rows:
             parts.append(_compact(step, op, measured, results.largest(rows), document))
     if not parts:
@@ -82,8 +82,8 @@ def best(gpu: str, listed: str, document: pathlib.Path) -> str:
         op, *words = item.split()
         step = syllabus.step_of(op)
         select = dict(word.split("=", 1) for word in words)
-        measured = [row for one in results.load(step) if one.path.stem == gpu for row in one.of(op) if row["correct"]]
-        rows = [row for row in measured if results.selected(row, select)]
+        measured = [one for one in results.load(step) if one.path.stem == gpu]
+        rows = [row for one in measured for row in one.select(op, select) if row["correct"]]
         if not rows:
             raise UserError(f"{document}: nobody measured {item.strip()} on {gpu}")
         case = results.largest(rows)
@@ -110,9 +110,9 @@ def page(step: steps.Step) -> str | None:
     for op in sorted(ops, key=lambda op: (op not in known, ops.index(op))):
         parts.append(f"## {op}\n")
         for found in measured:
-            rows = found.of(op)
-            if rows:
-                parts.append(_full(step, op, rows, found.environment_of(op), document))
+            for rows in (found.of(op), found.of(op, packed=True)):
+                if rows:
+                    parts.append(_full(step, op, rows, found.environment_of(op), document))
         parts += [f"![{plot.alt}]({plot.path.name})\n" for plot in (plots.ladders(op) if op in known else [])]
     return "\n".join(parts)
 

@@ -15,7 +15,8 @@ from kernel_fusion import steps
 from kernel_fusion.checks.faults import Fault, planted, read_faults
 from kernel_fusion.learn import check, exercises
 
-OURS = {"kf/exercise.h", "../ladder.h", "../puzzle.h"}  # headers that they may use, besides step 2's wrappers of PTX
+# Headers that they may use, besides step 2's wrappers of PTX.
+OURS = {"kf/exercise.h", "../ladder.h", "../puzzle.h", "../schedule_check.h"}
 COUNTED = "counted "  # begins what wrong_answers.txt says of an answer that is right by another way than the lesson's
 IN_ANOTHER_ORDER = "prints something else in another order"  # said of an answer that is right in each order alone
 
@@ -46,7 +47,8 @@ class Exercises(NamedTuple):
         return read_faults(self.here / "wrong_answers.txt")
 
     def checks(self) -> list:
-        """All that must hold, as parameters of a test that calls each."""
+        """All that must hold, as parameters of a test that calls each. Of an exercise's wrong answers all but the first
+        are `long` tests."""
         checks = [("the README names every exercise once as a heading", self.check_readme)]
         for path in self.solutions:
             checks += [
@@ -54,11 +56,13 @@ class Exercises(NamedTuple):
                 (f"{path.stem}: the solution passes in every order", partial(self.check_solution, path)),
                 (f"{path.stem} is short and stands alone", partial(self.check_stands_alone, path)),
             ]
-        checks += [
-            (f"{answer.name}: {answer.what}: is not taken", partial(self.check_wrong_answer, answer))
-            for answer in self.wrong_answers
-        ]
-        return [pytest.param(check, id=what) for what, check in checks]
+        parameters = [pytest.param(check, id=what) for what, check in checks]
+        seen = set()
+        for answer in self.wrong_answers:
+            check, marks = partial(self.check_wrong_answer, answer), [pytest.mark.long] if answer.file in seen else []
+            parameters.append(pytest.param(check, id=f"{answer.name}: {answer.what}: is not taken", marks=marks))
+            seen.add(answer.file)
+        return parameters
 
     def written(self, name: str, text: str) -> pathlib.Path:
         """A program of this text in the build folder, touched only where it changes, so that it is compiled once."""

@@ -8,6 +8,7 @@ import torch
 from kernel_fusion.testing.accuracy import as_tuple
 from kernel_fusion.testing.inputs import randn
 from kernel_fusion.testing.memory import bits, is_floating, same_bits
+from kernel_fusion.testing.registration import capture
 
 
 def check_each_input_alone(function: Callable, inputs: tuple) -> None:
@@ -76,10 +77,7 @@ def check_gradients_in_a_cuda_graph(function: Callable, variables: list[torch.Te
     def call():
         return torch.autograd.grad(function(*variables), variables, grad)
 
-    call()  # what is set up on the first call cannot be captured
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call()
+    graph, captured = capture(call)
     with torch.no_grad():
         variables[0].mul_(-0.5)
     graph.replay()

@@ -46,15 +46,20 @@ def check_op(step: types.ModuleType, op: str, inputs: tuple, kwargs: dict | None
         _check_cuda_graph(function, inputs, kwargs, name)
 
 
-def capture(call: Callable) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A CUDA graph of `call()`, and what that returned while it was captured: each replay writes it anew."""
+def capture(call: Callable, warm_ups: int = 1) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A CUDA graph of `call()`, and what that returned while it was captured: each replay writes it anew.
+
+    `warm_ups`: calls before: what is set up on the first cannot be captured.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        call()  # what is set up on the first call cannot be captured
+        for _ in range(warm_ups):
+            call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # thread_local: what other threads call meanwhile, as NCCL's watchdog does, is none of the graph's.
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         outputs = call()
     return graph, outputs
 
@@ -142,7 +147,8 @@ def check_writes(overload: torch._ops.OpOverload) -> None:
     written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type)]
     lists = [a.name for a in schema.arguments if "List[Tensor]" in str(a.type)]
-    numbers = {a.name: 0 for a in schema.arguments if a.name not in tensors and not a.has_default_value()}
+    needed = [a for a in schema.arguments if a.name not in tensors and not a.has_default_value()]
+    numbers: dict[str, int | list[int]] = {a.name: [] if "List" in str(a.type) else 0 for a in needed}
 
     def call(**special):
         given = {name: torch.empty(1, device="meta") for name in tensors} | special

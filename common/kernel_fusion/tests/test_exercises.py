@@ -1,5 +1,6 @@
 """Skeletons cut from solutions: what is cut, what is refused, and that nobody's answer is lost."""
 
+import random
 import re
 import subprocess
 import sys
@@ -207,6 +208,31 @@ def test_what_is_next_is_of_the_core_path_as_long_as_there_is_something(solution
     assert "all of them are solved" in capsys.readouterr().err
 
 
+def test_a_word_without_a_name_is_about_the_exercise_begun_or_checked_last(solution, monkeypatch, capsys):
+    other = another(solution, "3_fuse")  # the first in the order
+    right = set()
+    monkeypatch.setattr(check, "check", lambda source, of, say: of in right)
+
+    def said_of(*words):
+        capsys.readouterr()
+        cli.main(["learn", *words])
+        return re.search(r"1_twice|3_fuse", capsys.readouterr().out)[0]
+
+    assert said_of("hint") == "3_fuse"
+    assert said_of("next", "1_twice") == "1_twice"
+    assert said_of("check") == "1_twice"
+    assert said_of("hint") == "1_twice"
+    assert not exercises.copy_of(other).exists()
+    assert said_of("next") == "3_fuse"
+    assert said_of("check") == "3_fuse"
+    assert said_of("check", "1_twice") == "1_twice"
+    right.add(solution)
+    assert said_of("check") == "1_twice"
+    assert said_of("check") == "3_fuse"
+    guide.record(solution.with_name("9_gone.cu"))  # of another version of the repository
+    assert said_of("hint") == "3_fuse"
+
+
 def test_status_has_a_line_an_exercise_and_the_hours_that_are_left(solution, capsys):
     later, tried = another(solution, "7_bulk_copy"), another(solution, "3_fuse")
     guide.record(solution, solved=True)
@@ -262,31 +288,45 @@ def test_old_answers_are_told_where_to_go_and_stay(solution, capsys):
 RECORDS = """
 import itertools, pathlib, sys
 from kernel_fusion import steps
-from kernel_fusion.learn import guide
+from kernel_fusion.learn import exercises, guide
+from kernel_fusion.report import results
 steps.ROOT = pathlib.Path(sys.argv[1])
 for number in range(int(sys.argv[3])):
+    for name in sys.argv[4:]:
+        results.replace(exercises.copy_of(exercises.find(name)), f"{sys.argv[2]}_{number}")
+        print(number, "written", flush=True)
+        exercises.reset(exercises.find(name))
     guide.record(pathlib.Path(f"{sys.argv[2]}_{number}.cu"), solved=True, hints=number)
-    print(number, flush=True)
+    print(number, "noted", flush=True)
 """
 
 
-def recording(who, count):
-    """A process that notes so many exercises as solved, and says of each when it has."""
-    command = [sys.executable, "-c", RECORDS, str(steps.ROOT), who, str(count)]
+def recording(who, count, *answered):
+    """A process that notes so many exercises as solved, and each time writes those `answered` and begins them anew. It
+    says what it has done.
+    """
+    command = [sys.executable, "-c", RECORDS, str(steps.ROOT), who, str(count), *answered]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment())
 
 
 def test_what_is_noted_survives_a_kill_at_any_moment(solution):
-    for kill, waits in enumerate((0, 0.001, 0.002, 0.003, 0.005, 0.008)):
-        with recording(f"k{kill}", 100000) as process:
-            said = process.stdout.readline()
-            time.sleep(waits)
+    moments, noted, written = random.Random(0), {}, set()
+    copy = exercises.copy_of(solution)
+    for kill in range(20):
+        with recording(f"k{kill}", 100000, "1_twice") as process:
+            said = "".join(process.stdout.readline() for _ in range(moments.randrange(2, 6)))
+            time.sleep(moments.uniform(0, 0.01))
             process.kill()
-            last = int((said + process.stdout.read()).split()[-1])
+            said += process.stdout.read()
+        noted |= {f"k{kill}_{number}": int(number) for number in re.findall(r"(\d+) noted\n", said)}
+        written |= {f"k{kill}_{number}" for number in re.findall(r"(\d+) written\n", said)}
         known = guide.progress()
-        for number in range(last + 1):
-            assert known[f"k{kill}_{number}"] == {"solved": True, "hints": number}
-    assert {f"k{kill}_0" for kill in range(6)} <= set(known)  # of those before, too
+        for name, number in noted.items():  # of those before, too
+            assert known[name] == {"solved": True, "hints": number}
+        exercises.reset(solution)
+        assert copy.read_text() == SKELETON
+        assert written <= {path.read_text() for path in copy.parent.glob("1_twice.cu.*")}
+    assert len(noted) >= 20
 
 
 def test_two_at_once_lose_nothing(solution):
@@ -382,7 +422,7 @@ def test_a_puzzle_may_not_race_and_what_is_scored_is_only_shown(
     counts = {answer: {"barriers": barriers, "shuffles": shuffles}, puzzle: {"barriers": 4, "shuffles": 2}}
     monkeypatch.setattr(check, "counted", lambda source, solution: counts[source])
     assert check.check(answer, puzzle, said.append) == right
-    assert sorted(runs) == sorted((order, "race") for order in check.ORDERS)
+    assert sorted(runs) == [("forward", "race"), ("random:1", "count"), ("reverse", "count")]
     if right:
         drawn, table = said
         assert drawn == "as drawn\nall right, in 3 orders of the threads and without a race"
@@ -532,7 +572,7 @@ def test_each_of_several_answers_is_named_and_noted(solution, monkeypatch, capsy
     assert cli.main(["learn", "check", "my/step2-attention/1_twice.cu", "3_fuse"]) == 1
     said = [f"my/step2-attention/{name}.cu:\nas it is\n" for name in ("1_twice", "3_fuse")]
     assert capsys.readouterr().out == "".join(said)
-    assert guide.progress() == {"1_twice": {"solved": True}}
+    assert guide.progress() == {"1_twice": {"solved": True}, "3_fuse": {}}
     assert cli.main(["learn", "check", "1_twice"]) == 0
     assert capsys.readouterr().out.endswith("Next: 3_fuse, 10 minutes; `kernel-fusion learn next`\n")
 

@@ -263,6 +263,22 @@ def test_a_marker_can_select_a_case(repository):
     assert "400 µs" not in text
 
 
+def test_packed_rows_are_meant_where_documents_are_named(repository):
+    packed = row("v1_naive", 0.4)
+    packed |= {"shape": {"tokens": 900, "documents": 3, "width": 8}, "bytes": 9000}
+    write_results(repository, [row("v1_naive", 0.2), packed])
+    text = rewritten(repository)
+    assert "200 µs" in text
+    assert "400 µs" not in text
+    assert "400 µs" in page_of(repository)
+    readme = repository.path / "README.md"
+    table = "<!-- results:double documents=3 -->\n<!-- /results -->\n"
+    readme.write_text(f"{table}<!-- claim: double width=8: ms(v1_naive) < 0.3 -->\n")
+    assert "400 µs" in rewritten(repository)
+    readme.write_text("<!-- claim: double documents=3: ms(v1_naive) < 0.3 -->\n")
+    assert cli.main(["report"]) == 1
+
+
 def test_check_finds_a_stale_table_and_writes_nothing(repository, capsys):
     readme = repository.path / "README.md"
     before = readme.read_text()
@@ -373,3 +389,7 @@ def test_the_syllabus_is_in_the_order_of_numbers(repository):
     assert rungs[0].moves == "2·n·sizeof(T)"
     assert rungs[0].limits == "float32, n ≤ 2³¹; no strides"
     assert syllabus.ops(repository) == ["double"]
+    assert syllabus.first_reading(rungs) == ["v1_naive", "v2_vector", "v10_last"]
+    with open(repository.path / "README.md", "a", encoding="utf-8") as page:
+        page.write("\n[v1](kernels/double/v1_naive.cu).\n\n[v2](kernels/double/v2_vector.cu):\nSecond reading.\n")
+    assert syllabus.first_reading(rungs) == ["v1_naive"]

@@ -50,9 +50,9 @@ def test_a_tour_shows_every_rung_and_ends_with_0(repository):
     assert "[1/5] build step1-fake … ok" in out
     assert re.search(r"\[3/5\] a fault that the emulation finds\nrace: found\n.*ok", out)
     assert "How to double a number." in out
-    assert re.search(r"^double +v1_good +a sum +0 +32 / 4 +4×$", out, re.MULTILINE)
-    assert re.search(r"^ +v2_good +a product +0 +32 / 4 +4×$", out, re.MULTILINE)
-    assert re.search(r"^ +refuses +– +– +–$", out, re.MULTILINE)
+    assert re.search(r"^double +v1_good +a sum +0 +\S+ +32 / 4 +4×$", out, re.MULTILINE)
+    assert re.search(r"^ +v2_good +a product +0 +\S+ +32 / 4 +4×$", out, re.MULTILINE)
+    assert re.search(r"^ +refuses +– +– +– +–$", out, re.MULTILINE)
     assert re.search(r"^Not run: double refuses \(takes nothing\)$", out, re.MULTILINE)
     assert re.search(
         r"^Plain C\+\+ on \d+ cores, in brackets PyTorch, .* noise: double [\d.e-]+ \([\d.e-]+\)$", out, re.M
@@ -74,6 +74,7 @@ def test_the_plan_counts_what_is_not_built(monkeypatch):
     assert "about 1 minute on 2 cores" in tour.plan(False, tour.stops()[-1:])
 
 
+@pytest.mark.long
 def test_a_full_tour_shows_a_table_for_each_case_with_times(repository):
     out = toured(repository, "--full")
     assert "size 'emulated' on the CPU" in out
@@ -86,7 +87,7 @@ def test_what_cannot_be_counted_is_said_and_fails_nothing(repository):
     repository.counting(why_not="counting needs g++, and c++ is clang")
     out = shown(repository)
     assert "not counted: counting needs g++, and c++ is clang" in out
-    assert re.search(r"^double +v1_good +a sum +0 +– +–$", out, re.MULTILINE)
+    assert re.search(r"^double +v1_good +a sum +0 +\S+ +– +–$", out, re.MULTILINE)
 
 
 def test_what_fails_is_named_and_the_rest_is_shown(tmp_path):
@@ -100,7 +101,7 @@ def test_what_fails_is_named_and_the_rest_is_shown(tmp_path):
     assert "[1/11] build step1-fake … FAILED" in out
     assert "no compiler here" in out
     assert "step1-fake: every rung, checked … not run: step1-fake is not built" in out
-    assert re.search(r"v1_good +a sum +\S+ WRONG +32 / 4", out)
+    assert re.search(r"v1_good +a sum +\S+ WRONG +\S+ +32 / 4", out)
     assert "double: n 64, float32: v1_good is WRONG: " in out
     assert "was ended by SIGABRT" in out
     assert out.count("How to double a number.") == 2  # of step2, whose results are wrong, and of step4
@@ -168,6 +169,7 @@ def test_plain_cpp_and_a_demonstration_that_are_wrong_fail_the_tour(repository):
     assert "\nfailed: step1-fake: every rung, checked\nfailed: a small GPT-2 trained on this repository's docu" in out
 
 
+@pytest.mark.long
 def test_a_library_from_before_is_not_shown_where_the_build_fails(repository):
     assert "How to double" in shown(repository)
     repository.step("step1-fake", build="raise SystemExit(1)")
@@ -176,9 +178,11 @@ def test_a_library_from_before_is_not_shown_where_the_build_fails(repository):
 
 def test_rungs_that_one_reason_holds_back_are_named_together():
     listed = rows(a=2, b=2)
-    for row, why in zip(listed, ("takes p = 0 only", "", "runs on GPUs only", "takes p = 0 only"), strict=True):
+    for row, why in zip(
+        listed, ("takes dropout_p = 0 only", "", "runs on GPUs only", "takes dropout_p = 0 only"), strict=True
+    ):
         row.refusal = why
-    assert tour.refusals(listed) == "Not run: a v0, b v1 (takes p = 0 only); b v0 (runs on GPUs only)"
+    assert tour.refusals(listed) == "Not run: a v0, b v1 (takes dropout_p = 0 only); b v0 (runs on GPUs only)"
     assert tour.refusals(rows(a=1)) == ""
 
 
@@ -195,7 +199,16 @@ def test_a_rung_that_draws_is_judged_by_what_was_right_for_its_draw(capsys):
         row = tour.Row(case, name, "an idea")
         tour.check(row, inputs, measuring.Tolerance(case, inputs), print)
         assert row.correct == correct
+        assert row.allowed == pytest.approx(1e-5 * (2 * inputs[0]).abs().max().item())
     assert "v2 is WRONG" in capsys.readouterr().out
+
+
+def test_of_several_outputs_the_one_that_is_most_off_is_shown_with_what_it_may_be():
+    case = double_case(peers={}, reference=lambda x: (x, 100 * x))
+    x = torch.ones(4)
+    tolerance = measuring.Tolerance(case, (x,))
+    assert tolerance.check((x + 1e-6, 100 * x + 1e-4)) == (pytest.approx(1e-4, rel=0.1), pytest.approx(1e-3), True)
+    assert tolerance.check((x + 1e-4, 100 * x + 2e-4)) == (pytest.approx(2e-4, rel=0.1), pytest.approx(1e-3), False)
 
 
 def rows(**counts: int) -> list[tour.Row]:
@@ -246,12 +259,15 @@ def test_a_rung_that_is_wrong_is_always_shown():
 
 
 def test_on_a_gpu_the_table_has_times_else_what_was_counted(capsys):
-    row = tour.Row(double_case(bytes=1000), "v1", "[an idea]", error=1.5e-7, ms=0.001)
+    row = tour.Row(double_case(bytes=1000), "v1", "[an idea]", error=1.5e-7, allowed=2e-6, ms=0.001)
     make_console().print(tour.table_of([row], on_gpu=True))
-    assert re.search(r"double +v1 +\[an idea\] +1\.5e-07 +1\.00 µs +1\n", capsys.readouterr().out)
+    assert re.search(r"double +v1 +\[an idea\] +1\.5e-07 +2\.0e-06 +1\.00 µs +1\n", capsys.readouterr().out)
     row.moved = rung_counts.Moved(None, 3.75, 1500, 0.0)  # nobody asked for a load
     make_console().print(tour.table_of([row], on_gpu=False))
-    assert re.search(r" 1\.5e-07 +– / 3\.75 +1\.5×\n", capsys.readouterr().out)
+    assert re.search(r" 1\.5e-07 +2\.0e-06 +– / 3\.75 +1\.5×\n", capsys.readouterr().out)
+    row.case = double_case(bytes=1000, dtype=torch.bfloat16)
+    make_console().print(tour.table_of([row], on_gpu=False))
+    assert re.search(r"^double bfloat16 +v1 ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_first_ladder_is_drawn_by_its_loads_or_its_times():
