@@ -1,6 +1,7 @@
 """Draws the pages' figures into docs/figures, as SVG: `python docs/figures.py`. A test compares them.
 
-They follow the reader's light or dark page. Nothing in them is measured. What is read from C++ is compiled for it.
+They follow the reader's light or dark page. What is read from C++ is compiled for it. One is measured: `one_layer`
+draws what step 4's pages/token_trace.cu has recorded.
 """
 
 import json
@@ -313,7 +314,60 @@ def five_hops(draw: Drawing) -> None:
     )
 
 
-FIGURES = (grid, coalescing, banks, online_softmax, fragments, ring, one_launch, five_hops)
+TRACE = FOLDER.parent.parent / "step4-integration" / "results" / "h200-token-trace.json"
+QUERIES, ATTENDED, WEIGHTS, INPUT, MULTIPLIED, SUMMED, SENT = range(7)  # token_block.h's Moment
+
+
+def one_layer(draw: Drawing) -> None:
+    """A layer of GPT-2 124M in one launch, recorded on an H200: what each of 132 blocks does, and when it waits"""
+    recorded = json.loads(TRACE.read_text(encoding="utf-8"))
+    left, top, high, every = 64, 60, 5, 3
+    blocks = recorded["blocks"]
+    ends = [max(products[-1][SENT] for products in blocks), *(products[0][WEIGHTS] for products in blocks)]
+    begin, end = min(ends[1:]), ends[0]
+    each = (WIDTH - left - 12) / (end - begin)  # pixels of a nanosecond
+    colours = {"waits": "#c9c9c9", "attention": "#8a5bb5", "product": "#1f5fa8", "sums, sends": "#2f9d4a"}
+    colours |= {"weights are late": "#d2552f"}
+    parts: dict[str, list[str]] = {name: [] for name in colours}
+    for row, products in enumerate(blocks[::every]):
+        y = top + row * high + high / 2
+
+        def bar(name: str, since: float, until: float, y: float = y) -> None:
+            if until > since:
+                x = left + (since - begin) * each
+                parts[name].append(f"M{x:.1f} {y:g}h{(until - since) * each:.1f}")
+
+        now = products[0][WEIGHTS]
+        for product in products:
+            if product[ATTENDED]:
+                bar("waits", now, product[QUERIES])
+                bar("attention", product[QUERIES], product[ATTENDED])
+                now = product[ATTENDED]
+            bar("weights are late", now, product[WEIGHTS])
+            bar("waits", product[WEIGHTS], product[INPUT])
+            bar("product", product[INPUT], product[MULTIPLIED])
+            bar("sums, sends", product[MULTIPLIED], product[SENT])
+            now = product[SENT]
+    x = 8.0
+    for name, colour in colours.items():
+        draw.lines.append(f'<path d="{"".join(parts[name])}" stroke="{colour}" stroke-width="{high - 1}" fill="none"/>')
+        draw.lines.append(f'<rect x="{x:g}" y="8" width="12" height="12" fill="{colour}"/>')
+        draw.text(x + 17, 18, name)
+        x += 40 + 7.5 * len(name)
+    for product, name in enumerate(("q k v", "projection", "fc", "second product")):
+        first = min(products[product][INPUT] for products in blocks)
+        draw.text(left + (first - begin) * each, top - 8, f"{name} →", kind="small")
+    bottom = top + -(-len(blocks) // every) * high
+    for block in range(0, len(blocks), 33):
+        draw.text(left - 6, top + block / every * high + 8, f"block {block}", "end", "small")
+    draw.line(left, bottom + 4, WIDTH - 12, bottom + 4)
+    for moment in range(0, int((end - begin) / 1000) + 1, 2):
+        x = left + moment * 1000 * each
+        draw.line(x, bottom + 4, x, bottom + 9)
+        draw.text(x, bottom + 20, f"{moment} µs" if moment else "0", "middle", "small")
+
+
+FIGURES = (grid, coalescing, banks, online_softmax, fragments, ring, one_launch, five_hops, one_layer)
 
 
 def figure(paint: Callable[[Drawing], None]) -> str:

@@ -51,7 +51,7 @@ if __name__ == "__main__":
 import torch
 from gpt2_model import GPT2, Config
 from model import weights as weight_files
-from model.runner import Runner, forget, runner_of
+from model.runner import Changed, Runner, forget, runner_of
 
 from step4_integration import sample  # not installed? pip install -e ..
 
@@ -85,6 +85,7 @@ def generate(
     the next token is chosen there: the host does not wait between tokens. The cache holds all of the model's positions
     and stays until the model is deleted; `model.runner.forget` gives its memory back; also
     that of the second copy of the weights, 254 MB, by which a GPU adds to a long text of one row of the 124M model.
+    Weights on a GPU that are replaced or moved stay, too, until the next call.
 
     Args:
         prompts: ids [batch, length], int64 or int32; or a list of prompts, each a list of ids or a tensor [length], of
@@ -138,12 +139,20 @@ def generate(
             f"(the model has {positions} positions), got {max_new_tokens}"
         )
     device = model.wte.weight.device
-    borrowed = runner_of(model, len(rows) * samples) if use_cache else contextlib.nullcontext()
-    with torch.autocast(device.type, enabled=False), borrowed as runner:
-        reader = Cached(runner, rows, lengths, max_new_tokens) if use_cache else Uncached(model, rows, samples)
-        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-                   "repetition_penalty": repetition_penalty, "rung": model.config.rung("sample")}  # fmt: skip
-        new, log_probs = add_tokens(reader, rows, max_new_tokens, options, seed, ends, samples, on_token)
+    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+               "repetition_penalty": repetition_penalty, "rung": model.config.rung("sample")}  # fmt: skip
+
+    def add() -> tuple[torch.Tensor, torch.Tensor]:
+        borrowed = runner_of(model, len(rows) * samples) if use_cache else contextlib.nullcontext()
+        with borrowed as runner:
+            reader = Cached(runner, rows, lengths, max_new_tokens) if use_cache else Uncached(model, rows, samples)
+            return add_tokens(reader, rows, max_new_tokens, options, seed, ends, samples, on_token)
+
+    with torch.autocast(device.type, enabled=False):
+        try:
+            new, log_probs = add()
+        except Changed:  # since the last call; what has been launched meanwhile read weights of then: nobody sees it
+            new, log_probs = add()
     if isinstance(prompts, torch.Tensor):
         ids = rows if isinstance(rows, torch.Tensor) else torch.stack(rows)
         ids = ids if samples == 1 else ids.repeat_interleave(samples, dim=0)

@@ -197,15 +197,21 @@ class GPT2(nn.Module):
         return embedding(ids.mT, *tables, positions_of(ids, cu_seqlens), rung=rung).transpose(0, 1)
 
     def hidden(
-        self, ids: torch.Tensor, cache: KVCache | None = None, cu_seqlens: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor,
+        cache: KVCache | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+        last: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The normalised last hidden state [batch, length, n_embd] of `ids`, which follow the tokens in `cache`."""
+        """The normalised last hidden state [batch, length, n_embd] of `ids`, which follow the tokens in `cache`.
+
+        `last`, int64 [batch], with a cache: of each row the one token whose state is wanted, [batch, 1, n_embd]."""
         config = self.config
         length = ids.shape[1]
         if cache is not None:
             if cu_seqlens is not None:
                 raise ValueError("GPT2: `cache` must be None where `cu_seqlens` is given: it has one text in a row")
-            cache.open(length)
+            cache.open(length, last)
         x = self.embedded(ids, cache, cu_seqlens)
         # Each LayerNorm belongs to the op that makes its input: ln_2 to the attention before it, a block's ln_1 to the
         # residual sum that ends the block before. Only the very first stands alone.

@@ -43,6 +43,7 @@ class KVCache:
         self.length, self.ragged = 0, False
         self.rung = config.rung("kv_append")
         self.rows: torch.Tensor | None = None  # what all layers have left in `rows_of`, until the call ends
+        self.last: torch.Tensor | None = None  # of `open`
 
     @property
     def batch(self) -> int:
@@ -64,14 +65,15 @@ class KVCache:
         self.end.zero_()
         self.length, self.ragged = 0, False
 
-    def open(self, new: int) -> None:
-        """Begins a call that adds `new` tokens to every row."""
+    def open(self, new: int, last: torch.Tensor | None = None) -> None:
+        """Begins a call that adds `new` tokens to every row. `last`, int64 [batch]: of a row's new tokens the only one
+        whose hidden state is wanted; None for all."""
         if self.length + new > self.capacity:
             raise ValueError(f"KVCache: {new} tokens after {self.length} are more than the capacity, {self.capacity}")
         if self.ragged and new > 1:
             raise ValueError(f"KVCache: rows of different lengths take one token at a time, got {new}")
         self.next_end = self.end + new
-        self.rows = None
+        self.rows, self.last = None, last
 
     def rows_of(self, layer: int, length: int) -> torch.Tensor | None:
         """Where a layer of a prompt that begins a text leaves its packed q, k and v, [batch, length, 3 * width], so
@@ -99,6 +101,17 @@ class KVCache:
             return Keys(self.k[layer], self.v[layer], self.next_end, causal=False)
         end = self.length + new
         return Keys(self.k[layer, :, :, :end], self.v[layer, :, :, :end], None, causal=True)
+
+    def wanted(
+        self, layer: int, q: torch.Tensor, x: torch.Tensor, keys: Keys
+    ) -> tuple[torch.Tensor, torch.Tensor, Keys]:
+        """What a layer computes with: behind the last one's keys and values nobody needs the other tokens of a row."""
+        if self.last is None or layer + 1 < self.k.shape[0]:
+            return q, x, keys
+        end = torch.add(self.last, self.length + 1, out=torch.empty_like(self.end))
+        of_row = self.last[:, None, None]
+        q = q.gather(2, of_row[..., None].expand(-1, q.shape[1], 1, q.shape[3]))
+        return q, x.gather(1, of_row.expand(-1, 1, x.shape[2])), Keys(keys.k, keys.v, end, causal=False)
 
     def close(self, new: int) -> None:
         """Ends the call: all layers have the new tokens."""

@@ -32,6 +32,10 @@ def read_as(length: int, most: int) -> int:
     return min(padded, most)
 
 
+class Changed(Exception):
+    """A runner's graphs were recorded of other weights than the model has; asked anew, `runner_of` gives another."""
+
+
 class Runner:
     """A model with the buffers for `rows` texts. `logits` [rows, vocab] are those of the tokens that come next."""
 
@@ -58,8 +62,14 @@ class Runner:
 
     def is_of(self, model: Any) -> bool:
         """Whether the recorded graphs still are those of the model: its weights lie where they lay."""
-        same_config = model.config is self.config and model.config.rungs == self._rungs
-        return same_config and self._weights.are_unchanged()
+        return self.has_config_of(model) and self._weights.are_unchanged()
+
+    def has_config_of(self, model: Any) -> bool:
+        return model.config is self.config and model.config.rungs == self._rungs
+
+    def _check(self) -> None:
+        if not self._weights.are_unchanged():
+            raise Changed
 
     @property
     def _by_step(self) -> bool:
@@ -92,15 +102,20 @@ class Runner:
     def read(self, ids: torch.Tensor, lengths: list[int], new_tokens: int = 0) -> None:
         """Begins anew with prompts [batch, length], of `lengths` tokens each; the rows of the runner are `rows/batch`
         for each. What stands in `ids` behind a prompt does not matter, if it is in the vocabulary. `new_tokens`: how
-        many will be added at most."""
+        many will be added at most. Raises `Changed`."""
         batch, length = ids.shape
         self._packed = None
-        if self._packs(new_tokens):
-            model = self.model()  # packed anew for each text: training and load_state_dict write weights in place
-            self._packed = self._memory = decode_pack(model.wte.weight, model.step_weights(), self._memory)
         whole = batch * length <= PROMPT_TOKENS
         padded = read_as(length, self.config.n_positions) if whole and self._pool else length
         prompt = self._prompts.get((batch, padded))
+        packs = self._packs(new_tokens)
+        # A graph reads the prompt while the host looks whether it is the model's still: it writes what is ours alone.
+        looks_later = prompt is not None and not packs
+        if not looks_later:
+            self._check()
+        if packs:
+            model = self.model()  # packed anew for each text: training and load_state_dict write weights in place
+            self._packed = self._memory = decode_pack(model.wte.weight, model.step_weights(), self._memory)
         if prompt is None:
             prompt = Prompt(self, batch, padded)
             if whole and self._pool:  # one that is read in parts takes so long that its launching does not count
@@ -114,6 +129,8 @@ class Runner:
             prompt.graph.replay()
         else:
             prompt.run()
+        if looks_later:
+            self._check()
         if batch < self.cache.batch:
             samples = self.cache.batch // batch
             for cache in (self.cache.k, self.cache.v):
@@ -175,7 +192,6 @@ class Prompt:
         self.graph: torch.cuda.CUDAGraph | None = None
         self._lengths = [1] * batch
         self._last = torch.zeros(batch, dtype=torch.int64, device=device)  # of each prompt, where its last token is
-        self._rows = torch.arange(batch, device=device)
 
     def take(self, ids: torch.Tensor, lengths: list[int]) -> None:
         """The prompts to be read, [batch, length], of `lengths` tokens each."""
@@ -201,16 +217,18 @@ class Prompt:
         for begin in range(0, length, part):
             ids = self.ids[:, begin : begin + part]
             last = self._last if part >= length else (self._last - begin).clamp(0, ids.shape[1] - 1)
-            among = model.hidden(ids, cache)[self._rows, last]
+            among = model.hidden(ids, cache, last=last)[:, 0]
             hidden = among if hidden is None else torch.where((self._last >= begin)[:, None], among, hidden)
         self.logits.copy_(model.logits(hidden))
         torch.add(self._last, 1, out=cache.end)
 
 
 class Weights:
-    """The parameters of a model and where they lie, to be compared with later. The model itself is not held."""
+    """The parameters of a model and where they lie, to be compared with later. The model itself is not held; on a GPU
+    the memory of its parameters is, since a graph may be replayed before they are compared."""
 
     def __init__(self, model: nn.Module):
+        self._memory = [parameter.detach() for parameter in model.parameters() if parameter.is_cuda]
         self._holders = [each for m in model.modules() for each in (m._modules, m._parameters)]
         self._held = [list(holder.values()) for holder in self._holders]  # no other object gets their addresses
         self._places = places(self._holders)
@@ -228,13 +246,13 @@ _runners: weakref.WeakKeyDictionary[nn.Module, dict[int, Runner]] = weakref.Weak
 def runner_of(model: Any, rows: int) -> Iterator[Runner]:
     """The model's runner for so many rows, for one call: the one of the last calls, where the model is as it was.
 
-    Who calls meanwhile, another thread or an `on_token`, gets one of their own. A call that fails keeps none: nobody
-    knows what it left.
+    Whether its weights are the model's still, `Runner.read` looks. Who calls meanwhile, another thread or an
+    `on_token`, gets one of their own. A call that fails keeps none: nobody knows what it left.
     """
     with _lock:
         kept = _runners.setdefault(model, {})
         runner = kept.pop(rows, None)
-        if runner is None or not runner.is_of(model):
+        if runner is None or not runner.has_config_of(model):
             runner = None  # its memory goes before there is another
             for other in [other for other, old in kept.items() if not old.is_of(model)]:
                 del kept[other]  # it would hold weights that are no longer the model's

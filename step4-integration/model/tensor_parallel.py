@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from model.all_reduce import MOST_WIDTH, MOST_WORKERS, PeerMemory, see_each_other
 from model.blocks import v1_torch, v2_separate
-from model.blocks.shared import join_heads, keys_of, scale_of, split_heads
+from model.blocks.shared import join_heads, scale_of, split_heads, with_keys
 from model.cache import KVCache
 from step3_fused import linear_gelu  # not installed? pip install -e ..
 from step4_integration import cross_entropy
@@ -185,8 +185,9 @@ def end(group, ops, memory, update, bias, x, norm, config):
 def block(group, ops, memory, weights, y, x, norm, config, layer, cache, cu_seqlens):
     """A form as those of model/blocks/, of their parts: `ops` are PyTorch's or the project's; `memory` is the workers'
     or None."""
-    q, k, v = split_heads(ops.product(copied(y, group), weights.attn.c_attn, config), config)
-    attended = ops.attend(q, keys_of(cache, layer, k, v, cu_seqlens), scale_of(config, layer), config)
+    qkv = split_heads(ops.product(copied(y, group), weights.attn.c_attn, config), config)
+    q, x, keys = with_keys(cache, layer, qkv, x, cu_seqlens)
+    attended = ops.attend(q, keys, scale_of(config, layer), config)
     update = ops.product(join_heads(attended), Part(weights.attn.c_proj.weight), config)
     y, x = end(group, ops, memory, update, weights.attn.c_proj.bias, x, weights.ln_2, config)
     inner = ops.inner(copied(y, group), weights.mlp.c_fc, config)

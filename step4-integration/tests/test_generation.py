@@ -126,6 +126,35 @@ def test_keys_of_all_layers_are_appended_at_once_or_one_by_one(rows, batch, devi
 
 
 @on_each_device
+@each_form
+@pytest.mark.parametrize("before", [0, 4])
+def test_of_a_prompt_the_last_layer_computes_one_token(before, blocks, device, folder, monkeypatch):
+    """Its keys and values are those of all tokens; of the rest the other tokens have no part."""
+    model, shapes = GPT2.from_pretrained(folder, blocks=blocks, device=device), []
+    form, ids, last = FORMS[blocks], tokens(3, 11, device), torch.tensor([10, 0, 6], device=device)
+
+    def seen(*args):
+        y, x = form(*args)
+        shapes.append((y.shape[1], x.shape[1]))
+        return y, x
+
+    monkeypatch.setitem(FORMS, blocks, seen)
+    expected, keys = (cache.KVCache(model.config, 3, device=device) for _ in range(2))
+    with torch.no_grad():
+        for of in (expected, keys):
+            if before:
+                model.hidden(tokens(3, before, device, seed=1), of)
+        whole = model.hidden(ids, expected)
+        shapes.clear()
+        of_last = model.hidden(ids, keys, last=last)
+    assert shapes == [(11, 11)] * (model.config.n_layer - 1) + [(1, 1)]
+    torch.testing.assert_close(of_last[:, 0], whole[[0, 1, 2], last], rtol=1e-4, atol=1e-4)
+    for name in ("k", "v", "end"):
+        assert torch.equal(getattr(keys, name), getattr(expected, name))
+    assert keys.length == expected.length == before + 11
+
+
+@on_each_device
 @pytest.mark.parametrize("most", [1, 8, 30])
 def test_long_prompts_are_read_in_parts(most, device, folder, monkeypatch):
     model = GPT2.from_pretrained(folder, device=device)
@@ -371,6 +400,25 @@ def test_a_model_that_has_changed_is_what_speaks(change, device, folder):
     now = generate(model, ids, 20)
     check_tokens(now, generate(model, ids, 20, use_cache=False))
     assert change == "dtype" or not torch.equal(now, before)
+
+
+def test_what_a_graph_of_other_weights_has_read_is_read_again(folder):
+    """A prompt's graph is replayed before the host has looked whether it is the model's still."""
+    model, ids, replayed = GPT2.from_pretrained(folder), tokens(1, 7), []
+    before = generate(model, ids, 9)
+    with runner.runner_of(model, 1) as kept:
+        prompt = runner.Prompt(kept, 1, 7)
+        prompt.graph = types.SimpleNamespace(replay=lambda: replayed.append(prompt.run()))
+        kept._prompts[1, 7] = prompt
+    check_tokens(generate(model, ids, 9), before)
+    assert len(replayed) == 1
+    replaced(model)
+    now = generate(model, ids, 9)
+    assert len(replayed) == 2
+    check_tokens(now, generate(model, ids, 9, use_cache=False))
+    assert not torch.equal(now, before)
+    with runner.runner_of(model, 1) as kept:
+        assert not kept._prompts
 
 
 @on_each_device

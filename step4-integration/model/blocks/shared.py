@@ -46,11 +46,18 @@ def join_heads(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def keys_of(
-    cache: KVCache | None, layer: int, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor | None
-) -> Keys:
-    """What the new tokens attend to: themselves, or, with a cache, the tokens before as well."""
-    return Keys(k, v, None, causal=True, cu_seqlens=cu_seqlens) if cache is None else cache.append(layer, k, v)
+def with_keys(
+    cache: KVCache | None,
+    layer: int,
+    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    x: torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, Keys]:
+    """q and x, and what the new tokens attend to: themselves, or, with a cache, the tokens before as well."""
+    q, k, v = qkv
+    if cache is None:
+        return q, x, Keys(k, v, None, causal=True, cu_seqlens=cu_seqlens)
+    return cache.wanted(layer, q, x, cache.append(layer, k, v))
 
 
 def scale_of(config: Any, layer: int) -> float:

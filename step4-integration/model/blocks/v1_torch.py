@@ -6,12 +6,13 @@ About 10 launches a block on a GPU. Between any two the whole tensor goes to mem
 import torch
 from torch.nn import functional as F
 
-from model.blocks.shared import join_heads, keys_of, scale_of, split_heads
+from model.blocks.shared import join_heads, scale_of, split_heads, with_keys
 
 
 def block(weights, y, x, norm, config, layer, cache, cu_seqlens):
-    q, k, v = split_heads(product(y, weights.attn.c_attn), config)
-    attended = attention(q, keys_of(cache, layer, k, v, cu_seqlens), scale_of(config, layer))
+    qkv = split_heads(product(y, weights.attn.c_attn), config)
+    q, x, keys = with_keys(cache, layer, qkv, x, cu_seqlens)
+    attended = attention(q, keys, scale_of(config, layer))
     y, x = add_and_norm(product(join_heads(attended), weights.attn.c_proj), x, weights.ln_2, config)
     hidden = F.gelu(product(y, weights.mlp.c_fc), approximate=config.gelu)
     return add_and_norm(product(hidden, weights.mlp.c_proj), x, norm, config)

@@ -7,15 +7,16 @@ The products are step 2's `linear`.
 
 import torch
 
-from model.blocks.shared import join_heads, keys_of, scale_of, split_heads
+from model.blocks.shared import join_heads, scale_of, split_heads, with_keys
 from step1_simple import bias_gelu  # not installed? pip install -e ..
 from step2_attention import attention, attention_decode, linear
 from step3_fused import residual_layer_norm
 
 
 def block(weights, y, x, norm, config, layer, cache, cu_seqlens):
-    q, k, v = split_heads(product(y, weights.attn.c_attn, config), config)
-    attended = attend(q, keys_of(cache, layer, k, v, cu_seqlens), scale_of(config, layer), config)
+    qkv = split_heads(product(y, weights.attn.c_attn, config), config)
+    q, x, keys = with_keys(cache, layer, qkv, x, cu_seqlens)
+    attended = attend(q, keys, scale_of(config, layer), config)
     y, x = add_and_norm(product(join_heads(attended), weights.attn.c_proj, config), x, weights.ln_2, config)
     raw = linear(y, weights.mlp.c_fc.weight, rung=config.rung("linear"))
     hidden = bias_gelu(raw, weights.mlp.c_fc.bias, approximate=config.gelu, rung=config.rung("bias_gelu"))

@@ -3,7 +3,7 @@
 Change: three calls become one, and for few rows one launch. The MLP is as before.
 """
 
-from model.blocks.shared import keys_of, scale_of, split_heads
+from model.blocks.shared import scale_of, split_heads, with_keys
 from model.blocks.v2_separate import add_and_norm, product
 from step1_simple import bias_gelu  # not installed? pip install -e ..
 from step2_attention import linear
@@ -20,8 +20,8 @@ def block(weights, y, x, norm, config, layer, cache, cu_seqlens):
 def attend_and_norm(weights, y, x, config, layer, cache, cu_seqlens):
     """The block's first half: adds attention over `y` to `x`. Returns the sum's LayerNorm by ln_2, and the sum."""
     rows = None if cache is None else cache.rows_of(layer, y.shape[1])
-    q, k, v = split_heads(product(y, weights.attn.c_attn, config, rows), config)
-    keys = keys_of(cache, layer, k, v, cu_seqlens)
+    qkv = split_heads(product(y, weights.attn.c_attn, config, rows), config)
+    q, x, keys = with_keys(cache, layer, qkv, x, cu_seqlens)
     projection, norm = weights.attn.c_proj, weights.ln_2
     return attention_block(
         q, keys.k, keys.v, x, projection.weight, projection.bias, norm.weight, norm.bias, None, keys.end,
