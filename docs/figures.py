@@ -314,20 +314,19 @@ def five_hops(draw: Drawing) -> None:
     )
 
 
-TRACE = FOLDER.parent.parent / "step4-integration" / "results" / "h200-token-trace.json"
 QUERIES, ATTENDED, WEIGHTS, INPUT, MULTIPLIED, SUMMED, SENT = range(7)  # token_block.h's Moment
 
 
 def one_layer(draw: Drawing) -> None:
     """A layer of GPT-2 124M in one launch, recorded on an H200: what each of 132 blocks does, and when it waits"""
-    recorded = json.loads(TRACE.read_text(encoding="utf-8"))
+    recorded = json.loads((FOLDER / "one_layer.json").read_text(encoding="utf-8"))
     left, top, high, every = 64, 60, 5, 3
     blocks = recorded["blocks"]
     ends = [max(products[-1][SENT] for products in blocks), *(products[0][WEIGHTS] for products in blocks)]
     begin, end = min(ends[1:]), ends[0]
     each = (WIDTH - left - 12) / (end - begin)  # pixels of a nanosecond
     colours = {"waits": "#c9c9c9", "attention": "#8a5bb5", "product": "#1f5fa8", "sums, sends": "#2f9d4a"}
-    colours |= {"weights are late": "#d2552f"}
+    colours |= {"takes weights": "#d2552f"}
     parts: dict[str, list[str]] = {name: [] for name in colours}
     for row, products in enumerate(blocks[::every]):
         y = top + row * high + high / 2
@@ -343,7 +342,7 @@ def one_layer(draw: Drawing) -> None:
                 bar("waits", now, product[QUERIES])
                 bar("attention", product[QUERIES], product[ATTENDED])
                 now = product[ATTENDED]
-            bar("weights are late", now, product[WEIGHTS])
+            bar("takes weights", now, product[WEIGHTS])
             bar("waits", product[WEIGHTS], product[INPUT])
             bar("product", product[INPUT], product[MULTIPLIED])
             bar("sums, sends", product[MULTIPLIED], product[SENT])

@@ -148,7 +148,8 @@ def generate(
             reader = Cached(runner, rows, lengths, max_new_tokens) if use_cache else Uncached(model, rows, samples)
             return add_tokens(reader, rows, max_new_tokens, options, seed, ends, samples, on_token)
 
-    with torch.autocast(device.type, enabled=False):
+    autocasts = torch.is_autocast_enabled(device.type)
+    with torch.autocast(device.type, enabled=False) if autocasts else contextlib.nullcontext():
         try:
             new, log_probs = add()
         except Changed:  # since the last call; what has been launched meanwhile read weights of then: nobody sees it
@@ -308,8 +309,7 @@ def add_tokens(
     """
     count, vocab = reader.logits.shape
     device = reader.logits.device
-    none = torch.empty(count, 0, dtype=torch.int64, device=device)
-    added = [(none, none.float())]  # a column a step
+    added = []  # a column a step
     rng_state = seen = None
     if options["temperature"] > 0:
         key = (
@@ -339,7 +339,12 @@ def add_tokens(
     if watcher:
         watcher.finish()
         done = min(most, max(watcher.ended) + 1) if all(end is not None for end in watcher.ended) else most
-    tokens, log_probs = (torch.cat(each[: done + 1], dim=1) for each in zip(*added, strict=True))
+    if not added:
+        none = torch.empty(count, 0, dtype=torch.int64, device=device)
+        return none, none.float()
+    if done == 1:
+        return added[0]
+    tokens, log_probs = (torch.cat(each[:done], dim=1) for each in zip(*added, strict=True))
     for row, end in enumerate(watcher.ended if watcher else []):
         if end is not None:
             tokens[row, end + 1 :] = tokens[row, end].clone()

