@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -79,7 +79,12 @@ def _check_cuda_graph(function: Callable, inputs: tuple, kwargs: dict, name: str
 
 
 def check_automatic(
-    step: types.ModuleType, op: str, sizes: Callable[[dict], dict[str, int] | None], *, at_most: float = 1.15
+    step: types.ModuleType,
+    op: str,
+    sizes: Callable[[dict], dict[str, int] | None],
+    *,
+    at_most: float = 1.15,
+    besides: Collection[str] = (),
 ) -> None:
     """Checks that what `auto` takes on a GPU is read off the step's results, where the rungs were measured.
 
@@ -90,7 +95,8 @@ def check_automatic(
     may be ahead, by `at_most` this factor. What is noise does not count.
 
     `sizes`: called with the shape of a case, gives the sizes as the op's Args have them; None leaves the case out, as
-    one in which something else than sizes decides.
+    one in which something else than sizes decides. `besides`: rungs that are left out, as the caller must give them
+    something that `auto` cannot make.
 
     Raises:
         AssertionError: names the case or the rung.
@@ -116,7 +122,8 @@ def check_automatic(
             key = results.case_key(case[0])
             if key not in by_key or is_measured(case) and not is_measured(by_key[key]):
                 by_key[key] = case
-    measured = files[0]._replace(rows=[row for case in by_key.values() for row in case])
+    rows = [row for case in by_key.values() for row in case if row["impl"] not in besides]
+    measured = files[0]._replace(rows=rows)
     by_case = results.behind(measured, op, chosen)
     worst = {case: max(ratios.items(), key=lambda item: item[1]) for case, ratios in by_case.items()}
     late = {case: f"{ratio:.2f} times the time of {rung}" for case, (rung, ratio) in worst.items() if ratio > at_most}
