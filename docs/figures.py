@@ -318,7 +318,7 @@ QUERIES, ATTENDED, WEIGHTS, INPUT, MULTIPLIED, SUMMED, SENT = range(7)  # token_
 
 
 def one_layer(draw: Drawing) -> None:
-    """A layer of GPT-2 124M in one launch, recorded on an H200: what each of 132 blocks does, and when it waits"""
+    """A layer of GPT-2 124M in one launch, recorded on an H200: what every third of 132 blocks does"""
     recorded = json.loads((FOLDER / "one_layer.json").read_text(encoding="utf-8"))
     left, top, high, every = 64, 60, 5, 3
     blocks = recorded["blocks"]

@@ -150,10 +150,11 @@ def generate(
 
     autocasts = torch.is_autocast_enabled(device.type)
     with torch.autocast(device.type, enabled=False) if autocasts else contextlib.nullcontext():
-        try:
-            new, log_probs = add()
-        except Changed:  # since the last call; what has been launched meanwhile read weights of then: nobody sees it
-            new, log_probs = add()
+        added = None
+        while added is None:  # once more if its weights have changed since the last call: nobody sees what was read
+            with contextlib.suppress(Changed):  # and behind it the runner of then is gone
+                added = add()
+    new, log_probs = added
     if isinstance(prompts, torch.Tensor):
         ids = rows if isinstance(rows, torch.Tensor) else torch.stack(rows)
         ids = ids if samples == 1 else ids.repeat_interleave(samples, dim=0)

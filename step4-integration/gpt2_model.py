@@ -212,6 +212,8 @@ class GPT2(nn.Module):
             if cu_seqlens is not None:
                 raise ValueError("GPT2: `cache` must be None where `cu_seqlens` is given: it has one text in a row")
             cache.open(length, last)
+        elif last is not None:
+            raise ValueError("GPT2: `last` must be None without a `cache`: it is of prompts that are read into one")
         x = self.embedded(ids, cache, cu_seqlens)
         # Each LayerNorm belongs to the op that makes its input: ln_2 to the attention before it, a block's ln_1 to the
         # residual sum that ends the block before. Only the very first stands alone.

@@ -108,7 +108,7 @@ class KVCache:
         """What a layer computes with: behind the last one's keys and values nobody needs the other tokens of a row."""
         if self.last is None or layer + 1 < self.k.shape[0]:
             return q, x, keys
-        end = torch.add(self.last, self.length + 1, out=torch.empty_like(self.end))
+        end = torch.add(self.end, self.last + 1, out=torch.empty_like(self.end))
         of_row = self.last[:, None, None]
         q = q.gather(2, of_row[..., None].expand(-1, q.shape[1], 1, q.shape[3]))
         return q, x.gather(1, of_row.expand(-1, 1, x.shape[2])), Keys(keys.k, keys.v, end, causal=False)

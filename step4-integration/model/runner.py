@@ -68,8 +68,11 @@ class Runner:
         return model.config is self.config and model.config.rungs == self._rungs
 
     def _check(self) -> None:
-        if not self._weights.are_unchanged():
-            raise Changed
+        if self._weights.are_unchanged():
+            return
+        if self._pool:  # who writes into the buffers, on whichever stream, must have ended before they are given back
+            torch.cuda.current_stream(self._device).synchronize()
+        raise Changed
 
     @property
     def _by_step(self) -> bool:

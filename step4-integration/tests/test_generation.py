@@ -161,6 +161,15 @@ def test_of_a_prompt_the_last_layer_computes_one_token(before, blocks, device, f
     for name in ("k", "v", "end"):
         assert torch.equal(getattr(keys, name), getattr(expected, name))
     assert keys.length == expected.length == before + 11
+    for of in (expected, keys):  # texts of unequal length, of a token each
+        of.end.copy_(last + before + 1)
+        of.ragged = True
+    with torch.no_grad():
+        whole = model.hidden(ids[:, :1], expected)
+        of_last = model.hidden(ids[:, :1], keys, last=torch.zeros_like(last))
+    torch.testing.assert_close(of_last, whole, rtol=1e-4, atol=1e-4)
+    with testing.raises(ValueError, "`last` must be None without a `cache`"):
+        model.hidden(ids, last=last)
 
 
 @on_each_device
@@ -411,18 +420,34 @@ def test_a_model_that_has_changed_is_what_speaks(change, device, folder):
     assert change == "dtype" or not torch.equal(now, before)
 
 
-def test_what_a_graph_of_other_weights_has_read_is_read_again(folder):
+def test_what_a_graph_of_other_weights_has_read_is_read_again(folder, monkeypatch):
     """A prompt's graph is replayed before the host has looked whether it is the model's still."""
-    model, ids, replayed = GPT2.from_pretrained(folder), tokens(1, 7), []
+    model, ids, replayed, alone = GPT2.from_pretrained(folder), tokens(1, 7), [], []
     before = generate(model, ids, 9)
     with runner.runner_of(model, 1) as kept:
-        prompt = runner.Prompt(kept, 1, 7)
-        prompt.graph = types.SimpleNamespace(replay=lambda: replayed.append(prompt.run()))
+        prompt, old = runner.Prompt(kept, 1, 7), weakref.ref(kept)
         kept._prompts[1, 7] = prompt
+
+    def replay():
+        prompt.run()
+        if replayed:  # by then it is a stale graph
+            prompt.logits.fill_(torch.nan)
+            prompt.cache.k.fill_(torch.nan)
+        replayed.append(prompt)
+
+    class Another(runner.Runner):
+        def __init__(self, *args):
+            alone.append(old() is None)  # its memory goes before there is another
+            super().__init__(*args)
+
+    prompt.graph = types.SimpleNamespace(replay=replay)
     check_tokens(generate(model, ids, 9), before)
     assert len(replayed) == 1
+    del kept
     replaced(model)
+    monkeypatch.setattr(runner, "Runner", Another)
     now = generate(model, ids, 9)
+    assert alone == [True]
     assert len(replayed) == 2
     check_tokens(now, generate(model, ids, 9, use_cache=False))
     assert not torch.equal(now, before)
