@@ -322,11 +322,15 @@ def one_layer(draw: Drawing) -> None:
     recorded = json.loads((FOLDER / "one_layer.json").read_text(encoding="utf-8"))
     left, top, high, every = 64, 60, 5, 3
     blocks = recorded["blocks"]
-    ends = [max(products[-1][SENT] for products in blocks), *(products[0][WEIGHTS] for products in blocks)]
-    begin, end = min(ends[1:]), ends[0]
+    begin, end = min(products[0][WEIGHTS] for products in blocks), max(products[-1][SENT] for products in blocks)
     each = (WIDTH - left - 12) / (end - begin)  # pixels of a nanosecond
-    colours = {"waits": "#c9c9c9", "attention": "#8a5bb5", "product": "#1f5fa8", "sums, sends": "#2f9d4a"}
-    colours |= {"takes weights": "#d2552f"}
+    colours = {
+        "waits": "#c9c9c9",
+        "attention": "#8a5bb5",
+        "product": "#1f5fa8",
+        "sums, sends": "#2f9d4a",
+        "takes weights": "#d2552f",
+    }
     parts: dict[str, list[str]] = {name: [] for name in colours}
     for row, products in enumerate(blocks[::every]):
         y = top + row * high + high / 2

@@ -83,9 +83,9 @@ def generate(
     The first step reads the prompts; each later one a single token, whose query meets the keys and values that the
     steps before left in the cache. On a GPU both are CUDA graphs, recorded at the first call for a number of rows, and
     the next token is chosen there: the host does not wait between tokens. The cache holds all of the model's positions
-    and stays until the model is deleted; `model.runner.forget` gives its memory back; also
-    that of the second copy of the weights, 254 MB, by which a GPU adds to a long text of one row of the 124M model.
-    Weights on a GPU that are replaced or moved stay, too, until the next call.
+    and stays until the model is deleted. So do the second copy of the weights, 254 MB, by which a GPU adds to a long
+    text of one row of the 124M model, and, until the next call, weights on a GPU that were replaced or moved.
+    `model.runner.forget` gives the memory back.
 
     Args:
         prompts: ids [batch, length], int64 or int32; or a list of prompts, each a list of ids or a tensor [length], of
