@@ -9,6 +9,7 @@ torchrun --standalone --nproc-per-node 2 generate.py --model …              ea
 import argparse
 import codecs
 import contextlib
+import functools
 import io
 import math
 import operator
@@ -58,8 +59,21 @@ from step4_integration import sample  # not installed? pip install -e ..
 BEHIND = 8  # steps that the host may be behind the GPU in looking at tokens
 
 
-@torch.inference_mode(False)  # what is kept for the next call must be writable there, whatever its mode
-@torch.no_grad()
+def without_gradients(function: Callable) -> Callable:
+    """Outside inference mode, too: what is kept for the next call must be writable there, whatever its mode."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):
+                return call(*args, **kwargs)
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return call
+
+
+@without_gradients
 def generate(
     model: GPT2,
     prompts: torch.Tensor | Sequence[Any],
@@ -138,22 +152,20 @@ def generate(
             f"generate: `max_new_tokens` must be from 0 to {most - longest} after a prompt of {longest} tokens "
             f"(the model has {positions} positions), got {max_new_tokens}"
         )
-    device = model.wte.weight.device
     options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                "repetition_penalty": repetition_penalty, "rung": model.config.rung("sample")}  # fmt: skip
 
     def add() -> tuple[torch.Tensor, torch.Tensor]:
-        borrowed = runner_of(model, len(rows) * samples) if use_cache else contextlib.nullcontext()
-        with borrowed as runner:
-            reader = Cached(runner, rows, lengths, max_new_tokens) if use_cache else Uncached(model, rows, samples)
-            return add_tokens(reader, rows, max_new_tokens, options, seed, ends, samples, on_token)
+        rest = rows, max_new_tokens, options, seed, ends, samples, on_token
+        if not use_cache:
+            return add_tokens(Uncached(model, rows, samples), *rest)
+        with runner_of(model, len(lengths) * samples) as runner:
+            return add_tokens(Cached(runner, rows, lengths, max_new_tokens), *rest)
 
-    autocasts = torch.is_autocast_enabled(device.type)
-    with torch.autocast(device.type, enabled=False) if autocasts else contextlib.nullcontext():
-        added = None
-        while added is None:  # once more if its weights have changed since the last call: nobody sees what was read
-            with contextlib.suppress(Changed):  # and behind it the runner of then is gone
-                added = add()
+    added = None
+    while added is None:  # once more if its weights have changed since the last call: nobody sees what was read
+        with contextlib.suppress(Changed):  # and behind it the runner of then is gone
+            added = add()
     new, log_probs = added
     if isinstance(prompts, torch.Tensor):
         ids = rows if isinstance(rows, torch.Tensor) else torch.stack(rows)
@@ -161,7 +173,7 @@ def generate(
         texts = torch.cat([ids, new.to(prompts.device, prompts.dtype)], dim=1)
     else:
         lines = [row for row in rows for _ in range(samples)]
-        texts = [torch.cat([row.to(device), added]) for row, added in zip(lines, new, strict=True)]
+        texts = [torch.cat([row.to(new.device), added]) for row, added in zip(lines, new, strict=True)]
     return (texts, log_probs) if return_log_probs else texts
 
 
@@ -201,8 +213,10 @@ def check_prompts(model: GPT2, prompts: torch.Tensor | Sequence[Any]) -> list[to
 
 def check_stop(stop: Any, vocab_size: int) -> set[int]:
     """The tokens that end a row."""
+    if stop is None:
+        return set()
     alone = not isinstance(stop, Collection) or getattr(stop, "ndim", 1) == 0
-    several = [] if stop is None else [stop] if alone else stop
+    several = [stop] if alone else stop
     ends = {integer("stop", token) for token in several}
     for token in ends:
         if not 0 <= token < vocab_size:
@@ -214,6 +228,8 @@ def check_stop(stop: Any, vocab_size: int) -> set[int]:
 
 def integer(name: str, value: Any) -> int:
     """`value` as an int: NumPy's integers and a tensor's element are welcome, what has a fraction and truth are not."""
+    if type(value) is int:
+        return value
     try:
         if isinstance(value, bool) or getattr(value, "dtype", None) is torch.bool:
             raise TypeError
@@ -290,7 +306,8 @@ class Uncached:
 
     def _read(self) -> None:
         every = torch.arange(len(self.ids), device=self.ids.device)
-        self.logits = self.model.logits(self.model.hidden(self.ids)[every, self.lengths - 1])
+        with torch.autocast(self.ids.device.type, enabled=False):
+            self.logits = self.model.logits(self.model.hidden(self.ids)[every, self.lengths - 1])
 
 
 def add_tokens(

@@ -192,7 +192,7 @@ class GPT2(nn.Module):
         """What the first block adds to, [batch, length, n_embd]."""
         tables, rung = (self.wte.weight, self.wpe.weight), self.config.rung("embedding")
         if cu_seqlens is None:
-            return embedding(ids, *tables, None if cache is None else cache.end, rung=rung)
+            return embedding(ids, *tables, None if cache is None else cache.begin, rung=rung)
         # each token is a sequence of its own, and has its position
         return embedding(ids.mT, *tables, positions_of(ids, cu_seqlens), rung=rung).transpose(0, 1)
 
@@ -227,11 +227,15 @@ class GPT2(nn.Module):
             cache.close(length)
         return y
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`hidden @ tokenᵀ`, [..., vocab_size]: the head is the token table once more."""
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """`hidden @ tokenᵀ`, [..., vocab_size], in `out` if that is given: the head is the token table once more."""
+        weight, rung = self.wte.weight, self.config.rung("linear")
         if self.config.blocks == "v1_torch":
-            return F.linear(hidden, self.wte.weight)
-        return linear(hidden, self.wte.weight, transposed=True, rung=self.config.rung("linear"))
+            logits = F.linear(hidden, weight)
+            return logits if out is None else out.copy_(logits)
+        if out is not None:
+            return torch.ops.step2_attention.linear.out(hidden, weight, None, transposed=True, rung=rung, y=out)
+        return linear(hidden, weight, transposed=True, rung=rung)
 
     def step_weights(self) -> list[torch.Tensor]:
         """What `decode_step` takes as `weights`: those of each layer, then those of the last LayerNorm."""

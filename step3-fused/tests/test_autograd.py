@@ -114,9 +114,10 @@ def test_gradients_are_as_good_as_eagers(name, dtype, device):
         return torch.autograd.grad(outputs, variables, grads)
 
     formula = NORMS[name].formula
+    rounding = max(1e-5, torch.finfo(dtype).eps / 2)  # of the result: eager's may have been lucky
     for g, e, x in zip(gradients(None), gradients(formula), gradients(formula, torch.float64), strict=True):
         assert g.dtype == dtype
-        assert (g.double() - x).abs().max() <= 2 * (e.double() - x).abs().max() + 1e-5 * x.abs().max()
+        assert (g.double() - x).abs().max() <= 2 * (e.double() - x).abs().max() + rounding * x.abs().max()
 
 
 @every_op

@@ -5,18 +5,17 @@ ops one by one costs milliseconds. It is recorded with addresses, so ids, length
 and what changes from token to token lies in the device's memory.
 """
 
-import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from model.cache import KVCache
-from step4_integration import decode_check, decode_pack, decode_pack_refusal, decode_step, places
+from step4_integration import decode_check, decode_pack, decode_pack_refusal, places
 
 SHORTEST = 16  # prompts are read as if they were of 16, 32, 64 or 128 tokens, or of a multiple of 128: few graphs
 MOST_ROWS = 8  # by decode_step; it takes up to 32, but from 12 on the block's ops are faster
@@ -37,7 +36,11 @@ class Changed(Exception):
 
 
 class Runner:
-    """A model with the buffers for `rows` texts. `logits` [rows, vocab] are those of the tokens that come next."""
+    """A model with the buffers for `rows` texts. `logits` [rows, vocab] are those of the tokens that come next.
+
+    `with` borrows it for one call, behind which it is kept for the next one; after an error it is not, since nobody
+    knows what that left.
+    """
 
     def __init__(self, model: Any, rows: int):
         self.config, weight = model.config, model.wte.weight
@@ -78,16 +81,24 @@ class Runner:
     def _by_step(self) -> bool:
         return self.config.blocks == "v4_products" and self.cache.batch <= MOST_ROWS
 
-    def begin_call(self) -> None:
+    def __enter__(self) -> "Runner":
         """What is launched from here on waits for the call before, which may have been on another stream."""
-        if self._done:
+        if self._done and not self._done.query():  # to ask is sooner done than to wait
             torch.cuda.current_stream(self._device).wait_event(self._done)
+        return self
 
-    def end_call(self) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: Any) -> None:
+        if error:
+            return
         if self._packed is not None:
             decode_check(self._packed)
         if self._done:
             self._done.record(torch.cuda.current_stream(self._device))
+        with _lock:
+            kept = _runners.setdefault(self.model(), {})
+            kept.pop(self.cache.batch, None)
+            make_room(kept)
+            kept[self.cache.batch] = self
 
     @functools.cached_property  # of weights that lie elsewhere, or are others, this is no runner
     def _pack_refusal(self) -> str:
@@ -158,16 +169,16 @@ class Runner:
     def _run_step(self) -> None:
         model, config, cache = self.model(), self.config, self.cache
         if self._by_step:
-            logits = decode_step(
+            torch.ops.step4_integration.decode_step.out(
                 self.token, cache.end, self._begin, model.wte.weight, model.wpe.weight, model.step_weights(),
                 cache.k, cache.v, self._packed, scale=None if config.scale_attn_weights else 1.0,
                 scale_by_layer=config.scale_attn_by_inverse_layer_idx, eps=config.layer_norm_epsilon,
-                approximate=config.gelu, rung=config.rung("decode_step"),
+                approximate=config.gelu, rung=config.rung("decode_step"), logits=self.logits,
             )  # fmt: skip
             cache.length += 1
         else:
-            logits = model.logits(model.hidden(self.token[:, None], cache)[:, 0])
-        self.logits.copy_(logits)
+            with torch.autocast(self._device.type, enabled=False):
+                model.logits(model.hidden(self.token[:, None], cache)[:, 0], self.logits)
 
     def recorded(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """`run` as a graph. It runs once before: what is set up at first use is no launch of the graph's."""
@@ -213,17 +224,19 @@ class Prompt:
         written, and written over.
         """
         model, cache = self._model(), self.cache
-        cache.clear()
+        cache.length, cache.ragged = 0, False
         batch, length = self.ids.shape
         part = max(1, PROMPT_TOKENS // batch)
         hidden = None
-        for begin in range(0, length, part):
-            ids = self.ids[:, begin : begin + part]
-            last = self._last if part >= length else (self._last - begin).clamp(0, ids.shape[1] - 1)
-            among = model.hidden(ids, cache, last=last)[:, 0]
-            hidden = among if hidden is None else torch.where((self._last >= begin)[:, None], among, hidden)
-        self.logits.copy_(model.logits(hidden))
-        torch.add(self._last, 1, out=cache.end)
+        with torch.autocast(self.ids.device.type, enabled=False):
+            for begin in range(0, length, part):
+                ids = self.ids[:, begin : begin + part]
+                last = self._last if part >= length else (self._last - begin).clamp(0, ids.shape[1] - 1)
+                among = model.hidden(ids, cache, last=last)[:, 0]
+                hidden = among if hidden is None else torch.where((self._last >= begin)[:, None], among, hidden)
+            model.logits(hidden, self.logits)
+        if part < length:
+            torch.add(self._last, 1, out=cache.end)
 
 
 class Weights:
@@ -245,12 +258,11 @@ _lock, _recording = threading.Lock(), threading.Lock()
 _runners: weakref.WeakKeyDictionary[nn.Module, dict[int, Runner]] = weakref.WeakKeyDictionary()
 
 
-@contextlib.contextmanager
-def runner_of(model: Any, rows: int) -> Iterator[Runner]:
-    """The model's runner for so many rows, for one call: the one of the last calls, where the model is as it was.
+def runner_of(model: Any, rows: int) -> Runner:
+    """The model's runner for so many rows, to be borrowed: the one of the last calls, where the model is as it was.
 
     Whether its weights are the model's still, `Runner.read` looks. Who calls meanwhile, another thread or an
-    `on_token`, gets one of their own. A call that fails keeps none: nobody knows what it left.
+    `on_token`, gets one of their own.
     """
     with _lock:
         kept = _runners.setdefault(model, {})
@@ -260,14 +272,7 @@ def runner_of(model: Any, rows: int) -> Iterator[Runner]:
             for other in [other for other, old in kept.items() if not old.is_of(model)]:
                 del kept[other]  # it would hold weights that are no longer the model's
             make_room(kept)
-    runner = runner or Runner(model, rows)
-    runner.begin_call()
-    yield runner
-    runner.end_call()
-    with _lock:
-        kept.pop(rows, None)
-        make_room(kept)
-        kept[rows] = runner
+    return runner or Runner(model, rows)
 
 
 def make_room(kept: dict[int, Runner]) -> None:

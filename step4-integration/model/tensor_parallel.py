@@ -328,13 +328,13 @@ class TensorParallel(GPT2):
             places = positions_of(ids, cu_seqlens)
         else:
             places = torch.arange(ids.shape[1], device=ids.device)
-            places = places if cache is None else places + cache.end[:, None]
+            places = places if cache is None or cache.begin is None else places + cache.begin[:, None]
         return summed(rows, self.group) + F.embedding(places, self.wpe.weight)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The workers' logits side by side: gathered, which the loss does without. No gradients."""
         shares = gathered_as(super().logits(hidden), hidden.dim() - 1, self.words, self.group)
-        return torch.cat(shares, -1)
+        return torch.cat(shares, -1, out=out)
 
     def loss(self, ids: torch.Tensor, targets: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> torch.Tensor:
         """As of the whole model. A row of logits is nowhere in one place."""

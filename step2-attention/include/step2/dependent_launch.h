@@ -1,5 +1,6 @@
 // Programmatic dependent launch: a kernel that begins before the one in front of it in the stream has ended, and so has
-// its launch and its own preparations behind it when it may go on. From compute capability 9.0 on.
+// its launch and its own preparations behind it when it may go on. From compute capability 9.0 on; before, or compiled
+// for less, a kernel begins when the one in front has ended, and the two instructions are nothing.
 // CUDA Programming Guide, "Programmatic Dependent Launch and Synchronization".
 #pragma once
 
@@ -13,30 +14,44 @@ namespace kf::KF_BACKEND {
 // In the kernel in front: when all its blocks have said so, or ended, the next one's may begin.
 // PTX: griddepcontrol.launch_dependents
 __device__ __forceinline__ void launch_dependent_grids() {
-  if constexpr (!kHas90) return __trap();
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if constexpr (kHas90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 // In the kernel behind: the one in front has ended, and what it wrote is seen. Every block must wait, or the kernel
 // after it might begin before the one in front of it has ended. PTX: griddepcontrol.wait
 __device__ __forceinline__ void wait_on_dependent_grids() {
-  if constexpr (!kHas90) return __trap();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if constexpr (kHas90) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// Launches a kernel that may begin when the one in front lets it.
+// Asks for 128 bytes to come to the L2 cache: no read, so the kernel in front may still write them. PTX: prefetch
+__device__ __forceinline__ void prefetch_to_l2(const void* line) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}
+
+// Launches a kernel that waits for the one in front; if `dependent`, it may begin when that one lets it. Behind one
+// that does not it would begin a little later than an ordinary launch.
 template <class... Params, class... Arguments>
-void launch_dependent(void (*kernel)(Params...), dim3 grid, dim3 block, void* stream, Arguments... arguments) {
+void launch_dependent_if(bool dependent, void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared, void* stream,
+                         Arguments... arguments) {
+  cudaFuncAttributes compiled;  // for less than 9.0 it does not wait, on whichever GPU
+  check(cudaFuncGetAttributes(&compiled, kernel), "cudaFuncGetAttributes");
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = shared;
   config.stream = as_stream(stream);
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = dependent && compiled.ptxVersion >= 90 ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, arguments...), "cudaLaunchKernelEx");
+}
+
+template <class... Params, class... Arguments>
+void launch_dependent(void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared, void* stream,
+                      Arguments... arguments) {
+  launch_dependent_if(true, kernel, grid, block, shared, stream, arguments...);
 }
 
 // The same for clusters of `cluster` neighbours in x.

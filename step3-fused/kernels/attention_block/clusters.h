@@ -3,7 +3,7 @@
 #pragma once
 
 #include <kf/launch.h>
-#include <step2/cluster.h>
+#include <step2/dependent_launch.h>
 #include <step2/mbarrier.h>
 #include <step3/statistics.h>
 #include <step3/step2_attention.h>
@@ -128,12 +128,11 @@ void launch_way(void (*kernel)(Params...), const Attention& t, const Way& way, v
   const int threads = way.warps * kWarpSize;
   const int64_t bytes = shared_bytes(way, t);
   if (way.blocks > 1) {
-    launch_in_clusters(kernel, way.blocks, grid, threads, bytes, stream, arguments..., way);
+    launch_dependent_in_clusters(kernel, way.blocks, grid, threads, bytes, stream, arguments..., way);
   } else {
     allow_shared(kernel, bytes);
-    kernel<<<grid, threads, static_cast<size_t>(bytes), as_stream(stream)>>>(arguments..., way);
+    launch_dependent(kernel, grid, threads, bytes, stream, arguments..., way);
   }
-  check_launch();
 }
 
 inline attention_decode::Args attention_of(const Attention& t, DType dtype) {

@@ -31,9 +31,23 @@
 namespace kf::KF_BACKEND::attention_block {
 namespace {
 
+// The projection's weight is on its way to the L2 cache before the launch in front has ended.
+template <class T>
+__device__ __forceinline__ void ask_for_weight(const Rest<T>& rest) {
+  constexpr int kLine = 128 / sizeof(T);
+  const int64_t block = (int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  const int64_t size = int64_t{rest.width} * rest.width, blocks = int64_t{gridDim.x} * gridDim.y * gridDim.z;
+  for (int64_t i = (block * blockDim.x + threadIdx.x) * kLine; i < size; i += blocks * blockDim.x * kLine) {
+    prefetch_to_l2(rest.proj_weight + i);
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(256, 2)
     v5_cluster_kernel(const attention_decode::Args a, const Rest<T> rest, const Shares shares) {
+  launch_dependent_grids();
+  ask_for_weight(rest);
+  wait_on_dependent_grids();  // q, k and v are there
   extern __shared__ __align__(128) unsigned char memory[];
   const int width = rest.width, head_dim = static_cast<int>(a.head_dim);
   auto& header = *reinterpret_cast<Header*>(memory);

@@ -6,13 +6,16 @@
 //           second pass finds, the rest of the mean and the squares, is added up in one meeting, and each meeting has
 //           shared memory of its own. Where no vector divides the width, a lane takes every 32nd value. And values are
 //           held as they came, and widened anew for each pass: half types take half the registers of floats, and twice
-//           as many blocks stand beside each other, of which some load while others meet.
+//           as many blocks stand beside each other, of which some load while others meet. Rows of a warp that are so
+//           few that registers do not matter ask for weight and bias all at once; and up to 256 begin before the
+//           product in front of them has ended, if that lets them (step2/dependent_launch.h).
 // Launch    A row has V = width·sizeof(T)/16 vectors. V ≤ 256: a lane holds ⌈V/32⌉ of them, block 32×4 if these are at
 //           most 16 values, else 32×2, a row for each warp. Wider: grid rows, block 128, 256 or 512, the first with
 //           V ≤ 8·block, a thread 4 or 8 vectors, 3 values of shared memory for each warp. Without vectors a lane holds
 //           8 or 32 values, and rows of more than 1024 have a block of 64, 256 or 512
 // Moves     2·rows·width·sizeof(T) bytes; about 10·rows·width FLOPs
 // Limits    width ≤ 16384 (float64: 8192), rows ≤ 2³¹−1
+#include <step2/dependent_launch.h>
 #include <step3/held_row.h>
 
 #include "rungs.h"
@@ -20,10 +23,12 @@
 namespace kf::KF_BACKEND::layer_norm {
 namespace {
 
-template <class Row, class T, class C = compute_t<T>>
+template <class Row, LoadWeights kLoadWeights, class T, class C = compute_t<T>>
 __global__ void __launch_bounds__(Row::kThreads* kRowsOfBlock<Row>)
     v3_registers_kernel(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
                         T* __restrict__ y, Kept<C> kept, int64_t rows, int width, C eps) {
+  launch_dependent_grids();
+  wait_on_dependent_grids();  // x is there
   __shared__ C shared[3 * Row::kThreads / kWarpSize];
   const int64_t row = int64_t{blockIdx.x} * kRowsOfBlock<Row> + threadIdx.y;
   if (row >= rows) return;  // a whole warp; a block that takes a row has one
@@ -34,7 +39,7 @@ __global__ void __launch_bounds__(Row::kThreads* kRowsOfBlock<Row>)
   const auto get = [&](int i, C(&value)[Row::N]) { widen_anew(held[i], value); };
   const Statistics<C> s = held_statistics<Row>(get, width, eps, shared);
   if (threadIdx.x == 0) kept.keep(row, s);
-  store_pieces<Row, LoadWeights::kWhereNeeded>(get, s, width, weight, bias, y + row * width);
+  store_pieces<Row, kLoadWeights>(get, s, width, weight, bias, y + row * width);
 }
 
 }  // namespace
@@ -47,13 +52,19 @@ void v3_registers(const Args& a, void* stream) {
     with_held_row<T>(a.width, aligned_16(a.x, a.weight, a.bias, a.y), [&](auto shape) {
       using Row = decltype(shape);
       constexpr int kRows = kRowsOfBlock<Row>;
-      v3_registers_kernel<Row, T>
-          <<<static_cast<unsigned>(ceil_div(a.rows, kRows)), dim3(Row::kThreads, kRows), 0, as_stream(stream)>>>(
-              static_cast<const T*>(a.x), static_cast<const T*>(a.weight), static_cast<const T*>(a.bias),
-              static_cast<T*>(a.y), kept_of<T>(a), a.rows, static_cast<int>(a.width), static_cast<compute_t<T>>(a.eps));
+      const auto launch = [&](auto* kernel) {
+        // Few rows come from a product that lets the next launch begin: step2/few_rows.h.
+        launch_dependent_if(a.rows <= 256, kernel, static_cast<unsigned>(ceil_div(a.rows, kRows)),
+                            dim3(Row::kThreads, kRows), 0, stream, static_cast<const T*>(a.x),
+                            static_cast<const T*>(a.weight), static_cast<const T*>(a.bias), static_cast<T*>(a.y),
+                            kept_of<T>(a), a.rows, static_cast<int>(a.width), static_cast<compute_t<T>>(a.eps));
+      };
+      if constexpr (Row::kThreads == kWarpSize) {
+        if (a.rows <= 16 * multiprocessors()) return launch(v3_registers_kernel<Row, LoadWeights::kAtOnce, T>);
+      }
+      launch(v3_registers_kernel<Row, LoadWeights::kWhereNeeded, T>);
     });
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::layer_norm

@@ -9,11 +9,10 @@
 
 namespace kf::KF_BACKEND::layer_norm_backward {
 
-// kDependent: it is launched while the first stage runs, and waits for its end.
-template <bool kDependent, class T, class C = compute_t<T>>
+template <class T, class C = compute_t<T>>
 __global__ void finish_kernel(const C* __restrict__ partial, T* __restrict__ grad_weight, T* __restrict__ grad_bias,
                               int64_t parts, int64_t width) {
-  if constexpr (kDependent) wait_on_dependent_grids();
+  wait_on_dependent_grids();  // on the first stage, which may run still
   sum_columns<kFinishRows, C>(
       0, parts, 2 * width, [&](int64_t part, int64_t column) { return partial[part * 2 * width + column]; },
       [&](int64_t column, C total) {
@@ -21,18 +20,11 @@ __global__ void finish_kernel(const C* __restrict__ partial, T* __restrict__ gra
       });
 }
 
-// kDependent: the first stage calls launch_dependent_grids.
-template <class T, bool kDependent = false>
+template <class T>
 void finish(const void* partial, void* grad_weight, void* grad_bias, int64_t parts, int64_t width, void* stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(2 * width, kTileLanes))), block(kTileLanes, kFinishRows);
-  const auto* const from = static_cast<const compute_t<T>*>(partial);
-  auto *const of_weight = static_cast<T*>(grad_weight), *const of_bias = static_cast<T*>(grad_bias);
-  if constexpr (kDependent) {
-    launch_dependent(finish_kernel<true, T>, grid, block, stream, from, of_weight, of_bias, parts, width);
-  } else {
-    finish_kernel<false><<<grid, block, 0, as_stream(stream)>>>(from, of_weight, of_bias, parts, width);
-    check_launch();
-  }
+  launch_dependent(finish_kernel<T>, grid, block, 0, stream, static_cast<const compute_t<T>*>(partial),
+                   static_cast<T*>(grad_weight), static_cast<T*>(grad_bias), parts, width);
 }
 
 }  // namespace kf::KF_BACKEND::layer_norm_backward

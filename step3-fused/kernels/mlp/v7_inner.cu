@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(kInnerThreads, 1)
 template <class T>
 __global__ void __launch_bounds__(kAddThreads)
     v7_add_kernel(const float* parts, int clusters, const Rows<T> bias, const Rows<T> residual, const Rows<T> y) {
+  launch_dependent_grids();
   const int row = blockIdx.y, column = (static_cast<int>(blockIdx.x) * kAddThreads + threadIdx.x) * 8;
   const bool mine = column < y.width;
   Packed<T> of_bias, of_residual;
@@ -140,8 +141,8 @@ void launch(const Args& a, void* stream) {
   const auto add = v7_add_kernel<T>;
   check(cudaFuncSetAttribute(add, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared),
         "cudaFuncSetAttribute");
-  launch_dependent(add, dim3(static_cast<unsigned>(ceil_div(a.width, 8 * kAddThreads)), plan.rows), kAddThreads, stream,
-                   static_cast<const float*>(a.scratch), plan.clusters, Rows<T>(a.bias_2, 1, a.width),
+  launch_dependent(add, dim3(static_cast<unsigned>(ceil_div(a.width, 8 * kAddThreads)), plan.rows), kAddThreads, 0,
+                   stream, static_cast<const float*>(a.scratch), plan.clusters, Rows<T>(a.bias_2, 1, a.width),
                    Rows<T>(a.residual, a.rows, a.width), Rows<T>(a.y, a.rows, a.width));
 }
 
