@@ -16,7 +16,7 @@
 #pragma once
 
 #include <kf/launch.h>
-#include <step2/cluster.h>
+#include <step2/dependent_launch.h>
 #include <step2/hopper_epilogue.h>
 #include <step2/hopper_mainloop.h>
 
@@ -138,6 +138,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                    const __grid_constant__ EpilogueMaps epilogue_maps, const Schedule schedule,
                    const CollectiveEpilogue collective) {
+  launch_dependent_grids();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename CollectiveEpilogue::template Shared<Tile>*>(memory);
   const int rank = Tile::kBlocks == 1 ? 0 : static_cast<int>(cluster_rank_of_block());
@@ -149,6 +150,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     mbarrier_init_fence();
   }
   Tile::kBlocks == 1 ? __syncthreads() : cluster_sync();
+  wait_on_dependent_grids();  // operands are there
 
   if (warpgroup_of_block() == 0) {
     warpgroup_reg_dealloc<40>();
@@ -175,12 +177,11 @@ void launch_with_epilogue(const Product& p, const EpilogueMaps& maps, const Coll
   constexpr int64_t kBytes = sizeof(typename CollectiveEpilogue::template Shared<Tile>);
   const auto kernel = product_kernel<Tile, T, CollectiveEpilogue>;
   if constexpr (Tile::kBlocks > 1) {
-    launch_in_clusters(kernel, Tile::kBlocks, grid, kThreads, kBytes, stream, operands.a, operands.b, maps, schedule,
-                       collective);
+    launch_dependent_in_clusters(kernel, Tile::kBlocks, grid, kThreads, kBytes, stream, operands.a, operands.b, maps,
+                                 schedule, collective);
   } else {
     allow_shared(kernel, kBytes);
-    kernel<<<grid, kThreads, kBytes, as_stream(stream)>>>(operands.a, operands.b, maps, schedule, collective);
-    check_launch();
+    launch_dependent(kernel, grid, kThreads, kBytes, stream, operands.a, operands.b, maps, schedule, collective);
   }
 }
 

@@ -25,6 +25,7 @@
 // Limits    as v6_wgmma. Four times v8's bytes from the L2 cache (P = 128: twice), and a wait at each block's beginning
 //           and end: with enough tiles for all multiprocessors v8 is faster. Like v3 it rounds the weights
 #include <step2/attention/hopper.h>
+#include <step2/dependent_launch.h>
 
 #include "rungs.h"
 
@@ -204,6 +205,8 @@ template <bool kPacked, int kColumns, bool kDropout, class T>
 __global__ void __launch_bounds__(Shape<kColumns>::kThreads, 1)
     v9_split_kernel(Args a, const __grid_constant__ Maps maps) {
   using S = Shape<kColumns>;
+  launch_dependent_grids();
+  wait_on_dependent_grids();  // q, k and v are there
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<WithSeen<kPacked, Shared<kColumns, T>, kQueries>*>(memory);
   const auto heads = static_cast<unsigned>(a.batch * a.heads);
@@ -240,8 +243,7 @@ void v9_split(const Args& a, void* stream) {
     const auto kernel = v9_split_kernel<packed.value, columns.value, drops.value, T>;
     allow_shared(kernel, kBytes);
     const auto blocks = static_cast<unsigned>(a.batch * a.heads * ceil_div(a.q_length, kQueries));
-    kernel<<<blocks, Shape<columns.value>::kThreads, kBytes, as_stream(stream)>>>(a, maps_of<T>(a, kKeys));
-    check_launch();
+    launch_dependent(kernel, blocks, Shape<columns.value>::kThreads, kBytes, stream, a, maps_of<T>(a, kKeys));
   });
 }
 

@@ -26,6 +26,7 @@
 //           32 FLOP a byte
 // Limits    for x and weight as v6_wgmma. Where width is no multiple of 8, or y begins at none of 16 bytes, outputs
 //           leave element by element. With few tiles most multiprocessors have nothing to do
+#include <step2/dependent_launch.h>
 #include <step2/hopper_epilogue.h>
 #include <step2/hopper_mainloop.h>
 #include <step2/pipeline.h>
@@ -112,6 +113,7 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
     v7_persistent_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
                          const __grid_constant__ EpilogueMaps maps, const Schedule schedule, const T* bias, int width,
                          bool by_tma, const Store<T> store) {
+  launch_dependent_grids();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<Tile, T>*>(memory);
   if (threadIdx.x == 0) {
@@ -122,6 +124,7 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
     mbarrier_init_fence();
   }
   __syncthreads();
+  wait_on_dependent_grids();  // x is there
 
   if (warpgroup_of_block() == 0) {
     warpgroup_reg_dealloc<40>();
@@ -146,10 +149,8 @@ void launch(const Args& a, void* stream) {
   constexpr int64_t kBytes = sizeof(Shared<Tile, T>);
   allow_shared(kernel, kBytes);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(schedule.count(), multiprocessors()));
-  kernel<<<blocks, hopper::kThreads, kBytes, as_stream(stream)>>>(maps.a, maps.b, of_y, schedule,
-                                                                  static_cast<const T*>(a.bias),
-                                                                  static_cast<int>(a.width), store.out.vectors, store);
-  check_launch();
+  launch_dependent(kernel, blocks, hopper::kThreads, kBytes, stream, maps.a, maps.b, of_y, schedule,
+                   static_cast<const T*>(a.bias), static_cast<int>(a.width), store.out.vectors, store);
 }
 
 }  // namespace

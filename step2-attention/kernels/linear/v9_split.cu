@@ -18,6 +18,8 @@
 //           byte with w = 64, 43 with 128, 48 with 192, 51 with 256. v7's smallest tile has 43 and 32
 // Limits    as v7_persistent. Where tiles are many v7's are better: they need fewer bytes from the L2 cache, and, in
 //           their order, fewer from memory
+#include <step2/dependent_launch.h>
+
 #include <algorithm>
 
 #include "half_depth.h"
@@ -35,6 +37,7 @@ template <class Tile, class T>
 __global__ void __launch_bounds__(hopper::kThreads, 1)
     v9_split_kernel(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_weight,
                     const T* __restrict__ bias, const Rows<T> y, int k_tiles, int down) {
+  launch_dependent_grids();
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<SplitShared<Tile, T>*>(memory);
   auto& epilogue = *reinterpret_cast<EpilogueStorage<Tile, T>*>(memory);  // where the stages were
@@ -48,6 +51,7 @@ __global__ void __launch_bounds__(hopper::kThreads, 1)
     mbarrier_init_fence();
   }
   __syncthreads();
+  wait_on_dependent_grids();  // x is there
 
   const int warpgroup = warpgroup_of_block();
   if (warpgroup == 0) {
@@ -76,10 +80,9 @@ void launch(const Args& a, void* stream) {
   const int64_t down = ceil_div(a.rows, kSplitRows), tiles = down * ceil_div(a.width, Tile::kWidth);
   constexpr int64_t kBytes = sizeof(SplitShared<Tile, T>);
   allow_shared(kernel, kBytes);
-  kernel<<<static_cast<unsigned>(tiles), hopper::kThreads, kBytes, as_stream(stream)>>>(
-      map_x, map_weight, static_cast<const T*>(a.bias), Rows<T>(a.y, a.rows, a.width),
-      static_cast<int>(ceil_div(a.depth, hopper::kDepth)), static_cast<int>(down));
-  check_launch();
+  launch_dependent(kernel, static_cast<unsigned>(tiles), hopper::kThreads, kBytes, stream, map_x, map_weight,
+                   static_cast<const T*>(a.bias), Rows<T>(a.y, a.rows, a.width),
+                   static_cast<int>(ceil_div(a.depth, hopper::kDepth)), static_cast<int>(down));
 }
 
 // The width of tiles with which the busiest multiprocessor is done first; tiles come in rounds of one for each.

@@ -9,6 +9,7 @@
 // Moves     4·rows·width·sizeof(T) bytes; about 11·rows·width FLOPs. With x_bias width·sizeof(T) more (after the first
 //           rows it comes from cache); dropout moves nothing
 // Limits    width ≤ 16384 (float64: 8192), rows ≤ 2³¹−1
+#include <step2/dependent_launch.h>
 #include <step3/front.h>
 #include <step3/held_row.h>
 
@@ -27,6 +28,8 @@ __global__ void __launch_bounds__(Row::kThreads* kRowsOfBlock<Row>)
     v3_registers_kernel(const T* __restrict__ x, const T* __restrict__ residual, const T* __restrict__ weight,
                         const T* __restrict__ bias, T* __restrict__ y, T* __restrict__ sum, Kept<C> kept, int64_t rows,
                         int width, C eps, Front front) {
+  launch_dependent_grids();
+  wait_on_dependent_grids();  // x is there
   constexpr int N = Row::N;
   __shared__ C shared[3 * Row::kThreads / kWarpSize];
   const int64_t row = int64_t{blockIdx.x} * kRowsOfBlock<Row> + threadIdx.y;
@@ -68,15 +71,14 @@ void v3_registers(const Args& a, void* stream) {
       using Row = decltype(shape);
       constexpr int kRows = kRowsOfBlock<Row>;
       with_front<T>(a, [&](auto front) {
-        v3_registers_kernel<Row, T>
-            <<<static_cast<unsigned>(ceil_div(a.rows, kRows)), dim3(Row::kThreads, kRows), 0, as_stream(stream)>>>(
-                static_cast<const T*>(a.x), static_cast<const T*>(a.residual), static_cast<const T*>(a.weight),
-                static_cast<const T*>(a.bias), static_cast<T*>(a.y), static_cast<T*>(a.sum), kept_of<T>(a), a.rows,
-                static_cast<int>(a.width), static_cast<compute_t<T>>(a.eps), front);
+        launch_dependent(v3_registers_kernel<Row, T, decltype(front)>, static_cast<unsigned>(ceil_div(a.rows, kRows)),
+                         dim3(Row::kThreads, kRows), 0, stream, static_cast<const T*>(a.x),
+                         static_cast<const T*>(a.residual), static_cast<const T*>(a.weight),
+                         static_cast<const T*>(a.bias), static_cast<T*>(a.y), static_cast<T*>(a.sum), kept_of<T>(a),
+                         a.rows, static_cast<int>(a.width), static_cast<compute_t<T>>(a.eps), front);
       });
     });
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::residual_layer_norm
