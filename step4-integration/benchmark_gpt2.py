@@ -7,7 +7,8 @@ python benchmark_gpt2.py --only decode --profile      and where the GPU's time g
 prefill: `generate` reads a prompt and takes one token. decode: `generate` takes NEW tokens after a prompt, which it
 reads too. train: forward, backward and an AdamW step in bfloat16, with weights in float32, at a learning rate of 0, so
 that each repeat is the same; ours as train.py does it, peers under autocast. A time is what the caller waits for, the
-CPU's launching included. "v4_products graph" is the same step as one CUDA graph.
+CPU's launching included. "v4_products graph" is the same step as one CUDA graph, "v4_products compiled" the one whose
+loss torch.compile has compiled.
 
 The peers: "transformers" is its GPT2LMHeadModel in eager mode, with PyTorch's SDPA; "transformers compiled" the same
 under torch.compile with CUDA graphs, greedy, with a static cache whose prompt has been read before the clock starts;
@@ -16,6 +17,7 @@ under torch.compile with CUDA graphs, greedy, with a static cache whose prompt h
 
 # ruff: noqa: E402  arguments are read first, so that --help needs no build
 import argparse
+import copy
 import dataclasses
 import functools
 import gc
@@ -41,6 +43,7 @@ if __name__ == "__main__":
 
 import gpt2_model
 import torch
+import torch._inductor.exc
 from generate import generate
 from gpt2_model import GPT2
 from model.blocks import FORMS
@@ -55,7 +58,7 @@ from kernel_fusion.bench import benchmarks, measuring, results_file
 from kernel_fusion.console import make_console, milliseconds
 from kernel_fusion.report import results
 
-GRAPH = " graph"  # behind a form's name
+GRAPH, COMPILED = " graph", " compiled"  # behind a form's name
 NEW = {"cpu": 4, "quick": 64, "full": 128}  # tokens that a decode case takes
 # what, model, batch, tokens (of the prompt, or of a row to train on)
 CASES = {
@@ -186,6 +189,15 @@ def train(models: Models, new: int) -> tuple[Callable, dict[str, Callable], Call
     """As `prefill`."""
     optimizers: dict[str, torch.optim.Optimizer] = {}
     graphs: dict[str, Callable] = {}
+    # torch 2.11 tells its log of each op that it has no lowering for, whether anybody reads it or not, and spells out
+    # what the arguments were made of: twice as much for each layer before.
+    torch._inductor.exc.OperatorIssue.operator_str = staticmethod(lambda target, args, kwargs: str(target))
+
+    @functools.cache
+    def compiled_ours(form):
+        model = copy.copy(models.ours[form])  # with the same weights
+        model.loss = torch.compile(model.loss, dynamic=False)
+        return model
 
     def step(key, model, backward_of):
         if key not in optimizers:
@@ -209,7 +221,8 @@ def train(models: Models, new: int) -> tuple[Callable, dict[str, Callable], Call
         return lambda ids: step(name, model, lambda: backward_of(ids))
 
     def ours(ids, rung):
-        model = models.ours[rung.removesuffix(GRAPH)]
+        compiled = rung.endswith(COMPILED)
+        model = compiled_ours(rung.removesuffix(COMPILED)) if compiled else models.ours[rung.removesuffix(GRAPH)]
 
         def run(ids):
             return step(rung, model, lambda: backward(model, [ids], torch.bfloat16))
@@ -327,7 +340,7 @@ def main() -> None:
         case = case_of(*what, NEW[size], device)
         rungs = list(forms)
         if what[0] == "train" and device.type == "cuda" and "v4_products" in forms:
-            rungs.append("v4_products" + GRAPH)
+            rungs += ["v4_products" + GRAPH, "v4_products" + COMPILED]
         measured = measuring.run_case(None, case, device, rungs=rungs, peers=not options.no_peers, ceilings=ceilings)
         found = [m.row for m in measured]
         if device.type == "cuda":

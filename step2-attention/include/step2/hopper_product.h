@@ -9,7 +9,8 @@
 //   consumers    │ product of tile 0 │ product of tile 1 │ …
 //   the same                         │ epilogue of 0     │ epilogue of 1 …
 //
-// linear's v7 has this for one block, written out; its parts are in hopper_mainloop.h and hopper_epilogue.h.
+// The launch is dependent: barriers are there before the kernel in front has ended. linear's v7 has this for one block,
+// written out; its parts are in hopper_mainloop.h and hopper_epilogue.h.
 //
 // With kBlocks = 2, two blocks of a cluster take tiles one above the other: they need the same part of b, of which each
 // loads half, for both. That is a third less to be read from the L2 cache.

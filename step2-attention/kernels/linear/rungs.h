@@ -39,7 +39,7 @@ inline const char* automatic(const Args& a) {
   if (a.rows <= 64 && a.depth >= 2 * a.width && a.width <= 960) return "v10_rows";  // 15 tiles, clusters of up to 8
   if (a.rows <= 64 && a.width >= 2 * a.depth && a.width <= 8192) return "v9_split";
   if (a.width <= 1024 && few_rows_fit(a)) return "v13_dependent";
-  if (a.rows >= 512 && a.rows * a.width < 3 << 21 && !a.weight_transposed) {
+  if (a.rows >= 512 && a.rows < 2048 && a.rows * a.width < 3 << 21 && !a.weight_transposed) {
     return a.width <= 1024 && a.depth <= 1024 ? "v9_split" : "v7_persistent";
   }
   if (a.rows <= 64 || a.rows * a.width < 3 << 21) {

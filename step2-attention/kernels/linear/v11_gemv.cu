@@ -15,7 +15,6 @@
 //           1 FLOP for each byte of the weight and each row
 // Limits    rows ≤ 4, width ≤ 16·(2³¹−1); x not transposed
 #include <step1/vector.h>
-#include <step2/dependent_launch.h>
 #include <step2/reduce.h>
 
 #include "operands.h"
@@ -79,11 +78,6 @@ __global__ void __launch_bounds__(kThreads)
                                T* __restrict__ y, int rows, int64_t depth, int64_t width) {
   const int lane = threadIdx.x % kWarpSize;
   const int64_t column = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
-  constexpr int kLine = 128 / sizeof(T);
-  for (int64_t k = lane * kLine; k < depth && column < width; k += kWarpSize * kLine) {
-    prefetch_to_l2(weight + column * depth + k);
-  }
-  wait_on_dependent_grids();  // x is there
   if (column >= width) return;
   C sum[kRows] = {};
 #pragma unroll 2
@@ -124,8 +118,9 @@ void launch(const Args& a, void* stream) {
   };
   const auto enough = [&](int lanes) { return 2 * ceil_div(a.width, lanes * N) >= multiprocessors(); };
   if (a.weight_transposed) {
-    launch_dependent(v11_gemv_transposed_kernel<kRows, N, T>, static_cast<unsigned>(ceil_div(a.width, kWarps)),
-                     kThreads, 0, stream, x, weight, bias, y, rows, a.depth, a.width);
+    v11_gemv_transposed_kernel<kRows, N>
+        <<<static_cast<unsigned>(ceil_div(a.width, kWarps)), kThreads, 0, as_stream(stream)>>>(x, weight, bias, y, rows,
+                                                                                               a.depth, a.width);
   } else if constexpr (N == 1) {
     along_width(std::integral_constant<int, kWarpSize>{});
   } else {

@@ -13,7 +13,7 @@
 //           step2/hopper_product.h.
 // Launch    grid min(⌈rows/128⌉·⌈width/w⌉, multiprocessors), block 384. w is 256, 192, 128 or 64: with which the
 //           busiest block has the fewest columns to do. 4, 4, 6 or 8 stages; 209 to 226 KB of shared memory, nearly all
-//           that a block may have
+//           that a block may have. Dependent (dependent_launch.h): barriers are there before the one in front has ended
 // Roles     warpgroup 0, 40 registers: thread 0 is the producer, warp 1 brings biases. Warpgroups 1 and 2, 232
 //           registers: consumers of 64 rows each
 // Barriers  pipe.full: 1 arrival, the producer's, and the stage's bytes; pipe.empty: 2, the consumers' leaders'.

@@ -7,7 +7,7 @@
 // Since v7  Tiles of 64 rows. A stage is read by one consumer. A block has one tile, and nothing to do under which its
 //           outputs could leave: they go from registers through shared memory to y, 16 bytes at a time.
 // Launch    grid ⌈rows/64⌉·⌈width/w⌉, block 384; w is 64, 128, 192 or 256: with which the busiest multiprocessor is
-//           done first. 12, 8, 6 or 4 stages; 161 to 193 KB of shared memory
+//           done first. 12, 8, 6 or 4 stages; 161 to 193 KB of shared memory. Dependent, as v7
 // Roles     warpgroup 0, 40 registers: thread 0 is the producer, warp 1 brings the bias. Warpgroups 1 and 2, 232
 //           registers: consumers, of the even stages of the depth and of the odd ones
 // Barriers  pipe.full: 1 arrival, the producer's, and the stage's bytes; pipe.empty: 1, the leader's of the stage's one

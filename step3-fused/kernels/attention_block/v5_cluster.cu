@@ -14,7 +14,8 @@
 //           order in which mma wants them; warps wait for each other only at the end of a phase
 // Launch    grid (blocks of a cluster: 1 to 16, ⌈q_length/16⌉, batch), block 256; 128 where shared memory is small.
 //           Shared memory: 16·heads·144 bytes for attention's rows; 19·columns·2 for what their ends add; 8 KB a warp
-//           for its ring, and in that place, later, sums; 4 for what blocks tell each other. 98 to 105 KB at width 768
+//           for its ring, and in that place, later, sums; 4 for what blocks tell each other. 98 to 105 KB at width 768.
+//           Dependent (step2/dependent_launch.h): it asks for the projection's weight before the one in front has ended
 // Roles     all warps are alike: each loads what it multiplies, by cp.async, into a ring of its own
 // Barriers  rows_arrived and shares_arrived: 1 arrival and the bytes that the cluster's blocks send here. The
 //           cluster's, once: all blocks' barriers are there. With one block neither
