@@ -18,7 +18,7 @@ import pathlib
 import secrets
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 TOKENS = 100  # that the command adds where it is not told how many
 
@@ -59,11 +59,15 @@ from step4_integration import sample  # not installed? pip install -e ..
 BEHIND = 8  # steps that the host may be behind the GPU in looking at tokens
 
 
-def without_gradients(function: Callable) -> Callable:
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def without_gradients(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Outside inference mode, too: what is kept for the next call must be writable there, whatever its mode."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):
                 return call(*args, **kwargs)

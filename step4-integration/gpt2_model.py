@@ -205,7 +205,8 @@ class GPT2(nn.Module):
     ) -> torch.Tensor:
         """The normalised last hidden state [batch, length, n_embd] of `ids`, which follow the tokens in `cache`.
 
-        `last`, int64 [batch], with a cache: of each row the one token whose state is wanted, [batch, 1, n_embd]."""
+        `last`, int64 [batch], with a cache: of each row the one token whose state is wanted, [batch, 1, n_embd]. The
+        row's text ends there: what stands behind is padding, and rows take one token each from then on."""
         config = self.config
         length = ids.shape[1]
         if cache is not None:

@@ -141,9 +141,10 @@ class KVCache:
             kv_append(self.k.flatten(0, 1), self.v.flatten(0, 1), rows[1], rows[2], 0, rung=self.rung)
 
     def close(self, new: int) -> None:
-        """Ends the call: all layers have the new tokens."""
+        """Ends the call: all layers have the new tokens. Behind `last` nobody knows on the host how long rows are."""
         if self.rows is not None and self.last is not None and self.end.is_cuda:
             torch.cuda.current_stream(self.end.device).wait_stream(self._beside)
+        self.ragged = self.ragged or self.last is not None
         self.rows = None
         if self.next_end is not self.end:
             self.end.copy_(self.next_end)

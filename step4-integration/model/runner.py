@@ -51,6 +51,7 @@ class Runner:
         self._begin = torch.zeros(rows, dtype=torch.int32, device=weight.device)
         self._device = weight.device
         self.model = weakref.ref(model)  # which need not live as long as its buffers
+        self.kept_in: dict[int, Runner] = {}  # by `runner_of`
         self._weights = Weights(model)
         self._packed: torch.Tensor | None = None  # the weights once more, for v3_persistent, if this text is to have it
         self._memory: torch.Tensor | None = None  # where they were packed for an earlier one
@@ -95,10 +96,11 @@ class Runner:
         if self._done:
             self._done.record(torch.cuda.current_stream(self._device))
         with _lock:
-            kept = _runners.setdefault(self.model(), {})
-            kept.pop(self.cache.batch, None)
-            make_room(kept)
-            kept[self.cache.batch] = self
+            if self.kept_in is not _runners.get(self.model()):
+                return  # `forget` was called meanwhile
+            self.kept_in.pop(self.cache.batch, None)
+            make_room(self.kept_in)
+            self.kept_in[self.cache.batch] = self
 
     @functools.cached_property  # of weights that lie elsewhere, or are others, this is no runner
     def _pack_refusal(self) -> str:
@@ -160,8 +162,13 @@ class Runner:
         packed = self._packed is not None
         if packed not in self._steps:
             end, length = self.cache.end.clone(), self.cache.length
-            self._steps[packed] = self.recorded(self._run_step)
-            self.cache.end.copy_(end)  # recording ran it; the slot that it wrote is written again
+
+            def run() -> None:  # it is called twice, and the slot that it writes is written again
+                self.cache.length = length
+                self._run_step()
+
+            self._steps[packed] = self.recorded(run)
+            self.cache.end.copy_(end)
             self.cache.length = length
         self._steps[packed].replay()
         self.cache.length += 1
@@ -230,6 +237,7 @@ class Prompt:
         hidden = None
         with torch.autocast(self.ids.device.type, enabled=False):
             for begin in range(0, length, part):
+                cache.ragged = False  # of rows that have ended what is written further is written over
                 ids = self.ids[:, begin : begin + part]
                 last = self._last if part >= length else (self._last - begin).clamp(0, ids.shape[1] - 1)
                 among = model.hidden(ids, cache, last=last)[:, 0]
@@ -272,7 +280,9 @@ def runner_of(model: Any, rows: int) -> Runner:
             for other in [other for other, old in kept.items() if not old.is_of(model)]:
                 del kept[other]  # it would hold weights that are no longer the model's
             make_room(kept)
-    return runner or Runner(model, rows)
+    runner = runner or Runner(model, rows)
+    runner.kept_in = kept
+    return runner
 
 
 def make_room(kept: dict[int, Runner]) -> None:

@@ -161,6 +161,8 @@ def test_of_a_prompt_the_last_layer_computes_one_token(before, blocks, device, f
     for name in ("k", "v"):
         assert torch.equal(getattr(keys, name), getattr(expected, name))
     assert keys.end.tolist() == (last + before + 1).tolist()
+    with torch.no_grad(), testing.raises(ValueError, "rows of different lengths take one token at a time, got 3"):
+        model.hidden(ids[:, :3], keys)
     assert keys.length == expected.length == before + 11
     for of in (expected, keys):  # texts of unequal length, of a token each
         of.end.copy_(last + before + 1)
@@ -182,6 +184,15 @@ def test_long_prompts_are_read_in_parts(most, device, folder, monkeypatch):
     runner.forget(model)
     monkeypatch.setattr(runner, "PROMPT_TOKENS", most)
     assert all(torch.equal(a, b) for a, b in zip(generate(model, rows, 9), expected, strict=True))
+
+
+@on_each_device
+@each_form
+def test_the_last_position_is_a_first_calls(blocks, device, folder):
+    """On a GPU the token's step is recorded there."""
+    model = GPT2.from_pretrained(folder, blocks=blocks, device=device)
+    ids = tokens(2, model.config.n_positions - 1, device)
+    check_tokens(generate(model, ids, 2), generate(model, ids, 2, use_cache=False))
 
 
 @pytest.mark.parametrize(
@@ -361,6 +372,12 @@ def test_a_call_that_fails_leaves_nothing_to_the_next(error, device, folder):
         generate(model, ids, 20, on_token=fail)
     assert not runner._runners[model]
     assert torch.equal(generate(model, ids, 20), expected)
+
+
+def test_what_is_forgotten_in_the_middle_of_a_call_stays_so(folder):
+    model = GPT2.from_pretrained(folder)
+    generate(model, tokens(1, 5, "cpu"), 3, on_token=lambda _: runner.forget(model))
+    assert not runner._runners.get(model)
 
 
 @on_each_device

@@ -14,7 +14,7 @@
 //
 // Launch    grid B·H·⌈Sq/64⌉; keys 64 at a time. P = 64 columns (D ≤ 64): block 512, 4 warpgroups with 3 stages each
 //           for K and for V, 200 KB of shared memory; P = 128: block 384, 3 warpgroups with 2 stages each, 208 KB.
-//           Dependent (step2/dependent_launch.h), as the products before and after it
+//           Dependent (step2/dependent_launch.h)
 // Roles     all warpgroups are alike: the leader loads its own warpgroup's tiles; that of warpgroup 0 loads the
 //           queries, too
 // Barriers  q_full, and k_full and v_full of each warpgroup: 1 arrival, its leader's, and the bytes. None says that a

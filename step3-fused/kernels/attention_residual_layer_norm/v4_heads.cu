@@ -8,7 +8,7 @@
 //           is that of attention_block's v5, which has a projection to do besides: ../attention_block/cluster_attend.h
 // Launch    grid (blocks of a cluster: 1 to 16, ⌈q_length/16⌉, batch), block 256; 128 where shared memory is small.
 //           Shared memory: 16 rows of the block's columns, 8 KB a warp for its ring of keys and values, and 4 KB for
-//           what blocks tell each other
+//           what blocks tell each other. Dependent (step2/dependent_launch.h)
 // Moves     3·batch·q_length·width·sizeof(T) bytes once, width = heads·head_dim: q, residual and y. And, mostly from
 //           L2, for each 16 rows the keys and values that one of them sees. FLOPs as v1
 // Limits    float16 and bfloat16; head_dim a multiple of 8 up to 64; a scale above 0; no dropout of attention's
@@ -36,6 +36,8 @@ struct Rest {
 template <class T>
 __global__ void __launch_bounds__(256, 2)
     v4_heads_kernel(const attention_decode::Args a, const Rest<T> rest, const Split split) {
+  launch_dependent_grids();
+  wait_on_dependent_grids();  // q, k and v are there
   constexpr int N = 8;
   extern __shared__ __align__(128) unsigned char memory[];
   const int width = rest.width, head_dim = static_cast<int>(a.head_dim), stride = split.heads * head_dim;

@@ -20,11 +20,13 @@ __global__ void finish_kernel(const C* __restrict__ partial, T* __restrict__ gra
       });
 }
 
+// dependent: the first stage calls launch_dependent_grids.
 template <class T>
-void finish(const void* partial, void* grad_weight, void* grad_bias, int64_t parts, int64_t width, void* stream) {
+void finish(const void* partial, void* grad_weight, void* grad_bias, int64_t parts, int64_t width, void* stream,
+            bool dependent = false) {
   const dim3 grid(static_cast<unsigned>(ceil_div(2 * width, kTileLanes))), block(kTileLanes, kFinishRows);
-  launch_dependent(finish_kernel<T>, grid, block, 0, stream, static_cast<const compute_t<T>*>(partial),
-                   static_cast<T*>(grad_weight), static_cast<T*>(grad_bias), parts, width);
+  launch_dependent_if(dependent, finish_kernel<T>, grid, block, 0, stream, static_cast<const compute_t<T>*>(partial),
+                      static_cast<T*>(grad_weight), static_cast<T*>(grad_bias), parts, width);
 }
 
 }  // namespace kf::KF_BACKEND::layer_norm_backward

@@ -151,7 +151,7 @@ void v4_bulk(const Args& a, void* stream) {
           static_cast<const float*>(a.mean), static_cast<const float*>(a.rstd), static_cast<const T*>(a.grad_sum),
           static_cast<T*>(a.grad_x), static_cast<float*>(a.scratch), a.rows, static_cast<int>(a.width));
       check_launch();
-      finish<T>(a.scratch, a.grad_weight, a.grad_bias, blocks, a.width, stream);
+      finish<T>(a.scratch, a.grad_weight, a.grad_bias, blocks, a.width, stream, true);
     };
     // With 8 warps more stages gained nothing on an H200: these compute longer than a row takes to come.
     if constexpr (kMostGroups<Row> * Row::kThreads == 16 * kWarpSize) {

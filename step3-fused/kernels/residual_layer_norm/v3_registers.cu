@@ -5,7 +5,8 @@
 //           rounded it would be less exact.
 // Since v2  A warp takes a row up to 4 KB, without a barrier; wider rows take a block with two instead of six. Weight
 //           and bias are asked for all at once, but for rows of 512 threads.
-// Launch    as layer_norm's v3_registers, but always dependent: a product of this project is in front
+// Launch    as layer_norm's v3_registers, but always dependent (step2/dependent_launch.h): what is in front of it in a
+//           block of GPT-2 is step 2's product, which mostly lets it begin
 // Moves     4·rows·width·sizeof(T) bytes; about 11·rows·width FLOPs. With x_bias width·sizeof(T) more (after the first
 //           rows it comes from cache); dropout moves nothing
 // Limits    width ≤ 16384 (float64: 8192), rows ≤ 2³¹−1
