@@ -190,7 +190,7 @@ def train(models: Models, new: int) -> tuple[Callable, dict[str, Callable], Call
     optimizers: dict[str, torch.optim.Optimizer] = {}
     graphs: dict[str, Callable] = {}
     # torch 2.11 tells its log of each op that it has no lowering for, whether anybody reads it or not, and spells out
-    # what the arguments were made of: twice as much for each layer before.
+    # what the arguments were made of: of twelve layers for ever.
     torch._inductor.exc.OperatorIssue.operator_str = staticmethod(lambda target, args, kwargs: str(target))
 
     @functools.cache

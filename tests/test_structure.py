@@ -104,9 +104,9 @@ def test_whoever_is_launched_as_dependent_waits():
     files = [path for step in STEPS for path in (ROOT / step).rglob("*") if path.suffix in (".cu", ".h")]
     files = [path for path in files if path.name not in ("dependent_launch.h", "clusters.h")]  # they pass a kernel on
     launcher = re.compile(r"\b(launch_dependent(_if|_in_clusters)?|launch_way)\(")
-    launchers = {path.name: text for path in files if launcher.search(text := path.read_text())}
-    assert len(launchers) >= 9
-    assert [name for name, text in launchers.items() if "wait_on_dependent_grids();" not in text] == []
+    launchers = {path: text for path in files if launcher.search(text := path.read_text())}
+    assert len(launchers) >= 11
+    assert [path for path, text in launchers.items() if "wait_on_dependent_grids();" not in text] == []
 
 
 # A few lines of PTX for each instruction: no rung's idea.

@@ -188,7 +188,7 @@ def test_long_prompts_are_read_in_parts(most, device, folder, monkeypatch):
 
 @on_each_device
 @each_form
-def test_the_last_position_is_a_first_calls(blocks, device, folder):
+def test_a_first_call_may_end_at_the_last_position(blocks, device, folder):
     """On a GPU the token's step is recorded there."""
     model = GPT2.from_pretrained(folder, blocks=blocks, device=device)
     ids = tokens(2, model.config.n_positions - 1, device)
