@@ -33,8 +33,11 @@ __device__ __forceinline__ void prefetch_to_l2(const void* line) {
 template <class... Params, class... Arguments>
 void launch_dependent_if(bool dependent, void (*kernel)(Params...), dim3 grid, dim3 block, int64_t shared, void* stream,
                          Arguments... arguments) {
-  cudaFuncAttributes compiled;  // for less than 9.0 it does not wait, on whichever GPU
-  check(cudaFuncGetAttributes(&compiled, kernel), "cudaFuncGetAttributes");
+  if (dependent) {
+    cudaFuncAttributes compiled;  // for less than 9.0 it does not wait, on whichever GPU
+    check(cudaFuncGetAttributes(&compiled, kernel), "cudaFuncGetAttributes");
+    dependent = compiled.ptxVersion >= 90;
+  }
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -44,7 +47,7 @@ void launch_dependent_if(bool dependent, void (*kernel)(Params...), dim3 grid, d
   config.dynamicSmemBytes = shared;
   config.stream = as_stream(stream);
   config.attrs = &attribute;
-  config.numAttrs = dependent && compiled.ptxVersion >= 90 ? 1 : 0;
+  config.numAttrs = dependent ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, arguments...), "cudaLaunchKernelEx");
 }
 
