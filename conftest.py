@@ -31,6 +31,8 @@ def pytest_addoption(parser):
 # The tests of a step's file go to processes in so many bundles. xdist looks at all that a process has had whenever one
 # ends, so that a bundle for each test would cost more and more.
 BUNDLES = 64
+# Files of steps whose tests look at what is run once for all of them: a lesson, a start of several workers, kills.
+RUN_ONCE = ("test_lesson.py", "test_parallel.py", "test_resume.py")
 # Two files of tests/ build and write in this repository.
 IN_THE_REPOSITORY = {"tests/test_readme_commands.py", "tests/test_tour_output.py"}
 
@@ -39,9 +41,9 @@ IN_THE_REPOSITORY = {"tests/test_readme_commands.py", "tests/test_tour_output.py
 def pytest_xdist_make_scheduler(config, log):
     """Where several processes run tests (pytest -n): which of them one process takes.
 
-    Those that write in the repository stay together; so does each other file of tests/, emulator/ and common/, and a
-    lesson's, since its tests share what they compile or run. Tests of the steps go in bundles. In the same one are
-    those that differ in the rung alone, since each is compared with the one before; and an exercise's.
+    Those that write in the repository stay together; so does each other file of tests/, emulator/ and common/, and
+    some of the steps, since their tests share what they compile or run. Tests of the steps go in bundles. In the same
+    one are those that differ in the rung alone, since each is compared with the one before; and an exercise's.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -50,7 +52,7 @@ def pytest_xdist_make_scheduler(config, log):
             file = nodeid.split("::")[0]
             if file in IN_THE_REPOSITORY:
                 return "repository"
-            if file.startswith(("tests/", "emulator/", "common/")) or file.endswith("/test_lesson.py"):
+            if file.startswith(("tests/", "emulator/", "common/")) or file.endswith(RUN_ONCE):
                 return file
             case = re.sub(r"-(cpu|v\d+_\w+)(?=[]-])", "", nodeid)
             case = re.sub(r"(?<=::test_exercises)(\[.*?)(-\d+)?: .*", r"\1", case)

@@ -6,7 +6,7 @@
                                                    # of launches only where there is a GPU
     python tests/planted_faults.py --all           # those in host files, plain C++ and the program too, which compile
                                                    # longer
-    python tests/planted_faults.py --fortieth 1    # the first, the forty-first … of them; also 2 to 40
+    python tests/planted_faults.py --eightieth 1   # the first, the eighty-first … of them; also 2 to 80
     python tests/planted_faults.py --only NAME     # one of them, or several, with what pytest says
 
 README.md beside this file says what they are.

@@ -138,6 +138,19 @@ def test_a_slow_machine_may_be_silent_for_longer(tmp_path, yardstick, silent):
     assert done.stdout == f"{silent}\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("passed", "yardstick", "long", "code"),
+    [(4590, 2000, "", 0), (4610, 2000, "", 3), (4610, 800, "", 0), (9999, 2000, 1, 0)],
+)
+def test_what_is_drawn_is_left_out_on_a_slow_machine_and_never_in_the_long_run(tmp_path, passed, yardstick, long, code):
+    (tmp_path / "build" / "ci" / "yardstick").mkdir(parents=True)
+    (tmp_path / "build" / "ci" / "yardstick" / "seconds").write_text(f"9999\n{yardstick}\n")
+    script = f"set -eu\nlong={long} SECONDS={passed}\n{function('in_time')}\nin_time 20 || exit 3"
+    done = captured(["bash", "-c", script], tmp_path)
+    assert done.returncode == code, done.stderr
+    assert ("and this would take 400 on this machine: left out" in done.stdout) == (code == 3)
+
+
 def test_an_unknown_argument_is_refused():
     done = captured([ROOT / ".ci" / "run", "--lnog"])
     assert (done.returncode, done.stderr) == (2, "usage: .ci/run [--long]\n")

@@ -388,13 +388,18 @@ TEST(Fused, EveryRungIsAttentionProjectionResidualAndLayerNorm) {
     check_fused(8, 1, 33, 33, 64, causal);  // tiles of 16 rows
     check_fused(8, 2, 16, 20, 9, causal);   // of 8
     check_fused(1, 1, 6, 37, 111, causal);
-    check_fused(1, 2, 33, 31, 40, causal, DType::kBFloat16);
-    check_fused(5, 2, 130, 130, 64, causal, DType::kBFloat16);  // bands of three groups of rows, and one of them alone
-    check_fused(1, 17, 66, 70, 8, causal, DType::kBFloat16);    // two tiles of columns
     check_fused(3, 2, 33, 40, 24, causal, DType::kFloat32, true);
+  }
+}
+
+TEST(Fused, EveryRungIsThatInBFloat16) {
+  for (const bool causal : {false, true}) {
+    check_fused(1, 2, 33, 31, 40, causal, DType::kBFloat16);
+    check_fused(1, 17, 66, 70, 8, causal, DType::kBFloat16);  // two tiles of columns
     check_fused(3, 2, 70, 140, 16, causal, DType::kBFloat16, true);
   }
-  check_fused(13, 9, 1, 3, 64, true, DType::kBFloat16);  // many rows: v5's blocks project in rounds
+  check_fused(5, 2, 130, 130, 64, true, DType::kBFloat16);  // bands of three groups of rows, and one of them alone
+  check_fused(13, 9, 1, 3, 64, true, DType::kBFloat16);     // many rows: v5's blocks project in rounds
 }
 
 TEST(Fused, EveryRungDropsTheSame) {

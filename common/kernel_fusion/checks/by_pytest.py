@@ -228,13 +228,13 @@ def main(doc: str, layers: dict[str, list[Fault]], slow: Collection[str], need_g
     named = {fault.name: (fault, layer) for layer, faults in layers.items() for fault in faults}
     parser = arguments(doc, list(named))
     parser.add_argument("--all", action="store_true", help=f"those in {' and '.join(slow)} too")
-    parser.add_argument("--fortieth", type=int, choices=range(1, 41), help="every fortieth, beginning with this one")
+    parser.add_argument("--eightieth", type=int, choices=range(1, 81), help="every eightieth, beginning with this one")
     options = parser.parse_args()
     if options.only:
         chosen = [named[name] for name in named if name in options.only]
     else:
         chosen = [(fault, layer) for fault, layer in named.values() if options.all or layer not in slow]
-        chosen = chosen[options.fortieth - 1 :: 40] if options.fortieth else chosen
+        chosen = chosen[options.eightieth - 1 :: 80] if options.eightieth else chosen
         chosen = [(fault, layer) for fault, layer in chosen if layer not in need_gpu or has_gpu()]
 
     def work() -> str:
