@@ -4,7 +4,6 @@ Files of kernels and of the host are counted through, by name; of four parts, pa
 """
 
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -23,12 +22,13 @@ def main(part: int, parts: int) -> int:
         return 1
     folder = pathlib.Path("../build/temp.part").resolve()
     path = build.write_ninja(extension, folder, folder / extension.name, cuda)
-    files = sorted(re.findall(r"^build (\S+): (?:gpu|host) ", path.read_text(), re.MULTILINE))
+    command = [str(pathlib.Path(ninja.BIN_DIR, "ninja")), "-f", str(path)]
+    listed = [subprocess.check_output([*command, "-t", "targets", "rule", rule], text=True) for rule in ("gpu", "host")]
+    files = sorted("".join(listed).splitlines())
     own = [file for file in files if pathlib.Path(file).is_relative_to(folder / pathlib.Path.cwd().name)]
     drawn = own[part::parts]  # what it borrows is in its own step's part
     print(f"{extension.name}: {len(drawn)} of {len(own)} files, for {' '.join(cuda.architectures)}", flush=True)
-    command = [pathlib.Path(ninja.BIN_DIR) / "ninja", "-f", path, "-j", str(build.parallel_jobs()), *drawn]
-    return subprocess.run(command, cwd=folder).returncode
+    return subprocess.run([*command, "-j", str(build.parallel_jobs()), *drawn], cwd=folder).returncode
 
 
 if __name__ == "__main__":
