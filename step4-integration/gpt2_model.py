@@ -238,6 +238,18 @@ class GPT2(nn.Module):
             return torch.ops.step2_attention.linear.out(hidden, weight, None, transposed=True, rung=rung, y=out)
         return linear(hidden, weight, transposed=True, rung=rung)
 
+    def takes_steps(self) -> bool:
+        """Whether `decode_step` adds tokens."""
+        return self.config.blocks == "v4_products"
+
+    def step_sharing(self) -> dict[str, Any]:
+        """What `decode_step` takes besides, where several workers share a model."""
+        return {}
+
+    def own_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """Where `decode_step` writes its logits: `logits`, or memory for a worker's share of them."""
+        return logits
+
     def step_weights(self) -> list[torch.Tensor]:
         """What `decode_step` takes as `weights`: those of each layer, then those of the last LayerNorm."""
         modules = [

@@ -46,6 +46,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("places", places, "what dictionaries hold and where tensors among it lie, as bytes to compare");
   m.def("all_reduce_bytes", kf::step4::all_reduce_bytes, "how large a worker's buffer must be");
   m.def("all_reduce_header", kf::step4::all_reduce_header, "how many of its bytes begin as zeros");
+  m.def("decode_step_bytes", kf::step4::decode_step_bytes, "how large the buffer of a worker must be");
+  m.def("decode_step_header", kf::step4::decode_step_header, "how many of its bytes begin as zeros");
   m.def("all_reduce_most", kf::step4::all_reduce_most, "how many workers there may be, and numbers in a row");
 }
 
@@ -71,12 +73,12 @@ TORCH_LIBRARY(step4_integration, m) {
     m.def((name + arguments + out + ") -> " + returned).c_str());
   }
   for (const auto& [name, out, returned] :
-       {std::tuple("decode_step", "", "Tensor"), std::tuple("decode_step.out", ", Tensor(e!) logits", "Tensor(e!)")}) {
+       {std::tuple("decode_step", "", "Tensor"), std::tuple("decode_step.out", ", Tensor(f!) logits", "Tensor(f!)")}) {
     const std::string arguments =
         "(Tensor ids, Tensor(a!) end, Tensor begin, Tensor token_weight, Tensor position_weight, Tensor[] weights, "
-        "Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor(d!)? packed=None, *, float? scale=None, bool "
-        "scale_by_layer=False, float eps=1e-05, "
-        "str approximate=\"tanh\", str rung=\"auto\"";
+        "Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor(d!)? packed=None, Tensor(e!)? buffer=None, int[] peers=[], int "
+        "rank=0, int[] words=[], *, float? scale=None, bool scale_by_layer=False, float eps=1e-05, str "
+        "approximate=\"tanh\", float patience=60.0, str rung=\"auto\"";
     m.def((name + arguments + out + ") -> " + returned).c_str());
   }
   m.def(

@@ -353,19 +353,20 @@ def test_forward_and_backward_in_a_cuda_graph(device):
 
 
 @pytest.mark.parametrize("device", [d for d in testing.DEVICES if "cuda" in d.values])
-def test_a_launch_that_may_begin_early_waits_for_what_it_reads(device):
+@pytest.mark.parametrize("behind", ["v7_persistent", "v8_cluster", "v9_split", "v13_dependent", "attention"])
+def test_a_launch_that_may_begin_early_waits_for_what_it_reads(behind, device):
     x, weight, _ = inputs_of(128, 768, 768, torch.bfloat16, device)
+    if not can_do("v13_dependent", device, 128, 768, 768, torch.bfloat16, False):
+        pytest.skip("no rung in front lets the next launch begin on this GPU")
 
-    def chain(between):
-        torch.cuda._sleep(20_000_000)  # meanwhile they queue up
-        y = x
-        for _ in range(100):
-            y = step2_attention.linear(y, weight, rung="v13_dependent")
-            between()
-        return y
+    def linear(y, rung="v13_dependent"):
+        return step2_attention.linear(y, weight, rung=rung)
 
-    if can_do("v13_dependent", device, 128, 768, 768, torch.bfloat16, False):
-        assert torch.equal(chain(lambda: None), chain(torch.cuda.synchronize))
+    def attention(y):
+        heads = y.view(2, 64, 12, 64).transpose(1, 2)
+        return step2_attention.attention(heads, heads, heads, rung="v9_split")
+
+    testing.check_dependent_launch(linear, attention if behind == "attention" else lambda y: linear(y, behind), x)
 
 
 @pytest.mark.parametrize("op", ["linear", "linear_backward"])

@@ -1,11 +1,12 @@
 """GPT-2's block, composed of this step's ops."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 import step3_fused
 from kernel_fusion import testing
-from step3_fused.epilogue_testing import every_dtype, on_each_device
+from step3_fused.epilogue_testing import able, every_dtype, on_a_gpu, on_each_device
 
 
 def block_inputs(width, inner, dtype, device):
@@ -96,3 +97,41 @@ def test_a_block_refuses_what_is_no_block(device):
         text = f"transformer_block: `x` must be [B, S, {heads}·D] for `heads` {heads}, got {tuple(bad.shape)}"
         with testing.raises(ValueError, text):
             step3_fused.transformer_block(bad, *parameters, heads=heads)
+
+
+def norm_behind(y, norm, projection):
+    return step3_fused.layer_norm(y, *norm, rung="v3_registers")
+
+
+def residual_norm_behind(y, norm, projection):
+    return step3_fused.residual_layer_norm(y, y, *norm, rung="v3_registers")
+
+
+def heads_behind(y, norm, projection):
+    heads = y.view(2, 64, 12, 64).transpose(1, 2)
+    residual = y.view(2, 64, 768)
+    return step3_fused.attention_residual_layer_norm(heads, heads, heads, residual, *norm, rung="v4_heads")
+
+
+def block_behind(y, norm, projection):
+    heads = y.view(2, 64, 12, 64).transpose(1, 2)
+    residual = y.view(2, 64, 768)
+    return step3_fused.attention_block(heads, heads, heads, residual, *projection, *norm, rung="v5_cluster")
+
+
+def product_behind(y, norm, projection):
+    return step3_fused.linear_gelu(y, *projection, rung="v3_hopper")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("behind", [norm_behind, residual_norm_behind, heads_behind, block_behind, product_behind])
+def test_a_launch_that_may_begin_early_waits_for_what_it_reads(behind, device):
+    _, norm, _, projection, *_ = block_inputs(768, 3072, torch.bfloat16, device)
+    if not able("linear_gelu", "v5_dependent", device, 128, 768, 768, torch.bfloat16, False):
+        pytest.skip("no rung in front lets the next launch begin on this GPU")
+    rows = testing.randn((128, 768), torch.bfloat16, device)
+    testing.check_dependent_launch(
+        lambda x: step3_fused.linear_gelu(x, *projection, rung="v5_dependent"),
+        lambda y: behind(y, norm, projection),
+        rows,
+    )

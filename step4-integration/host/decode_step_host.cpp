@@ -11,6 +11,7 @@
 
 #include "cpu/decode_step_cpu.h"
 #include "kernels/decode_step/packed.h"
+#include "kernels/decode_step/shared_buffer.h"
 
 namespace kf::step4 {
 namespace {
@@ -72,15 +73,15 @@ void check_places(const at::Tensor& ids, const at::Tensor& end, const at::Tensor
   }
 }
 
-// Each of `weights` by the name that GPT-2 gives it, and its shape.
+// Each of `weights` by the name that GPT-2 gives it, and its shape. `own`: the width of the heads together.
 void check_weights(const char* op, at::TensorList weights, const at::Tensor& token_weight, int64_t layers,
-                   int64_t width, int64_t inner) {
+                   int64_t width, int64_t own, int64_t inner) {
   const std::vector<int64_t> of_width{width};
   const std::array<std::vector<int64_t>, kOfLayer> shapes{{of_width,
                                                            of_width,
-                                                           {width, 3 * width},
-                                                           {3 * width},
-                                                           {width, width},
+                                                           {width, 3 * own},
+                                                           {3 * own},
+                                                           {own, width},
                                                            of_width,
                                                            of_width,
                                                            of_width,
@@ -114,6 +115,44 @@ void check_packed(const char* op, const at::Tensor& packed, const at::Tensor& to
   check_whole(op, "packed", packed);
   TORCH_CHECK_VALUE(packed.numel() >= kStateBytes, op, ": `packed` must be what `decode_pack` gives, got ",
                     packed.numel(), " bytes");
+}
+
+// Of workers that share a model; that of one that has the whole has no `peers`.
+kf::decode_step::Workers workers_of(const at::Tensor& token_weight, const std::optional<at::Tensor>& buffer,
+                                    at::IntArrayRef peers, int64_t rank, at::IntArrayRef words, double patience) {
+  kf::decode_step::Workers workers;
+  const auto count = static_cast<int64_t>(peers.size());
+  if (count == 0) return workers;
+  TORCH_CHECK_VALUE(count <= kf::decode_step::kMostWorkers, "decode_step: `peers` must be at most ",
+                    kf::decode_step::kMostWorkers, " addresses, got ", count);
+  TORCH_CHECK_VALUE(rank >= 0 && rank < count, "decode_step: `rank` must be from 0 to ", count - 1, ", as there are ",
+                    count, " `peers`, got ", rank);
+  TORCH_CHECK_VALUE(buffer.has_value(), "decode_step: `buffer` must be given where `peers` are");
+  check_type("decode_step", "buffer", *buffer, at::kByte);
+  check_device("decode_step", "buffer", *buffer, "token_weight", token_weight);
+  const int64_t needed = decode_step_bytes(token_weight.size(1), count);
+  TORCH_CHECK_VALUE(buffer->is_contiguous() && begins_at_16_bytes(*buffer) && buffer->numel() >= needed,
+                    "decode_step: `buffer` must be contiguous, begin at a multiple of 16 bytes and have ", needed,
+                    " for a width of ", token_weight.size(1), " and ", count, " workers, got ", buffer->numel());
+  TORCH_CHECK_VALUE(reinterpret_cast<int64_t>(buffer->data_ptr()) == peers[rank],
+                    "decode_step: `peers` must have the address of `buffer` at `rank` (", rank, ")");
+  const bool fit = static_cast<int64_t>(words.size()) == count + 1 && words[0] == 0 &&
+                   words[rank + 1] - words[rank] == token_weight.size(0);
+  TORCH_CHECK_VALUE(fit,
+                    "decode_step: `words` must be where each worker's tokens begin, and where the last one's end; ",
+                    "those of `rank` must be the ", token_weight.size(0), " rows of `token_weight`, got ", words);
+  TORCH_CHECK_VALUE(patience > 0 && patience < 1e9, "decode_step: `patience` must be from 0 to 1e9 seconds, got ",
+                    patience);
+  for (int64_t worker = 0; worker < count; ++worker) {
+    workers.peers[worker] =
+        reinterpret_cast<void*>(peers[worker]);  // NOLINT(performance-no-int-to-ptr): of other devices
+  }
+  workers.count = static_cast<int>(count);
+  workers.rank = static_cast<int>(rank);
+  workers.first_token = words[rank];
+  workers.tokens = words.back();
+  workers.patience_ns = static_cast<int64_t>(patience * 1e9);
+  return workers;
 }
 
 // Of a launch of v3_persistent that has given up.
@@ -156,7 +195,7 @@ class Packing {
                       shape_text(token_weight));
     TORCH_CHECK_VALUE(weights[9].numel() > 0, "decode_pack: `weights[9]` must not be empty");
     const int64_t layers = static_cast<int64_t>(weights.size()) / kOfLayer, width = token_weight.size(1);
-    check_weights("decode_pack", weights, token_weight, layers, width, weights[9].numel());
+    check_weights("decode_pack", weights, token_weight, layers, width, width, weights[9].numel());
     check_whole("decode_pack", "token_weight", token_weight);
     layers_ = layers_of(weights);
     args.token_weight = token_weight.data_ptr();
@@ -202,11 +241,15 @@ at::Tensor packed_by(const at::Tensor& token_weight, at::TensorList weights, at:
 
 }  // namespace
 
+int64_t decode_step_bytes(int64_t width, int64_t workers) { return kf::decode_step::buffer_bytes(width, workers); }
+int64_t decode_step_header() { return sizeof(kf::decode_step::Mail); }
+
 at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Tensor& begin,
                             const at::Tensor& token_weight, const at::Tensor& position_weight, at::TensorList weights,
                             at::Tensor& k_cache, at::Tensor& v_cache, const std::optional<at::Tensor>& packed,
-                            std::optional<double> scale, bool scale_by_layer, double eps, std::string_view approximate,
-                            std::string_view rung, at::Tensor& logits) {
+                            const std::optional<at::Tensor>& buffer, at::IntArrayRef peers, int64_t rank,
+                            at::IntArrayRef words, std::optional<double> scale, bool scale_by_layer, double eps,
+                            std::string_view approximate, double patience, std::string_view rung, at::Tensor& logits) {
   check_floating("decode_step", "token_weight", token_weight);
   check_dim("decode_step", "token_weight", token_weight, 2);
   const int64_t vocab = token_weight.size(0), width = token_weight.size(1);
@@ -223,7 +266,10 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
   const int64_t layers = k_cache.size(0), batch = k_cache.size(1), heads = k_cache.size(2), capacity = k_cache.size(3),
                 head_dim = k_cache.size(4);
   TORCH_CHECK_VALUE(layers > 0, "decode_step: `k_cache` must have at least one layer, got shape ", shape_text(k_cache));
-  TORCH_CHECK_VALUE(heads * head_dim == width, "decode_step: `k_cache` must have heads of ", width,
+  const kf::decode_step::Workers workers = workers_of(token_weight, buffer, peers, rank, words, patience);
+  const int64_t own = heads * head_dim;
+  TORCH_CHECK_VALUE(own > 0 && (own == width || (workers.count > 0 && own < width)),
+                    "decode_step: `k_cache` must have heads of ", width,
                     " columns together, the width of `token_weight`, got shape ", shape_text(k_cache));
   TORCH_CHECK_VALUE(batch <= kMostRows, "decode_step: `k_cache` must have at most ", kMostRows, " rows, got ", batch);
   check_cache("k_cache", k_cache);
@@ -236,7 +282,7 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
                     " layers, and 2: ", layers * kOfLayer + 2, ", got ", weights.size());
   const int64_t inner = weights[9].numel();
   TORCH_CHECK_VALUE(inner > 0, "decode_step: `weights[9]` must not be empty");
-  check_weights("decode_step", weights, token_weight, layers, width, inner);
+  check_weights("decode_step", weights, token_weight, layers, width, own, inner);
   TORCH_CHECK_VALUE(!scale || std::isfinite(*scale), "decode_step: `scale` must be finite, got ", *scale);
   TORCH_CHECK_VALUE(eps >= 0 && std::isfinite(eps), "decode_step: `eps` must be finite and not negative, got ", eps);
   TORCH_CHECK_VALUE(approximate == "tanh" || approximate == "none",
@@ -259,9 +305,19 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
     check_apart("decode_step", {{"packed", *packed}}, {{"k_cache", k_cache}, {"v_cache", v_cache}, {"end", end}});
   }
   check_apart("decode_step", {{"logits", logits}, {"v_cache", v_cache}, {"k_cache", k_cache}, {"end", end}}, {});
+  if (workers.count > 0) {
+    apart("buffer", *buffer);
+    check_apart("decode_step", {{"buffer", *buffer}}, {{"k_cache", k_cache}, {"v_cache", v_cache}, {"end", end}});
+    check_apart("decode_step", {{"buffer", *buffer}}, {{"logits", logits}});
+    TORCH_CHECK_VALUE(token_weight.is_cuda() || (rung != "auto" && rung != "cpu"),
+                      "decode_step: `rung` must be the name of one for tensors on the CPU where `peers` are given");
+  }
   check_rung(decode_step_op(), rung, token_weight);
   if (batch == 0) return logits;
-  if (token_weight.is_cpu()) check_places(ids, end, begin, vocab, position_weight.size(0), capacity);
+  if (token_weight.is_cpu()) {
+    const int64_t tokens = workers.count > 0 ? workers.tokens : vocab;
+    check_places(ids, end, begin, tokens, position_weight.size(0), capacity);
+  }
   const std::vector<Layer> layer_weights = layers_of(weights);
   kf::decode_step::Args args{};
   args.ids = ids.const_data_ptr<int64_t>();
@@ -295,6 +351,7 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
     args.packed = packed->data_ptr();
     args.packed_bytes = packed->numel();
   }
+  args.workers = workers;
   run(decode_step_op(), rung, token_weight, args);
   if (packed && packed->is_cpu()) throw_failure(take_state(*packed));
   return logits;
@@ -302,13 +359,15 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
 
 at::Tensor decode_step(const at::Tensor& ids, at::Tensor& end, const at::Tensor& begin, const at::Tensor& token_weight,
                        const at::Tensor& position_weight, at::TensorList weights, at::Tensor& k_cache,
-                       at::Tensor& v_cache, const std::optional<at::Tensor>& packed, std::optional<double> scale,
-                       bool scale_by_layer, double eps, std::string_view approximate, std::string_view rung) {
+                       at::Tensor& v_cache, const std::optional<at::Tensor>& packed,
+                       const std::optional<at::Tensor>& buffer, at::IntArrayRef peers, int64_t rank,
+                       at::IntArrayRef words, std::optional<double> scale, bool scale_by_layer, double eps,
+                       std::string_view approximate, double patience, std::string_view rung) {
   check_dim("decode_step", "token_weight", token_weight, 2);
   check_dim("decode_step", "k_cache", k_cache, 5);
   at::Tensor logits = at::empty({k_cache.size(1), token_weight.size(0)}, token_weight.options());
-  return decode_step_out(ids, end, begin, token_weight, position_weight, weights, k_cache, v_cache, packed, scale,
-                         scale_by_layer, eps, approximate, rung, logits);
+  return decode_step_out(ids, end, begin, token_weight, position_weight, weights, k_cache, v_cache, packed, buffer,
+                         peers, rank, words, scale, scale_by_layer, eps, approximate, patience, rung, logits);
 }
 
 at::Tensor& decode_pack_out(const at::Tensor& token_weight, at::TensorList weights, at::Tensor& packed) {

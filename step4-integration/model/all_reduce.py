@@ -30,28 +30,20 @@ def see_each_other(group: dist.ProcessGroup, device: torch.device) -> bool:
     return len(set(devices)) == len(devices) and all(torch.cuda.can_device_access_peer(*pair) for pair in pairs)
 
 
-class PeerMemory:
+class SharedBuffer:
     """This worker's buffer, which the group's other workers read and write, and theirs. All must make it together."""
 
-    def __init__(self, group: dist.ProcessGroup, width: int, device: torch.device, *, patience: float = 60.0):
+    def __init__(
+        self, group: dist.ProcessGroup, bytes_: int, header: int, device: torch.device, *, patience: float = 60.0
+    ):
         """
         Args:
-            group: of up to 8 workers: on GPUs that see each other's memory, or on one host's CPU, for the emulation.
-            width: of the widest row, up to 4096.
+            group: of workers on GPUs that see each other's memory, or on one host's CPU, for the emulation.
+            bytes_, header: how large it is, and how much of it begins as zeros, the rest as ones in all bits.
             device: this worker's.
             patience: in seconds; who waits longer for another worker ends with an error.
-
-        Raises:
-            ValueError: more workers, or wider rows.
         """
-        workers = dist.get_world_size(group)
-        if workers > MOST_WORKERS or width > MOST_WIDTH:
-            raise ValueError(
-                f"PeerMemory: `group` must be of at most {MOST_WORKERS} workers and `width` at most {MOST_WIDTH}, "
-                f"got {workers} and {width}"
-            )
-        self.rank, self.width, self.patience = dist.get_rank(group), width, patience
-        bytes_ = all_reduce_bytes(width, workers)
+        self.rank, self.patience = dist.get_rank(group), patience
         self._others: Any  # is held, or its memory would go
         if device.type == "cuda":
             # This lesson sums in the GPUs, not in the switch between them.
@@ -68,10 +60,32 @@ class PeerMemory:
             self.buffer = self._others[self.rank]
             self.peers = [other.data_ptr() for other in self._others]
         self.buffer.fill_(255)
-        self.buffer[: all_reduce_header()] = 0
+        self.buffer[:header] = 0
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         dist.barrier(group=group)
+
+
+class PeerMemory(SharedBuffer):
+    """Through which `all_reduce` sums."""
+
+    def __init__(self, group: dist.ProcessGroup, width: int, device: torch.device, *, patience: float = 60.0):
+        """
+        Args:
+            group, device, patience: as of `SharedBuffer`; up to 8 workers.
+            width: of the widest row, up to 4096.
+
+        Raises:
+            ValueError: more workers, or wider rows.
+        """
+        workers = dist.get_world_size(group)
+        if workers > MOST_WORKERS or width > MOST_WIDTH:
+            raise ValueError(
+                f"PeerMemory: `group` must be of at most {MOST_WORKERS} workers and `width` at most {MOST_WIDTH}, "
+                f"got {workers} and {width}"
+            )
+        self.width = width
+        super().__init__(group, all_reduce_bytes(width, workers), all_reduce_header(), device, patience=patience)
 
     def takes(self, *tensors: torch.Tensor) -> bool:
         """Whether `end` of these is faster than NCCL's sum and a LayerNorm. None of them is to have a gradient."""

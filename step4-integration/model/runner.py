@@ -78,9 +78,13 @@ class Runner:
             torch.cuda.current_stream(self._device).synchronize()
         raise Changed
 
-    @property
+    @functools.cached_property
     def _by_step(self) -> bool:
-        return self.config.blocks == "v4_products" and self.cache.batch <= MOST_ROWS
+        return self.cache.batch <= MOST_ROWS and self.model().takes_steps()
+
+    @functools.cached_property
+    def _sharing(self) -> dict[str, Any]:
+        return self.model().step_sharing()
 
     def __enter__(self) -> "Runner":
         """What is launched from here on waits for the call before, which may have been on another stream."""
@@ -110,8 +114,10 @@ class Runner:
     def _packs(self, new_tokens: int) -> bool:
         """Whether v3_persistent is to add the tokens: by name, or by "auto" where it can and is worth its packing."""
         rung = self.config.rung("decode_step")
-        if rung != "auto" or not self._by_step:
-            return rung == "v3_persistent" and self._by_step
+        if not self._by_step or self._sharing:
+            return False
+        if rung != "auto":
+            return rung == "v3_persistent"
         pays = self._pool and self.cache.batch == 1 and new_tokens >= PACKED_FOR and self.config.n_embd <= PACKED_WIDTH
         return bool(pays) and not self._pack_refusal
 
@@ -176,12 +182,15 @@ class Runner:
     def _run_step(self) -> None:
         model, config, cache = self.model(), self.config, self.cache
         if self._by_step:
+            own = model.own_logits(self.logits)
             torch.ops.step4_integration.decode_step.out(
                 self.token, cache.end, self._begin, model.wte.weight, model.wpe.weight, model.step_weights(),
                 cache.k, cache.v, self._packed, scale=None if config.scale_attn_weights else 1.0,
                 scale_by_layer=config.scale_attn_by_inverse_layer_idx, eps=config.layer_norm_epsilon,
-                approximate=config.gelu, rung=config.rung("decode_step"), logits=self.logits,
+                approximate=config.gelu, rung=config.rung("decode_step"), logits=own, **self._sharing,
             )  # fmt: skip
+            if own is not self.logits:
+                model.gather_logits(own, self.logits)
             cache.length += 1
         else:
             with torch.autocast(self._device.type, enabled=False):

@@ -17,12 +17,12 @@ from gpt2_model import GPT2, Config, positions_of
 from torch import nn
 from torch.nn import functional as F
 
-from model.all_reduce import MOST_WIDTH, MOST_WORKERS, PeerMemory, see_each_other
+from model.all_reduce import MOST_WIDTH, MOST_WORKERS, PeerMemory, SharedBuffer, see_each_other
 from model.blocks import v1_torch, v2_separate
 from model.blocks.shared import join_heads, scale_of, split_heads, with_keys
 from model.cache import KVCache
 from step3_fused import linear_gelu  # not installed? pip install -e ..
-from step4_integration import cross_entropy
+from step4_integration import cross_entropy, decode_step_bytes, decode_step_header
 
 CHUNK_BYTES = 1 << 30  # of logits in float32 that exist at a time
 # Of each worker a tensor, into one tensor: 2.13 has a new name for it.
@@ -314,6 +314,34 @@ class TensorParallel(GPT2):
         if self.ops is PLAIN or not few or not see_each_other(self.group, device):
             return None
         return PeerMemory(self.group, self.config.n_embd, device)
+
+    @functools.cached_property
+    def _step_buffer(self) -> SharedBuffer | None:
+        """Through which `decode_step` sums; None where it cannot. All workers must ask together."""
+        config, weight = self.config, self.wte.weight
+        fits = config.n_embd % 8 == 0 and config.n_embd <= 2048 and config.head_dim % 8 == 0 and config.head_dim <= 128
+        if not fits or self.step_weights()[9].numel() % 8 or weight.dtype not in (torch.float16, torch.bfloat16):
+            return None
+        if self.memory is None:
+            return None
+        bytes_ = decode_step_bytes(config.n_embd, dist.get_world_size(self.group))
+        return SharedBuffer(self.group, bytes_, decode_step_header(), weight.device)
+
+    def takes_steps(self) -> bool:
+        return self.whole_config.blocks == "v4_products" and self._step_buffer is not None
+
+    def step_sharing(self) -> dict[str, Any]:
+        own = self._step_buffer
+        words = bounds(self.whole_config.vocab_size, dist.get_world_size(self.group))
+        return {
+            "buffer": own.buffer, "peers": own.peers, "rank": own.rank, "words": words, "patience": own.patience,
+        }  # fmt: skip
+
+    def own_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.new_empty(len(logits), len(self.wte.weight))
+
+    def gather_logits(self, own: torch.Tensor, logits: torch.Tensor) -> None:
+        torch.cat(gathered_as(own, 1, self.words, self.group), 1, out=logits)
 
     def form(self) -> Callable:
         # Training has its sums by NCCL: they have gradients, and are longer than what is summed faster here.

@@ -43,6 +43,8 @@ __all__ = [
     "decode_pack",
     "decode_pack_refusal",
     "decode_step",
+    "decode_step_bytes",
+    "decode_step_header",
     "embedding",
     "embedding_backward",
     "kv_append",
@@ -57,6 +59,7 @@ __all__ = [
 
 launch_counts, places, rounds, varies = _C.launch_counts, _C.places, _C.rounds, _C.varies
 all_reduce_bytes, all_reduce_header, all_reduce_most = _C.all_reduce_bytes, _C.all_reduce_header, _C.all_reduce_most
+decode_step_bytes, decode_step_header = _C.decode_step_bytes, _C.decode_step_header
 
 
 def rungs(op: str, device: str | torch.device = "cpu") -> list[str]:

@@ -31,11 +31,16 @@ def decode_step(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     packed: torch.Tensor | None = None,
+    buffer: torch.Tensor | None = None,
+    peers: list[int] | tuple[()] = (),
+    rank: int = 0,
+    words: list[int] | tuple[()] = (),
     *,
     scale: float | None = None,
     scale_by_layer: bool = False,
     eps: float = 1e-5,
     approximate: str = "tanh",
+    patience: float = 60.0,
     rung: str = "auto",
 ) -> torch.Tensor:
     """GPT-2's logits after one more token of each row: embedding, all layers, LayerNorm and the last product.
@@ -61,14 +66,21 @@ def decode_step(
         packed: None, or what `decode_pack` made of `token_weight` and `weights`, for the rung `v3_persistent`, which is
             then what "auto" takes of one row on a GPU; weights that have changed since are not seen. It keeps what
             tells one launch's messages from the next one's, and is written in place: one call at a time may have it.
+        buffer, peers, rank, words: of one of up to 8 workers that share a model, each with its columns of `c_attn` and
+            `c_fc`, rows of the two `c_proj`, heads of the caches and rows of `token_weight`; vectors but the split
+            biases are whole. `buffer`: uint8, `decode_step_bytes(width, workers)` of them, which all workers write
+            into, zeros up to `decode_step_header()` and 255 behind that. `peers`: the addresses of all workers' buffers
+            on their devices, this one's at `rank`. `words`: where each worker's tokens begin, and where the last one's
+            end. All call with the same `ids`, together, each on a device of its own. On a CPU by name of a rung only.
         scale: factor of attention's scores; None for 1 / sqrt(head_dim).
         scale_by_layer: whether layer l divides it by l + 1.
         eps: what the LayerNorms add to the variance.
         approximate: the GELU's form, "tanh" or "none", as of step 3's `linear_gelu`.
+        patience: in seconds; who waits longer for another worker ends with an error.
         rung: "auto", or a name from `rungs("decode_step", ids.device)`.
 
     Returns:
-        Logits, [batch, vocab].
+        Logits, [batch, vocab], of a worker's own tokens.
 
     Raises:
         TypeError: a dtype that is not supported or not the same.
@@ -89,10 +101,15 @@ def decode_step(
         k_cache,
         v_cache,
         packed,
+        buffer,
+        peers,
+        rank,
+        words,
         scale=scale,
         scale_by_layer=scale_by_layer,
         eps=eps,
         approximate=approximate,
+        patience=patience,
         rung=rung,
     )
 
@@ -155,14 +172,19 @@ def _(
     k_cache,
     v_cache,
     packed=None,
+    buffer=None,
+    peers=(),
+    rank=0,
+    words=(),
     *,
     scale=None,
     scale_by_layer=False,
     eps=1e-5,
     approximate="tanh",
+    patience=60.0,
     rung="auto",
 ):
-    """The checks of decode_step_host.cpp, without data."""
+    """The checks of decode_step_host.cpp, without data; whether workers fit each other needs their addresses."""
     op, like = "decode_step", ("token_weight", token_weight)
     check_floating(op, "token_weight", token_weight)
     check_dim(op, "token_weight", token_weight, 2)
@@ -182,8 +204,9 @@ def _(
     torch._check_value(
         layers > 0, lambda: f"{op}: `k_cache` must have at least one layer, got shape {tuple(k_cache.shape)}"
     )
+    own = heads * head_dim
     torch._check_value(
-        heads * head_dim == width,
+        own > 0 and (own == width or (len(peers) > 0 and own < width)),
         lambda: (
             f"{op}: `k_cache` must have heads of {width} columns together, the width of `token_weight`, got shape "
             f"{tuple(k_cache.shape)}"
@@ -206,9 +229,9 @@ def _(
     shapes: tuple[tuple[Any, ...], ...] = (
         one,
         one,
-        (width, 3 * width),
-        (3 * width,),
-        (width, width),
+        (width, 3 * own),
+        (3 * own,),
+        (own, width),
         one,
         one,
         one,

@@ -5,6 +5,7 @@ python -m step4_integration.parallel_testing WORK FOLDER DEVICE      WORK is the
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -27,7 +28,7 @@ import train_parallel
 from generate import generate
 from gpt2_model import GPT2, Config
 from model import tensor_parallel
-from model.all_reduce import PeerMemory
+from model.all_reduce import PeerMemory, SharedBuffer
 from model.processes import process_group
 from model.tensor_parallel import TensorParallel
 from rich.console import Console
@@ -45,7 +46,15 @@ import step1_simple
 import step2_attention
 import step3_fused
 from kernel_fusion import testing
-from step4_integration import cross_entropy, embedding, linear_cross_entropy, rungs
+from step4_integration import (
+    cross_entropy,
+    decode_step,
+    decode_step_bytes,
+    decode_step_header,
+    embedding,
+    linear_cross_entropy,
+    rungs,
+)
 
 # Five heads, 97 tokens and nine times eight columns: two workers cannot share them equally.
 CONFIG = Config(
@@ -123,7 +132,10 @@ def model_of(config: Config = CONFIG, seed: int = 0) -> GPT2:
 
 def several(folder: pathlib.Path, device: torch.device) -> dict:
     found = {}
-    works = same_steps, go_on, rest, shards, refuse, full_disks, moved, share_a_model, half_blocks, split_ops, compiled
+    works = (
+        same_steps, go_on, rest, shards, refuse, full_disks, moved, share_a_model, half_blocks, add_tokens, split_ops,
+        compiled,
+    )  # fmt: skip
     for work in works:
         found |= work(folder, device)
     return found
@@ -328,6 +340,45 @@ def half_blocks(folder, device):
         errors = [(one.double() - other).abs().max().item() for one, other in ((ended, exact), (y, wanted))]
         found[rung] = [max(errors), torch.stack((y, ended)).tolist()]
     return {"half blocks": found}
+
+
+@torch.no_grad()
+def add_tokens(folder, device):
+    """By `decode_step` of workers that share a model: how far logits are from float64's, that of one that has the whole
+    beside it, and their bits. Rows of another number in between, and tokens of either worker."""
+    config = dataclasses.replace(
+        CONFIG, n_embd=40, n_inner=72, blocks="v4_products", initializer_range=0.3, scale_attn_by_inverse_layer_idx=True
+    )
+    model = model_of(config).to(device, torch.bfloat16)
+    exact = copy.deepcopy(model).double()
+    shared = TensorParallel(model, dist.group.WORLD)
+    bytes_ = decode_step_bytes(40, dist.get_world_size())
+    memory = SharedBuffer(dist.group.WORLD, bytes_, decode_step_header(), device)
+    words = tensor_parallel.bounds(97, dist.get_world_size())
+    sharing = {"buffer": memory.buffer, "peers": memory.peers, "rank": memory.rank, "words": words}
+    found = {}
+    for rows in (3, 1, 8, 2):
+        ids = torch.randint(97, (rows, 6), generator=torch.Generator().manual_seed(rows)).to(device)
+        begin = torch.zeros(rows, dtype=torch.int32, device=device)
+        ends, logits = (begin.clone(), begin.clone()), ([], [])
+        models = (model, {}), (shared, sharing)
+        caches = [
+            torch.zeros(2, 2, rows, each.config.n_head, 8, 8, dtype=torch.bfloat16, device=device) for each, _ in models
+        ]
+        for token in ids.unbind(1):
+            for which, (each, options) in enumerate(models):
+                logits[which].append(
+                    decode_step(
+                        token.contiguous(), ends[which], begin, each.wte.weight, each.wpe.weight, each.step_weights(),
+                        *caches[which], scale_by_layer=True, rung="v2_dependent", **options,
+                    )
+                )  # fmt: skip
+        alone, own = torch.stack(logits[0], 1), torch.stack(logits[1], 1)
+        all_of = torch.cat(tensor_parallel.gathered_as(own, 2, shared.words, dist.group.WORLD), 2)
+        wanted = exact(ids)
+        errors = [(each.double() - wanted).abs().max().item() for each in (all_of, alone)]
+        found[rows] = [*errors, all_of.view(torch.int16).tolist(), ends[1].tolist()]
+    return {"added tokens": found}
 
 
 IDS = torch.arange(24).reshape(4, 6) % 11

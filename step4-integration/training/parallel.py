@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training import checkpoint
 from training.run import Run
-from training.step import Part, cross_entropy, step, weights_of
+from training.step import Part, cross_entropy, step, weights_in, weights_of
 from training.worker import Found, Worker
 
 
@@ -87,8 +87,8 @@ class Parallel(Worker):
     # ---- a step ----
 
     def computing(self, model: GPT2, dtype: torch.dtype) -> contextlib.AbstractContextManager:
-        """By autocast: DDP and FSDP2 watch the parameters themselves, which `weights_in` puts copies in place of."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
+        """In it a part of a batch goes forward and backward."""
+        raise NotImplementedError
 
     def step(self, run: Run, device: torch.device) -> Callable[..., torch.Tensor]:
         return functools.partial(step, backward=self.backward, clip_gradients=self.clip)
@@ -100,14 +100,12 @@ class Parallel(Worker):
         counted = torch.zeros((), device=self.device) + sum(weights)  # a copy from the host would wait for the GPU
         dist.all_reduce(counted, group=group)
         total = torch.zeros((), device=self.device)
-        # Autocast keeps a weight that it has cast until its outermost region ends: one, for all parts of a batch.
-        with torch.autocast(self.device.type, enabled=False):
-            for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
-                with self.moving(model, number == len(parts) - 1):
-                    with self.computing(model, dtype):
-                        loss = self.loss(model, part) * weight / counted
+        for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
+            with self.moving(model, number == len(parts) - 1), self.computing(model, dtype):
+                loss = self.loss(model, part) * weight / counted
+                with torch.autocast(self.device.type, enabled=False):  # which is for the way there alone
                     (loss * self.factor).backward()
-                total += loss.detach()
+            total += loss.detach()
         dist.all_reduce(total, group=group)
         return total
 
@@ -171,6 +169,10 @@ class Replicated(Parallel):
 
     def moving(self, model: GPT2, last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if last or not self.ddp else self.ddp.no_sync()
+
+    def computing(self, model: GPT2, dtype: torch.dtype) -> contextlib.AbstractContextManager:
+        """As one worker alone; by blocks, so that DDP sums a block's gradients while the one in front is computed."""
+        return weights_in(model, dtype, by_block=True)
 
     def is_split(self, model: GPT2, name: str) -> bool:
         return isinstance(model, TensorParallel) and model.is_split(name)
@@ -259,6 +261,10 @@ class Sharded(Parallel):
     def moving(self, model: GPT2, last: bool) -> Iterator[None]:
         model.set_requires_gradient_sync(last)
         yield
+
+    def computing(self, model: GPT2, dtype: torch.dtype) -> contextlib.AbstractContextManager:
+        """By autocast: FSDP2 watches the parameters themselves, which `weights_in` puts copies in place of."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
 
     def is_split(self, model: GPT2, name: str) -> bool:
         return isinstance(model.get_parameter(name), DTensor)

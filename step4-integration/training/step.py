@@ -2,10 +2,11 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpt2_model import GPT2
+from torch import nn
 
 from training.batches import Packed
 from training.optimizer import set_rate
@@ -43,22 +44,46 @@ def _copies(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.
     return copies
 
 
+class Place(NamedTuple):
+    """Where a module has one of its weights."""
+
+    parameters: dict[str, torch.Tensor | None]
+    name: str
+    weight: torch.Tensor
+
+
+def places_in(*modules: nn.Module) -> list[Place]:
+    every = [module._parameters for root in modules for module in root.modules()]
+    return [Place(found, name, weight) for found in every for name, weight in found.items() if weight is not None]
+
+
+def put_copies(places: Sequence[Place], dtype: torch.dtype) -> None:
+    for place, copy in zip(places, _Copies.apply(dtype, *(place.weight for place in places)), strict=True):
+        place.parameters[place.name] = copy
+
+
 @contextlib.contextmanager
-def weights_in(model: GPT2, dtype: torch.dtype) -> Iterator[None]:
+def weights_in(model: GPT2, dtype: torch.dtype, *, by_block: bool = False) -> Iterator[None]:
     """Within it the model computes in bfloat16, if `dtype` is that, with copies of its weights, all made at once. The
     backward pass belongs within it, too, for it may compute again; it adds to the gradients of the weights themselves.
+
+    `by_block`: a block's matrices are copied when it is called, each time anew. Autograd turns first to what was made
+    last, so their gradients are the weights' own before the backward pass goes on to the block in front.
     """
-    places = [(module._parameters, name) for module in model.modules() for name in module._parameters]
-    places = [(parameters, name) for parameters, name in places if parameters[name] is not None]
-    weights = [parameters[name] for parameters, name in places]
+    places, hooks = places_in(model), []
+    of_blocks = {block: places_in(block.attn, block.mlp) for block in model.h} if by_block else {}
+    later = {id(place.weight) for each in of_blocks.values() for place in each}
     try:
         if dtype == torch.bfloat16:
-            for (parameters, name), copy in zip(places, _Copies.apply(dtype, *weights), strict=True):
-                parameters[name] = copy
+            put_copies([place for place in places if id(place.weight) not in later], dtype)
+            for block, own in of_blocks.items():
+                hooks.append(block.register_forward_pre_hook(lambda *_, own=own: put_copies(own, dtype)))
         yield
     finally:
-        for (parameters, name), weight in zip(places, weights, strict=True):
-            parameters[name] = weight
+        for hook in hooks:
+            hook.remove()
+        for place in places:
+            place.parameters[place.name] = place.weight
 
 
 def each_tensor(function: Callable, part: Part, *others: Part) -> Part:
@@ -86,7 +111,7 @@ def backward(model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Te
 
 def clip_gradients(model: GPT2, most: float) -> None:
     """Makes all gradients together of the norm `most`, where theirs is greater."""
-    torch.nn.utils.clip_grad_norm_(model.parameters(), most)
+    nn.utils.clip_grad_norm_(model.parameters(), most)
 
 
 def step(

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 
@@ -55,9 +56,15 @@ inline std::string too_much_shared_memory(int64_t bytes, const std::string& what
          std::to_string(limit) + " a block";
 }
 
-// A launch may give a block more than 48 KB of shared memory only after this.
+// A launch may give a block more than 48 KB of shared memory only after this. What a kernel may have only grows: another
+// thread may be about to launch it with more than this one wants.
 template <class Kernel>
 void allow_shared(Kernel* kernel, int64_t bytes) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> held(one_at_a_time);
+  cudaFuncAttributes now;
+  check(cudaFuncGetAttributes(&now, kernel), "cudaFuncGetAttributes");
+  if (now.maxDynamicSharedSizeBytes >= bytes) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
         "cudaFuncSetAttribute");
 }

@@ -26,4 +26,11 @@ from kernel_fusion.testing.gradients import (
 )
 from kernel_fusion.testing.helpers import check_not_built, main, raises, without_progress
 from kernel_fusion.testing.inputs import lazy_memory, randn, staircase, transposed
-from kernel_fusion.testing.registration import capture, check_automatic, check_op, check_writes, writing_overloads
+from kernel_fusion.testing.registration import (
+    capture,
+    check_automatic,
+    check_dependent_launch,
+    check_op,
+    check_writes,
+    writing_overloads,
+)

@@ -78,6 +78,31 @@ def _check_cuda_graph(function: Callable, inputs: tuple, kwargs: dict, name: str
     same_bits(captured, expected, f"{name} replayed from a CUDA graph")
 
 
+def check_dependent_launch(front: Callable, behind: Callable, x: torch.Tensor) -> None:
+    """Checks that `behind(front(x))` waits for `front`'s kernel, beside which it is launched (CUDA tensors).
+
+    `x` goes through both 20 times, its rows rotated, in a CUDA graph: there the launches follow each other closely
+    enough. What lies between has the same memory each time, so who does not wait finds what the time before left.
+
+    Raises:
+        AssertionError: results differ from those where the host waits between the two.
+    """
+    xs = [x.roll(turn, 0) for turn in range(20)]
+
+    def chain(between: Callable[[], object]) -> tuple:
+        found = []
+        for each in xs:
+            y = front(each)
+            between()
+            found += as_tuple(behind(y))
+            del y
+        return tuple(found)
+
+    graph, captured = capture(lambda: chain(lambda: None))
+    graph.replay()
+    same_bits(captured, chain(torch.cuda.synchronize), "behind a kernel that may run still")
+
+
 def check_automatic(
     step: types.ModuleType,
     op: str,

@@ -1,14 +1,12 @@
-// Memory of other workers: how it is read and written, and how a block waits for theirs. PTX ISA, "Memory Consistency
-// Model": the scope .sys is all devices.
+// Memory of other workers: how it is read and written, and how a block waits for theirs.
 #pragma once
 
 #include <kf/launch.h>
 #include <kf/numeric.h>
 #include <step1/vector.h>
 
-#include <cstdio>
-
 #include "rungs.h"
+#include "words.h"
 
 namespace kf::KF_BACKEND::all_reduce {
 
@@ -24,34 +22,13 @@ __device__ __forceinline__ void store_release_system(uint32_t* address, uint32_t
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 
-__device__ __forceinline__ int64_t nanoseconds() {
-  int64_t now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
-}
-
 __device__ __forceinline__ Header* header_of(const Args& a, int worker) {
   return static_cast<Header*>(a.peers[worker]);
 }
 
-// Asks ready() until it says so. Not for ever: a worker that has ended sends nothing any more. late() says for whom.
 template <class Ready, class Late>
 __device__ __forceinline__ void wait_for(const Args& a, Ready ready, Late late) {
-  int64_t begin = 0;
-  for (int asked = 0; !ready(); ++asked) {
-    if (asked % 256 != 0) continue;
-    const int64_t now = nanoseconds();
-    if (asked == 0) begin = now;
-    if (now - begin > a.patience_ns) {
-      if (atomicExch(&header_of(a, a.rank)->told, 1u) == 0) {
-        printf("all_reduce: worker %d has waited %.1f s for worker %d\n", a.rank,
-               1e-9 * static_cast<double>(now - begin), late());
-      } else {
-        __nanosleep(1000000);  // whoever tells it is not to be trapped before
-      }
-      __trap();
-    }
-  }
+  wait_for(Waiting{"all_reduce", a.rank, a.patience_ns, &header_of(a, a.rank)->told}, ready, late);
 }
 
 // Where the piece of a worker's block of this number lies that it wrote in this turn.

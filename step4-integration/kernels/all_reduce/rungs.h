@@ -20,7 +20,7 @@ constexpr int kMostThreads = 512;  // of a block that has a row of that width
 struct Header {
   uint32_t arrived[kMostBlocks][kMostWorkers];  // the turn for which a worker's piece is there
   uint32_t pulled[kMostBlocks];                 // turns so far, by pieces that are read
-  uint32_t pushed[kMostBlocks];                 // and by rows that are written
+  uint32_t pushed[kMostBlocks];                 // the slot of the last row that was written
   uint32_t words[kMostBlocks];                  // of the last row that was written
   uint32_t told;                                // whether somebody has told that they have waited too long
   uint32_t unused[3];

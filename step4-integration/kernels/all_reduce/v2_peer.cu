@@ -8,10 +8,13 @@
 //           there are two pieces, taken in turns, and who is at one has read the other. The turn's number is in memory,
 //           so that a CUDA graph replays.
 // Since v1  Kernels of our own for the sum. LayerNorm still is another launch.
-// Launch    twice: up to 512 blocks of 256 threads; grid rows, block up to 512 threads
+// Launch    twice: up to 512 blocks of 256 threads; grid rows, block up to 512 threads. Both dependent
+//           (step2/dependent_launch.h)
 // Moves     (7 + workers)·rows·width·sizeof(T) bytes: x to the buffer, all workers' pieces, the sum; then LayerNorm
 //           reads it, and the residual, and writes both. (workers−1)·rows·width·sizeof(T) of them by NVLink
 // Limits    up to 8 workers, width ≤ 4096, not float64; rounds the sum of x
+#include <step2/dependent_launch.h>
+
 #include "row_end.h"
 #include "rungs.h"
 
@@ -22,6 +25,8 @@ constexpr int kThreads = 256;
 
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const Args a, int piece) {
+  launch_dependent_grids();
+  wait_on_dependent_grids();  // x is there
   const int64_t n = a.rows * a.width;
   uint32_t turn = header_of(a, a.rank)->pulled[blockIdx.x];
   for (int64_t first = int64_t{blockIdx.x} * piece; first < n; first += int64_t{gridDim.x} * piece) {
@@ -45,6 +50,8 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const Args a, int piece) 
 
 template <int kItems, int N, class T>
 __global__ void __launch_bounds__(kMostThreads, 1) norm_kernel(const Args a) {
+  launch_dependent_grids();
+  wait_on_dependent_grids();  // the sum is there
   __shared__ compute_t<T> shared[kWarpSize];
   RowEnd<kItems, N, T> end(a, blockIdx.x);
   compute_t<T> value[kItems][N] = {};
@@ -65,10 +72,8 @@ void v2_peer(const Args& a, void* stream) {
     const int64_t share = ceil_div(ceil_div(a.rows * a.width, kMostBlocks), N) * N;
     const int64_t piece = share < kLeast ? kLeast : share > kMost ? kMost : share;
     const int64_t pieces = ceil_div(a.rows * a.width, piece);
-    sum_kernel<N, T><<<blocks_of(pieces), kThreads, 0, as_stream(stream)>>>(a, static_cast<int>(piece));
-    check_launch();
-    norm_kernel<decltype(items)::value, N, T><<<static_cast<unsigned>(a.rows), threads, 0, as_stream(stream)>>>(a);
-    check_launch();
+    launch_dependent(sum_kernel<N, T>, blocks_of(pieces), kThreads, 0, stream, a, static_cast<int>(piece));
+    launch_dependent(norm_kernel<decltype(items)::value, N, T>, static_cast<unsigned>(a.rows), threads, 0, stream, a);
   });
 }
 

@@ -3,10 +3,13 @@
 // Idea      A block that takes whole rows has all that LayerNorm needs: the sum stays in registers. While it waits for
 //           the other workers, residual and weights come.
 // Since v2  One launch. The sum is not rounded on the way, and neither written nor read in between.
-// Launch    grid rows, up to 512; block up to 256 threads, up to 512 for wide rows
+// Launch    grid rows, up to 512; block up to 256 threads, up to 512 for wide rows. Dependent
+//           (step2/dependent_launch.h)
 // Moves     (5 + workers)·rows·width·sizeof(T) bytes: x to the buffer, all workers' pieces, the residual, two outputs.
 //           (workers−1)·rows·width·sizeof(T) of them by NVLink
 // Limits    up to 8 workers, width ≤ 4096, not float64
+#include <step2/dependent_launch.h>
+
 #include "row_end.h"
 #include "rungs.h"
 
@@ -15,6 +18,8 @@ namespace {
 
 template <int kItems, int N, class T>
 __global__ void __launch_bounds__(kMostThreads, 1) v3_fused_kernel(const Args a) {
+  launch_dependent_grids();
+  wait_on_dependent_grids();  // x is there
   __shared__ compute_t<T> shared[kWarpSize];
   const int width = static_cast<int>(a.width);
   uint32_t turn = header_of(a, a.rank)->pulled[blockIdx.x];
@@ -37,10 +42,9 @@ __global__ void __launch_bounds__(kMostThreads, 1) v3_fused_kernel(const Args a)
 
 void v3_fused(const Args& a, void* stream) {
   with_row(a, [&](auto type, auto items, auto n, unsigned threads) {
-    v3_fused_kernel<decltype(items)::value, decltype(n)::value, typename decltype(type)::element>
-        <<<blocks_of(a.rows), threads, 0, as_stream(stream)>>>(a);
+    const auto kernel = v3_fused_kernel<decltype(items)::value, decltype(n)::value, typename decltype(type)::element>;
+    launch_dependent(kernel, blocks_of(a.rows), threads, 0, stream, a);
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::all_reduce

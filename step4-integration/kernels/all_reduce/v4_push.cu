@@ -12,14 +12,13 @@
 // Moves     (1 + 3·workers)·rows·width·sizeof(T) bytes: x, the residual, two outputs; for each other worker a row is
 //           written, read and cleared. (workers−1)·rows·width·sizeof(T) of them by NVLink
 // Limits    up to 8 workers, width ≤ 4096, not float64
+#include <step2/dependent_launch.h>
+
 #include "row_end.h"
 #include "rungs.h"
 
 namespace kf::KF_BACKEND::all_reduce {
 namespace {
-
-constexpr uint32_t kNothing = 0xffffffffu;
-constexpr int kSlots = 3;
 
 // N elements as words: four, or one that half of is empty. Both are read and written past the L1 cache.
 template <class T, int N>
@@ -28,32 +27,6 @@ union Words {
   uint32_t word[kCount];
   Vector<T, N> vector;
 };
-
-__device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&w)[4]) {
-  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-               : "l"(from)
-               : "memory");
-}
-__device__ __forceinline__ void load_words(const uint32_t* from, uint32_t (&w)[1]) {
-  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(w[0]) : "l"(from) : "memory");
-}
-__device__ __forceinline__ void store_words(uint32_t* to, const uint32_t (&w)[4]) {
-  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]),
-               "r"(w[3])
-               : "memory");
-}
-__device__ __forceinline__ void store_words(uint32_t* to, const uint32_t (&w)[1]) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(w[0]) : "memory");
-}
-
-template <int kWords>
-__device__ __forceinline__ bool none_is_nothing(const uint32_t (&words)[kWords]) {
-  bool none = true;
-#pragma unroll
-  for (int w = 0; w < kWords; ++w) none = none && words[w] != kNothing;
-  return none;
-}
 
 // In `to`'s buffer, what `from` writes to this block's slot of that turn.
 __device__ __forceinline__ uint32_t* slot_of(const Args& a, int to, int from, uint32_t turn) {
@@ -64,6 +37,8 @@ __device__ __forceinline__ uint32_t* slot_of(const Args& a, int to, int from, ui
 
 template <int kItems, int N, class T>
 __global__ void __launch_bounds__(kMostThreads, 1) v4_push_kernel(const Args a) {
+  launch_dependent_grids();
+  wait_on_dependent_grids();  // x is there
   using Piece = Words<T, N>;
   constexpr int kWords = Piece::kCount;
   __shared__ compute_t<T> shared[kWarpSize];
@@ -72,7 +47,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) v4_push_kernel(const Args a) 
   const auto words = static_cast<uint32_t>(width / N * kWords);
   uint32_t turn = header_of(a, a.rank)->pushed[blockIdx.x], last = header_of(a, a.rank)->words[blockIdx.x];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    ++turn;
+    turn = (turn + 1) % kSlots;  // a number that only grew would break off one day, between two slots
     Piece own[kItems];
     for_each_vector<kItems, N>(width, [&](int i, int column) {
       own[i].word[0] = 0;
@@ -136,10 +111,9 @@ __global__ void __launch_bounds__(kMostThreads, 1) v4_push_kernel(const Args a) 
 
 void v4_push(const Args& a, void* stream) {
   with_row(a, [&](auto type, auto items, auto n, unsigned threads) {
-    v4_push_kernel<decltype(items)::value, decltype(n)::value, typename decltype(type)::element>
-        <<<blocks_of(a.rows), threads, 0, as_stream(stream)>>>(a);
+    const auto kernel = v4_push_kernel<decltype(items)::value, decltype(n)::value, typename decltype(type)::element>;
+    launch_dependent(kernel, blocks_of(a.rows), threads, 0, stream, a);
   });
-  check_launch();
 }
 
 }  // namespace kf::KF_BACKEND::all_reduce

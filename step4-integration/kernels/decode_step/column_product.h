@@ -16,13 +16,13 @@ namespace kf::KF_BACKEND::decode_step {
 template <class T>
 struct ToCache {
   using Element = T;
-  static constexpr bool kAdds = false;
+  static constexpr bool kAdds = false, kSends = false;
   Args a;
   T* q;
   int layer;
 
   __device__ T* address(int row, int column) const {
-    const int width = static_cast<int>(a.width), head_dim = static_cast<int>(a.head_dim);
+    const int width = static_cast<int>(own_width(a)), head_dim = static_cast<int>(a.head_dim);
     const int part = column / width, within = column - part * width;
     if (part == 0) return q + row * width + within;
     const int slot = Place(a, row).slot, head = within / head_dim;
@@ -36,7 +36,7 @@ struct ToCache {
 
 struct AddTo {
   using Element = float;
-  static constexpr bool kAdds = true;
+  static constexpr bool kAdds = true, kSends = false;
   float* x;
   int width;
 
@@ -47,7 +47,7 @@ struct AddTo {
 template <class T>
 struct Gelu {
   using Element = T;
-  static constexpr bool kAdds = false;
+  static constexpr bool kAdds = false, kSends = false;
   T* hidden;
   int width;
   bool tanh;
@@ -124,6 +124,8 @@ __global__ void __launch_bounds__(kThreads, kBeside<kRows>)
   const float bias = column < p.width ? to_compute(p.bias[column]) : 0.0f;
 
   wait_on_dependent_grids();
+  [[maybe_unused]] uint32_t first_turn = 0;
+  if constexpr (Epilogue::kSends) first_turn = epilogue.begin();
   if constexpr (Epilogue::kAdds) {
 #pragma unroll
     for (int i = 0; i < kOut; ++i) {
@@ -172,7 +174,12 @@ __global__ void __launch_bounds__(kThreads, kBeside<kRows>)
   }
 #pragma unroll
   for (int i = 0; i < kOut; ++i) {
-    if (to[i] != nullptr) *to[i] = epilogue.finish(sum[i] + bias + before[i]);
+    if (to[i] == nullptr) continue;
+    if constexpr (Epilogue::kSends) {
+      epilogue.send(to[i], sum[i], first_turn);
+    } else {
+      *to[i] = epilogue.finish(sum[i] + bias + before[i]);
+    }
   }
 }
 

@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kQueryThreads)
     return vector;
   };
   const bool has_newest = first == 0 && group == 0 && place.slot >= 0;  // one group of all takes it
-  const Vector16 query = load(q + row * a.width + head * a.head_dim + column, has_columns);
+  const Vector16 query = load(q + row * own_width(a) + head * a.head_dim + column, has_columns);
   const Vector16 newest_k = load(k + before * a.k_stride.slot, has_newest && has_columns);
   const Vector16 newest_v[1] = {load(v + before * a.v_stride.slot, has_newest && has_columns)};
   Attending own;
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kQueryThreads)
     if (of_thread < a.head_dim) all = put_together<kMostBlocks>(of_block, blocks, of_thread);
   }
   if (of_thread < a.head_dim)
-    attended[row * a.width + head * a.head_dim + of_thread] = from_compute<T>(all.out / all.sum);
+    attended[row * own_width(a) + head * a.head_dim + of_thread] = from_compute<T>(all.out / all.sum);
 }
 
 }  // namespace kf::KF_BACKEND::decode_step

@@ -14,6 +14,9 @@ using kf::decode_step::CacheStrides;
 using kf::decode_step::kMostRows;
 using kf::decode_step::Layer;
 
+// Of q, k, v and attention's output; `width`, if the model is whole.
+__host__ __device__ inline int64_t own_width(const Args& a) { return a.heads * a.head_dim; }
+
 // Of a row's new token: its slot, or −1 where there is none, or no position for it.
 struct Place {
   int begin, slot;

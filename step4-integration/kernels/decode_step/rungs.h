@@ -33,6 +33,18 @@ struct CacheStrides {
   int64_t layer, batch, head, slot;
 };
 
+// Several workers that share a model, and who this one is. Each has some heads, columns of the MLP and tokens: `heads`,
+// `inner` and `vocab` are its own, and all of them together give what a whole model gives; workers.h.
+constexpr int kMostWorkers = 8;
+struct Workers {
+  void* peers[kMostWorkers];  // each worker's buffer
+  int count = 0;              // 0: the model is whole
+  int rank = 0;
+  int64_t first_token = 0;  // this worker's, of all `tokens`
+  int64_t tokens = 0;
+  int64_t patience_ns = 0;  // who waits longer for another worker ends the kernel with an error
+};
+
 struct Args {
   const int64_t* ids;  // [batch]
   int32_t* end;        // [batch]
@@ -50,7 +62,7 @@ struct Args {
   int64_t layers;
   int64_t batch;  // 1 to kMostRows
   int64_t heads;
-  int64_t head_dim;  // width / heads
+  int64_t head_dim;  // width / heads, if the model is whole
   int64_t capacity;
   int64_t width;
   int64_t inner;
@@ -64,9 +76,11 @@ struct Args {
   void* packed = nullptr;  // what decode_pack made of the weights, or null
   int64_t packed_bytes = 0;
   void* scratch = nullptr;
+  Workers workers{};
 };
 
 constexpr int64_t kMostRows = 32;
+constexpr const char* kWhole = "takes a whole model; `peers` are of workers that share one";
 
 inline double scale_of(const Args& a, int64_t layer) {
   return a.scale_by_layer ? a.scale / static_cast<double>(layer + 1) : a.scale;

@@ -131,6 +131,7 @@ void step(const Args& a, void* stream) {
 }  // namespace
 
 std::string v1_launches_can_implement(const Args& a) {
+  if (a.workers.count > 0) return kf::decode_step::kWhole;
   const int64_t size = a.dtype == DType::kFloat64 ? 8 : 4;
   return too_much_shared_memory(kWarps * a.head_dim * size, "a row of the output for each warp");
 }

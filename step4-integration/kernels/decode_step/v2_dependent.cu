@@ -13,6 +13,9 @@
 // Launch    5 · layers + 1. Products: clusters of 1 to 8 blocks of 256 threads for each 64 columns, as many as the
 //           multiprocessors are. Attention: clusters of 1 to 8 blocks of 128 threads for each head and row. Logits: a
 //           block a multiprocessor. 64 KB of shared memory for the rings, and x
+// Workers   Of several workers that share a model each launches the same, of its own columns; the products that end a
+// half
+//           block send their sums to all, and the next one adds up what has come (workers.h). One launch more
 // A layer   LayerNorm, q k v · attention · projection, residual · LayerNorm, fc, GELU · product, residual
 // Moves     weights, keys and values once; 4·(blocks)·batch·width bytes from the L2 cache for each LayerNorm
 // Limits    compute capability 9.0; float16 and bfloat16; width and inner multiples of 8, width ≤ 2048; head_dim a
@@ -22,17 +25,19 @@
 
 #include <algorithm>
 #include <string>
+#include <type_traits>
 
 #include "column_product.h"
 #include "one_query.h"
 #include "rungs.h"
+#include "workers.h"
 
 namespace kf::KF_BACKEND::decode_step {
 namespace {
 
 // The last product: the embedding's table has its columns in rows. Each warp takes 16 columns at a time, at full depth.
-template <class T, int kRows>
-__global__ void __launch_bounds__(kThreads, kBeside<kRows>) logits_kernel(const Args a, Normalised<T> source) {
+template <class T, int kRows, class Source>
+__global__ void __launch_bounds__(kThreads, kBeside<kRows>) logits_kernel(const Args a, Source source) {
   extern __shared__ __align__(128) unsigned char memory[];
   const Memory<kRows> shared{memory};
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
@@ -116,17 +121,18 @@ struct Sharing {
   }
 };
 
-// What lies between the kernels, each [batch, …].
+// What lies between the kernels, each [batch, …]. Of several workers' stream there is the one before, too.
 template <class T>
 struct Scratch {
-  float* x;
+  float *x, *other;
   T *q, *attended, *hidden;
 
   explicit Scratch(const Args& a)
       : x(static_cast<float*>(a.scratch)),
-        q(reinterpret_cast<T*>(x + a.batch * a.width)),
-        attended(q + a.batch * a.width),
-        hidden(attended + a.batch * a.width) {}
+        other(x + (a.workers.count > 0 ? a.batch * a.width : 0)),
+        q(reinterpret_cast<T*>(other + a.batch * a.width)),
+        attended(q + a.batch * own_width(a)),
+        hidden(attended + a.batch * own_width(a)) {}
 };
 
 template <class T, int kRows>
@@ -166,30 +172,56 @@ struct Step {
            layer, static_cast<float>(scale_of(a, layer) * kLog2e), static_cast<const T*>(between.q), between.attended);
   }
 
+  // f(what the LayerNorm of the stream gives): of several workers' when `bias` and that turn's parts are added to it.
+  template <class F>
+  void with_stream(const void* weight, const void* norm_bias, const void* bias, int turn, F&& f) const {
+    if (a.workers.count == 0) return f(normalised(weight, norm_bias));
+    float* const streams[2] = {between.x, between.other};
+    f(Arrived<T>{norm(weight, norm_bias), streams[turn % 2], streams[(turn + 1) % 2], static_cast<const T*>(bias),
+                 Box(a, a.workers.rank), a.workers.rank, turn, a.workers.patience_ns});
+  }
+
+  // What ends a half block: to the stream, or to all workers.
+  void add(const T* rows, const void* weight, const void* bias, int64_t depth, int turn) const {
+    const Matrix<T> source{rows, static_cast<int>(depth)};
+    if (a.workers.count == 0) {
+      multiply(source, weight, bias, depth, a.width, AddTo{between.x, static_cast<int>(a.width)});
+    } else {
+      multiply(source, weight, bias, depth, a.width, Send{a, turn});
+    }
+  }
+
   void run() const {
-    const int width = static_cast<int>(a.width), inner = static_cast<int>(a.inner);
-    const AddTo to_x{between.x, width};
+    const int64_t width = a.width, own = own_width(a);
+    const bool whole = a.workers.count == 0;
+    const void* bias = nullptr;  // of the product in front
+    if (!whole) launch(embedding_kernel<T>, dim3(1), kThreads, 0, false, stream, a, between.x);
     for (int layer = 0; layer < a.layers; ++layer) {
       const Layer& w = a.weights[layer];
-      const ToCache<T> to_cache{a, between.q, layer};
-      if (layer == 0) {  // what came before may have written the weights: this one begins when that has ended
-        multiply(Embedded<T>{a, between.x, norm(w.ln_1_weight, w.ln_1_bias)}, w.attention_weight, w.attention_bias,
-                 width, 3 * width, to_cache, false);
+      const auto qkv = [&](const auto& source, bool dependent = true) {
+        multiply(source, w.attention_weight, w.attention_bias, width, 3 * own, ToCache<T>{a, between.q, layer},
+                 dependent);
+      };
+      if (layer == 0 && whole) {  // what came before may have written the weights: this one begins when that has ended
+        qkv(Embedded<T>{a, between.x, norm(w.ln_1_weight, w.ln_1_bias)}, false);
       } else {
-        multiply(normalised(w.ln_1_weight, w.ln_1_bias), w.attention_weight, w.attention_bias, width, 3 * width,
-                 to_cache);
+        with_stream(w.ln_1_weight, w.ln_1_bias, bias, 2 * layer, qkv);
       }
       attend(layer);
-      multiply(Matrix<T>{between.attended, width}, w.projection_weight, w.projection_bias, width, width, to_x);
-      multiply(normalised(w.ln_2_weight, w.ln_2_bias), w.fc_weight, w.fc_bias, width, inner,
-               Gelu<T>{between.hidden, inner, a.tanh});
-      multiply(Matrix<T>{between.hidden, inner}, w.second_weight, w.second_bias, inner, width, to_x);
+      add(between.attended, w.projection_weight, w.projection_bias, own, 2 * layer + 1);
+      with_stream(w.ln_2_weight, w.ln_2_bias, w.projection_bias, 2 * layer + 1, [&](const auto& source) {
+        multiply(source, w.fc_weight, w.fc_bias, width, a.inner,
+                 Gelu<T>{between.hidden, static_cast<int>(a.inner), a.tanh});
+      });
+      add(between.hidden, w.second_weight, w.second_bias, a.inner, 2 * layer + 2);
+      bias = w.second_bias;
     }
     const int64_t blocks = std::min(processors, ceil_div(a.vocab, kRowColumns * kWarps));
     const int64_t chunks = ceil_div(width, kRowDepth) * (kRowDepth / kDepth);
-    launch(logits_kernel<T, kRows>, dim3(1, static_cast<unsigned>(blocks)), kThreads,
-           Memory<kRows>::bytes(1, static_cast<int>(chunks), static_cast<int>(a.batch)), true, stream, a,
-           normalised(a.ln_weight, a.ln_bias));
+    with_stream(a.ln_weight, a.ln_bias, bias, static_cast<int>(2 * a.layers), [&](const auto& source) {
+      launch(logits_kernel<T, kRows, std::decay_t<decltype(source)>>, dim3(1, static_cast<unsigned>(blocks)), kThreads,
+             Memory<kRows>::bytes(1, static_cast<int>(chunks), static_cast<int>(a.batch)), true, stream, a, source);
+    });
   }
 };
 
@@ -234,7 +266,8 @@ std::string v2_dependent_can_implement(const Args& a) {
 }
 
 int64_t v2_dependent_scratch_bytes(const Args& a) {
-  return a.batch * (a.width * int64_t{sizeof(float)} + (2 * a.width + a.inner) * size_of(a.dtype));
+  const int64_t streams = a.workers.count > 0 ? 2 : 1;
+  return a.batch * (streams * a.width * int64_t{sizeof(float)} + (2 * own_width(a) + a.inner) * size_of(a.dtype));
 }
 
 void v2_dependent(const Args& a, void* stream) {

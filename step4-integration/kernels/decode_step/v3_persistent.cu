@@ -159,6 +159,7 @@ std::string failure(const State& state) {
 }
 
 std::string v3_persistent_can_implement(const Args& a) {
+  if (a.workers.count > 0) return kf::decode_step::kWhole;
   if (a.batch != 1) return "takes one row" + got(a.batch);
   if (a.head_dim != kHead) return "takes a head_dim of 64" + got(a.head_dim);
   if (const std::string why_not = cannot_pack(a); !why_not.empty()) return why_not;
