@@ -41,6 +41,7 @@ from training.data import Data
 from training.optimizer import optimizer_of
 from training.parallel import Parallel, Replicated, Sharded, whole_of
 from training.run import Run
+from training.step import cross_entropy as cross_entropy_of
 
 import step1_simple
 import step2_attention
@@ -221,7 +222,7 @@ def full_disks(folder, device):
 @contextlib.contextmanager
 def counted_calls():
     """How often workers add up and scatter, by name. PyTorch 2.13 has a new one for the latter."""
-    calls = {"all_reduce": 0, "reduce_scatter": 0}
+    calls = {"all_reduce": 0, "reduce_scatter": 0, "numbers": 0}  # that are added up
     names = {"all_reduce": "all_reduce"} | dict.fromkeys(
         [name for name in ("reduce_scatter_tensor", "reduce_scatter_single") if hasattr(dist, name)], "reduce_scatter"
     )
@@ -231,6 +232,7 @@ def counted_calls():
         @functools.wraps(before[name])
         def call(*given, **options):
             calls[names[name]] += 1
+            calls["numbers"] += given[0].numel() if names[name] == "all_reduce" else 0
             return before[name](*given, **options)
 
         return call
@@ -253,23 +255,10 @@ def moved(folder, device):
             model = worker.place(model_of().to(device), Run())
             optimizer = optimizer_of(model, 1e-3)
             windows = torch.randint(97, (2, 17), generator=torch.Generator().manual_seed(0)).to(device)
-            buckets = []
-            if kind == "ddp":
-
-                def count(state, bucket):
-                    state.append(bucket.buffer().numel())
-                    return (
-                        dist.all_reduce(bucket.buffer().div_(2), async_op=True)
-                        .get_future()
-                        .then(lambda f: f.value()[0])
-                    )
-
-                worker.ddp.register_comm_hook(buckets, count)
             worker.step(Run(), device)(model, optimizer, [windows] * parts, 1e-3)
-            buckets.clear()
             with counted_calls() as calls:
                 worker.step(Run(), device)(model, optimizer, [windows] * parts, 1e-3)
-            found[f"{kind} moves with {parts}"] = calls | {"buckets": len(buckets), "numbers": sum(buckets)}
+            found[f"{kind} moves with {parts}"] = calls
     return found
 
 
@@ -477,14 +466,37 @@ def split_ops(folder, device):
     return {"split": found}
 
 
+class Torchs(Replicated):
+    """By PyTorch's DistributedDataParallel."""
+
+    def place(self, model, run):
+        class Loss(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, part):
+                return cross_entropy_of(self.model, part)
+
+        self.ddp = torch.nn.parallel.DistributedDataParallel(Loss())
+        return model
+
+    def computing(self, model, dtype):
+        return contextlib.nullcontext()
+
+    def loss(self, model, part):
+        return self.ddp(part) * self.shares  # whose gradients are averages
+
+
 def compiled(folder, device):
     """Two steps, compiled or not: their losses, and our ops that the compiler has seen."""
     found, config = {}, dataclasses.replace(CONFIG, n_layer=1, blocks="v4_products")
     windows = torch.randint(97, (2, 17), generator=torch.Generator().manual_seed(dist.get_rank())).to(device)
     for kind in ("ddp", "fsdp2"):
         for compiles in (False, True):
-            worker = worker_of(kind, device)
-            model = worker.place(model_of(config).to(device), Run())
+            model = model_of(config).to(device)
+            worker = Torchs(device) if kind == "ddp" else worker_of(kind, device)
+            model = worker.place(model, Run())
             seen: set[str] = set()
 
             def note(graph, inputs, seen=seen):

@@ -20,7 +20,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from training import checkpoint
 from training.run import Run
@@ -104,12 +103,10 @@ class Parallel(Worker):
             with self.moving(model, number == len(parts) - 1), self.computing(model, dtype):
                 loss = self.loss(model, part) * weight / counted
                 with torch.autocast(self.device.type, enabled=False):  # which is for the way there alone
-                    (loss * self.factor).backward()
+                    loss.backward()
             total += loss.detach()
         dist.all_reduce(total, group=group)
         return total
-
-    factor = 1.0  # of gradients, where the workers' are not added up but averaged
 
     def loss(self, model: GPT2, part: Part) -> torch.Tensor:
         return cross_entropy(model, part)
@@ -151,28 +148,40 @@ class Replicated(Parallel):
     """Data parallel, and tensor parallel where more than one worker shares a model. Checkpoints are those of train.py:
     they hold whole tensors, and any number of workers goes on from them."""
 
-    ddp: nn.Module | None = None
-
     def place(self, model: GPT2, run: Run) -> GPT2:
         if self.tensor > 1:
             model = TensorParallel(model, self.mesh.get_group("tensor"))
-        if self.shares > 1:
-            group = self.mesh.get_group("data")
-            with warnings.catch_warnings():  # of a mesh's group that has no device: it is the model's
-                warnings.simplefilter("ignore")
-                self.ddp = DistributedDataParallel(Loss(model), process_group=group, gradient_as_bucket_view=True)
-            self.factor = float(self.shares)
+        for parameter in model.parameters() if self.shares > 1 else ():
+            dist.broadcast(parameter.detach(), group=self.mesh.get_group("data"), group_src=0)
         return model
 
-    def loss(self, model: GPT2, part: Part) -> torch.Tensor:
-        return self.ddp(part) if self.ddp else cross_entropy(model, part)
-
-    def moving(self, model: GPT2, last: bool) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext() if last or not self.ddp else self.ddp.no_sync()
-
     def computing(self, model: GPT2, dtype: torch.dtype) -> contextlib.AbstractContextManager:
-        """As one worker alone; by blocks, so that DDP sums a block's gradients while the one in front is computed."""
-        return weights_in(model, dtype, by_block=True)
+        return weights_in(model, dtype, self.collect if self.shares > 1 else None)
+
+    @contextlib.contextmanager
+    def moving(self, model: GPT2, last: bool) -> Iterator[None]:
+        self.last = last
+        yield
+
+    def backward(self, model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
+        self.buckets: dict[torch.Tensor, torch.Tensor] = {}  # by the first of the weights whose gradients it has
+        self.sums: list[dist.Work] = []
+        total = super().backward(model, parts, dtype)
+        for each in self.sums:  # the GPU waits, the host does not
+            each.wait()
+        return total
+
+    def collect(self, weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+        """A block's gradients, of one part, to their bucket; after the last part its sum over workers begins."""
+        together, bucket = torch.cat([gradient.flatten() for gradient in gradients]), self.buckets.get(weights[0])
+        if bucket is None:
+            bucket = self.buckets[weights[0]] = together.to(weights[0].dtype)
+            for weight, own in zip(weights, bucket.split([weight.numel() for weight in weights]), strict=True):
+                weight.grad = own.view_as(weight)
+        else:
+            bucket.add_(together)
+        if self.last:
+            self.sums.append(dist.all_reduce(bucket, group=self.mesh.get_group("data"), async_op=True))
 
     def is_split(self, model: GPT2, name: str) -> bool:
         return isinstance(model, TensorParallel) and model.is_split(name)
@@ -213,17 +222,6 @@ def whole_of(model: GPT2, keep: bool) -> tuple[dict[str, Any], dict[str, torch.T
     config = model.whole_config if isinstance(model, TensorParallel) else model.config
     gather = gathering(model, keep)
     return config.entries(), {name: gather(name, part) for name, part in model.named_parameters()}
-
-
-class Loss(nn.Module):
-    """DDP sees a forward pass where its module is called."""
-
-    def __init__(self, model: GPT2):
-        super().__init__()
-        self.model = model
-
-    def forward(self, part: Part) -> torch.Tensor:
-        return cross_entropy(self.model, part)
 
 
 class Sharded(Parallel):

@@ -25,23 +25,35 @@ def cross_entropy(model: GPT2, part: Part) -> torch.Tensor:
     return model.loss(windows[:, :-1], windows[:, 1:])
 
 
+Collect = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], None]  # weights, and their gradients
+
+
 class _Copies(torch.autograd.Function):
-    """Tensors in another dtype, all in a few launches, and their gradients back in the tensors' own."""
+    """Tensors in another dtype, all in a few launches, and their gradients back in the tensors' own; or in their own,
+    where they are the tensors. `collect` is given the gradients, in place of the tensors."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.dtype = tensors[0].dtype
+    def forward(
+        ctx: Any, dtype: torch.dtype, collect: Collect | None, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.collect, ctx.tensors = collect, tensors
         return _copies(tensors, dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *_copies(gradients, ctx.dtype)
+        if ctx.collect is None:
+            return None, None, *_copies(gradients, ctx.tensors[0].dtype)
+        ctx.collect(ctx.tensors, gradients)
+        return None, None, *[None] * len(gradients)
 
 
 def _copies(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    copies = tuple(torch.empty_like(tensor, dtype=dtype) for tensor in tensors)
-    torch._foreach_copy_(copies, tensors)
-    return copies
+    """In that dtype; views, where it is the tensors' own."""
+    if tensors[0].dtype == dtype:
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+    found = tuple(torch.empty_like(tensor, dtype=dtype) for tensor in tensors)
+    torch._foreach_copy_(found, tensors)
+    return found
 
 
 class Place(NamedTuple):
@@ -57,27 +69,31 @@ def places_in(*modules: nn.Module) -> list[Place]:
     return [Place(found, name, weight) for found in every for name, weight in found.items() if weight is not None]
 
 
-def put_copies(places: Sequence[Place], dtype: torch.dtype) -> None:
-    for place, copy in zip(places, _Copies.apply(dtype, *(place.weight for place in places)), strict=True):
-        place.parameters[place.name] = copy
-
-
 @contextlib.contextmanager
-def weights_in(model: GPT2, dtype: torch.dtype, *, by_block: bool = False) -> Iterator[None]:
+def weights_in(model: GPT2, dtype: torch.dtype, collect: Collect | None = None) -> Iterator[None]:
     """Within it the model computes in bfloat16, if `dtype` is that, with copies of its weights, all made at once. The
     backward pass belongs within it, too, for it may compute again; it adds to the gradients of the weights themselves.
 
-    `by_block`: a block's matrices are copied when it is called, each time anew. Autograd turns first to what was made
-    last, so their gradients are the weights' own before the backward pass goes on to the block in front.
+    `collect`: is given the gradients in place of the weights, those of a block together, as soon as they are there.
+    Autograd turns first to what was made last: a block's copies are made when it is called, each time anew, and so it
+    turns to them before the block in front.
     """
+    half = dtype == torch.bfloat16
     places, hooks = places_in(model), []
-    of_blocks = {block: places_in(block.attn, block.mlp) for block in model.h} if by_block else {}
+    of_blocks = {block: places_in(block.attn, block.mlp) for block in model.h} if collect else {}
     later = {id(place.weight) for each in of_blocks.values() for place in each}
+
+    def put(places: Sequence[Place]) -> None:
+        weights = [place.weight for place in places]
+        made = _Copies.apply(dtype if half else weights[0].dtype, collect, *weights)
+        for place, copy in zip(places, made, strict=True):
+            place.parameters[place.name] = copy
+
     try:
-        if dtype == torch.bfloat16:
-            put_copies([place for place in places if id(place.weight) not in later], dtype)
+        if half or collect:
+            put([place for place in places if id(place.weight) not in later])
             for block, own in of_blocks.items():
-                hooks.append(block.register_forward_pre_hook(lambda *_, own=own: put_copies(own, dtype)))
+                hooks.append(block.register_forward_pre_hook(lambda *_, own=own: put(own)))
         yield
     finally:
         for hook in hooks:
