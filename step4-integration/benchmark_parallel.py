@@ -12,7 +12,8 @@ all_reduce: the end of a half block of so many rows, in bfloat16; on GPUs 20 of 
 the one before. "v1_nccl" is torch.distributed's sum and step 3's residual_layer_norm, "torch one_shot" and "two_shot"
 the sums of torch's symmetric memory and the same LayerNorm.
 
-"v1_torch" is plain PyTorch under the same strategy, "v1_torch compiled" the same with each block under torch.compile.
+"v1_torch" is plain PyTorch under the same strategy, "v1_torch compiled" the same with each block under torch.compile,
+"v4_products graph" the whole step as one CUDA graph.
 Embedding, the first LayerNorm and the loss are this project's in all of them.
 """
 
@@ -59,7 +60,7 @@ from training.optimizer import optimizer_of
 from training.parallel import Parallel, Replicated, Sharded
 from training.progress import PEAK, flops_of_token
 from training.run import Run
-from training.step import step
+from training.worker import Worker
 
 from kernel_fusion import testing  # not installed? pip install -e ..
 from kernel_fusion.bench import results_file
@@ -68,7 +69,7 @@ from kernel_fusion.report import results
 from step3_fused import residual_layer_norm
 from step4_integration import rungs
 
-COMPILED, APART = " compiled", " without sums"  # behind a form's name
+GRAPH, COMPILED, APART = " graph", " compiled", " without sums"  # behind a form's name
 
 
 class Case(NamedTuple):
@@ -107,7 +108,7 @@ def model_of(name: str, impl: str, device: torch.device, dtype: torch.dtype = to
     config = TINY if name == "tiny" else gpt2_model.SIZES[name]
     torch.manual_seed(0)
     with torch.device(device):
-        model = GPT2(dataclasses.replace(config, blocks=impl.removesuffix(COMPILED))).to(dtype)
+        model = GPT2(dataclasses.replace(config, blocks=impl.split()[0])).to(dtype)
     if impl.endswith(COMPILED):
         block = torch.compile(FORMS["v1_torch"], dynamic=False)
         model.form = lambda: block
@@ -172,8 +173,8 @@ def row_of(case: Case, impl: str, gpus: int, times: list[float], flops: int, mov
 def train_rows(case: Case, impls: list[str], device: torch.device) -> Iterator[dict]:
     """A row for each implementation by all workers, and one for it alone."""
     world = dist.get_world_size()
-    run = Run(batch=case.batch * world, dtype="bfloat16")
     for impl in impls:
+        run = Run(batch=case.batch * world, dtype="bfloat16", graph=impl.endswith(GRAPH))
         for alone in (True, False):
             worker: Parallel = (
                 Sharded(device) if case.what == "fsdp2" else Replicated(device, world if case.what == "tensor" else 1)
@@ -185,8 +186,8 @@ def train_rows(case: Case, impls: list[str], device: torch.device) -> Iterator[d
             shared = case.what == "tensor"
             if shared or not alone:
                 model = worker.place(model, run)
-            optimizer = optimizer_of(model, 1e-4)
-            take = worker.step(run, device) if shared or not alone else step
+            optimizer = optimizer_of(model, 1e-4, in_a_graph=run.graph)
+            take = (worker if shared or not alone else Worker()).step(run, device)
             draw = torch.Generator().manual_seed(worker.share)
             windows = torch.randint(vocab, (case.batch, case.tokens + 1), generator=draw).to(device)
 
@@ -342,6 +343,8 @@ def measure(options: argparse.Namespace, device: torch.device) -> None:
         if options.only and not {case.what, f"{case.what}/{case.model}"} & set(options.only):
             continue
         impls = ["v4_products"] if options.no_peers else ["v4_products", "v1_torch"]
+        if on_gpu and case.what in ("ddp", "tensor"):
+            impls.insert(1, "v4_products" + GRAPH)
         if on_gpu and not options.no_peers and case.what in ("ddp", "fsdp2"):
             impls.append("v1_torch" + COMPILED)
         rows_of = {"decode": decode_rows, "all_reduce": all_reduce_rows}.get(case.what, train_rows)

@@ -152,6 +152,10 @@ def same_steps(folder, device):
         found[f"{kind} bfloat16"] = trained(
             folder / f"{kind}-half", worker_of(kind, device), device=device, dtype="bfloat16", recompute=True, steps=4
         )
+        if device.type == "cuda" and kind != "fsdp2":
+            for name, graph in (("launched", False), ("graph", True)):
+                out = folder / f"{kind}-{name}"
+                found[f"{kind} {name}"] = trained(out, worker_of(kind, device), device=device, graph=graph)
     return found
 
 
@@ -194,7 +198,7 @@ def refuse(folder, device):
         "other rate": failure(lambda: train_here(rate=0.01 * (1 + rank))),
         "other data": failure(lambda: train_here(data=data(rank))),
         "odd batch": failure(lambda: train_here(batch=6)),
-        "graph": failure(lambda: train_here(graph=True)),
+        "graph": failure(lambda: Sharded(device).check(Run(batch=8, graph=True))),
         "too many shares": failure(lambda: Replicated(device, 3)),
         "few heads": failure(lambda: TensorParallel(GPT2(dataclasses.replace(CONFIG, n_head=1)), dist.group.WORLD)),
         "shards by ddp": failure(lambda: worker.load(folder / "two" / "step-000005", None, None)),
@@ -303,7 +307,7 @@ def share_a_model(folder, device):
                 generated.append([[text.tolist() for text in texts], log_probs.tolist()])
         found[f"{blocks} generated"] = generated
         _, parameters = whole_of(shared, keep=True)
-        found[f"{blocks} bits"] = all(torch.equal(parameters[name], p) for name, p in model.named_parameters())
+        found[f"{blocks} bits"] = all(torch.equal(parameters[name], p.cpu()) for name, p in model.named_parameters())
     return found
 
 

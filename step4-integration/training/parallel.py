@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from training import checkpoint
 from training.run import Run
-from training.step import Part, cross_entropy, step, weights_in, weights_of
+from training.step import GraphStep, Part, cross_entropy, step, weights_in, weights_of
 from training.worker import Found, Worker
 
 
@@ -48,8 +48,6 @@ class Parallel(Worker):
                 f"train: `batch` must be a multiple of {run.accumulate * self.shares}, `accumulate` times the workers "
                 f"that share it, got {run.batch}"
             )
-        if run.graph:
-            raise ValueError("train: `graph` must be false where several workers train: no step of theirs is captured")
 
     def check_same(self, about: dict[str, Any]) -> None:
         own = dict(flat(about))
@@ -90,7 +88,8 @@ class Parallel(Worker):
         raise NotImplementedError
 
     def step(self, run: Run, device: torch.device) -> Callable[..., torch.Tensor]:
-        return functools.partial(step, backward=self.backward, clip_gradients=self.clip)
+        own = {"backward": self.backward, "clip_gradients": self.clip}
+        return GraphStep(device, **own) if run.graph else functools.partial(step, **own)
 
     def backward(self, model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
         """As `training.step.backward`, of all workers' parts. Gradients move once, behind the last part."""
@@ -230,6 +229,11 @@ class Sharded(Parallel):
 
     Checkpoints are of shards, by torch.distributed.checkpoint: each worker writes its own, and any number reads them.
     """
+
+    def check(self, run: Run) -> None:
+        super().check(run)
+        if run.graph:
+            raise ValueError("train: `graph` must be false with FSDP2, of which no step is captured")
 
     def place(self, model: GPT2, run: Run) -> GPT2:
         half = run.torch_dtype != torch.float32

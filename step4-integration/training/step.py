@@ -175,8 +175,9 @@ class GraphStep:
     captured, and this and all later ones are replays. Batches come into the same memory, and so does the rate.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.stream = device, torch.cuda.Stream(device)
+    def __init__(self, device: torch.device, **workers: Callable) -> None:
+        """`workers`: what several have of their own, as of `step`."""
+        self.device, self.stream, self.workers = device, torch.cuda.Stream(device), workers
         self.taken = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -196,15 +197,16 @@ class GraphStep:
                 self.taken += 1
                 self.stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(self.stream):
-                    loss = _step(model, optimizer, parts, dtype, clip)
+                    loss = _step(model, optimizer, parts, dtype, clip, **self.workers)
                 torch.cuda.current_stream().wait_stream(self.stream)
                 return loss.clone()
             if self.graph is None:
                 self.parts = [each_tensor(torch.empty_like, part) for part in parts]
                 self.graph = torch.cuda.CUDAGraph()
                 optimizer.zero_grad(set_to_none=True)  # gradients get their memory within the graph
-                with torch.cuda.graph(self.graph, stream=self.stream):
-                    self.loss = _step(model, optimizer, self.parts, dtype, clip)
+                # thread_local: what NCCL's watchdog asks meanwhile is none of the graph's.
+                with torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"):
+                    self.loss = _step(model, optimizer, self.parts, dtype, clip, **self.workers)
             for own, part in zip(self.parts, parts, strict=True):
                 each_tensor(torch.Tensor.copy_, own, part)
             self.graph.replay()
