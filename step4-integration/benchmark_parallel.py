@@ -9,7 +9,7 @@ tensor parallelism, the same workers leave their sums out: what a step takes mor
 computing does not hide.
 decode: `new` tokens after a prompt, one text, in bfloat16.
 all_reduce: the end of a half block of so many rows, in bfloat16; on GPUs 20 of them in a CUDA graph, each waiting for
-the one before. "v1_nccl" is torch.distributed's sum and step 3's residual_layer_norm, "torch one_shot" and "two_shot"
+the one before. "NCCL" is torch.distributed's sum and step 3's residual_layer_norm, "torch one_shot" and "two_shot"
 the sums of torch's symmetric memory and the same LayerNorm.
 
 "v1_torch" is plain PyTorch under the same strategy, "v1_torch compiled" the same with each block under torch.compile,
@@ -206,7 +206,7 @@ def train_rows(case: Case, impls: list[str], device: torch.device) -> Iterator[d
             tokens = case.batch * case.tokens * (1 if alone or shared else world)
             gpus = 1 if alone and not shared else world
             name = impl + APART if alone and shared else impl
-            yield row_of(case, name, gpus, times, tokens * a_token, 6 * parameters, peak_bytes=peak)
+            yield row_of(case, name, gpus, times, tokens * a_token, 6 * parameters, peak_bytes=results.rounded(peak))
             del model, optimizer, work, worker, take
             clear(device)
 
@@ -264,7 +264,7 @@ def all_reduce_rows(case: Case, impls: list[str], device: torch.device) -> Itera
         for rung in rungs("all_reduce", device)
     }
     if len(impls) > 1:
-        works = {"v1_nccl": nccl} | works
+        works = {"NCCL": nccl} | works
     if len(impls) > 1 and device.type == "cuda":
         from torch.distributed import _symmetric_memory as symmetric
 

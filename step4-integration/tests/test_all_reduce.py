@@ -134,6 +134,17 @@ def test_a_number_that_says_that_nothing_has_come_arrives_as_another_nan():
         assert not total[1].isnan().any()
 
 
+def test_slots_take_turns_for_ever():
+    """Whatever number a counter of 32 bits has come to, the next slot is another one."""
+    buffers, pushed = buffers_of(2, 16), 512 * 8 + 512
+    for buffer in buffers:
+        buffer[: all_reduce_header()].view(torch.int32)[pushed : pushed + 512] = -2
+    for seed in range(4):
+        xs, others = inputs(2, 2, 16)
+        xs = [x + seed for x in xs]
+        check(by_threads(buffers, xs, others, "v4_push", patience=5.0), xs, others, "v4_push")
+
+
 @each_rung
 def test_a_worker_that_does_not_come_ends_the_wait_with_an_error(rung, capfd):
     xs, others = inputs(2, 1, 16)

@@ -194,6 +194,29 @@ def test_weights_are_back_after_an_error():
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
 
 
+def test_a_blocks_gradients_are_collected_before_the_block_in_front_is_computed():
+    """So that several workers' sums of them have something to hide behind."""
+    model, came = GPT2(TINY), []
+    form, names = model.form(), {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def noting(weights, y, x, norm, config, layer, *rest):
+        y.register_hook(lambda _: came.append(f"through {layer}"))
+        return form(weights, y, x, norm, config, layer, *rest)
+
+    def collect(weights, gradients):
+        assert [w.shape for w in weights] == [g.shape for g in gradients]
+        came.append(names[id(weights[0])])
+
+    model.form = lambda: noting
+    for dtype in (torch.float32, torch.bfloat16):
+        came.clear()
+        with steps.weights_in(model, dtype, collect):
+            steps.cross_entropy(model, some_windows(2)).backward()
+        blocks = [f"h.{layer}.attn.c_attn.weight" for layer in (1, 0)]
+        assert came == [blocks[0], "through 1", blocks[1], "through 0", "wte.weight"]
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_gradients_in_bfloat16_are_as_good_as_autocasts():
     torch.manual_seed(0)
     model = GPT2(dataclasses.replace(TINY, initializer_range=0.1))

@@ -14,8 +14,8 @@ A document says with markers what stands where:
     <!-- best:h200 softmax width=768; attention D=64 -->               a line each: fastest rung beside fastest peer
     <!-- /best -->
 
-    <!-- models:step4-integration -->                                  what a step measured that is no op: whole models
-    <!-- /models -->
+    <!-- models:step4-integration h200-gpt2 -->                        what a step measured that is no op, whole models,
+    <!-- /models -->                                                   of all its results or one file
 
     <!-- plot:ladder softmax -->                                       its largest case, a line for each rung and peer
     <!-- /plot -->
@@ -58,7 +58,7 @@ def _marker(name: str, words: str = "") -> re.Pattern:
 CONTENTS = _marker("contents")
 TABLE = _marker("results", r":(?P<op>\w+)(?P<select>[^>]*?)")
 BEST = _marker("best", r":(?P<gpu>\w+) (?P<listed>[^>]+?)")
-MODELS = _marker("models", r":(?P<step>[\w-]+)")
+MODELS = _marker("models", r":(?P<step>[\w-]+)(?: (?P<file>[\w-]+))?")
 PLOT = _marker("plot", r":(?P<kind>\w+) (?P<of>[^>]+?)")
 COUNTS = _marker("counts")
 MARKERS = {"contents": CONTENTS, "results": TABLE, "best": BEST, "models": MODELS, "plot": PLOT, "counts": COUNTS}
@@ -92,7 +92,7 @@ def render(text: str, document: pathlib.Path) -> str:
     text = _filled(COUNTS, text, lambda m: counts.comparison())
     text = _filled(TABLE, text, lambda m: tables.compact(m["op"], _selection(m["select"], document), document))
     text = _filled(BEST, text, lambda m: tables.best(m["gpu"], m["listed"], document))
-    text = _filled(MODELS, text, lambda m: tables.models(_step(m["step"], document)))
+    text = _filled(MODELS, text, lambda m: tables.models(_step(m["step"], document), document, m["file"]))
     text = _filled(PLOT, text, lambda m: _links(_plots(m, document), document))
     return _filled(CONTENTS, text, lambda m: _contents(text[m.end() :]))
 

@@ -208,25 +208,27 @@ def _matrix(cases: list[list[dict]]) -> list[str]:
     return lines
 
 
-def models(step: steps.Step) -> str:
-    """What a step measured that is no op of its own, such as a whole model: a line a case, a column a way."""
+def models(step: steps.Step, document: pathlib.Path, file: str | None = None) -> str:
+    """What a step measured that is no op of its own, such as a whole model: a line a case, a column a way. `file`: only
+    what is in results of that name."""
     known = syllabus.ops(step)
     parts = []
     for measured in results.load(step):
         rows = [row for row in measured.rows if row["op"] not in known]
-        if rows:
-            parts.append(_models(measured, rows))
+        if rows and file in (None, measured.path.stem):
+            parts.append(_models(measured, rows, document))
     if not parts:
         parts = ["Not yet measured on a GPU.\n"]
     return "\n" + "\n".join(parts) + "\n"
 
 
-def _models(measured: results.Results, rows: list[dict]) -> str:
+def _models(measured: results.Results, rows: list[dict], document: pathlib.Path) -> str:
     impls = list(dict.fromkeys(row["impl"] for row in rows))
     sizes = list(dict.fromkeys(name for row in rows for name in row["shape"]))
     environment = measured.environment
     lines = [
-        f"{measured.gpu}, {environment['date']}, torch {environment['torch']}. [Every figure](results/{PAGE})",
+        f"{measured.gpu}, {environment['date']}, torch {environment['torch']}. [Every figure]"
+        f"({_link(measured.path.with_name(PAGE), document)})",
         "",
         _line(["", *sizes, "dtype", *impls]),
         "|---|" + "---:|" * len(sizes) + "---|" + "---:|" * len(impls),

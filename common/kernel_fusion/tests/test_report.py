@@ -166,6 +166,11 @@ def test_what_is_no_op_has_figures_too(repository):
     assert "|  | parameters | batch | dtype | separate | fused | theirs |" in text
     assert "| gpt2_prefill | 124 M | 8 | float32 | 4.90 ms | 54.6 ms | 6.70 ms |" in text
     assert "| gpt2_train | 124 M | 8 | float32 | 2.00 ms |  |  |" in text
+    for file, there in (("h200", True), ("h200-other", False)):
+        text = report.render(
+            f"<!-- models:step1-fake {file} -->\n<!-- /models -->\n", repository.path / "pages" / "a.md"
+        )
+        assert ("[Every figure](../results/README.md)" in text) == there
     assert "## gpt2_prefill" in page_of(repository)
 
 

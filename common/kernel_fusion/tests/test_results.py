@@ -228,7 +228,8 @@ def test_a_merge_of_one_measured_row_changes_one_line(path, tmp_path, monkeypatc
         new = {**old, "ms": results.rounded(old["ms"] * 1.1)}
         for name in ("again", "gb_s", "tflop_s", "percent_of_ceiling"):
             new.pop(name, None)
-        other = {"copy_gb_s": dict.fromkeys(before.ceilings["copy_gb_s"], 1), "mixed_gb_s": {}, "matmul_tflop_s": 1}
+        copies, product = dict.fromkeys(before.ceilings["copy_gb_s"], 1), before.ceilings["matmul_tflop_s"] and 1
+        other = {"copy_gb_s": copies, "mixed_gb_s": {}, "matmul_tflop_s": product}
         assert results_file.merge(copy, [{**results.derived(new), **new}], other, None, known) == []
         lines = list(zip(path.read_text().splitlines(), copy.read_text().splitlines(), strict=True))
         ((was, now),) = [(one, other) for one, other in lines if one != other]
