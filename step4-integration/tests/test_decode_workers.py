@@ -104,15 +104,19 @@ def test_workers_add_tokens_as_one_does(count, schedule, monkeypatch):
 
 
 def test_rows_of_another_number_come_in_between():
-    """Eight rows leave more in a slot than the next token's one row would clear."""
+    """Eight rows leave more in a slot than one row would clear, and who is early would find it."""
     model, found = model_of(), []
     eight, one = workers_of(model, 2, 8), workers_of(model, 2, 1)
     for worker, other in zip(eight, one, strict=True):
         other.buffer, other.peers = worker.buffer, worker.peers
     ids = torch.arange(8) % 53
-    for _ in range(7):
+    for _ in range(3):
         found.append(by_threads(eight, [ids]))
         by_threads(one, [ids[:1]])
+        for worker in eight:  # three slots of a part [32, 40] of each worker
+            there = worker.buffer[decode_step_header() :].view(torch.int32).view(3, 2, 32, 40) != -1
+            assert [slot.any(-1).nonzero().tolist() for slot in there].count([[0, 0], [1, 0]]) == 1
+            assert there.sum() == 2 * 40
     (alone,) = workers_of(model, 1, 8)
     alone.peers, alone.words = [], []
     for each in found:
