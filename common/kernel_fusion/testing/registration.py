@@ -90,7 +90,7 @@ def check_dependent_launch(front: Callable, behind: Callable, x: torch.Tensor) -
     xs = [x.roll(turn, 0) for turn in range(20)]
 
     def chain(between: Callable[[], object]) -> tuple:
-        found = []
+        found: list[torch.Tensor] = []
         for each in xs:
             y = front(each)
             between()
