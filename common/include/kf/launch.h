@@ -56,8 +56,8 @@ inline std::string too_much_shared_memory(int64_t bytes, const std::string& what
          std::to_string(limit) + " a block";
 }
 
-// A launch may give a block more than 48 KB of shared memory only after this. What a kernel may have only grows: another
-// thread may be about to launch it with more than this one wants.
+// A launch may give a block more than 48 KB of shared memory only after this. What a kernel may have only grows:
+// another thread may be about to launch it with more than this one wants.
 template <class Kernel>
 void allow_shared(Kernel* kernel, int64_t bytes) {
   static std::mutex one_at_a_time;
