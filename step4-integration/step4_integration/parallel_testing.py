@@ -371,7 +371,22 @@ def add_tokens(folder, device):
         wanted = exact(ids)
         errors = [(each.double() - wanted).abs().max().item() for each in (all_of, alone)]
         found[rows] = [*errors, all_of.view(torch.int16).tolist(), ends[1].tolist()]
-    return {"added tokens": found}
+    gathered = []
+
+    class Counting(TensorParallel):
+        _step_buffer = memory  # on a CPU, too, where the emulation is not for every day
+
+        def gather_logits(self, own, logits):
+            gathered.append(len(own))
+            super().gather_logits(own, logits)
+
+    model = model_of(dataclasses.replace(config, rungs={"decode_step": "v2_dependent"})).to(device, torch.bfloat16)
+    texts = []
+    for each in (model, Counting(model, dist.group.WORLD)):
+        for prompts in (ids[:1], [row[: 3 + i] for i, row in enumerate(ids)]):
+            text, log_probs = generate(each, prompts, 7, return_log_probs=True)
+            texts.append([[row.tolist() for row in text], log_probs.tolist()])
+    return {"added tokens": found, "added texts": [*texts, sorted(set(gathered))]}
 
 
 IDS = torch.arange(24).reshape(4, 6) % 11

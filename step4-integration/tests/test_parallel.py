@@ -195,6 +195,14 @@ def test_workers_that_share_a_model_add_tokens_by_one_op(found):
         assert ends == [6] * int(rows)
 
 
+def test_texts_of_workers_that_add_tokens_by_one_op_are_the_whole_models(found):
+    one, two, shared_one, shared_two, gathered = found["added texts"]
+    for whole, shared in ((one, shared_one), (two, shared_two)):
+        assert whole[0] == shared[0]
+        assert torch.tensor(whole[1]) == pytest.approx(torch.tensor(shared[1]), abs=0.05)
+    assert gathered == [1, 2]
+
+
 @pytest.mark.parametrize("count", [1, 2, 4, 7])
 def test_shares_that_are_joined_are_the_whole_bit_for_bit(count):
     config = dataclasses.replace(workers.CONFIG, n_embd=50, n_head=25)
@@ -403,6 +411,7 @@ def test_workers_on_gpus(count, folder):
         test_half_blocks_end_right_through_memory_that_workers_share(found[0])
         assert found[0]["half blocks"] == found[1]["half blocks"]
         test_workers_that_share_a_model_add_tokens_by_one_op(found[0])
+        test_texts_of_workers_that_add_tokens_by_one_op_are_the_whole_models(found[0])
         for kind in ("ddp", "tensor"):
             launched, captured = (found[0][f"{kind} {how}"]["losses"] for how in ("launched", "graph"))
             assert captured == {number: pytest.approx(loss, abs=1e-5) for number, loss in launched.items()}
