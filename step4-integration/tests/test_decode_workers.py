@@ -125,8 +125,9 @@ def test_rows_of_another_number_come_in_between():
 
 
 def test_a_worker_that_does_not_come_ends_the_wait_with_an_error(capfd):
+    workers = workers_of(model_of(), 2, 1)  # the other one's buffer is there
     with testing.raises(RuntimeError, "__trap()"):
-        by_threads(workers_of(model_of(), 2, 1)[:1], torch.ones(1, 1, dtype=torch.int64), patience=0.3)
+        by_threads(workers[:1], torch.ones(1, 1, dtype=torch.int64), patience=0.3)
     assert re.search(r"decode_step: worker 0 has waited \d+\.\d s for worker 1\n", capfd.readouterr().out)
 
 
