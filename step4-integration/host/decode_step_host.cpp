@@ -305,7 +305,7 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
     check_apart("decode_step", {{"packed", *packed}}, {{"k_cache", k_cache}, {"v_cache", v_cache}, {"end", end}});
   }
   check_apart("decode_step", {{"logits", logits}, {"v_cache", v_cache}, {"k_cache", k_cache}, {"end", end}}, {});
-  if (workers.count > 0) {
+  if (buffer && workers.count > 0) {
     apart("buffer", *buffer);
     check_apart("decode_step", {{"buffer", *buffer}}, {{"k_cache", k_cache}, {"v_cache", v_cache}, {"end", end}});
     check_apart("decode_step", {{"buffer", *buffer}}, {{"logits", logits}});
