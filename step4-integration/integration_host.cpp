@@ -171,6 +171,27 @@ void kv_append(at::Tensor& k_cache, at::Tensor& v_cache, const at::Tensor& k, co
        capacity, position, positions_of(moved), dtype_of(k_cache)});
 }
 
+void check_peers(const char* op, const at::Tensor& buffer, at::IntArrayRef peers, int64_t rank, const char* name,
+                 const at::Tensor& like, int64_t width, int64_t needed, double patience) {
+  const auto workers = static_cast<int64_t>(peers.size());
+  TORCH_CHECK_VALUE(rank >= 0 && rank < workers, op, ": `rank` must be from 0 to ", workers - 1, ", as there are ",
+                    workers, " `peers`, got ", rank);
+  check_type(op, "buffer", buffer, at::kByte);
+  check_device(op, "buffer", buffer, name, like);
+  TORCH_CHECK_VALUE(buffer.is_contiguous() && begins_at_16_bytes(buffer) && buffer.numel() >= needed, op,
+                    ": `buffer` must be contiguous, begin at a multiple of 16 bytes and have ", needed, " for rows of ",
+                    width, " and ", workers, " workers, got ", buffer.numel());
+  TORCH_CHECK_VALUE(reinterpret_cast<int64_t>(buffer.data_ptr()) == peers[rank], op,
+                    ": `peers` must have the address of `buffer` at `rank` (", rank, ")");
+  TORCH_CHECK_VALUE(patience > 0 && patience < 1e9, op, ": `patience` must be from 0 to 1e9 seconds, got ", patience);
+}
+
+void addresses_of(at::IntArrayRef peers, void** to) {
+  for (const int64_t peer : peers) {
+    *to++ = reinterpret_cast<void*>(peer);  // NOLINT(performance-no-int-to-ptr): of other devices
+  }
+}
+
 std::vector<OpInfo> ops() {
   return {describe(embedding_op()),
           describe_embedding_backward(),

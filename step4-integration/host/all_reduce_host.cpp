@@ -1,6 +1,7 @@
 // all_reduce: checks, allocation, dispatch.
 #include "host/all_reduce_host.h"
 
+#include "host/integration_host.h"
 #include "kernels/all_reduce/rungs.h"
 
 namespace kf::step4 {
@@ -15,22 +16,6 @@ void named_only(const kf::all_reduce::Args&) {
 
 Op<kf::all_reduce::Args> all_reduce_op() {
   return {"all_reduce", named_only, emulated::all_reduce::rungs(), gpu::all_reduce::rungs(), kf::all_reduce::automatic};
-}
-
-void check_buffer(const at::Tensor& x, const at::Tensor& buffer, at::IntArrayRef peers, int64_t rank) {
-  const auto workers = static_cast<int64_t>(peers.size());
-  TORCH_CHECK_VALUE(workers >= 1 && workers <= kf::all_reduce::kMostWorkers, "all_reduce: `peers` must be from 1 to ",
-                    kf::all_reduce::kMostWorkers, " addresses, got ", workers);
-  TORCH_CHECK_VALUE(rank >= 0 && rank < workers, "all_reduce: `rank` must be from 0 to ", workers - 1,
-                    ", as there are ", workers, " `peers`, got ", rank);
-  check_type("all_reduce", "buffer", buffer, at::kByte);
-  check_device("all_reduce", "buffer", buffer, "x", x);
-  const int64_t needed = all_reduce_bytes(x.size(-1), workers);
-  TORCH_CHECK_VALUE(buffer.is_contiguous() && begins_at_16_bytes(buffer) && buffer.numel() >= needed,
-                    "all_reduce: `buffer` must be contiguous, begin at a multiple of 16 bytes and have ", needed,
-                    " for rows of ", x.size(-1), " and ", workers, " workers, got ", buffer.numel());
-  TORCH_CHECK_VALUE(reinterpret_cast<int64_t>(buffer.data_ptr()) == peers[rank],
-                    "all_reduce: `peers` must have the address of `buffer` at `rank` (", rank, ")");
 }
 
 }  // namespace
@@ -51,16 +36,16 @@ std::tuple<at::Tensor, at::Tensor> all_reduce(const at::Tensor& x, const at::Ten
   check_like("all_reduce", "residual", residual, "x", x, x.sizes());
   check_like("all_reduce", "weight", weight, "x", x, {width});
   check_like("all_reduce", "bias", bias, "x", x, {width});
-  TORCH_CHECK_VALUE(patience > 0 && patience < 1e9, "all_reduce: `patience` must be from 0 to 1e9 seconds, got ",
-                    patience);
-  check_buffer(x, buffer, peers, rank);
+  const auto workers = static_cast<int64_t>(peers.size());
+  TORCH_CHECK_VALUE(workers >= 1 && workers <= kf::all_reduce::kMostWorkers, "all_reduce: `peers` must be from 1 to ",
+                    kf::all_reduce::kMostWorkers, " addresses, got ", workers);
+  check_peers("all_reduce", buffer, peers, rank, "x", x, width, all_reduce_bytes(width, workers), patience);
   check_rung(all_reduce_op(), rung, x);
   at::Tensor y = contiguous_like(x), sum = contiguous_like(x);
   if (x.numel() == 0) return {y, sum};
   // Whether rows are read as vectors decides how they are sent, so it must not depend on where a worker's lie.
   const at::Tensor rows = in_one_piece(x), x_bias_ = in_one_piece(x_bias), residual_ = in_one_piece(residual),
                    weight_ = in_one_piece(weight), bias_ = in_one_piece(bias);
-  const auto workers = static_cast<int64_t>(peers.size());
   kf::all_reduce::Args args{rows.data_ptr(),
                             x_bias_.data_ptr(),
                             residual_.data_ptr(),
@@ -77,9 +62,7 @@ std::tuple<at::Tensor, at::Tensor> all_reduce(const at::Tensor& x, const at::Ten
                             static_cast<int>(workers),
                             kf::all_reduce::slot_bytes(buffer.numel(), workers),
                             static_cast<int64_t>(patience * 1e9)};
-  for (int64_t worker = 0; worker < workers; ++worker) {
-    args.peers[worker] = reinterpret_cast<void*>(peers[worker]);  // NOLINT(performance-no-int-to-ptr): of other devices
-  }
+  addresses_of(peers, args.peers);
   run(all_reduce_op(), rung, x, args);
   return {y, sum};
 }

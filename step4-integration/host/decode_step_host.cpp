@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/decode_step_cpu.h"
+#include "host/integration_host.h"
 #include "kernels/decode_step/packed.h"
 #include "kernels/decode_step/shared_buffer.h"
 
@@ -125,28 +126,16 @@ kf::decode_step::Workers workers_of(const at::Tensor& token_weight, const std::o
   if (count == 0) return workers;
   TORCH_CHECK_VALUE(count <= kf::decode_step::kMostWorkers, "decode_step: `peers` must be at most ",
                     kf::decode_step::kMostWorkers, " addresses, got ", count);
-  TORCH_CHECK_VALUE(rank >= 0 && rank < count, "decode_step: `rank` must be from 0 to ", count - 1, ", as there are ",
-                    count, " `peers`, got ", rank);
   TORCH_CHECK_VALUE(buffer.has_value(), "decode_step: `buffer` must be given where `peers` are");
-  check_type("decode_step", "buffer", *buffer, at::kByte);
-  check_device("decode_step", "buffer", *buffer, "token_weight", token_weight);
-  const int64_t needed = decode_step_bytes(token_weight.size(1), count);
-  TORCH_CHECK_VALUE(buffer->is_contiguous() && begins_at_16_bytes(*buffer) && buffer->numel() >= needed,
-                    "decode_step: `buffer` must be contiguous, begin at a multiple of 16 bytes and have ", needed,
-                    " for a width of ", token_weight.size(1), " and ", count, " workers, got ", buffer->numel());
-  TORCH_CHECK_VALUE(reinterpret_cast<int64_t>(buffer->data_ptr()) == peers[rank],
-                    "decode_step: `peers` must have the address of `buffer` at `rank` (", rank, ")");
+  const int64_t width = token_weight.size(1);
+  check_peers("decode_step", *buffer, peers, rank, "token_weight", token_weight, width, decode_step_bytes(width, count),
+              patience);
   const bool fit = static_cast<int64_t>(words.size()) == count + 1 && words[0] == 0 &&
                    words[rank + 1] - words[rank] == token_weight.size(0);
   TORCH_CHECK_VALUE(fit,
                     "decode_step: `words` must be where each worker's tokens begin, and where the last one's end; ",
                     "those of `rank` must be the ", token_weight.size(0), " rows of `token_weight`, got ", words);
-  TORCH_CHECK_VALUE(patience > 0 && patience < 1e9, "decode_step: `patience` must be from 0 to 1e9 seconds, got ",
-                    patience);
-  for (int64_t worker = 0; worker < count; ++worker) {
-    workers.peers[worker] =
-        reinterpret_cast<void*>(peers[worker]);  // NOLINT(performance-no-int-to-ptr): of other devices
-  }
+  addresses_of(peers, workers.peers);
   workers.count = static_cast<int>(count);
   workers.rank = static_cast<int>(rank);
   workers.first_token = words[rank];

@@ -24,6 +24,12 @@ void kv_append(at::Tensor& k_cache, at::Tensor& v_cache, const at::Tensor& k, co
 void check_id_type(const char* op, const at::Tensor& ids);
 void check_ids(const char* op, const at::Tensor& ids, int64_t vocab);
 
+// Of ops whose workers write into each other's memory: `rank` is one of the `peers`, `buffer` is its own, of `needed`
+// bytes for rows of `width`, and `patience` is a time. `like`, `name`: what decides on the device, and its name.
+void check_peers(const char* op, const at::Tensor& buffer, at::IntArrayRef peers, int64_t rank, const char* name,
+                 const at::Tensor& like, int64_t width, int64_t needed, double patience);
+void addresses_of(at::IntArrayRef peers, void** to);
+
 // All of them, for Python's questions about their rungs.
 std::vector<OpInfo> ops();
 

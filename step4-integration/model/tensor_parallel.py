@@ -7,6 +7,7 @@ same everywhere. Shoeybi et al., https://arxiv.org/abs/1909.08053.
 
 import dataclasses
 import functools
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -332,7 +333,7 @@ class TensorParallel(GPT2):
 
     def step_sharing(self) -> dict[str, Any]:
         own = self._step_buffer
-        words = bounds(self.whole_config.vocab_size, dist.get_world_size(self.group))
+        words = list(itertools.accumulate(self.words, initial=0))
         return {
             "buffer": own.buffer, "peers": own.peers, "rank": own.rank, "words": words, "patience": own.patience,
         }  # fmt: skip
@@ -340,8 +341,9 @@ class TensorParallel(GPT2):
     def own_logits(self, logits: torch.Tensor) -> torch.Tensor:
         return logits.new_empty(len(logits), len(self.wte.weight))
 
-    def gather_logits(self, own: torch.Tensor, logits: torch.Tensor) -> None:
-        torch.cat(gathered_as(own, 1, self.words, self.group), 1, out=logits)
+    def gather_logits(self, own: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The workers' logits side by side, [..., vocab_size], in `out` if that is given. No gradients."""
+        return torch.cat(gathered_as(own, own.dim() - 1, self.words, self.group), -1, out=out)
 
     def form(self) -> Callable:
         # Training has its sums by NCCL: they have gradients, and are longer than what is summed faster here.
@@ -360,9 +362,8 @@ class TensorParallel(GPT2):
         return summed(rows, self.group) + F.embedding(places, self.wpe.weight)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The workers' logits side by side: gathered, which the loss does without. No gradients."""
-        shares = gathered_as(super().logits(hidden), hidden.dim() - 1, self.words, self.group)
-        return torch.cat(shares, -1, out=out)
+        """All workers', which the loss does without."""
+        return self.gather_logits(super().logits(hidden), out)
 
     def loss(self, ids: torch.Tensor, targets: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> torch.Tensor:
         """As of the whole model. A row of logits is nowhere in one place."""

@@ -1,5 +1,7 @@
 """What the tests of this step's ops share."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,27 @@ every_embedding = pytest.mark.parametrize(("device", "rung"), testing.device_run
 every_append = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step4_integration", "kv_append"))
 on_each_device = pytest.mark.parametrize("device", testing.DEVICES)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def by_threads(work, count):
+    """What work(0), work(1) … return, each in a thread of its own; an error of one is raised here."""
+    found = [None] * count
+
+    def keep(number):
+        try:
+            found[number] = work(number)
+        except RuntimeError as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=keep, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found
 
 
 # ---- embedding ----

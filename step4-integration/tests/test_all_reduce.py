@@ -4,7 +4,6 @@ processes, and GPUs."""
 import re
 import subprocess
 import sys
-import threading
 import types
 
 import pytest
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 import step4_integration
 from kernel_fusion import steps, testing
 from step4_integration import all_reduce, all_reduce_bytes, all_reduce_header
+from step4_integration.testing import by_threads
 
 RUNGS = step4_integration.rungs("all_reduce", "cpu")
 each_rung = pytest.mark.parametrize("rung", RUNGS)
@@ -35,25 +35,12 @@ def buffers_of(workers, width):
     return found
 
 
-def by_threads(buffers, xs, others, rung, **options):
-    """What each worker gets; an error of one is raised here."""
-    peers, found = [buffer.data_ptr() for buffer in buffers], [None] * len(buffers)
-
-    def work(rank):
-        try:
-            found[rank] = all_reduce(xs[rank], *others, buffers[rank], peers, rank, rung=rung, **options)
-        except RuntimeError as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(xs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    return found
+def summed(buffers, xs, others, rung, **options):
+    """What each worker gets."""
+    peers = [buffer.data_ptr() for buffer in buffers]
+    return by_threads(
+        lambda rank: all_reduce(xs[rank], *others, buffers[rank], peers, rank, rung=rung, **options), len(xs)
+    )
 
 
 def inputs(workers, rows, width, dtype=torch.float32):
@@ -87,7 +74,7 @@ def test_workers_get_the_sum_of_all_and_the_same_bits(workers, dtype, rung):
     buffers, first = buffers_of(workers, 200), None
     for rows, width in ((1, 8), (1, 200), (3, 16), (2, 33), (2, 200), (1, 8)):
         xs, others = inputs(workers, rows, width, dtype)
-        found = by_threads(buffers, xs, others, rung)
+        found = summed(buffers, xs, others, rung)
         check(found, xs, others, rung)
         first = first or found
     assert torch.equal(first[0][0], found[0][0])
@@ -100,7 +87,7 @@ def test_a_block_goes_through_many_rows(rung):
     buffers = buffers_of(2, 8)
     xs, others = inputs(2, 515, 8)
     for _ in range(2):
-        check(by_threads(buffers, xs, others, rung), xs, others, rung)
+        check(summed(buffers, xs, others, rung), xs, others, rung)
 
 
 @each_rung
@@ -108,7 +95,7 @@ def test_a_block_goes_through_many_rows(rung):
 def test_threads_and_blocks_may_run_in_any_order(schedule, rung, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
     xs, others = inputs(3, 7, 40)
-    check(by_threads(buffers_of(3, 40), xs, others, rung), xs, others, rung)
+    check(summed(buffers_of(3, 40), xs, others, rung), xs, others, rung)
 
 
 @each_rung
@@ -116,12 +103,12 @@ def test_each_workers_x_may_begin_anywhere(rung):
     """How rows are sent must not depend on it: the others' would be sent otherwise."""
     xs, others = inputs(2, 2, 16, torch.bfloat16)
     xs[1] = torch.empty(33, dtype=torch.bfloat16)[1:].view(2, 16).copy_(xs[1])
-    check(by_threads(buffers_of(2, 16), xs, others, rung, patience=5.0), xs, others, rung)
+    check(summed(buffers_of(2, 16), xs, others, rung, patience=5.0), xs, others, rung)
 
 
 def test_the_last_two_rungs_round_the_same_once():
     xs, others = inputs(4, 2, 64, torch.bfloat16)
-    three, four = (by_threads(buffers_of(4, 64), xs, others, rung)[0] for rung in ("v3_fused", "v4_push"))
+    three, four = (summed(buffers_of(4, 64), xs, others, rung)[0] for rung in ("v3_fused", "v4_push"))
     assert torch.equal(three[0], four[0])
     assert torch.equal(three[1], four[1])
 
@@ -129,7 +116,7 @@ def test_the_last_two_rungs_round_the_same_once():
 def test_a_number_that_says_that_nothing_has_come_arrives_as_another_nan():
     xs, others = inputs(2, 2, 16, torch.bfloat16)
     xs[1].view(torch.int16)[0, 3:7] = -1
-    for _, total in by_threads(buffers_of(2, 16), xs, others, "v4_push", patience=5.0):
+    for _, total in summed(buffers_of(2, 16), xs, others, "v4_push", patience=5.0):
         assert total[0].isnan().nonzero().flatten().tolist() == [3, 4, 5, 6]
         assert not total[1].isnan().any()
 
@@ -142,14 +129,14 @@ def test_slots_take_turns_for_ever():
     for seed in range(4):
         xs, others = inputs(2, 2, 16)
         xs = [x + seed for x in xs]
-        check(by_threads(buffers, xs, others, "v4_push", patience=5.0), xs, others, "v4_push")
+        check(summed(buffers, xs, others, "v4_push", patience=5.0), xs, others, "v4_push")
 
 
 @each_rung
 def test_a_worker_that_does_not_come_ends_the_wait_with_an_error(rung, capfd):
     xs, others = inputs(2, 1, 16)
     with testing.raises(RuntimeError, "__trap()"):
-        by_threads(buffers_of(2, 16), xs[:1], others, rung, patience=0.3)
+        summed(buffers_of(2, 16), xs[:1], others, rung, patience=0.3)
     assert re.search(r"all_reduce: worker 0 has waited \d+\.\d s for worker 1\n", capfd.readouterr().out)
 
 

@@ -2,7 +2,6 @@
 has processes, and GPUs."""
 
 import re
-import threading
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 from kernel_fusion import testing
 from step4_integration import decode_step, decode_step_bytes, decode_step_header
+from step4_integration.testing import by_threads
 
 RUNG = "v2_dependent"
 SIZES = {"vocab_size": 53, "n_positions": 8, "n_embd": 40, "n_inner": 72, "n_layer": 2, "n_head": 5}
@@ -66,25 +66,13 @@ def workers_of(model, count, rows):
     return workers
 
 
-def by_threads(workers, ids, **options):
-    """All tokens' logits; an error of a worker is raised here."""
-    found = [None] * len(workers)
-
-    def work(worker):
-        try:
-            found[worker.rank] = [decode_step(**worker.arguments(each) | options) for each in ids]
-        except RuntimeError as error:
-            found[worker.rank] = error
-
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    return torch.cat([torch.stack(each, 1) for each in found], 2)
+def all_logits(workers, ids, **options):
+    """All tokens' logits, which the workers have together."""
+    found = by_threads(
+        lambda rank: torch.stack([decode_step(**workers[rank].arguments(each) | options) for each in ids], 1),
+        len(workers),
+    )
+    return torch.cat(found, 2)
 
 
 @pytest.mark.parametrize("schedule", ["forward", "reverse", "random:1"])
@@ -94,7 +82,7 @@ def test_workers_add_tokens_as_one_does(count, schedule, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
     model = model_of()
     ids = torch.randint(53, (4, 2), generator=torch.Generator().manual_seed(count))
-    found = by_threads(workers_of(model, count, 2), ids)
+    found = all_logits(workers_of(model, count, 2), ids)
     exact = model_of().double()(ids.T)
     error = (found.double() - exact).abs().max()
     (alone,) = workers_of(model, 1, 2)
@@ -111,8 +99,8 @@ def test_rows_of_another_number_come_in_between():
         other.buffer, other.peers = worker.buffer, worker.peers
     ids = torch.arange(8) % 53
     for _ in range(3):
-        found.append(by_threads(eight, [ids]))
-        by_threads(one, [ids[:1]])
+        found.append(all_logits(eight, [ids]))
+        all_logits(one, [ids[:1]])
         for worker in eight:  # three slots of a part [32, 40] of each worker
             there = worker.buffer[decode_step_header() :].view(torch.int32).view(3, 2, 32, 40) != -1
             assert [slot.any(-1).nonzero().tolist() for slot in there].count([[0, 0], [1, 0]]) == 1
@@ -127,7 +115,7 @@ def test_rows_of_another_number_come_in_between():
 def test_a_worker_that_does_not_come_ends_the_wait_with_an_error(capfd):
     workers = workers_of(model_of(), 2, 1)  # the other one's buffer is there
     with testing.raises(RuntimeError, "__trap()"):
-        by_threads(workers[:1], torch.ones(1, 1, dtype=torch.int64), patience=0.3)
+        all_logits(workers[:1], torch.ones(1, 1, dtype=torch.int64), patience=0.3)
     assert re.search(r"decode_step: worker 0 has waited \d+\.\d s for worker 1\n", capfd.readouterr().out)
 
 

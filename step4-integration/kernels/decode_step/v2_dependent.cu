@@ -13,9 +13,9 @@
 // Launch    5 · layers + 1. Products: clusters of 1 to 8 blocks of 256 threads for each 64 columns, as many as the
 //           multiprocessors are. Attention: clusters of 1 to 8 blocks of 128 threads for each head and row. Logits: a
 //           block a multiprocessor. 64 KB of shared memory for the rings, and x
-// Workers   Of several workers that share a model each launches the same, of its own columns; the products that end a
-// half
-//           block send their sums to all, and the next one adds up what has come (workers.h). One launch more
+// Workers   Several that share a model launch the same, each of its own columns, and one kernel more. Products that end
+//           a half block send their sums to all, 4·batch·width bytes to each, and the next one adds up what has come
+//           (workers.h)
 // A layer   LayerNorm, q k v · attention · projection, residual · LayerNorm, fc, GELU · product, residual
 // Moves     weights, keys and values once; 4·(blocks)·batch·width bytes from the L2 cache for each LayerNorm
 // Limits    compute capability 9.0; float16 and bfloat16; width and inner multiples of 8, width ≤ 2048; head_dim a
