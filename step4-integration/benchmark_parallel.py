@@ -109,7 +109,7 @@ def model_of(name: str, impl: str, device: torch.device, dtype: torch.dtype = to
     torch.manual_seed(0)
     with torch.device(device):
         model = GPT2(dataclasses.replace(config, blocks=impl.split()[0])).to(dtype)
-    if impl.endswith(COMPILED):
+    if COMPILED in impl:
         block = torch.compile(FORMS["v1_torch"], dynamic=False)
         model.form = lambda: block
     return model
@@ -343,10 +343,10 @@ def measure(options: argparse.Namespace, device: torch.device) -> None:
         if options.only and not {case.what, f"{case.what}/{case.model}"} & set(options.only):
             continue
         impls = ["v4_products"] if options.no_peers else ["v4_products", "v1_torch"]
-        if on_gpu and case.what in ("ddp", "tensor"):
+        if on_gpu and case.what in ("ddp", "fsdp2", "tensor"):
             impls.insert(1, "v4_products" + GRAPH)
         if on_gpu and not options.no_peers and case.what in ("ddp", "fsdp2"):
-            impls.append("v1_torch" + COMPILED)
+            impls += ["v1_torch" + COMPILED, "v1_torch" + COMPILED + GRAPH]
         rows_of = {"decode": decode_rows, "all_reduce": all_reduce_rows}.get(case.what, train_rows)
         found = list(rows_of(case, impls, device))
         console.print(table_of(case, found))

@@ -152,7 +152,7 @@ def same_steps(folder, device):
         found[f"{kind} bfloat16"] = trained(
             folder / f"{kind}-half", worker_of(kind, device), device=device, dtype="bfloat16", recompute=True, steps=4
         )
-        if device.type == "cuda" and kind != "fsdp2":
+        if device.type == "cuda":
             for name, graph in (("launched", False), ("graph", True)):
                 out = folder / f"{kind}-{name}"
                 found[f"{kind} {name}"] = trained(out, worker_of(kind, device), device=device, graph=graph)
@@ -198,7 +198,6 @@ def refuse(folder, device):
         "other rate": failure(lambda: train_here(rate=0.01 * (1 + rank))),
         "other data": failure(lambda: train_here(data=data(rank))),
         "odd batch": failure(lambda: train_here(batch=6)),
-        "graph": failure(lambda: Sharded(device).check(Run(batch=8, graph=True))),
         "too many shares": failure(lambda: Replicated(device, 3)),
         "few heads": failure(lambda: TensorParallel(GPT2(dataclasses.replace(CONFIG, n_head=1)), dist.group.WORLD)),
         "shards by ddp": failure(lambda: worker.load(folder / "two" / "step-000005", None, None)),

@@ -352,7 +352,6 @@ def test_what_nccls_watchdog_notes_ends_a_process(monkeypatch):
         ("other rate", "`rate` must be the same on all workers, is 0.01 on worker 0 and 0.02 on worker 1"),
         ("other data", "`data` must be the same on all workers, is "),
         ("odd batch", "`batch` must be a multiple of 4, `accumulate` times the workers that share it, got 6"),
-        ("graph", "`graph` must be false with FSDP2, of which no step is captured"),
         ("too many shares", "--tensor must divide 2, the number of workers, got 3"),
         ("few heads", "`n_head` must be at least 2, the workers, got 1"),
         ("shards by ddp", "is of shards: train_parallel.py --parallel fsdp2 goes on from it"),
@@ -412,6 +411,6 @@ def test_workers_on_gpus(count, folder):
         assert found[0]["half blocks"] == found[1]["half blocks"]
         test_workers_that_share_a_model_add_tokens_by_one_op(found[0])
         test_texts_of_workers_that_add_tokens_by_one_op_are_the_whole_models(found[0])
-        for kind in ("ddp", "tensor"):
+        for kind in workers.KINDS:
             launched, captured = (found[0][f"{kind} {how}"]["losses"] for how in ("launched", "graph"))
             assert captured == {number: pytest.approx(loss, abs=1e-5) for number, loss in launched.items()}

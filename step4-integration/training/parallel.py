@@ -230,11 +230,6 @@ class Sharded(Parallel):
     Checkpoints are of shards, by torch.distributed.checkpoint: each worker writes its own, and any number reads them.
     """
 
-    def check(self, run: Run) -> None:
-        super().check(run)
-        if run.graph:
-            raise ValueError("train: `graph` must be false with FSDP2, of which no step is captured")
-
     def place(self, model: GPT2, run: Run) -> GPT2:
         half = run.torch_dtype != torch.float32
         policy = MixedPrecisionPolicy(
