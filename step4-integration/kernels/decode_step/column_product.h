@@ -72,14 +72,14 @@ struct Product {
 template <int kRows>
 struct Memory {
   static constexpr int kSums = kRows * kTileColumns;
-  static constexpr int64_t kRings = kWarps * int64_t{sizeof(Ring)};
+  static constexpr int64_t kRings = kWarps * int64_t{sizeof(Ring<kRows>)};
 
   static int64_t bytes(int cluster, int chunks, int batch) {
     return kRings + (cluster > 1 ? cluster * kSums * int64_t{sizeof(float)} : 0) +
            int64_t{batch} * distance_of_rows(chunks * kDepth) * 2;
   }
   unsigned char* first;
-  __device__ Ring& ring(int warp) const { return reinterpret_cast<Ring*>(first)[warp]; }
+  __device__ Ring<kRows>& ring(int warp) const { return reinterpret_cast<Ring<kRows>*>(first)[warp]; }
   // A warp's own sums, where its ring was.
   __device__ float* sums(int warp) const { return reinterpret_cast<float*>(&ring(warp)); }
   __device__ float* received(int rank) const { return reinterpret_cast<float*>(first + kRings) + rank * kSums; }
@@ -92,7 +92,7 @@ struct Memory {
 template <class T, int kRows, class Source, class Epilogue>
 __global__ void __launch_bounds__(kThreads, kBeside<kRows>)
     column_product_kernel(const Product<T> p, Source source, const Epilogue epilogue) {
-  static_assert(sizeof(Ring) >= kRows * kTileColumns * sizeof(float));
+  static_assert(sizeof(Ring<kRows>) >= kRows * kTileColumns * sizeof(float));
   using Element = typename Epilogue::Element;
   constexpr int kOut = kRows * kTileColumns <= kThreads ? 1 : kRows * kTileColumns / kThreads;  // sums of a thread
   constexpr int kRowsAtOnce = kThreads / kTileColumns;

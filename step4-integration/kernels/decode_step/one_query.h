@@ -109,12 +109,13 @@ struct Attending {
   }
 };
 
-// kLanes lanes a key: 8 for up to 64 columns, 16 for up to 128.
-template <class T, int kLanes>
+// kLanes lanes a key: 8 for up to 64 columns, 16 for up to 128. kRows: of the batch, for the ring.
+template <class T, int kLanes, int kRows>
 __global__ void __launch_bounds__(kQueryThreads)
     one_query_kernel(const Args a, int layer, float scale_log2, const T* q, T* attended) {
   constexpr int kColumns = kLanes * 8, kGroups = kWarpSize / kLanes, kKeys = kGroups * kKeysOfLane;
-  __shared__ Ring rings[kQueryWarps];
+  constexpr int kStages = Ring<kRows>::kStages;
+  extern __shared__ __align__(128) unsigned char memory[];  // kQueryWarps rings
   __shared__ KeysPart<kColumns> of_warp[kQueryWarps], of_block[kMostBlocks];
   const int blocks = static_cast<int>(gridDim.x), rank = static_cast<int>(blockIdx.x);
   const int head = blockIdx.y, row = blockIdx.z, lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kQueryThreads)
   // Tiles of 16 keys, or of 8: this warp has every warps-th of them.
   const int tiles = (before + kKeys - 1) / kKeys, count = (tiles - first + warps - 1) / warps;
   const auto key_of = [&](int tile, int i) { return (first + tile * warps) * kKeys + i * kGroups + group; };
-  Ring& ring = rings[warp];
+  Ring<kRows>& ring = reinterpret_cast<Ring<kRows>*>(memory)[warp];
   const auto ask = [&](int tile, int stage) {
 #pragma unroll
     for (int i = 0; i < kKeysOfLane; ++i) {

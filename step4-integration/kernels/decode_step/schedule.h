@@ -26,8 +26,8 @@ constexpr int kConsumers = 8;     // warps that multiply
 constexpr int kUnit = 96;         // of x's depth, to a warp
 constexpr int kHiddenUnit = 384;  // of the hidden layer's
 constexpr int kChunk = 32;        // of depth: one vector of 16 bytes of each of four lanes
-constexpr int kTileRows = 24;     // of a tile, at most
-constexpr int kSecondRows = 6;    // of a tile of the second product
+constexpr int kTileRows = 30;     // of a tile, at most
+constexpr int kSecondRows = 8;    // of a tile of the second product
 constexpr int kSentAtOnce = 30;   // rows, a lane each: whole messages of either kind
 constexpr int kRestRows = 8;      // of half an operand a
 constexpr int kHead = 64;         // columns of a head
@@ -44,7 +44,8 @@ struct Limits {
   static constexpr int kOutputs = kWide ? 60 : 24;           // rows of a block's product
   static constexpr int kRowsOfX = kWide ? kSentAtOnce : 24;  // of one that is added to x: a lane keeps it
   static constexpr int kKeyTiles = kWide ? 2 : 1;            // of a part of a head
-  static constexpr int kSplits = kWide ? 8 : 11;             // of a head
+  static constexpr int kSplits = kWide ? 4 : 11;             // of a head
+  static constexpr int kTiles = kWide ? 12 : 3;              // of a product
   static constexpr int kLogits = kWide ? 448 : 400;          // of a block
   static constexpr int kRing = (kWide ? 170 : 184) * 1024;
 };
@@ -119,6 +120,7 @@ struct Schedule {
   int heads, splits;            // parts of a head's keys, at most
   int units, hidden_units;      // of the depth, each to a warp
   int of_pass, hidden_of_pass;  // how many of them at once
+  int passes, hidden_passes;    // over the depth. A division where it is asked for is what a tile costs
   int depth, hidden_depth;      // padded: to whole units or, of a wide one, to whole chunks
   int whole, hidden_whole;      // how many units lie as lanes have their values
   int granules;                 // messages that x takes
@@ -148,6 +150,8 @@ struct Schedule {
     hidden_whole = hidden_depth / kHiddenUnit;
     of_pass = wide ? part_of(units) : units;
     hidden_of_pass = wide ? part_of(hidden_units) : hidden_units;
+    passes = up(units, of_pass);
+    hidden_passes = up(hidden_units, hidden_of_pass);
     splits = heads > 0 ? least(wide ? Limits<true>::kSplits : Limits<false>::kSplits, blocks / heads) : 0;
     label_at = 1;
     x_at = label_at + 1;

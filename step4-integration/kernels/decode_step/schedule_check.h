@@ -67,8 +67,8 @@ inline Program program_of(const Schedule& s, int keys) {
       }
     }
     bytes.push_back(s.depth * 2);
-    const int logit_tiles = s.logit_groups(block) * up(s.units, s.of_pass);
-    for (int i = 0; i < logit_tiles; ++i) bytes.push_back(s.logit_bytes(i % up(s.units, s.of_pass)));
+    const int logit_tiles = s.logit_groups(block) * s.passes;
+    for (int i = 0; i < logit_tiles; ++i) bytes.push_back(s.logit_bytes(i % s.passes));
 
     for (int warp = 0; warp < kConsumers; ++warp) {
       std::vector<Action>& to = program.of(block, warp);

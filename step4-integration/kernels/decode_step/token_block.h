@@ -43,7 +43,11 @@ struct Token {
   long long* trace;  // [blocks, trace_of_block], or null
 };
 
-// A product's rows in this block, and its first tile, worked out once.
+// What a block asks of each tile of a layer, worked out once: in a launch it would be worked out for each layer.
+struct alignas(16) TileLine {
+  int bytes, of_16, rest, chunks;
+};
+// A product's rows in this block, and its first tile.
 struct Line {
   int first, rows, tiles, of_16, rest, chunks, constants_at, body_at, rest_at, bytes;
 };
@@ -66,6 +70,7 @@ struct alignas(128) Shared {
   float of_warp[kConsumers];
   uint64_t full[kSlots], empty[kSlots];
   Line lines[kKinds];
+  TileLine tiles[kKinds][Most::kTiles];
   int first[kSlots], last[kSlots];  // where the tiles on their way lie
 };
 
@@ -184,14 +189,11 @@ struct Producer : Block<T, kWide> {
       bring(gains, gain, from, line.bytes - gain);
       gains += gain;
       from += line.bytes - gain;
-      if (line.tiles > 1) {
-        const Product p = s.product(block, static_cast<Kind>(step % kKinds));
 #pragma unroll 1
-        for (int tile = 1; tile < line.tiles && !gave_up; ++tile) {
-          const int bytes = p.body(tile).bytes();
-          bring(nullptr, 0, from, bytes);
-          from += bytes;
-        }
+      for (int tile = 1; tile < line.tiles && !gave_up; ++tile) {
+        const int bytes = shared.tiles[step % kKinds][tile].bytes;
+        bring(nullptr, 0, from, bytes);
+        from += bytes;
       }
       if (step % kKinds != 0) continue;
       const int layer = step / kKinds;
@@ -206,7 +208,7 @@ struct Producer : Block<T, kWide> {
 #pragma unroll 1
     for (int i = 0; i < groups; ++i) {
 #pragma unroll 1
-      for (int pass = 0; pass * s.of_pass < s.units && !gave_up; ++pass) {
+      for (int pass = 0; pass < s.passes && !gave_up; ++pass) {
         const int bytes = s.logit_bytes(pass);
         bring(nullptr, 0, from, bytes);
         from += bytes;

@@ -45,8 +45,8 @@ struct Consumer : Block<T, kWide> {
   }
 
   // How many passes there are over the depth, the warp's unit in one of them, and whether it has one.
-  __device__ __forceinline__ int passes() const { return kWide ? up(s.units, s.of_pass) : 1; }
-  __device__ __forceinline__ int hidden_passes() const { return kWide ? up(s.hidden_units, s.hidden_of_pass) : 1; }
+  __device__ __forceinline__ int passes() const { return kWide ? s.passes : 1; }
+  __device__ __forceinline__ int hidden_passes() const { return kWide ? s.hidden_passes : 1; }
   __device__ __forceinline__ int unit(int pass) const { return kWide ? pass * s.of_pass + warp : warp; }
   __device__ __forceinline__ int hidden_unit(int pass) const { return kWide ? pass * s.hidden_of_pass + warp : warp; }
   __device__ __forceinline__ bool has(int pass) const { return (!kWide || warp < s.of_pass) && unit(pass) < s.units; }
@@ -602,7 +602,7 @@ struct Consumer : Block<T, kWide> {
           ++pass;
         }
         if (i == p.tiles || (!kWide && !second)) break;
-        take_next(!kWide || second, first, pass, p.rows, rows, w);
+        take_next(!kWide || second, shared.tiles[step % kKinds][i], pass, rows, w);
       }
       __syncwarp();
       record(step, Moment::kMultiplied);
@@ -623,17 +623,13 @@ struct Consumer : Block<T, kWide> {
   }
 
   // A tile behind a product's first one.
-  __device__ __forceinline__ void take_next(bool second, int first, int pass, int of_block, Rows& rows, Weights& w) {
-    const int place = pass * (second ? s.hidden_of_pass * kHiddenUnit : s.of_pass * kUnit);
-    const int depth =
-        second ? min(s.hidden_of_pass * kHiddenUnit, s.hidden_depth - place) : min(s.of_pass * kUnit, s.depth - place);
-    const Body body{first, min(second ? kSecondRows : kTileRows, of_block - first), place, depth, second};
-    const unsigned char* const tile = wait_for_tile(body.bytes());
-    rows = {body.of_16(), body.rest(), body.depth / kChunk};
+  __device__ __forceinline__ void take_next(bool second, const TileLine& line, int pass, Rows& rows, Weights& w) {
+    const unsigned char* const tile = wait_for_tile(line.bytes);
+    rows = {line.of_16, line.rest, line.chunks};
     if (second) {
-      take_second(tile, body.rows, rows.chunks, has_hidden(pass), w);
+      take_second(tile, rows.rest, rows.chunks, has_hidden(pass), w);
     } else {
-      take_rows(tile, tile + body.rest_at(), rows, has(pass), w);
+      take_rows(tile, tile + rows.of_16 * rows.chunks * kChunk * 32, rows, has(pass), w);
     }
     free_tile();
   }

@@ -3,16 +3,16 @@
 // Idea      A token reads each weight once, and between two kernels nothing is read: one drains, the next one starts,
 //           asks for its first weight, and waits for memory's answer. But weights do not depend on the kernel in front;
 //           only x does. With programmatic dependent launch a kernel begins while the one in front runs. It asks for as
-//           many weights as its shared memory holds, and for some more to come to the L2 cache; then it waits for the
-//           end of the one in front, reads x, and multiplies what has come meanwhile. Attention does so with keys and
-//           values. With one row, blocks of three kernels fit beside each other, and load at the same time.
+//           many weights as its shared memory holds, and of several rows for some more to come to the L2 cache; then it
+//           waits for the end of the one in front, reads x, and multiplies what has come meanwhile. Attention does so
+//           with keys and values. Blocks of two kernels fit beside each other: one multiplies, one loads.
 // Since v1  Programmatic dependent launch. Tensor cores, the weights being operand a and all rows operand b
 //           (weight_ring.h): the weights are read once for up to 32 rows. A product's depth is shared out over a
 //           cluster, so that all multiprocessors ask for a part of it (column_product.h); so are a head's keys
 //           (one_query.h). The embedding is in the first kernel. The residual stream still is float32
 // Launch    5 · layers + 1. Products: clusters of 1 to 8 blocks of 256 threads for each 64 columns, as many as the
 //           multiprocessors are. Attention: clusters of 1 to 8 blocks of 128 threads for each head and row. Logits: a
-//           block a multiprocessor. 64 KB of shared memory for the rings, and x
+//           block a multiprocessor. Shared memory: 96 KB for the rings, of several rows 64, and x
 // Workers   Several that share a model launch the same, each of its own columns, and one kernel more. Products that end
 //           a half block send their sums to all, 4·batch·width bytes to each, and the next one adds up what has come
 //           (workers.h)
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, kBeside<kRows>) logits_kernel(const 
   const int first = static_cast<int>(blockIdx.y) * kWarps + warp, of_tile = (depth + kRowDepth - 1) / kRowDepth;
   const InRows<T> pieces{static_cast<const T*>(a.token_weight),        a.vocab, depth, first, warps, of_tile,
                          (tiles - first + warps - 1) / warps * of_tile};
-  Ring& ring = shared.ring(warp);
+  Ring<kRows>& ring = shared.ring(warp);
   ring.begin(pieces);
   source.prepare();
 
@@ -168,8 +168,9 @@ struct Step {
     const int64_t wanted = (processors + a.heads / 2) / a.heads;
     const dim3 grid(static_cast<unsigned>(std::clamp<int64_t>(wanted, 1, kMostBlocks)), static_cast<unsigned>(a.heads),
                     static_cast<unsigned>(a.batch));
-    launch(a.head_dim <= 64 ? one_query_kernel<T, 8> : one_query_kernel<T, 16>, grid, kQueryThreads, 0, true, stream, a,
-           layer, static_cast<float>(scale_of(a, layer) * kLog2e), static_cast<const T*>(between.q), between.attended);
+    launch(a.head_dim <= 64 ? one_query_kernel<T, 8, kRows> : one_query_kernel<T, 16, kRows>, grid, kQueryThreads,
+           kQueryWarps * sizeof(Ring<kRows>), true, stream, a, layer, static_cast<float>(scale_of(a, layer) * kLog2e),
+           static_cast<const T*>(between.q), between.attended);
   }
 
   // f(what the LayerNorm of the stream gives): of several workers' when `bias` and that turn's parts are added to it.
@@ -225,6 +226,14 @@ struct Step {
   }
 };
 
+// f(as many rows as a kernel for so many takes).
+template <class F>
+auto with_rows(int64_t batch, F f) {
+  if (batch == 1) return f(std::integral_constant<int, 1>());
+  if (batch <= 8) return f(std::integral_constant<int, 8>());
+  return f(std::integral_constant<int, static_cast<int>(kMostRows)>());
+}
+
 bool all_aligned(const Args& a) {
   const auto aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
   bool all = aligned(a.token_weight) && aligned(a.position_weight) && aligned(a.ln_weight) && aligned(a.ln_bias) &&
@@ -260,9 +269,12 @@ std::string v2_dependent_can_implement(const Args& a) {
   if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
   const Sharing second(a.inner, a.width, multiprocessors());
   const int batch = static_cast<int>(a.batch), chunks = static_cast<int>(ceil_div(a.width, kRowDepth)) * 4;
-  return too_much_shared_memory(std::max(Memory<kMostRows>::bytes(second.cluster, second.chunks, batch),
-                                         Memory<kMostRows>::bytes(1, chunks, batch)),
-                                "rows of x and rings of weights");
+  return with_rows(batch, [&](auto rows) {
+    using Needs = Memory<decltype(rows)::value>;
+    return too_much_shared_memory(
+        std::max(Needs::bytes(second.cluster, second.chunks, batch), Needs::bytes(1, chunks, batch)),
+        "rows of x and rings of weights");
+  });
 }
 
 int64_t v2_dependent_scratch_bytes(const Args& a) {
@@ -273,13 +285,7 @@ int64_t v2_dependent_scratch_bytes(const Args& a) {
 void v2_dependent(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    if (a.batch == 1) {
-      Step<T, 1>{a, stream}.run();
-    } else if (a.batch <= 8) {
-      Step<T, 8>{a, stream}.run();
-    } else {
-      Step<T, kMostRows>{a, stream}.run();
-    }
+    with_rows(a.batch, [&](auto rows) { Step<T, decltype(rows)::value>{a, stream}.run(); });
   });
 }
 

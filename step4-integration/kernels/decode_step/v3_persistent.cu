@@ -61,6 +61,12 @@ __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(const __grid_co
   }
   if (thread <= kConsumers) shared.peaks[thread] = {-INFINITY, 0};
   if (thread < kHead) shared.newest[thread] = 0;
+  constexpr int kTiles = Limits<kWide>::kTiles;
+  if (thread < kKinds * kTiles) {
+    const Product p = token.s.product(blockIdx.x, static_cast<Kind>(thread / kTiles));
+    const Body body = p.body(min(thread % kTiles, p.tiles() - 1));
+    shared.tiles[thread / kTiles][thread % kTiles] = {body.bytes(), body.of_16(), body.rest(), body.depth / kChunk};
+  }
   if (thread < kKinds) {
     const Product p = token.s.product(blockIdx.x, static_cast<Kind>(thread));
     const Body body = p.body(0);

@@ -23,17 +23,16 @@ namespace kf::KF_BACKEND::decode_step {
 
 constexpr int kThreads = 256;  // of the products' blocks
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kStages = 2;        // of a ring
-constexpr int kAhead = 6;         // pieces after these that are brought to the L2 cache
 constexpr int kVectors = 8;       // of a lane in a piece
 constexpr int kDepth = 32;        // of a chunk of x: a vector of each t
 constexpr int kTileColumns = 64;  // of a piece that lies in columns
 constexpr int kRowColumns = 16;   // of one that lies in rows
 constexpr int kRowDepth = 128;
 
-// Blocks of these that are to fit on a multiprocessor beside each other: registers are shared out for as many.
+// Blocks of these that are to fit on a multiprocessor beside each other, one of each of two kernels: registers are
+// shared out for as many.
 template <int kRows>
-constexpr int kBeside = kRows == 1 ? 3 : (kRows <= 8 ? 2 : 1);
+constexpr int kBeside = kRows <= 8 ? 2 : 1;
 
 using Vector16 = Vector<uint32_t, 4>;
 
@@ -192,7 +191,11 @@ struct RowSums {
 
 // ---- a warp's ring ----
 
+// One row leaves room for rings that hold most of what a block has of a product. Of more, pieces after the ring's are
+// brought to the L2 cache; that and a smaller ring make one row slower.
+template <int kRows>
 struct Ring {
+  static constexpr int kStages = kRows == 1 ? 3 : 2, kAhead = kRows == 1 ? 0 : 6;
   Vector16 stage[kStages][kVectors][kWarpSize];
 
   // Asks for the first pieces. Nothing of this waits.
@@ -219,7 +222,7 @@ struct Ring {
       take(piece, w);
       if (piece + kStages < pieces.count) pieces.each(piece + kStages, stage[from]);
       cp_async_commit();
-      if (piece + kStages + kAhead < pieces.count) pieces.prefetch(piece + kStages + kAhead);
+      if (kAhead > 0 && piece + kStages + kAhead < pieces.count) pieces.prefetch(piece + kStages + kAhead);
       from = from + 1 == kStages ? 0 : from + 1;
     }
   }
