@@ -12,8 +12,8 @@ all_reduce: the end of a half block of so many rows, in bfloat16; on GPUs 20 of 
 the one before. "NCCL" is torch.distributed's sum and step 3's residual_layer_norm, "torch one_shot" and "two_shot"
 the sums of torch's symmetric memory and the same LayerNorm.
 
-"v1_torch" is plain PyTorch under the same strategy, "v1_torch compiled" the same with each block under torch.compile,
-"v4_products graph" the whole step as one CUDA graph.
+"v1_torch" is plain PyTorch under the same strategy, "compiled" the same with each block under torch.compile, "graph"
+the whole step as one CUDA graph.
 Embedding, the first LayerNorm and the loss are this project's in all of them.
 """
 

@@ -120,7 +120,7 @@ struct Schedule {
   int heads, splits;            // parts of a head's keys, at most
   int units, hidden_units;      // of the depth, each to a warp
   int of_pass, hidden_of_pass;  // how many of them at once
-  int passes, hidden_passes;    // over the depth. A division where it is asked for is what a tile costs
+  int passes, hidden_passes;    // over the depth; each tile asks for them
   int depth, hidden_depth;      // padded: to whole units or, of a wide one, to whole chunks
   int whole, hidden_whole;      // how many units lie as lanes have their values
   int granules;                 // messages that x takes

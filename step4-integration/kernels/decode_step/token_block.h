@@ -43,13 +43,18 @@ struct Token {
   long long* trace;  // [blocks, trace_of_block], or null
 };
 
-// What a block asks of each tile of a layer, worked out once: in a launch it would be worked out for each layer.
+// Of each tile of a layer, worked out once for all layers: the weights of 16 rows, of up to 15 more, chunks of the
+// depth.
+struct Rows {
+  int of_16, rest, chunks;
+};
 struct alignas(16) TileLine {
-  int bytes, of_16, rest, chunks;
+  Rows rows;
+  int bytes;
 };
 // A product's rows in this block, and its first tile.
 struct Line {
-  int first, rows, tiles, of_16, rest, chunks, constants_at, body_at, rest_at, bytes;
+  int first, rows, tiles, constants_at, body_at, bytes;
 };
 
 template <bool kWide>

@@ -246,13 +246,10 @@ struct Consumer : Block<T, kWide> {
   __device__ __forceinline__ Vector16 x_of(int chunk) const {
     return load_16(operand + chunk * 128 + (g & 1) * 64 + t * 16);
   }
-  // The weights of 16 rows, and of up to 15 more. Of a chunk that there is not, whose x is zero, those of the last one.
-  struct Rows {
-    int of_16, rest, chunks;
-  };
+  // Of a chunk that there is not, whose x is zero, the weights of the last one.
   using Weights = Vector16[12];
-  __device__ __forceinline__ void take_rows(const unsigned char* body, const unsigned char* behind, Rows rows,
-                                            bool has_some, Weights& w) const {
+  __device__ __forceinline__ void take_rows(const unsigned char* body, Rows rows, bool has_some, Weights& w) const {
+    const unsigned char* const behind = body + rows.of_16 * rows.chunks * kChunk * 32;
     const int first = 3 * (has_some ? warp : 0);
     const auto chunk = [&](int i) { return kWide ? min(first + i, rows.chunks - 1) : first + i; };
     if (rows.of_16 != 0) {
@@ -534,14 +531,10 @@ struct Consumer : Block<T, kWide> {
       const Line p = shared.lines[step % kKinds];
       const unsigned char* tile = wait_for_tile(p.bytes);
       Weights w;
-      Rows rows{p.of_16, p.rest, p.chunks};
+      Rows rows = shared.tiles[step % kKinds][0].rows;
       OfX gain = {};
       float2 constants[kRounds] = {};
-      if (second) {
-        take_second(tile + p.body_at, min(kSecondRows, p.rows), p.chunks, has_hidden(0), w);
-      } else {
-        take_rows(tile + p.body_at, tile + p.rest_at, rows, has(0), w);
-      }
+      take(second, tile + p.body_at, rows, 0, w);
       if (normed) take_gain(tile, gain);
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
@@ -602,7 +595,10 @@ struct Consumer : Block<T, kWide> {
           ++pass;
         }
         if (i == p.tiles || (!kWide && !second)) break;
-        take_next(!kWide || second, shared.tiles[step % kKinds][i], pass, rows, w);
+        const TileLine line = shared.tiles[step % kKinds][i];
+        rows = line.rows;
+        take(!kWide || second, wait_for_tile(line.bytes), rows, pass, w);
+        free_tile();
       }
       __syncwarp();
       record(step, Moment::kMultiplied);
@@ -622,16 +618,13 @@ struct Consumer : Block<T, kWide> {
     logits();
   }
 
-  // A tile behind a product's first one.
-  __device__ __forceinline__ void take_next(bool second, const TileLine& line, int pass, Rows& rows, Weights& w) {
-    const unsigned char* const tile = wait_for_tile(line.bytes);
-    rows = {line.of_16, line.rest, line.chunks};
+  // A tile's weights, of a pass over the depth.
+  __device__ __forceinline__ void take(bool second, const unsigned char* body, Rows rows, int pass, Weights& w) const {
     if (second) {
-      take_second(tile, rows.rest, rows.chunks, has_hidden(pass), w);
+      take_second(body, rows.rest, rows.chunks, has_hidden(pass), w);
     } else {
-      take_rows(tile, tile + rows.of_16 * rows.chunks * kChunk * 32, rows, has(pass), w);
+      take_rows(body, rows, has(pass), w);
     }
-    free_tile();
   }
 
   // The first warp: a lane has a row.

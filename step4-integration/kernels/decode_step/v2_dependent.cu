@@ -226,14 +226,6 @@ struct Step {
   }
 };
 
-// f(as many rows as a kernel for so many takes).
-template <class F>
-auto with_rows(int64_t batch, F f) {
-  if (batch == 1) return f(std::integral_constant<int, 1>());
-  if (batch <= 8) return f(std::integral_constant<int, 8>());
-  return f(std::integral_constant<int, static_cast<int>(kMostRows)>());
-}
-
 bool all_aligned(const Args& a) {
   const auto aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; };
   bool all = aligned(a.token_weight) && aligned(a.position_weight) && aligned(a.ln_weight) && aligned(a.ln_bias) &&
@@ -269,12 +261,9 @@ std::string v2_dependent_can_implement(const Args& a) {
   if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
   const Sharing second(a.inner, a.width, multiprocessors());
   const int batch = static_cast<int>(a.batch), chunks = static_cast<int>(ceil_div(a.width, kRowDepth)) * 4;
-  return with_rows(batch, [&](auto rows) {
-    using Needs = Memory<decltype(rows)::value>;
-    return too_much_shared_memory(
-        std::max(Needs::bytes(second.cluster, second.chunks, batch), Needs::bytes(1, chunks, batch)),
-        "rows of x and rings of weights");
-  });
+  return too_much_shared_memory(std::max(Memory<kMostRows>::bytes(second.cluster, second.chunks, batch),
+                                         Memory<kMostRows>::bytes(1, chunks, batch)),
+                                "rows of x and rings of weights");
 }
 
 int64_t v2_dependent_scratch_bytes(const Args& a) {
@@ -285,7 +274,13 @@ int64_t v2_dependent_scratch_bytes(const Args& a) {
 void v2_dependent(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) {
     using T = typename decltype(type)::element;
-    with_rows(a.batch, [&](auto rows) { Step<T, decltype(rows)::value>{a, stream}.run(); });
+    if (a.batch == 1) {
+      Step<T, 1>{a, stream}.run();
+    } else if (a.batch <= 8) {
+      Step<T, 8>{a, stream}.run();
+    } else {
+      Step<T, kMostRows>{a, stream}.run();
+    }
   });
 }
 

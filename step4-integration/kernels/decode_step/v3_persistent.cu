@@ -11,13 +11,13 @@
 //           x is two numbers of half precision, both columns of operand b, so that products are nearly of float32
 // Sizes     Up to a width of 768 a warp has its part of x in one piece; up to 2304 it takes the depth in up to three
 //           passes, and rows in groups, a tile each (schedule.h)
-// Launch    cooperative, a block a multiprocessor, 320 threads: eight warps, a producer and a helper; 217 or 226 KB
+// Launch    cooperative, a block a multiprocessor, 320 threads: eight warps, a producer and a helper; 218 or 224 KB
 // A layer   schedule.h: LayerNorm, q k v · attention · projection · LayerNorm, fc, GELU · second product; five hops
 // Moves     weights, keys and values once; 16 bytes for three values of each result to each block
 // Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
 //           head_dim 64; width up to 2304, inner up to 9216, and at most 60 rows of a product to a block, 30 of those
-//           added to x, 448 of the logits; 256 keys of each of the parts that the blocks allow a head; slots of a
-//           head's cache are neighbours. It rounds hidden values, and what attention sends
+//           added to x, 448 of the logits; a wide model's heads have 1024 keys, others 128 for each of the parts that
+//           the blocks allow; slots of a head's cache are neighbours. It rounds hidden values, and what attention sends
 #include <kf/launch.h>
 #include <step2/online_softmax.h>
 
@@ -63,17 +63,11 @@ __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(const __grid_co
   if (thread < kHead) shared.newest[thread] = 0;
   constexpr int kTiles = Limits<kWide>::kTiles;
   if (thread < kKinds * kTiles) {
-    const Product p = token.s.product(blockIdx.x, static_cast<Kind>(thread / kTiles));
-    const Body body = p.body(min(thread % kTiles, p.tiles() - 1));
-    shared.tiles[thread / kTiles][thread % kTiles] = {body.bytes(), body.of_16(), body.rest(), body.depth / kChunk};
-  }
-  if (thread < kKinds) {
-    const Product p = token.s.product(blockIdx.x, static_cast<Kind>(thread));
-    const Body body = p.body(0);
-    shared.lines[thread] = {p.first,          p.rows,      p.tiles(),
-                            body.of_16(),     body.rest(), body.depth / kChunk,
-                            p.constants_at(), p.body_at(), p.body_at() + body.rest_at(),
-                            p.tile_bytes(0)};
+    const int kind = thread / kTiles, tile = thread % kTiles;
+    const Product p = token.s.product(blockIdx.x, static_cast<Kind>(kind));
+    const Body body = p.body(min(tile, p.tiles() - 1));
+    shared.tiles[kind][tile] = {{body.of_16(), body.rest(), body.depth / kChunk}, body.bytes()};
+    if (tile == 0) shared.lines[kind] = {p.first, p.rows, p.tiles(), p.constants_at(), p.body_at(), p.tile_bytes(0)};
   }
   __syncthreads();
   if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token);

@@ -29,8 +29,7 @@ constexpr int kTileColumns = 64;  // of a piece that lies in columns
 constexpr int kRowColumns = 16;   // of one that lies in rows
 constexpr int kRowDepth = 128;
 
-// Blocks of these that are to fit on a multiprocessor beside each other, one of each of two kernels: registers are
-// shared out for as many.
+// Blocks that are to fit on a multiprocessor beside each other, of two kernels: registers are shared out for as many.
 template <int kRows>
 constexpr int kBeside = kRows <= 8 ? 2 : 1;
 
