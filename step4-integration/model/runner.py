@@ -19,8 +19,8 @@ from step4_integration import decode_check, decode_pack, decode_pack_refusal, pl
 
 SHORTEST = 16  # prompts are read as if they were of 16, 32, 64 or 128 tokens, or of a multiple of 128: few graphs
 MOST_ROWS = 8  # by decode_step; it takes up to 32, but from 12 on the block's ops are faster
-# From so many new tokens on one row's weights are packed: at 124M on an H200 that takes 1.2 ms, and saves 0.06 a token.
-# Wider models are faster by v2_dependent.
+# From so many new tokens on one row's weights are packed: at 124M on an H200 that takes 1.2 ms, and saves 0.05 a token.
+# Wider models are about as fast by v2_dependent, without a second copy.
 PACKED_FOR, PACKED_WIDTH = 32, 768
 PROMPT_TOKENS = 1 << 15  # more are read in parts, so that their activations need less memory
 

@@ -155,7 +155,8 @@ def same_steps(folder, device):
         if device.type == "cuda":
             for name, graph in (("launched", False), ("graph", True)):
                 out = folder / f"{kind}-{name}"
-                found[f"{kind} {name}"] = trained(out, worker_of(kind, device), device=device, graph=graph)
+                options = {"device": device, "graph": graph, "eval_every": 1}
+                found[f"{kind} {name}"] = trained(out, worker_of(kind, device), **options)
     return found
 
 
@@ -178,6 +179,9 @@ def shards(folder, device):
     optimizer = optimizer_of(model, 1.0)
     steps = worker.load(folder / "one" / "step-000005", model, optimizer)
     found = {"one read by two": [steps, digest_of(model, optimizer)]}
+    with torch.no_grad(), worker.computing(model, torch.float32):
+        worker.loss(model, torch.zeros(1, 9, dtype=torch.int64, device=device))
+    found["split after an evaluation"] = worker.is_split(model, "wte.weight")
     worker.save(folder / "two", steps, model, optimizer, {}, keep=1, config={})
     return found
 

@@ -136,7 +136,8 @@ def test_arguments_that_do_not_fit_are_refused_by_their_names():
         ({"rung": "auto"}, "`rung` must be the name of one for tensors on the CPU where `peers` are given"),
         ({"rung": "v1_launches"}, "rung 'v1_launches' takes a whole model; `peers` are of workers that share one"),
         ({"rung": "v3_persistent"}, "rung 'v3_persistent' takes a whole model; `peers` are of workers that share one"),
-        ({"peers": [], "words": []}, "`k_cache` must have heads of 40 columns together"),
+        ({"peers": []}, "`peers` must be given where `buffer` is"),
+        ({"peers": [], "words": [], "buffer": None}, "`k_cache` must have heads of 40 columns together"),
         ({"logits": buffer[:54].view(torch.bfloat16).view(1, 27)}, "`buffer` must not share memory with `logits`"),
     ):
         op = decode_step

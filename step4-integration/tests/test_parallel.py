@@ -244,6 +244,7 @@ def test_one_worker_goes_on_from_what_two_have_saved(found, folder, tmp_path):
 def test_shards_are_read_by_another_number_of_workers_bit_for_bit(found, folder, alone):
     digest = (folder / "one.digest").read_text()
     assert found["one read by two"] == [5, digest]
+    assert found["split after an evaluation"]
     worker = Sharded(alone)
     model = worker.place(workers.model_of(seed=2), Run())
     optimizer = optimizer_of(model, 1.0)
@@ -412,5 +413,6 @@ def test_workers_on_gpus(count, folder):
         test_workers_that_share_a_model_add_tokens_by_one_op(found[0])
         test_texts_of_workers_that_add_tokens_by_one_op_are_the_whole_models(found[0])
         for kind in workers.KINDS:
-            launched, captured = (found[0][f"{kind} {how}"]["losses"] for how in ("launched", "graph"))
-            assert captured == {number: pytest.approx(loss, abs=1e-5) for number, loss in launched.items()}
+            launched, captured = (found[0][f"{kind} {how}"] for how in ("launched", "graph"))
+            assert captured["losses"] == {n: pytest.approx(loss, abs=1e-5) for n, loss in launched["losses"].items()}
+            assert captured["held out"] == pytest.approx(launched["held out"], abs=1e-5)

@@ -259,9 +259,16 @@ class Sharded(Parallel):
         model.set_requires_gradient_sync(last)
         yield
 
-    def computing(self, model: GPT2, dtype: torch.dtype) -> contextlib.AbstractContextManager:
-        """By autocast: FSDP2 watches the parameters themselves, which `weights_in` puts copies in place of."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16)
+    @contextlib.contextmanager
+    def computing(self, model: GPT2, dtype: torch.dtype) -> Iterator[None]:
+        """By autocast: FSDP2 watches the parameters themselves, which `weights_in` puts copies in place of.
+
+        Without a backward pass FSDP2 would leave the embedding gathered. A graph that is captured then would not
+        gather it, and what is computed behind a replay would have it as it was before.
+        """
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            yield
+        model.reshard()
 
     def is_split(self, model: GPT2, name: str) -> bool:
         return isinstance(model.get_parameter(name), DTensor)

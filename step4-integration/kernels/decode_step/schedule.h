@@ -36,24 +36,25 @@ constexpr int kTileKeys = 128;    // of a tile
 constexpr int kLogitRows = 16;    // of a tile
 constexpr int kSlots = 16;        // tiles on their way
 
+KF_BOTH constexpr int up(int a, int b) { return (a + b - 1) / b; }
+
 // The kernel comes in two sizes. What a narrow one's warp has of x, and a block of a product, comes at once; a wide one
 // takes the depth in passes, and more rows.
 template <bool kWide>
 struct Limits {
-  static constexpr int kPasses = kWide ? 3 : 1;              // over the depth, a unit a warp in each
-  static constexpr int kOutputs = kWide ? 60 : 24;           // rows of a block's product
-  static constexpr int kRowsOfX = kWide ? kSentAtOnce : 24;  // of one that is added to x: a lane keeps it
-  static constexpr int kKeyTiles = kWide ? 2 : 1;            // of a part of a head
-  static constexpr int kSplits = kWide ? 4 : 11;             // of a head
-  static constexpr int kTiles = kWide ? 12 : 3;              // of a product
-  static constexpr int kLogits = kWide ? 448 : 400;          // of a block
+  static constexpr int kPasses = kWide ? 3 : 1;                       // over the depth, a unit a warp in each
+  static constexpr int kOutputs = kWide ? 60 : 24;                    // rows of a block's product
+  static constexpr int kRowsOfX = kWide ? kSentAtOnce : 24;           // of one that is added to x: a lane keeps it
+  static constexpr int kKeyTiles = kWide ? 2 : 1;                     // of a part of a head
+  static constexpr int kSplits = kWide ? 4 : 11;                      // of a head
+  static constexpr int kTiles = kPasses * up(kRowsOfX, kSecondRows);  // of a product: the second has the most
+  static constexpr int kLogits = kWide ? 448 : 400;                   // of a block
   static constexpr int kRing = (kWide ? 170 : 184) * 1024;
 };
 
 enum class Kind { kQkv, kProjection, kFc, kSecond };  // products of a layer
 constexpr int kKinds = 4;
 
-KF_BOTH constexpr int up(int a, int b) { return (a + b - 1) / b; }
 KF_BOTH int64_t to_128(int64_t bytes) { return (bytes + 127) / 128 * 128; }
 KF_BOTH int to_16(int bytes) { return up(bytes, 16) * 16; }
 KF_BOTH int least(int a, int b) { return a < b ? a : b; }

@@ -43,8 +43,7 @@ struct Token {
   long long* trace;  // [blocks, trace_of_block], or null
 };
 
-// Of each tile of a layer, worked out once for all layers: the weights of 16 rows, of up to 15 more, chunks of the
-// depth.
+// Of each tile of a layer, worked out once: whether it has 16 rows together, up to 15 more, chunks of the depth.
 struct Rows {
   int of_16, rest, chunks;
 };
@@ -65,8 +64,8 @@ struct alignas(128) Shared {
   unsigned char operand[kConsumers][Most::kPasses * kHiddenUnit * 2];
   float logit_sums[kConsumers][Most::kLogits];
   float2 logit_constants[Most::kLogits];
-  float sums[4][up(Most::kOutputs, kTileRows) * kTileRows * kSumStride];
-  float2 moments[2][kConsumerThreads];  // Σ x, Σ x² of each lane
+  float sums[4][(up(Most::kOutputs, kTileRows) * kTileRows + 2) * kSumStride];  // a tile's last half may end there
+  float2 moments[2][kConsumerThreads];                                          // Σ x, Σ x² of each lane
   float2 mean_factor[2];
   float2 peaks[12];  // attention: of each warp's 16 keys the greatest score and the sum of weights; [8]: the newest's
   float newest[kHead];                             // its value

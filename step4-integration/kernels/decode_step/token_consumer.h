@@ -298,7 +298,7 @@ struct Consumer : Block<T, kWide> {
     }
   }
 
-  // The second product: six rows at a time.
+  // The second product: eight rows at a time.
   __device__ __forceinline__ void take_second(const unsigned char* body, int rows, int chunks, bool has_some,
                                               Weights& w) const {
     const int first = 12 * (has_some ? warp : 0);
@@ -320,7 +320,7 @@ struct Consumer : Block<T, kWide> {
   __device__ __forceinline__ void keep_second(int step, int first, const Sums& sum) const {
     const float all =
         ((sum[0][0] + sum[1][0]) + (sum[2][0] + sum[3][0])) + ((sum[0][3] + sum[1][3]) + (sum[2][3] + sum[3][3]));
-    if (g < kSecondRows) keep(step, first + g, all);
+    keep(step, first + g, all);
   }
 
   // A row's sum over the warps.

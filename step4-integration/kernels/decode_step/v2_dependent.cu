@@ -12,7 +12,7 @@
 //           (one_query.h). The embedding is in the first kernel. The residual stream still is float32
 // Launch    5 · layers + 1. Products: clusters of 1 to 8 blocks of 256 threads for each 64 columns, as many as the
 //           multiprocessors are. Attention: clusters of 1 to 8 blocks of 128 threads for each head and row. Logits: a
-//           block a multiprocessor. Shared memory: 96 KB for the rings, of several rows 64, and x
+//           block a multiprocessor. Shared memory of a product: rings of 96 KB, of several rows 64, and x
 // Workers   Several that share a model launch the same, each of its own columns, and one kernel more. Products that end
 //           a half block send their sums to all, 4·batch·width bytes to each, and the next one adds up what has come
 //           (workers.h)
@@ -261,8 +261,8 @@ std::string v2_dependent_can_implement(const Args& a) {
   if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
   const Sharing second(a.inner, a.width, multiprocessors());
   const int batch = static_cast<int>(a.batch), chunks = static_cast<int>(ceil_div(a.width, kRowDepth)) * 4;
-  return too_much_shared_memory(std::max(Memory<kMostRows>::bytes(second.cluster, second.chunks, batch),
-                                         Memory<kMostRows>::bytes(1, chunks, batch)),
+  const auto bytes = batch == 1 ? Memory<1>::bytes : Memory<kMostRows>::bytes;
+  return too_much_shared_memory(std::max(bytes(second.cluster, second.chunks, batch), bytes(1, chunks, batch)),
                                 "rows of x and rings of weights");
 }
 

@@ -16,8 +16,9 @@
 // Moves     weights, keys and values once; 16 bytes for three values of each result to each block
 // Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
 //           head_dim 64; width up to 2304, inner up to 9216, and at most 60 rows of a product to a block, 30 of those
-//           added to x, 448 of the logits; a wide model's heads have 1024 keys, others 128 for each of the parts that
-//           the blocks allow; slots of a head's cache are neighbours. It rounds hidden values, and what attention sends
+//           added to x, 448 of the logits; as many parts of a head as the blocks allow, up to four of 256 keys in a
+//           wide model, eleven of 128 in others; slots of a head's cache are neighbours. It rounds hidden values, and
+//           what attention sends
 #include <kf/launch.h>
 #include <step2/online_softmax.h>
 

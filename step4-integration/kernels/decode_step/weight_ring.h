@@ -3,7 +3,7 @@
 // With one row or a few a product is nothing but its weights: each is used once for each row. So they are operand a of
 // mma, 16 columns of the product, and the rows of x are operand b, of which there may be eight. A lane asks for its
 // vectors of 16 bytes by cp.async, and reads back only what it loaded itself: no barrier, and no other lane is waited
-// for. Pieces beyond the ring are asked for, too, but only as far as the L2 cache.
+// for. Of several rows, pieces beyond the ring are asked for, too, but only as far as the L2 cache.
 //
 // A product adds over its depth, and how the depth is numbered does not matter if both factors agree: of 32 of it lane
 // (g, t) = (lane / 4, lane % 4) takes 8t to 8t + 7, where mma's text has 2t, 2t + 1, 2t + 8 and 2t + 9 of 16, twice. So
@@ -29,7 +29,7 @@ constexpr int kTileColumns = 64;  // of a piece that lies in columns
 constexpr int kRowColumns = 16;   // of one that lies in rows
 constexpr int kRowDepth = 128;
 
-// Blocks that are to fit on a multiprocessor beside each other, of two kernels: registers are shared out for as many.
+// Blocks that are to fit on a multiprocessor beside each other, of this kernel and the next: registers for as many.
 template <int kRows>
 constexpr int kBeside = kRows <= 8 ? 2 : 1;
 
@@ -190,8 +190,8 @@ struct RowSums {
 
 // ---- a warp's ring ----
 
-// One row leaves room for rings that hold most of what a block has of a product. Of more, pieces after the ring's are
-// brought to the L2 cache; that and a smaller ring make one row slower.
+// One row leaves room for rings that hold half or all of what a block has of a product. Of several rows, pieces after
+// the ring's are brought to the L2 cache; that and a smaller ring make one row slower.
 template <int kRows>
 struct Ring {
   static constexpr int kStages = kRows == 1 ? 3 : 2, kAhead = kRows == 1 ? 0 : 6;
