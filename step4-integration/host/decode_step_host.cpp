@@ -123,11 +123,13 @@ kf::decode_step::Workers workers_of(const at::Tensor& token_weight, const std::o
                                     at::IntArrayRef peers, int64_t rank, at::IntArrayRef words, double patience) {
   kf::decode_step::Workers workers;
   const auto count = static_cast<int64_t>(peers.size());
-  TORCH_CHECK_VALUE(buffer.has_value() == (count > 0), "decode_step: `", count > 0 ? "buffer" : "peers",
-                    "` must be given where `", count > 0 ? "peers` are" : "buffer` is");
-  if (count == 0) return workers;
+  if (count == 0) {
+    TORCH_CHECK_VALUE(!buffer.has_value(), "decode_step: `peers` must be given where `buffer` is");
+    return workers;
+  }
   TORCH_CHECK_VALUE(count <= kf::decode_step::kMostWorkers, "decode_step: `peers` must be at most ",
                     kf::decode_step::kMostWorkers, " addresses, got ", count);
+  TORCH_CHECK_VALUE(buffer.has_value(), "decode_step: `buffer` must be given where `peers` are");
   const int64_t width = token_weight.size(1);
   check_peers("decode_step", *buffer, peers, rank, "token_weight", token_weight, width, decode_step_bytes(width, count),
               patience);
