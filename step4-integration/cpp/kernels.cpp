@@ -61,10 +61,10 @@ class Kernels : public gpt2::Backend {
   }
 
  private:
-  // For v3_persistent, where that takes these weights: a prompt is read by the same launches, so it soon pays. Of wider
-  // models than 124M v2_dependent is about as fast.
+  static constexpr int64_t kPackedWidth = 768;  // of wider models v2_dependent is about as fast; as in model/runner.py
+  // For v3_persistent, where that takes these weights: a prompt is read by the same launches, so it soon pays.
   void pack(kf::decode_step::Args& args) {
-    if (args.width > 768) return;
+    if (args.width > kPackedWidth) return;
     std::string why_not;
     packed_bytes_ = decode_step::packed_bytes(args, why_not);
     if (!why_not.empty()) return;

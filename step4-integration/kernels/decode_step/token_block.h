@@ -64,8 +64,9 @@ struct alignas(128) Shared {
   unsigned char operand[kConsumers][Most::kPasses * kHiddenUnit * 2];
   float logit_sums[kConsumers][Most::kLogits];
   float2 logit_constants[Most::kLogits];
-  float sums[4][(up(Most::kOutputs, kTileRows) * kTileRows + 2) * kSumStride];  // a tile's last half may end there
-  float2 moments[2][kConsumerThreads];                                          // Σ x, Σ x² of each lane
+  // A tile's sums are kept in halves of eight rows: the last one may end two behind its rows.
+  float sums[4][(up(Most::kOutputs, kTileRows) * kTileRows + 2) * kSumStride];
+  float2 moments[2][kConsumerThreads];  // Σ x, Σ x² of each lane
   float2 mean_factor[2];
   float2 peaks[12];  // attention: of each warp's 16 keys the greatest score and the sum of weights; [8]: the newest's
   float newest[kHead];                             // its value

@@ -5,7 +5,8 @@
 //           only x does. With programmatic dependent launch a kernel begins while the one in front runs. It asks for as
 //           many weights as its shared memory holds, and of several rows for some more to come to the L2 cache; then it
 //           waits for the end of the one in front, reads x, and multiplies what has come meanwhile. Attention does so
-//           with keys and values. Blocks of two kernels fit beside each other: one multiplies, one loads.
+//           with keys and values. Of up to eight rows blocks of two kernels fit beside each other: one multiplies, one
+//           loads
 // Since v1  Programmatic dependent launch. Tensor cores, the weights being operand a and all rows operand b
 //           (weight_ring.h): the weights are read once for up to 32 rows. A product's depth is shared out over a
 //           cluster, so that all multiprocessors ask for a part of it (column_product.h); so are a head's keys

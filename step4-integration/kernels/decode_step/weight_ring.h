@@ -14,6 +14,7 @@
 #include <kf/numeric.h>
 #include <step1/vector.h>
 #include <step2/cp_async.h>
+#include <step2/dependent_launch.h>
 #include <step2/mma.h>
 #include <step2/reduce.h>
 
@@ -34,11 +35,6 @@ template <int kRows>
 constexpr int kBeside = kRows <= 8 ? 2 : 1;
 
 using Vector16 = Vector<uint32_t, 4>;
-
-// PTX: prefetch
-__device__ __forceinline__ void prefetch_to_l2(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
-}
 
 // Eight of the depth for each eight rows of x: operand b of two mma.
 template <int kRows>
