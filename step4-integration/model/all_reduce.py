@@ -1,9 +1,13 @@
-"""Memory that all workers of a group see, and the end of a half block through it: the op `all_reduce`."""
+"""Memory that all workers of a group see, and two sums through it: the end of a half block by the op `all_reduce`, and
+a bucket of gradients by copies."""
 
+import ctypes
 import itertools
+import math
 import os
 import pathlib
 import tempfile
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +69,13 @@ class SharedBuffer:
             torch.cuda.synchronize(device)
         dist.barrier(group=group)
 
+    def part(self, rank: int, begin: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in that worker's buffer, from byte `begin` on."""
+        if self.buffer.is_cuda:
+            return self._others.get_buffer(rank, shape, dtype, begin // dtype.itemsize)
+        end = begin + math.prod(shape) * dtype.itemsize
+        return self._others[rank][begin:end].view(dtype).view(shape)
+
 
 class PeerMemory(SharedBuffer):
     """Through which `all_reduce` sums."""
@@ -107,6 +118,116 @@ class PeerMemory(SharedBuffer):
             x, x_bias, residual, norm.weight, norm.bias, self.buffer, self.peers, self.rank, eps=eps,
             patience=self.patience, rung=rung,
         )  # fmt: skip
+
+
+class Bucket(SharedBuffer):
+    """What a worker lays open of a bucket of gradients: for each worker its part of them, and its own part's sums."""
+
+    MEETINGS = 2  # of a sum
+
+    def __init__(self, group: dist.ProcessGroup, size: int, dtype: torch.dtype, device: torch.device):
+        """`size`: how many gradients there are."""
+        workers = dist.get_world_size(group)
+        each = -(-size // (8 * workers)) * 8  # of a part: it begins at a multiple of 16 bytes
+        here = -(-self.MEETINGS * workers * 4 // 16) * 16  # bytes of the words by which workers say that they are here
+        at = here + workers * each * dtype.itemsize  # where the sums begin
+        super().__init__(group, at + each * 4, here, device)
+        self.group, self.shape = group, (workers, each)
+        self.laid = self.part(self.rank, here, (workers * each,), dtype)
+        self.of_mine = [self.part(rank, here, self.shape, dtype)[self.rank] for rank in range(workers)]
+        self.sums = [self.part(rank, at, (each,), torch.float32) for rank in range(workers)]
+
+    def meet(self, number: int) -> None:
+        """What comes next waits for all workers to be here: on a GPU in its stream, on a CPU the caller.
+
+        The GPU's front end writes a word to each other worker, waits for theirs, and clears them. A kernel would wait
+        on a multiprocessor, and a product that has a block for each would wait with it. No worker comes here again
+        before all have been at the sum's other meeting, so no word is written before the last one was cleared.
+        """
+        if not self.buffer.is_cuda:
+            return dist.barrier(group=self.group)
+        workers = self.shape[0]
+        others = [other for other in range(workers) if other != self.rank]
+        word = [4 * (number * workers + other) for other in range(workers)]
+        operations = [_Operation(_WRITE, 0, self.peers[other] + word[self.rank], 1) for other in others]
+        operations += [_Operation(_WAIT, 0, self.peers[self.rank] + word[other], 1, _EQUAL) for other in others]
+        operations += [_Operation(_WRITE, 0, self.peers[self.rank] + word[other], 0) for other in others]
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self.buffer.device).cuda_stream)
+        array = (_Operation * len(operations))(*operations)
+        error = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2(stream, len(operations), array, 0)
+        if error:
+            raise RuntimeError(f"the driver's cuStreamBatchMemOp failed with error {error}")
+
+
+class _Operation(ctypes.Structure):
+    """The driver's CUstreamBatchMemOpParams: `value` is written to `address`, or waited for."""
+
+    _fields_ = (
+        ("operation", ctypes.c_uint32), ("unused", ctypes.c_uint32), ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64), ("flags", ctypes.c_uint32), ("more", ctypes.c_uint32 * 5),
+    )  # fmt: skip
+
+
+_WAIT, _WRITE, _EQUAL = 1, 2, 1
+
+
+class Exchange:
+    """Sums of gradients over a group's workers, each while the next gradients are computed.
+
+    NCCL's kernels take multiprocessors from the products that run beside them. Here copies move the bytes, for which a
+    GPU has engines of its own: each worker gets everybody's numbers of its part, in their own dtype, adds them up in
+    float32 and in the order of the workers, and gets the others' sums. That sum is the only kernel.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device):
+        """`group`, `device`: as of `SharedBuffer`."""
+        self.group, self.device = group, device
+        self.rank, self.workers = dist.get_rank(group), dist.get_world_size(group)
+        self._buckets: dict[Any, Bucket] = {}
+        self._stages: dict[tuple, torch.Tensor] = {}  # by their form: sums follow each other, and share them
+        streams = [torch.cuda.Stream(device) for _ in range(1 + self.workers)] if device.type == "cuda" else [None]
+        self._side, self._copiers = streams[0], streams[1:]
+
+    def begin(self, key: Any, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sums over all workers, float32, all gradients' one behind the other; after `wait` they are there. All
+        call it with the same keys in the same order, and gradients of the same sizes for a key. The first call for a
+        key makes its memory, so it is not to be captured in a graph."""
+        size, dtype = sum(gradient.numel() for gradient in gradients), gradients[0].dtype
+        bucket = self._buckets.get((key, dtype))
+        if bucket is None:
+            bucket = self._buckets[key, dtype] = Bucket(self.group, size, dtype, self.device)
+        torch.cat([gradient.flatten() for gradient in gradients], out=bucket.laid[:size])
+        if (bucket.shape, dtype) not in self._stages:
+            self._stages[bucket.shape, dtype] = torch.empty(bucket.shape, dtype=dtype, device=self.device)
+        stage = self._stages[bucket.shape, dtype]
+        total = torch.empty(bucket.shape, device=self.device)
+        if self._side:
+            self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
+            bucket.meet(0)  # all have laid open
+            self._copy(zip(stage, bucket.of_mine, strict=True))
+            torch.sum(stage, 0, dtype=torch.float32, out=bucket.sums[self.rank])
+            bucket.meet(1)  # all have their sums, and nobody reads what they have laid open
+            self._copy(zip(total, bucket.sums, strict=True))
+        return total.view(-1)[:size]
+
+    def _copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """One from each worker, beside each other, each worker beginning with another one."""
+        every = list(pairs)
+        for i, (to, source) in enumerate(every[self.rank :] + every[: self.rank]):
+            if not self._side:
+                to.copy_(source)
+                continue
+            self._copiers[i].wait_stream(self._side)
+            with torch.cuda.stream(self._copiers[i]):
+                to.copy_(source, non_blocking=True)
+        for copier in self._copiers:
+            self._side.wait_stream(copier)
+
+    def wait(self) -> None:
+        """What comes next on the current stream sees all sums that were begun."""
+        if self._side:
+            torch.cuda.current_stream(self.device).wait_stream(self._side)
 
 
 def shared_files(group: dist.ProcessGroup, bytes_: int) -> list[torch.Tensor]:

@@ -28,7 +28,7 @@ import train_parallel
 from generate import generate
 from gpt2_model import GPT2, Config
 from model import tensor_parallel
-from model.all_reduce import PeerMemory, SharedBuffer
+from model.all_reduce import Exchange, PeerMemory, SharedBuffer
 from model.processes import process_group
 from model.tensor_parallel import TensorParallel
 from rich.console import Console
@@ -134,8 +134,8 @@ def model_of(config: Config = CONFIG, seed: int = 0) -> GPT2:
 def several(folder: pathlib.Path, device: torch.device) -> dict:
     found = {}
     works = (
-        same_steps, go_on, rest, shards, refuse, full_disks, moved, share_a_model, half_blocks, add_tokens, split_ops,
-        compiled,
+        same_steps, go_on, rest, shards, refuse, full_disks, moved, exchanged, share_a_model, half_blocks, add_tokens,
+        split_ops, compiled,
     )  # fmt: skip
     for work in works:
         found |= work(folder, device)
@@ -223,6 +223,39 @@ def full_disks(folder, device):
         found[f"full {kind} left"] = names(out)
         dist.barrier()
         found[f"full {kind} rest"] = trained(out, worker_of(kind, device), **options)
+    return found
+
+
+class Exchanging(Replicated):
+    """Gradients are summed by copies, on a CPU and where steps are launched one by one, too."""
+
+    def place(self, model, run):
+        model = super().place(model, run)
+        self.exchange = Exchange(self.mesh.get_group("data"), self.device)
+        return model
+
+
+def exchanged(folder, device):
+    """The same steps by copies and by the library; and sums of numbers that need all bits, twice the same buckets."""
+    found = {}
+    for name, options in {"alone": {"accumulate": 1, "dtype": "bfloat16"}, "in parts": {"accumulate": 2}}.items():
+        for how, worker in {"copies": Exchanging(device), "library": Replicated(device)}.items():
+            found[f"{name} by {how}"] = trained(folder / f"{name}-{how}", worker, device=device, steps=5, **options)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    exchange = Exchange(dist.group.WORLD, device)
+    right = True
+    for turn in range(3):
+        sums, exact = [], []
+        for key, sizes in {"a": (5, 3), "b": (40,), "c": (1, 2, 30)}.items():
+            of_all = []
+            for worker in range(world):
+                draw = torch.Generator().manual_seed(100 * turn + worker)
+                of_all.append([torch.randn(size, generator=draw) for size in sizes])
+            sums.append(exchange.begin(key, [each.to(device) for each in of_all[rank]]))
+            exact.append(torch.stack([torch.cat(each) for each in of_all]).sum(0))
+        exchange.wait()
+        right = right and all(torch.equal(own.cpu(), other) for own, other in zip(sums, exact, strict=True))
+    found["sums by copies are right"] = right
     return found
 
 

@@ -145,16 +145,22 @@ def test_other_steps_of_two_workers_are_those_of_one(kind, case, options, allowe
 
 def test_gradients_move_once_a_step_whatever_the_number_of_parts(found):
     parameters = sum(p.numel() for p in GPT2(workers.CONFIG).parameters())
-    for parts in (1, 3):  # two blocks, the rest, the counts of tokens and the loss
-        assert found[f"ddp moves with {parts}"] == {"all_reduce": 5, "reduce_scatter": 0, "numbers": parameters + 2}
+    for parts in (1, 3):  # two blocks, the rest, and the loss
+        assert found[f"ddp moves with {parts}"] == {"all_reduce": 4, "reduce_scatter": 0, "numbers": parameters + 1}
     assert [found[f"fsdp2 moves with {parts}"]["reduce_scatter"] for parts in (1, 3)] == [3, 3]  # two blocks, the rest
 
 
 def test_a_block_that_is_shared_moves_two_sums_each_way(found):
-    """And the embedding one, the loss's gradient one; the counts of tokens, the loss and the norm one a step."""
+    """And the embedding one, the loss's gradient one; the loss and the norm one a step."""
     for parts in (1, 3):
         moves = found[f"tensor moves with {parts}"]
-        assert moves["all_reduce"] == parts * (4 * workers.CONFIG.n_layer + 2) + 3
+        assert moves["all_reduce"] == parts * (4 * workers.CONFIG.n_layer + 2) + 2
+
+
+def test_gradients_summed_by_copies_are_those_summed_by_the_library(found):
+    assert found["sums by copies are right"]
+    for parts in ("alone", "in parts"):
+        assert found[f"{parts} by copies"] == found[f"{parts} by library"], parts
 
 
 # ---- a model that is shared ----
@@ -408,6 +414,7 @@ def test_workers_on_gpus(count, folder):
     assert code == 0, errors[:4000]
     assert len(found) == count
     if count == 2:
+        test_gradients_summed_by_copies_are_those_summed_by_the_library(found[0])
         test_half_blocks_end_right_through_memory_that_workers_share(found[0])
         assert found[0]["half blocks"] == found[1]["half blocks"]
         test_workers_that_share_a_model_add_tokens_by_one_op(found[0])

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from gpt2_model import GPT2
 from model import weights as weight_files
+from model.all_reduce import Exchange, see_each_other
 from model.tensor_parallel import TensorParallel
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -95,8 +96,12 @@ class Parallel(Worker):
         """As `training.step.backward`, of all workers' parts. Gradients move once, behind the last part."""
         group = self.mesh.get_group("data")
         weights = weights_of(parts)
-        counted = torch.zeros((), device=self.device) + sum(weights)  # a copy from the host would wait for the GPU
-        dist.all_reduce(counted, group=group)
+        counted: int | torch.Tensor = sum(weights)
+        if isinstance(counted, torch.Tensor):
+            counted = counted.float()
+            dist.all_reduce(counted, group=group)
+        else:
+            counted *= self.shares  # all have as many
         total = torch.zeros((), device=self.device)
         for number, (part, weight) in enumerate(zip(parts, weights, strict=True)):
             with self.moving(model, number == len(parts) - 1), self.computing(model, dtype):
@@ -147,9 +152,14 @@ class Replicated(Parallel):
     """Data parallel, and tensor parallel where more than one worker shares a model. Checkpoints are those of train.py:
     they hold whole tensors, and any number of workers goes on from them."""
 
+    exchange: Exchange | None = None  # through which gradients are summed, where workers see each other's memory
+
     def place(self, model: GPT2, run: Run) -> GPT2:
         if self.tensor > 1:
             model = TensorParallel(model, self.mesh.get_group("tensor"))
+        # Launched one by one, as many copies would hold the host for longer than they save.
+        if self.shares > 1 and run.graph and see_each_other(self.mesh.get_group("data"), self.device):
+            self.exchange = Exchange(self.mesh.get_group("data"), self.device)
         for parameter in model.parameters() if self.shares > 1 else ():
             dist.broadcast(parameter.detach(), group=self.mesh.get_group("data"), group_src=0)
         return model
@@ -168,19 +178,28 @@ class Replicated(Parallel):
         total = super().backward(model, parts, dtype)
         for each in self.sums:  # the GPU waits, the host does not
             each.wait()
+        if self.exchange:
+            self.exchange.wait()
         return total
 
     def collect(self, weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         """A block's gradients, of one part, to their bucket; after the last part its sum over workers begins."""
-        together, bucket = torch.cat([gradient.flatten() for gradient in gradients]), self.buckets.get(weights[0])
-        if bucket is None:
-            bucket = self.buckets[weights[0]] = together.to(weights[0].dtype)
-            for weight, own in zip(weights, bucket.split([weight.numel() for weight in weights]), strict=True):
-                weight.grad = own.view_as(weight)
+        bucket = self.buckets.get(weights[0])
+        if bucket is not None or not self.last or not self.exchange:  # else they are all, and move as they are
+            together = torch.cat([gradient.flatten() for gradient in gradients])
+            if bucket is None:
+                bucket = self.buckets[weights[0]] = together.to(weights[0].dtype)
+            else:
+                bucket.add_(together)
+            gradients = [bucket]
+        if not self.last:
+            return
+        if self.exchange:
+            bucket = self.exchange.begin(weights[0], gradients)
         else:
-            bucket.add_(together)
-        if self.last:
             self.sums.append(dist.all_reduce(bucket, group=self.mesh.get_group("data"), async_op=True))
+        for weight, own in zip(weights, bucket.split([weight.numel() for weight in weights]), strict=True):
+            weight.grad = own.view_as(weight)
 
     def is_split(self, model: GPT2, name: str) -> bool:
         return isinstance(model, TensorParallel) and model.is_split(name)

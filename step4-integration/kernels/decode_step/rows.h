@@ -74,7 +74,7 @@ struct Norm {
     }
   }
 
-  // load(row, column) gives four neighbours. Sums are made in the same order whatever kRows is.
+  // load(row, i, column(i)) gives four neighbours. Sums are made in the same order whatever kRows is.
   template <int kRows, class Load>
   __device__ __forceinline__ void fill(const Part<T>& part, Load load) const {
     constexpr int kAtOnce = kRows < 8 ? kRows : 8;
@@ -87,7 +87,7 @@ struct Norm {
 #pragma unroll
         for (int i = 0; i < kOfThread; ++i) {
           value[r][i] = float4{};
-          if (first_row + r < part.batch && column(i) < width) value[r][i] = load(first_row + r, column(i));
+          if (first_row + r < part.batch && column(i) < width) value[r][i] = load(first_row + r, i, column(i));
         }
       }
       float mean[kAtOnce], factor[kAtOnce];
@@ -165,7 +165,7 @@ struct Normalised {
   __device__ void prepare() { norm.prepare(); }
   template <int kRows>
   __device__ __forceinline__ void fill(const Part<T>& part) const {
-    norm.template fill<kRows>(part, [&](int row, int column) {
+    norm.template fill<kRows>(part, [&](int row, int, int column) {
       return __ldcg(reinterpret_cast<const float4*>(x + row * norm.width + column));
     });
   }
@@ -181,7 +181,7 @@ struct Embedded {
   __device__ void prepare() { norm.prepare(); }
   template <int kRows>
   __device__ __forceinline__ void fill(const Part<T>& part) const {
-    norm.template fill<kRows>(part, [&](int row, int column) {
+    norm.template fill<kRows>(part, [&](int row, int, int column) {
       const Tokens<T> tokens(a, row);
       float4 sum = {NAN, NAN, NAN, NAN};
       if (tokens.token != nullptr) {

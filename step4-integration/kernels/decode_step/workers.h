@@ -12,6 +12,8 @@
 #include "rows.h"
 #include "shared_buffer.h"
 
+#include <cstring>
+
 namespace kf::KF_BACKEND::decode_step {
 
 using all_reduce::kNothing, all_reduce::kSlots, kf::decode_step::Mail;
@@ -28,6 +30,13 @@ struct Box {
   __device__ float* part(int from, uint32_t turn) const {
     const uint32_t number = turn % kSlots * static_cast<uint32_t>(workers) + static_cast<uint32_t>(from);
     return reinterpret_cast<float*>(mail + 1) + int64_t{number} * kMostRows * width;
+  }
+
+  // The slot of the token's first turn: of this token once the kernel in front has ended, before perhaps of the last.
+  __device__ uint32_t first_turn() const {
+    uint32_t word[1];
+    all_reduce::load_words(&mail->first, word);
+    return word[0];
   }
 
   // By all threads of a block: nothing stands any more in that turn's slot.
@@ -55,7 +64,7 @@ struct Send {
     return own().part(a.workers.rank, 0) + row * a.width + column;
   }
   // `first`: the slot of the token's first turn, which is known when the kernel in front has ended.
-  __device__ uint32_t begin() const { return __ldcg(&own().mail->first); }
+  __device__ uint32_t begin() const { return own().first_turn(); }
   __device__ void send(const float* address, float sum, uint32_t first) const {
     const int64_t at = address - own().part(a.workers.rank, 0);
     uint32_t word[1] = {__float_as_uint(sum)};
@@ -71,6 +80,9 @@ struct Send {
 
 template <class T>
 struct Arrived {
+  static constexpr int kTogether = 4;  // workers that are asked at once: one after the other each takes its time
+  using Words = uint32_t[kTogether][4];
+
   Norm<T> norm;
   const float* x;  // before; [batch, width]
   float* next;     // and after: one block keeps it
@@ -79,6 +91,7 @@ struct Arrived {
   int rank, turn;
   int64_t patience_ns;
   Vector<T, 4> of_bias[kOfThread] = {};
+  uint32_t likely_first = 0;
 
   __device__ void prepare() {
     norm.prepare();
@@ -86,31 +99,70 @@ struct Arrived {
     for (int i = 0; i < kOfThread; ++i) {
       if (bias != nullptr && norm.column(i) < norm.width) of_bias[i] = load_vector<4>(bias + norm.column(i));
     }
+    likely_first = box.first_turn();
+  }
+
+  // What stands there of workers `from` on.
+  __device__ __forceinline__ void ask(Words& got, int from, uint32_t of_turn, int64_t at) const {
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      const auto* const words = reinterpret_cast<const uint32_t*>(box.part(from + k, of_turn) + at);
+      if (from + k < box.workers) all_reduce::load_words(words, got[k]);
+    }
+  }
+  // The last worker of whom something is missing, or −1.
+  __device__ __forceinline__ int missing_of(const Words& got, int from) const {
+    int missing = -1;
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      if (from + k < box.workers && !all_reduce::none_is_nothing(got[k])) missing = from + k;
+    }
+    return missing;
   }
 
   template <int kRows>
   __device__ __forceinline__ void fill(const Part<T>& part) const {
-    const uint32_t now = __ldcg(&box.mail->first) + turn;
+    const uint32_t now = box.first_turn() + turn;
+    // One row's words are asked for while that is on its way.
+    Words early[kOfThread] = {};
+    const auto ask_early = [&](uint32_t of_turn) {
+#pragma unroll
+      for (int i = 0; i < kOfThread; ++i) {
+        if (norm.column(i) < norm.width) ask(early[i], 0, of_turn, norm.column(i));
+      }
+    };
+    if constexpr (kRows == 1) {
+      ask_early(likely_first + turn);
+      if (now != likely_first + turn) ask_early(now);
+    }
     const bool keeps = blockIdx.x == 0 && blockIdx.y == 0;
     if (keeps) box.clear(now + kSlots - 1, part.batch);
     const all_reduce::Waiting who{"decode_step", rank, patience_ns, &box.mail->told};
-    norm.template fill<kRows>(part, [&](int row, int column) {
+    norm.template fill<kRows>(part, [&](int row, int i, int column) {
       const int64_t at = row * norm.width + column;
       const float4 before = __ldcg(reinterpret_cast<const float4*>(x + at));
       float more[4];
-      widen(column < 4 * kThreads ? of_bias[0] : of_bias[1], more);
+      widen(of_bias[i], more);
       float4 sum = {before.x + more[0], before.y + more[1], before.z + more[2], before.w + more[3]};
 #pragma unroll 1
-      for (int from = 0; from < box.workers; ++from) {  // in their order: all get the same bits
-        const auto* const words = reinterpret_cast<const uint32_t*>(box.part(from, now) + at);
-        uint32_t got[4];
+      for (int from = 0; from < box.workers; from += kTogether) {  // in their order: all get the same bits
+        Words got;
+        bool asked = kRows == 1 && from == 0;
+        if (asked) memcpy(got, early[i], sizeof got);
+        int missing = -1;
         const auto here = [&] {
-          all_reduce::load_words(words, got);
-          return all_reduce::none_is_nothing(got);
+          if (!asked) ask(got, from, now, at);
+          asked = false;
+          missing = missing_of(got, from);
+          return missing < 0;
         };
-        all_reduce::wait_for(who, here, [&] { return from; });
-        sum = {sum.x + __uint_as_float(got[0]), sum.y + __uint_as_float(got[1]), sum.z + __uint_as_float(got[2]),
-               sum.w + __uint_as_float(got[3])};
+        all_reduce::wait_for(who, here, [&] { return missing; });
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+          if (from + k >= box.workers) break;
+          sum = {sum.x + __uint_as_float(got[k][0]), sum.y + __uint_as_float(got[k][1]),
+                 sum.z + __uint_as_float(got[k][2]), sum.w + __uint_as_float(got[k][3])};
+        }
       }
       if (keeps) *reinterpret_cast<float4*>(next + at) = sum;
       return sum;
@@ -131,7 +183,8 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(const Args a, float
   launch_dependent_grids();
   out.own().clear(first + kSlots - 1, rows_before);  // of the token before, which may have had more rows
   if (threadIdx.x == 0) {
-    mail.first = first;
+    const uint32_t word[1] = {first};  // who begins before this kernel has ended may read it
+    all_reduce::store_words(&mail.first, word);
     mail.next = (first + static_cast<uint32_t>(2 * a.layers + 1)) % kSlots;
     mail.rows = static_cast<uint32_t>(a.batch);
   }
