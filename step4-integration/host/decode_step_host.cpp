@@ -109,6 +109,22 @@ std::vector<Layer> layers_of(at::TensorList weights) {
   return layers;
 }
 
+// The model's part of the arguments, with `layers` by `layers_of`, which they point to.
+kf::decode_step::Args args_of(const at::Tensor& token_weight, at::TensorList weights,
+                              const std::vector<Layer>& layers) {
+  kf::decode_step::Args args{};
+  args.token_weight = token_weight.data_ptr();
+  args.weights = layers.data();
+  args.ln_weight = weights[weights.size() - 2].data_ptr();
+  args.ln_bias = weights[weights.size() - 1].data_ptr();
+  args.layers = static_cast<int64_t>(layers.size());
+  args.width = token_weight.size(1);
+  args.inner = weights[9].numel();
+  args.vocab = token_weight.size(0);
+  args.dtype = dtype_of(token_weight);
+  return args;
+}
+
 void check_packed(const char* op, const at::Tensor& packed, const at::Tensor& token_weight) {
   check_type(op, "packed", packed, at::kByte);
   check_device(op, "packed", packed, "token_weight", token_weight);
@@ -190,15 +206,7 @@ class Packing {
     check_weights("decode_pack", weights, token_weight, layers, width, width, weights[9].numel());
     check_whole("decode_pack", "token_weight", token_weight);
     layers_ = layers_of(weights);
-    args.token_weight = token_weight.data_ptr();
-    args.weights = layers_.data();
-    args.ln_weight = weights[weights.size() - 2].data_ptr();
-    args.ln_bias = weights[weights.size() - 1].data_ptr();
-    args.layers = layers;
-    args.width = width;
-    args.inner = weights[9].numel();
-    args.vocab = token_weight.size(0);
-    args.dtype = dtype_of(token_weight);
+    args = args_of(token_weight, weights, layers_);
 #ifdef KF_WITH_CUDA
     if (on_gpu_) {
       guard_.reset_device(token_weight.device());
@@ -311,34 +319,25 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
     check_places(ids, end, begin, tokens, position_weight.size(0), capacity);
   }
   const std::vector<Layer> layer_weights = layers_of(weights);
-  kf::decode_step::Args args{};
+  kf::decode_step::Args args = args_of(token_weight, weights, layer_weights);
   args.ids = ids.const_data_ptr<int64_t>();
   args.end = end.data_ptr<int32_t>();
   args.begin = begin.const_data_ptr<int32_t>();
-  args.token_weight = token_weight.data_ptr();
   args.position_weight = position_weight.data_ptr();
-  args.weights = layer_weights.data();
-  args.ln_weight = weights[weights.size() - 2].data_ptr();
-  args.ln_bias = weights[weights.size() - 1].data_ptr();
   args.k_cache = k_cache.data_ptr();
   args.v_cache = v_cache.data_ptr();
   args.k_stride = strides_of(k_cache);
   args.v_stride = strides_of(v_cache);
   args.logits = logits.data_ptr();
-  args.layers = layers;
   args.batch = batch;
   args.heads = heads;
   args.head_dim = head_dim;
   args.capacity = capacity;
-  args.width = width;
-  args.inner = inner;
-  args.vocab = vocab;
   args.positions = position_weight.size(0);
   args.scale = scale.value_or(1 / std::sqrt(static_cast<double>(head_dim)));
   args.scale_by_layer = scale_by_layer;
   args.eps = eps;
   args.tanh = approximate == "tanh";
-  args.dtype = dtype_of(token_weight);
   if (packed) {
     args.packed = packed->data_ptr();
     args.packed_bytes = packed->numel();
