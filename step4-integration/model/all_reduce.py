@@ -134,29 +134,41 @@ class Bucket(SharedBuffer):
         super().__init__(group, at + each * 4, here, device)
         self.group, self.shape = group, (workers, each)
         self.laid = self.part(self.rank, here, (workers * each,), dtype)
+        # Everybody's numbers of this worker's part, and everybody's sums.
         self.of_mine = [self.part(rank, here, self.shape, dtype)[self.rank] for rank in range(workers)]
         self.sums = [self.part(rank, at, (each,), torch.float32) for rank in range(workers)]
 
     def meet(self, number: int) -> None:
         """What comes next waits for all workers to be here: on a GPU in its stream, on a CPU the caller.
 
-        The GPU's front end writes a word to each other worker, waits for theirs, and clears them. A kernel would wait
-        on a multiprocessor, and a product that has a block for each would wait with it. No worker comes here again
-        before all have been at the sum's other meeting, so no word is written before the last one was cleared.
+        The GPU's front end does it, which reads the commands of its streams. A kernel would wait on a multiprocessor,
+        and a product that has a block for each would wait with it. It waits for as long as it takes.
         """
         if not self.buffer.is_cuda:
             return dist.barrier(group=self.group)
-        workers = self.shape[0]
-        others = [other for other in range(workers) if other != self.rank]
-        word = [4 * (number * workers + other) for other in range(workers)]
-        operations = [_Operation(_WRITE, 0, self.peers[other] + word[self.rank], 1) for other in others]
-        operations += [_Operation(_WAIT, 0, self.peers[self.rank] + word[other], 1, _EQUAL) for other in others]
-        operations += [_Operation(_WRITE, 0, self.peers[self.rank] + word[other], 0) for other in others]
-        stream = ctypes.c_void_p(torch.cuda.current_stream(self.buffer.device).cuda_stream)
+        operations = meeting(self.peers, self.rank, number)
         array = (_Operation * len(operations))(*operations)
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self.buffer.device).cuda_stream)
         error = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2(stream, len(operations), array, 0)
         if error:
             raise RuntimeError(f"the driver's cuStreamBatchMemOp failed with error {error}")
+
+
+def meeting(buffers: Sequence[int], rank: int, number: int) -> list["_Operation"]:
+    """What a worker does where all meet: it writes a word to each other one, waits for theirs, and clears them. No
+    worker comes to a meeting again before all have been at the sum's other one, so no word is written before the last
+    one was cleared.
+
+    Args:
+        buffers: addresses of the workers' buffers.
+        number: of the meeting, below `Bucket.MEETINGS`.
+    """
+    own, others = buffers[rank], [other for other in range(len(buffers)) if other != rank]
+    word = [4 * (number * len(buffers) + other) for other in range(len(buffers))]
+    told = [_Operation(_WRITE, 0, buffers[other] + word[rank], 1) for other in others]
+    heard = [_Operation(_WAIT, 0, own + word[other], 1, _EQUAL) for other in others]
+    cleared = [_Operation(_WRITE, 0, own + word[other], 0) for other in others]
+    return told + heard + cleared
 
 
 class _Operation(ctypes.Structure):
@@ -176,7 +188,8 @@ class Exchange:
 
     NCCL's kernels take multiprocessors from the products that run beside them. Here copies move the bytes, for which a
     GPU has engines of its own: each worker gets everybody's numbers of its part, in their own dtype, adds them up in
-    float32 and in the order of the workers, and gets the others' sums. That sum is the only kernel.
+    float32, always in the same order, and gets the others' sums. Besides what lays the numbers side by side, that sum
+    is the only kernel.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device):
@@ -191,7 +204,7 @@ class Exchange:
     def begin(self, key: Any, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sums over all workers, float32, all gradients' one behind the other; after `wait` they are there. All
         call it with the same keys in the same order, and gradients of the same sizes for a key. The first call for a
-        key makes its memory, so it is not to be captured in a graph."""
+        key and a dtype makes its memory, so it is not to be captured in a graph."""
         size, dtype = sum(gradient.numel() for gradient in gradients), gradients[0].dtype
         bucket = self._buckets.get((key, dtype))
         if bucket is None:
@@ -212,7 +225,7 @@ class Exchange:
         return total.view(-1)[:size]
 
     def _copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """One from each worker, beside each other, each worker beginning with another one."""
+        """One from each worker, beside each other; each begins with its own, so no two ask the same one at once."""
         every = list(pairs)
         for i, (to, source) in enumerate(every[self.rank :] + every[: self.rank]):
             if not self._side:

@@ -236,14 +236,20 @@ class Exchanging(Replicated):
 
 
 def exchanged(folder, device):
-    """The same steps by copies and by the library; and sums of numbers that need all bits, twice the same buckets."""
-    found = {}
+    """The same steps by copies and by the library; on GPUs in a graph, which sums by copies of itself, too."""
+    found = {"sums by copies are right": sums_by_copies(device)}
     for name, options in {"alone": {"accumulate": 1, "dtype": "bfloat16"}, "in parts": {"accumulate": 2}}.items():
-        for how, worker in {"copies": Exchanging(device), "library": Replicated(device)}.items():
-            found[f"{name} by {how}"] = trained(folder / f"{name}-{how}", worker, device=device, steps=5, **options)
+        ways = {"copies": (Exchanging, False), "library": (Replicated, False), "graph": (Replicated, True)}
+        for how, (kind, graph) in list(ways.items())[: 3 if device.type == "cuda" else 2]:
+            out = folder / f"{name}-{how}"
+            found[f"{name} by {how}"] = trained(out, kind(device), device=device, steps=5, graph=graph, **options)
+    return found
+
+
+def sums_by_copies(device) -> bool:
+    """Whether sums of numbers that need all bits are right, of the same buckets three times."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    exchange = Exchange(dist.group.WORLD, device)
-    right = True
+    exchange, right = Exchange(dist.group.WORLD, device), True
     for turn in range(3):
         sums, exact = [], []
         for key, sizes in {"a": (5, 3), "b": (40,), "c": (1, 2, 30)}.items():
@@ -252,11 +258,10 @@ def exchanged(folder, device):
                 draw = torch.Generator().manual_seed(100 * turn + worker)
                 of_all.append([torch.randn(size, generator=draw) for size in sizes])
             sums.append(exchange.begin(key, [each.to(device) for each in of_all[rank]]))
-            exact.append(torch.stack([torch.cat(each) for each in of_all]).sum(0))
+            exact.append(functools.reduce(torch.add, [torch.cat(each) for each in of_all]))
         exchange.wait()
         right = right and all(torch.equal(own.cpu(), other) for own, other in zip(sums, exact, strict=True))
-    found["sums by copies are right"] = right
-    return found
+    return right
 
 
 @contextlib.contextmanager
@@ -602,6 +607,23 @@ def hanging(folder: pathlib.Path, device: torch.device) -> dict:
     return {}
 
 
+def hanging_graphs(folder: pathlib.Path, device: torch.device) -> dict:
+    """Worker 1 does not come to a step that is a graph."""
+
+    class Hanging(Replicated):
+        def step(self, run, device):
+            take, numbers = super().step(run, device), itertools.count()
+
+            def taken(*given, **options):
+                if next(numbers) == 6 and self.rank == 1:
+                    time.sleep(300)
+                return take(*given, **options)
+
+            return taken
+
+    return trained(folder / "hanging", Hanging(device), device=device, graph=True)
+
+
 def four(folder: pathlib.Path, device: torch.device) -> dict:
     """25 heads over four workers, and two groups of two."""
     config = dataclasses.replace(CONFIG, n_embd=50, n_head=25)
@@ -611,19 +633,21 @@ def four(folder: pathlib.Path, device: torch.device) -> dict:
     with torch.no_grad():
         error = (shared(ids) - model(ids)).abs().max().item()
     together = trained(folder / "two-by-two", Replicated(device, 2), device=device, **MANY)
+    by_copies = trained(folder / "two-by-copies", Exchanging(device, 2), device=device, **MANY)
     worker = worker_of("fsdp2", device)
     placed = worker.place(model_of(seed=1).to(device), Run())
     optimizer = optimizer_of(placed, 1.0)
     steps = worker.load(folder / "one" / "step-000005", placed, optimizer)
     return {
-        "error": error, "heads": shared.config.n_head, "two by two": together,
+        "error": error, "heads": shared.config.n_head, "two by two": together, "by copies": by_copies,
+        "sums by copies are right": sums_by_copies(device),
         "one read by four": [steps, digest_of(placed, optimizer)],
     }  # fmt: skip
 
 
 def main(work: str, folder: pathlib.Path, kind: str) -> None:
     torch.set_num_threads(1)
-    timeout = (20 if kind == "cuda" else 3) if work == "hanging" else 1800
+    timeout = (20 if kind == "cuda" else 3) if work.startswith("hanging") else 1800
     name, *numbers = work.split("-")
     with process_group("parallel_testing", kind, timeout=timeout, hint=train_parallel.HINT) as device:
         found = globals()[name](folder, device, *map(int, numbers))

@@ -76,16 +76,16 @@ def all_logits(workers, ids, **options):
 
 
 @pytest.mark.parametrize("schedule", ["forward", "reverse", "random:1"])
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_workers_add_tokens_as_one_does(count, schedule, monkeypatch):
+@pytest.mark.parametrize(("count", "rows"), [(1, 2), (2, 2), (3, 2), (5, 2), (2, 1), (5, 1)])
+def test_workers_add_tokens_as_one_does(count, rows, schedule, monkeypatch):
     """5 heads, 9 times 8 columns and 53 tokens, uneven shares; more tokens than there are slots."""
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
     model = model_of()
-    ids = torch.randint(53, (4, 2), generator=torch.Generator().manual_seed(count))
-    found = all_logits(workers_of(model, count, 2), ids)
+    ids = torch.randint(53, (4, rows), generator=torch.Generator().manual_seed(count))
+    found = all_logits(workers_of(model, count, rows), ids)
     exact = model_of().double()(ids.T)
     error = (found.double() - exact).abs().max()
-    (alone,) = workers_of(model, 1, 2)
+    (alone,) = workers_of(model, 1, rows)
     alone.peers, alone.words = [], []
     whole = torch.stack([decode_step(**alone.arguments(each) | {"buffer": None}) for each in ids], 1)
     assert error <= 1.2 * (whole.double() - exact).abs().max()

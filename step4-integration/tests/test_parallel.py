@@ -20,10 +20,12 @@ import torch.distributed as dist
 import train_parallel
 from gpt2_model import GPT2, SIZES
 from model import processes
+from model.all_reduce import meeting
 from model.tensor_parallel import bounds, split_of
 from torch._C._distributed_c10d import ErrorType
+from training import parallel
 from training.optimizer import optimizer_of
-from training.parallel import Sharded
+from training.parallel import Replicated, Sharded
 from training.run import Run
 
 from kernel_fusion import testing
@@ -151,16 +153,60 @@ def test_gradients_move_once_a_step_whatever_the_number_of_parts(found):
 
 
 def test_a_block_that_is_shared_moves_two_sums_each_way(found):
-    """And the embedding one, the loss's gradient one; the loss and the norm one a step."""
+    """And the embedding one, the loss's gradient one; the loss two and the norm one a step."""
     for parts in (1, 3):
         moves = found[f"tensor moves with {parts}"]
-        assert moves["all_reduce"] == parts * (4 * workers.CONFIG.n_layer + 2) + 2
+        assert moves["all_reduce"] == parts * (4 * workers.CONFIG.n_layer + 2) + 3
 
 
 def test_gradients_summed_by_copies_are_those_summed_by_the_library(found):
+    """Of two workers bit for bit: a + b is b + a."""
     assert found["sums by copies are right"]
     for parts in ("alone", "in parts"):
         assert found[f"{parts} by copies"] == found[f"{parts} by library"], parts
+
+
+def test_graphs_of_workers_that_see_each_others_memory_sum_by_copies(alone, monkeypatch):
+    worker = Replicated(alone)
+    worker.shares = 2
+    monkeypatch.setattr(parallel, "see_each_other", lambda *_: True)
+    monkeypatch.setattr(dist, "broadcast", lambda *_, **__: None)
+    for shares, graph, copies in ((2, False, False), (1, True, False), (2, True, True)):
+        worker.shares = shares
+        worker.place(workers.model_of(), Run(graph=graph))
+        assert (worker.exchange is not None) == copies
+
+
+@pytest.mark.parametrize(("count", "sums"), [(2, 4), (3, 2)])
+def test_words_of_a_meeting_are_never_written_over(count, sums):
+    """All orders in which so many workers can take the steps of so many sums: none waits for ever, nobody goes on
+    before all have come, and all words are clear again in the end."""
+    buffers = [1000 * rank for rank in range(count)]
+    steps = [[each for number in (0, 1) for each in meeting(buffers, rank, number)] * sums for rank in range(count)]
+    others, size = count - 1, 3 * (count - 1)  # of a meeting: it tells the others, hears from them, and clears
+    first: tuple = (0,) * count, frozenset()  # where each worker is, and which words are 1
+    seen, waiting = {first}, [first]
+    while waiting:
+        at, written = waiting.pop()
+        goes_on = False
+        for rank in range(count):
+            if at[rank] == len(steps[rank]):
+                continue
+            step, place = steps[rank][at[rank]], at[rank] + 1
+            waits, word = step.flags == 1, {step.address}
+            if waits and not written & word:
+                continue
+            goes_on = True
+            assert waits or not step.value or not written & word, "a word is written again before it was cleared"
+            if place % size == 2 * others:  # it has heard from all
+                assert min(at) > place // size * size, "somebody had not come"
+            after = written if waits else written | word if step.value else written - word
+            state = (*at[:rank], place, *at[rank + 1 :]), after
+            if state not in seen:
+                seen.add(state)
+                waiting.append(state)
+        assert goes_on or not written, at
+        assert goes_on or all(place == len(each) for place, each in zip(at, steps, strict=True)), at
 
 
 # ---- a model that is shared ----
@@ -329,11 +375,13 @@ def test_workers_that_are_killed_at_more_moments(found, folder):
     check_kills(kills, folder, rests, found["ddp whole"]["losses"])
 
 
-@pytest.mark.parametrize(("device", "count"), [("cpu", 3), ("cuda", 2)])
-def test_a_worker_that_hangs_is_named(device, count, folder):
+@pytest.mark.parametrize(
+    ("work", "device", "count"), [("hanging", "cpu", 3), ("hanging", "cuda", 2), ("hanging_graphs", "cuda", 2)]
+)
+def test_a_worker_that_hangs_is_named(work, device, count, folder):
     if device == "cuda" and torch.cuda.device_count() < count:
         pytest.skip(f"needs {count} GPUs, there are {torch.cuda.device_count()}")
-    code, errors, _ = torchrun("hanging", folder, count, device)
+    code, errors, _ = torchrun(work, folder, count, device)
     assert code == 1
     (told,) = told_in(errors)
     assert "parallel_testing: worker 1 has ended or hangs; others have waited for it, so all end" in told
@@ -400,10 +448,12 @@ def test_four_workers(folder):
     assert code == 0, errors[:4000]
     assert [each["heads"] for each in found] == [7, 6, 6, 6]
     assert max(each["error"] for each in found) < 1e-5
+    assert all(each["sums by copies are right"] for each in found)
     one = alone_trained(folder / "one-of-four", **workers.MANY)
     for each in found:
         assert each["one read by four"] == [5, (folder / "one.digest").read_text()]
-        assert each["two by two"]["losses"] == {n: pytest.approx(loss, abs=1e-5) for n, loss in one["losses"].items()}
+        for how in ("two by two", "by copies"):
+            assert each[how]["losses"] == {n: pytest.approx(loss, abs=1e-5) for n, loss in one["losses"].items()}
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -413,8 +463,12 @@ def test_workers_on_gpus(count, folder):
     code, errors, found = torchrun("four" if count == 4 else "several", folder, count, "cuda")
     assert code == 0, errors[:4000]
     assert len(found) == count
+    assert all(each["sums by copies are right"] for each in found)
     if count == 2:
         test_gradients_summed_by_copies_are_those_summed_by_the_library(found[0])
+        for parts in ("alone", "in parts"):
+            losses = found[0][f"{parts} by copies"]["losses"].items()
+            assert found[0][f"{parts} by graph"]["losses"] == {n: pytest.approx(loss, abs=1e-5) for n, loss in losses}
         test_half_blocks_end_right_through_memory_that_workers_share(found[0])
         assert found[0]["half blocks"] == found[1]["half blocks"]
         test_workers_that_share_a_model_add_tokens_by_one_op(found[0])

@@ -90,16 +90,27 @@ class Parallel(Worker):
 
     def step(self, run: Run, device: torch.device) -> Callable[..., torch.Tensor]:
         own = {"backward": self.backward, "clip_gradients": self.clip}
-        return GraphStep(device, **own) if run.graph else functools.partial(step, **own)
+        take = GraphStep(device, **own) if run.graph else functools.partial(step, **own)
+
+        def taken_by_all(*given: Any, **options: Any) -> torch.Tensor:
+            """The step of this worker; the loss of all."""
+            loss = take(*given, **options)
+            # NCCL's watchdog does not look into a graph. Of a sum behind it, it notes that it does not come.
+            dist.all_reduce(loss, group=self.mesh.get_group("data"))
+            if self.tensor > 1:
+                dist.all_reduce(loss, dist.ReduceOp.MAX, self.mesh.get_group("tensor"))  # all have the same
+            return loss
+
+        return taken_by_all
 
     def backward(self, model: GPT2, parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
-        """As `training.step.backward`, of all workers' parts. Gradients move once, behind the last part."""
-        group = self.mesh.get_group("data")
+        """As `training.step.backward`, of all workers' parts; returns this worker's share of the loss. Gradients move
+        once, behind the last part."""
         weights = weights_of(parts)
         counted: int | torch.Tensor = sum(weights)
         if isinstance(counted, torch.Tensor):
             counted = counted.float()
-            dist.all_reduce(counted, group=group)
+            dist.all_reduce(counted, group=self.mesh.get_group("data"))
         else:
             counted *= self.shares  # all have as many
         total = torch.zeros((), device=self.device)
@@ -109,7 +120,6 @@ class Parallel(Worker):
                 with torch.autocast(self.device.type, enabled=False):  # which is for the way there alone
                     loss.backward()
             total += loss.detach()
-        dist.all_reduce(total, group=group)
         return total
 
     def loss(self, model: GPT2, part: Part) -> torch.Tensor:
@@ -152,12 +162,12 @@ class Replicated(Parallel):
     """Data parallel, and tensor parallel where more than one worker shares a model. Checkpoints are those of train.py:
     they hold whole tensors, and any number of workers goes on from them."""
 
-    exchange: Exchange | None = None  # through which gradients are summed, where workers see each other's memory
+    exchange: Exchange | None = None  # sums gradients, where steps are graphs and workers see each other's memory
 
     def place(self, model: GPT2, run: Run) -> GPT2:
         if self.tensor > 1:
             model = TensorParallel(model, self.mesh.get_group("tensor"))
-        # Launched one by one, as many copies would hold the host for longer than they save.
+        # Launched one by one, so many copies would hold the host for longer than they save.
         if self.shares > 1 and run.graph and see_each_other(self.mesh.get_group("data"), self.device):
             self.exchange = Exchange(self.mesh.get_group("data"), self.device)
         for parameter in model.parameters() if self.shares > 1 else ():
@@ -184,15 +194,14 @@ class Replicated(Parallel):
 
     def collect(self, weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
         """A block's gradients, of one part, to their bucket; after the last part its sum over workers begins."""
-        bucket = self.buckets.get(weights[0])
-        if bucket is not None or not self.last or not self.exchange:  # else they are all, and move as they are
+        bucket = self.buckets.pop(weights[0], None)  # what has come of the parts before
+        directly = self.exchange and self.last and bucket is None  # these are all, and move as they are
+        if not directly:
             together = torch.cat([gradient.flatten() for gradient in gradients])
-            if bucket is None:
-                bucket = self.buckets[weights[0]] = together.to(weights[0].dtype)
-            else:
-                bucket.add_(together)
+            bucket = together.to(weights[0].dtype) if bucket is None else bucket.add_(together)
             gradients = [bucket]
         if not self.last:
+            self.buckets[weights[0]] = bucket
             return
         if self.exchange:
             bucket = self.exchange.begin(weights[0], gradients)

@@ -169,7 +169,6 @@ struct Arrived {
     });
   }
 };
-static_assert(kOfThread == 2);
 
 // ---- the first turn, by one block: x begins as the position's row, and who has the token sends its row ----
 
