@@ -180,7 +180,7 @@ class _Operation(ctypes.Structure):
     )  # fmt: skip
 
 
-_WAIT, _WRITE, _EQUAL = 1, 2, 1
+_WAIT, _WRITE, _EQUAL = 1, 2, 1  # as CUstreamBatchMemOpType and CUstreamWaitValue_flags have them
 
 
 class Exchange:
