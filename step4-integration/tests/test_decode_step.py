@@ -242,7 +242,7 @@ def test_steps_follow_each_other(device, rung):
 def test_large_residuals_lose_no_digits(device, rung):
     """A mean far from 0: the variance is no difference of large numbers."""
     model = Model(torch.float16, device, width=128, heads=2, inner=384, layers=1)
-    model.token_weight += 1000
+    model.position_weight += 8000
     check(model, rung)
 
 
@@ -348,6 +348,14 @@ def test_packed_weights_are_packed_again():
         weight.mul_(0.5)
     assert step4_integration.decode_pack(model.token_weight, model.weights, packed).data_ptr() == memory
     check(model, "v3_persistent")
+
+
+def test_each_launch_numbers_its_messages_anew():
+    """Or it would take those of the launch before for its own, where they are in time."""
+    model = Model(torch.bfloat16)
+    for launches in (1, 2, 3):
+        model.step(rung="v3_persistent")
+        assert model.packed[:4].view(torch.int32).tolist() == [launches]
 
 
 def test_a_wait_in_vain_is_named_and_the_next_token_works():
