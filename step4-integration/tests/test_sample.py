@@ -267,6 +267,16 @@ def test_a_top_k_beyond_the_vocabulary_keeps_all(device, rung):
 
 @every_sample
 @every_dtype
+def test_scores_that_differ_in_the_last_bit_are_not_alike(dtype, device, rung):
+    """Keys end where a dtype's bits do; a threshold is no number that is cut off before."""
+    scores = 1 + torch.arange(8, dtype=torch.float64) * torch.finfo(dtype).eps
+    logits = scores.to(dtype).repeat(50, 1).to(device)
+    token, _ = step4_integration.sample(logits, rng_state(50, device), top_k=1, rung=rung)
+    assert token.tolist() == [7] * 50
+
+
+@every_sample
+@every_dtype
 @pytest.mark.parametrize("width", [40, 1500])
 def test_equals_are_kept_together(width, dtype, device, rung):
     """Of three values, of which the last that is needed is there many times."""
