@@ -20,6 +20,7 @@ import time
 import types
 from collections.abc import Callable
 
+import benchmark_parallel
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -239,8 +240,10 @@ def exchanged(folder, device):
     """The same steps by copies and by the library; on GPUs in a graph, which sums by copies of itself, too."""
     found = {"sums by copies are right": sums_by_copies(device)}
     for name, options in {"alone": {"accumulate": 1, "dtype": "bfloat16"}, "in parts": {"accumulate": 2}}.items():
-        ways = {"copies": (Exchanging, False), "library": (Replicated, False), "graph": (Replicated, True)}
-        for how, (kind, graph) in list(ways.items())[: 3 if device.type == "cuda" else 2]:
+        ways = [("copies", Exchanging, False), ("library", Replicated, False)]
+        if device.type == "cuda":
+            ways.append(("graph", Replicated, True))
+        for how, kind, graph in ways:
             out = folder / f"{name}-{how}"
             found[f"{name} by {how}"] = trained(out, kind(device), device=device, steps=5, graph=graph, **options)
     return found
@@ -304,6 +307,10 @@ def moved(folder, device):
             with counted_calls() as calls:
                 worker.step(Run(), device)(model, optimizer, [windows] * parts, 1e-3)
             found[f"{kind} moves with {parts}"] = calls
+        if kind == "tensor":
+            with benchmark_parallel.nothing_moves():
+                loss = worker.step(Run(), device)(model, optimizer, [windows], 1e-3)
+            found["without sums"] = loss.isfinite().item()
     return found
 
 

@@ -98,7 +98,7 @@ class Parallel(Worker):
             # NCCL's watchdog does not look into a graph. Of a sum behind it, it notes that it does not come.
             dist.all_reduce(loss, group=self.mesh.get_group("data"))
             if self.tensor > 1:
-                dist.all_reduce(loss, dist.ReduceOp.MAX, self.mesh.get_group("tensor"))  # all have the same
+                dist.all_reduce(loss, op=dist.ReduceOp.MAX, group=self.mesh.get_group("tensor"))  # all have the same
             return loss
 
         return taken_by_all
