@@ -381,8 +381,8 @@ def by_graph():
         end = torch.empty(ids.numel(), dtype=torch.int32, device=ids.device)
         begin = torch.zeros_like(end)
         key = rung, k_cache.data_ptr()
-        if rung == "v3_persistent" and key not in packed:
-            packed[key] = step4_integration.decode_pack(token_weight, list(weights))
+        if rung in step4_integration.PACKED_RUNGS and key not in packed:
+            packed[key] = step4_integration.decode_pack(token_weight, list(weights), rung=rung)
 
         def step():
             end.fill_(k_cache.shape[3] - 1)

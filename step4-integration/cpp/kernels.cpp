@@ -57,20 +57,21 @@ class Kernels : public gpt2::Backend {
     if (packed_ == nullptr) return "";
     kf::decode_step::State state;
     copy_out(&state, packed_, sizeof state);
-    return decode_step::failure(state);
+    return kf::decode_step::failure(state);
   }
 
  private:
   static constexpr int64_t kPackedWidth = 768;  // of wider models v2_dependent is about as fast; as in model/runner.py
-  // For v3_persistent, where that takes these weights: a prompt is read by the same launches, so it soon pays.
+  static constexpr const char* kPackedFor = "v3_persistent";
+  // For that rung, where it takes these weights: a prompt is read by the same launches, so it soon pays.
   void pack(kf::decode_step::Args& args) {
     if (args.width > kPackedWidth) return;
     std::string why_not;
-    packed_bytes_ = decode_step::packed_bytes(args, why_not);
+    packed_bytes_ = decode_step::packed_bytes(kPackedFor, args, why_not);
     if (!why_not.empty()) return;
     args.packed = packed_ = allocate(static_cast<size_t>(packed_bytes_));
     args.packed_bytes = packed_bytes_;
-    decode_step::pack_weights(args, nullptr);
+    decode_step::pack_weights(kPackedFor, args, nullptr);
   }
 };
 

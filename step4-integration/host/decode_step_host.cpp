@@ -130,6 +130,8 @@ void check_packed(const char* op, const at::Tensor& packed, const at::Tensor& to
   check_device(op, "packed", packed, "token_weight", token_weight);
   check_dim(op, "packed", packed, 1);
   check_whole(op, "packed", packed);
+  TORCH_CHECK_VALUE(reinterpret_cast<uintptr_t>(packed.const_data_ptr()) % 16 == 0, op,
+                    ": `packed` must begin at a multiple of 16 bytes");
   TORCH_CHECK_VALUE(packed.numel() >= kStateBytes, op, ": `packed` must be what `decode_pack` gives, got ",
                     packed.numel(), " bytes");
 }
@@ -163,9 +165,9 @@ kf::decode_step::Workers workers_of(const at::Tensor& token_weight, const std::o
   return workers;
 }
 
-// Of a launch of v3_persistent that has given up.
+// Of a launch of blocks that wait for each other and have given up.
 void throw_failure(const State& state) {
-  const std::string said = emulated::decode_step::failure(state);
+  const std::string said = kf::decode_step::failure(state);
   TORCH_CHECK_VALUE(state.wanted < static_cast<uint32_t>(Wanted::kLabel), "decode_step: ", said);
   TORCH_CHECK(said.empty(), "decode_step: ", said);
 }
@@ -183,6 +185,7 @@ CacheStrides strides_of(const at::Tensor& t) { return {t.stride(0), t.stride(1),
 
 // What decode_pack is asked for, on the device of `token_weight`, which it makes the current one.
 class Packing {
+  std::string_view rung_;
   std::vector<Layer> layers_;
   void* stream_ = nullptr;
   bool on_gpu_;
@@ -195,7 +198,10 @@ class Packing {
   int64_t bytes = 0;
   std::string why_not;  // it cannot be done
 
-  Packing(const at::Tensor& token_weight, at::TensorList weights) : on_gpu_(token_weight.is_cuda()) {
+  Packing(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung)
+      : rung_(rung), on_gpu_(token_weight.is_cuda()) {
+    TORCH_CHECK_VALUE(rung == "v3_persistent" || rung == "v4_clusters",
+                      "decode_pack: `rung` must be 'v3_persistent' or 'v4_clusters', got '", rung, "'");
     check_dim("decode_pack", "token_weight", token_weight, 2);
     TORCH_CHECK_VALUE(weights.size() > 2 && weights.size() % kOfLayer == 2,
                       "decode_pack: `weights` must be 12 for each layer, and 2, got ", weights.size());
@@ -211,25 +217,25 @@ class Packing {
     if (on_gpu_) {
       guard_.reset_device(token_weight.device());
       stream_ = c10::cuda::getCurrentCUDAStream(token_weight.device().index()).stream();
-      bytes = gpu::decode_step::packed_bytes(args, why_not);
+      bytes = gpu::decode_step::packed_bytes(rung, args, why_not);
       return;
     }
 #endif
-    bytes = emulated::decode_step::packed_bytes(args, why_not);
+    bytes = emulated::decode_step::packed_bytes(rung, args, why_not);
   }
 
   void into(const at::Tensor& packed) {
     args.packed = packed.data_ptr();
 #ifdef KF_WITH_CUDA
-    if (on_gpu_) return gpu::decode_step::pack_weights(args, stream_);
+    if (on_gpu_) return gpu::decode_step::pack_weights(rung_, args, stream_);
 #endif
-    emulated::decode_step::pack_weights(args, stream_);
+    emulated::decode_step::pack_weights(rung_, args, stream_);
   }
 };
 
-at::Tensor packed_by(const at::Tensor& token_weight, at::TensorList weights, at::Tensor* out) {
-  Packing packing(token_weight, weights);
-  TORCH_CHECK_VALUE(packing.why_not.empty(), "decode_pack: rung 'v3_persistent' ", packing.why_not);
+at::Tensor packed_by(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung, at::Tensor* out) {
+  Packing packing(token_weight, weights, rung);
+  TORCH_CHECK_VALUE(packing.why_not.empty(), "decode_pack: rung '", rung, "' ", packing.why_not);
   if (out != nullptr) {
     check_packed("decode_pack", *out, token_weight);
     check_shape("decode_pack", "packed", *out, {packing.bytes});
@@ -361,17 +367,18 @@ at::Tensor decode_step(const at::Tensor& ids, at::Tensor& end, const at::Tensor&
                          peers, rank, words, scale, scale_by_layer, eps, approximate, patience, rung, logits);
 }
 
-at::Tensor& decode_pack_out(const at::Tensor& token_weight, at::TensorList weights, at::Tensor& packed) {
-  (void)packed_by(token_weight, weights, &packed);
+at::Tensor& decode_pack_out(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung,
+                            at::Tensor& packed) {
+  (void)packed_by(token_weight, weights, rung, &packed);
   return packed;
 }
 
-at::Tensor decode_pack(const at::Tensor& token_weight, at::TensorList weights) {
-  return packed_by(token_weight, weights, nullptr);
+at::Tensor decode_pack(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung) {
+  return packed_by(token_weight, weights, rung, nullptr);
 }
 
-std::string decode_pack_refusal(const at::Tensor& token_weight, at::TensorList weights) {
-  return Packing(token_weight, weights).why_not;
+std::string decode_pack_refusal(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung) {
+  return Packing(token_weight, weights, rung).why_not;
 }
 
 void decode_check(at::Tensor& packed) {

@@ -28,9 +28,10 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
 int64_t decode_step_bytes(int64_t width, int64_t workers);
 int64_t decode_step_header();
 
-at::Tensor decode_pack(const at::Tensor& token_weight, at::TensorList weights);
-at::Tensor& decode_pack_out(const at::Tensor& token_weight, at::TensorList weights, at::Tensor& packed);
-std::string decode_pack_refusal(const at::Tensor& token_weight, at::TensorList weights);
+at::Tensor decode_pack(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung);
+at::Tensor& decode_pack_out(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung,
+                            at::Tensor& packed);
+std::string decode_pack_refusal(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung);
 void decode_check(at::Tensor& packed);
 
 OpInfo decode_step_info();

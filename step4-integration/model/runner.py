@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from model.cache import KVCache
-from step4_integration import decode_check, decode_pack, decode_pack_refusal, places
+from step4_integration import PACKED_RUNGS, decode_check, decode_pack, decode_pack_refusal, places
 
 SHORTEST = 16  # prompts are read as if they were of 16, 32, 64 or 128 tokens, or of a multiple of 128: few graphs
 MOST_ROWS = 8  # by decode_step; it takes up to 32, but from 12 on the block's ops are faster
 # From so many new tokens on one row's weights are packed: at 124M on an H200 that takes 1.2 ms, and saves 0.05 a token.
 # Wider models are about as fast by v2_dependent, without a second copy.
-PACKED_FOR, PACKED_WIDTH = 32, 768
+PACKED_FOR, PACKED_WIDTH, AUTO_PACKED = 32, 768, "v3_persistent"
 PROMPT_TOKENS = 1 << 15  # more are read in parts, so that their activations need less memory
 
 
@@ -53,7 +53,7 @@ class Runner:
         self.model = weakref.ref(model)  # which need not live as long as its buffers
         self.kept_in: dict[int, Runner] = {}  # by `runner_of`
         self._weights = Weights(model)
-        self._packed: torch.Tensor | None = None  # the weights once more, for v3_persistent, if this text is to have it
+        self._packed: torch.Tensor | None = None  # the weights once more, for a rung that this text is to have
         self._memory: torch.Tensor | None = None  # where they were packed for an earlier one
         self._prompts: dict[tuple[int, int], Prompt] = {}
         self._steps: dict[bool, torch.cuda.CUDAGraph] = {}  # by whether the weights are packed
@@ -109,17 +109,18 @@ class Runner:
     @functools.cached_property  # of weights that lie elsewhere, or are others, this is no runner
     def _pack_refusal(self) -> str:
         model = self.model()
-        return decode_pack_refusal(model.wte.weight, model.step_weights())
+        return decode_pack_refusal(model.wte.weight, model.step_weights(), rung=AUTO_PACKED)
 
-    def _packs(self, new_tokens: int) -> bool:
-        """Whether v3_persistent is to add the tokens: by name, or by "auto" where it can and is worth its packing."""
+    def _packs(self, new_tokens: int) -> str | None:
+        """The rung that is to add the tokens from packed weights: by name, or by "auto" one that can and is worth its
+        packing. None: no such rung."""
         rung = self.config.rung("decode_step")
         if not self._by_step or self._sharing:
-            return False
+            return None
         if rung != "auto":
-            return rung == "v3_persistent"
+            return rung if rung in PACKED_RUNGS else None
         pays = self._pool and self.cache.batch == 1 and new_tokens >= PACKED_FOR and self.config.n_embd <= PACKED_WIDTH
-        return bool(pays) and not self._pack_refusal
+        return AUTO_PACKED if pays and not self._pack_refusal else None
 
     def read(self, ids: torch.Tensor, lengths: list[int], new_tokens: int = 0) -> None:
         """Begins anew with prompts [batch, length], of `lengths` tokens each; the rows of the runner are `rows/batch`
@@ -132,12 +133,13 @@ class Runner:
         prompt = self._prompts.get((batch, padded))
         packs = self._packs(new_tokens)
         # A graph reads the prompt while the host looks whether it is the model's still: it writes what is ours alone.
-        looks_later = prompt is not None and not packs
+        looks_later = prompt is not None and packs is None
         if not looks_later:
             self._check()
-        if packs:
+        if packs is not None:
             model = self.model()  # packed anew for each text: training and load_state_dict write weights in place
-            self._packed = self._memory = decode_pack(model.wte.weight, model.step_weights(), self._memory)
+            weights = model.wte.weight, model.step_weights()
+            self._packed = self._memory = decode_pack(*weights, self._memory, rung=packs)
         if prompt is None:
             prompt = Prompt(self, batch, padded)
             if whole and self._pool:  # one that is read in parts takes so long that its launching does not count

@@ -24,6 +24,7 @@ from step4_integration.cross_entropy_ops import (  # noqa: E402  _C registers th
     linear_cross_entropy,
 )
 from step4_integration.decode_step_ops import (  # noqa: E402  _C registers the ops
+    PACKED_RUNGS,
     decode_check,
     decode_pack,
     decode_pack_refusal,
@@ -33,6 +34,7 @@ from step4_integration.embedding_gradients import embedding_backward  # noqa: E4
 from step4_integration.sample_ops import sample  # noqa: E402  _C registers the op
 
 __all__ = [
+    "PACKED_RUNGS",
     "all_reduce",
     "all_reduce_bytes",
     "all_reduce_header",

@@ -18,6 +18,7 @@ from kernel_fusion.ops import (
 _ops = torch.ops.step4_integration
 MOST_ROWS = 32
 OF_LAYER = 12
+PACKED_RUNGS = ("v3_persistent", "v4_clusters")  # which read weights that `decode_pack` has packed for them, of one row
 
 
 @without_forward_mode
@@ -63,8 +64,8 @@ def decode_step(
             then `ln_f.weight` and `ln_f.bias`.
         k_cache, v_cache: [layers, batch, heads, capacity, head_dim], heads * head_dim = width, stride 1 along head_dim;
             written in place.
-        packed: None, or what `decode_pack` made of `token_weight` and `weights`, for the rung `v3_persistent`, which is
-            then what "auto" takes of one row on a GPU; weights that have changed since are not seen. It keeps what
+        packed: None, or what `decode_pack` made of `token_weight` and `weights` for one of `PACKED_RUNGS`. "auto" takes
+            `v3_persistent` then, if they are packed for it; weights that have changed since are not seen. It keeps what
             tells one launch's messages from the next one's, and is written in place: one call at a time may have it.
         buffer, peers, rank, words: of one of up to 8 workers that share a model, each with its columns of `c_attn` and
             `c_fc`, rows of the two `c_proj`, heads of the caches and rows of `token_weight`; vectors but the split
@@ -116,16 +117,21 @@ def decode_step(
 
 @without_forward_mode
 def decode_pack(
-    token_weight: torch.Tensor, weights: list[torch.Tensor], packed: torch.Tensor | None = None
+    token_weight: torch.Tensor,
+    weights: list[torch.Tensor],
+    packed: torch.Tensor | None = None,
+    *,
+    rung: str = "v3_persistent",
 ) -> torch.Tensor:
-    """The weights once more, in the order in which `decode_step`'s rung `v3_persistent` reads them on this device.
+    """The weights once more, in the order in which a rung of `decode_step` reads them on this device.
 
-    As many bytes as the weights have, and a little: 254 MB for GPT-2 of 124M, 3.4 GB for 1558M. Weights that are
-    changed later are packed again.
+    As many bytes as the weights have, and a little: 254 MB for GPT-2 of 124M, 3.4 GB for 1558M. For `v4_clusters` all
+    warps' parts take as much as the largest: 0.3 GB for 124M. Weights that are changed later are packed again.
 
     Args:
         token_weight, weights: as of `decode_step`; float16 or bfloat16.
         packed: the memory, where an earlier call's is to be used again.
+        rung: one of `PACKED_RUNGS`.
 
     Returns:
         uint8 [bytes]; `packed`, if that was given.
@@ -135,24 +141,24 @@ def decode_pack(
             which.
     """
     if packed is None:
-        return _ops.decode_pack(token_weight, weights)
-    return _ops.decode_pack.out(token_weight, weights, packed=packed)
+        return _ops.decode_pack(token_weight, weights, rung=rung)
+    return _ops.decode_pack.out(token_weight, weights, rung=rung, packed=packed)
 
 
-def decode_pack_refusal(token_weight: torch.Tensor, weights: list[torch.Tensor]) -> str:
+def decode_pack_refusal(token_weight: torch.Tensor, weights: list[torch.Tensor], *, rung: str = "v3_persistent") -> str:
     """Why `decode_pack` would refuse these shapes or this device, or "" where it would not.
 
     Raises:
         TypeError, ValueError: `token_weight` and `weights` are not a model's; as of `decode_step`.
     """
-    return _ops.decode_pack_refusal(token_weight, weights)
+    return _ops.decode_pack_refusal(token_weight, weights, rung=rung)
 
 
 def decode_check(packed: torch.Tensor) -> None:
     """Waits for the device, and raises what went wrong in a launch that was given `packed`.
 
-    Blocks of `v3_persistent` wait for each other, some seconds at most. Where one gives up, so do all: the logits are
-    NaN, `end` stays, and the next call works again.
+    Blocks of `PACKED_RUNGS` wait for each other, some seconds at most. Where one gives up, so do all: the logits are
+    NaN, `end` stays. After this function the next call works again.
 
     Raises:
         RuntimeError: a block waited in vain; for what, in which layer.

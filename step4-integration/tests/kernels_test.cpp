@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -342,7 +343,8 @@ TEST(DecodeStep, EveryRungMarksARowWithoutAPlaceAndWritesNothingOfIt) {
 }
 
 // The same of the rung that takes one row, and packed weights.
-void a_token_in_one_launch_without_a_place_writes_nothing(int64_t width, int64_t inner) {
+void a_token_in_one_launch_without_a_place_writes_nothing(const kf::Rung<kf::decode_step::Args>& rung, int64_t width,
+                                                          int64_t inner, int count = 5) {
   constexpr int64_t kVocab = 67;
   const int64_t cache = 2 * 40 * width;
   const Gpt2 model{2, width, inner, kVocab, 40};
@@ -353,24 +355,26 @@ void a_token_in_one_launch_without_a_place_writes_nothing(int64_t width, int64_t
   args.ids = ids.elements();
   args.logits = logits.data();
   std::string why_not;
-  args.packed_bytes = decode_step::packed_bytes(args, why_not);
+  args.packed_bytes = decode_step::packed_bytes(rung.name, args, why_not);
   if (!why_not.empty()) GTEST_SKIP() << why_not;
   const DeviceArray<char> packed(std::vector<char>(args.packed_bytes, 1));
   args.packed = packed.data();
-  decode_step::pack_weights(args, nullptr);
+  decode_step::pack_weights(rung.name, args, nullptr);
   struct Row {
     int32_t begin, end;
     bool exists;
   };
-  for (const Row row : {Row{1, 6, true}, Row{30, 40, false}, Row{5, 39, false}, Row{7, 3, false}, Row{0, 19, true}}) {
+  const Row rows[] = {Row{1, 6, true}, Row{30, 40, false}, Row{5, 39, false}, Row{7, 3, false}, Row{0, 19, true}};
+  for (int i = 0; i < count; ++i) {
+    const Row row = rows[i];
     const DeviceArray<int32_t> end(std::vector<int32_t>{row.end}), begin(std::vector<int32_t>{row.begin});
     const DeviceArray<__nv_bfloat16> k_cache(keys.values()), v_cache(keys.values());
     args.end = end.elements();
     args.begin = begin.elements();
     args.k_cache = k_cache.data();
     args.v_cache = v_cache.data();
-    ASSERT_EQ(decode_step::v3_persistent_can_implement(args), "");
-    decode_step::v3_persistent(args, nullptr);
+    ASSERT_EQ(rung.can_implement(args), "");
+    rung.launch(args, nullptr);
     const std::vector<__nv_bfloat16> got = logits.values(), after = k_cache.values(), before = keys.values();
     EXPECT_EQ(end.values()[0], row.end + (row.exists ? 1 : 0));
     for (const __nv_bfloat16 each : got) ASSERT_EQ(std::isnan(__bfloat162float(each)), !row.exists) << row.end;
@@ -381,12 +385,76 @@ void a_token_in_one_launch_without_a_place_writes_nothing(int64_t width, int64_t
 }
 
 TEST(DecodeStep, ATokenInOneLaunchWithoutAPlaceWritesNothing) {
-  a_token_in_one_launch_without_a_place_writes_nothing(64, 80);
+  for (const auto& rung : decode_step::rungs()) {
+    if (std::string(rung.name) == "v3_persistent") a_token_in_one_launch_without_a_place_writes_nothing(rung, 64, 80);
+    if (std::string(rung.name) != "v4_clusters") continue;
+    a_token_in_one_launch_without_a_place_writes_nothing(rung, 64, 64);     // a cluster, of 2048 threads
+    a_token_in_one_launch_without_a_place_writes_nothing(rung, 64, 80, 1);  // one more, without a head
+  }
+}
+
+// The kernels of v4_clusters for wider models, of which the emulation has not clusters enough: a narrow one, padded.
+TEST(DecodeStep, ClustersForAnyWidthGiveTheSameToken) {
+  constexpr int64_t kVocab = 1100, kSlots = 40;
+  for (const int64_t width : {64, 256}) {  // 256: two heads a cluster
+    const Gpt2 model{2, width, 2 * width + 80, kVocab, kSlots};
+    std::string refused;
+    if (decode_step::v4_clusters_bytes(model.args(1, width / 64, 0.125), refused); !refused.empty()) {
+      GTEST_SKIP() << refused;
+    }
+    const Halves keys(2 * kSlots * width), values(2 * kSlots * width);
+    const DeviceArray<int64_t> ids(std::vector<int64_t>{3});
+    const DeviceArray<int32_t> begin(std::vector<int32_t>{1});
+    const auto step = [&](auto launch) {
+      const DeviceArray<int32_t> end(std::vector<int32_t>{19});
+      const DeviceArray<__nv_bfloat16> k_cache(keys.values()), v_cache(values.values());
+      const DeviceArray<__nv_bfloat16> logits(std::vector<__nv_bfloat16>(kVocab, __float2bfloat16(7)));
+      kf::decode_step::Args args = model.args(1, width / 64, 0.125);
+      args.ids = ids.elements();
+      args.begin = begin.elements();
+      args.end = end.elements();
+      args.k_cache = k_cache.data();
+      args.v_cache = v_cache.data();
+      args.logits = logits.data();
+      launch(args);
+      EXPECT_EQ(end.values()[0], 20);
+      std::vector<float> all;
+      for (const auto& from : {logits.values(), k_cache.values(), v_cache.values()}) {
+        for (const __nv_bfloat16 each : from) all.push_back(__bfloat162float(each));
+      }
+      return all;
+    };
+    const std::vector<float> expected = step([](const kf::decode_step::Args& args) {
+      const DeviceArray<char> scratch(std::vector<char>(decode_step::rungs().first->scratch_bytes(args)));
+      kf::decode_step::Args with = args;
+      with.scratch = scratch.data();
+      decode_step::rungs().first->launch(with, nullptr);
+    });
+    // On a GPU, too, clusters are few.
+    for (const int steps : width == 64 ? std::array{16, 20} : std::array{12, 25}) {
+      const kf::decode_step::ClusterForm form{steps, 2};
+      const std::vector<float> got = step([&](kf::decode_step::Args args) {
+        std::string why_not;
+        args.packed_bytes = decode_step::v4_clusters_bytes(args, why_not, form);
+        ASSERT_EQ(why_not, "");
+        const DeviceArray<char> packed(std::vector<char>(args.packed_bytes, 1));
+        args.packed = packed.data();
+        decode_step::v4_clusters_pack(args, nullptr, form);
+        decode_step::v4_clusters_of(args, form, nullptr);
+      });
+      ASSERT_EQ(got.size(), expected.size());
+      for (size_t i = 0; i < got.size(); ++i) {
+        ASSERT_NEAR(got[i], expected[i], 0.03f + 0.02f * std::abs(expected[i])) << width << ", " << steps << ", " << i;
+      }
+    }
+  }
 }
 
 // On few multiprocessors: in passes over the depth, and groups of rows.
 TEST(DecodeStep, AWideTokenInOneLaunchWithoutAPlaceWritesNothing) {
-  a_token_in_one_launch_without_a_place_writes_nothing(320, 800);
+  for (const auto& rung : decode_step::rungs()) {
+    if (std::string(rung.name) == "v3_persistent") a_token_in_one_launch_without_a_place_writes_nothing(rung, 320, 800);
+  }
 }
 
 }  // namespace

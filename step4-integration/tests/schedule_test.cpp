@@ -1,4 +1,5 @@
-// The schedule of decode_step v3_persistent: it is right for any number of blocks, and thirteen faults are found.
+// The schedules of decode_step's v3_persistent and v4_clusters: they are right for any number of blocks, and faults are
+// found.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -246,6 +247,188 @@ TEST_F(Planted, TheWeightsOfAnotherStepAreUsed) {
                                [](const Action& a) { return a.what == Action::kUse && a.tag == 4; });
   at->first += 16;
   expect("uses a tile that is not there");
+}
+
+// ---- clusters ----
+
+Shares shares(const Model& size, int clusters, int vocab = 300, int layers = 5, int least_steps = 0) {
+  return {size.width, size.inner, vocab, layers, clusters, least_steps};
+}
+
+TEST(Clusters, AreRightInAnyOrder) {
+  int checked = 0;
+  for (const Model& size : {Model{64, 256}, {64, 80}, {128, 512}, {192, 640}}) {
+    for (const int clusters : {1, 2, 3, 5}) {
+      const Shares s = shares(size, clusters);
+      if (!s.fits()) continue;
+      EXPECT_EQ(fault_in_any_order(program_of(s)), "") << size.width << " on " << clusters;
+      ++checked;
+    }
+  }
+  EXPECT_GE(checked, 9);
+}
+
+TEST(Clusters, AreRightForGpt2) {
+  for (const Model& size : kModels) {
+    for (int clusters = 11; clusters <= 16; ++clusters) {
+      const Shares s = shares(size, clusters, 50257, 3);
+      ASSERT_EQ(s.fits(), size.width < 1600 || clusters >= 13) << size.width << " on " << clusters;
+      if (!s.fits()) continue;
+      ASSERT_EQ(s.steps * kStepDepth, size.width);
+      EXPECT_EQ(fault_of(program_of(s), static_cast<unsigned>(clusters)), "") << size.width << " on " << clusters;
+    }
+  }
+}
+
+// A head's weights are as many as two units': clusters of 15 have as many of a layer, or one unit more.
+TEST(Clusters, HaveAlikeShares) {
+  for (const Model& size : kModels) {
+    const Shares s = shares(size, 15);
+    int least_of_all = 1000, most = 0;
+    for (int c = 0; c < s.clusters; ++c) {
+      const int weights = 2 * s.heads_of(c).count() + s.units_of(c).count();
+      least_of_all = std::min(least_of_all, weights);
+      most = std::max(most, weights);
+    }
+    EXPECT_LE(most - least_of_all, 1) << size.width;
+  }
+}
+
+// Each weight of each product is one warp's, once, and so is each column of x; each key, each row of the logits.
+TEST(Clusters, LeaveNothingOut) {
+  struct Case {
+    Model size;
+    int clusters, least_steps;
+  };
+  for (const Case& each : {Case{{768, 3072}, 12, 0},
+                           {{768, 3072}, 15, 0},
+                           {{1600, 6400}, 15, 0},
+                           {{1024, 4096}, 16, 0},
+                           {{1280, 5120}, 13, 0},
+                           {{128, 300}, 2, 0},
+                           {{128, 300}, 1, 16},
+                           {{64, 80}, 2, 25}}) {
+    const Shares s = shares(each.size, each.clusters, 1003, 2, each.least_steps);
+    ASSERT_TRUE(s.fits());
+    const int warps = s.clusters * kOfCluster;
+    std::vector<int> tiles(static_cast<size_t>(up(s.vocab, kGranule)), 0);
+    int64_t end = s.streams_at;
+    for (int kind = 0; kind < kKinds; ++kind) {
+      const Kind which = static_cast<Kind>(kind);
+      const int64_t depth = which == Kind::kSecond ? s.inner : s.width;
+      const int64_t columns = which == Kind::kQkv ? 3 * s.width : (which == Kind::kFc ? s.inner : s.width);
+      std::vector<int> seen(static_cast<size_t>(depth * columns), 0);
+      for (int w = 0; w < warps; ++w) {
+        const WarpPlace p = Shares::place(w);
+        ASSERT_EQ(Shares::number(p), w);
+        for (int i = 0; i < s.product_steps(p, which) * kStepBytes / 2; ++i) {
+          const StepSpot in_step = spot_in_step(i % (kStepBytes / 2));
+          const Shares::Spot spot = s.spot(p, which, i / (kStepBytes / 2), in_step.row, in_step.depth);
+          if (spot.column >= 0 && spot.place >= 0) ++seen[static_cast<size_t>(spot.place * columns + spot.column)];
+        }
+        if (kind > 0) continue;
+        EXPECT_EQ(s.stream_at(p), end);
+        end += s.stride;
+        EXPECT_LE(std::max(s.tiles(p, Kind::kQkv), s.tiles(p, Kind::kFc)), kMostTiles);
+        unsigned char pieces[Shares::kMostPieces];
+        int steps = 0;
+        const int count = s.pieces(p, pieces);
+        for (int i = 0; i < count; ++i) {
+          EXPECT_LE(pieces[i], piece_of(s.steps));
+          steps += pieces[i];
+        }
+        EXPECT_EQ(steps, s.layer_steps(p));
+        const Range own = s.logit_tiles(p);
+        EXPECT_LE((s.layers * steps + own.count() * s.steps) * kStepBytes, s.stride);
+        for (int tile = own.first; tile < own.last; ++tile) ++tiles[static_cast<size_t>(tile)];
+        std::vector<int> columns_of_warp(static_cast<size_t>(s.granules_of(p.index()).count() * kGranule), 0);
+        for (size_t i = 0; i < columns_of_warp.size(); ++i) {
+          const int granules = s.granules_of(p.index()).count(), group = static_cast<int>(i) / kGranule;
+          ++columns_of_warp[static_cast<size_t>(column_in_warp(granules, group, static_cast<int>(i) % kGranule))];
+        }
+        EXPECT_EQ(columns_of_warp, std::vector<int>(columns_of_warp.size(), 1));
+      }
+      EXPECT_EQ(seen, std::vector<int>(seen.size(), 1)) << s.width << ", " << kind;
+    }
+    EXPECT_EQ(end, s.bytes());
+    EXPECT_EQ(tiles, std::vector<int>(tiles.size(), 1));
+  }
+  for (const int keys : {0, 1, 63, 512, 1024}) {
+    int next = 0;
+    for (int index = 0; index < kOfCluster; ++index) {
+      EXPECT_EQ(Shares::keys(keys, index).first, next);
+      EXPECT_LE(Shares::keys(keys, index).count(), kWarpKeys);
+      next = Shares::keys(keys, index).last;
+    }
+    EXPECT_EQ(next, keys);
+  }
+}
+
+// The cluster that has a head.
+int of_cluster(const Shares& s, int head) {
+  int cluster = 0;
+  while (s.heads_of(cluster).last <= head) ++cluster;
+  return cluster;
+}
+
+class ClusterFaults : public ::testing::Test {
+ protected:
+  Shares s{128, 512, 67, 6, 3, 0};  // two clusters with heads, one without
+  Program program = program_of(s);
+  void SetUp() override { ASSERT_EQ(fault_in_any_order(program), ""); }
+  void expect(const std::string& says) const {
+    const std::string fault = fault_in_any_order(program);
+    EXPECT_NE(fault, "");
+    EXPECT_NE(fault.find(says), std::string::npos) << fault;
+  }
+  std::vector<Action>& warp(int cluster, int index) {
+    return program.warps[static_cast<size_t>(cluster * kOfCluster + index)];
+  }
+  ClusterLocal local(int block) const { return {s, block}; }
+};
+
+TEST_F(ClusterFaults, ALayersPartsLieWhereTheLastOnesDid) {
+  for (auto& actions : program.warps) {
+    for (Action& a : actions) {
+      const int half = a.first >= s.part_at(1, 0, 0, 0) ? 1 : 0, second = s.part_at(half, 1, 0, 0);
+      if (a.first >= second && a.first < s.part_at(half + 1, 0, 0, 0)) a.first -= second - s.part_at(half, 0, 0, 0);
+    }
+  }
+  expect("overwrites what is still to be read");
+}
+TEST_F(ClusterFaults, ABlocksWarpsDoNotMeet) {
+  for (int index = 0; index < kOfCluster; ++index) {
+    drop(warp(of_cluster(s, 0), index), [&](const Action& a) {
+      return a.what == Action::kWait &&
+             a.first == local(of_cluster(s, 0) * kClusterBlocks + index / kClusterWarps).of_warps(0);
+    });
+  }
+  expect("reads what is not there");
+}
+TEST_F(ClusterFaults, NoWaitForTheHiddenLayer) {
+  for (int index = 0; index < kOfCluster; ++index) {
+    drop(warp(1, index), [&](const Action& a) {
+      return a.what == Action::kWait && a.first == local(kClusterBlocks + index / kClusterWarps).hidden();
+    });
+  }
+  expect("reads what is not there");
+}
+TEST_F(ClusterFaults, ABlocksKeysAreNotSent) {
+  const int cluster = of_cluster(s, 0);
+  drop(warp(cluster, 3), [&](const Action& a) {
+    return a.what == Action::kWrite && a.first == local(cluster * kClusterBlocks + 3).attended(0);
+  });
+  expect("waits for ever");
+}
+TEST_F(ClusterFaults, AttentionAndMlpHaveOneX) {
+  for (auto& actions : program.warps) {
+    for (Action& a : actions) {
+      for (int block = 0; block < s.clusters * kClusterBlocks; ++block) {
+        if (a.first >= local(block).x(1) && a.first < local(block).x(1) + kOfCluster) a.first -= kOfCluster;
+      }
+    }
+  }
+  expect("");
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ from kernel_fusion.testing.memory import relaid
 from step4_integration.testing import every_dtype, on_each_device, ops
 
 every_rung = pytest.mark.parametrize(("device", "rung"), testing.device_rungs("step4_integration", "decode_step"))
+PACKED = step4_integration.PACKED_RUNGS
+each_packed = pytest.mark.parametrize("rung", PACKED)
 HALF = [torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -44,7 +46,7 @@ class Model:
             self.weights += [*norm(), *product(width, 3 * width), *product(width, width)]
             self.weights += [*norm(), *product(width, inner), *product(inner, width)]
         self.weights += norm()
-        self.packed = None
+        self.packed = {}  # by rung
         batch = len(end)
         shape = (layers, batch, heads, capacity, width // heads)
         self.k_cache, self.v_cache = randn(*shape), randn(*shape)
@@ -61,12 +63,12 @@ class Model:
                 self.v_cache)  # fmt: skip
 
     def step(self, rung="auto", **options):
-        packed = None
-        if rung == "v3_persistent":
-            if self.packed is None:
-                self.packed = step4_integration.decode_pack(self.token_weight, self.weights)
-            packed = self.packed
-        return step4_integration.decode_step(*self.arguments(), packed, rung=rung, **options)
+        return step4_integration.decode_step(*self.arguments(), self.packed_for(rung), rung=rung, **options)
+
+    def packed_for(self, rung):
+        if rung in PACKED and rung not in self.packed:
+            self.packed[rung] = step4_integration.decode_pack(self.token_weight, self.weights, rung=rung)
+        return self.packed.get(rung)
 
     def rows(self, *which):
         """The same model with some of the rows, in that order."""
@@ -128,8 +130,9 @@ def check(model, rung="auto", **options):
 
 def can(model, rung):
     weight, (_, rows, _, _, head_dim) = model.token_weight, model.k_cache.shape
-    if rung == "v3_persistent":
-        fits = weight.is_cuda or (weight.shape[1] <= 320 and model.weights[9].numel() <= 960)  # on 16 multiprocessors
+    if rung in PACKED:
+        width, inner = (256, 640) if rung == "v4_clusters" else (320, 960)  # on 16 multiprocessors
+        fits = weight.is_cuda or (weight.shape[1] <= width and model.weights[9].numel() <= inner)
         return weight.dtype in HALF and rows == 1 and head_dim == 64 and fits
     return rung != "v2_dependent" or weight.dtype in HALF
 
@@ -141,7 +144,7 @@ def check_if_it_can(model, rung, **options):
 
 def first_row_at_most(model, rung):
     """All rows, or the first where the rung takes one."""
-    return model.rows(0) if rung == "v3_persistent" else model
+    return model.rows(0) if rung in PACKED else model
 
 
 @every_rung
@@ -186,6 +189,16 @@ def test_decode_step_of_rows_of_any_lengths(rows, dtype, device, rung):
             "positions": 601,
             "capacity": 601,
         },  # several passes over the depth, groups of rows of each product, more than 128 keys of a head's part
+        {
+            "width": 64,
+            "inner": 512,
+            "layers": 3,
+            "vocab": 3001,
+            "end": (1000,),
+            "positions": 1001,
+            "capacity": 1001,
+        },  # a warp's slots go round, of logits; 16 keys a warp, a whole unit of the hidden layer for each
+        {"width": 256, "heads": 4, "inner": 640, "vocab": 300, "end": (20,)},  # two heads to a cluster
         {"width": 64, "inner": 80, "vocab": 20, "end": (0,), "capacity": 1, "positions": 1},  # few blocks
         {"width": 128, "heads": 1, "end": (70,), "positions": 71, "capacity": 100},  # 128 columns a head
         {"width": 72, "heads": 3, "inner": 200, "vocab": 1},  # widths that no tile divides
@@ -211,7 +224,7 @@ def test_decode_step_with_options(options, dtype, device, rung):
 @every_rung
 def test_a_rows_logits_do_not_depend_on_the_other_rows(device, rung):
     """To the last bit, nor on how many there are, nor on their order; and neither does a second run."""
-    if rung == "v3_persistent":
+    if rung in PACKED:
         model = Model(torch.bfloat16, device, end=(19,))
         again = model.rows(0)
         assert torch.equal(again.step(rung=rung), model.step(rung=rung))
@@ -231,7 +244,7 @@ def test_a_rows_logits_do_not_depend_on_the_other_rows(device, rung):
 @every_rung
 def test_steps_follow_each_other(device, rung):
     """Each sees what the ones before have written."""
-    heads = 1 if rung == "v3_persistent" else 2
+    heads = 1 if rung in PACKED else 2
     model = Model(torch.float16, device, width=64, heads=heads, begin=(2, 0), end=(2, 0), capacity=9)
     model = first_row_at_most(model, rung)
     for _ in range(4):
@@ -242,14 +255,14 @@ def test_steps_follow_each_other(device, rung):
 def test_large_residuals_lose_no_digits(device, rung):
     """A mean far from 0: the variance is no difference of large numbers."""
     model = Model(torch.float16, device, width=128, heads=2, inner=384, layers=1)
-    model.position_weight += 8000
+    model.position_weight += 60000
     check(model, rung)
 
 
 @every_rung
 def test_caches_may_be_parts_of_larger_ones(device, rung):
     """The first rows, and not the first slots: strides are those of the whole."""
-    heads, rows = (1, 1) if rung == "v3_persistent" else (2, 2)
+    heads, rows = (1, 1) if rung in PACKED else (2, 2)
     model = Model(torch.bfloat16, device, width=64, heads=heads, end=(3, 4, 5), begin=(0, 1, 0), capacity=12)
     expected = model.rows(*range(rows)).step(rung=rung)
     for name in ("ids", "end", "begin"):
@@ -261,67 +274,100 @@ def test_caches_may_be_parts_of_larger_ones(device, rung):
     assert (model.k_cache[:, 0, :, 3] == model.k_cache[:, 0, :, 3]).all()
 
 
+@each_packed
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "says", "clusters_say"),
     [
-        ({"dtype": torch.float32}, "takes float16 or bfloat16, got float32"),
-        ({"end": (5, 4), "begin": (0, 0)}, "takes one row, got 2"),
-        ({"width": 128, "heads": 1}, "takes a head_dim of 64, got 128"),
-        ({"width": 2368, "heads": 37, "layers": 1, "inner": 8, "vocab": 5}, "takes a width up to 2304, got 2368"),
-        ({"layers": 1, "inner": 9217}, "takes an inner width up to 9216, got 9217"),
-        ({"inner": 961}, "needs more multiprocessors for these widths than the 16 here"),
-        ({"capacity": 1500, "positions": 1500}, "takes at most 1408 keys before the new one, got 1499"),
+        ({"dtype": torch.float32}, "takes float16 or bfloat16, got float32", None),
+        ({"end": (5, 4), "begin": (0, 0)}, "takes one row, got 2", None),
+        ({"width": 128, "heads": 1}, "takes a head_dim of 64, got 128", None),
+        (
+            {"width": 2368, "heads": 37, "layers": 1, "inner": 8, "vocab": 5},
+            "takes a width up to 2304, got 2368",
+            "takes a width up to 1600, got 2368",
+        ),
+        (
+            {"width": 320, "heads": 5, "inner": 640},
+            "takes weights packed by decode_pack",
+            "needs room for 3 clusters of eight blocks at once, two heads each, got 2",
+        ),
+        (
+            {"layers": 1, "inner": 9217},
+            "takes an inner width up to 9216, got 9217",
+            "takes an inner width up to 640, got 9217",
+        ),
+        (
+            {"inner": 961},
+            "needs more multiprocessors for these widths than the 16 here",
+            "takes an inner width up to 640, got 961",
+        ),
+        (
+            {"capacity": 1500, "positions": 1500},
+            "takes at most 1408 keys before the new one, got 1499",
+            "takes at most 1024 keys before the new one, got 1499",
+        ),
         (
             {"width": 320, "heads": 5, "layers": 1, "inner": 960, "capacity": 770, "positions": 770},
             "takes at most 768 keys before the new one, got 769",
+            "needs room for 3 clusters",
         ),
-        ({}, "takes weights packed by decode_pack"),
+        ({}, "takes weights packed by decode_pack", None),
     ],
     ids=lambda of: of if isinstance(of, str) else "",
 )
-def test_a_token_in_one_launch_refuses(options, says):
+def test_a_token_in_one_launch_refuses(options, says, clusters_say, rung):
+    options = dict(options)
+    says = clusters_say or says if rung == "v4_clusters" else says
     model = Model(options.pop("dtype", torch.bfloat16), **options)
-    with testing.raises(ValueError, f"rung 'v3_persistent' {says}"):
-        step4_integration.decode_step(*model.arguments(), rung="v3_persistent")
+    with testing.raises(ValueError, f"rung '{rung}' {says}"):
+        step4_integration.decode_step(*model.arguments(), rung=rung)
     if options.get("inner", 0) > 960:
-        with testing.raises(ValueError, f"decode_pack: rung 'v3_persistent' {says}"):
-            step4_integration.decode_pack(model.token_weight, model.weights)
+        with testing.raises(ValueError, f"decode_pack: rung '{rung}' {says}"):
+            step4_integration.decode_pack(model.token_weight, model.weights, rung=rung)
 
 
-def test_packed_weights_are_refused_where_they_cannot_be_those():
+@each_packed
+def test_packed_weights_are_refused_where_they_cannot_be_those(rung):
     model, other = Model(torch.bfloat16), Model(torch.bfloat16, vocab=700)
-    packed = step4_integration.decode_pack(model.token_weight, model.weights)
+    packed = model.packed_for(rung)
 
     def refused(exception, *fragments, packed, model=model):
         with testing.raises(exception, *fragments):
-            step4_integration.decode_step(*model.arguments(), packed, rung="v3_persistent")
+            step4_integration.decode_step(*model.arguments(), packed, rung=rung)
 
     refused(TypeError, "`packed` must be uint8, got int8", packed=packed.char())
     refused(ValueError, "`packed` must have 1 dimension, got 2", packed=packed[None])
     refused(ValueError, "`packed` must be what `decode_pack` gives, got 8 bytes", packed=packed[:8])
-    refused(ValueError, "for this device and these shapes", f"got {len(packed)}", packed=packed, model=other)
+    moved = F.pad(packed, (8, 0))[8:]
+    refused(ValueError, "`packed` must begin at a multiple of 16 bytes", packed=moved)
+    refused(ValueError, "this device and these shapes", f"got {len(packed)}", packed=packed, model=other)
     # Of other shapes, or another dtype, and as many bytes.
     for options in ({"dtype": torch.bfloat16, "inner": 80}, {"dtype": torch.float16, "inner": 79}):
         alike = Model(**options, end=(3,))
-        packed = step4_integration.decode_pack(alike.token_weight, alike.weights)
-        refused(ValueError, "decode_step: `packed` must be what `decode_pack` made of", "these shapes", packed=packed,
-                model=Model(torch.bfloat16, inner=79))  # fmt: skip
-        check_packed(alike, packed)
+        refused(ValueError, "decode_step: `packed` must be what `decode_pack` made of", "these shapes",
+                packed=alike.packed_for(rung), model=Model(torch.bfloat16, inner=79))  # fmt: skip
+        check(alike, rung)  # what has been refused elsewhere still is right for its own model
 
 
-def check_packed(model, packed):
-    """What has been refused elsewhere still is right for its own model."""
-    model.packed = packed
-    check(model, "v3_persistent")
+def test_weights_packed_for_another_rung_are_refused():
+    """As many bytes of them, too: what they were packed for stands in them."""
+    model = Model(torch.bfloat16, vocab=700)
+    sizes = {rung: len(model.packed_for(rung)) for rung in PACKED}
+    for rung, other in (PACKED, PACKED[::-1]):
+        packed = model.packed_for(other)
+        packed = packed[: sizes[rung]] if len(packed) >= sizes[rung] else F.pad(packed, (0, sizes[rung] - len(packed)))
+        with testing.raises(ValueError, "decode_step: `packed` must be what `decode_pack` made of"):
+            step4_integration.decode_step(*model.arguments(), packed.clone(), rung=rung)
 
 
-def test_decode_pack_refuses():
+@each_packed
+def test_decode_pack_refuses(rung):
     model, other = Model(torch.bfloat16), Model(torch.bfloat16, vocab=700)
-    packed = step4_integration.decode_pack(model.token_weight, model.weights)
+    packed = model.packed_for(rung)
 
-    def refused(exception, *fragments, packed=None, token_weight=other.token_weight, weights=other.weights):
+    def refused(exception, *fragments, packed=None, token_weight=other.token_weight, weights=other.weights, rung=rung):
         with testing.raises(exception, "decode_pack: ", *fragments):
-            step4_integration.decode_pack(token_weight, weights, packed)
+            step4_integration.decode_pack(token_weight, weights, packed, rung=rung)
 
     refused(ValueError, "`packed` must have shape", packed=packed)
     refused(TypeError, "`packed` must be uint8, got int8", packed=packed.char())
@@ -332,43 +378,49 @@ def test_decode_pack_refuses():
     refused(ValueError, "`weights[2]` must have shape (64, 192)", weights=[*model.weights[:2], *model.weights[:-2]])
     refused(ValueError, "`token_weight` must be contiguous", token_weight=other.token_weight.mT.contiguous().mT)
     refused(ValueError, "`token_weight` must not be empty, got shape (0, 64)", token_weight=other.token_weight[:0])
-    assert step4_integration.decode_pack_refusal(other.token_weight, other.weights) == ""
+    refused(ValueError, "`rung` must be 'v3_persistent' or 'v4_clusters', got 'auto'", rung="auto")
+    assert step4_integration.decode_pack_refusal(other.token_weight, other.weights, rung=rung) == ""
     wide = Model(torch.bfloat16, layers=1, inner=9217)
-    said = step4_integration.decode_pack_refusal(wide.token_weight, wide.weights)
-    assert said == "takes an inner width up to 9216, got 9217"
+    said = step4_integration.decode_pack_refusal(wide.token_weight, wide.weights, rung=rung)
+    assert said == f"takes an inner width up to {9216 if rung == 'v3_persistent' else 640}, got 9217"
     empty = [torch.empty(0, dtype=torch.bfloat16) if i == 9 else weight for i, weight in enumerate(other.weights)]
     refused(ValueError, "`weights[9]` must not be empty", weights=empty)
 
 
-def test_packed_weights_are_packed_again():
+@each_packed
+def test_packed_weights_are_packed_again(rung):
     model = Model(torch.bfloat16)
-    check(model, "v3_persistent")
-    packed, memory = model.packed, model.packed.data_ptr()
+    check(model, rung)
+    packed = model.packed[rung]
     for weight in model.weights:
         weight.mul_(0.5)
-    assert step4_integration.decode_pack(model.token_weight, model.weights, packed).data_ptr() == memory
-    check(model, "v3_persistent")
+    again = step4_integration.decode_pack(model.token_weight, model.weights, packed, rung=rung)
+    assert again.data_ptr() == packed.data_ptr()
+    check(model, rung)
 
 
-def test_each_launch_numbers_its_messages_anew():
+@each_packed
+def test_each_launch_numbers_its_messages_anew(rung):
     """Or it would take those of the launch before for its own, where they are in time."""
     model = Model(torch.bfloat16)
     for launches in (1, 2, 3):
-        model.step(rung="v3_persistent")
-        assert model.packed[:4].view(torch.int32).tolist() == [launches]
+        model.step(rung=rung)
+        assert model.packed[rung][:4].view(torch.int32).tolist() == [launches]
 
 
-def test_a_wait_in_vain_is_named_and_the_next_token_works():
+@each_packed
+def test_a_wait_in_vain_is_named_and_the_next_token_works(rung):
     """A launch whose state says that another block has given up."""
     model = Model(torch.bfloat16)
-    model.step(rung="v3_persistent")
-    model.packed[:16].view(torch.int32)[1:] = torch.tensor([2, 1, 7], dtype=torch.int32)
+    model.step(rung=rung)
+    state = model.packed[rung][:16].view(torch.int32)
+    state[1:] = torch.tensor([2, 1, 7], dtype=torch.int32)
     end = model.end.clone()
     with testing.raises(RuntimeError, "block 7 waited in vain for q, k and v of layer 1"):
-        model.step(rung="v3_persistent")
+        model.step(rung=rung)
     assert torch.equal(model.end, end)
-    step4_integration.decode_check(model.packed)
-    check(model, "v3_persistent")
+    step4_integration.decode_check(model.packed[rung])
+    check(model, rung)
 
 
 @every_rung
@@ -385,7 +437,7 @@ def test_unaligned_tensors_are_not_for_vectors(device, rung):
 
 @pytest.mark.parametrize("rung", step4_integration.rungs("decode_step", "cpu"))
 def test_decode_step_accesses_nothing_beside_its_tensors(rung):
-    shape = {"width": 64} if rung == "v3_persistent" else {"width": 72, "heads": 3}
+    shape = {"width": 64} if rung in PACKED else {"width": 72, "heads": 3}
     model = Model(torch.bfloat16, **shape, inner=200, layers=1, vocab=17, begin=(0, 1), end=(3, 5), capacity=6)
     names = ("ids", "end", "begin", "token_weight", "position_weight", "k_cache", "v_cache")
     model.end += torch.tensor([2, 0], dtype=torch.int32)  # both rows take the last slot
@@ -398,9 +450,9 @@ def test_decode_step_accesses_nothing_beside_its_tensors(rung):
                 relaid(fences, f"weights[{i}]", weight, "aligned", at_end=at_end)
                 for i, weight in enumerate(part.weights)
             ]
-            if rung == "v3_persistent":
-                packed = step4_integration.decode_pack(part.token_weight, part.weights)
-                part.packed = relaid(fences, "packed", packed, "aligned", at_end=at_end)
+            if rung in PACKED:
+                packed = step4_integration.decode_pack(part.token_weight, part.weights, rung=rung)
+                part.packed = {rung: relaid(fences, "packed", packed, "aligned", at_end=at_end)}
             part.step(rung=rung)
             fences.look("step4_integration")
             assert not fences.found, fences.found[0]
@@ -432,7 +484,7 @@ def test_a_row_without_a_place_is_an_error_on_the_cpu(rung):
 def test_on_a_gpu_a_row_without_a_place_is_nan_and_writes_nothing(rung):
     options = {"width": 128, "heads": 2, "begin": (0, 0, 3, 0), "end": (3, 9, 5, 4), "capacity": 10}
     model = Model(torch.bfloat16, "cuda", **options)
-    if rung == "v3_persistent":
+    if rung in PACKED:
         for end, begin, token in ((10, 0, 0), (5, 6, 0), (4, 0, 67)):
             row = model.rows(0)
             row.end[0], row.begin[0], row.ids[0] = end, begin, token
@@ -480,8 +532,10 @@ def test_emulated_threads_of_a_step_may_run_in_any_order(schedule, monkeypatch):
     monkeypatch.setenv("KF_SIMT_SCHEDULE", schedule)
     for rung in step4_integration.rungs("decode_step", "cpu"):
         shapes = [{"width": 72, "heads": 3}]
+        if rung in PACKED:
+            shapes = [{"width": 128, "heads": 2, "inner": 384}]
         if rung == "v3_persistent":
-            shapes = [{"width": 128, "heads": 2, "inner": 384}, {"width": 192, "heads": 3, "inner": 800}]
+            shapes.append({"width": 192, "heads": 3, "inner": 800})
         for shape in shapes:
             model = Model(torch.bfloat16, **shape, layers=2, begin=(0, 1), end=(70, 3), positions=71, capacity=71)
             check(first_row_at_most(model, rung), rung)
@@ -538,7 +592,7 @@ def test_decode_step_is_registered_as_torch_wants_it(device, rung):
     model = first_row_at_most(model, rung)
     rows = range(len(model.end))
     expected = model.rows(*rows).step(rung=rung)
-    packed = step4_integration.decode_pack(model.token_weight, model.weights) if rung == "v3_persistent" else None
+    packed = model.packed_for(rung)
     torch.library.opcheck(ops.decode_step.default, (*model.rows(*rows).arguments(), packed), {"rung": rung})
     logits = torch.full((len(rows), 67), torch.nan, dtype=torch.bfloat16, device=device)
     assert ops.decode_step.out(*model.rows(*rows).arguments(), packed, rung=rung, logits=logits) is logits

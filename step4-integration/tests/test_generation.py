@@ -19,7 +19,7 @@ from model import cache, runner
 from model.blocks import FORMS
 
 from kernel_fusion import testing
-from step4_integration import decode_pack_refusal
+from step4_integration import PACKED_RUNGS, decode_pack_refusal
 from step4_integration.gpt2_testing import check_tokens, copy_of, each_form, tokens
 from step4_integration.testing import on_each_device
 
@@ -557,17 +557,18 @@ def half_model(positions: int = 24) -> GPT2:
     return model
 
 
-def test_a_token_in_one_launch_follows_the_weights():
+@pytest.mark.parametrize("rung", PACKED_RUNGS)
+def test_a_token_in_one_launch_follows_the_weights(rung):
     """Which it reads from a copy: training and load_state_dict write them where they are."""
     model, ids = half_model(), tokens(1, 5, "cpu") % 67
     other = copy.deepcopy(model)  # a runner is of one choice of rungs: with another there is a new copy
-    model.config.rungs["decode_step"] = "v3_persistent"
+    model.config.rungs["decode_step"] = rung
     for _ in range(2):
         assert torch.equal(generate(model, ids, 6), generate(other, ids, 6))
         with torch.no_grad():
             for weight in (*model.parameters(), *other.parameters()):
                 weight.copy_(weight.roll(1, 0))
-    with testing.raises(ValueError, "rung 'v3_persistent' takes one row, got 2"):
+    with testing.raises(ValueError, f"rung '{rung}' takes one row, got 2"):
         generate(model, ids.repeat(2, 1), 2)
 
 

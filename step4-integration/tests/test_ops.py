@@ -28,7 +28,8 @@ def test_auto_is_read_off_the_results(op):
             return None
         return {SIZES_OF_ARGS.get(k, k): n for k, n in shape.items() if k not in DECIDE_NOTHING}
 
-    packed = ["v3_persistent"] if op == "decode_step" else []  # which only who has packed the weights can have
+    # Those only who has packed the weights can have.
+    packed = list(step4_integration.PACKED_RUNGS) if op == "decode_step" else []
     testing.check_automatic(step4_integration, op, sizes, besides=packed)
 
 

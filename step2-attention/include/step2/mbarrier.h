@@ -98,15 +98,19 @@ __device__ __forceinline__ void mbarrier_wait_warp(uint64_t* barrier, uint32_t p
 }
 
 // The same where blocks of a cluster arrive: what they did before is seen afterwards.
-__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
-  if constexpr (!kHas90) return __trap();
+__device__ __forceinline__ bool mbarrier_try_wait_cluster(uint64_t* barrier, uint32_t parity) {
   uint32_t complete = 0;
-  while (complete == 0) {
-    asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(complete)
-        : "r"(smem_address(barrier)), "r"(parity)
-        : "memory");
+  if constexpr (!kHas90) return __trap(), false;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(complete)
+      : "r"(smem_address(barrier)), "r"(parity)
+      : "memory");
+  return complete != 0;
+}
+
+__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
+  while (!mbarrier_try_wait_cluster(barrier, parity)) {
   }
 }
 

@@ -10,6 +10,7 @@
 #include <step1/vector.h>
 #include <step2/reduce.h>
 
+#include <string>
 #include <type_traits>
 
 #include "rungs.h"
@@ -67,6 +68,32 @@ struct Source {
 namespace kf::KF_BACKEND::decode_step {
 
 using namespace kf::decode_step;  // NOLINT: the schedule's names
+
+// Why a rung that reads packed weights does not take a call, whatever they are.
+inline std::string got(int64_t value) { return ", got " + std::to_string(value); }
+inline std::string cannot_take(const Args& a) {
+  if (a.workers.count > 0) return kf::decode_step::kWhole;
+  if (a.batch != 1) return "takes one row" + got(a.batch);
+  if (a.head_dim != kHead) return "takes a head_dim of 64" + got(a.head_dim);
+  return "";
+}
+inline std::string too_many_keys(const Args& a, int64_t most) {
+  const int64_t keys = a.capacity < a.positions ? a.capacity : a.positions;
+  if (keys - 1 <= most) return "";
+  return "takes at most " + std::to_string(most) + " keys before the new one" + got(keys - 1);
+}
+inline std::string cannot_read(const Args& a, int64_t bytes) {
+  const auto aligned = [](const void* pointer, const CacheStrides& s) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && s.layer % 8 == 0 && s.head % 8 == 0 && s.slot == kHead;
+  };
+  if (!aligned(a.k_cache, a.k_stride) || !aligned(a.v_cache, a.v_stride)) {
+    return "takes caches whose slots are neighbours, and whose rows begin at multiples of 16 bytes";
+  }
+  if (a.packed == nullptr) return "takes weights packed by decode_pack; `packed` is None";
+  if (a.packed_bytes == bytes) return "";
+  return "takes weights packed by decode_pack for this rung, this device and these shapes, " + std::to_string(bytes) +
+         " bytes" + got(a.packed_bytes);
+}
 
 constexpr int kPackThreads = 256, kPackWarps = kPackThreads / kWarpSize;
 

@@ -92,8 +92,9 @@ inline const char* automatic(const Args& a) { return a.packed != nullptr ? "v3_p
 }  // namespace kf::decode_step
 
 #define KF_OP decode_step
-#define KF_RUNGS(RUNG)                                                           \
-  RUNG(v1_launches, can_implement, scratch_bytes)                                \
-  RUNG(v2_dependent, can_implement, scratch_bytes, "what lies between products") \
-  RUNG(v3_persistent, can_implement, no_scratch, "hidden values, and what attention sends")
+#define KF_RUNGS(RUNG)                                                                      \
+  RUNG(v1_launches, can_implement, scratch_bytes)                                           \
+  RUNG(v2_dependent, can_implement, scratch_bytes, "what lies between products")            \
+  RUNG(v3_persistent, can_implement, no_scratch, "hidden values, and what attention sends") \
+  RUNG(v4_clusters, can_implement, no_scratch)
 #include <kf/rung_list.h>

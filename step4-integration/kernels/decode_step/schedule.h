@@ -61,7 +61,7 @@ KF_BOTH int least(int a, int b) { return a < b ? a : b; }
 
 struct Range {
   int first, last;
-  KF_BOTH int count() const { return last - first; }
+  KF_BOTH constexpr int count() const { return last - first; }
 };
 // The part of `total` that each block has. They differ by one at most.
 KF_BOTH Range share(int total, int blocks, int block) {

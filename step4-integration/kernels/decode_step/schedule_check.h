@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cluster_shares.h"
 #include "schedule.h"
 
 namespace kf::decode_step {
@@ -29,10 +30,11 @@ struct Action {
 };
 
 struct Program {
-  std::vector<std::vector<Action>> warps;  // of each block eight consumers, a helper and a producer
+  std::vector<std::vector<Action>> warps;
   int words = 0;
+  size_t of_block = kConsumers + 2;  // warps: eight consumers, a helper and a producer
 
-  std::vector<Action>& of(int block, int warp) { return warps[static_cast<size_t>(block * (kConsumers + 2) + warp)]; }
+  std::vector<Action>& of(int block, int warp) { return warps[static_cast<size_t>(block) * of_block + warp]; }
 };
 
 // Words of a block, behind all messages.
@@ -174,6 +176,93 @@ inline Program program_of(const Schedule& s, int keys) {
   return program;
 }
 
+// ---- v4_clusters ----
+
+// Words of a block, behind the messages between clusters.
+constexpr int kQkvTiles = 3 * kHead / kGranule;  // of a head
+struct ClusterLocal {
+  int first;
+  ClusterLocal(const Shares& s, int block) : first(s.messages() + block * kWords) {}
+  static constexpr int kOfHidden = 8 * kUnitOfHidden / kGranule;
+  static constexpr int kWords = 4 * kOfCluster + kMostHeads * (kQkvTiles + 2 * kClusterBlocks) + kOfHidden;
+  int x(int half) const { return first + half * kOfCluster; }
+  int moments(int half) const { return first + (2 + half) * kOfCluster; }
+  int hidden() const { return first + 4 * kOfCluster; }
+  int qkv() const { return hidden() + kOfHidden; }
+  int attended(int head) const { return qkv() + kMostHeads * kQkvTiles + head * kClusterBlocks; }
+  int of_warps(int head) const { return attended(kMostHeads) + head * kClusterWarps; }
+};
+
+// What its kernel does. A warp's own weights and keys are nobody else's: they are left out.
+inline Program program_of(const Shares& s) {
+  Program program;
+  program.of_block = kClusterWarps;
+  program.words = s.messages() + s.clusters * kClusterBlocks * ClusterLocal::kWords;
+  program.warps.resize(static_cast<size_t>(s.clusters) * kOfCluster);
+  for (size_t w = 0; w < program.warps.size(); ++w) {
+    const int number = static_cast<int>(w), index = number % kOfCluster;
+    const WarpPlace p = Shares::place(number);
+    const ClusterLocal local(s, number / kClusterWarps);
+    const int heads = s.heads_of(p.cluster).count(), units = s.units_of(p.cluster).count();
+    std::vector<Action>& to = program.warps[w];
+    const auto write = [&](int first, int count, int tag) { to.push_back({Action::kWrite, first, count, tag}); };
+    const auto wait = [&](int first, int count, int tag) { to.push_back({Action::kWait, first, count, tag}); };
+    const auto receive = [&](int first, int count, int tag) {
+      wait(first, count, tag);
+      to.push_back({Action::kRead, first, count, tag});
+    };
+    // A word to all blocks of the cluster.
+    const auto send = [&](int word, int tag) {
+      for (int block = 0; block < kClusterBlocks; ++block) {
+        write(word - local.first + ClusterLocal(s, p.cluster * kClusterBlocks + block).first, 1, tag);
+      }
+    };
+    const auto send_x = [&](int half, int tag) {
+      send(local.x(half) + index, tag);
+      send(local.moments(half) + index, tag);
+    };
+    const auto receive_x = [&](int half, int tag) {
+      receive(local.x(half), kOfCluster, tag);
+      receive(local.moments(half), kOfCluster, tag);
+    };
+    const auto add_parts = [&](int half, int layer) {
+      for (int c = 0; c < s.clusters; ++c) {
+        if (half == 1 || s.heads_of(c).count() > 0) receive(s.part_at(half, layer, c, index), s.of_warp, layer + 1);
+      }
+    };
+    send_x(1, 1);
+    for (int layer = 0; layer < s.layers; ++layer) {
+      const int tag = layer + 1;
+      const int qkv_tiles = s.tiles(p, Kind::kQkv), fc_tiles = s.tiles(p, Kind::kFc);
+      if (qkv_tiles > 0 || p.warp == 0) receive_x(1, tag);
+      for (int k = 0; k < qkv_tiles; ++k) send(local.qkv() + Shares::tile(p, Kind::kQkv, k), tag);
+      if (heads > 0) {
+        receive(local.qkv(), heads * kQkvTiles, tag);
+        for (int head = 0; head < heads; ++head) {
+          write(local.of_warps(head) + p.warp, 1, tag);
+        }
+        for (int head = 0; head < heads; ++head) {
+          receive(local.of_warps(head), kClusterWarps, tag);
+          write(ClusterLocal(s, p.cluster * kClusterBlocks + p.warp).attended(head) + p.block, 1, tag);
+        }
+        receive(local.qkv(), heads * kQkvTiles, tag);  // the newest keys and values
+        receive(local.attended(0), heads * kClusterBlocks, tag);
+        write(s.part_at(0, layer, p.cluster, index), s.of_warp, tag);
+      }
+      add_parts(0, layer);
+      send_x(0, tag);
+      if (fc_tiles > 0 || p.warp == 0) receive_x(0, tag);
+      for (int k = 0; k < fc_tiles; ++k) send(local.hidden() + Shares::tile(p, Kind::kFc, k), tag);
+      receive(local.hidden(), units * (kUnitOfHidden / kGranule), tag);
+      write(s.part_at(1, layer, p.cluster, index), s.of_warp, tag);
+      add_parts(1, layer);
+      send_x(1, tag + 1);
+    }
+    receive_x(1, s.layers + 1);
+  }
+  return program;
+}
+
 // Plays the warps in an order that `seed` chooses, in which one is late: it goes on only where no other can. With 0
 // each goes as far as it comes. What is wrong, or "".
 inline std::string fault_of(const Program& program, unsigned seed) {
@@ -197,8 +286,8 @@ inline std::string fault_of(const Program& program, unsigned seed) {
   for (size_t w = 0; w < at.size(); ++w) live.push_back(w);
   std::mt19937 random(seed);
   const size_t late = seed == 0 ? at.size() : random() % at.size();
-  const auto text = [](size_t warp, const char* what, const Action& a) {
-    return "block " + std::to_string(warp / (kConsumers + 2)) + " warp " + std::to_string(warp % (kConsumers + 2)) +
+  const auto text = [&](size_t warp, const char* what, const Action& a) {
+    return "block " + std::to_string(warp / program.of_block) + " warp " + std::to_string(warp % program.of_block) +
            " " + what + " (" + std::to_string(a.first) + ", tag " + std::to_string(a.tag) + ")";
   };
   // One action; false: it must wait.

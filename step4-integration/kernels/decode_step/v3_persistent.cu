@@ -86,8 +86,6 @@ constexpr int kMostInner = Limits<true>::kPasses * kConsumers * kHiddenUnit;
 
 Schedule schedule_of(const Args& a) { return Schedule(a.width, a.inner, a.vocab, a.layers, multiprocessors()); }
 
-std::string got(int64_t value) { return ", got " + std::to_string(value); }
-
 // Whether weights of these shapes can be packed.
 std::string cannot_pack(const Args& a) {
   if (a.dtype == DType::kFloat32) return "takes float16 or bfloat16, got float32";
@@ -137,48 +135,21 @@ void launch_token(const Args& a, void* stream, long long* trace) {
 
 }  // namespace
 
-int64_t packed_bytes(const Args& a, std::string& why_not) {
+int64_t v3_persistent_bytes(const Args& a, std::string& why_not) {
   why_not = cannot_pack(a);
   return why_not.empty() ? schedule_of(a).bytes() : 0;
 }
 
-void pack_weights(const Args& a, void* stream) {
+void v3_persistent_pack(const Args& a, void* stream) {
   with_half_type(a.dtype, [&](auto type) { pack_all<typename decltype(type)::element>(a, schedule_of(a), stream); });
 }
 
-std::string failure(const State& state) {
-  static constexpr const char* kWanted[] = {"x",       "q, k and v",      "attention's output", "hidden values",
-                                            "weights", "room for weights"};
-  const Wanted wanted{state.wanted};
-  if (wanted == Wanted::kNothing) return "";
-  if (wanted >= Wanted::kLabel) {
-    return "`packed` must be what `decode_pack` made of weights of this dtype and these shapes; the logits are NaN";
-  }
-  return "v3_persistent gave up: block " + std::to_string(state.block) + " waited in vain for " +
-         kWanted[state.wanted - 1] + (wanted < Wanted::kWeights ? " of layer " : " of tile ") +
-         std::to_string(state.where) + "; its logits are NaN. The next token may be tried";
-}
-
 std::string v3_persistent_can_implement(const Args& a) {
-  if (a.workers.count > 0) return kf::decode_step::kWhole;
-  if (a.batch != 1) return "takes one row" + got(a.batch);
-  if (a.head_dim != kHead) return "takes a head_dim of 64" + got(a.head_dim);
+  if (const std::string why_not = cannot_take(a); !why_not.empty()) return why_not;
   if (const std::string why_not = cannot_pack(a); !why_not.empty()) return why_not;
-  const auto aligned = [](const void* pointer, const CacheStrides& s) {
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && s.layer % 8 == 0 && s.head % 8 == 0 && s.slot == kHead;
-  };
-  if (!aligned(a.k_cache, a.k_stride) || !aligned(a.v_cache, a.v_stride)) {
-    return "takes caches whose slots are neighbours, and whose rows begin at multiples of 16 bytes";
-  }
   const Schedule s = schedule_of(a);
-  const int64_t most = s.most_keys(), keys = a.capacity < a.positions ? a.capacity : a.positions;
-  if (keys - 1 > most) return "takes at most " + std::to_string(most) + " keys before the new one" + got(keys - 1);
-  if (a.packed == nullptr) return "takes weights packed by decode_pack; `packed` is None";
-  if (a.packed_bytes != s.bytes()) {
-    return "takes weights packed by decode_pack for this device and these shapes, " + std::to_string(s.bytes()) +
-           " bytes" + got(a.packed_bytes);
-  }
-  return "";
+  if (const std::string why_not = too_many_keys(a, s.most_keys()); !why_not.empty()) return why_not;
+  return cannot_read(a, s.bytes());
 }
 
 void v3_persistent(const Args& a, void* stream) { launch_token<false>(a, stream, nullptr); }

@@ -1,0 +1,256 @@
+// How v4_clusters shares a model out: which cluster, block and warp has which rows of which product, in which order its
+// weights come, and where messages between clusters lie. The kernel, the packing of the weights and the check of the
+// schedule read it here. Plain C++.
+//
+// A cluster has a head, or two, or none, and some units of the hidden layer. A warp of it has columns of x, the same
+// ones in every cluster, and of its cluster's rows of q k v and of fc some tiles of four. Its weights lie in one
+// stream, in the order of use.
+#pragma once
+
+#include "schedule.h"
+
+namespace kf::decode_step {
+
+constexpr int kClusterBlocks = 8, kClusterWarps = 8, kOfCluster = kClusterBlocks * kClusterWarps;
+constexpr int kMostClusters = 16, kMostHeads = 2;  // heads of a cluster
+constexpr int kStepDepth = 64;                     // of a product's depth, at once
+constexpr int kGranule = 4;  // columns of x, or of the hidden layer, that are sent together; rows of a tile
+constexpr int kUnitOfHidden = 64;
+constexpr int kWarpKeys = 16;
+constexpr int kStepBytes = kGranule * kStepDepth * 2;
+constexpr int kMostTiles = 2;  // of q k v and of fc, to a warp
+constexpr int kMostVocab = 1 << 22;
+
+// A model's width in steps: the kernel is made for some, and narrower models are padded with zeros. Weights come in
+// pieces of so many steps.
+constexpr int kMostSteps = 25;
+KF_BOTH constexpr int steps_for(int needed) {
+  return needed <= 12 ? 12 : (needed <= 16 ? 16 : (needed <= 20 ? 20 : (needed <= kMostSteps ? kMostSteps : 0)));
+}
+KF_BOTH constexpr int piece_of(int steps) { return steps == 12 ? 6 : (steps == 16 ? 8 : 5); }
+KF_BOTH constexpr int most_units(int steps) { return steps == 12 ? 5 : 8; }  // of a cluster's hidden layer
+KF_BOTH constexpr int most_granules(int steps) { return up(16 * steps, kOfCluster); }
+
+// Who a warp is: `index` counts those of its cluster. In `order` they are given tiles of q k v, some to each block, and
+// from the last one on tiles of fc, so that who has one more of the one has one less of the other.
+struct WarpPlace {
+  int cluster, block, warp;
+  KF_BOTH int index() const { return block * kClusterWarps + warp; }
+  KF_BOTH int order(Kind kind) const {
+    const int order = warp * kClusterBlocks + block;
+    return kind == Kind::kFc ? kOfCluster - 1 - order : order;
+  }
+};
+
+// A step of mma is four rows of the weights by 64 of the depth: operand a has the rows for each of four chunks of 16,
+// and operand b each chunk of x, its upper and lower parts. Of the 16 × 8 sums one of four is wanted, where a row's
+// chunk is the column's. A lane's vector is its operand: where element `i` of a step comes from.
+struct StepSpot {
+  int row, depth;
+};
+KF_BOTH StepSpot spot_in_step(int i) {
+  const int word = i / 2 % 4, t = i / 8 % 4, chunk = i / 128 % 2 + word % 2 * 2;
+  return {i / 32 % kGranule, (chunk * 4 + t) * kGranule + word / 2 * 2 + i % 2};
+}
+
+// A warp's columns of x, in two orders: as products give them, `row` of a group of four, a lane for each row, and as
+// they are sent, four to a granule. What a lane has of four groups is a granule. Of groups that are left over granules
+// are put together by few exchanges (send_x).
+KF_BOTH constexpr int column_in_warp(int granules, int group, int row) {
+  const int left = granules % 4, base = granules - left, k = group - base;
+  if (group < base) return (group / 4 * 4 + row) * kGranule + group % 4;
+  if (left == 1) return base * kGranule + row;
+  if (left == 2) return (base + row % 2) * kGranule + row / 2 * 2 + k;
+  return row < 3 ? (base + row) * kGranule + k : (base + k) * kGranule + 3;
+}
+
+struct Shares {
+  int width, inner, vocab, layers, clusters;
+  int heads, steps;        // steps 0: too wide
+  int all_units, of_warp;  // units of the hidden layer; messages of a warp
+  int heads_before[kMostClusters + 1], units_before[kMostClusters + 1];
+  int label_at, parts_at;                             // messages, counted in 16 bytes; before them lies the state
+  int64_t constants_at, rows_at, streams_at, stride;  // bytes
+
+  Shares() = default;
+  // least: at least so many steps.
+  KF_BOTH Shares(int64_t of_width, int64_t of_inner, int64_t of_vocab, int64_t of_layers, int64_t at_once,
+                 int least_steps)
+      : width(static_cast<int>(of_width)),
+        inner(static_cast<int>(of_inner)),
+        vocab(static_cast<int>(of_vocab)),
+        layers(static_cast<int>(of_layers)),
+        heads(width / kHead),
+        steps(steps_of(width, least_steps)),
+        all_units(up(inner, kUnitOfHidden)),
+        label_at(1),
+        parts_at(2) {
+    clusters = least(least(static_cast<int>(at_once), kMostClusters), all_units);
+    if (clusters < 1) return;  // does not fit
+    of_warp = 4 * up(most_granules(steps), kOfMessage);
+    // A head's weights are as many as two units': who has more heads has fewer units, if all have some then, and none
+    // too many.
+    for (const bool balanced : {true, false}) {
+      for (int c = 0; c <= clusters; ++c) {
+        heads_before[c] = heads * c / clusters;
+        units_before[c] =
+            balanced ? (2 * heads + all_units) * c / clusters - 2 * heads_before[c] : all_units * c / clusters;
+      }
+      if (has_units()) break;
+    }
+    constants_at = to_128(messages() * 16);
+    rows_at = constants_at + static_cast<int64_t>(clusters) * kOfCluster * (layers + 1) * kConstantBytes;
+    streams_at = to_128(rows_at + static_cast<int64_t>(clusters) * kOfCluster * most_logit_tiles() * 32);
+    stride = 0;
+    for (int w = 0; steps > 0 && w < clusters * kOfCluster; ++w) {
+      const int64_t bytes = kStepBytes * (static_cast<int64_t>(layers) * layer_steps(place(w)) +
+                                          static_cast<int64_t>(logit_tiles(place(w)).count()) * steps);
+      stride = stride < bytes ? bytes : stride;
+    }
+  }
+  KF_BOTH static int steps_of(int width, int least_steps) {
+    const int needed = up(width, kStepDepth);
+    return steps_for(needed < least_steps ? least_steps : needed);
+  }
+  KF_BOTH static WarpPlace place(int number) {
+    const int index = number % kOfCluster;
+    return {number / kOfCluster, index / kClusterWarps, index % kClusterWarps};
+  }
+  KF_BOTH static int number(const WarpPlace& p) { return p.cluster * kOfCluster + p.index(); }
+
+  KF_BOTH bool fits() const {
+    return clusters > 0 && steps > 0 && heads > 0 && up(heads, clusters) <= kMostHeads && has_units() &&
+           vocab <= kMostVocab;
+  }
+  KF_BOTH bool has_units() const {
+    for (int c = 0; c < clusters; ++c) {
+      if (units_of(c).count() < 1 || units_of(c).count() > most_units(steps)) return false;
+    }
+    return true;
+  }
+  KF_BOTH int64_t bytes() const { return streams_at + static_cast<int64_t>(clusters) * kOfCluster * stride; }
+
+  // ---- what a cluster and a warp have ----
+
+  KF_BOTH Range heads_of(int cluster) const { return {heads_before[cluster], heads_before[cluster + 1]}; }
+  KF_BOTH Range units_of(int cluster) const { return {units_before[cluster], units_before[cluster + 1]}; }
+  KF_BOTH Range granules_of(int index) const {
+    return {16 * steps * index / kOfCluster, 16 * steps * (index + 1) / kOfCluster};
+  }
+  // Of q k v, or fc.
+  KF_BOTH int tiles(const WarpPlace& p, Kind kind) const {
+    const int all = kind == Kind::kQkv ? heads_of(p.cluster).count() * 3 * kHead / kGranule
+                                       : units_of(p.cluster).count() * kUnitOfHidden / kGranule;
+    return up(all - p.order(kind), kOfCluster);
+  }
+  KF_BOTH static int tile(const WarpPlace& p, Kind kind, int k) { return k * kOfCluster + p.order(kind); }
+  KF_BOTH Range logit_tiles(const WarpPlace& p) const {
+    const int all = up(vocab, kGranule), warps = clusters * kOfCluster;
+    return {all * number(p) / warps, all * (number(p) + 1) / warps};
+  }
+  KF_BOTH int most_logit_tiles() const { return up(up(vocab, kGranule), clusters * kOfCluster); }
+  // Keys of a head that a warp attends to.
+  KF_BOTH static Range keys(int count, int index) {
+    return {count * index / kOfCluster, count * (index + 1) / kOfCluster};
+  }
+
+  // ---- a warp's stream: steps of each layer's products, then of the logits' tiles ----
+
+  //   q k v, fc   tile after tile
+  //   projection  of each head each group of the warp's columns
+  //   second      of each group each unit
+  KF_BOTH int product_steps(const WarpPlace& p, Kind kind) const {
+    const int granules = granules_of(p.index()).count();
+    switch (kind) {
+      case Kind::kQkv: return tiles(p, kind) * steps;
+      case Kind::kProjection: return heads_of(p.cluster).count() * granules;
+      case Kind::kFc: return tiles(p, kind) * steps;
+      default: return granules * units_of(p.cluster).count();
+    }
+  }
+  KF_BOTH int layer_steps(const WarpPlace& p) const {
+    int sum = 0;
+    for (int k = 0; k < kKinds; ++k) sum += product_steps(p, static_cast<Kind>(k));
+    return sum;
+  }
+  KF_BOTH int64_t stream_at(const WarpPlace& p) const { return streams_at + number(p) * stride; }
+  // Pieces of a layer: after so many steps of a tile, a head's groups or a group's units comes the next piece.
+  static constexpr int kMostPieces = 64, kPiecesAt = kMostPieces;  // the number stands behind them
+  KF_BOTH int pieces(const WarpPlace& p, unsigned char (&of_layer)[kMostPieces]) const {
+    int count = 0;
+    for (int k = 0; k < kKinds; ++k) {
+      const Kind kind = static_cast<Kind>(k);
+      const int all = product_steps(p, kind), granules = granules_of(p.index()).count();
+      const int together =
+          kind == Kind::kProjection ? granules : (kind == Kind::kSecond ? units_of(p.cluster).count() : steps);
+      for (int at = 0; at < all; at += together) {
+        for (int i = 0; i < together; i += piece_of(steps)) {
+          of_layer[count++] = static_cast<unsigned char>(least(piece_of(steps), together - i));
+        }
+      }
+    }
+    return count;
+  }
+
+  // ---- constants ----
+
+  // Of a warp and layer: LayerNorm's two numbers of each row of its tiles of q k v, then of fc, in float32; of its
+  // columns of x what is added after attention, the gain of the next LayerNorm, and both after the MLP. In front of the
+  // first layer's stands the first gain, and, in place of rows, how many steps the pieces of a layer have, and how many
+  // pieces there are.
+  enum OfX { kBias, kGain, kSecondBias, kNextGain };
+  static constexpr int kRowBytes = 2 * kMostTiles * kGranule * 8, kOfColumns = 28;
+  static constexpr int kConstantBytes = 384;
+  static_assert(kRowBytes + 4 * kOfColumns * 2 <= kConstantBytes);
+  KF_BOTH int64_t constants_of(const WarpPlace& p, int layer) const {
+    return constants_at + (static_cast<int64_t>(number(p)) * (layers + 1) + layer + 1) * kConstantBytes;
+  }
+  KF_BOTH int64_t rows_of(const WarpPlace& p, int tile) const {  // of the logits' rows
+    return rows_at + (static_cast<int64_t>(number(p)) * most_logit_tiles() + tile) * (kGranule * 8);
+  }
+
+  // ---- which column of the model's weights, and which place of its depth; −1: none, a zero ----
+
+  KF_BOTH int column_of_x(const WarpPlace& p, int group, int row) const {
+    const Range own = granules_of(p.index());
+    if (group >= own.count()) return -1;
+    const int column = own.first * kGranule + column_in_warp(own.count(), group, row);
+    return column < width ? column : -1;
+  }
+  struct Spot {
+    int column, place;
+  };
+  // Of row `row` and place `depth` of a product's step.
+  KF_BOTH Spot spot(const WarpPlace& p, Kind kind, int step, int row, int depth) const {
+    const Range own_heads = heads_of(p.cluster), units = units_of(p.cluster);
+    const int granules = granules_of(p.index()).count();
+    if (kind == Kind::kProjection) {
+      return {column_of_x(p, step % granules, row), (own_heads.first + step / granules) * kHead + depth};
+    }
+    if (kind == Kind::kSecond) {
+      const int place = (units.first + step % units.count()) * kUnitOfHidden + depth;
+      return {column_of_x(p, step / units.count(), row), place < inner ? place : -1};
+    }
+    const int place = step % steps * kStepDepth + depth, tile_row = tile(p, kind, step / steps) * kGranule + row;
+    return {kind == Kind::kQkv ? column_of_qkv_row(p, tile_row) : column_of_hidden_row(p, tile_row),
+            place < width ? place : -1};
+  }
+  // The rows of q k v stand by head: its q, its k, its v.
+  KF_BOTH int column_of_qkv_row(const WarpPlace& p, int row) const {
+    return column_of_qkv(heads_of(p.cluster).first * 3 * kHead + row, width);
+  }
+  KF_BOTH int column_of_hidden_row(const WarpPlace& p, int row) const {
+    const int column = units_of(p.cluster).first * kUnitOfHidden + row;
+    return column < inner ? column : -1;
+  }
+
+  // ---- messages: what a cluster adds to x, in a row three groups each ----
+
+  // Of half a layer, 0 or 1; message 4·(group / 3) + row. A layer's lie apart from the next one's.
+  KF_BOTH int part_at(int half, int layer, int cluster, int index) const {
+    return parts_at + (((half * 2 + layer % 2) * clusters + cluster) * kOfCluster + index) * of_warp;
+  }
+  KF_BOTH int messages() const { return part_at(2, 0, 0, 0); }
+};
+
+}  // namespace kf::decode_step

@@ -1,0 +1,233 @@
+// decode_step v4_clusters: a cluster has a head and a part of the MLP, and of a layer's seven hops five stay in it
+//
+// Idea      A hop over all blocks of a GPU goes through its L2 cache, there and back. Blocks of a cluster reach into
+//           each other's shared memory, which is several times as near. So the model is shared out as several GPUs
+//           would share it: a cluster has a head's q k v, its attention and its rows of the projection, some columns of
+//           fc and their rows of the second product. What it has in the end is a part of all columns of x. Only these
+//           parts go through the L2 cache, twice a layer: 15 of them, where 132 blocks would have 132.
+// Since v3  Clusters of eight blocks. A warp has whole rows of each product, at full depth: no sums are put together
+//           over warps. x lies in each block's shared memory, sent there by st.async as operand b of mma. Each warp has
+//           its weights copied by itself, piece by piece into a ring of its own, across all hops. Any width of GPT-2
+// Launch    cooperative, as many clusters of eight blocks as run at once, at most 16; a block a multiprocessor, 256
+//           threads, 210 to 220 KB
+// A layer   q k v → cluster → attention, 8 keys a warp of 512 → cluster → projection → all → sum of the parts, a warp's
+//           columns → cluster → fc, GELU → cluster → second product → all → sum → cluster
+// Barriers  one of each kind of exchange in each block; a phase a layer, which its first warp announces. Nothing else
+//           says that a place may be written over: schedule_check.h finds that it always may
+// Moves     weights, keys and values once; 16 bytes for three columns of each cluster's part to each cluster
+// Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
+//           head_dim 64; width up to 1600, two heads to a cluster; inner up to 320 for each cluster, of more than 768
+//           columns 512; 2^22 tokens; 1024 keys before the new one; slots of a head's cache are neighbours. In float16
+//           hidden values, too, must not exceed 65504. It has not run on a GPU yet
+#include <kf/launch.h>
+#include <step2/online_softmax.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "cluster_warp.h"
+#include "packed.h"
+#include "rungs.h"
+
+namespace kf::KF_BACKEND::decode_step {
+namespace {
+
+// What follows the layers: a tile of four rows after the other, and the next token's place.
+template <class T, int kSteps>
+__device__ __forceinline__ void logits(ClusterWarp<T, kSteps>& warp) {
+  const Args& a = warp.a;
+  const Shares& s = warp.s;
+  warp.wait_for_x(kMlp, s.layers);
+  const float2 norm = warp.mean_and_factor(kMlp, s.layers);
+  const Range tiles = s.logit_tiles(warp.at);
+  const auto* const rows = reinterpret_cast<const float2*>(warp.token.packed + s.rows_of(warp.at, 0));
+#pragma unroll 1
+  for (int i = 0; i < tiles.count(); ++i) {
+    const float2 c = __ldg(rows + i * kGranule + warp.g % kGranule);
+    typename ClusterWarp<T, kSteps>::Weights w;
+    float sum[4][4] = {};
+    warp.product(i + 1, w, warp.shared.x[kMlp], sum);
+    const float y = norm.y * (warp.row_of(sum) - norm.x * c.x) + c.y;
+    const int of_vocab = (tiles.first + i) * kGranule + warp.g;
+    if (warp.lane < 16 && warp.t == 0 && of_vocab < s.vocab) {
+      static_cast<T*>(a.logits)[of_vocab] = from_compute<T>(warp.broken ? NAN : y);
+    }
+  }
+  // All blocks have read both: without what they sent there would be no x.
+  if (blockIdx.x > 0 || threadIdx.x > 0) return;
+  if (warp.place.slot >= 0 && *const_cast<const volatile uint32_t*>(&warp.state->wanted) == 0) {
+    *static_cast<volatile int32_t*>(a.end) = warp.place.slot + 1;
+  }
+  *const_cast<volatile uint32_t*>(&warp.state->epoch) = (warp.tag - 1) / static_cast<uint32_t>(s.layers) + 1;
+}
+
+template <class T, int kSteps>
+__device__ __forceinline__ void add_token(ClusterWarp<T, kSteps>& warp) {
+  warp.send_first_x();
+#pragma unroll 1
+  for (int layer = 0; layer < warp.s.layers; ++layer) {
+    warp.take_constants(layer);
+    warp.queries_keys_values(layer);
+    if (warp.heads.count() > 0) {
+      warp.attend(layer);
+      warp.project(layer);
+    }
+    typename ClusterWarp<T, kSteps>::Weights of_fc;
+    if (warp.fc_tiles > 0) warp.take_ahead(of_fc);
+    warp.add_parts(kAttention, layer, Shares::kBias);
+    warp.send_x(kAttention, layer, Shares::kGain);
+    warp.hidden(layer, of_fc);
+    warp.second(layer);
+    warp.add_parts(kMlp, layer, Shares::kSecondBias);
+    warp.send_x(kMlp, layer, Shares::kNextGain);
+  }
+  logits(warp);
+}
+
+// Every block finds the same: nobody is waited for.
+template <class T>
+__device__ __noinline__ void refuse(const ClusterToken& token) {
+  const int64_t blocks = token.s.clusters * kClusterBlocks;
+  for (int64_t row = blockIdx.x * int64_t{kClusterThreads} + threadIdx.x; row < token.s.vocab;
+       row += blocks * kClusterThreads) {
+    static_cast<T*>(token.a.logits)[row] = from_compute<T>(NAN);
+  }
+  if (blockIdx.x > 0 || threadIdx.x > 0) return;
+  reinterpret_cast<volatile State*>(token.packed)->wanted = static_cast<uint32_t>(Wanted::kLabel);
+}
+
+template <class T, int kSteps>
+__global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __grid_constant__ ClusterToken token) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  using Shared = ClusterShared<kSteps>;
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int block = static_cast<int>(blockIdx.x);
+  const WarpPlace at{block / kClusterBlocks, block % kClusterBlocks, warp_uniform(thread / kWarpSize)};
+  const Place place(token.a, 0);
+  const uint32_t epoch = reinterpret_cast<const volatile State*>(token.packed)->epoch;
+  const uint4 own = label<T>(token.s), got = __ldcg(reinterpret_cast<const uint4*>(token.packed) + token.s.label_at);
+  if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token);
+  if (thread < kClusterWarps) {
+    for (uint64_t& each : shared.full[thread]) mbarrier_init(&each, 1);
+    mbarrier_init(&shared.constants_full[thread], 1);
+    if (thread < 2) {
+      mbarrier_init(&shared.x_full[thread], 1);
+      mbarrier_init(&shared.moments_full[thread], 1);
+    }
+    if (thread == 2) mbarrier_init(&shared.qkv_full, 1);
+    if (thread == 3) mbarrier_init(&shared.attended_full, 1);
+    if (thread == 4) mbarrier_init(&shared.hidden_full, 1);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  ClusterWarp<T, kSteps> warp(token, shared, place, epoch, at);
+  warp.expect_all();
+  warp.begin_stream();
+  warp.embed();
+  cluster_sync();  // all barriers of the cluster expect what comes
+  add_token(warp);
+  cluster_sync();  // nobody may end while others still send to it
+}
+
+// Calls f(kernel, bytes of shared memory).
+template <class F>
+auto with_kernel(DType dtype, int steps, F&& f) {
+  const auto of_steps = [&](auto type) {
+    using T = typename decltype(type)::element;
+    switch (steps) {
+      case 12: return f(clusters_kernel<T, 12>, static_cast<int64_t>(sizeof(ClusterShared<12>)));
+      case 16: return f(clusters_kernel<T, 16>, static_cast<int64_t>(sizeof(ClusterShared<16>)));
+      case 20: return f(clusters_kernel<T, 20>, static_cast<int64_t>(sizeof(ClusterShared<20>)));
+      default: return f(clusters_kernel<T, 25>, static_cast<int64_t>(sizeof(ClusterShared<25>)));
+    }
+  };
+  return with_half_type(dtype, of_steps);
+}
+
+// How the current device shares out a model. Its clusters are counted, and shares worked out, when another model comes.
+Shares shares_of(const Args& a, const ClusterForm& form) {
+  struct Known {
+    std::array<int64_t, 8> of;
+    Shares shares;
+  };
+  thread_local Known known{};
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const std::array<int64_t, 8> of{a.width, a.inner,          a.vocab,           a.layers, static_cast<int64_t>(a.dtype),
+                                  device,  form.least_steps, form.most_clusters};
+  if (known.of == of) return known.shares;
+  int64_t at_once = 0;
+  with_kernel(a.dtype, Shares::steps_of(static_cast<int>(a.width), form.least_steps),
+              [&](auto* kernel, int64_t shared) {
+                at_once = clusters_at_once(kernel, kClusterBlocks, kClusterThreads, shared);
+              });
+  at_once = std::min<int64_t>(at_once, form.most_clusters);
+  known = {of, Shares(a.width, a.inner, a.vocab, a.layers, at_once, form.least_steps)};
+  return known.shares;
+}
+
+// Whether weights of these shapes can be packed.
+std::string cannot_share(const Args& a, const ClusterForm& form) {
+  constexpr int kMostWidth = kMostSteps * kStepDepth;
+  if (a.dtype == DType::kFloat32) return "takes float16 or bfloat16, got float32";
+  if (a.dtype == DType::kFloat64) return "takes float16 or bfloat16, got float64";
+  if (a.width % kHead != 0) return "takes a width that is a multiple of 64" + got(a.width);
+  if (a.width > kMostWidth) return "takes a width up to " + std::to_string(kMostWidth) + got(a.width);
+  if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
+  if (const std::string why = too_much_shared_memory(sizeof(ClusterShared<16>), "weights on their way"); !why.empty()) {
+    return why;
+  }
+  const Shares s = shares_of(a, form);
+  if (up(s.heads, kMostHeads) > s.clusters) {
+    return "needs room for " + std::to_string(up(s.heads, kMostHeads)) +
+           " clusters of eight blocks at once, two heads each" + got(s.clusters);
+  }
+  if (a.vocab > kMostVocab) return "takes at most " + std::to_string(kMostVocab) + " tokens" + got(a.vocab);
+  if (!s.fits()) {
+    return "takes an inner width up to " + std::to_string(s.clusters * most_units(s.steps) * kUnitOfHidden) +
+           got(a.inner);
+  }
+  return "";
+}
+
+}  // namespace
+
+int64_t v4_clusters_bytes(const Args& a, std::string& why_not, const ClusterForm& form) {
+  why_not = cannot_share(a, form);
+  return why_not.empty() ? shares_of(a, form).bytes() : 0;
+}
+
+void v4_clusters_pack(const Args& a, void* stream, const ClusterForm& form) {
+  with_half_type(a.dtype,
+                 [&](auto type) { pack_shares<typename decltype(type)::element>(a, shares_of(a, form), stream); });
+}
+
+std::string v4_clusters_can_implement(const Args& a) {
+  if (const std::string why_not = cannot_take(a); !why_not.empty()) return why_not;
+  if (const std::string why_not = cannot_share(a, {}); !why_not.empty()) return why_not;
+  if (const std::string why_not = too_many_keys(a, kOfCluster * kWarpKeys); !why_not.empty()) return why_not;
+  return cannot_read(a, shares_of(a, {}).bytes());
+}
+
+void v4_clusters_of(const Args& a, const ClusterForm& form, void* stream) {
+  const ClusterToken token{a, shares_of(a, form), static_cast<unsigned char*>(a.packed),
+                           static_cast<float>(a.scale * kLog2e), static_cast<float>(a.eps)};
+  with_kernel(a.dtype, token.s.steps, [&](auto* kernel, int64_t shared) {
+    const dim3 grid(static_cast<unsigned>(token.s.clusters * kClusterBlocks));
+    with_clusters(kernel, kClusterBlocks, grid, kClusterThreads, shared, [&](cudaLaunchConfig_t& config) {
+      cudaLaunchAttribute attributes[2] = {config.attrs[0], {}};
+      attributes[1].id = cudaLaunchAttributeCooperative;
+      attributes[1].val.cooperative = 1;
+      config.attrs = attributes;
+      config.numAttrs = 2;
+      config.stream = as_stream(stream);
+      check(cudaLaunchKernelEx(&config, kernel, token), "cudaLaunchKernelEx");
+    });
+  });
+}
+
+void v4_clusters(const Args& a, void* stream) { v4_clusters_of(a, {}, stream); }
+
+}  // namespace kf::KF_BACKEND::decode_step
