@@ -4,8 +4,10 @@
 //     -std=c++17 -O3 -arch=sm_90a -o ../build/token_trace pages/token_trace.cu && ../build/token_trace
 //
 // In step4-integration. Prints JSON: of each block and product the moments of token_block.h, in nanoseconds; 0 where it
-// has none. `small` is a model that the emulation can take.
+// has none. With `clusters` it is v4_clusters, and of each block the steps of cluster_warp.h. `small` is a model that
+// the emulation can take.
 #include "kernels/decode_step/v3_persistent.cu"
+#include "kernels/decode_step/v4_clusters.cu"
 
 #include <cstdio>
 #include <cstring>
@@ -75,55 +77,81 @@ Args arguments(const Recorded& of, std::vector<Layer>& layers) {
   return a;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const bool small = argc > 1 && std::strcmp(argv[1], "small") == 0;  // for the emulation
-  const Recorded of = small ? Recorded{64, 1, 3, 67, 5, 1} : Recorded{768, 12, 12, 50257, 512, 20};
-  std::vector<Layer> layers;
-  Args a = arguments(of, layers);
-  std::string why_not;
-  a.packed_bytes = backend::packed_bytes(a, why_not);
-  if (!why_not.empty()) return std::fprintf(stderr, "token_trace: v3_persistent %s\n", why_not.c_str()), 1;
-  check(cudaMalloc(&a.packed, static_cast<size_t>(a.packed_bytes)), "cudaMalloc");
-  backend::pack_weights(a, nullptr);
-  const Schedule s(of.width, a.inner, of.vocab, of.layers, kf::KF_BACKEND::multiprocessors());
-  const int64_t each = backend::trace_of_block(s);
-  std::vector<long long> trace(static_cast<size_t>(s.blocks * each), 0);
-  long long* const on_device = device_copy(trace);
-  for (int i = 0; i < of.launches; ++i) backend::launch_token<true>(a, nullptr, on_device);
-  check(cudaMemcpy(trace.data(), on_device, trace.size() * sizeof trace[0], cudaMemcpyDeviceToHost), "cudaMemcpy");
-  State state;
-  check(cudaMemcpy(&state, a.packed, sizeof state, cudaMemcpyDeviceToHost), "cudaMemcpy");
-  if (const std::string said = backend::failure(state); !said.empty()) {
-    return std::fprintf(stderr, "token_trace: %s\n", said.c_str()), 1;
-  }
-
-  // Of one layer in the middle, whose first product's begin is 0 on the first block.
+// Moments of one layer in the middle, `kinds` groups of `moments` for each block, from the moment on that the first
+// block recorded as number `zero_at`.
+void print_layer(const std::vector<long long>& trace, const Recorded& of, int64_t blocks, int kinds, int moments,
+                 int zero_at) {
   const int layer = static_cast<int>(of.layers / 2);
+  const size_t each = trace.size() / static_cast<size_t>(blocks);
   double zero = 0;
   cudaDeviceProp device;
   check(cudaGetDeviceProperties(&device, 0), "cudaGetDeviceProperties");
   std::printf("{\"gpu\": \"%s\", \"keys\": %d, \"layer\": %d, \"blocks\": [", device.name, static_cast<int>(of.keys),
               layer);
-  for (int block = 0; block < s.blocks; ++block) {
-    const long long* const own = &trace[static_cast<size_t>(block * each)];
+  for (size_t block = 0; block < static_cast<size_t>(blocks); ++block) {
+    const long long* const own = &trace[block * each];
     const double rate = static_cast<double>(own[2] - own[0]) / static_cast<double>(own[3] - own[1]);
     const auto nanoseconds = [&](long long clock) {  // since the first block began
       return static_cast<double>(own[0] - trace[0]) + static_cast<double>(clock - own[1]) * rate;
     };
+    const long long* const of_layer = own + 4 + layer * kinds * moments;
+    if (block == 0) zero = nanoseconds(of_layer[zero_at]);
     std::printf(block == 0 ? "\n[" : ",\n[");
-    for (int kind = 0; kind < kKinds; ++kind) {
-      std::printf(kind == 0 ? "[" : ", [");
-      for (int moment = 0; moment < backend::kMomentKinds; ++moment) {
-        const long long clock = own[4 + (layer * kKinds + kind) * backend::kMomentKinds + moment];
-        if (block == 0 && kind == 0 && moment == static_cast<int>(backend::Moment::kWeights)) zero = nanoseconds(clock);
-        std::printf(moment == 0 ? "%.0f" : ", %.0f", clock == 0 ? 0 : nanoseconds(clock) - zero);
-      }
-      std::printf("]");
+    for (int i = 0; i < kinds * moments; ++i) {
+      const char* const before = i % moments > 0 ? ", " : (i > 0 ? "], [" : "[");
+      std::printf("%s%.0f", before, of_layer[i] == 0 ? 0 : nanoseconds(of_layer[i]) - zero);
     }
-    std::printf("]");
+    std::printf("]]");
   }
   std::printf("]}\n");
-  return 0;
+}
+
+// launch(trace) adds a token.
+template <class Launch>
+std::vector<long long> recorded(const Recorded& of, int64_t numbers, Launch launch) {
+  std::vector<long long> trace(static_cast<size_t>(numbers), 0);
+  long long* const on_device = device_copy(trace);
+  for (int i = 0; i < of.launches; ++i) launch(on_device);
+  check(cudaMemcpy(trace.data(), on_device, trace.size() * sizeof trace[0], cudaMemcpyDeviceToHost), "cudaMemcpy");
+  return trace;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool small = false, clusters = false;
+  for (int i = 1; i < argc; ++i) {
+    small = small || std::strcmp(argv[i], "small") == 0;  // for the emulation
+    clusters = clusters || std::strcmp(argv[i], "clusters") == 0;
+  }
+  const char* const rung = clusters ? "v4_clusters" : "v3_persistent";
+  const Recorded of = small ? Recorded{64, 1, 3, 67, 5, 1} : Recorded{768, 12, 12, 50257, 512, 20};
+  std::vector<Layer> layers;
+  Args a = arguments(of, layers);
+  std::string why_not;
+  a.packed_bytes = backend::packed_bytes(rung, a, why_not);
+  if (!why_not.empty()) return std::fprintf(stderr, "token_trace: %s %s\n", rung, why_not.c_str()), 1;
+  check(cudaMalloc(&a.packed, static_cast<size_t>(a.packed_bytes)), "cudaMalloc");
+  backend::pack_weights(rung, a, nullptr);
+  std::vector<long long> trace;
+  const auto print = [&](int64_t blocks, int kinds, int moments, int zero_at) {
+    State state;
+    check(cudaMemcpy(&state, a.packed, sizeof state, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    if (const std::string said = failure(state); !said.empty()) {
+      return std::fprintf(stderr, "token_trace: %s\n", said.c_str()), 1;
+    }
+    print_layer(trace, of, blocks, kinds, moments, zero_at);
+    return 0;
+  };
+  if (clusters) {
+    const Shares s = backend::shares_of(a, {});
+    const int64_t blocks = s.clusters * kClusterBlocks;
+    trace = recorded(of, blocks * backend::trace_of_block(s),
+                     [&](long long* to) { backend::launch_clusters<true>(a, {}, nullptr, to); });
+    return print(blocks, 1, backend::kStepKinds, static_cast<int>(backend::Step::kEnd));
+  }
+  const Schedule s(of.width, a.inner, of.vocab, of.layers, kf::KF_BACKEND::multiprocessors());
+  trace = recorded(of, s.blocks * backend::trace_of_block(s),
+                   [&](long long* to) { backend::launch_token<true>(a, nullptr, to); });
+  return print(s.blocks, kKinds, backend::kMomentKinds, static_cast<int>(backend::Moment::kWeights));
 }

@@ -398,9 +398,9 @@ TEST(DecodeStep, ClustersForAnyWidthGiveTheSameToken) {
   constexpr int64_t kVocab = 1100, kSlots = 40;
   for (const int64_t width : {64, 256}) {  // 256: two heads a cluster
     const Gpt2 model{2, width, 2 * width + 80, kVocab, kSlots};
-    std::string refused;
-    if (decode_step::v4_clusters_bytes(model.args(1, width / 64, 0.125), refused); !refused.empty()) {
-      GTEST_SKIP() << refused;
+    std::string why_not;
+    if (decode_step::v4_clusters_bytes(model.args(1, width / 64, 0.125), why_not); !why_not.empty()) {
+      GTEST_SKIP() << why_not;
     }
     const Halves keys(2 * kSlots * width), values(2 * kSlots * width);
     const DeviceArray<int64_t> ids(std::vector<int64_t>{3});

@@ -569,7 +569,8 @@ def test_a_recorded_token_is_in_order():
     step = steps.STEPS[-1].path
     folders = (step, *(ROOT / each / "include" for each in ("common", "step1-simple", "step2-attention")))
     command = [sys.executable, "-m", "kernel_fusion", "simt", *(f"-I{folder}" for folder in folders)]
-    done = captured([*command, "--compiler-flags=-DKF_BACKEND=emulated", step / "pages" / "token_trace.cu", "small"])
+    command += ["--compiler-flags=-DKF_BACKEND=emulated", step / "pages" / "token_trace.cu", "small"]
+    done = captured(command)
     assert done.returncode == 0, done.stdout + done.stderr
     recorded = json.loads(done.stdout)
     assert (recorded["layer"], recorded["keys"]) == (1, 5)
@@ -581,6 +582,14 @@ def test_a_recorded_token_is_in_order():
             assert kind == 1 or not queries
         assert [product[-1] for product in block] == sorted(product[-1] for product in block)
     assert sum(block[1][0] != 0 for block in recorded["blocks"]) == 1  # a head, of few keys
+    done = captured([*command, "clusters"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    blocks = [block for [block] in json.loads(done.stdout)["blocks"]]
+    assert len(blocks) == 16  # two clusters, of which the second has the head
+    for number, block in enumerate(blocks):
+        steps_taken = [step for step in block if step]
+        assert steps_taken == sorted(steps_taken)
+        assert (block[0] != 0) == (number >= 8)
 
 
 # ---- the op as torch sees it ----

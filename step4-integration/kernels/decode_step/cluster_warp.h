@@ -21,7 +21,29 @@ struct ClusterToken {
   Shares s;
   unsigned char* packed;
   float scale_log2, eps;
+  long long* trace;  // [blocks, trace_of_block], or null
 };
+
+// A recorded token (pages/token_trace.cu): when a block's first warp had x, had sent its rows of q k v, and so on, of
+// each layer. In front as of v3_persistent.
+enum class Step {
+  kX,
+  kQkvSent,
+  kQkv,
+  kAttendedSent,
+  kAttended,
+  kPartSent,
+  kParts,
+  kSent,
+  kMiddleX,
+  kHiddenSent,
+  kHidden,
+  kSecondSent,
+  kSecondParts,
+  kEnd
+};
+constexpr int kStepKinds = 14;
+KF_BOTH int64_t trace_of_block(const Shares& s) { return 4 + int64_t{s.layers} * kStepKinds; }
 
 template <int kSteps>
 struct alignas(128) ClusterShared {
@@ -43,7 +65,8 @@ struct alignas(128) ClusterShared {
   uint64_t x_full[2], moments_full[2], qkv_full, attended_full, hidden_full;
 };
 
-template <class T, int kSteps>
+// kTrace: it records when it is where.
+template <class T, int kSteps, bool kTrace>
 struct ClusterWarp {
   using Shared = ClusterShared<kSteps>;
   using Operand = Vector<uint32_t, 2>;  // b, a step's
@@ -129,6 +152,23 @@ struct ClusterWarp {
     if (group >= granules) return -1;
     const int column = first_granule * kGranule + column_in_warp(granules, group, row);
     return column < s.width ? column : -1;
+  }
+
+  __device__ __forceinline__ void record(int64_t at, long long value) const {
+    if constexpr (kTrace) {
+      if (threadIdx.x == 0) token.trace[blockIdx.x * trace_of_block(s) + at] = value;
+    }
+  }
+  __device__ __forceinline__ void record(Step step) const {
+    if constexpr (kTrace) record(4 + layer_now * kStepKinds + static_cast<int>(step), clock64());
+  }
+  __device__ __forceinline__ void record_both_clocks(int at) const {
+    if constexpr (kTrace) {
+      long long now;
+      asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+      record(at, now);
+      record(at + 1, clock64());
+    }
   }
 
   // ---- exchanges within the cluster ----
@@ -434,6 +474,7 @@ struct ClusterWarp {
     Weights w;
     take_ahead(w);
     wait_for_x(kMlp, layer);
+    record(Step::kX);
     const float scale = token.scale_log2 / (a.scale_by_layer ? static_cast<float>(layer + 1) : 1.0f);
     float2 norm = {};
 #pragma unroll 1
@@ -505,6 +546,7 @@ struct ClusterWarp {
     load_keys(layer, 0, of);
     prefetch_keys(layer + 1);
     wait(&shared.qkv_full, layer, bytes_of_qkv(), Wanted::kQkv);
+    record(Step::kQkv);
 #pragma unroll 1
     for (int head = 0; head < heads.count(); ++head) {
       float score[kRounds] = {};
@@ -600,6 +642,7 @@ struct ClusterWarp {
       newest[head] = {score, 1, {v[2 * lane], v[2 * lane + 1]}};
     }
     wait(&shared.attended_full, layer, bytes_of_attended(), Wanted::kAttended);
+    record(Step::kAttended);
     float sum[kGroups][4] = {};
 #pragma unroll
     for (int head = 0; head < kMostHeads; ++head) {
@@ -628,6 +671,7 @@ struct ClusterWarp {
   __device__ __forceinline__ void hidden(int layer, Weights& w) {
     if (fc_tiles == 0) return only_announce(kAttention, layer);
     wait_for_x(kAttention, layer);
+    record(Step::kMiddleX);
     float2 norm = {};
 #pragma unroll 1
     for (int k = 0; k < fc_tiles; ++k) {
@@ -652,6 +696,7 @@ struct ClusterWarp {
 #pragma unroll
     for (int i = 0; i < kBefore; ++i) take(units, before[i]);
     wait(&shared.hidden_full, layer, bytes_of_hidden(), Wanted::kHidden);
+    record(Step::kHidden);
     Operand x[kMostUnits];
 #pragma unroll
     for (int unit = 0; unit < kMostUnits; ++unit) {

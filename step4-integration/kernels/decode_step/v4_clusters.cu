@@ -34,8 +34,8 @@ namespace kf::KF_BACKEND::decode_step {
 namespace {
 
 // What follows the layers: a tile of four rows after the other, and the next token's place.
-template <class T, int kSteps>
-__device__ __forceinline__ void logits(ClusterWarp<T, kSteps>& warp) {
+template <class T, int kSteps, bool kTrace>
+__device__ __forceinline__ void logits(ClusterWarp<T, kSteps, kTrace>& warp) {
   const Args& a = warp.a;
   const Shares& s = warp.s;
   warp.wait_for_x(kMlp, s.layers);
@@ -45,7 +45,7 @@ __device__ __forceinline__ void logits(ClusterWarp<T, kSteps>& warp) {
 #pragma unroll 1
   for (int i = 0; i < tiles.count(); ++i) {
     const float2 c = __ldg(rows + i * kGranule + warp.g % kGranule);
-    typename ClusterWarp<T, kSteps>::Weights w;
+    typename ClusterWarp<T, kSteps, kTrace>::Weights w;
     float sum[4][4] = {};
     warp.product(i + 1, w, warp.shared.x[kMlp], sum);
     const float y = norm.y * (warp.row_of(sum) - norm.x * c.x) + c.y;
@@ -62,25 +62,34 @@ __device__ __forceinline__ void logits(ClusterWarp<T, kSteps>& warp) {
   *const_cast<volatile uint32_t*>(&warp.state->epoch) = (warp.tag - 1) / static_cast<uint32_t>(s.layers) + 1;
 }
 
-template <class T, int kSteps>
-__device__ __forceinline__ void add_token(ClusterWarp<T, kSteps>& warp) {
+template <class T, int kSteps, bool kTrace>
+__device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp) {
   warp.send_first_x();
 #pragma unroll 1
   for (int layer = 0; layer < warp.s.layers; ++layer) {
     warp.take_constants(layer);
     warp.queries_keys_values(layer);
+    warp.record(Step::kQkvSent);
     if (warp.heads.count() > 0) {
       warp.attend(layer);
+      warp.record(Step::kAttendedSent);
       warp.project(layer);
+      warp.record(Step::kPartSent);
     }
-    typename ClusterWarp<T, kSteps>::Weights of_fc;
+    typename ClusterWarp<T, kSteps, kTrace>::Weights of_fc;
     if (warp.fc_tiles > 0) warp.take_ahead(of_fc);
     warp.add_parts(kAttention, layer, Shares::kBias);
+    warp.record(Step::kParts);
     warp.send_x(kAttention, layer, Shares::kGain);
+    warp.record(Step::kSent);
     warp.hidden(layer, of_fc);
+    warp.record(Step::kHiddenSent);
     warp.second(layer);
+    warp.record(Step::kSecondSent);
     warp.add_parts(kMlp, layer, Shares::kSecondBias);
+    warp.record(Step::kSecondParts);
     warp.send_x(kMlp, layer, Shares::kNextGain);
+    warp.record(Step::kEnd);
   }
   logits(warp);
 }
@@ -97,7 +106,7 @@ __device__ __noinline__ void refuse(const ClusterToken& token) {
   reinterpret_cast<volatile State*>(token.packed)->wanted = static_cast<uint32_t>(Wanted::kLabel);
 }
 
-template <class T, int kSteps>
+template <class T, int kSteps, bool kTrace>
 __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __grid_constant__ ClusterToken token) {
   extern __shared__ __align__(128) unsigned char memory[];
   using Shared = ClusterShared<kSteps>;
@@ -122,25 +131,27 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
     mbarrier_init_fence();
   }
   __syncthreads();
-  ClusterWarp<T, kSteps> warp(token, shared, place, epoch, at);
+  ClusterWarp<T, kSteps, kTrace> warp(token, shared, place, epoch, at);
+  warp.record_both_clocks(0);
   warp.expect_all();
   warp.begin_stream();
   warp.embed();
   cluster_sync();  // all barriers of the cluster expect what comes
   add_token(warp);
+  warp.record_both_clocks(2);
   cluster_sync();  // nobody may end while others still send to it
 }
 
 // Calls f(kernel, bytes of shared memory).
-template <class F>
+template <bool kTrace, class F>
 auto with_kernel(DType dtype, int steps, F&& f) {
   const auto of_steps = [&](auto type) {
     using T = typename decltype(type)::element;
     switch (steps) {
-      case 12: return f(clusters_kernel<T, 12>, static_cast<int64_t>(sizeof(ClusterShared<12>)));
-      case 16: return f(clusters_kernel<T, 16>, static_cast<int64_t>(sizeof(ClusterShared<16>)));
-      case 20: return f(clusters_kernel<T, 20>, static_cast<int64_t>(sizeof(ClusterShared<20>)));
-      default: return f(clusters_kernel<T, 25>, static_cast<int64_t>(sizeof(ClusterShared<25>)));
+      case 12: return f(clusters_kernel<T, 12, kTrace>, static_cast<int64_t>(sizeof(ClusterShared<12>)));
+      case 16: return f(clusters_kernel<T, 16, kTrace>, static_cast<int64_t>(sizeof(ClusterShared<16>)));
+      case 20: return f(clusters_kernel<T, 20, kTrace>, static_cast<int64_t>(sizeof(ClusterShared<20>)));
+      default: return f(clusters_kernel<T, 25, kTrace>, static_cast<int64_t>(sizeof(ClusterShared<25>)));
     }
   };
   return with_half_type(dtype, of_steps);
@@ -159,10 +170,10 @@ Shares shares_of(const Args& a, const ClusterForm& form) {
                                   device,  form.least_steps, form.most_clusters};
   if (known.of == of) return known.shares;
   int64_t at_once = 0;
-  with_kernel(a.dtype, Shares::steps_of(static_cast<int>(a.width), form.least_steps),
-              [&](auto* kernel, int64_t shared) {
-                at_once = clusters_at_once(kernel, kClusterBlocks, kClusterThreads, shared);
-              });
+  with_kernel<false>(a.dtype, Shares::steps_of(static_cast<int>(a.width), form.least_steps),
+                     [&](auto* kernel, int64_t shared) {
+                       at_once = clusters_at_once(kernel, kClusterBlocks, kClusterThreads, shared);
+                     });
   at_once = std::min<int64_t>(at_once, form.most_clusters);
   known = {of, Shares(a.width, a.inner, a.vocab, a.layers, at_once, form.least_steps)};
   return known.shares;
@@ -175,6 +186,7 @@ std::string cannot_share(const Args& a, const ClusterForm& form) {
   if (a.dtype == DType::kFloat64) return "takes float16 or bfloat16, got float64";
   if (a.width % kHead != 0) return "takes a width that is a multiple of 64" + got(a.width);
   if (a.width > kMostWidth) return "takes a width up to " + std::to_string(kMostWidth) + got(a.width);
+  if (a.vocab > kMostVocab) return "takes at most " + std::to_string(kMostVocab) + " tokens" + got(a.vocab);
   if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
   if (const std::string why = too_much_shared_memory(sizeof(ClusterShared<16>), "weights on their way"); !why.empty()) {
     return why;
@@ -184,12 +196,34 @@ std::string cannot_share(const Args& a, const ClusterForm& form) {
     return "needs room for " + std::to_string(up(s.heads, kMostHeads)) +
            " clusters of eight blocks at once, two heads each" + got(s.clusters);
   }
-  if (a.vocab > kMostVocab) return "takes at most " + std::to_string(kMostVocab) + " tokens" + got(a.vocab);
   if (!s.fits()) {
     return "takes an inner width up to " + std::to_string(s.clusters * most_units(s.steps) * kUnitOfHidden) +
            got(a.inner);
   }
   return "";
+}
+
+// trace: null, or [blocks, trace_of_block].
+template <bool kTrace>
+void launch_clusters(const Args& a, const ClusterForm& form, void* stream, long long* trace) {
+  const ClusterToken token{a,
+                           shares_of(a, form),
+                           static_cast<unsigned char*>(a.packed),
+                           static_cast<float>(a.scale * kLog2e),
+                           static_cast<float>(a.eps),
+                           trace};
+  with_kernel<kTrace>(a.dtype, token.s.steps, [&](auto* kernel, int64_t shared) {
+    const dim3 grid(static_cast<unsigned>(token.s.clusters * kClusterBlocks));
+    with_clusters(kernel, kClusterBlocks, grid, kClusterThreads, shared, [&](cudaLaunchConfig_t& config) {
+      cudaLaunchAttribute attributes[2] = {config.attrs[0], {}};
+      attributes[1].id = cudaLaunchAttributeCooperative;
+      attributes[1].val.cooperative = 1;
+      config.attrs = attributes;
+      config.numAttrs = 2;
+      config.stream = as_stream(stream);
+      check(cudaLaunchKernelEx(&config, kernel, token), "cudaLaunchKernelEx");
+    });
+  });
 }
 
 }  // namespace
@@ -212,20 +246,7 @@ std::string v4_clusters_can_implement(const Args& a) {
 }
 
 void v4_clusters_of(const Args& a, const ClusterForm& form, void* stream) {
-  const ClusterToken token{a, shares_of(a, form), static_cast<unsigned char*>(a.packed),
-                           static_cast<float>(a.scale * kLog2e), static_cast<float>(a.eps)};
-  with_kernel(a.dtype, token.s.steps, [&](auto* kernel, int64_t shared) {
-    const dim3 grid(static_cast<unsigned>(token.s.clusters * kClusterBlocks));
-    with_clusters(kernel, kClusterBlocks, grid, kClusterThreads, shared, [&](cudaLaunchConfig_t& config) {
-      cudaLaunchAttribute attributes[2] = {config.attrs[0], {}};
-      attributes[1].id = cudaLaunchAttributeCooperative;
-      attributes[1].val.cooperative = 1;
-      config.attrs = attributes;
-      config.numAttrs = 2;
-      config.stream = as_stream(stream);
-      check(cudaLaunchKernelEx(&config, kernel, token), "cudaLaunchKernelEx");
-    });
-  });
+  launch_clusters<false>(a, form, stream, nullptr);
 }
 
 void v4_clusters(const Args& a, void* stream) { v4_clusters_of(a, {}, stream); }
