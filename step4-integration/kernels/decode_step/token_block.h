@@ -102,6 +102,16 @@ __device__ __forceinline__ TwoParts two_parts(float x, float y) {
   return {high, pack<T>(x - low_of<T>(high), y - high_of<T>(high))};
 }
 
+// Packed weights of another model. Every block finds the same: nobody is waited for.
+template <class T>
+__device__ __noinline__ void refuse(const Args& a, unsigned char* packed) {
+  const int64_t first = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
+  for (int64_t row = first; row < a.vocab; row += int64_t{gridDim.x} * blockDim.x) {
+    static_cast<T*>(a.logits)[row] = from_compute<T>(NAN);
+  }
+  if (first == 0) reinterpret_cast<volatile State*>(packed)->wanted = static_cast<uint32_t>(Wanted::kLabel);
+}
+
 __device__ __forceinline__ Vector16 load_16(const unsigned char* from) {
   return load_vector<4>(reinterpret_cast<const uint32_t*>(from));
 }

@@ -33,17 +33,6 @@
 namespace kf::KF_BACKEND::decode_step {
 namespace {
 
-// Every block finds the same: nobody is waited for.
-template <class T>
-__device__ __noinline__ void refuse(const Token& token) {
-  const Range own = token.s.logits(blockIdx.x);
-  for (int row = own.first + static_cast<int>(threadIdx.x); row < own.last; row += kTokenThreads) {
-    static_cast<T*>(token.a.logits)[row] = from_compute<T>(NAN);
-  }
-  if (blockIdx.x > 0 || threadIdx.x > 0) return;
-  reinterpret_cast<volatile State*>(token.packed)->wanted = static_cast<uint32_t>(Wanted::kLabel);
-}
-
 template <class T, bool kWide, bool kTrace>
 __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(const __grid_constant__ Token token) {
   extern __shared__ __align__(128) unsigned char memory[];
@@ -71,7 +60,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(const __grid_co
     if (tile == 0) shared.lines[kind] = {p.first, p.rows, p.tiles(), p.constants_at(), p.body_at(), p.tile_bytes(0)};
   }
   __syncthreads();
-  if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token);
+  if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token.a, token.packed);
   if (warp == kProducerWarp) {
     if (thread % kWarpSize == 0) Producer<T, kWide>(token, shared, place, epoch).run();
   } else if (warp == kHelperWarp) {

@@ -94,18 +94,6 @@ __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp) 
   logits(warp);
 }
 
-// Every block finds the same: nobody is waited for.
-template <class T>
-__device__ __noinline__ void refuse(const ClusterToken& token) {
-  const int64_t blocks = token.s.clusters * kClusterBlocks;
-  for (int64_t row = blockIdx.x * int64_t{kClusterThreads} + threadIdx.x; row < token.s.vocab;
-       row += blocks * kClusterThreads) {
-    static_cast<T*>(token.a.logits)[row] = from_compute<T>(NAN);
-  }
-  if (blockIdx.x > 0 || threadIdx.x > 0) return;
-  reinterpret_cast<volatile State*>(token.packed)->wanted = static_cast<uint32_t>(Wanted::kLabel);
-}
-
 template <class T, int kSteps, bool kTrace>
 __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __grid_constant__ ClusterToken token) {
   extern __shared__ __align__(128) unsigned char memory[];
@@ -117,7 +105,7 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
   const Place place(token.a, 0);
   const uint32_t epoch = reinterpret_cast<const volatile State*>(token.packed)->epoch;
   const uint4 own = label<T>(token.s), got = __ldcg(reinterpret_cast<const uint4*>(token.packed) + token.s.label_at);
-  if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token);
+  if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token.a, token.packed);
   if (thread < kClusterWarps) {
     for (uint64_t& each : shared.full[thread]) mbarrier_init(&each, 1);
     mbarrier_init(&shared.constants_full[thread], 1);
