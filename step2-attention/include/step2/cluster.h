@@ -89,14 +89,7 @@ struct alignas(2 * sizeof(C)) Pair {
   C first, second;
 };
 
-// A store that an mbarrier of that block counts, 4 bytes; of two at once, 8 or 16. PTX: st.async
-__device__ __forceinline__ void store_remote_async(uint32_t address, float value, uint32_t barrier) {
-  if constexpr (!kHas90) return __trap();
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address), "f"(value),
-               "r"(barrier)
-               : "memory");
-}
-
+// A store of two at once that an mbarrier of that block counts, 8 or 16 bytes. PTX: st.async
 __device__ __forceinline__ void store_remote_async(uint32_t address, Pair<float> values, uint32_t barrier) {
   if constexpr (!kHas90) return __trap();
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address),

@@ -97,7 +97,7 @@ __device__ __forceinline__ void mbarrier_wait_warp(uint64_t* barrier, uint32_t p
   }
 }
 
-// The same where blocks of a cluster arrive: what they did before is seen afterwards.
+// Both where blocks of a cluster arrive: what they did before is seen afterwards.
 __device__ __forceinline__ bool mbarrier_try_wait_cluster(uint64_t* barrier, uint32_t parity) {
   uint32_t complete = 0;
   if constexpr (!kHas90) return __trap(), false;

@@ -48,17 +48,13 @@ __device__ __forceinline__ void pack_steps(int steps, const Operands<T>& m, unsi
   }
 }
 
-// Of a row behind a LayerNorm: Σ gain·weight, and Σ shift·weight + bias. By a warp.
+// LayerNorm's two numbers of a row of the weights, its bias in the second; of none, zeros. By a warp.
 template <class T>
-__device__ __forceinline__ float2 sums_of_row(const Operands<T>& m, int column) {
-  float of_gain = 0, of_shift = 0;
+__device__ __forceinline__ float2 numbers_of_row(const Operands<T>& m, int column) {
   if (column < 0) return {0, 0};
-  for (int k = threadIdx.x % kWarpSize; k < m.depth; k += kWarpSize) {
-    const float weight = to_compute(m.weight[m.at(column, k)]);
-    of_gain += weight * to_compute(m.gain[k]);
-    of_shift += weight * to_compute(m.shift[k]);
-  }
-  return {warp_sum(of_gain), warp_sum(of_shift) + (m.bias != nullptr ? to_compute(m.bias[column]) : 0)};
+  float2 sums = sums_of_row(m.depth, m.gain, m.shift, [&](int k) { return m.weight[m.at(column, k)]; });
+  if (m.bias != nullptr) sums.y += to_compute(m.bias[column]);
+  return sums;
 }
 
 template <class T>
@@ -89,7 +85,7 @@ __global__ void __launch_bounds__(kPackThreads)
       const int tile = warp / kGranule, row = Shares::tile(p, kind, tile) * kGranule + warp % kGranule;
       const bool exists = tile < s.tiles(p, kind);
       const int column = !exists ? -1 : (qkv ? s.column_of_qkv_row(p, row) : s.column_of_hidden_row(p, row));
-      const float2 sums = sums_of_row(m, column);
+      const float2 sums = numbers_of_row(m, column);
       if (thread % kWarpSize == 0) {
         reinterpret_cast<float2*>(constants)[(qkv ? 0 : kMostTiles * kGranule) + warp] = sums;
       }
@@ -134,7 +130,7 @@ __global__ void __launch_bounds__(kPackThreads)
     });
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     if (warp < kGranule) {
-      const float2 sums = sums_of_row(m, column(warp));
+      const float2 sums = numbers_of_row(m, column(warp));
       if (threadIdx.x % kWarpSize == 0) reinterpret_cast<float2*>(packed + s.rows_of(p, tile))[warp] = sums;
     }
   }

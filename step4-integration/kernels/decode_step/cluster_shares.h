@@ -64,6 +64,15 @@ KF_BOTH constexpr int column_in_warp(int granules, int group, int row) {
   return row < 3 ? (base + row) * kGranule + k : (base + k) * kGranule + 3;
 }
 
+// A warp's granules of x, counted over its cluster, and the column of one that it has; −1: there is none.
+KF_BOTH constexpr Range granules_of(int steps, int index) {
+  return {16 * steps * index / kOfCluster, 16 * steps * (index + 1) / kOfCluster};
+}
+KF_BOTH constexpr int column_of_x(const Range& own, int width, int group, int row) {
+  const int column = own.first * kGranule + column_in_warp(own.count(), group, row);
+  return group < own.count() && column < width ? column : -1;
+}
+
 struct Shares {
   int width, inner, vocab, layers, clusters;
   int heads, steps;        // steps 0: too wide
@@ -73,7 +82,7 @@ struct Shares {
   int64_t constants_at, rows_at, streams_at, stride;  // bytes
 
   Shares() = default;
-  // least: at least so many steps.
+  // least_steps: the kernel is to be made for so many, or more.
   KF_BOTH Shares(int64_t of_width, int64_t of_inner, int64_t of_vocab, int64_t of_layers, int64_t at_once,
                  int least_steps)
       : width(static_cast<int>(of_width)),
@@ -100,7 +109,7 @@ struct Shares {
     }
     constants_at = to_128(messages() * 16);
     rows_at = constants_at + static_cast<int64_t>(clusters) * kOfCluster * (layers + 1) * kConstantBytes;
-    streams_at = to_128(rows_at + static_cast<int64_t>(clusters) * kOfCluster * most_logit_tiles() * 32);
+    streams_at = to_128(rows_at + static_cast<int64_t>(clusters) * kOfCluster * most_logit_tiles() * kTileRowsBytes);
     stride = 0;
     for (int w = 0; steps > 0 && w < clusters * kOfCluster; ++w) {
       const int64_t bytes = kStepBytes * (static_cast<int64_t>(layers) * layer_steps(place(w)) +
@@ -134,9 +143,7 @@ struct Shares {
 
   KF_BOTH Range heads_of(int cluster) const { return {heads_before[cluster], heads_before[cluster + 1]}; }
   KF_BOTH Range units_of(int cluster) const { return {units_before[cluster], units_before[cluster + 1]}; }
-  KF_BOTH Range granules_of(int index) const {
-    return {16 * steps * index / kOfCluster, 16 * steps * (index + 1) / kOfCluster};
-  }
+  KF_BOTH Range granules_of(int index) const { return kf::decode_step::granules_of(steps, index); }
   // Of q k v, or fc.
   KF_BOTH int tiles(const WarpPlace& p, Kind kind) const {
     const int all = kind == Kind::kQkv ? heads_of(p.cluster).count() * 3 * kHead / kGranule
@@ -199,23 +206,20 @@ struct Shares {
   // first layer's stands the first gain, and, in place of rows, how many steps the pieces of a layer have, and how many
   // pieces there are.
   enum OfX { kBias, kGain, kSecondBias, kNextGain };
-  static constexpr int kRowBytes = 2 * kMostTiles * kGranule * 8, kOfColumns = 28;
+  static constexpr int kTileRowsBytes = kGranule * 8, kRowBytes = 2 * kMostTiles * kTileRowsBytes, kOfColumns = 28;
   static constexpr int kConstantBytes = 384;
   static_assert(kRowBytes + 4 * kOfColumns * 2 <= kConstantBytes);
   KF_BOTH int64_t constants_of(const WarpPlace& p, int layer) const {
     return constants_at + (static_cast<int64_t>(number(p)) * (layers + 1) + layer + 1) * kConstantBytes;
   }
   KF_BOTH int64_t rows_of(const WarpPlace& p, int tile) const {  // of the logits' rows
-    return rows_at + (static_cast<int64_t>(number(p)) * most_logit_tiles() + tile) * (kGranule * 8);
+    return rows_at + (static_cast<int64_t>(number(p)) * most_logit_tiles() + tile) * kTileRowsBytes;
   }
 
   // ---- which column of the model's weights, and which place of its depth; −1: none, a zero ----
 
   KF_BOTH int column_of_x(const WarpPlace& p, int group, int row) const {
-    const Range own = granules_of(p.index());
-    if (group >= own.count()) return -1;
-    const int column = own.first * kGranule + column_in_warp(own.count(), group, row);
-    return column < width ? column : -1;
+    return kf::decode_step::column_of_x(granules_of(p.index()), width, group, row);
   }
   struct Spot {
     int column, place;

@@ -97,7 +97,7 @@ struct ClusterWarp {
   uint32_t with_heads = 0;   // bit i: whether cluster `lane % 8 + 8·i` sends a part of attention
   float residual[kGroups] = {};
   bool broken = false;  // it waited in vain: what it gives is NaN
-  int layer_now = 0;
+  int layer = 0;        // in which it is
   // The stream: what comes next, and into which slot.
   const unsigned char* from;
   int pieces, next_piece = 0, layers_left, left, slot = 0;
@@ -117,8 +117,8 @@ struct ClusterWarp {
         heads(token.s.heads_of(at.cluster)),
         keys(Shares::keys(warp_uniform(place.before()), at.index())),
         units(token.s.units_of(at.cluster).count()),
-        granules(own_granules(at.index()).count()),
-        first_granule(own_granules(at.index()).first),
+        granules(granules_of(kSteps, at.index()).count()),
+        first_granule(granules_of(kSteps, at.index()).first),
         qkv_tiles(token.s.tiles(at, Kind::kQkv)),
         fc_tiles(token.s.tiles(at, Kind::kFc)),
         peer(remote_address(&shared, lane % kClusterBlocks)),
@@ -139,19 +139,14 @@ struct ClusterWarp {
     }
     left = s.layers * pieces + s.logit_tiles(at).count() * (kSteps / kPiece);
   }
-  __device__ __forceinline__ static Range own_granules(int index) {
-    return {16 * kSteps * index / kOfCluster, 16 * kSteps * (index + 1) / kOfCluster};
-  }
   __device__ __forceinline__ static float columns(const Shares& s, int index) {
-    const Range own = own_granules(index);
+    const Range own = granules_of(kSteps, index);
     return static_cast<float>(max(0, min(own.count() * kGranule, s.width - own.first * kGranule)));
   }
 
   // Of a lane's group, or −1.
   __device__ __forceinline__ int column_of_x(int group) const {
-    if (group >= granules) return -1;
-    const int column = first_granule * kGranule + column_in_warp(granules, group, row);
-    return column < s.width ? column : -1;
+    return decode_step::column_of_x(granules_of(kSteps, at.index()), s.width, group, row);
   }
 
   __device__ __forceinline__ void record(int64_t at, long long value) const {
@@ -160,13 +155,11 @@ struct ClusterWarp {
     }
   }
   __device__ __forceinline__ void record(Step step) const {
-    if constexpr (kTrace) record(4 + layer_now * kStepKinds + static_cast<int>(step), clock64());
+    if constexpr (kTrace) record(4 + layer * kStepKinds + static_cast<int>(step), clock64());
   }
   __device__ __forceinline__ void record_both_clocks(int at) const {
     if constexpr (kTrace) {
-      long long now;
-      asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-      record(at, now);
+      record(at, all_reduce::nanoseconds());
       record(at + 1, clock64());
     }
   }
@@ -207,10 +200,10 @@ struct ClusterWarp {
     wait(&shared.x_full[half], phase, kBytesOfX, Wanted::kX);
   }
   // By who does not read this phase's x.
-  __device__ __forceinline__ void only_announce(int half, int phase) {
+  __device__ __forceinline__ void only_announce(int half) {
     if (at.warp > 0) return;
-    wait_for_x(half, phase);
-    wait(&shared.moments_full[half], phase, kBytesOfMoments, Wanted::kX);
+    wait_for_x(half, layer);
+    wait(&shared.moments_full[half], layer, kBytesOfMoments, Wanted::kX);
   }
   // A tile's four rows, of lanes 0, 4, 8 and 12, to a lane's block.
   __device__ __forceinline__ static void four_rows(float mine, float (&of_row)[kGranule]) {
@@ -249,7 +242,7 @@ struct ClusterWarp {
   }
   // A lane's first vector of the piece that is next.
   __device__ __forceinline__ const unsigned char* begin_piece() {
-    broken |= !wait_for_phase<true>(&shared.full[at.warp][slot], parity, state, Wanted::kOfLayer, layer_now);
+    broken |= !wait_for_phase<true>(&shared.full[at.warp][slot], parity, state, Wanted::kOfLayer, layer);
     return shared.ring[at.warp][slot] + lane * 16;
   }
   __device__ __forceinline__ void end_piece() {
@@ -278,15 +271,15 @@ struct ClusterWarp {
       end_piece();
     }
   }
-  __device__ __forceinline__ void bring_constants(int layer) const {
-    if (layer >= s.layers || lane != 0) return;
+  __device__ __forceinline__ void bring_constants(int of_layer) const {
+    if (of_layer >= s.layers || lane != 0) return;
     uint64_t* const barrier = &shared.constants_full[at.warp];
     mbarrier_arrive_expect_tx(barrier, Shares::kConstantBytes);
-    bulk_load(shared.constants[at.warp][layer & 1], token.packed + s.constants_of(at, layer), Shares::kConstantBytes,
-              barrier);
+    bulk_load(shared.constants[at.warp][of_layer & 1], token.packed + s.constants_of(at, of_layer),
+              Shares::kConstantBytes, barrier);
   }
-  __device__ __forceinline__ void take_constants(int layer) {
-    layer_now = layer;
+  __device__ __forceinline__ void take_constants(int of_layer) {
+    layer = of_layer;
     broken |= !wait_for_phase<true>(&shared.constants_full[at.warp], layer & 1, state, Wanted::kOfLayer, layer);
     bring_constants(layer + 1);
   }
@@ -295,7 +288,7 @@ struct ClusterWarp {
     bring_constants(0);
     prefetch_keys(0);
   }
-  __device__ __forceinline__ float2 of_row(int layer, int tile) const {
+  __device__ __forceinline__ float2 of_row(int tile) const {
     return reinterpret_cast<const float2*>(shared.constants[at.warp][layer & 1])[tile * kGranule + g % kGranule];
   }
   __device__ __forceinline__ void of_x(const unsigned char* constants, Shares::OfX which,
@@ -340,8 +333,12 @@ struct ClusterWarp {
     for (int i = 0; i < 4; ++i) sum[0][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
     return row_of(sum[0]);
   }
+  // The same behind a LayerNorm of this mean and factor; `of_row`: the row's two numbers.
+  __device__ __forceinline__ float normed_row(float (&sum)[4][4], float2 norm, float2 of_row) const {
+    return norm.y * (row_of(sum) - norm.x * of_row.x) + of_row.y;
+  }
   // A layer's part of x: a row of three groups is a message.
-  __device__ __forceinline__ void publish(int half, int layer, const float (&sum)[kGroups][4]) const {
+  __device__ __forceinline__ void publish(int half, const float (&sum)[kGroups][4]) const {
     float value[kSets * kOfMessage] = {};
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) value[i] = broken ? NAN : row_of(sum[i]);
@@ -360,13 +357,13 @@ struct ClusterWarp {
     sum += __shfl_xor_sync(kFullWarp, sum, kClusterBlocks);
     return sum + __shfl_xor_sync(kFullWarp, sum, 2 * kClusterBlocks);
   }
-  // A warp's columns to all blocks of the cluster: times the next LayerNorm's gain, as operand b, and their moments.
   __device__ __forceinline__ void send_first_x() {
     send_x(kMlp, token.packed + s.constants_of(at, -1), Shares::kNextGain);
   }
-  __device__ __forceinline__ void send_x(int half, int layer, Shares::OfX which) {
+  __device__ __forceinline__ void send_x(int half, Shares::OfX which) {
     send_x(half, shared.constants[at.warp][layer & 1], which);
   }
+  // A warp's columns to all blocks of the cluster: times the next LayerNorm's gain, as operand b, and their moments.
   __device__ __forceinline__ void send_x(int half, const unsigned char* constants, Shares::OfX which) {
     float gain[kGroups];
     of_x(constants, which, gain);
@@ -421,7 +418,7 @@ struct ClusterWarp {
     return {mean, rsqrtf(squares * inverse + token.eps)};
   }
   // The clusters' parts of half a layer, added to x: of a message lanes have two clusters each.
-  __device__ __forceinline__ void add_parts(int half, int layer, Shares::OfX bias) {
+  __device__ __forceinline__ void add_parts(int half, Shares::OfX bias) {
     const int first = lane % kClusterBlocks;
     const Message* from[2 * kSets];
     bool needed[2 * kSets];
@@ -469,8 +466,8 @@ struct ClusterWarp {
 
   // ---- attention ----
 
-  __device__ __forceinline__ void queries_keys_values(int layer) {
-    if (qkv_tiles == 0) return only_announce(kMlp, layer);
+  __device__ __forceinline__ void queries_keys_values() {
+    if (qkv_tiles == 0) return only_announce(kMlp);
     Weights w;
     take_ahead(w);
     wait_for_x(kMlp, layer);
@@ -482,8 +479,7 @@ struct ClusterWarp {
       float sum[4][4] = {};
       product(k, w, shared.x[kMlp], sum);
       if (k == 0) norm = mean_and_factor(kMlp, layer);
-      const float2 c = of_row(layer, k);
-      float y = norm.y * (row_of(sum) - norm.x * c.x) + c.y;
+      float y = normed_row(sum, norm, of_row(k));
       const int first = Shares::tile(at, Kind::kQkv, k) * kGranule, head = first / (3 * kHead),
                 in_head = first % (3 * kHead);
       const int which = in_head / kHead;  // q, k or v: the same of a tile's rows
@@ -510,11 +506,11 @@ struct ClusterWarp {
     Vector16 k[kRounds][2];
     uint32_t v[kWarpKeys];
   };
-  __device__ __forceinline__ const T* cached(bool values, int layer, int head) const {
-    return in_cache<const T>(values ? a.v_cache : a.k_cache, values ? a.v_stride : a.k_stride, layer, 0,
+  __device__ __forceinline__ const T* cached(bool values, int of_layer, int head) const {
+    return in_cache<const T>(values ? a.v_cache : a.k_cache, values ? a.v_stride : a.k_stride, of_layer, 0,
                              heads.first + head, place.begin + keys.first);
   }
-  __device__ __forceinline__ void load_keys(int layer, int head, Cached& of) const {
+  __device__ __forceinline__ void load_keys(int head, Cached& of) const {
     const int count = keys.count();
     if (count == 0) return;
     const T *const k = cached(false, layer, head), *const v = cached(true, layer, head);
@@ -531,19 +527,19 @@ struct ClusterWarp {
     }
   }
   // To the L2 cache, a line a lane, for the next layer.
-  __device__ __forceinline__ void prefetch_keys(int layer) const {
+  __device__ __forceinline__ void prefetch_keys(int of_layer) const {
     static_assert(2 * kWarpKeys == kWarpSize && kHead * 2 == 128);
     const int key = lane % kWarpKeys;
-    if (layer >= s.layers || key >= keys.count()) return;
+    if (of_layer >= s.layers || key >= keys.count()) return;
     for (int head = 0; head < heads.count(); ++head) {
-      prefetch_to_l2(cached(lane >= kWarpKeys, layer, head) + key * kHead);
+      prefetch_to_l2(cached(lane >= kWarpKeys, of_layer, head) + key * kHead);
     }
   }
 
-  __device__ __forceinline__ void attend(int layer) {
+  __device__ __forceinline__ void attend() {
     const int count = keys.count();
     Cached of = {};
-    load_keys(layer, 0, of);
+    load_keys(0, of);
     prefetch_keys(layer + 1);
     wait(&shared.qkv_full, layer, bytes_of_qkv(), Wanted::kQkv);
     record(Step::kQkv);
@@ -589,7 +585,7 @@ struct ClusterWarp {
           out[1] += of_key * high_of<T>(of.v[r * 8 + i]);
         }
       }
-      if (head + 1 < heads.count()) load_keys(layer, head + 1, of);
+      if (head + 1 < heads.count()) load_keys(head + 1, of);
 #pragma unroll
       for (int apart = 4; apart < kWarpSize; apart *= 2) sum += __shfl_xor_sync(kFullWarp, sum, apart);
       shared.of_warps[head][at.warp][lane] = {out[0], out[1]};
@@ -630,7 +626,7 @@ struct ClusterWarp {
     return all;
   }
 
-  __device__ __forceinline__ void project(int layer) {
+  __device__ __forceinline__ void project() {
     Vector16 w[kMostHeads][kGroups];
     Attended newest[kMostHeads];
 #pragma unroll
@@ -663,13 +659,13 @@ struct ClusterWarp {
         if (i < granules) multiply(sum[i], w[head][i], x);
       }
     }
-    publish(kAttention, layer, sum);
+    publish(kAttention, sum);
   }
 
   // ---- the MLP ----
 
-  __device__ __forceinline__ void hidden(int layer, Weights& w) {
-    if (fc_tiles == 0) return only_announce(kAttention, layer);
+  __device__ __forceinline__ void hidden(Weights& w) {
+    if (fc_tiles == 0) return only_announce(kAttention);
     wait_for_x(kAttention, layer);
     record(Step::kMiddleX);
     float2 norm = {};
@@ -678,8 +674,7 @@ struct ClusterWarp {
       float sum[4][4] = {};
       product(k, w, shared.x[kAttention], sum);
       if (k == 0) norm = mean_and_factor(kAttention, layer);
-      const float2 c = of_row(layer, kMostTiles + k);
-      float y = norm.y * (row_of(sum) - norm.x * c.x) + c.y;
+      float y = normed_row(sum, norm, of_row(kMostTiles + k));
       y = a.tanh ? fast_gelu<T, true>(y) : fast_gelu<T, false>(y);
       float of_tile[kGranule];
       four_rows(broken ? NAN : y, of_tile);
@@ -690,7 +685,7 @@ struct ClusterWarp {
     }
   }
   // Weights of the first groups come to registers before the hidden layer does.
-  __device__ __forceinline__ void second(int layer) {
+  __device__ __forceinline__ void second() {
     constexpr int kBefore = kGroups < 4 ? kGroups : 1;
     Vector16 before[kBefore][kMostUnits], w[kMostUnits];
 #pragma unroll
@@ -712,7 +707,7 @@ struct ClusterWarp {
         if (unit < units) multiply(sum[i], i < kBefore ? before[i < kBefore ? i : 0][unit] : w[unit], x[unit]);
       }
     }
-    publish(kMlp, layer, sum);
+    publish(kMlp, sum);
   }
 };
 

@@ -114,32 +114,34 @@ struct Matrix {
   Source source;
 };
 
+// Of a row behind a LayerNorm: Σ gain·weight and Σ shift·weight along the depth; weight(k) is the row's. By a warp.
+template <class T, class Weight>
+__device__ __forceinline__ float2 sums_of_row(int depth, const T* gain, const T* shift, Weight weight) {
+  float of_gain = 0, of_shift = 0;
+  for (int k = threadIdx.x % kWarpSize; k < depth; k += kWarpSize) {
+    const float of_row = to_compute(weight(k));
+    of_gain += of_row * to_compute(gain[k]);
+    of_shift += of_row * to_compute(shift[k]);
+  }
+  return {warp_sum(of_gain), warp_sum(of_shift)};
+}
+
 // A product's rows in a block, from their constants on.
 template <class T>
 __device__ __forceinline__ void pack_product(const Product& p, const Matrix<T>& m, unsigned char* to) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpSize;
-  const int depth = m.source.depth;
   for (int row = thread / kWarpSize; row < p.rows; row += kPackWarps) {
     const bool exists = p.first + row < m.source.columns;
-    float of_gain = 0, of_shift = 0;
+    float2 sums = {0, 0};
     if (p.normed && exists) {
-      for (int k = lane; k < depth; k += kWarpSize) {
-        const float weight = to_compute(m.weight[m.source.of(p.first + row, k)]);
-        of_gain += weight * to_compute(m.gain[k]);
-        of_shift += weight * to_compute(m.shift[k]);
-      }
-      of_gain = warp_sum(of_gain);
-      of_shift = warp_sum(of_shift);
+      sums =
+          sums_of_row(m.source.depth, m.gain, m.shift, [&](int k) { return m.weight[m.source.of(p.first + row, k)]; });
     }
-    if (m.bias != nullptr && exists) of_shift += to_compute(m.bias[m.source.column_of(p.first + row)]);
+    if (m.bias != nullptr && exists) sums.y += to_compute(m.bias[m.source.column_of(p.first + row)]);
     if (lane != 0) continue;
     float* const constants = reinterpret_cast<float*>(to) + (p.normed ? 2 * row : row);
-    if (p.normed) {
-      constants[0] = of_gain;
-      constants[1] = of_shift;
-    } else {
-      constants[0] = of_shift;
-    }
+    if (p.normed) constants[0] = sums.x;
+    constants[p.normed ? 1 : 0] = sums.y;
   }
   to += p.body_at() - p.gain_bytes();
   for (int tile = 0; tile < p.tiles(); ++tile) {

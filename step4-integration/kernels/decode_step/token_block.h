@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "../all_reduce/words.h"
 #include "messages.h"
 #include "pack.h"
 #include "place.h"

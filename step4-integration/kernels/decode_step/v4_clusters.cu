@@ -48,7 +48,7 @@ __device__ __forceinline__ void logits(ClusterWarp<T, kSteps, kTrace>& warp) {
     typename ClusterWarp<T, kSteps, kTrace>::Weights w;
     float sum[4][4] = {};
     warp.product(i + 1, w, warp.shared.x[kMlp], sum);
-    const float y = norm.y * (warp.row_of(sum) - norm.x * c.x) + c.y;
+    const float y = warp.normed_row(sum, norm, c);
     const int of_vocab = (tiles.first + i) * kGranule + warp.g;
     if (warp.lane < 16 && warp.t == 0 && of_vocab < s.vocab) {
       static_cast<T*>(a.logits)[of_vocab] = from_compute<T>(warp.broken ? NAN : y);
@@ -68,27 +68,27 @@ __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp) 
 #pragma unroll 1
   for (int layer = 0; layer < warp.s.layers; ++layer) {
     warp.take_constants(layer);
-    warp.queries_keys_values(layer);
+    warp.queries_keys_values();
     warp.record(Step::kQkvSent);
     if (warp.heads.count() > 0) {
-      warp.attend(layer);
+      warp.attend();
       warp.record(Step::kAttendedSent);
-      warp.project(layer);
+      warp.project();
       warp.record(Step::kPartSent);
     }
     typename ClusterWarp<T, kSteps, kTrace>::Weights of_fc;
     if (warp.fc_tiles > 0) warp.take_ahead(of_fc);
-    warp.add_parts(kAttention, layer, Shares::kBias);
+    warp.add_parts(kAttention, Shares::kBias);
     warp.record(Step::kParts);
-    warp.send_x(kAttention, layer, Shares::kGain);
+    warp.send_x(kAttention, Shares::kGain);
     warp.record(Step::kSent);
-    warp.hidden(layer, of_fc);
+    warp.hidden(of_fc);
     warp.record(Step::kHiddenSent);
-    warp.second(layer);
+    warp.second();
     warp.record(Step::kSecondSent);
-    warp.add_parts(kMlp, layer, Shares::kSecondBias);
+    warp.add_parts(kMlp, Shares::kSecondBias);
     warp.record(Step::kSecondParts);
-    warp.send_x(kMlp, layer, Shares::kNextGain);
+    warp.send_x(kMlp, Shares::kNextGain);
     warp.record(Step::kEnd);
   }
   logits(warp);
