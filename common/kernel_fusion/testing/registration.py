@@ -53,10 +53,12 @@ def capture(call: Callable, warm_ups: int = 1) -> tuple[torch.cuda.CUDAGraph, An
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(warm_ups):
-            call()
-    torch.cuda.current_stream().wait_stream(side)
+    try:
+        with torch.cuda.stream(side):
+            for _ in range(warm_ups):
+                call()
+    finally:  # also where it raises: what it has launched may write into memory that is free then
+        torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     # thread_local: what other threads call meanwhile, as NCCL's watchdog does, is none of the graph's.
     with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
