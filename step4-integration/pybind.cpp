@@ -85,11 +85,11 @@ TORCH_LIBRARY(step4_integration, m) {
       "all_reduce(Tensor x, Tensor x_bias, Tensor residual, Tensor weight, Tensor bias, Tensor(a!) buffer, int[] "
       "peers, "
       "int rank, *, float eps=1e-05, float patience=60.0, str rung=\"auto\") -> (Tensor, Tensor)");
-  m.def("decode_pack(Tensor token_weight, Tensor[] weights, *, str rung=\"v3_persistent\") -> Tensor");
+  m.def("decode_pack(Tensor token_weight, Tensor[] weights, *, str rung=\"v4_clusters\") -> Tensor");
   m.def(
-      "decode_pack.out(Tensor token_weight, Tensor[] weights, *, str rung=\"v3_persistent\", Tensor(a!) packed) -> "
+      "decode_pack.out(Tensor token_weight, Tensor[] weights, *, str rung=\"v4_clusters\", Tensor(a!) packed) -> "
       "Tensor(a!)");
-  m.def("decode_pack_refusal(Tensor token_weight, Tensor[] weights, *, str rung=\"v3_persistent\") -> str");
+  m.def("decode_pack_refusal(Tensor token_weight, Tensor[] weights, *, str rung=\"v4_clusters\") -> str");
   m.def("decode_check(Tensor(a!) packed) -> ()");
   const kf::Ops step{m, "step4_integration"};
   step.define<kf::step4::cross_entropy>(

@@ -61,11 +61,9 @@ class Kernels : public gpt2::Backend {
   }
 
  private:
-  static constexpr int64_t kPackedWidth = 768;  // of wider models v2_dependent is about as fast; as in model/runner.py
-  static constexpr const char* kPackedFor = "v3_persistent";
+  static constexpr const char* kPackedFor = "v4_clusters";
   // For that rung, where it takes these weights: a prompt is read by the same launches, so it soon pays.
   void pack(kf::decode_step::Args& args) {
-    if (args.width > kPackedWidth) return;
     std::string why_not;
     packed_bytes_ = decode_step::packed_bytes(kPackedFor, args, why_not);
     if (!why_not.empty()) return;

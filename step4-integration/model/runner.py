@@ -19,9 +19,9 @@ from step4_integration import PACKED_RUNGS, decode_check, decode_pack, decode_pa
 
 SHORTEST = 16  # prompts are read as if they were of 16, 32, 64 or 128 tokens, or of a multiple of 128: few graphs
 MOST_ROWS = 8  # by decode_step; it takes up to 32, but from 12 on the block's ops are faster
-# From so many new tokens on one row's weights are packed: at 124M on an H200 that takes 1.2 ms, and saves 0.05 a token.
-# Wider models are about as fast by v2_dependent, without a second copy.
-PACKED_FOR, PACKED_WIDTH, AUTO_PACKED = 32, 768, "v3_persistent"
+# From so many new tokens on one row's weights are packed: on an H200 that takes 1.4 ms at 124M and 11 at 1558M, and
+# saves 0.08 and 0.3 a token.
+PACKED_FOR, AUTO_PACKED = 40, "v4_clusters"
 PROMPT_TOKENS = 1 << 15  # more are read in parts, so that their activations need less memory
 
 
@@ -119,7 +119,7 @@ class Runner:
             return None
         if rung != "auto":
             return rung if rung in PACKED_RUNGS else None
-        pays = self._pool and self.cache.batch == 1 and new_tokens >= PACKED_FOR and self.config.n_embd <= PACKED_WIDTH
+        pays = self._pool and self.cache.batch == 1 and new_tokens >= PACKED_FOR
         return AUTO_PACKED if pays and not self._pack_refusal else None
 
     def read(self, ids: torch.Tensor, lengths: list[int], new_tokens: int = 0) -> None:

@@ -65,8 +65,8 @@ def decode_step(
         k_cache, v_cache: [layers, batch, heads, capacity, head_dim], heads * head_dim = width, stride 1 along head_dim;
             written in place.
         packed: None, or what `decode_pack` made of `token_weight` and `weights` for one of `PACKED_RUNGS`. "auto" takes
-            `v3_persistent` then, if they are packed for it; weights that have changed since are not seen. It keeps what
-            tells one launch's messages from the next one's, and is written in place: one call at a time may have it.
+            that rung then, if it can; weights that have changed since are not seen. It keeps what tells one launch's
+            messages from the next one's, and is written in place: one call at a time may have it.
         buffer, peers, rank, words: of one of up to 8 workers that share a model, each with its columns of `c_attn` and
             `c_fc`, rows of the two `c_proj`, heads of the caches and rows of `token_weight`; vectors but the split
             biases are whole. `buffer`: uint8, `decode_step_bytes(width, workers)` of them, which all workers write
@@ -121,12 +121,12 @@ def decode_pack(
     weights: list[torch.Tensor],
     packed: torch.Tensor | None = None,
     *,
-    rung: str = "v3_persistent",
+    rung: str = "v4_clusters",
 ) -> torch.Tensor:
     """The weights once more, in the order in which a rung of `decode_step` reads them on this device.
 
-    As many bytes as the weights have, and a little: 254 MB for GPT-2 of 124M, 3.4 GB for 1558M. For `v4_clusters` all
-    warps' parts take as much as the largest: 0.3 GB for 124M. Weights that are changed later are packed again.
+    As many bytes as the weights have, and more, since all warps' parts take as much as the largest: for `v4_clusters`
+    0.30 GB for GPT-2 of 124M, 3.45 GB for 1558M. Weights that are changed later are packed again.
 
     Args:
         token_weight, weights: as of `decode_step`; float16 or bfloat16.
@@ -145,7 +145,7 @@ def decode_pack(
     return _ops.decode_pack.out(token_weight, weights, rung=rung, packed=packed)
 
 
-def decode_pack_refusal(token_weight: torch.Tensor, weights: list[torch.Tensor], *, rung: str = "v3_persistent") -> str:
+def decode_pack_refusal(token_weight: torch.Tensor, weights: list[torch.Tensor], *, rung: str = "v4_clusters") -> str:
     """Why `decode_pack` would refuse these shapes or this device, or "" where it would not.
 
     Raises:

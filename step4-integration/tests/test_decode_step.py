@@ -260,6 +260,28 @@ def test_large_residuals_lose_no_digits(device, rung):
 
 
 @every_rung
+def test_a_model_of_small_numbers_is_as_exact(device, rung):
+    """x and all that is added to it is 2^20 times as small, which is exact, and LayerNorm's eps accordingly."""
+    model, small = Model(torch.bfloat16, device), Model(torch.bfloat16, device)
+    scale = 2.0**-20
+    small.token_weight.mul_(scale)
+    small.position_weight.mul_(scale)
+    for i, weight in enumerate(small.weights[:-2]):
+        if i % 12 in (4, 5, 10, 11):  # of the two c_proj
+            weight.mul_(scale)
+    expected = model.step(rung, eps=2.0**-17)
+    assert torch.equal(small.step(rung, eps=2.0**-57) / scale, expected)
+
+
+@every_rung
+def test_an_infinite_weight_makes_all_logits_nan(device, rung):
+    for which in (4, 10):  # of the two c_proj
+        model = Model(torch.bfloat16, device)
+        model.weights[which][3, 5] = math.inf
+        assert model.step(rung).isnan().all()
+
+
+@every_rung
 def test_caches_may_be_parts_of_larger_ones(device, rung):
     """The first rows, and not the first slots: strides are those of the whole."""
     heads, rows = (1, 1) if rung in PACKED else (2, 2)

@@ -74,13 +74,17 @@ std::array<T, N> load(const void* address, Order order, CallSite site = CallSite
     std::memcpy(values.data(), &whole, sizeof(whole));
     return values;
   }
+  // Messages of 16 bytes and sums of 8 are polled many at a time.
+  if constexpr (sizeof(T) >= 8) {
+    note_poll();
+  } else {
+    note_poll(address);
+  }
   if constexpr (sizeof(T) == 16) {
-    note_poll();  // messages are polled many at a time
     const auto* const halves = static_cast<const std::uint64_t*>(address);
     for (int i = 0; i < 2; ++i) (void)__atomic_load_n(halves + i, __ATOMIC_RELAXED);  // for a race detector
     values[0] = load_wide(address);
   } else {
-    note_poll(address);
     for (int i = 0; i < N; ++i) {
       const auto* const from = static_cast<const Bits<T>*>(address) + i;
       values[i] = as<T>(order == Order::kAcquire ? __atomic_load_n(from, __ATOMIC_ACQUIRE)

@@ -85,6 +85,17 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t pa
   return complete != 0;
 }
 
+// The same, but at once: try_wait may have the thread sleep for a while.
+__device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
+  uint32_t complete = 0;
+  if constexpr (!kHas90) return __trap(), false;
+  asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(complete)
+               : "r"(smem_address(barrier)), "r"(parity)
+               : "memory");
+  return complete != 0;
+}
+
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }

@@ -143,7 +143,7 @@ template <class T>
 void pack_shares(const Args& a, const Shares& s, void* stream) {
   unsigned char* const packed = static_cast<unsigned char*>(a.packed);
   const auto element = [](const void* pointer) { return static_cast<const T*>(pointer); };
-  check(cudaMemsetAsync(packed, 0, s.rows_at, as_stream(stream)), "cudaMemsetAsync");  // state, messages, constants
+  check(cudaMemsetAsync(packed, 0, s.rows_at, as_stream(stream)), "cudaMemsetAsync");  // state, sums, constants
   const unsigned warps = static_cast<unsigned>(s.clusters * kOfCluster);
   for (int layer = 0; layer < s.layers; ++layer) {
     const T* const next = element(layer + 1 < s.layers ? a.weights[layer + 1].ln_1_weight : a.ln_weight);

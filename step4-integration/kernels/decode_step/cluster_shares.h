@@ -1,5 +1,5 @@
 // How v4_clusters shares a model out: which cluster, block and warp has which rows of which product, in which order its
-// weights come, and where messages between clusters lie. The kernel, the packing of the weights and the check of the
+// weights come, and where the sums over clusters lie. The kernel, the packing of the weights and the check of the
 // schedule read it here. Plain C++.
 //
 // A cluster has a head, or two, or none, and some units of the hidden layer. A warp of it has columns of x, the same
@@ -12,9 +12,9 @@
 namespace kf::decode_step {
 
 constexpr int kClusterBlocks = 8, kClusterWarps = 8, kOfCluster = kClusterBlocks * kClusterWarps;
-constexpr int kMostClusters = 16, kMostHeads = 2;  // heads of a cluster
-constexpr int kStepDepth = 64;                     // of a product's depth, at once
-constexpr int kGranule = 4;  // columns of x, or of the hidden layer, that are sent together; rows of a tile
+constexpr int kMostClusters = 16;
+constexpr int kStepDepth = 64;  // of a product's depth, at once
+constexpr int kGranule = 4;     // columns of x, or of the hidden layer, that are sent together; rows of a tile
 constexpr int kUnitOfHidden = 64;
 constexpr int kWarpKeys = 16;
 constexpr int kStepBytes = kGranule * kStepDepth * 2;
@@ -28,6 +28,7 @@ KF_BOTH constexpr int steps_for(int needed) {
   return needed <= 12 ? 12 : (needed <= 16 ? 16 : (needed <= 20 ? 20 : (needed <= kMostSteps ? kMostSteps : 0)));
 }
 KF_BOTH constexpr int piece_of(int steps) { return steps == 12 ? 6 : (steps == 16 ? 8 : 5); }
+KF_BOTH constexpr int most_heads(int steps) { return steps == 12 ? 1 : 2; }  // of a cluster
 KF_BOTH constexpr int most_units(int steps) { return steps == 12 ? 5 : 8; }  // of a cluster's hidden layer
 KF_BOTH constexpr int most_granules(int steps) { return up(16 * steps, kOfCluster); }
 
@@ -76,9 +77,10 @@ KF_BOTH constexpr int column_of_x(const Range& own, int width, int group, int ro
 struct Shares {
   int width, inner, vocab, layers, clusters;
   int heads, steps;        // steps 0: too wide
-  int all_units, of_warp;  // units of the hidden layer; messages of a warp
+  int with_heads;          // clusters
+  int all_units, of_warp;  // units of the hidden layer; sums of a warp
   int heads_before[kMostClusters + 1], units_before[kMostClusters + 1];
-  int label_at, parts_at;                             // messages, counted in 16 bytes; before them lies the state
+  int label_at;                                       // counted in 16 bytes; before it lies the state
   int64_t constants_at, rows_at, streams_at, stride;  // bytes
 
   Shares() = default;
@@ -92,22 +94,22 @@ struct Shares {
         heads(width / kHead),
         steps(steps_of(width, least_steps)),
         all_units(up(inner, kUnitOfHidden)),
-        label_at(1),
-        parts_at(2) {
+        label_at(1) {
     clusters = least(least(static_cast<int>(at_once), kMostClusters), all_units);
     if (clusters < 1) return;  // does not fit
-    of_warp = 4 * up(most_granules(steps), kOfMessage);
-    // A head's weights are as many as two units': who has more heads has fewer units, if all have some then, and none
-    // too many.
-    for (const bool balanced : {true, false}) {
+    if (heads > clusters * most_heads(steps)) steps = steps_of(width, 16);
+    of_warp = kGranule * most_granules(steps);
+    // Who has more heads has fewer units, if all have some then, and none too many. A head's weights are as many as two
+    // units'; but while a warp has one tile at most, four units take no longer than three.
+    for (int of_head = steps == 12 ? 1 : 2; of_head >= 0; --of_head) {
       for (int c = 0; c <= clusters; ++c) {
         heads_before[c] = heads * c / clusters;
-        units_before[c] =
-            balanced ? (2 * heads + all_units) * c / clusters - 2 * heads_before[c] : all_units * c / clusters;
+        units_before[c] = (of_head * heads + all_units) * c / clusters - of_head * heads_before[c];
       }
       if (has_units()) break;
     }
-    constants_at = to_128(messages() * 16);
+    with_heads = least(heads, clusters);
+    constants_at = sums_at(2, 0, 0, 0);
     rows_at = constants_at + static_cast<int64_t>(clusters) * kOfCluster * (layers + 1) * kConstantBytes;
     streams_at = to_128(rows_at + static_cast<int64_t>(clusters) * kOfCluster * most_logit_tiles() * kTileRowsBytes);
     stride = 0;
@@ -128,7 +130,7 @@ struct Shares {
   KF_BOTH static int number(const WarpPlace& p) { return p.cluster * kOfCluster + p.index(); }
 
   KF_BOTH bool fits() const {
-    return clusters > 0 && steps > 0 && heads > 0 && up(heads, clusters) <= kMostHeads && has_units() &&
+    return clusters > 0 && steps > 0 && heads > 0 && up(heads, clusters) <= most_heads(steps) && has_units() &&
            vocab <= kMostVocab;
   }
   KF_BOTH bool has_units() const {
@@ -248,13 +250,13 @@ struct Shares {
     return column < inner ? column : -1;
   }
 
-  // ---- messages: what a cluster adds to x, in a row three groups each ----
+  // ---- what clusters add to x: 64-bit sums, of a warp's columns group after group ----
 
-  // Of half a layer, 0 or 1; message 4·(group / 3) + row. A layer's lie apart from the next one's.
-  KF_BOTH int part_at(int half, int layer, int cluster, int index) const {
-    return parts_at + (((half * 2 + layer % 2) * clusters + cluster) * kOfCluster + index) * of_warp;
+  // Bytes; of one of two sets, taken in turn by launches: one is added to while the other is set to zero.
+  KF_BOTH int64_t sums_at(int set, int layer, int half, int index) const {
+    return 128 + ((static_cast<int64_t>(set * layers + layer) * 2 + half) * kOfCluster + index) * of_warp * 8;
   }
-  KF_BOTH int messages() const { return part_at(2, 0, 0, 0); }
+  KF_BOTH int senders(int half) const { return half == 0 ? with_heads : clusters; }  // who has something to add
 };
 
 }  // namespace kf::decode_step

@@ -1,4 +1,5 @@
-// What a warp of v4_clusters has and does: its stream of weights, products, x and what it sends, attention, the MLP.
+// What the warps of v4_clusters do: who brings weights and finds norms; products, x and what is added to it, attention,
+// the MLP.
 #pragma once
 
 #include <step1/approximate.h>
@@ -6,6 +7,7 @@
 #include <step2/cluster.h>
 #include <step2/dependent_launch.h>
 #include <step2/mma.h>
+#include <step2/warpgroup.h>
 
 #include "cluster_pack.h"
 #include "rungs.h"
@@ -13,8 +15,17 @@
 
 namespace kf::KF_BACKEND::decode_step {
 
-constexpr int kClusterThreads = kClusterWarps * kWarpSize;
-enum Half { kAttention, kMlp };  // of a layer: what is added to x
+// Eight warps compute. Of a warpgroup more, from which they have registers, three warps bring weights and one finds
+// mean and factor of LayerNorms while the others multiply.
+constexpr int kComputing = kClusterWarps * kWarpSize, kClusterThreads = kComputing + kWarpgroupSize;
+constexpr int kHelpingRegisters = 40, kComputingRegisters = 232;
+constexpr int kNormWarp = kClusterWarps;  // those that bring weights are behind it
+// Up to 1024 columns time goes by in waiting: what will be needed comes to registers as early as there is room. Of
+// wider models memory is the limit: its queues are kept full, by three warps.
+KF_BOTH constexpr bool narrow(int steps) { return steps <= 16; }
+KF_BOTH constexpr int bringing_warps(int steps) { return narrow(steps) ? 1 : 3; }
+constexpr int kComputingOnly = 1;  // a named barrier
+enum Half { kAttention, kMlp };    // of a layer: what is added to x
 
 struct ClusterToken {
   Args a;
@@ -49,58 +60,135 @@ template <int kSteps>
 struct alignas(128) ClusterShared {
   static constexpr int kSlotBytes = piece_of(kSteps) * kStepBytes;
   static constexpr int kRingSlots = (kSteps <= 16 ? 24 : 23) * 1024 / kSlotBytes;
+  static constexpr int kHeads = most_heads(kSteps);
   using Part = float2[kHead / 2 + 1];  // of attention: sums of values, then maximum and sum of weights
 
   unsigned char ring[kClusterWarps][kRingSlots][kSlotBytes];
   unsigned char constants[kClusterWarps][2][Shares::kConstantBytes];
-  unsigned char pieces[kClusterWarps][Shares::kMostPieces];  // how many steps each piece of a layer has
   // Operand b, a granule in 16 bytes: the upper parts of its four values, then the lower ones.
   unsigned char x[2][kSteps * 16 * 16];
   unsigned char hidden[most_units(kSteps) * 16 * 16];
-  float qkv[kMostHeads][3 * kHead];
+  float qkv[kHeads][3 * kHead];
   float2 moments[2][kOfCluster];  // of each warp's columns: mean, Σ (x − mean)²
-  Part attended[kMostHeads][kClusterBlocks], of_warps[kMostHeads][kClusterWarps];
+  Part attended[kHeads][kClusterBlocks], of_warps[kHeads][kClusterWarps];
   float sums[kClusterWarps];
-  uint64_t full[kClusterWarps][kRingSlots], constants_full[kClusterWarps];
-  uint64_t x_full[2], moments_full[2], qkv_full, attended_full, hidden_full;
+  uint64_t full[kClusterWarps][kRingSlots], empty[kClusterWarps][kRingSlots], constants_full[kClusterWarps];
+  float2 norm[2];  // mean and factor of x
+  uint64_t x_full[2], norm_full[2], qkv_full, attended_full, hidden_full;
 };
+
+// PTX: ld.relaxed.gpu.u64
+__device__ __forceinline__ unsigned long long load_sum(const unsigned long long* from) {
+  unsigned long long value = 0;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+
+// How many columns of x a warp has.
+__device__ __forceinline__ float columns(const Shares& s, int index) {
+  const Range own = s.granules_of(index);
+  return static_cast<float>(max(0, min(own.count() * kGranule, s.width - own.first * kGranule)));
+}
+
+// Brings a warp's weights in the order of their use. By a lane; its warp does so for others, too.
+template <int kSteps>
+__device__ __forceinline__ void bring_weights(const ClusterToken& token, ClusterShared<kSteps>& shared,
+                                              const WarpPlace& of) {
+  const Shares& s = token.s;
+  const unsigned char *const steps_of = token.packed + s.constants_of(of, -1), *from = token.packed + s.stream_at(of);
+  constexpr int kPiece = piece_of(kSteps), kSlots = ClusterShared<kSteps>::kRingSlots;
+  constexpr int kInFlight = narrow(kSteps) ? 3 : kSlots;  // more would stand in the way of what is needed at once
+  const int pieces = __ldg(steps_of + Shares::kPiecesAt), of_layers = s.layers * pieces;
+  const int all = of_layers + s.logit_tiles(of).count() * (kSteps / kPiece);
+  int in_layer = 0, slot = 0, bytes = __ldg(steps_of) * kStepBytes;
+  uint32_t parity = 1;  // all slots are free at first
+#pragma unroll 1
+  for (int i = 0; i < all;) {
+    uint64_t* const full = &shared.full[of.warp][slot];
+    // Who has room goes on: none waits for another's.
+    bool can = mbarrier_test_wait(&shared.empty[of.warp][slot], parity);
+    if (kInFlight < kSlots && i >= kInFlight) {
+      const int older = slot >= kInFlight ? slot - kInFlight : slot - kInFlight + kSlots;
+      can = can && mbarrier_test_wait(&shared.full[of.warp][older], older < slot ? parity ^ 1 : parity);
+    }
+    if (!can) {
+      __nanosleep(40);
+      continue;
+    }
+    mbarrier_arrive_expect_tx(full, bytes);
+    bulk_load(shared.ring[of.warp][slot], from, bytes, full);
+    from += bytes;
+    if (++in_layer == pieces) in_layer = 0;
+    bytes = (++i < of_layers ? __ldg(steps_of + in_layer) : kPiece) * kStepBytes;
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+}
+
+// Mean and factor of x for each LayerNorm, by a warp, from the moments of 64 warps' columns.
+template <int kSteps>
+__device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterShared<kSteps>& shared) {
+  const int lane = threadIdx.x % kWarpSize;
+  State* const state = reinterpret_cast<State*>(token.packed);
+  const float inverse = 1.0f / static_cast<float>(token.s.width);
+  const float count_1 = columns(token.s, lane), count_2 = columns(token.s, lane + kWarpSize);
+#pragma unroll 1
+  for (int i = 0; i <= 2 * token.s.layers; ++i) {
+    const int half = i % 2 == 0 ? kMlp : kAttention, phase = i / 2;
+    wait_for_phase<true>(&shared.x_full[half], phase & 1, state, Wanted::kX, phase);
+    const float2 one = shared.moments[half][lane], two = shared.moments[half][lane + kWarpSize];
+    // About one of the means: sums lose no digits.
+    const float about = shared.moments[half][0].x, apart_1 = one.x - about, apart_2 = two.x - about;
+    const float sum_1 = count_1 * apart_1, sum_2 = count_2 * apart_2;
+    float sum = sum_1 + sum_2, squares = (one.y + sum_1 * apart_1) + (two.y + sum_2 * apart_2);
+#pragma unroll
+    for (int apart = 1; apart < kWarpSize; apart *= 2) {
+      sum += __shfl_xor_sync(kFullWarp, sum, apart);
+      squares += __shfl_xor_sync(kFullWarp, squares, apart);
+    }
+    sum *= inverse;
+    if (lane > 0) continue;
+    shared.norm[half] = {about + sum, rsqrtf(fmaxf(squares * inverse - sum * sum, 0.0f) + token.eps)};
+    mbarrier_arrive(&shared.norm_full[half]);
+  }
+}
 
 // kTrace: it records when it is where.
 template <class T, int kSteps, bool kTrace>
 struct ClusterWarp {
   using Shared = ClusterShared<kSteps>;
   using Operand = Vector<uint32_t, 2>;  // b, a step's
-  static constexpr int kPiece = piece_of(kSteps), kGroups = most_granules(kSteps), kSets = up(kGroups, kOfMessage);
-  static constexpr int kMostUnits = most_units(kSteps);
-  // Whether a tile's weights come to registers before x does. Of wide models there is no room, and memory is the limit.
-  static constexpr bool kAhead = kSteps == 12;
+  static constexpr int kPiece = piece_of(kSteps), kGroups = most_granules(kSteps);
+  static constexpr int kMostUnits = most_units(kSteps), kHeads = most_heads(kSteps);
+  static constexpr bool kEven = kSteps * 16 % kOfCluster == 0;  // all warps have as many granules
+  static constexpr bool kNarrow = narrow(kSteps);
 
   const ClusterToken& token;
   const Args& a;
   const Shares& s;
   Shared& shared;
   State* const state;
-  Message* const messages;
   const Place place;
-  const uint32_t tag;  // of layer 0
+  const uint32_t epoch;  // launches before
+  const int set;         // of sums, in this one
   const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
   const WarpPlace at;
   const Range heads, keys;    // of the cluster; before the new one
   const int units, granules;  // of the cluster's hidden layer; of the warp's columns of x
   const int first_granule;
   const int qkv_tiles, fc_tiles;
-  const uint32_t peer;       // a lane's block of the cluster, where it sends to: its shared memory
-  const int row;             // of each group, of which a lane has x. Eight lanes have the same, for a block each
-  const float2 columns_of;   // how many columns of x the warps of moments `lane` and `lane + 32` have
-  const float columns_here;  // and this one
+  const uint32_t peer;  // a lane's block of the cluster, where it sends to: its shared memory
+  const int row;        // of each group, of which a lane has x. Eight lanes have the same, for a block each
+  const float inverse_width;
+  const float inverse_here;  // of how many this one has, or 0
   uint32_t real = 0;         // bit i: whether the lane's column of group i is one of x
-  uint32_t with_heads = 0;   // bit i: whether cluster `lane % 8 + 8·i` sends a part of attention
   float residual[kGroups] = {};
-  bool broken = false;  // it waited in vain: what it gives is NaN
-  int layer = 0;        // in which it is
-  // The stream: what comes next, and into which slot.
-  const unsigned char* from;
-  int pieces, next_piece = 0, layers_left, left, slot = 0;
+  bool broken = false;     // it waited in vain: what it gives is NaN
+  int layer = 0;           // in which it is
+  float units_of_one = 0;  // of sums, in this half of the layer
+  int slot = 0;            // of the ring: the next piece's
   uint32_t parity = 0;
 
   __device__ __forceinline__ ClusterWarp(const ClusterToken& token, Shared& shared, const Place& place, uint32_t epoch,
@@ -110,40 +198,23 @@ struct ClusterWarp {
         s(token.s),
         shared(shared),
         state(reinterpret_cast<State*>(token.packed)),
-        messages(reinterpret_cast<Message*>(token.packed)),
         place(place),
-        tag(epoch * static_cast<uint32_t>(token.s.layers) + 1),
+        epoch(epoch),
+        set(static_cast<int>(epoch % 2)),
         at(at),
         heads(token.s.heads_of(at.cluster)),
         keys(Shares::keys(warp_uniform(place.before()), at.index())),
         units(token.s.units_of(at.cluster).count()),
-        granules(granules_of(kSteps, at.index()).count()),
+        granules(kEven ? kGroups : granules_of(kSteps, at.index()).count()),
         first_granule(granules_of(kSteps, at.index()).first),
         qkv_tiles(token.s.tiles(at, Kind::kQkv)),
         fc_tiles(token.s.tiles(at, Kind::kFc)),
         peer(remote_address(&shared, lane % kClusterBlocks)),
         row(lane / kClusterBlocks),
-        columns_of{columns(token.s, lane), columns(token.s, lane + kWarpSize)},
-        columns_here(columns(token.s, at.index())),
-        from(token.packed + token.s.stream_at(at)),
-        layers_left(token.s.layers) {
-    const unsigned char* const table = token.packed + s.constants_of(at, -1);
-    shared.pieces[at.warp][lane] = table[lane];
-    shared.pieces[at.warp][lane + kWarpSize] = table[lane + kWarpSize];
-    __syncwarp();
-    pieces = table[Shares::kPiecesAt];
+        inverse_width(1.0f / static_cast<float>(token.s.width)),
+        inverse_here(1.0f / fmaxf(columns(token.s, at.index()), 1.0f)) {
     for (int i = 0; i < kGroups; ++i) real |= static_cast<uint32_t>(column_of_x(i) >= 0) << i;
-    for (int i = 0; i < 2; ++i) {
-      const int cluster = lane % kClusterBlocks + i * kClusterBlocks;
-      with_heads |= static_cast<uint32_t>(cluster < s.clusters && s.heads_of(cluster).count() > 0) << i;
-    }
-    left = s.layers * pieces + s.logit_tiles(at).count() * (kSteps / kPiece);
   }
-  __device__ __forceinline__ static float columns(const Shares& s, int index) {
-    const Range own = granules_of(kSteps, index);
-    return static_cast<float>(max(0, min(own.count() * kGranule, s.width - own.first * kGranule)));
-  }
-
   // Of a lane's group, or −1.
   __device__ __forceinline__ int column_of_x(int group) const {
     return decode_step::column_of_x(granules_of(kSteps, at.index()), s.width, group, row);
@@ -170,7 +241,7 @@ struct ClusterWarp {
     return peer + (smem_address(here) - smem_address(&shared));
   }
   // How many bytes come in a phase. There is one phase a layer, so the layer's number says its parity.
-  static constexpr int kBytesOfX = kSteps * 16 * 16, kBytesOfMoments = kOfCluster * 8;
+  static constexpr int kBytesOfX = kSteps * 16 * 16 + kOfCluster * 8;  // with the moments
   __device__ __forceinline__ int bytes_of_qkv() const { return heads.count() * 3 * kHead * 4; }
   __device__ __forceinline__ int bytes_of_attended() const {
     return heads.count() * kClusterBlocks * static_cast<int>(sizeof(typename Shared::Part));
@@ -181,16 +252,13 @@ struct ClusterWarp {
   }
   __device__ __forceinline__ void expect_all() const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      expect(&shared.x_full[half], kBytesOfX);
-      expect(&shared.moments_full[half], kBytesOfMoments);
-    }
+    for (uint64_t& each : shared.x_full) expect(&each, kBytesOfX);
     expect(&shared.qkv_full, bytes_of_qkv());
     expect(&shared.attended_full, bytes_of_attended());
     expect(&shared.hidden_full, bytes_of_hidden());
   }
   __device__ __forceinline__ void wait(uint64_t* barrier, int phase, int bytes, Wanted wanted) {
-    if (wait_for_phase<true, true>(barrier, phase & 1, state, wanted, phase)) {
+    if (wait_for_phase<true>(barrier, phase & 1, state, wanted, phase)) {
       expect(barrier, bytes);
     } else {
       broken = true;
@@ -203,7 +271,7 @@ struct ClusterWarp {
   __device__ __forceinline__ void only_announce(int half) {
     if (at.warp > 0) return;
     wait_for_x(half, layer);
-    wait(&shared.moments_full[half], layer, kBytesOfMoments, Wanted::kX);
+    mean_and_factor(half, layer);  // so that who finds it is never two phases behind
   }
   // A tile's four rows, of lanes 0, 4, 8 and 12, to a lane's block.
   __device__ __forceinline__ static void four_rows(float mine, float (&of_row)[kGranule]) {
@@ -216,59 +284,52 @@ struct ClusterWarp {
   // Four values as a granule of operand b.
   __device__ __forceinline__ void send_granule(float a, float b, float c, float d, unsigned char* to,
                                                uint64_t* barrier) const {
+    uint32_t words[4];
+    granule(a, b, c, d, words);
+    send(words, to, barrier);
+  }
+  __device__ __forceinline__ static void granule(float a, float b, float c, float d, uint32_t (&words)[4]) {
     const TwoParts one = two_parts<T>(a, b), two = two_parts<T>(c, d);
-    send({one.high, two.high, one.low, two.low}, to, barrier);
+    words[0] = one.high, words[1] = two.high, words[2] = one.low, words[3] = two.low;
   }
 
   // ---- the stream of weights ----
 
-  // The first lane's: the others' count is not looked at.
-  __device__ __forceinline__ void bring(int to) {
-    if (lane > 0 || left == 0) return;
-    --left;
-    int steps = kPiece;
-    if (layers_left > 0) {
-      steps = shared.pieces[at.warp][next_piece];
-      if (++next_piece == pieces) {
-        next_piece = 0;
-        --layers_left;
-      }
-    }
-    const int bytes = steps * kStepBytes;
-    uint64_t* const barrier = &shared.full[at.warp][to];
-    mbarrier_arrive_expect_tx(barrier, bytes);
-    bulk_load(shared.ring[at.warp][to], from, bytes, barrier);
-    from += bytes;
-  }
   // A lane's first vector of the piece that is next.
   __device__ __forceinline__ const unsigned char* begin_piece() {
-    broken |= !wait_for_phase<true>(&shared.full[at.warp][slot], parity, state, Wanted::kOfLayer, layer);
+    mbarrier_wait_warp(&shared.full[at.warp][slot], parity);
     return shared.ring[at.warp][slot] + lane * 16;
   }
   __device__ __forceinline__ void end_piece() {
     __syncwarp();
-    bring(slot);
+    if (lane == 0) mbarrier_arrive(&shared.empty[at.warp][slot]);
     if (++slot == Shared::kRingSlots) {
       slot = 0;
       parity ^= 1;
     }
   }
-  using Weights = Vector16[kAhead ? kSteps : kPiece];
-  __device__ __forceinline__ void take_ahead(Weights& w) {
-    if constexpr (kAhead) take(kSteps, w);
-  }
-  // So many steps, of at most N.
+  using Weights = Vector16[kSteps];  // a tile's
+  // So many steps, of at most N. The others are zeros: what is not set in each turn of a loop keeps its registers.
   template <int N>
   __device__ __forceinline__ void take(int steps, Vector16 (&w)[N]) {
 #pragma unroll
     for (int first = 0; first < N; first += kPiece) {
-      if (first >= steps) continue;
-      const unsigned char* const piece = begin_piece();
+      const bool any = first < steps;
+      const unsigned char* const piece = any ? begin_piece() : nullptr;
 #pragma unroll
       for (int i = first; i < N && i < first + kPiece; ++i) {
-        if (i < steps) w[i] = load_16(piece + (i - first) * kStepBytes);
+        w[i] = any ? load_16(piece + (i - first) * kStepBytes) : Vector16{};
       }
-      end_piece();
+      if (any) end_piece();
+    }
+  }
+  // A tile's, or none.
+  __device__ __forceinline__ void take(bool any, Weights& w) {
+    if (any) {
+      take<kSteps>(kSteps, w);
+    } else {
+#pragma unroll
+      for (Vector16& each : w) each = {};
     }
   }
   __device__ __forceinline__ void bring_constants(int of_layer) const {
@@ -280,11 +341,11 @@ struct ClusterWarp {
   }
   __device__ __forceinline__ void take_constants(int of_layer) {
     layer = of_layer;
-    broken |= !wait_for_phase<true>(&shared.constants_full[at.warp], layer & 1, state, Wanted::kOfLayer, layer);
+    mbarrier_wait_warp(&shared.constants_full[at.warp], layer & 1);
     bring_constants(layer + 1);
   }
-  __device__ __forceinline__ void begin_stream() {
-    for (int i = 0; i < Shared::kRingSlots; ++i) bring(i);
+  __device__ __forceinline__ void begin() {
+    expect_all();
     bring_constants(0);
     prefetch_keys(0);
   }
@@ -313,20 +374,11 @@ struct ClusterWarp {
     of_row += __shfl_xor_sync(kFullWarp, of_row, 2);         // chunks 0 and 2, or 1 and 3
     return of_row + __shfl_xor_sync(kFullWarp, of_row, 17);  // four rows on
   }
-  // Of tile k, of which the first is there already if kAhead.
+  // Of tile k; the first one's weights are there already.
   __device__ __forceinline__ void product(int k, Weights& w, const unsigned char* x, float (&sum)[4][4]) {
-    if constexpr (kAhead) {
-      if (k > 0) take_ahead(w);
+    if (k > 0) take<kSteps>(kSteps, w);
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) multiply(sum[step % 4], w[step], operand(x, step));
-    } else {
-#pragma unroll 1
-      for (int first = 0; first < kSteps; first += kPiece) {
-        take(kPiece, w);
-#pragma unroll
-        for (int i = 0; i < kPiece; ++i) multiply(sum[i % 4], w[i], operand(x, first + i));
-      }
-    }
+    for (int step = 0; step < kSteps; ++step) multiply(sum[step % 4], w[step], operand(x, step));
   }
   __device__ __forceinline__ float row_of(float (&sum)[4][4]) const {
 #pragma unroll
@@ -337,17 +389,44 @@ struct ClusterWarp {
   __device__ __forceinline__ float normed_row(float (&sum)[4][4], float2 norm, float2 of_row) const {
     return norm.y * (row_of(sum) - norm.x * of_row.x) + of_row.y;
   }
-  // A layer's part of x: a row of three groups is a message.
-  __device__ __forceinline__ void publish(int half, const float (&sum)[kGroups][4]) const {
-    float value[kSets * kOfMessage] = {};
+  // ---- what clusters add to x ----
+
+  // Sums of whole numbers, added up by the L2 cache: in whatever order clusters come, the result is the same. A unit is
+  // between 2^-21 and 2^-20 of x's standard deviation, with LayerNorm's eps in it: finer than the two parts in which
+  // products take x. The ten lowest bits count who has added, and who had no number; the others are what all added.
+  static constexpr int kCountBits = 10, kUnitBits = 21;
+  static constexpr unsigned long long kOne = 1, kNoNumber = 32;
+  static constexpr float kMostUnitsOfPart = 0x1p49f;
+  // After the rows of a half: two to some power, for the factor of the LayerNorm before them.
+  __device__ __forceinline__ void choose_unit(int half) {
+    const uint32_t exponent = __float_as_uint(mean_and_factor(1 - half, layer).y) & 0x7f800000u;
+    units_of_one = __uint_as_float(exponent) * static_cast<float>(1 << kUnitBits);
+  }
+  __device__ __forceinline__ unsigned long long* sums(int of_set, int half) const {
+    return reinterpret_cast<unsigned long long*>(token.packed + s.sums_at(of_set, layer, half, at.index()));
+  }
+  template <int kHalf>
+  __device__ __forceinline__ void publish(const float (&sum)[kGroups][4]) const {
+    float value[kGroups];
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) value[i] = broken ? NAN : row_of(sum[i]);
-    if (lane >= 16 || t != 0) return;
-    Message* const to = messages + s.part_at(half, layer, at.cluster, at.index()) + g;
+    for (int i = 0; i < kGroups; ++i) value[i] = row_of(sum[i]);
+    unsigned long long* const to = sums(set, kHalf) + g;
+    if (lane < 16 && t == 0) {
 #pragma unroll
-    for (int i = 0; i < kSets; ++i) {
-      store_message(to + 4 * i, __float_as_uint(value[3 * i]), __float_as_uint(value[3 * i + 1]),
-                    __float_as_uint(value[3 * i + 2]), tag + layer);
+      for (int i = 0; i < kGroups; ++i) {
+        const float in_units = value[i] * units_of_one;
+        const bool number = fabsf(in_units) < kMostUnitsOfPart && !broken;
+        const auto whole = static_cast<unsigned long long>(number ? __float2ll_rn(in_units) : 0);
+        atomicAdd(to + kGranule * i, (whole << kCountBits) + (number ? kOne : kOne + kNoNumber));
+      }
+    }
+  }
+  // For the next launch. A cluster does it for all.
+  __device__ __forceinline__ void clear_sums() const {
+    if (layer % s.clusters != at.cluster) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (lane < kGranule * kGroups) sums(1 - set, half)[lane] = 0;
     }
   }
 
@@ -357,19 +436,23 @@ struct ClusterWarp {
     sum += __shfl_xor_sync(kFullWarp, sum, kClusterBlocks);
     return sum + __shfl_xor_sync(kFullWarp, sum, 2 * kClusterBlocks);
   }
-  __device__ __forceinline__ void send_first_x() {
-    send_x(kMlp, token.packed + s.constants_of(at, -1), Shares::kNextGain);
-  }
-  __device__ __forceinline__ void send_x(int half, Shares::OfX which) {
-    send_x(half, shared.constants[at.warp][layer & 1], which);
-  }
   // A warp's columns to all blocks of the cluster: times the next LayerNorm's gain, as operand b, and their moments.
-  __device__ __forceinline__ void send_x(int half, const unsigned char* constants, Shares::OfX which) {
-    float gain[kGroups];
-    of_x(constants, which, gain);
+  __device__ __forceinline__ void send_x(int half, const float (&gain)[kGroups]) {
     constexpr int kBase = kGroups / 4 * 4;
     unsigned char* const to = shared.x[half] + first_granule * 16;
     uint64_t* const barrier = &shared.x_full[half];
+    const uint32_t barrier_there = there(peer, barrier);
+    // Of the moments: about one of the columns, so that no digits are lost however far they are from 0.
+    const float about = __shfl_sync(kFullWarp, residual[0], 0);
+    float sum = 0, squares = 0;
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      const float apart = real >> i & 1 ? residual[i] - about : 0.0f;
+      sum += apart;
+      squares += apart * apart;
+    }
+    sum = over_rows(sum);
+    squares = over_rows(squares);
     float y[kBase + 4] = {};
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) y[i] = residual[i] * gain[i];
@@ -393,59 +476,57 @@ struct ClusterWarp {
                                      3 * kClusterBlocks + min(row, 2));
       if (row < 3) send_granule(y[kBase], y[kBase + 1], y[kBase + 2], last, to + (kBase + row) * 16, barrier);
     }
-    float sum = 0, squares = 0;
-#pragma unroll
-    for (const float x : residual) sum += x;
-    const float mean = columns_here > 0 ? over_rows(sum) / columns_here : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      if (real >> i & 1) squares += (residual[i] - mean) * (residual[i] - mean);
-    }
-    squares = over_rows(squares);
     if (row > 0) return;
-    store_remote_async(there(peer, &shared.moments[half][at.index()]), Pair<float>{mean, squares},
-                       there(peer, &shared.moments_full[half]));
+    const Pair<float> moments{about + sum * inverse_here, squares - sum * sum * inverse_here};
+    store_remote_async(there(peer, &shared.moments[half][at.index()]), moments, barrier_there);
   }
   // Mean and factor of all of x.
-  __device__ __forceinline__ float2 mean_and_factor(int half, int phase) {
-    wait(&shared.moments_full[half], phase, kBytesOfMoments, Wanted::kX);
-    const float2 one = shared.moments[half][lane], two = shared.moments[half][lane + kWarpSize];
-    const float inverse = 1.0f / static_cast<float>(s.width);
-    const float mean = warp_sum(columns_of.x * one.x + columns_of.y * two.x) * inverse;
-    const float apart_1 = one.x - mean, apart_2 = two.x - mean;
-    const float squares =
-        warp_sum((one.y + columns_of.x * apart_1 * apart_1) + (two.y + columns_of.y * apart_2 * apart_2));
-    return {mean, rsqrtf(squares * inverse + token.eps)};
+  __device__ __forceinline__ float2 mean_and_factor(int half, int phase) const {
+    mbarrier_wait_warp(&shared.norm_full[half], phase & 1);
+    return shared.norm[half];
   }
-  // The clusters' parts of half a layer, added to x: of a message lanes have two clusters each.
-  __device__ __forceinline__ void add_parts(int half, Shares::OfX bias) {
-    const int first = lane % kClusterBlocks;
-    const Message* from[2 * kSets];
-    bool needed[2 * kSets];
-    Message got[2 * kSets];
+  // Until all have added.
+  __device__ __forceinline__ bool wait_for_sums(const unsigned long long* from, int senders,
+                                                unsigned long long (&got)[kGroups]) const {
+    for (uint32_t polls = 1;; ++polls) {
+      bool all = true;
 #pragma unroll
-    for (int i = 0; i < 2 * kSets; ++i) {
-      const int cluster = first + i % 2 * kClusterBlocks;
-      from[i] = messages + s.part_at(half, layer, cluster, at.index()) + i / 2 * 4 + row;
-      needed[i] = half == kMlp ? cluster < s.clusters : with_heads >> i % 2 & 1;
+      for (int i = 0; i < kGroups; ++i) got[i] = load_sum(from + kGranule * i);
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) all = all && static_cast<int>(got[i] & 31) == senders;
+      if (__all_sync(kFullWarp, all)) return true;
+      if (__builtin_expect(polls % kPollsBetweenLooks != 0, 1)) continue;
+      if (__any_sync(kFullWarp, give_up(state, polls, Wanted::kX, layer))) return false;
     }
-    wait_for(from, needed, got, tag + layer, state, Wanted::kX, layer);
-    float of_bias[kGroups];
-    of_x(shared.constants[at.warp][layer & 1], bias, of_bias);
+  }
+  // The sums of half a layer, added to x.
+  template <int kHalf>
+  __device__ __forceinline__ void add_parts() {
+    float bias[kGroups], gain[kGroups];
+    of_x(shared.constants[at.warp][layer & 1], kHalf == kMlp ? Shares::kSecondBias : Shares::kBias, bias);
+    of_x(shared.constants[at.warp][layer & 1], kHalf == kMlp ? Shares::kNextGain : Shares::kGain, gain);
+    const float one = __uint_as_float((254u << 23) - __float_as_uint(units_of_one));  // its reciprocal: a power of two
+    unsigned long long got[kGroups];
+    broken |= !wait_for_sums(sums(set, kHalf) + row, s.senders(kHalf), got);
+    record(kHalf == kMlp ? Step::kSecondParts : Step::kParts);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      const int set = i / kOfMessage * 2, value = i % kOfMessage;
-      float sum = __uint_as_float(got[set].value[value]) + __uint_as_float(got[set + 1].value[value]);
-#pragma unroll
-      for (int apart = 1; apart < kClusterBlocks; apart *= 2) sum += __shfl_xor_sync(kFullWarp, sum, apart);
-      residual[i] += broken ? NAN : sum + of_bias[i];
+      const bool number = (got[i] >> 5 & 31) == 0 && !broken;
+      residual[i] += number ? static_cast<float>(static_cast<long long>(got[i]) >> kCountBits) * one + bias[i] : NAN;
     }
+    send_x(kHalf, gain);
   }
   // x begins with a mean of 0: LayerNorm, which is all that reads it, does not change, and its sums lose no digits.
-  __device__ __forceinline__ void embed() {
-    const Tokens<T> tokens(a, 0);
-    float sum = 0;
-    for (int column = threadIdx.x; column < s.width; column += kClusterThreads) sum += tokens.at(column);
+  // What it needs comes from memory at the same time, also while blocks of the cluster begin.
+  __device__ __forceinline__ void send_first_x(int64_t id) {
+    const Tokens<T> tokens(a, place, id);
+    float gain[kGroups], sum = 0;
+    of_x(token.packed + s.constants_of(at, -1), Shares::kNextGain, gain);
+#pragma unroll
+    for (int i = 0; i < up(kSteps * kStepDepth, kComputing); ++i) {
+      const int column = i * kComputing + static_cast<int>(threadIdx.x);
+      if (column < s.width) sum += tokens.at(column);
+    }
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       const int column = column_of_x(i);
@@ -453,52 +534,20 @@ struct ClusterWarp {
     }
     sum = warp_sum(sum);
     if (lane == 0) shared.sums[at.warp] = sum;
-    __syncthreads();
+    named_barrier_sync(kComputingOnly, kComputing);
     float mean = 0;
 #pragma unroll
     for (const float each : shared.sums) mean += each;
-    mean /= static_cast<float>(s.width);
+    mean *= inverse_width;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       if (real >> i & 1) residual[i] -= mean;
     }
+    cluster_barrier_wait();  // all barriers of the cluster expect what comes
+    send_x(kMlp, gain);
   }
 
   // ---- attention ----
-
-  __device__ __forceinline__ void queries_keys_values() {
-    if (qkv_tiles == 0) return only_announce(kMlp);
-    Weights w;
-    take_ahead(w);
-    wait_for_x(kMlp, layer);
-    record(Step::kX);
-    const float scale = token.scale_log2 / (a.scale_by_layer ? static_cast<float>(layer + 1) : 1.0f);
-    float2 norm = {};
-#pragma unroll 1
-    for (int k = 0; k < qkv_tiles; ++k) {
-      float sum[4][4] = {};
-      product(k, w, shared.x[kMlp], sum);
-      if (k == 0) norm = mean_and_factor(kMlp, layer);
-      float y = normed_row(sum, norm, of_row(k));
-      const int first = Shares::tile(at, Kind::kQkv, k) * kGranule, head = first / (3 * kHead),
-                in_head = first % (3 * kHead);
-      const int which = in_head / kHead;  // q, k or v: the same of a tile's rows
-      const T rounded = from_compute<T>(y);
-      y = which == 0 ? scale * y : to_compute(rounded);
-      float of_tile[kGranule];
-      four_rows(broken ? NAN : y, of_tile);
-      if (row == 0) {
-        send({__float_as_uint(of_tile[0]), __float_as_uint(of_tile[1]), __float_as_uint(of_tile[2]),
-              __float_as_uint(of_tile[3])},
-             &shared.qkv[head][in_head], &shared.qkv_full);
-      }
-      if (which > 0 && place.slot >= 0 && lane < 16 && t == 0) {
-        T* const to = in_cache<T>(which == 1 ? a.k_cache : a.v_cache, which == 1 ? a.k_stride : a.v_stride, layer, 0,
-                                  heads.first + head, place.slot);
-        to[in_head % kHead + g] = rounded;  // read by later launches only
-      }
-    }
-  }
 
   // Keys of a head: four lanes have one, each a quarter of its columns. Values: a lane has two columns of each.
   static constexpr int kRounds = kWarpKeys / 8;
@@ -506,17 +555,26 @@ struct ClusterWarp {
     Vector16 k[kRounds][2];
     uint32_t v[kWarpKeys];
   };
+  using OfKeys = Cached[kHeads];
+  __device__ __forceinline__ void load_keys(OfKeys& of) const {
+#pragma unroll
+    for (int head = 0; head < kHeads; ++head) load_keys(head, of[head]);
+  }
   __device__ __forceinline__ const T* cached(bool values, int of_layer, int head) const {
     return in_cache<const T>(values ? a.v_cache : a.k_cache, values ? a.v_stride : a.k_stride, of_layer, 0,
                              heads.first + head, place.begin + keys.first);
   }
   __device__ __forceinline__ void load_keys(int head, Cached& of) const {
-    const int count = keys.count();
-    if (count == 0) return;
+    const int count = head < heads.count() ? keys.count() : 0;
     const T *const k = cached(false, layer, head), *const v = cached(true, layer, head);
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      if (r * 8 >= count) continue;
+      if (r * 8 >= count) {
+        of.k[r][0] = of.k[r][1] = {};
+#pragma unroll
+        for (int i = r * 8; i < r * 8 + 8; ++i) of.v[i] = 0;
+        continue;
+      }
       const T* const key = k + min(r * 8 + g, count - 1) * kHead + t * 8;
       of.k[r][0] = load_vector<4>(reinterpret_cast<const uint32_t*>(key));
       of.k[r][1] = load_vector<4>(reinterpret_cast<const uint32_t*>(key + kHead / 2));
@@ -526,6 +584,54 @@ struct ClusterWarp {
       }
     }
   }
+  // Rows of q k v, or of fc, to the cluster: a LayerNorm behind the product.
+  template <int kHalf>
+  __device__ __forceinline__ void rows(Weights& w) {
+    constexpr bool mlp = kHalf == kMlp;
+    constexpr int of_x = 1 - kHalf;
+    const int tiles = mlp ? fc_tiles : qkv_tiles;
+    if (tiles == 0) return only_announce(of_x);
+    const float scale = token.scale_log2 / (a.scale_by_layer ? static_cast<float>(layer + 1) : 1.0f);
+    unsigned char* const to = mlp ? shared.hidden : reinterpret_cast<unsigned char*>(shared.qkv);
+    uint64_t* const barrier = mlp ? &shared.hidden_full : &shared.qkv_full;
+    wait_for_x(of_x, layer);
+    record(mlp ? Step::kMiddleX : Step::kX);
+    float2 norm{};
+#pragma unroll 1
+    for (int k = 0; k < tiles; ++k) {
+      const float2 numbers = of_row(kHalf * kMostTiles + k);
+      float sum[4][4] = {};
+      product(k, w, shared.x[of_x], sum);
+      if (k == 0) norm = mean_and_factor(of_x, layer);
+      float y = normed_row(sum, norm, numbers);
+      const int tile = Shares::tile(at, mlp ? Kind::kFc : Kind::kQkv, k);
+      const int in_head = tile * kGranule % (3 * kHead), which = in_head / kHead;  // q, k or v: the same of its rows
+      const T rounded = from_compute<T>(y);
+      if constexpr (mlp) {
+        y = a.tanh ? fast_gelu<T, true>(y) : fast_gelu<T, false>(y);
+      } else {
+        y = which == 0 ? scale * y : to_compute(rounded);
+      }
+      float of_tile[kGranule];
+      four_rows(broken ? NAN : y, of_tile);
+      if (row == 0) {
+        uint32_t words[4];
+        if constexpr (mlp) {
+          granule(of_tile[0], of_tile[1], of_tile[2], of_tile[3], words);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kGranule; ++i) words[i] = __float_as_uint(of_tile[i]);
+        }
+        send(words, to + tile * 16, barrier);
+      }
+      if (!mlp && which > 0 && place.slot >= 0 && lane < 16 && t == 0) {
+        T* const cache = in_cache<T>(which == 1 ? a.k_cache : a.v_cache, which == 1 ? a.k_stride : a.v_stride, layer, 0,
+                                     heads.first + tile * kGranule / (3 * kHead), place.slot);
+        cache[in_head % kHead + g] = rounded;  // read by later launches only
+      }
+    }
+  }
+
   // To the L2 cache, a line a lane, for the next layer.
   __device__ __forceinline__ void prefetch_keys(int of_layer) const {
     static_assert(2 * kWarpKeys == kWarpSize && kHead * 2 == 128);
@@ -536,15 +642,15 @@ struct ClusterWarp {
     }
   }
 
-  __device__ __forceinline__ void attend() {
+  __device__ __forceinline__ void attend(const OfKeys& of_heads) {
     const int count = keys.count();
-    Cached of = {};
-    load_keys(0, of);
     prefetch_keys(layer + 1);
     wait(&shared.qkv_full, layer, bytes_of_qkv(), Wanted::kQkv);
     record(Step::kQkv);
-#pragma unroll 1
-    for (int head = 0; head < heads.count(); ++head) {
+#pragma unroll
+    for (int head = 0; head < kHeads; ++head) {
+      if (head >= heads.count()) continue;
+      const Cached& of = of_heads[head];
       float score[kRounds] = {};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -585,13 +691,12 @@ struct ClusterWarp {
           out[1] += of_key * high_of<T>(of.v[r * 8 + i]);
         }
       }
-      if (head + 1 < heads.count()) load_keys(head + 1, of);
 #pragma unroll
       for (int apart = 4; apart < kWarpSize; apart *= 2) sum += __shfl_xor_sync(kFullWarp, sum, apart);
       shared.of_warps[head][at.warp][lane] = {out[0], out[1]};
       if (lane == 0) shared.of_warps[head][at.warp][kHead / 2] = {max, sum};
     }
-    __syncthreads();
+    named_barrier_sync(kComputingOnly, kComputing);
     // All warps put the block's parts together; each sends them to one block.
     static_assert(kClusterWarps == kClusterBlocks);
     const uint32_t to = remote_address(&shared, at.warp), barrier = there(to, &shared.attended_full);
@@ -626,13 +731,18 @@ struct ClusterWarp {
     return all;
   }
 
-  __device__ __forceinline__ void project() {
-    Vector16 w[kMostHeads][kGroups];
-    Attended newest[kMostHeads];
+  using OfHeads = Vector16[kHeads][kGroups];
+  __device__ __forceinline__ void take_of_heads(OfHeads& w) {
 #pragma unroll
-    for (int head = 0; head < kMostHeads; ++head) {
+    for (int head = 0; head < kHeads; ++head) {
+      take(head < heads.count() ? granules : 0, w[head]);
+    }
+  }
+  __device__ __forceinline__ void project(const OfHeads& w) {
+    Attended newest[kHeads];
+#pragma unroll
+    for (int head = 0; head < kHeads; ++head) {
       if (head >= heads.count()) continue;
-      take(granules, w[head]);
       const float *const q = shared.qkv[head], *const k = q + kHead, *const v = k + kHead;
       const float score = warp_sum(q[lane] * k[lane] + q[lane + kWarpSize] * k[lane + kWarpSize]);
       newest[head] = {score, 1, {v[2 * lane], v[2 * lane + 1]}};
@@ -641,7 +751,7 @@ struct ClusterWarp {
     record(Step::kAttended);
     float sum[kGroups][4] = {};
 #pragma unroll
-    for (int head = 0; head < kMostHeads; ++head) {
+    for (int head = 0; head < kHeads; ++head) {
       if (head >= heads.count()) continue;
       const Attended all = together(shared.attended[head], newest[head]);
       const float inverse = reciprocal_approx(all.sum);
@@ -659,34 +769,14 @@ struct ClusterWarp {
         if (i < granules) multiply(sum[i], w[head][i], x);
       }
     }
-    publish(kAttention, sum);
+    publish<kAttention>(sum);
   }
 
   // ---- the MLP ----
 
-  __device__ __forceinline__ void hidden(Weights& w) {
-    if (fc_tiles == 0) return only_announce(kAttention);
-    wait_for_x(kAttention, layer);
-    record(Step::kMiddleX);
-    float2 norm = {};
-#pragma unroll 1
-    for (int k = 0; k < fc_tiles; ++k) {
-      float sum[4][4] = {};
-      product(k, w, shared.x[kAttention], sum);
-      if (k == 0) norm = mean_and_factor(kAttention, layer);
-      float y = normed_row(sum, norm, of_row(kMostTiles + k));
-      y = a.tanh ? fast_gelu<T, true>(y) : fast_gelu<T, false>(y);
-      float of_tile[kGranule];
-      four_rows(broken ? NAN : y, of_tile);
-      if (row == 0) {
-        send_granule(of_tile[0], of_tile[1], of_tile[2], of_tile[3],
-                     shared.hidden + Shares::tile(at, Kind::kFc, k) * 16, &shared.hidden_full);
-      }
-    }
-  }
   // Weights of the first groups come to registers before the hidden layer does.
   __device__ __forceinline__ void second() {
-    constexpr int kBefore = kGroups < 4 ? kGroups : 1;
+    constexpr int kBefore = kGroups < 4 ? kGroups : 2;
     Vector16 before[kBefore][kMostUnits], w[kMostUnits];
 #pragma unroll
     for (int i = 0; i < kBefore; ++i) take(units, before[i]);
@@ -695,19 +785,28 @@ struct ClusterWarp {
     Operand x[kMostUnits];
 #pragma unroll
     for (int unit = 0; unit < kMostUnits; ++unit) {
-      if (unit < units) x[unit] = operand(shared.hidden, unit);
+      x[unit] = unit < units ? operand(shared.hidden, unit) : Operand{};
     }
     float sum[kGroups][4] = {};
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
+    for (int unit = 0; unit < kMostUnits; ++unit) {
+      if (unit >= units) continue;
+#pragma unroll
+      for (int i = 0; i < kBefore; ++i) multiply(sum[i], before[i][unit], x[unit]);
+    }
+#pragma unroll
+    for (int i = kBefore; i < kGroups; ++i) {
       if (i >= granules) continue;
-      if (i >= kBefore) take(units, w);
+      take(units, w);
+      float odd[4] = {};
 #pragma unroll
       for (int unit = 0; unit < kMostUnits; ++unit) {
-        if (unit < units) multiply(sum[i], i < kBefore ? before[i < kBefore ? i : 0][unit] : w[unit], x[unit]);
+        if (unit < units) multiply(unit % 2 == 0 ? sum[i] : odd, w[unit], x[unit]);
       }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sum[i][j] += odd[j];
     }
-    publish(kMlp, sum);
+    publish<kMlp>(sum);
   }
 };
 

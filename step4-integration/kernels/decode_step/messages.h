@@ -79,14 +79,16 @@ __device__ __forceinline__ void wait_for(const Message* const (&from)[N], const 
   for (int i = 0; i < N; ++i) message[i] = {{0x7fc07fc0u, 0x7fc07fc0u, 0x7fc07fc0u}, tag};
 }
 
-// By a warp, or one lane of it (kWarp false); kCluster: other blocks of the cluster store. False: it never comes.
-template <bool kWarp, bool kCluster = false>
+// By a warp, or one lane of it (kWarp false). False: it never comes. It acquires for the block, also where blocks of
+// the cluster store: for the cluster each wait would empty the multiprocessor's L1 cache, and shared memory is not in
+// it.
+template <bool kWarp>
 __device__ __forceinline__ bool wait_for_phase(uint64_t* barrier, uint32_t parity, State* state, Wanted wanted,
                                                int where) {
   for (uint32_t polls = 1;; ++polls) {
-    const bool complete = kCluster ? mbarrier_try_wait_cluster(barrier, parity) : mbarrier_try_wait(barrier, parity);
+    const bool complete = mbarrier_try_wait(barrier, parity);
     if (kWarp ? __all_sync(kFullWarp, complete) : complete) return true;
-    if (polls % kPollsBetweenLooks != 0) continue;
+    if (__builtin_expect(polls % kPollsBetweenLooks != 0, 1)) continue;
     const bool ends = give_up(state, polls, wanted, where);
     if (kWarp ? __any_sync(kFullWarp, ends) : ends) return false;
   }

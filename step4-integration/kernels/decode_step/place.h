@@ -45,9 +45,8 @@ template <class T>
 struct Tokens {
   const T *token = nullptr, *position = nullptr;
 
-  __device__ Tokens(const Args& a, int row) {
-    const Place place(a, row);
-    const int64_t id = a.ids[row];
+  __device__ Tokens(const Args& a, int row) : Tokens(a, Place(a, row), a.ids[row]) {}
+  __device__ Tokens(const Args& a, const Place& place, int64_t id) {
     if (place.slot < 0 || id < 0 || id >= a.vocab) return;
     token = static_cast<const T*>(a.token_weight) + id * a.width;
     position = static_cast<const T*>(a.position_weight) + place.before() * a.width;

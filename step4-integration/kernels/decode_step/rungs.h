@@ -87,7 +87,7 @@ inline double scale_of(const Args& a, int64_t layer) {
 }
 
 // What `auto` takes on a GPU, read off results/h200.json. Who packs the weights is to have them read so.
-inline const char* automatic(const Args& a) { return a.packed != nullptr ? "v3_persistent" : "v2_dependent"; }
+inline const char* automatic(const Args& a) { return a.packed != nullptr ? "v4_clusters" : "v2_dependent"; }
 
 }  // namespace kf::decode_step
 

@@ -41,6 +41,7 @@ struct Program {
 struct Local {
   int first;
   explicit Local(const Schedule& s, int block) : first(s.messages + block * kWords) {}
+  static constexpr int kHeads = most_heads(kMostSteps);
   static constexpr int kWords = 4 * kConsumers + 2 * kConsumers + 2 + kConsumers + 1 + kConsumers + kSlots * 9;
   int sums(int step) const { return first + step % 4 * kConsumers; }
   int moments(int norm) const { return first + (4 + norm % 2) * kConsumers; }
@@ -178,28 +179,36 @@ inline Program program_of(const Schedule& s, int keys) {
 
 // ---- v4_clusters ----
 
-// Words of a block, behind the messages between clusters.
+// What a cluster adds to a warp's columns of x, in half a layer.
+inline int part_at(const Shares& s, int half, int layer, int cluster, int index) {
+  return ((layer * 2 + half) * s.clusters + cluster) * kOfCluster + index;
+}
+// Words of a block, behind all these.
 constexpr int kQkvTiles = 3 * kHead / kGranule;  // of a head
 struct ClusterLocal {
   int first;
-  ClusterLocal(const Shares& s, int block) : first(s.messages() + block * kWords) {}
+  ClusterLocal(const Shares& s, int block) : first(part_at(s, 0, s.layers, 0, 0) + block * kWords) {}
   static constexpr int kOfHidden = 8 * kUnitOfHidden / kGranule;
-  static constexpr int kWords = 4 * kOfCluster + kMostHeads * (kQkvTiles + 2 * kClusterBlocks) + kOfHidden;
+  static constexpr int kHeads = most_heads(kMostSteps);
+  static constexpr int kWords = 4 * kOfCluster + kHeads * (kQkvTiles + 2 * kClusterBlocks) + kOfHidden + 2;
   int x(int half) const { return first + half * kOfCluster; }
   int moments(int half) const { return first + (2 + half) * kOfCluster; }
   int hidden() const { return first + 4 * kOfCluster; }
   int qkv() const { return hidden() + kOfHidden; }
-  int attended(int head) const { return qkv() + kMostHeads * kQkvTiles + head * kClusterBlocks; }
-  int of_warps(int head) const { return attended(kMostHeads) + head * kClusterWarps; }
+  int attended(int head) const { return qkv() + kHeads * kQkvTiles + head * kClusterBlocks; }
+  int of_warps(int head) const { return attended(kHeads) + head * kClusterWarps; }
+  int norm(int half) const { return of_warps(kHeads) + half; }
 };
 
-// What its kernel does. A warp's own weights and keys are nobody else's: they are left out.
+// What its kernel does: 64 warps of each cluster, and behind all of them a warp of each block that finds norms. A
+// warp's own weights and keys are nobody else's: they are left out.
 inline Program program_of(const Shares& s) {
   Program program;
   program.of_block = kClusterWarps;
-  program.words = s.messages() + s.clusters * kClusterBlocks * ClusterLocal::kWords;
-  program.warps.resize(static_cast<size_t>(s.clusters) * kOfCluster);
-  for (size_t w = 0; w < program.warps.size(); ++w) {
+  program.words = part_at(s, 0, s.layers, 0, 0) + s.clusters * kClusterBlocks * ClusterLocal::kWords;
+  const size_t computing = static_cast<size_t>(s.clusters) * kOfCluster;
+  program.warps.resize(computing + static_cast<size_t>(s.clusters) * kClusterBlocks);
+  for (size_t w = 0; w < computing; ++w) {
     const int number = static_cast<int>(w), index = number % kOfCluster;
     const WarpPlace p = Shares::place(number);
     const ClusterLocal local(s, number / kClusterWarps);
@@ -221,21 +230,21 @@ inline Program program_of(const Shares& s) {
       send(local.x(half) + index, tag);
       send(local.moments(half) + index, tag);
     };
-    const auto receive_x = [&](int half, int tag) {
-      receive(local.x(half), kOfCluster, tag);
-      receive(local.moments(half), kOfCluster, tag);
+    // Rows of a product behind a LayerNorm. For the unit of what is added then, all warps need its factor.
+    const auto rows = [&](int half, int tag, int tiles, int first, Kind kind) {
+      if (tiles > 0 || p.warp == 0) receive(local.x(half), kOfCluster, tag);
+      receive(local.norm(half), 1, tag);
+      for (int k = 0; k < tiles; ++k) send(first + Shares::tile(p, kind, k), tag);
     };
     const auto add_parts = [&](int half, int layer) {
       for (int c = 0; c < s.clusters; ++c) {
-        if (half == 1 || s.heads_of(c).count() > 0) receive(s.part_at(half, layer, c, index), s.of_warp, layer + 1);
+        if (half == 1 || s.heads_of(c).count() > 0) receive(part_at(s, half, layer, c, index), 1, layer + 1);
       }
     };
     send_x(1, 1);
     for (int layer = 0; layer < s.layers; ++layer) {
       const int tag = layer + 1;
-      const int qkv_tiles = s.tiles(p, Kind::kQkv), fc_tiles = s.tiles(p, Kind::kFc);
-      if (qkv_tiles > 0 || p.warp == 0) receive_x(1, tag);
-      for (int k = 0; k < qkv_tiles; ++k) send(local.qkv() + Shares::tile(p, Kind::kQkv, k), tag);
+      rows(1, tag, s.tiles(p, Kind::kQkv), local.qkv(), Kind::kQkv);
       if (heads > 0) {
         receive(local.qkv(), heads * kQkvTiles, tag);
         for (int head = 0; head < heads; ++head) {
@@ -247,18 +256,27 @@ inline Program program_of(const Shares& s) {
         }
         receive(local.qkv(), heads * kQkvTiles, tag);  // the newest keys and values
         receive(local.attended(0), heads * kClusterBlocks, tag);
-        write(s.part_at(0, layer, p.cluster, index), s.of_warp, tag);
+        write(part_at(s, 0, layer, p.cluster, index), 1, tag);
       }
       add_parts(0, layer);
       send_x(0, tag);
-      if (fc_tiles > 0 || p.warp == 0) receive_x(0, tag);
-      for (int k = 0; k < fc_tiles; ++k) send(local.hidden() + Shares::tile(p, Kind::kFc, k), tag);
+      rows(0, tag, s.tiles(p, Kind::kFc), local.hidden(), Kind::kFc);
       receive(local.hidden(), units * (kUnitOfHidden / kGranule), tag);
-      write(s.part_at(1, layer, p.cluster, index), s.of_warp, tag);
+      write(part_at(s, 1, layer, p.cluster, index), 1, tag);
       add_parts(1, layer);
       send_x(1, tag + 1);
     }
-    receive_x(1, s.layers + 1);
+    receive(local.x(1), kOfCluster, s.layers + 1);
+    receive(local.norm(1), 1, s.layers + 1);
+  }
+  for (size_t w = computing; w < program.warps.size(); ++w) {
+    const ClusterLocal local(s, static_cast<int>(w - computing));
+    for (int i = 0; i <= 2 * s.layers; ++i) {
+      const int half = 1 - i % 2, tag = i / 2 + 1;
+      program.warps[w].push_back({Action::kWait, local.moments(half), kOfCluster, tag});
+      program.warps[w].push_back({Action::kRead, local.moments(half), kOfCluster, tag});
+      program.warps[w].push_back({Action::kWrite, local.norm(half), 1, tag});
+    }
   }
   return program;
 }

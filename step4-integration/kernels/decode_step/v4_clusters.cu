@@ -1,24 +1,28 @@
-// decode_step v4_clusters: a cluster has a head and a part of the MLP, and of a layer's seven hops five stay in it
+// decode_step v4_clusters: a cluster has a head and a part of the MLP; of a layer's seven hops five stay in it
 //
 // Idea      A hop over all blocks of a GPU goes through its L2 cache, there and back. Blocks of a cluster reach into
 //           each other's shared memory, which is several times as near. So the model is shared out as several GPUs
 //           would share it: a cluster has a head's q k v, its attention and its rows of the projection, some columns of
-//           fc and their rows of the second product. What it has in the end is a part of all columns of x. Only these
-//           parts go through the L2 cache, twice a layer: 15 of them, where 132 blocks would have 132.
+//           fc and their rows of the second product. What it has in the end is a part of all columns of x. The L2 cache
+//           adds these parts up as whole numbers, whose sum is the same in any order: twice a layer a warp waits for
+//           its few columns, and reads each once, not once for each cluster
 // Since v3  Clusters of eight blocks. A warp has whole rows of each product, at full depth: no sums are put together
 //           over warps. x lies in each block's shared memory, sent there by st.async as operand b of mma. Each warp has
-//           its weights copied by itself, piece by piece into a ring of its own, across all hops. Any width of GPT-2
-// Launch    cooperative, as many clusters of eight blocks as run at once, at most 16; a block a multiprocessor, 256
+//           a ring of weights of its own, filled across all hops. Any width of GPT-2
+// Launch    cooperative, as many clusters of eight blocks as run at once, at most 16; a block a multiprocessor, 384
 //           threads, 210 to 220 KB
-// A layer   q k v → cluster → attention, 8 keys a warp of 512 → cluster → projection → all → sum of the parts, a warp's
-//           columns → cluster → fc, GELU → cluster → second product → all → sum → cluster
-// Barriers  one of each kind of exchange in each block; a phase a layer, which its first warp announces. Nothing else
-//           says that a place may be written over: schedule_check.h finds that it always may
-// Moves     weights, keys and values once; 16 bytes for three columns of each cluster's part to each cluster
+// Roles     eight warps compute, 232 registers; of four with 40 one finds LayerNorms' mean and factor while the others
+//           multiply, and one to three fill the rings, a lane for each
+// A layer   q k v → cluster → attention, 8 keys a warp of 512 → cluster → projection → sums → a warp's columns →
+//           cluster → fc, GELU → cluster → second product → sums → a warp's columns → cluster
+// Barriers  full and empty for each place of a ring; one of each kind of exchange in each block, a phase a layer, which
+//           its first warp announces. Nothing else says that a place may be written over: schedule_check.h finds that
+//           it always may
+// Moves     weights, keys and values once; 8 bytes for a column to and from each cluster, twice a layer
 // Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
 //           head_dim 64; width up to 1600, two heads to a cluster; inner up to 320 for each cluster, of more than 768
 //           columns 512; 2^22 tokens; 1024 keys before the new one; slots of a head's cache are neighbours. In float16
-//           hidden values, too, must not exceed 65504. It has not run on a GPU yet
+//           hidden values, too, must not exceed 65504. A part of x beyond 2^28 of its standard deviations makes NaN
 #include <kf/launch.h>
 #include <step2/online_softmax.h>
 
@@ -59,36 +63,48 @@ __device__ __forceinline__ void logits(ClusterWarp<T, kSteps, kTrace>& warp) {
   if (warp.place.slot >= 0 && *const_cast<const volatile uint32_t*>(&warp.state->wanted) == 0) {
     *static_cast<volatile int32_t*>(a.end) = warp.place.slot + 1;
   }
-  *const_cast<volatile uint32_t*>(&warp.state->epoch) = (warp.tag - 1) / static_cast<uint32_t>(s.layers) + 1;
+  *const_cast<volatile uint32_t*>(&warp.state->epoch) = warp.epoch + 1;
 }
 
 template <class T, int kSteps, bool kTrace>
-__device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp) {
-  warp.send_first_x();
+__device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp, int64_t id) {
+  using Warp = ClusterWarp<T, kSteps, kTrace>;
+  const bool has_heads = warp.heads.count() > 0;
+  typename Warp::Weights of_qkv, of_fc;  // of the first tile; they come while x is on its way
+  warp.send_first_x(id);
+  warp.take(warp.qkv_tiles > 0, of_qkv);
 #pragma unroll 1
   for (int layer = 0; layer < warp.s.layers; ++layer) {
     warp.take_constants(layer);
-    warp.queries_keys_values();
+    typename Warp::OfKeys cached;
+    typename Warp::OfHeads of_projection;
+    if (Warp::kNarrow) warp.load_keys(cached);
+    warp.template rows<kAttention>(of_qkv);
     warp.record(Step::kQkvSent);
-    if (warp.heads.count() > 0) {
-      warp.attend();
+    warp.choose_unit(kAttention);
+    if (has_heads) {
+      if (!Warp::kNarrow) warp.load_keys(cached);
+      if (Warp::kNarrow) warp.take_of_heads(of_projection);
+      warp.attend(cached);
       warp.record(Step::kAttendedSent);
-      warp.project();
+      if (!Warp::kNarrow) warp.take_of_heads(of_projection);
+      warp.project(of_projection);
       warp.record(Step::kPartSent);
     }
-    typename ClusterWarp<T, kSteps, kTrace>::Weights of_fc;
-    if (warp.fc_tiles > 0) warp.take_ahead(of_fc);
-    warp.add_parts(kAttention, Shares::kBias);
-    warp.record(Step::kParts);
-    warp.send_x(kAttention, Shares::kGain);
+    warp.clear_sums();
+    if (Warp::kNarrow) warp.take(warp.fc_tiles > 0, of_fc);
+    warp.template add_parts<kAttention>();
+    if (!Warp::kNarrow) warp.take(warp.fc_tiles > 0, of_fc);
     warp.record(Step::kSent);
-    warp.hidden(of_fc);
+    warp.template rows<kMlp>(of_fc);
     warp.record(Step::kHiddenSent);
+    warp.choose_unit(kMlp);
     warp.second();
     warp.record(Step::kSecondSent);
-    warp.add_parts(kMlp, Shares::kSecondBias);
-    warp.record(Step::kSecondParts);
-    warp.send_x(kMlp, Shares::kNextGain);
+    const bool next = layer + 1 < warp.s.layers && warp.qkv_tiles > 0;
+    if (Warp::kNarrow) warp.take(next, of_qkv);
+    warp.template add_parts<kMlp>();
+    if (!Warp::kNarrow) warp.take(next, of_qkv);
     warp.record(Step::kEnd);
   }
   logits(warp);
@@ -103,15 +119,17 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
   const int block = static_cast<int>(blockIdx.x);
   const WarpPlace at{block / kClusterBlocks, block % kClusterBlocks, warp_uniform(thread / kWarpSize)};
   const Place place(token.a, 0);
+  const int64_t id = token.a.ids[0];
   const uint32_t epoch = reinterpret_cast<const volatile State*>(token.packed)->epoch;
   const uint4 own = label<T>(token.s), got = __ldcg(reinterpret_cast<const uint4*>(token.packed) + token.s.label_at);
   if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token.a, token.packed);
   if (thread < kClusterWarps) {
     for (uint64_t& each : shared.full[thread]) mbarrier_init(&each, 1);
+    for (uint64_t& each : shared.empty[thread]) mbarrier_init(&each, 1);
     mbarrier_init(&shared.constants_full[thread], 1);
     if (thread < 2) {
       mbarrier_init(&shared.x_full[thread], 1);
-      mbarrier_init(&shared.moments_full[thread], 1);
+      mbarrier_init(&shared.norm_full[thread], 1);
     }
     if (thread == 2) mbarrier_init(&shared.qkv_full, 1);
     if (thread == 3) mbarrier_init(&shared.attended_full, 1);
@@ -119,13 +137,24 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
     mbarrier_init_fence();
   }
   __syncthreads();
+  if (at.warp >= kClusterWarps) {
+    if constexpr (kHas90a) warpgroup_reg_dealloc<kHelpingRegisters>();
+    cluster_barrier_arrive_relaxed();
+    if (at.warp == kNormWarp) {
+      find_norms<kSteps>(token, shared);
+    } else if (const int of = thread % kWarpSize * bringing_warps(kSteps) + at.warp - kNormWarp - 1;
+               of < kClusterWarps && at.warp <= kNormWarp + bringing_warps(kSteps)) {
+      bring_weights<kSteps>(token, shared, {at.cluster, at.block, of});
+    }
+    __syncwarp();
+    return cluster_barrier_wait();
+  }
+  if constexpr (kHas90a) warpgroup_reg_alloc<kComputingRegisters>();
   ClusterWarp<T, kSteps, kTrace> warp(token, shared, place, epoch, at);
   warp.record_both_clocks(0);
-  warp.expect_all();
-  warp.begin_stream();
-  warp.embed();
-  cluster_sync();  // all barriers of the cluster expect what comes
-  add_token(warp);
+  warp.begin();
+  cluster_barrier_arrive();
+  add_token(warp, id);
   warp.record_both_clocks(2);
   cluster_sync();  // nobody may end while others still send to it
 }
@@ -180,9 +209,9 @@ std::string cannot_share(const Args& a, const ClusterForm& form) {
     return why;
   }
   const Shares s = shares_of(a, form);
-  if (up(s.heads, kMostHeads) > s.clusters) {
-    return "needs room for " + std::to_string(up(s.heads, kMostHeads)) +
-           " clusters of eight blocks at once, two heads each" + got(s.clusters);
+  if (const int needed = up(s.heads, most_heads(s.steps)); needed > s.clusters) {
+    return "needs room for " + std::to_string(needed) + " clusters of eight blocks at once, two heads each" +
+           got(s.clusters);
   }
   if (!s.fits()) {
     return "takes an inner width up to " + std::to_string(s.clusters * most_units(s.steps) * kUnitOfHidden) +
