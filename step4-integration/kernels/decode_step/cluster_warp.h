@@ -15,8 +15,8 @@
 
 namespace kf::KF_BACKEND::decode_step {
 
-// Eight warps compute. Of a warpgroup more, from which they have registers, three warps bring weights and one finds
-// mean and factor of LayerNorms while the others multiply.
+// Eight warps compute. Of a warpgroup more, from which they have registers, one warp finds mean and factor of
+// LayerNorms while the others multiply, and one to three bring weights.
 constexpr int kComputing = kClusterWarps * kWarpSize, kClusterThreads = kComputing + kWarpgroupSize;
 constexpr int kHelpingRegisters = 40, kComputingRegisters = 232;
 constexpr int kNormWarp = kClusterWarps;  // those that bring weights are behind it
@@ -137,7 +137,7 @@ __device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterSha
 #pragma unroll 1
   for (int i = 0; i <= 2 * token.s.layers; ++i) {
     const int half = i % 2 == 0 ? kMlp : kAttention, phase = i / 2;
-    wait_for_phase<true>(&shared.x_full[half], phase & 1, state, Wanted::kX, phase);
+    const bool came = wait_for_phase<true>(&shared.x_full[half], phase & 1, state, Wanted::kX, phase);
     const float2 one = shared.moments[half][lane], two = shared.moments[half][lane + kWarpSize];
     // About one of the means: sums lose no digits.
     const float about = shared.moments[half][0].x, apart_1 = one.x - about, apart_2 = two.x - about;
@@ -150,7 +150,7 @@ __device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterSha
     }
     sum *= inverse;
     if (lane > 0) continue;
-    shared.norm[half] = {about + sum, rsqrtf(fmaxf(squares * inverse - sum * sum, 0.0f) + token.eps)};
+    shared.norm[half] = {came ? about + sum : NAN, rsqrtf(fmaxf(squares * inverse - sum * sum, 0.0f) + token.eps)};
     mbarrier_arrive(&shared.norm_full[half]);
   }
 }
@@ -179,9 +179,8 @@ struct ClusterWarp {
   const int units, granules;  // of the cluster's hidden layer; of the warp's columns of x
   const int first_granule;
   const int qkv_tiles, fc_tiles;
-  const uint32_t peer;  // a lane's block of the cluster, where it sends to: its shared memory
-  const int row;        // of each group, of which a lane has x. Eight lanes have the same, for a block each
-  const float inverse_width;
+  const uint32_t peer;       // a lane's block of the cluster, where it sends to: its shared memory
+  const int row;             // of each group, of which a lane has x. Eight lanes have the same, for a block each
   const float inverse_here;  // of how many this one has, or 0
   uint32_t real = 0;         // bit i: whether the lane's column of group i is one of x
   float residual[kGroups] = {};
@@ -211,7 +210,6 @@ struct ClusterWarp {
         fc_tiles(token.s.tiles(at, Kind::kFc)),
         peer(remote_address(&shared, lane % kClusterBlocks)),
         row(lane / kClusterBlocks),
-        inverse_width(1.0f / static_cast<float>(token.s.width)),
         inverse_here(1.0f / fmaxf(columns(token.s, at.index()), 1.0f)) {
     for (int i = 0; i < kGroups; ++i) real |= static_cast<uint32_t>(column_of_x(i) >= 0) << i;
   }
@@ -389,6 +387,7 @@ struct ClusterWarp {
   __device__ __forceinline__ float normed_row(float (&sum)[4][4], float2 norm, float2 of_row) const {
     return norm.y * (row_of(sum) - norm.x * of_row.x) + of_row.y;
   }
+
   // ---- what clusters add to x ----
 
   // Sums of whole numbers, added up by the L2 cache: in whatever order clusters come, the result is the same. A unit is
@@ -481,8 +480,8 @@ struct ClusterWarp {
     store_remote_async(there(peer, &shared.moments[half][at.index()]), moments, barrier_there);
   }
   // Mean and factor of all of x.
-  __device__ __forceinline__ float2 mean_and_factor(int half, int phase) const {
-    mbarrier_wait_warp(&shared.norm_full[half], phase & 1);
+  __device__ __forceinline__ float2 mean_and_factor(int half, int phase) {
+    broken |= !wait_for_phase<true>(&shared.norm_full[half], phase & 1, state, Wanted::kX, phase);
     return shared.norm[half];
   }
   // Until all have added.
@@ -493,7 +492,7 @@ struct ClusterWarp {
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) got[i] = load_sum(from + kGranule * i);
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i) all = all && static_cast<int>(got[i] & 31) == senders;
+      for (int i = 0; i < kGroups; ++i) all = all && static_cast<int>(got[i] % kNoNumber) == senders;
       if (__all_sync(kFullWarp, all)) return true;
       if (__builtin_expect(polls % kPollsBetweenLooks != 0, 1)) continue;
       if (__any_sync(kFullWarp, give_up(state, polls, Wanted::kX, layer))) return false;
@@ -511,7 +510,7 @@ struct ClusterWarp {
     record(kHalf == kMlp ? Step::kSecondParts : Step::kParts);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      const bool number = (got[i] >> 5 & 31) == 0 && !broken;
+      const bool number = got[i] % (kOne << kCountBits) < kNoNumber && !broken;
       residual[i] += number ? static_cast<float>(static_cast<long long>(got[i]) >> kCountBits) * one + bias[i] : NAN;
     }
     send_x(kHalf, gain);
@@ -538,7 +537,7 @@ struct ClusterWarp {
     float mean = 0;
 #pragma unroll
     for (const float each : shared.sums) mean += each;
-    mean *= inverse_width;
+    mean /= static_cast<float>(s.width);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       if (real >> i & 1) residual[i] -= mean;
@@ -584,6 +583,7 @@ struct ClusterWarp {
       }
     }
   }
+
   // Rows of q k v, or of fc, to the cluster: a LayerNorm behind the product.
   template <int kHalf>
   __device__ __forceinline__ void rows(Weights& w) {
