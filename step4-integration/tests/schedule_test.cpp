@@ -336,16 +336,8 @@ TEST(Clusters, LeaveNothingOut) {
         EXPECT_EQ(s.stream_at(p), end);
         end += s.stride;
         EXPECT_LE(std::max(s.tiles(p, Kind::kQkv), s.tiles(p, Kind::kFc)), kMostTiles);
-        unsigned char pieces[Shares::kMostPieces];
-        int steps = 0;
-        const int count = s.pieces(p, pieces);
-        for (int i = 0; i < count; ++i) {
-          EXPECT_LE(pieces[i], piece_of(s.steps));
-          steps += pieces[i];
-        }
-        EXPECT_EQ(steps, s.layer_steps(p));
         const Range own = s.logit_tiles(p);
-        EXPECT_LE((s.layers * steps + own.count() * s.steps) * kStepBytes, s.stride);
+        EXPECT_LE((s.layers * s.layer_steps(p) + own.count() * s.steps) * kStepBytes, s.stride);
         for (int tile = own.first; tile < own.last; ++tile) ++tiles[static_cast<size_t>(tile)];
         std::vector<int> columns_of_warp(static_cast<size_t>(s.granules_of(p.index()).count() * kGranule), 0);
         for (size_t i = 0; i < columns_of_warp.size(); ++i) {
@@ -367,6 +359,51 @@ TEST(Clusters, LeaveNothingOut) {
       next = Shares::keys(keys, index).last;
     }
     EXPECT_EQ(next, keys);
+  }
+}
+
+// A warp's pieces are its whole stream. Each lies in the ring, where nothing is that may not have been used yet.
+template <int kSteps>
+void check_pieces(const Shares& s, const WarpPlace& p) {
+  struct Piece {
+    int first, last;
+  };
+  std::vector<Piece> pieces;
+  int steps = 0;
+  for (NextPiece<kSteps> next(s, p); next.index < next.all(); next.go_on()) {
+    const Piece here{next.first, next.first + next.steps.of_piece * kStepBytes};
+    ASSERT_EQ(next.index, pieces.size());
+    ASSERT_LE(next.used.index, next.index);  // or it would wait for itself
+    ASSERT_LT(next.index - next.used.index, kMostPieces);
+    ASSERT_LE(next.steps.of_piece, next.steps.room);
+    ASSERT_LE(here.last, ring_bytes(kSteps));
+    for (size_t i = next.used.index; i < pieces.size(); ++i) {
+      ASSERT_TRUE(pieces[i].last <= here.first || pieces[i].first >= here.last) << "piece " << next.index;
+    }
+    pieces.push_back(here);
+    steps += next.steps.of_piece;
+    if (next.index + 1 == next.of_layers) {
+      ASSERT_EQ(steps, s.layers * s.layer_steps(p));
+    }
+  }
+  EXPECT_EQ(steps, s.layers * s.layer_steps(p) + s.logit_tiles(p).count() * kSteps);
+}
+TEST(Clusters, PiecesFitTheRing) {
+  for (const int least_steps : {0, 16, 20, 25}) {
+    for (const Model& size :
+         {Model{768, 3072}, Model{1024, 4096}, Model{1280, 5120}, Model{1600, 6400}, Model{64, 64}}) {
+      const Shares s = shares(size, size.width == 64 ? 1 : 15, 50257, 3, least_steps);
+      ASSERT_TRUE(s.fits());
+      for (int w = 0; w < s.clusters * kOfCluster; ++w) {
+        const WarpPlace p = Shares::place(w);
+        switch (s.steps) {
+          case 12: check_pieces<12>(s, p); break;
+          case 16: check_pieces<16>(s, p); break;
+          case 20: check_pieces<20>(s, p); break;
+          default: check_pieces<25>(s, p);
+        }
+      }
+    }
   }
 }
 

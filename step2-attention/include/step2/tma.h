@@ -159,6 +159,23 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t b
       : "memory");
 }
 
+// That what is read with it may leave the L2 cache before anything else: it is not read again. A stream's rate grows,
+// and what others have there stays. PTX: createpolicy
+__device__ __forceinline__ uint64_t evict_first() {
+  uint64_t policy = 0;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t bytes, uint64_t* barrier,
+                                          uint64_t policy) {
+  if constexpr (!kHas90) return __trap();
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(smem_address(to)),
+      "l"(from), "r"(bytes), "r"(smem_address(barrier)), "l"(policy)
+      : "memory");
+}
+
 __device__ __forceinline__ void bulk_store(void* to, const void* from, uint32_t bytes) {
   if constexpr (!kHas90) return __trap();
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(smem_address(from)),

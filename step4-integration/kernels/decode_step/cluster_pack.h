@@ -90,12 +90,6 @@ __global__ void __launch_bounds__(kPackThreads)
         reinterpret_cast<float2*>(constants)[(qkv ? 0 : kMostTiles * kGranule) + warp] = sums;
       }
     }
-    if (layer == 0 && qkv && thread == 0) {
-      unsigned char of_layer[Shares::kMostPieces] = {};
-      unsigned char* const to = packed + s.constants_of(p, -1);
-      to[Shares::kPiecesAt] = static_cast<unsigned char>(s.pieces(p, of_layer));
-      for (int i = 0; i < Shares::kMostPieces; ++i) to[i] = of_layer[i];
-    }
     return;
   }
   if (thread >= Shares::kOfColumns) return;

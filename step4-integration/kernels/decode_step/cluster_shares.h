@@ -21,13 +21,13 @@ constexpr int kStepBytes = kGranule * kStepDepth * 2;
 constexpr int kMostTiles = 2;  // of q k v and of fc, to a warp
 constexpr int kMostVocab = 1 << 22;
 
-// A model's width in steps: the kernel is made for some, and narrower models are padded with zeros. Weights come in
-// pieces of so many steps.
+// A model's width in steps: the kernel is made for some, and narrower models are padded with zeros.
 constexpr int kMostSteps = 25;
 KF_BOTH constexpr int steps_for(int needed) {
   return needed <= 12 ? 12 : (needed <= 16 ? 16 : (needed <= 20 ? 20 : (needed <= kMostSteps ? kMostSteps : 0)));
 }
-KF_BOTH constexpr int piece_of(int steps) { return steps == 12 ? 6 : (steps == 16 ? 8 : 5); }
+// Of steps that belong together so many come as a piece: all, but a tile's.
+KF_BOTH constexpr int piece_of(int steps) { return steps <= 8 ? steps : (steps == 12 ? 6 : (steps == 16 ? 8 : 5)); }
 KF_BOTH constexpr int most_heads(int steps) { return steps == 12 ? 1 : 2; }  // of a cluster
 KF_BOTH constexpr int most_units(int steps) { return steps == 12 ? 5 : 8; }  // of a cluster's hidden layer
 KF_BOTH constexpr int most_granules(int steps) { return up(16 * steps, kOfCluster); }
@@ -183,30 +183,11 @@ struct Shares {
     return sum;
   }
   KF_BOTH int64_t stream_at(const WarpPlace& p) const { return streams_at + number(p) * stride; }
-  // Pieces of a layer: after so many steps of a tile, a head's groups or a group's units comes the next piece.
-  static constexpr int kMostPieces = 64, kPiecesAt = kMostPieces;  // the number stands behind them
-  KF_BOTH int pieces(const WarpPlace& p, unsigned char (&of_layer)[kMostPieces]) const {
-    int count = 0;
-    for (int k = 0; k < kKinds; ++k) {
-      const Kind kind = static_cast<Kind>(k);
-      const int all = product_steps(p, kind), granules = granules_of(p.index()).count();
-      const int together =
-          kind == Kind::kProjection ? granules : (kind == Kind::kSecond ? units_of(p.cluster).count() : steps);
-      for (int at = 0; at < all; at += together) {
-        for (int i = 0; i < together; i += piece_of(steps)) {
-          of_layer[count++] = static_cast<unsigned char>(least(piece_of(steps), together - i));
-        }
-      }
-    }
-    return count;
-  }
-
   // ---- constants ----
 
   // Of a warp and layer: LayerNorm's two numbers of each row of its tiles of q k v, then of fc, in float32; of its
   // columns of x what is added after attention, the gain of the next LayerNorm, and both after the MLP. In front of the
-  // first layer's stands the first gain, and, in place of rows, how many steps the pieces of a layer have, and how many
-  // pieces there are.
+  // first layer's stands the first gain.
   enum OfX { kBias, kGain, kSecondBias, kNextGain };
   static constexpr int kTileRowsBytes = kGranule * 8, kRowBytes = 2 * kMostTiles * kTileRowsBytes, kOfColumns = 28;
   static constexpr int kConstantBytes = 384;
@@ -257,6 +238,67 @@ struct Shares {
     return 128 + ((static_cast<int64_t>(set * layers + layer) * 2 + half) * kOfCluster + index) * of_warp * 8;
   }
   KF_BOTH int senders(int half) const { return half == 0 ? with_heads : clusters; }  // who has something to add
+};
+
+// A warp's stream comes in pieces, through a ring: each tile in some, a head's groups in one, a group's units in one.
+// Of 768 columns there is room for a layer, and a piece has as much as the largest of its product, which is known when
+// compiled; of wider models it has its own.
+KF_BOTH constexpr int ring_bytes(int steps) { return (steps == 12 ? 51 : (steps == 25 ? 48 : 49)) * kStepBytes; }
+KF_BOTH constexpr bool exact_room(int steps) { return steps > 12; }
+constexpr unsigned kMostPieces = 16;  // in a ring
+
+// Which piece is next, and where in the ring it comes.
+template <int kSteps>
+struct NextPiece {
+  static constexpr int kPiece = piece_of(kSteps), kRing = ring_bytes(kSteps);
+  struct Steps {
+    int of_piece, room;
+  };
+  int granules, units;
+  int of_qkv, of_projection, of_fc, of_layer;  // pieces up to the end of each product
+  unsigned of_layers, of_logits;
+
+  unsigned index = 0;
+  Steps steps;
+  int first;  // byte of the ring
+  Walk used;  // up to the last piece whose room it needs
+
+  KF_BOTH NextPiece(const Shares& s, const WarpPlace& p)
+      : granules(s.granules_of(p.index()).count()),
+        units(s.units_of(p.cluster).count()),
+        of_qkv(s.tiles(p, Kind::kQkv) * (kSteps / kPiece)),
+        of_projection(of_qkv + s.heads_of(p.cluster).count()),
+        of_fc(of_projection + s.tiles(p, Kind::kFc) * (kSteps / kPiece)),
+        of_layer(of_fc + granules),
+        of_layers(static_cast<unsigned>(s.layers * of_layer)),
+        of_logits(static_cast<unsigned>(s.logit_tiles(p).count() * (kSteps / kPiece))) {
+    find();
+  }
+  KF_BOTH unsigned all() const { return of_layers + of_logits; }
+  KF_BOTH void go_on() {
+    ++index;
+    if (++in_layer == of_layer) in_layer = 0;
+    find();
+  }
+
+ private:
+  Walk ahead;
+  int in_layer = 0, used_in_layer = 0;
+
+  KF_BOTH Steps steps_of(unsigned piece, int of) const {
+    const bool projection = of < of_projection;
+    if (piece >= of_layers || of < of_qkv || (!projection && of < of_fc)) return {kPiece, kPiece};
+    const int own = projection ? granules : units;
+    return {own, exact_room(kSteps) ? own : (projection ? most_granules(kSteps) : most_units(kSteps))};
+  }
+  KF_BOTH void find() {
+    steps = steps_of(index, in_layer);
+    first = ahead.next(steps.room * kStepBytes, kRing);
+    while (ahead.bytes(kRing) - used.bytes(kRing) > kRing || ahead.index - used.index > kMostPieces) {
+      used.next(steps_of(used.index, used_in_layer).room * kStepBytes, kRing);
+      if (++used_in_layer == of_layer) used_in_layer = 0;
+    }
+  }
 };
 
 }  // namespace kf::decode_step

@@ -16,16 +16,16 @@
 namespace kf::KF_BACKEND::decode_step {
 
 // Eight warps compute. Of a warpgroup more, from which they have registers, one warp finds mean and factor of
-// LayerNorms while the others multiply, and one to three bring weights.
+// LayerNorms while the others multiply, and one or two bring weights.
 constexpr int kComputing = kClusterWarps * kWarpSize, kClusterThreads = kComputing + kWarpgroupSize;
 constexpr int kHelpingRegisters = 40, kComputingRegisters = 232;
 constexpr int kNormWarp = kClusterWarps;  // those that bring weights are behind it
 // Up to 1024 columns time goes by in waiting: what will be needed comes to registers as early as there is room. Of
-// wider models memory is the limit: its queues are kept full, by three warps.
+// wider models memory is the limit, and one warp does not ask fast enough.
 KF_BOTH constexpr bool narrow(int steps) { return steps <= 16; }
-KF_BOTH constexpr int bringing_warps(int steps) { return narrow(steps) ? 1 : 3; }
-constexpr int kComputingOnly = 1;  // a named barrier
-enum Half { kAttention, kMlp };    // of a layer: what is added to x
+KF_BOTH constexpr int bringing_warps(int steps) { return narrow(steps) ? 1 : 2; }
+constexpr int kComputingOnly = 1, kAskedForX = 2;  // named barriers
+enum Half { kAttention, kMlp };                    // of a layer: what is added to x
 
 struct ClusterToken {
   Args a;
@@ -58,12 +58,10 @@ KF_BOTH int64_t trace_of_block(const Shares& s) { return 4 + int64_t{s.layers} *
 
 template <int kSteps>
 struct alignas(128) ClusterShared {
-  static constexpr int kSlotBytes = piece_of(kSteps) * kStepBytes;
-  static constexpr int kRingSlots = (kSteps <= 16 ? 24 : 23) * 1024 / kSlotBytes;
   static constexpr int kHeads = most_heads(kSteps);
   using Part = float2[kHead / 2 + 1];  // of attention: sums of values, then maximum and sum of weights
 
-  unsigned char ring[kClusterWarps][kRingSlots][kSlotBytes];
+  unsigned char ring[kClusterWarps][ring_bytes(kSteps)];
   unsigned char constants[kClusterWarps][2][Shares::kConstantBytes];
   // Operand b, a granule in 16 bytes: the upper parts of its four values, then the lower ones.
   unsigned char x[2][kSteps * 16 * 16];
@@ -72,10 +70,15 @@ struct alignas(128) ClusterShared {
   float2 moments[2][kOfCluster];  // of each warp's columns: mean, Σ (x − mean)²
   Part attended[kHeads][kClusterBlocks], of_warps[kHeads][kClusterWarps];
   float sums[kClusterWarps];
-  uint64_t full[kClusterWarps][kRingSlots], empty[kClusterWarps][kRingSlots], constants_full[kClusterWarps];
+  uint64_t full[kClusterWarps][kMostPieces], empty[kClusterWarps][kMostPieces], constants_full[kClusterWarps];
   float2 norm[2];  // mean and factor of x
   uint64_t x_full[2], norm_full[2], qkv_full, attended_full, hidden_full;
 };
+
+// Rings have what is left of it.
+constexpr size_t kMostShared = sizeof(ClusterShared<20>);
+static_assert(kMostShared <= 227 * 1024 && sizeof(ClusterShared<12>) <= kMostShared &&
+              sizeof(ClusterShared<16>) <= kMostShared && sizeof(ClusterShared<25>) <= kMostShared);
 
 // PTX: ld.relaxed.gpu.u64
 __device__ __forceinline__ unsigned long long load_sum(const unsigned long long* from) {
@@ -90,40 +93,43 @@ __device__ __forceinline__ float columns(const Shares& s, int index) {
   return static_cast<float>(max(0, min(own.count() * kGranule, s.width - own.first * kGranule)));
 }
 
-// Brings a warp's weights in the order of their use. By a lane; its warp does so for others, too.
+// Brings a warp's weights in the order of their use. A lane does it for a warp; lanes behind the last warp's have
+// nothing to bring, but go along.
 template <int kSteps>
 __device__ __forceinline__ void bring_weights(const ClusterToken& token, ClusterShared<kSteps>& shared,
-                                              const WarpPlace& of) {
+                                              const WarpPlace& at, int for_warp) {
+  constexpr unsigned kInFlight = 2;  // 5 MB of all warps. What is needed at once would wait behind more
   const Shares& s = token.s;
-  const unsigned char *const steps_of = token.packed + s.constants_of(of, -1), *from = token.packed + s.stream_at(of);
-  constexpr int kPiece = piece_of(kSteps), kSlots = ClusterShared<kSteps>::kRingSlots;
-  constexpr int kInFlight = narrow(kSteps) ? 3 : kSlots;  // more would stand in the way of what is needed at once
-  const int pieces = __ldg(steps_of + Shares::kPiecesAt), of_layers = s.layers * pieces;
-  const int all = of_layers + s.logit_tiles(of).count() * (kSteps / kPiece);
-  int in_layer = 0, slot = 0, bytes = __ldg(steps_of) * kStepBytes;
-  uint32_t parity = 1;  // all slots are free at first
+  const WarpPlace of{at.cluster, at.block, min(for_warp, kClusterWarps - 1)};
+  const unsigned char* from = token.packed + s.stream_at(of);
+  const uint64_t once = evict_first();
+  NextPiece<kSteps> next(s, of);
+  const unsigned all = for_warp < kClusterWarps ? next.all() : 0;
+  const auto done = [](uint64_t (&barriers)[kMostPieces], unsigned piece) {
+    return mbarrier_test_wait(&barriers[piece % kMostPieces], piece / kMostPieces & 1);
+  };
+  // Who has room goes on: none waits for another's. Pieces in front of the first one count as used, and as there.
 #pragma unroll 1
-  for (int i = 0; i < all;) {
-    uint64_t* const full = &shared.full[of.warp][slot];
-    // Who has room goes on: none waits for another's.
-    bool can = mbarrier_test_wait(&shared.empty[of.warp][slot], parity);
-    if (kInFlight < kSlots && i >= kInFlight) {
-      const int older = slot >= kInFlight ? slot - kInFlight : slot - kInFlight + kSlots;
-      can = can && mbarrier_test_wait(&shared.full[of.warp][older], older < slot ? parity ^ 1 : parity);
-    }
-    if (!can) {
-      __nanosleep(40);
-      continue;
-    }
+  while (__any_sync(kFullWarp, next.index < all)) {
+    const bool can = next.index < all && done(shared.empty[of.warp], next.used.index - 1) &&
+                     done(shared.full[of.warp], next.index - kInFlight);
+    if (!__any_sync(kFullWarp, can)) __nanosleep(20);
+    if (!can) continue;
+    uint64_t* const full = &shared.full[of.warp][next.index % kMostPieces];
+    const int bytes = next.steps.of_piece * kStepBytes;
     mbarrier_arrive_expect_tx(full, bytes);
-    bulk_load(shared.ring[of.warp][slot], from, bytes, full);
+    bulk_load(shared.ring[of.warp] + next.first, from, bytes, full, once);
     from += bytes;
-    if (++in_layer == pieces) in_layer = 0;
-    bytes = (++i < of_layers ? __ldg(steps_of + in_layer) : kPiece) * kStepBytes;
-    if (++slot == kSlots) {
-      slot = 0;
-      parity ^= 1;
+    // The layers of a narrow model leave memory idle: in the last two the L2 cache gets what comes behind the ring's.
+    constexpr unsigned kPrefetched = narrow(kSteps) ? 16 : 0, kOfRing = ring_bytes(kSteps) / kStepBytes;
+    if (const unsigned step = next.index + kPrefetched - next.of_layers;
+        step < kPrefetched && kOfRing + step < next.of_logits * next.kPiece) {
+      const int64_t at_logits = int64_t{s.layers} * s.layer_steps(of);
+      const unsigned char* const line = token.packed + s.stream_at(of) + (at_logits + kOfRing + step) * kStepBytes;
+#pragma unroll
+      for (int byte = 0; byte < kStepBytes; byte += 128) prefetch_to_l2(line + byte);
     }
+    next.go_on();
   }
 }
 
@@ -160,7 +166,7 @@ template <class T, int kSteps, bool kTrace>
 struct ClusterWarp {
   using Shared = ClusterShared<kSteps>;
   using Operand = Vector<uint32_t, 2>;  // b, a step's
-  static constexpr int kPiece = piece_of(kSteps), kGroups = most_granules(kSteps);
+  static constexpr int kGroups = most_granules(kSteps);
   static constexpr int kMostUnits = most_units(kSteps), kHeads = most_heads(kSteps);
   static constexpr bool kEven = kSteps * 16 % kOfCluster == 0;  // all warps have as many granules
   static constexpr bool kNarrow = narrow(kSteps);
@@ -187,8 +193,7 @@ struct ClusterWarp {
   bool broken = false;     // it waited in vain: what it gives is NaN
   int layer = 0;           // in which it is
   float units_of_one = 0;  // of sums, in this half of the layer
-  int slot = 0;            // of the ring: the next piece's
-  uint32_t parity = 0;
+  Walk used;               // of the ring
 
   __device__ __forceinline__ ClusterWarp(const ClusterToken& token, Shared& shared, const Place& place, uint32_t epoch,
                                          const WarpPlace& at)
@@ -265,12 +270,6 @@ struct ClusterWarp {
   __device__ __forceinline__ void wait_for_x(int half, int phase) {
     wait(&shared.x_full[half], phase, kBytesOfX, Wanted::kX);
   }
-  // By who does not read this phase's x.
-  __device__ __forceinline__ void only_announce(int half) {
-    if (at.warp > 0) return;
-    wait_for_x(half, layer);
-    mean_and_factor(half, layer);  // so that who finds it is never two phases behind
-  }
   // A tile's four rows, of lanes 0, 4, 8 and 12, to a lane's block.
   __device__ __forceinline__ static void four_rows(float mine, float (&of_row)[kGranule]) {
 #pragma unroll
@@ -293,32 +292,29 @@ struct ClusterWarp {
 
   // ---- the stream of weights ----
 
-  // A lane's first vector of the piece that is next.
-  __device__ __forceinline__ const unsigned char* begin_piece() {
-    mbarrier_wait_warp(&shared.full[at.warp][slot], parity);
-    return shared.ring[at.warp][slot] + lane * 16;
-  }
-  __device__ __forceinline__ void end_piece() {
-    __syncwarp();
-    if (lane == 0) mbarrier_arrive(&shared.empty[at.warp][slot]);
-    if (++slot == Shared::kRingSlots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
   using Weights = Vector16[kSteps];  // a tile's
   // So many steps, of at most N. The others are zeros: what is not set in each turn of a loop keeps its registers.
   template <int N>
   __device__ __forceinline__ void take(int steps, Vector16 (&w)[N]) {
+    constexpr int kPiece = piece_of(N);
+    constexpr bool kExact = exact_room(kSteps) && N < kSteps;  // of a tile all steps are there, or none
 #pragma unroll
     for (int first = 0; first < N; first += kPiece) {
       const bool any = first < steps;
-      const unsigned char* const piece = any ? begin_piece() : nullptr;
-#pragma unroll
-      for (int i = first; i < N && i < first + kPiece; ++i) {
-        w[i] = any ? load_16(piece + (i - first) * kStepBytes) : Vector16{};
+      const unsigned place = used.index % kMostPieces;
+      const unsigned char* piece = nullptr;  // a lane's first vector of it
+      if (any) {
+        mbarrier_wait_warp(&shared.full[at.warp][place], used.index / kMostPieces & 1);
+        piece =
+            shared.ring[at.warp] + used.next((kExact ? steps : kPiece) * kStepBytes, ring_bytes(kSteps)) + lane * 16;
       }
-      if (any) end_piece();
+#pragma unroll
+      for (int i = first; i < first + kPiece; ++i) {
+        w[i] = (kExact ? i < steps : any) ? load_16(piece + (i - first) * kStepBytes) : Vector16{};
+      }
+      if (!any) continue;
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&shared.empty[at.warp][place]);
     }
   }
   // A tile's, or none.
@@ -345,7 +341,6 @@ struct ClusterWarp {
   __device__ __forceinline__ void begin() {
     expect_all();
     bring_constants(0);
-    prefetch_keys(0);
   }
   __device__ __forceinline__ float2 of_row(int tile) const {
     return reinterpret_cast<const float2*>(shared.constants[at.warp][layer & 1])[tile * kGranule + g % kGranule];
@@ -396,10 +391,9 @@ struct ClusterWarp {
   static constexpr int kCountBits = 10, kUnitBits = 21;
   static constexpr unsigned long long kOne = 1, kNoNumber = 32;
   static constexpr float kMostUnitsOfPart = 0x1p49f;
-  // After the rows of a half: two to some power, for the factor of the LayerNorm before them.
-  __device__ __forceinline__ void choose_unit(int half) {
-    const uint32_t exponent = __float_as_uint(mean_and_factor(1 - half, layer).y) & 0x7f800000u;
-    units_of_one = __uint_as_float(exponent) * static_cast<float>(1 << kUnitBits);
+  // Two to some power, for mean and factor of the LayerNorm in front.
+  __device__ __forceinline__ void choose_unit(float2 norm) {
+    units_of_one = __uint_as_float(__float_as_uint(norm.y) & 0x7f800000u) * static_cast<float>(1 << kUnitBits);
   }
   __device__ __forceinline__ unsigned long long* sums(int of_set, int half) const {
     return reinterpret_cast<unsigned long long*>(token.packed + s.sums_at(of_set, layer, half, at.index()));
@@ -519,18 +513,27 @@ struct ClusterWarp {
   // What it needs comes from memory at the same time, also while blocks of the cluster begin.
   __device__ __forceinline__ void send_first_x(int64_t id) {
     const Tokens<T> tokens(a, place, id);
+    constexpr int kOfThread = up(kSteps * kStepDepth, kComputing);
     float gain[kGroups], sum = 0;
     of_x(token.packed + s.constants_of(at, -1), Shares::kNextGain, gain);
+    typename Tokens<T>::Parts all[kOfThread] = {}, own[kGroups] = {};
+    const auto column_of = [](int i) { return i * kComputing + static_cast<int>(threadIdx.x); };
+    if (tokens.exists()) {
 #pragma unroll
-    for (int i = 0; i < up(kSteps * kStepDepth, kComputing); ++i) {
-      const int column = i * kComputing + static_cast<int>(threadIdx.x);
-      if (column < s.width) sum += tokens.at(column);
+      for (int i = 0; i < kOfThread; ++i) all[i] = tokens.parts(min(column_of(i), s.width - 1));
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) own[i] = tokens.parts(max(column_of_x(i), 0));
+    }
+    named_barrier_arrive(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      if (column_of(i) < s.width) sum += all[i].sum();
     }
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      const int column = column_of_x(i);
-      if (column >= 0) residual[i] = tokens.at(column);
+      if (real >> i & 1) residual[i] = tokens.exists() ? own[i].sum() : NAN;
     }
+    prefetch_keys(0);
     sum = warp_sum(sum);
     if (lane == 0) shared.sums[at.warp] = sum;
     named_barrier_sync(kComputingOnly, kComputing);
@@ -590,7 +593,10 @@ struct ClusterWarp {
     constexpr bool mlp = kHalf == kMlp;
     constexpr int of_x = 1 - kHalf;
     const int tiles = mlp ? fc_tiles : qkv_tiles;
-    if (tiles == 0) return only_announce(of_x);
+    if (tiles == 0) {
+      if (at.warp == 0) wait_for_x(of_x, layer);  // it announces the next one
+      return choose_unit(mean_and_factor(of_x, layer));
+    }
     const float scale = token.scale_log2 / (a.scale_by_layer ? static_cast<float>(layer + 1) : 1.0f);
     unsigned char* const to = mlp ? shared.hidden : reinterpret_cast<unsigned char*>(shared.qkv);
     uint64_t* const barrier = mlp ? &shared.hidden_full : &shared.qkv_full;
@@ -602,7 +608,7 @@ struct ClusterWarp {
       const float2 numbers = of_row(kHalf * kMostTiles + k);
       float sum[4][4] = {};
       product(k, w, shared.x[of_x], sum);
-      if (k == 0) norm = mean_and_factor(of_x, layer);
+      if (k == 0) choose_unit(norm = mean_and_factor(of_x, layer));
       float y = normed_row(sum, norm, numbers);
       const int tile = Shares::tile(at, mlp ? Kind::kFc : Kind::kQkv, k);
       const int in_head = tile * kGranule % (3 * kHead), which = in_head / kHead;  // q, k or v: the same of its rows

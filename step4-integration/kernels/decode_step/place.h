@@ -51,10 +51,14 @@ struct Tokens {
     token = static_cast<const T*>(a.token_weight) + id * a.width;
     position = static_cast<const T*>(a.position_weight) + place.before() * a.width;
   }
-  __device__ compute_t<T> at(int64_t column) const {
-    if (token == nullptr) return compute_t<T>(NAN);
-    return to_compute(token[column]) + to_compute(position[column]);
-  }
+  __device__ bool exists() const { return token != nullptr; }
+  // What is added up, of one that exists.
+  struct Parts {
+    T of_token, of_position;
+    __device__ compute_t<T> sum() const { return to_compute(of_token) + to_compute(of_position); }
+  };
+  __device__ Parts parts(int64_t column) const { return {token[column], position[column]}; }
+  __device__ compute_t<T> at(int64_t column) const { return exists() ? parts(column).sum() : compute_t<T>(NAN); }
 };
 
 }  // namespace kf::KF_BACKEND::decode_step

@@ -256,13 +256,17 @@ struct Schedule {
 
 // Where tile after tile lies in a ring of so many bytes: none goes round its end.
 struct Walk {
-  int at = 0, index = 0;
+  int at = 0, rounds = 0;
+  unsigned index = 0;
   KF_BOTH int next(int bytes, int ring) {
-    const int first = at + bytes > ring ? 0 : at;
+    const bool goes_round = at + bytes > ring;
+    const int first = goes_round ? 0 : at;
+    rounds += goes_round;
     at = first + bytes;
     ++index;
     return first;
   }
+  KF_BOTH int bytes(int ring) const { return rounds * ring + at; }  // so far
 };
 
 struct Tile {

@@ -10,15 +10,16 @@
 //           over warps. x lies in each block's shared memory, sent there by st.async as operand b of mma. Each warp has
 //           a ring of weights of its own, filled across all hops. Any width of GPT-2
 // Launch    cooperative, as many clusters of eight blocks as run at once, at most 16; a block a multiprocessor, 384
-//           threads, 210 to 220 KB
+//           threads, all shared memory that a block may have
 // Roles     eight warps compute, 232 registers; of four with 40 one finds LayerNorms' mean and factor while the others
-//           multiply, and one to three fill the rings, a lane for each
+//           multiply, and one or two fill the rings, a lane for each
 // A layer   q k v → cluster → attention, 8 keys a warp of 512 → cluster → projection → sums → a warp's columns →
 //           cluster → fc, GELU → cluster → second product → sums → a warp's columns → cluster
-// Barriers  full and empty for each place of a ring; one of each kind of exchange in each block, a phase a layer, which
+// Barriers  full and empty for each piece in a ring; one of each kind of exchange in each block, a phase a layer, which
 //           its first warp announces. Nothing else says that a place may be written over: schedule_check.h finds that
 //           it always may
-// Moves     weights, keys and values once; 8 bytes for a column to and from each cluster, twice a layer
+// Moves     weights, keys and values once, weights so that they leave the L2 cache first; 8 bytes for a column to and
+//           from each cluster, twice a layer
 // Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
 //           head_dim 64; width up to 1600, two heads to a cluster; inner up to 320 for each cluster, of more than 768
 //           columns 512; 2^22 tokens; 1024 keys before the new one; slots of a head's cache are neighbours. In float16
@@ -37,9 +38,12 @@
 namespace kf::KF_BACKEND::decode_step {
 namespace {
 
-// What follows the layers: a tile of four rows after the other, and the next token's place.
+// What follows the layers: tile after tile of four rows, and the next token's place. Up to 1024 columns a warp has
+// registers for two tiles, and reads x once for both: shared memory's rate is the limit.
 template <class T, int kSteps, bool kTrace>
 __device__ __forceinline__ void logits(ClusterWarp<T, kSteps, kTrace>& warp) {
+  using Warp = ClusterWarp<T, kSteps, kTrace>;
+  constexpr int kAtOnce = Warp::kNarrow ? 2 : 1;
   const Args& a = warp.a;
   const Shares& s = warp.s;
   warp.wait_for_x(kMlp, s.layers);
@@ -47,15 +51,28 @@ __device__ __forceinline__ void logits(ClusterWarp<T, kSteps, kTrace>& warp) {
   const Range tiles = s.logit_tiles(warp.at);
   const auto* const rows = reinterpret_cast<const float2*>(warp.token.packed + s.rows_of(warp.at, 0));
 #pragma unroll 1
-  for (int i = 0; i < tiles.count(); ++i) {
-    const float2 c = __ldg(rows + i * kGranule + warp.g % kGranule);
-    typename ClusterWarp<T, kSteps, kTrace>::Weights w;
-    float sum[4][4] = {};
-    warp.product(i + 1, w, warp.shared.x[kMlp], sum);
-    const float y = warp.normed_row(sum, norm, c);
-    const int of_vocab = (tiles.first + i) * kGranule + warp.g;
-    if (warp.lane < 16 && warp.t == 0 && of_vocab < s.vocab) {
-      static_cast<T*>(a.logits)[of_vocab] = from_compute<T>(warp.broken ? NAN : y);
+  for (int first = 0; first < tiles.count(); first += kAtOnce) {
+    float2 of_row[kAtOnce] = {};
+    typename Warp::Weights w[kAtOnce];
+    float sum[kAtOnce][4][4] = {};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i < tiles.count()) of_row[i] = __ldg(rows + (first + i) * kGranule + warp.g % kGranule);
+      warp.take(first + i < tiles.count(), w[i]);
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const typename Warp::Operand x = warp.operand(warp.shared.x[kMlp], step);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) warp.multiply(sum[i][step % 4], w[i][step], x);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float y = warp.normed_row(sum[i], norm, of_row[i]);
+      const int of_vocab = (tiles.first + first + i) * kGranule + warp.g;
+      if (warp.lane < 16 && warp.t == 0 && first + i < tiles.count() && of_vocab < s.vocab) {
+        static_cast<T*>(a.logits)[of_vocab] = from_compute<T>(warp.broken ? NAN : y);
+      }
     }
   }
   // All blocks have read both: without what they sent there would be no x.
@@ -81,7 +98,6 @@ __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp, 
     if (Warp::kNarrow) warp.load_keys(cached);
     warp.template rows<kAttention>(of_qkv);
     warp.record(Step::kQkvSent);
-    warp.choose_unit(kAttention);
     if (has_heads) {
       if (!Warp::kNarrow) warp.load_keys(cached);
       if (Warp::kNarrow) warp.take_of_heads(of_projection);
@@ -98,7 +114,6 @@ __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp, 
     warp.record(Step::kSent);
     warp.template rows<kMlp>(of_fc);
     warp.record(Step::kHiddenSent);
-    warp.choose_unit(kMlp);
     warp.second();
     warp.record(Step::kSecondSent);
     const bool next = layer + 1 < warp.s.layers && warp.qkv_tiles > 0;
@@ -122,10 +137,12 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
   const int64_t id = token.a.ids[0];
   const uint32_t epoch = reinterpret_cast<const volatile State*>(token.packed)->epoch;
   const uint4 own = label<T>(token.s), got = __ldcg(reinterpret_cast<const uint4*>(token.packed) + token.s.label_at);
-  if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token.a, token.packed);
+  static_assert(2 * kMostPieces == kWarpSize);
+  if (at.warp < kClusterWarps) {
+    const unsigned place = thread % kMostPieces;
+    mbarrier_init(thread % kWarpSize < kMostPieces ? &shared.full[at.warp][place] : &shared.empty[at.warp][place], 1);
+  }
   if (thread < kClusterWarps) {
-    for (uint64_t& each : shared.full[thread]) mbarrier_init(&each, 1);
-    for (uint64_t& each : shared.empty[thread]) mbarrier_init(&each, 1);
     mbarrier_init(&shared.constants_full[thread], 1);
     if (thread < 2) {
       mbarrier_init(&shared.x_full[thread], 1);
@@ -134,17 +151,18 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
     if (thread == 2) mbarrier_init(&shared.qkv_full, 1);
     if (thread == 3) mbarrier_init(&shared.attended_full, 1);
     if (thread == 4) mbarrier_init(&shared.hidden_full, 1);
-    mbarrier_init_fence();
   }
+  mbarrier_init_fence();
+  if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token.a, token.packed);
   __syncthreads();
+  cluster_barrier_arrive_relaxed();
   if (at.warp >= kClusterWarps) {
     if constexpr (kHas90a) warpgroup_reg_dealloc<kHelpingRegisters>();
-    cluster_barrier_arrive_relaxed();
     if (at.warp == kNormWarp) {
       find_norms<kSteps>(token, shared);
-    } else if (const int of = thread % kWarpSize * bringing_warps(kSteps) + at.warp - kNormWarp - 1;
-               of < kClusterWarps && at.warp <= kNormWarp + bringing_warps(kSteps)) {
-      bring_weights<kSteps>(token, shared, {at.cluster, at.block, of});
+    } else if (at.warp <= kNormWarp + bringing_warps(kSteps)) {
+      named_barrier_sync(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
+      bring_weights<kSteps>(token, shared, at, thread % kWarpSize * bringing_warps(kSteps) + at.warp - kNormWarp - 1);
     }
     __syncwarp();
     return cluster_barrier_wait();
@@ -153,10 +171,10 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
   ClusterWarp<T, kSteps, kTrace> warp(token, shared, place, epoch, at);
   warp.record_both_clocks(0);
   warp.begin();
-  cluster_barrier_arrive();
   add_token(warp, id);
   warp.record_both_clocks(2);
-  cluster_sync();  // nobody may end while others still send to it
+  cluster_barrier_arrive_relaxed();  // nobody may end while others still send to it
+  cluster_barrier_wait();
 }
 
 // Calls f(kernel, bytes of shared memory).
@@ -205,7 +223,7 @@ std::string cannot_share(const Args& a, const ClusterForm& form) {
   if (a.width > kMostWidth) return "takes a width up to " + std::to_string(kMostWidth) + got(a.width);
   if (a.vocab > kMostVocab) return "takes at most " + std::to_string(kMostVocab) + " tokens" + got(a.vocab);
   if (compute_capability() < 90) return "needs a GPU of compute capability 9.0 or newer";
-  if (const std::string why = too_much_shared_memory(sizeof(ClusterShared<16>), "weights on their way"); !why.empty()) {
+  if (const std::string why = too_much_shared_memory(kMostShared, "weights on their way"); !why.empty()) {
     return why;
   }
   const Shares s = shares_of(a, form);
