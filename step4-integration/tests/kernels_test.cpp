@@ -450,12 +450,5 @@ TEST(DecodeStep, ClustersForAnyWidthGiveTheSameToken) {
   }
 }
 
-// On few multiprocessors: in passes over the depth, and groups of rows.
-TEST(DecodeStep, AWideTokenInOneLaunchWithoutAPlaceWritesNothing) {
-  for (const auto& rung : decode_step::rungs()) {
-    if (std::string(rung.name) == "v3_persistent") a_token_in_one_launch_without_a_place_writes_nothing(rung, 320, 800);
-  }
-}
-
 }  // namespace
 }  // namespace kf::KF_BACKEND

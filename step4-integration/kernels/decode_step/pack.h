@@ -29,15 +29,15 @@ KF_BOTH Spot spot_of(const Body& b, int i) {
   if (i < of_16) {  // words: rows g, g + 8, twice
     const int lane = i / 8 % 32, chunk_half = i / 256;
     return {b.row + lane / 4 + word % 2 * 8,
-            b.place + chunk_half / 2 * 32 + lane % 4 * 8 + chunk_half % 2 * 4 + word / 2 * 2 + e};
+            chunk_half / 2 * 32 + lane % 4 * 8 + chunk_half % 2 * 4 + word / 2 * 2 + e};
   }
   i -= of_16;
   const int t = i / 8 % 4, rows = b.rest(), row = b.row + b.of_16() * 16 + i / 32 % rows, chunk = i / (32 * rows);
   if (!b.second) {  // words: both halves of the chunk, twice
-    return {row, b.place + chunk * 32 + t * 8 + word % 2 * 4 + word / 2 * 2 + e};
+    return {row, chunk * 32 + t * 8 + word % 2 * 4 + word / 2 * 2 + e};
   }
   return {row,  // words: two chunks, twice
-          b.place + (chunk / 2 * 2 + word % 2) * 32 + t * 8 + chunk % 2 * 4 + word / 2 * 2 + e};
+          (chunk / 2 * 2 + word % 2) * 32 + t * 8 + chunk % 2 * 4 + word / 2 * 2 + e};
 }
 
 // A product as it is packed: where column `row` of the weights lies for the depth's place `s`, or −1: a zero.
@@ -45,15 +45,13 @@ struct Source {
   Kind kind;
   int depth, columns;  // of the weights [depth, columns]; of the last product's [vocab, depth] the other way round
   bool logits;
-  int whole;  // units of the depth
 
   KF_BOTH int column_of(int row) const {
     if (logits) return row;
     return kind == Kind::kQkv ? column_of_qkv(row, depth) : row;
   }
   KF_BOTH int64_t at(int row, int s) const {
-    const int k =
-        kind == Kind::kProjection ? s : (kind == Kind::kSecond ? column_of_hidden(s, whole) : column_of_x(s, whole));
+    const int k = kind == Kind::kProjection ? s : (kind == Kind::kSecond ? column_of_hidden(s) : column_of_x(s));
     if (k >= depth || row >= columns) return -1;
     return logits ? static_cast<int64_t>(row) * depth + k : static_cast<int64_t>(k) * columns + column_of(row);
   }
@@ -169,26 +167,19 @@ __global__ void __launch_bounds__(kPackThreads)
   unsigned char* to = packed + s.streams_at + block * s.stride + static_cast<int64_t>(layer) * s.layer_bytes(block);
   for (int k = 0; k < static_cast<int>(kind); ++k) to += s.in_stream(block, static_cast<Kind>(k));
   const int width = s.width, inner = s.inner;
-  const Matrix<T> of_kind[kKinds] = {{element(w.attention_weight),
-                                      element(w.attention_bias),
-                                      element(w.ln_1_weight),
-                                      element(w.ln_1_bias),
-                                      {kind, width, 3 * width, false, s.whole}},
-                                     {element(w.projection_weight),
-                                      element(w.projection_bias),
-                                      nullptr,
-                                      nullptr,
-                                      {kind, width, width, false, s.whole}},
-                                     {element(w.fc_weight),
-                                      element(w.fc_bias),
-                                      element(w.ln_2_weight),
-                                      element(w.ln_2_bias),
-                                      {kind, width, inner, false, s.whole}},
-                                     {element(w.second_weight),
-                                      element(w.second_bias),
-                                      nullptr,
-                                      nullptr,
-                                      {kind, inner, width, false, s.hidden_whole}}};
+  const Matrix<T> of_kind[kKinds] = {
+      {element(w.attention_weight),
+       element(w.attention_bias),
+       element(w.ln_1_weight),
+       element(w.ln_1_bias),
+       {kind, width, 3 * width, false}},
+      {element(w.projection_weight), element(w.projection_bias), nullptr, nullptr, {kind, width, width, false}},
+      {element(w.fc_weight),
+       element(w.fc_bias),
+       element(w.ln_2_weight),
+       element(w.ln_2_bias),
+       {kind, width, inner, false}},
+      {element(w.second_weight), element(w.second_bias), nullptr, nullptr, {kind, inner, width, false}}};
   pack_product(s.product(block, kind), of_kind[static_cast<int>(kind)], to);
   if (block > 0 || (kind != Kind::kQkv && kind != Kind::kFc)) return;
   const int norm = 2 * layer + (kind == Kind::kFc ? 1 : 0);
@@ -202,7 +193,7 @@ __global__ void __launch_bounds__(kPackThreads)
     pack_logits_kernel(const Schedule s, const T* weight, const T* gain, const T* shift, unsigned char* packed) {
   const int block = blockIdx.x, group = static_cast<int>(blockIdx.y);
   if (group < s.logit_groups(block)) {
-    const Matrix<T> matrix{weight, nullptr, gain, shift, {Kind::kQkv, s.width, s.vocab, true, s.whole}};
+    const Matrix<T> matrix{weight, nullptr, gain, shift, {Kind::kQkv, s.width, s.vocab, true}};
     pack_product(s.logit_group(block, group), matrix,
                  packed + s.streams_at + block * s.stride + static_cast<int64_t>(s.layers) * s.layer_bytes(block) +
                      static_cast<int64_t>(group) * s.logit_group_bytes());

@@ -26,31 +26,22 @@ constexpr int kConsumers = 8;     // warps that multiply
 constexpr int kUnit = 96;         // of x's depth, to a warp
 constexpr int kHiddenUnit = 384;  // of the hidden layer's
 constexpr int kChunk = 32;        // of depth: one vector of 16 bytes of each of four lanes
-constexpr int kTileRows = 30;     // of a tile, at most
 constexpr int kSecondRows = 8;    // of a tile of the second product
-constexpr int kSentAtOnce = 30;   // rows, a lane each: whole messages of either kind
 constexpr int kRestRows = 8;      // of half an operand a
 constexpr int kHead = 64;         // columns of a head
 constexpr int kSplitKeys = 64;    // keys of a head's part, if there are not too many
-constexpr int kTileKeys = 128;    // of a tile
+constexpr int kTileKeys = 128;    // of a part, at most
 constexpr int kLogitRows = 16;    // of a tile
 constexpr int kSlots = 16;        // tiles on their way
 
 KF_BOTH constexpr int up(int a, int b) { return (a + b - 1) / b; }
 
-// The kernel comes in two sizes. What a narrow one's warp has of x, and a block of a product, comes at once; a wide one
-// takes the depth in passes, and more rows.
-template <bool kWide>
-struct Limits {
-  static constexpr int kPasses = kWide ? 3 : 1;                       // over the depth, a unit a warp in each
-  static constexpr int kOutputs = kWide ? 60 : 24;                    // rows of a block's product
-  static constexpr int kRowsOfX = kWide ? kSentAtOnce : 24;           // of one that is added to x: a lane keeps it
-  static constexpr int kKeyTiles = kWide ? 2 : 1;                     // of a part of a head
-  static constexpr int kSplits = kWide ? 4 : 11;                      // of a head
-  static constexpr int kTiles = kPasses * up(kRowsOfX, kSecondRows);  // of a product: the second has the most
-  static constexpr int kLogits = kWide ? 448 : 400;                   // of a block
-  static constexpr int kRing = (kWide ? 170 : 184) * 1024;
-};
+// What there are registers and shared memory for.
+constexpr int kOutputs = 24;                       // rows of a block's product
+constexpr int kTiles = up(kOutputs, kSecondRows);  // of a product: the second has the most
+constexpr int kSplits = 11;                        // of a head
+constexpr int kLogits = 400;                       // of a block
+constexpr int kRingBytes = 184 * 1024;
 
 enum class Kind { kQkv, kProjection, kFc, kSecond };  // products of a layer
 constexpr int kKinds = 4;
@@ -69,15 +60,15 @@ KF_BOTH Range share(int total, int blocks, int block) {
           static_cast<int>(static_cast<int64_t>(total) * (block + 1) / blocks)};
 }
 
-// A tile's weights: some of a product's rows, by the depth of a pass. They are operand a of mma, in the order in which
+// A tile's weights: some of a product's rows. They are operand a of mma, in the order in which
 // lanes load it:
 //   of 16 rows   for each chunk of the depth two halves of 512 bytes, 16 for each lane
 //   of the rest  for each chunk 64 bytes a row: 16 for each of four lanes. The tensor core's 16 rows are then 8, each
 //                twice, with the two halves of the chunk. Up to 15 rows, in two halves
 // The second product's 16 rows are 8, each twice, with two neighbouring chunks.
 struct Body {
-  int row, rows;     // of the block's
-  int place, depth;  // padded
+  int row, rows;  // of the block's
+  int depth;      // padded
   bool second;
 
   KF_BOTH int of_16() const { return second ? 0 : rows / 16; }  // 0 or 1
@@ -86,22 +77,21 @@ struct Body {
   KF_BOTH int bytes() const { return rest_at() + rest() * depth * 2; }
 };
 
-// A product's rows in a block, in tiles: the passes over the depth of some rows, then of the next. In front of the
-// first one's weights lie LayerNorm's gain and two numbers a row or, without a LayerNorm, one: the bias.
+// A product's rows in a block, in one tile, but those of the second product eight at a time. In front of the first
+// one's weights lie LayerNorm's gain and two numbers a row or, without a LayerNorm, one: the bias.
 struct Product {
   int first, rows;  // of the weights' columns
-  int depth, of_pass;
+  int depth;
   bool normed, second;
 
   KF_BOTH int gain_bytes() const { return normed ? depth * 2 : 0; }
   KF_BOTH int constants_at() const { return gain_bytes(); }
   KF_BOTH int body_at() const { return gain_bytes() + to_16(rows * (normed ? 8 : 4)); }
-  KF_BOTH int at_once() const { return second ? kSecondRows : kTileRows; }
-  KF_BOTH int passes() const { return up(depth, of_pass); }
-  KF_BOTH int tiles() const { return up(rows, at_once()) * passes(); }
+  KF_BOTH int at_once() const { return second ? kSecondRows : rows; }
+  KF_BOTH int tiles() const { return up(rows, at_once()); }
   KF_BOTH Body body(int tile) const {
-    const int row = tile / passes() * at_once(), place = tile % passes() * of_pass;
-    return {row, least(at_once(), rows - row), place, least(of_pass, depth - place), second};
+    const int row = tile * at_once();
+    return {row, least(at_once(), rows - row), depth, second};
   }
   KF_BOTH int tile_bytes(int tile) const { return (tile == 0 ? body_at() : 0) + body(tile).bytes(); }
   KF_BOTH int bytes() const {
@@ -118,18 +108,14 @@ struct Part {
 
 struct Schedule {
   int width, inner, vocab, layers, blocks;
-  int heads, splits;            // parts of a head's keys, at most
-  int units, hidden_units;      // of the depth, each to a warp
-  int of_pass, hidden_of_pass;  // how many of them at once
-  int passes, hidden_passes;    // over the depth; each tile asks for them
-  int depth, hidden_depth;      // padded: to whole units or, of a wide one, to whole chunks
-  int whole, hidden_whole;      // how many units lie as lanes have their values
-  int granules;                 // messages that x takes
-  int hidden_granules;          // that the hidden layer takes
+  int heads, splits;        // parts of a head's keys, at most
+  int units, hidden_units;  // of the depth, each to a warp
+  int depth, hidden_depth;  // padded to whole units
+  int granules;             // messages that x takes
+  int hidden_granules;      // that the hidden layer takes
   // Where messages begin, counted in 16 bytes. Before them lies the state.
   int label_at, x_at, x_middle_at, qkv_at, attended_at, hidden_at, messages;
   int64_t gains_at, streams_at, stride;  // bytes
-  bool wide;
 
   Schedule() = default;
   KF_BOTH Schedule(int64_t of_width, int64_t of_inner, int64_t of_vocab, int64_t of_layers, int64_t processors)
@@ -144,16 +130,9 @@ struct Schedule {
         hidden_granules(up(inner, kOfHidden)) {
     // A block without rows of a product would not be waited for, and could be overtaken.
     blocks = least(least(static_cast<int>(processors), vocab), least(granules, hidden_granules));
-    wide = !fits_in<false>();
-    depth = wide ? up(width, kChunk) * kChunk : units * kUnit;
-    hidden_depth = wide ? up(inner, 2 * kChunk) * 2 * kChunk : hidden_units * kHiddenUnit;
-    whole = depth / kUnit;
-    hidden_whole = hidden_depth / kHiddenUnit;
-    of_pass = wide ? part_of(units) : units;
-    hidden_of_pass = wide ? part_of(hidden_units) : hidden_units;
-    passes = up(units, of_pass);
-    hidden_passes = up(hidden_units, hidden_of_pass);
-    splits = heads > 0 ? least(wide ? Limits<true>::kSplits : Limits<false>::kSplits, blocks / heads) : 0;
+    depth = units * kUnit;
+    hidden_depth = hidden_units * kHiddenUnit;
+    splits = heads > 0 ? least(kSplits, blocks / heads) : 0;
     label_at = 1;
     x_at = label_at + 1;
     x_middle_at = x_at + granules;
@@ -168,26 +147,14 @@ struct Schedule {
     stride = to_128(stride);
   }
 
-  // Whether one of the kernels' registers and shared memory suffice.
-  KF_BOTH bool fits() const { return splits > 0 && (wide ? fits_in<true>() : fits_in<false>()); }
-  KF_BOTH int most_keys() const {
-    return splits * kTileKeys * (wide ? Limits<true>::kKeyTiles : Limits<false>::kKeyTiles);
+  // Whether registers and shared memory suffice.
+  KF_BOTH bool fits() const {
+    return splits > 0 && units <= kConsumers && hidden_units <= kConsumers &&
+           kOfMessage * up(width, blocks) <= kOutputs && kOfHidden * up(hidden_granules, blocks) <= kOutputs &&
+           up(vocab, blocks) <= kLogits;
   }
-  KF_BOTH int ring() const { return wide ? Limits<true>::kRing : Limits<false>::kRing; }
+  KF_BOTH int most_keys() const { return splits * kTileKeys; }
   KF_BOTH int64_t bytes() const { return streams_at + blocks * stride; }
-
-  // How many units a pass has where there are several passes.
-  KF_BOTH static int part_of(int all) {
-    const int passes = up(all, kConsumers);
-    return up(all, passes < 2 ? 2 : passes);
-  }
-  template <bool kWide>
-  KF_BOTH bool fits_in() const {
-    using Most = Limits<kWide>;
-    return units <= Most::kPasses * kConsumers && hidden_units <= Most::kPasses * kConsumers &&
-           kOfMessage * up(width, blocks) <= Most::kOutputs && kOfMessage * up(granules, blocks) <= Most::kRowsOfX &&
-           kOfHidden * up(hidden_granules, blocks) <= Most::kOutputs && up(vocab, blocks) <= Most::kLogits;
-  }
 
   KF_BOTH Product product(int block, Kind kind) const {
     const bool fc = kind == Kind::kFc, second = kind == Kind::kSecond, qkv = kind == Kind::kQkv;
@@ -196,12 +163,7 @@ struct Schedule {
     // of the others, too.
     const int turned = qkv || fc ? (block + 1) % blocks : block;
     const Range own = share(fc ? hidden_granules : (qkv ? width : granules), blocks, turned);
-    return {own.first * of_granule,
-            own.count() * of_granule,
-            second ? hidden_depth : depth,
-            second ? hidden_of_pass * kHiddenUnit : of_pass * kUnit,
-            qkv || fc,
-            second};
+    return {own.first * of_granule, own.count() * of_granule, second ? hidden_depth : depth, qkv || fc, second};
   }
 
   // ---- the stream ----
@@ -214,11 +176,7 @@ struct Schedule {
   KF_BOTH int logit_groups(int block) const { return up(logits(block).count(), kLogitRows); }
   // Its gain does not lie in front: there is one for all groups.
   KF_BOTH Product logit_group(int block, int group) const {
-    return {logits(block).first + group * kLogitRows, kLogitRows, depth, of_pass * kUnit, true, false};
-  }
-  KF_BOTH int logit_bytes(int tile) const {
-    const Product p = logit_group(0, 0);
-    return p.tile_bytes(tile) - (tile == 0 ? p.gain_bytes() : 0);
+    return {logits(block).first + group * kLogitRows, kLogitRows, depth, true, false};
   }
   KF_BOTH int logit_group_bytes() const { return kLogitRows * 8 + depth * 32; }
   // Of a layer: what lies in the block's stream. Gains lie elsewhere, for all blocks.
@@ -279,14 +237,10 @@ KF_BOTH bool in_the_way(const Tile& older, const Tile& tile, int end) {
          (older.first < tile.last && older.last > tile.first);
 }
 
-// Which column of x stands at place `s` of the depth. In a whole unit a lane's three values lie in three chunks; what
-// is left behind the last one lies in order, in fewer.
-KF_BOTH int column_of_x(int s, int whole) {
-  return s / kUnit >= whole ? s : s / kUnit * kUnit + kOfMessage * (s % kChunk) + s % kUnit / kChunk;
-}
+// Which column of x stands at place `s` of the depth: a lane's three values lie in three chunks.
+KF_BOTH int column_of_x(int s) { return s / kUnit * kUnit + kOfMessage * (s % kChunk) + s % kUnit / kChunk; }
 // Of the hidden layer: a lane has two messages of six, and stores eight values and four.
-KF_BOTH int column_of_hidden(int s, int whole) {
-  if (s / kHiddenUnit >= whole) return s;
+KF_BOTH int column_of_hidden(int s) {
   const int in_unit = s % kHiddenUnit, vector = in_unit / 8, e = in_unit % 8;
   const int lane = vector < 32 ? vector : 2 * (vector - 32) + e / 4, value = vector < 32 ? e : 8 + e % 4;
   return s / kHiddenUnit * kHiddenUnit + value / kOfHidden * (32 * kOfHidden) + kOfHidden * lane + value % kOfHidden;

@@ -65,13 +65,11 @@ inline Program program_of(const Schedule& s, int keys) {
     for (int step = 0; step < kKinds * s.layers; ++step) {
       const Product p = s.product(block, static_cast<Kind>(step % kKinds));
       for (int tile = 0; tile < p.tiles(); ++tile) bytes.push_back(p.tile_bytes(tile));
-      for (int first = 0; step % kKinds == 0 && first < part.count; first += kTileKeys) {
-        bytes.push_back(least(kTileKeys, part.count - first) * kHead * 4);
-      }
+      if (step % kKinds == 0 && part.count > 0) bytes.push_back(part.count * kHead * 4);
     }
     bytes.push_back(s.depth * 2);
-    const int logit_tiles = s.logit_groups(block) * s.passes;
-    for (int i = 0; i < logit_tiles; ++i) bytes.push_back(s.logit_bytes(i % s.passes));
+    const int logit_tiles = s.logit_groups(block);
+    for (int i = 0; i < logit_tiles; ++i) bytes.push_back(s.logit_group_bytes());
 
     for (int warp = 0; warp < kConsumers; ++warp) {
       std::vector<Action>& to = program.of(block, warp);
@@ -81,16 +79,14 @@ inline Program program_of(const Schedule& s, int keys) {
         to.push_back({Action::kWait, first, count, tag});
         to.push_back({Action::kRead, first, count, tag});
       };
-      // Of `all` those that the warp's lanes have in each pass; a warp without any waits for the last one.
-      const auto own = [&](int at, int all, int each, int tag, int units, int of_pass) {
-        for (int unit = warp; unit < warp + units; unit += of_pass) {
-          const int first = least(unit * each, all - 1);
-          receive(at + first, unit * each < all ? least(each, all - first) : 1, tag);
-        }
+      // Of `all` those that the warp's lanes have; a warp without any waits for the last one.
+      const auto own = [&](int at, int all, int each, int tag) {
+        const int first = least(warp * each, all - 1);
+        receive(at + first, warp * each < all ? least(each, all - first) : 1, tag);
       };
-      const auto of_x = [&](int at, int tag) { own(at, s.granules, 32, tag, s.units, s.of_pass); };
+      const auto of_x = [&](int at, int tag) { own(at, s.granules, 32, tag); };
       const auto use = [&] {
-        const int tile = walk.index, first = walk.next(bytes[static_cast<size_t>(tile)], s.ring());
+        const int tile = walk.index, first = walk.next(bytes[static_cast<size_t>(tile)], kRingBytes);
         receive(local.full(tile), 1, tile + 1);
         to.push_back({Action::kUse, first, bytes[static_cast<size_t>(tile)], tile, block});
         write(local.free(tile) + warp, 1, tile + 1);
@@ -104,7 +100,7 @@ inline Program program_of(const Schedule& s, int keys) {
         const Kind kind = static_cast<Kind>(step % kKinds);
         const bool normed = step % 2 == 0;
         if (kind == Kind::kProjection && part.head >= 0) {
-          for (int first = 0; first < part.count; first += kTileKeys) use();
+          if (part.count > 0) use();
           receive(s.qkv_at + part.head * kHead, 22, tag);
           write(local.scores() + warp, 1, tag);
           receive(local.scores(), kConsumers + 1, tag);
@@ -119,11 +115,11 @@ inline Program program_of(const Schedule& s, int keys) {
         if (normed) write(local.moments(norm) + warp, 1, norm + 1);
         if (kind == Kind::kProjection) {
           for (int i = 0; i < parts; ++i) {
-            own(s.attended_at + i * of_split, of_split, kUnit / kOfAttended, tag, s.units, s.of_pass);
+            own(s.attended_at + i * of_split, of_split, kUnit / kOfAttended, tag);
           }
         }
         if (kind == Kind::kSecond) {
-          own(s.hidden_at, s.hidden_granules, 64, tag, s.hidden_units, s.hidden_of_pass);
+          own(s.hidden_at, s.hidden_granules, 64, tag);
         }
         const Product p = s.product(block, kind);
         for (int tile = 1; tile < p.tiles(); ++tile) use();
@@ -162,7 +158,7 @@ inline Program program_of(const Schedule& s, int keys) {
     Walk walk;
     size_t oldest = 0;
     for (const int of_tile : bytes) {
-      const int index = walk.index, end = walk.at, first = walk.next(of_tile, s.ring());
+      const int index = walk.index, end = walk.at, first = walk.next(of_tile, kRingBytes);
       const Tile tile{index, first, first + of_tile};
       for (; oldest < brought.size() && in_the_way(brought[oldest], tile, end); ++oldest) {
         const int older = brought[oldest].index;

@@ -57,26 +57,23 @@ struct Line {
   int first, rows, tiles, constants_at, body_at, bytes;
 };
 
-template <bool kWide>
 struct alignas(128) Shared {
-  using Most = Limits<kWide>;
-  unsigned char ring[Most::kRing];
-  // Of each pass: x in two parts, [chunk][part][64 bytes]; hidden, [chunk][64 bytes].
-  unsigned char operand[kConsumers][Most::kPasses * kHiddenUnit * 2];
-  float logit_sums[kConsumers][Most::kLogits];
-  float2 logit_constants[Most::kLogits];
-  // A tile's sums are kept in halves of eight rows: the last one may end two behind its rows.
-  float sums[4][(up(Most::kOutputs, kTileRows) * kTileRows + 2) * kSumStride];
+  unsigned char ring[kRingBytes];
+  // x in two parts, [chunk][part][64 bytes]; hidden, [chunk][64 bytes].
+  unsigned char operand[kConsumers][kHiddenUnit * 2];
+  float logit_sums[kConsumers][kLogits];
+  float2 logit_constants[kLogits];
+  float sums[4][kOutputs * kSumStride];
   float2 moments[2][kConsumerThreads];  // Σ x, Σ x² of each lane
   float2 mean_factor[2];
   float2 peaks[12];  // attention: of each warp's 16 keys the greatest score and the sum of weights; [8]: the newest's
-  float newest[kHead];                             // its value
-  float qkv_newest[192];                           // q, k, v of the helper's head
-  unsigned char weights[Most::kKeyTiles][8 * 80];  // of keys: [part·4 + t][warp][8 bytes]
+  float newest[kHead];            // its value
+  float qkv_newest[192];          // q, k, v of the helper's head
+  unsigned char weights[8 * 80];  // of keys: [part·4 + t][warp][8 bytes]
   float of_warp[kConsumers];
   uint64_t full[kSlots], empty[kSlots];
   Line lines[kKinds];
-  TileLine tiles[kKinds][Most::kTiles];
+  TileLine tiles[kKinds][kTiles];
   int first[kSlots], last[kSlots];  // where the tiles on their way lie
 };
 
@@ -124,20 +121,19 @@ __device__ __forceinline__ void store_8(unsigned char* to, uint32_t a, uint32_t 
 }
 
 // The same in all warps' lanes, and known to be.
-template <class T, bool kWide>
+template <class T>
 struct Block {
-  using Most = Limits<kWide>;
   const Token& token;
   const Args& a;
   const Schedule& s;
-  Shared<kWide>& shared;
+  Shared& shared;
   State* const state;
   Message* const messages;
   const int block, keys, slot, begin, in_use;  // in_use: parts of a head
   const Part part;
   const uint32_t tag;  // of layer 0
 
-  __device__ __forceinline__ Block(const Token& t, Shared<kWide>& memory, const Place& place, uint32_t epoch)
+  __device__ __forceinline__ Block(const Token& t, Shared& memory, const Place& place, uint32_t epoch)
       : token(t),
         a(t.a),
         s(t.s),
@@ -153,14 +149,13 @@ struct Block {
         tag(epoch * static_cast<uint32_t>(t.s.layers) + 1) {}
 
   __device__ __forceinline__ bool has_newest() const { return part.head >= 0 && part.split == in_use - 1; }
-  __device__ __forceinline__ int keys_of(int tile) const { return min(kTileKeys, part.count - tile * kTileKeys); }
 };
 
 // ---- the producer: one lane ----
 
-template <class T, bool kWide>
-struct Producer : Block<T, kWide> {
-  using Base = Block<T, kWide>;
+template <class T>
+struct Producer : Block<T> {
+  using Base = Block<T>;
   using Base::Base, Base::a, Base::begin, Base::block, Base::part, Base::s, Base::shared, Base::state, Base::token;
   Walk walk;
   int oldest = 0, asked = 0;
@@ -168,7 +163,7 @@ struct Producer : Block<T, kWide> {
 
   // Waits until the tile's place is free. −1: in vain.
   __device__ __forceinline__ int room(int bytes) {
-    const int index = walk.index, end = walk.at, first = walk.next(bytes, Base::Most::kRing);
+    const int index = walk.index, end = walk.at, first = walk.next(bytes, kRingBytes);
     const Tile tile{index, first, first + bytes};
 #pragma unroll 1
     for (; oldest < index && !gave_up; ++oldest) {
@@ -191,8 +186,8 @@ struct Producer : Block<T, kWide> {
     asked = walk.index;
   }
 
-  __device__ __forceinline__ const T* cached(void* cache, const CacheStrides& stride, int layer, int tile) const {
-    return in_cache<const T>(cache, stride, layer, 0, part.head, begin + part.first + tile * kTileKeys);
+  __device__ __forceinline__ const T* cached(void* cache, const CacheStrides& stride, int layer) const {
+    return in_cache<const T>(cache, stride, layer, 0, part.head, begin + part.first);
   }
 
   __device__ __noinline__ void run() {
@@ -211,24 +206,16 @@ struct Producer : Block<T, kWide> {
         bring(nullptr, 0, from, bytes);
         from += bytes;
       }
-      if (step % kKinds != 0) continue;
-      const int layer = step / kKinds;
-#pragma unroll 1
-      for (int tile = 0; tile * kTileKeys < part.count; ++tile) {
-        const int bytes = this->keys_of(tile) * kHead * 2;
-        bring(cached(a.k_cache, a.k_stride, layer, tile), bytes, cached(a.v_cache, a.v_stride, layer, tile), bytes);
-      }
+      if (step % kKinds != 0 || part.count == 0) continue;
+      const int layer = step / kKinds, bytes = part.count * kHead * 2;
+      bring(cached(a.k_cache, a.k_stride, layer), bytes, cached(a.v_cache, a.v_stride, layer), bytes);
     }
     if (!gave_up) bring(gains, s.depth * 2, nullptr, 0);
     const int groups = s.logit_groups(block);
 #pragma unroll 1
-    for (int i = 0; i < groups; ++i) {
-#pragma unroll 1
-      for (int pass = 0; pass < s.passes && !gave_up; ++pass) {
-        const int bytes = s.logit_bytes(pass);
-        bring(nullptr, 0, from, bytes);
-        from += bytes;
-      }
+    for (int i = 0; i < groups && !gave_up; ++i) {
+      bring(nullptr, 0, from, s.logit_group_bytes());
+      from += s.logit_group_bytes();
     }
     // Nothing may be on its way when the block ends.
 #pragma unroll 1
@@ -241,9 +228,9 @@ struct Producer : Block<T, kWide> {
 // ---- the helper: a warp ----
 
 // LayerNorm's mean and factor, and the newest key's score.
-template <class T, bool kWide>
-struct Helper : Block<T, kWide> {
-  using Base = Block<T, kWide>;
+template <class T>
+struct Helper : Block<T> {
+  using Base = Block<T>;
   using Base::Base, Base::has_newest, Base::messages, Base::part, Base::s, Base::shared, Base::state, Base::tag,
       Base::token;
 

@@ -10,21 +10,18 @@
 namespace kf::KF_BACKEND::decode_step {
 
 // kTrace: it records when it is where.
-template <class T, bool kWide, bool kTrace>
-struct Consumer : Block<T, kWide> {
-  using Base = Block<T, kWide>;
-  using Most = Limits<kWide>;
+template <class T, bool kTrace>
+struct Consumer : Block<T> {
+  using Base = Block<T>;
   using Base::a, Base::block, Base::in_use, Base::messages, Base::part, Base::s, Base::shared, Base::slot, Base::state,
       Base::tag, Base::token;
 
-  static constexpr int kPasses = Most::kPasses, kRounds = up(Most::kOutputs, kSentAtOnce);
   const int lane = threadIdx.x % kWarpSize, warp, g = lane / 4, t = lane % 4;
   unsigned char* const operand;
   Walk walk;
   float residual = 0;  // of the row that this lane of the first warp has
 
-  __device__ __forceinline__ Consumer(const Token& t, Shared<kWide>& memory, const Place& place, uint32_t epoch,
-                                      int warp)
+  __device__ __forceinline__ Consumer(const Token& t, Shared& memory, const Place& place, uint32_t epoch, int warp)
       : Base(t, memory, place, epoch), warp(warp), operand(memory.operand[warp]) {}
 
   __device__ __forceinline__ void record(int64_t at, long long value) const {
@@ -42,18 +39,12 @@ struct Consumer : Block<T, kWide> {
     }
   }
 
-  // How many passes there are over the depth, the warp's unit in one of them, and whether it has one.
-  __device__ __forceinline__ int passes() const { return kWide ? s.passes : 1; }
-  __device__ __forceinline__ int hidden_passes() const { return kWide ? s.hidden_passes : 1; }
-  __device__ __forceinline__ int unit(int pass) const { return kWide ? pass * s.of_pass + warp : warp; }
-  __device__ __forceinline__ int hidden_unit(int pass) const { return kWide ? pass * s.hidden_of_pass + warp : warp; }
-  __device__ __forceinline__ bool has(int pass) const { return (!kWide || warp < s.of_pass) && unit(pass) < s.units; }
-  __device__ __forceinline__ bool has_hidden(int pass) const {
-    return (!kWide || warp < s.hidden_of_pass) && hidden_unit(pass) < s.hidden_units;
-  }
+  // Whether the warp has a part of x's depth, and of the hidden layer's.
+  __device__ __forceinline__ bool has() const { return warp < s.units; }
+  __device__ __forceinline__ bool has_hidden() const { return warp < s.hidden_units; }
 
   __device__ __forceinline__ const unsigned char* wait_for_tile(int bytes) {
-    const int tile = walk.index, first = walk.next(bytes, Most::kRing);
+    const int tile = walk.index, first = walk.next(bytes, kRingBytes);
     wait_for_phase<true>(&shared.full[tile % kSlots], tile / kSlots & 1, state, Wanted::kWeights, tile);
     return shared.ring + first;
   }
@@ -62,19 +53,12 @@ struct Consumer : Block<T, kWide> {
     if (lane == 0) mbarrier_arrive(&shared.empty[(walk.index - 1) % kSlots]);
   }
 
-  // Of x, or of LayerNorm's gain: what a lane has in each pass.
-  using OfX = float[kPasses][kOfMessage];
+  // Of x, or of LayerNorm's gain: what a lane has.
+  using OfX = float[kOfMessage];
 
   // Σ x and Σ x² of a lane's values, to the helper.
   __device__ __forceinline__ void send_moments(int buffer, const OfX& x) {
-    float2 moments = {0, 0};
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const float (&v)[kOfMessage] = x[pass];
-      moments.x += v[0] + v[1] + v[2];
-      moments.y += v[0] * v[0] + v[1] * v[1] + v[2] * v[2];
-    }
-    shared.moments[buffer][warp * kWarpSize + lane] = moments;
+    shared.moments[buffer][warp * kWarpSize + lane] = {x[0] + x[1] + x[2], x[0] * x[0] + x[1] * x[1] + x[2] * x[2]};
     __syncwarp();
     named_barrier_arrive(kMoments + buffer, kWithHelper);
   }
@@ -83,152 +67,103 @@ struct Consumer : Block<T, kWide> {
   __device__ __forceinline__ void put(const OfX& x, const OfX& gain) {
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < kPasses * kOfMessage; ++i) {
-      const int pass = i / kOfMessage, j = i % kOfMessage;
-      const TwoParts p = two_parts<T>(x[pass][j] * gain[pass][j], 0);
-      uint16_t* to = reinterpret_cast<uint16_t*>(operand + i * 128) + lane;
-      if (kWide && unit(pass) >= s.whole) {  // in order; of chunks that there are not, zeros
-        const int place = kOfMessage * lane + j;
-        to = reinterpret_cast<uint16_t*>(operand + (pass * 3 + place / kChunk) * 128) + place % kChunk;
-      }
+    for (int i = 0; i < kOfMessage; ++i) {
+      const TwoParts p = two_parts<T>(x[i] * gain[i], 0);
+      uint16_t* const to = reinterpret_cast<uint16_t*>(operand + i * 128) + lane;
       to[0] = static_cast<uint16_t>(p.high);
       to[32] = static_cast<uint16_t>(p.low);
     }
   }
   __device__ __forceinline__ void take_gain(const unsigned char* tile, OfX& gain) const {
 #pragma unroll
-    for (int i = 0; i < kPasses * kOfMessage; ++i) {
-      const int pass = i / kOfMessage, column = unit(pass) * kUnit + kOfMessage * lane + i % kOfMessage;
-      const bool exists = has(pass) && (!kWide || column < s.width);
-      gain[pass][i % kOfMessage] = low_of<T>(exists ? reinterpret_cast<const uint16_t*>(tile)[column] : 0);
+    for (int i = 0; i < kOfMessage; ++i) {
+      const int column = warp * kUnit + kOfMessage * lane + i;
+      gain[i] = low_of<T>(has() ? reinterpret_cast<const uint16_t*>(tile)[column] : 0);
     }
   }
 
   // x as the product in front has left it. Here and below a warp that has nothing to take waits as the others do: it
   // must not run ahead of them.
   __device__ __forceinline__ void receive_x(int at, uint32_t wanted, int layer, OfX& x) {
-    const Message* from[kPasses];
-    bool needed[kPasses];
-    Message message[kPasses];
+    const int number = warp * kWarpSize + lane;
+    const Message* const from[1] = {messages + at + min(number, s.granules - 1)};
+    const bool needed[1] = {true}, exists = has() && number < s.granules;
+    Message message[1];
+    wait_for(from, needed, message, wanted, state, Wanted::kX, layer);
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      from[pass] = messages + at + min(unit(pass) * kWarpSize + lane, s.granules - 1);
-      needed[pass] = pass < passes();
-    }
-    wait_for<kPasses>(from, needed, message, wanted, state, Wanted::kX, layer);
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const bool exists = has(pass) && unit(pass) * kWarpSize + lane < s.granules;
-#pragma unroll
-      for (int i = 0; i < kOfMessage; ++i) x[pass][i] = exists ? __uint_as_float(message[pass].value[i]) : 0;
-    }
+    for (int i = 0; i < kOfMessage; ++i) x[i] = exists ? __uint_as_float(message[0].value[i]) : 0;
   }
 
   // The splits of a head put together: 24 lanes, four columns each.
   __device__ __forceinline__ void receive_attended(int layer) {
-    const int of_split = s.width / kOfAttended;
-    constexpr int kAtOnce = 4, kMost = up(Most::kSplits, kAtOnce) * kAtOnce;
+    const int of_split = s.width / kOfAttended, number = warp * (kUnit / kOfAttended) + lane;
+    constexpr int kAtOnce = 4, kMost = up(kSplits, kAtOnce) * kAtOnce;
     const uint32_t of_layer = tag + layer;
     const bool takes = lane < kUnit / kOfAttended;
-    const auto number = [&](int pass) { return unit(pass) * (kUnit / kOfAttended) + lane; };
-    Message message[kPasses][kMost];
+    const Message* const from = messages + s.attended_at + min(number, of_split - 1);
+    Message message[kMost];
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-#pragma unroll
-      for (int i = 0; i < kMost; ++i) {
-        const bool needed = takes && i < in_use && pass < passes();
-        message[pass][i] = {{0, 0, __float_as_uint(-INFINITY)}, needed ? ~of_layer : of_layer};
-      }
+    for (int i = 0; i < kMost; ++i) {
+      message[i] = {{0, 0, __float_as_uint(-INFINITY)}, takes && i < in_use ? ~of_layer : of_layer};
     }
     for (uint32_t polls = 1;; ++polls) {
       bool all = true;
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        const Message* const from = messages + s.attended_at + min(number(pass), of_split - 1);
-#pragma unroll
-        for (int first = 0; first < kMost; first += kAtOnce) {
-          if (first >= in_use || pass >= passes()) continue;
-#pragma unroll
-          for (int i = first; i < first + kAtOnce; ++i) {
-            if (message[pass][i].tag != of_layer) message[pass][i] = load_message(from + i * of_split);
-          }
-        }
-      }
-#pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-#pragma unroll
-        for (int i = 0; i < kMost; ++i) all = all && message[pass][i].tag == of_layer;
-      }
-      if (__all_sync(kFullWarp, all)) break;
-      if (polls % kPollsBetweenLooks != 0) continue;
-      if (__any_sync(kFullWarp, give_up(state, polls, Wanted::kAttended, layer))) {
-        message[0][0].value[2] = 0x7fc00000u;
-        break;
-      }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      if (pass >= passes()) continue;
-      float max = -INFINITY, sum = 0, y[kOfAttended] = {};
-#pragma unroll
-      for (int i = 0; i < kMost; ++i) max = fmaxf(max, __uint_as_float(message[pass][i].value[2]));
 #pragma unroll
       for (int first = 0; first < kMost; first += kAtOnce) {
         if (first >= in_use) continue;
 #pragma unroll
         for (int i = first; i < first + kAtOnce; ++i) {
-          const auto& value = message[pass][i].value;
-          const float weight = exp2_approx(__uint_as_float(value[2]) - max);
-          sum += weight;
-#pragma unroll
-          for (int j = 0; j < kOfAttended; j += 2) {
-            y[j] += weight * low_of<T>(value[j / 2]);
-            y[j + 1] += weight * high_of<T>(value[j / 2]);
-          }
+          if (message[i].tag != of_layer) message[i] = load_message(from + i * of_split);
         }
       }
-      const float inverse = takes && has(pass) && number(pass) < of_split ? reciprocal_approx(sum) : 0;
-      const TwoParts one = two_parts<T>(y[0] * inverse, y[1] * inverse);
-      const TwoParts two = two_parts<T>(y[2] * inverse, y[3] * inverse);
-      unsigned char* const to = operand + pass * kUnit * 4 + lane / 8 * 128 + lane % 8 * 8;
-      if (takes) {
-        store_8(to, one.high, two.high);
-        store_8(to + 64, one.low, two.low);
+#pragma unroll
+      for (const Message& each : message) all = all && each.tag == of_layer;
+      if (__all_sync(kFullWarp, all)) break;
+      if (polls % kPollsBetweenLooks != 0) continue;
+      if (__any_sync(kFullWarp, give_up(state, polls, Wanted::kAttended, layer))) {
+        message[0].value[2] = 0x7fc00000u;
+        break;
       }
     }
+    __syncwarp();
+    float max = -INFINITY, sum = 0, y[kOfAttended] = {};
+#pragma unroll
+    for (const Message& each : message) max = fmaxf(max, __uint_as_float(each.value[2]));
+#pragma unroll
+    for (int first = 0; first < kMost; first += kAtOnce) {
+      if (first >= in_use) continue;
+#pragma unroll
+      for (int i = first; i < first + kAtOnce; ++i) {
+        const auto& value = message[i].value;
+        const float weight = exp2_approx(__uint_as_float(value[2]) - max);
+        sum += weight;
+#pragma unroll
+        for (int j = 0; j < kOfAttended; j += 2) {
+          y[j] += weight * low_of<T>(value[j / 2]);
+          y[j + 1] += weight * high_of<T>(value[j / 2]);
+        }
+      }
+    }
+    const float inverse = takes && has() && number < of_split ? reciprocal_approx(sum) : 0;
+    const TwoParts one = two_parts<T>(y[0] * inverse, y[1] * inverse);
+    const TwoParts two = two_parts<T>(y[2] * inverse, y[3] * inverse);
+    unsigned char* const to = operand + lane / 8 * 128 + lane % 8 * 8;
+    if (!takes) return;
+    store_8(to, one.high, two.high);
+    store_8(to + 64, one.low, two.low);
   }
 
   __device__ __forceinline__ void receive_hidden(int layer) {
-    const int last = s.hidden_granules - 1;
-    const Message* from[2 * kPasses];
-    bool needed[2 * kPasses];
-    Message message[2 * kPasses];
-#pragma unroll
-    for (int i = 0; i < 2 * kPasses; ++i) {
-      const int number = (hidden_unit(i / 2) * 2 + i % 2) * kWarpSize + lane;
-      from[i] = messages + s.hidden_at + min(number, last);
-      needed[i] = i / 2 < hidden_passes();
-    }
-    wait_for<2 * kPasses>(from, needed, message, tag + layer, state, Wanted::kHidden, layer);
+    const int last = s.hidden_granules - 1, number = warp * 2 * kWarpSize + lane;
+    const Message* const first = messages + s.hidden_at;
+    const Message* const from[2] = {first + min(number, last), first + min(number + kWarpSize, last)};
+    const bool needed[2] = {true, true};
+    Message message[2];
+    wait_for(from, needed, message, tag + layer, state, Wanted::kHidden, layer);
     __syncwarp();
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const auto &u = message[2 * pass].value, &v = message[2 * pass + 1].value;
-      unsigned char* const to = operand + pass * kHiddenUnit * 2;
-      if (kWide && hidden_unit(pass) >= s.hidden_whole) {  // in order; what would lie behind the last value is none
-        const int left = s.hidden_granules - hidden_unit(pass) * 2 * kWarpSize;
-        uint32_t* const words = reinterpret_cast<uint32_t*>(to) + lane * 3;
-#pragma unroll
-        for (int i = 0; i < 3; ++i) {
-          words[i] = lane < left ? u[i] : 0;
-          words[3 * kWarpSize + i] = kWarpSize + lane < left ? v[i] : 0;
-        }
-        continue;
-      }
-      store_16(to + lane * 16, {{u[0], u[1], u[2], v[0]}});
-      store_8(to + 512 + lane * 8, v[1], v[2]);
-    }
+    const auto &u = message[0].value, &v = message[1].value;
+    store_16(operand + lane * 16, {{u[0], u[1], u[2], v[0]}});
+    store_8(operand + 512 + lane * 8, v[1], v[2]);
   }
 
   // Messages order nothing within a block. So once a layer all consumers meet: what they and the helper have read of
@@ -244,30 +179,28 @@ struct Consumer : Block<T, kWide> {
   __device__ __forceinline__ Vector16 x_of(int chunk) const {
     return load_16(operand + chunk * 128 + (g & 1) * 64 + t * 16);
   }
-  // Of a chunk that there is not, whose x is zero, the weights of the last one.
   using Weights = Vector16[12];
-  __device__ __forceinline__ void take_rows(const unsigned char* body, Rows rows, bool has_some, Weights& w) const {
+  __device__ __forceinline__ void take_rows(const unsigned char* body, Rows rows, Weights& w) const {
     const unsigned char* const behind = body + rows.of_16 * rows.chunks * kChunk * 32;
-    const int first = 3 * (has_some ? warp : 0);
-    const auto chunk = [&](int i) { return kWide ? min(first + i, rows.chunks - 1) : first + i; };
+    const int first = 3 * (has() ? warp : 0);
     if (rows.of_16 != 0) {
       const unsigned char* const from = body + lane * 16;
 #pragma unroll
-      for (int i = 0; i < 6; ++i) w[i] = load_16(from + chunk(i / 2) * 1024 + i % 2 * 512);
+      for (int i = 0; i < 6; ++i) w[i] = load_16(from + (first + i / 2) * 1024 + i % 2 * 512);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (rows.rest <= half * kRestRows) continue;
       const unsigned char* const from = behind + min(half * kRestRows + g, rows.rest - 1) * 64 + t * 16;
 #pragma unroll
-      for (int i = 0; i < 3; ++i) w[6 + half * 3 + i] = load_16(from + chunk(i) * rows.rest * 64);
+      for (int i = 0; i < 3; ++i) w[6 + half * 3 + i] = load_16(from + (first + i) * rows.rest * 64);
     }
   }
   using Sums = float[4][4];
-  __device__ __forceinline__ void multiply_rows(Rows rows, const Weights& w, int pass, Sums& sum) const {
+  __device__ __forceinline__ void multiply_rows(Rows rows, const Weights& w, Sums& sum) const {
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
-      const Vector16 x = x_of(pass * 3 + i);
+      const Vector16 x = x_of(i);
       if (rows.of_16 != 0) {
         multiply(sum[0], w[2 * i], x.element[0], x.element[1]);
         multiply(sum[1], w[2 * i + 1], x.element[2], x.element[3]);
@@ -282,35 +215,31 @@ struct Consumer : Block<T, kWide> {
     }
   }
   // Of lanes with t = 0: rows g and g + 8 of 16, and row g of the rest.
-  __device__ __forceinline__ void keep_rows(int step, int first, Rows rows, const Sums& sum) const {
+  __device__ __forceinline__ void keep_rows(int step, Rows rows, const Sums& sum) const {
     if (rows.of_16 != 0) {
-      keep(step, first + g, (sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]));
-      keep(step, first + g + 8, (sum[0][2] + sum[0][3]) + (sum[1][2] + sum[1][3]));
+      keep(step, g, (sum[0][0] + sum[0][1]) + (sum[1][0] + sum[1][1]));
+      keep(step, g + 8, (sum[0][2] + sum[0][3]) + (sum[1][2] + sum[1][3]));
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (rows.rest <= half * kRestRows) continue;
       const float (&of_rest)[4] = sum[2 + half];
       const float all = of_rest[0] + of_rest[1] + __shfl_xor_sync(kFullWarp, of_rest[2] + of_rest[3], 1);
-      keep(step, first + rows.of_16 * 16 + half * kRestRows + g, all);
+      keep(step, rows.of_16 * 16 + half * kRestRows + g, all);
     }
   }
 
   // The second product: eight rows at a time.
-  __device__ __forceinline__ void take_second(const unsigned char* body, int rows, int chunks, bool has_some,
-                                              Weights& w) const {
-    const int first = 12 * (has_some ? warp : 0);
+  __device__ __forceinline__ void take_second(const unsigned char* body, int rows, Weights& w) const {
+    const int first = 12 * (has_hidden() ? warp : 0);
     const unsigned char* const from = body + min(g, rows - 1) * 64 + t * 16;
 #pragma unroll
-    for (int i = 0; i < 12; ++i) {
-      const int pair = first + i / 2 * 2;  // two chunks' first halves, then their second ones
-      w[i] = load_16(from + ((kWide ? min(pair, chunks - 2) : pair) + i % 2) * rows * 64);
-    }
+    for (int i = 0; i < 12; ++i) w[i] = load_16(from + (first + i) * rows * 64);
   }
-  __device__ __forceinline__ void multiply_second(const Weights& w, int pass, Sums& sum) const {
+  __device__ __forceinline__ void multiply_second(const Weights& w, Sums& sum) const {
 #pragma unroll
     for (int i = 0; i < 6; ++i) {
-      const Vector16 x = x_of(pass * 6 + i);
+      const Vector16 x = x_of(i);
       multiply(sum[i % 2 * 2], w[2 * i], x.element[0], x.element[1]);
       multiply(sum[i % 2 * 2 + 1], w[2 * i + 1], x.element[2], x.element[3]);
     }
@@ -327,34 +256,30 @@ struct Consumer : Block<T, kWide> {
     if (t == 0) sums_of(step)[row * kSumStride + warp] = sum;
   }
   __device__ __forceinline__ float sum_of_warps(int step, int of_row) const {
-    const float* const row = sums_of(step) + min(of_row, Most::kOutputs - 1) * kSumStride;
+    const float* const row = sums_of(step) + min(of_row, kOutputs - 1) * kSumStride;
     const Vector<float, 4> one = load_vector<4>(row), two = load_vector<4>(row + 4);
     const auto &a = one.element, &b = two.element;
     return ((a[0] + a[1]) + (a[2] + a[3])) + ((b[0] + b[1]) + (b[2] + b[3]));
   }
 
-  // ---- attention: of each tile 16 keys a warp, then eight columns a warp ----
+  // ---- attention: 16 keys a warp, then eight columns a warp ----
 
   __device__ __forceinline__ void attend(int layer) {
     const int count = part.count;
-    constexpr int kTiles = Most::kKeyTiles;
-    Vector16 k[kTiles][2][2] = {};
-    uint32_t v[kTiles][4][4] = {};
-#pragma unroll
-    for (int r = 0; r < kTiles; ++r) {
-      if (count <= r * kTileKeys) continue;
-      const int of_tile = this->keys_of(r);
-      const unsigned char* const tile = wait_for_tile(of_tile * kHead * 4);
+    Vector16 k[2][2] = {};
+    uint32_t v[4][4] = {};
+    if (count > 0) {
+      const unsigned char* const tile = wait_for_tile(count * kHead * 4);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const unsigned char* const key = tile + min(warp * 16 + i * 8 + g, of_tile - 1) * 128 + t * 16;
-        k[r][i][0] = load_16(key);
-        k[r][i][1] = load_16(key + 64);
+        const unsigned char* const key = tile + min(warp * 16 + i * 8 + g, count - 1) * 128 + t * 16;
+        k[i][0] = load_16(key);
+        k[i][1] = load_16(key + 64);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int key = min(i * kWarpSize + lane, of_tile - 1);
-        ldmatrix_transposed<4>(v[r][i], tile + (of_tile + key) * 128 + warp * 16);
+        const int key = min(i * kWarpSize + lane, count - 1);
+        ldmatrix_transposed<4>(v[i], tile + (count + key) * 128 + warp * 16);
       }
       free_tile();
     }
@@ -374,46 +299,35 @@ struct Consumer : Block<T, kWide> {
       to[kHead] = static_cast<uint16_t>(p.low);
     }
     __syncwarp();
-    float score[kTiles][4];
+    float score[4];
     {
       const unsigned char* const q = operand + (g & 1) * 128 + t * 16;
       const Vector16 q0 = load_16(q), q1 = load_16(q + 64);
+      float sum[2][2][4] = {};
 #pragma unroll
-      for (int r = 0; r < kTiles; ++r) {
-        float sum[2][2][4] = {};
+      for (int i = 0; i < 2; ++i) {
+        const Vector16(&key)[2] = k[i];
+        multiply(sum[i][0], {{q0.element[0], 0, q0.element[1], 0}}, key[0].element[0], key[0].element[1]);
+        multiply(sum[i][1], {{q1.element[0], 0, q1.element[1], 0}}, key[1].element[0], key[1].element[1]);
+        multiply(sum[i][0], {{q0.element[2], 0, q0.element[3], 0}}, key[0].element[2], key[0].element[3]);
+        multiply(sum[i][1], {{q1.element[2], 0, q1.element[3], 0}}, key[1].element[2], key[1].element[3]);
+      }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const Vector16(&key)[2] = k[r][i];
-          multiply(sum[i][0], {{q0.element[0], 0, q0.element[1], 0}}, key[0].element[0], key[0].element[1]);
-          multiply(sum[i][1], {{q1.element[0], 0, q1.element[1], 0}}, key[1].element[0], key[1].element[1]);
-          multiply(sum[i][0], {{q0.element[2], 0, q0.element[3], 0}}, key[0].element[2], key[0].element[3]);
-          multiply(sum[i][1], {{q1.element[2], 0, q1.element[3], 0}}, key[1].element[2], key[1].element[3]);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {  // keys 2t, 2t + 1, 2t + 8, 2t + 9; the other part of q is one row on
-          float x = sum[i / 2][0][i % 2] + sum[i / 2][1][i % 2];
-          x += __shfl_xor_sync(kFullWarp, x, 4);
-          score[r][i] = r * kTileKeys + warp * 16 + i / 2 * 8 + 2 * t + i % 2 < count ? x : -INFINITY;
-        }
+      for (int i = 0; i < 4; ++i) {  // keys 2t, 2t + 1, 2t + 8, 2t + 9; the other part of q is one row on
+        float x = sum[i / 2][0][i % 2] + sum[i / 2][1][i % 2];
+        x += __shfl_xor_sync(kFullWarp, x, 4);
+        score[i] = warp * 16 + i / 2 * 8 + 2 * t + i % 2 < count ? x : -INFINITY;
       }
     }
-    float max = -INFINITY;
-#pragma unroll
-    for (const auto& of_tile : score) {
-      max = fmaxf(max, fmaxf(fmaxf(of_tile[0], of_tile[1]), fmaxf(of_tile[2], of_tile[3])));
-    }
+    float max = fmaxf(fmaxf(score[0], score[1]), fmaxf(score[2], score[3]));
     max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 1));
     max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 2));
     const float base = max == -INFINITY ? 0.0f : max;
-    float sum = 0;
 #pragma unroll
-    for (int r = 0; r < kTiles; ++r) {
-#pragma unroll
-      for (float& each : score[r]) each = exp2_approx(each - base);
-      const TwoParts one = two_parts<T>(score[r][0], score[r][1]), two = two_parts<T>(score[r][2], score[r][3]);
-      if (g < 2) store_8(shared.weights[r] + lane * 80 + warp * 8, g ? one.low : one.high, g ? two.low : two.high);
-      sum += (score[r][0] + score[r][1]) + (score[r][2] + score[r][3]);
-    }
+    for (float& each : score) each = exp2_approx(each - base);
+    const TwoParts one = two_parts<T>(score[0], score[1]), two = two_parts<T>(score[2], score[3]);
+    if (g < 2) store_8(shared.weights + lane * 80 + warp * 8, g ? one.low : one.high, g ? two.low : two.high);
+    float sum = (score[0] + score[1]) + (score[2] + score[3]);
     sum += __shfl_xor_sync(kFullWarp, sum, 1);
     sum += __shfl_xor_sync(kFullWarp, sum, 2);
     if (lane == 0) shared.peaks[warp] = {max, sum};
@@ -422,14 +336,10 @@ struct Consumer : Block<T, kWide> {
 
     float out[8][4] = {};
 #pragma unroll
-    for (int r = 0; r < kTiles; ++r) {
-      if (r > 0 && count <= r * kTileKeys) continue;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const Vector16 p = load_16(shared.weights[r] + (lane & 7) * 80 + i * 16);
-        multiply(out[2 * i], {{p.element[0], 0, p.element[1], 0}}, v[r][i][0], v[r][i][1]);
-        multiply(out[2 * i + 1], {{p.element[2], 0, p.element[3], 0}}, v[r][i][2], v[r][i][3]);
-      }
+    for (int i = 0; i < 4; ++i) {
+      const Vector16 p = load_16(shared.weights + (lane & 7) * 80 + i * 16);
+      multiply(out[2 * i], {{p.element[0], 0, p.element[1], 0}}, v[i][0], v[i][1]);
+      multiply(out[2 * i + 1], {{p.element[2], 0, p.element[3], 0}}, v[i][2], v[i][3]);
     }
     float most = -INFINITY, all = 0, o[2] = {};
 #pragma unroll
@@ -468,12 +378,12 @@ struct Consumer : Block<T, kWide> {
   __device__ __forceinline__ void embed(const Line& projection, OfX& x) {
     const Tokens<T> tokens(a, 0);
     float sum = 0;
-    const auto column = [&](int i) { return unit(i / kOfMessage) * kUnit + kOfMessage * lane + i % kOfMessage; };
-    const auto exists = [&](int i) { return has(i / kOfMessage) && column(i) < s.width; };
+    const auto column = [&](int i) { return warp * kUnit + kOfMessage * lane + i; };
+    const auto exists = [&](int i) { return has() && column(i) < s.width; };
 #pragma unroll
-    for (int i = 0; i < kPasses * kOfMessage; ++i) {
-      x[i / kOfMessage][i % kOfMessage] = exists(i) ? tokens.at(column(i)) : 0;
-      sum += x[i / kOfMessage][i % kOfMessage];
+    for (int i = 0; i < kOfMessage; ++i) {
+      x[i] = exists(i) ? tokens.at(column(i)) : 0;
+      sum += x[i];
     }
     const int row = projection.first + lane;
     const bool mine = warp == 0 && lane < projection.rows && row < s.width;
@@ -486,8 +396,8 @@ struct Consumer : Block<T, kWide> {
     for (const float each : shared.of_warp) mean += each;
     mean /= static_cast<float>(s.width);
 #pragma unroll
-    for (int i = 0; i < kPasses * kOfMessage; ++i) {
-      if (exists(i)) x[i / kOfMessage][i % kOfMessage] -= mean;
+    for (int i = 0; i < kOfMessage; ++i) {
+      if (exists(i)) x[i] -= mean;
     }
     if (mine) residual -= mean;
   }
@@ -498,11 +408,11 @@ struct Consumer : Block<T, kWide> {
     int64_t stride;  // to the next layer's
     bool is_query;
   };
-  __device__ __forceinline__ Sent sent(const Line& qkv, int round) const {
-    const int of_block = round * kSentAtOnce + lane, row = qkv.first + of_block;
+  __device__ __forceinline__ Sent sent(const Line& qkv) const {
+    const int row = qkv.first + lane;
     const int head = row / (3 * kHead), which = row % (3 * kHead) / kHead, d = row % kHead;
     const CacheStrides& stride = which == 1 ? a.k_stride : a.v_stride;
-    if (which == 0 || lane >= kSentAtOnce || of_block >= qkv.rows || slot < 0) return {nullptr, 0, which == 0};
+    if (which == 0 || lane >= qkv.rows || slot < 0) return {nullptr, 0, which == 0};
     return {in_cache<T>(which == 1 ? a.k_cache : a.v_cache, stride, 0, 0, head, slot) + d, stride.layer, false};
   }
 
@@ -513,11 +423,9 @@ struct Consumer : Block<T, kWide> {
       OfX x;
       embed(shared.lines[1], x);
 #pragma unroll
-      for (int i = 0; i < kPasses * kOfMessage; ++i) embedded[i * kWarpSize] = x[i / kOfMessage][i % kOfMessage];
+      for (int i = 0; i < kOfMessage; ++i) embedded[i * kWarpSize] = x[i];
     }
-    Sent of_qkv[kRounds];
-#pragma unroll
-    for (int i = 0; i < kRounds; ++i) of_qkv[i] = sent(shared.lines[0], i);
+    const Sent of_qkv = sent(shared.lines[0]);
 #pragma unroll 1
     for (int step = 0; step < kKinds * s.layers; ++step) {
       const int layer = step / kKinds;
@@ -529,17 +437,18 @@ struct Consumer : Block<T, kWide> {
       const Line p = shared.lines[step % kKinds];
       const unsigned char* tile = wait_for_tile(p.bytes);
       Weights w;
-      Rows rows = shared.tiles[step % kKinds][0].rows;
+      const Rows rows = shared.tiles[step % kKinds][0].rows;
       OfX gain = {};
-      float2 constants[kRounds] = {};
-      take(second, tile + p.body_at, rows, 0, w);
+      float2 constants = {0, 0};
+      if (second) {
+        take_second(tile + p.body_at, rows.rest, w);
+      } else {
+        take_rows(tile + p.body_at, rows, w);
+      }
       if (normed) take_gain(tile, gain);
-#pragma unroll
-      for (int i = 0; i < kRounds; ++i) {
-        const int row = i * kSentAtOnce + lane;
-        if (warp != 0 || row >= p.rows) continue;
+      if (warp == 0 && lane < p.rows) {
         const float* const from = reinterpret_cast<const float*>(tile + p.constants_at);
-        constants[i] = normed ? float2{from[2 * row], from[2 * row + 1]} : float2{0, from[row]};
+        constants = normed ? float2{from[2 * lane], from[2 * lane + 1]} : float2{0, from[lane]};
       }
       free_tile();
       record(step, Moment::kWeights);
@@ -552,9 +461,7 @@ struct Consumer : Block<T, kWide> {
           receive_x(qkv ? s.x_at : s.x_middle_at, tag + layer - (qkv ? 1 : 0), layer, x);
         } else {
 #pragma unroll
-          for (int i = 0; i < kPasses * kOfMessage; ++i) {
-            x[i / kOfMessage][i % kOfMessage] = embedded[i * kWarpSize];
-          }
+          for (int i = 0; i < kOfMessage; ++i) x[i] = embedded[i * kWarpSize];
         }
         put(x, gain);
         send_moments(step / 2 & 1, x);
@@ -567,35 +474,22 @@ struct Consumer : Block<T, kWide> {
       record(step, Moment::kInput);
 
       Sums sum = {};
-      int first = 0, pass = 0;  // of the tile
+      if (!second) {
+        if (has()) multiply_rows(rows, w, sum);
+        keep_rows(step, rows, sum);
+      }
 #pragma unroll 1
-      for (int i = 1;; ++i) {
-        if (second) {
-          if (has_hidden(pass)) multiply_second(w, pass, sum);
-        } else if (has(pass)) {
-          multiply_rows(rows, w, pass, sum);
-        }
-        if (!kWide || pass + 1 == (second ? hidden_passes() : passes())) {
-          if (second) {
-            keep_second(step, first, sum);
-            first += kSecondRows;
-          } else {
-            keep_rows(step, first, rows, sum);
-            first += kTileRows;
-          }
+      for (int i = 0; second; ++i) {
+        if (has_hidden()) multiply_second(w, sum);
+        keep_second(step, i * kSecondRows, sum);
+        if (i + 1 == p.tiles) break;
 #pragma unroll
-          for (auto& of_mma : sum) {
+        for (auto& of_mma : sum) {
 #pragma unroll
-            for (float& each : of_mma) each = 0;
-          }
-          pass = 0;
-        } else {
-          ++pass;
+          for (float& each : of_mma) each = 0;
         }
-        if (i == p.tiles || (!kWide && !second)) break;
-        const TileLine line = shared.tiles[step % kKinds][i];
-        rows = line.rows;
-        take(!kWide || second, wait_for_tile(line.bytes), rows, pass, w);
+        const TileLine line = shared.tiles[step % kKinds][i + 1];
+        take_second(wait_for_tile(line.bytes), line.rows.rest, w);
         free_tile();
       }
       __syncwarp();
@@ -607,30 +501,17 @@ struct Consumer : Block<T, kWide> {
       }
       named_barrier_sync(barrier, threads);
       record(step, Moment::kSummed);
-#pragma unroll
-      for (int i = 0; i < kRounds; ++i) {
-        if (i * kSentAtOnce < p.rows) publish(step, layer, kind, p, i, constants[i], of_qkv[i]);
-      }
+      publish(step, layer, kind, p, constants, of_qkv);
       record(step, Moment::kSent);
     }
     logits();
   }
 
-  // A tile's weights, of a pass over the depth.
-  __device__ __forceinline__ void take(bool second, const unsigned char* body, Rows rows, int pass, Weights& w) const {
-    if (second) {
-      take_second(body, rows.rest, rows.chunks, has_hidden(pass), w);
-    } else {
-      take_rows(body, rows, has(pass), w);
-    }
-  }
-
   // The first warp: a lane has a row.
-  __device__ __forceinline__ void publish(int step, int layer, Kind kind, const Line& p, int round, float2 constants,
+  __device__ __forceinline__ void publish(int step, int layer, Kind kind, const Line& p, float2 constants,
                                           const Sent& of_qkv) {
-    const int row = round * kSentAtOnce + lane;
-    const bool sends = lane < kSentAtOnce && row < p.rows;
-    float y = sum_of_warps(step, row);
+    const bool sends = lane < p.rows;
+    float y = sum_of_warps(step, lane);
     if (step % 2 == 0) {
       const float2 of_x = shared.mean_factor[step / 2 & 1];
       y = of_x.y * (y - of_x.x * constants.x);
@@ -641,7 +522,7 @@ struct Consumer : Block<T, kWide> {
       y = a.tanh ? fast_gelu<T, true>(y) : fast_gelu<T, false>(y);
       const uint32_t pair = pack<T>(y, __shfl_down_sync(kFullWarp, y, 1));
       const uint32_t two = __shfl_down_sync(kFullWarp, pair, 2), three = __shfl_down_sync(kFullWarp, pair, 4);
-      to += s.hidden_at + (p.first + row) / kOfHidden;
+      to += s.hidden_at + (p.first + lane) / kOfHidden;
       if (sends && lane % kOfHidden == 0) store_message(to, pair, two, three, tag + layer);
       return;
     }
@@ -657,8 +538,8 @@ struct Consumer : Block<T, kWide> {
     }
     const float next = __shfl_down_sync(kFullWarp, y, 1), last = __shfl_down_sync(kFullWarp, y, 2);
     if (sends && lane % kOfMessage == 0) {
-      store_message(to + (p.first + row) / kOfMessage, __float_as_uint(y), __float_as_uint(next), __float_as_uint(last),
-                    tag + layer);
+      store_message(to + (p.first + lane) / kOfMessage, __float_as_uint(y), __float_as_uint(next),
+                    __float_as_uint(last), tag + layer);
     }
     if (kind == Kind::kQkv && of_qkv.in_first != nullptr) {
       of_qkv.in_first[layer * of_qkv.stride] = rounded;  // read by later launches only
@@ -675,36 +556,29 @@ struct Consumer : Block<T, kWide> {
     put(x, gain);
     send_moments(0, x);
     __syncwarp();
-    Vector16 of_x[kPasses][3];
+    Vector16 of_x[3];
 #pragma unroll
-    for (int i = 0; i < kPasses * 3; ++i) of_x[i / 3][i % 3] = x_of(i);
+    for (int i = 0; i < 3; ++i) of_x[i] = x_of(i);
     const int groups = s.logit_groups(block);
     const Range own = s.logits(block);
 #pragma unroll 1
     for (int i = 0; i < groups; ++i) {
       float sum[2][4] = {};
+      const unsigned char* const tile = wait_for_tile(s.logit_group_bytes());
+      Vector16 w[6];
+      const unsigned char* const from = tile + kLogitRows * 8 + (has() ? warp : 0) * 3 * 1024 + lane * 16;
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        if (pass >= passes()) continue;
-        const unsigned char* const tile = wait_for_tile(s.logit_bytes(pass));
-        Vector16 w[6];
-        const unsigned char* const from = tile + (pass == 0 ? kLogitRows * 8 : 0) + lane * 16;
-        const int first = has(pass) ? 3 * warp : 0, chunks = s.depth / kChunk - 3 * pass * s.of_pass;
-#pragma unroll
-        for (int j = 0; j < 6; ++j) {
-          const int chunk = kWide ? min(first + j / 2, chunks - 1) : first + j / 2;
-          w[j] = load_16(from + chunk * 1024 + j % 2 * 512);
-        }
-        if (pass == 0 && warp == (i & 7) && lane < kLogitRows) {
-          const float* const of_row = reinterpret_cast<const float*>(tile) + 2 * lane;
-          shared.logit_constants[i * kLogitRows + lane] = {of_row[0], of_row[1]};
-        }
-        free_tile();
-        if (!has(pass)) continue;
+      for (int j = 0; j < 6; ++j) w[j] = load_16(from + j * 512);
+      if (warp == (i & 7) && lane < kLogitRows) {
+        const float* const of_row = reinterpret_cast<const float*>(tile) + 2 * lane;
+        shared.logit_constants[i * kLogitRows + lane] = {of_row[0], of_row[1]};
+      }
+      free_tile();
+      if (has()) {
 #pragma unroll
         for (int j = 0; j < 3; ++j) {
-          multiply(sum[0], w[2 * j], of_x[pass][j].element[0], of_x[pass][j].element[1]);
-          multiply(sum[1], w[2 * j + 1], of_x[pass][j].element[2], of_x[pass][j].element[3]);
+          multiply(sum[0], w[2 * j], of_x[j].element[0], of_x[j].element[1]);
+          multiply(sum[1], w[2 * j + 1], of_x[j].element[2], of_x[j].element[3]);
         }
       }
       if (t == 0) {
@@ -722,7 +596,7 @@ struct Consumer : Block<T, kWide> {
       float y = 0;
 #pragma unroll
       for (int w = 0; w < kConsumers; ++w) {
-        if (w < s.of_pass) y += shared.logit_sums[w][row];
+        if (w < s.units) y += shared.logit_sums[w][row];
       }
       const float2 constants = shared.logit_constants[row];
       to[row] = from_compute<T>(of_norm.y * (y - of_norm.x * constants.x) + constants.y);

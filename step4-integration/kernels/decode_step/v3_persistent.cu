@@ -9,16 +9,13 @@
 //           own of each product, at full depth: its eight warps share that, and one adds up and sends. LayerNorm is
 //           applied to the sums: Σ (x − mean)/σ·g·w = (Σ x·g·w − mean·Σ g·w)/σ, and Σ g·w is packed with the weights.
 //           x is two numbers of half precision, both columns of operand b, so that products are nearly of float32
-// Sizes     Up to a width of 768 a warp has its part of x in one piece; up to 2304 it takes the depth in up to three
-//           passes, and rows in groups, a tile each (schedule.h)
-// Launch    cooperative, a block a multiprocessor, 320 threads: eight warps, a producer and a helper; 218 or 224 KB
+// Launch    cooperative, a block a multiprocessor, 320 threads: eight warps, a producer and a helper; 218 KB
 // A layer   schedule.h: LayerNorm, q k v · attention · projection · LayerNorm, fc, GELU · second product; five hops
 // Moves     weights, keys and values once; 16 bytes for three values of each result to each block
 // Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
-//           head_dim 64; width up to 2304, inner up to 9216, and at most 60 rows of a product to a block, 30 of those
-//           added to x, 448 of the logits; as many parts of a head as the blocks allow, up to four of 256 keys in a
-//           wide model, eleven of 128 in others; slots of a head's cache are neighbours. It rounds hidden values, and
-//           what attention sends
+//           head_dim 64; width up to 768, inner up to 3072, and at most 24 rows of a product to a block, 400 of the
+//           logits; as many parts of a head as the blocks allow, up to eleven of 128 keys; slots of a head's cache are
+//           neighbours. It rounds hidden values, and what attention sends
 #include <kf/launch.h>
 #include <step2/online_softmax.h>
 
@@ -33,10 +30,10 @@
 namespace kf::KF_BACKEND::decode_step {
 namespace {
 
-template <class T, bool kWide, bool kTrace>
+template <class T, bool kTrace>
 __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(const __grid_constant__ Token token) {
   extern __shared__ __align__(128) unsigned char memory[];
-  Shared<kWide>& shared = *reinterpret_cast<Shared<kWide>*>(memory);
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int thread = static_cast<int>(threadIdx.x), warp = warp_uniform(thread / kWarpSize);
   const Place place(token.a, 0);
   const uint32_t epoch = reinterpret_cast<const volatile State*>(token.packed)->epoch;
@@ -51,7 +48,6 @@ __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(const __grid_co
   }
   if (thread <= kConsumers) shared.peaks[thread] = {-INFINITY, 0};
   if (thread < kHead) shared.newest[thread] = 0;
-  constexpr int kTiles = Limits<kWide>::kTiles;
   if (thread < kKinds * kTiles) {
     const int kind = thread / kTiles, tile = thread % kTiles;
     const Product p = token.s.product(blockIdx.x, static_cast<Kind>(kind));
@@ -62,16 +58,15 @@ __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(const __grid_co
   __syncthreads();
   if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token.a, token.packed);
   if (warp == kProducerWarp) {
-    if (thread % kWarpSize == 0) Producer<T, kWide>(token, shared, place, epoch).run();
+    if (thread % kWarpSize == 0) Producer<T>(token, shared, place, epoch).run();
   } else if (warp == kHelperWarp) {
-    Helper<T, kWide>(token, shared, place, epoch).run();
+    Helper<T>(token, shared, place, epoch).run();
   } else {
-    Consumer<T, kWide, kTrace>(token, shared, place, epoch, warp).run();
+    Consumer<T, kTrace>(token, shared, place, epoch, warp).run();
   }
 }
 
-constexpr int kMostWidth = Limits<true>::kPasses * kConsumers * kUnit;
-constexpr int kMostInner = Limits<true>::kPasses * kConsumers * kHiddenUnit;
+constexpr int kMostWidth = kConsumers * kUnit, kMostInner = kConsumers * kHiddenUnit;
 
 Schedule schedule_of(const Args& a) { return Schedule(a.width, a.inner, a.vocab, a.layers, multiprocessors()); }
 
@@ -86,7 +81,7 @@ std::string cannot_pack(const Args& a) {
   if (!schedule_of(a).fits()) {
     return "needs more multiprocessors for these widths than the " + std::to_string(multiprocessors()) + " here";
   }
-  return too_much_shared_memory(std::max(sizeof(Shared<false>), sizeof(Shared<true>)), "weights on their way");
+  return too_much_shared_memory(sizeof(Shared), "weights on their way");
 }
 
 // trace: null, or [blocks, trace_of_block].
@@ -98,27 +93,20 @@ void launch_token(const Args& a, void* stream, long long* trace) {
                     static_cast<float>(a.scale * kLog2e),
                     static_cast<float>(a.eps),
                     trace};
-  const auto launch = [&](auto* kernel, int64_t shared) {
-    allow_shared(kernel, shared);
+  with_half_type(a.dtype, [&](auto type) {
+    auto* const kernel = token_kernel<typename decltype(type)::element, kTrace>;
+    allow_shared(kernel, sizeof(Shared));
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeCooperative;
     attribute.val.cooperative = 1;
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(token.s.blocks));
     config.blockDim = dim3(kTokenThreads);
-    config.dynamicSmemBytes = shared;
+    config.dynamicSmemBytes = sizeof(Shared);
     config.stream = as_stream(stream);
     config.attrs = &attribute;
     config.numAttrs = 1;
     check(cudaLaunchKernelEx(&config, kernel, token), "cudaLaunchKernelEx");
-  };
-  with_half_type(a.dtype, [&](auto type) {
-    using T = typename decltype(type)::element;
-    if (token.s.wide) {
-      launch(token_kernel<T, true, kTrace>, sizeof(Shared<true>));
-    } else {
-      launch(token_kernel<T, false, kTrace>, sizeof(Shared<false>));
-    }
   });
 }
 
