@@ -26,7 +26,7 @@ constexpr int kMostSteps = 25;
 KF_BOTH constexpr int steps_for(int needed) {
   return needed <= 12 ? 12 : (needed <= 16 ? 16 : (needed <= 20 ? 20 : (needed <= kMostSteps ? kMostSteps : 0)));
 }
-// Of steps that belong together so many come as a piece: all, but a tile's.
+// Steps of a piece: a tile's weights come in several, all others that belong together in one.
 KF_BOTH constexpr int piece_of(int steps) { return steps <= 8 ? steps : (steps == 12 ? 6 : (steps == 16 ? 8 : 5)); }
 KF_BOTH constexpr int most_heads(int steps) { return steps == 12 ? 1 : 2; }  // of a cluster
 KF_BOTH constexpr int most_units(int steps) { return steps == 12 ? 5 : 8; }  // of a cluster's hidden layer

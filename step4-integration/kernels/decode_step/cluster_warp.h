@@ -15,8 +15,8 @@
 
 namespace kf::KF_BACKEND::decode_step {
 
-// Eight warps compute. Of a warpgroup more, from which they have registers, one warp finds mean and factor of
-// LayerNorms while the others multiply, and one or two bring weights.
+// Eight warps compute. A third warpgroup gives them most of its registers; one of its warps finds mean and factor of
+// LayerNorms while the eight multiply, one or two bring weights, the others end at once.
 constexpr int kComputing = kClusterWarps * kWarpSize, kClusterThreads = kComputing + kWarpgroupSize;
 constexpr int kHelpingRegisters = 40, kComputingRegisters = 232;
 constexpr int kNormWarp = kClusterWarps;  // those that bring weights are behind it

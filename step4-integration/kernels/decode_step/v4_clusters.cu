@@ -1,23 +1,23 @@
 // decode_step v4_clusters: a cluster has a head and a part of the MLP; of a layer's seven hops five stay in it
 //
 // Idea      A hop over all blocks of a GPU goes through its L2 cache, there and back. Blocks of a cluster reach into
-//           each other's shared memory, which is several times as near. So the model is shared out as several GPUs
-//           would share it: a cluster has a head's q k v, its attention and its rows of the projection, some columns of
-//           fc and their rows of the second product. What it has in the end is a part of all columns of x. The L2 cache
-//           adds these parts up as whole numbers, whose sum is the same in any order: twice a layer a warp waits for
-//           its few columns, and reads each once, not once for each cluster
-// Since v3  Clusters of eight blocks. A warp has whole rows of each product, at full depth: no sums are put together
-//           over warps. x lies in each block's shared memory, sent there by st.async as operand b of mma. Each warp has
-//           a ring of weights of its own, filled across all hops. Any width of GPT-2
+//           each other's shared memory, which is nearer. So the model is shared out as several GPUs would share it: a
+//           cluster has a head's q k v, its attention and its rows of the projection, some columns of fc and their rows
+//           of the second product. What it has in the end is a part of all columns of x. The L2 cache adds these parts
+//           up as whole numbers, whose sum is the same in any order: twice a layer a warp waits for its few columns,
+//           and reads each once, not once for each cluster
+// Since v3  Clusters of eight blocks. A warp has rows of each product, over all the depth that its cluster has: no sums
+//           are put together over warps. x lies in each block's shared memory, sent there by st.async as operand b of
+//           mma. Each warp has a ring of weights of its own, filled across all hops. Any width of GPT-2
 // Launch    cooperative, as many clusters of eight blocks as run at once, at most 16; a block a multiprocessor, 384
 //           threads, all shared memory that a block may have
-// Roles     eight warps compute, 232 registers; of four with 40 one finds LayerNorms' mean and factor while the others
+// Roles     eight warps compute, 232 registers; of four with 40 one finds LayerNorms' mean and factor while the eight
 //           multiply, and one or two fill the rings, a lane for each
 // A layer   q k v → cluster → attention, 8 keys a warp of 512 → cluster → projection → sums → a warp's columns →
 //           cluster → fc, GELU → cluster → second product → sums → a warp's columns → cluster
-// Barriers  full and empty for each piece in a ring; one of each kind of exchange in each block, a phase a layer, which
-//           its first warp announces. Nothing else says that a place may be written over: schedule_check.h finds that
-//           it always may
+// Barriers  full and empty for each piece in a ring; in each block one for each kind of exchange, a phase a layer,
+//           whose bytes the block's first warp announces. Nothing else says that a place may be written over:
+//           schedule_check.h finds that it always may
 // Moves     weights, keys and values once, weights so that they leave the L2 cache first; 8 bytes for a column to and
 //           from each cluster, twice a layer
 // Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
