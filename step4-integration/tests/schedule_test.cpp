@@ -354,25 +354,39 @@ TEST(Clusters, LeaveNothingOut) {
   }
 }
 
-// A warp's pieces are its whole stream. Each lies in the ring, where nothing is that may not have been used yet.
+// A warp's pieces are its whole stream, and lie where who takes them looks for them: in the ring, where nothing is that
+// may not have been used yet.
 template <int kSteps>
 void check_pieces(const Shares& s, const WarpPlace& p) {
-  struct Piece {
+  constexpr int kPiece = piece_of(kSteps);
+  const int heads = s.heads_of(p.cluster).count(), units = s.units_of(p.cluster).count();
+  const int granules = s.granules_of(p.index()).count();
+  std::vector<int> of_layer;  // rooms, in steps
+  const auto take = [&](int pieces, int steps, int most) {
+    of_layer.insert(of_layer.end(), static_cast<size_t>(pieces), exact_room(kSteps) ? steps : most);
+  };
+  take(s.tiles(p, Kind::kQkv) * (kSteps / kPiece), kPiece, kPiece);
+  take(heads, granules, most_granules(kSteps));
+  take(s.tiles(p, Kind::kFc) * (kSteps / kPiece), kPiece, kPiece);
+  take(granules, units, most_units(kSteps));
+  Walk taken;
+  struct Room {
     int first, last;
   };
-  std::vector<Piece> pieces;
+  std::vector<Room> rooms;
   int steps = 0;
   for (NextPiece<kSteps> next(s, p); next.index < next.all(); next.go_on()) {
-    const Piece here{next.first, next.first + next.steps.of_piece * kStepBytes};
-    ASSERT_EQ(next.index, pieces.size());
+    const int room = (next.index < next.of_layers ? of_layer[next.index % of_layer.size()] : kPiece) * kStepBytes;
+    const int first = taken.next(room, ring_bytes(kSteps)), last = first + room;
+    ASSERT_EQ(next.first, first) << "piece " << next.index;
+    ASSERT_LE(next.steps.of_piece * kStepBytes, room);
+    ASSERT_LE(last, ring_bytes(kSteps));
     ASSERT_LE(next.used.index, next.index);  // or it would wait for itself
     ASSERT_LT(next.index - next.used.index, kMostPieces);
-    ASSERT_LE(next.steps.of_piece, next.steps.room);
-    ASSERT_LE(here.last, ring_bytes(kSteps));
-    for (size_t i = next.used.index; i < pieces.size(); ++i) {
-      ASSERT_TRUE(pieces[i].last <= here.first || pieces[i].first >= here.last) << "piece " << next.index;
+    for (size_t i = next.used.index; i < rooms.size(); ++i) {
+      ASSERT_TRUE(rooms[i].last <= first || rooms[i].first >= last) << "piece " << next.index;
     }
-    pieces.push_back(here);
+    rooms.push_back({first, last});
     steps += next.steps.of_piece;
     if (next.index + 1 == next.of_layers) {
       ASSERT_EQ(steps, s.layers * s.layer_steps(p));

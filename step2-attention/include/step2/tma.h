@@ -163,6 +163,7 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, uint32_t b
 // and what others have there stays. PTX: createpolicy
 __device__ __forceinline__ uint64_t evict_first() {
   uint64_t policy = 0;
+  if constexpr (!kHas90) return __trap(), policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }

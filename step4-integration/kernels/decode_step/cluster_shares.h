@@ -183,6 +183,7 @@ struct Shares {
     return sum;
   }
   KF_BOTH int64_t stream_at(const WarpPlace& p) const { return streams_at + number(p) * stride; }
+
   // ---- constants ----
 
   // Of a warp and layer: LayerNorm's two numbers of each row of its tiles of q k v, then of fc, in float32; of its

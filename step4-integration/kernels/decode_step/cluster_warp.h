@@ -98,7 +98,7 @@ __device__ __forceinline__ float columns(const Shares& s, int index) {
 template <int kSteps>
 __device__ __forceinline__ void bring_weights(const ClusterToken& token, ClusterShared<kSteps>& shared,
                                               const WarpPlace& at, int for_warp) {
-  constexpr unsigned kInFlight = 2;  // 5 MB of all warps. What is needed at once would wait behind more
+  constexpr unsigned kInFlight = 2;  // 5 to 8 MB of all warps. What is needed at once would wait behind more
   const Shares& s = token.s;
   const WarpPlace of{at.cluster, at.block, min(for_warp, kClusterWarps - 1)};
   const unsigned char* from = token.packed + s.stream_at(of);
@@ -121,13 +121,15 @@ __device__ __forceinline__ void bring_weights(const ClusterToken& token, Cluster
     bulk_load(shared.ring[of.warp] + next.first, from, bytes, full, once);
     from += bytes;
     // The layers of a narrow model leave memory idle: in the last two the L2 cache gets what comes behind the ring's.
-    constexpr unsigned kPrefetched = narrow(kSteps) ? 16 : 0, kOfRing = ring_bytes(kSteps) / kStepBytes;
-    if (const unsigned step = next.index + kPrefetched - next.of_layers;
-        step < kPrefetched && kOfRing + step < next.of_logits * next.kPiece) {
-      const int64_t at_logits = int64_t{s.layers} * s.layer_steps(of);
-      const unsigned char* const line = token.packed + s.stream_at(of) + (at_logits + kOfRing + step) * kStepBytes;
+    if constexpr (narrow(kSteps)) {
+      constexpr unsigned kPrefetched = 16, kOfRing = ring_bytes(kSteps) / kStepBytes;
+      const unsigned step = next.index + kPrefetched - next.of_layers;
+      if (step < kPrefetched && kOfRing + step < next.of_logits * next.kPiece) {
+        const int64_t at_logits = int64_t{s.layers} * s.layer_steps(of);
+        const unsigned char* const line = token.packed + s.stream_at(of) + (at_logits + kOfRing + step) * kStepBytes;
 #pragma unroll
-      for (int byte = 0; byte < kStepBytes; byte += 128) prefetch_to_l2(line + byte);
+        for (int byte = 0; byte < kStepBytes; byte += 128) prefetch_to_l2(line + byte);
+      }
     }
     next.go_on();
   }
@@ -293,7 +295,8 @@ struct ClusterWarp {
   // ---- the stream of weights ----
 
   using Weights = Vector16[kSteps];  // a tile's
-  // So many steps, of at most N. The others are zeros: what is not set in each turn of a loop keeps its registers.
+  // So many steps, of at most N. The others are zeros, or what lies in the room of a larger piece: nobody multiplies
+  // them, but what is not set in each turn of a loop keeps its registers.
   template <int N>
   __device__ __forceinline__ void take(int steps, Vector16 (&w)[N]) {
     constexpr int kPiece = piece_of(N);
@@ -545,7 +548,7 @@ struct ClusterWarp {
     for (int i = 0; i < kGroups; ++i) {
       if (real >> i & 1) residual[i] -= mean;
     }
-    cluster_barrier_wait();  // all barriers of the cluster expect what comes
+    cluster_barrier_wait();  // all barriers of the cluster are there; what comes before it is announced counts, too
     send_x(kMlp, gain);
   }
 

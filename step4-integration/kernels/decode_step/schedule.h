@@ -60,8 +60,7 @@ KF_BOTH Range share(int total, int blocks, int block) {
           static_cast<int>(static_cast<int64_t>(total) * (block + 1) / blocks)};
 }
 
-// A tile's weights: some of a product's rows. They are operand a of mma, in the order in which
-// lanes load it:
+// A tile's weights: some of a product's rows. They are operand a of mma, in the order in which lanes load it:
 //   of 16 rows   for each chunk of the depth two halves of 512 bytes, 16 for each lane
 //   of the rest  for each chunk 64 bytes a row: 16 for each of four lanes. The tensor core's 16 rows are then 8, each
 //                twice, with the two halves of the chunk. Up to 15 rows, in two halves

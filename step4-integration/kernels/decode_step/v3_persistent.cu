@@ -9,17 +9,16 @@
 //           own of each product, at full depth: its eight warps share that, and one adds up and sends. LayerNorm is
 //           applied to the sums: Σ (x − mean)/σ·g·w = (Σ x·g·w − mean·Σ g·w)/σ, and Σ g·w is packed with the weights.
 //           x is two numbers of half precision, both columns of operand b, so that products are nearly of float32
-// Launch    cooperative, a block a multiprocessor, 320 threads: eight warps, a producer and a helper; 218 KB
+// Launch    cooperative, a block a multiprocessor, 320 threads: eight warps, a producer and a helper; 217 KB
 // A layer   schedule.h: LayerNorm, q k v · attention · projection · LayerNorm, fc, GELU · second product; five hops
 // Moves     weights, keys and values once; 16 bytes for three values of each result to each block
 // Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
-//           head_dim 64; width up to 768, inner up to 3072, and at most 24 rows of a product to a block, 400 of the
-//           logits; as many parts of a head as the blocks allow, up to eleven of 128 keys; slots of a head's cache are
-//           neighbours. It rounds hidden values, and what attention sends
+//           head_dim 64; width up to 768, inner up to 3072, and at most 24 rows of a product to a block (124M: on 128
+//           multiprocessors or more), 400 of the logits; as many parts of a head as the blocks allow, up to eleven of
+//           128 keys; slots of a head's cache are neighbours. It rounds hidden values, and what attention sends
 #include <kf/launch.h>
 #include <step2/online_softmax.h>
 
-#include <algorithm>
 #include <string>
 
 #include "pack.h"
