@@ -44,9 +44,9 @@ struct Token {
   long long* trace;  // [blocks, trace_of_block], or null
 };
 
-// Of each tile of a layer, worked out once: whether it has 16 rows together, up to 15 more, chunks of the depth.
+// Of each tile of a layer, worked out once: whether it has 16 rows together, and up to 15 more.
 struct Rows {
-  int of_16, rest, chunks;
+  int of_16, rest;
 };
 struct alignas(16) TileLine {
   Rows rows;

@@ -181,7 +181,7 @@ struct Consumer : Block<T> {
   }
   using Weights = Vector16[12];
   __device__ __forceinline__ void take_rows(const unsigned char* body, Rows rows, Weights& w) const {
-    const unsigned char* const behind = body + rows.of_16 * rows.chunks * kChunk * 32;
+    const unsigned char* const behind = body + rows.of_16 * s.depth * 32;
     const int first = 3 * (has() ? warp : 0);
     if (rows.of_16 != 0) {
       const unsigned char* const from = body + lane * 16;

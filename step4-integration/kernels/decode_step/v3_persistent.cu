@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1) token_kernel(const __grid_co
     const int kind = thread / kTiles, tile = thread % kTiles;
     const Product p = token.s.product(blockIdx.x, static_cast<Kind>(kind));
     const Body body = p.body(min(tile, p.tiles() - 1));
-    shared.tiles[kind][tile] = {{body.of_16(), body.rest(), body.depth / kChunk}, body.bytes()};
+    shared.tiles[kind][tile] = {{body.of_16(), body.rest()}, body.bytes()};
     if (tile == 0) shared.lines[kind] = {p.first, p.rows, p.tiles(), p.constants_at(), p.body_at(), p.tile_bytes(0)};
   }
   __syncthreads();

@@ -39,7 +39,7 @@ namespace kf::KF_BACKEND::decode_step {
 namespace {
 
 // What follows the layers: tile after tile of four rows, and the next token's place. Up to 1024 columns a warp has
-// registers for two tiles, and reads x once for both: shared memory's rate is the limit.
+// registers for two tiles, and reads x once for both.
 template <class T, int kSteps, bool kTrace>
 __device__ __forceinline__ void logits(ClusterWarp<T, kSteps, kTrace>& warp) {
   using Warp = ClusterWarp<T, kSteps, kTrace>;
