@@ -223,7 +223,7 @@ def test_decode_step_of_any_shape(options, device, rung):
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_decode_step_with_options(options, dtype, device, rung):
-    check_if_it_can(Model(dtype, device, width=128, heads=2, inner=384, layers=3), rung, **options)
+    check_if_it_can(Model(dtype, device, width=128, heads=2, inner=640, layers=3), rung, **options)
 
 
 @every_rung

@@ -1,8 +1,8 @@
 // GPT-2's weights once more, as v4_clusters reads them: for each warp a stream of steps in the order of use, and
 // constants.
 //
-// A block writes a warp's part of a product, 16 bytes a thread. LayerNorm's two numbers of a row are sums along the
-// depth, a warp each.
+// A block writes a warp's part of a product: each of its own warps a step, a lane 16 bytes of a row. LayerNorm's two
+// numbers of a row are sums along the depth, added up by whoever writes it.
 #pragma once
 
 #include "cluster_shares.h"
@@ -18,43 +18,74 @@ __device__ __forceinline__ uint4 label(const Shares& s) {
           layers_and_steps | static_cast<uint32_t>(s.clusters) << 1 | std::is_same_v<T, __half>};
 }
 
-// A product's weights, bias, and the LayerNorm before it, each or null. `logits`: weights are [vocab, depth].
+// `logits`: weights are [vocab, depth].
 template <class T>
-struct Operands {
-  const T *weight, *bias, *gain, *shift;
+struct Operands : Parameters<T> {
   int depth, columns;
   bool logits;
 
   __device__ __forceinline__ int64_t at(int column, int place) const {
     return logits ? static_cast<int64_t>(column) * depth + place : static_cast<int64_t>(place) * columns + column;
   }
-  __device__ __forceinline__ T value(const Shares::Spot& spot) const {
-    return spot.column < 0 || spot.place < 0 ? from_compute<T>(0) : weight[at(spot.column, spot.place)];
-  }
 };
 
-// spot(step, row, depth): of the model's weights.
+__device__ __forceinline__ float over_lanes_of_row(float sum) {
+  sum += __shfl_xor_sync(kFullWarp, sum, 1);
+  sum += __shfl_xor_sync(kFullWarp, sum, 2);
+  return sum + __shfl_xor_sync(kFullWarp, sum, 16);
+}
+
+// Steps of a product, `of_tile` to a tile. spot(step, row): where the row begins in the model's weights. Behind a
+// LayerNorm `numbers` gets its two of each row of each tile, the bias in the second.
 template <class T, class Spot>
-__device__ __forceinline__ void pack_steps(int steps, const Operands<T>& m, unsigned char* to, Spot spot) {
-  constexpr int kVectors = kStepBytes / 16;
-  for (int v = threadIdx.x; v < steps * kVectors; v += kPackThreads) {
+__device__ __forceinline__ void pack_steps(int steps, int of_tile, const Operands<T>& m, unsigned char* to, Spot spot,
+                                           float2* numbers) {
+  __shared__ float2 of_place[kMostSteps * kStepDepth];  // gain and shift
+  __shared__ float2 of_warps[kPackWarps][kMostTiles][kGranule];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpSize, warp = thread / kWarpSize;
+  const int row = spot_in_step(lane * 8).row;
+  const bool normed = m.gain != nullptr;
+  if (normed) {
+    for (int place = thread; place < of_tile * kStepDepth; place += kPackThreads) {
+      const bool exists = place < m.depth;
+      of_place[place] = {exists ? to_compute(m.gain[place]) : 0, exists ? to_compute(m.shift[place]) : 0};
+    }
+    __syncthreads();
+  }
+  float2 sums[kMostTiles] = {};
+  for (int step = warp; step < steps; step += kPackWarps) {
+    const Shares::Spot first = spot(step, row);
+    float2 sum = {0, 0};
     Vector<T, 8> out;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      const StepSpot in_step = spot_in_step(v % kVectors * 8 + e);
-      out.element[e] = m.value(spot(v / kVectors, in_step.row, in_step.depth));
+      const int place = first.place + spot_in_step(lane * 8 + e).depth;
+      const bool exists = first.column >= 0 && first.place >= 0 && place < m.depth;
+      out.element[e] = exists ? m.weight[m.at(first.column, place)] : from_compute<T>(0);
+      if (!normed || !exists) continue;
+      const float value = to_compute(out.element[e]);
+      sum = {sum.x + value * of_place[place].x, sum.y + value * of_place[place].y};
     }
-    store_vector(reinterpret_cast<T*>(to) + v * 8, out);
+    store_vector(reinterpret_cast<T*>(to) + (step * kWarpSize + lane) * 8, out);
+#pragma unroll
+    for (int tile = 0; tile < kMostTiles; ++tile) {
+      if (step / of_tile == tile) sums[tile] = {sums[tile].x + sum.x, sums[tile].y + sum.y};
+    }
   }
-}
-
-// LayerNorm's two numbers of a row of the weights, its bias in the second; of none, zeros. By a warp.
-template <class T>
-__device__ __forceinline__ float2 numbers_of_row(const Operands<T>& m, int column) {
-  if (column < 0) return {0, 0};
-  float2 sums = sums_of_row(m.depth, m.gain, m.shift, [&](int k) { return m.weight[m.at(column, k)]; });
-  if (m.bias != nullptr) sums.y += to_compute(m.bias[column]);
-  return sums;
+  if (!normed) return;
+#pragma unroll
+  for (int tile = 0; tile < kMostTiles; ++tile) {
+    of_warps[warp][tile][row] = {over_lanes_of_row(sums[tile].x), over_lanes_of_row(sums[tile].y)};
+  }
+  __syncthreads();
+  if (thread >= steps / of_tile * kGranule) return;
+  const int tile = thread / kGranule, column = spot(tile * of_tile, thread % kGranule).column;
+  float2 all = {0, column >= 0 && m.bias != nullptr ? to_compute(m.bias[column]) : 0};
+  for (const auto& of_warp : of_warps) {
+    const float2 more = of_warp[tile][thread % kGranule];
+    all = {all.x + more.x, all.y + more.y};
+  }
+  numbers[thread] = all;
 }
 
 template <class T>
@@ -63,35 +94,17 @@ __global__ void __launch_bounds__(kPackThreads)
   const WarpPlace p = Shares::place(blockIdx.x);
   const Kind kind = static_cast<Kind>(blockIdx.y);
   const auto element = [](const void* pointer) { return static_cast<const T*>(pointer); };
-  const T* const none = nullptr;
-  const int width = s.width, inner = s.inner;
-  const Operands<T> of_kind[kKinds] = {
-      {element(w.attention_weight), element(w.attention_bias), element(w.ln_1_weight), element(w.ln_1_bias), width,
-       3 * width, false},
-      {element(w.projection_weight), element(w.projection_bias), none, none, width, width, false},
-      {element(w.fc_weight), element(w.fc_bias), element(w.ln_2_weight), element(w.ln_2_bias), width, inner, false},
-      {element(w.second_weight), element(w.second_bias), none, none, inner, width, false}};
-  const Operands<T>& m = of_kind[static_cast<int>(kind)];
+  const Operands<T> m{parameters_of<T>(kind, w), depth_of(kind, s.width, s.inner), columns_of(kind, s.width, s.inner),
+                      false};
   int64_t before = static_cast<int64_t>(layer) * s.layer_steps(p);
   for (int k = 0; k < static_cast<int>(kind); ++k) before += s.product_steps(p, static_cast<Kind>(k));
-  pack_steps(s.product_steps(p, kind), m, packed + s.stream_at(p) + before * kStepBytes,
-             [&](int step, int row, int depth) { return s.spot(p, kind, step, row, depth); });
-
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarpSize;
   unsigned char* const constants = packed + s.constants_of(p, layer);
-  if (kind == Kind::kQkv || kind == Kind::kFc) {
-    const bool qkv = kind == Kind::kQkv;
-    if (warp < kMostTiles * kGranule) {
-      const int tile = warp / kGranule, row = Shares::tile(p, kind, tile) * kGranule + warp % kGranule;
-      const bool exists = tile < s.tiles(p, kind);
-      const int column = !exists ? -1 : (qkv ? s.column_of_qkv_row(p, row) : s.column_of_hidden_row(p, row));
-      const float2 sums = numbers_of_row(m, column);
-      if (thread % kWarpSize == 0) {
-        reinterpret_cast<float2*>(constants)[(qkv ? 0 : kMostTiles * kGranule) + warp] = sums;
-      }
-    }
-    return;
-  }
+  pack_steps(
+      s.product_steps(p, kind), s.steps, m, packed + s.stream_at(p) + before * kStepBytes,
+      [&](int step, int row) { return s.spot(p, kind, step, row, 0); },
+      reinterpret_cast<float2*>(constants) + (kind == Kind::kFc ? kMostTiles * kGranule : 0));
+  if (kind == Kind::kQkv || kind == Kind::kFc) return;
+  const int thread = static_cast<int>(threadIdx.x);
   if (thread >= Shares::kOfColumns) return;
   const int column = s.column_of_x(p, thread / kGranule, thread % kGranule);
   const auto number = [&](const T* of) { return column < 0 ? from_compute<T>(0) : of[column]; };
@@ -118,15 +131,9 @@ __global__ void __launch_bounds__(kPackThreads)
       return of_vocab < s.vocab ? of_vocab : -1;
     };
     const int64_t before = static_cast<int64_t>(s.layers) * s.layer_steps(p) + static_cast<int64_t>(tile) * s.steps;
-    pack_steps(s.steps, m, packed + s.stream_at(p) + before * kStepBytes, [&](int step, int row, int depth) {
-      const int place = step * kStepDepth + depth;
-      return Shares::Spot{column(row), place < s.width ? place : -1};
-    });
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    if (warp < kGranule) {
-      const float2 sums = numbers_of_row(m, column(warp));
-      if (threadIdx.x % kWarpSize == 0) reinterpret_cast<float2*>(packed + s.rows_of(p, tile))[warp] = sums;
-    }
+    const auto spot = [&](int step, int row) { return Shares::Spot{column(row), step * kStepDepth}; };
+    pack_steps(s.steps, s.steps, m, packed + s.stream_at(p) + before * kStepBytes, spot,
+               reinterpret_cast<float2*>(packed + s.rows_of(p, tile)));
   }
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
     reinterpret_cast<uint4*>(packed)[s.label_at] = label<T>(s);
@@ -146,7 +153,7 @@ void pack_shares(const Args& a, const Shares& s, void* stream) {
     check_launch();
   }
   const Operands<T> logits{
-      element(a.token_weight), nullptr, element(a.ln_weight), element(a.ln_bias), s.width, s.vocab, true};
+      {element(a.token_weight), nullptr, element(a.ln_weight), element(a.ln_bias)}, s.width, s.vocab, true};
   pack_shared_logits_kernel<T>
       <<<dim3(warps, s.most_logit_tiles()), kPackThreads, 0, as_stream(stream)>>>(s, logits, packed);
   check_launch();

@@ -24,8 +24,8 @@ constexpr int kNormWarp = kClusterWarps;  // those that bring weights are behind
 // wider models memory is the limit, and one warp does not ask fast enough.
 KF_BOTH constexpr bool narrow(int steps) { return steps <= 16; }
 KF_BOTH constexpr int bringing_warps(int steps) { return narrow(steps) ? 1 : 2; }
-constexpr int kComputingOnly = 1, kAskedForX = 2;  // named barriers
-enum Half { kAttention, kMlp };                    // of a layer: what is added to x
+constexpr int kComputingOnly = 1, kAskedForX = 2, kNorm = 3;  // named barriers; the last one for each half
+enum Half { kAttention, kMlp };                               // of a layer: what is added to x
 
 struct ClusterToken {
   Args a;
@@ -72,7 +72,7 @@ struct alignas(128) ClusterShared {
   float sums[kClusterWarps];
   uint64_t full[kClusterWarps][kMostPieces], empty[kClusterWarps][kMostPieces], constants_full[kClusterWarps];
   float2 norm[2];  // mean and factor of x
-  uint64_t x_full[2], norm_full[2], qkv_full, attended_full, hidden_full;
+  uint64_t x_full[2], moments_full[2], norm_full[2], qkv_full, attended_full, hidden_full;
 };
 
 // Rings have what is left of it.
@@ -98,7 +98,6 @@ __device__ __forceinline__ float columns(const Shares& s, int index) {
 template <int kSteps>
 __device__ __forceinline__ void bring_weights(const ClusterToken& token, ClusterShared<kSteps>& shared,
                                               const WarpPlace& at, int for_warp) {
-  constexpr unsigned kInFlight = 2;  // 5 to 8 MB of all warps. What is needed at once would wait behind more
   const Shares& s = token.s;
   const WarpPlace of{at.cluster, at.block, min(for_warp, kClusterWarps - 1)};
   const unsigned char* from = token.packed + s.stream_at(of);
@@ -108,11 +107,18 @@ __device__ __forceinline__ void bring_weights(const ClusterToken& token, Cluster
   const auto done = [](uint64_t (&barriers)[kMostPieces], unsigned piece) {
     return mbarrier_test_wait(&barriers[piece % kMostPieces], piece / kMostPieces & 1);
   };
+  named_barrier_sync(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
   // Who has room goes on: none waits for another's. Pieces in front of the first one count as used, and as there.
 #pragma unroll 1
   while (__any_sync(kFullWarp, next.index < all)) {
-    const bool can = next.index < all && done(shared.empty[of.warp], next.used.index - 1) &&
-                     done(shared.full[of.warp], next.index - kInFlight);
+    // Two are on their way, 5 to 8 MB of all warps: what is needed at once would wait behind more. A warp of a wide
+    // model that has used up half of its ring waits for weights alone, and may ask for four.
+    const auto few = [&] {
+      if (done(shared.full[of.warp], next.index - 2)) return true;
+      return !narrow(kSteps) && done(shared.empty[of.warp], next.index - 6) &&
+             done(shared.full[of.warp], next.index - 4);
+    };
+    const bool can = next.index < all && done(shared.empty[of.warp], next.used.index - 1) && few();
     if (!__any_sync(kFullWarp, can)) __nanosleep(20);
     if (!can) continue;
     uint64_t* const full = &shared.full[of.warp][next.index % kMostPieces];
@@ -120,17 +126,6 @@ __device__ __forceinline__ void bring_weights(const ClusterToken& token, Cluster
     mbarrier_arrive_expect_tx(full, bytes);
     bulk_load(shared.ring[of.warp] + next.first, from, bytes, full, once);
     from += bytes;
-    // The layers of a narrow model leave memory idle: in the last two the L2 cache gets what comes behind the ring's.
-    if constexpr (narrow(kSteps)) {
-      constexpr unsigned kPrefetched = 16, kOfRing = ring_bytes(kSteps) / kStepBytes;
-      const unsigned step = next.index + kPrefetched - next.of_layers;
-      if (step < kPrefetched && kOfRing + step < next.of_logits * next.kPiece) {
-        const int64_t at_logits = int64_t{s.layers} * s.layer_steps(of);
-        const unsigned char* const line = token.packed + s.stream_at(of) + (at_logits + kOfRing + step) * kStepBytes;
-#pragma unroll
-        for (int byte = 0; byte < kStepBytes; byte += 128) prefetch_to_l2(line + byte);
-      }
-    }
     next.go_on();
   }
 }
@@ -142,10 +137,15 @@ __device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterSha
   State* const state = reinterpret_cast<State*>(token.packed);
   const float inverse = 1.0f / static_cast<float>(token.s.width);
   const float count_1 = columns(token.s, lane), count_2 = columns(token.s, lane + kWarpSize);
+  const auto announce = [&](uint64_t* barrier) {
+    if (lane == 0) mbarrier_arrive_expect_tx(barrier, static_cast<int>(sizeof(shared.moments[0])));
+  };
+  for (uint64_t& each : shared.moments_full) announce(&each);
 #pragma unroll 1
   for (int i = 0; i <= 2 * token.s.layers; ++i) {
     const int half = i % 2 == 0 ? kMlp : kAttention, phase = i / 2;
-    const bool came = wait_for_phase<true>(&shared.x_full[half], phase & 1, state, Wanted::kX, phase);
+    uint64_t* const barrier = &shared.moments_full[half];
+    const bool came = wait_for_phase<true>(barrier, phase & 1, state, Wanted::kX, phase);
     const float2 one = shared.moments[half][lane], two = shared.moments[half][lane + kWarpSize];
     // About one of the means: sums lose no digits.
     const float about = shared.moments[half][0].x, apart_1 = one.x - about, apart_2 = two.x - about;
@@ -157,9 +157,15 @@ __device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterSha
       squares += __shfl_xor_sync(kFullWarp, squares, apart);
     }
     sum *= inverse;
-    if (lane > 0) continue;
-    shared.norm[half] = {came ? about + sum : NAN, rsqrtf(fmaxf(squares * inverse - sum * sum, 0.0f) + token.eps)};
-    mbarrier_arrive(&shared.norm_full[half]);
+    const float variance = fmaxf(squares * inverse - sum * sum, 0.0f);
+    if (lane == 0) shared.norm[half] = {came ? about + sum : NAN, rsqrtf(variance + token.eps)};
+    __syncwarp();
+    if (narrow(kSteps)) {
+      named_barrier_arrive(kNorm + half, kComputing + kWarpSize);
+    } else if (lane == 0) {
+      mbarrier_arrive(&shared.norm_full[half]);
+    }
+    if (came) announce(barrier);
   }
 }
 
@@ -246,7 +252,7 @@ struct ClusterWarp {
     return peer + (smem_address(here) - smem_address(&shared));
   }
   // How many bytes come in a phase. There is one phase a layer, so the layer's number says its parity.
-  static constexpr int kBytesOfX = kSteps * 16 * 16 + kOfCluster * 8;  // with the moments
+  static constexpr int kBytesOfX = kSteps * 16 * 16;
   __device__ __forceinline__ int bytes_of_qkv() const { return heads.count() * 3 * kHead * 4; }
   __device__ __forceinline__ int bytes_of_attended() const {
     return heads.count() * kClusterBlocks * static_cast<int>(sizeof(typename Shared::Part));
@@ -437,7 +443,6 @@ struct ClusterWarp {
     constexpr int kBase = kGroups / 4 * 4;
     unsigned char* const to = shared.x[half] + first_granule * 16;
     uint64_t* const barrier = &shared.x_full[half];
-    const uint32_t barrier_there = there(peer, barrier);
     // Of the moments: about one of the columns, so that no digits are lost however far they are from 0.
     const float about = __shfl_sync(kFullWarp, residual[0], 0);
     float sum = 0, squares = 0;
@@ -449,6 +454,11 @@ struct ClusterWarp {
     }
     sum = over_rows(sum);
     squares = over_rows(squares);
+    if (row == 0) {
+      const Pair<float> moments{about + sum * inverse_here, squares - sum * sum * inverse_here};
+      store_remote_async(there(peer, &shared.moments[half][at.index()]), moments,
+                         there(peer, &shared.moments_full[half]));
+    }
     float y[kBase + 4] = {};
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) y[i] = residual[i] * gain[i];
@@ -472,25 +482,23 @@ struct ClusterWarp {
                                      3 * kClusterBlocks + min(row, 2));
       if (row < 3) send_granule(y[kBase], y[kBase + 1], y[kBase + 2], last, to + (kBase + row) * 16, barrier);
     }
-    if (row > 0) return;
-    const Pair<float> moments{about + sum * inverse_here, squares - sum * sum * inverse_here};
-    store_remote_async(there(peer, &shared.moments[half][at.index()]), moments, barrier_there);
   }
-  // Mean and factor of all of x.
+  // Mean and factor of all of x. A named barrier is the sooner way to tell, but there all eight warps wait for each
+  // other: in a wide model that is for weights.
   __device__ __forceinline__ float2 mean_and_factor(int half, int phase) {
-    broken |= !wait_for_phase<true>(&shared.norm_full[half], phase & 1, state, Wanted::kX, phase);
+    if constexpr (kNarrow) {
+      named_barrier_sync(kNorm + half, kComputing + kWarpSize);
+    } else {
+      broken |= !wait_for_phase<true>(&shared.norm_full[half], phase & 1, state, Wanted::kX, phase);
+    }
     return shared.norm[half];
   }
-  // Until all have added.
-  __device__ __forceinline__ bool wait_for_sums(const unsigned long long* from, int senders,
-                                                unsigned long long (&got)[kGroups]) const {
+  // Until all have added. A lane looks at one sum, and others at the same.
+  __device__ __forceinline__ bool wait_for_sum(const unsigned long long* from, int senders,
+                                               unsigned long long& got) const {
     for (uint32_t polls = 1;; ++polls) {
-      bool all = true;
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) got[i] = load_sum(from + kGranule * i);
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) all = all && static_cast<int>(got[i] % kNoNumber) == senders;
-      if (__all_sync(kFullWarp, all)) return true;
+      got = load_sum(from);
+      if (__all_sync(kFullWarp, static_cast<int>(got % kNoNumber) == senders)) return true;
       if (__builtin_expect(polls % kPollsBetweenLooks != 0, 1)) continue;
       if (__any_sync(kFullWarp, give_up(state, polls, Wanted::kX, layer))) return false;
     }
@@ -502,13 +510,16 @@ struct ClusterWarp {
     of_x(shared.constants[at.warp][layer & 1], kHalf == kMlp ? Shares::kSecondBias : Shares::kBias, bias);
     of_x(shared.constants[at.warp][layer & 1], kHalf == kMlp ? Shares::kNextGain : Shares::kGain, gain);
     const float one = __uint_as_float((254u << 23) - __float_as_uint(units_of_one));  // its reciprocal: a power of two
-    unsigned long long got[kGroups];
-    broken |= !wait_for_sums(sums(set, kHalf) + row, s.senders(kHalf), got);
+    static_assert(kGroups <= kClusterBlocks);
+    const int group = min(lane % kClusterBlocks, kGroups - 1);
+    unsigned long long got = 0;
+    broken |= !wait_for_sum(sums(set, kHalf) + kGranule * group + row, s.senders(kHalf), got);
     record(kHalf == kMlp ? Step::kSecondParts : Step::kParts);
+    const bool number = got % (kOne << kCountBits) < kNoNumber && !broken;
+    const float added = number ? static_cast<float>(static_cast<long long>(got) >> kCountBits) * one : NAN;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
-      const bool number = got[i] % (kOne << kCountBits) < kNoNumber && !broken;
-      residual[i] += number ? static_cast<float>(static_cast<long long>(got[i]) >> kCountBits) * one + bias[i] : NAN;
+      residual[i] += __shfl_sync(kFullWarp, added, lane / kClusterBlocks * kClusterBlocks + i) + bias[i];
     }
     send_x(kHalf, gain);
   }
@@ -528,6 +539,7 @@ struct ClusterWarp {
       for (int i = 0; i < kGroups; ++i) own[i] = tokens.parts(max(column_of_x(i), 0));
     }
     named_barrier_arrive(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
+    prefetch_keys(0);
 #pragma unroll
     for (int i = 0; i < kOfThread; ++i) {
       if (column_of(i) < s.width) sum += all[i].sum();
@@ -536,7 +548,6 @@ struct ClusterWarp {
     for (int i = 0; i < kGroups; ++i) {
       if (real >> i & 1) residual[i] = tokens.exists() ? own[i].sum() : NAN;
     }
-    prefetch_keys(0);
     sum = warp_sum(sum);
     if (lane == 0) shared.sums[at.warp] = sum;
     named_barrier_sync(kComputingOnly, kComputing);
@@ -783,12 +794,15 @@ struct ClusterWarp {
 
   // ---- the MLP ----
 
-  // Weights of the first groups come to registers before the hidden layer does.
-  __device__ __forceinline__ void second() {
-    constexpr int kBefore = kGroups < 4 ? kGroups : 2;
-    Vector16 before[kBefore][kMostUnits], w[kMostUnits];
+  // Weights of the first groups, which come to registers before the hidden layer does.
+  static constexpr int kBefore = kGroups < 4 ? kGroups : 2;
+  using OfSecond = Vector16[kBefore][kMostUnits];
+  __device__ __forceinline__ void take_of_second(OfSecond& w) {
 #pragma unroll
-    for (int i = 0; i < kBefore; ++i) take(units, before[i]);
+    for (Vector16(&of_group)[kMostUnits] : w) take(units, of_group);
+  }
+  __device__ __forceinline__ void second(const OfSecond& before) {
+    Vector16 w[kMostUnits];
     wait(&shared.hidden_full, layer, bytes_of_hidden(), Wanted::kHidden);
     record(Step::kHidden);
     Operand x[kMostUnits];

@@ -61,6 +61,12 @@ struct Source {
   }
 };
 
+// Of a product's weights in the model, [depth, columns].
+KF_BOTH int depth_of(Kind kind, int width, int inner) { return kind == Kind::kSecond ? inner : width; }
+KF_BOTH int columns_of(Kind kind, int width, int inner) {
+  return kind == Kind::kQkv ? 3 * width : (kind == Kind::kFc ? inner : width);
+}
+
 }  // namespace kf::decode_step
 
 namespace kf::KF_BACKEND::decode_step {
@@ -106,9 +112,28 @@ __device__ __forceinline__ uint4* label_of(const Schedule& s, unsigned char* pac
   return reinterpret_cast<uint4*>(packed) + s.label_at;
 }
 
+// A product's weights and bias, and gain and shift of the LayerNorm before it, or null.
 template <class T>
-struct Matrix {
-  const T *weight, *bias, *gain, *shift;  // the last two: LayerNorm's, or null
+struct Parameters {
+  const T *weight, *bias, *gain, *shift;
+};
+// Of a layer's product. An array of all four, of which a thread takes one, would lie in memory, once for each thread.
+template <class T>
+__device__ __forceinline__ Parameters<T> parameters_of(Kind kind, const Layer& w) {
+  const auto of = [](const void* weight, const void* bias, const void* gain, const void* shift) {
+    return Parameters<T>{static_cast<const T*>(weight), static_cast<const T*>(bias), static_cast<const T*>(gain),
+                         static_cast<const T*>(shift)};
+  };
+  switch (kind) {
+    case Kind::kQkv: return of(w.attention_weight, w.attention_bias, w.ln_1_weight, w.ln_1_bias);
+    case Kind::kProjection: return of(w.projection_weight, w.projection_bias, nullptr, nullptr);
+    case Kind::kFc: return of(w.fc_weight, w.fc_bias, w.ln_2_weight, w.ln_2_bias);
+    default: return of(w.second_weight, w.second_bias, nullptr, nullptr);
+  }
+}
+
+template <class T>
+struct Matrix : Parameters<T> {
   Source source;
 };
 
@@ -166,26 +191,13 @@ __global__ void __launch_bounds__(kPackThreads)
   const auto element = [](const void* pointer) { return static_cast<const T*>(pointer); };
   unsigned char* to = packed + s.streams_at + block * s.stride + static_cast<int64_t>(layer) * s.layer_bytes(block);
   for (int k = 0; k < static_cast<int>(kind); ++k) to += s.in_stream(block, static_cast<Kind>(k));
-  const int width = s.width, inner = s.inner;
-  const Matrix<T> of_kind[kKinds] = {
-      {element(w.attention_weight),
-       element(w.attention_bias),
-       element(w.ln_1_weight),
-       element(w.ln_1_bias),
-       {kind, width, 3 * width, false}},
-      {element(w.projection_weight), element(w.projection_bias), nullptr, nullptr, {kind, width, width, false}},
-      {element(w.fc_weight),
-       element(w.fc_bias),
-       element(w.ln_2_weight),
-       element(w.ln_2_bias),
-       {kind, width, inner, false}},
-      {element(w.second_weight), element(w.second_bias), nullptr, nullptr, {kind, inner, width, false}}};
-  pack_product(s.product(block, kind), of_kind[static_cast<int>(kind)], to);
+  const Source source{kind, depth_of(kind, s.width, s.inner), columns_of(kind, s.width, s.inner), false};
+  pack_product(s.product(block, kind), Matrix<T>{parameters_of<T>(kind, w), source}, to);
   if (block > 0 || (kind != Kind::kQkv && kind != Kind::kFc)) return;
   const int norm = 2 * layer + (kind == Kind::kFc ? 1 : 0);
   T* const gains = reinterpret_cast<T*>(packed + s.gains_at + s.gains_of(norm));
   const T* const from = element(kind == Kind::kFc ? w.ln_2_weight : w.ln_1_weight);
-  for (int k = threadIdx.x; k < s.depth; k += kPackThreads) gains[k] = k < width ? from[k] : from_compute<T>(0);
+  for (int k = threadIdx.x; k < s.depth; k += kPackThreads) gains[k] = k < s.width ? from[k] : from_compute<T>(0);
 }
 
 template <class T>
@@ -193,7 +205,7 @@ __global__ void __launch_bounds__(kPackThreads)
     pack_logits_kernel(const Schedule s, const T* weight, const T* gain, const T* shift, unsigned char* packed) {
   const int block = blockIdx.x, group = static_cast<int>(blockIdx.y);
   if (group < s.logit_groups(block)) {
-    const Matrix<T> matrix{weight, nullptr, gain, shift, {Kind::kQkv, s.width, s.vocab, true}};
+    const Matrix<T> matrix{{weight, nullptr, gain, shift}, {Kind::kQkv, s.width, s.vocab, true}};
     pack_product(s.logit_group(block, group), matrix,
                  packed + s.streams_at + block * s.stride + static_cast<int64_t>(s.layers) * s.layer_bytes(block) +
                      static_cast<int64_t>(group) * s.logit_group_bytes());

@@ -38,12 +38,10 @@
 namespace kf::KF_BACKEND::decode_step {
 namespace {
 
-// What follows the layers: tile after tile of four rows, and the next token's place. Up to 1024 columns a warp has
-// registers for two tiles, and reads x once for both.
+// What follows the layers: tile after tile of four rows, and the next token's place.
 template <class T, int kSteps, bool kTrace>
 __device__ __forceinline__ void logits(ClusterWarp<T, kSteps, kTrace>& warp) {
   using Warp = ClusterWarp<T, kSteps, kTrace>;
-  constexpr int kAtOnce = Warp::kNarrow ? 2 : 1;
   const Args& a = warp.a;
   const Shares& s = warp.s;
   warp.wait_for_x(kMlp, s.layers);
@@ -51,28 +49,16 @@ __device__ __forceinline__ void logits(ClusterWarp<T, kSteps, kTrace>& warp) {
   const Range tiles = s.logit_tiles(warp.at);
   const auto* const rows = reinterpret_cast<const float2*>(warp.token.packed + s.rows_of(warp.at, 0));
 #pragma unroll 1
-  for (int first = 0; first < tiles.count(); first += kAtOnce) {
-    float2 of_row[kAtOnce] = {};
-    typename Warp::Weights w[kAtOnce];
-    float sum[kAtOnce][4][4] = {};
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i < tiles.count()) of_row[i] = __ldg(rows + (first + i) * kGranule + warp.g % kGranule);
-      warp.take(first + i < tiles.count(), w[i]);
-    }
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const typename Warp::Operand x = warp.operand(warp.shared.x[kMlp], step);
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) warp.multiply(sum[i][step % 4], w[i][step], x);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float y = warp.normed_row(sum[i], norm, of_row[i]);
-      const int of_vocab = (tiles.first + first + i) * kGranule + warp.g;
-      if (warp.lane < 16 && warp.t == 0 && first + i < tiles.count() && of_vocab < s.vocab) {
-        static_cast<T*>(a.logits)[of_vocab] = from_compute<T>(warp.broken ? NAN : y);
-      }
+  for (int i = 0; i < tiles.count(); ++i) {
+    const float2 of_row = __ldg(rows + i * kGranule + warp.g % kGranule);
+    typename Warp::Weights w;
+    float sum[4][4] = {};
+    warp.take(true, w);
+    warp.product(0, w, warp.shared.x[kMlp], sum);
+    const float y = warp.normed_row(sum, norm, of_row);
+    const int of_vocab = (tiles.first + i) * kGranule + warp.g;
+    if (warp.lane < 16 && warp.t == 0 && of_vocab < s.vocab) {
+      static_cast<T*>(a.logits)[of_vocab] = from_compute<T>(warp.broken ? NAN : y);
     }
   }
   // All blocks have read both: without what they sent there would be no x.
@@ -87,6 +73,9 @@ template <class T, int kSteps, bool kTrace>
 __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp, int64_t id) {
   using Warp = ClusterWarp<T, kSteps, kTrace>;
   const bool has_heads = warp.heads.count() > 0;
+  // Weights are taken in the order of the stream, a tile of fc behind the first one later; and of a wider model they
+  // have no room in registers.
+  const bool second_early = kSteps == 12 && warp.fc_tiles <= 1;
   typename Warp::Weights of_qkv, of_fc;  // of the first tile; they come while x is on its way
   warp.send_first_x(id);
   warp.take(warp.qkv_tiles > 0, of_qkv);
@@ -110,11 +99,14 @@ __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp, 
     warp.clear_sums();
     if (Warp::kNarrow) warp.take(warp.fc_tiles > 0, of_fc);
     warp.template add_parts<kAttention>();
+    typename Warp::OfSecond of_second;
+    if (second_early) warp.take_of_second(of_second);
     if (!Warp::kNarrow) warp.take(warp.fc_tiles > 0, of_fc);
     warp.record(Step::kSent);
     warp.template rows<kMlp>(of_fc);
     warp.record(Step::kHiddenSent);
-    warp.second();
+    if (!second_early) warp.take_of_second(of_second);
+    warp.second(of_second);
     warp.record(Step::kSecondSent);
     const bool next = layer + 1 < warp.s.layers && warp.qkv_tiles > 0;
     if (Warp::kNarrow) warp.take(next, of_qkv);
@@ -133,25 +125,30 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
   const int thread = static_cast<int>(threadIdx.x);
   const int block = static_cast<int>(blockIdx.x);
   const WarpPlace at{block / kClusterBlocks, block % kClusterBlocks, warp_uniform(thread / kWarpSize)};
+  // By one lane, its addresses known when compiled: what many lanes set up the hardware does one after the other.
+  if (thread % kWarpSize == 0 && at.warp < kClusterWarps) {
+#pragma unroll
+    for (unsigned i = 0; i < kMostPieces; ++i) {
+      mbarrier_init(&shared.full[at.warp][i], 1);
+      mbarrier_init(&shared.empty[at.warp][i], 1);
+    }
+    mbarrier_init(&shared.constants_full[at.warp], 1);
+  }
+  if (thread == kNormWarp * kWarpSize) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      mbarrier_init(&shared.x_full[half], 1);
+      mbarrier_init(&shared.moments_full[half], 1);
+      mbarrier_init(&shared.norm_full[half], 1);
+    }
+    mbarrier_init(&shared.qkv_full, 1);
+    mbarrier_init(&shared.attended_full, 1);
+    mbarrier_init(&shared.hidden_full, 1);
+  }
   const Place place(token.a, 0);
   const int64_t id = token.a.ids[0];
   const uint32_t epoch = reinterpret_cast<const volatile State*>(token.packed)->epoch;
   const uint4 own = label<T>(token.s), got = __ldcg(reinterpret_cast<const uint4*>(token.packed) + token.s.label_at);
-  static_assert(2 * kMostPieces == kWarpSize);
-  if (at.warp < kClusterWarps) {
-    const unsigned place = thread % kMostPieces;
-    mbarrier_init(thread % kWarpSize < kMostPieces ? &shared.full[at.warp][place] : &shared.empty[at.warp][place], 1);
-  }
-  if (thread < kClusterWarps) {
-    mbarrier_init(&shared.constants_full[thread], 1);
-    if (thread < 2) {
-      mbarrier_init(&shared.x_full[thread], 1);
-      mbarrier_init(&shared.norm_full[thread], 1);
-    }
-    if (thread == 2) mbarrier_init(&shared.qkv_full, 1);
-    if (thread == 3) mbarrier_init(&shared.attended_full, 1);
-    if (thread == 4) mbarrier_init(&shared.hidden_full, 1);
-  }
   mbarrier_init_fence();
   if (own.x != got.x || own.y != got.y || own.z != got.z || own.w != got.w) return refuse<T>(token.a, token.packed);
   __syncthreads();
@@ -161,7 +158,6 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
     if (at.warp == kNormWarp) {
       find_norms<kSteps>(token, shared);
     } else if (at.warp <= kNormWarp + bringing_warps(kSteps)) {
-      named_barrier_sync(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
       bring_weights<kSteps>(token, shared, at, thread % kWarpSize * bringing_warps(kSteps) + at.warp - kNormWarp - 1);
     }
     __syncwarp();
