@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from step4_integration import (  # not installed? pip install -e ..
 
 MOST_WORKERS, MOST_WIDTH = all_reduce_most()
 MOST_BYTES = 1 << 20  # of x; what is longer NCCL sums
+PIECE = 1 << 23  # gradients that are summed together
 
 
 def see_each_other(group: dist.ProcessGroup, device: torch.device) -> bool:
@@ -189,58 +190,97 @@ class Exchange:
     NCCL's kernels take multiprocessors from the products that run beside them. Here copies move the bytes, for which a
     GPU has engines of its own: each worker gets everybody's numbers of its part, in their own dtype, adds them up in
     float32, always in the same order, and gets the others' sums. Besides what lays the numbers side by side, that sum
-    is the only kernel.
+    is the only kernel. A large bucket goes in pieces: one is copied while another is laid open or added up.
     """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device):
-        """`group`, `device`: as of `SharedBuffer`."""
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, piece: int = PIECE):
+        """`group`, `device`: as of `SharedBuffer`. `piece`: how many gradients go together at most."""
         self.group, self.device = group, device
         self.rank, self.workers = dist.get_rank(group), dist.get_world_size(group)
-        self._buckets: dict[Any, Bucket] = {}
-        self._stages: dict[tuple, torch.Tensor] = {}  # by their form: sums follow each other, and share them
-        streams = [torch.cuda.Stream(device) for _ in range(1 + self.workers)] if device.type == "cuda" else [None]
-        self._side, self._copiers = streams[0], streams[1:]
+        whole = 8 * self.workers  # each worker's part of a piece begins at a multiple of 16 bytes
+        self._piece = max(1, piece // whole) * whole
+        self._buckets: dict[Any, list[Bucket]] = {}
+        self._ways = [_Way(device, self.workers) for _ in range(2)]
+        self._begun: list[_Way] = []
 
     def begin(self, key: Any, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sums over all workers, float32, all gradients' one behind the other; after `wait` they are there. All
         call it with the same keys in the same order, and gradients of the same sizes for a key. The first call for a
         key and a dtype makes its memory, so it is not to be captured in a graph."""
         size, dtype = sum(gradient.numel() for gradient in gradients), gradients[0].dtype
-        bucket = self._buckets.get((key, dtype))
-        if bucket is None:
-            bucket = self._buckets[key, dtype] = Bucket(self.group, size, dtype, self.device)
-        torch.cat([gradient.flatten() for gradient in gradients], out=bucket.laid[:size])
-        if (bucket.shape, dtype) not in self._stages:
-            self._stages[bucket.shape, dtype] = torch.empty(bucket.shape, dtype=dtype, device=self.device)
-        stage = self._stages[bucket.shape, dtype]
-        total = torch.empty(bucket.shape, device=self.device)
-        if self._side:
-            self._side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._side):
+        pieces = list(pieces_of([gradient.flatten() for gradient in gradients], self._piece))
+        if (key, dtype) not in self._buckets:
+            sizes = [sum(part.numel() for part in piece) for piece in pieces]
+            self._buckets[key, dtype] = [Bucket(self.group, each, dtype, self.device) for each in sizes]
+        buckets = self._buckets[key, dtype]
+        total = torch.empty(sum(math.prod(bucket.shape) for bucket in buckets), device=self.device)
+        for i, (bucket, piece) in enumerate(zip(buckets, pieces, strict=True)):
+            torch.cat(piece, out=bucket.laid[: sum(part.numel() for part in piece)])
+            own = total[i * self._piece :][: math.prod(bucket.shape)].view(bucket.shape)
+            self._sum(self._ways[i % 2], bucket, own)
+        return total[:size]
+
+    def _sum(self, way: "_Way", bucket: Bucket, total: torch.Tensor) -> None:
+        """Behind all that was launched on the current stream; on a GPU on the way's."""
+        if way not in self._begun:
+            self._begun.append(way)
+        if way.side:
+            way.side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(way.side):
+            stage = way.stage(bucket)
             bucket.meet(0)  # all have laid open
-            self._copy(zip(stage, bucket.of_mine, strict=True))
+            self._copy(way, zip(stage, bucket.of_mine, strict=True))
             torch.sum(stage, 0, dtype=torch.float32, out=bucket.sums[self.rank])
             bucket.meet(1)  # all have their sums, and nobody reads what they have laid open
-            self._copy(zip(total, bucket.sums, strict=True))
-        return total.view(-1)[:size]
+            self._copy(way, zip(total, bucket.sums, strict=True))
 
-    def _copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _copy(self, way: "_Way", pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """One from each worker, beside each other; each begins with its own, so no two ask the same one at once."""
         every = list(pairs)
         for i, (to, source) in enumerate(every[self.rank :] + every[: self.rank]):
-            if not self._side:
+            if not way.side:
                 to.copy_(source)
                 continue
-            self._copiers[i].wait_stream(self._side)
-            with torch.cuda.stream(self._copiers[i]):
+            way.copiers[i].wait_stream(way.side)
+            with torch.cuda.stream(way.copiers[i]):
                 to.copy_(source, non_blocking=True)
-        for copier in self._copiers:
-            self._side.wait_stream(copier)
+        for copier in way.copiers:
+            way.side.wait_stream(copier)
 
     def wait(self) -> None:
         """What comes next on the current stream sees all sums that were begun."""
-        if self._side:
-            torch.cuda.current_stream(self.device).wait_stream(self._side)
+        for way in self._begun:
+            if way.side:
+                torch.cuda.current_stream(self.device).wait_stream(way.side)
+        self._begun.clear()
+
+
+class _Way:
+    """Streams on which one sum follows the other, and the memory in which these come together."""
+
+    def __init__(self, device: torch.device, workers: int):
+        streams = [torch.cuda.Stream(device) for _ in range(1 + workers)] if device.type == "cuda" else [None]
+        self.side, self.copiers = streams[0], streams[1:]
+        self._stages: dict[tuple, torch.Tensor] = {}  # by their form
+
+    def stage(self, bucket: Bucket) -> torch.Tensor:
+        laid, form = bucket.laid, (bucket.shape, bucket.laid.dtype)
+        if form not in self._stages:
+            self._stages[form] = torch.empty(bucket.shape, dtype=laid.dtype, device=laid.device)
+        return self._stages[form]
+
+
+def pieces_of(vectors: Sequence[torch.Tensor], most: int) -> Iterator[list[torch.Tensor]]:
+    """Vectors, one behind the other, in pieces of `most` elements; the last one has what is left."""
+    piece, room = [], most
+    for vector in vectors:
+        while len(vector) > room:
+            piece.append(vector[:room])
+            yield piece
+            vector, piece, room = vector[room:], [], most
+        piece.append(vector)
+        room -= len(vector)
+    yield piece
 
 
 def shared_files(group: dist.ProcessGroup, bytes_: int) -> list[torch.Tensor]:

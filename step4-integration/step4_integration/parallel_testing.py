@@ -250,12 +250,12 @@ def exchanged(folder, device):
 
 
 def sums_by_copies(device) -> bool:
-    """Whether sums of numbers that need all bits are right, of the same buckets three times."""
+    """Whether sums of numbers that need all bits are right, of the same buckets three times; of larger ones in pieces."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    exchange, right = Exchange(dist.group.WORLD, device), True
+    exchange, right = Exchange(dist.group.WORLD, device, piece=32), True
     for turn in range(3):
         sums, exact = [], []
-        for key, sizes in {"a": (5, 3), "b": (40,), "c": (1, 2, 30)}.items():
+        for key, sizes in {"a": (5, 3), "b": (100,), "c": (1, 2, 29, 32), "d": (33, 60)}.items():
             of_all = []
             for worker in range(world):
                 draw = torch.Generator().manual_seed(100 * turn + worker)
