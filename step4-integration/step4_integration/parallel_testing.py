@@ -250,7 +250,7 @@ def exchanged(folder, device):
 
 
 def sums_by_copies(device) -> bool:
-    """Whether sums of numbers that need all bits are right, of the same buckets three times; of larger ones in pieces."""
+    """Whether sums of numbers that need all bits are right, of the same buckets three times, larger ones in pieces."""
     rank, world = dist.get_rank(), dist.get_world_size()
     exchange, right = Exchange(dist.group.WORLD, device, piece=32), True
     for turn in range(3):
