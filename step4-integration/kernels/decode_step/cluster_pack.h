@@ -75,7 +75,8 @@ __device__ __forceinline__ void pack_steps(int steps, int of_tile, const Operand
   if (!normed) return;
 #pragma unroll
   for (int tile = 0; tile < kMostTiles; ++tile) {
-    of_warps[warp][tile][row] = {over_lanes_of_row(sums[tile].x), over_lanes_of_row(sums[tile].y)};
+    const float2 of_row{over_lanes_of_row(sums[tile].x), over_lanes_of_row(sums[tile].y)};
+    if (lane == row * kGranule) of_warps[warp][tile][row] = of_row;
   }
   __syncthreads();
   if (thread >= steps / of_tile * kGranule) return;
