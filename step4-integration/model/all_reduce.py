@@ -194,7 +194,8 @@ class Exchange:
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, piece: int = PIECE):
-        """`group`, `device`: as of `SharedBuffer`. `piece`: how many gradients go together at most."""
+        """`group`, `device`: as of `SharedBuffer`. `piece`: how many gradients go together at
+        most, or 8 for each worker."""
         self.group, self.device = group, device
         self.rank, self.workers = dist.get_rank(group), dist.get_world_size(group)
         whole = 8 * self.workers  # each worker's part of a piece begins at a multiple of 16 bytes
@@ -221,7 +222,7 @@ class Exchange:
         return total[:size]
 
     def _sum(self, way: "_Way", bucket: Bucket, total: torch.Tensor) -> None:
-        """Behind all that was launched on the current stream; on a GPU on the way's."""
+        """Of one piece, which is laid open. On a GPU it goes to the way's streams, behind what the current one has."""
         if way not in self._begun:
             self._begun.append(way)
         if way.side:

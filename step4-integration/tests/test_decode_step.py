@@ -450,6 +450,26 @@ def test_a_wait_in_vain_is_named_and_the_next_token_works(rung):
     check(model, rung)
 
 
+@pytest.mark.parametrize("device", testing.DEVICES)
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_sums_that_never_come_end_the_launch(layer, half, device):
+    """Of v4_clusters, in which then every later wait ends, too. Under emulation another block is said to have given up:
+    so many polls as it takes would take minutes there."""
+    model = Model(torch.bfloat16, device, layers=3)
+    model.step(rung="v4_clusters")
+    packed = model.packed["v4_clusters"]
+    state, sums = packed[:16].view(torch.int32), packed[128:][: 2 * 3 * 2 * 64 * 12 * 8].view(torch.int64)
+    assert not sums.view(2, -1)[state[0].item() % 2].any()  # they are for the next launch
+    sums.view(2, 3, 2, -1)[state[0].item() % 2, layer, half] = 1  # as if a cluster more had added
+    if device == "cpu":
+        state[1:] = torch.tensor([1, layer, 7], dtype=torch.int32)
+    with testing.raises(RuntimeError, "waited in vain for x of layer"):
+        model.step(rung="v4_clusters")
+        step4_integration.decode_check(packed)
+    check(model, "v4_clusters")
+
+
 @every_rung
 def test_unaligned_tensors_are_not_for_vectors(device, rung):
     model = Model(torch.bfloat16, device, width=64)

@@ -21,7 +21,8 @@ constexpr int kComputing = kClusterWarps * kWarpSize, kClusterThreads = kComputi
 constexpr int kHelpingRegisters = 40, kComputingRegisters = 232;
 constexpr int kNormWarp = kClusterWarps;  // those that bring weights are behind it
 // Up to 1024 columns time goes by in waiting: what will be needed comes to registers as early as there is room. Of
-// wider models memory is the limit, and one warp does not ask fast enough.
+// wider models memory is the limit: one warp does not ask fast enough, more is on its way, and no warp waits for
+// another one's weights.
 KF_BOTH constexpr bool narrow(int steps) { return steps <= 16; }
 KF_BOTH constexpr int bringing_warps(int steps) { return narrow(steps) ? 1 : 2; }
 constexpr int kComputingOnly = 1, kAskedForX = 2, kNorm = 3;  // named barriers; the last one for each half
@@ -107,6 +108,7 @@ __device__ __forceinline__ void bring_weights(const ClusterToken& token, Cluster
   const auto done = [](uint64_t (&barriers)[kMostPieces], unsigned piece) {
     return mbarrier_test_wait(&barriers[piece % kMostPieces], piece / kMostPieces & 1);
   };
+  __syncwarp();
   named_barrier_sync(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
   // Who has room goes on: none waits for another's. Pieces in front of the first one count as used, and as there.
 #pragma unroll 1
@@ -141,11 +143,12 @@ __device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterSha
     if (lane == 0) mbarrier_arrive_expect_tx(barrier, static_cast<int>(sizeof(shared.moments[0])));
   };
   for (uint64_t& each : shared.moments_full) announce(&each);
+  bool came = true;
 #pragma unroll 1
   for (int i = 0; i <= 2 * token.s.layers; ++i) {
     const int half = i % 2 == 0 ? kMlp : kAttention, phase = i / 2;
     uint64_t* const barrier = &shared.moments_full[half];
-    const bool came = wait_for_phase<true>(barrier, phase & 1, state, Wanted::kX, phase);
+    came = came && wait_for_phase<true>(barrier, phase & 1, state, Wanted::kX, phase);
     const float2 one = shared.moments[half][lane], two = shared.moments[half][lane + kWarpSize];
     // About one of the means: sums lose no digits.
     const float about = shared.moments[half][0].x, apart_1 = one.x - about, apart_2 = two.x - about;
@@ -158,10 +161,16 @@ __device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterSha
     }
     sum *= inverse;
     const float variance = fmaxf(squares * inverse - sum * sum, 0.0f);
-    if (lane == 0) shared.norm[half] = {came ? about + sum : NAN, rsqrtf(variance + token.eps)};
+    if (lane == 0) {
+      shared.norm[half] = {came ? about + sum : NAN, came ? rsqrtf(variance + token.eps) : NAN};
+    }
     __syncwarp();
     if (narrow(kSteps)) {
-      named_barrier_arrive(kNorm + half, kComputing + kWarpSize);
+      if (came) {
+        named_barrier_arrive(kNorm + half, kComputing + kWarpSize);
+      } else {  // no moments hold it back any more: it goes along with the others
+        named_barrier_sync(kNorm + half, kComputing + kWarpSize);
+      }
     } else if (lane == 0) {
       mbarrier_arrive(&shared.norm_full[half]);
     }
@@ -269,11 +278,9 @@ struct ClusterWarp {
     expect(&shared.hidden_full, bytes_of_hidden());
   }
   __device__ __forceinline__ void wait(uint64_t* barrier, int phase, int bytes, Wanted wanted) {
-    if (wait_for_phase<true>(barrier, phase & 1, state, wanted, phase)) {
-      expect(barrier, bytes);
-    } else {
-      broken = true;
-    }
+    // Behind a phase that has not come the next one would look complete.
+    broken = broken || !wait_for_phase<true>(barrier, phase & 1, state, wanted, phase);
+    if (!broken) expect(barrier, bytes);
   }
   __device__ __forceinline__ void wait_for_x(int half, int phase) {
     wait(&shared.x_full[half], phase, kBytesOfX, Wanted::kX);
@@ -489,11 +496,11 @@ struct ClusterWarp {
     if constexpr (kNarrow) {
       named_barrier_sync(kNorm + half, kComputing + kWarpSize);
     } else {
-      broken |= !wait_for_phase<true>(&shared.norm_full[half], phase & 1, state, Wanted::kX, phase);
+      broken = broken || !wait_for_phase<true>(&shared.norm_full[half], phase & 1, state, Wanted::kX, phase);
     }
     return shared.norm[half];
   }
-  // Until all have added. A lane looks at one sum, and others at the same.
+  // Until all have added. Lane 8·row + group looks at one sum; those left over at the last group's.
   __device__ __forceinline__ bool wait_for_sum(const unsigned long long* from, int senders,
                                                unsigned long long& got) const {
     for (uint32_t polls = 1;; ++polls) {

@@ -16,8 +16,9 @@
 // A layer   q k v → cluster → attention, 8 keys a warp of 512 → cluster → projection → sums → a warp's columns →
 //           cluster → fc, GELU → cluster → second product → sums → a warp's columns → cluster
 // Barriers  full and empty for each piece in a ring; in each block one for each kind of exchange, a phase a layer,
-//           whose bytes the block's first warp announces. Nothing else says that a place may be written over:
-//           schedule_check.h finds that it always may
+//           whose bytes the block's first warp announces, of moments the warp that finds LayerNorms' numbers. Up to
+//           1024 columns it tells these by a named barrier, of wider models by an mbarrier. Nothing else says that a
+//           place may be written over: schedule_check.h finds that it always may
 // Moves     weights, keys and values once, weights so that they leave the L2 cache first; 8 bytes for a column to and
 //           from each cluster, twice a layer
 // Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
@@ -73,8 +74,8 @@ template <class T, int kSteps, bool kTrace>
 __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp, int64_t id) {
   using Warp = ClusterWarp<T, kSteps, kTrace>;
   const bool has_heads = warp.heads.count() > 0;
-  // Weights are taken in the order of the stream, a tile of fc behind the first one later; and of a wider model they
-  // have no room in registers.
+  // The second product's weights come to registers before x does. Only at 768 columns is there room, and not where
+  // another tile of fc lies in front of them in the stream.
   const bool second_early = kSteps == 12 && warp.fc_tiles <= 1;
   typename Warp::Weights of_qkv, of_fc;  // of the first tile; they come while x is on its way
   warp.send_first_x(id);
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
   const int thread = static_cast<int>(threadIdx.x);
   const int block = static_cast<int>(blockIdx.x);
   const WarpPlace at{block / kClusterBlocks, block % kClusterBlocks, warp_uniform(thread / kWarpSize)};
-  // By one lane, its addresses known when compiled: what many lanes set up the hardware does one after the other.
+  // By one lane of a warp: what many set up, with addresses of their own, the hardware does one after the other.
   if (thread % kWarpSize == 0 && at.warp < kClusterWarps) {
 #pragma unroll
     for (unsigned i = 0; i < kMostPieces; ++i) {
