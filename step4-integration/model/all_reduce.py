@@ -208,18 +208,18 @@ class Exchange:
         """The sums over all workers, float32, all gradients' one behind the other; after `wait` they are there. All
         call it with the same keys in the same order, and gradients of the same sizes for a key. The first call for a
         key and a dtype makes its memory, so it is not to be captured in a graph."""
-        size, dtype = sum(gradient.numel() for gradient in gradients), gradients[0].dtype
+        dtype = gradients[0].dtype
         pieces = list(pieces_of([gradient.flatten() for gradient in gradients], self._piece))
+        sizes = [sum(part.numel() for part in piece) for piece in pieces]
         if (key, dtype) not in self._buckets:
-            sizes = [sum(part.numel() for part in piece) for piece in pieces]
             self._buckets[key, dtype] = [Bucket(self.group, each, dtype, self.device) for each in sizes]
         buckets = self._buckets[key, dtype]
         total = torch.empty(sum(math.prod(bucket.shape) for bucket in buckets), device=self.device)
-        for i, (bucket, piece) in enumerate(zip(buckets, pieces, strict=True)):
-            torch.cat(piece, out=bucket.laid[: sum(part.numel() for part in piece)])
+        for i, (bucket, piece, each) in enumerate(zip(buckets, pieces, sizes, strict=True)):
+            torch.cat(piece, out=bucket.laid[:each])
             own = total[i * self._piece :][: math.prod(bucket.shape)].view(bucket.shape)
             self._sum(self._ways[i % 2], bucket, own)
-        return total[:size]
+        return total[: sum(sizes)]
 
     def _sum(self, way: "_Way", bucket: Bucket, total: torch.Tensor) -> None:
         """Of one piece, which is laid open. On a GPU it goes to the way's streams, behind what the current one has."""

@@ -459,6 +459,7 @@ def test_sums_that_never_come_end_the_launch(layer, half, device):
     model = Model(torch.bfloat16, device, layers=3)
     model.step(rung="v4_clusters")
     packed = model.packed["v4_clusters"]
+    # Shares::sums_at: two sets, of each layer and half 12 sums of each of a cluster's 64 warps, behind 128 bytes.
     state, sums = packed[:16].view(torch.int32), packed[128:][: 2 * 3 * 2 * 64 * 12 * 8].view(torch.int64)
     assert not sums.view(2, -1)[state[0].item() % 2].any()  # they are for the next launch
     sums.view(2, 3, 2, -1)[state[0].item() % 2, layer, half] = 1  # as if a cluster more had added

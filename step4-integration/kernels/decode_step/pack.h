@@ -137,18 +137,6 @@ struct Matrix : Parameters<T> {
   Source source;
 };
 
-// Of a row behind a LayerNorm: Σ gain·weight and Σ shift·weight along the depth; weight(k) is the row's. By a warp.
-template <class T, class Weight>
-__device__ __forceinline__ float2 sums_of_row(int depth, const T* gain, const T* shift, Weight weight) {
-  float of_gain = 0, of_shift = 0;
-  for (int k = threadIdx.x % kWarpSize; k < depth; k += kWarpSize) {
-    const float of_row = to_compute(weight(k));
-    of_gain += of_row * to_compute(gain[k]);
-    of_shift += of_row * to_compute(shift[k]);
-  }
-  return {warp_sum(of_gain), warp_sum(of_shift)};
-}
-
 // A product's rows in a block, from their constants on.
 template <class T>
 __device__ __forceinline__ void pack_product(const Product& p, const Matrix<T>& m, unsigned char* to) {
@@ -157,8 +145,11 @@ __device__ __forceinline__ void pack_product(const Product& p, const Matrix<T>& 
     const bool exists = p.first + row < m.source.columns;
     float2 sums = {0, 0};
     if (p.normed && exists) {
-      sums =
-          sums_of_row(m.source.depth, m.gain, m.shift, [&](int k) { return m.weight[m.source.of(p.first + row, k)]; });
+      for (int k = lane; k < m.source.depth; k += kWarpSize) {
+        const float weight = to_compute(m.weight[m.source.of(p.first + row, k)]);
+        sums = {sums.x + weight * to_compute(m.gain[k]), sums.y + weight * to_compute(m.shift[k])};
+      }
+      sums = {warp_sum(sums.x), warp_sum(sums.y)};
     }
     if (m.bias != nullptr && exists) sums.y += to_compute(m.bias[m.source.column_of(p.first + row)]);
     if (lane != 0) continue;

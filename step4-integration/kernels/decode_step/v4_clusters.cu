@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
   const int thread = static_cast<int>(threadIdx.x);
   const int block = static_cast<int>(blockIdx.x);
   const WarpPlace at{block / kClusterBlocks, block % kClusterBlocks, warp_uniform(thread / kWarpSize)};
-  // By one lane of a warp: what many set up, with addresses of their own, the hardware does one after the other.
+  // By one lane of a warp: of many, with addresses of their own, the compiler makes a loop, a turn for each.
   if (thread % kWarpSize == 0 && at.warp < kClusterWarps) {
 #pragma unroll
     for (unsigned i = 0; i < kMostPieces; ++i) {
