@@ -165,12 +165,8 @@ __device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterSha
       shared.norm[half] = {came ? about + sum : NAN, came ? rsqrtf(variance + token.eps) : NAN};
     }
     __syncwarp();
-    if (narrow(kSteps)) {
-      if (came) {
-        named_barrier_arrive(kNorm + half, kComputing + kWarpSize);
-      } else {  // no moments hold it back any more: it goes along with the others
-        named_barrier_sync(kNorm + half, kComputing + kWarpSize);
-      }
+    if (narrow(kSteps)) {  // it goes along with the others, also where moments come that hold nobody back
+      named_barrier_sync(kNorm + half, kComputing + kWarpSize);
     } else if (lane == 0) {
       mbarrier_arrive(&shared.norm_full[half]);
     }
