@@ -18,7 +18,7 @@ from kernel_fusion.ops import (
 _ops = torch.ops.step4_integration
 MOST_ROWS = 32
 OF_LAYER = 12
-PACKED_RUNGS = ("v3_persistent", "v4_clusters")  # which read weights that `decode_pack` has packed for them, of one row
+PACKED_RUNGS = ("v3_persistent", "v4_clusters")  # which read weights that `decode_pack` has packed for them
 
 
 @without_forward_mode
@@ -65,7 +65,8 @@ def decode_step(
         k_cache, v_cache: [layers, batch, heads, capacity, head_dim], heads * head_dim = width, stride 1 along head_dim;
             written in place.
         packed: None, or what `decode_pack` made of `token_weight` and `weights` for one of `PACKED_RUNGS`. "auto" takes
-            that rung then, if it can; weights that have changed since are not seen. It keeps what tells one launch's
+            that rung then, if it can: the first takes one row, the second 8, of wide models 4. Weights that have
+            changed since are not seen. It keeps what tells one launch's
             messages from the next one's, and is written in place: one call at a time may have it.
         buffer, peers, rank, words: of one of up to 8 workers that share a model, each with its columns of `c_attn` and
             `c_fc`, rows of the two `c_proj`, heads of the caches and rows of `token_weight`; vectors but the split

@@ -342,7 +342,7 @@ TEST(DecodeStep, EveryRungMarksARowWithoutAPlaceAndWritesNothingOfIt) {
   }
 }
 
-// The same of the rung that takes one row, and packed weights.
+// The same of rungs that read packed weights, row by row.
 void a_token_in_one_launch_without_a_place_writes_nothing(const kf::Rung<kf::decode_step::Args>& rung, int64_t width,
                                                           int64_t inner, int count = 5) {
   constexpr int64_t kVocab = 67;
@@ -396,20 +396,25 @@ TEST(DecodeStep, ATokenInOneLaunchWithoutAPlaceWritesNothing) {
 // The kernels of v4_clusters for wider models, of which the emulation has not clusters enough: a narrow one, padded.
 TEST(DecodeStep, ClustersForAnyWidthGiveTheSameToken) {
   constexpr int64_t kVocab = 1100, kSlots = 40;
-  for (const int64_t width : {64, 256}) {  // 256: two heads a cluster
+  struct Case {
+    int64_t width, batch;
+  };
+  for (const auto& [width, batch] :
+       {Case{64, 1}, Case{64, 3}, Case{256, 1}, Case{256, 2}}) {  // 256: two heads a cluster
     const Gpt2 model{2, width, 2 * width + 80, kVocab, kSlots};
     std::string why_not;
     if (decode_step::v4_clusters_bytes(model.args(1, width / 64, 0.125), why_not); !why_not.empty()) {
       GTEST_SKIP() << why_not;
     }
-    const Halves keys(2 * kSlots * width), values(2 * kSlots * width);
-    const DeviceArray<int64_t> ids(std::vector<int64_t>{3});
-    const DeviceArray<int32_t> begin(std::vector<int32_t>{1});
+    const Halves keys(2 * batch * kSlots * width), values(2 * batch * kSlots * width);
+    const DeviceArray<int64_t> ids(std::vector<int64_t>{3, 9, 27});
+    const DeviceArray<int32_t> begin(std::vector<int32_t>{1, 0, 30});
+    const std::vector<int32_t> before{19, 0, 38};
     const auto step = [&](auto launch) {
-      const DeviceArray<int32_t> end(std::vector<int32_t>{19});
+      const DeviceArray<int32_t> end(before);
       const DeviceArray<__nv_bfloat16> k_cache(keys.values()), v_cache(values.values());
-      const DeviceArray<__nv_bfloat16> logits(std::vector<__nv_bfloat16>(kVocab, __float2bfloat16(7)));
-      kf::decode_step::Args args = model.args(1, width / 64, 0.125);
+      const DeviceArray<__nv_bfloat16> logits(std::vector<__nv_bfloat16>(batch * kVocab, __float2bfloat16(7)));
+      kf::decode_step::Args args = model.args(batch, width / 64, 0.125);
       args.ids = ids.elements();
       args.begin = begin.elements();
       args.end = end.elements();
@@ -417,7 +422,7 @@ TEST(DecodeStep, ClustersForAnyWidthGiveTheSameToken) {
       args.v_cache = v_cache.data();
       args.logits = logits.data();
       launch(args);
-      EXPECT_EQ(end.values()[0], 20);
+      for (int64_t b = 0; b < batch; ++b) EXPECT_EQ(end.values()[b], before[b] + 1);
       std::vector<float> all;
       for (const auto& from : {logits.values(), k_cache.values(), v_cache.values()}) {
         for (const __nv_bfloat16 each : from) all.push_back(__bfloat162float(each));
@@ -444,7 +449,8 @@ TEST(DecodeStep, ClustersForAnyWidthGiveTheSameToken) {
       });
       ASSERT_EQ(got.size(), expected.size());
       for (size_t i = 0; i < got.size(); ++i) {
-        ASSERT_NEAR(got[i], expected[i], 0.03f + 0.02f * std::abs(expected[i])) << width << ", " << steps << ", " << i;
+        ASSERT_NEAR(got[i], expected[i], 0.03f + 0.02f * std::abs(expected[i]))
+            << width << ", " << batch << ", " << steps << ", " << i;
       }
     }
   }

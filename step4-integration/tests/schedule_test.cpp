@@ -356,7 +356,7 @@ TEST(Clusters, LeaveNothingOut) {
 
 // A warp's pieces are its whole stream, and lie where who takes them looks for them: in the ring, where nothing is that
 // may not have been used yet.
-template <int kSteps>
+template <int kSteps, int kBatch = 1>
 void check_pieces(const Shares& s, const WarpPlace& p) {
   constexpr int kPiece = piece_of(kSteps);
   const int heads = s.heads_of(p.cluster).count(), units = s.units_of(p.cluster).count();
@@ -375,12 +375,12 @@ void check_pieces(const Shares& s, const WarpPlace& p) {
   };
   std::vector<Room> rooms;
   int steps = 0;
-  for (NextPiece<kSteps> next(s, p); next.index < next.all(); next.go_on()) {
+  for (NextPiece<kSteps, kBatch> next(s, p); next.index < next.all(); next.go_on()) {
     const int room = (next.index < next.of_layers ? of_layer[next.index % of_layer.size()] : kPiece) * kStepBytes;
-    const int first = taken.next(room, ring_bytes(kSteps)), last = first + room;
+    const int first = taken.next(room, ring_bytes(kSteps, kBatch)), last = first + room;
     ASSERT_EQ(next.first, first) << "piece " << next.index;
     ASSERT_LE(next.steps.of_piece * kStepBytes, room);
-    ASSERT_LE(last, ring_bytes(kSteps));
+    ASSERT_LE(last, ring_bytes(kSteps, kBatch));
     ASSERT_LE(next.used.index, next.index);  // or it would wait for itself
     ASSERT_LT(next.index - next.used.index, kMostPieces);
     for (size_t i = next.used.index; i < rooms.size(); ++i) {
@@ -393,6 +393,7 @@ void check_pieces(const Shares& s, const WarpPlace& p) {
     }
   }
   EXPECT_EQ(steps, s.layers * s.layer_steps(p) + s.logit_tiles(p).count() * kSteps);
+  if constexpr (kBatch < most_batch(kSteps)) check_pieces<kSteps, 2 * kBatch>(s, p);
 }
 TEST(Clusters, PiecesFitTheRing) {
   for (const int least_steps : {0, 16, 20, 25}) {

@@ -138,8 +138,14 @@ def can(model, rung):
         (width, inner), (most, most_inner) = SIZES[rung]
         width, inner = (most, most_inner) if weight.is_cuda else (width, inner)
         fits = weight.shape[1] <= width and model.weights[9].numel() <= inner
-        return weight.dtype in HALF and rows == 1 and head_dim == 64 and fits
+        return weight.dtype in HALF and rows <= most_rows(model, rung) and head_dim == 64 and fits
     return rung != "v2_dependent" or weight.dtype in HALF
+
+
+def most_rows(model, rung):
+    if rung != "v4_clusters":
+        return 1 if rung in PACKED else step4_integration.decode_step_ops.MOST_ROWS
+    return 8 if model.token_weight.shape[1] <= (768 if model.token_weight.is_cuda else 128) else 4
 
 
 def check_if_it_can(model, rung, **options):
@@ -147,9 +153,9 @@ def check_if_it_can(model, rung, **options):
         check(model, rung, **options)
 
 
-def first_row_at_most(model, rung):
-    """All rows, or the first where the rung takes one."""
-    return model.rows(0) if rung in PACKED else model
+def as_many_as_it_takes(model, rung):
+    """All rows, or the first ones."""
+    return model.rows(*range(min(len(model.end), most_rows(model, rung))))
 
 
 @every_rung
@@ -229,14 +235,18 @@ def test_decode_step_with_options(options, dtype, device, rung):
 @every_rung
 def test_a_rows_logits_do_not_depend_on_the_other_rows(device, rung):
     """To the last bit, nor on how many there are, nor on their order; and neither does a second run."""
-    if rung in PACKED:
+    if rung == "v3_persistent":
         model = Model(torch.bfloat16, device, end=(19,))
         again = model.rows(0)
         assert torch.equal(again.step(rung=rung), model.step(rung=rung))
         return
     model = Model(torch.bfloat16, device, width=128, heads=2, begin=range(9), end=range(3, 21, 2), capacity=30)
-    shuffled = [8, 3, 5, 0, 1, 7, 2, 4, 6]
-    again, other, pair, alone = (model.rows(*rows) for rows in (range(9), shuffled, (4, 5), (4,)))
+    model = as_many_as_it_takes(model, rung)
+    model.token_weight[model.ids[4]] *= 64  # all of it is larger
+    count = len(model.end)
+    shuffled = [b for b in (8, 3, 5, 0, 1, 7, 2, 4, 6) if b < count]
+    parts = [model.rows(*rows) for rows in (range(count), shuffled, (4, 5), (4,), range(3), range(count))]
+    again, other, pair, alone, three, last = parts
     pair.k_cache[:, 1], pair.ids[1] = torch.inf, 0
     logits = model.step(rung=rung)
     assert torch.equal(again.step(rung=rung), logits)
@@ -244,6 +254,8 @@ def test_a_rows_logits_do_not_depend_on_the_other_rows(device, rung):
     assert torch.equal(pair.step(rung=rung)[0], logits[4])
     assert torch.equal(alone.step(rung=rung)[0], logits[4])
     assert torch.equal(alone.k_cache[:, 0].nan_to_num(7), model.k_cache[:, 4].nan_to_num(7))
+    assert torch.equal(three.step(rung=rung), logits[:3])
+    assert torch.equal(last.step(rung=rung), logits)  # what the rows of a larger batch left is gone
 
 
 @every_rung
@@ -251,7 +263,7 @@ def test_steps_follow_each_other(device, rung):
     """Each sees what the ones before have written."""
     heads = 1 if rung in PACKED else 2
     model = Model(torch.float16, device, width=64, heads=heads, begin=(2, 0), end=(2, 0), capacity=9)
-    model = first_row_at_most(model, rung)
+    model = as_many_as_it_takes(model, rung)
     for _ in range(4):
         check(model, rung)
 
@@ -289,7 +301,7 @@ def test_an_infinite_weight_makes_all_logits_nan(device, rung):
 @every_rung
 def test_caches_may_be_parts_of_larger_ones(device, rung):
     """The first rows, and not the first slots: strides are those of the whole."""
-    heads, rows = (1, 1) if rung in PACKED else (2, 2)
+    heads, rows = 1 if rung in PACKED else 2, 1 if rung == "v3_persistent" else 2
     model = Model(torch.bfloat16, device, width=64, heads=heads, end=(3, 4, 5), begin=(0, 1, 0), capacity=12)
     expected = model.rows(*range(rows)).step(rung=rung)
     for name in ("ids", "end", "begin"):
@@ -306,7 +318,12 @@ def test_caches_may_be_parts_of_larger_ones(device, rung):
     ("options", "says", "clusters_say"),
     [
         ({"dtype": torch.float32}, "takes float16 or bfloat16, got float32", None),
-        ({"end": (5, 4), "begin": (0, 0)}, "takes one row, got 2", None),
+        ({"end": (5,) * 9, "begin": (0,) * 9}, "takes one row, got 9", "takes at most 8 rows, got 9"),
+        (
+            {"width": 256, "heads": 4, "inner": 640, "end": (5,) * 5, "begin": (0,) * 5},
+            "takes one row, got 5",
+            "takes at most 4 rows of this width, got 5",
+        ),
         ({"width": 128, "heads": 1}, "takes a head_dim of 64, got 128", None),
         (
             {"width": 2368, "heads": 37, "layers": 1, "inner": 8, "vocab": 5},
@@ -459,8 +476,8 @@ def test_sums_that_never_come_end_the_launch(layer, half, device):
     model = Model(torch.bfloat16, device, layers=3)
     model.step(rung="v4_clusters")
     packed = model.packed["v4_clusters"]
-    # Shares::sums_at: two sets, of each layer and half 12 sums of each of a cluster's 64 warps, behind 128 bytes.
-    state, sums = packed[:16].view(torch.int32), packed[128:][: 2 * 3 * 2 * 64 * 12 * 8].view(torch.int64)
+    # Shares::sums_at: two sets, of each layer and half those of 64 warps, 12 for each of 8 rows, behind 128 bytes.
+    state, sums = packed[:16].view(torch.int32), packed[128:][: 2 * 3 * 2 * 64 * 8 * 12 * 8].view(torch.int64)
     assert not sums.view(2, -1)[state[0].item() % 2].any()  # they are for the next launch
     sums.view(2, 3, 2, -1)[state[0].item() % 2, layer, half] = 1  # as if a cluster more had added
     if device == "cpu":
@@ -490,7 +507,7 @@ def test_decode_step_accesses_nothing_beside_its_tensors(rung):
     names = ("ids", "end", "begin", "token_weight", "position_weight", "k_cache", "v_cache")
     model.end += torch.tensor([2, 0], dtype=torch.int32)  # both rows take the last slot
     for at_end in (True, False):
-        part = first_row_at_most(model.rows(0, 1), rung)
+        part = as_many_as_it_takes(model.rows(0, 1), rung)
         with Fences(step4_integration, torch.device("cpu")) as fences:
             for name in names:
                 setattr(part, name, relaid(fences, name, getattr(part, name), "aligned", at_end=at_end))
@@ -584,7 +601,7 @@ def test_emulated_threads_of_a_step_may_run_in_any_order(schedule, monkeypatch):
             shapes = [{"width": 128, "heads": 2, "inner": 384}]
         for shape in shapes:
             model = Model(torch.bfloat16, **shape, layers=2, begin=(0, 1), end=(70, 3), positions=71, capacity=71)
-            check(first_row_at_most(model, rung), rung)
+            check(as_many_as_it_takes(model, rung), rung)
 
 
 # ---- beside transformers ----
@@ -644,7 +661,7 @@ def test_a_recorded_token_is_in_order():
 @every_rung
 def test_decode_step_is_registered_as_torch_wants_it(device, rung):
     model = Model(torch.bfloat16, device, begin=(0, 1), end=(5, 4), capacity=9, layers=1)
-    model = first_row_at_most(model, rung)
+    model = as_many_as_it_takes(model, rung)
     rows = range(len(model.end))
     expected = model.rows(*rows).step(rung=rung)
     packed = model.packed_for(rung)

@@ -31,6 +31,9 @@ KF_BOTH constexpr int piece_of(int steps) { return steps <= 8 ? steps : (steps =
 KF_BOTH constexpr int most_heads(int steps) { return steps == 12 ? 1 : 2; }  // of a cluster
 KF_BOTH constexpr int most_units(int steps) { return steps == 12 ? 5 : 8; }  // of a cluster's hidden layer
 KF_BOTH constexpr int most_granules(int steps) { return up(16 * steps, kOfCluster); }
+KF_BOTH constexpr int most_batch(int steps) {
+  return steps == 12 ? 8 : 4;
+}  // rows at once: what they need is no ring's
 
 // Who a warp is: `index` counts those of its cluster. In `order` they are given tiles of q k v, some to each block, and
 // from the last one on tiles of fc, so that who has one more of the one has one less of the other.
@@ -78,7 +81,7 @@ struct Shares {
   int width, inner, vocab, layers, clusters;
   int heads, steps;        // steps 0: too wide
   int with_heads;          // clusters
-  int all_units, of_warp;  // units of the hidden layer; sums of a warp
+  int all_units, of_warp;  // units of the hidden layer; a warp's sums of a row
   int heads_before[kMostClusters + 1], units_before[kMostClusters + 1];
   int label_at;                                       // counted in 16 bytes; before it lies the state
   int64_t constants_at, rows_at, streams_at, stride;  // bytes
@@ -232,11 +235,12 @@ struct Shares {
     return column < inner ? column : -1;
   }
 
-  // ---- what clusters add to x: 64-bit sums, of a warp's columns group after group ----
+  // ---- what clusters add to x: 64-bit sums, of each row those of a warp's columns, group after group ----
 
   // Bytes; of one of two sets, taken in turn by launches: one is added to while the other is set to zero.
   KF_BOTH int64_t sums_at(int set, int layer, int half, int index) const {
-    return 128 + ((static_cast<int64_t>(set * layers + layer) * 2 + half) * kOfCluster + index) * of_warp * 8;
+    const int64_t before = (static_cast<int64_t>(set * layers + layer) * 2 + half) * kOfCluster + index;
+    return 128 + before * most_batch(steps) * of_warp * 8;
   }
   KF_BOTH int senders(int half) const { return half == 0 ? with_heads : clusters; }  // who has something to add
 };
@@ -244,14 +248,18 @@ struct Shares {
 // A warp's stream comes in pieces, through a ring: each tile in some, a head's groups in one, a group's units in one.
 // Of 768 columns there is room for a layer, and a piece has as much as the largest of its product, which is known when
 // compiled; of wider models it has its own.
-KF_BOTH constexpr int ring_bytes(int steps) { return (steps == 12 ? 51 : (steps == 25 ? 48 : 49)) * kStepBytes; }
+// Each row of a batch more takes some of it.
+KF_BOTH constexpr int ring_bytes(int steps, int batch) {
+  const int of_one = steps == 12 ? 51 : (steps == 25 ? 48 : 49), quarters = steps / 2 + (steps == 12 ? 7 : 13);
+  return (of_one - up((batch - 1) * quarters, 4)) * kStepBytes;
+}
 KF_BOTH constexpr bool exact_room(int steps) { return steps > 12; }
 constexpr unsigned kMostPieces = 16;  // in a ring
 
 // Which piece is next, and where in the ring it comes.
-template <int kSteps>
+template <int kSteps, int kBatch>
 struct NextPiece {
-  static constexpr int kPiece = piece_of(kSteps), kRing = ring_bytes(kSteps);
+  static constexpr int kPiece = piece_of(kSteps), kRing = ring_bytes(kSteps, kBatch);
   struct Steps {
     int of_piece, room;
   };

@@ -1,212 +1,54 @@
-// What the warps of v4_clusters do: who brings weights and finds norms; products, x and what is added to it, attention,
-// the MLP.
+// What a computing warp of v4_clusters does: exchanges, its stream of weights, products, x and what is added to it,
+// attention, the MLP, logits.
 #pragma once
 
 #include <step1/approximate.h>
 #include <step1/gelu.h>
-#include <step2/cluster.h>
 #include <step2/dependent_launch.h>
 #include <step2/mma.h>
-#include <step2/warpgroup.h>
 
-#include "cluster_pack.h"
-#include "rungs.h"
-#include "token_block.h"
+#include "cluster_block.h"
 
 namespace kf::KF_BACKEND::decode_step {
 
-// Eight warps compute. A third warpgroup gives them most of its registers; one of its warps finds mean and factor of
-// LayerNorms while the eight multiply, one or two bring weights, the others end at once.
-constexpr int kComputing = kClusterWarps * kWarpSize, kClusterThreads = kComputing + kWarpgroupSize;
-constexpr int kHelpingRegisters = 40, kComputingRegisters = 232;
-constexpr int kNormWarp = kClusterWarps;  // those that bring weights are behind it
-// Up to 1024 columns time goes by in waiting: what will be needed comes to registers as early as there is room. Of
-// wider models memory is the limit: one warp does not ask fast enough, more is on its way, and no warp waits for
-// another one's weights.
-KF_BOTH constexpr bool narrow(int steps) { return steps <= 16; }
-KF_BOTH constexpr int bringing_warps(int steps) { return narrow(steps) ? 1 : 2; }
-constexpr int kComputingOnly = 1, kAskedForX = 2, kNorm = 3;  // named barriers; the last one for each half
-enum Half { kAttention, kMlp };                               // of a layer: what is added to x
-
-struct ClusterToken {
-  Args a;
-  Shares s;
-  unsigned char* packed;
-  float scale_log2, eps;
-  long long* trace;  // [blocks, trace_of_block], or null
-};
-
-// A recorded token (pages/token_trace.cu): when a block's first warp had x, had sent its rows of q k v, and so on, of
-// each layer. In front as of v3_persistent.
-enum class Step {
-  kX,
-  kQkvSent,
-  kQkv,
-  kAttendedSent,
-  kAttended,
-  kPartSent,
-  kParts,
-  kSent,
-  kMiddleX,
-  kHiddenSent,
-  kHidden,
-  kSecondSent,
-  kSecondParts,
-  kEnd
-};
-constexpr int kStepKinds = 14;
-KF_BOTH int64_t trace_of_block(const Shares& s) { return 4 + int64_t{s.layers} * kStepKinds; }
-
-template <int kSteps>
-struct alignas(128) ClusterShared {
-  static constexpr int kHeads = most_heads(kSteps);
-  using Part = float2[kHead / 2 + 1];  // of attention: sums of values, then maximum and sum of weights
-
-  unsigned char ring[kClusterWarps][ring_bytes(kSteps)];
-  unsigned char constants[kClusterWarps][2][Shares::kConstantBytes];
-  // Operand b, a granule in 16 bytes: the upper parts of its four values, then the lower ones.
-  unsigned char x[2][kSteps * 16 * 16];
-  unsigned char hidden[most_units(kSteps) * 16 * 16];
-  float qkv[kHeads][3 * kHead];
-  float2 moments[2][kOfCluster];  // of each warp's columns: mean, Σ (x − mean)²
-  Part attended[kHeads][kClusterBlocks], of_warps[kHeads][kClusterWarps];
-  float sums[kClusterWarps];
-  uint64_t full[kClusterWarps][kMostPieces], empty[kClusterWarps][kMostPieces], constants_full[kClusterWarps];
-  float2 norm[2];  // mean and factor of x
-  uint64_t x_full[2], moments_full[2], norm_full[2], qkv_full, attended_full, hidden_full;
-};
-
-// Rings have what is left of it.
-constexpr size_t kMostShared = sizeof(ClusterShared<20>);
-static_assert(kMostShared <= 227 * 1024 && sizeof(ClusterShared<12>) <= kMostShared &&
-              sizeof(ClusterShared<16>) <= kMostShared && sizeof(ClusterShared<25>) <= kMostShared);
-
-// PTX: ld.relaxed.gpu.u64
-__device__ __forceinline__ unsigned long long load_sum(const unsigned long long* from) {
-  unsigned long long value = 0;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
-  return value;
-}
-
-// How many columns of x a warp has.
-__device__ __forceinline__ float columns(const Shares& s, int index) {
-  const Range own = s.granules_of(index);
-  return static_cast<float>(max(0, min(own.count() * kGranule, s.width - own.first * kGranule)));
-}
-
-// Brings a warp's weights in the order of their use. A lane does it for a warp; lanes behind the last warp's have
-// nothing to bring, but go along.
-template <int kSteps>
-__device__ __forceinline__ void bring_weights(const ClusterToken& token, ClusterShared<kSteps>& shared,
-                                              const WarpPlace& at, int for_warp) {
-  const Shares& s = token.s;
-  const WarpPlace of{at.cluster, at.block, min(for_warp, kClusterWarps - 1)};
-  const unsigned char* from = token.packed + s.stream_at(of);
-  const uint64_t once = evict_first();
-  NextPiece<kSteps> next(s, of);
-  const unsigned all = for_warp < kClusterWarps ? next.all() : 0;
-  const auto done = [](uint64_t (&barriers)[kMostPieces], unsigned piece) {
-    return mbarrier_test_wait(&barriers[piece % kMostPieces], piece / kMostPieces & 1);
-  };
-  __syncwarp();
-  named_barrier_sync(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
-  // Who has room goes on: none waits for another's. Pieces in front of the first one count as used, and as there.
-#pragma unroll 1
-  while (__any_sync(kFullWarp, next.index < all)) {
-    // Two are on their way, 5 to 8 MB of all warps: what is needed at once would wait behind more. A warp of a wide
-    // model that has used up half of its ring waits for weights alone, and may ask for four.
-    const auto few = [&] {
-      if (done(shared.full[of.warp], next.index - 2)) return true;
-      return !narrow(kSteps) && done(shared.empty[of.warp], next.index - 6) &&
-             done(shared.full[of.warp], next.index - 4);
-    };
-    const bool can = next.index < all && done(shared.empty[of.warp], next.used.index - 1) && few();
-    if (!__any_sync(kFullWarp, can)) __nanosleep(20);
-    if (!can) continue;
-    uint64_t* const full = &shared.full[of.warp][next.index % kMostPieces];
-    const int bytes = next.steps.of_piece * kStepBytes;
-    mbarrier_arrive_expect_tx(full, bytes);
-    bulk_load(shared.ring[of.warp] + next.first, from, bytes, full, once);
-    from += bytes;
-    next.go_on();
-  }
-}
-
-// Mean and factor of x for each LayerNorm, by a warp, from the moments of 64 warps' columns.
-template <int kSteps>
-__device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterShared<kSteps>& shared) {
-  const int lane = threadIdx.x % kWarpSize;
-  State* const state = reinterpret_cast<State*>(token.packed);
-  const float inverse = 1.0f / static_cast<float>(token.s.width);
-  const float count_1 = columns(token.s, lane), count_2 = columns(token.s, lane + kWarpSize);
-  const auto announce = [&](uint64_t* barrier) {
-    if (lane == 0) mbarrier_arrive_expect_tx(barrier, static_cast<int>(sizeof(shared.moments[0])));
-  };
-  for (uint64_t& each : shared.moments_full) announce(&each);
-  bool came = true;
-#pragma unroll 1
-  for (int i = 0; i <= 2 * token.s.layers; ++i) {
-    const int half = i % 2 == 0 ? kMlp : kAttention, phase = i / 2;
-    uint64_t* const barrier = &shared.moments_full[half];
-    came = came && wait_for_phase<true>(barrier, phase & 1, state, Wanted::kX, phase);
-    const float2 one = shared.moments[half][lane], two = shared.moments[half][lane + kWarpSize];
-    // About one of the means: sums lose no digits.
-    const float about = shared.moments[half][0].x, apart_1 = one.x - about, apart_2 = two.x - about;
-    const float sum_1 = count_1 * apart_1, sum_2 = count_2 * apart_2;
-    float sum = sum_1 + sum_2, squares = (one.y + sum_1 * apart_1) + (two.y + sum_2 * apart_2);
-#pragma unroll
-    for (int apart = 1; apart < kWarpSize; apart *= 2) {
-      sum += __shfl_xor_sync(kFullWarp, sum, apart);
-      squares += __shfl_xor_sync(kFullWarp, squares, apart);
-    }
-    sum *= inverse;
-    const float variance = fmaxf(squares * inverse - sum * sum, 0.0f);
-    if (lane == 0) {
-      shared.norm[half] = {came ? about + sum : NAN, came ? rsqrtf(variance + token.eps) : NAN};
-    }
-    __syncwarp();
-    if (narrow(kSteps)) {  // it goes along with the others, also where moments come that hold nobody back
-      named_barrier_sync(kNorm + half, kComputing + kWarpSize);
-    } else if (lane == 0) {
-      mbarrier_arrive(&shared.norm_full[half]);
-    }
-    if (came) announce(barrier);
-  }
-}
-
-// kTrace: it records when it is where.
-template <class T, int kSteps, bool kTrace>
+// kBatch: for so many rows, or fewer; each row's numbers are those of a launch for it alone. kTrace: it records when it
+// is where.
+template <class T, int kSteps, int kBatch, bool kTrace>
 struct ClusterWarp {
-  using Shared = ClusterShared<kSteps>;
+  using Shared = ClusterShared<kSteps, kBatch>;
   using Operand = Vector<uint32_t, 2>;  // b, a step's
   static constexpr int kGroups = most_granules(kSteps);
   static constexpr int kMostUnits = most_units(kSteps), kHeads = most_heads(kSteps);
   static constexpr bool kEven = kSteps * 16 % kOfCluster == 0;  // all warps have as many granules
   static constexpr bool kNarrow = narrow(kSteps);
+  // A tile is four numbers to a row of the batch, in 4 of 32 lanes. So four rows share what follows a product: of quad
+  // q lane t of four has row 4·q + t.
+  static constexpr int kTogether = kBatch < 4 ? kBatch : 4, kQuads = up(kBatch, 4);
 
   const ClusterToken& token;
   const Args& a;
   const Shares& s;
   Shared& shared;
   State* const state;
-  const Place place;
+  const Place place;     // of the first row
   const uint32_t epoch;  // launches before
   const int set;         // of sums, in this one
   const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
   const WarpPlace at;
-  const Range heads, keys;    // of the cluster; before the new one
+  const Range heads, keys;    // of the cluster; of the first row, before the new one
   const int units, granules;  // of the cluster's hidden layer; of the warp's columns of x
   const int first_granule;
   const int qkv_tiles, fc_tiles;
   const uint32_t peer;       // a lane's block of the cluster, where it sends to: its shared memory
-  const int row;             // of each group, of which a lane has x. Eight lanes have the same, for a block each
+  const int row;             // of each group, of which a lane has x. Eight lanes have the same, for a block each. Where
+                             // a quad's rows are sent, the one of them
   const float inverse_here;  // of how many this one has, or 0
   uint32_t real = 0;         // bit i: whether the lane's column of group i is one of x
-  float residual[kGroups] = {};
-  bool broken = false;     // it waited in vain: what it gives is NaN
-  int layer = 0;           // in which it is
-  float units_of_one = 0;  // of sums, in this half of the layer
-  Walk used;               // of the ring
+  float residual[kBatch][kGroups] = {};
+  bool broken = false;              // it waited in vain: what it gives is NaN
+  int layer = 0;                    // in which it is
+  float units_of_one[kQuads] = {};  // of sums, in this half of the layer, of a lane's row
+  Walk used;                        // of the ring
 
   __device__ __forceinline__ ClusterWarp(const ClusterToken& token, Shared& shared, const Place& place, uint32_t epoch,
                                          const WarpPlace& at)
@@ -231,6 +73,26 @@ struct ClusterWarp {
         inverse_here(1.0f / fmaxf(columns(token.s, at.index()), 1.0f)) {
     for (int i = 0; i < kGroups; ++i) real |= static_cast<uint32_t>(column_of_x(i) >= 0) << i;
   }
+  __device__ __forceinline__ int batch() const { return rows_of<kBatch>(a); }
+  __device__ __forceinline__ Place place_of(int b) const { return kBatch == 1 ? place : shared.places[b]; }
+  // Of a head, before the new one.
+  __device__ __forceinline__ Range keys_of(int b) const {
+    return kBatch == 1 ? keys : Shares::keys(shared.places[b].before(), at.index());
+  }
+  // f(b, row) for each row: b a constant, for registers, and the row itself. Four rows go beside each other, without a
+  // branch; where there are fewer the last one comes again.
+  template <class F>
+  __device__ __forceinline__ void each_row(F&& f) const {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      if (4 * q >= batch()) continue;
+#pragma unroll
+      for (int b = 4 * q; b < 4 * q + kTogether; ++b) f(b, kBatch == 1 ? 0 : min(b, batch() - 1));
+    }
+  }
+  // Whether the lane has a number of row 4·q + t of the batch, that of the tile's row g % 4; and that row, or the last.
+  __device__ __forceinline__ bool has_row(int q) const { return t % 2 == g / kGranule && 4 * q + t < batch(); }
+  __device__ __forceinline__ int own_row(int q) const { return kBatch == 1 ? 0 : min(4 * q + t, batch() - 1); }
   // Of a lane's group, or −1.
   __device__ __forceinline__ int column_of_x(int group) const {
     return decode_step::column_of_x(granules_of(kSteps, at.index()), s.width, group, row);
@@ -257,18 +119,18 @@ struct ClusterWarp {
     return peer + (smem_address(here) - smem_address(&shared));
   }
   // How many bytes come in a phase. There is one phase a layer, so the layer's number says its parity.
-  static constexpr int kBytesOfX = kSteps * 16 * 16;
-  __device__ __forceinline__ int bytes_of_qkv() const { return heads.count() * 3 * kHead * 4; }
+  __device__ __forceinline__ int bytes_of_x() const { return batch() * kSteps * 16 * 16; }
+  __device__ __forceinline__ int bytes_of_qkv() const { return batch() * heads.count() * 3 * kHead * 4; }
   __device__ __forceinline__ int bytes_of_attended() const {
-    return heads.count() * kClusterBlocks * static_cast<int>(sizeof(typename Shared::Part));
+    return batch() * heads.count() * kClusterBlocks * static_cast<int>(sizeof(typename Shared::Part));
   }
-  __device__ __forceinline__ int bytes_of_hidden() const { return units * 16 * 16; }
+  __device__ __forceinline__ int bytes_of_hidden() const { return batch() * units * 16 * 16; }
   __device__ __forceinline__ void expect(uint64_t* barrier, int bytes) const {
     if (at.warp == 0 && lane == 0) mbarrier_arrive_expect_tx(barrier, bytes);
   }
   __device__ __forceinline__ void expect_all() const {
 #pragma unroll
-    for (uint64_t& each : shared.x_full) expect(&each, kBytesOfX);
+    for (uint64_t& each : shared.x_full) expect(&each, bytes_of_x());
     expect(&shared.qkv_full, bytes_of_qkv());
     expect(&shared.attended_full, bytes_of_attended());
     expect(&shared.hidden_full, bytes_of_hidden());
@@ -279,12 +141,13 @@ struct ClusterWarp {
     if (!broken) expect(barrier, bytes);
   }
   __device__ __forceinline__ void wait_for_x(int half, int phase) {
-    wait(&shared.x_full[half], phase, kBytesOfX, Wanted::kX);
+    wait(&shared.x_full[half], phase, bytes_of_x(), Wanted::kX);
   }
-  // A tile's four rows, of lanes 0, 4, 8 and 12, to a lane's block.
-  __device__ __forceinline__ static void four_rows(float mine, float (&of_row)[kGranule]) {
+  // A tile's four numbers, of the lane's row of the batch. They are where has_row says.
+  __device__ __forceinline__ void four_numbers(float mine, float (&number)[kGranule]) const {
+    const int first = kBatch == 1 ? 0 : row % 2 * 16 + row;
 #pragma unroll
-    for (int i = 0; i < kGranule; ++i) of_row[i] = __shfl_sync(kFullWarp, mine, 4 * i);
+    for (int i = 0; i < kGranule; ++i) number[i] = __shfl_sync(kFullWarp, mine, 4 * i + first);
   }
   __device__ __forceinline__ void send(const uint32_t (&words)[4], const void* to, uint64_t* barrier) const {
     store_remote_async(there(peer, to), words, there(peer, barrier));
@@ -317,8 +180,8 @@ struct ClusterWarp {
       const unsigned char* piece = nullptr;  // a lane's first vector of it
       if (any) {
         mbarrier_wait_warp(&shared.full[at.warp][place], used.index / kMostPieces & 1);
-        piece =
-            shared.ring[at.warp] + used.next((kExact ? steps : kPiece) * kStepBytes, ring_bytes(kSteps)) + lane * 16;
+        piece = shared.ring[at.warp] + used.next((kExact ? steps : kPiece) * kStepBytes, ring_bytes(kSteps, kBatch)) +
+                lane * 16;
       }
 #pragma unroll
       for (int i = first; i < first + kPiece; ++i) {
@@ -373,26 +236,34 @@ struct ClusterWarp {
   __device__ __forceinline__ Operand operand(const unsigned char* x, int step) const {
     return load_vector<2>(reinterpret_cast<const uint32_t*>(x + (step * 16 + g / 2 * 4 + t) * 16 + g % 2 * 8));
   }
-  // The sum of row g, in lanes where t is 0 and g < 4. Both parts lie in a lane.
+  // The sum of row g % 4, in lanes where t and g / 4 are both even, or both odd. Both parts lie in a lane.
   __device__ __forceinline__ float row_of(const float (&sum)[4]) const {
     float of_row = t < 2 ? sum[0] + sum[1] : sum[2] + sum[3];
     of_row += __shfl_xor_sync(kFullWarp, of_row, 2);         // chunks 0 and 2, or 1 and 3
     return of_row + __shfl_xor_sync(kFullWarp, of_row, 17);  // four rows on
-  }
-  // Of tile k; the first one's weights are there already.
-  __device__ __forceinline__ void product(int k, Weights& w, const unsigned char* x, float (&sum)[4][4]) {
-    if (k > 0) take<kSteps>(kSteps, w);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) multiply(sum[step % 4], w[step], operand(x, step));
   }
   __device__ __forceinline__ float row_of(float (&sum)[4][4]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[0][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
     return row_of(sum[0]);
   }
-  // The same behind a LayerNorm of this mean and factor; `of_row`: the row's two numbers.
-  __device__ __forceinline__ float normed_row(float (&sum)[4][4], float2 norm, float2 of_row) const {
-    return norm.y * (row_of(sum) - norm.x * of_row.x) + of_row.y;
+  // Row b's number, in the lanes for it.
+  __device__ __forceinline__ void keep(int b, float number, float (&of_quads)[kQuads]) const {
+    if (kBatch == 1 || t == b % 4) of_quads[b / 4] = number;
+  }
+  // A tile's numbers.
+  __device__ __forceinline__ void product(const Weights& w, const unsigned char (&x)[kBatch][kSteps * 16 * 16],
+                                          float (&of_quads)[kQuads]) const {
+    each_row([&](int b, int of_row) {
+      float sum[4][4] = {};
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) multiply(sum[step % 4], w[step], operand(x[of_row], step));
+      keep(b, row_of(sum), of_quads);
+    });
+  }
+  // The same behind a LayerNorm of this mean and factor; `of_row`: the tile's row's two numbers.
+  __device__ __forceinline__ static float normed(float number, float2 norm, float2 of_row) {
+    return norm.y * (number - norm.x * of_row.x) + of_row.y;
   }
 
   // ---- what clusters add to x ----
@@ -403,35 +274,42 @@ struct ClusterWarp {
   static constexpr int kCountBits = 10, kUnitBits = 21;
   static constexpr unsigned long long kOne = 1, kNoNumber = 32;
   static constexpr float kMostUnitsOfPart = 0x1p49f;
-  // Two to some power, for mean and factor of the LayerNorm in front.
-  __device__ __forceinline__ void choose_unit(float2 norm) {
-    units_of_one = __uint_as_float(__float_as_uint(norm.y) & 0x7f800000u) * static_cast<float>(1 << kUnitBits);
+  // Two to some power, for the factor of the LayerNorm in front.
+  __device__ __forceinline__ void choose_units(int half) {
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const uint32_t factor = __float_as_uint(shared.norm[half][own_row(q)].y);
+      units_of_one[q] = __uint_as_float(factor & 0x7f800000u) * static_cast<float>(1 << kUnitBits);
+    }
   }
+  static constexpr int kOfRow = kGranule * kGroups;
   __device__ __forceinline__ unsigned long long* sums(int of_set, int half) const {
     return reinterpret_cast<unsigned long long*>(token.packed + s.sums_at(of_set, layer, half, at.index()));
   }
   template <int kHalf>
-  __device__ __forceinline__ void publish(const float (&sum)[kGroups][4]) const {
-    float value[kGroups];
+  __device__ __forceinline__ void publish(const float (&sum)[kGroups][kQuads]) const {
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) value[i] = row_of(sum[i]);
-    unsigned long long* const to = sums(set, kHalf) + g;
-    if (lane < 16 && t == 0) {
+    for (int q = 0; q < kQuads; ++q) {
+      unsigned long long* const to = sums(set, kHalf) + (4 * q + t) * kOfRow + g % kGranule;
+      if (!has_row(q)) continue;
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
-        const float in_units = value[i] * units_of_one;
+        const float in_units = sum[i][q] * units_of_one[q];
         const bool number = fabsf(in_units) < kMostUnitsOfPart && !broken;
         const auto whole = static_cast<unsigned long long>(number ? __float2ll_rn(in_units) : 0);
         atomicAdd(to + kGranule * i, (whole << kCountBits) + (number ? kOne : kOne + kNoNumber));
       }
     }
   }
-  // For the next launch. A cluster does it for all.
+  // For the next launch, of whatever batch. A cluster does it for all.
   __device__ __forceinline__ void clear_sums() const {
     if (layer % s.clusters != at.cluster) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (lane < kGranule * kGroups) sums(1 - set, half)[lane] = 0;
+#pragma unroll 1
+      for (int i = 2 * lane; i < most_batch(kSteps) * kOfRow; i += 2 * kWarpSize) {
+        store_vector(sums(1 - set, half) + i, Vector<unsigned long long, 2>{{0, 0}});
+      }
     }
   }
 
@@ -443,8 +321,12 @@ struct ClusterWarp {
   }
   // A warp's columns to all blocks of the cluster: times the next LayerNorm's gain, as operand b, and their moments.
   __device__ __forceinline__ void send_x(int half, const float (&gain)[kGroups]) {
+    each_row([&](int b, int) { send_x(half, b, residual[b], gain); });
+  }
+  __device__ __forceinline__ void send_x(int half, int b, const float (&residual)[kGroups],
+                                         const float (&gain)[kGroups]) const {
     constexpr int kBase = kGroups / 4 * 4;
-    unsigned char* const to = shared.x[half] + first_granule * 16;
+    unsigned char* const to = shared.x[half][b] + first_granule * 16;
     uint64_t* const barrier = &shared.x_full[half];
     // Of the moments: about one of the columns, so that no digits are lost however far they are from 0.
     const float about = __shfl_sync(kFullWarp, residual[0], 0);
@@ -457,16 +339,19 @@ struct ClusterWarp {
     }
     sum = over_rows(sum);
     squares = over_rows(squares);
-    if (row == 0) {
+    const bool exists = b < batch();
+    if (row == 0 && exists) {
       const Pair<float> moments{about + sum * inverse_here, squares - sum * sum * inverse_here};
-      store_remote_async(there(peer, &shared.moments[half][at.index()]), moments,
+      store_remote_async(there(peer, &shared.moments[half][b][at.index()]), moments,
                          there(peer, &shared.moments_full[half]));
     }
     float y[kBase + 4] = {};
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) y[i] = residual[i] * gain[i];
 #pragma unroll
-    for (int i = 0; i < kBase; i += 4) send_granule(y[i], y[i + 1], y[i + 2], y[i + 3], to + (i + row) * 16, barrier);
+    for (int i = 0; i < kBase; i += 4) {
+      if (exists) send_granule(y[i], y[i + 1], y[i + 2], y[i + 3], to + (i + row) * 16, barrier);
+    }
     // See column_in_warp.
     const int left = granules - kBase;
     if (left == 1) {
@@ -474,34 +359,37 @@ struct ClusterWarp {
 #pragma unroll
       for (int i = 0; i < kGranule; ++i)
         of[i] = __shfl_sync(kFullWarp, y[kBase], i * kClusterBlocks + lane % kClusterBlocks);
-      if (row == 0) send_granule(of[0], of[1], of[2], of[3], to + kBase * 16, barrier);
+      if (row == 0 && exists) send_granule(of[0], of[1], of[2], of[3], to + kBase * 16, barrier);
     } else if (left == 2) {
       const float one = __shfl_down_sync(kFullWarp, y[kBase], 2 * kClusterBlocks);
       const float two = __shfl_down_sync(kFullWarp, y[kBase + 1], 2 * kClusterBlocks);
-      if (row < 2) send_granule(y[kBase], y[kBase + 1], one, two, to + (kBase + row) * 16, barrier);
+      if (row < 2 && exists) send_granule(y[kBase], y[kBase + 1], one, two, to + (kBase + row) * 16, barrier);
     } else if (left == 3) {
       const int which = lane % kClusterBlocks;
       const float last = __shfl_sync(kFullWarp, which == 0 ? y[kBase] : (which == 1 ? y[kBase + 1] : y[kBase + 2]),
                                      3 * kClusterBlocks + min(row, 2));
-      if (row < 3) send_granule(y[kBase], y[kBase + 1], y[kBase + 2], last, to + (kBase + row) * 16, barrier);
+      if (row < 3 && exists) send_granule(y[kBase], y[kBase + 1], y[kBase + 2], last, to + (kBase + row) * 16, barrier);
     }
   }
-  // Mean and factor of all of x. A named barrier is the sooner way to tell, but there all eight warps wait for each
-  // other: in a wide model that is for weights.
-  __device__ __forceinline__ float2 mean_and_factor(int half, int phase) {
+  // Until mean and factor of all of x are there. A named barrier is the sooner way to tell, but there all eight warps
+  // wait for each other: in a wide model that is for weights.
+  __device__ __forceinline__ void wait_for_norm(int half, int phase) {
     if constexpr (kNarrow) {
       named_barrier_sync(kNorm + half, kComputing + kWarpSize);
     } else {
       broken = broken || !wait_for_phase<true>(&shared.norm_full[half], phase & 1, state, Wanted::kX, phase);
     }
-    return shared.norm[half];
   }
-  // Until all have added. Lane 8·row + group looks at one sum; those left over at the last group's.
-  __device__ __forceinline__ bool wait_for_sum(const unsigned long long* from, int senders,
-                                               unsigned long long& got) const {
+  __device__ __forceinline__ float2 mean_and_factor(int half, int q) const { return shared.norm[half][own_row(q)]; }
+  // Until all have added. Lane 8·row + group looks at one sum of each row of the batch; those left over at the last
+  // group's.
+  __device__ __forceinline__ bool wait_for_sums(const unsigned long long* from, int senders,
+                                                unsigned long long (&got)[kBatch]) const {
     for (uint32_t polls = 1;; ++polls) {
-      got = load_sum(from);
-      if (__all_sync(kFullWarp, static_cast<int>(got % kNoNumber) == senders)) return true;
+      bool all = true;
+      each_row([&](int b, int of_row) { got[b] = load_sum(from + of_row * kOfRow); });
+      each_row([&](int b, int) { all = all && static_cast<int>(got[b] % kNoNumber) == senders; });
+      if (__all_sync(kFullWarp, all)) return true;
       if (__builtin_expect(polls % kPollsBetweenLooks != 0, 1)) continue;
       if (__any_sync(kFullWarp, give_up(state, polls, Wanted::kX, layer))) return false;
     }
@@ -512,56 +400,66 @@ struct ClusterWarp {
     float bias[kGroups], gain[kGroups];
     of_x(shared.constants[at.warp][layer & 1], kHalf == kMlp ? Shares::kSecondBias : Shares::kBias, bias);
     of_x(shared.constants[at.warp][layer & 1], kHalf == kMlp ? Shares::kNextGain : Shares::kGain, gain);
-    const float one = __uint_as_float((254u << 23) - __float_as_uint(units_of_one));  // its reciprocal: a power of two
     static_assert(kGroups <= kClusterBlocks);
     const int group = min(lane % kClusterBlocks, kGroups - 1);
-    unsigned long long got = 0;
-    broken |= !wait_for_sum(sums(set, kHalf) + kGranule * group + row, s.senders(kHalf), got);
+    unsigned long long got[kBatch] = {};
+    broken |= !wait_for_sums(sums(set, kHalf) + kGranule * group + row, s.senders(kHalf), got);
     record(kHalf == kMlp ? Step::kSecondParts : Step::kParts);
-    const bool number = got % (kOne << kCountBits) < kNoNumber && !broken;
-    const float added = number ? static_cast<float>(static_cast<long long>(got) >> kCountBits) * one : NAN;
+    each_row([&](int b, int) {
+      const float units = kBatch == 1 ? units_of_one[0] : __shfl_sync(kFullWarp, units_of_one[b / 4], b % 4);
+      const float one = __uint_as_float((254u << 23) - __float_as_uint(units));  // its reciprocal: a power of two
+      const bool number = got[b] % (kOne << kCountBits) < kNoNumber && !broken;
+      const float added = number ? static_cast<float>(static_cast<long long>(got[b]) >> kCountBits) * one : NAN;
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      residual[i] += __shfl_sync(kFullWarp, added, lane / kClusterBlocks * kClusterBlocks + i) + bias[i];
-    }
+      for (int i = 0; i < kGroups; ++i) {
+        residual[b][i] += __shfl_sync(kFullWarp, added, lane / kClusterBlocks * kClusterBlocks + i) + bias[i];
+      }
+    });
     send_x(kHalf, gain);
   }
   // x begins with a mean of 0: LayerNorm, which is all that reads it, does not change, and its sums lose no digits.
   // What it needs comes from memory at the same time, also while blocks of the cluster begin.
-  __device__ __forceinline__ void send_first_x(int64_t id) {
-    const Tokens<T> tokens(a, place, id);
+  __device__ __forceinline__ void send_first_x(int64_t first_id) {
     constexpr int kOfThread = up(kSteps * kStepDepth, kComputing);
-    float gain[kGroups], sum = 0;
+    float gain[kGroups];
     of_x(token.packed + s.constants_of(at, -1), Shares::kNextGain, gain);
-    typename Tokens<T>::Parts all[kOfThread] = {}, own[kGroups] = {};
     const auto column_of = [](int i) { return i * kComputing + static_cast<int>(threadIdx.x); };
-    if (tokens.exists()) {
+    each_row([&](int b, int of_batch) {
+      const Tokens<T> tokens(a, place_of(of_batch), b == 0 ? first_id : __ldg(a.ids + of_batch));
+      typename Tokens<T>::Parts all[kOfThread] = {}, own[kGroups] = {};
+      if (tokens.exists()) {
 #pragma unroll
-      for (int i = 0; i < kOfThread; ++i) all[i] = tokens.parts(min(column_of(i), s.width - 1));
+        for (int i = 0; i < kOfThread; ++i) all[i] = tokens.parts(min(column_of(i), s.width - 1));
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i) own[i] = tokens.parts(max(column_of_x(i), 0));
-    }
-    named_barrier_arrive(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
-    prefetch_keys(0);
+        for (int i = 0; i < kGroups; ++i) own[i] = tokens.parts(max(column_of_x(i), 0));
+      }
+      if (b == 0) {
+        named_barrier_arrive(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
+        prefetch_keys(0);
+      }
+      float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kOfThread; ++i) {
-      if (column_of(i) < s.width) sum += all[i].sum();
-    }
+      for (int i = 0; i < kOfThread; ++i) {
+        if (column_of(i) < s.width) sum += all[i].sum();
+      }
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      if (real >> i & 1) residual[i] = tokens.exists() ? own[i].sum() : NAN;
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) shared.sums[at.warp] = sum;
+      for (int i = 0; i < kGroups; ++i) {
+        if (real >> i & 1) residual[b][i] = tokens.exists() ? own[i].sum() : NAN;
+      }
+      sum = warp_sum(sum);
+      if (lane == 0) shared.sums[b][at.warp] = sum;
+    });
     named_barrier_sync(kComputingOnly, kComputing);
-    float mean = 0;
+    each_row([&](int b, int) {
+      float mean = 0;
 #pragma unroll
-    for (const float each : shared.sums) mean += each;
-    mean /= static_cast<float>(s.width);
+      for (const float each : shared.sums[b]) mean += each;
+      mean /= static_cast<float>(s.width);
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      if (real >> i & 1) residual[i] -= mean;
-    }
+      for (int i = 0; i < kGroups; ++i) {
+        if (real >> i & 1) residual[b][i] -= mean;
+      }
+    });
     cluster_barrier_wait();  // all barriers of the cluster are there; what comes before it is announced counts, too
     send_x(kMlp, gain);
   }
@@ -574,33 +472,57 @@ struct ClusterWarp {
     Vector16 k[kRounds][2];
     uint32_t v[kWarpKeys];
   };
-  using OfKeys = Cached[kHeads];
-  __device__ __forceinline__ void load_keys(OfKeys& of) const {
-#pragma unroll
-    for (int head = 0; head < kHeads; ++head) load_keys(head, of[head]);
+  // A row's head, of whose cache the warp has some keys. All of a cluster stand one behind the other; so many go beside
+  // each other, and their keys come ahead.
+  static constexpr int kAhead = kBatch * kHeads == 1 ? 1 : 2;
+  static_assert(kAhead % kHeads == 0);
+  using OfKeys = Cached[kAhead];
+  struct Query {
+    int b, head, keys;
+    bool exists;
+  };
+  __device__ __forceinline__ Query query(int i) const {
+    const int b = min(i / kHeads, batch() - 1), head = i % kHeads;
+    const bool exists = i / kHeads == b && head < heads.count();
+    return {b, head, exists ? keys_of(b).count() : 0, exists};
   }
-  __device__ __forceinline__ const T* cached(bool values, int of_layer, int head) const {
-    return in_cache<const T>(values ? a.v_cache : a.k_cache, values ? a.v_stride : a.k_stride, of_layer, 0,
-                             heads.first + head, place.begin + keys.first);
+  __device__ __forceinline__ const T* cached(bool values, int of_layer, int b, int head) const {
+    return in_cache<const T>(values ? a.v_cache : a.k_cache, values ? a.v_stride : a.k_stride, of_layer, b,
+                             heads.first + head, place_of(b).begin + keys_of(b).first);
   }
-  __device__ __forceinline__ void load_keys(int head, Cached& of) const {
-    const int count = head < heads.count() ? keys.count() : 0;
-    const T *const k = cached(false, layer, head), *const v = cached(true, layer, head);
+  __device__ __forceinline__ void load_keys(const Query& of, Vector16 (&k)[kRounds][2]) const {
+    const T* const from = cached(false, layer, of.b, of.head);
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
-      if (r * 8 >= count) {
-        of.k[r][0] = of.k[r][1] = {};
-#pragma unroll
-        for (int i = r * 8; i < r * 8 + 8; ++i) of.v[i] = 0;
+      if (r * 8 >= of.keys) {
+        k[r][0] = k[r][1] = {};
         continue;
       }
-      const T* const key = k + min(r * 8 + g, count - 1) * kHead + t * 8;
-      of.k[r][0] = load_vector<4>(reinterpret_cast<const uint32_t*>(key));
-      of.k[r][1] = load_vector<4>(reinterpret_cast<const uint32_t*>(key + kHead / 2));
+      const T* const key = from + min(r * 8 + g, of.keys - 1) * kHead + t * 8;
+      k[r][0] = load_vector<4>(reinterpret_cast<const uint32_t*>(key));
+      k[r][1] = load_vector<4>(reinterpret_cast<const uint32_t*>(key + kHead / 2));
+    }
+  }
+  __device__ __forceinline__ void load_values(const Query& of, uint32_t (&v)[kWarpKeys]) const {
+    const T* const from = cached(true, layer, of.b, of.head) + 2 * lane;
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      if (r * 8 >= of.keys) {
+#pragma unroll
+        for (int i = r * 8; i < r * 8 + 8; ++i) v[i] = 0;
+        continue;
+      }
 #pragma unroll
       for (int i = r * 8; i < r * 8 + 8; ++i) {
-        of.v[i] = *reinterpret_cast<const uint32_t*>(v + min(i, count - 1) * kHead + 2 * lane);
+        v[i] = *reinterpret_cast<const uint32_t*>(from + min(i, of.keys - 1) * kHead);
       }
+    }
+  }
+  __device__ __forceinline__ void load_first(OfKeys& of) const {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      load_keys(query(i), of[i].k);
+      load_values(query(i), of[i].v);
     }
   }
 
@@ -612,45 +534,55 @@ struct ClusterWarp {
     const int tiles = mlp ? fc_tiles : qkv_tiles;
     if (tiles == 0) {
       if (at.warp == 0) wait_for_x(of_x, layer);  // it announces the next one
-      return choose_unit(mean_and_factor(of_x, layer));
+      wait_for_norm(of_x, layer);
+      return choose_units(of_x);
     }
     const float scale = token.scale_log2 / (a.scale_by_layer ? static_cast<float>(layer + 1) : 1.0f);
-    unsigned char* const to = mlp ? shared.hidden : reinterpret_cast<unsigned char*>(shared.qkv);
+    constexpr int kStride = mlp ? sizeof(shared.hidden[0]) : sizeof(shared.qkv[0]);
+    unsigned char* const to = mlp ? shared.hidden[0] : reinterpret_cast<unsigned char*>(shared.qkv);
     uint64_t* const barrier = mlp ? &shared.hidden_full : &shared.qkv_full;
     wait_for_x(of_x, layer);
     record(mlp ? Step::kMiddleX : Step::kX);
-    float2 norm{};
 #pragma unroll 1
     for (int k = 0; k < tiles; ++k) {
       const float2 numbers = of_row(kHalf * kMostTiles + k);
-      float sum[4][4] = {};
-      product(k, w, shared.x[of_x], sum);
-      if (k == 0) choose_unit(norm = mean_and_factor(of_x, layer));
-      float y = normed_row(sum, norm, numbers);
+      if (k > 0) take<kSteps>(kSteps, w);
+      float sum[kQuads] = {};
+      product(w, shared.x[of_x], sum);
+      if (k == 0) {
+        wait_for_norm(of_x, layer);
+        choose_units(of_x);
+      }
       const int tile = Shares::tile(at, mlp ? Kind::kFc : Kind::kQkv, k);
       const int in_head = tile * kGranule % (3 * kHead), which = in_head / kHead;  // q, k or v: the same of its rows
-      const T rounded = from_compute<T>(y);
-      if constexpr (mlp) {
-        y = a.tanh ? fast_gelu<T, true>(y) : fast_gelu<T, false>(y);
-      } else {
-        y = which == 0 ? scale * y : to_compute(rounded);
-      }
-      float of_tile[kGranule];
-      four_rows(broken ? NAN : y, of_tile);
-      if (row == 0) {
-        uint32_t words[4];
-        if constexpr (mlp) {
-          granule(of_tile[0], of_tile[1], of_tile[2], of_tile[3], words);
-        } else {
 #pragma unroll
-          for (int i = 0; i < kGranule; ++i) words[i] = __float_as_uint(of_tile[i]);
+      for (int q = 0; q < kQuads; ++q) {
+        if (4 * q >= batch()) continue;
+        float y = normed(sum[q], mean_and_factor(of_x, q), numbers);
+        const T rounded = from_compute<T>(y);
+        if constexpr (mlp) {
+          y = a.tanh ? fast_gelu<T, true>(y) : fast_gelu<T, false>(y);
+        } else {
+          y = which == 0 ? scale * y : to_compute(rounded);
         }
-        send(words, to + tile * 16, barrier);
-      }
-      if (!mlp && which > 0 && place.slot >= 0 && lane < 16 && t == 0) {
-        T* const cache = in_cache<T>(which == 1 ? a.k_cache : a.v_cache, which == 1 ? a.k_stride : a.v_stride, layer, 0,
-                                     heads.first + tile * kGranule / (3 * kHead), place.slot);
-        cache[in_head % kHead + g] = rounded;  // read by later launches only
+        float of_tile[kGranule];
+        four_numbers(broken ? NAN : y, of_tile);
+        if (4 * q + row < batch()) {
+          uint32_t words[4];
+          if constexpr (mlp) {
+            granule(of_tile[0], of_tile[1], of_tile[2], of_tile[3], words);
+          } else {
+#pragma unroll
+            for (int i = 0; i < kGranule; ++i) words[i] = __float_as_uint(of_tile[i]);
+          }
+          send(words, to + (4 * q + row) * kStride + tile * 16, barrier);
+        }
+        const int slot = kBatch == 1 ? place.slot : shared.places[own_row(q)].slot;
+        if (!mlp && which > 0 && slot >= 0 && has_row(q)) {
+          T* const cache = in_cache<T>(which == 1 ? a.k_cache : a.v_cache, which == 1 ? a.k_stride : a.v_stride, layer,
+                                       own_row(q), heads.first + tile * kGranule / (3 * kHead), slot);
+          cache[in_head % kHead + g % kGranule] = rounded;  // read by later launches only
+        }
       }
     }
   }
@@ -659,77 +591,112 @@ struct ClusterWarp {
   __device__ __forceinline__ void prefetch_keys(int of_layer) const {
     static_assert(2 * kWarpKeys == kWarpSize && kHead * 2 == 128);
     const int key = lane % kWarpKeys;
-    if (of_layer >= s.layers || key >= keys.count()) return;
-    for (int head = 0; head < heads.count(); ++head) {
-      prefetch_to_l2(cached(lane >= kWarpKeys, of_layer, head) + key * kHead);
+    if (of_layer >= s.layers) return;
+    for (int b = 0; b < batch(); ++b) {
+      if (key >= keys_of(b).count()) continue;
+      for (int head = 0; head < heads.count(); ++head) {
+        prefetch_to_l2(cached(lane >= kWarpKeys, of_layer, b, head) + key * kHead);
+      }
     }
   }
 
-  __device__ __forceinline__ void attend(const OfKeys& of_heads) {
-    const int count = keys.count();
+  __device__ __forceinline__ void attend(OfKeys& ahead) {
     prefetch_keys(layer + 1);
     wait(&shared.qkv_full, layer, bytes_of_qkv(), Wanted::kQkv);
     record(Step::kQkv);
-#pragma unroll
-    for (int head = 0; head < kHeads; ++head) {
-      if (head >= heads.count()) continue;
-      const Cached& of = of_heads[head];
-      float score[kRounds] = {};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* const from = shared.qkv[head] + half * (kHead / 2) + t * 8;
-        const Vector<float, 4> q[2] = {load_vector<4>(from), load_vector<4>(from + 4)};
-#pragma unroll
-        for (int r = 0; r < kRounds; ++r) {
-          if (r * 8 >= count) continue;
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const uint32_t pair = of.k[r][half].element[i];
-            score[r] += q[i / 2].element[i % 2 * 2] * low_of<T>(pair);
-            score[r] += q[i / 2].element[i % 2 * 2 + 1] * high_of<T>(pair);
-          }
-        }
-      }
-      float max = -INFINITY;
-#pragma unroll
-      for (int r = 0; r < kRounds; ++r) {
-        score[r] += __shfl_xor_sync(kFullWarp, score[r], 1);
-        score[r] += __shfl_xor_sync(kFullWarp, score[r], 2);
-        if (r * 8 + g >= count) score[r] = -INFINITY;
-        max = fmaxf(max, score[r]);
-      }
-#pragma unroll
-      for (int apart = 4; apart < kWarpSize; apart *= 2) max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, apart));
-      const float base = max == -INFINITY ? 0.0f : max;
-      float sum = 0, out[2] = {};
-#pragma unroll
-      for (int r = 0; r < kRounds; ++r) {
-        if (r * 8 >= count) continue;
-        const float weight = exp2_approx(score[r] - base);
-        sum += weight;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const float of_key = __shfl_sync(kFullWarp, weight, i * 4);
-          out[0] += of_key * low_of<T>(of.v[r * 8 + i]);
-          out[1] += of_key * high_of<T>(of.v[r * 8 + i]);
-        }
-      }
-#pragma unroll
-      for (int apart = 4; apart < kWarpSize; apart *= 2) sum += __shfl_xor_sync(kFullWarp, sum, apart);
-      shared.of_warps[head][at.warp][lane] = {out[0], out[1]};
-      if (lane == 0) shared.of_warps[head][at.warp][kHead / 2] = {max, sum};
-    }
+#pragma unroll 1
+    for (int first = 0; first < batch() * kHeads; first += kAhead) attend(first, ahead);
     named_barrier_sync(kComputingOnly, kComputing);
-    // All warps put the block's parts together; each sends them to one block.
-    static_assert(kClusterWarps == kClusterBlocks);
-    const uint32_t to = remote_address(&shared, at.warp), barrier = there(to, &shared.attended_full);
+    // All warps put the block's parts together, each a row's, and send them to as many blocks as there are rows.
+    static_assert(kClusterWarps == kClusterBlocks && kClusterWarps % kBatch == 0);
+    const int b = at.warp % kBatch;
+    if (b >= batch()) return;
 #pragma unroll 1
     for (int head = 0; head < heads.count(); ++head) {
-      const Attended of_block = together(shared.of_warps[head], {-INFINITY, 0, {0, 0}});
-      float2* const part = shared.attended[head][at.block];
-      store_remote_async(there(to, part + lane), Pair<float>{of_block.out.x, of_block.out.y}, barrier);
-      if (lane > 0) continue;
-      store_remote_async(there(to, part + kHead / 2), Pair<float>{of_block.max, of_block.sum}, barrier);
+      const Attended of_block = together(shared.of_warps[b][head], {-INFINITY, 0, {0, 0}});
+      float2* const part = shared.attended[b][head][at.block];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const uint32_t to = remote_address(&shared, at.warp - b + i), barrier = there(to, &shared.attended_full);
+        store_remote_async(there(to, part + lane), Pair<float>{of_block.out.x, of_block.out.y}, barrier);
+        if (lane > 0) continue;
+        store_remote_async(there(to, part + kHead / 2), Pair<float>{of_block.max, of_block.sum}, barrier);
+      }
+    }
+  }
+  // Some queries over the warp's keys. Where a key has been used, one of the next queries' is loaded.
+  __device__ __forceinline__ void attend(int first, OfKeys& of) const {
+    constexpr bool kMore = kBatch * kHeads > kAhead;
+    Query now[kAhead];
+    int most = 0;
+    Vector<float, 4> q[kAhead][2][2];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      now[i] = query(first + i);
+      most = max(most, now[i].keys);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* const from = shared.qkv[now[i].b][now[i].head] + half * (kHead / 2) + t * 8;
+        q[i][half][0] = load_vector<4>(from);
+        q[i][half][1] = load_vector<4>(from + 4);
+      }
+    }
+    float score[kAhead][kRounds] = {}, peak[kAhead], base[kAhead], sum[kAhead] = {}, out[kAhead][2] = {};
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      if (r * 8 >= most) continue;
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const uint32_t pair = of[i].k[r][j / 4].element[j % 4];
+          const Vector<float, 4>& of_q = q[i][j / 4][j % 4 / 2];
+          score[i][r] += of_q.element[j % 2 * 2] * low_of<T>(pair);
+          score[i][r] += of_q.element[j % 2 * 2 + 1] * high_of<T>(pair);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (kMore) load_keys(query(first + kAhead + i), of[i].k);
+      peak[i] = -INFINITY;
+#pragma unroll
+      for (int r = 0; r < kRounds; ++r) {
+        score[i][r] += __shfl_xor_sync(kFullWarp, score[i][r], 1);
+        score[i][r] += __shfl_xor_sync(kFullWarp, score[i][r], 2);
+        if (r * 8 + g >= now[i].keys) score[i][r] = -INFINITY;
+        peak[i] = fmaxf(peak[i], score[i][r]);
+      }
+#pragma unroll
+      for (int apart = 4; apart < kWarpSize; apart *= 2) {
+        peak[i] = fmaxf(peak[i], __shfl_xor_sync(kFullWarp, peak[i], apart));
+      }
+      base[i] = peak[i] == -INFINITY ? 0.0f : peak[i];
+    }
+#pragma unroll
+    for (int r = 0; r < kRounds; ++r) {
+      if (r * 8 >= most) continue;
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const float weight = exp2_approx(score[i][r] - base[i]);
+        sum[i] += weight;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const float of_key = __shfl_sync(kFullWarp, weight, j * 4);
+          out[i][0] += of_key * low_of<T>(of[i].v[r * 8 + j]);
+          out[i][1] += of_key * high_of<T>(of[i].v[r * 8 + j]);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (kMore) load_values(query(first + kAhead + i), of[i].v);
+#pragma unroll
+      for (int apart = 4; apart < kWarpSize; apart *= 2) sum[i] += __shfl_xor_sync(kFullWarp, sum[i], apart);
+      if (!now[i].exists) continue;
+      auto& of_warp = shared.of_warps[now[i].b][now[i].head][at.warp];
+      of_warp[lane] = {out[i][0], out[i][1]};
+      if (lane == 0) of_warp[kHead / 2] = {peak[i], sum[i]};
     }
   }
   // Two columns of attention's output over some keys, not divided by the sum of weights yet.
@@ -762,37 +729,44 @@ struct ClusterWarp {
     }
   }
   __device__ __forceinline__ void project(const OfHeads& w) {
-    Attended newest[kHeads];
+    Attended newest[kBatch][kHeads];
+    each_row([&](int b, int of_batch) {
 #pragma unroll
-    for (int head = 0; head < kHeads; ++head) {
-      if (head >= heads.count()) continue;
-      const float *const q = shared.qkv[head], *const k = q + kHead, *const v = k + kHead;
-      const float score = warp_sum(q[lane] * k[lane] + q[lane + kWarpSize] * k[lane + kWarpSize]);
-      newest[head] = {score, 1, {v[2 * lane], v[2 * lane + 1]}};
-    }
+      for (int head = 0; head < kHeads; ++head) {
+        if (head >= heads.count()) continue;
+        const float *const q = shared.qkv[of_batch][head], *const k = q + kHead, *const v = k + kHead;
+        const float score = warp_sum(q[lane] * k[lane] + q[lane + kWarpSize] * k[lane + kWarpSize]);
+        newest[b][head] = {score, 1, {v[2 * lane], v[2 * lane + 1]}};
+      }
+    });
     wait(&shared.attended_full, layer, bytes_of_attended(), Wanted::kAttended);
     record(Step::kAttended);
-    float sum[kGroups][4] = {};
+    float of_groups[kGroups][kQuads] = {};
+    each_row([&](int b, int of_batch) {
+      float sum[kGroups][4] = {};
 #pragma unroll
-    for (int head = 0; head < kHeads; ++head) {
-      if (head >= heads.count()) continue;
-      const Attended all = together(shared.attended[head], newest[head]);
-      const float inverse = reciprocal_approx(all.sum);
-      const TwoParts mine = two_parts<T>(all.out.x * inverse, all.out.y * inverse);
-      Operand x;
+      for (int head = 0; head < kHeads; ++head) {
+        if (head >= heads.count()) continue;
+        const Attended all = together(shared.attended[of_batch][head], newest[b][head]);
+        const float inverse = reciprocal_approx(all.sum);
+        const TwoParts mine = two_parts<T>(all.out.x * inverse, all.out.y * inverse);
+        Operand x;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {  // a granule's values are in two lanes
-        const int lane_of = 2 * (g / 2 * 4 + t) + i;
-        const uint32_t high = __shfl_sync(kFullWarp, mine.high, lane_of),
-                       low = __shfl_sync(kFullWarp, mine.low, lane_of);
-        x.element[i] = g % 2 == 0 ? high : low;
+        for (int i = 0; i < 2; ++i) {  // a granule's values are in two lanes
+          const int lane_of = 2 * (g / 2 * 4 + t) + i;
+          const uint32_t high = __shfl_sync(kFullWarp, mine.high, lane_of),
+                         low = __shfl_sync(kFullWarp, mine.low, lane_of);
+          x.element[i] = g % 2 == 0 ? high : low;
+        }
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i) {
+          if (i < granules) multiply(sum[i], w[head][i], x);
+        }
       }
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
-        if (i < granules) multiply(sum[i], w[head][i], x);
-      }
-    }
-    publish<kAttention>(sum);
+      for (int i = 0; i < kGroups; ++i) keep(b, row_of(sum[i]), of_groups[i]);
+    });
+    publish<kAttention>(of_groups);
   }
 
   // ---- the MLP ----
@@ -804,35 +778,85 @@ struct ClusterWarp {
 #pragma unroll
     for (Vector16(&of_group)[kMostUnits] : w) take(units, of_group);
   }
+  using OfHidden = Operand[kMostUnits];
+  __device__ __forceinline__ void of_hidden(int b, OfHidden& x) const {
+#pragma unroll
+    for (int unit = 0; unit < kMostUnits; ++unit) {
+      x[unit] = unit < units ? operand(shared.hidden[b], unit) : Operand{};
+    }
+  }
   __device__ __forceinline__ void second(const OfSecond& before) {
-    Vector16 w[kMostUnits];
     wait(&shared.hidden_full, layer, bytes_of_hidden(), Wanted::kHidden);
     record(Step::kHidden);
-    Operand x[kMostUnits];
+    OfHidden x;
+    float of_groups[kGroups][kQuads] = {};
+    each_row([&](int b, int of_batch) {
+      of_hidden(of_batch, x);
+      float sum[kBefore][4] = {};
 #pragma unroll
-    for (int unit = 0; unit < kMostUnits; ++unit) {
-      x[unit] = unit < units ? operand(shared.hidden, unit) : Operand{};
-    }
-    float sum[kGroups][4] = {};
+      for (int unit = 0; unit < kMostUnits; ++unit) {
+        if (unit >= units) continue;
 #pragma unroll
-    for (int unit = 0; unit < kMostUnits; ++unit) {
-      if (unit >= units) continue;
+        for (int i = 0; i < kBefore; ++i) multiply(sum[i], before[i][unit], x[unit]);
+      }
 #pragma unroll
-      for (int i = 0; i < kBefore; ++i) multiply(sum[i], before[i][unit], x[unit]);
-    }
+      for (int i = 0; i < kBefore; ++i) keep(b, row_of(sum[i]), of_groups[i]);
+    });
 #pragma unroll
     for (int i = kBefore; i < kGroups; ++i) {
       if (i >= granules) continue;
+      Vector16 w[kMostUnits];
       take(units, w);
-      float odd[4] = {};
+      each_row([&](int b, int of_batch) {
+        if (kBatch > 1) of_hidden(of_batch, x);
+        float sum[2][4] = {};
 #pragma unroll
-      for (int unit = 0; unit < kMostUnits; ++unit) {
-        if (unit < units) multiply(unit % 2 == 0 ? sum[i] : odd, w[unit], x[unit]);
-      }
+        for (int unit = 0; unit < kMostUnits; ++unit) {
+          if (unit < units) multiply(sum[unit % 2], w[unit], x[unit]);
+        }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) sum[i][j] += odd[j];
+        for (int j = 0; j < 4; ++j) sum[0][j] += sum[1][j];
+        keep(b, row_of(sum[0]), of_groups[i]);
+      });
     }
-    publish<kMlp>(sum);
+    publish<kMlp>(of_groups);
+  }
+
+  // ---- behind the layers ----
+
+  // Tile after tile of four rows, and the next token's place.
+  __device__ __forceinline__ void logits() {
+    wait_for_x(kMlp, s.layers);
+    wait_for_norm(kMlp, s.layers);
+    float2 norm[kQuads];
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) norm[q] = mean_and_factor(kMlp, q);
+    const Range tiles = s.logit_tiles(at);
+    const auto* const numbers = reinterpret_cast<const float2*>(token.packed + s.rows_of(at, 0));
+#pragma unroll 1
+    for (int i = 0; i < tiles.count(); ++i) {
+      const float2 of_row = __ldg(numbers + i * kGranule + g % kGranule);
+      Weights w;
+      float sum[kQuads] = {};
+      take(true, w);
+      product(w, shared.x[kMlp], sum);
+      const int of_vocab = (tiles.first + i) * kGranule + g % kGranule;
+#pragma unroll
+      for (int q = 0; q < kQuads; ++q) {
+        const float y = normed(sum[q], norm[q], of_row);
+        if (!has_row(q) || of_vocab >= s.vocab) continue;
+        static_cast<T*>(a.logits)[int64_t{own_row(q)} * s.vocab + of_vocab] = from_compute<T>(broken ? NAN : y);
+      }
+    }
+    // All blocks have read both: without what they sent there would be no x.
+    if (blockIdx.x > 0 || threadIdx.x > 0) return;
+    if (*const_cast<const volatile uint32_t*>(&state->wanted) == 0) {
+      for (int b = 0; b < batch(); ++b) {
+        const int slot = place_of(b).slot;
+        if (slot >= 0) static_cast<volatile int32_t*>(a.end)[b] = slot + 1;
+      }
+    }
+    *const_cast<volatile uint32_t*>(&state->epoch) = epoch + 1;
   }
 };
 

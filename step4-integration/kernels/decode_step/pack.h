@@ -75,9 +75,11 @@ using namespace kf::decode_step;  // NOLINT: the schedule's names
 
 // Why a rung that reads packed weights does not take a call, whatever they are.
 inline std::string got(int64_t value) { return ", got " + std::to_string(value); }
-inline std::string cannot_take(const Args& a) {
+inline std::string cannot_take(const Args& a, int most_rows) {
   if (a.workers.count > 0) return kf::decode_step::kWhole;
-  if (a.batch != 1) return "takes one row" + got(a.batch);
+  if (a.batch > most_rows) {
+    return "takes " + (most_rows == 1 ? "one row" : "at most " + std::to_string(most_rows) + " rows") + got(a.batch);
+  }
   if (a.head_dim != kHead) return "takes a head_dim of 64" + got(a.head_dim);
   return "";
 }

@@ -104,8 +104,8 @@ __device__ __forceinline__ TwoParts two_parts(float x, float y) {
 template <class T>
 __device__ __noinline__ void refuse(const Args& a, unsigned char* packed) {
   const int64_t first = blockIdx.x * int64_t{blockDim.x} + threadIdx.x;
-  for (int64_t row = first; row < a.vocab; row += int64_t{gridDim.x} * blockDim.x) {
-    static_cast<T*>(a.logits)[row] = from_compute<T>(NAN);
+  for (int64_t i = first; i < a.batch * a.vocab; i += int64_t{gridDim.x} * blockDim.x) {
+    static_cast<T*>(a.logits)[i] = from_compute<T>(NAN);
   }
   if (first == 0) reinterpret_cast<volatile State*>(packed)->wanted = static_cast<uint32_t>(Wanted::kLabel);
 }

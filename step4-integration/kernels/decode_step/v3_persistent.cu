@@ -121,7 +121,7 @@ void v3_persistent_pack(const Args& a, void* stream) {
 }
 
 std::string v3_persistent_can_implement(const Args& a) {
-  if (const std::string why_not = cannot_take(a); !why_not.empty()) return why_not;
+  if (const std::string why_not = cannot_take(a, 1); !why_not.empty()) return why_not;
   if (const std::string why_not = cannot_pack(a); !why_not.empty()) return why_not;
   const Schedule s = schedule_of(a);
   if (const std::string why_not = too_many_keys(a, s.most_keys()); !why_not.empty()) return why_not;

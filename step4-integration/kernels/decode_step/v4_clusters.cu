@@ -8,7 +8,7 @@
 //           and reads each once, not once for each cluster
 // Since v3  Clusters of eight blocks. A warp has rows of each product, over all the depth that its cluster has: no sums
 //           are put together over warps. x lies in each block's shared memory, sent there by st.async as operand b of
-//           mma. Each warp has a ring of weights of its own, filled across all hops. Any width of GPT-2
+//           mma. Each warp has a ring of weights of its own, filled across all hops. Any width of GPT-2, several rows
 // Launch    cooperative, as many clusters of eight blocks as run at once, at most 16; a block a multiprocessor, 384
 //           threads, all shared memory that a block may have
 // Roles     eight warps compute, 232 registers; of four with 40 one finds LayerNorms' mean and factor while the eight
@@ -19,12 +19,15 @@
 //           whose bytes the block's first warp announces, of moments the warp that finds LayerNorms' numbers. Up to
 //           1024 columns it tells these by a named barrier, of wider models by an mbarrier. Nothing else says that a
 //           place may be written over: schedule_check.h finds that it always may
-// Moves     weights, keys and values once, weights so that they leave the L2 cache first; 8 bytes for a column to and
-//           from each cluster, twice a layer
-// Limits    compute capability 9.0; one row; float16, whose x·gain must not exceed 65504, and bfloat16; packed weights;
-//           head_dim 64; width up to 1600, two heads to a cluster; inner up to 320 for each cluster, of more than 768
-//           columns 512; 2^22 tokens; 1024 keys before the new one; slots of a head's cache are neighbours. In float16
-//           hidden values, too, must not exceed 65504. A part of x beyond 2^28 of its standard deviations makes NaN
+// Rows      of a batch one after the other, while a tile's weights lie in registers: to the last bit what a launch for
+//           each alone gives. They wait together
+// Moves     weights, keys and values once, weights so that they leave the L2 cache first; of each row 8 bytes for a
+//           column to and from each cluster, twice a layer
+// Limits    compute capability 9.0; 8 rows, of more than 768 columns or two heads to a cluster 4; float16, whose x·gain
+//           must not exceed 65504, and bfloat16; packed weights; head_dim 64; width up to 1600, two heads to a cluster;
+//           inner up to 320 for each cluster, of more than 768 columns 512; 2^22 tokens; 1024 keys before the new one;
+//           slots of a head's cache are neighbours. In float16 hidden values, too, must not exceed 65504. A part of x
+//           beyond 2^28 of its standard deviations makes NaN
 #include <kf/launch.h>
 #include <step2/online_softmax.h>
 
@@ -39,44 +42,13 @@
 namespace kf::KF_BACKEND::decode_step {
 namespace {
 
-// What follows the layers: tile after tile of four rows, and the next token's place.
-template <class T, int kSteps, bool kTrace>
-__device__ __forceinline__ void logits(ClusterWarp<T, kSteps, kTrace>& warp) {
-  using Warp = ClusterWarp<T, kSteps, kTrace>;
-  const Args& a = warp.a;
-  const Shares& s = warp.s;
-  warp.wait_for_x(kMlp, s.layers);
-  const float2 norm = warp.mean_and_factor(kMlp, s.layers);
-  const Range tiles = s.logit_tiles(warp.at);
-  const auto* const rows = reinterpret_cast<const float2*>(warp.token.packed + s.rows_of(warp.at, 0));
-#pragma unroll 1
-  for (int i = 0; i < tiles.count(); ++i) {
-    const float2 of_row = __ldg(rows + i * kGranule + warp.g % kGranule);
-    typename Warp::Weights w;
-    float sum[4][4] = {};
-    warp.take(true, w);
-    warp.product(0, w, warp.shared.x[kMlp], sum);
-    const float y = warp.normed_row(sum, norm, of_row);
-    const int of_vocab = (tiles.first + i) * kGranule + warp.g;
-    if (warp.lane < 16 && warp.t == 0 && of_vocab < s.vocab) {
-      static_cast<T*>(a.logits)[of_vocab] = from_compute<T>(warp.broken ? NAN : y);
-    }
-  }
-  // All blocks have read both: without what they sent there would be no x.
-  if (blockIdx.x > 0 || threadIdx.x > 0) return;
-  if (warp.place.slot >= 0 && *const_cast<const volatile uint32_t*>(&warp.state->wanted) == 0) {
-    *static_cast<volatile int32_t*>(a.end) = warp.place.slot + 1;
-  }
-  *const_cast<volatile uint32_t*>(&warp.state->epoch) = warp.epoch + 1;
-}
-
-template <class T, int kSteps, bool kTrace>
-__device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp, int64_t id) {
-  using Warp = ClusterWarp<T, kSteps, kTrace>;
+template <class T, int kSteps, int kBatch, bool kTrace>
+__device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kBatch, kTrace>& warp, int64_t id) {
+  using Warp = ClusterWarp<T, kSteps, kBatch, kTrace>;
   const bool has_heads = warp.heads.count() > 0;
   // The second product's weights come to registers before x does. Only at 768 columns is there room, and not where
   // another tile of fc lies in front of them in the stream.
-  const bool second_early = kSteps == 12 && warp.fc_tiles <= 1;
+  const bool second_early = kSteps == 12 && kBatch == 1 && warp.fc_tiles <= 1;
   typename Warp::Weights of_qkv, of_fc;  // of the first tile; they come while x is on its way
   warp.send_first_x(id);
   warp.take(warp.qkv_tiles > 0, of_qkv);
@@ -85,11 +57,11 @@ __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp, 
     warp.take_constants(layer);
     typename Warp::OfKeys cached;
     typename Warp::OfHeads of_projection;
-    if (Warp::kNarrow) warp.load_keys(cached);
+    if (Warp::kNarrow) warp.load_first(cached);
     warp.template rows<kAttention>(of_qkv);
     warp.record(Step::kQkvSent);
     if (has_heads) {
-      if (!Warp::kNarrow) warp.load_keys(cached);
+      if (!Warp::kNarrow) warp.load_first(cached);
       if (Warp::kNarrow) warp.take_of_heads(of_projection);
       warp.attend(cached);
       warp.record(Step::kAttendedSent);
@@ -115,13 +87,13 @@ __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kTrace>& warp, 
     if (!Warp::kNarrow) warp.take(next, of_qkv);
     warp.record(Step::kEnd);
   }
-  logits(warp);
+  warp.logits();
 }
 
-template <class T, int kSteps, bool kTrace>
+template <class T, int kSteps, int kBatch, bool kTrace>
 __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __grid_constant__ ClusterToken token) {
   extern __shared__ __align__(128) unsigned char memory[];
-  using Shared = ClusterShared<kSteps>;
+  using Shared = ClusterShared<kSteps, kBatch>;
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int thread = static_cast<int>(threadIdx.x);
   const int block = static_cast<int>(blockIdx.x);
@@ -147,6 +119,7 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
     mbarrier_init(&shared.hidden_full, 1);
   }
   const Place place(token.a, 0);
+  if (kBatch > 1 && thread < token.a.batch) shared.places[thread] = Place(token.a, thread);
   const int64_t id = token.a.ids[0];
   const uint32_t epoch = reinterpret_cast<const volatile State*>(token.packed)->epoch;
   const uint4 own = label<T>(token.s), got = __ldcg(reinterpret_cast<const uint4*>(token.packed) + token.s.label_at);
@@ -157,15 +130,16 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
   if (at.warp >= kClusterWarps) {
     if constexpr (kHas90a) warpgroup_reg_dealloc<kHelpingRegisters>();
     if (at.warp == kNormWarp) {
-      find_norms<kSteps>(token, shared);
+      find_norms<kSteps, kBatch>(token, shared);
     } else if (at.warp <= kNormWarp + bringing_warps(kSteps)) {
-      bring_weights<kSteps>(token, shared, at, thread % kWarpSize * bringing_warps(kSteps) + at.warp - kNormWarp - 1);
+      bring_weights<kSteps, kBatch>(token, shared, at,
+                                    thread % kWarpSize * bringing_warps(kSteps) + at.warp - kNormWarp - 1);
     }
     __syncwarp();
     return cluster_barrier_wait();
   }
   if constexpr (kHas90a) warpgroup_reg_alloc<kComputingRegisters>();
-  ClusterWarp<T, kSteps, kTrace> warp(token, shared, place, epoch, at);
+  ClusterWarp<T, kSteps, kBatch, kTrace> warp(token, shared, place, epoch, at);
   warp.record_both_clocks(0);
   warp.begin();
   add_token(warp, id);
@@ -174,19 +148,28 @@ __global__ void __launch_bounds__(kClusterThreads, 1) clusters_kernel(const __gr
   cluster_barrier_wait();
 }
 
+// Calls f with the first of the numbers that is not below n, or the last.
+template <int kFirst, int... kMore, class F>
+auto with_at_least(int64_t n, F&& f) {
+  if constexpr (sizeof...(kMore) > 0) {
+    if (n > kFirst) return with_at_least<kMore...>(n, f);
+  }
+  return f(std::integral_constant<int, kFirst>());
+}
+
 // Calls f(kernel, bytes of shared memory).
 template <bool kTrace, class F>
-auto with_kernel(DType dtype, int steps, F&& f) {
-  const auto of_steps = [&](auto type) {
-    using T = typename decltype(type)::element;
-    switch (steps) {
-      case 12: return f(clusters_kernel<T, 12, kTrace>, static_cast<int64_t>(sizeof(ClusterShared<12>)));
-      case 16: return f(clusters_kernel<T, 16, kTrace>, static_cast<int64_t>(sizeof(ClusterShared<16>)));
-      case 20: return f(clusters_kernel<T, 20, kTrace>, static_cast<int64_t>(sizeof(ClusterShared<20>)));
-      default: return f(clusters_kernel<T, 25, kTrace>, static_cast<int64_t>(sizeof(ClusterShared<25>)));
-    }
-  };
-  return with_half_type(dtype, of_steps);
+auto with_kernel(DType dtype, int steps, int64_t batch, F&& f) {
+  return with_half_type(dtype, [&](auto type) {
+    return with_at_least<12, 16, 20, kMostSteps>(steps, [&](auto of_steps) {
+      constexpr int kSteps = decltype(of_steps)::value;
+      return with_at_least<1, 2, 4, most_batch(kSteps)>(batch, [&](auto most) {
+        constexpr int kBatch = kTrace ? 1 : decltype(most)::value;
+        return f(clusters_kernel<typename decltype(type)::element, kSteps, kBatch, kTrace>,
+                 static_cast<int64_t>(sizeof(ClusterShared<kSteps, kBatch>)));
+      });
+    });
+  });
 }
 
 // How the current device shares out a model. Its clusters are counted, and shares worked out, when another model comes.
@@ -202,7 +185,7 @@ Shares shares_of(const Args& a, const ClusterForm& form) {
                                   device,  form.least_steps, form.most_clusters};
   if (known.of == of) return known.shares;
   int64_t at_once = 0;
-  with_kernel<false>(a.dtype, Shares::steps_of(static_cast<int>(a.width), form.least_steps),
+  with_kernel<false>(a.dtype, Shares::steps_of(static_cast<int>(a.width), form.least_steps), 1,
                      [&](auto* kernel, int64_t shared) {
                        at_once = clusters_at_once(kernel, kClusterBlocks, kClusterThreads, shared);
                      });
@@ -244,7 +227,7 @@ void launch_clusters(const Args& a, const ClusterForm& form, void* stream, long 
                            static_cast<float>(a.scale * kLog2e),
                            static_cast<float>(a.eps),
                            trace};
-  with_kernel<kTrace>(a.dtype, token.s.steps, [&](auto* kernel, int64_t shared) {
+  with_kernel<kTrace>(a.dtype, token.s.steps, a.batch, [&](auto* kernel, int64_t shared) {
     const dim3 grid(static_cast<unsigned>(token.s.clusters * kClusterBlocks));
     with_clusters(kernel, kClusterBlocks, grid, kClusterThreads, shared, [&](cudaLaunchConfig_t& config) {
       cudaLaunchAttribute attributes[2] = {config.attrs[0], {}};
@@ -271,8 +254,11 @@ void v4_clusters_pack(const Args& a, void* stream, const ClusterForm& form) {
 }
 
 std::string v4_clusters_can_implement(const Args& a) {
-  if (const std::string why_not = cannot_take(a); !why_not.empty()) return why_not;
+  if (const std::string why_not = cannot_take(a, most_batch(12)); !why_not.empty()) return why_not;
   if (const std::string why_not = cannot_share(a, {}); !why_not.empty()) return why_not;
+  if (const int most = most_batch(shares_of(a, {}).steps); a.batch > most) {
+    return "takes at most " + std::to_string(most) + " rows of this width" + got(a.batch);
+  }
   if (const std::string why_not = too_many_keys(a, kOfCluster * kWarpKeys); !why_not.empty()) return why_not;
   return cannot_read(a, shares_of(a, {}).bytes());
 }
