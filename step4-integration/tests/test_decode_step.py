@@ -166,7 +166,7 @@ def test_decode_step(width, heads, dtype, device, rung):
 
 
 @every_rung
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 17, 32])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 9, 17, 32])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_decode_step_of_rows_of_any_lengths(rows, dtype, device, rung):
     end = [(7 * b + 3) % 23 + b for b in range(rows)]
@@ -210,6 +210,14 @@ def test_decode_step_of_rows_of_any_lengths(rows, dtype, device, rung):
             "capacity": 1001,
         },  # a warp's slots go round, of logits; 16 keys a warp
         {"width": 256, "heads": 4, "inner": 640, "vocab": 300, "end": (20,)},  # two heads to a cluster
+        {"width": 256, "heads": 4, "inner": 640, "begin": (0, 3, 0), "end": (20, 9, 0)},  # and several rows
+        {
+            "width": 64,
+            "begin": (0,) * 5,
+            "end": (600, 3, 0, 513, 64),
+            "positions": 601,
+            "capacity": 601,
+        },  # of a pair of rows one has more than 8 keys a warp
         {"width": 64, "inner": 80, "vocab": 20, "end": (0,), "capacity": 1, "positions": 1},  # few blocks
         {"width": 128, "heads": 1, "end": (70,), "positions": 71, "capacity": 100},  # 128 columns a head
         {"width": 72, "heads": 3, "inner": 200, "vocab": 1},  # widths that no tile divides
@@ -393,6 +401,20 @@ def test_packed_weights_are_refused_where_they_cannot_be_those(rung):
         check(alike, rung)  # what has been refused elsewhere still is right for its own model
 
 
+def test_rows_of_a_cache_begin_where_vectors_may():
+    model = Model(torch.bfloat16, end=(5, 7), begin=(0, 0))
+    packed, whole = model.packed_for("v4_clusters"), model.k_cache
+    layers, rows, _, slots, dim = whole.shape
+    apart = slots * dim + 4
+    model.k_cache = torch.empty(layers * rows * apart, dtype=whole.dtype).as_strided(
+        whole.shape, (rows * apart, apart, apart, dim, 1)
+    )
+    with testing.raises(ValueError, "takes caches whose slots are neighbours, and whose rows begin at multiples of 16"):
+        step4_integration.decode_step(*model.arguments(), packed, rung="v4_clusters")
+    model.k_cache = whole
+    check(model, "v4_clusters")
+
+
 def test_weights_packed_for_another_rung_are_refused():
     """As many bytes of them, too: what they were packed for stands in them."""
     model = Model(torch.bfloat16, vocab=700)
@@ -469,11 +491,11 @@ def test_a_wait_in_vain_is_named_and_the_next_token_works(rung):
 
 @pytest.mark.parametrize("device", testing.DEVICES)
 @pytest.mark.parametrize("half", [0, 1])
-@pytest.mark.parametrize("layer", [0, 1])
-def test_sums_that_never_come_end_the_launch(layer, half, device):
+@pytest.mark.parametrize(("layer", "rows"), [(0, 1), (1, 1), (0, 3)])
+def test_sums_that_never_come_end_the_launch(layer, rows, half, device):
     """Of v4_clusters, in which then every later wait ends, too. Under emulation another block is said to have given up:
     so many polls as it takes would take minutes there."""
-    model = Model(torch.bfloat16, device, layers=3)
+    model = Model(torch.bfloat16, device, layers=3, begin=(0,) * rows, end=(5,) * rows)
     model.step(rung="v4_clusters")
     packed = model.packed["v4_clusters"]
     # Shares::sums_at: two sets, of each layer and half those of 64 warps, 12 for each of 8 rows, behind 128 bytes.

@@ -119,7 +119,8 @@ __device__ __forceinline__ void bring_weights(const ClusterToken& token, Cluster
 #pragma unroll 1
   while (__any_sync(kFullWarp, next.index < all)) {
     // Two are on their way, 5 to 8 MB of all warps: what is needed at once would wait behind more. A warp of a wide
-    // model that has used up half of its ring waits for weights alone, and may ask for four.
+    // model that has used up half of its ring waits for weights alone, and may ask for four. With four rows a ring has
+    // no more.
     const auto few = [&] {
       if (done(shared.full[of.warp], next.index - 2)) return true;
       return !narrow(kSteps) && done(shared.empty[of.warp], next.index - 6) &&
@@ -143,6 +144,29 @@ __device__ __forceinline__ int rows_of(const Args& a) {
   return kBatch == 1 ? 1 : static_cast<int>(a.batch);
 }
 
+// Each row's sum over a warp's lanes: lane i gets row i % kRows'. Where two lanes have the same rows, each keeps half
+// of them and gives the others away.
+template <int kRows>
+__device__ __forceinline__ float of_own_row(float (&of_row)[kRows], int lane) {
+  int left = kRows;
+#pragma unroll
+  for (int apart = 1; apart < kWarpSize; apart *= 2) {
+    if (apart >= kRows) {
+      of_row[0] += __shfl_xor_sync(kFullWarp, of_row[0], apart);
+      continue;
+    }
+    left /= 2;
+    const bool odd = (lane & apart) != 0;
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) {
+      if (i >= left) continue;
+      const float give = odd ? of_row[2 * i] : of_row[2 * i + 1];
+      of_row[i] = (odd ? of_row[2 * i + 1] : of_row[2 * i]) + __shfl_xor_sync(kFullWarp, give, apart);
+    }
+  }
+  return of_row[0];
+}
+
 // Mean and factor of each row's x for each LayerNorm, by a warp, from the moments of 64 warps' columns.
 template <int kSteps, int kBatch>
 __device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterShared<kSteps, kBatch>& shared) {
@@ -160,25 +184,22 @@ __device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterSha
     const int half = i % 2 == 0 ? kMlp : kAttention, phase = i / 2;
     uint64_t* const barrier = &shared.moments_full[half];
     came = came && wait_for_phase<true>(barrier, phase & 1, state, Wanted::kX, phase);
+    float sums[kBatch], squares[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      const int row = min(b, batch - 1);  // without a branch, so that rows go beside each other
-      const auto& moments = shared.moments[half][row];
+      const auto& moments = shared.moments[half][min(b, batch - 1)];
       const float2 one = moments[lane], two = moments[lane + kWarpSize];
       // About one of the means: sums lose no digits.
       const float about = moments[0].x, apart_1 = one.x - about, apart_2 = two.x - about;
       const float sum_1 = count_1 * apart_1, sum_2 = count_2 * apart_2;
-      float sum = sum_1 + sum_2, squares = (one.y + sum_1 * apart_1) + (two.y + sum_2 * apart_2);
-#pragma unroll
-      for (int apart = 1; apart < kWarpSize; apart *= 2) {
-        sum += __shfl_xor_sync(kFullWarp, sum, apart);
-        squares += __shfl_xor_sync(kFullWarp, squares, apart);
-      }
-      sum *= inverse;
-      const float variance = fmaxf(squares * inverse - sum * sum, 0.0f);
-      if (lane == 0) {
-        shared.norm[half][row] = {came ? about + sum : NAN, came ? rsqrtf(variance + token.eps) : NAN};
-      }
+      sums[b] = sum_1 + sum_2;
+      squares[b] = (one.y + sum_1 * apart_1) + (two.y + sum_2 * apart_2);
+    }
+    const float sum = inverse * of_own_row(sums, lane);
+    const float variance = fmaxf(of_own_row(squares, lane) * inverse - sum * sum, 0.0f);
+    if (lane < batch) {
+      const float mean = shared.moments[half][lane][0].x + sum;
+      shared.norm[half][lane] = {came ? mean : NAN, came ? rsqrtf(variance + token.eps) : NAN};
     }
     __syncwarp();
     if (narrow(kSteps)) {  // it goes along with the others, also where moments come that hold nobody back

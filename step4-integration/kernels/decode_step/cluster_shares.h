@@ -31,9 +31,7 @@ KF_BOTH constexpr int piece_of(int steps) { return steps <= 8 ? steps : (steps =
 KF_BOTH constexpr int most_heads(int steps) { return steps == 12 ? 1 : 2; }  // of a cluster
 KF_BOTH constexpr int most_units(int steps) { return steps == 12 ? 5 : 8; }  // of a cluster's hidden layer
 KF_BOTH constexpr int most_granules(int steps) { return up(16 * steps, kOfCluster); }
-KF_BOTH constexpr int most_batch(int steps) {
-  return steps == 12 ? 8 : 4;
-}  // rows at once: what they need is no ring's
+KF_BOTH constexpr int most_batch(int steps) { return steps == 12 ? 8 : 4; }  // rows at once
 
 // Who a warp is: `index` counts those of its cluster. In `order` they are given tiles of q k v, some to each block, and
 // from the last one on tiles of fc, so that who has one more of the one has one less of the other.
@@ -246,9 +244,9 @@ struct Shares {
 };
 
 // A warp's stream comes in pieces, through a ring: each tile in some, a head's groups in one, a group's units in one.
-// Of 768 columns there is room for a layer, and a piece has as much as the largest of its product, which is known when
-// compiled; of wider models it has its own.
-// Each row of a batch more takes some of it.
+// Of 768 columns there is room for a layer of one row, and a piece has as much as the largest of its product, which is
+// known when compiled; of wider models it has its own. Each row of a batch more takes some quarters of a step from each
+// warp's ring.
 KF_BOTH constexpr int ring_bytes(int steps, int batch) {
   const int of_one = steps == 12 ? 51 : (steps == 25 ? 48 : 49), quarters = steps / 2 + (steps == 12 ? 7 : 13);
   return (of_one - up((batch - 1) * quarters, 4)) * kStepBytes;

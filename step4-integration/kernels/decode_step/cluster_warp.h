@@ -79,16 +79,21 @@ struct ClusterWarp {
   __device__ __forceinline__ Range keys_of(int b) const {
     return kBatch == 1 ? keys : Shares::keys(shared.places[b].before(), at.index());
   }
-  // f(b, row) for each row: b a constant, for registers, and the row itself. Four rows go beside each other, without a
-  // branch; where there are fewer the last one comes again.
-  template <class F>
-  __device__ __forceinline__ void each_row(F&& f) const {
+  // f(b, row) for each row: b a constant, for registers, and the row itself; behind each quad then(q). A quad's rows go
+  // beside each other; where there are fewer the last one comes again.
+  template <class F, class Then>
+  __device__ __forceinline__ void each_row(F&& f, Then&& then) const {
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       if (4 * q >= batch()) continue;
 #pragma unroll
       for (int b = 4 * q; b < 4 * q + kTogether; ++b) f(b, kBatch == 1 ? 0 : min(b, batch() - 1));
+      then(q);
     }
+  }
+  template <class F>
+  __device__ __forceinline__ void each_row(F&& f) const {
+    each_row(f, [](int) {});
   }
   // Whether the lane has a number of row 4·q + t of the batch, that of the tile's row g % 4; and that row, or the last.
   __device__ __forceinline__ bool has_row(int q) const { return t % 2 == g / kGranule && 4 * q + t < batch(); }
@@ -149,8 +154,9 @@ struct ClusterWarp {
 #pragma unroll
     for (int i = 0; i < kGranule; ++i) number[i] = __shfl_sync(kFullWarp, mine, 4 * i + first);
   }
+  // After a wait in vain nothing is sent: nobody announces it, and a barrier counts no more than 2^20 bytes.
   __device__ __forceinline__ void send(const uint32_t (&words)[4], const void* to, uint64_t* barrier) const {
-    store_remote_async(there(peer, to), words, there(peer, barrier));
+    if (!broken) store_remote_async(there(peer, to), words, there(peer, barrier));
   }
   // Four values as a granule of operand b.
   __device__ __forceinline__ void send_granule(float a, float b, float c, float d, unsigned char* to,
@@ -236,30 +242,43 @@ struct ClusterWarp {
   __device__ __forceinline__ Operand operand(const unsigned char* x, int step) const {
     return load_vector<2>(reinterpret_cast<const uint32_t*>(x + (step * 16 + g / 2 * 4 + t) * 16 + g % 2 * 8));
   }
-  // The sum of row g % 4, in lanes where t and g / 4 are both even, or both odd. Both parts lie in a lane.
-  __device__ __forceinline__ float row_of(const float (&sum)[4]) const {
-    float of_row = t < 2 ? sum[0] + sum[1] : sum[2] + sum[3];
-    of_row += __shfl_xor_sync(kFullWarp, of_row, 2);         // chunks 0 and 2, or 1 and 3
-    return of_row + __shfl_xor_sync(kFullWarp, of_row, 17);  // four rows on
+  // Of a chunk of x and the tile's row g % 4, in lanes where t and g / 4 are both even, or both odd. Both parts lie in
+  // a lane.
+  __device__ __forceinline__ float of_chunk(const float (&sum)[4]) const {
+    return t < 2 ? sum[0] + sum[1] : sum[2] + sum[3];
   }
-  __device__ __forceinline__ float row_of(float (&sum)[4][4]) const {
+  // The sum over chunks: of a quad's rows lane t gets row t's, in lanes as above.
+  using Quad = float[kTogether];
+  __device__ __forceinline__ float over_chunks(const Quad& own) const {
+    if constexpr (kTogether == 1) {
+      const float pair = own[0] + __shfl_xor_sync(kFullWarp, own[0], 2);  // chunks 0 and 2, or 1 and 3
+      return pair + __shfl_xor_sync(kFullWarp, pair, 17);                 // four rows of the tile on
+    } else {  // the same, but where two lanes have the same rows, each keeps half of them
+      float pair[2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum[0][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
-    return row_of(sum[0]);
-  }
-  // Row b's number, in the lanes for it.
-  __device__ __forceinline__ void keep(int b, float number, float (&of_quads)[kQuads]) const {
-    if (kBatch == 1 || t == b % 4) of_quads[b / 4] = number;
+      for (int i = 0; i < 2; ++i) {
+        const float keep = kTogether == 2 || t < 2 ? own[i] : own[kTogether - 2 + i];
+        const float give = kTogether == 4 && t < 2 ? own[2 + i] : own[i];
+        pair[i] = keep + __shfl_xor_sync(kFullWarp, give, 2);
+      }
+      const bool odd = t % 2 != 0;
+      return (odd ? pair[1] : pair[0]) + __shfl_xor_sync(kFullWarp, odd ? pair[0] : pair[1], 17);
+    }
   }
   // A tile's numbers.
   __device__ __forceinline__ void product(const Weights& w, const unsigned char (&x)[kBatch][kSteps * 16 * 16],
                                           float (&of_quads)[kQuads]) const {
-    each_row([&](int b, int of_row) {
-      float sum[4][4] = {};
+    Quad own;
+    each_row(
+        [&](int b, int of_row) {
+          float sum[4][4] = {};
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) multiply(sum[step % 4], w[step], operand(x[of_row], step));
-      keep(b, row_of(sum), of_quads);
-    });
+          for (int step = 0; step < kSteps; ++step) multiply(sum[step % 4], w[step], operand(x[of_row], step));
+#pragma unroll
+          for (int i = 0; i < 4; ++i) sum[0][i] = (sum[0][i] + sum[1][i]) + (sum[2][i] + sum[3][i]);
+          own[b % 4] = of_chunk(sum[0]);
+        },
+        [&](int q) { of_quads[q] = over_chunks(own); });
   }
   // The same behind a LayerNorm of this mean and factor; `of_row`: the tile's row's two numbers.
   __device__ __forceinline__ static float normed(float number, float2 norm, float2 of_row) {
@@ -275,14 +294,12 @@ struct ClusterWarp {
   static constexpr unsigned long long kOne = 1, kNoNumber = 32;
   static constexpr float kMostUnitsOfPart = 0x1p49f;
   // Two to some power, for the factor of the LayerNorm in front.
-  __device__ __forceinline__ void choose_units(int half) {
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) {
-      const uint32_t factor = __float_as_uint(shared.norm[half][own_row(q)].y);
-      units_of_one[q] = __uint_as_float(factor & 0x7f800000u) * static_cast<float>(1 << kUnitBits);
-    }
+  __device__ __forceinline__ static float units_for(float2 norm) {
+    return __uint_as_float(__float_as_uint(norm.y) & 0x7f800000u) * static_cast<float>(1 << kUnitBits);
   }
-  static constexpr int kOfRow = kGranule * kGroups;
+  // Where the sum of a row of the batch lies: a warp's sums of a group stand together.
+  static constexpr int kSums = kGroups * kBatch * kGranule;
+  KF_BOTH static constexpr int sum_at(int group, int b) { return (group * kBatch + b) * kGranule; }
   __device__ __forceinline__ unsigned long long* sums(int of_set, int half) const {
     return reinterpret_cast<unsigned long long*>(token.packed + s.sums_at(of_set, layer, half, at.index()));
   }
@@ -290,14 +307,14 @@ struct ClusterWarp {
   __device__ __forceinline__ void publish(const float (&sum)[kGroups][kQuads]) const {
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
-      unsigned long long* const to = sums(set, kHalf) + (4 * q + t) * kOfRow + g % kGranule;
+      unsigned long long* const to = sums(set, kHalf) + g % kGranule;
       if (!has_row(q)) continue;
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
         const float in_units = sum[i][q] * units_of_one[q];
         const bool number = fabsf(in_units) < kMostUnitsOfPart && !broken;
         const auto whole = static_cast<unsigned long long>(number ? __float2ll_rn(in_units) : 0);
-        atomicAdd(to + kGranule * i, (whole << kCountBits) + (number ? kOne : kOne + kNoNumber));
+        atomicAdd(to + sum_at(i, 4 * q + t), (whole << kCountBits) + (number ? kOne : kOne + kNoNumber));
       }
     }
   }
@@ -307,7 +324,7 @@ struct ClusterWarp {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll 1
-      for (int i = 2 * lane; i < most_batch(kSteps) * kOfRow; i += 2 * kWarpSize) {
+      for (int i = 2 * lane; i < most_batch(kSteps) * kGroups * kGranule; i += 2 * kWarpSize) {
         store_vector(sums(1 - set, half) + i, Vector<unsigned long long, 2>{{0, 0}});
       }
     }
@@ -315,12 +332,50 @@ struct ClusterWarp {
 
   // ---- x ----
 
-  __device__ __forceinline__ float over_rows(float sum) const {
-    sum += __shfl_xor_sync(kFullWarp, sum, kClusterBlocks);
-    return sum + __shfl_xor_sync(kFullWarp, sum, 2 * kClusterBlocks);
+  // Over the four rows of a group: of a quad's rows of the batch lanes of row i get row i's, as in over_chunks.
+  __device__ __forceinline__ float over_rows(const Quad& own) const {
+    const bool odd = row % 2 != 0;
+    float pair[2];
+    if constexpr (kTogether == 1) {
+      pair[0] = own[0] + __shfl_xor_sync(kFullWarp, own[0], kClusterBlocks);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTogether / 2; ++i) {
+        const float give = odd ? own[2 * i] : own[2 * i + 1];
+        pair[i] = (odd ? own[2 * i + 1] : own[2 * i]) + __shfl_xor_sync(kFullWarp, give, kClusterBlocks);
+      }
+    }
+    if constexpr (kTogether < 4) return pair[0] + __shfl_xor_sync(kFullWarp, pair[0], 2 * kClusterBlocks);
+    const bool last = row / 2 != 0;
+    return (last ? pair[1] : pair[0]) + __shfl_xor_sync(kFullWarp, last ? pair[0] : pair[1], 2 * kClusterBlocks);
   }
   // A warp's columns to all blocks of the cluster: times the next LayerNorm's gain, as operand b, and their moments.
   __device__ __forceinline__ void send_x(int half, const float (&gain)[kGroups]) {
+    Quad about, sum, squares;
+    each_row(
+        [&](int b, int) {
+          // Of the moments: about one of the columns, so that no digits are lost however far they are from 0.
+          about[b % 4] = __shfl_sync(kFullWarp, residual[b][0], 0);
+          sum[b % 4] = squares[b % 4] = 0;
+#pragma unroll
+          for (int i = 0; i < kGroups; ++i) {
+            const float apart = real >> i & 1 ? residual[b][i] - about[b % 4] : 0.0f;
+            sum[b % 4] += apart;
+            squares[b % 4] += apart * apart;
+          }
+        },
+        [&](int q) {
+          float from = about[0];
+#pragma unroll
+          for (int i = 1; i < kTogether; ++i) from = row % kTogether == i ? about[i] : from;
+          const float all = over_rows(sum), all_squares = over_rows(squares);
+          const int b = 4 * q + row;
+          if (row < kTogether && b < batch() && !broken) {
+            const Pair<float> moments{from + all * inverse_here, all_squares - all * all * inverse_here};
+            store_remote_async(there(peer, &shared.moments[half][b][at.index()]), moments,
+                               there(peer, &shared.moments_full[half]));
+          }
+        });
     each_row([&](int b, int) { send_x(half, b, residual[b], gain); });
   }
   __device__ __forceinline__ void send_x(int half, int b, const float (&residual)[kGroups],
@@ -328,23 +383,7 @@ struct ClusterWarp {
     constexpr int kBase = kGroups / 4 * 4;
     unsigned char* const to = shared.x[half][b] + first_granule * 16;
     uint64_t* const barrier = &shared.x_full[half];
-    // Of the moments: about one of the columns, so that no digits are lost however far they are from 0.
-    const float about = __shfl_sync(kFullWarp, residual[0], 0);
-    float sum = 0, squares = 0;
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      const float apart = real >> i & 1 ? residual[i] - about : 0.0f;
-      sum += apart;
-      squares += apart * apart;
-    }
-    sum = over_rows(sum);
-    squares = over_rows(squares);
     const bool exists = b < batch();
-    if (row == 0 && exists) {
-      const Pair<float> moments{about + sum * inverse_here, squares - sum * sum * inverse_here};
-      store_remote_async(there(peer, &shared.moments[half][b][at.index()]), moments,
-                         there(peer, &shared.moments_full[half]));
-    }
     float y[kBase + 4] = {};
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) y[i] = residual[i] * gain[i];
@@ -371,25 +410,35 @@ struct ClusterWarp {
       if (row < 3 && exists) send_granule(y[kBase], y[kBase + 1], y[kBase + 2], last, to + (kBase + row) * 16, barrier);
     }
   }
-  // Until mean and factor of all of x are there. A named barrier is the sooner way to tell, but there all eight warps
-  // wait for each other: in a wide model that is for weights.
-  __device__ __forceinline__ void wait_for_norm(int half, int phase) {
+  // Mean and factor of all of x, of a lane's rows; and what is added next is counted in units for them. A named barrier
+  // is the sooner way to tell, but there all eight warps wait for each other: in a wide model that is for weights.
+  __device__ __forceinline__ void wait_for_norm(int half, int phase, float2 (&norm)[kQuads]) {
     if constexpr (kNarrow) {
       named_barrier_sync(kNorm + half, kComputing + kWarpSize);
     } else {
       broken = broken || !wait_for_phase<true>(&shared.norm_full[half], phase & 1, state, Wanted::kX, phase);
     }
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      norm[q] = shared.norm[half][own_row(q)];
+      units_of_one[q] = units_for(norm[q]);
+    }
   }
-  __device__ __forceinline__ float2 mean_and_factor(int half, int q) const { return shared.norm[half][own_row(q)]; }
-  // Until all have added. Lane 8·row + group looks at one sum of each row of the batch; those left over at the last
-  // group's.
+  // Until all have added. A lane looks at some sums of one row; where there are no more, at one of the first group.
+  static constexpr int kLooks = up(kSums, kWarpSize);
   __device__ __forceinline__ bool wait_for_sums(const unsigned long long* from, int senders,
-                                                unsigned long long (&got)[kBatch]) const {
+                                                unsigned long long (&got)[kLooks]) const {
+    const int b = lane / kGranule % kBatch;
     for (uint32_t polls = 1;; ++polls) {
       bool all = true;
-      each_row([&](int b, int of_row) { got[b] = load_sum(from + of_row * kOfRow); });
-      each_row([&](int b, int) { all = all && static_cast<int>(got[b] % kNoNumber) == senders; });
-      if (__all_sync(kFullWarp, all)) return true;
+#pragma unroll
+      for (int i = 0; i < kLooks; ++i) {
+        const int at = i * kWarpSize + lane;
+        got[i] = load_sum(from + (at < kSums ? at : lane % (kBatch * kGranule)));
+      }
+#pragma unroll
+      for (const unsigned long long& each : got) all = all && static_cast<int>(each % kNoNumber) == senders;
+      if (__all_sync(kFullWarp, all || b >= batch())) return true;
       if (__builtin_expect(polls % kPollsBetweenLooks != 0, 1)) continue;
       if (__any_sync(kFullWarp, give_up(state, polls, Wanted::kX, layer))) return false;
     }
@@ -397,22 +446,27 @@ struct ClusterWarp {
   // The sums of half a layer, added to x.
   template <int kHalf>
   __device__ __forceinline__ void add_parts() {
+    static_assert(kWarpSize / kGranule % kBatch == 0);  // all sums that a lane looks at are of one row
     float bias[kGroups], gain[kGroups];
     of_x(shared.constants[at.warp][layer & 1], kHalf == kMlp ? Shares::kSecondBias : Shares::kBias, bias);
     of_x(shared.constants[at.warp][layer & 1], kHalf == kMlp ? Shares::kNextGain : Shares::kGain, gain);
-    static_assert(kGroups <= kClusterBlocks);
-    const int group = min(lane % kClusterBlocks, kGroups - 1);
-    unsigned long long got[kBatch] = {};
-    broken |= !wait_for_sums(sums(set, kHalf) + kGranule * group + row, s.senders(kHalf), got);
+    float units = units_of_one[0];
+    if (kBatch > 1) units = units_for(shared.norm[1 - kHalf][min(lane / kGranule % kBatch, batch() - 1)]);
+    const float one = __uint_as_float((254u << 23) - __float_as_uint(units));  // its reciprocal: a power of two
+    unsigned long long got[kLooks] = {};
+    broken |= !wait_for_sums(sums(set, kHalf), s.senders(kHalf), got);
     record(kHalf == kMlp ? Step::kSecondParts : Step::kParts);
+    float added[kLooks];
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      const bool number = got[i] % (kOne << kCountBits) < kNoNumber && !broken;
+      added[i] = number ? static_cast<float>(static_cast<long long>(got[i]) >> kCountBits) * one : NAN;
+    }
     each_row([&](int b, int) {
-      const float units = kBatch == 1 ? units_of_one[0] : __shfl_sync(kFullWarp, units_of_one[b / 4], b % 4);
-      const float one = __uint_as_float((254u << 23) - __float_as_uint(units));  // its reciprocal: a power of two
-      const bool number = got[b] % (kOne << kCountBits) < kNoNumber && !broken;
-      const float added = number ? static_cast<float>(static_cast<long long>(got[b]) >> kCountBits) * one : NAN;
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
-        residual[b][i] += __shfl_sync(kFullWarp, added, lane / kClusterBlocks * kClusterBlocks + i) + bias[i];
+        const int from = sum_at(i, b);
+        residual[b][i] += __shfl_sync(kFullWarp, added[from / kWarpSize], from % kWarpSize + row) + bias[i];
       }
     });
     send_x(kHalf, gain);
@@ -424,27 +478,30 @@ struct ClusterWarp {
     float gain[kGroups];
     of_x(token.packed + s.constants_of(at, -1), Shares::kNextGain, gain);
     const auto column_of = [](int i) { return i * kComputing + static_cast<int>(threadIdx.x); };
+    int64_t id[kBatch];
+    bool exists[kBatch];
+    typename Tokens<T>::Parts all[kBatch][kOfThread] = {}, own[kBatch][kGroups] = {};
+    each_row([&](int b, int of_batch) { id[b] = b == 0 ? first_id : __ldg(a.ids + of_batch); });
     each_row([&](int b, int of_batch) {
-      const Tokens<T> tokens(a, place_of(of_batch), b == 0 ? first_id : __ldg(a.ids + of_batch));
-      typename Tokens<T>::Parts all[kOfThread] = {}, own[kGroups] = {};
-      if (tokens.exists()) {
+      const Tokens<T> tokens(a, place_of(of_batch), id[b]);
+      exists[b] = tokens.exists();
+      if (!exists[b]) return;
 #pragma unroll
-        for (int i = 0; i < kOfThread; ++i) all[i] = tokens.parts(min(column_of(i), s.width - 1));
+      for (int i = 0; i < kOfThread; ++i) all[b][i] = tokens.parts(min(column_of(i), s.width - 1));
 #pragma unroll
-        for (int i = 0; i < kGroups; ++i) own[i] = tokens.parts(max(column_of_x(i), 0));
-      }
-      if (b == 0) {
-        named_barrier_arrive(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
-        prefetch_keys(0);
-      }
+      for (int i = 0; i < kGroups; ++i) own[b][i] = tokens.parts(max(column_of_x(i), 0));
+    });
+    named_barrier_arrive(kAskedForX, kComputing + bringing_warps(kSteps) * kWarpSize);
+    prefetch_keys(0);
+    each_row([&](int b, int) {
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < kOfThread; ++i) {
-        if (column_of(i) < s.width) sum += all[i].sum();
+        if (column_of(i) < s.width) sum += all[b][i].sum();
       }
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
-        if (real >> i & 1) residual[b][i] = tokens.exists() ? own[i].sum() : NAN;
+        if (real >> i & 1) residual[b][i] = exists[b] ? own[b][i].sum() : NAN;
       }
       sum = warp_sum(sum);
       if (lane == 0) shared.sums[b][at.warp] = sum;
@@ -534,8 +591,8 @@ struct ClusterWarp {
     const int tiles = mlp ? fc_tiles : qkv_tiles;
     if (tiles == 0) {
       if (at.warp == 0) wait_for_x(of_x, layer);  // it announces the next one
-      wait_for_norm(of_x, layer);
-      return choose_units(of_x);
+      float2 norm[kQuads];
+      return wait_for_norm(of_x, layer, norm);
     }
     const float scale = token.scale_log2 / (a.scale_by_layer ? static_cast<float>(layer + 1) : 1.0f);
     constexpr int kStride = mlp ? sizeof(shared.hidden[0]) : sizeof(shared.qkv[0]);
@@ -543,22 +600,20 @@ struct ClusterWarp {
     uint64_t* const barrier = mlp ? &shared.hidden_full : &shared.qkv_full;
     wait_for_x(of_x, layer);
     record(mlp ? Step::kMiddleX : Step::kX);
+    float2 norm[kQuads] = {};
 #pragma unroll 1
     for (int k = 0; k < tiles; ++k) {
       const float2 numbers = of_row(kHalf * kMostTiles + k);
       if (k > 0) take<kSteps>(kSteps, w);
       float sum[kQuads] = {};
       product(w, shared.x[of_x], sum);
-      if (k == 0) {
-        wait_for_norm(of_x, layer);
-        choose_units(of_x);
-      }
+      if (k == 0) wait_for_norm(of_x, layer, norm);
       const int tile = Shares::tile(at, mlp ? Kind::kFc : Kind::kQkv, k);
       const int in_head = tile * kGranule % (3 * kHead), which = in_head / kHead;  // q, k or v: the same of its rows
 #pragma unroll
       for (int q = 0; q < kQuads; ++q) {
         if (4 * q >= batch()) continue;
-        float y = normed(sum[q], mean_and_factor(of_x, q), numbers);
+        float y = normed(sum[q], norm[q], numbers);
         const T rounded = from_compute<T>(y);
         if constexpr (mlp) {
           y = a.tanh ? fast_gelu<T, true>(y) : fast_gelu<T, false>(y);
@@ -601,7 +656,6 @@ struct ClusterWarp {
   }
 
   __device__ __forceinline__ void attend(OfKeys& ahead) {
-    prefetch_keys(layer + 1);
     wait(&shared.qkv_full, layer, bytes_of_qkv(), Wanted::kQkv);
     record(Step::kQkv);
 #pragma unroll 1
@@ -617,6 +671,7 @@ struct ClusterWarp {
       float2* const part = shared.attended[b][head][at.block];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
+        if (broken) continue;
         const uint32_t to = remote_address(&shared, at.warp - b + i), barrier = there(to, &shared.attended_full);
         store_remote_async(there(to, part + lane), Pair<float>{of_block.out.x, of_block.out.y}, barrier);
         if (lane > 0) continue;
@@ -728,44 +783,87 @@ struct ClusterWarp {
       take(head < heads.count() ? granules : 0, w[head]);
     }
   }
-  __device__ __forceinline__ void project(const OfHeads& w) {
-    Attended newest[kBatch][kHeads];
-    each_row([&](int b, int of_batch) {
-#pragma unroll
-      for (int head = 0; head < kHeads; ++head) {
-        if (head >= heads.count()) continue;
-        const float *const q = shared.qkv[of_batch][head], *const k = q + kHead, *const v = k + kHead;
-        const float score = warp_sum(q[lane] * k[lane] + q[lane + kWarpSize] * k[lane + kWarpSize]);
-        newest[b][head] = {score, 1, {v[2 * lane], v[2 * lane + 1]}};
-      }
-    });
+  // With the newest key, which no cache has yet.
+  __device__ __forceinline__ Attended newest(int b, int head) const {
+    const float *const q = shared.qkv[b][head], *const k = q + kHead, *const v = k + kHead;
+    const float score = warp_sum(q[lane] * k[lane] + q[lane + kWarpSize] * k[lane + kWarpSize]);
+    return {score, 1, {v[2 * lane], v[2 * lane + 1]}};
+  }
+  // A lane's two columns of attention's output, in two parts.
+  __device__ __forceinline__ TwoParts attended(int b, int head, const Attended& newest) const {
+    const Attended all = together(shared.attended[b][head], newest);
+    const float inverse = reciprocal_approx(all.sum);
+    return two_parts<T>(all.out.x * inverse, all.out.y * inverse);
+  }
+  __device__ __forceinline__ void wait_for_attended() {
     wait(&shared.attended_full, layer, bytes_of_attended(), Wanted::kAttended);
     record(Step::kAttended);
-    float of_groups[kGroups][kQuads] = {};
-    each_row([&](int b, int of_batch) {
-      float sum[kGroups][4] = {};
+  }
+  // Operands b of the projection. Of one row each warp makes them for itself; of several a warp makes one row's for
+  // all, where the first block's part of it was: nobody else reads the row's parts.
+  __device__ __forceinline__ void of_attended(Operand (&x)[kBatch][kHeads]) {
+    const int own = kBatch == 1 ? 0 : min(at.warp, batch() - 1);
+    Attended of_newest[kHeads] = {};
+#pragma unroll
+    for (int head = 0; head < kHeads; ++head) {
+      if (head < heads.count()) of_newest[head] = newest(own, head);
+    }
+    wait_for_attended();
+    if constexpr (kBatch == 1) {
 #pragma unroll
       for (int head = 0; head < kHeads; ++head) {
         if (head >= heads.count()) continue;
-        const Attended all = together(shared.attended[of_batch][head], newest[b][head]);
-        const float inverse = reciprocal_approx(all.sum);
-        const TwoParts mine = two_parts<T>(all.out.x * inverse, all.out.y * inverse);
-        Operand x;
+        const TwoParts mine = attended(0, head, of_newest[head]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {  // a granule's values are in two lanes
           const int lane_of = 2 * (g / 2 * 4 + t) + i;
           const uint32_t high = __shfl_sync(kFullWarp, mine.high, lane_of),
                          low = __shfl_sync(kFullWarp, mine.low, lane_of);
-          x.element[i] = g % 2 == 0 ? high : low;
-        }
-#pragma unroll
-        for (int i = 0; i < kGroups; ++i) {
-          if (i < granules) multiply(sum[i], w[head][i], x);
+          x[0][head].element[i] = g % 2 == 0 ? high : low;
         }
       }
+    } else {
+      const auto place = [&](int b, int head) { return reinterpret_cast<uint32_t*>(shared.attended[b][head][0]); };
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i) keep(b, row_of(sum[i]), of_groups[i]);
-    });
+      for (int head = 0; head < kHeads; ++head) {
+        if (head >= heads.count() || at.warp >= batch()) continue;
+        const TwoParts mine = attended(own, head, of_newest[head]);
+        __syncwarp();
+        place(own, head)[lane / 2 * 4 + lane % 2] = mine.high;
+        place(own, head)[lane / 2 * 4 + lane % 2 + 2] = mine.low;
+      }
+      named_barrier_sync(kComputingOnly, kComputing);
+      each_row([&](int b, int of_batch) {
+#pragma unroll
+        for (int head = 0; head < kHeads; ++head) {
+          x[b][head] = operand(reinterpret_cast<const unsigned char*>(place(of_batch, head)), 0);
+        }
+      });
+    }
+  }
+  __device__ __forceinline__ void project(const OfHeads& w) {
+    Operand x[kBatch][kHeads];
+    of_attended(x);
+    float of_groups[kGroups][kQuads] = {};
+    Quad own[kGroups];
+    each_row(
+        [&](int b, int) {
+          float sum[kGroups][4] = {};
+#pragma unroll
+          for (int head = 0; head < kHeads; ++head) {
+            if (head >= heads.count()) continue;
+#pragma unroll
+            for (int i = 0; i < kGroups; ++i) {
+              if (i < granules) multiply(sum[i], w[head][i], x[b][head]);
+            }
+          }
+#pragma unroll
+          for (int i = 0; i < kGroups; ++i) own[i][b % 4] = of_chunk(sum[i]);
+        },
+        [&](int q) {
+#pragma unroll
+          for (int i = 0; i < kGroups; ++i) of_groups[i][q] = over_chunks(own[i]);
+        });
     publish<kAttention>(of_groups);
   }
 
@@ -790,34 +888,42 @@ struct ClusterWarp {
     record(Step::kHidden);
     OfHidden x;
     float of_groups[kGroups][kQuads] = {};
-    each_row([&](int b, int of_batch) {
-      of_hidden(of_batch, x);
-      float sum[kBefore][4] = {};
+    Quad own[kBefore];
+    each_row(
+        [&](int b, int of_batch) {
+          of_hidden(of_batch, x);
+          float sum[kBefore][4] = {};
 #pragma unroll
-      for (int unit = 0; unit < kMostUnits; ++unit) {
-        if (unit >= units) continue;
+          for (int unit = 0; unit < kMostUnits; ++unit) {
+            if (unit >= units) continue;
 #pragma unroll
-        for (int i = 0; i < kBefore; ++i) multiply(sum[i], before[i][unit], x[unit]);
-      }
+            for (int i = 0; i < kBefore; ++i) multiply(sum[i], before[i][unit], x[unit]);
+          }
 #pragma unroll
-      for (int i = 0; i < kBefore; ++i) keep(b, row_of(sum[i]), of_groups[i]);
-    });
+          for (int i = 0; i < kBefore; ++i) own[i][b % 4] = of_chunk(sum[i]);
+        },
+        [&](int q) {
+#pragma unroll
+          for (int i = 0; i < kBefore; ++i) of_groups[i][q] = over_chunks(own[i]);
+        });
 #pragma unroll
     for (int i = kBefore; i < kGroups; ++i) {
       if (i >= granules) continue;
       Vector16 w[kMostUnits];
       take(units, w);
-      each_row([&](int b, int of_batch) {
-        if (kBatch > 1) of_hidden(of_batch, x);
-        float sum[2][4] = {};
+      each_row(
+          [&](int b, int of_batch) {
+            if (kBatch > 1) of_hidden(of_batch, x);
+            float sum[2][4] = {};
 #pragma unroll
-        for (int unit = 0; unit < kMostUnits; ++unit) {
-          if (unit < units) multiply(sum[unit % 2], w[unit], x[unit]);
-        }
+            for (int unit = 0; unit < kMostUnits; ++unit) {
+              if (unit < units) multiply(sum[unit % 2], w[unit], x[unit]);
+            }
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sum[0][j] += sum[1][j];
-        keep(b, row_of(sum[0]), of_groups[i]);
-      });
+            for (int j = 0; j < 4; ++j) sum[0][j] += sum[1][j];
+            own[0][b % 4] = of_chunk(sum[0]);
+          },
+          [&](int q) { of_groups[i][q] = over_chunks(own[0]); });
     }
     publish<kMlp>(of_groups);
   }
@@ -827,10 +933,8 @@ struct ClusterWarp {
   // Tile after tile of four rows, and the next token's place.
   __device__ __forceinline__ void logits() {
     wait_for_x(kMlp, s.layers);
-    wait_for_norm(kMlp, s.layers);
     float2 norm[kQuads];
-#pragma unroll
-    for (int q = 0; q < kQuads; ++q) norm[q] = mean_and_factor(kMlp, q);
+    wait_for_norm(kMlp, s.layers, norm);
     const Range tiles = s.logit_tiles(at);
     const auto* const numbers = reinterpret_cast<const float2*>(token.packed + s.rows_of(at, 0));
 #pragma unroll 1

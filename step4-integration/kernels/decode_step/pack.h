@@ -89,8 +89,9 @@ inline std::string too_many_keys(const Args& a, int64_t most) {
   return "takes at most " + std::to_string(most) + " keys before the new one" + got(keys - 1);
 }
 inline std::string cannot_read(const Args& a, int64_t bytes) {
-  const auto aligned = [](const void* pointer, const CacheStrides& s) {
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && s.layer % 8 == 0 && s.head % 8 == 0 && s.slot == kHead;
+  const auto aligned = [&](const void* pointer, const CacheStrides& s) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && s.layer % 8 == 0 && (a.batch == 1 || s.batch % 8 == 0) &&
+           s.head % 8 == 0 && s.slot == kHead;
   };
   if (!aligned(a.k_cache, a.k_stride) || !aligned(a.v_cache, a.v_stride)) {
     return "takes caches whose slots are neighbours, and whose rows begin at multiples of 16 bytes";

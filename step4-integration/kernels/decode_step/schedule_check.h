@@ -230,7 +230,10 @@ inline Program program_of(const Shares& s) {
     const auto rows = [&](int half, int tag, int tiles, int first, Kind kind) {
       if (tiles > 0 || p.warp == 0) receive(local.x(half), kOfCluster, tag);
       receive(local.norm(half), 1, tag);
-      for (int k = 0; k < tiles; ++k) send(first + Shares::tile(p, kind, k), tag);
+      for (int k = 0; k < tiles; ++k) {
+        if (k > 0) receive(local.x(half), kOfCluster, tag);
+        send(first + Shares::tile(p, kind, k), tag);
+      }
     };
     const auto add_parts = [&](int half, int layer) {
       for (int c = 0; c < s.clusters; ++c) {
@@ -254,11 +257,13 @@ inline Program program_of(const Shares& s) {
         receive(local.attended(0), heads * kClusterBlocks, tag);
         write(part_at(s, 0, layer, p.cluster, index), 1, tag);
       }
+      receive(local.norm(1), 1, tag);  // of several rows: for the unit once more
       add_parts(0, layer);
       send_x(0, tag);
       rows(0, tag, s.tiles(p, Kind::kFc), local.hidden(), Kind::kFc);
       receive(local.hidden(), units * (kUnitOfHidden / kGranule), tag);
       write(part_at(s, 1, layer, p.cluster, index), 1, tag);
+      receive(local.norm(0), 1, tag);
       add_parts(1, layer);
       send_x(1, tag + 1);
     }

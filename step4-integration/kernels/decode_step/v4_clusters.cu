@@ -19,8 +19,9 @@
 //           whose bytes the block's first warp announces, of moments the warp that finds LayerNorms' numbers. Up to
 //           1024 columns it tells these by a named barrier, of wider models by an mbarrier. Nothing else says that a
 //           place may be written over: schedule_check.h finds that it always may
-// Rows      of a batch one after the other, while a tile's weights lie in registers: to the last bit what a launch for
-//           each alone gives. They wait together
+// Rows      of a batch four beside each other, while a tile's weights lie in registers: to the last bit what a launch
+// for
+//           each alone gives. All wait together
 // Moves     weights, keys and values once, weights so that they leave the L2 cache first; of each row 8 bytes for a
 //           column to and from each cluster, twice a layer
 // Limits    compute capability 9.0; 8 rows, of more than 768 columns or two heads to a cluster 4; float16, whose x·gain
@@ -46,8 +47,9 @@ template <class T, int kSteps, int kBatch, bool kTrace>
 __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kBatch, kTrace>& warp, int64_t id) {
   using Warp = ClusterWarp<T, kSteps, kBatch, kTrace>;
   const bool has_heads = warp.heads.count() > 0;
-  // The second product's weights come to registers before x does. Only at 768 columns is there room, and not where
-  // another tile of fc lies in front of them in the stream.
+  // What comes to registers long before it is needed, where there is room: keys before the product in front of them,
+  // the second product's weights before x. These stand in the stream behind another tile of fc, if there is one.
+  constexpr bool kEarly = Warp::kNarrow && kBatch < 4;
   const bool second_early = kSteps == 12 && kBatch == 1 && warp.fc_tiles <= 1;
   typename Warp::Weights of_qkv, of_fc;  // of the first tile; they come while x is on its way
   warp.send_first_x(id);
@@ -57,11 +59,11 @@ __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kBatch, kTrace>
     warp.take_constants(layer);
     typename Warp::OfKeys cached;
     typename Warp::OfHeads of_projection;
-    if (Warp::kNarrow) warp.load_first(cached);
+    if (kEarly) warp.load_first(cached);
     warp.template rows<kAttention>(of_qkv);
     warp.record(Step::kQkvSent);
     if (has_heads) {
-      if (!Warp::kNarrow) warp.load_first(cached);
+      if (!kEarly) warp.load_first(cached);
       if (Warp::kNarrow) warp.take_of_heads(of_projection);
       warp.attend(cached);
       warp.record(Step::kAttendedSent);
@@ -69,6 +71,7 @@ __device__ __forceinline__ void add_token(ClusterWarp<T, kSteps, kBatch, kTrace>
       warp.project(of_projection);
       warp.record(Step::kPartSent);
     }
+    warp.prefetch_keys(layer + 1);
     warp.clear_sums();
     if (Warp::kNarrow) warp.take(warp.fc_tiles > 0, of_fc);
     warp.template add_parts<kAttention>();
