@@ -144,14 +144,14 @@ __device__ __forceinline__ int rows_of(const Args& a) {
   return kBatch == 1 ? 1 : static_cast<int>(a.batch);
 }
 
-// Each row's sum over a warp's lanes: lane i gets row i % kRows'. Where two lanes have the same rows, each keeps half
-// of them and gives the others away.
-template <int kRows>
+// Each row's sum over lanes that are kFirst, or a multiple, apart: lane i gets that of row i / kFirst % kRows. Where
+// two lanes have the same rows, each keeps half of them and gives the others away.
+template <int kFirst, int kRows>
 __device__ __forceinline__ float of_own_row(float (&of_row)[kRows], int lane) {
   int left = kRows;
 #pragma unroll
-  for (int apart = 1; apart < kWarpSize; apart *= 2) {
-    if (apart >= kRows) {
+  for (int apart = kFirst; apart < kWarpSize; apart *= 2) {
+    if (apart >= kFirst * kRows) {
       of_row[0] += __shfl_xor_sync(kFullWarp, of_row[0], apart);
       continue;
     }
@@ -195,8 +195,8 @@ __device__ __forceinline__ void find_norms(const ClusterToken& token, ClusterSha
       sums[b] = sum_1 + sum_2;
       squares[b] = (one.y + sum_1 * apart_1) + (two.y + sum_2 * apart_2);
     }
-    const float sum = inverse * of_own_row(sums, lane);
-    const float variance = fmaxf(of_own_row(squares, lane) * inverse - sum * sum, 0.0f);
+    const float sum = inverse * of_own_row<1>(sums, lane);
+    const float variance = fmaxf(of_own_row<1>(squares, lane) * inverse - sum * sum, 0.0f);
     if (lane < batch) {
       const float mean = shared.moments[half][lane][0].x + sum;
       shared.norm[half][lane] = {came ? mean : NAN, came ? rsqrtf(variance + token.eps) : NAN};

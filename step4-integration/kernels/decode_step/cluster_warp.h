@@ -332,23 +332,6 @@ struct ClusterWarp {
 
   // ---- x ----
 
-  // Over the four rows of a group: of a quad's rows of the batch lanes of row i get row i's, as in over_chunks.
-  __device__ __forceinline__ float over_rows(const Quad& own) const {
-    const bool odd = row % 2 != 0;
-    float pair[2];
-    if constexpr (kTogether == 1) {
-      pair[0] = own[0] + __shfl_xor_sync(kFullWarp, own[0], kClusterBlocks);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kTogether / 2; ++i) {
-        const float give = odd ? own[2 * i] : own[2 * i + 1];
-        pair[i] = (odd ? own[2 * i + 1] : own[2 * i]) + __shfl_xor_sync(kFullWarp, give, kClusterBlocks);
-      }
-    }
-    if constexpr (kTogether < 4) return pair[0] + __shfl_xor_sync(kFullWarp, pair[0], 2 * kClusterBlocks);
-    const bool last = row / 2 != 0;
-    return (last ? pair[1] : pair[0]) + __shfl_xor_sync(kFullWarp, last ? pair[0] : pair[1], 2 * kClusterBlocks);
-  }
   // A warp's columns to all blocks of the cluster: times the next LayerNorm's gain, as operand b, and their moments.
   __device__ __forceinline__ void send_x(int half, const float (&gain)[kGroups]) {
     Quad about, sum, squares;
@@ -368,10 +351,11 @@ struct ClusterWarp {
           float from = about[0];
 #pragma unroll
           for (int i = 1; i < kTogether; ++i) from = row % kTogether == i ? about[i] : from;
-          const float all = over_rows(sum), all_squares = over_rows(squares);
+          // Over the four rows of a group; lanes of row i get the quad's row i.
+          const float all = of_own_row<kClusterBlocks>(sum, lane), squared = of_own_row<kClusterBlocks>(squares, lane);
           const int b = 4 * q + row;
           if (row < kTogether && b < batch() && !broken) {
-            const Pair<float> moments{from + all * inverse_here, all_squares - all * all * inverse_here};
+            const Pair<float> moments{from + all * inverse_here, squared - all * all * inverse_here};
             store_remote_async(there(peer, &shared.moments[half][b][at.index()]), moments,
                                there(peer, &shared.moments_full[half]));
           }
@@ -632,7 +616,7 @@ struct ClusterWarp {
           }
           send(words, to + (4 * q + row) * kStride + tile * 16, barrier);
         }
-        const int slot = kBatch == 1 ? place.slot : shared.places[own_row(q)].slot;
+        const int slot = place_of(own_row(q)).slot;
         if (!mlp && which > 0 && slot >= 0 && has_row(q)) {
           T* const cache = in_cache<T>(which == 1 ? a.k_cache : a.v_cache, which == 1 ? a.k_stride : a.v_stride, layer,
                                        own_row(q), heads.first + tile * kGranule / (3 * kHead), slot);
@@ -664,14 +648,13 @@ struct ClusterWarp {
     // All warps put the block's parts together, each a row's, and send them to as many blocks as there are rows.
     static_assert(kClusterWarps == kClusterBlocks && kClusterWarps % kBatch == 0);
     const int b = at.warp % kBatch;
-    if (b >= batch()) return;
+    if (b >= batch() || broken) return;
 #pragma unroll 1
     for (int head = 0; head < heads.count(); ++head) {
       const Attended of_block = together(shared.of_warps[b][head], {-INFINITY, 0, {0, 0}});
       float2* const part = shared.attended[b][head][at.block];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (broken) continue;
         const uint32_t to = remote_address(&shared, at.warp - b + i), barrier = there(to, &shared.attended_full);
         store_remote_async(there(to, part + lane), Pair<float>{of_block.out.x, of_block.out.y}, barrier);
         if (lane > 0) continue;
@@ -795,10 +778,6 @@ struct ClusterWarp {
     const float inverse = reciprocal_approx(all.sum);
     return two_parts<T>(all.out.x * inverse, all.out.y * inverse);
   }
-  __device__ __forceinline__ void wait_for_attended() {
-    wait(&shared.attended_full, layer, bytes_of_attended(), Wanted::kAttended);
-    record(Step::kAttended);
-  }
   // Operands b of the projection. Of one row each warp makes them for itself; of several a warp makes one row's for
   // all, where the first block's part of it was: nobody else reads the row's parts.
   __device__ __forceinline__ void of_attended(Operand (&x)[kBatch][kHeads]) {
@@ -808,7 +787,8 @@ struct ClusterWarp {
     for (int head = 0; head < kHeads; ++head) {
       if (head < heads.count()) of_newest[head] = newest(own, head);
     }
-    wait_for_attended();
+    wait(&shared.attended_full, layer, bytes_of_attended(), Wanted::kAttended);
+    record(Step::kAttended);
     if constexpr (kBatch == 1) {
 #pragma unroll
       for (int head = 0; head < kHeads; ++head) {
