@@ -387,6 +387,31 @@ def test_a_worker_that_hangs_is_named(work, device, count, folder):
     assert "parallel_testing: worker 1 has ended or hangs; others have waited for it, so all end" in told
 
 
+# Gloo's threads need Python for as long as they hold tensors: it must not be taken down.
+ENDS = """
+import atexit, os
+import torch, torch.distributed as dist
+from model.processes import process_group
+
+class Kept:
+    def __del__(self, write=os.write):
+        write(2, b"taken down")
+
+kept = Kept()
+atexit.register(print, "at exit")
+with process_group("ends", "cpu"):
+    dist.all_reduce(torch.ones(3))
+    print("in time", end=", ")
+"""
+
+
+def test_a_worker_on_the_cpu_ends_without_taking_python_down():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", sys.executable, "-c", ENDS]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=HANGS_S)
+    assert (done.returncode, done.stdout) == (0, "in time, at exit\n"), done.stderr
+    assert "taken down" not in done.stderr
+
+
 def test_what_nccls_watchdog_notes_ends_a_process(monkeypatch):
     """Here of groups that are none; with NCCL in the test above."""
     noted, told, finished = ErrorType.SUCCESS, threading.Event(), threading.Event()
