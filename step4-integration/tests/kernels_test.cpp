@@ -446,6 +446,8 @@ TEST(DecodeStep, ClustersForAnyWidthGiveTheSameToken) {
         args.packed = packed.data();
         decode_step::v4_clusters_pack(args, nullptr, form);
         decode_step::v4_clusters_of(args, form, nullptr);
+        args.batch = 9;
+        EXPECT_THROW(decode_step::v4_clusters_of(args, form, nullptr), std::invalid_argument);
       });
       ASSERT_EQ(got.size(), expected.size());
       for (size_t i = 0; i < got.size(); ++i) {

@@ -393,6 +393,9 @@ def test_packed_weights_are_refused_where_they_cannot_be_those(rung):
     moved = F.pad(packed, (8, 0))[8:]
     refused(ValueError, "`packed` must begin at a multiple of 16 bytes", packed=moved)
     refused(ValueError, "this device and these shapes", f"got {len(packed)}", packed=packed, model=other)
+    logits = packed[: 2 * 67].view(torch.bfloat16)[None]
+    with testing.raises(ValueError, "decode_step: `packed` must not share memory with `logits`"):
+        ops.decode_step.out(*model.arguments(), packed, rung=rung, logits=logits)
     # Of other shapes, or another dtype, and as many bytes.
     for options in ({"dtype": torch.bfloat16, "inner": 80}, {"dtype": torch.float16, "inner": 79}):
         alike = Model(**options, end=(3,))

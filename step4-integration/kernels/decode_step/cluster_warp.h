@@ -154,20 +154,14 @@ struct ClusterWarp {
 #pragma unroll
     for (int i = 0; i < kGranule; ++i) number[i] = __shfl_sync(kFullWarp, mine, 4 * i + first);
   }
-  // After a wait in vain nothing is sent: nobody announces it, and a barrier counts no more than 2^20 bytes.
-  __device__ __forceinline__ void send(const uint32_t (&words)[4], const void* to, uint64_t* barrier) const {
-    if (!broken) store_remote_async(there(peer, to), words, there(peer, barrier));
-  }
-  // Four values as a granule of operand b.
-  __device__ __forceinline__ void send_granule(float a, float b, float c, float d, unsigned char* to,
-                                               uint64_t* barrier) const {
-    uint32_t words[4];
-    granule(a, b, c, d, words);
-    send(words, to, barrier);
-  }
-  __device__ __forceinline__ static void granule(float a, float b, float c, float d, uint32_t (&words)[4]) {
+  using Granule = Vector<uint32_t, 4>;  // of operand b: four values in two parts
+  __device__ __forceinline__ static Granule granule(float a, float b, float c, float d) {
     const TwoParts one = two_parts<T>(a, b), two = two_parts<T>(c, d);
-    words[0] = one.high, words[1] = two.high, words[2] = one.low, words[3] = two.low;
+    return {{one.high, two.high, one.low, two.low}};
+  }
+  // After a wait in vain nothing is sent: nobody announces it, and a barrier counts no more than 2^20 bytes.
+  __device__ __forceinline__ void send(const Granule& of, const void* to, uint64_t* barrier) const {
+    if (!broken) store_remote_async(there(peer, to), of.element, there(peer, barrier));
   }
 
   // ---- the stream of weights ----
@@ -350,7 +344,10 @@ struct ClusterWarp {
         [&](int q) {
           float from = about[0];
 #pragma unroll
-          for (int i = 1; i < kTogether; ++i) from = row % kTogether == i ? about[i] : from;
+          for (int i = 1; i < kTogether; ++i) {
+            const float of_row = about[i];  // a copy: what is chosen by address lies in local memory
+            if (row % kTogether == i) from = of_row;
+          }
           // Over the four rows of a group; lanes of row i get the quad's row i.
           const float all = of_own_row<kClusterBlocks>(sum, lane), squared = of_own_row<kClusterBlocks>(squares, lane);
           const int b = 4 * q + row;
@@ -373,7 +370,7 @@ struct ClusterWarp {
     for (int i = 0; i < kGroups; ++i) y[i] = residual[i] * gain[i];
 #pragma unroll
     for (int i = 0; i < kBase; i += 4) {
-      if (exists) send_granule(y[i], y[i + 1], y[i + 2], y[i + 3], to + (i + row) * 16, barrier);
+      if (exists) send(granule(y[i], y[i + 1], y[i + 2], y[i + 3]), to + (i + row) * 16, barrier);
     }
     // See column_in_warp.
     const int left = granules - kBase;
@@ -382,16 +379,17 @@ struct ClusterWarp {
 #pragma unroll
       for (int i = 0; i < kGranule; ++i)
         of[i] = __shfl_sync(kFullWarp, y[kBase], i * kClusterBlocks + lane % kClusterBlocks);
-      if (row == 0 && exists) send_granule(of[0], of[1], of[2], of[3], to + kBase * 16, barrier);
+      if (row == 0 && exists) send(granule(of[0], of[1], of[2], of[3]), to + kBase * 16, barrier);
     } else if (left == 2) {
       const float one = __shfl_down_sync(kFullWarp, y[kBase], 2 * kClusterBlocks);
       const float two = __shfl_down_sync(kFullWarp, y[kBase + 1], 2 * kClusterBlocks);
-      if (row < 2 && exists) send_granule(y[kBase], y[kBase + 1], one, two, to + (kBase + row) * 16, barrier);
+      if (row < 2 && exists) send(granule(y[kBase], y[kBase + 1], one, two), to + (kBase + row) * 16, barrier);
     } else if (left == 3) {
       const int which = lane % kClusterBlocks;
       const float last = __shfl_sync(kFullWarp, which == 0 ? y[kBase] : (which == 1 ? y[kBase + 1] : y[kBase + 2]),
                                      3 * kClusterBlocks + min(row, 2));
-      if (row < 3 && exists) send_granule(y[kBase], y[kBase + 1], y[kBase + 2], last, to + (kBase + row) * 16, barrier);
+      if (row < 3 && exists)
+        send(granule(y[kBase], y[kBase + 1], y[kBase + 2], last), to + (kBase + row) * 16, barrier);
     }
   }
   // Mean and factor of all of x, of a lane's rows; and what is added next is counted in units for them. A named barrier
@@ -607,14 +605,14 @@ struct ClusterWarp {
         float of_tile[kGranule];
         four_numbers(broken ? NAN : y, of_tile);
         if (4 * q + row < batch()) {
-          uint32_t words[4];
+          Granule of{};
           if constexpr (mlp) {
-            granule(of_tile[0], of_tile[1], of_tile[2], of_tile[3], words);
+            of = granule(of_tile[0], of_tile[1], of_tile[2], of_tile[3]);
           } else {
 #pragma unroll
-            for (int i = 0; i < kGranule; ++i) words[i] = __float_as_uint(of_tile[i]);
+            for (int i = 0; i < kGranule; ++i) of.element[i] = __float_as_uint(of_tile[i]);
           }
-          send(words, to + (4 * q + row) * kStride + tile * 16, barrier);
+          send(of, to + (4 * q + row) * kStride + tile * 16, barrier);
         }
         const int slot = place_of(own_row(q)).slot;
         if (!mlp && which > 0 && slot >= 0 && has_row(q)) {

@@ -19,9 +19,8 @@
 //           whose bytes the block's first warp announces, of moments the warp that finds LayerNorms' numbers. Up to
 //           1024 columns it tells these by a named barrier, of wider models by an mbarrier. Nothing else says that a
 //           place may be written over: schedule_check.h finds that it always may
-// Rows      of a batch four beside each other, while a tile's weights lie in registers: to the last bit what a launch
-// for
-//           each alone gives. All wait together
+// Rows      of a batch four beside each other, while a tile's weights lie in registers: each row to the last bit what
+//           it is alone. All wait together
 // Moves     weights, keys and values once, weights so that they leave the L2 cache first; of each row 8 bytes for a
 //           column to and from each cluster, twice a layer
 // Limits    compute capability 9.0; 8 rows, of more than 768 columns or two heads to a cluster 4; float16, whose x·gain
@@ -34,6 +33,7 @@
 
 #include <algorithm>
 #include <array>
+#include <stdexcept>
 #include <string>
 
 #include "cluster_warp.h"
@@ -230,6 +230,8 @@ void launch_clusters(const Args& a, const ClusterForm& form, void* stream, long 
                            static_cast<float>(a.scale * kLog2e),
                            static_cast<float>(a.eps),
                            trace};
+  const int most = kTrace ? 1 : most_batch(token.s.steps);
+  if (a.batch > most) throw std::invalid_argument("v4_clusters: `batch` must be at most " + std::to_string(most));
   with_kernel<kTrace>(a.dtype, token.s.steps, a.batch, [&](auto* kernel, int64_t shared) {
     const dim3 grid(static_cast<unsigned>(token.s.clusters * kClusterBlocks));
     with_clusters(kernel, kClusterBlocks, grid, kClusterThreads, shared, [&](cudaLaunchConfig_t& config) {
@@ -259,9 +261,8 @@ void v4_clusters_pack(const Args& a, void* stream, const ClusterForm& form) {
 std::string v4_clusters_can_implement(const Args& a) {
   if (const std::string why_not = cannot_take(a, most_batch(12)); !why_not.empty()) return why_not;
   if (const std::string why_not = cannot_share(a, {}); !why_not.empty()) return why_not;
-  if (const int most = most_batch(shares_of(a, {}).steps); a.batch > most) {
-    return "takes at most " + std::to_string(most) + " rows of this width" + got(a.batch);
-  }
+  const int most = most_batch(shares_of(a, {}).steps);
+  if (a.batch > most) return "takes at most " + std::to_string(most) + " rows of this width" + got(a.batch);
   if (const std::string why_not = too_many_keys(a, kOfCluster * kWarpKeys); !why_not.empty()) return why_not;
   return cannot_read(a, shares_of(a, {}).bytes());
 }
