@@ -407,7 +407,8 @@ with process_group("ends", "cpu"):
 
 def test_a_worker_on_the_cpu_ends_without_taking_python_down():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", sys.executable, "-c", ENDS]
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=HANGS_S)
+    environment = child_environment(PYTHONUNBUFFERED="")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS_S)
     assert (done.returncode, done.stdout) == (0, "in time, at exit\n"), done.stderr
     assert "taken down" not in done.stderr
 
