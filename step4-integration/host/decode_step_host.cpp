@@ -305,17 +305,18 @@ at::Tensor& decode_step_out(const at::Tensor& ids, at::Tensor& end, const at::Te
   apart("k_cache", k_cache);
   apart("v_cache", v_cache);
   apart("logits", logits);
+  const auto apart_from_all = [&](const char* name, const at::Tensor& written) {
+    apart(name, written);
+    check_apart("decode_step", {{name, written}},
+                {{"k_cache", k_cache}, {"v_cache", v_cache}, {"end", end}, {"logits", logits}});
+  };
   if (packed) {
     check_packed("decode_step", *packed, token_weight);
-    apart("packed", *packed);
-    check_apart("decode_step", {{"packed", *packed}},
-                {{"k_cache", k_cache}, {"v_cache", v_cache}, {"end", end}, {"logits", logits}});
+    apart_from_all("packed", *packed);
   }
   check_apart("decode_step", {{"logits", logits}, {"v_cache", v_cache}, {"k_cache", k_cache}, {"end", end}}, {});
   if (buffer) {
-    apart("buffer", *buffer);
-    check_apart("decode_step", {{"buffer", *buffer}},
-                {{"k_cache", k_cache}, {"v_cache", v_cache}, {"end", end}, {"logits", logits}});
+    apart_from_all("buffer", *buffer);
     TORCH_CHECK_VALUE(token_weight.is_cuda() || (rung != "auto" && rung != "cpu"),
                       "decode_step: `rung` must be the name of one for tensors on the CPU where `peers` are given");
   }

@@ -86,7 +86,7 @@ def process_group(
 
 def leave() -> NoReturn:
     """Ends the process as Python does, but does not take Python down: gloo's threads outlive their group, and one that
-    lets go of a tensor then asks for Python, finds none, and aborts the process (one of 50 did, on two busy cores)."""
+    lets go of a tensor then asks for Python, finds none, and aborts the process (seen once in about 50)."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
