@@ -89,7 +89,7 @@ TORCH_LIBRARY(step4_integration, m) {
   m.def(
       "decode_pack.out(Tensor token_weight, Tensor[] weights, *, str rung=\"v4_clusters\", Tensor(a!) packed) -> "
       "Tensor(a!)");
-  m.def("decode_pack_refusal(Tensor token_weight, Tensor[] weights, *, str rung=\"v4_clusters\") -> str");
+  m.def("decode_pack_refusal(Tensor token_weight, Tensor[] weights, *, str rung=\"v4_clusters\", int rows=1) -> str");
   m.def("decode_check(Tensor(a!) packed) -> ()");
   const kf::Ops step{m, "step4_integration"};
   step.define<kf::step4::cross_entropy>(

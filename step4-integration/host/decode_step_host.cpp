@@ -198,7 +198,7 @@ class Packing {
   int64_t bytes = 0;
   std::string why_not;  // it cannot be done
 
-  Packing(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung)
+  Packing(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung, int64_t rows = 1)
       : rung_(rung), on_gpu_(token_weight.is_cuda()) {
     TORCH_CHECK_VALUE(rung == "v3_persistent" || rung == "v4_clusters",
                       "decode_pack: `rung` must be 'v3_persistent' or 'v4_clusters', got '", rung, "'");
@@ -213,6 +213,7 @@ class Packing {
     check_whole("decode_pack", "token_weight", token_weight);
     layers_ = layers_of(weights);
     args = args_of(token_weight, weights, layers_);
+    args.batch = rows;
 #ifdef KF_WITH_CUDA
     if (on_gpu_) {
       guard_.reset_device(token_weight.device());
@@ -379,8 +380,10 @@ at::Tensor decode_pack(const at::Tensor& token_weight, at::TensorList weights, s
   return packed_by(token_weight, weights, rung, nullptr);
 }
 
-std::string decode_pack_refusal(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung) {
-  return Packing(token_weight, weights, rung).why_not;
+std::string decode_pack_refusal(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung,
+                                int64_t rows) {
+  TORCH_CHECK_VALUE(rows > 0, "decode_pack_refusal: `rows` must be at least 1, got ", rows);
+  return Packing(token_weight, weights, rung, rows).why_not;
 }
 
 void decode_check(at::Tensor& packed) {

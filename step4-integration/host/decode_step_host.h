@@ -31,7 +31,8 @@ int64_t decode_step_header();
 at::Tensor decode_pack(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung);
 at::Tensor& decode_pack_out(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung,
                             at::Tensor& packed);
-std::string decode_pack_refusal(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung);
+std::string decode_pack_refusal(const at::Tensor& token_weight, at::TensorList weights, std::string_view rung,
+                                int64_t rows);
 void decode_check(at::Tensor& packed);
 
 OpInfo decode_step_info();

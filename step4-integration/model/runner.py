@@ -109,7 +109,7 @@ class Runner:
     @functools.cached_property  # of weights that lie elsewhere, or are others, this is no runner
     def _pack_refusal(self) -> str:
         model = self.model()
-        return decode_pack_refusal(model.wte.weight, model.step_weights(), rung=AUTO_PACKED)
+        return decode_pack_refusal(model.wte.weight, model.step_weights(), rung=AUTO_PACKED, rows=self.cache.batch)
 
     def _packs(self, new_tokens: int) -> str | None:
         """The rung that is to add the tokens from packed weights: by name, or by "auto" one that can and is worth its
@@ -119,7 +119,7 @@ class Runner:
             return None
         if rung != "auto":
             return rung if rung in PACKED_RUNGS else None
-        pays = self._pool and self.cache.batch == 1 and new_tokens >= PACKED_FOR
+        pays = self._pool and new_tokens >= PACKED_FOR
         return AUTO_PACKED if pays and not self._pack_refusal else None
 
     def read(self, ids: torch.Tensor, lengths: list[int], new_tokens: int = 0) -> None:

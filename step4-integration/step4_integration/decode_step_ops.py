@@ -146,13 +146,15 @@ def decode_pack(
     return _ops.decode_pack.out(token_weight, weights, rung=rung, packed=packed)
 
 
-def decode_pack_refusal(token_weight: torch.Tensor, weights: list[torch.Tensor], *, rung: str = "v4_clusters") -> str:
-    """Why `decode_pack` would refuse these shapes or this device, or "" where it would not.
+def decode_pack_refusal(
+    token_weight: torch.Tensor, weights: list[torch.Tensor], *, rung: str = "v4_clusters", rows: int = 1
+) -> str:
+    """Why `decode_pack` would refuse these shapes or this device, or the rung would refuse so many rows at once; or "".
 
     Raises:
-        TypeError, ValueError: `token_weight` and `weights` are not a model's; as of `decode_step`.
+        TypeError, ValueError: `token_weight` and `weights` are not a model's; as of `decode_step`. Or no rows.
     """
-    return _ops.decode_pack_refusal(token_weight, weights, rung=rung)
+    return _ops.decode_pack_refusal(token_weight, weights, rung=rung, rows=rows)
 
 
 def decode_check(packed: torch.Tensor) -> None:

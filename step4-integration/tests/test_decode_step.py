@@ -1,5 +1,6 @@
 """decode_step, on every device: a token of GPT-2 in one call."""
 
+import functools
 import json
 import math
 import sys
@@ -448,7 +449,13 @@ def test_decode_pack_refuses(rung):
     refused(ValueError, "`token_weight` must be contiguous", token_weight=other.token_weight.mT.contiguous().mT)
     refused(ValueError, "`token_weight` must not be empty, got shape (0, 64)", token_weight=other.token_weight[:0])
     refused(ValueError, "`rung` must be 'v3_persistent' or 'v4_clusters', got 'auto'", rung="auto")
-    assert step4_integration.decode_pack_refusal(other.token_weight, other.weights, rung=rung) == ""
+    refusal = functools.partial(step4_integration.decode_pack_refusal, other.token_weight, other.weights, rung=rung)
+    assert refusal() == ""
+    most = 1 if rung == "v3_persistent" else 8
+    assert refusal(rows=most) == ""
+    assert refusal(rows=9) == ("takes one row, got 9" if most == 1 else "takes at most 8 rows of this width, got 9")
+    with testing.raises(ValueError, "decode_pack_refusal: `rows` must be at least 1, got 0"):
+        refusal(rows=0)
     wide = Model(torch.bfloat16, layers=1, inner=3073)
     said = step4_integration.decode_pack_refusal(wide.token_weight, wide.weights, rung=rung)
     assert said == f"takes an inner width up to {3072 if rung == 'v3_persistent' else 640}, got 3073"

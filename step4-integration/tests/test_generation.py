@@ -592,7 +592,9 @@ def test_a_long_text_of_one_row_takes_one_launch_a_token_where_that_can_be():
     assert packs(runner.PACKED_FOR) == able
     assert not packs(runner.PACKED_FOR - 1)
     assert packs(40) == able  # by graphs that were recorded for the texts before
-    assert not packs(40, rows=2)
+    assert packs(40, rows=2) == able
+    assert packs(40, rows=8) == able
+    assert not packs(40, rows=9)
     model.float()  # which it cannot take
     assert decode_pack_refusal(model.wte.weight, model.step_weights()) == "takes float16 or bfloat16, got float32"
     assert generate(model, ids, runner.PACKED_FOR).shape == (1, 5 + runner.PACKED_FOR)

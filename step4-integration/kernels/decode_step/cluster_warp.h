@@ -141,8 +141,9 @@ struct ClusterWarp {
     expect(&shared.hidden_full, bytes_of_hidden());
   }
   __device__ __forceinline__ void wait(uint64_t* barrier, int phase, int bytes, Wanted wanted) {
-    // Behind a phase that has not come the next one would look complete.
-    broken = broken || !wait_for_phase<true>(barrier, phase & 1, state, wanted, phase);
+    // Behind a phase that has not come the next one may look complete. It is waited for all the same: a branch around
+    // each wait made a token of 124M take 108 µs in place of 99.
+    broken |= !wait_for_phase<true>(barrier, phase & 1, state, wanted, phase);
     if (!broken) expect(barrier, bytes);
   }
   __device__ __forceinline__ void wait_for_x(int half, int phase) {
@@ -317,7 +318,7 @@ struct ClusterWarp {
     if (layer % s.clusters != at.cluster) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-#pragma unroll 1
+#pragma unroll
       for (int i = 2 * lane; i < most_batch(kSteps) * kGroups * kGranule; i += 2 * kWarpSize) {
         store_vector(sums(1 - set, half) + i, Vector<unsigned long long, 2>{{0, 0}});
       }
@@ -398,7 +399,7 @@ struct ClusterWarp {
     if constexpr (kNarrow) {
       named_barrier_sync(kNorm + half, kComputing + kWarpSize);
     } else {
-      broken = broken || !wait_for_phase<true>(&shared.norm_full[half], phase & 1, state, Wanted::kX, phase);
+      broken |= !wait_for_phase<true>(&shared.norm_full[half], phase & 1, state, Wanted::kX, phase);
     }
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {

@@ -80,6 +80,7 @@ std::string cannot_pack(const Args& a) {
   if (!schedule_of(a).fits()) {
     return "needs more multiprocessors for these widths than the " + std::to_string(multiprocessors()) + " here";
   }
+  if (a.batch > 1) return "takes one row" + got(a.batch);
   return too_much_shared_memory(sizeof(Shared), "weights on their way");
 }
 

@@ -218,6 +218,8 @@ std::string cannot_share(const Args& a, const ClusterForm& form) {
     return "takes an inner width up to " + std::to_string(s.clusters * most_units(s.steps) * kUnitOfHidden) +
            got(a.inner);
   }
+  const int most = most_batch(s.steps);
+  if (a.batch > most) return "takes at most " + std::to_string(most) + " rows of this width" + got(a.batch);
   return "";
 }
 
@@ -261,8 +263,6 @@ void v4_clusters_pack(const Args& a, void* stream, const ClusterForm& form) {
 std::string v4_clusters_can_implement(const Args& a) {
   if (const std::string why_not = cannot_take(a, most_batch(12)); !why_not.empty()) return why_not;
   if (const std::string why_not = cannot_share(a, {}); !why_not.empty()) return why_not;
-  const int most = most_batch(shares_of(a, {}).steps);
-  if (a.batch > most) return "takes at most " + std::to_string(most) + " rows of this width" + got(a.batch);
   if (const std::string why_not = too_many_keys(a, kOfCluster * kWarpKeys); !why_not.empty()) return why_not;
   return cannot_read(a, shares_of(a, {}).bytes());
 }
