@@ -167,6 +167,13 @@ struct ClusterWarp {
 
   // ---- the stream of weights ----
 
+  // A place in the ring, once what was loaded from it has come: to arrive does not wait for loads on their way, and what
+  // comes next can be sooner than they are. blockIdx.y is 0, which the compiler does not know.
+  __device__ __forceinline__ void give_back(uint64_t* empty, uint32_t loaded) const {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(empty + (loaded & blockIdx.y));
+  }
+
   using Weights = Vector16[kSteps];  // a tile's
   // So many steps, of at most N. The others are zeros, or what lies in the room of a larger piece: nobody multiplies
   // them, but what is not set in each turn of a loop keeps its registers.
@@ -189,8 +196,10 @@ struct ClusterWarp {
         w[i] = (kExact ? i < steps : any) ? load_16(piece + (i - first) * kStepBytes) : Vector16{};
       }
       if (!any) continue;
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(&shared.empty[at.warp][place]);
+      uint32_t loaded = 0;
+#pragma unroll
+      for (int i = first; i < first + kPiece; ++i) loaded |= w[i].element[3];
+      give_back(&shared.empty[at.warp][place], loaded);
     }
   }
   // A tile's, or none.
