@@ -167,8 +167,8 @@ struct ClusterWarp {
 
   // ---- the stream of weights ----
 
-  // A place in the ring, once what was loaded from it has come: to arrive does not wait for loads on their way, and what
-  // comes next can be sooner than they are. blockIdx.y is 0, which the compiler does not know.
+  // A place in the ring, once what was loaded from it has come: to arrive does not wait for loads on their way, and
+  // what comes next can be sooner than they are. blockIdx.y is 0, which the compiler does not know.
   __device__ __forceinline__ void give_back(uint64_t* empty, uint32_t loaded) const {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(empty + (loaded & blockIdx.y));
