@@ -576,7 +576,7 @@ def test_a_token_in_one_launch_follows_the_weights(rung):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_long_text_of_one_row_takes_one_launch_a_token_where_that_can_be():
+def test_a_long_text_takes_one_launch_a_token_where_that_can_be():
     model, ids = half_model(positions=96).cuda(), tokens(1, 5, "cuda") % 67
     able = not decode_pack_refusal(model.wte.weight, model.step_weights())
     model.config.rungs["decode_step"] = "v2_dependent"
